@@ -1,0 +1,52 @@
+PYTHON ?= python3
+BIN := .venv/bin
+# Newer than both files once the environment holds what they ask for.
+STAMP := .venv/.setup-stamp
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow lint format smoke wheel clean
+
+# One thread a process: two pytest workers with spinning thread pools slow each other down many times over.
+test test-slow smoke wheel: export OMP_NUM_THREADS = 1
+test test-slow smoke wheel: export MKL_NUM_THREADS = 1
+test test-slow smoke wheel: export OMP_WAIT_POLICY = PASSIVE
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## create .venv and install rankbench with its pinned dependencies
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "setup: installing into .venv (torch is large; the first time takes minutes)"
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup ## train a small model and take it apart; results land in outputs/
+	$(BIN)/rankbench train experiment=demo
+
+test: setup ## run the test suite, without the slow tests
+	$(BIN)/pytest -n 2
+
+test-slow: setup ## run the slow tests
+	$(BIN)/pytest -n 2 -m slow
+
+lint: setup ## check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup ## fix what lint can fix by itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+smoke: setup ## run every shipped preset at budget=smoke
+	$(BIN)/pytest -n 2 -m smoke tests/test_presets.py
+
+wheel: setup ## build sdist and wheel, then run the wheel from an empty folder
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --quiet
+	.ci/wheel_test
+
+clean: ## remove caches and built files; keeps .venv and outputs/
+	rm -rf dist .pytest_cache .ruff_cache .hypothesis
+	find rankbench tests -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,6 @@
+"""`python -m rankbench`: the same commands as the installed `rankbench`."""
+
+from rankbench.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""What an analysis gets and what it is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from rankbench.model.transformer import Transformer
+from rankbench.tasks import Batch, Task
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One seed of a run, or one fresh model: what there is to measure."""
+
+    run: str  # name of the run's folder, or `fresh`
+    seed: int
+    task: Task
+    train: Batch  # the sequences this seed was trained on (a sample of them where the stream has no end)
+    test: Batch
+    models: dict[str, Transformer]  # by weights: trained (absent for a fresh model), initialised
+
+    @property
+    def model(self) -> Transformer:
+        """The trained model, or the fresh one."""
+        return self.models.get("trained", self.models["initialised"])
+
+    @property
+    def who(self) -> dict[str, str | int]:
+        """The columns that every table begins with."""
+        return {"run": self.run, "task": self.task.name, "model": self.model.cfg.name, "seed": self.seed}
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """options: a dataclass, one field a key of conf/analysis/<name>.yaml. table: one subject's rows, without
+    Subject.who. figure: names the function of rankbench.plots that draws the table of all subjects. digest: the same
+    table in a few lines of text.
+    """
+
+    options: type
+    table: Callable[[Subject, Any], pd.DataFrame]
+    figure: str
+    digest: Callable[[pd.DataFrame], str]

@@ -1,0 +1,185 @@
+"""What paths of each length can predict (Dong et al. 2021, sec. 4.3, Fig. 4; formulas in rankbench.paths).
+
+Shapes: B batch, N token, D width, C class, G group of paths.
+"""
+
+import logging
+from dataclasses import dataclass
+from itertools import product
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.config import ConfigError
+from rankbench.metrics import composite_norm, residual_matrix
+from rankbench.paths import (
+    FrozenNetwork,
+    RecomputedNetwork,
+    all_paths,
+    length_share,
+    num_paths,
+    read_out,
+    sample_paths,
+    sums_by_length,
+    sums_of_groups,
+)
+from rankbench.seeds import generator_for
+from rankbench.tasks import Batch
+from rankbench.tasks.task import accuracy_per_sequence, loss_per_sequence, majority_baselines
+
+log = logging.getLogger(__name__)
+
+ALLOWED = {"schemes": ("frozen", "recomputed"), "readout": ("normalised", "raw"), "mlp": ("gate", "source")}
+
+
+@dataclass(frozen=True)
+class Options:
+    """schemes: frozen, recomputed or both. subset_sizes x repeats: the published protocol, subsets of sampled paths.
+    replacement: whether a subset may hold a path twice (the authors' code: yes). readout: of the normalised or the raw
+    sum. mlp: how frozen paths pass an MLP. recomputed_mlp: keep MLPs in recomputed paths (the authors' code: no).
+    sequences: how many of the test set; null for all. max_paths: up to how many recomputed paths are all run.
+    """
+
+    schemes: list[str]
+    subset_sizes: list[int]
+    repeats: int
+    replacement: bool
+    readout: str
+    mlp: str
+    recomputed_mlp: bool
+    sequences: int | None
+    max_paths: int
+
+    def __post_init__(self) -> None:
+        for key, allowed in ALLOWED.items():
+            for value in getattr(self, key) if key == "schemes" else [getattr(self, key)]:
+                if value not in allowed:
+                    raise ConfigError(f"analysis.paths.{key}={value}: unknown; allowed are {', '.join(allowed)}")
+        for key in ("repeats", "sequences", "max_paths"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ConfigError(f"analysis.paths.{key}={value}: must be at least 1")
+        if any(size < 1 for size in self.subset_sizes):
+            raise ConfigError(f"analysis.paths.subset_sizes={self.subset_sizes}: a subset needs at least 1 path")
+
+
+@torch.no_grad()
+def table(subject: Subject, options: Options) -> pd.DataFrame:
+    """Rows: scheme, selection, path_length, subset_size, repeat; one row for each sum of paths that was read out.
+
+    selection=all sums every path of the length (subset_size and repeat empty), sampled a random subset. Columns:
+    accuracy (share of tokens), loss (nats per token), relative_residual of the sum, norm_share (Frobenius norm of the
+    sum over that of all lengths and the bias together; selection=all), num_paths in the sum, remainder (largest over
+    sequences of ||state - sum of all lengths - bias|| / ||state||; frozen, all); then path_share (of all paths, those
+    of this length), readout, bias_norm_share, and measured on the same sequences the baselines: whole network, commonest
+    class, commonest class of each position.
+    """
+    test = subject.test[: options.sequences]
+    rows = []
+    for scheme in options.schemes:
+        rows += _exact_rows(subject, test, scheme, options)
+        rows += _sampled_rows(subject, test, scheme, options)
+    outputs = torch.cat([subject.model(some) for some in test.inputs.split(1000)])
+    majority = majority_baselines(subject.train, test, subject.task.num_outputs)
+    return pd.DataFrame(rows).assign(
+        readout=options.readout,
+        whole_accuracy=accuracy_per_sequence(outputs, test.targets).mean().item(),
+        whole_loss=loss_per_sequence(outputs, test.targets).mean().item(),
+        majority_accuracy=majority["majority"],
+        position_majority_accuracy=majority["position_majority"],
+    )
+
+
+def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) -> list[dict]:
+    model, cfg = subject.model, subject.model.cfg
+    lengths = range(cfg.layers + 1)
+    bias_BND, remainder = None, None
+    if scheme == "frozen":
+        sums = sums_by_length(model, test.inputs, options.mlp)
+        by_length_KBND, bias_BND, remainder = sums.by_length_KBND, sums.bias_BND, sums.remainder().max().item()
+        log.info("%s seed %d: path sums and output differ by %.1e (relative)", subject.run, subject.seed, remainder)
+        if remainder > ROUNDING[by_length_KBND.dtype]:
+            log.warning("that is more than rounding explains (%.0e)", ROUNDING[by_length_KBND.dtype])
+    else:
+        counts = [num_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths]
+        if sum(counts) > options.max_paths:
+            log.info(
+                "not all %.3g recomputed paths are run: analysis.paths.max_paths=%d", sum(counts), options.max_paths
+            )
+            return []
+        groups = [all_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths]
+        by_length_KBND = sums_of_groups(RecomputedNetwork(model, test.inputs, options.recomputed_mlp), groups)
+    norms_KB = by_length_KBND.flatten(2).norm(dim=2)
+    bias_B = torch.zeros_like(norms_KB[0]) if bias_BND is None else bias_BND.flatten(1).norm(dim=1)
+    total_B = norms_KB.sum(0) + bias_B
+    rows = []
+    for length in lengths:
+        number = num_paths(cfg.layers, cfg.heads, length, cfg.skip)
+        if number:
+            row = _row(subject, test, scheme, "all", length, by_length_KBND[length], options)
+            row |= {"norm_share": (norms_KB[length] / total_B).mean().item(), "num_paths": number}
+            rows.append(row | {"remainder": remainder, "bias_norm_share": (bias_B / total_B).mean().item()})
+    return rows
+
+
+def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) -> list[dict]:
+    model, cfg = subject.model, subject.model.cfg
+    lengths = range(cfg.layers + 1) if cfg.skip else [cfg.layers]
+    places = list(product(lengths, options.subset_sizes, range(options.repeats)))
+    groups = []
+    for number, (length, size, _) in enumerate(places):
+        # the same subsets for both schemes, so that these are compared on the same paths
+        generator = generator_for(subject.seed, "paths", number)
+        groups.append(
+            sample_paths(cfg.layers, cfg.heads, length, size, generator, replacement=options.replacement, skip=cfg.skip)
+        )
+    if scheme == "frozen":
+        network = FrozenNetwork(model, test.inputs, options.mlp)
+    else:
+        network = RecomputedNetwork(model, test.inputs, options.recomputed_mlp)
+    rows = []
+    for (length, size, repeat), paths, sum_BND in zip(places, groups, sums_of_groups(network, groups), strict=True):
+        row = _row(subject, test, scheme, "sampled", length, sum_BND, options)
+        rows.append(row | {"subset_size": size, "repeat": repeat, "num_paths": len(paths)})
+    return rows
+
+
+def _row(
+    subject: Subject, test: Batch, scheme: str, selection: str, length: int, sum_BND: Tensor, options: Options
+) -> dict:
+    outputs_BNC = read_out(subject.model, sum_BND, options.readout)
+    cfg = subject.model.cfg
+    return dict.fromkeys(COLUMNS) | {
+        "scheme": scheme,
+        "selection": selection,
+        "path_length": length,
+        "accuracy": accuracy_per_sequence(outputs_BNC, test.targets).mean().item(),
+        "loss": loss_per_sequence(outputs_BNC, test.targets).mean().item(),
+        # 0 / 0 (a sum without any signal, as where all W_V = 0) is left out as nan
+        "relative_residual": (composite_norm(residual_matrix(sum_BND)) / composite_norm(sum_BND)).nanmean().item(),
+        "path_share": length_share(cfg.layers, cfg.heads, length, cfg.skip),
+    }
+
+
+def digest(table: pd.DataFrame) -> str:
+    """Accuracy by path length, mean over seeds and repeats, for a terminal."""
+    named = table.assign(paths=[f"{size:.0f} sampled" if size == size else "all" for size in table.subset_size])
+    mean = named.pivot_table("accuracy", ["scheme", "paths"], "path_length", "mean", sort=False)
+    baselines = table[["whole_accuracy", "majority_accuracy", "position_majority_accuracy"]].mean()
+    whole, majority, position = (f"{value:.3f}" for value in baselines)
+    return (
+        f"accuracy by path length (mean of {table.seed.nunique()} seeds)\n{mean.round(3).to_string()}\n"
+        f"whole network {whole}, commonest class {majority}, commonest class of each position {position}\n"
+        f"largest remainder of the exact sums: {table.remainder.max():.1e}"
+    )
+
+
+COLUMNS = [
+    *("scheme", "selection", "path_length", "subset_size", "repeat"),
+    *("accuracy", "loss", "relative_residual", "norm_share", "num_paths", "remainder", "path_share", "bias_norm_share"),
+]
+# Largest remainder that rounding explains, with a margin of 10^4 on what a few hundred additions lose.
+ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-3}
+ANALYSIS = Analysis(Options, table, figure="paths", digest=digest)

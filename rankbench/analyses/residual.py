@@ -1,0 +1,107 @@
+"""Rank and collapse metrics, layer by layer (Dong et al. 2021, Fig. 2; formulas in rankbench.metrics).
+
+Shapes: B batch, N token, M key token, D width, H head.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.config import ConfigError, closest
+from rankbench.metrics import attention_metrics, state_metrics
+from rankbench.model.attention import visible_keys
+from rankbench.model.trace import Trace
+from rankbench.model.transformer import Transformer
+from rankbench.tables import last_of_layer
+
+# What is taken out of the network with its weights as they are. A removed MLP takes its norm and skip along; removed
+# skips are all of them, the MLP's too; norms stay, except in the network that the theorems are about.
+VARIANTS: dict[str, dict[str, bool]] = {
+    "full": {},
+    "no_mlp": {"mlp": True},
+    "no_skip": {"skip": True},
+    "attention_only": {"skip": True, "mlp": True},
+    "attention_only_no_norm": {"skip": True, "mlp": True, "norm": True},
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """variants: which of VARIANTS; sequences: how many of the test set (Dong et al.: 32)."""
+
+    variants: list[str]
+    sequences: int
+
+    def __post_init__(self) -> None:
+        for variant in self.variants:
+            if variant not in VARIANTS:
+                raise ConfigError(
+                    f"analysis.residual.variants={variant}: unknown{closest(variant, list(VARIANTS))}; "
+                    f"allowed are {', '.join(VARIANTS)}"
+                )
+        if self.sequences < 1:
+            raise ConfigError(f"analysis.residual.sequences={self.sequences}: at least one is needed")
+
+
+def table(subject: Subject, options: Options) -> pd.DataFrame:
+    """Rows: weights (trained | initialised), variant, layer, sublayer, head; columns: metric, metric_sd.
+
+    sublayer: input (the embedding, layer 0), attention or mlp (the state after it, layers 1..L), weights (metrics of P,
+    one row a head). A metric is the mean over sequences, metric_sd their sample standard deviation; noise_floor is the
+    residual that rounding alone can leave, below_floor the share of sequences that are under it.
+    """
+    inputs = subject.test.inputs[: options.sequences]
+    rows = []
+    for weights, model in subject.models.items():
+        for variant in options.variants:
+            removed = model.without(**VARIANTS[variant])
+            for place, values in _measured(removed, inputs):
+                rows.append(
+                    {"weights": weights, "variant": variant, **place, "dtype": _dtype(removed), **_moments(values)}
+                )
+    return pd.DataFrame(rows)
+
+
+@torch.no_grad()
+def _measured(model: Transformer, inputs: Tensor) -> Iterator[tuple[dict, dict[str, Tensor]]]:
+    trace = Trace("embedding", "output", "weights")
+    model(inputs, trace=trace)
+    visible_NM = visible_keys(model.cfg.mask, model.cfg.window, inputs.shape[1], inputs.device)
+    yield {"layer": 0, "sublayer": "input", "head": None}, state_metrics(trace["embedding"])
+    for layer in range(model.cfg.layers):
+        name = f"layers.{layer}"
+        of_weights = attention_metrics(trace[f"{name}.attention.weights"], visible_NM)
+        for head in range(model.cfg.heads):
+            place = {"layer": layer + 1, "sublayer": "weights", "head": head + 1}
+            yield place, {metric: value_BH[:, head] for metric, value_BH in of_weights.items()}
+        for sublayer in ("attention", "mlp"):
+            if f"{name}.{sublayer}.output" in trace:
+                place = {"layer": layer + 1, "sublayer": sublayer, "head": None}
+                yield place, state_metrics(trace[f"{name}.{sublayer}.output"])
+
+
+def _moments(values: dict[str, Tensor]) -> dict[str, float]:
+    moments = {}
+    for metric, value_B in values.items():
+        moments[metric] = value_B.double().mean().item()
+        if value_B.dtype != torch.bool:
+            moments[f"{metric}_sd"] = value_B.double().std().item() if len(value_B) > 1 else float("nan")
+    return moments
+
+
+def _dtype(model: Transformer) -> str:
+    return str(model.read_out.weight.dtype).removeprefix("torch.")
+
+
+def digest(table: pd.DataFrame) -> str:
+    """Relative residual of the states, by layer, mean over seeds, for a terminal."""
+    last = last_of_layer(table)
+    mean = last.pivot_table("relative_residual", ["weights", "variant"], "layer", "mean", sort=False)
+    return f"relative residual by layer (mean of {table.seed.nunique()} seeds)\n{mean.map('{:.1e}'.format).to_string()}"
+
+
+ANALYSIS = Analysis(Options, table, figure="residual", digest=digest)

@@ -1,0 +1,141 @@
+"""Analyses of a run or of a fresh model: for each analysis a table, a figure and a digest; then the claims."""
+
+import dataclasses
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from tqdm import tqdm
+
+from rankbench import plots
+from rankbench.analyses import ANALYSES, Subject
+from rankbench.claims import CLAIMS, figures_published, judge, published, verdict_line
+from rankbench.config import AnalyzeConfig, BaseConfig, ConfigError, closest, typed
+from rankbench.files import write_json
+from rankbench.machine import Machine
+from rankbench.model import build_model, initial_model
+from rankbench.model.transformer import Transformer
+from rankbench.run import Run
+from rankbench.seeds import generator_for
+from rankbench.tables import read_table, with_who, write_table
+from rankbench.tasks import Task, build_task
+
+log = logging.getLogger(__name__)
+
+BASELINE_SEQUENCES = 10_000  # of an endless training stream, to count its commonest class
+
+
+def check_analyses(cfg: BaseConfig) -> dict[str, Any]:
+    """The options of each analysis that the config names, typed; ConfigError for what does not exist or fit."""
+    for name in cfg.analysis:
+        if name not in ANALYSES:
+            raise ConfigError(
+                f"analysis={name}: unknown{closest(name, list(ANALYSES))}; allowed are {', '.join(ANALYSES)}"
+            )
+    for name in cfg.claims:
+        if name not in CLAIMS:
+            raise ConfigError(f"claims={name}: unknown{closest(name, list(CLAIMS))}; allowed are {', '.join(CLAIMS)}")
+        if CLAIMS[name].table not in cfg.analysis:
+            raise ConfigError(
+                f"claims={name}: judged by analysis={CLAIMS[name].table}, which this command does not run"
+            )
+    if cfg.published is not None and cfg.published not in (known := list(figures_published())):
+        raise ConfigError(f"published={cfg.published}: no published numbers; allowed are {', '.join(known)}")
+    return {name: typed(ANALYSES[name].options, options, f"analysis.{name}") for name, options in cfg.analysis.items()}
+
+
+def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
+    """Every seed of a trained run that has not diverged, with its trained and its initial weights."""
+    cfg, stacked = run.config(), run.weights()
+    task = build_task(cfg.task)
+    diverged = {one["seed"] for one in run.summary().get("seeds", ()) if one["status"] == "diverged"}
+    for seed in sorted(diverged):
+        log.warning("seed %d of %s diverged and is left out", seed, run.name)
+    subjects = []
+    for index in range(cfg.replicas):
+        seed = cfg.seed + index
+        if seed in diverged:
+            continue
+        trained = build_model(cfg.model, task).to_empty(device="cpu")
+        expected = {name: parameter.shape for name, parameter in trained.state_dict().items()}
+        if {name: weight.shape[1:] for name, weight in stacked.items()} != expected:
+            raise ConfigError(
+                f"run={run.folder}: the weights in checkpoint.safetensors do not fit config.yaml; train it again"
+            )
+        trained.load_state_dict({name: weight[index] for name, weight in stacked.items()})
+        models = {"trained": trained, "initialised": initial_model(cfg.model, task, seed)}
+        subjects.append(_subject(run.name, task, seed, models, machine))
+    if not subjects:
+        raise ConfigError(f"run={run.folder}: every seed diverged; there is nothing to analyse")
+    return subjects
+
+
+def fresh_subjects(cfg: AnalyzeConfig, machine: Machine) -> list[Subject]:
+    """Untrained models of the config, one for each seed."""
+    task = build_task(cfg.task)
+    seeds = range(cfg.seed, cfg.seed + cfg.replicas)
+    return [
+        _subject("fresh", task, seed, {"initialised": initial_model(cfg.model, task, seed)}, machine) for seed in seeds
+    ]
+
+
+def _subject(run: str, task: Task, seed: int, models: dict[str, Transformer], machine: Machine) -> Subject:
+    train_size = task.train_size or BASELINE_SEQUENCES
+    train = task.sample(train_size, generator_for(seed, "train")).to(machine.device, machine.dtype)
+    test = task.sample(task.test_size, generator_for(seed, "test")).to(machine.device, machine.dtype)
+    placed = {name: model.to(machine.device, machine.dtype).eval() for name, model in models.items()}
+    return Subject(run, seed, task, train, test, placed)
+
+
+def analyze(cfg: BaseConfig, subjects: list[Subject], folder: Path) -> list[str]:
+    """Run each analysis of the config on every subject and write <name>.csv, .png and .pdf; then verdicts.csv.
+
+    What the folder holds already, with the same options, is not computed again. Returns lines for the reader: digests,
+    where the files are, verdicts.
+    """
+    options = check_analyses(cfg)
+    done_file = folder / "analyses.json"
+    done = json.loads(done_file.read_text()) if done_file.exists() else {}
+    lines, tables = [], {}
+    for name, chosen in options.items():
+        csv, asked = folder / f"{name}.csv", dataclasses.asdict(chosen)
+        if csv.exists() and done.get(name, {}).get("options") == asked:
+            log.info("%s is there already", csv)
+        else:
+            began = time.perf_counter()
+            write_table(_table(name, chosen, subjects), csv)
+            done[name] = {"options": asked, "seconds": round(time.perf_counter() - began, 2)}
+            write_json(done_file, done)
+        tables[name] = read_table(csv)
+        lines += [ANALYSES[name].digest(tables[name]), f"-> {csv}"]
+    return lines + present(cfg, tables, folder)
+
+
+def _table(name: str, options: Any, subjects: list[Subject]) -> pd.DataFrame:
+    bar = tqdm(subjects, desc=name, unit="seed", disable=not sys.stderr.isatty())
+    parts = []
+    for number, subject in enumerate(bar, 1):
+        parts.append(with_who(ANALYSES[name].table(subject, options), **subject.who))
+        if bar.disable:
+            log.info("%s: seed %d (%d of %d)", name, subject.seed, number, len(subjects))
+    return pd.concat(parts, ignore_index=True)
+
+
+def present(cfg: BaseConfig, tables: dict[str, pd.DataFrame], folder: Path, facet: str | None = None) -> list[str]:
+    """Figures of the tables and verdicts on the claims, written to the folder; returns lines that say so."""
+    lines = []
+    beside = published(cfg.published) if cfg.published else None
+    for name, table in tables.items():
+        draw: Callable = getattr(plots, ANALYSES[name].figure)
+        paths = plots.save(draw(table, beside, facet), folder / name)
+        lines.append(f"-> {' and '.join(str(path) for path in paths)}")
+    if cfg.claims:
+        verdicts = [verdict for name in cfg.claims for verdict in judge(name, tables[CLAIMS[name].table], facet)]
+        write_table(pd.DataFrame(verdicts), folder / "verdicts.csv")
+        lines += [*map(verdict_line, verdicts), f"-> {folder / 'verdicts.csv'}"]
+    return lines

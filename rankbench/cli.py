@@ -1,0 +1,198 @@
+"""The commands. This module knows Hydra, and nothing else does; torch is loaded only when a command's work begins."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from omegaconf import DictConfig
+
+    from rankbench.config import BaseConfig
+
+COMMANDS = {
+    "train": "train one run, all its seeds; with an experiment that names analyses, analyse it too",
+    "analyze": "measure a run (run=<folder>|latest) or a fresh model: analysis=[residual,paths]",
+    "report": "gather a sweep or any set of runs (to come)",
+    "bench": "speed, side by side with the alternatives",
+    "data": "fetch corpora (to come)",
+}
+USAGE = f"""rankbench: what do heads, depth, skips, MLPs and norms do to the rank and the smoothness of a transformer?
+
+Usage: rankbench COMMAND [key=value ...] [-m] [--cfg job]
+
+{chr(10).join(f"  {name:<8} {what}" for name, what in COMMANDS.items())}
+
+  rankbench COMMAND --help   its keys, groups and defaults
+  rankbench --version
+  rankbench completion bash  Tab completion: eval "$(rankbench completion bash)"
+
+Examples:
+  rankbench train experiment=demo
+  rankbench train model=san_skip model.layers=12 replicas=5
+  rankbench train -m model.heads=1,2,4 replicas=3
+  rankbench analyze run=latest analysis=[paths] analysis.paths.readout=raw
+"""
+
+
+def main() -> None:
+    """The `rankbench` command."""
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+    elif words[0] == "--version":
+        from rankbench import __version__
+
+        print(f"rankbench {__version__}")
+    elif words[0] == "completion":
+        from rankbench import completion
+
+        print(completion.script(words[1:]))
+    elif words[0] == "__complete":
+        from rankbench import completion
+
+        print("\n".join(completion.candidates(words[1:])))
+    elif words[0] in ("report", "data"):
+        _refuse(words[0], "not there yet; `rankbench train` and `rankbench analyze` are")
+    elif words[0] in COMMANDS:
+        _run(words[0], words[1:])
+    else:
+        from rankbench.config import closest
+
+        _refuse(
+            "", f"{words[0]}: unknown command{closest(words[0], list(COMMANDS))}; commands are {', '.join(COMMANDS)}"
+        )
+
+
+def _run(command: str, words: list[str]) -> None:
+    """Hand over to Hydra, and turn what goes wrong by the user's doing into one line."""
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from rankbench.config import ConfigError, conf_dir, register
+    from rankbench.messages import explain
+
+    register()
+    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra hand us its exceptions instead of printing them
+    # `experiment` has a default, so Hydra would refuse the + that its own documentation uses
+    words = [word.removeprefix("+") if word.startswith("+experiment=") else word for word in words]
+    sys.argv = [f"rankbench {command}", *words]
+    task = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(JOBS[command])
+    try:
+        task()
+    except (ConfigError, HydraException, OmegaConfBaseException) as error:
+        if wants_traceback:
+            raise
+        _refuse(command, explain(error, command, words))
+    except KeyboardInterrupt:
+        _refuse(command, "interrupted", code=130)
+
+
+def _refuse(command: str, message: str, code: int = 1) -> None:
+    print(f"rankbench {command}: {message}" if command else f"rankbench: {message}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def train_job(config: "DictConfig") -> float:
+    """`rankbench train`: returns the mean final test accuracy over seeds, for a sweeper to maximise."""
+    from pathlib import Path
+
+    from rankbench import analyze
+    from rankbench.config import ConfigError
+    from rankbench.machine import Machine
+    from rankbench.run import Run
+    from rankbench.train import Interrupted, train
+
+    cfg = _prepared(config)
+    run = Run(Path(cfg.out))
+    with logging_to(run.folder / "train.log"):
+        try:
+            summary = train(cfg, run)
+        except Interrupted as stop:
+            _refuse("train", str(stop), code=130)
+        trained = [one for one in summary["seeds"] if one["status"] != "diverged"]
+        accuracies = [one["test_accuracy"] for one in trained]
+        mean = sum(accuracies) / len(accuracies) if accuracies else float("nan")
+        told = " ".join(f"{accuracy:.3f}" for accuracy in accuracies)
+        print(f"test accuracy {mean:.3f} (mean of {len(trained)} seeds: {told})\n-> {run.folder}")
+        if cfg.analysis:
+            if not trained:
+                raise ConfigError(f"{run.folder}: every seed diverged; lower optimizer.lr, or set trainer.clip")
+            machine = Machine.prepare(_in_double(cfg))
+            print("\n".join(analyze.analyze(cfg, analyze.subjects_of_run(run, machine), run.folder)))
+    return mean
+
+
+def analyze_job(config: "DictConfig") -> None:
+    """`rankbench analyze`."""
+    from pathlib import Path
+
+    from rankbench import analyze
+    from rankbench.files import write_json, write_text
+    from rankbench.machine import Machine
+    from rankbench.run import config_text, find_run
+
+    cfg = _prepared(config)
+    machine, folder = Machine.prepare(cfg), Path(cfg.out)
+    with logging_to(folder / "analyze.log"):
+        run = None if cfg.run is None else find_run(cfg.run)
+        write_text(folder / "config.yaml", config_text(cfg))
+        write_json(folder / "environment.json", machine.record())
+        subjects = analyze.fresh_subjects(cfg, machine) if run is None else analyze.subjects_of_run(run, machine)
+        print("\n".join(analyze.analyze(cfg, subjects, folder)))
+        about = {
+            "status": "finished",
+            "run": str(run.folder.resolve()) if run else None,
+            "analyses": list(cfg.analysis),
+        }
+        write_json(folder / "summary.json", about)
+
+
+def _prepared(config: "DictConfig") -> "BaseConfig":
+    """The job's config, checked, with `out` the folder that Hydra gave it: in a sweep each job has its own."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from rankbench.config import resolve
+    from rankbench.gate import check_everything
+
+    cfg = resolve(config)
+    check_everything(cfg)
+    cfg.out = os.path.relpath(HydraConfig.get().runtime.output_dir)
+    return cfg
+
+
+def _in_double(cfg: "BaseConfig") -> "BaseConfig":
+    """The same config for analyses: sums are checked to rounding, whatever the network was trained in."""
+    return dataclasses.replace(cfg, precision="fp64")
+
+
+@contextmanager
+def logging_to(path: "Path") -> Iterator[None]:
+    """rankbench's log into a file and, without stamps, to the terminal, where it does not tear a progress bar."""
+    import logging
+
+    from tqdm.contrib.logging import _TqdmLoggingHandler as TerminalHandler
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = logging.getLogger("rankbench")
+    log.setLevel(logging.INFO)
+    to_file, to_terminal = logging.FileHandler(path, encoding="utf-8"), TerminalHandler()
+    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handlers = (to_file, to_terminal)
+    for handler in handlers:
+        log.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            log.removeHandler(handler)
+            handler.close()
+
+
+JOBS: dict[str, Callable[["DictConfig"], Any]] = {"train": train_job, "analyze": analyze_job}

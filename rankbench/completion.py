@@ -1,0 +1,41 @@
+"""Tab completion of commands, groups and keys in bash. Hydra's own script drops the subcommand; this one keeps it."""
+
+from rankbench.cli import COMMANDS
+from rankbench.config import CHOICES, ConfigError, conf_dir, register
+
+SCRIPT = """_rankbench_complete() {
+    local word="${COMP_WORDS[COMP_CWORD]}"
+    COMPREPLY=($(compgen -W "$("${COMP_WORDS[0]}" __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)" -- "$word"))
+    # a key or a group waits for its value: no space behind it
+    [[ ${#COMPREPLY[@]} -eq 1 && "${COMPREPLY[0]}" == *[=.] ]] && compopt -o nospace
+}
+COMP_WORDBREAKS=${COMP_WORDBREAKS//=}
+complete -o default -F _rankbench_complete rankbench"""
+
+
+def script(words: list[str]) -> str:
+    """The shell code that turns completion on; ConfigError for a shell that it is not written for."""
+    if words != ["bash"]:
+        raise ConfigError(f'completion {" ".join(words)}: only bash is known; use eval "$(rankbench completion bash)"')
+    return SCRIPT
+
+
+def candidates(words: list[str]) -> list[str]:
+    """What the last of these words (all after `rankbench`) can become."""
+    word = words[-1] if words else ""
+    if len(words) <= 1:
+        return [name for name in (*COMMANDS, "completion", "--help", "--version") if name.startswith(word)]
+    command = words[0]
+    if command not in COMMANDS or not (conf_dir() / f"{command}.yaml").exists():
+        return []
+    key, equals, _ = word.partition("=")
+    if equals and key in CHOICES:
+        return [found for value in CHOICES[key] if (found := f"{key}={value}").startswith(word)]
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.core_plugins.bash_completion import BashCompletion
+    from hydra._internal.utils import create_config_search_path
+
+    register()
+    loader = ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
+    found = BashCompletion(loader)._query(config_name=command, line=" ".join(words[1:]))
+    return [one for one in found if not one.startswith(("hydra", "schema"))] if not word.startswith("hydra") else found

@@ -1,0 +1,94 @@
+"""The machine a command runs on: device, number type, threads, and the record of them all."""
+
+import platform
+import subprocess
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from rankbench.config import BaseConfig, ConfigError
+
+RECORDED_PACKAGES = (
+    "rankbench",
+    "torch",
+    "numpy",
+    "pandas",
+    "scipy",
+    "hydra-core",
+    "omegaconf",
+    "safetensors",
+    "matplotlib",
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where tensors live and in which type; bf16 keeps weights in float32 and computes in bfloat16."""
+
+    device: torch.device
+    dtype: torch.dtype
+    precision: str
+    threads: int
+
+    @classmethod
+    def prepare(cls, cfg: BaseConfig) -> "Machine":
+        """Set torch's threads and choose the device; ConfigError when CUDA is asked for and absent."""
+        available = torch.cuda.is_available()
+        if cfg.device == "cuda" and not available:
+            raise ConfigError("device=cuda: torch sees no CUDA device here; use device=cpu or device=auto")
+        torch.set_num_threads(cfg.threads)
+        device = torch.device("cuda" if available and cfg.device != "cpu" else "cpu")
+        dtype = torch.float64 if cfg.precision == "fp64" else torch.float32
+        return cls(device, dtype, cfg.precision, cfg.threads)
+
+    def autocast(self) -> AbstractContextManager:
+        """bfloat16 arithmetic under precision=bf16, nothing otherwise."""
+        if self.precision == "bf16":
+            # no cache of cast weights: torch.func's transforms must not see another transform's copies
+            return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
+        return nullcontext()
+
+    def record(self) -> dict:
+        """What environment.json holds: versions, source state, device, command line."""
+        gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else None
+        return {
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": sys.argv,
+            "python": platform.python_version(),
+            "packages": {name: _version(name) for name in RECORDED_PACKAGES},
+            "git": _git_state(),
+            "platform": platform.platform(),
+            "device": str(self.device),
+            "gpu": gpu,
+            "precision": self.precision,
+            "threads": self.threads,
+        }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except ModuleNotFoundError:  # a plain checkout is not installed
+        return None
+
+
+def _git_state() -> dict | None:
+    """Commit of the checkout that this code runs from, and whether it has changes; None outside a checkout."""
+    here = Path(__file__).resolve().parent
+
+    def ask(*words: str) -> str | None:
+        try:
+            answer = subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return answer.stdout.strip() if answer.returncode == 0 else None
+
+    tracked = ask("ls-files", "--error-unmatch", __file__)
+    if tracked is None:  # installed inside somebody else's repository
+        return None
+    return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain"))}

@@ -1,0 +1,102 @@
+"""What Hydra and OmegaConf complain about, in one line: what, got, allowed, next step."""
+
+import dataclasses
+import re
+
+from hydra.errors import OverrideParseException
+from omegaconf import OmegaConf
+
+from rankbench.config import (
+    CHOICES,
+    SCHEMAS,
+    ConfigError,
+    ModelConfig,
+    OptimizerConfig,
+    TrainerConfig,
+    closest,
+    conf_dir,
+    wanted,
+)
+
+
+def explain(error: Exception, command: str, words: list[str]) -> str:
+    """One line for the user about an error in the words of a command line, or in a config file that they name."""
+    if isinstance(error, ConfigError):
+        return str(error)
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: not understood; give key=value, in quotes where the value holds brackets or commas"
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    text = "\n".join(str(one) for one in chain)
+    for pattern, tell in PATTERNS:
+        if found := re.search(pattern, text, re.DOTALL):
+            return tell(found, text, command, words)
+    return " ".join(str(chain[-1]).split())
+
+
+def _unknown_choice(found: re.Match, text: str, command: str, words: list[str]) -> str:
+    group, _, choice = found[1].rpartition("/")
+    allowed = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+    if not allowed:
+        return f"{found[1]}: no such config; groups are {', '.join(_groups())}"
+    return f"{group}={choice}: unknown{closest(choice, allowed)}; allowed are {', '.join(allowed)}"
+
+
+def _unknown_key(found: re.Match, text: str, command: str, words: list[str]) -> str:
+    full = re.search(r"full_key: (\S+)", text)
+    key = full[1] if full else found[1]
+    prefix, _, name = key.rpartition(".")
+    allowed = _keys_beside(prefix, command, words)
+    return (
+        f"{key}: unknown key{closest(name, allowed)}; allowed are {', '.join(allowed)}"
+        if allowed
+        else f"{key}: unknown key"
+    )
+
+
+def _wrong_type(found: re.Match, text: str, command: str, words: list[str]) -> str:
+    full = re.search(r"full_key: (\S+)", text)
+    key = full[1] if full else "config"
+    allowed = f"; allowed are {', '.join(CHOICES[key])}" if key in CHOICES else ""
+    got = "null" if found[0].startswith("field") else found[1]
+    return f"{key}={got}: {wanted(text[found.start() :])}{allowed}"
+
+
+def _not_a_default(found: re.Match, text: str, command: str, words: list[str]) -> str:
+    return f"{found[1]}: no such group; groups are {', '.join(_groups())}"
+
+
+def _sweep_without_m(found: re.Match, text: str, command: str, words: list[str]) -> str:
+    return f"{found[1]}: several values; add -m to run one job for each, or write a list as [a,b]"
+
+
+PATTERNS = [
+    (r"Ambiguous value for argument '([^']*)'", _sweep_without_m),
+    (r"Could not (?:find|load) '([^']*)'", _unknown_choice),
+    (r"Could not override '([^']*)'\.\s+No match in the defaults list", _not_a_default),
+    (r"Key '([^']*)' is not in struct", _unknown_key),
+    (r"Key '([^']*)' not in '", _unknown_key),
+    (r"Value '([^']*)' of type '[^']*' could not be converted", _wrong_type),
+    (r"Value '([^']*)' is not a valid", _wrong_type),
+    (r"field '([^']*)' is not Optional", _wrong_type),
+]
+
+
+def _groups() -> list[str]:
+    return sorted(path.name for path in conf_dir().iterdir() if path.is_dir() and path.name != "schema")
+
+
+def _keys_beside(prefix: str, command: str, words: list[str]) -> list[str]:
+    """The keys that a config may hold under this prefix: from the schemas, and for a group that has none from the YAML
+    file that the command line chooses."""
+    schemas = {"": SCHEMAS[command], "model": ModelConfig, "optimizer": OptimizerConfig, "trainer": TrainerConfig}
+    if prefix in schemas:
+        return [field.name for field in dataclasses.fields(schemas[prefix])]
+    group, _, name = prefix.partition(".")
+    if not name:
+        defaults = OmegaConf.load(conf_dir() / f"{command}.yaml").defaults
+        name = next((entry[group] for entry in defaults if not isinstance(entry, str) and group in entry), None)
+        name = next((word.partition("=")[2] for word in words if word.startswith(f"{group}=")), name)
+    path = conf_dir() / group / f"{name}.yaml"
+    return [str(key) for key in OmegaConf.load(path) if key != "defaults"] if path.exists() else []

@@ -1,0 +1,130 @@
+"""Multi-head attention whose heads can be taken apart.
+
+Shapes: B batch, N query token, M key token, D width, H head, K head width.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankbench.config import ModelConfig
+from rankbench.model.trace import record
+
+# With an N x N table that fits the cache the explicit softmax is the faster one; beyond it the fused kernel is.
+# Measured on one core at D=48..512: the two cross between 64 and 128 tokens.
+FUSED_FROM_TOKENS = 96
+SHORT_ROW = 32
+
+
+def dot_scores(q_BHNK: Tensor, k_BHMK: Tensor) -> Tensor:
+    """Scaled dot products q k^T / sqrt(K); shape (B, H, N, M). Vaswani et al. 2017, eq. 1."""
+    return (q_BHNK * q_BHNK.shape[-1] ** -0.5) @ k_BHMK.transpose(-2, -1)
+
+
+SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"dot": dot_scores}
+
+
+class HeadWeights(NamedTuple):
+    """One layer's heads, each as its own linear maps: y_h = P_h (x W_V,h + b_V,h) W_O,h; the layer adds b_O once.
+
+    w_q_HDK, w_k_HDK, w_v_HDK, w_o_HKD; b_q_HK, b_k_HK, b_v_HK, b_o_D (zeros in a network without biases).
+    """
+
+    w_q_HDK: Tensor
+    w_k_HDK: Tensor
+    w_v_HDK: Tensor
+    w_o_HKD: Tensor
+    b_q_HK: Tensor
+    b_k_HK: Tensor
+    b_v_HK: Tensor
+    b_o_D: Tensor
+
+
+def softmax_of_rows(scores: Tensor) -> Tensor:
+    """Softmax over the last axis, spelt out where rows are short: torch's kernel takes rows one by one and needs five
+    times as long for rows of 8 on a CPU."""
+    if scores.shape[-1] > SHORT_ROW or scores.device.type != "cpu":
+        return scores.softmax(-1)
+    powers = (scores - scores.detach().amax(-1, keepdim=True)).exp()
+    return powers / powers.sum(-1, keepdim=True)
+
+
+def visible_keys(mask: str, window: int | None, num_tokens: int, device: torch.device | None = None) -> Tensor | None:
+    """Which keys a query may see, (N, M) bool; None when it may see all of them.
+
+    causal: itself and what came before. window: tokens at most `window` away, on either side.
+    """
+    if mask == "none":
+        return None
+    distance_NM = torch.arange(num_tokens, device=device)[:, None] - torch.arange(num_tokens, device=device)[None, :]
+    if mask == "causal":
+        return distance_NM >= 0
+    return distance_NM.abs() <= window
+
+
+class Attention(nn.Module):
+    """H heads of width K on a width of D; K is free of D/H, so a head's W_QK and W_VO can have any rank up to D."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.head_width = cfg.heads, cfg.head_width or cfg.width // cfg.heads
+        self.tied_qk, self.mask, self.window = cfg.tied_qk, cfg.mask, cfg.window
+        self.score_name = cfg.attention
+        inner = self.heads * self.head_width
+        # One matrix for queries (, keys) and values: one large product instead of three small ones.
+        self.qkv = nn.Linear(cfg.width, inner * (2 if self.tied_qk else 3), bias=cfg.bias)
+        self.out = nn.Linear(inner, cfg.width, bias=cfg.bias)
+
+    def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of every head, each (B, H, N, K)."""
+        parts = self.qkv(x_BND).unflatten(-1, (-1, self.heads, self.head_width)).transpose(-4, -2).unbind(-3)
+        # parts are (B, H, N, K): the unflattened axes were (B, N, part, H, K)
+        return (parts[0], parts[0], parts[1]) if self.tied_qk else parts
+
+    def weights(self, q_BHNK: Tensor, k_BHMK: Tensor) -> Tensor:
+        """Attention weights P, row-stochastic; shape (B, H, N, M)."""
+        scores_BHNM = SCORES[self.score_name](q_BHNK, k_BHMK)
+        visible_NM = visible_keys(self.mask, self.window, scores_BHNM.shape[-1], scores_BHNM.device)
+        if visible_NM is not None:
+            scores_BHNM = scores_BHNM.masked_fill(~visible_NM, float("-inf"))
+        return softmax_of_rows(scores_BHNM)
+
+    def forward(self, x_BND: Tensor, name: str, dropout: dict[str, Tensor] | None, trace: dict | None) -> Tensor:
+        q_BHNK, k_BHNK, v_BHNK = self.queries_keys_values(x_BND)
+        if trace is None and dropout is None and self.score_name == "dot" and self._fuses(q_BHNK):
+            visible_NM = visible_keys(self.mask, self.window, q_BHNK.shape[-2], q_BHNK.device)
+            mixed_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=visible_NM)
+        else:
+            p_BHNM = self.weights(q_BHNK, k_BHNK)
+            weights_BHNM = p_BHNM  # as the softmax gave them, before dropout
+            record(trace, f"{name}.weights", lambda: weights_BHNM)
+            if dropout is not None:
+                p_BHNM = p_BHNM * dropout[f"{name}.weights"]
+            mixed_BHNK = p_BHNM @ v_BHNK
+        record(trace, f"{name}.heads", lambda: mixed_BHNK @ self.head_weights().w_o_HKD)
+        return self.out(mixed_BHNK.transpose(-3, -2).flatten(-2))
+
+    def _fuses(self, q_BHNK: Tensor) -> bool:
+        # vmap over seeds has no fused kernel: it would fall back to a loop over the batch.
+        return q_BHNK.shape[-2] >= FUSED_FROM_TOKENS and not torch._C._functorch.is_batchedtensor(q_BHNK)
+
+    def head_weights(self) -> HeadWeights:
+        """The heads as separate maps (views, no copies)."""
+        w_HDK = [w.unflatten(0, (self.heads, self.head_width)).transpose(-2, -1) for w in self._parts(self.qkv.weight)]
+        if self.qkv.bias is None:
+            zeros = self.qkv.weight.new_zeros
+            b_HK = [zeros(self.heads, self.head_width)] * len(w_HDK)
+            b_o_D = zeros(self.out.out_features)
+        else:
+            b_HK = [b.unflatten(0, (self.heads, self.head_width)) for b in self._parts(self.qkv.bias)]
+            b_o_D = self.out.bias
+        w_o_HKD = self.out.weight.T.unflatten(0, (self.heads, self.head_width))
+        if self.tied_qk:
+            w_HDK, b_HK = [w_HDK[0], *w_HDK], [b_HK[0], *b_HK]
+        return HeadWeights(*w_HDK, w_o_HKD, *b_HK, b_o_D)
+
+    def _parts(self, fused: Tensor) -> tuple[Tensor, ...]:
+        return fused.chunk(2 if self.tied_qk else 3, dim=0)

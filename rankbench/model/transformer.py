@@ -1,0 +1,259 @@
+"""The one Transformer: every part that the theory speaks of is a toggle of its config.
+
+Shapes: B batch, N token, D width, H head, C classes or output dimensions, F hidden width of the MLP.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankbench.config import ModelConfig
+from rankbench.model.attention import Attention
+from rankbench.model.trace import record
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+NORM_EPSILON = 1e-5  # torch's own default for LayerNorm; kept for RMSNorm so that the two compare
+
+
+class Norm(nn.Module):
+    """LayerNorm or RMSNorm over the width, as scale(x) times a linear map plus a shift.
+
+    Freezing the scale makes the norm linear; the path sums of paths.py rest on that.
+    """
+
+    def __init__(self, cfg: ModelConfig, affine: bool) -> None:
+        super().__init__()
+        self.kind, self.width = cfg.norm_kind, cfg.width
+        self.weight = nn.Parameter(torch.ones(cfg.width)) if affine else None
+        self.shift = nn.Parameter(torch.zeros(cfg.width)) if affine and cfg.norm_kind == "layernorm" else None
+
+    def scale(self, x_BND: Tensor) -> Tensor:
+        """One over the token's standard deviation (layernorm) or root mean square (rmsnorm); shape (B, N, 1)."""
+        centred = x_BND - x_BND.mean(-1, keepdim=True) if self.kind == "layernorm" else x_BND
+        return (centred.square().mean(-1, keepdim=True) + NORM_EPSILON).rsqrt()
+
+    def linear(self, x_BND: Tensor, scale_BN1: Tensor) -> Tensor:
+        """The norm with its scale frozen and without its shift: linear in x."""
+        factor = scale_BN1 if self.weight is None else scale_BN1 * self.weight
+        if self.kind == "layernorm":
+            return (x_BND - x_BND.mean(-1, keepdim=True)).mul_(factor)
+        return x_BND * factor
+
+    def plain(self, x_BND: Tensor) -> Tensor:
+        """The norm without its learned scale and shift."""
+        one = x_BND.new_ones(self.width)
+        if self.kind == "layernorm":
+            # with a scale and shift of 1 and 0 torch takes its fast kernel: half the time of the one without
+            return F.layer_norm(x_BND, (self.width,), one, torch.zeros_like(one), NORM_EPSILON)
+        return F.rms_norm(x_BND, (self.width,), one, NORM_EPSILON)
+
+    def forward(self, x_BND: Tensor, name: str, trace: dict | None) -> Tensor:
+        record(trace, name, lambda: self.scale(x_BND))
+        if self.kind == "layernorm":
+            return F.layer_norm(x_BND, (self.width,), self.weight, self.shift, NORM_EPSILON)
+        return F.rms_norm(x_BND, (self.width,), self.weight, NORM_EPSILON)
+
+
+class MLP(nn.Module):
+    """Two linear maps and an activation, token by token."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        hidden = round(cfg.mlp_ratio * cfg.width)
+        self.activation = ACTIVATIONS[cfg.activation]
+        self.up = nn.Linear(cfg.width, hidden, bias=cfg.bias)
+        self.down = nn.Linear(hidden, cfg.width, bias=cfg.bias)
+
+    def gate(self, z_BNF: Tensor) -> Tensor:
+        """activation(z)/z elementwise, act'(0) at z = 0: the factor that, frozen, makes the MLP linear."""
+        # gelu(z)/z = Phi(z) and relu(z)/z = [z > 0] hold without a division; the derivative at 0 is 1/2 and 0.
+        if self.activation is F.gelu:
+            return 0.5 * torch.erfc(-z_BNF * math.sqrt(0.5))
+        return (z_BNF > 0).to(z_BNF.dtype)
+
+    def forward(self, x_BND: Tensor, name: str, trace: dict | None) -> Tensor:
+        z_BNF = self.up(x_BND)
+        record(trace, f"{name}.gate", lambda: self.gate(z_BNF))
+        return self.down(self.activation(z_BNF))
+
+
+class Block(nn.Module):
+    """One layer: attention, then an MLP; each with its own skip and norm.
+
+        post-norm:  x -> norm(a x + f(x))      pre-norm:  x -> a x + f(norm(x))      none:  x -> a x + f(x)
+
+    a is skip_scale where the sub-layer has a skip, else 0. Without an MLP its whole sub-layer, norm included, is gone.
+    """
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.place = cfg.norm
+        self.attention = Attention(cfg)
+        self.attention_skip = cfg.skip_scale if cfg.skip else 0.0
+        self.attention_norm = Norm(cfg, cfg.norm_affine) if cfg.norm != "none" else None
+        self.mlp = MLP(cfg) if cfg.mlp else None
+        self.mlp_skip = cfg.skip_scale if cfg.mlp_skip else 0.0
+        self.mlp_norm = Norm(cfg, cfg.norm_affine) if cfg.mlp and cfg.norm != "none" else None
+
+    def forward(self, x_BND: Tensor, name: str, dropout: dict[str, Tensor] | None, trace: dict | None) -> Tensor:
+        x_BND = self._sublayer(
+            x_BND,
+            lambda y_BND: self.attention(y_BND, f"{name}.attention", dropout, trace),
+            (self.attention_norm, self.attention_skip, f"{name}.attention", dropout, trace),
+        )
+        if self.mlp is not None:
+            x_BND = self._sublayer(
+                x_BND,
+                lambda y_BND: self.mlp(y_BND, f"{name}.mlp", trace),
+                (self.mlp_norm, self.mlp_skip, f"{name}.mlp", dropout, trace),
+            )
+        return x_BND
+
+    def _sublayer(self, x_BND: Tensor, part: Callable[[Tensor], Tensor], around: tuple) -> Tensor:
+        norm, skip, name, dropout, trace = around
+        record(trace, f"{name}.input", lambda: x_BND)
+        y_BND = part(norm(x_BND, f"{name}.norm_scale", trace) if self.place == "pre" else x_BND)
+        if dropout is not None:
+            y_BND = y_BND * dropout[f"{name}.output"]
+        if skip == 1.0:
+            y_BND = x_BND + y_BND
+        elif skip:
+            y_BND = skip * x_BND + y_BND
+        if self.place == "post":
+            y_BND = norm(y_BND, f"{name}.norm_scale", trace)
+        record(trace, f"{name}.output", lambda: y_BND)
+        return y_BND
+
+
+class Transformer(nn.Module):
+    """Read-in, L blocks, (pre-norm only) a last norm, read-out.
+
+    num_inputs: the alphabet's size for tokens, the dimension for coordinates. num_outputs: classes per token, or
+    dimensions for regression. length: the longest sequence (rows of a learned position table).
+    """
+
+    def __init__(self, cfg: ModelConfig, *, input_kind: str, num_inputs: int, num_outputs: int, length: int) -> None:
+        super().__init__()
+        self.cfg, self.input_kind = cfg, input_kind
+        self.sizes = {"input_kind": input_kind, "num_inputs": num_inputs, "num_outputs": num_outputs, "length": length}
+        reads_tokens = input_kind == "tokens"
+        self.read_in = nn.Embedding(num_inputs, cfg.width) if reads_tokens else nn.Linear(num_inputs, cfg.width)
+        self.position = nn.Embedding(length, cfg.width) if cfg.positions == "learned" else None
+        self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.layers))
+        self.last_norm = Norm(cfg, cfg.norm_affine) if cfg.norm == "pre" else None
+        self.read_out = nn.Linear(cfg.width, num_outputs)
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        """Tokens (B, N) or coordinates (B, N, C) to states (B, N, D), positions added."""
+        x_BND = self.read_in(inputs)
+        if self.position is not None:
+            x_BND = x_BND + self.position.weight[: x_BND.shape[-2]]
+        elif self.cfg.positions == "sinusoidal":
+            x_BND = x_BND + sinusoidal_positions(x_BND.shape[-2], self.cfg.width).to(x_BND)
+        return x_BND
+
+    def forward(self, inputs: Tensor, dropout: dict[str, Tensor] | None = None, trace: dict | None = None) -> Tensor:
+        """Outputs (B, N, C).
+
+        dropout: masks by place, from `dropout_masks`; None turns dropout off. trace: an empty Trace to be filled with
+        intermediates by name: `embedding`, per layer i `layers.i.attention.{input,weights,heads,norm_scale,output}` and
+        `layers.i.mlp.{input,gate,norm_scale,output}`, `last_norm_scale`, `state` (what the read-out sees), `output`.
+        """
+        x_BND = self.embed(inputs)
+        if dropout is not None:
+            x_BND = x_BND * dropout["embedding"]
+        embedding_BND = x_BND
+        record(trace, "embedding", lambda: embedding_BND)
+        for index, block in enumerate(self.blocks):
+            x_BND = block(x_BND, f"layers.{index}", dropout, trace)
+        if self.last_norm is not None:
+            x_BND = self.last_norm(x_BND, "last_norm_scale", trace)
+        output_BNC = self.read_out(x_BND)
+        record(trace, "state", lambda: x_BND)
+        record(trace, "output", lambda: output_BNC)
+        return output_BNC
+
+    def dropout_masks(
+        self, num_sequences: int, num_tokens: int, generator: torch.Generator
+    ) -> dict[str, Tensor] | None:
+        """Masks (0 or 1/(1-p)) for one step, drawn from `generator` on its device; None for a model without dropout."""
+        if self.cfg.dropout == 0:
+            return None
+        state = (num_sequences, num_tokens, self.cfg.width)
+        shapes = {"embedding": state}
+        for index in range(self.cfg.layers):
+            shapes[f"layers.{index}.attention.weights"] = (num_sequences, self.cfg.heads, num_tokens, num_tokens)
+            shapes[f"layers.{index}.attention.output"] = state
+            if self.cfg.mlp:
+                shapes[f"layers.{index}.mlp.output"] = state
+        keep = 1 - self.cfg.dropout
+        return {
+            name: torch.empty(shape, device=generator.device).bernoulli_(keep, generator=generator).div_(keep)
+            for name, shape in shapes.items()
+        }
+
+    def without(self, *, skip: bool = False, mlp: bool = False, norm: bool = False) -> "Transformer":
+        """The same weights with every skip, every MLP sub-layer or every norm taken out (those named True)."""
+        changed = ModelConfig(**vars(self.cfg))
+        if skip:
+            changed.skip = changed.mlp_skip = False
+        if mlp:
+            changed.mlp = changed.mlp_skip = False
+        if norm:
+            changed.norm = "none"
+        with torch.device("meta"):  # no values of its own: it takes over ours
+            reduced = Transformer(changed, **self.sizes)
+        kept = reduced.state_dict().keys()
+        copies = {name: value.clone() for name, value in self.state_dict().items() if name in kept}
+        reduced.load_state_dict(copies, assign=True)
+        return reduced.eval()
+
+
+def sinusoidal_positions(num_tokens: int, width: int) -> Tensor:
+    """Sines and cosines of geometric wavelengths, (N, D). Vaswani et al. 2017, sec. 3.5."""
+    position_N1 = torch.arange(num_tokens, dtype=torch.float64)[:, None]
+    rate_D = 10000.0 ** (-2 * (torch.arange(width, dtype=torch.float64) // 2) / width)
+    angle_ND = position_N1 * rate_D
+    return torch.where(torch.arange(width) % 2 == 0, angle_ND.sin(), angle_ND.cos())
+
+
+def initialise(model: Transformer, generator: torch.Generator) -> None:
+    """Draw every weight from `generator`, by the scheme that the model's config names.
+
+    pytorch: what torch.nn does by default, U(+-1/sqrt(fan_in)), embeddings N(0, 1). glorot: Xavier uniform, W_Q,
+    W_K and W_V (all heads of each together) with their own fans. bert: N(0, 0.02^2). scaled: bert with the maps that
+    write to the residual stream divided by sqrt(2 layers) (Radford et al. 2019). All but pytorch start biases at 0.
+    init_gain multiplies every matrix of the blocks.
+    """
+    scheme, gain, layers = model.cfg.init, model.cfg.init_gain, model.cfg.layers
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if isinstance(module, Norm) and module.weight is not None:
+                module.weight.fill_(1)
+                if module.shift is not None:
+                    module.shift.zero_()
+            elif isinstance(module, nn.Embedding):
+                deviation = {"pytorch": 1.0, "glorot": module.embedding_dim**-0.5}.get(scheme, 0.02)
+                module.weight.normal_(0, deviation, generator=generator)
+            elif isinstance(module, nn.Linear):
+                # the fused query-key-value matrix is several square-ish maps: each has its own fans
+                for weight in module.weight.chunk((2 if model.cfg.tied_qk else 3) if name.endswith("qkv") else 1):
+                    fan_out, fan_in = weight.shape
+                    if scheme == "pytorch":
+                        weight.uniform_(-(fan_in**-0.5), fan_in**-0.5, generator=generator)
+                    elif scheme == "glorot":
+                        limit = math.sqrt(6 / (fan_in + fan_out))
+                        weight.uniform_(-limit, limit, generator=generator)
+                    else:
+                        writes = scheme == "scaled" and name.endswith(("attention.out", "mlp.down"))
+                        weight.normal_(0, 0.02 / math.sqrt(2 * layers) if writes else 0.02, generator=generator)
+                if name.startswith("blocks."):
+                    module.weight.mul_(gain)
+                if module.bias is not None:
+                    if scheme == "pytorch":
+                        module.bias.uniform_(-(module.in_features**-0.5), module.in_features**-0.5, generator=generator)
+                    else:
+                        module.bias.zero_()

@@ -1,0 +1,184 @@
+"""A run: one folder with everything that analyze, report and resume need. Reading one never executes code from it."""
+
+import dataclasses
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from rankbench.config import BaseConfig, ConfigError, TrainConfig, check
+from rankbench.files import replacing, write_json, write_text
+
+OUTPUTS = Path("outputs")
+# Keys that may differ between the command that began a run and the one that continues it: none changes a number of it.
+FREE_KEYS = ("out", "analysis", "claims", "published", "threads", "device")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The folder of one training run, all its seeds. Its name is the folder's name."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def status(self) -> str:
+        """finished, diverged (every seed), running (also: was killed), failed, or absent."""
+        return self.summary().get("status", "absent")
+
+    def summary(self) -> dict[str, Any]:
+        """What summary.json holds; empty where there is none."""
+        path = self.folder / "summary.json"
+        if not path.exists():
+            return {}
+        try:
+            summary = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:  # neither JSON nor UTF-8
+            raise ConfigError(f"{path}: not readable as JSON ({error}); train the run again") from None
+        if not isinstance(summary, dict):
+            raise ConfigError(f"{path}: not a run's summary: it holds no keys; train the run again")
+        return summary
+
+    def begin(self, cfg: TrainConfig, environment: dict) -> None:
+        """Make the folder a run of `cfg`, or check that it is one; ConfigError names the first key that differs."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        wanted = dataclasses.asdict(cfg)
+        if (self.folder / "config.yaml").exists():
+            held = self._plain_config()
+            for key, (was, now) in sorted(_differences(held, wanted).items()):
+                if key.split(".")[0] not in FREE_KEYS:
+                    raise ConfigError(
+                        f"{key}={now}: the run in {self.folder} was begun with {key}={was}; "
+                        "give the same command to continue it, or another folder with out=<folder>"
+                    )
+        # what a kill can leave half written: by files.replacing, and by safetensors below it
+        for part in (*self.folder.glob(".*.part"), *self.folder.glob(".tmp??????")):
+            part.unlink(missing_ok=True)
+        write_text(self.folder / "config.yaml", yaml.safe_dump(wanted, sort_keys=False))
+        if not (self.folder / "environment.json").exists():
+            write_json(self.folder / "environment.json", environment)
+
+    def config(self) -> TrainConfig:
+        """The run's config, checked; ConfigError where the folder holds none or one that does not fit."""
+        plain, path = self._plain_config(), self.folder / "config.yaml"
+        try:
+            cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), _escaped(plain)))
+            check(cfg)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{path}: not a run's config: {str(error).splitlines()[0]}") from None
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+        return cfg
+
+    def _plain_config(self) -> dict[str, Any]:
+        path = self.folder / "config.yaml"
+        try:
+            plain = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(
+                f"run={self.folder}: no config.yaml there; give the folder of a run, or run=latest"
+            ) from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: not readable as YAML: {str(error).splitlines()[0]}") from None
+        if not isinstance(plain, dict):
+            raise ConfigError(f"{path}: not a run's config: it holds no keys")
+        return plain
+
+    # Two files at a checkpoint: checkpoint.safetensors has the weights and is what analyses read;
+    # training_state.safetensors has all that resuming needs, weights included, so that one move makes it valid.
+
+    def save_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """Weights of all seeds, each tensor with a leading axis of seeds."""
+        _save_tensors(self.folder / "checkpoint.safetensors", weights, {})
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """What `save_weights` saved; ConfigError where there is none."""
+        return _load_tensors(self.folder / "checkpoint.safetensors")[0]
+
+    def save_state(self, tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> None:
+        """Everything that training needs to go on: tensors, and plain facts as JSON in the file's header."""
+        _save_tensors(self.folder / "training_state.safetensors", tensors, {"facts": json.dumps(facts)})
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
+        """What `save_state` saved last, or None."""
+        path = self.folder / "training_state.safetensors"
+        if not path.exists():
+            return None
+        tensors, header = _load_tensors(path)
+        if "facts" not in header:
+            raise ConfigError(f"{path}: not a training state; remove it to train the run from the beginning")
+        return tensors, json.loads(header["facts"])
+
+    def drop_state(self) -> None:
+        """A finished run needs no training state."""
+        (self.folder / "training_state.safetensors").unlink(missing_ok=True)
+
+
+def find_run(text: str) -> Run:
+    """The run that `run=` names: a folder, or `latest`, the newest under outputs/."""
+    if text != "latest":
+        return Run(Path(text))
+    found = [path.parent for path in (*OUTPUTS.glob("train/*/config.yaml"), *OUTPUTS.glob("sweep/*/*/config.yaml"))]
+    found = [folder for folder in found if (folder / "checkpoint.safetensors").exists()]
+    if not found:
+        raise ConfigError(
+            f"run=latest: no run with a checkpoint under {OUTPUTS.resolve()}; train one with `rankbench train`"
+        )
+    # the folders' names are time stamps, but out= may give any name: the checkpoint's own time decides
+    return Run(max(found, key=lambda folder: (folder / "checkpoint.safetensors").stat().st_mtime_ns))
+
+
+def config_text(cfg: BaseConfig) -> str:
+    """A config as YAML that can be read back."""
+    return yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False)
+
+
+def _differences(held: Any, wanted: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
+    if isinstance(held, dict) and isinstance(wanted, dict):
+        found = {}
+        for name in sorted(held.keys() | wanted.keys()):
+            found |= _differences(held.get(name), wanted.get(name), f"{key}.{name}" if key else name)
+        return found
+    return {} if held == wanted else {key: (held, wanted)}
+
+
+def _escaped(plain: Any) -> Any:
+    """Texts with `${` taken literally: a stored config is data and must not reach OmegaConf's resolvers."""
+    if isinstance(plain, dict):
+        return {key: _escaped(value) for key, value in plain.items()}
+    if isinstance(plain, list):
+        return [_escaped(value) for value in plain]
+    # backslashes before `${` escape one another, so each of them is doubled
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", plain) if isinstance(plain, str) else plain
+
+
+def _save_tensors(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    if shutil.disk_usage(path.parent).free < 2 * size:
+        raise ConfigError(
+            f"{path}: less than {2 * size >> 20} MiB free on that disk; free some, then run the same command"
+        )
+    with replacing(path) as part:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, part, header)
+
+
+def _load_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, framework="pt") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: missing; the run there has not reached its first checkpoint") from None
+    except SafetensorError as error:
+        raise ConfigError(f"{path}: not a whole safetensors file ({error}); train the run again") from None

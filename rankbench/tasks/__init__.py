@@ -1,0 +1,19 @@
+"""The tasks by name. A new one is a file here, a YAML in conf/task and a line in TASKS."""
+
+from typing import Any
+
+from rankbench.config import ConfigError, closest, typed
+from rankbench.tasks.sorting import Sorting
+from rankbench.tasks.task import Batch, Task
+
+__all__ = ["TASKS", "Batch", "Task", "build_task"]
+
+TASKS: dict[str, type[Task]] = {"sorting": Sorting}
+
+
+def build_task(options: dict[str, Any]) -> Task:
+    """The task that the config's `task` group describes; ConfigError for an unknown one or wrong options."""
+    name = options.get("name")
+    if not isinstance(name, str) or name not in TASKS:
+        raise ConfigError(f"task.name={name}: unknown{closest(name, list(TASKS))}; allowed are {', '.join(TASKS)}")
+    return typed(TASKS[name], options, "task")

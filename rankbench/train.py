@@ -1,0 +1,416 @@
+"""Training: one visible loop over steps, all seeds of a run side by side.
+
+Shapes: S seed (those still training), B batch, N token.
+"""
+
+import csv
+import io
+import logging
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+from tqdm import tqdm
+
+from rankbench.config import TrainConfig
+from rankbench.files import write_json, write_text
+from rankbench.machine import Machine
+from rankbench.model import build_model, initial_model
+from rankbench.model.transformer import Transformer
+from rankbench.optimizers import build_optimizer, learning_rate
+from rankbench.run import Run
+from rankbench.seeds import generator_for
+from rankbench.tasks import Batch, Task, build_task
+from rankbench.tasks.task import accuracy_per_sequence, loss_per_sequence
+
+log = logging.getLogger(__name__)
+
+METRICS = ["step", "seed", "split", "loss", "accuracy", "learning_rate", "seconds", "tokens_per_second"]
+EVALUATION_SEQUENCES = 1000  # test sequences in one forward pass
+SECONDS_BETWEEN_LINES = 5  # of the log, where there is no progress bar
+
+
+class Interrupted(Exception):
+    """A signal asked training to stop; a checkpoint has been written."""
+
+
+@dataclass
+class Progress:
+    """What changes while a run trains: with the weights and the optimiser, all that a checkpoint has to hold."""
+
+    step: int = 0
+    seconds: float = 0.0
+    status: list[str] = field(default_factory=list)  # per seed: training | finished | reached | diverged
+    last_step: list[int] = field(default_factory=list)  # per seed
+    final: dict[int, dict[str, float]] = field(default_factory=dict)  # per seed: what its last evaluation found
+
+    @property
+    def training(self) -> list[int]:
+        """Indices of the seeds that are still training."""
+        return [index for index, status in enumerate(self.status) if status == "training"]
+
+
+def train(cfg: TrainConfig, run: Run) -> dict:
+    """Train every seed of `cfg` in `run`'s folder, continuing what is there; returns what summary.json holds.
+
+    Bit for bit on a CPU: stopped at any moment and continued, it leaves the metrics (but for wall-clock columns) and
+    the weights that an uninterrupted run leaves. Raises ConfigError if the folder holds another config's run.
+    """
+    machine = Machine.prepare(cfg)
+    task = build_task(cfg.task)
+    if run.status in ("finished", "diverged"):
+        run.begin(cfg, {})  # refuses another config's folder
+        run.drop_state()  # a kill can have come just before it was dropped
+        log.info("%s is trained already", run.folder)
+        return run.summary()
+    run.begin(cfg, machine.record())
+    seeds = list(range(cfg.seed, cfg.seed + cfg.replicas))
+    training = Training(cfg, task, machine, seeds)
+    resumed = run.state()
+    if resumed is not None:
+        training.restore(*resumed)
+        log.info("continuing %s at step %d", run.folder, training.progress.step)
+    metrics = MetricsFile(run, upto=training.progress.step if resumed is not None else -1)
+    write_json(run.folder / "summary.json", training.summary("running"))
+
+    num_steps, trainer = training.num_steps, cfg.trainer
+    with metrics, stopping_on_signals() as asked_to_stop, progress_bar(num_steps, training.progress.step) as report:
+        began, before = time.perf_counter(), training.progress.seconds
+        if resumed is None:
+            metrics.add(training.evaluate())
+        while training.progress.training and training.progress.step < num_steps:
+            training.update()
+            step = training.progress.step
+            last = step == num_steps
+            training.progress.seconds = before + time.perf_counter() - began
+            if step % trainer.eval_every == 0 or last:
+                rows = training.evaluate()
+                metrics.add(rows)
+                report(step, rows)
+                training.retire(rows, last)
+            if asked_to_stop or (step % trainer.checkpoint_every == 0 and not last):
+                training.save(run)
+            if asked_to_stop:
+                raise Interrupted(
+                    f"stopped at step {step} of {num_steps}; the same command with out={run.folder} continues"
+                )
+    training.retire([], last=True)
+    run.save_weights(training.weights())
+    summary = training.summary("diverged" if set(training.progress.status) == {"diverged"} else "finished")
+    write_json(run.folder / "summary.json", summary)
+    run.drop_state()
+    return summary
+
+
+class Training:
+    """The stacked weights of the seeds that are still training, with the optimiser that moves them.
+
+    A seed that has reached its target or diverged leaves the stack; what it had is kept for the checkpoint.
+    """
+
+    def __init__(self, cfg: TrainConfig, task: Task, machine: Machine, seeds: list[int]) -> None:
+        self.cfg, self.task, self.machine, self.seeds = cfg, task, machine, seeds
+        self.model = build_model(cfg.model, task)
+        self.progress = Progress(status=["training"] * len(seeds), last_step=[0] * len(seeds))
+        self.test = self._sampled(seeds, task.test_size, "test")
+        self.train = None if task.train_size is None else self._sampled(seeds, task.train_size, "train")
+        batches = 1 if task.train_size is None else math.ceil(task.train_size / cfg.trainer.batch_size)
+        self.batches_per_epoch = batches
+        steps, epochs = cfg.trainer.steps, cfg.trainer.epochs
+        self.num_steps = steps if steps is not None else round(epochs * batches)
+        initial = [dict(initial_model(cfg.model, task, seed).named_parameters()) for seed in seeds]
+        self._stack({name: torch.stack([one[name].detach() for one in initial]) for name in initial[0]})
+        self.retired: dict[int, dict[str, Tensor]] = {}
+        self._order: tuple[int, Tensor] | None = None
+        self._forward = per_seed(self.model)
+        if cfg.trainer.compile:
+            # the batch sizes are few, and torch 2.13 cannot trace a linear map under vmap with symbolic ones
+            self._forward = torch.compile(self._forward, dynamic=False)
+
+    def _sampled(self, seeds: list[int], num_sequences: int, purpose: str, step: int = 0) -> Batch:
+        batches = [self.task.sample(num_sequences, generator_for(seed, purpose, step)) for seed in seeds]
+        stacked = Batch(torch.stack([b.inputs for b in batches]), torch.stack([b.targets for b in batches]))
+        return stacked.to(self.machine.device, self.machine.dtype)
+
+    def _stack(self, weights: dict[str, Tensor]) -> None:
+        self.parameters = {
+            name: weight.to(self.machine.device, self.machine.dtype).clone().requires_grad_()
+            for name, weight in weights.items()
+        }
+        self.optimizer = build_optimizer(self.cfg.optimizer, list(self.parameters.values()))
+        self._forget()
+
+    def _forget(self) -> None:
+        zeros = torch.zeros(len(self.progress.training), dtype=torch.float64, device=self.machine.device)
+        self.sums = {"loss": zeros, "accuracy": zeros.clone(), "steps": 0, "tokens": 0, "seconds": 0.0}
+
+    def batch(self) -> Batch:
+        """The current step's sequences of every seed that is training, each in its own random order."""
+        alive, step, size = self.progress.training, self.progress.step, self.cfg.trainer.batch_size
+        if self.train is None:
+            return self._sampled([self.seeds[index] for index in alive], size, "train", step)
+        epoch, place = divmod(step, self.batches_per_epoch)
+        if self._order is None or self._order[0] != epoch:
+            orders = [
+                torch.randperm(self.task.train_size, generator=generator_for(s, "order", epoch)) for s in self.seeds
+            ]
+            self._order = epoch, torch.stack(orders).to(self.machine.device)
+        rows_SB = self._order[1][alive, place * size : (place + 1) * size]
+        return self.train[torch.tensor(alive, device=rows_SB.device)[:, None], rows_SB]
+
+    def dropout(self, batch: Batch) -> dict[str, Tensor] | None:
+        """This step's dropout masks, stacked over seeds, each seed's from its own generator."""
+        if self.cfg.model.dropout == 0:
+            return None
+        num_sequences, num_tokens = batch.targets.shape[1:3]
+        each = [
+            self.model.dropout_masks(
+                num_sequences,
+                num_tokens,
+                generator_for(self.seeds[index], "dropout", self.progress.step, self.machine.device),
+            )
+            for index in self.progress.training
+        ]
+        return {name: torch.stack([masks[name] for masks in each]).to(self.machine.dtype) for name in each[0]}
+
+    def update(self) -> None:
+        """One step of every seed that is training."""
+        began = time.perf_counter()
+        cfg, step = self.cfg, self.progress.step
+        batch = self.batch()
+        with self.machine.autocast():
+            loss_S, accuracy_S = self._forward(self.parameters, batch.inputs, batch.targets, self.dropout(batch))
+        # summed, not averaged: each seed's weights get the gradient of its own loss
+        gradients = torch.autograd.grad(loss_S.sum(), list(self.parameters.values()))
+        if cfg.trainer.clip is not None:
+            gradients = clipped(gradients, cfg.trainer.clip)
+        for parameter, gradient in zip(self.parameters.values(), gradients, strict=True):
+            parameter.grad = gradient.contiguous()
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(cfg.optimizer, step, self.num_steps)
+        self.optimizer.step()
+        self.progress.step += 1
+        self.sums["loss"] = self.sums["loss"] + loss_S.detach()
+        self.sums["accuracy"] = self.sums["accuracy"] + accuracy_S
+        self.sums["steps"] += 1
+        self.sums["tokens"] += batch.targets.numel()  # of all seeds; an epoch's last batch can be a small one
+        self.sums["seconds"] += time.perf_counter() - began
+
+    @torch.no_grad()
+    def evaluate(self) -> list[dict]:
+        """Rows of metrics.csv: the training mean since the last evaluation, and the test set now."""
+        alive = self.progress.training
+        chunks, parts = [], list(range(0, self.task.test_size, EVALUATION_SEQUENCES))
+        for start in parts:
+            chunk = self.test[alive, start : start + EVALUATION_SEQUENCES]
+            with self.machine.autocast():
+                scores = self._forward(self.parameters, chunk.inputs, chunk.targets, None)
+            chunks.append(torch.stack(scores).double() * chunk.targets.shape[1])
+        test_loss_S, test_accuracy_S = (torch.stack(chunks).sum(0) / self.task.test_size).tolist()
+        steps = self.sums["steps"]
+        common = {"step": self.progress.step, "seconds": round(self.progress.seconds, 3)}
+        rate = learning_rate(self.cfg.optimizer, max(self.progress.step - 1, 0), self.num_steps)
+        rows = []
+        for place, index in enumerate(alive):
+            common["seed"] = self.seeds[index]
+            if steps:
+                train = {key: self.sums[key][place].item() / steps for key in ("loss", "accuracy")}
+                speed = round(self.sums["tokens"] / max(self.sums["seconds"], 1e-9))
+                rows.append({**common, "split": "train", **train, "learning_rate": rate, "tokens_per_second": speed})
+            rows.append({**common, "split": "test", "loss": test_loss_S[place], "accuracy": test_accuracy_S[place]})
+            self.progress.final[index] = {"test_loss": test_loss_S[place], "test_accuracy": test_accuracy_S[place]}
+            self.progress.last_step[index] = self.progress.step
+        self._forget()
+        return rows
+
+    def retire(self, rows: list[dict], last: bool) -> None:
+        """Take out of the stack the seeds that these rows show as diverged or at their target, and at the end all."""
+        target = self.cfg.trainer.target_accuracy
+        lost = {row["seed"] for row in rows if not math.isfinite(row["loss"])}
+        there = {
+            row["seed"] for row in rows if target is not None and row["split"] == "test" and row["accuracy"] >= target
+        }
+        alive = self.progress.training
+        leaving = {}
+        for index in alive:
+            seed = self.seeds[index]
+            if seed in lost:
+                leaving[index] = "diverged"
+                log.warning("seed %d diverged: its loss is not finite at step %d", seed, self.progress.step)
+            elif last or seed in there:
+                leaving[index] = "reached" if seed in there else "finished"
+        if not leaving:
+            return
+        staying = [place for place, index in enumerate(alive) if index not in leaving]
+        for place, index in enumerate(alive):
+            if index in leaving:
+                self.retired[index] = {name: p.detach()[place].cpu().clone() for name, p in self.parameters.items()}
+                self.progress.status[index] = leaving[index]
+        if staying:
+            state = self.optimizer.state_dict()["state"]
+            self._stack({name: parameter.detach()[staying] for name, parameter in self.parameters.items()})
+            self._set_optimizer_state(
+                {i: {k: v[staying] if v.ndim else v for k, v in one.items()} for i, one in state.items()}
+            )
+
+    def _set_optimizer_state(self, state: dict[int, dict[str, Tensor]]) -> None:
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights of all seeds, in the order of the seeds, wherever they are kept."""
+        alive = self.progress.training
+        return {
+            name: torch.stack(
+                [
+                    self.retired[index][name] if index in self.retired else parameter.detach()[alive.index(index)].cpu()
+                    for index in range(len(self.seeds))
+                ]
+            )
+            for name, parameter in self.parameters.items()
+        }
+
+    def save(self, run: Run) -> None:
+        """A checkpoint: the weights for analyses, and the training state."""
+        tensors = {f"weights/{name}": weight for name, weight in self.weights().items()}
+        for number, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer/{number}/{key}": value for key, value in state.items() if value is not None}
+        tensors |= {f"sums/{key}": self.sums[key] for key in ("loss", "accuracy")}
+        run.save_weights(self.weights())
+        facts = {**vars(self.progress), "sums": {key: self.sums[key] for key in ("steps", "tokens", "seconds")}}
+        run.save_state(tensors, facts)
+
+    def restore(self, tensors: dict[str, Tensor], facts: dict) -> None:
+        """Become what `save` saved."""
+        sums = facts.pop("sums")
+        facts["final"] = {int(index): found for index, found in facts["final"].items()}
+        self.progress = Progress(**facts)
+        alive = self.progress.training
+        weights = {name: tensors[f"weights/{name}"] for name in self.parameters}
+        self.retired = {
+            index: {name: weight[index].clone() for name, weight in weights.items()}
+            for index in range(len(self.seeds))
+            if index not in alive
+        }
+        self._stack({name: weight[alive] for name, weight in weights.items()})
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("optimizer/"):
+                _, number, key = name.split("/")
+                state.setdefault(int(number), {})[key] = tensor
+        self._set_optimizer_state(state)
+        self.sums = {key: tensors[f"sums/{key}"].to(self.machine.device) for key in ("loss", "accuracy")} | sums
+
+    def summary(self, status: str) -> dict:
+        """What summary.json holds."""
+        progress = self.progress
+        # JSON knows neither nan nor the infinite loss that a diverged seed can have
+        found = [
+            {key: value if math.isfinite(value) else None for key, value in progress.final.get(i, {}).items()}
+            for i in range(len(self.seeds))
+        ]
+        seeds = [
+            {"seed": seed, "status": progress.status[i], "steps": progress.last_step[i], **found[i]}
+            for i, seed in enumerate(self.seeds)
+        ]
+        return {"status": status, "step": progress.step, "seconds": round(progress.seconds, 3), "seeds": seeds}
+
+
+def per_seed(model: Transformer) -> Callable[..., tuple[Tensor, Tensor]]:
+    """(stacked weights, inputs_SBN, targets_SBN, stacked dropout masks or None) -> loss_S and accuracy_S."""
+
+    def one_seed(weights: dict[str, Tensor], inputs: Tensor, targets_BN: Tensor, dropout: dict | None):
+        outputs_BNC = functional_call(model, weights, (inputs, dropout))
+        # bfloat16 has too few digits to average in
+        outputs_BNC = outputs_BNC if outputs_BNC.dtype == torch.float64 else outputs_BNC.float()
+        loss_B = loss_per_sequence(outputs_BNC, targets_BN)
+        return loss_B.mean(), accuracy_per_sequence(outputs_BNC.detach(), targets_BN).mean()
+
+    def side_by_side(weights: dict[str, Tensor], inputs: Tensor, targets_SBN: Tensor, dropout: dict | None):
+        if len(targets_SBN) == 1:  # vmap over one seed costs time and gains nothing
+            first = {name: weight[0] for name, weight in weights.items()}
+            masks = None if dropout is None else {name: mask[0] for name, mask in dropout.items()}
+            loss, accuracy = one_seed(first, inputs[0], targets_SBN[0], masks)
+            return loss[None], accuracy[None]
+        return vmap(one_seed, in_dims=(0, 0, 0, None if dropout is None else 0))(weights, inputs, targets_SBN, dropout)
+
+    return side_by_side
+
+
+def clipped(gradients: tuple[Tensor, ...], largest: float) -> tuple[Tensor, ...]:
+    """Stacked gradients scaled down, seed by seed, to a Euclidean norm of at most `largest` over all parameters."""
+    norm_S = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+    factor_S = (largest / norm_S).clamp(max=1.0)
+    return tuple(gradient * factor_S.view(-1, *[1] * (gradient.ndim - 1)) for gradient in gradients)
+
+
+class MetricsFile:
+    """metrics.csv, growing line by line; opened for a resumed run it first drops what came after the checkpoint."""
+
+    def __init__(self, run: Run, upto: int) -> None:
+        self.path = run.folder / "metrics.csv"
+        kept = []
+        if self.path.exists():
+            with self.path.open(newline="") as old:
+                # a kill can leave half a line: every whole one has all the columns and came before the checkpoint
+                rows = [row for row in csv.reader(old) if len(row) == len(METRICS)][1:]
+                kept = [row for row in rows if int(row[0]) <= upto]
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([METRICS, *kept])
+        write_text(self.path, text.getvalue())
+
+    def __enter__(self) -> "MetricsFile":
+        self.file = self.path.open("a", newline="")
+        self.writer = csv.DictWriter(self.file, METRICS, lineterminator="\n")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def add(self, rows: list[dict]) -> None:
+        """Append rows and hand them to the operating system, where a killed process cannot lose them."""
+        self.writer.writerows(rows)
+        self.file.flush()
+
+
+@contextmanager
+def stopping_on_signals() -> Iterator[list[int]]:
+    """A list that is filled when SIGINT or SIGTERM arrives, so that the loop can stop between two steps."""
+    received: list[int] = []
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    try:
+        before = {kind: signal.signal(kind, lambda number, _: received.append(number)) for kind in kinds}
+    except ValueError:  # not the main thread: whoever runs us there handles signals
+        before = {}
+    try:
+        yield received
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+@contextmanager
+def progress_bar(num_steps: int, step: int) -> Iterator[Callable[[int, list[dict]], None]]:
+    """A function that shows where training is: a bar on a terminal, a log line now and then elsewhere."""
+    bar = tqdm(total=num_steps, initial=step, unit="step", disable=not sys.stderr.isatty())
+    spoke = time.monotonic()
+
+    def report(step: int, rows: list[dict]) -> None:
+        nonlocal spoke
+        test = [row for row in rows if row["split"] == "test"]
+        accuracy, loss = (sum(row[key] for row in test) / len(test) for key in ("accuracy", "loss"))
+        told = f"test accuracy {accuracy:.3f}, loss {loss:.3f} nats (mean of {len(test)} seeds)"
+        bar.set_description(told, refresh=False)
+        bar.update(step - bar.n)
+        if bar.disable and (time.monotonic() - spoke > SECONDS_BETWEEN_LINES or step == num_steps):
+            log.info("step %d/%d: %s", step, num_steps, told)
+            spoke = time.monotonic()
+
+    with bar:
+        yield report

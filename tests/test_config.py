@@ -1,0 +1,362 @@
+"""rankbench.config: what is refused is refused in one line that helps; what is shipped is accepted."""
+
+import copy
+import dataclasses
+import math
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import hydra
+import pytest
+from omegaconf import OmegaConf
+
+from rankbench.config import (
+    CHOICES,
+    RANGES,
+    ConfigError,
+    ModelConfig,
+    TrainConfig,
+    check,
+    closest,
+    conf_dir,
+    register,
+    resolve,
+    typed,
+)
+
+
+def shipped(group):
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+def composed(*overrides):
+    register()
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return hydra.compose("train", list(overrides))
+
+
+@pytest.fixture(scope="module")
+def default():
+    return resolve(composed())
+
+
+@pytest.fixture
+def cfg(default):
+    """The default config, free to be changed."""
+    return copy.deepcopy(default)
+
+
+def put(cfg, key, value):
+    *parts, last = key.split(".")
+    for part in parts:
+        cfg = getattr(cfg, part)
+    assert hasattr(cfg, last)
+    setattr(cfg, last, value)
+
+
+def refusal(function, *arguments):
+    """The message of the ConfigError that this call raises: a single line."""
+    with pytest.raises(ConfigError) as error:
+        function(*arguments)
+    message = str(error.value)
+    assert message and "\n" not in message
+    return message
+
+
+# --- allowed values --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", CHOICES)
+def test_a_value_off_the_list_is_refused(cfg, key):
+    put(cfg, key, "zzz")
+    message = refusal(check, cfg)
+    assert message.startswith(f"{key}=zzz: unknown; allowed are ")
+    assert message.endswith(", ".join(CHOICES[key]))
+
+
+@pytest.mark.parametrize("key", CHOICES)
+def test_a_misspelt_value_gets_a_suggestion(cfg, key):
+    longest = max(CHOICES[key], key=len)
+    put(cfg, key, longest + "x")
+    assert f"{key}={longest}x: unknown, did you mean {longest}?;" in refusal(check, cfg)
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, allowed in CHOICES.items() for value in allowed])
+def test_every_value_on_the_list_passes(cfg, key, value):
+    put(cfg, key, value)
+    # what these two need beside them
+    cfg.model.window = 2 if cfg.model.mask == "window" else None
+    cfg.optimizer.milestones = [10] if cfg.optimizer.schedule == "multistep" else []
+    check(cfg)
+
+
+def just_outside(limit, direction):
+    return limit + direction if isinstance(limit, int) else math.nextafter(limit, direction * math.inf)
+
+
+@pytest.mark.parametrize("key", RANGES)
+def test_a_value_out_of_range_is_refused(cfg, key):
+    smallest, largest = RANGES[key]
+    wrong = [just_outside(smallest, -1), just_outside(largest, 1), math.nan, math.inf, -math.inf]
+    for value in wrong:
+        put(cfg, key, value)
+        message = refusal(check, cfg)
+        assert message.startswith(f"{key}={value}: out of range; allowed are values from ")
+        low, high = message.split(" from ")[1].split(" to ")
+        # printed with six digits
+        assert float(low) == pytest.approx(smallest, rel=1e-5) and float(high) == pytest.approx(largest, rel=1e-5)
+
+
+@pytest.mark.parametrize("key", RANGES)
+def test_the_ends_of_a_range_pass(cfg, key):
+    for value in RANGES[key]:
+        changed = copy.deepcopy(cfg)
+        put(changed, key, value)
+        # what goes with some of them: one of steps and epochs; window needs its mask; heads divide the width
+        if key == "trainer.epochs":
+            changed.trainer.steps = None
+        if key == "model.window":
+            changed.model.mask = "window"
+        if key in ("model.heads", "model.width"):
+            changed.model.head_width = 3
+        if key == "model.mlp_ratio":
+            changed.model.width = 2000
+        check(changed)
+
+
+def test_every_number_of_the_config_has_a_range(cfg):
+    # lists and null defaults included: a new number without a range shows here
+    numbers = set()
+    for prefix, part in {"": cfg, "model.": cfg.model, "optimizer.": cfg.optimizer, "trainer.": cfg.trainer}.items():
+        for field in dataclasses.fields(part):
+            if field.type in (int, float, int | None, float | None):
+                numbers.add(prefix + field.name)
+    assert numbers == set(RANGES)
+
+
+def test_null_is_left_alone(cfg):
+    for key in (
+        "budget",
+        "model.head_width",
+        "model.window",
+        "trainer.epochs",
+        "trainer.clip",
+        "trainer.target_accuracy",
+    ):
+        put(cfg, key, None)
+    check(cfg)
+
+
+# --- what goes with what ---------------------------------------------------------------------------------------------
+
+COMBINATIONS = [
+    ({"model.width": 50, "model.heads": 4}, ["model.width=50", "model.heads=4", "multiple of 4", "model.head_width"]),
+    ({"model.mask": "window"}, ["model.window=null", "model.mask=window", "set model.window"]),
+    ({"model.window": 3}, ["model.window=3", "model.mask=none"]),
+    ({"model.window": 3, "model.mask": "causal"}, ["model.window=3", "model.mask=causal"]),
+    ({"model.mlp": False}, ["model.mlp_skip=true", "model.mlp=true", "model.mlp_skip=false"]),
+    ({"model.mlp_ratio": 0.01, "model.width": 40}, ["model.mlp_ratio=0.01", "model.width=40", "0.025"]),
+    ({"trainer.epochs": 2.0}, ["trainer.steps=1000", "trainer.epochs=2.0", "exactly one", "null"]),
+    ({"trainer.steps": None}, ["trainer.steps=", "trainer.epochs=", "exactly one"]),
+    ({"optimizer.schedule": "multistep"}, ["optimizer.milestones=[]", "optimizer.schedule=multistep", "[1000,2000]"]),
+    ({"device": "cpu", "trainer.compile": True, "precision": "fp64"}, ["trainer.compile=true", "fp64"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), COMBINATIONS)
+def test_what_does_not_go_together_is_refused(cfg, changes, words):
+    for key, value in changes.items():
+        put(cfg, key, value)
+    message = refusal(check, cfg)
+    assert message.startswith(words[0])
+    assert all(word in message for word in words)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model.width": 50, "model.heads": 4, "model.head_width": 7},
+        {"model.mask": "window", "model.window": 0},
+        {"model.mlp": False, "model.mlp_skip": False},
+        {"model.mlp": False, "model.mlp_skip": False, "model.mlp_ratio": 0.001},  # no MLP, no hidden unit needed
+        {"trainer.steps": None, "trainer.epochs": 0.5},
+        {"optimizer.schedule": "multistep", "optimizer.milestones": [5]},
+        {"device": "cuda", "trainer.compile": True, "precision": "fp64"},
+    ],
+)
+def test_what_goes_together_passes(cfg, changes):
+    for key, value in changes.items():
+        put(cfg, key, value)
+    check(cfg)
+
+
+# --- typed -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Options:
+    length: int
+    rate: float
+    repeats: bool
+    label: str
+    size: int | None = 3
+
+    def __post_init__(self):
+        if self.length < 0:
+            raise ConfigError(f"task.length={self.length}: too small")
+
+
+GOOD = {"length": 3, "rate": 0.5, "repeats": True, "label": "a", "size": None}
+
+
+def test_typed_values_come_back_as_the_dataclass():
+    got = typed(Options, GOOD, "task")
+    assert got == Options(3, 0.5, True, "a", None)
+    assert isinstance(got, Options)
+
+
+def test_typed_turns_a_whole_number_to_a_float_where_one_is_wanted():
+    rate = typed(Options, {**GOOD, "rate": 2}, "task").rate
+    assert isinstance(rate, float) and rate == 2.0
+
+
+@pytest.mark.parametrize(("key", "meant"), [("lenght", "length"), ("repeat", "repeats"), ("labels", "label")])
+def test_typed_suggests_what_a_misspelt_key_meant(key, meant):
+    message = refusal(typed, Options, {**GOOD, key: 3}, "task")
+    assert message == f"task.{key}: unknown key, did you mean {meant}?; allowed are length, rate, repeats, label, size"
+
+
+def test_typed_suggests_nothing_where_nothing_is_near():
+    message = refusal(typed, Options, {**GOOD, "zzz": 3}, "task")
+    assert message == "task.zzz: unknown key; allowed are length, rate, repeats, label, size"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wants"),
+    [
+        ("length", "three", "wants an integer"),
+        ("length", 2.5, "wants an integer"),
+        ("length", True, "wants an integer"),
+        ("size", "many", "wants an integer"),
+        ("rate", "fast", "wants a number"),
+        ("repeats", "maybe", "wants true or false"),
+        ("repeats", 2.5, "wants true or false"),
+        ("label", [1, 2], "wants a text"),
+        ("length", None, "null is not allowed"),
+        ("label", None, "null is not allowed"),
+    ],
+)
+def test_typed_says_what_is_wanted(key, value, wants):
+    message = refusal(typed, Options, {**GOOD, key: value}, "task")
+    text = {None: "null", True: "true"}.get(value, str(value)) if not isinstance(value, list) else str(value)
+    assert message.startswith(f"task.{key}={text}: ") and wants in message
+
+
+@pytest.mark.parametrize("key", GOOD)
+def test_typed_names_a_missing_key(key):
+    values = {name: value for name, value in GOOD.items() if name != key}
+    assert (
+        refusal(typed, Options, values, "analysis.paths")
+        == f"analysis.paths.{key}: missing; conf/analysis/paths sets it"
+    )
+
+
+def test_typed_lets_the_dataclass_refuse():
+    assert refusal(typed, Options, {**GOOD, "length": -1}, "task") == "task.length=-1: too small"
+
+
+@pytest.mark.parametrize(("got", "says"), [("layernrom", ", did you mean layernorm?"), ("zzz", ""), (3, "")])
+def test_closest(got, says):
+    assert closest(got, ("layernorm", "rmsnorm")) == says
+
+
+# --- budgets ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("budget", "steps"), [(None, 3000), ("paper", 3000), ("laptop", 600), ("smoke", 20)])
+def test_by_budget_gives_each_budget_its_value(budget, steps):
+    register()
+    register()  # twice is as good as once
+    text = "${by_budget:{paper:3000,laptop:600,smoke:20}}"
+    cfg = OmegaConf.create({"budget": budget, "trainer": {"steps": text, "half": "${.steps}"}})
+    assert cfg.trainer.steps == cfg.trainer.half == steps
+
+
+def test_an_unknown_budget_is_refused_from_the_command_line():
+    message = refusal(resolve, composed("budget=huge"))
+    assert message.startswith("budget=huge: unknown") and "allowed are smoke, laptop, paper" in message
+
+
+@pytest.mark.parametrize(("budget", "steps", "every"), [("paper", 1000, 50), ("laptop", 300, 50), ("smoke", 20, 10)])
+def test_budgets_shrink_the_shipped_default(budget, steps, every):
+    trainer = resolve(composed(f"budget={budget}")).trainer
+    assert (trainer.steps, trainer.eval_every) == (steps, every)
+
+
+# --- the shipped files -----------------------------------------------------------------------------------------------
+
+
+def test_conf_dir_holds_what_the_commands_need():
+    for name in ("base", "train", "analyze"):
+        assert (conf_dir() / f"{name}.yaml").is_file()
+
+
+def test_the_default_is_a_checked_dataclass(default):
+    assert type(default) is TrainConfig and type(default.model) is ModelConfig
+    assert default.model.mlp_skip is True  # ${model.mlp}, resolved
+
+
+def test_transformer_yaml_sets_every_key_of_the_model():
+    keys = set(OmegaConf.load(conf_dir() / "model" / "transformer.yaml"))
+    assert keys == {field.name for field in dataclasses.fields(ModelConfig)}
+
+
+# name: (skip, mlp, mlp_skip, norm), as the file's first line says
+PARTS = {
+    "san": (False, False, False, "none"),
+    "san_skip": (True, False, False, "none"),
+    "san_mlp": (False, True, False, "none"),
+    "transformer": (True, True, True, "post"),
+    "transformer_no_norm": (True, True, True, "none"),
+    "transformer_no_skip": (False, True, False, "post"),
+    "transformer_pre_norm": (True, True, True, "pre"),
+}
+
+
+@pytest.mark.parametrize("name", shipped("model"))
+def test_every_shipped_model_is_what_its_name_says(name):
+    model = resolve(composed(f"model={name}")).model
+    assert model.name == name
+    assert (model.skip, model.mlp, model.mlp_skip, model.norm) == PARTS.get(name, model.name)
+
+
+@pytest.mark.parametrize("name", shipped("optimizer"))
+def test_every_shipped_optimizer_is_what_its_name_says(name):
+    assert resolve(composed(f"optimizer={name}")).optimizer.name == name
+
+
+@pytest.mark.parametrize("name", shipped("task"))
+def test_every_shipped_task_can_be_built(name):
+    from rankbench.tasks import build_task
+
+    assert build_task(resolve(composed(f"task={name}")).task).name == name
+
+
+def test_resolve_refuses_what_check_refuses():
+    assert refusal(resolve, composed("model.norm=Pre")).startswith("model.norm=Pre: unknown, did you mean pre?")
+
+
+def test_resolve_names_the_key_of_a_broken_interpolation():
+    assert refusal(resolve, composed("model.width=${nowhere}")).startswith("model.width: ")
+
+
+@pytest.mark.parametrize("override", ["+trainer.step=5", "+model.layer=2", "+optimizer.learning_rate=1"])
+def test_a_key_that_nothing_reads_is_refused(override):
+    # Hydra itself suggests the + to whoever misspells a key; accepted, the value would be ignored in silence
+    assert override[1:].split("=")[0] in refusal(resolve, composed(override))
+
+
+def test_config_loads_without_torch():
+    program = "import sys, rankbench.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=conf_dir().parent).returncode == 0

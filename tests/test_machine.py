@@ -1,0 +1,195 @@
+"""rankbench.machine: device, number type, and a record that names what made a run."""
+
+import json
+import math
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import hydra
+import pytest
+import torch
+
+import rankbench.machine
+from rankbench.config import ConfigError, conf_dir, register, resolve
+from rankbench.machine import RECORDED_PACKAGES, Machine
+from rankbench.run import Run
+from rankbench.train import train
+
+TINY = [
+    "model.layers=1",
+    "model.width=8",
+    "task.length=4",
+    "task.alphabet=5",
+    "task.train_size=40",
+    "task.test_size=50",
+]
+
+
+def config(*overrides):
+    register()
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return resolve(hydra.compose("train", [*TINY, "device=cpu", *overrides]))
+
+
+@pytest.fixture(autouse=True)
+def same_threads():
+    """prepare() sets torch's threads for the whole process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_cuda_without_cuda_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"^device=cuda: .*device=cpu or device=auto$"):
+        train(config("device=cuda"), Run(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "wanted, available, expected", [("auto", False, "cpu"), ("auto", True, "cuda"), ("cpu", True, "cpu")]
+)
+def test_auto_takes_cuda_where_there_is_some(monkeypatch, wanted, available, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    assert Machine.prepare(config(f"device={wanted}")).device.type == expected
+
+
+def test_threads_are_torchs(monkeypatch):
+    Machine.prepare(config("threads=3"))
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.parametrize(
+    "precision, stored, computed",
+    [("fp32", torch.float32, torch.float32), ("bf16", torch.float32, torch.bfloat16), ("fp64",) + (torch.float64,) * 2],
+)
+def test_precision_is_what_is_stored_and_what_is_computed_in(precision, stored, computed):
+    machine = Machine.prepare(config(f"precision={precision}"))
+    assert machine.dtype == stored
+    weight = torch.ones(2, 2, dtype=machine.dtype)
+    with machine.autocast():
+        assert (weight @ weight).dtype == computed
+    assert (weight @ weight).dtype == stored
+
+
+# --- trained in each precision ---------------------------------------------------------------------------------------
+
+
+def losses(run):
+    """Test loss at the first and at the last evaluation, mean of the seeds."""
+    rows = [line.split(",") for line in (run.folder / "metrics.csv").read_text().splitlines()[1:]]
+    steps = sorted({int(row[0]) for row in rows})
+    found = [
+        [float(row[3]) for row in rows if row[2] == "test" and int(row[0]) == step] for step in (steps[0], steps[-1])
+    ]
+    return [sum(values) / len(values) for values in found]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The same run in every precision."""
+    found = {}
+    for precision in ("fp32", "bf16", "fp64"):
+        found[precision] = Run(tmp_path_factory.mktemp(precision))
+        options = ["trainer.steps=40", "trainer.batch_size=20", "optimizer.lr=0.01", "model.dropout=0.05", "replicas=2"]
+        train(config(f"precision={precision}", *options), found[precision])
+    return found
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+def test_every_precision_trains(runs, precision):
+    first, last = losses(runs[precision])
+    assert math.isfinite(first) and math.isfinite(last)
+    # 40 steps take the loss from 1.48 to 0.91 nats, the same in all three to two digits; 0.9 leaves room
+    assert last < 0.9 * first
+
+
+def test_precisions_agree_as_far_as_their_digits_go(runs):
+    exact = losses(runs["fp64"])
+    assert losses(runs["fp32"]) == pytest.approx(exact, rel=1e-4)  # 6e-8 a sum, enlarged by 40 steps of Adam
+    assert losses(runs["bf16"]) == pytest.approx(exact, rel=0.05)  # 4e-3 a product
+    assert losses(runs["bf16"]) != pytest.approx(exact, rel=1e-5)  # or it was no bfloat16
+
+
+@pytest.mark.parametrize(
+    "precision, dtype", [("fp32", torch.float32), ("bf16", torch.float32), ("fp64", torch.float64)]
+)
+def test_weights_are_saved_in_their_own_type(runs, precision, dtype):
+    weights = runs[precision].weights()
+    assert {weight.dtype for weight in weights.values()} == {dtype}
+    if dtype == torch.float64:
+        # digits that float32 does not have
+        assert any(not torch.equal(weight, weight.float().double()) for weight in weights.values())
+
+
+# --- record ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_keeps_the_record(runs):
+    record = json.loads((runs["bf16"].folder / "environment.json").read_text())
+    assert record["precision"] == "bf16"
+    assert (record["device"], record["gpu"], record["threads"]) == ("cpu", None, 1)
+    assert record["command"] == sys.argv
+    assert record["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert tuple(record["packages"]) == RECORDED_PACKAGES
+    assert record["packages"]["torch"] == torch.__version__
+    for package in set(RECORDED_PACKAGES) - {"rankbench", "torch"}:
+        assert record["packages"][package] == version(package)
+
+
+def commit_of(checkout):
+    """The checked-out commit, read from .git by hand."""
+    head = (checkout / ".git/HEAD").read_text().strip()
+    if not head.startswith("ref: "):
+        return head
+    loose = checkout / ".git" / head.removeprefix("ref: ")
+    if loose.exists():
+        return loose.read_text().strip()
+    packed = (checkout / ".git/packed-refs").read_text().splitlines()
+    return next(line.split()[0] for line in packed if line.endswith(head.removeprefix("ref: ")))
+
+
+CHECKOUT = Path(rankbench.machine.__file__).resolve().parents[1]
+
+
+def is_tracked():
+    index = CHECKOUT / ".git/index"
+    return index.is_file() and b"rankbench/machine.py" in index.read_bytes()
+
+
+@pytest.mark.skipif(not is_tracked(), reason="rankbench does not run from a checkout that tracks it")
+def test_the_record_names_the_commit():
+    git = Machine.prepare(config()).record()["git"]
+    assert git["commit"] == commit_of(CHECKOUT)
+    assert isinstance(git["dirty"], bool)
+
+
+def answers(monkeypatch, texts):
+    """Let git answer these texts, by its first word; what is not there fails."""
+
+    def fake(command, **_):
+        text = texts.get(command[3])
+        return subprocess.CompletedProcess(command, 1 if text is None else 0, text or "", "")
+
+    monkeypatch.setattr(subprocess, "run", fake)
+
+
+@pytest.mark.parametrize("changes, dirty", [("", False), (" M rankbench/train.py\n", True)])
+def test_the_record_tells_a_changed_checkout(monkeypatch, changes, dirty):
+    answers(monkeypatch, {"ls-files": "machine.py\n", "rev-parse": "abc123\n", "status": changes})
+    assert Machine.prepare(config()).record()["git"] == {"commit": "abc123", "dirty": dirty}
+
+
+def test_outside_a_checkout_no_commit_is_claimed(monkeypatch, tmp_path):
+    machine = Machine.prepare(config())
+    # installed in a virtual environment inside somebody else's repository: git knows that repository, but not our file
+    answers(monkeypatch, {"rev-parse": "abc123\n", "status": ""})
+    assert machine.record()["git"] is None
+
+    def no_git(*_, **__):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(subprocess, "run", no_git)
+    assert machine.record()["git"] is None

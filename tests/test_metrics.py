@@ -1,0 +1,615 @@
+"""rankbench.metrics against numpy and scipy loops, closed forms and, for what holds for all inputs, hypothesis.
+
+Shapes: B batch, N query token, M key token, D width, H head.
+"""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankbench import metrics
+from rankbench.metrics import ATTENTION_METRICS, STATE_METRICS, attention_metrics, residual_matrix, state_metrics
+
+# Float64 against another float64 route over at most a few hundred terms of order 1: 1e-12 is about 5000 eps.
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+
+every_seed = settings(max_examples=25, deadline=None)
+seeds = st.integers(0, 2**32 - 1)
+sizes = st.integers(2, 7)
+
+
+def random_states(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def random_attention(seed, *shape):
+    return torch.softmax(2 * random_states(seed, *shape), -1)
+
+
+def random_orthogonal(seed, size):
+    return torch.linalg.qr(random_states(seed, size, size))[0]
+
+
+def only(x_ND):
+    """A batch of one sequence."""
+    return torch.as_tensor(x_ND, dtype=torch.float64)[None]
+
+
+# --- norms -----------------------------------------------------------------------------------------------------------
+
+
+@every_seed
+@given(seeds, sizes, sizes)
+def test_norms_are_those_of_scipy(seed, num_tokens, width):
+    x = random_states(seed, 2, 3, num_tokens, width)
+    for batch, head in itertools.product(range(2), range(3)):
+        matrix = x[batch, head].numpy()
+        one, inf = scipy.linalg.norm(matrix, 1), scipy.linalg.norm(matrix, np.inf)
+        torch.testing.assert_close(metrics.one_norm(x)[batch, head].item(), one, **EXACT)
+        torch.testing.assert_close(metrics.inf_norm(x)[batch, head].item(), inf, **EXACT)
+        torch.testing.assert_close(metrics.composite_norm(x)[batch, head].item(), math.sqrt(one * inf), **EXACT)
+        frobenius = scipy.linalg.norm(matrix, "fro")
+        torch.testing.assert_close(metrics.frobenius_norm(x)[batch, head].item(), frobenius, **EXACT)
+
+
+@every_seed
+@given(seeds, st.floats(-1e6, 1e6))
+def test_composite_norm_is_absolutely_homogeneous(seed, factor):
+    x = random_states(seed, 5, 3)
+    torch.testing.assert_close(metrics.composite_norm(factor * x), abs(factor) * metrics.composite_norm(x), **EXACT)
+
+
+def test_composite_norm_has_no_triangle_inequality():
+    row, column = torch.zeros(3, 3), torch.zeros(3, 3)
+    row[0], column[:, 0] = 1, 1
+    # (1, 3) and (3, 1) give sqrt 3 each, their sum (4, 4) gives 4 > 2 sqrt 3 = 3.46.
+    assert metrics.composite_norm(row + column) > metrics.composite_norm(row) + metrics.composite_norm(column) + 0.5
+
+
+@pytest.mark.parametrize("dtype, scale", [(torch.float32, 2.0**-100), (torch.float64, 2.0**-900)])
+def test_norms_do_not_underflow_where_squares_and_products_do(dtype, scale):
+    x = random_states(0, 4, 3).to(dtype)
+    for norm in (metrics.composite_norm, metrics.frobenius_norm):
+        # Powers of two scale without rounding, except that the root of an odd power would not: both are even.
+        torch.testing.assert_close(norm(x * scale) / scale, norm(x))
+
+
+# --- states: every entry against a loop in numpy ---------------------------------------------------------------------
+
+
+def composite(matrix):
+    return math.sqrt(scipy.linalg.norm(matrix, 1) * scipy.linalg.norm(matrix, np.inf))
+
+
+def entropy_rank(weights):
+    return math.exp(scipy.stats.entropy(weights))  # scipy normalises the weights
+
+
+def pairwise_cosine(matrix):
+    pairs = itertools.combinations(matrix, 2)
+    return np.mean([a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) for a, b in pairs])
+
+
+def reference_state_metrics(x):
+    mean = x.mean(0)
+    r = x - np.ones((len(x), 1)) * mean
+    s, s_centred = scipy.linalg.svdvals(x), scipy.linalg.svdvals(r)
+    # Eigenvalues of the Gram matrix by another algorithm; their fourth and second powers of s.
+    gram = x @ x.T
+    return {
+        "relative_residual": composite(r) / composite(x),
+        "residual": composite(r),
+        "relative_residual_l1": np.linalg.norm(r, 1) / np.linalg.norm(x, 1),
+        "relative_residual_linf": np.linalg.norm(r, np.inf) / np.linalg.norm(x, np.inf),
+        "relative_residual_frobenius": np.linalg.norm(r) / np.linalg.norm(x),
+        "residual_frobenius": np.linalg.norm(r),
+        "high_frequency_energy": np.linalg.norm(r) / np.linalg.norm(np.ones((len(x), 1)) * mean),
+        "stable_rank": np.linalg.norm(x) ** 2 / np.linalg.norm(x, 2) ** 2,
+        "stable_rank_gram": np.linalg.norm(gram) ** 2 / np.linalg.norm(gram, 2) ** 2,
+        "effective_rank": entropy_rank(s),
+        "effective_rank_squared": entropy_rank(s**2),
+        "effective_rank_centred": entropy_rank(s_centred),
+        "effective_rank_squared_centred": entropy_rank(s_centred**2),
+        "participation_ratio": np.trace(gram) ** 2 / np.trace(gram @ gram),
+        "numerical_rank": float(np.linalg.matrix_rank(x)),
+        "second_singular_ratio": s[1] / s[0],
+        "mean_cosine": pairwise_cosine(x),
+        "mean_cosine_centred": pairwise_cosine(r),
+        "noise_floor": np.finfo(x.dtype).eps * composite(x),
+        "below_floor": False,
+    }
+
+
+@pytest.mark.parametrize("num_tokens, width", [(7, 4), (4, 7), (5, 5), (2, 9)])
+def test_state_metrics_are_those_of_a_numpy_loop(num_tokens, width):
+    x_BND = random_states(1, 3, num_tokens, width)
+    values = state_metrics(x_BND)
+    for index, x in enumerate(x_BND.numpy()):
+        expected = reference_state_metrics(x)
+        assert {name: value[index].item() for name, value in values.items()} == pytest.approx(expected, rel=1e-11)
+        assert values.keys() == expected.keys()
+
+
+def test_registry_function_and_state_metrics_agree_bit_for_bit():
+    x_BND = random_states(2, 3, 6, 4)
+    values = state_metrics(x_BND)
+    assert set(values) - set(STATE_METRICS) == {"noise_floor", "below_floor"}
+    for name, metric in STATE_METRICS.items():
+        assert metric is getattr(metrics, name) and metric.__name__ == name and "shape (B,)" in metric.__doc__
+        assert torch.equal(metric(x_BND), values[name])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_state_metrics_keep_the_dtype_and_have_one_value_per_sequence(dtype):
+    x_BND = random_states(3, 5, 6, 4).to(dtype)
+    values = state_metrics(x_BND)
+    assert values.pop("below_floor").dtype == torch.bool
+    assert all(value.dtype == dtype and value.shape == (5,) for value in values.values())
+    double = state_metrics(x_BND.double())
+    for name in set(values) - {"noise_floor"}:
+        # 1e-4 is about 1000 eps of float32, above the error of its SVD for this well-conditioned input.
+        torch.testing.assert_close(values[name].double(), double[name], rtol=1e-4, atol=1e-4)
+
+
+def test_sequences_of_a_batch_do_not_mix():
+    x_BND = random_states(4, 3, 5, 4)
+    whole, alone = state_metrics(x_BND), state_metrics(x_BND[1:2])
+    for name in alone:
+        torch.testing.assert_close(whole[name][1:2], alone[name], **EXACT)
+
+
+# --- states: closed forms --------------------------------------------------------------------------------------------
+
+
+def test_identity():
+    size = 6
+    values = {name: value.item() for name, value in state_metrics(only(torch.eye(size))).items()}
+    # Orthogonal tokens: every rank is N; the residual I - 1/N has column and row sums 2 (N - 1) / N, and N - 1 equal
+    # singular values.
+    full = ["stable_rank", "stable_rank_gram", "effective_rank", "effective_rank_squared", "participation_ratio"]
+    assert [values[name] for name in [*full, "numerical_rank"]] == pytest.approx([size] * 6)
+    for name in ("effective_rank_centred", "effective_rank_squared_centred"):
+        assert values[name] == pytest.approx(size - 1)
+    for name in ("relative_residual", "residual", "relative_residual_l1", "relative_residual_linf"):
+        assert values[name] == pytest.approx(2 * (size - 1) / size)
+    assert values["residual_frobenius"] == pytest.approx(math.sqrt(size - 1))
+    assert values["high_frequency_energy"] == pytest.approx(math.sqrt(size - 1))
+    assert values["mean_cosine"] == pytest.approx(0, abs=1e-12)
+    assert values["mean_cosine_centred"] == pytest.approx(-1 / (size - 1))
+    assert values["second_singular_ratio"] == pytest.approx(1)
+
+
+def test_rank_one_that_is_not_collapsed():
+    # u v^T with different tokens has rank one but is far from 1 x^T: ranks and residual measure different things.
+    u, v = torch.tensor([1.0, 2.0, -3.0, 5.0]), torch.tensor([1.0, -1.0, 2.0])
+    values = {name: value.item() for name, value in state_metrics(only(torch.outer(u, v))).items()}
+    for name in ("stable_rank", "stable_rank_gram", "effective_rank", "effective_rank_squared", "participation_ratio"):
+        assert values[name] == pytest.approx(1)
+    assert values["numerical_rank"] == 1
+    assert values["second_singular_ratio"] < 1e-14
+    # Residual (u - mean u) v^T with mean u = 5/4: ||.||_1 = 9 * 2, ||.||_inf = 4.25 * 4; X has 11 * 2 and 5 * 4.
+    assert values["residual"] == pytest.approx(math.sqrt(9 * 2 * 4.25 * 4))
+    assert values["relative_residual"] == pytest.approx(math.sqrt(9 * 4.25 / (11 * 5)))
+    # Of the 6 pairs of +-v, 3 have opposite signs.
+    assert values["mean_cosine"] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("ratio", [0.9, 0.5, 0.1])
+def test_geometric_spectrum(ratio):
+    rank, num_tokens, width = 5, 8, 6
+    left, right = random_orthogonal(5, num_tokens)[:, :rank], random_orthogonal(6, width)[:, :rank]
+    x_BND = only(3 * left * ratio ** torch.arange(rank, dtype=torch.float64) @ right.T)
+
+    def geometric_sum(q):
+        return (1 - q**rank) / (1 - q)
+
+    def entropy_rank_of_geometric(q):
+        mean_power = sum(k * q**k for k in range(rank)) / geometric_sum(q)
+        return math.exp(math.log(geometric_sum(q)) - mean_power * math.log(q))
+
+    expected = {
+        "stable_rank": geometric_sum(ratio**2),
+        "stable_rank_gram": geometric_sum(ratio**4),
+        "effective_rank": entropy_rank_of_geometric(ratio),
+        "effective_rank_squared": entropy_rank_of_geometric(ratio**2),
+        "participation_ratio": geometric_sum(ratio**2) ** 2 / geometric_sum(ratio**4),
+        "numerical_rank": rank,
+        "second_singular_ratio": ratio,
+    }
+    for name, value in expected.items():
+        # The sixth singular value is rounding error, about 1e-16, and its entropy 36 times that.
+        assert STATE_METRICS[name](x_BND).item() == pytest.approx(value, rel=1e-12)
+
+
+def test_numerical_rank_counts_above_tau():
+    x_BND = only(torch.diag(torch.tensor([1.0, 1e-2, 1e-4])))
+    assert [metrics.numerical_rank(x_BND, tau=tau).item() for tau in (1e-5, 1e-3, 1e-1)] == [3, 2, 1]
+    # 1e-10 is above 3 eps of float64 and below 3 eps of float32.
+    x_BND = only(torch.diag(torch.tensor([1.0, 1e-10, 0.0], dtype=torch.float64)))
+    assert metrics.numerical_rank(x_BND).item() == 2
+    assert metrics.numerical_rank(x_BND.float()).item() == 1
+    # By default tau is eps times the longer side: 5 eps counts for 2 x 2 and not for 8 x 2.
+    x_BND = torch.zeros(1, 8, 2, dtype=torch.float64)
+    x_BND[0, 0, 0], x_BND[0, 1, 1] = 1, 5 * 2.0**-52
+    assert metrics.numerical_rank(x_BND[:, :2]).item() == 2
+    assert metrics.numerical_rank(x_BND).item() == 1
+
+
+# --- states: statements about all inputs -----------------------------------------------------------------------------
+
+
+@every_seed
+@given(seeds, sizes, sizes, st.floats(1e-3, 1e3))
+def test_ranks_are_invariant_under_orthogonal_maps_and_scaling(seed, num_tokens, width, scale):
+    x_BND = random_states(seed, 2, num_tokens, width)
+    moved_BND = scale * random_orthogonal(seed ^ 1, num_tokens) @ x_BND @ random_orthogonal(seed ^ 2, width)
+    for name in (
+        *("stable_rank", "stable_rank_gram", "effective_rank", "effective_rank_squared"),
+        *("participation_ratio", "numerical_rank", "second_singular_ratio"),
+    ):
+        # The entropy's slope log s grows slowly as s -> 0: singular values accurate to 1e-15 give 1e-13.
+        torch.testing.assert_close(STATE_METRICS[name](moved_BND), STATE_METRICS[name](x_BND), rtol=1e-11, atol=1e-11)
+
+
+@every_seed
+@given(seeds, sizes, sizes, st.floats(1, 1e3))
+def test_a_shift_of_all_tokens_changes_relative_but_not_absolute_or_centred_metrics(seed, num_tokens, width, size):
+    x_BND = random_states(seed, 2, num_tokens, width)
+    shift = size * torch.ones(width, dtype=torch.float64)
+    before, after = state_metrics(x_BND), state_metrics(x_BND + shift)
+    centred = ["residual", "residual_frobenius", "effective_rank_centred", "effective_rank_squared_centred"]
+    if num_tokens > 2 and width > 1:  # of two tokens the centred cosine is -1 always
+        centred.append("mean_cosine_centred")
+    for name in centred:
+        # Rounding x + shift leaves 1e3 eps = 2e-13 in the residual, divided by the smallest token distance.
+        torch.testing.assert_close(after[name], before[name], rtol=1e-8, atol=1e-8)
+    far = state_metrics(x_BND + 1e6)
+    assert (far["relative_residual"] < 1e-4 * before["relative_residual"]).all()
+    assert (far["mean_cosine"] > 1 - 1e-9).all()
+
+
+@every_seed
+@given(seeds, sizes, sizes)
+def test_residual_is_zero_if_and_only_if_all_tokens_are_equal(seed, num_tokens, width):
+    collapsed_BND = random_states(seed, 1, 1, width).repeat(1, num_tokens, 1)
+    values = state_metrics(collapsed_BND)
+    for name in ("residual", "residual_frobenius", "relative_residual", "high_frequency_energy"):
+        assert values[name].item() == 0  # exactly: equal tokens have difference 0
+    assert values["below_floor"].item()
+    torch.testing.assert_close(values["mean_cosine"], torch.ones(1, dtype=torch.float64), **EXACT)
+    different_BND = collapsed_BND.clone()
+    different_BND[0, -1, 0] = torch.nextafter(different_BND[0, -1, 0], torch.tensor(torch.inf, dtype=torch.float64))
+    assert metrics.residual(different_BND).item() > 0  # even for the smallest change that float64 can hold
+    assert metrics.below_floor(different_BND).item()
+
+
+def test_residual_of_a_nearly_collapsed_sequence_is_accurate_below_eps_of_the_sequence():
+    # Tokens 1/3 + k ulp: the residual is known exactly although it is 1e-16 of the sequence.
+    ulp = 2.0**-54
+    x_BND = only(torch.tensor([[1 / 3 + k * ulp] for k in (0, 1, 2, 9)], dtype=torch.float64))
+    torch.testing.assert_close(residual_matrix(x_BND)[0, :, 0] / ulp, torch.tensor([-3.0, -2, -1, 6]).double())
+
+
+@every_seed
+@given(seeds, sizes, sizes, st.floats(1e-4, 1))
+def test_token_mean_minimises_the_frobenius_norm(seed, num_tokens, width, size):
+    x = random_states(seed, num_tokens, width)
+    other = residual_matrix(x) + size * torch.nn.functional.normalize(random_states(seed ^ 1, width), dim=0)
+    # Pythagoras: moving x by a vector of length t adds N t^2 to the square.
+    expected = metrics.frobenius_norm(residual_matrix(x)) ** 2 + num_tokens * size**2
+    torch.testing.assert_close(metrics.frobenius_norm(other) ** 2, expected, **EXACT)
+
+
+@every_seed
+@given(seeds, sizes, sizes)
+def test_median_minimises_the_one_norm_exactly(seed, num_tokens, width):
+    x = random_states(seed, num_tokens, width)
+    # Brute force: a column sum of |X - x_d| is piecewise linear in x_d, so one of the column's entries minimises it.
+    columns = [min((column - entry).abs().sum() for entry in column) for column in x.T]
+    torch.testing.assert_close(metrics.one_norm(residual_matrix(x, "l1")), max(columns), **EXACT)
+
+
+@every_seed
+@given(seeds, sizes, sizes)
+def test_linear_program_is_no_worse_than_any_candidate_in_the_inf_norm(seed, num_tokens, width):
+    x = random_states(seed, num_tokens, width)
+    best_residual = residual_matrix(x, "linf")
+    best = metrics.inf_norm(best_residual)
+    near = best_residual + 0.1 * random_states(seed ^ 1, 200, 1, width)
+    far = x - x[0] + random_states(seed ^ 2, 200, 1, width)
+    candidates = [residual_matrix(x), residual_matrix(x, "l1"), *near, *far]
+    # The solver may be 1e-9 of the optimum off.
+    assert best <= min(metrics.inf_norm(candidate) for candidate in candidates) * (1 + 1e-8)
+    # No centre is nearer to two tokens than half their distance: a lower bound that has nothing to do with the solver.
+    assert best >= max((a - b).abs().sum() for a, b in itertools.combinations(x, 2)) / 2 * (1 - 1e-8)
+
+
+def test_linear_program_finds_the_centres_that_are_known():
+    # Width 1: the middle of the range. Width 2: |x| + |y| is max |x +- y|, so in the coordinates x + y and x - y too.
+    x = random_states(7, 2, 3, 9, 1)
+    half_range = (x.amax(-2) - x.amin(-2))[..., 0] / 2
+    torch.testing.assert_close(metrics.inf_norm(residual_matrix(x, "linf")), half_range, rtol=1e-8, atol=0)
+    plane = random_states(8, 9, 2)
+    turned = torch.stack([plane.sum(-1), plane[:, 0] - plane[:, 1]], -1)
+    expected = (turned.amax(0) - turned.amin(0)).max() / 2
+    torch.testing.assert_close(metrics.inf_norm(residual_matrix(plane, "linf")), expected, rtol=1e-8, atol=0)
+    tiny = 1e-30 * plane  # the solver's tolerances are absolute, its problem must not be
+    torch.testing.assert_close(metrics.inf_norm(residual_matrix(tiny, "linf")), 1e-30 * expected, rtol=1e-8, atol=0)
+    assert torch.equal(residual_matrix(torch.ones(3, 2), "linf"), torch.zeros(3, 2))
+
+
+def test_minimiser_reaches_the_metrics():
+    x_BND = random_states(9, 2, 6, 3)
+    norms = {"relative_residual": metrics.composite_norm, "relative_residual_l1": metrics.one_norm}
+    norms |= {"relative_residual_linf": metrics.inf_norm, "relative_residual_frobenius": metrics.frobenius_norm}
+    for (name, norm), minimiser in itertools.product(norms.items(), ("mean", "l1", "linf")):
+        expected = norm(residual_matrix(x_BND, minimiser)) / norm(x_BND)
+        assert torch.equal(STATE_METRICS[name](x_BND, minimiser=minimiser), expected)
+    for name, minimiser in (("l1", "l1"), ("linf", "linf")):
+        metric = STATE_METRICS[f"relative_residual_{name}"]
+        assert (metric(x_BND, minimiser=minimiser) < metric(x_BND)).all()
+    for metric, norm in (
+        (metrics.residual, metrics.composite_norm),
+        (metrics.residual_frobenius, metrics.frobenius_norm),
+    ):
+        assert torch.equal(metric(x_BND, minimiser="l1"), norm(residual_matrix(x_BND, "l1")))
+    with pytest.raises(ValueError, match="minimiser='l2': allowed are 'mean', 'l1', 'linf'"):
+        metrics.residual(x_BND, minimiser="l2")
+
+
+# --- states: edges ---------------------------------------------------------------------------------------------------
+
+DEFINED_FOR_ZERO = {"residual", "residual_frobenius", "numerical_rank"}
+
+
+def test_all_zero_sequence_is_nan_in_the_table_and_an_error_by_itself():
+    x_BND = random_states(10, 3, 4, 5)
+    x_BND[1] = 0
+    values = state_metrics(x_BND)
+    for name, metric in STATE_METRICS.items():
+        assert values[name][[0, 2]].isfinite().all()
+        if name in DEFINED_FOR_ZERO:
+            assert values[name][1] == 0 and metric(x_BND)[1] == 0
+        else:
+            assert values[name][1].isnan()
+            with pytest.raises(ValueError, match=rf"^{name}: undefined if .*, as sequence 1; state_metrics gives nan$"):
+                metric(x_BND)
+    assert values["below_floor"].tolist() == [False, True, False]
+
+
+def test_single_token_has_no_residual_and_no_cosine():
+    values = {name: value.item() for name, value in state_metrics(random_states(11, 1, 1, 5)).items()}
+    for name in ("residual", "relative_residual", "residual_frobenius", "high_frequency_energy"):
+        assert values[name] == 0
+    for name in ("stable_rank", "effective_rank", "participation_ratio", "numerical_rank"):
+        assert values[name] == 1
+    assert values["second_singular_ratio"] == 0
+    undefined = {name for name, value in values.items() if math.isnan(value)}
+    cosines, ranks = (
+        {"mean_cosine", "mean_cosine_centred"},
+        {"effective_rank_centred", "effective_rank_squared_centred"},
+    )
+    assert undefined == cosines | ranks
+    # Undefined, and not the infinity that rounding error over zero pairs would be in some of 64 sequences.
+    x_BND = random_states(11, 64, 3, 50)
+    x_BND[:, 1:] = 0
+    assert state_metrics(x_BND)["mean_cosine"].isnan().all()
+    with pytest.raises(ValueError, match="mean_cosine: undefined if fewer than two tokens are nonzero"):
+        metrics.mean_cosine(random_states(11, 1, 1, 5))
+
+
+def test_cosine_leaves_out_tokens_without_a_direction():
+    x_BND = only([[1.0, 0], [0, 0], [1, 1], [0, 0]])
+    assert metrics.mean_cosine(x_BND).item() == pytest.approx(math.sqrt(0.5))
+    # The middle token is the mean up to rounding: 0.1 + 0.3 is not twice 0.2. The other two are opposite.
+    x_BND = only([[0.1, 0.7], [0.2, 0.8], [0.3, 0.9]])
+    assert metrics.mean_cosine_centred(x_BND).item() == pytest.approx(-1)
+
+
+def test_high_frequency_energy_of_centred_tokens_is_infinite():
+    assert metrics.high_frequency_energy(only([[1.0, 2], [-1, -2]])).item() == math.inf
+
+
+def test_noise_floor_knows_its_dtype():
+    x_BND = random_states(12, 2, 5, 3)
+    x_BND = (1 + 1e-9 * x_BND, 1 + 1e-3 * x_BND)
+    assert [metrics.below_floor(x.float()).tolist() for x in x_BND] == [[True] * 2, [False] * 2]
+    assert [metrics.below_floor(x).tolist() for x in x_BND] == [[False] * 2, [False] * 2]
+    ratio = metrics.noise_floor(x_BND[1].float()).double() / metrics.noise_floor(x_BND[1])
+    # eps is 2^-23 and 2^-52; the norm itself differs by rounding.
+    torch.testing.assert_close(ratio, torch.full_like(ratio, 2.0**29), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    "x_BND, message",
+    [
+        (torch.ones(3, 2), r"x_BND: got shape \(3, 2\), wanted \(B, N, D\) with no empty axis but B"),
+        (torch.ones(1, 0, 2), r"x_BND: got shape \(1, 0, 2\)"),
+        (torch.ones(1, 3, 2, dtype=torch.bfloat16), r"x_BND: got torch.bfloat16, allowed are torch.float32 and"),
+        (torch.tensor([[[1.0, math.nan]]]), r"x_BND: got 1 nan or infinite entries, all must be finite"),
+        (torch.tensor([[[math.inf, -math.inf]]]), r"x_BND: got 2 nan or infinite entries, all must be finite"),
+    ],
+)
+def test_bad_states_are_refused_everywhere(x_BND, message):
+    everywhere = (*STATE_METRICS.values(), metrics.noise_floor, metrics.below_floor, state_metrics)
+    for function in everywhere:
+        with pytest.raises(ValueError, match=message):
+            function(x_BND)
+
+
+def test_empty_batch_gives_empty_columns():
+    assert {value.shape for value in state_metrics(torch.ones(0, 3, 2)).values()} == {(0,)}
+    assert {value.shape for value in attention_metrics(torch.ones(0, 2, 3, 3)).values()} == {(0, 2)}
+
+
+# --- attention -------------------------------------------------------------------------------------------------------
+
+
+def reference_attention_metrics(p, visible):
+    entropies = [
+        scipy.stats.entropy(row) / math.log(sees.sum()) for row, sees in zip(p, visible, strict=True) if sees.sum() > 1
+    ]
+    r = p - p.mean(0)
+    s = scipy.linalg.svdvals(p)
+    modulus = sorted(abs(scipy.linalg.eigvals(p)))
+    return {
+        "attention_entropy": np.mean(entropies),
+        "attention_stable_rank": np.linalg.norm(p) ** 2 / np.linalg.norm(p, 2) ** 2,
+        "attention_effective_rank": entropy_rank(s),
+        "attention_relative_residual": composite(r) / composite(p),
+        "attention_gap_eigenvalue": 1 - modulus[-2],
+        "attention_gap_singular": s[0] - s[1],
+        "attention_noise_floor": np.finfo(p.dtype).eps * composite(p),
+        "attention_below_floor": False,
+    }
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "window"])
+def test_attention_metrics_are_those_of_a_numpy_loop(mask):
+    distance_NM = torch.arange(6)[:, None] - torch.arange(6)
+    visible_NM = {"none": distance_NM > -9, "causal": distance_NM >= 0, "window": distance_NM.abs() <= 1}[mask]
+    scores_BHNM = random_states(13, 2, 3, 6, 6).masked_fill(~visible_NM, -math.inf)
+    p_BHNM = torch.softmax(scores_BHNM, -1)
+    values = attention_metrics(p_BHNM, None if mask == "none" else visible_NM)
+    for batch, head in itertools.product(range(2), range(3)):
+        expected = reference_attention_metrics(p_BHNM[batch, head].numpy(), visible_NM.numpy())
+        got = {name: value[batch, head].item() for name, value in values.items()}
+        assert got == pytest.approx(expected, rel=1e-11) and got.keys() == expected.keys()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_attention_registry_agrees_with_attention_metrics_and_keeps_the_dtype(dtype):
+    p_BHNM = random_attention(14, 2, 3, 5, 5).to(dtype)
+    visible_NM = torch.ones(5, 5, dtype=torch.bool)
+    values = attention_metrics(p_BHNM, visible_NM)
+    assert set(values) - set(ATTENTION_METRICS) == {"attention_noise_floor", "attention_below_floor"}
+    for name, metric in ATTENTION_METRICS.items():
+        assert metric is getattr(metrics, name) and metric.__name__ == name and "shape (B, H)" in metric.__doc__
+        for value in (metric(p_BHNM, visible_NM), metric(p_BHNM, visible_NM=visible_NM), metric(p_BHNM)):
+            assert value.dtype == dtype and value.shape == (2, 3) and torch.equal(value, values[name])
+
+
+@pytest.mark.parametrize("size", [2, 5, 8])
+def test_uniform_attention(size):
+    values = attention_metrics(torch.full((1, 1, size, size), 1 / size, dtype=torch.float64))
+    values = {name: value.item() for name, value in values.items()}
+    assert values.pop("attention_below_floor")
+    values.pop("attention_noise_floor")
+    ones = {name: 1 for name in values} | {"attention_relative_residual": 0}
+    assert values == pytest.approx(ones, abs=1e-12)
+
+
+def test_permutation_attention():
+    p_BHNM = torch.eye(6, dtype=torch.float64)[[2, 0, 1, 4, 5, 3]][None, None]
+    values = {name: value.item() for name, value in attention_metrics(p_BHNM).items()}
+    values.pop("attention_noise_floor")
+    # Orthogonal with all |lambda| = 1: full rank, no gap of either kind, and the residual of the identity.
+    assert values == pytest.approx(
+        {
+            "attention_entropy": 0,
+            "attention_stable_rank": 6,
+            "attention_effective_rank": 6,
+            "attention_relative_residual": 2 * 5 / 6,
+            "attention_gap_eigenvalue": 0,
+            "attention_gap_singular": 0,
+            "attention_below_floor": False,
+        },
+        abs=1e-12,
+    )
+
+
+def test_entropy_is_one_for_uniform_attention_under_any_mask():
+    visible_NM = torch.ones(6, 6).tril().bool()
+    p_BHNM = (visible_NM.double() / visible_NM.sum(-1, keepdim=True))[None, None]
+    torch.testing.assert_close(metrics.attention_entropy(p_BHNM, visible_NM).item(), 1.0, **EXACT)
+    # Without the mask every row is compared to log 6, and the first row, entropy 0, counts.
+    expected = np.mean([math.log(k) / math.log(6) for k in range(1, 7)])
+    torch.testing.assert_close(metrics.attention_entropy(p_BHNM).item(), expected, **EXACT)
+
+
+def test_entropy_without_a_choice_is_undefined():
+    p_BHNM, visible_NM = torch.eye(3)[None, None], torch.eye(3).bool()
+    assert attention_metrics(p_BHNM, visible_NM)["attention_entropy"].isnan().all()
+    with pytest.raises(ValueError, match="attention_entropy: undefined if no query sees two keys"):
+        metrics.attention_entropy(p_BHNM, visible_NM)
+
+
+def test_single_key_has_full_gaps():
+    values = attention_metrics(torch.ones(1, 1, 1, 1))
+    assert values["attention_gap_eigenvalue"].item() == 1
+    assert values["attention_gap_singular"].item() == 1
+
+
+def test_the_two_gaps_differ_unless_attention_is_symmetric():
+    # Two tokens that stay with probabilities a and b: lambda_2 = a + b - 1.
+    for stay, other in ((0.9, 0.9), (0.9, 0.3)):
+        p = torch.tensor([[stay, 1 - stay], [1 - other, other]], dtype=torch.float64)[None, None]
+        eigenvalue, singular = metrics.attention_gap_eigenvalue(p).item(), metrics.attention_gap_singular(p).item()
+        assert eigenvalue == pytest.approx(1 - abs(stay + other - 1))
+        # s_1^2 + s_2^2 = ||P||_F^2 and s_1 s_2 = |det P| = |lambda_2|.
+        assert singular == pytest.approx(math.sqrt((p**2).sum().item() - 2 * abs(stay + other - 1)))
+        assert (eigenvalue == pytest.approx(singular)) == (stay == other)
+
+
+def test_eigenvalue_gap_of_long_causal_attention_is_exact():
+    # Uniform causal attention has eigenvalues 1, 1/2, 1/3 ...; its eigenvectors are ill-conditioned as 2^N.
+    p_BHNM = torch.ones(200, 200, dtype=torch.float64).tril()
+    p_BHNM = (p_BHNM / p_BHNM.sum(-1, keepdim=True))[None, None]
+    assert metrics.attention_gap_eigenvalue(p_BHNM).item() == 0.5
+
+
+def test_rectangular_attention_has_no_eigenvalues():
+    p_BHNM = random_attention(15, 2, 3, 4, 6)
+    values = attention_metrics(p_BHNM)
+    assert values.pop("attention_gap_eigenvalue").isnan().all()
+    assert all(value.isfinite().all() for value in values.values())
+    with pytest.raises(ValueError, match="attention_gap_eigenvalue: undefined if N != M"):
+        metrics.attention_gap_eigenvalue(p_BHNM)
+
+
+@every_seed
+@given(seeds, st.integers(2, 6))
+def test_attention_metrics_do_not_depend_on_the_order_of_tokens(seed, size):
+    p_BHNM = random_attention(seed, 1, 2, size, size)
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+    before, after = attention_metrics(p_BHNM), attention_metrics(p_BHNM[:, :, order][..., order])
+    for name in before:
+        # Eigenvalues of a matrix that is not normal can lose half the digits when two of them nearly meet.
+        tolerance = 1e-6 if name == "attention_gap_eigenvalue" else 1e-11
+        torch.testing.assert_close(after[name], before[name], rtol=tolerance, atol=tolerance)
+    assert (before["attention_entropy"] < 1).all() and (before["attention_entropy"] > 0).all()
+
+
+SCORES = torch.arange(9.0).reshape(1, 1, 3, 3)
+CAUSAL = torch.ones(3, 3).tril().bool()
+UNIFORM = torch.full((1, 1, 3, 3), 1 / 3)
+
+
+@pytest.mark.parametrize(
+    "p_BHNM, visible_NM, message",
+    [
+        (UNIFORM[0], None, r"p_BHNM: got shape \(1, 3, 3\), wanted \(B, H, N, M\)"),
+        (UNIFORM.half(), None, "p_BHNM: got torch.float16"),
+        (UNIFORM * math.nan, None, "p_BHNM: got 9 nan or infinite entries"),
+        (SCORES, None, "p_BHNM: got rows that are no probabilities"),
+        (SCORES - SCORES.mean(-1, keepdim=True) + 1 / 3, None, "p_BHNM: got rows that are no probabilities"),
+        (UNIFORM, CAUSAL, "visible_NM: got a mask that hides keys which p_BHNM attends to"),
+        (UNIFORM, CAUSAL.float(), r"visible_NM: got torch.float32 of shape \(3, 3\), wanted torch.bool of shape"),
+        (
+            UNIFORM,
+            CAUSAL[None],
+            r"visible_NM: got torch.bool of shape \(1, 3, 3\), wanted torch.bool of shape \(3, 3\)",
+        ),
+    ],
+)
+def test_bad_attention_is_refused_everywhere(p_BHNM, visible_NM, message):
+    for function in (*ATTENTION_METRICS.values(), attention_metrics):
+        with pytest.raises(ValueError, match=message):
+            function(p_BHNM, visible_NM)

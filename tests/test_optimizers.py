@@ -1,0 +1,134 @@
+"""rankbench.optimizers: schedules against numbers worked out by hand, stacked seeds against one optimiser each."""
+
+import math
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from rankbench.config import RANGES, OptimizerConfig, conf_dir
+from rankbench.optimizers import build_optimizer, learning_rate
+
+# a handful of roundings in float64, each at most eps = 2.2e-16 of its value
+ROUNDING = 1e-14
+
+
+def optimizer_config(**changes):
+    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "optimizer" / "adam.yaml"))
+    return OptimizerConfig(**{**shipped, **changes})
+
+
+# --- schedules -------------------------------------------------------------------------------------------------------
+
+HAND_COMPUTED = [
+    # lr 8, 10 steps; {step: rate}
+    ({"schedule": "constant"}, {0: 8, 5: 8, 9: 8}),
+    ({"schedule": "constant", "warmup": 4}, {0: 2, 1: 4, 2: 6, 3: 8, 4: 8, 9: 8}),
+    ({"schedule": "constant", "warmup": 1}, {0: 8, 1: 8}),
+    ({"schedule": "linear"}, {0: 8, 1: 7.2, 5: 4, 9: 0.8, 10: 0}),
+    ({"schedule": "linear", "warmup": 2}, {0: 4, 1: 8, 2: 8, 4: 6, 6: 4, 9: 1, 10: 0}),
+    ({"schedule": "cosine"}, {0: 8, 5: 4, 10: 0}),
+    # cos(pi/4) = cos(2/8 pi) and cos(pi/3) of the way
+    ({"schedule": "cosine", "warmup": 2}, {0: 4, 1: 8, 2: 8, 4: 4 + 2 * math.sqrt(2), 6: 4, 8: 4 - 2 * math.sqrt(2)}),
+    ({"schedule": "cosine", "warmup": 4}, {4: 8, 6: 6, 7: 4, 8: 2, 10: 0}),
+    ({"schedule": "multistep", "milestones": [3, 6], "decay": 0.5}, {0: 8, 2: 8, 3: 4, 5: 4, 6: 2, 9: 2}),
+    ({"schedule": "multistep", "milestones": [6, 3], "decay": 0.25}, {2: 8, 3: 2, 6: 0.5}),
+    ({"schedule": "multistep", "milestones": [3], "decay": 0.5, "warmup": 2}, {0: 4, 1: 8, 2: 8, 3: 4}),
+    ({"schedule": "inverse_sqrt"}, {0: 8, 3: 4, 15: 2, 63: 1}),
+    ({"schedule": "inverse_sqrt", "warmup": 4}, {0: 2, 3: 8, 15: 4, 63: 2}),
+]
+
+
+@pytest.mark.parametrize(("changes", "rates"), HAND_COMPUTED)
+def test_schedules_are_those_worked_out_by_hand(changes, rates):
+    cfg = optimizer_config(lr=8.0, **changes)
+    for step, rate in rates.items():
+        # sums near 8 that cancel to 0 at the end leave 8 eps: absolute, not relative
+        assert learning_rate(cfg, step, num_steps=10) == pytest.approx(rate, abs=8 * ROUNDING)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "multistep", "inverse_sqrt"])
+def test_a_warm_up_as_long_as_training_is_all_there_is(schedule):
+    cfg = optimizer_config(lr=3.0, schedule=schedule, warmup=3, milestones=[100])
+    assert [learning_rate(cfg, step, num_steps=3) for step in range(3)] == pytest.approx([1, 2, 3], rel=ROUNDING)
+    assert math.isfinite(learning_rate(cfg, 3, num_steps=3))
+
+
+# --- seeds side by side ----------------------------------------------------------------------------------------------
+
+RULES = {
+    "adam": (
+        {"name": "adam", "lr": 0.05, "weight_decay": 0.1, "beta1": 0.8, "beta2": 0.95},
+        lambda p: torch.optim.Adam(p, lr=0.05, betas=(0.8, 0.95), weight_decay=0.1, foreach=False, fused=False),
+    ),
+    "adamw": (
+        {"name": "adamw", "lr": 0.05, "weight_decay": 0.1, "beta1": 0.8, "beta2": 0.95},
+        lambda p: torch.optim.AdamW(p, lr=0.05, betas=(0.8, 0.95), weight_decay=0.1, foreach=False, fused=False),
+    ),
+    "sgd": (
+        {"name": "sgd", "lr": 0.05, "weight_decay": 0.1, "momentum": 0.7},
+        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.7, weight_decay=0.1, foreach=False, fused=False),
+    ),
+    "sgd without momentum": (
+        {"name": "sgd", "lr": 0.05, "weight_decay": 0.0, "momentum": 0.0},
+        lambda p: torch.optim.SGD(p, lr=0.05, foreach=False, fused=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_stacked_seeds_move_as_each_would_alone(rule):
+    changes, alone = RULES[rule]
+    num_seeds, shapes, generator = 3, [(5, 7), (11,)], torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    stacked = [normal(num_seeds, *shape).requires_grad_() for shape in shapes]
+    separate = [[p.detach()[seed].clone().requires_grad_() for p in stacked] for seed in range(num_seeds)]
+    optimizer, optimizers = build_optimizer(optimizer_config(**changes), stacked), [alone(p) for p in separate]
+    before = [p.detach().clone() for p in stacked]
+    for step in range(6):
+        # seeds on very different scales, so that any mixing of them shows
+        gradients = [
+            normal(num_seeds, *shape) * 10.0 ** torch.arange(num_seeds).view(-1, *[1] * len(shape)) for shape in shapes
+        ]
+        for parameter, gradient in zip(stacked, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        for seed, parameters in enumerate(separate):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient[seed].clone()
+        for each in (optimizer, *optimizers):
+            for group in each.param_groups:
+                group["lr"] = 0.05 / (1 + step)
+            each.step()
+    for index, parameter in enumerate(stacked):
+        assert (parameter.detach() - before[index]).abs().min() > 1e-4
+        for seed in range(num_seeds):
+            # the same formula by another kernel: a few roundings in each of 6 steps
+            torch.testing.assert_close(parameter[seed], separate[seed][index], rtol=1e-12, atol=1e-12)
+        for key, value in optimizer.state[parameter].items():
+            if value is None or key == "step":
+                continue
+            assert value.shape == parameter.shape
+            for seed in range(num_seeds):
+                own = optimizers[seed].state[separate[seed][index]][key]
+                torch.testing.assert_close(value[seed], own, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("rule", "keys"), [("adam", {"exp_avg", "exp_avg_sq"}), ("sgd", {"momentum_buffer"})])
+def test_state_has_an_entry_for_each_element(rule, keys):
+    parameter = torch.ones(2, 3, requires_grad=True)
+    optimizer = build_optimizer(optimizer_config(**RULES[rule][0]), [parameter])
+    parameter.grad = torch.ones(2, 3)
+    optimizer.step()
+    shapes = {key: value.shape for key, value in optimizer.state[parameter].items() if key != "step"}
+    assert shapes == dict.fromkeys(keys, parameter.shape)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("key", ["lr", "weight_decay", "momentum", "beta1", "beta2"])
+@pytest.mark.parametrize("end", [0, 1])
+def test_whatever_the_config_allows_can_be_built(name, key, end):
+    cfg = optimizer_config(name=name, **{key: RANGES[f"optimizer.{key}"][end]})
+    assert build_optimizer(cfg, [torch.ones(2, requires_grad=True)]).param_groups

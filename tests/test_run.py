@@ -1,0 +1,347 @@
+"""rankbench.run: what is stored comes back, what is broken is named in one line, nothing stored is executed."""
+
+import dataclasses
+import json
+import os
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+
+import hydra
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from rankbench.config import ConfigError, conf_dir, register, resolve
+from rankbench.run import Run, config_text, find_run
+
+
+def config(*overrides):
+    register()
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return resolve(hydra.compose("train", list(overrides)))
+
+
+@pytest.fixture(scope="module")
+def cfg():
+    return config()
+
+
+@pytest.fixture
+def run(tmp_path, cfg):
+    """A run that has begun and has weights."""
+    begun = Run(tmp_path / "run")
+    begun.begin(cfg, {"python": "3"})
+    begun.save_weights({"read_out.bias": torch.arange(6.0).view(2, 3)})
+    return begun
+
+
+def one_line(error, *parts):
+    """The message, which is one line and has these parts."""
+    message = str(error.value)
+    assert "\n" not in message
+    for part in parts:
+        assert str(part) in message
+    return message
+
+
+# --- config ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["model=san_mlp", "optimizer=sgd", "optimizer.milestones=[3,7]", "trainer.clip=0.5", "task.train_size=null"],
+        ["analysis=[]", "+analysis.residual.chunk=3", "claims=[one,two]", "published='figure 2 a'", "budget=smoke"],
+    ],
+)
+def test_a_config_comes_back_as_it_was(tmp_path, overrides):
+    cfg = config(*overrides)
+    run = Run(tmp_path)
+    run.begin(cfg, {})
+    assert run.config() == cfg
+    assert (tmp_path / "config.yaml").read_text() == config_text(cfg)
+
+
+# every way of writing what OmegaConf would resolve, behind any number of backslashes
+texts = st.text(max_size=8) | st.lists(
+    st.sampled_from(["\\", "$", "{", "}", "${", "${oc.env:HOME}", "${seed}", "'", '"', " ", ":", "a"]), max_size=6
+).map("".join)
+
+
+@settings(max_examples=100, deadline=None)
+@given(out=texts, value=texts, key=texts)
+def test_any_text_in_a_stored_config_comes_back_as_it_was(tmp_path_factory, cfg, out, value, key):
+    if "???" in (out, value):  # OmegaConf's word for a missing value
+        return
+    cfg = dataclasses.replace(cfg, out=out, claims=[value], task={**cfg.task, "note": {key: [value]}})
+    run = Run(tmp_path_factory.getbasetemp() / "any text")
+    run.folder.mkdir(exist_ok=True)
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(dataclasses.asdict(cfg)), encoding="utf-8")
+    assert run.config() == cfg
+
+
+@pytest.mark.parametrize("backslashes", range(4))
+def test_a_stored_config_is_never_resolved(run, monkeypatch, backslashes):
+    monkeypatch.setenv("HOME", "what nobody may read")
+    secret = "\\" * backslashes + "${oc.env:HOME}"
+    plain = yaml.safe_load((run.folder / "config.yaml").read_text())
+    plain["out"] = plain["task"]["note"] = plain["model"]["name"] = secret
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(plain))
+    cfg = run.config()
+    assert (cfg.out, cfg.task["note"], cfg.model.name) == (secret, secret, secret)
+
+
+def test_a_stored_target_is_never_called(run, tmp_path):
+    call = {"_target_": "pathlib.Path.touch", "_args_": [str(tmp_path / "called")]}
+    plain = yaml.safe_load((run.folder / "config.yaml").read_text())
+    plain["task"]["sneaky"] = call
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(plain))
+    assert run.config().task["sneaky"] == call
+    assert not (tmp_path / "called").exists()
+
+
+def test_a_python_object_in_yaml_is_refused(run, tmp_path):
+    target = tmp_path / "called"
+    (run.folder / "config.yaml").write_text(f"!!python/object/apply:pathlib.Path.touch [!!python/name:Path '{target}']")
+    with pytest.raises(ConfigError) as error:
+        run.config()
+    one_line(error, run.folder / "config.yaml", "YAML")
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "model: [1, 2",
+        "a: b: c",
+        "\t- x",
+        "{",
+        "just a text",
+        "- a\n- list\n",
+        "",
+        "null",
+        b"\xff\xfe\x00",
+        b"seed: \x00",
+    ],
+)
+def test_a_broken_config_is_named(run, cfg, content):
+    path = run.folder / "config.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    for read in (run.config, lambda: run.begin(cfg, {})):
+        with pytest.raises(ConfigError) as error:
+            read()
+        one_line(error, path)
+    assert path.read_bytes() == (content if isinstance(content, bytes) else content.encode())
+
+
+@pytest.mark.parametrize(
+    "keys, value, told",
+    [
+        (["seed"], "many", "many"),
+        (["seed"], None, "null|None|optional"),
+        (["seed"], "${oc.env:HOME}", "oc.env:HOME"),
+        (["model"], 5, "5"),
+        (["model", "layers"], [1], "ListConfig|list|layers"),
+        (["model", "layers"], 0, "model.layers=0: out of range"),
+        (["model", "heads"], 7, "model.width=48: not divisible by model.heads=7"),
+        (["model", "colour"], "red", "colour"),
+        (["optimizer", "name"], "adm", "optimizer.name=adm: unknown, did you mean adam"),
+        (["optimizer", "lr"], float("nan"), "optimizer.lr=nan: out of range"),
+        (["trainer", "epochs"], 3, "give exactly one of the two"),
+        (["out"], "???", "out"),
+    ],
+)
+def test_a_wrong_value_in_a_stored_config_is_named(run, keys, value, told):
+    path = run.folder / "config.yaml"
+    plain = yaml.safe_load(path.read_text())
+    inner = plain
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    path.write_text(yaml.safe_dump(plain))
+    with pytest.raises(ConfigError, match=told) as error:
+        run.config()
+    one_line(error, path)
+
+
+@pytest.mark.parametrize("key", ["seed", "model", "optimizer"])
+def test_a_missing_key_in_a_stored_config_is_named(run, key):
+    path = run.folder / "config.yaml"
+    plain = yaml.safe_load(path.read_text())
+    del plain[key]
+    path.write_text(yaml.safe_dump(plain))
+    with pytest.raises(ConfigError, match=key) as error:
+        run.config()
+    one_line(error, path)
+
+
+def test_a_folder_without_a_run_is_named(tmp_path):
+    with pytest.raises(ConfigError) as error:
+        Run(tmp_path / "nowhere").config()
+    one_line(error, tmp_path / "nowhere", "run=latest")
+
+
+# --- weights and state -----------------------------------------------------------------------------------------------
+
+
+def test_weights_and_state_come_back_bit_for_bit(run):
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        "a": torch.randn(2, 3, generator=generator).T,  # not contiguous
+        "b": torch.randn(2, generator=generator, dtype=torch.float64),
+        "c": torch.tensor([float("nan"), float("inf")]),
+        "d": torch.tensor(3.0),
+    }
+    facts = {"step": 3, "seconds": 0.1 + 0.2, "final": {0: {"test_loss": float("inf")}}}
+    assert run.state() is None
+    run.save_weights(tensors)
+    run.save_state(tensors, facts)
+    for back in (run.weights(), run.state()[0]):
+        assert back.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(back[name], tensor, rtol=0, atol=0, equal_nan=True)
+    assert run.state()[1] == json.loads(json.dumps(facts))
+    run.drop_state()
+    run.drop_state()  # twice does no harm
+    assert run.state() is None
+
+
+@pytest.mark.parametrize("name, read", [("checkpoint", Run.weights), ("training_state", Run.state)])
+@pytest.mark.parametrize("damage", ["empty", "half", "garbage", "one byte short"])
+def test_broken_tensors_are_named(run, name, read, damage):
+    run.save_state({"a": torch.zeros(100)}, {"step": 1})
+    path = run.folder / f"{name}.safetensors"
+    whole = path.read_bytes()
+    broken = {"empty": b"", "half": whole[: len(whole) // 2], "garbage": os.urandom(200), "one byte short": whole[:-1]}
+    path.write_bytes(broken[damage])
+    with pytest.raises(ConfigError) as error:
+        read(run)
+    one_line(error, path)
+
+
+class Bomb:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("name, read", [("checkpoint", Run.weights), ("training_state", Run.state)])
+@pytest.mark.parametrize("write", [lambda bomb, path: path.write_bytes(pickle.dumps(bomb)), torch.save])
+def test_a_pickle_is_refused_and_not_executed(run, tmp_path, name, read, write):
+    path, target = run.folder / f"{name}.safetensors", tmp_path / "exploded"
+    write(Bomb(target), path)
+    with pytest.raises(ConfigError) as error:
+        read(run)
+    one_line(error, path)
+    assert not target.exists()
+    # the bomb is a live one
+    pickle.loads(pickle.dumps(Bomb(target)))
+    assert target.exists()
+
+
+def test_tensors_without_facts_are_no_training_state(run):
+    save_file({"a": torch.zeros(1)}, run.folder / "training_state.safetensors")
+    with pytest.raises(ConfigError) as error:
+        run.state()
+    one_line(error, run.folder / "training_state.safetensors")
+
+
+def test_missing_weights_are_named(tmp_path):
+    with pytest.raises(ConfigError) as error:
+        Run(tmp_path).weights()
+    one_line(error, tmp_path / "checkpoint.safetensors", "has not reached its first checkpoint")
+
+
+def test_a_full_disk_is_named_and_leaves_what_was_there(run, monkeypatch):
+    before = {path.name: path.read_bytes() for path in run.folder.iterdir()}
+    monkeypatch.setattr("rankbench.run.shutil.disk_usage", lambda _: SimpleNamespace(free=100))
+    with pytest.raises(ConfigError) as error:
+        run.save_weights({"a": torch.zeros(1 << 19)})
+    one_line(error, run.folder / "checkpoint.safetensors", "less than 4 MiB free")
+    assert {path.name: path.read_bytes() for path in run.folder.iterdir()} == before
+
+
+# --- summary and folder ----------------------------------------------------------------------------------------------
+
+
+def test_status_of_a_folder_without_a_run_is_absent(tmp_path):
+    assert Run(tmp_path / "nowhere").status == "absent"
+    assert Run(tmp_path / "nowhere").summary() == {}
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"[]", b"\xff\xfe"])
+def test_a_broken_summary_is_named(run, content):
+    (run.folder / "summary.json").write_bytes(content)
+    with pytest.raises(ConfigError) as error:
+        _ = run.status
+    one_line(error, run.folder / "summary.json")
+
+
+def test_the_environment_is_that_of_the_beginning(run, cfg):
+    run.begin(cfg, {"python": "4"})
+    assert json.loads((run.folder / "environment.json").read_text()) == {"python": "3"}
+
+
+def test_what_a_kill_left_half_written_is_swept_up(run, cfg):
+    left = [run.folder / name for name in (".checkpoint.safetensors.x7.part", ".tmpAb12Cd")]
+    for path in left:
+        path.write_bytes(b"half")
+    (run.folder / "notes.part").write_text("somebody's own")
+    run.begin(cfg, {})
+    assert not any(path.exists() for path in left)
+    assert (run.folder / "notes.part").exists()
+
+
+def test_the_name_of_a_run_is_its_folders(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    assert Run(Path(".")).name == "mine"
+
+
+# --- find_run --------------------------------------------------------------------------------------------------------
+
+
+def make_run(folder, seconds, weights=True):
+    """A folder that looks like a run whose checkpoint was written at that time."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("seed: 0\n")
+    if weights:
+        path = folder / "checkpoint.safetensors"
+        save_file({"a": torch.zeros(1)}, path)
+        os.utime(path, (seconds, seconds))
+
+
+def test_latest_is_the_run_with_the_newest_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "outputs/train/zebra", 100)
+    make_run(tmp_path / "outputs/train/ape", 200)
+    assert find_run("latest").folder == Path("outputs/train/ape")
+    make_run(tmp_path / "outputs/sweep/monday/3", 300)
+    assert find_run("latest").folder == Path("outputs/sweep/monday/3")
+    # neither a run without weights nor what an analysis left counts
+    make_run(tmp_path / "outputs/train/young", 400, weights=False)
+    make_run(tmp_path / "outputs/analyze/later", 500)
+    assert find_run("latest").folder == Path("outputs/sweep/monday/3")
+
+
+def test_latest_without_a_run_says_where_it_looked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "outputs/train/young", 400, weights=False)
+    with pytest.raises(ConfigError) as error:
+        find_run("latest")
+    one_line(error, "run=latest", tmp_path / "outputs", "rankbench train")
+
+
+def test_a_run_can_be_named_by_its_folder(run):
+    found = find_run(str(run.folder))
+    assert found == run
+    assert torch.equal(found.weights()["read_out.bias"], torch.arange(6.0).view(2, 3))

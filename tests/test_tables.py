@@ -1,0 +1,200 @@
+"""rankbench.tables and rankbench.files: what is written comes back bit for bit, and is whole or absent."""
+
+import json
+import math
+import statistics
+import struct
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankbench.files import replacing, write_json, write_text
+from rankbench.tables import WHO, mean_and_spread, read_table, with_who, write_table
+
+every = settings(max_examples=25, deadline=None)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_replacing_puts_the_new_file_in_place_of_the_old(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with replacing(path) as part:
+        part.write_text("new")
+        assert path.read_text() == "old"  # until the end
+        assert part.parent == path.parent  # a move between file systems would not be atomic
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(KeyError, match="halfway"), replacing(path) as part:
+        part.write_text("half of it")
+        raise KeyError("halfway")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_exception_leaves_no_file_where_none_was(tmp_path):
+    with pytest.raises(KeyError), replacing(tmp_path / "a.txt"):
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_written_file_can_be_read_by_others(tmp_path):
+    write_text(tmp_path / "a.txt", "x")
+    assert (tmp_path / "a.txt").stat().st_mode & 0o777 == 0o644
+
+
+def test_write_text_keeps_every_letter(tmp_path):
+    text = "α β\nσ₁ ≤ 1\n"
+    write_text(tmp_path / "a.txt", text)
+    assert (tmp_path / "a.txt").read_bytes() == text.encode("utf-8")
+
+
+def test_write_json_turns_nan_to_null_however_deep(tmp_path):
+    content = {"loss": math.nan, "list": [1, math.nan, {"x": (math.nan, 0.1)}], "number": np.float64("nan"), 3: "nan"}
+    write_json(tmp_path / "a.json", content)
+    text = (tmp_path / "a.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == {
+        "loss": None,
+        "list": [1, None, {"x": [None, 0.1]}],
+        "number": None,
+        "3": "nan",
+    }
+    assert text.endswith("}\n")
+
+
+@pytest.mark.parametrize("loss", [math.inf, -math.inf])
+def test_write_json_writes_an_infinite_number(tmp_path, loss):
+    # a diverged seed's loss is as often inf as nan, and rankbench.train writes it to summary.json
+    write_json(tmp_path / "a.json", {"loss": loss})
+    assert "loss" in json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_write_json_of_what_json_cannot_hold_leaves_the_old_file(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def round_trip(table):
+    with tempfile.TemporaryDirectory() as folder:
+        write_table(table, Path(folder) / "t.csv")
+        return read_table(Path(folder) / "t.csv")
+
+
+@every
+@given(st.lists(st.floats(allow_nan=False), min_size=1))
+def test_floats_come_back_bit_for_bit(values):
+    back = round_trip(pd.DataFrame({"value": np.array(values)}))["value"]
+    assert back.dtype == np.float64
+    assert [struct.pack("d", x) for x in back] == [struct.pack("d", x) for x in values]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        5e-324,
+        2.2250738585072011e-308,
+        1.7976931348623157e308,
+        0.1 + 0.2,
+        1 / 3,
+        8.5,
+        -0.0,
+        123456789012345.67,
+        math.inf,
+    ],
+)
+def test_difficult_floats_come_back_bit_for_bit(value):
+    back = round_trip(pd.DataFrame({"value": [value, 1.5]}))["value"][0]
+    assert struct.pack("d", back) == struct.pack("d", value)
+
+
+@every
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1))
+def test_integers_come_back(values):
+    back = round_trip(pd.DataFrame({"seed": np.array(values)}))["seed"]
+    assert back.dtype == np.int64 and back.tolist() == values
+
+
+def test_nan_comes_back_as_nan():
+    back = round_trip(pd.DataFrame({"value": [1.5, math.nan], "other": ["a", "b"]}))["value"]
+    assert back[0] == 1.5 and math.isnan(back[1])
+
+
+@pytest.mark.parametrize("word", ["none", "None", "NA", "null", "N/A", "n/a", "a,b", 'say "b"', "α"])
+def test_words_stay_words(word):
+    assert round_trip(pd.DataFrame({"mask": [word, "causal"]}))["mask"].tolist() == [word, "causal"]
+
+
+def test_columns_keep_their_order_and_the_index_is_not_written(tmp_path):
+    table = pd.DataFrame({"z": [1], "a": [2], "m": [3]}, index=[7])
+    write_table(table, tmp_path / "t.csv")
+    assert (tmp_path / "t.csv").read_bytes() == b"z,a,m\n1,2,3\n"
+    assert list(read_table(tmp_path / "t.csv").columns) == ["z", "a", "m"]
+
+
+def test_who_stands_in_front_in_the_order_of_WHO():
+    table = pd.DataFrame({"layer": [0, 1], "value": [0.5, 0.25]}, index=[4, 9])
+    got = with_who(table, model="san", seed=3, run="r", task="sorting")
+    assert list(got.columns) == ["run", "task", "model", "seed", "layer", "value"] == [*WHO, "layer", "value"]
+    assert got.to_numpy().tolist() == [["r", "sorting", "san", 3, 0, 0.5], ["r", "sorting", "san", 3, 1, 0.25]]
+    assert list(table.columns) == ["layer", "value"]  # the caller's table is as it was
+
+
+@every
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 2), st.integers(0, 3), st.floats(-1e3, 1e3)),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_mean_and_spread_is_that_of_a_loop(rows):
+    table = pd.DataFrame(rows, columns=["model", "layer", "seed", "value"])
+    got = mean_and_spread(table, ["model", "layer"], "value")
+    assert list(got.columns) == ["model", "layer", "mean", "sd", "num_seeds"]
+    keys = sorted({(model, layer) for model, layer, _, _ in rows})
+    assert list(zip(got["model"], got["layer"], strict=True)) == keys
+    for (model, layer), mean, sd, num_seeds in zip(keys, got["mean"], got["sd"], got["num_seeds"], strict=True):
+        values = {}
+        for m, n, seed, value in rows:
+            if (m, n) == (model, layer):
+                values.setdefault(seed, []).append(value)
+        means = [statistics.fmean(each) for each in values.values()]
+        assert num_seeds == len(means)
+        # sums of at most 40 numbers below 1e3: rounding stays under 40 * 1e3 * eps = 1e-11; a square root in the sd
+        # of nearly equal numbers loses half the digits of 1e3 * eps, hence 1e-9
+        assert mean == pytest.approx(np.mean(means), abs=1e-10)
+        if num_seeds == 1:
+            assert math.isnan(sd)
+        else:
+            assert sd == pytest.approx(np.std(means, ddof=1), abs=1e-9)
+
+
+def test_a_seed_with_many_rows_weighs_as_much_as_one_with_few():
+    table = pd.DataFrame({"x": [1] * 4, "seed": [0, 0, 0, 1], "value": [1.0, 1.0, 1.0, 3.0]})
+    got = mean_and_spread(table, ["x"], "value").iloc[0]
+    # means of the seeds 1 and 3: mean 2, sample deviation sqrt(((2-1)^2 + (3-2)^2) / 1); all are exact but the root
+    assert got["mean"] == 2.0 and got["num_seeds"] == 2
+    assert got["sd"] == pytest.approx(math.sqrt(2), rel=1e-15)
+
+
+def test_an_axis_that_holds_nan_keeps_its_rows():
+    table = pd.DataFrame({"layer": [0.0, math.nan], "seed": [0, 0], "value": [1.0, 2.0]})
+    assert mean_and_spread(table, ["layer"], "value")["mean"].tolist() == [1.0, 2.0]

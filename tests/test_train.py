@@ -1,0 +1,729 @@
+"""rankbench.train against a plain PyTorch loop, against itself interrupted, and the files that it leaves.
+
+Shapes: S seed, B batch, N token.
+"""
+
+import csv
+import dataclasses
+import json
+import math
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import hydra
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rankbench.train
+from rankbench.config import ConfigError, conf_dir, register, resolve
+from rankbench.machine import Machine
+from rankbench.model import initial_model
+from rankbench.run import Run, config_text
+from rankbench.seeds import generator_for
+from rankbench.tasks import build_task
+from rankbench.train import METRICS, Interrupted, Training, clipped, train
+
+TINY = [
+    "model.layers=1",
+    "model.width=8",
+    "task.length=4",
+    "task.alphabet=5",
+    "task.train_size=20",  # in batches of 8: an epoch is 8, 8 and 4 sequences
+    "task.test_size=30",
+    "trainer.batch_size=8",
+    "trainer.steps=20",
+    "trainer.eval_every=4",
+    "trainer.checkpoint_every=7",
+    "optimizer.lr=0.01",
+]
+
+# Two routes through the same float64 arithmetic differ by the order of sums: about 1e-16 a step. The rules that divide
+# by a gradient's size can enlarge that a thousandfold and more; 1e-9 leaves room and is far below any real mistake.
+SAME = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def config(*overrides):
+    """A tiny run's config; later overrides win."""
+    register()
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return resolve(hydra.compose("train", [*TINY, *overrides]))
+
+
+def trained(folder, *overrides):
+    """A run in `folder`, trained to its end."""
+    run = Run(Path(folder))
+    train(config(*overrides), run)
+    return run
+
+
+def rows_of(run, **wanted):
+    """Rows of metrics.csv as dicts, those with the wanted values."""
+    with (run.folder / "metrics.csv").open(newline="") as file:
+        return [row for row in csv.DictReader(file) if all(row[key] == str(value) for key, value in wanted.items())]
+
+
+def contents(folder):
+    """Every file of a folder, hidden ones too."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def timeless(run):
+    """metrics.csv without the two columns that tell wall-clock time."""
+    with (run.folder / "metrics.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    dropped = {METRICS.index("seconds"), METRICS.index("tokens_per_second")}
+    return [[cell for place, cell in enumerate(row) if place not in dropped] for row in rows]
+
+
+def one_seed(run, place):
+    """The final weights of one seed of a run."""
+    return {name: weight[place] for name, weight in run.weights().items()}
+
+
+def assert_same_run(run, reference):
+    """The same numbers, bit for bit."""
+    assert timeless(run) == timeless(reference)
+    weights = "checkpoint.safetensors"
+    assert (run.folder / weights).read_bytes() == (reference.folder / weights).read_bytes()
+    kept = [{key: value for key, value in run_.summary().items() if key != "seconds"} for run_ in (run, reference)]
+    assert kept[0] == kept[1]
+    assert set(contents(run.folder)) == set(contents(reference.folder))  # no training state, no half-written file
+
+
+def stop_at(monkeypatch, step, kind=signal.SIGTERM):
+    """Send ourselves a signal while that step is computed."""
+    update = Training.update
+
+    def update_and_signal(self):
+        update(self)
+        if self.progress.step == step:
+            os.kill(os.getpid(), kind)
+
+    monkeypatch.setattr(Training, "update", update_and_signal)
+
+
+# --- seeds side by side ----------------------------------------------------------------------------------------------
+
+
+def plain_training(cfg, seed):
+    """One seed by nn.Module and torch.optim: (final weights, loss of every step, gradient norm of every step).
+
+    From rankbench it takes the initial model, the generators and the dropout masks: the arithmetic is torch's own.
+    """
+    dtype = torch.float64 if cfg.precision == "fp64" else torch.float32
+    task = build_task(cfg.task)
+    model = initial_model(cfg.model, task, seed).to(dtype)
+    rule, rates = cfg.optimizer, {"lr": cfg.optimizer.lr, "weight_decay": cfg.optimizer.weight_decay, "foreach": False}
+    if rule.name == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), momentum=rule.momentum, **rates)
+    else:
+        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[rule.name]
+        optimizer = kind(model.parameters(), betas=(rule.beta1, rule.beta2), **rates)
+    data = task.sample(task.train_size, generator_for(seed, "train"))
+    losses, norms = [], []
+    for step in range(cfg.trainer.steps):
+        epoch, place = divmod(step, math.ceil(task.train_size / cfg.trainer.batch_size))
+        order = torch.randperm(task.train_size, generator=generator_for(seed, "order", epoch))
+        inputs, targets = (x[order.split(cfg.trainer.batch_size)[place]] for x in (data.inputs, data.targets))
+        masks = model.dropout_masks(*targets.shape, generator_for(seed, "dropout", step))
+        masks = None if masks is None else {name: mask.to(dtype) for name, mask in masks.items()}
+        loss = F.cross_entropy(model(inputs, masks).flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm().item()
+        norms.append(norm)
+        if cfg.trainer.clip is not None and norm > cfg.trainer.clip:  # torch's own adds 1e-6 to the norm
+            for parameter in model.parameters():
+                parameter.grad *= cfg.trainer.clip / norm
+        optimizer.step()
+        losses.append(loss.item())
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}, losses, norms
+
+
+VARIANTS = [
+    ["optimizer=adam", "model.layers=2"],
+    ["optimizer=adam", "model.dropout=0.2", "trainer.clip=0.5"],
+    ["optimizer=adamw", "optimizer.weight_decay=0.1", "model.dropout=0.2"],
+    ["optimizer=adamw", "trainer.clip=0.5", "model=transformer_pre_norm", "model.layers=2"],
+    ["optimizer=sgd", "trainer.clip=0.05", "model=san", "model.layers=2"],
+    ["optimizer=sgd", "model.dropout=0.2", "optimizer.weight_decay=0.1", "optimizer.momentum=0"],
+]
+
+
+# fp32: rounding of 6e-8 a sum, enlarged by Adam where a gradient is small: 20 steps of 0.01 move a weight by 0.2, and
+# 1e-4 is a two-thousandth of that. Without biases: a key bias has gradient zero, Adam makes its rounding steps.
+@pytest.mark.parametrize(
+    "precision, tolerance",
+    [(["precision=fp64"], SAME), (["precision=fp32", "model.bias=false"], {"rtol": 1e-4, "atol": 1e-4})],
+    ids=["fp64", "fp32"],
+)
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: " ".join(variant))
+def test_seeds_side_by_side_are_separate_runs_are_a_plain_loop(tmp_path, variant, precision, tolerance):
+    overrides = [*variant, *precision, "seed=5"]
+    together = trained(tmp_path / "together", *overrides, "replicas=3")
+    for place, seed in enumerate((5, 6, 7)):
+        alone = trained(tmp_path / f"alone{seed}", *overrides, f"seed={seed}")
+        torch.testing.assert_close(one_seed(together, place), one_seed(alone, 0), **tolerance)
+        for ours, theirs in zip(rows_of(together, seed=seed), rows_of(alone), strict=True):
+            assert (ours["step"], ours["split"]) == (theirs["step"], theirs["split"])
+            assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), rel=tolerance["rtol"])
+
+        weights, losses, norms = plain_training(config(*overrides), seed)
+        torch.testing.assert_close(one_seed(together, place), weights, **tolerance)
+        means = [sum(losses[start : start + 4]) / 4 for start in range(0, 20, 4)]
+        told = [float(row["loss"]) for row in rows_of(together, seed=seed, split="train")]
+        assert told == pytest.approx(means, rel=tolerance["rtol"])
+        clip = config(*overrides).trainer.clip
+        assert clip is None or max(norms) > clip, "the clip never acted: the test would not see it missing"
+
+
+def test_a_schedule_moves_the_weights_by_the_rates_it_tells(tmp_path):
+    overrides = ["optimizer=sgd", "optimizer.momentum=0", "precision=fp64", "trainer.eval_every=1", "trainer.steps=6"]
+    run = trained(tmp_path / "run", *overrides, "optimizer.lr=0.5", "optimizer.warmup=4")
+    told = [float(row["learning_rate"]) for row in rows_of(run, split="train")]
+    assert told == [0.125, 0.25, 0.375, 0.5, 0.5, 0.5]
+    # the first update by plain SGD at the first rate
+    weights, _, _ = plain_training(config(*overrides, "trainer.steps=1", "optimizer.lr=0.125"), 0)
+    first = trained(tmp_path / "first", *overrides, "trainer.steps=1", "optimizer.lr=0.5", "optimizer.warmup=4")
+    torch.testing.assert_close(one_seed(first, 0), weights, **SAME)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.floats(0.01, 20))
+def test_clipping_is_torch_clip_grad_norm_seed_by_seed(seed, num_seeds, largest):
+    generator = torch.Generator().manual_seed(seed)
+    sizes_S = torch.rand(num_seeds, generator=generator, dtype=torch.float64) * 4
+    shapes = [(3, 2), (4,), (2, 2, 2)]
+    gradients = tuple(
+        torch.randn(num_seeds, *shape, generator=generator, dtype=torch.float64) * sizes_S.view(-1, *[1] * len(shape))
+        for shape in shapes
+    )
+    ours = clipped(gradients, largest)
+    for place in range(num_seeds):
+        parameters = [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient[place].clone()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, largest).item()
+        for mine, parameter in zip(ours, parameters, strict=True):
+            # torch divides by the norm plus 1e-6
+            torch.testing.assert_close(mine[place], parameter.grad, rtol=2e-6 / min(norm, 1) + 1e-12, atol=0)
+
+
+def test_clipping_leaves_a_zero_gradient_at_zero():
+    (ours,) = clipped((torch.zeros(2, 3),), 1.0)
+    assert torch.equal(ours, torch.zeros(2, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler imports deprecated parts of torch
+def test_a_compiled_run_has_the_same_loss_curve(tmp_path):
+    plain = trained(tmp_path / "plain", "replicas=2")
+    compiled = trained(tmp_path / "compiled", "replicas=2", "trainer.compile=true")
+    for ours, theirs in zip(rows_of(compiled), rows_of(plain), strict=True):
+        # fp32, other order of sums: as for the fp32 runs above
+        assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), rel=1e-4)
+
+
+# --- interrupt and continue ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def epochs_config(tmp_path_factory):
+    """Partial epochs, dropout, and a target that two of three seeds reach, at different steps."""
+    overrides = ["replicas=3", "trainer.steps=46", "model.dropout=0.1", "optimizer=adamw", "trainer.clip=1.0"]
+    free = trained(tmp_path_factory.mktemp("free"), *overrides)
+    best = [max(float(row["accuracy"]) for row in rows_of(free, seed=seed, split="test")) for seed in range(3)]
+    return config(*overrides, f"trainer.target_accuracy={sorted(best)[1]}")
+
+
+@pytest.fixture(scope="module")
+def fresh_config():
+    """Fresh sequences at every step, momentum, a schedule, and no seed that leaves."""
+    overrides = ["task.train_size=null", "optimizer=sgd", "optimizer.schedule=cosine", "optimizer.warmup=5"]
+    return config(*overrides, "replicas=2", "trainer.steps=46")
+
+
+@pytest.fixture(scope="module", params=["epochs_config", "fresh_config"])
+def uninterrupted(request, tmp_path_factory):
+    """A config and its run, trained in one go."""
+    cfg = request.getfixturevalue(request.param)
+    run = Run(tmp_path_factory.mktemp(request.param) / "run")
+    train(cfg, run)
+    return cfg, run
+
+
+def test_the_interrupted_runs_are_worth_interrupting(uninterrupted):
+    cfg, run = uninterrupted
+    assert cfg.trainer.checkpoint_every % cfg.trainer.eval_every
+    if cfg.trainer.target_accuracy is not None:
+        ended = [(seed["status"], seed["steps"]) for seed in run.summary()["seeds"]]
+        assert [status for status, _ in ended].count("reached") == 2
+        assert len({steps for _, steps in ended}) == 3
+        assert min(steps for _, steps in ended) < 40
+
+
+# 3 is before the first checkpoint, 7 is one; 8 an evaluation; 46 the last step
+@pytest.mark.parametrize("step", [3, 7, 8, 30, 46])
+def test_a_signal_stops_a_run_and_the_same_call_continues_it(tmp_path, monkeypatch, uninterrupted, step):
+    cfg, reference = uninterrupted
+    run = Run(tmp_path / "run")
+    handlers = [signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)]
+    with monkeypatch.context() as patch:
+        stop_at(patch, step)
+        with pytest.raises(Interrupted, match=f"stopped at step {step} of 46; .*out={re.escape(str(run.folder))}"):
+            train(cfg, run)
+    assert [signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert run.status == "running"
+    assert run.state()[1]["step"] == step
+    assert set(run.weights()) == set(reference.weights())
+    train(cfg, run)
+    assert_same_run(run, reference)
+
+
+def test_a_run_interrupted_at_many_steps_is_the_same_run(tmp_path, monkeypatch, uninterrupted):
+    cfg, reference = uninterrupted
+    run = Run(tmp_path / "run")
+    for step in (1, 2, 9, 20, 21, 33):
+        with monkeypatch.context() as patch:
+            stop_at(patch, step, signal.SIGINT)
+            with pytest.raises(Interrupted):
+                train(cfg, run)
+    train(cfg, run)
+    assert_same_run(run, reference)
+
+
+def test_training_works_outside_the_main_thread(tmp_path, uninterrupted):
+    cfg, reference = uninterrupted
+    run = Run(tmp_path / "run")
+    thread = threading.Thread(target=train, args=(cfg, run))
+    thread.start()
+    thread.join()
+    assert_same_run(run, reference)
+
+
+# Forks a child for every [folder, kind, number] and prints how each ended. Torch is imported and warm once, and every
+# child is a process of its own that a real SIGKILL ends.
+KILLER = """
+import dataclasses, json, os, signal, sys, time
+from pathlib import Path
+import rankbench.run, rankbench.train
+from rankbench.run import Run
+from rankbench.train import MetricsFile, Training, train
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def plan(kind, number):
+    update, add, save_file = Training.update, MetricsFile.add, rankbench.run.save_file
+    calls = []
+
+    def dying_update(self):
+        if kind == "step" and self.progress.step == number:
+            die()
+        update(self)
+
+    def dying_add(self, rows):
+        if kind == "half a line" and rows[0]["step"] == number:
+            add(self, rows[:1])
+            self.file.write(f"{rows[1]['step']},{rows[1]['seed']},te")
+            self.file.flush()
+            die()
+        add(self, rows)
+
+    def dying_save(tensors, path, header):
+        calls.append(path)
+        if kind == "between files" and len(calls) == number:
+            die()
+        save_file(tensors, path, header)
+        if kind == "half a file" and len(calls) == number:
+            os.truncate(path, os.path.getsize(path) // 2)
+            die()
+
+    Training.update, MetricsFile.add, rankbench.run.save_file = dying_update, dying_add, dying_save
+
+cfg = Run(Path(sys.argv[1])).config()
+trainer = dataclasses.replace(cfg.trainer, steps=1)
+train(dataclasses.replace(cfg, trainer=trainer), Run(Path(sys.argv[1]).with_name("warm")))
+ended = []
+for folder, kind, number in json.loads(sys.argv[2]):
+    child = os.fork()
+    if child == 0:
+        plan(kind, number)
+        train(cfg, Run(Path(folder)))
+        os._exit(0)
+    if kind == "seconds":
+        time.sleep(number)
+        os.kill(child, signal.SIGKILL)
+    ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(ended))
+"""
+
+
+def train_and_kill(tmp_path, cfg, kills):
+    """Train in child processes, each killed at its moment; returns how they ended (minus the signal's number)."""
+    (tmp_path / "command").mkdir()
+    (tmp_path / "command" / "config.yaml").write_text(config_text(cfg))
+    checkout = str(Path(rankbench.train.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER, str(tmp_path / "command"), json.dumps([[str(f), k, n] for f, k, n in kills])],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": checkout, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+KILLS = [
+    ("step", 4),  # before the first checkpoint
+    ("step", 18),
+    ("half a file", 1),  # the first checkpoint's weights
+    ("half a file", 4),  # the second checkpoint's training state
+    ("between files", 6),  # the third checkpoint's weights are there, its training state is not
+    ("half a line", 16),
+]
+
+
+def test_a_killed_run_continues_to_the_same_numbers(tmp_path, uninterrupted):
+    cfg, reference = uninterrupted
+    chance = random.Random(int.from_bytes(os.urandom(4), "big"))  # a new moment every time: that is the point
+    kills = [*KILLS, *(("seconds", chance.uniform(0, 0.2)) for _ in range(2))]
+    folders = [tmp_path / f"run{number}" for number in range(len(kills))]
+    ended = train_and_kill(tmp_path, cfg, [(folder, *kill) for folder, kill in zip(folders, kills, strict=True)])
+    assert ended[: len(KILLS)] == [-signal.SIGKILL] * len(KILLS)
+    assert [Run(folder).state() is None for folder in folders[: len(KILLS)]] == [True, False, True, False, False, False]
+    for folder in folders:
+        train(cfg, Run(folder))
+        assert_same_run(Run(folder), reference)
+
+
+@pytest.mark.slow
+def test_a_run_killed_many_times_continues_to_the_same_numbers(tmp_path, uninterrupted):
+    cfg, reference = uninterrupted
+    chance = random.Random(int.from_bytes(os.urandom(4), "big"))
+    folders = [tmp_path / f"run{number}" for number in range(10)]
+    # every folder killed five times over, at moments spread over one stretch of training
+    kills = [(folder, "seconds", chance.uniform(0, 0.15)) for folder in folders for _ in range(5)]
+    ended = train_and_kill(tmp_path, cfg, kills)
+    assert ended.count(-signal.SIGKILL) >= 10
+    for folder in folders:
+        train(cfg, Run(folder))
+        assert_same_run(Run(folder), reference)
+
+
+# the last one is the beginning of a 16, and as a step it would lie before the checkpoint
+@pytest.mark.parametrize("half", ["16,1,tra", "16,1,train,9.5,0.1,0.01,0.1,", "1"])
+def test_rows_after_the_checkpoint_and_half_a_line_are_dropped(tmp_path, monkeypatch, uninterrupted, half):
+    cfg, reference = uninterrupted
+    run = Run(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 14)
+        with pytest.raises(Interrupted):
+            train(cfg, run)
+    metrics = run.folder / "metrics.csv"
+    before = metrics.read_text()
+    # two whole rows of a step that the checkpoint does not know, and one that a kill cut off
+    metrics.write_text(before + "16,0,train,9.5,0.1,0.01,0.1,5\n16,0,test,9.5,0.1,,0.1,\n" + half)
+    train(cfg, run)
+    assert metrics.read_text().startswith(before)
+    assert_same_run(run, reference)
+
+
+# --- seeds that leave ------------------------------------------------------------------------------------------------
+
+
+def spoil(monkeypatch, spoilt, how):
+    """Begin those seeds with weights that give a loss of nan or of infinity."""
+
+    def spoilt_model(cfg, task, seed):
+        model = initial_model(cfg, task, seed)
+        if seed in spoilt and how == "nan":
+            model.read_out.weight.data.fill_(math.nan)
+        elif seed in spoilt:
+            # logits of +-3e38 are float32; their distance is not
+            model.read_out.bias.data.copy_(torch.tensor([3e38, -3e38, -3e38, -3e38]))
+        return model
+
+    monkeypatch.setattr(rankbench.train, "initial_model", spoilt_model)
+
+
+@pytest.mark.parametrize("how", ["nan", "inf"])
+def test_a_seed_that_diverges_leaves_the_others_alone(tmp_path, monkeypatch, how):
+    # fp32: in fp64 a loss of 6e38 would still be a number. SGD, for Adam would enlarge its rounding.
+    overrides = ["replicas=3", "optimizer=sgd"]
+    healthy = trained(tmp_path / "healthy", *overrides)
+    spoil(monkeypatch, {1}, how)
+    run = trained(tmp_path / "run", *overrides)
+    summary = run.summary()
+    assert summary["status"] == "finished"
+    assert [seed["status"] for seed in summary["seeds"]] == ["finished", "diverged", "finished"]
+    assert [seed["steps"] for seed in summary["seeds"]] == [20, 4, 20]
+    assert not math.isfinite(float(rows_of(run, seed=1, split="test")[0]["loss"]))
+    assert summary["seeds"][1]["test_loss"] is None
+    assert {row["step"] for row in rows_of(run, seed=1)} == {"0", "4"}
+    for seed in (0, 2):
+        # fp32, three seeds in one product against two: rounding of 6e-8 over 20 steps
+        torch.testing.assert_close(one_seed(run, seed), one_seed(healthy, seed), rtol=1e-5, atol=1e-5)
+        for ours, theirs in zip(rows_of(run, seed=seed), rows_of(healthy, seed=seed), strict=True):
+            assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), rel=1e-5)
+
+
+@pytest.mark.parametrize("how", ["nan", "inf"])
+def test_a_run_with_a_diverged_seed_can_be_interrupted(tmp_path, monkeypatch, how):
+    spoil(monkeypatch, {1}, how)
+    reference = trained(tmp_path / "reference", "replicas=3")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 10)
+        with pytest.raises(Interrupted):
+            trained(tmp_path / "run", "replicas=3")
+    assert_same_run(trained(tmp_path / "run", "replicas=3"), reference)
+
+
+def test_a_run_whose_seeds_all_diverge_is_diverged(tmp_path, monkeypatch):
+    spoil(monkeypatch, {0, 1}, "nan")
+    run = trained(tmp_path / "run", "replicas=2")
+    assert run.status == "diverged"
+    assert run.summary()["step"] == 4
+    assert [seed["status"] for seed in run.summary()["seeds"]] == ["diverged", "diverged"]
+    monkeypatch.setattr(Training, "update", lambda self: pytest.fail("it trained again"))
+    assert train(config("replicas=2"), run) == run.summary()
+
+
+def test_a_seed_that_reaches_the_target_stops_there_and_the_others_go_on(tmp_path):
+    overrides = ["replicas=3", "precision=fp64", "trainer.steps=40"]
+    free = trained(tmp_path / "free", *overrides)
+    accuracies = {
+        seed: {int(row["step"]): float(row["accuracy"]) for row in rows_of(free, seed=seed, split="test")[1:]}
+        for seed in range(3)
+    }
+    target = sorted(max(found.values()) for found in accuracies.values())[-1]  # the best seed's best
+    expected = {
+        seed: next((step for step, accuracy in found.items() if accuracy >= target), None)
+        for seed, found in accuracies.items()
+    }
+    there = [seed for seed, step in expected.items() if step is not None]
+    assert 0 < len(there) < 3, "choose another seed: this target parts nobody"
+    run = trained(tmp_path / "run", *overrides, f"trainer.target_accuracy={target}")
+    for seed, step in expected.items():
+        told = run.summary()["seeds"][seed]
+        assert (told["status"], told["steps"]) == (("reached", step) if seed in there else ("finished", 40))
+        assert told["test_accuracy"] == accuracies[seed][told["steps"]]
+        assert max(int(row["step"]) for row in rows_of(run, seed=seed)) == told["steps"]
+        if seed in there:
+            upto = trained(tmp_path / f"upto{step}", *overrides, f"trainer.steps={step}")
+            torch.testing.assert_close(one_seed(run, seed), one_seed(upto, seed), **SAME)
+        else:
+            torch.testing.assert_close(one_seed(run, seed), one_seed(free, seed), **SAME)
+
+
+def test_a_run_ends_when_every_seed_is_at_its_target(tmp_path):
+    run = trained(tmp_path / "run", "replicas=2", "trainer.target_accuracy=0.0")
+    assert run.summary()["step"] == 4  # the first evaluation after training began
+    assert [seed["status"] for seed in run.summary()["seeds"]] == ["reached", "reached"]
+
+
+def test_a_target_reached_at_the_last_step_is_reached(tmp_path):
+    run = trained(tmp_path / "run", "trainer.steps=4", "trainer.target_accuracy=0.0")
+    assert [seed["status"] for seed in run.summary()["seeds"]] == ["reached"]
+
+
+# --- the folder ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("model.heads=4", "model.heads=4: .* begun with model.heads=2"),
+        ("trainer.clip=0.5", "trainer.clip=0.5: .* begun with trainer.clip=None"),
+        ("task.alphabet=9", "task.alphabet=9: .* begun with task.alphabet=5"),
+        ("seed=3", "seed=3: .* begun with seed=0"),
+        ("optimizer.milestones=[3]", r"optimizer.milestones=\[3\]: .* begun with optimizer.milestones=\[\]"),
+    ],
+)
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "interrupted"])
+def test_another_config_is_refused(tmp_path, monkeypatch, finished, override, message):
+    run = Run(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 4 if finished else 2)
+        if finished:
+            trained(run.folder, "trainer.steps=1")
+        else:
+            with pytest.raises(Interrupted):
+                trained(run.folder, "trainer.steps=5")
+    before = contents(run.folder)
+    with pytest.raises(ConfigError, match=message) as caught:
+        trained(run.folder, f"trainer.steps={1 if finished else 5}", override)
+    assert "\n" not in str(caught.value)
+    assert str(run.folder) in str(caught.value)
+    assert contents(run.folder) == before
+
+
+def test_a_trained_run_is_not_trained_again(tmp_path, monkeypatch):
+    run = trained(tmp_path / "run", "trainer.steps=3")
+    before = contents(run.folder)
+    monkeypatch.setattr(Training, "update", lambda self: pytest.fail("it trained again"))
+    free = ["out=elsewhere", "threads=1", "+analysis.residual.chunk=3", "device=cpu"]
+    assert train(config("trainer.steps=3", *free), run) == run.summary()
+    after = contents(run.folder)
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    assert changed == {"config.yaml"}
+    assert run.config().out == "elsewhere"
+
+
+def test_a_run_killed_between_its_last_two_moves_is_finished(tmp_path, monkeypatch, uninterrupted):
+    cfg, reference = uninterrupted
+    run = Run(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "drop_state", lambda self: None)
+        train(cfg, run)
+    assert run.state() is not None
+    train(cfg, run)
+    assert_same_run(run, reference)
+
+
+def test_a_run_continues_with_other_free_keys(tmp_path, monkeypatch, uninterrupted):
+    cfg, reference = uninterrupted
+    run = Run(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 10)
+        with pytest.raises(Interrupted):
+            train(cfg, run)
+    train(dataclasses.replace(cfg, out="elsewhere", analysis={"residual": {}}, claims=["x"]), run)
+    assert_same_run(run, reference)
+
+
+def test_no_step_is_a_run_as_well(tmp_path):
+    run = trained(tmp_path / "run", "trainer.steps=0", "replicas=2")
+    assert run.status == "finished"
+    assert [row["step"] for row in rows_of(run)] == ["0", "0"]
+    for seed in range(2):
+        cfg = config()
+        initial = dict(initial_model(cfg.model, build_task(cfg.task), seed).named_parameters())
+        assert all(torch.equal(weight, initial[name]) for name, weight in one_seed(run, seed).items())
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+def training_of(*overrides):
+    """A Training that nobody has moved yet."""
+    cfg = config(*overrides)
+    seeds = list(range(cfg.seed, cfg.seed + cfg.replicas))
+    return Training(cfg, build_task(cfg.task), Machine.prepare(cfg), seeds)
+
+
+def batches_of(training, num_steps):
+    for step in range(num_steps):
+        training.progress.step = step
+        yield training.batch()
+
+
+def as_rows(batch, place):
+    """The sequences of one seed with their targets, as hashable rows."""
+    both = torch.cat([batch.inputs[place], batch.targets[place]], -1)
+    return [tuple(row) for row in both.tolist()]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 15), st.integers(1, 17))
+def test_an_epoch_visits_every_training_sequence_once(train_size, batch_size):
+    sizes = [f"task.train_size={train_size}", f"trainer.batch_size={batch_size}"]
+    training = training_of(*sizes, "replicas=2", "trainer.steps=null", "trainer.epochs=3")
+    per_epoch = training.batches_per_epoch
+    assert training.num_steps == 3 * per_epoch
+    batches = list(batches_of(training, training.num_steps))
+    assert all(batch.targets.shape[1] == min(batch_size, train_size) for batch in batches[0:1])
+    for place in range(2):
+        everything = sorted(as_rows(training.train, place))
+        for epoch in range(3):
+            visited = [row for b in batches[epoch * per_epoch : (epoch + 1) * per_epoch] for row in as_rows(b, place)]
+            assert sorted(visited) == everything
+
+
+def test_every_epoch_and_every_seed_has_its_own_order_and_data():
+    training = training_of("replicas=2", "task.alphabet=50", "trainer.batch_size=20")
+    first, second = batches_of(training, 2)  # two epochs of one batch
+    assert as_rows(first, 0) != as_rows(second, 0)
+    assert sorted(as_rows(first, 0)) == sorted(as_rows(second, 0))
+    assert not set(as_rows(first, 0)) & set(as_rows(first, 1))
+    assert not set(as_rows(training.test, 0)) & set(as_rows(training.train, 0))
+    assert not set(as_rows(training.test, 0)) & set(as_rows(training.test, 1))
+
+
+def test_fresh_data_is_fresh_at_every_step_and_for_every_seed():
+    # 1000^4 possible sequences: two of the 130 drawn here agree with a chance below 1e-8
+    training = training_of("replicas=2", "task.train_size=null", "task.alphabet=1000")
+    drawn = [row for batch in batches_of(training, 5) for place in range(2) for row in as_rows(batch, place)]
+    drawn += [row for place in range(2) for row in as_rows(training.test, place)]
+    assert len(drawn) == 2 * (5 * 8 + 30)
+    assert len(set(drawn)) == len(drawn)
+
+
+@pytest.mark.parametrize("epochs, steps", [(2, 6), (0.5, 2), (0, 0)])
+def test_epochs_are_counted_in_whole_batches(tmp_path, epochs, steps):
+    run = trained(tmp_path / "run", "trainer.steps=null", f"trainer.epochs={epochs}")
+    assert run.summary()["step"] == steps
+
+
+# --- randomness ------------------------------------------------------------------------------------------------------
+
+
+def test_training_neither_uses_nor_moves_global_randomness(tmp_path):
+    runs = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+        runs.append(trained(tmp_path / str(seed), "model.dropout=0.1", "trainer.steps=6"))
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
+    assert_same_run(*runs)
+
+
+# --- metrics.csv -----------------------------------------------------------------------------------------------------
+
+
+def test_metrics_say_what_the_final_weights_do(tmp_path):
+    # more test sequences than go into one forward pass, and no multiple of that
+    overrides = ["replicas=2", "precision=fp64", "task.test_size=1300", "trainer.steps=6"]
+    run = trained(tmp_path / "run", *overrides)
+    cfg = run.config()
+    task = build_task(cfg.task)
+    header, *rows = (run.folder / "metrics.csv").read_text().splitlines()
+    assert header == "step,seed,split,loss,accuracy,learning_rate,seconds,tokens_per_second"
+    steps = [(row["step"], row["seed"], row["split"]) for row in rows_of(run)]
+    assert len(steps) == len(rows)
+    later = [(step, seed, split) for step in ("4", "6") for seed in ("0", "1") for split in ("train", "test")]
+    assert steps == [("0", "0", "test"), ("0", "1", "test"), *later]
+    for seed in range(2):
+        model = initial_model(cfg.model, task, seed).double()
+        model.load_state_dict(one_seed(run, seed))  # strict: every weight is there
+        test = task.sample(1300, generator_for(seed, "test"))
+        with torch.no_grad():
+            outputs = model(test.inputs).flatten(0, 1)
+        last = rows_of(run, seed=seed, split="test", step=6)[0]
+        assert float(last["loss"]) == pytest.approx(F.cross_entropy(outputs, test.targets.flatten()).item(), rel=1e-12)
+        right = (outputs.argmax(-1) == test.targets.flatten()).double().mean().item()
+        assert float(last["accuracy"]) == pytest.approx(right, rel=1e-12)
+        told = run.summary()["seeds"][seed]
+        assert (told["test_loss"], told["test_accuracy"]) == (float(last["loss"]), float(last["accuracy"]))
+
+
+def test_tokens_per_second_counts_the_tokens_of_partial_batches(tmp_path, monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr(rankbench.train.time, "perf_counter", lambda: float(next(clock)))
+    run = trained(tmp_path / "run", "replicas=2", "trainer.steps=3", "trainer.eval_every=3")
+    # an update looks at the clock twice: a second each; an epoch of 20 sequences of 4 tokens for two seeds in 3 seconds
+    assert {row["tokens_per_second"] for row in rows_of(run, split="train")} == {str(round(20 * 4 * 2 / 3))}
