@@ -1,10 +1,14 @@
 """Tables to figures, fit for a paper: the one module that knows matplotlib. It never sees a model.
 
-Every figure is drawn from its CSV alone. A line is the mean over seeds, its band or bar one standard deviation over
-seeds; colours are Okabe and Ito's, told apart by the colour-blind, and every series has a marker of its own.
+Every figure is drawn from its CSV alone. A line is the mean over seeds and its band one standard deviation over seeds
+(of the logarithms where the axis is logarithmic). Colours are Okabe and Ito's, told apart by the colour-blind; every
+series has a marker of its own.
 """
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -20,6 +24,7 @@ from rankbench.tables import last_of_layer, mean_and_spread
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
 MARKERS = ["o", "s", "^", "D", "v", "P"]
 INK, GREY = "#000000", "#777777"
+DODGE = 0.06  # of a layer, from one series to the next
 PANEL = (3.25, 2.6)  # inches: a panel is a column wide, so its 8 pt letters are 8 pt in print
 STYLE = {
     "font.size": 8,
@@ -49,6 +54,18 @@ def save(figure: Figure, path: Path) -> list[Path]:
     return written
 
 
+def _styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+    """Letters and lines of STYLE for whatever the function draws."""
+
+    @functools.wraps(draw)
+    def styled(*args: Any, **kwargs: Any) -> Figure:
+        with matplotlib.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return styled
+
+
+@_styled
 def residual(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Relative residual by layer, a line for each variant; a column for each kind of weights, a row for each facet."""
     last = last_of_layer(table)
@@ -59,13 +76,8 @@ def residual(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: 
         for axes, kind in zip(row, weights, strict=True):
             for number, variant in enumerate(variants):
                 mine = rows[(rows.weights == kind) & (rows.variant == variant)]
-                _line(
-                    axes,
-                    mean_and_spread(mine, ["layer"], "relative_residual"),
-                    "layer",
-                    variant.replace("_", " "),
-                    number,
-                )
+                summary = mean_and_spread(mine, ["layer"], "relative_residual", geometric=True)
+                _line(axes, summary, "layer", variant.replace("_", " "), number)
             axes.set_yscale("log")
             axes.set_title(" · ".join(part for part in (f"{kind} weights", label) if part))
             _layers(axes, "layer (0: embedding)")
@@ -75,6 +87,7 @@ def residual(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: 
     return figure
 
 
+@_styled
 def paths(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Accuracy by path length: all paths and sampled subsets, the measured baselines, the published numbers.
 
@@ -112,20 +125,18 @@ def _grid(
     facets = [("", table)]
     if facet is not None:
         facets = [(f"{facet}={value}", rows) for value, rows in table.groupby(facet, sort=False)]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * len(facets) + 0.7), layout="constrained")
-        FigureCanvasAgg(figure)
-        grid = figure.subplots(len(facets), columns, squeeze=False, sharex=True, sharey=True)
+    size = (PANEL[0] * columns, PANEL[1] * len(facets) + 0.7)
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(facets), columns, squeeze=False, sharex=True, sharey=True)
     return figure, grid, facets
 
 
 def _line(axes: Axes, summary: pd.DataFrame, x: str, label: str, number: int) -> None:
     colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-    axes.plot(summary[x], summary["mean"], color=colour, marker=marker, label=label)
-    low, high = summary["mean"] - summary["sd"], summary["mean"] + summary["sd"]
-    if axes.get_yscale() == "log":
-        low = low.clip(lower=summary["mean"] / 10)  # a band that reaches zero would fill the panel
-    axes.fill_between(summary[x], low, high, color=colour, alpha=0.2, linewidth=0)
+    place = summary[x] + DODGE * number  # side by side, so that equal values do not hide each other
+    axes.plot(place, summary["mean"], color=colour, marker=marker, label=label)
+    axes.fill_between(place, summary["low"], summary["high"], color=colour, alpha=0.2, linewidth=0)
 
 
 def _level(axes: Axes, rows: pd.DataFrame, column: str, label: str, colour: str, dashes: str) -> None:
@@ -170,7 +181,4 @@ def _legend(figure: Figure, grid: np.ndarray) -> None:
         found |= {
             label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True) if label not in found
         }
-    with matplotlib.rc_context(STYLE):
-        figure.legend(
-            found.values(), found.keys(), loc="outside lower center", ncols=2 if len(found) > 4 else len(found)
-        )
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=2 if len(found) > 4 else len(found))

@@ -1,9 +1,12 @@
 """A run: one folder with everything that analyze, report and resume need. Reading one never executes code from it."""
 
 import dataclasses
+import fcntl
 import json
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from rankbench.files import replacing, write_json, write_text
 
 OUTPUTS = Path("outputs")
 # Keys that may differ between the command that began a run and the one that continues it: none changes a number of it.
-FREE_KEYS = ("out", "analysis", "claims", "published", "threads", "device")
+FREE_KEYS = ("out", "analysis", "claims", "published")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,19 @@ class Run:
         if not isinstance(summary, dict):
             raise ConfigError(f"{path}: not a run's summary: it holds no keys; train the run again")
         return summary
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder and keep other processes from training in it; a killed process keeps no lock."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"out={self.folder}: another process is training there; wait for it, or give another folder"
+                ) from None
+            yield
 
     def begin(self, cfg: TrainConfig, environment: dict) -> None:
         """Make the folder a run of `cfg`, or check that it is one; ConfigError names the first key that differs."""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from rankbench.files import write_text
@@ -25,14 +26,20 @@ def read_table(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, keep_default_na=False, na_values=["", "nan", "NaN"])
 
 
-def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str) -> pd.DataFrame:
+def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometric: bool = False) -> pd.DataFrame:
     """`value` by `axes`: mean over everything within a seed, then mean and sample standard deviation over the seeds.
 
-    Columns: the axes, mean, sd (nan for one seed), num_seeds.
+    Columns: the axes, mean, low, high, num_seeds; low and high are one standard deviation away (nan for one seed).
+    geometric: of the logarithms, for values that span orders of magnitude; zeros then count as the smallest float64.
     """
     per_seed = table.groupby([*axes, "seed"], sort=True, dropna=False)[value].mean().reset_index()
-    grouped = per_seed.groupby(axes, sort=True, dropna=False)[value]
-    return grouped.agg(mean="mean", sd="std", num_seeds="count").reset_index()
+    if geometric:
+        per_seed[value] = np.log(per_seed[value].clip(lower=np.finfo(float).tiny))
+    summary = per_seed.groupby(axes, sort=True, dropna=False)[value].agg(mean="mean", sd="std", num_seeds="count")
+    summary["low"], summary["high"] = summary["mean"] - summary["sd"], summary["mean"] + summary["sd"]
+    if geometric:
+        summary[["mean", "low", "high"]] = np.exp(summary[["mean", "low", "high"]])
+    return summary.reset_index()[[*axes, "mean", "low", "high", "num_seeds"]]
 
 
 def last_of_layer(table: pd.DataFrame) -> pd.DataFrame:

@@ -64,7 +64,11 @@ def train(cfg: TrainConfig, run: Run) -> dict:
     the weights that an uninterrupted run leaves. Raises ConfigError if the folder holds another config's run.
     """
     machine = Machine.prepare(cfg)
-    task = build_task(cfg.task)
+    with run.locked():
+        return _train(cfg, run, machine)
+
+
+def _train(cfg: TrainConfig, run: Run, machine: Machine) -> dict:
     if run.status in ("finished", "diverged"):
         run.begin(cfg, {})  # refuses another config's folder
         run.drop_state()  # a kill can have come just before it was dropped
@@ -72,16 +76,20 @@ def train(cfg: TrainConfig, run: Run) -> dict:
         return run.summary()
     run.begin(cfg, machine.record())
     seeds = list(range(cfg.seed, cfg.seed + cfg.replicas))
-    training = Training(cfg, task, machine, seeds)
+    training = Training(cfg, build_task(cfg.task), machine, seeds)
     resumed = run.state()
     if resumed is not None:
         training.restore(*resumed)
         log.info("continuing %s at step %d", run.folder, training.progress.step)
     metrics = MetricsFile(run, upto=training.progress.step if resumed is not None else -1)
-    write_json(run.folder / "summary.json", training.summary("running"))
 
     num_steps, trainer = training.num_steps, cfg.trainer
-    with metrics, stopping_on_signals() as asked_to_stop, progress_bar(num_steps, training.progress.step) as report:
+    with (
+        metrics,
+        telling_failure(run, training),
+        stopping_on_signals() as asked_to_stop,
+        progress_bar(num_steps, training.progress.step) as report,
+    ):
         began, before = time.perf_counter(), training.progress.seconds
         if resumed is None:
             metrics.add(training.evaluate())
@@ -150,6 +158,7 @@ class Training:
     def _forget(self) -> None:
         zeros = torch.zeros(len(self.progress.training), dtype=torch.float64, device=self.machine.device)
         self.sums = {"loss": zeros, "accuracy": zeros.clone(), "steps": 0, "tokens": 0, "seconds": 0.0}
+        self._since = time.perf_counter()
 
     def batch(self) -> Batch:
         """The current step's sequences of every seed that is training, each in its own random order."""
@@ -182,7 +191,6 @@ class Training:
 
     def update(self) -> None:
         """One step of every seed that is training."""
-        began = time.perf_counter()
         cfg, step = self.cfg, self.progress.step
         batch = self.batch()
         with self.machine.autocast():
@@ -200,13 +208,20 @@ class Training:
         self.sums["loss"] = self.sums["loss"] + loss_S.detach()
         self.sums["accuracy"] = self.sums["accuracy"] + accuracy_S
         self.sums["steps"] += 1
-        self.sums["tokens"] += batch.targets.numel()  # of all seeds; an epoch's last batch can be a small one
-        self.sums["seconds"] += time.perf_counter() - began
+        self.sums["tokens"] += math.prod(
+            batch.targets.shape[:3]
+        )  # of all seeds; an epoch's last batch can be a small one
+
+    def _seconds(self) -> float:
+        """Of training since the last evaluation, what the device still has to do included."""
+        if self.machine.device.type == "cuda":
+            torch.cuda.synchronize(self.machine.device)
+        return self.sums["seconds"] + time.perf_counter() - self._since
 
     @torch.no_grad()
     def evaluate(self) -> list[dict]:
         """Rows of metrics.csv: the training mean since the last evaluation, and the test set now."""
-        alive = self.progress.training
+        alive, speed = self.progress.training, round(self.sums["tokens"] / max(self._seconds(), 1e-9))
         chunks, parts = [], list(range(0, self.task.test_size, EVALUATION_SEQUENCES))
         for start in parts:
             chunk = self.test[alive, start : start + EVALUATION_SEQUENCES]
@@ -222,7 +237,6 @@ class Training:
             common["seed"] = self.seeds[index]
             if steps:
                 train = {key: self.sums[key][place].item() / steps for key in ("loss", "accuracy")}
-                speed = round(self.sums["tokens"] / max(self.sums["seconds"], 1e-9))
                 rows.append({**common, "split": "train", **train, "learning_rate": rate, "tokens_per_second": speed})
             rows.append({**common, "split": "test", "loss": test_loss_S[place], "accuracy": test_accuracy_S[place]})
             self.progress.final[index] = {"test_loss": test_loss_S[place], "test_accuracy": test_accuracy_S[place]}
@@ -283,7 +297,8 @@ class Training:
             tensors |= {f"optimizer/{number}/{key}": value for key, value in state.items() if value is not None}
         tensors |= {f"sums/{key}": self.sums[key] for key in ("loss", "accuracy")}
         run.save_weights(self.weights())
-        facts = {**vars(self.progress), "sums": {key: self.sums[key] for key in ("steps", "tokens", "seconds")}}
+        sums = {"steps": self.sums["steps"], "tokens": self.sums["tokens"], "seconds": self._seconds()}
+        facts = {**vars(self.progress), "sums": sums}
         run.save_state(tensors, facts)
 
     def restore(self, tensors: dict[str, Tensor], facts: dict) -> None:
@@ -323,22 +338,22 @@ class Training:
 
 
 def per_seed(model: Transformer) -> Callable[..., tuple[Tensor, Tensor]]:
-    """(stacked weights, inputs_SBN, targets_SBN, stacked dropout masks or None) -> loss_S and accuracy_S."""
+    """(stacked weights, inputs and targets of all seeds, stacked dropout masks or None) -> loss_S and accuracy_S."""
 
-    def one_seed(weights: dict[str, Tensor], inputs: Tensor, targets_BN: Tensor, dropout: dict | None):
+    def one_seed(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor, dropout: dict | None):
         outputs_BNC = functional_call(model, weights, (inputs, dropout))
         # bfloat16 has too few digits to average in
         outputs_BNC = outputs_BNC if outputs_BNC.dtype == torch.float64 else outputs_BNC.float()
-        loss_B = loss_per_sequence(outputs_BNC, targets_BN)
-        return loss_B.mean(), accuracy_per_sequence(outputs_BNC.detach(), targets_BN).mean()
+        loss_B = loss_per_sequence(outputs_BNC, targets)
+        return loss_B.mean(), accuracy_per_sequence(outputs_BNC.detach(), targets).mean()
 
-    def side_by_side(weights: dict[str, Tensor], inputs: Tensor, targets_SBN: Tensor, dropout: dict | None):
-        if len(targets_SBN) == 1:  # vmap over one seed costs time and gains nothing
+    def side_by_side(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor, dropout: dict | None):
+        if len(targets) == 1:  # vmap over one seed costs time and gains nothing
             first = {name: weight[0] for name, weight in weights.items()}
             masks = None if dropout is None else {name: mask[0] for name, mask in dropout.items()}
-            loss, accuracy = one_seed(first, inputs[0], targets_SBN[0], masks)
+            loss, accuracy = one_seed(first, inputs[0], targets[0], masks)
             return loss[None], accuracy[None]
-        return vmap(one_seed, in_dims=(0, 0, 0, None if dropout is None else 0))(weights, inputs, targets_SBN, dropout)
+        return vmap(one_seed, in_dims=(0, 0, 0, None if dropout is None else 0))(weights, inputs, targets, dropout)
 
     return side_by_side
 
@@ -377,6 +392,22 @@ class MetricsFile:
         """Append rows and hand them to the operating system, where a killed process cannot lose them."""
         self.writer.writerows(rows)
         self.file.flush()
+
+
+@contextmanager
+def telling_failure(run: Run, training: "Training") -> Iterator[None]:
+    """summary.json says `running` meanwhile, and `failed` if an error ends training, but not if a signal does."""
+    write_json(run.folder / "summary.json", training.summary("running"))
+    failed = True
+    try:
+        yield
+        failed = False
+    except Interrupted:
+        failed = False
+        raise
+    finally:
+        if failed:
+            write_json(run.folder / "summary.json", training.summary("failed"))
 
 
 @contextmanager

@@ -168,10 +168,12 @@ def test_who_stands_in_front_in_the_order_of_WHO():
 def test_mean_and_spread_is_that_of_a_loop(rows):
     table = pd.DataFrame(rows, columns=["model", "layer", "seed", "value"])
     got = mean_and_spread(table, ["model", "layer"], "value")
-    assert list(got.columns) == ["model", "layer", "mean", "sd", "num_seeds"]
+    assert list(got.columns) == ["model", "layer", "mean", "low", "high", "num_seeds"]
     keys = sorted({(model, layer) for model, layer, _, _ in rows})
     assert list(zip(got["model"], got["layer"], strict=True)) == keys
-    for (model, layer), mean, sd, num_seeds in zip(keys, got["mean"], got["sd"], got["num_seeds"], strict=True):
+    assert list(got["high"] - got["mean"]) == pytest.approx(list(got["mean"] - got["low"]), abs=1e-9, nan_ok=True)
+    spreads = got["high"] - got["mean"]
+    for (model, layer), mean, sd, num_seeds in zip(keys, got["mean"], spreads, got["num_seeds"], strict=True):
         values = {}
         for m, n, seed, value in rows:
             if (m, n) == (model, layer):
@@ -192,7 +194,7 @@ def test_a_seed_with_many_rows_weighs_as_much_as_one_with_few():
     got = mean_and_spread(table, ["x"], "value").iloc[0]
     # means of the seeds 1 and 3: mean 2, sample deviation sqrt(((2-1)^2 + (3-2)^2) / 1); all are exact but the root
     assert got["mean"] == 2.0 and got["num_seeds"] == 2
-    assert got["sd"] == pytest.approx(math.sqrt(2), rel=1e-15)
+    assert got["high"] - got["mean"] == pytest.approx(math.sqrt(2), rel=1e-14)
 
 
 def test_an_axis_that_holds_nan_keeps_its_rows():

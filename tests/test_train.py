@@ -15,9 +15,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import hydra
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,10 +29,10 @@ from hypothesis import strategies as st
 import rankbench.train
 from rankbench.config import ConfigError, conf_dir, register, resolve
 from rankbench.machine import Machine
-from rankbench.model import initial_model
+from rankbench.model import build_model, initial_model
 from rankbench.run import Run, config_text
 from rankbench.seeds import generator_for
-from rankbench.tasks import build_task
+from rankbench.tasks import TASKS, Batch, build_task
 from rankbench.train import METRICS, Interrupted, Training, clipped, train
 
 TINY = [
@@ -573,7 +575,7 @@ def test_a_trained_run_is_not_trained_again(tmp_path, monkeypatch):
     run = trained(tmp_path / "run", "trainer.steps=3")
     before = contents(run.folder)
     monkeypatch.setattr(Training, "update", lambda self: pytest.fail("it trained again"))
-    free = ["out=elsewhere", "threads=1", "+analysis.residual.chunk=3", "device=cpu"]
+    free = ["out=elsewhere", "+analysis.residual.chunk=3", "claims=[paths_sum_to_output]"]
     assert train(config("trainer.steps=3", *free), run) == run.summary()
     after = contents(run.folder)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
@@ -722,8 +724,41 @@ def test_metrics_say_what_the_final_weights_do(tmp_path):
 
 
 def test_tokens_per_second_counts_the_tokens_of_partial_batches(tmp_path, monkeypatch):
-    clock = iter(range(10**6))
-    monkeypatch.setattr(rankbench.train.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(Training, "_seconds", lambda self: 3.0)
     run = trained(tmp_path / "run", "replicas=2", "trainer.steps=3", "trainer.eval_every=3")
-    # an update looks at the clock twice: a second each; an epoch of 20 sequences of 4 tokens for two seeds in 3 seconds
+    # an epoch of 20 sequences of 4 tokens for two seeds in 3 seconds
     assert {row["tokens_per_second"] for row in rows_of(run, split="train")} == {str(round(20 * 4 * 2 / 3))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubling:
+    """Regression: numbers in, twice the numbers out."""
+
+    name: str
+    train_size: int | None
+    test_size: int
+    input_kind: ClassVar[str] = "coordinates"
+    num_inputs: ClassVar[int] = 2
+    num_outputs: ClassVar[int] = 2
+    length: ClassVar[int] = 4
+
+    def sample(self, num_sequences, generator):
+        numbers_BNC = torch.rand(num_sequences, self.length, 2, generator=generator)
+        return Batch(numbers_BNC, 2 * numbers_BNC)
+
+
+def test_a_regression_trains_on_the_squared_error(monkeypatch, tmp_path):
+    monkeypatch.setitem(TASKS, "doubling", Doubling)
+    cfg = config("precision=fp64", "replicas=2", "trainer.steps=60", "optimizer.lr=0.01")
+    cfg.task = {"name": "doubling", "train_size": None, "test_size": 20}
+    summary = train(cfg, Run(tmp_path / "run"))
+    rows = pd.read_csv(tmp_path / "run" / "metrics.csv").query("split == 'test'")
+    assert rows.accuracy.isna().all()  # regression has none
+    first, last = (rows[rows.step == step].loss.mean() for step in (0, 60))
+    assert last < first / 4  # an untrained read-out is off by about the numbers themselves
+    for index, one in enumerate(summary["seeds"]):
+        model = build_model(cfg.model, Doubling(**cfg.task)).to_empty(device="cpu").double()
+        model.load_state_dict({name: weight[index] for name, weight in Run(tmp_path / "run").weights().items()})
+        test = Doubling(**cfg.task).sample(20, generator_for(one["seed"], "test"))
+        error = torch.nn.MSELoss()(model(test.inputs.double()), test.targets.double()).item()
+        assert one["test_loss"] == pytest.approx(error, rel=1e-12)  # the same sums in another order, float64

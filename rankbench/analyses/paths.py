@@ -73,8 +73,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     accuracy (share of tokens), loss (nats per token), relative_residual of the sum, norm_share (Frobenius norm of the
     sum over that of all lengths and the bias together; selection=all), num_paths in the sum, remainder (largest over
     sequences of ||state - sum of all lengths - bias|| / ||state||; frozen, all); then path_share (of all paths, those
-    of this length), readout, bias_norm_share, and measured on the same sequences the baselines: whole network, commonest
-    class, commonest class of each position.
+    of this length), bias_norm_share, readout, and measured on the same sequences the baselines: whole network,
+    commonest class, commonest class of each position.
     """
     test = subject.test[: options.sequences]
     rows = []

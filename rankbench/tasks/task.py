@@ -13,15 +13,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """inputs: tokens (..., B, N) int64 or coordinates (..., B, N, C); targets: classes (..., B, N) int64."""
+    """inputs: tokens (..., B, N) int64 or coordinates (..., B, N, C); targets: classes (..., B, N) int64, or for
+    regression numbers (..., B, N, C)."""
 
     inputs: Tensor
     targets: Tensor
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Batch":
         """On `device`, coordinates in `dtype`; tokens and classes stay integers."""
-        inputs = self.inputs.to(device, dtype if self.inputs.is_floating_point() else None)
-        return Batch(inputs, self.targets.to(device))
+        return Batch(*(x.to(device, dtype if x.is_floating_point() else None) for x in (self.inputs, self.targets)))
 
     def __getitem__(self, index: Any) -> "Batch":
         return Batch(self.inputs[index], self.targets[index])
@@ -41,7 +41,7 @@ class Task(Protocol):
 
     @property
     def num_outputs(self) -> int:
-        """Classes per token."""
+        """Classes per token, or the dimension of what is to be regressed."""
 
     @property
     def length(self) -> int:
@@ -51,18 +51,28 @@ class Task(Protocol):
         """Fresh sequences with their targets, drawn from `generator` alone."""
 
 
-def loss_per_sequence(outputs_BNC: Tensor, targets_BN: Tensor) -> Tensor:
-    """Cross-entropy in nats per token, mean over the tokens of each sequence; shape (B,)."""
-    return F.cross_entropy(outputs_BNC.transpose(-1, -2), targets_BN, reduction="none").mean(-1)
+def loss_per_sequence(outputs_BNC: Tensor, targets: Tensor) -> Tensor:
+    """What training minimises, mean over the tokens of each sequence; shape (B,).
+
+    Cross-entropy in nats for classes (targets_BN); for regression (targets_BNC) the squared error, mean over C.
+    """
+    if targets.is_floating_point():
+        return (outputs_BNC - targets).square().mean((-1, -2))
+    return F.cross_entropy(outputs_BNC.transpose(-1, -2), targets, reduction="none").mean(-1)
 
 
-def accuracy_per_sequence(outputs_BNC: Tensor, targets_BN: Tensor) -> Tensor:
-    """Share of the tokens whose largest output is the target's; shape (B,)."""
-    return (outputs_BNC.argmax(-1) == targets_BN).double().mean(-1)
+def accuracy_per_sequence(outputs_BNC: Tensor, targets: Tensor) -> Tensor:
+    """Share of the tokens whose largest output is the target's, shape (B,); nan for regression, which has none."""
+    if targets.is_floating_point():
+        return torch.full_like(outputs_BNC[..., 0, 0], float("nan"), dtype=torch.float64)
+    return (outputs_BNC.argmax(-1) == targets).double().mean(-1)
 
 
 def majority_baselines(train: Batch, test: Batch, num_classes: int) -> dict[str, float]:
-    """Accuracy on `test` of always the commonest training class: one for all tokens, and one for each position."""
+    """Accuracy on `test` of always the commonest training class: one for all tokens, and one for each position; nan
+    for regression."""
+    if train.targets.is_floating_point():
+        return {"majority": float("nan"), "position_majority": float("nan")}
     counts_NC = F.one_hot(train.targets, num_classes).sum(0)
     return {
         "majority": float((test.targets == counts_NC.sum(0).argmax()).double().mean()),
