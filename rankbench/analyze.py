@@ -1,6 +1,7 @@
 """Analyses of a run or of a fresh model: for each analysis a table, a figure and a digest; then the claims."""
 
 import dataclasses
+import hashlib
 import json
 import logging
 import sys
@@ -62,8 +63,8 @@ def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
         if seed in diverged:
             continue
         trained = build_model(cfg.model, task).to_empty(device="cpu")
-        expected = {name: parameter.shape for name, parameter in trained.state_dict().items()}
-        if {name: weight.shape[1:] for name, weight in stacked.items()} != expected:
+        expected = {name: (cfg.replicas, *parameter.shape) for name, parameter in trained.state_dict().items()}
+        if {name: tuple(weight.shape) for name, weight in stacked.items()} != expected:
             raise ConfigError(
                 f"run={run.folder}: the weights in checkpoint.safetensors do not fit config.yaml; train it again"
             )
@@ -95,25 +96,38 @@ def _subject(run: str, task: Task, seed: int, models: dict[str, Transformer], ma
 def analyze(cfg: BaseConfig, subjects: list[Subject], folder: Path) -> list[str]:
     """Run each analysis of the config on every subject and write <name>.csv, .png and .pdf; then verdicts.csv.
 
-    What the folder holds already, with the same options, is not computed again. Returns lines for the reader: digests,
-    where the files are, verdicts.
+    What the folder holds already, of the same subjects with the same options, is not computed again. Returns lines for
+    the reader: digests, where the files are, verdicts.
     """
     options = check_analyses(cfg)
     done_file = folder / "analyses.json"
     done = json.loads(done_file.read_text()) if done_file.exists() else {}
+    measured = _fingerprint(subjects)
     lines, tables = [], {}
     for name, chosen in options.items():
-        csv, asked = folder / f"{name}.csv", dataclasses.asdict(chosen)
-        if csv.exists() and done.get(name, {}).get("options") == asked:
+        csv, asked = folder / f"{name}.csv", {"options": dataclasses.asdict(chosen), "subjects": measured}
+        if csv.exists() and asked.items() <= done.get(name, {}).items():
             log.info("%s is there already", csv)
         else:
             began = time.perf_counter()
             write_table(_table(name, chosen, subjects), csv)
-            done[name] = {"options": asked, "seconds": round(time.perf_counter() - began, 2)}
+            done[name] = asked | {"seconds": round(time.perf_counter() - began, 2)}
             write_json(done_file, done)
         tables[name] = read_table(csv)
         lines += [ANALYSES[name].digest(tables[name]), f"-> {csv}"]
     return lines + present(cfg, tables, folder)
+
+
+def _fingerprint(subjects: list[Subject]) -> str:
+    """A digest of all that an analysis sees: seeds, task, model, number type and every weight."""
+    digest = hashlib.sha256()
+    for subject in subjects:
+        digest.update(repr((subject.who, subject.task)).encode())
+        for weights, model in subject.models.items():
+            digest.update(repr((weights, model.cfg, model.read_out.weight.dtype)).encode())
+            for parameter in model.parameters():
+                digest.update(parameter.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _table(name: str, options: Any, subjects: list[Subject]) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """The commands. This module knows Hydra, and nothing else does; torch is loaded only when a command's work begins."""
 
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -41,7 +42,14 @@ Examples:
 
 def main() -> None:
     """The `rankbench` command."""
-    words = sys.argv[1:]
+    try:
+        _dispatch(sys.argv[1:])
+    except BrokenPipeError:  # whoever read our output has gone: `rankbench train --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
+
+
+def _dispatch(words: list[str]) -> None:
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
     elif words[0] == "--version":
@@ -50,8 +58,10 @@ def main() -> None:
         print(f"rankbench {__version__}")
     elif words[0] == "completion":
         from rankbench import completion
+        from rankbench.gate import refusing
 
-        print(completion.script(words[1:]))
+        with refusing("completion"):
+            print(completion.script(words[1:]))
     elif words[0] == "__complete":
         from rankbench import completion
 
@@ -71,6 +81,7 @@ def main() -> None:
 def _run(command: str, words: list[str]) -> None:
     """Hand over to Hydra, and turn what goes wrong by the user's doing into one line."""
     import hydra
+    from hydra._internal.utils import get_args_parser
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -83,6 +94,10 @@ def _run(command: str, words: list[str]) -> None:
     # `experiment` has a default, so Hydra would refuse the + that its own documentation uses
     words = [word.removeprefix("+") if word.startswith("+experiment=") else word for word in words]
     sys.argv = [f"rankbench {command}", *words]
+    parser = get_args_parser()
+    parser.error = lambda message: _refuse(command, f"{message}; options are -m, --cfg job, --info defaults, --help")
+    if unknown := parser.parse_known_args(words)[1]:
+        parser.error(f"{unknown[0]}: unknown option")
     task = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(JOBS[command])
     try:
         task()
@@ -90,6 +105,12 @@ def _run(command: str, words: list[str]) -> None:
         if wants_traceback:
             raise
         _refuse(command, explain(error, command, words))
+    except ValueError as error:
+        if "Config group override" not in str(error):  # Hydra's, for model=null; any other is a fault of ours
+            raise
+        _refuse(command, explain(error, command, words))
+    except OSError as error:  # a disk that is full or not to be written
+        _refuse(command, str(error))
     except KeyboardInterrupt:
         _refuse(command, "interrupted", code=130)
 
@@ -99,8 +120,29 @@ def _refuse(command: str, message: str, code: int = 1) -> None:
     raise SystemExit(code)
 
 
+def one_line(job: Callable[["DictConfig"], Any]) -> Callable[["DictConfig"], Any]:
+    """A job whose ConfigErrors end a single run in one line; in a sweep they are Hydra's, so that other jobs go on."""
+
+    @functools.wraps(job)
+    def told(config: "DictConfig") -> Any:
+        from hydra.core.hydra_config import HydraConfig
+        from hydra.types import RunMode
+
+        from rankbench.config import ConfigError
+
+        try:
+            return job(config)
+        except ConfigError as error:
+            if HydraConfig.get().mode == RunMode.MULTIRUN:
+                raise
+            _refuse(HydraConfig.get().job.name, str(error))
+
+    return told
+
+
+@one_line
 def train_job(config: "DictConfig") -> float:
-    """`rankbench train`: returns the mean final test accuracy over seeds, for a sweeper to maximise."""
+    """`rankbench train`: returns the mean over seeds of the final test accuracy (regression: loss), for a sweeper."""
     from pathlib import Path
 
     from rankbench import analyze
@@ -117,10 +159,11 @@ def train_job(config: "DictConfig") -> float:
         except Interrupted as stop:
             _refuse("train", str(stop), code=130)
         trained = [one for one in summary["seeds"] if one["status"] != "diverged"]
-        accuracies = [one["test_accuracy"] for one in trained]
-        mean = sum(accuracies) / len(accuracies) if accuracies else float("nan")
-        told = " ".join(f"{accuracy:.3f}" for accuracy in accuracies)
-        print(f"test accuracy {mean:.3f} (mean of {len(trained)} seeds: {told})\n-> {run.folder}")
+        score = "test_loss" if any(one["test_accuracy"] is None for one in trained) else "test_accuracy"
+        scores = [one[score] for one in trained]
+        mean = sum(scores) / len(scores) if scores else float("nan")
+        told = " ".join(f"{value:.3f}" for value in scores)
+        print(f"{score.replace('_', ' ')} {mean:.3f} (mean of {len(trained)} seeds: {told})\n-> {run.folder}")
         if cfg.analysis:
             if not trained:
                 raise ConfigError(f"{run.folder}: every seed diverged; lower optimizer.lr, or set trainer.clip")
@@ -129,6 +172,7 @@ def train_job(config: "DictConfig") -> float:
     return mean
 
 
+@one_line
 def analyze_job(config: "DictConfig") -> None:
     """`rankbench analyze`."""
     from pathlib import Path
@@ -152,6 +196,23 @@ def analyze_job(config: "DictConfig") -> None:
             "analyses": list(cfg.analysis),
         }
         write_json(folder / "summary.json", about)
+
+
+@one_line
+def bench_job(config: "DictConfig") -> None:
+    """`rankbench bench`."""
+    from pathlib import Path
+
+    from rankbench.bench import bench
+    from rankbench.files import write_json, write_text
+    from rankbench.machine import Machine
+    from rankbench.run import config_text
+
+    cfg = _prepared(config)
+    machine, folder = Machine.prepare(cfg), Path(cfg.out)
+    write_text(folder / "config.yaml", config_text(cfg))
+    write_json(folder / "environment.json", machine.record())
+    bench(cfg, machine, folder)
 
 
 def _prepared(config: "DictConfig") -> "BaseConfig":
@@ -195,4 +256,4 @@ def logging_to(path: "Path") -> Iterator[None]:
             handler.close()
 
 
-JOBS: dict[str, Callable[["DictConfig"], Any]] = {"train": train_job, "analyze": analyze_job}
+JOBS: dict[str, Callable[["DictConfig"], Any]] = {"train": train_job, "analyze": analyze_job, "bench": bench_job}

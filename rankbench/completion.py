@@ -34,8 +34,13 @@ def candidates(words: list[str]) -> list[str]:
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.core_plugins.bash_completion import BashCompletion
     from hydra._internal.utils import create_config_search_path
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
 
     register()
     loader = ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
-    found = BashCompletion(loader)._query(config_name=command, line=" ".join(words[1:]))
+    try:
+        found = BashCompletion(loader)._query(config_name=command, line=" ".join(words[1:]))
+    except (HydraException, OmegaConfBaseException):  # words that do not compose have no continuation
+        return []
     return [one for one in found if not one.startswith(("hydra", "schema"))] if not word.startswith("hydra") else found

@@ -108,9 +108,21 @@ class AnalyzeConfig(BaseConfig):
     """rankbench analyze"""
 
     run: str | None = MISSING  # a folder, `latest`, or null: a fresh model from model and task
+    # a preset may bring these; analyze leaves them alone
+    optimizer: dict[str, Any] = MISSING
+    trainer: dict[str, Any] = MISSING
 
 
-SCHEMAS: dict[str, type[BaseConfig]] = {"train": TrainConfig, "analyze": AnalyzeConfig}
+@dataclass
+class BenchConfig(TrainConfig):
+    """rankbench bench: trainer.steps is the length of one timed block of training."""
+
+    bench: list[str] = MISSING  # which benchmarks, see rankbench.bench
+    repeats: int = MISSING  # paired repetitions
+    sequences: int = MISSING  # whose paths are summed
+
+
+SCHEMAS: dict[str, type[BaseConfig]] = {"train": TrainConfig, "analyze": AnalyzeConfig, "bench": BenchConfig}
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"),
@@ -132,6 +144,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**32 - 1),
     "replicas": (1, 4096),
     "threads": (1, 1024),
+    "repeats": (1, 10_000),
+    "sequences": (1, 1 << 30),
     "model.layers": (1, 1024),
     "model.heads": (1, 65536),
     "model.width": (1, 65536),
@@ -213,10 +227,6 @@ def _check_training(cfg: TrainConfig) -> None:
         )
     if optimizer.schedule == "multistep" and not optimizer.milestones:
         raise ConfigError("optimizer.milestones=[]: optimizer.schedule=multistep needs steps, e.g. [1000,2000]")
-    if cfg.device == "cpu" and trainer.compile and cfg.precision == "fp64":
-        raise ConfigError(
-            "trainer.compile=true: nothing is gained in precision=fp64 on a CPU; set one of them otherwise"
-        )
 
 
 def typed(cls: type[Options], values: dict[str, Any], prefix: str) -> Options:
@@ -286,7 +296,7 @@ def resolve(cfg: DictConfig) -> TrainConfig | AnalyzeConfig:
 
 
 def _check_keys(cfg: DictConfig, prefix: str = "") -> None:
-    """Refuse keys that no schema has: with a + before it, Hydra adds any key, misspelt ones too."""
+    """Refuse keys that no schema has (with a + before it, Hydra adds any key) and schemas' keys that are not there."""
     schema = OmegaConf.get_type(cfg)
     if dataclasses.is_dataclass(schema):
         allowed = [field.name for field in dataclasses.fields(schema)]
@@ -295,6 +305,9 @@ def _check_keys(cfg: DictConfig, prefix: str = "") -> None:
                 raise ConfigError(
                     f"{prefix}{key}: unknown key{closest(key, allowed)}; allowed are {', '.join(allowed)}"
                 )
+        for key in allowed:
+            if key not in cfg or OmegaConf.is_missing(cfg, key):
+                raise ConfigError(f"{prefix}{key}: missing; leave ~{prefix}{key} out, or give it a value")
             if not OmegaConf.is_interpolation(cfg, key) and isinstance(cfg[key], DictConfig):
                 _check_keys(cfg[key], f"{prefix}{key}.")
 
@@ -302,6 +315,15 @@ def _check_keys(cfg: DictConfig, prefix: str = "") -> None:
 def by_budget(scales: DictConfig | dict, *, _root_: DictConfig) -> Any:
     """`${by_budget:{paper:3000,laptop:600,smoke:20}}`: one key's value at each scale of a preset."""
     return scales[_root_.budget or "paper"]
+
+
+def compose(command: str, *overrides: str) -> TrainConfig | AnalyzeConfig:
+    """The config of a command line, checked: compose("train", "model.layers=12", "replicas=5")."""
+    import hydra
+
+    register()
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return resolve(hydra.compose(command, list(overrides)))
 
 
 def register() -> None:
@@ -312,3 +334,12 @@ def register() -> None:
     for name, schema in SCHEMAS.items():
         store.store(group="schema", name=name, node=schema, package="_global_")
     OmegaConf.register_new_resolver("by_budget", by_budget, replace=True)
+    OmegaConf.register_new_resolver("groups_of", _groups_of, replace=True)
+
+
+def _groups_of(command: str) -> str:
+    """The config groups of a command with their choices, for its --help."""
+    defaults = OmegaConf.load(conf_dir() / f"{command}.yaml").defaults
+    names = [str(name) for entry in defaults if not isinstance(entry, str) for name in entry if "/" not in str(name)]
+    choices = {name: sorted(path.stem for path in (conf_dir() / name).glob("*.yaml")) for name in sorted(names)}
+    return "\n".join(f"  {name}: {', '.join(found)}" for name, found in choices.items())

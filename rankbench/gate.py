@@ -1,43 +1,76 @@
 """Hydra's callback: what happens before a command's folder is made, and after a sweep's last job."""
 
+import dataclasses
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import hydra
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
-from rankbench.config import AnalyzeConfig, BaseConfig, ConfigError, resolve
+from rankbench.config import AnalyzeConfig, BaseConfig, BenchConfig, ConfigError, TrainConfig, resolve
+from rankbench.messages import explain
 
 
 class Gate(Callback):
-    """Hydra's callback: refuses a wrong config before its folder is made, and gathers what a sweep's jobs wrote."""
+    """Hydra's callback: refuses a wrong config before its folder is made, and gathers what a sweep's jobs wrote.
+
+    Hydra makes a warning of an exception raised here, so a refusal prints its line and exits at once.
+    """
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        """Check the whole config. Hydra would swallow an exception here, so a refusal exits at once."""
-        command = config.hydra.job.name
-        try:
-            cfg = _job_config(config)
-            check_everything(cfg)
-            _check_overrides(cfg, config.hydra.overrides.task)
-        except ConfigError as error:
-            print(f"rankbench {command}: {error}", file=sys.stderr)
-            raise SystemExit(1) from None
+        """Check the config of a single run."""
+        with refusing(config.hydra.job.name):
+            check_everything(_job_config(config))
+            _check_overrides(_job_config(config), config.hydra.overrides.task)
+
+    def on_multirun_start(self, config: DictConfig, config_name: str, **_: Any) -> None:
+        """Check the config of every job of a sweep, where the sweeper knows them beforehand."""
+        with refusing(config.hydra.job.name):
+            if config.hydra.sweeper._target_.endswith("BasicSweeper"):
+                for words in BasicSweeper.split_arguments(_sweep_overrides(config), None)[0]:
+                    try:
+                        cfg = resolve(hydra.compose(config_name, words))
+                    except (HydraException, OmegaConfBaseException) as error:
+                        raise ConfigError(explain(error, config_name, words)) from None
+                    check_everything(dataclasses.replace(cfg, out=config.hydra.sweep.dir))
+                    _check_overrides(cfg, words)
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Join the tables of the jobs, if they analysed anything."""
         from rankbench.report import gather_sweep
 
-        cfg = _job_config(config)
-        words = [
-            *config.hydra.overrides.task,
-            *(f"{key}={text}" for key, text in (config.hydra.sweeper.params or {}).items()),
-        ]
-        overrides = OverridesParser.create().parse_overrides(words)
-        varied = [override.get_key_element() for override in overrides if override.is_sweep_override()]
-        for line in gather_sweep(cfg, Path(config.hydra.sweep.dir), varied):
+        varied = [one.get_key_element() for one in _sweep_overrides(config) if one.is_sweep_override()]
+        for line in gather_sweep(_job_config(config), Path(config.hydra.sweep.dir), varied):
             print(line)
+
+
+@contextmanager
+def refusing(command: str) -> Iterator[None]:
+    """A ConfigError becomes its one line and exit code 1."""
+    try:
+        yield
+    except ConfigError as error:
+        print(f"rankbench {command}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _sweep_overrides(config: DictConfig) -> list[Override]:
+    """What a preset sweeps over and what the command line adds; the command line's word on a key is the last."""
+    parser = OverridesParser.create()
+    preset = parser.parse_overrides([f"{key}={text}" for key, text in (config.hydra.sweeper.params or {}).items()])
+    typed = parser.parse_overrides(list(config.hydra.overrides.task))
+    own = {override.get_key_element() for override in typed}
+    return [override for override in preset if override.get_key_element() not in own] + typed
 
 
 def _job_config(config: DictConfig) -> BaseConfig:
@@ -50,22 +83,49 @@ def _job_config(config: DictConfig) -> BaseConfig:
 def check_everything(cfg: BaseConfig) -> None:
     """Raise ConfigError for anything in the config that cannot be: before any folder is made, any result written."""
     from rankbench.analyze import check_analyses
-    from rankbench.config import AnalyzeConfig
     from rankbench.machine import Machine
-    from rankbench.run import find_run
+    from rankbench.run import Run, find_run
     from rankbench.tasks import build_task
 
+    _check_folder(Path(cfg.out))
     Machine.prepare(cfg)
     build_task(cfg.task)
     check_analyses(cfg)
-    if isinstance(cfg, AnalyzeConfig) and cfg.run is not None:
-        find_run(cfg.run).config()
+    if type(cfg) is TrainConfig:
+        Run(Path(cfg.out)).check_same(cfg)
+    if isinstance(cfg, AnalyzeConfig):
+        if not cfg.analysis:
+            raise ConfigError("analysis=[]: nothing to measure; name at least one, as in analysis=[paths]")
+        if (Path(cfg.out) / "metrics.csv").exists():  # its config.yaml would be written over
+            raise ConfigError(f"out={cfg.out}: the folder of a training run; give analyze a folder of its own")
+        if cfg.run is not None:
+            run = find_run(cfg.run)
+            if run.folder.is_file():
+                raise ConfigError(f"run={cfg.run}: a file; give the folder of a run, or run=latest")
+            run.config()
+            if not (weights := run.folder / "checkpoint.safetensors").exists():
+                raise ConfigError(f"{weights}: missing; the run there has not reached its first checkpoint")
+    if isinstance(cfg, BenchConfig):
+        from rankbench.bench import check_benchmarks
+
+        check_benchmarks(cfg)
+
+
+def _check_folder(out: Path) -> None:
+    """Refuse an output folder that cannot be made or written."""
+    place = out.absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise ConfigError(f"out={out}: {place} is a file; give a folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(f"out={out}: {place} is not to be written; give another folder")
 
 
 def _check_overrides(cfg: BaseConfig, words: list[str]) -> None:
-    """A run brings its own model, task and seeds: to change them here would do nothing."""
-    if isinstance(cfg, AnalyzeConfig) and cfg.run is not None:
+    """Refuse words that would change nothing: a run brings its own model, task and seeds."""
+    if isinstance(cfg, AnalyzeConfig):
         for word in words:
             key = word.lstrip("+~").partition("=")[0]
-            if key.split(".")[0] in ("model", "task", "seed", "replicas"):
+            if cfg.run is not None and key.split(".")[0] in ("model", "task", "seed", "replicas"):
                 raise ConfigError(f"{word}: the run in run={cfg.run} has its own {key}; leave one of the two out")

@@ -47,7 +47,11 @@ def _unknown_key(found: re.Match, text: str, command: str, words: list[str]) -> 
     full = re.search(r"full_key: (\S+)", text)
     key = full[1] if full else found[1]
     prefix, _, name = key.rpartition(".")
+    if command == "analyze" and prefix in ("trainer", "optimizer"):
+        return f"{key}: analyze does not train; leave it out, or give it to `rankbench train`"
     allowed = _keys_beside(prefix, command, words)
+    if prefix == "analysis" and (conf_dir() / "analysis" / f"{name}.yaml").exists():
+        return f"{key}: this analysis is not chosen; add it to the command's list, as analysis=[{name}]"
     return (
         f"{key}: unknown key{closest(name, allowed)}; allowed are {', '.join(allowed)}"
         if allowed
@@ -63,6 +67,16 @@ def _wrong_type(found: re.Match, text: str, command: str, words: list[str]) -> s
     return f"{key}={got}: {wanted(text[found.start() :])}{allowed}"
 
 
+def _wrong_kind(found: re.Match, text: str, command: str, words: list[str]) -> str:
+    """A list, a text or a group of keys where another of them belongs: the message does not say the value as typed."""
+    full = re.search(r"full_key: (\S+)", text)
+    key = full[1] if full else "config"
+    got = next((word.partition("=")[2] for word in reversed(words) if word.lstrip("+").startswith(f"{key}=")), found[1])
+    if "is not a subclass" in found[0]:
+        return f"{key}={got}: holds keys of its own; set one of them, as {key}.<key>=<value>"
+    return f"{key}={got}: {wanted(found[0])}"
+
+
 def _not_a_default(found: re.Match, text: str, command: str, words: list[str]) -> str:
     return f"{found[1]}: no such group; groups are {', '.join(_groups())}"
 
@@ -71,8 +85,15 @@ def _sweep_without_m(found: re.Match, text: str, command: str, words: list[str])
     return f"{found[1]}: several values; add -m to run one job for each, or write a list as [a,b]"
 
 
+def _no_choice(found: re.Match, text: str, command: str, words: list[str]) -> str:
+    culprit = next((word for word in words if word.partition("=")[0] in ("", *_groups())), found[0])
+    return f"{culprit}: a group wants one of its choices, as in model=san; groups are {', '.join(_groups())}"
+
+
 PATTERNS = [
+    (r"Config group override must be", _no_choice),
     (r"Ambiguous value for argument '([^']*)'", _sweep_without_m),
+    (r"Sweep parameters '(.*)' requires --multirun", _sweep_without_m),
     (r"Could not (?:find|load) '([^']*)'", _unknown_choice),
     (r"Could not override '([^']*)'\.\s+No match in the defaults list", _not_a_default),
     (r"Key '([^']*)' is not in struct", _unknown_key),
@@ -80,6 +101,9 @@ PATTERNS = [
     (r"Value '([^']*)' of type '[^']*' could not be converted", _wrong_type),
     (r"Value '([^']*)' is not a valid", _wrong_type),
     (r"field '([^']*)' is not Optional", _wrong_type),
+    (r"(\w+) is not a ListConfig", _wrong_kind),
+    (r"Cannot convert '(\w+)' to string", _wrong_kind),
+    (r"(\w+) is not a subclass of", _wrong_kind),
 ]
 
 

@@ -12,7 +12,7 @@ Shapes: B batch, N token, D width, H head, K head width, F MLP width, L layer, P
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import combinations, pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -303,10 +303,14 @@ def length_share(layers: int, heads: int, length: int, skip: bool = True) -> flo
 
 def all_paths(layers: int, heads: int, length: int, skip: bool = True) -> np.ndarray:
     """Every path of this length, (P, L), in lexicographic order."""
-    if not num_paths(layers, heads, length, skip):
-        return np.zeros((0, layers), dtype=np.int64)
-    paths = np.indices((heads + 1,) * layers).reshape(layers, -1).T
-    return paths[(paths > 0).sum(1) == length]
+    paths = np.zeros((num_paths(layers, heads, length, skip), layers), dtype=np.int64)
+    if len(paths):
+        choices = np.array(list(product(range(1, heads + 1), repeat=length)), dtype=np.int64).reshape(
+            heads**length, length
+        )
+        for number, used in enumerate(combinations(range(layers), length)):
+            paths[number * len(choices) : (number + 1) * len(choices), list(used)] = choices
+    return paths[np.lexsort(paths.T[::-1])]
 
 
 def sample_paths(

@@ -67,9 +67,8 @@ class Run:
                 ) from None
             yield
 
-    def begin(self, cfg: TrainConfig, environment: dict) -> None:
-        """Make the folder a run of `cfg`, or check that it is one; ConfigError names the first key that differs."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def check_same(self, cfg: TrainConfig) -> None:
+        """ConfigError, naming the first key that differs, if the folder holds a run of another config."""
         wanted = dataclasses.asdict(cfg)
         if (self.folder / "config.yaml").exists():
             held = self._plain_config()
@@ -79,10 +78,15 @@ class Run:
                         f"{key}={now}: the run in {self.folder} was begun with {key}={was}; "
                         "give the same command to continue it, or another folder with out=<folder>"
                     )
+
+    def begin(self, cfg: TrainConfig, environment: dict) -> None:
+        """Make the folder a run of `cfg`; ConfigError if it holds a run of another config."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.check_same(cfg)
         # what a kill can leave half written: by files.replacing, and by safetensors below it
         for part in (*self.folder.glob(".*.part"), *self.folder.glob(".tmp??????")):
             part.unlink(missing_ok=True)
-        write_text(self.folder / "config.yaml", yaml.safe_dump(wanted, sort_keys=False))
+        write_text(self.folder / "config.yaml", config_text(cfg))
         if not (self.folder / "environment.json").exists():
             write_json(self.folder / "environment.json", environment)
 

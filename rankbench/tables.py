@@ -45,5 +45,6 @@ def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometr
 def last_of_layer(table: pd.DataFrame) -> pd.DataFrame:
     """Of a table by layer and sublayer, the rows of the state that leaves each layer (layer 0: the embedding)."""
     states = table[table.sublayer != "weights"]
-    axes = [column for column in (*WHO, "weights", "variant", "layer") if column in states]
-    return states.groupby(axes, sort=False, dropna=False).tail(1)
+    # a layer's MLP, where it has one, stands right behind its attention
+    goes_on = (states.sublayer == "attention") & (states.sublayer.shift(-1) == "mlp")
+    return states[~goes_on]

@@ -349,7 +349,7 @@ def per_seed(model: Transformer) -> Callable[..., tuple[Tensor, Tensor]]:
 
     def side_by_side(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor, dropout: dict | None):
         if len(targets) == 1:  # vmap over one seed costs time and gains nothing
-            first = {name: weight[0] for name, weight in weights.items()}
+            first = {name: weight.squeeze(0) for name, weight in weights.items()}  # weight[0] has a dear backward
             masks = None if dropout is None else {name: mask[0] for name, mask in dropout.items()}
             loss, accuracy = one_seed(first, inputs[0], targets[0], masks)
             return loss[None], accuracy[None]

@@ -54,7 +54,10 @@ class Options:
 
     def __post_init__(self) -> None:
         for key, allowed in ALLOWED.items():
-            for value in getattr(self, key) if key == "schemes" else [getattr(self, key)]:
+            values = getattr(self, key) if key == "schemes" else [getattr(self, key)]
+            if not values:
+                raise ConfigError(f"analysis.paths.{key}=[]: name at least one of {', '.join(allowed)}")
+            for value in values:
                 if value not in allowed:
                     raise ConfigError(f"analysis.paths.{key}={value}: unknown; allowed are {', '.join(allowed)}")
         for key in ("repeats", "sequences", "max_paths"):
@@ -100,7 +103,7 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
         sums = sums_by_length(model, test.inputs, options.mlp)
         by_length_KBND, bias_BND, remainder = sums.by_length_KBND, sums.bias_BND, sums.remainder().max().item()
         log.info("%s seed %d: path sums and output differ by %.1e (relative)", subject.run, subject.seed, remainder)
-        if remainder > ROUNDING[by_length_KBND.dtype]:
+        if not remainder <= ROUNDING[by_length_KBND.dtype]:  # nan, too, is not rounding
             log.warning("that is more than rounding explains (%.0e)", ROUNDING[by_length_KBND.dtype])
     else:
         counts = [num_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths]
@@ -128,6 +131,8 @@ def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) 
     model, cfg = subject.model, subject.model.cfg
     lengths = range(cfg.layers + 1) if cfg.skip else [cfg.layers]
     places = list(product(lengths, options.subset_sizes, range(options.repeats)))
+    if not places:
+        return []
     groups = []
     for number, (length, size, _) in enumerate(places):
         # the same subsets for both schemes, so that these are compared on the same paths
@@ -165,7 +170,7 @@ def _row(
 
 def digest(table: pd.DataFrame) -> str:
     """Accuracy by path length, mean over seeds and repeats, for a terminal."""
-    named = table.assign(paths=[f"{size:.0f} sampled" if size == size else "all" for size in table.subset_size])
+    named = table.assign(paths=["all" if pd.isna(size) else f"{size:.0f} sampled" for size in table.subset_size])
     mean = named.pivot_table("accuracy", ["scheme", "paths"], "path_length", "mean", sort=False)
     baselines = table[["whole_accuracy", "majority_accuracy", "position_majority_accuracy"]].mean()
     whole, majority, position = (f"{value:.3f}" for value in baselines)

@@ -37,6 +37,8 @@ class Options:
     sequences: int
 
     def __post_init__(self) -> None:
+        if not self.variants:
+            raise ConfigError(f"analysis.residual.variants=[]: name at least one of {', '.join(VARIANTS)}")
         for variant in self.variants:
             if variant not in VARIANTS:
                 raise ConfigError(

@@ -58,7 +58,8 @@ def loss_per_sequence(outputs_BNC: Tensor, targets: Tensor) -> Tensor:
     """
     if targets.is_floating_point():
         return (outputs_BNC - targets).square().mean((-1, -2))
-    return F.cross_entropy(outputs_BNC.transpose(-1, -2), targets, reduction="none").mean(-1)
+    per_token = F.cross_entropy(outputs_BNC.flatten(0, -2), targets.flatten(), reduction="none")
+    return per_token.view(targets.shape).mean(-1)
 
 
 def accuracy_per_sequence(outputs_BNC: Tensor, targets: Tensor) -> Tensor:

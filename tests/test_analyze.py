@@ -1,0 +1,403 @@
+"""rankbench.analyze: the files it leaves, what it computes again and what not, and whose weights it measures."""
+
+import copy
+import dataclasses
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import hydra
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rankbench import analyze as module
+from rankbench import plots
+from rankbench.analyses import ANALYSES
+from rankbench.analyze import analyze, check_analyses, fresh_subjects, present, subjects_of_run
+from rankbench.claims import CLAIMS
+from rankbench.config import ConfigError, conf_dir, register, resolve
+from rankbench.files import write_json
+from rankbench.machine import Machine
+from rankbench.model import initial_model
+from rankbench.run import Run
+from rankbench.seeds import generator_for
+from rankbench.tables import read_table
+from rankbench.tasks import build_task
+from rankbench.train import train
+
+TINY = [
+    "replicas=2",
+    "seed=5",
+    "model.layers=2",
+    "model.width=8",
+    "task.length=4",
+    "task.alphabet=5",
+    "task.train_size=20",
+    "task.test_size=10",
+    "analysis=[residual,paths]",
+    "analysis.residual.variants=[full]",
+    "analysis.residual.sequences=4",
+    "analysis.paths.subset_sizes=[2]",
+    "analysis.paths.repeats=2",
+]
+SAVE = plots.save
+TRAINING = ["trainer.steps=5", "trainer.batch_size=10", "trainer.eval_every=5", "optimizer.lr=0.01"]
+
+
+@functools.cache
+def composed(command, overrides):
+    register()
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return resolve(hydra.compose(command, [*TINY, *(TRAINING if command == "train" else []), *overrides]))
+
+
+def config(*overrides, command="analyze"):
+    return copy.deepcopy(composed(command, overrides))
+
+
+def machine():
+    return Machine.prepare(config())
+
+
+@pytest.fixture(autouse=True)
+def without_figures(monkeypatch):
+    """Nearly all the time of a small analysis goes into its figures: tests that look at them ask for `figures`."""
+    monkeypatch.setattr(plots, "save", lambda figure, path: [path.with_suffix(".png"), path.with_suffix(".pdf")])
+
+
+@pytest.fixture
+def figures(without_figures, monkeypatch):
+    monkeypatch.setattr(plots, "save", SAVE)
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    return fresh_subjects(config(), machine())
+
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory):
+    run = Run(tmp_path_factory.mktemp("runs") / "a run")
+    train(config(command="train"), run)
+    return run
+
+
+@pytest.fixture
+def run(trained_once, tmp_path):
+    """A trained run of two seeds, free to be spoilt."""
+    shutil.copytree(trained_once.folder, tmp_path / "a run")
+    return Run(tmp_path / "a run")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """(analysis, seed) of every table that is computed."""
+    made = []
+    for name, analysis in dict(ANALYSES).items():
+
+        def counted(subject, options, name=name, table=analysis.table):
+            made.append((name, subject.seed))
+            return table(subject, options)
+
+        monkeypatch.setitem(ANALYSES, name, dataclasses.replace(analysis, table=counted))
+    return made
+
+
+BOTH = [("residual", 5), ("residual", 6), ("paths", 5), ("paths", 6)]
+
+
+def one_line(error, *parts):
+    message = str(error.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+# --- analyze ----------------------------------------------------------------------------------------------------------
+
+
+def test_analyze_leaves_tables_figures_and_a_record(tmp_path, fresh, calls, figures):
+    lines = analyze(config(), fresh, tmp_path)
+    assert calls == BOTH
+    wanted = {
+        "analyses.json",
+        *(f"{name}.{suffix}" for name in ("residual", "paths") for suffix in ("csv", "png", "pdf")),
+    }
+    assert {path.name for path in tmp_path.iterdir()} == wanted
+    assert (tmp_path / "paths.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "paths.pdf").read_bytes().startswith(b"%PDF")
+    record = json.loads((tmp_path / "analyses.json").read_text())
+    assert list(record) == ["residual", "paths"]
+    for name, options in check_analyses(config()).items():
+        assert record[name]["options"] == dataclasses.asdict(options)
+        assert record[name]["seconds"] >= 0
+    for name in ("residual", "paths"):
+        for suffix in ("csv", "png", "pdf"):
+            assert str(tmp_path / f"{name}.{suffix}") in "\n".join(lines)
+        assert ANALYSES[name].digest(read_table(tmp_path / f"{name}.csv")) in lines
+
+
+def test_a_table_holds_every_subject_in_full_precision(tmp_path, fresh):
+    analyze(config(), fresh, tmp_path)
+    options = check_analyses(config())
+    for name in ("residual", "paths"):
+        table = read_table(tmp_path / f"{name}.csv")
+        assert list(table.columns[:4]) == ["run", "task", "model", "seed"]
+        assert table.seed.unique().tolist() == [5, 6] and (table.run == "fresh").all()
+        for subject in fresh:
+            mine = table[table.seed == subject.seed].iloc[:, 4:].reset_index(drop=True)
+            again = ANALYSES[name].table(subject, options[name])
+            # the digits that were written are those of the float64: no tolerance
+            pd.testing.assert_frame_equal(mine, again, check_dtype=False, rtol=0, atol=0)
+
+
+def test_what_is_there_with_the_same_options_is_not_computed_again(tmp_path, fresh, calls, figures):
+    first = analyze(config(), fresh, tmp_path)
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    calls.clear()
+    assert analyze(config(), fresh, tmp_path) == first
+    assert calls == []
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files  # figures too, byte for byte
+
+
+def test_other_options_are_computed_again_and_they_alone(tmp_path, fresh, calls):
+    analyze(config(), fresh, tmp_path)
+    before = (tmp_path / "residual.csv").read_bytes()
+    calls.clear()
+    analyze(config("analysis.paths.repeats=1"), fresh, tmp_path)
+    assert calls == BOTH[2:]
+    assert read_table(tmp_path / "paths.csv").repeat.max() == 0
+    assert (tmp_path / "residual.csv").read_bytes() == before
+    calls.clear()
+    analyze(config("analysis.paths.repeats=1"), fresh, tmp_path)
+    assert calls == []
+
+
+def test_a_table_that_is_gone_is_computed_again(tmp_path, fresh, calls):
+    analyze(config(), fresh, tmp_path)
+    (tmp_path / "residual.csv").unlink()
+    calls.clear()
+    analyze(config(), fresh, tmp_path)
+    assert calls == BOTH[:2]
+
+
+def test_a_table_without_a_record_is_computed_again(tmp_path, fresh, calls):
+    """A kill between the table and the record."""
+    analyze(config(), fresh, tmp_path)
+    (tmp_path / "analyses.json").unlink()
+    calls.clear()
+    analyze(config(), fresh, tmp_path)
+    assert calls == BOTH
+
+
+@pytest.mark.parametrize(
+    "changes", [["seed=7"], ["model.layers=3"], ["task.test_size=9"], ["precision=fp32"]], ids=lambda words: words[0]
+)
+def test_another_model_in_the_same_folder_gets_numbers_of_its_own(tmp_path, fresh, changes):
+    """`out=` names one folder twice: what the first model left there is not what the second one is."""
+    own, both = tmp_path / "own", tmp_path / "both"
+    own.mkdir(), both.mkdir()
+    cfg = config(*changes)
+    other = fresh_subjects(cfg, Machine.prepare(cfg))
+    analyze(config(), fresh, both)
+    analyze(cfg, other, both)
+    analyze(cfg, other, own)
+    assert (both / "paths.csv").read_bytes() == (own / "paths.csv").read_bytes()
+
+
+def test_another_run_in_the_same_folder_gets_numbers_of_its_own(run, tmp_path, fresh):
+    own, both = tmp_path / "own", tmp_path / "both"
+    own.mkdir(), both.mkdir()
+    subjects = subjects_of_run(run, machine())
+    analyze(config(), fresh, both)
+    analyze(config(), subjects, both)
+    analyze(config(), subjects, own)
+    assert (both / "residual.csv").read_bytes() == (own / "residual.csv").read_bytes()
+
+
+def test_only_the_analyses_that_are_asked_for_run(tmp_path, fresh, calls):
+    cfg = config()
+    cfg.analysis = {"paths": cfg.analysis["paths"]}
+    analyze(cfg, fresh, tmp_path)
+    assert calls == BOTH[2:] and not (tmp_path / "residual.csv").exists()
+
+
+def test_claims_leave_verdicts(tmp_path, fresh):
+    cfg = config("claims=[paths_sum_to_output,dong_fig4_length_0_at_chance]")
+    lines = analyze(cfg, fresh, tmp_path)
+    verdicts = read_table(tmp_path / "verdicts.csv")
+    assert verdicts.claim.tolist() == ["paths_sum_to_output", *["dong_fig4_length_0_at_chance"] * 2]
+    assert (verdicts.outcome == "undecided").all() and (verdicts.num_seeds == 2).all()  # two seeds are too few
+    assert str(tmp_path / "verdicts.csv") in lines[-1]
+    assert [line.split()[1].strip(":") for line in lines[-4:-1]] == verdicts.claim.tolist()
+
+
+def test_present_judges_and_draws_each_value_of_a_facet(tmp_path, fresh, monkeypatch):
+    cfg, drawn = config("claims=[paths_sum_to_output]", "published=dong_fig4_sorting"), []
+    (table,) = (ANALYSES["paths"].table(one, check_analyses(cfg)["paths"]).assign(seed=one.seed) for one in fresh[:1])
+    both = pd.concat([table.assign(**{"task.label": label}) for label in ("position", "value")], ignore_index=True)
+    draw = plots.paths
+    monkeypatch.setattr(plots, "paths", lambda *given: drawn.append(given) or draw(*given))
+    lines = present(cfg, {"paths": both}, tmp_path, "task.label")
+    assert read_table(tmp_path / "verdicts.csv")["where"].tolist() == ["task.label=position", "task.label=value"]
+    ((given, published, facet),) = drawn
+    assert given is both and facet == "task.label" and set(published.figure) == {"dong_fig4_sorting"}
+    assert len(lines) == 1 + 2 + 1 and str(tmp_path / "paths.png") in lines[0]
+
+
+# --- check_analyses ---------------------------------------------------------------------------------------------------
+
+
+def test_options_are_typed():
+    options = check_analyses(config("analysis.paths.sequences=3"))
+    assert {name: type(one) for name, one in options.items()} == {name: ANALYSES[name].options for name in options}
+    assert options["paths"].sequences == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"analysis": {"path": {}}}, ["analysis=path", "did you mean paths?", "residual, paths"]),
+        (
+            {"claims": ["dong_fig4_whole_sortin"]},
+            ["claims=dong_fig4_whole_sortin", "did you mean dong_fig4_whole_sorting?"],
+        ),
+        (
+            {"analysis": {}, "claims": ["paths_sum_to_output"]},
+            ["claims=paths_sum_to_output", "analysis=paths", "does not run"],
+        ),
+        ({"published": "dong_fig5"}, ["published=dong_fig5", "allowed are", "dong_fig4_sorting"]),
+        ({"analysis": {"residual": {"variants": ["full"]}}}, ["analysis.residual.sequences: missing"]),
+        ({"analysis": {"residual": {"variants": "full"}}}, ["analysis.residual.variants=full: wants a list"]),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_is_refused_in_one_line(changes, said):
+    with pytest.raises(ConfigError) as error:
+        check_analyses(dataclasses.replace(config(), **changes))
+    one_line(error, *said)
+
+
+def test_a_refusal_comes_before_any_file(tmp_path, fresh):
+    with pytest.raises(ConfigError):
+        analyze(dataclasses.replace(config(), claims=["no such claim"]), fresh, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_claim_names_an_analysis():
+    assert {claim.table for claim in CLAIMS.values()} <= set(ANALYSES)
+
+
+# --- subjects ---------------------------------------------------------------------------------------------------------
+
+
+def same_weights(model, weights):
+    state = model.state_dict()
+    assert state.keys() == weights.keys()
+    return all(torch.equal(state[name], weights[name].double()) for name in state)
+
+
+def test_subjects_have_the_weights_of_the_checkpoint_and_those_that_training_began_with(run):
+    cfg, task = run.config(), build_task(run.config().task)
+    stacked = load_file(run.folder / "checkpoint.safetensors")
+    subjects = subjects_of_run(run, machine())
+    assert [one.seed for one in subjects] == [5, 6] and {one.run for one in subjects} == {"a run"}
+    for place, one in enumerate(subjects):
+        assert list(one.models) == ["trained", "initialised"]
+        assert same_weights(one.models["trained"], {name: weight[place] for name, weight in stacked.items()})
+        assert same_weights(one.models["initialised"], initial_model(cfg.model, task, one.seed).state_dict())
+        assert not same_weights(one.models["trained"], initial_model(cfg.model, task, one.seed).state_dict())
+        assert all(p.dtype == torch.float64 and p.device.type == "cpu" for p in one.model.parameters())
+        for purpose, batch, size in (("train", one.train, 20), ("test", one.test, 10)):
+            wanted = task.sample(size, generator_for(one.seed, purpose))
+            assert torch.equal(batch.inputs, wanted.inputs) and torch.equal(batch.targets, wanted.targets)
+
+
+def test_the_test_accuracy_of_the_run_is_the_whole_accuracy_of_the_table(run, tmp_path):
+    """Two ways to one number: what training printed (float32) and what the analysis measures (float64)."""
+    analyze(config(), subjects_of_run(run, machine()), run.folder)
+    table = read_table(run.folder / "paths.csv")
+    told = {one["seed"]: one["test_accuracy"] for one in run.summary()["seeds"]}
+    # no token of these 40 a seed is so near a tie that the precision decides
+    assert table.groupby("seed").whole_accuracy.first().to_dict() == pytest.approx(told, abs=1e-6)
+
+
+def test_an_endless_stream_is_sampled_for_the_baselines(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "BASELINE_SEQUENCES", 33)
+    one, _ = fresh_subjects(config("task.train_size=null"), machine())
+    assert one.train.inputs.shape == (33, 4)
+
+
+def test_fresh_subjects_are_initial_models(fresh):
+    cfg = config()
+    task = build_task(cfg.task)
+    assert [one.seed for one in fresh] == [5, 6]
+    for one in fresh:
+        assert list(one.models) == ["initialised"] and one.who["run"] == "fresh"
+        assert same_weights(one.model, initial_model(cfg.model, task, one.seed).state_dict())
+
+
+def test_a_diverged_seed_is_left_out_and_named(run, caplog):
+    summary = run.summary()
+    summary["seeds"][0]["status"] = "diverged"
+    write_json(run.folder / "summary.json", summary)
+    second = run.weights()["read_out.bias"][1].double()
+    (one,) = subjects_of_run(run, machine())
+    assert one.seed == 6 and torch.equal(one.model.read_out.bias, second)
+    assert [record.levelname for record in caplog.records if "seed 5" in record.message] == ["WARNING"]
+
+
+def test_a_run_of_which_every_seed_diverged_is_refused(run):
+    summary = run.summary()
+    for seed in summary["seeds"]:
+        seed["status"] = "diverged"
+    write_json(run.folder / "summary.json", summary)
+    with pytest.raises(ConfigError) as error:
+        subjects_of_run(run, machine())
+    one_line(error, str(run.folder), "every seed diverged")
+
+
+@pytest.mark.parametrize("change", ["another shape", "one less", "one more"])
+def test_weights_that_do_not_fit_the_config_are_refused(run, change):
+    weights = run.weights()
+    if change == "another shape":
+        weights["read_out.bias"] = weights["read_out.bias"][:, :-1].clone()
+    elif change == "one less":
+        del weights["read_out.bias"]
+    else:
+        weights["another"] = weights["read_out.bias"].clone()
+    run.save_weights(weights)
+    with pytest.raises(ConfigError) as error:
+        subjects_of_run(run, machine())
+    one_line(error, str(run.folder), "checkpoint.safetensors", "config.yaml")
+
+
+def test_a_checkpoint_of_fewer_seeds_than_the_config_says_is_refused(run):
+    run.save_weights({name: weight[:1].clone() for name, weight in run.weights().items()})
+    with pytest.raises(ConfigError) as error:
+        subjects_of_run(run, machine())
+    one_line(error, str(run.folder))
+
+
+def test_a_run_without_a_checkpoint_is_refused(run):
+    (run.folder / "checkpoint.safetensors").unlink()
+    with pytest.raises(ConfigError) as error:
+        subjects_of_run(run, machine())
+    one_line(error, "checkpoint.safetensors")
+
+
+def test_a_moved_folder_analyses_to_the_same_numbers(run, tmp_path):
+    analyze(config(), subjects_of_run(run, machine()), run.folder)
+    tables = {name: read_table(run.folder / f"{name}.csv") for name in ("residual", "paths")}
+    for name in ("residual", "paths"):
+        (run.folder / f"{name}.csv").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    moved = Run(Path(shutil.move(run.folder, tmp_path / "elsewhere" / "a moved run")))
+    analyze(config(), subjects_of_run(moved, machine()), moved.folder)
+    for name, before in tables.items():
+        after = read_table(moved.folder / f"{name}.csv")
+        assert set(after.run) == {"a moved run"}
+        pd.testing.assert_frame_equal(after.drop(columns="run"), before.drop(columns="run"), rtol=0, atol=0)

@@ -1,0 +1,176 @@
+"""rankbench.bench: the command runs and its tables have what they promise. No time is ever judged here."""
+
+import os
+import subprocess
+import sys
+
+import hydra
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from rankbench import bench
+from rankbench.config import ConfigError, conf_dir, register, resolve
+from rankbench.gate import check_everything
+from rankbench.machine import Machine
+from rankbench.model import initial_model
+from rankbench.paths import RecomputedNetwork, all_paths, sums_of_groups
+from rankbench.seeds import generator_for
+from rankbench.tables import read_table
+from rankbench.tasks import build_task
+from rankbench.train import Training
+
+TINY = ("budget=smoke", "device=cpu", "sequences=8", "trainer.batch_size=10")
+
+
+def config(*overrides):
+    register()
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return resolve(hydra.compose("bench", [*TINY, *overrides]))
+
+
+def check_ratios(table, columns):
+    """Each of these ratios stands in at least one row, positive, between its _min and its _max."""
+    for column in columns:
+        rows = table.dropna(subset=[column])
+        assert len(rows)
+        assert (rows[f"{column}_min"] > 0).all()
+        assert (rows[f"{column}_min"] <= rows[column]).all()
+        assert (rows[column] <= rows[f"{column}_max"]).all()
+    seconds = [column for column in table if column.startswith("seconds_")]
+    assert seconds
+    assert (table[seconds].stack().dropna() > 0).all()
+
+
+def test_command_writes_a_table_for_each_benchmark(tmp_path):
+    out = tmp_path / "bench"
+    words = ["-m", "rankbench", "bench", *TINY, "bench=[paths,training]", f"out={out}"]
+    done = subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in out.iterdir() if path.is_file()} == {
+        "config.yaml",
+        "environment.json",
+        "bench_paths.csv",
+        "bench_training.csv",
+    }
+    paths = read_table(out / "bench_paths.csv")
+    ratios = ["ratio_sums_to_forward", "ratio_speedup_over_one_head", "ratio_speedup_over_all_heads"]
+    check_ratios(paths, ratios)
+    frozen, recomputed = paths[paths.paths == "frozen"], paths[paths.paths == "recomputed"]
+    assert sorted(zip(frozen.mlp_ratio, frozen.precision, strict=True)) == [
+        (ratio, precision) for ratio in (1.0, 4.0) for precision in ("fp32", "fp64")
+    ]
+    # sums over up to 4 paths of numbers of order 1: rounding of the number type
+    limit = recomputed.precision.map({"fp32": 1e-4, "fp64": 1e-12})
+    assert (recomputed.largest_difference < limit * recomputed.largest_sum).all()
+
+    training = read_table(out / "bench_training.csv")
+    check_ratios(training, ["ratio_speed_to_torch_encoder", "ratio_side_by_side"])
+    assert list(training.seeds) == [1, 2, 8]
+    assert (training.sequences_per_second > 0).all()
+    for name in (*ratios, "ratio_speed_to_torch_encoder", "ratio_side_by_side"):
+        assert name in done.stdout
+
+
+def test_startup_times_each_command(monkeypatch):
+    ran = []
+    monkeypatch.setattr(bench, "_python", lambda *words: ran.append(words))
+    cfg = config("bench=[startup]")
+    table = bench.startup(cfg, Machine.prepare(cfg))
+    check_ratios(table, ["ratio_to_import_torch"])
+    assert list(table.index) == ["rankbench --help", "rankbench train --help", "rankbench train --cfg job"]
+    # one warm-up and `repeats` measured
+    assert ran == [*bench.STARTUP_COMMANDS.values(), ("-c", "import torch")] * (cfg.repeats + 1)
+
+
+def test_startup_commands_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bench._python(*bench.STARTUP_COMMANDS["rankbench train --cfg job"])
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(subprocess.CalledProcessError):
+        bench._python("-c", "raise SystemExit(3)")
+
+
+def test_alternatives_take_turns_after_a_warm_up():
+    cfg, called = config(), []
+    found = bench.paired(Machine.prepare(cfg), 3, a=lambda: called.append("a"), b=lambda: called.append("b"))
+    assert called == ["a", "b"] * 4
+    assert {name: seconds.shape for name, seconds in found.items()} == {"a": (3,), "b": (3,)}
+
+
+def test_spread_is_median_and_range():
+    assert bench.spread("x", np.array([4.0, 1.0, 2.0])) == {"ratio_x": 2.0, "ratio_x_min": 1.0, "ratio_x_max": 4.0}
+
+
+def test_lines_leave_out_what_a_case_has_not():
+    rows = [{"seeds": 1, **bench.spread("x", np.ones(1))}, {"seeds": 5, **bench.spread("side_by_side", np.ones(1))}]
+    lines = bench.told(pd.DataFrame(rows).set_index(["seeds"]))
+    assert len(lines) == 2
+    assert "ratio_x" in lines[0] and "seeds=1" in lines[0] and "goal" not in lines[0]
+    assert "ratio_side_by_side" in lines[1] and "seeds=5" in lines[1] and "goal: at least 1.25" in lines[1]
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3])
+@torch.no_grad()
+def test_paths_alone_have_the_sums_of_shared_ones(heads):
+    cfg = config(f"model.heads={heads}", "precision=fp64")
+    task = build_task(cfg.task)
+    model = initial_model(cfg.model, task, 0).double().eval()
+    # more than one chunk of sequences, the last one short
+    inputs = task.sample(bench.ALONE_SEQUENCES + 3, generator_for(0, "test")).inputs
+    network = RecomputedNetwork(model, inputs)
+    groups = [all_paths(2, heads, length) for length in range(3)]
+    shared = sums_of_groups(network, groups)
+    for step in (bench._one_head(network), bench._all_heads(model)):
+        alone = bench._sums_of_paths_alone(network.embedding_BND, groups, step)
+        torch.testing.assert_close(alone, shared, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_torch_encoder_has_our_shape(norm):
+    cfg = config(f"model.norm={norm}", "model.mlp_ratio=2")
+    task = build_task(cfg.task)
+    ours = initial_model(cfg.model, task, 0)
+    theirs = bench.TorchEncoder(cfg, task)
+    assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
+    inputs = task.sample(5, generator_for(0, "test")).inputs
+    assert theirs(inputs).shape == ours(inputs).shape
+
+
+@pytest.mark.parametrize("train_size", ["1000", "null"])
+def test_torch_loop_leaves_the_global_generator_alone(train_size):
+    cfg = config(f"task.train_size={train_size}")
+    before = torch.get_rng_state()
+    block = bench._torch_loop(Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0]), torch_fused=True)
+    block()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("bench=[]", ["nothing to measure", "paths, training, startup"]),
+        ("bench=[pahts]", ["bench=pahts", "did you mean paths?", "paths, training, startup"]),
+        ("repeats=0", ["repeats=0", "out of range"]),
+        ("sequences=0", ["sequences=0", "out of range"]),
+        ("model=san", ["model.skip=False", "TransformerEncoder", "leave training out"]),
+        ("claims=[paths_sum_to_output]", ["claims"]),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(override, parts):
+    with pytest.raises(ConfigError) as error:
+        check_everything(config(override))
+    assert "\n" not in str(error.value)
+    for part in parts:
+        assert part in str(error.value)
+
+
+def test_every_model_can_be_measured_without_training():
+    check_everything(config("model=san", "bench=[paths,startup]"))

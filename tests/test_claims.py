@@ -1,0 +1,302 @@
+"""rankbench.claims: outcomes against scipy's confidence intervals, measures against numbers written out by hand."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from rankbench import claims
+from rankbench.analyses import ANALYSES, Subject
+from rankbench.claims import CLAIMS, Claim, figures_published, judge, published, verdict_line
+from rankbench.config import conf_dir, typed
+from rankbench.model import initial_model
+from rankbench.tables import with_who
+
+every = settings(max_examples=25, deadline=None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plain_claims():
+    """Two claims on the column `value`: above 1, and below 1."""
+    plain = {
+        name: Claim(f"It is {name} one.", "a test", "paths", lambda rows: rows.value.mean(), side, 1.0)
+        for name, side in (("above", +1), ("below", -1))
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, claim in plain.items():
+            patch.setitem(claims.CLAIMS, name, claim)
+        yield
+
+
+def valued(values, whole_accuracy=1.0):
+    """One row a seed."""
+    return pd.DataFrame({"seed": range(len(values)), "value": values, "whole_accuracy": whole_accuracy})
+
+
+# --- outcomes ---------------------------------------------------------------------------------------------------------
+
+
+@every
+@given(st.lists(st.floats(-10, 10), min_size=3, max_size=12), st.sampled_from(["above", "below"]))
+def test_the_outcome_is_where_scipys_interval_lies(values, name):
+    (verdict,) = judge(name, valued(values))
+    mean, error = np.mean(values), scipy.stats.sem(values)
+    # without spread scipy's interval is nan; a point is what it should be
+    low, high = scipy.stats.t.interval(0.95, len(values) - 1, mean, error) if error > 0 else (mean, mean)
+    assert verdict["measured"] == pytest.approx(mean, rel=1e-12, abs=1e-12)
+    assert verdict["ci95"] == pytest.approx((high - low) / 2, rel=1e-9, abs=1e-12)
+    assert verdict["num_seeds"] == len(values)
+    if min(abs(low - 1), abs(high - 1)) < 1e-9:  # rounding decides
+        return
+    wanted = "undecided" if low < 1 < high else ("held" if (low > 1) == (name == "above") else "failed")
+    assert verdict["outcome"] == wanted
+    assert bool(verdict["reason"]) == (wanted == "undecided")
+
+
+@pytest.mark.parametrize(
+    ("values", "above", "below"),
+    [
+        ([1.9, 2.0, 2.1], "held", "failed"),
+        ([0.4, 0.5, 0.6], "failed", "held"),
+        ([0.8, 1.1, 1.5], "undecided", "undecided"),
+        ([1.0, 1.0, 1.0], "undecided", "undecided"),  # on the line
+        ([2.0, 2.0, 2.0], "held", "failed"),  # no spread at all
+    ],
+)
+def test_held_failed_or_undecided(values, above, below):
+    assert [judge(name, valued(values))[0]["outcome"] for name in ("above", "below")] == [above, below]
+
+
+@pytest.mark.parametrize(
+    ("values", "accuracy", "reason"),
+    [
+        ([2.0, 2.1], 1.0, "fewer than 3 seeds"),
+        ([2.0], 1.0, "fewer than 3 seeds"),
+        ([2.0, 2.1, math.nan], 1.0, "not measurable"),
+        ([2.0, 2.1, math.inf], 1.0, "not measurable"),
+        ([2.0, 2.1, 2.2], 0.897, "not learned its task (accuracy 0.897)"),
+        ([0.9, 1.0, 1.2], 1.0, "within the confidence interval"),
+    ],
+)
+def test_why_a_claim_is_undecided(values, accuracy, reason):
+    with np.errstate(invalid="ignore"):  # the mean and spread of an infinity
+        (verdict,) = judge("above", valued(values, accuracy))
+    assert verdict["outcome"] == "undecided" and reason in verdict["reason"]
+    assert "\n" not in verdict_line(verdict)
+    assert math.isnan(verdict["ci95"]) == (len(values) == 1 or not np.isfinite(values).all())
+
+
+def test_an_untrained_network_can_be_judged_where_the_claim_is_no_matter_of_training(monkeypatch):
+    table = valued([2.0, 2.1, 2.2], whole_accuracy=0.1)
+    assert judge("above", table)[0]["outcome"] == "undecided"
+    monkeypatch.setitem(CLAIMS, "above", dataclasses.replace(CLAIMS["above"], needs_trained=False))
+    assert judge("above", table)[0]["outcome"] == "held"
+
+
+def test_whether_it_has_learned_is_the_mean_over_seeds_however_many_rows_each_has():
+    table = pd.concat([valued([2.0, 2.1, 2.2]), *[valued([2.0]).assign(whole_accuracy=0.8)] * 20])
+    table.loc[table.seed == 0, "whole_accuracy"] = 0.8  # seeds .8, 1, 1: the mean of seeds is .93, that of rows .83
+    assert judge("above", table)[0]["outcome"] == "held"
+
+
+@pytest.mark.parametrize("line", [0.6, -10.0])
+def test_the_claimed_side_is_written_out(monkeypatch, line):
+    for name, sign in (("above", ">"), ("below", "<")):
+        monkeypatch.setitem(CLAIMS, name, dataclasses.replace(CLAIMS[name], line=line))
+        (verdict,) = judge(name, valued([1.0, 2.0, 3.0]))
+        assert verdict["claimed"] == f"{sign} {line:g}"
+        assert (verdict["statement"], verdict["source"], verdict["claim"]) == (f"It is {name} one.", "a test", name)
+
+
+def test_facets_and_schemes_are_judged_one_by_one(monkeypatch):
+    monkeypatch.setitem(CLAIMS, "above", dataclasses.replace(CLAIMS["above"], by_scheme=True))
+    cells = {("b", "frozen"): 2.0, ("b", "recomputed"): 0.0, ("a", "frozen"): 0.0, ("a", "recomputed"): 2.0}
+    parts = [
+        valued([value, value + 0.1, value + 0.2]).assign(**{"task.label": label, "scheme": scheme})
+        for (label, scheme), value in cells.items()
+    ]
+    verdicts = judge("above", pd.concat(parts), "task.label")
+    assert [(one["where"], one["outcome"]) for one in verdicts] == [
+        (f"task.label={label}, scheme={scheme}", "held" if value else "failed")
+        for (label, scheme), value in cells.items()
+    ]
+    assert [one["where"] for one in judge("above", pd.concat(parts))] == ["scheme=frozen", "scheme=recomputed"]
+    assert [one["where"] for one in judge("below", pd.concat(parts))] == [""]
+
+
+def test_a_verdict_is_one_line_with_all_that_it_rests_on():
+    (verdict,) = judge("above", valued([1.9, 2.0, 2.1]))
+    halfwidth = scipy.stats.t.ppf(0.975, 2) * 0.1 / math.sqrt(3)
+    wanted = f"held      above: measured 2 +- {halfwidth:.2g} (95 % CI, 3 seeds), claimed > 1 - a test"
+    assert verdict_line(verdict) == wanted
+    undecided = verdict_line(judge("above", valued([2.0]))[0] | {"where": "task.label=value"})
+    wanted = "undecided above [task.label=value]: measured 2 +- nan (95 % CI, 1 seeds), claimed > 1"
+    assert undecided == f"{wanted} (fewer than 3 seeds) - a test"
+
+
+# --- the claims -------------------------------------------------------------------------------------------------------
+
+ACCURACY = {0: 0.15, 1: 0.9, 2: 0.5, 3: 0.2}  # by path length
+
+
+def by_length(accuracy=ACCURACY, seeds=3, remainder=1e-15, whole=0.99, majority=0.125):
+    """A paths table: sampled subsets (two a length, around the accuracy), and rows of all paths that must not count."""
+    rows = []
+    for seed in range(seeds):
+        for scheme in ("frozen", "recomputed"):
+            for length, value in accuracy.items():
+                common = {"seed": seed, "scheme": scheme, "path_length": length}
+                common |= {"whole_accuracy": whole, "majority_accuracy": majority}
+                kept = remainder if scheme == "frozen" else math.nan
+                rows.append({**common, "selection": "all", "accuracy": 0.33, "remainder": kept})
+                shift = 0.001 * seed
+                for offset in (-0.05, 0.05):
+                    mine = {"selection": "sampled", "accuracy": value + offset + shift, "remainder": math.nan}
+                    rows.append({**common, **mine})
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "measured"),
+    [
+        ("paths_sum_to_output", [-15.0]),
+        ("dong_fig4_whole_sorting", [0.99]),
+        ("dong_fig4_length_1_sorting", [0.901] * 2),
+        ("dong_fig4_falls_with_length", [-1.0] * 2),
+        ("dong_fig4_longest_at_chance", [0.201 - 0.125] * 2),
+        ("dong_fig4_length_0_at_chance", [0.151 - 0.125] * 2),
+    ],
+)
+def test_measures_by_hand(name, measured):
+    verdicts = judge(name, by_length())
+    assert [one["measured"] for one in verdicts] == pytest.approx(measured, rel=1e-9)
+    assert [one["where"] for one in verdicts] == (
+        ["scheme=frozen", "scheme=recomputed"] if len(measured) == 2 else [""]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "failed"),
+    [
+        ("paths_sum_to_output", {}, {"remainder": 1e-8}),
+        ("dong_fig4_whole_sorting", {}, {"whole": 0.91}),
+        ("dong_fig4_length_1_sorting", {}, {"accuracy": ACCURACY | {1: 0.55}}),
+        ("dong_fig4_falls_with_length", {}, {"accuracy": {0: 0.9, 1: 0.1, 2: 0.2, 3: 0.3}}),
+        ("dong_fig4_longest_at_chance", {"accuracy": ACCURACY | {3: 0.16}}, {}),
+        ("dong_fig4_length_0_at_chance", {}, {"accuracy": ACCURACY | {0: 0.19}}),
+    ],
+)
+def test_every_claim_can_hold_and_can_fail(name, held, failed):
+    assert {one["outcome"] for one in judge(name, by_length(**held))} == {"held"}
+    assert {one["outcome"] for one in judge(name, by_length(**failed))} == {"failed"}
+
+
+def test_no_claim_is_left_out_of_these_tests():
+    (mark,) = test_every_claim_can_hold_and_can_fail.pytestmark
+    assert {name for name, _, _ in mark.args[1]} == set(CLAIMS) - {"above", "below"}
+
+
+def test_an_exact_sum_has_a_logarithm():
+    (verdict,) = judge("paths_sum_to_output", by_length(remainder=0.0))
+    assert verdict["outcome"] == "held" and math.isfinite(verdict["measured"])
+
+
+def test_a_remainder_that_is_no_number_is_not_called_small():
+    (verdict,) = judge("paths_sum_to_output", by_length(remainder=math.nan))
+    assert verdict["outcome"] == "undecided"
+
+
+def test_one_broken_seed_is_not_hidden_by_the_others():
+    table = by_length()
+    table.loc[(table.seed == 1) & (table.scheme == "frozen"), "remainder"] = math.nan
+    assert judge("paths_sum_to_output", table)[0]["outcome"] == "undecided"
+
+
+def test_equal_accuracies_have_no_rank_correlation():
+    (frozen, _) = judge("dong_fig4_falls_with_length", by_length(accuracy=dict.fromkeys(range(4), 0.2)))
+    assert frozen["outcome"] == "undecided" and "not measurable" in frozen["reason"]
+
+
+def test_a_network_without_skips_has_no_short_paths_to_judge():
+    for name in ("dong_fig4_length_1_sorting", "dong_fig4_length_0_at_chance", "dong_fig4_falls_with_length"):
+        for verdict in judge(name, by_length(accuracy={3: 0.2})):
+            assert verdict["outcome"] == "undecided"
+
+
+@pytest.fixture(scope="module")
+def real_table(model_config, sorting_task):
+    """The paths table of three tiny untrained networks."""
+    task = sorting_task(length=4, alphabet=5, test_size=6)
+    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "paths.yaml"))
+    options = typed(ANALYSES["paths"].options, {**shipped, "repeats": 2}, "analysis.paths")
+    parts = []
+    for seed in range(3):
+        model = initial_model(model_config(layers=2, width=8), task, seed).double().requires_grad_(False)
+        batch = task.sample(6, torch.Generator().manual_seed(seed))
+        subject = Subject("fresh", seed, task, batch, batch, {"initialised": model})
+        parts.append(with_who(ANALYSES["paths"].table(subject, options), **subject.who))
+    return pd.concat(parts, ignore_index=True)
+
+
+@pytest.mark.parametrize("name", [name for name in CLAIMS if name not in ("above", "below")])
+def test_every_claim_can_be_judged_on_a_real_table(real_table, name):
+    verdicts = judge(name, real_table)
+    assert len(verdicts) == (2 if CLAIMS[name].by_scheme else 1)
+    for verdict in verdicts:
+        assert verdict["num_seeds"] == 3
+        assert "\n" not in verdict_line(verdict) and name in verdict_line(verdict)
+        assert verdict["outcome"] == {"paths_sum_to_output": "held", "dong_fig4_whole_sorting": "failed"}.get(
+            name, "undecided"
+        )
+        if verdict["outcome"] == "undecided":
+            assert "not learned its task" in verdict["reason"] or "not measurable" in verdict["reason"]
+
+
+# --- published numbers ------------------------------------------------------------------------------------------------
+
+
+def test_published_numbers_have_all_their_columns():
+    names = list(figures_published())
+    assert "dong_fig4_sorting" in names and len(set(names)) == len(names)
+    for name in names:
+        table = published(name)
+        assert list(table) == ["source", "figure", "where", "series", "x", "value", "unit"]
+        assert len(table) and (table.figure == name).all()
+        assert table[["source", "series", "value", "unit"]].notna().all(axis=None)
+        assert np.isfinite(table.value).all() and np.issubdtype(table.x.dtype, np.floating)
+        accuracies = table[table.unit == "accuracy"].value
+        assert accuracies.between(0, 1).all()
+
+
+def test_dong_et_al_read_98_percent_off_their_figure():
+    table = published("dong_fig4_sorting")
+    assert table[(table.source == "Dong et al., Fig. 4") & (table.series == "whole network")].value.tolist() == [0.98]
+
+
+def test_a_figure_that_nobody_published_has_no_rows():
+    assert len(published("no such figure")) == 0
+
+
+EXPERIMENTS = sorted((conf_dir() / "experiment").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_every_experiment_names_claims_and_figures_that_exist(path):
+    shipped = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    analyses = [
+        entry
+        for one in shipped.get("defaults", [])
+        if isinstance(one, dict)
+        for entry in one.get("override /analysis", [])
+    ]
+    for name in shipped.get("claims", []):
+        assert name in CLAIMS and CLAIMS[name].table in analyses
+    if shipped.get("published") is not None:
+        assert shipped["published"] in set(figures_published())

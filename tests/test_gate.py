@@ -1,0 +1,119 @@
+"""rankbench.gate: a wrong config is refused before its folder is made."""
+
+import hydra
+import pytest
+
+from rankbench.config import ConfigError, conf_dir, register, resolve
+from rankbench.gate import Gate, check_everything
+
+
+def composed(command, *words, with_hydra=False):
+    register()
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return hydra.compose(command, list(words), return_hydra_config=with_hydra)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert [path.name for path in tmp_path.iterdir() if path.name != "run"] == []  # nothing here writes
+
+
+@pytest.fixture
+def run(tmp_path):
+    from rankbench.run import Run
+
+    begun = Run(tmp_path / "run")
+    begun.begin(resolve(composed("train", "model.layers=2")), {})
+    return begun
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "start"),
+    [
+        ("train", ["task.length=1"], "task.length=1: "),
+        ("train", ["task.name=foo"], "task.name=foo: unknown"),
+        ("train", ["analysis=[paths]", "analysis.paths.readout=foo"], "analysis.paths.readout=foo: "),
+        ("train", ["claims=[foo]"], "claims=foo: unknown"),
+        ("train", ["claims=[paths_sum_to_output]"], "claims=paths_sum_to_output: judged by analysis=paths"),
+        ("train", ["published=foo"], "published=foo: no published numbers"),
+        ("analyze", ["run=missing"], "run=missing: no config.yaml there"),
+        ("analyze", ["run=latest"], "run=latest: no run with a checkpoint"),
+    ],
+)
+def test_what_the_schema_cannot_know_is_refused(command, words, start):
+    cfg = resolve(composed(command, *words))
+    with pytest.raises(ConfigError) as error:
+        check_everything(cfg)
+    assert str(error.value).startswith(start) and "\n" not in str(error.value)
+
+
+def test_a_run_with_a_broken_config_is_refused(run):
+    cfg = resolve(composed("analyze", "run=run"))
+    (run.folder / "config.yaml").write_text("model: {layers: many}\n")
+    with pytest.raises(ConfigError, match=r"run/config\.yaml: not a run's config"):
+        check_everything(cfg)
+
+
+def test_a_run_without_weights_is_refused(run):
+    with pytest.raises(ConfigError, match=r"run/checkpoint\.safetensors: missing"):
+        check_everything(resolve(composed("analyze", "run=run")))
+
+
+def test_a_file_is_no_run(run):
+    with pytest.raises(ConfigError, match=r"^run=run/config\.yaml: a file; "):
+        check_everything(resolve(composed("analyze", "run=run/config.yaml")))
+
+
+@pytest.mark.parametrize("words", [["run=run"], []])
+def test_analyze_does_not_write_over_a_training_run(run, words):
+    for name in ("checkpoint.safetensors", "metrics.csv"):
+        (run.folder / name).write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"^out=run: the folder of a training run; "):
+        check_everything(resolve(composed("analyze", "out=run", *words)))
+
+
+@pytest.mark.parametrize("command", ["train", "analyze"])
+def test_the_defaults_pass(command, capsys):
+    check_everything(resolve(composed(command)))
+    Gate().on_run_start(composed(command, with_hydra=True))
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "line"),
+    [
+        ("train", ["model.layers=0"], "rankbench train: model.layers=0: out of range; "),
+        ("train", ["+model.foo=0"], "rankbench train: model.foo: unknown key; "),
+        ("analyze", ["run=missing"], "rankbench analyze: run=missing: no config.yaml there; "),
+    ],
+)
+def test_a_refusal_is_one_line_and_ends_the_process(command, words, line, capsys):
+    config = composed(command, *words, with_hydra=True)
+    with pytest.raises(SystemExit) as stop:
+        Gate().on_run_start(config)
+    assert stop.value.code == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(line) and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("word", ["model.layers=3", "++model.layers=3", "task=sorting", "seed=1", "replicas=2"])
+def test_what_a_run_brings_cannot_be_changed(run, word, capsys):
+    (run.folder / "checkpoint.safetensors").write_bytes(b"")
+    config = composed("analyze", "run=run", word, with_hydra=True)
+    with pytest.raises(SystemExit):
+        Gate().on_run_start(config)
+    assert capsys.readouterr().err.startswith(f"rankbench analyze: {word}: the run in run=run has its own ")
+
+
+@pytest.mark.parametrize("word", ["precision=fp32", "threads=2", "analysis=[paths]", "analysis.paths.repeats=2"])
+def test_the_rest_can_be_changed(run, word, capsys):
+    (run.folder / "checkpoint.safetensors").write_bytes(b"")
+    Gate().on_run_start(composed("analyze", "run=run", word, with_hydra=True))
+    assert capsys.readouterr().err == ""
+
+
+def test_without_a_run_everything_can_be_changed(capsys):
+    Gate().on_run_start(composed("analyze", "model.layers=3", "seed=1", with_hydra=True))
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,115 @@
+"""rankbench.messages: real complaints of Hydra and OmegaConf, each as one line with key, value and what is allowed."""
+
+import hydra
+import pytest
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
+
+from rankbench.config import ConfigError, conf_dir, register
+from rankbench.messages import PATTERNS, explain
+
+
+def explained(command, *words):
+    """What explain says of the exception that composing these words really raises."""
+    register()
+    with (
+        hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"),
+        pytest.raises((HydraException, OmegaConfBaseException)) as raised,
+    ):
+        hydra.compose(command, list(words))
+    line = explain(raised.value, command, list(words))
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            "model.layers=1,2",
+            "model.layers=1,2: several values; add -m to run one job for each, or write a list as [a,b]",
+        ),
+        ("seed=range(3)", "seed=range(3): several values; add -m to run one job for each, or write a list as [a,b]"),
+        ("optimizer=adamm", "optimizer=adamm: unknown, did you mean adam?; allowed are adam, adamw, sgd"),
+        ("optimizer=zzz", "optimizer=zzz: unknown; allowed are adam, adamw, sgd"),
+        ("model.layers=abc", "model.layers=abc: wants an integer"),
+        ("model.layers=2.5", "model.layers=2.5: wants an integer"),
+        ("optimizer.lr=fast", "optimizer.lr=fast: wants a number"),
+        ("model.skip=maybe", "model.skip=maybe: wants true or false"),
+        ("model.layers=null", "model.layers=null: null is not allowed here"),
+        ("model.norm=null", "model.norm=null: null is not allowed here; allowed are none, pre, post"),
+        ("claims=foo", "claims=foo: wants a list, as [a,b]"),
+        ("optimizer.milestones=3", "optimizer.milestones=3: wants a list, as [a,b]"),
+        ("optimizer.milestones=[a]", "optimizer.milestones[0]=a: wants an integer"),
+        ("model.name=[a,b]", "model.name=[a,b]: wants a text"),
+        ("trainer=3", "trainer=3: holds keys of its own; set one of them, as trainer.<key>=<value>"),
+        (
+            "analysis.paths.repeats=3",
+            "analysis.paths: this analysis is not chosen; add it to the command's list, as analysis=[paths]",
+        ),
+        ("foo", "foo: not understood; give key=value, in quotes where the value holds brackets or commas"),
+    ],
+)
+def test_lines_to_the_letter(words, line):
+    assert explained("train", words) == line
+
+
+@pytest.mark.parametrize(
+    ("words", "start", "keys"),
+    [
+        (["sead=1"], "sead: unknown key, did you mean seed?; allowed are seed, ", ["trainer", "optimizer"]),
+        (["model.layer=1"], "model.layer: unknown key, did you mean layers?; ", ["heads", "init_gain"]),
+        (["optimizer.l=1"], "optimizer.l: unknown key, did you mean lr?; ", ["weight_decay"]),
+        (["trainer.step=1"], "trainer.step: unknown key, did you mean steps?; ", ["epochs"]),
+        (["task.lenght=1"], "task.lenght: unknown key, did you mean length?; ", ["alphabet", "test_size"]),
+        (["task=sorting", "task.lenght=1"], "task.lenght: unknown key, did you mean length?; ", ["alphabet"]),
+        (["analysis=[paths]", "analysis.paths.repeat=1"], "analysis.paths.repeat: unknown key, did you mean", ["mlp"]),
+        (["analysis.foo.repeat=1"], "analysis.foo: unknown key", []),
+        (["modell=san"], "modell: unknown key, did you mean model?; ", ["task"]),
+    ],
+)
+def test_an_unknown_key_names_those_beside_it(words, start, keys):
+    line = explained("train", *words)
+    assert line.startswith(start)
+    assert all(f" {key}" in line for key in keys)
+
+
+def test_keys_are_those_of_the_command():
+    assert "run" in explained("analyze", "sead=1").split("allowed are ")[1].split(", ")
+    assert "run" not in explained("train", "sead=1").split("allowed are ")[1].split(", ")
+
+
+def test_a_group_of_another_command_is_no_group_here():
+    line = explained("analyze", "optimizer=sgd")
+    assert line.startswith("optimizer: no such group; groups are ") and "schema" not in line and "model" in line
+
+
+def test_a_config_error_is_told_as_it_is():
+    assert explain(ConfigError("task.length=0: too short"), "train", []) == "task.length=0: too short"
+
+
+def test_what_no_pattern_knows_is_still_one_line():
+    assert explain(HydraException("something\n   new"), "train", []) == "something new"
+
+
+def test_the_innermost_cause_is_told():
+    outer = HydraException("outer")
+    outer.__cause__ = ValueError("inner\nline")
+    assert explain(outer, "train", []) == "inner line"
+
+
+@pytest.mark.parametrize("word", ["foo", "model.layers==3", "analysis=[paths", "a b=3"])
+def test_an_override_that_cannot_be_parsed_is_named(word):
+    register()
+    with (
+        hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"),
+        pytest.raises(OverrideParseException) as raised,
+    ):
+        hydra.compose("train", [word])
+    assert explain(raised.value, "train", [word]).startswith(f"{word}: not understood; give key=value")
+
+
+def test_patterns_have_at_most_one_group():
+    import re
+
+    assert all(re.compile(pattern).groups <= 1 for pattern, _ in PATTERNS)

@@ -1,0 +1,708 @@
+"""rankbench.paths against every path multiplied out by hand in numpy, closed forms, and itertools.
+
+Shapes: B batch, N token, D width, H head, K head width, F MLP width, L layer, P path, G group of paths.
+"""
+
+import itertools
+import math
+
+import hydra
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rankbench.paths
+from rankbench.config import conf_dir, register, resolve
+from rankbench.model import build_model
+from rankbench.model.transformer import Transformer
+from rankbench.paths import (
+    FrozenNetwork,
+    PathSums,
+    PathTree,
+    RecomputedNetwork,
+    all_paths,
+    length_share,
+    num_paths,
+    read_out,
+    sample_paths,
+    sums_by_length,
+    sums_of_groups,
+)
+from rankbench.run import Run
+from rankbench.seeds import generator_for
+from rankbench.tasks import build_task
+from rankbench.train import train
+
+# Float64, a few hundred additions: eps = 2.2e-16, so 1e-12 of the largest part leaves a margin of ten to a hundred.
+ROUNDING = 1e-12
+EPSILON = 1e-5  # the norms', as torch's LayerNorm has it
+
+every = settings(max_examples=25, deadline=None)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="session")
+def network(model_config):
+    """network(seed=0, **changes): a small Transformer on 7 tokens in, 4 classes out, all parameters random, float64."""
+
+    def make(seed=0, **changes):
+        cfg = model_config(**{"layers": 2, "heads": 2, "width": 6, "mlp_ratio": 1.5, **changes})
+        with torch.device("meta"):
+            model = Transformer(cfg, input_kind="tokens", num_inputs=7, num_outputs=4, length=5)
+        model = model.to_empty(device="cpu").double().requires_grad_(False)
+        draws = generator(seed)
+        for parameter in model.parameters():  # norms and biases too: nothing stays 0 or 1
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=draws, dtype=torch.float64))
+        return model
+
+    return make
+
+
+def tokens(seed=1, num_sequences=2, num_tokens=4):
+    return torch.randint(7, (num_sequences, num_tokens), generator=generator(seed))
+
+
+def close(got, wanted, scale=None):
+    """Equal to rounding, relative to the largest entry (of `scale` where what is compared is a small difference)."""
+    got, wanted, scale = (np.asarray(x) for x in (got, wanted, wanted if scale is None else scale))
+    assert got.shape == wanted.shape
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=ROUNDING * np.abs(scale).max())
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+
+class ByHand:
+    """A Transformer in numpy from its formulas; what its first pass finds (P, scales, gates) stays frozen after it."""
+
+    def __init__(self, model, inputs, mlp="gate"):
+        self.cfg, self.mlp, self.kept = model.cfg, mlp, {}
+        self.w = {name: weight.numpy() for name, weight in model.state_dict().items()}
+        self.embedding = self.w["read_in.weight"][inputs.numpy()]
+        if self.cfg.positions == "learned":
+            self.embedding = self.embedding + self.w["position.weight"][: inputs.shape[1]]
+        self.state = self.whole(self.embedding)
+
+    def whole(self, x):
+        """All heads, skips and biases: affine in x after the first pass."""
+        for layer in range(self.cfg.layers):
+            x = self.layer(x, layer)
+        return self.norm(x, "last_norm", True) if self.cfg.norm == "pre" else x
+
+    def path(self, choices):
+        """One path's own term: no biases, at each layer one head or the skip."""
+        x = self.embedding
+        for layer, choice in enumerate(choices):
+            x = self.layer(x, layer, choice)
+        return self.norm(x, "last_norm", False) if self.cfg.norm == "pre" else x
+
+    def sums(self):
+        """S_0 .. S_L by enumeration of {0..H}^L."""
+        cfg = self.cfg
+        sums = np.zeros((cfg.layers + 1, *self.embedding.shape))
+        for choices in itertools.product(range(cfg.heads + 1), repeat=cfg.layers):
+            sums[sum(choice > 0 for choice in choices)] += self.path(choices)
+        return sums
+
+    def layer(self, x, layer, choice=None):
+        cfg, name, whole = self.cfg, f"blocks.{layer}", choice is None
+        read = self.norm(x, f"{name}.attention_norm", whole) if cfg.norm == "pre" else x
+        y = np.zeros_like(x)
+        if cfg.skip and choice in (None, 0):
+            y = y + cfg.skip_scale * x
+        for number in range(1, cfg.heads + 1):
+            if choice in (None, number):
+                q, k, v, w_o = head_by_hand(self.w, cfg, layer, number)
+                p = self.once(
+                    (layer, number), lambda q=q, k=k: softmax_by_hand(affine(read, q) @ mT(affine(read, k)), cfg)
+                )
+                y = y + p @ (affine(read, v) if whole else read @ v[0]) @ w_o
+        if whole:
+            y = y + self.w.get(f"{name}.attention.out.bias", 0)
+        if cfg.norm == "post":
+            y = self.norm(y, f"{name}.attention_norm", whole)
+        if not cfg.mlp:
+            return y
+        skipped = cfg.skip_scale * y if cfg.mlp_skip else 0 * y
+        if self.mlp == "gate" or f"{name} source" not in self.kept:
+            read = self.norm(y, f"{name}.mlp_norm", whole) if cfg.norm == "pre" else y
+            up, down = (
+                (self.w[f"{name}.mlp.{part}.weight"].T, self.w.get(f"{name}.mlp.{part}.bias", 0))
+                for part in ("up", "down")
+            )
+            z = affine(read, up) if whole else read @ up[0]
+            gated = (
+                self.once(f"{name} gate", lambda: (z > 0) * 1.0 if cfg.activation == "relu" else scipy.special.ndtr(z))
+                * z
+            )
+            out = affine(gated, down) if whole else gated @ down[0]
+        if self.mlp == "source":
+            out = self.once(f"{name} source", lambda: out) if whole else 0
+        y = skipped + out
+        return self.norm(y, f"{name}.mlp_norm", whole) if cfg.norm == "post" else y
+
+    def norm(self, x, name, shifted):
+        """scale(token) x C diag(weight) + shift, C the matrix that takes the mean off (rmsnorm: the identity)."""
+        is_layernorm, width = self.cfg.norm_kind == "layernorm", self.cfg.width
+        linear = np.eye(width) - (1 / width if is_layernorm else 0)
+        square = (lambda: x.var(-1, keepdims=True)) if is_layernorm else (lambda: (x**2).mean(-1, keepdims=True))
+        scale = self.once(f"{name} scale", lambda: 1 / np.sqrt(square() + EPSILON))
+        y = scale * (x @ linear * self.w.get(f"{name}.weight", 1))
+        return y + self.w.get(f"{name}.shift", 0) if shifted else y
+
+    def once(self, name, make):
+        if name not in self.kept:
+            self.kept[name] = make()
+        return self.kept[name]
+
+
+def affine(x, map_):
+    return x @ map_[0] + map_[1]
+
+
+def mT(x):
+    return np.swapaxes(x, -1, -2)
+
+
+def head_by_hand(w, cfg, layer, number):
+    """(W_Q, b_Q), (W_K, b_K), (W_V, b_V), W_O of head `number` (from 1), from rows of the fused matrices."""
+    width, name = cfg.head_width or cfg.width // cfg.heads, f"blocks.{layer}.attention"
+    maps = []
+    for part in (0, 0, 1) if cfg.tied_qk else (0, 1, 2):
+        start = (part * cfg.heads + number - 1) * width
+        bias = w[f"{name}.qkv.bias"][start : start + width] if cfg.bias else np.zeros(width)
+        maps.append((w[f"{name}.qkv.weight"][start : start + width].T, bias))
+    return *maps, w[f"{name}.out.weight"][:, (number - 1) * width : number * width].T
+
+
+def softmax_by_hand(scores, cfg):
+    scores = scores / math.sqrt(cfg.head_width or cfg.width // cfg.heads)
+    for n, m in itertools.product(range(scores.shape[-1]), repeat=2):
+        if (cfg.mask == "causal" and m > n) or (cfg.mask == "window" and abs(m - n) > cfg.window):
+            scores[..., n, m] = -np.inf
+    return scipy.special.softmax(scores, -1)
+
+
+# --- frozen: exact sums by length -------------------------------------------------------------------------------------
+
+MLPS = [
+    {"mlp": False, "mlp_skip": False},
+    *({"mlp": True, "mlp_skip": skip, "activation": act} for skip in (True, False) for act in ("relu", "gelu")),
+]
+NORMS = [
+    {"norm": "none"},
+    *(
+        {"norm": norm, "norm_kind": kind, "norm_affine": affine_}
+        for norm in ("pre", "post")
+        for kind in ("layernorm", "rmsnorm")
+        for affine_ in (True, False)
+    ),
+]
+MASKS = [{"mask": "none"}, {"mask": "causal"}, {"mask": "window", "window": 1}]
+SIZES = [
+    {"layers": 2, "heads": 3, "width": 6},
+    {"layers": 3, "heads": 1, "width": 4},
+    {"layers": 3, "heads": 2, "width": 8},
+    {"layers": 2, "heads": 2, "width": 5, "head_width": 3},
+    {"layers": 2, "heads": 3, "width": 4, "head_width": 5},
+]
+ATTENTIONS = [mask | {"tied_qk": tied} | size for size in SIZES for tied in (False, True) for mask in MASKS]
+# Every combination of what the sums treat by cases, each with the next kind of attention: 30 kinds, so that in 360
+# combinations every kind meets every norm and every MLP.
+STRUCTURES = [
+    {"skip": skip, "skip_scale": scale, "bias": bias} | norm | mlp
+    for norm in NORMS
+    for mlp in MLPS
+    for bias in (True, False)
+    for skip in (True, False)
+    for scale in (1.0, -0.6)
+]
+COMBINATIONS = [
+    structure | ATTENTIONS[7 * number % len(ATTENTIONS)] | {"seed": number}
+    for number, structure in enumerate(STRUCTURES)
+]
+
+
+def told(changes):
+    return "-".join(f"{key}={value}" for key, value in changes.items() if key != "seed")
+
+
+def assert_sums_are_by_hand(model, inputs, mlp):
+    """The three parts of PathSums, each against the enumeration."""
+    hand = ByHand(model, inputs, mlp)
+    sums = sums_by_length(model, inputs, mlp)
+    by_length = hand.sums()
+    # the network at the input 0, frozen at `inputs`, is what does not come from the input
+    bias = hand.whole(np.zeros_like(hand.embedding))
+    largest = np.array([*by_length, bias, hand.state])
+    close(sums.state_BND, hand.state, largest)
+    close(sums.by_length_KBND, by_length, largest)
+    close(sums.bias_BND, bias, largest)
+    close(model.read_out(sums.by_length_KBND.sum(0) + sums.bias_BND), model(inputs), largest)
+    missing = hand.state - by_length.sum(0) - bias
+    norms = np.sqrt((hand.state**2).sum((1, 2)))
+    assert (np.sqrt((missing**2).sum((1, 2))) <= ROUNDING * norms).all()  # the theorem itself, by hand
+    alive = (
+        norms > 0
+    )  # a ReLU that is dead for a whole sequence, without skip and bias, leaves 0 and a remainder of 0/0
+    assert sums.remainder().shape == (len(inputs),) and (sums.remainder()[alive] < ROUNDING).all()
+    return sums
+
+
+@pytest.mark.parametrize("changes", COMBINATIONS, ids=told)
+def test_sums_by_length_are_the_enumerated_ones(network, changes):
+    model = network(**changes)
+    for mlp in ("gate", "source") if model.cfg.mlp else ("gate",):
+        assert_sums_are_by_hand(model, tokens(changes["seed"], 2, 3 + changes["seed"] % 3), mlp)
+
+
+@every
+@given(
+    st.sampled_from(STRUCTURES),
+    st.sampled_from(ATTENTIONS),
+    st.sampled_from(["gate", "source"]),
+    st.sampled_from(["none", "learned"]),
+    seeds,
+)
+def test_any_network_is_the_sum_of_its_paths(network, structure, attention, mlp, positions, seed):
+    model = network(seed, **structure, **attention, positions=positions)
+    assert_sums_are_by_hand(model, tokens(seed, 2, 3), mlp)
+
+
+def test_a_source_and_a_gate_are_two_ways_to_split_one_state(network):
+    model, inputs = network(), tokens()
+    gate, source = (sums_by_length(model, inputs, mlp) for mlp in ("gate", "source"))
+    close(gate.state_BND, source.state_BND)
+    assert (gate.by_length_KBND - source.by_length_KBND).abs().amax((1, 2, 3)).min() > 1e-3
+    assert (gate.bias_BND - source.bias_BND).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=told)
+def test_a_skip_attention_network_is_the_sum_of_p_x_w(network, mask):
+    """Theorem 2.1 as printed: P_path X W_path, products of matrices, summed."""
+    model = network(layers=3, mlp=False, mlp_skip=False, norm="none", bias=False, **mask)
+    inputs = tokens()
+    hand, sums = ByHand(model, inputs), np.zeros((4, 2, 4, 6))
+    for choices in itertools.product(range(3), repeat=3):
+        p_path, w_path = np.eye(4), np.eye(6)
+        for layer, choice in enumerate(choices):
+            if choice:
+                *_, (w_v, _), w_o = head_by_hand(hand.w, model.cfg, layer, choice)
+                p_path, w_path = hand.kept[layer, choice] @ p_path, w_path @ (w_v @ w_o)
+        sums[np.count_nonzero(choices)] += p_path @ hand.embedding @ w_path
+    close(sums_by_length(model, inputs).by_length_KBND, sums)
+
+
+def test_the_remainder_is_what_is_missing_relative_to_the_state():
+    draws = generator(0)
+    by_length, bias, state = (
+        torch.randn(*shape, generator=draws, dtype=torch.float64) for shape in ((3, 2, 4, 5), (2, 4, 5), (2, 4, 5))
+    )
+    got = PathSums(by_length, bias, state).remainder()
+    for sequence in range(2):
+        missing, whole = 0.0, 0.0
+        for n, d in itertools.product(range(4), range(5)):
+            parts = bias[sequence, n, d].item() + sum(by_length[k, sequence, n, d].item() for k in range(3))
+            missing += (state[sequence, n, d].item() - parts) ** 2
+            whole += state[sequence, n, d].item() ** 2
+        assert got[sequence].item() == pytest.approx(math.sqrt(missing / whole), rel=1e-12)
+
+
+def test_a_lost_path_shows_in_the_remainder(network):
+    sums = sums_by_length(network(), tokens())
+    lost = sums._replace(by_length_KBND=sums.by_length_KBND[:-1])
+    wanted = sums.by_length_KBND[-1].flatten(1).norm(dim=1) / sums.state_BND.flatten(1).norm(dim=1)
+    torch.testing.assert_close(lost.remainder(), wanted, rtol=1e-9, atol=0)
+    assert wanted.min() > 1e-3
+
+
+# Identity attention: with a window of 0 each token sees itself alone, P = I.
+IDENTITY = {"mask": "window", "window": 0, "mlp": False, "mlp_skip": False, "norm": "none", "bias": False}
+BARE = {"mlp": False, "mlp_skip": False, "norm": "none", "bias": False}
+
+
+@pytest.mark.parametrize("skip_scale", [1.0, 0.3])
+def test_with_identity_attention_length_k_is_a_binomial_term(network, skip_scale):
+    """All layers alike, M = sum_h W_V,h W_O,h: the output is X (a + M)^L, S_k = C(L, k) a^(L-k) X M^k."""
+    model = network(layers=4, skip_scale=skip_scale, **IDENTITY)
+    for block in model.blocks[1:]:
+        block.load_state_dict(model.blocks[0].state_dict())
+    attention = model.blocks[0].attention
+    m = (attention.out.weight @ attention.qkv.weight[-6:]).T.numpy()  # the heads side by side sum by themselves
+    x = model.embed(tokens()).numpy()
+    wanted = [math.comb(4, k) * skip_scale ** (4 - k) * x @ np.linalg.matrix_power(m, k) for k in range(5)]
+    close(sums_by_length(model, tokens()).by_length_KBND, np.stack(wanted))
+
+
+def test_with_uniform_attention_every_path_but_the_skip_is_rank_one(network):
+    """W_Q = 0: P = 1/N, so whatever passes a head is the same for all tokens."""
+    model = network(layers=3, **BARE)
+    for block in model.blocks:
+        block.attention.qkv.weight[:6] = 0
+    sums, x = sums_by_length(model, tokens()), model.embed(tokens())
+    close(sums.by_length_KBND[0], x)
+    longer = sums.by_length_KBND[1:]
+    close(longer, longer.mean(-2, keepdim=True).expand_as(longer))
+    assert longer.abs().amax((1, 2, 3)).min() > 1e-3
+    m = [(block.attention.out.weight @ block.attention.qkv.weight[-6:]).T for block in model.blocks]
+    mean = x.mean(-2, keepdim=True)
+    close(longer[1], (mean @ (m[0] @ m[1] + m[0] @ m[2] + m[1] @ m[2])).expand_as(x), longer)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_without_values_the_input_is_all_that_arrives(network, bias):
+    model = network(**{**BARE, "bias": bias}, layers=3)
+    for block in model.blocks:
+        block.attention.qkv.weight[-6:] = 0
+    sums, state = sums_by_length(model, tokens()), model.embed(tokens())
+    close(sums.by_length_KBND[0], state)
+    assert not sums.by_length_KBND[1:].any()
+    close(sums.state_BND, sums.by_length_KBND[0] + sums.bias_BND)
+    assert bool(sums.bias_BND.any()) == bias
+    assert sums.remainder().max() < ROUNDING
+    # and one more layer that reads sums of nothing: no 0/0 anywhere
+    normalised = network(norm="post", layers=2)
+    for block in normalised.blocks:
+        block.attention.qkv.weight[-6:] = 0
+    parts = sums_by_length(normalised, tokens())
+    assert all(part.isfinite().all() for part in parts) and not parts.by_length_KBND[1:].any()
+
+
+@pytest.mark.parametrize("norm", ["none", "pre", "post"])
+@pytest.mark.parametrize("mlp_skip", [True, False])
+def test_without_skips_only_the_whole_length_is_there(network, norm, mlp_skip):
+    sums = sums_by_length(network(layers=3, skip=False, mlp_skip=mlp_skip, norm=norm), tokens())
+    assert not sums.by_length_KBND[:3].any()
+    assert sums.by_length_KBND[3].flatten(1).norm(dim=1).min() > 1e-6
+
+
+@pytest.mark.parametrize("norm", ["none", "pre", "post"])
+def test_the_remainder_of_single_precision_is_single_rounding(network, norm):
+    model = network(layers=3, width=8, norm=norm).float()
+    remainder = sums_by_length(model, tokens(num_sequences=8)).remainder()
+    assert remainder.dtype == torch.float32
+    # eps is 6e-8: below 1e-9 it would not be float32 arithmetic, above 1e-4 a thousand roundings would not explain it
+    assert 1e-9 < remainder.max() < 1e-4
+
+
+@pytest.mark.parametrize("mlp", ["gate", "source"])
+def test_the_sweep_does_not_care_how_many_sequences_it_takes(network, monkeypatch, mlp):
+    model, inputs, built = network(layers=3), tokens(num_sequences=7), []
+
+    class Counted(FrozenNetwork):
+        def __init__(self, model, inputs, mlp):
+            built.append(len(inputs))
+            super().__init__(model, inputs, mlp)
+
+    monkeypatch.setattr(rankbench.paths, "FrozenNetwork", Counted)
+    sums = {}
+    # the terms of one sequence: (layers + 2) x 4 tokens x 6 numbers of 8 bytes
+    for size in (1, 2 * 5 * 4 * 6 * 8, 1 << 40):
+        monkeypatch.setattr(rankbench.paths, "SWEEP_BYTES", size)
+        sums[size] = sums_by_length(model, inputs, mlp)
+    assert built == [1] * 7 + [2, 2, 2, 1] + [7]
+    first, *others = sums.values()
+    for other in others:
+        for part, same in zip(first, other, strict=True):
+            close(part, same)
+
+
+def test_sums_by_length_leave_no_gradient_and_no_trace(network):
+    model = network().requires_grad_(True)
+    assert not any(part.requires_grad for part in sums_by_length(model, tokens()))
+
+
+def test_a_trained_network_is_the_sum_of_its_paths(tmp_path):
+    register()
+    words = "model.width=16 model.heads=2 task.length=6 task.test_size=50 trainer.steps=100 trainer.batch_size=50 "
+    words += "trainer.eval_every=100 optimizer.lr=0.003"
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        cfg = resolve(hydra.compose("train", words.split()))
+    assert (cfg.model.layers, cfg.model.norm, cfg.model.mlp, cfg.model.bias) == (6, "post", True, True)
+    run, task = Run(tmp_path), build_task(cfg.task)
+    summary = train(cfg, run)
+    assert summary["seeds"][0]["test_accuracy"] > 0.3  # trained: chance is 1/6
+    model = build_model(cfg.model, task).to_empty(device="cpu")
+    model.load_state_dict({name: weight[0] for name, weight in run.weights().items()})
+    model = model.double().requires_grad_(False)
+    inputs = task.sample(50, generator_for(0, "test")).inputs
+    for mlp in ("gate", "source"):
+        sums = sums_by_length(model, inputs, mlp)
+        close(model.read_out(sums.state_BND), model(inputs))
+        # the parts of a trained network are of the size of the state: measured 2e-15
+        assert sums.remainder().max() < 1e-10
+        assert sums.by_length_KBND.flatten(1).norm(dim=1).min() > 0
+
+
+# --- groups of paths --------------------------------------------------------------------------------------------------
+
+GROUPS = [
+    np.array([[1, 0, 2], [0, 2, 1], [1, 0, 1]]),
+    np.array([[0, 0, 0]]),
+    np.array([[1, 0, 2], [2, 2, 2], [1, 1, 1], [0, 0, 0], [1, 0, 2]]),  # one path twice, two of other groups
+    np.zeros((0, 3), dtype=np.int64),
+]
+
+
+@pytest.mark.parametrize("mlp", ["gate", "source"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"norm": norm, "norm_kind": kind} for norm in ("none", "pre", "post") for kind in ("layernorm", "rmsnorm")),
+        {"skip_scale": 0.4, "bias": False, "activation": "relu"},
+        {"mlp": False, "mlp_skip": False, "mask": "causal"},
+        {"tied_qk": True, "head_width": 5, "norm_affine": False},
+        {"skip": False, "mlp_skip": False},
+    ],
+    ids=told,
+)
+def test_frozen_groups_are_sums_of_paths_by_hand(network, changes, mlp):
+    model, inputs = network(layers=3, **changes), tokens(num_sequences=3)
+    hand = ByHand(model, inputs, mlp)
+    got = sums_of_groups(FrozenNetwork(model, inputs, mlp), GROUPS)
+    wanted = np.stack([sum((hand.path(path) for path in group), np.zeros((3, 4, 6))) for group in GROUPS])
+    close(got, wanted)
+
+
+def test_all_frozen_paths_of_a_length_are_the_sum_of_the_sweep(network):
+    model, inputs = network(layers=4), tokens()
+    groups = [
+        np.array([p for p in itertools.product(range(3), repeat=4) if np.count_nonzero(p) == k]) for k in range(5)
+    ]
+    close(sums_of_groups(FrozenNetwork(model, inputs), groups), sums_by_length(model, inputs).by_length_KBND)
+
+
+def recomputed_by_hand(model, inputs, path, mlp=False):
+    """The published protocol: at each used layer the head's own attention of the path's own state, the whole output
+    bias, the norm without learned parts; no skip; an unused layer does nothing."""
+    cfg, w = model.cfg, {name: weight.numpy() for name, weight in model.state_dict().items()}
+    x = w["read_in.weight"][inputs.numpy()] + w["position.weight"][: inputs.shape[1]]
+    for layer, choice in enumerate(path):
+        if choice == 0:
+            continue
+        q, k, v, w_o = head_by_hand(w, cfg, layer, choice)
+        x = softmax_by_hand(affine(x, q) @ mT(affine(x, k)), cfg) @ affine(x, v) @ w_o
+        x = x + w.get(f"blocks.{layer}.attention.out.bias", 0)
+        if cfg.norm != "none":
+            x = plain_norm(x, cfg)
+        if mlp and cfg.mlp:
+            name = f"blocks.{layer}.mlp"
+            z = affine(x, (w[f"{name}.up.weight"].T, w.get(f"{name}.up.bias", 0)))
+            act = np.maximum(z, 0) if cfg.activation == "relu" else z * scipy.special.ndtr(z)
+            x = affine(act, (w[f"{name}.down.weight"].T, w.get(f"{name}.down.bias", 0)))
+            if cfg.norm != "none":
+                x = plain_norm(x, cfg)
+    return x
+
+
+def plain_norm(x, cfg):
+    if cfg.norm_kind == "layernorm":
+        x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON)
+
+
+RECOMPUTED = [
+    *({"norm": norm, "norm_kind": kind} for norm in ("none", "pre", "post") for kind in ("layernorm", "rmsnorm")),
+    {"skip": False, "mlp_skip": False, "bias": False},
+    {"mlp": False, "mlp_skip": False, "mask": "causal", "norm_affine": False},
+    {"mask": "window", "window": 1, "tied_qk": True, "head_width": 5, "activation": "relu"},
+    {"skip_scale": 0.3},
+]
+
+
+@pytest.mark.parametrize("mlp", [False, True])
+@pytest.mark.parametrize("changes", RECOMPUTED, ids=told)
+def test_recomputed_groups_are_networks_of_their_own_by_hand(network, changes, mlp):
+    model, inputs = network(layers=3, **changes), tokens(num_sequences=3)
+    got = sums_of_groups(RecomputedNetwork(model, inputs, mlp), GROUPS)
+    zero = np.zeros((3, 4, 6))
+    wanted = [sum((recomputed_by_hand(model, inputs, path, mlp) for path in group), zero) for group in GROUPS]
+    close(got, np.stack(wanted))
+
+
+def test_recomputed_mlps_make_a_difference_where_there_are_mlps_alone(network):
+    for has_mlp in (True, False):
+        model = network(layers=3, mlp=has_mlp, mlp_skip=has_mlp)
+        with_, without = (sums_of_groups(RecomputedNetwork(model, tokens(), mlp), GROUPS) for mlp in (True, False))
+        assert torch.allclose(with_, without) != has_mlp
+
+
+def test_one_recomputed_head_of_one_layer_is_the_network_without_skip_and_mlp(network):
+    model = network(layers=1, heads=1, skip=False, mlp=False, mlp_skip=False, norm="post", norm_affine=False)
+    got = sums_of_groups(RecomputedNetwork(model, tokens()), [np.array([[1]]), np.array([[0]])])
+    close(model.read_out(got[0]), model(tokens()))
+    close(got[1], model.embed(tokens()))
+
+
+def test_the_two_schemes_agree_up_to_the_first_head_and_part_after_it(network):
+    """In a bare network the first head reads the embedding in both; the second reads what the path alone has made."""
+    model = network(layers=2, **BARE)
+    groups = [np.array([path]) for path in ((0, 0), (1, 0), (2, 0), (2, 1))]
+    frozen, recomputed = (sums_of_groups(kind(model, tokens()), groups) for kind in (FrozenNetwork, RecomputedNetwork))
+    close(frozen[:3], recomputed[:3])
+    assert (frozen[3] - recomputed[3]).abs().max() > 1e-3 * frozen[3].abs().max()
+
+
+@pytest.mark.parametrize("kind", [FrozenNetwork, RecomputedNetwork])
+def test_groups_do_not_care_how_much_is_held_at_a_time(network, monkeypatch, kind):
+    model, inputs, slices, sums = network(layers=3), tokens(num_sequences=5), [], []
+    step = kind.step
+    monkeypatch.setattr(
+        kind, "step", lambda self, x, layer, choice, at: slices.append(at) or step(self, x, layer, choice, at)
+    )
+    # the tree over GROUPS has 6 leaves of 4 x 6 numbers for each sequence
+    for size in (1, 2 * 6 * 4 * 6, 1 << 40):
+        monkeypatch.setattr(rankbench.paths, "NUMBERS_AT_A_TIME", size)
+        sums.append(sums_of_groups(kind(model, inputs), GROUPS))
+    assert {one.stop - one.start for one in slices} >= {1, 2}
+    close(sums[0], sums[2])
+    close(sums[1], sums[2])
+
+
+@pytest.mark.parametrize("kind", [FrozenNetwork, RecomputedNetwork])
+def test_a_shared_prefix_is_computed_once(network, monkeypatch, kind):
+    rows, step = [], kind.step
+
+    def counted(self, states_PBND, layer, choice, sequences):
+        rows.append((layer, len(states_PBND)))
+        return step(self, states_PBND, layer, choice, sequences)
+
+    monkeypatch.setattr(kind, "step", counted)
+    everything = np.array(list(itertools.product(range(3), repeat=3)))
+    sums_of_groups(kind(network(layers=3), tokens()), [everything, everything])
+    # (H + 1)^(layer + 1) prefixes, twice the group or not
+    assert [sum(count for at, count in rows if at == layer) for layer in range(3)] == [3, 9, 27]
+
+
+@every
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 4), min_size=1, max_size=12))
+def test_the_tree_leads_every_path_to_a_leaf_of_its_own(paths):
+    tree = PathTree.of(np.array(paths))
+    prefixes = [()]
+    for children in tree.children:
+        prefixes = [(*prefixes[parent], choice) for choice, parents in children for parent in parents]
+        assert len(set(prefixes)) == len(prefixes)
+    assert tree.num_leaves == len(prefixes) == len(set(paths))
+    assert [prefixes[leaf] for leaf in tree.leaf_of_path] == paths
+
+
+@pytest.mark.parametrize("norm_kind", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("norm", ["none", "pre", "post"])
+def test_a_subset_is_read_out_raw_or_normalised_without_learned_parts(network, norm, norm_kind):
+    model = network(norm=norm, norm_kind=norm_kind)
+    sums = torch.randn(3, 4, 6, generator=generator(0), dtype=torch.float64)
+    weight, bias = model.read_out.weight.numpy(), model.read_out.bias.numpy()
+    close(read_out(model, sums, "raw"), sums.numpy() @ weight.T + bias)
+    close(read_out(model, sums, "normalised"), plain_norm(sums.numpy(), model.cfg) @ weight.T + bias)
+
+
+# --- counting and drawing paths ---------------------------------------------------------------------------------------
+
+
+def enumerated(layers, heads, length, skip):
+    choices = range(0 if skip else 1, heads + 1)
+    return [path for path in itertools.product(choices, repeat=layers) if np.count_nonzero(path) == length]
+
+
+@every
+@given(st.integers(1, 4), st.integers(1, 3), st.data(), st.booleans())
+def test_paths_of_a_length_are_those_of_an_enumeration(layers, heads, data, skip):
+    length = data.draw(st.integers(0, layers))
+    wanted = enumerated(layers, heads, length, skip)
+    assert num_paths(layers, heads, length, skip) == len(wanted)
+    assert all_paths(layers, heads, length, skip).shape == (len(wanted), layers)
+    assert [tuple(path) for path in all_paths(layers, heads, length, skip)] == wanted  # lexicographic, as itertools
+    total = sum(len(enumerated(layers, heads, k, skip)) for k in range(layers + 1))
+    assert length_share(layers, heads, length, skip) == pytest.approx(len(wanted) / total, rel=1e-12)
+
+
+@every
+@given(st.integers(1, 200), st.integers(1, 200))
+def test_the_length_of_a_path_is_binomial(layers, heads):
+    shares = [length_share(layers, heads, length) for length in range(layers + 1)]
+    wanted = scipy.stats.binom.pmf(range(layers + 1), layers, heads / (heads + 1))
+    # lgamma(200) is about 900, with an absolute error of 1e-13 that the exponential turns into a relative one
+    np.testing.assert_allclose(shares, wanted, rtol=1e-10, atol=1e-300)
+
+
+def test_gpt_3_has_10_to_the_190_paths():
+    counts = [num_paths(96, 96, length) for length in range(97)]
+    assert sum(counts) == 97**96 and len(str(sum(counts))) == 191
+    shares = [length_share(96, 96, length) for length in range(97)]
+    assert all(math.isfinite(share) for share in shares)
+    assert sum(shares) == pytest.approx(1, rel=1e-11)
+    assert shares[95] == pytest.approx(counts[95] / sum(counts), rel=1e-11)  # exact integers, divided at the end
+
+
+@every
+@given(st.integers(1, 5), st.integers(1, 3), st.data(), st.integers(1, 20), st.booleans(), st.booleans(), seeds)
+def test_drawn_paths_are_paths_of_that_length(layers, heads, data, number, replacement, skip, seed):
+    length = data.draw(st.integers(0, layers)) if skip else layers
+    drawn = sample_paths(layers, heads, length, number, generator(seed), replacement=replacement, skip=skip)
+    listed = [tuple(path) for path in drawn]
+    wanted = enumerated(layers, heads, length, skip)
+    assert set(listed) <= set(wanted)
+    if replacement:
+        assert drawn.shape == (number, layers)
+    else:
+        assert len(set(listed)) == len(listed) == min(number, len(wanted))
+    again = sample_paths(layers, heads, length, number, generator(seed), replacement=replacement, skip=skip)
+    assert np.array_equal(drawn, again)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_a_network_without_skips_has_no_shorter_paths_to_draw(length):
+    assert sample_paths(3, 2, length, 5, generator(0), replacement=True, skip=False).shape == (0, 3)
+
+
+@pytest.mark.parametrize(("layers", "heads", "length", "skip"), [(3, 2, 2, True), (4, 1, 2, True), (3, 2, 3, False)])
+def test_drawing_with_replacement_is_uniform(layers, heads, length, skip):
+    wanted = enumerated(layers, heads, length, skip)
+    drawn = sample_paths(layers, heads, length, 150 * len(wanted), generator(0), replacement=True, skip=skip)
+    counts = [(drawn == path).all(1).sum() for path in wanted]
+    assert sum(counts) == len(drawn)
+    # of fixed seeds: 1e-3 is a draw too unlikely to be met by chance, and too likely to be met by a wrong law
+    assert scipy.stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_drawing_without_replacement_is_uniform_over_subsets():
+    """Two of three paths (4 layers, one head each, length 3 has 4): all 12 ordered pairs are equally likely."""
+    wanted = enumerated(4, 1, 3, True)
+    pairs = dict.fromkeys(itertools.permutations(wanted, 2), 0)
+    for seed in range(1200):
+        pairs[tuple(tuple(path) for path in sample_paths(4, 1, 3, 2, generator(seed), replacement=False))] += 1
+    assert scipy.stats.chisquare(list(pairs.values())).pvalue > 1e-3
+
+
+def test_paths_of_a_deep_network_are_drawn_without_listing_them_all():
+    drawn = sample_paths(96, 96, 48, 20, generator(0), replacement=False)
+    assert drawn.shape == (20, 96) and (np.count_nonzero(drawn, axis=1) == 48).all() and drawn.max() <= 96
+
+
+@pytest.mark.parametrize(("heads", "length"), [(96, 0), (1, 96), (1, 95)])
+def test_few_paths_of_a_deep_network_are_listed_without_the_others(heads, length):
+    """Length 0 has one path in a network of any size: every analysis with replacement=false meets it."""
+    drawn = sample_paths(96, heads, length, 100, generator(0), replacement=False)
+    wanted = {96: [(1,) * 96], 0: [(0,) * 96], 95: [(1,) * i + (0,) + (1,) * (95 - i) for i in range(96)]}[length]
+    assert {tuple(path) for path in drawn} == set(wanted)
+
+
+def test_frozen_sums_of_a_deep_network_are_one_sweep(network):
+    """96 layers of 2 heads have 3^96 paths; their number by length is what identity attention and M = H shows."""
+    model = network(layers=96, width=2, heads=2, head_width=2, **IDENTITY)
+    for block in model.blocks:  # each head the identity: every path is X itself
+        block.attention.qkv.weight[-4:] = torch.eye(2).repeat(2, 1).double()
+        block.attention.out.weight[:] = torch.eye(2).repeat(1, 2).double()
+    sums = sums_by_length(model, tokens()).by_length_KBND
+    x = model.embed(tokens())
+    for length in (0, 1, 48, 96):
+        # 96 exact doublings and additions of integers beyond 2^53: a hundred roundings
+        torch.testing.assert_close(sums[length], math.comb(96, length) * 2.0**length * x, rtol=1e-12, atol=0)

@@ -1,0 +1,277 @@
+"""rankbench.plots: figures are a function of the CSV, byte for byte, and show what they say they show."""
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from rankbench import plots
+from rankbench.analyses import ANALYSES
+from rankbench.tables import read_table, write_table
+
+LENGTHS = range(4)
+
+
+def paths_table(seeds=(0, 1, 2), schemes=("frozen", "recomputed"), sizes=(5, 20), **more):
+    """A table of paths with numbers that are a function of their place."""
+    rows = []
+    for seed in seeds:
+        for scheme in schemes:
+            for length in LENGTHS:
+                base = {"seed": seed, "scheme": scheme, "path_length": length, "whole_accuracy": 0.9 + 0.01 * seed}
+                base |= {"majority_accuracy": 0.2 + 0.001 * seed, "position_majority_accuracy": 0.3, **more}
+                level = 0.8 / (1 + length) + 0.013 * seed + (0.05 if scheme == "frozen" else 0)
+                rows.append({**base, "selection": "all", "subset_size": None, "repeat": None, "accuracy": level})
+                for size in sizes:
+                    for repeat in (0, 1):
+                        value = level - 1 / (10 * size) + 0.01 * repeat
+                        rows.append(
+                            {**base, "selection": "sampled", "subset_size": size, "repeat": repeat, "accuracy": value}
+                        )
+    return with_rest(pd.DataFrame(rows))
+
+
+def residual_table(seeds=(0, 1, 2), decay=0.3, dtype="float64", kinds=("trained", "initialised"), **more):
+    rows = []
+    for seed in seeds:
+        for weights in kinds:
+            for variant in ("full", "attention_only"):
+                base = {"seed": seed, "weights": weights, "variant": variant, "dtype": dtype, **more}
+                rows.append({**base, "layer": 0, "sublayer": "input", "head": None, "relative_residual": 1.0})
+                for layer in (1, 2, 3):
+                    value = 0.9 - 0.1 * layer if variant == "full" else decay**layer
+                    rows.append({**base, "layer": layer, "sublayer": "weights", "head": 1, "relative_residual": None})
+                    rows.append(
+                        {**base, "layer": layer, "sublayer": "attention", "head": None, "relative_residual": 7.0}
+                    )
+                    rows.append(
+                        {
+                            **base,
+                            "layer": layer,
+                            "sublayer": "mlp",
+                            "head": None,
+                            "relative_residual": value * (1 + seed),
+                        }
+                    )
+    return with_rest(pd.DataFrame(rows))
+
+
+def with_rest(table):
+    front = pd.DataFrame({"run": "a run", "task": "sorting", "model": "small"}, index=table.index)
+    return pd.concat([front, table], axis=1)
+
+
+TABLES = {"paths": paths_table, "residual": residual_table}
+
+
+def drawn(name, table, *more):
+    return getattr(plots, name)(table, *more)
+
+
+def legend_names(figure):
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def lines(axes):
+    return {line.get_label(): line for line in axes.get_lines()}
+
+
+def test_every_analysis_names_a_figure():
+    for analysis in ANALYSES.values():
+        assert callable(getattr(plots, analysis.figure))
+    assert {analysis.figure for analysis in ANALYSES.values()} == set(TABLES)  # all are tested here
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_csv_on_disk_gives_the_figure_of_the_table_in_memory_byte_for_byte(tmp_path, name):
+    table = TABLES[name](seeds=(0, 1))
+    write_table(table, tmp_path / "table.csv")
+    first = plots.save(drawn(name, table), tmp_path / "memory")
+    second = plots.save(drawn(name, read_table(tmp_path / "table.csv")), tmp_path / "disk")
+    assert [path.name for path in first] == ["memory.png", "memory.pdf"]
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+    assert first[0].read_bytes().startswith(b"\x89PNG") and first[1].read_bytes().startswith(b"%PDF")
+
+
+def test_a_figure_that_is_saved_twice_has_the_same_bytes(tmp_path):
+    figure = drawn("paths", paths_table(seeds=(0, 1)))
+    once = [path.read_bytes() for path in plots.save(figure, tmp_path / "one")]
+    assert [path.read_bytes() for path in plots.save(figure, tmp_path / "two")] == once
+    changed = paths_table(seeds=(0, 1))
+    changed["accuracy"] += 0.1
+    assert plots.save(drawn("paths", changed), tmp_path / "three")[0].read_bytes() != once[0]
+    assert len(list(tmp_path.iterdir())) == 6  # and no half-written file
+
+
+def test_figures_do_not_depend_on_the_settings_of_the_caller(tmp_path):
+    def png():
+        return plots.save(drawn("paths", paths_table(seeds=(0, 1))), tmp_path / "one")[0].read_bytes()
+
+    before = png()
+    with matplotlib.rc_context({"font.size": 20, "savefig.dpi": 50, "lines.linewidth": 9}):
+        assert png() == before
+        assert matplotlib.rcParams["font.size"] == 20  # and leave them alone
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("facet", [None, "task.label"])
+def test_axes_have_labels_and_every_facet_a_row(name, facet):
+    # the jobs of a sweep are runs of their own
+    parts = [TABLES[name](**{"task.label": label}).assign(run=label) for label in ("position", "value")]
+    figure = drawn(name, pd.concat(parts, ignore_index=True) if facet else parts[0], None, facet)
+    assert isinstance(figure, Figure)
+    num_rows = 2 if facet else 1
+    assert len(figure.axes) == 2 * num_rows
+    for number, axes in enumerate(figure.axes):
+        row, column = divmod(number, 2)
+        assert bool(axes.get_xlabel()) == (row == num_rows - 1)  # the outer ones
+        assert bool(axes.get_ylabel()) == (column == 0)
+        kind = [("frozen paths", "recomputed paths"), ("trained weights", "initialised weights")][name == "residual"][
+            column
+        ]
+        label = f" · task.label={('position', 'value')[row]}" if facet else ""
+        assert axes.get_title() == kind + label
+    assert (
+        figure.axes[-2].get_xlabel() == {"paths": "path length (heads used)", "residual": "layer (0: embedding)"}[name]
+    )
+    assert {"paths": "accuracy", "residual": "relative residual"}[name] in figure.axes[0].get_ylabel()
+
+
+def test_fresh_models_of_a_sweep_keep_their_rows():
+    """`rankbench analyze -m model.heads=1,2`: every job's run is called fresh, and only the facet tells them apart."""
+    parts = [residual_table(decay=decay, **{"model.heads": heads}) for heads, decay in ((1, 0.3), (2, 0.2))]
+    figure = drawn("residual", pd.concat(parts, ignore_index=True).assign(run="fresh"), None, "model.heads")
+    assert len(figure.axes) == 4
+    for axes, decay in zip(figure.axes[::2], (0.3, 0.2), strict=True):
+        assert lines(axes)["attention only"].get_ydata()[1] == pytest.approx(decay * 6 ** (1 / 3), rel=1e-12)
+
+
+def test_a_facet_shows_its_own_rows():
+    low, high = paths_table(**{"task.label": "position"}), paths_table(**{"task.label": "value"})
+    high["accuracy"] += 0.05
+    figure = drawn("paths", pd.concat([low, high], ignore_index=True), None, "task.label")
+    first, second = (lines(axes)["all paths"].get_ydata() for axes in (figure.axes[0], figure.axes[2]))
+    assert np.allclose(second - first, 0.05)
+
+
+def test_lines_of_paths_are_means_over_seeds():
+    table = paths_table()
+    figure = drawn("paths", table)
+    for axes, shift in zip(figure.axes, (0.05, 0.0), strict=True):
+        shown = lines(axes)
+        level = [0.8 / (1 + length) + 0.013 + shift for length in LENGTHS]  # the middle one of three seeds
+        np.testing.assert_allclose(shown["all paths"].get_ydata(), level, rtol=1e-12)
+        np.testing.assert_allclose(shown["5 sampled paths"].get_ydata(), np.array(level) - 0.015, rtol=1e-12)
+        np.testing.assert_allclose(shown["20 sampled paths"].get_ydata(), np.array(level), rtol=1e-12)
+        for label in ("all paths", "5 sampled paths", "20 sampled paths"):  # side by side, near their length
+            np.testing.assert_allclose(shown[label].get_xdata(), LENGTHS, rtol=0, atol=0.2)
+        for label, value in (
+            ("whole network", 0.91),
+            ("commonest class", 0.201),
+            ("commonest class of the position", 0.3),
+        ):
+            np.testing.assert_allclose(shown[label].get_ydata(), value, rtol=1e-12)
+        band = axes.collections[0].get_paths()[0].vertices
+        # one standard deviation over the seeds 0, .013, .026
+        assert band[:, 1].max() == pytest.approx(level[0] + 0.013, rel=1e-9)
+        assert band[:, 1].min() == pytest.approx(level[-1] - 0.013, rel=1e-9)
+
+
+def test_the_legend_names_every_series_once():
+    wanted = ["all paths", "5 sampled paths", "20 sampled paths", "whole network", "commonest class"]
+    assert legend_names(drawn("paths", paths_table())) == [*wanted, "commonest class of the position"]
+    assert legend_names(drawn("residual", residual_table())) == ["full", "attention only"]
+
+
+def test_series_are_told_apart_by_colour_and_marker():
+    for figure in (drawn("paths", paths_table()), drawn("residual", residual_table())):
+        for axes in figure.axes:
+            series = [line for line in axes.get_lines() if len(line.get_xdata()) > 2]
+            assert (
+                len({line.get_color() for line in series}) == len({line.get_marker() for line in series}) == len(series)
+            )
+
+
+def test_lines_of_residual_are_the_state_that_leaves_each_layer():
+    figure = drawn("residual", residual_table())
+    for axes in figure.axes:
+        assert axes.get_yscale() == "log"
+        shown = lines(axes)
+        # seeds multiply the states after layer 0 by 1, 2, 3, of geometric mean 6^(1/3); the attention's 7.0 is not last
+        mean = 6 ** (1 / 3)
+        np.testing.assert_allclose(shown["full"].get_ydata(), [1, 0.8 * mean, 0.7 * mean, 0.6 * mean], rtol=1e-12)
+        wanted = [1, 0.3 * mean, 0.09 * mean, 0.027 * mean]
+        np.testing.assert_allclose(shown["attention only"].get_ydata(), wanted, rtol=1e-12)
+        band = axes.collections[1].get_paths()[0].vertices[:, 1]
+        spread = np.exp(np.log([1, 2, 3]).std(ddof=1))
+        assert band.min() == pytest.approx(0.027 * mean / spread, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "decay", "is_drawn"), [("float64", 1e-6, True), ("float64", 0.3, False), ("float32", 1e-3, True)]
+)
+def test_the_floor_of_rounding_is_drawn_where_it_is_near(dtype, decay, is_drawn):
+    figure = drawn("residual", residual_table(dtype=dtype, decay=decay))
+    for axes in figure.axes:
+        assert (f"rounding of {dtype}" in lines(axes)) == is_drawn
+    if is_drawn:
+        assert lines(figure.axes[0])[f"rounding of {dtype}"].get_ydata()[0] == np.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_one_seed_has_no_spread_and_no_warning(tmp_path, name):
+    png, _ = plots.save(drawn(name, TABLES[name](seeds=(4,))), tmp_path / "one")
+    assert png.stat().st_size > 5000  # warnings are errors
+
+
+def test_a_residual_of_zero_and_a_missing_one_are_drawn_without_warning(tmp_path):
+    table = residual_table(seeds=(0, 1), kinds=("trained",), decay=0.0)
+    assert (table.relative_residual == 0).any()
+    table.loc[(table.layer == 2) & (table.variant == "full"), "relative_residual"] = np.nan
+    assert plots.save(drawn("residual", table), tmp_path / "one")[0].stat().st_size > 5000
+
+
+def test_a_table_without_all_paths_or_of_one_scheme_is_drawn():
+    table = paths_table(schemes=("recomputed",))
+    figure = drawn("paths", table[table.selection == "sampled"])
+    assert len(figure.axes) == 1 and "all paths" not in legend_names(figure)
+    figure = drawn("paths", paths_table(sizes=()))
+    assert legend_names(figure)[:2] == ["all paths", "whole network"]
+
+
+PUBLISHED = pd.DataFrame(
+    [
+        ("Paper", "f", None, "length-1 paths", 1.0, 0.6),
+        ("Paper", "f", None, "whole network", None, 0.98),
+        ("Code", "f", "task.label=value", "5 sampled paths", 0.0, 0.35),
+        ("Code", "f", "task.label=value", "5 sampled paths", 1.0, 0.46),
+    ],
+    columns=["source", "figure", "where", "series", "x", "value"],
+)
+EVERYWHERE = {"length-1 paths (Paper)", "whole network (Paper)"}
+
+
+def test_published_numbers_are_drawn_beside_the_protocol_they_come_from():
+    figure = drawn("paths", paths_table(), PUBLISHED)
+    frozen, recomputed = (lines(axes) for axes in figure.axes)
+    assert not any("(" in label for label in frozen)
+    assert {label for label in recomputed if "(" in label} == EVERYWHERE
+    point = recomputed["length-1 paths (Paper)"]
+    assert (list(point.get_xdata()), list(point.get_ydata())) == ([1.0], [0.6])
+    assert list(recomputed["whole network (Paper)"].get_ydata()) == [0.98, 0.98]
+    assert set(legend_names(figure)) >= EVERYWHERE
+    assert legend_names(drawn("paths", paths_table())) == [name for name in legend_names(figure) if "(" not in name]
+
+
+def test_published_numbers_of_one_facet_are_drawn_there_alone():
+    both = pd.concat([paths_table(**{"task.label": label}) for label in ("position", "value")], ignore_index=True)
+    figure = drawn("paths", both, PUBLISHED, "task.label")
+    found = [{label for label in lines(axes) if "(" in label} for axes in figure.axes]
+    assert found == [set(), EVERYWHERE, set(), EVERYWHERE | {"5 sampled paths (Code)"}]
+    series = lines(figure.axes[3])["5 sampled paths (Code)"]
+    assert (list(series.get_xdata()), list(series.get_ydata())) == ([0.0, 1.0], [0.35, 0.46])
+    styles = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines(figure.axes[3]).values()}
+    assert len(styles) == len(lines(figure.axes[3]))  # each published series can be told apart too

@@ -1,0 +1,100 @@
+"""The presets in conf/experiment: each composes at every budget, says what it costs, and runs at budget=smoke."""
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import hydra
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+
+from rankbench.config import CHOICES, conf_dir, register, resolve
+
+ROOT = Path(__file__).resolve().parent.parent
+PRESETS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
+
+
+def jobs(name, *words):
+    """The preset's configs, one for each job of its sweep."""
+    register()
+    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        base = [f"experiment={name}", *words]
+        params = hydra.compose("train", base, return_hydra_config=True).hydra.sweeper.get("params") or {}
+        varied = [[f"{key}={value}" for value in str(text).split(",")] for key, text in params.items()]
+        return [resolve(hydra.compose("train", [*base, *choice])) for choice in itertools.product(*varied)]
+
+
+def test_there_are_presets():
+    assert "demo" in PRESETS
+
+
+@pytest.mark.parametrize("budget", ["null", *CHOICES["budget"]])
+@pytest.mark.parametrize("name", PRESETS)
+def test_composes_at_every_budget(name, budget):
+    from rankbench.gate import check_everything
+
+    for cfg in jobs(name, f"budget={budget}"):
+        check_everything(cfg)
+        assert cfg.analysis and cfg.budget == (None if budget == "null" else budget)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_budgets_are_ordered(name):
+    def updates(budget):
+        sizes = []
+        for cfg in jobs(name, f"budget={budget}"):
+            each = cfg.trainer.steps
+            if each is None:
+                each = cfg.trainer.epochs * cfg.task["train_size"] / cfg.trainer.batch_size
+            sizes.append(each * cfg.replicas)
+        return sum(sizes)
+
+    assert updates("smoke") < updates("laptop") <= updates("paper") == updates("null")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_first_comment_is_the_command_and_its_cost(name):
+    lines = (conf_dir() / "experiment" / f"{name}.yaml").read_text().splitlines()
+    assert lines[0] == "# @package _global_"
+    found = re.fullmatch(rf"# rankbench train experiment={name}\s{{2,}}(.+)", lines[1])
+    assert found and re.search(r"minute|second|hour", found[1])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_claims_and_analyses_exist(name):
+    from rankbench.analyses import ANALYSES
+    from rankbench.claims import CLAIMS
+
+    stated = OmegaConf.load(conf_dir() / "experiment" / f"{name}.yaml")
+    (cfg, *_) = jobs(name)
+    assert set(cfg.analysis) <= set(ANALYSES)
+    assert set(cfg.claims) <= set(CLAIMS) and list(cfg.claims) == list(stated.get("claims", []))
+    assert {CLAIMS[claim].table for claim in cfg.claims} <= set(cfg.analysis)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", PRESETS)
+def test_runs_at_budget_smoke(name, tmp_path):
+    command = [sys.executable, "-m", "rankbench", "train", f"experiment={name}", "budget=smoke"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr and "Warning" not in done.stderr
+    configs = jobs(name, "budget=smoke")
+    kind = "train" if len(configs) == 1 else "sweep"
+    (folder,) = (tmp_path / "outputs" / kind).iterdir()
+    for claim in configs[0].claims:
+        assert re.search(rf"^(held|failed|undecided) +{claim}\b", done.stdout, re.MULTILINE)
+    assert (folder / "verdicts.csv").exists() == bool(configs[0].claims)
+    folders = [folder] if kind == "train" else [folder, *(folder / str(number) for number in range(len(configs)))]
+    for one in folders:
+        for analysis in configs[0].analysis:
+            table = pd.read_csv(one / f"{analysis}.csv")
+            assert len(table)
+            assert [column for column in table if table[column].isna().all()] == []
+            for suffix in ("png", "pdf"):
+                assert (one / f"{analysis}.{suffix}").stat().st_size > 1000
