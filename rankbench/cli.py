@@ -93,17 +93,22 @@ def _run(command: str, words: list[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra hand us its exceptions instead of printing them
     # `experiment` has a default, so Hydra would refuse the + that its own documentation uses
     words = [word.removeprefix("+") if word.startswith("+experiment=") else word for word in words]
-    sys.argv = [f"rankbench {command}", *words]
     parser = get_args_parser()
     parser.error = lambda message: _refuse(command, f"{message}; options are -m, --cfg job, --info defaults, --help")
-    if unknown := parser.parse_known_args(words)[1]:
+    parsed, unknown = parser.parse_known_args(words)
+    if unknown:
         parser.error(f"{unknown[0]}: unknown option")
+    if parsed.overrides:  # beside the others: argparse takes positional words in one piece only
+        place = words.index(parsed.overrides[0])
+        words = [*words[:place], *_named_after_what_varies(parsed.overrides), *words[place:]]
+    sys.argv = [f"rankbench {command}", *words]
     task = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(JOBS[command])
     try:
         task()
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         if wants_traceback:
             raise
+        _gather_what_is_there()
         _refuse(command, explain(error, command, words))
     except ValueError as error:
         if "Config group override" not in str(error):  # Hydra's, for model=null; any other is a fault of ours
@@ -113,6 +118,26 @@ def _run(command: str, words: list[str]) -> None:
         _refuse(command, str(error))
     except KeyboardInterrupt:
         _refuse(command, "interrupted", code=130)
+
+
+def _named_after_what_varies(words: list[str]) -> list[str]:
+    """Have Hydra leave out of the names of a sweep's folders the keys that are the same in all of its jobs."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    try:
+        overrides = OverridesParser.create().parse_overrides(words)
+    except OverrideParseException:  # Hydra says what is wrong with it
+        return []
+    same = [one.key_or_group for one in overrides if not one.is_sweep_override() and not one.is_delete()]
+    return [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(same)}]"] if same else []
+
+
+def _gather_what_is_there() -> None:
+    """A sweep of which a job failed still gets its tables."""
+    gate = sys.modules.get("rankbench.gate")
+    if gate is not None and gate.Gate.open_sweep is not None:
+        gate.Gate().on_multirun_end()
 
 
 def _refuse(command: str, message: str, code: int = 1) -> None:

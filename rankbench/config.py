@@ -5,6 +5,7 @@ This module knows no torch, so that a wrong config is refused before anything he
 
 import dataclasses
 import difflib
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,6 +173,7 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 
 Options = TypeVar("Options")
+LONGEST_FOLDER = 100  # characters of a job's folder name: file systems allow 255 bytes, and terminals less
 
 
 def conf_dir() -> Path:
@@ -335,6 +337,16 @@ def register() -> None:
         store.store(group="schema", name=name, node=schema, package="_global_")
     OmegaConf.register_new_resolver("by_budget", by_budget, replace=True)
     OmegaConf.register_new_resolver("groups_of", _groups_of, replace=True)
+    OmegaConf.register_new_resolver("job_folder", job_folder, replace=True)
+
+
+def job_folder(number: int, overrides: str) -> str:
+    """A sweep job's folder: `3_model.layers=6`; of a long or slashed text a readable part and a digest of all."""
+    readable = re.sub(r"[^\w.,=+-]", "-", str(overrides))
+    if readable != overrides or len(readable) > LONGEST_FOLDER:
+        digest = hashlib.sha256(str(overrides).encode()).hexdigest()[:8]
+        readable = f"{readable[:LONGEST_FOLDER]}~{digest}"
+    return f"{number}_{readable}" if overrides else str(number)
 
 
 def _groups_of(command: str) -> str:

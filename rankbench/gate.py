@@ -1,6 +1,5 @@
 """Hydra's callback: what happens before a command's folder is made, and after a sweep's last job."""
 
-import dataclasses
 import os
 import sys
 from collections.abc import Iterator
@@ -33,6 +32,8 @@ class Gate(Callback):
             check_everything(_job_config(config))
             _check_overrides(_job_config(config), config.hydra.overrides.task)
 
+    open_sweep: DictConfig | None = None  # between a sweep's start and its gathering
+
     def on_multirun_start(self, config: DictConfig, config_name: str, **_: Any) -> None:
         """Check the config of every job of a sweep, where the sweeper knows them beforehand."""
         with refusing(config.hydra.job.name):
@@ -42,13 +43,15 @@ class Gate(Callback):
                         cfg = resolve(hydra.compose(config_name, words))
                     except (HydraException, OmegaConfBaseException) as error:
                         raise ConfigError(explain(error, config_name, words)) from None
-                    check_everything(dataclasses.replace(cfg, out=config.hydra.sweep.dir))
+                    check_everything(cfg)
                     _check_overrides(cfg, words)
+        Gate.open_sweep = config
 
-    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        """Join the tables of the jobs, if they analysed anything."""
+    def on_multirun_end(self, **_: Any) -> None:
+        """Join what the jobs wrote. Hydra does not come here when a job failed: the command line does then."""
         from rankbench.report import gather_sweep
 
+        config, Gate.open_sweep = Gate.open_sweep, None
         varied = [one.get_key_element() for one in _sweep_overrides(config) if one.is_sweep_override()]
         for line in gather_sweep(_job_config(config), Path(config.hydra.sweep.dir), varied):
             print(line)
