@@ -80,13 +80,15 @@ class FrozenNetwork:
         for layer, block in enumerate(self.model.blocks):
             name = f"layers.{layer}.attention"
             read_TBND = self._before(terms_TBND, block.attention_norm, name, block)
-            mixed_TBND = self._mix_all_heads(read_TBND, layer)
+            mixed_TBND = self._mix_all_heads(read_TBND, layer)  # before the way back to the width: (T, B, N, H K)
             # term t stays by the skip and moves to t + 1 by a head, but for the bias, which has no length
             longer_TBND = F.pad(terms_TBND, (0, 0, 0, 0, 0, 0, 0, 1))
             if block.attention_skip != 1:
                 longer_TBND *= block.attention_skip
-            longer_TBND[0] += mixed_TBND[0] + _constant(block)
-            longer_TBND[2:] += mixed_TBND[1:]
+            way_back = block.attention.out.weight.T
+            longer_TBND[0].flatten(0, 1).addmm_(mixed_TBND[0].flatten(0, 1), way_back)
+            longer_TBND[0] += _constant(block)
+            longer_TBND[2:].flatten(0, 2).addmm_(mixed_TBND[1:].flatten(0, 2), way_back)
             terms_TBND = self._after(longer_TBND, block.attention_norm, name, block)
             terms_TBND = self._mlp(terms_TBND, layer, has_bias=True)
         if self.model.last_norm is not None:
@@ -126,9 +128,7 @@ class FrozenNetwork:
         v_BHMTK = v_TBNHK.permute(1, 3, 2, 0, 4).reshape(num_sequences * attention.heads, num_tokens, -1)
         p_BHNM = self.trace[f"layers.{layer}.attention.weights"].flatten(0, 1)
         mixed = torch.bmm(p_BHNM, v_BHMTK).view(num_sequences, attention.heads, num_tokens, num_terms, -1)
-        return F.linear(
-            mixed.permute(3, 0, 2, 1, 4).reshape(num_terms, num_sequences, num_tokens, inner), attention.out.weight
-        )
+        return mixed.permute(3, 0, 2, 1, 4).reshape(num_terms, num_sequences, num_tokens, inner)
 
     def _before(
         self, x: Tensor, norm: Norm | None, name: str, block: Block, has_bias: bool = True, at: slice = slice(None)
@@ -154,9 +154,9 @@ class FrozenNetwork:
             if has_bias and block.mlp.up.bias is not None:
                 z[0] += block.mlp.up.bias
             z.mul_(self.trace[f"{name}.gate"][sequences])
-            # skip and MLP in one product: skip * x + z W
-            out = torch.addmm(x.flatten(0, -2), z.flatten(0, -2), block.mlp.down.weight.T, beta=block.mlp_skip)
-            out = out.view(x.shape)
+            # skip and MLP in one product, skip * x + z W, in place: nothing else needs x any more
+            out = x
+            out.flatten(0, -2).addmm_(z.flatten(0, -2), block.mlp.down.weight.T, beta=block.mlp_skip)
             if has_bias and block.mlp.down.bias is not None:
                 out[0] += block.mlp.down.bias
         return self._after(out, block.mlp_norm, name, block, has_bias, sequences)

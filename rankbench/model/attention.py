@@ -80,9 +80,12 @@ class Attention(nn.Module):
 
     def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of every head, each (B, H, N, K)."""
-        parts = self.qkv(x_BND).unflatten(-1, (-1, self.heads, self.head_width)).transpose(-4, -2).unbind(-3)
-        # parts are (B, H, N, K): the unflattened axes were (B, N, part, H, K)
-        return (parts[0], parts[0], parts[1]) if self.tied_qk else parts
+        # chunked before the heads are split off: the gradient of that is one copy, of unbind it is two
+        parts = [
+            part.unflatten(-1, (self.heads, self.head_width)).transpose(-3, -2)
+            for part in self._parts(self.qkv(x_BND), -1)
+        ]
+        return (parts[0], parts[0], parts[1]) if self.tied_qk else tuple(parts)
 
     def weights(self, q_BHNK: Tensor, k_BHMK: Tensor) -> Tensor:
         """Attention weights P, row-stochastic; shape (B, H, N, M)."""
@@ -126,5 +129,5 @@ class Attention(nn.Module):
             w_HDK, b_HK = [w_HDK[0], *w_HDK], [b_HK[0], *b_HK]
         return HeadWeights(*w_HDK, w_o_HKD, *b_HK, b_o_D)
 
-    def _parts(self, fused: Tensor) -> tuple[Tensor, ...]:
-        return fused.chunk(2 if self.tied_qk else 3, dim=0)
+    def _parts(self, fused: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+        return fused.chunk(2 if self.tied_qk else 3, dim=dim)
