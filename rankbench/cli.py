@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "train": "train one run, all its seeds; with an experiment that names analyses, analyse it too",
     "analyze": "measure a run (run=<folder>|latest) or a fresh model: analysis=[residual,paths]",
-    "report": "gather a sweep or any set of runs (to come)",
+    "report": "gather a sweep or any set of runs into one page: runs=<folder>|latest",
     "bench": "speed, side by side with the alternatives",
     "data": "fetch corpora (to come)",
 }
@@ -37,6 +37,7 @@ Examples:
   rankbench train model=san_skip model.layers=12 replicas=5
   rankbench train -m model.heads=1,2,4 replicas=3
   rankbench analyze run=latest analysis=[paths] analysis.paths.readout=raw
+  rankbench report runs=latest
 """
 
 
@@ -66,7 +67,7 @@ def _dispatch(words: list[str]) -> None:
         from rankbench import completion
 
         print("\n".join(completion.candidates(words[1:])))
-    elif words[0] in ("report", "data"):
+    elif words[0] == "data":
         _refuse(words[0], "not there yet; `rankbench train` and `rankbench analyze` are")
     elif words[0] in COMMANDS:
         _run(words[0], words[1:])
@@ -93,7 +94,7 @@ def _run(command: str, words: list[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra hand us its exceptions instead of printing them
     # `experiment` has a default, so Hydra would refuse the + that its own documentation uses
     words = [word.removeprefix("+") if word.startswith("+experiment=") else word for word in words]
-    sys.argv = [f"rankbench {command}", *words]
+    sys.argv = [f"rankbench {command}", *words, *_named_after_what_varies(words)]
     parser = get_args_parser()
     parser.error = lambda message: _refuse(command, f"{message}; options are -m, --cfg job, --info defaults, --help")
     if unknown := parser.parse_known_args(words)[1]:
@@ -104,6 +105,7 @@ def _run(command: str, words: list[str]) -> None:
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         if wants_traceback:
             raise
+        _gather_what_is_there()
         _refuse(command, explain(error, command, words))
     except ValueError as error:
         if "Config group override" not in str(error):  # Hydra's, for model=null; any other is a fault of ours
@@ -113,6 +115,26 @@ def _run(command: str, words: list[str]) -> None:
         _refuse(command, str(error))
     except KeyboardInterrupt:
         _refuse(command, "interrupted", code=130)
+
+
+def _named_after_what_varies(words: list[str]) -> list[str]:
+    """Have Hydra leave out of the names of a sweep's folders the keys that are the same in all of its jobs."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    try:
+        overrides = OverridesParser.create().parse_overrides([word for word in words if not word.startswith("-")])
+    except OverrideParseException:  # Hydra says what is wrong with it
+        return []
+    same = [one.get_key_element() for one in overrides if not one.is_sweep_override()]
+    return [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(same)}]"] if same else []
+
+
+def _gather_what_is_there() -> None:
+    """A sweep of which a job failed still gets its tables."""
+    gate = sys.modules.get("rankbench.gate")
+    if gate is not None and gate.Gate.open_sweep is not None:
+        gate.Gate().on_multirun_end()
 
 
 def _refuse(command: str, message: str, code: int = 1) -> None:
@@ -199,6 +221,17 @@ def analyze_job(config: "DictConfig") -> None:
 
 
 @one_line
+def report_job(config: "DictConfig") -> None:
+    """`rankbench report`."""
+    from pathlib import Path
+
+    from rankbench.report import find_runs, gather
+
+    cfg = _prepared(config)
+    print("\n".join(gather(find_runs(cfg.runs), Path(cfg.out), chosen=cfg.report)))
+
+
+@one_line
 def bench_job(config: "DictConfig") -> None:
     """`rankbench bench`."""
     from pathlib import Path
@@ -215,7 +248,7 @@ def bench_job(config: "DictConfig") -> None:
     bench(cfg, machine, folder)
 
 
-def _prepared(config: "DictConfig") -> "BaseConfig":
+def _prepared(config: "DictConfig") -> Any:
     """The job's config, checked, with `out` the folder that Hydra gave it: in a sweep each job has its own."""
     from hydra.core.hydra_config import HydraConfig
 
@@ -256,4 +289,9 @@ def logging_to(path: "Path") -> Iterator[None]:
             handler.close()
 
 
-JOBS: dict[str, Callable[["DictConfig"], Any]] = {"train": train_job, "analyze": analyze_job, "bench": bench_job}
+JOBS: dict[str, Callable[["DictConfig"], Any]] = {
+    "train": train_job,
+    "analyze": analyze_job,
+    "report": report_job,
+    "bench": bench_job,
+}

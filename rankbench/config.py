@@ -5,6 +5,7 @@ This module knows no torch, so that a wrong config is refused before anything he
 
 import dataclasses
 import difflib
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +123,30 @@ class BenchConfig(TrainConfig):
     sequences: int = MISSING  # whose paths are summed
 
 
-SCHEMAS: dict[str, type[BaseConfig]] = {"train": TrainConfig, "analyze": AnalyzeConfig, "bench": BenchConfig}
+@dataclass
+class FigureKeys:
+    """Which varied keys the figure of a report shows, and how; null: chosen by rankbench."""
+
+    x: str | None = MISSING
+    series: str | None = MISSING
+    facet: str | None = MISSING
+
+
+@dataclass
+class ReportConfig:
+    """rankbench report: it has no model of its own, the runs have."""
+
+    runs: str = MISSING  # a run's or sweep's folder, a folder of them, a glob, or `latest`
+    out: str = MISSING
+    report: FigureKeys = MISSING
+
+
+SCHEMAS: dict[str, type[BaseConfig] | type[ReportConfig]] = {
+    "train": TrainConfig,
+    "analyze": AnalyzeConfig,
+    "report": ReportConfig,
+    "bench": BenchConfig,
+}
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"),
@@ -172,6 +196,7 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 
 Options = TypeVar("Options")
+LONGEST_FOLDER = 100  # characters of a job's folder name: file systems allow 255 bytes, and terminals less
 
 
 def conf_dir() -> Path:
@@ -181,7 +206,7 @@ def conf_dir() -> Path:
     return packaged if packaged.is_dir() else package.parent / "conf"
 
 
-def check(cfg: TrainConfig | AnalyzeConfig) -> None:
+def check(cfg: BaseConfig | ReportConfig) -> None:
     """Raise ConfigError for a value that is not among the allowed ones or does not go with another."""
     for key, allowed in CHOICES.items():
         value = _at(cfg, key)
@@ -192,7 +217,8 @@ def check(cfg: TrainConfig | AnalyzeConfig) -> None:
         # `not (a <= v <= b)` rather than two comparisons: it refuses nan as well
         if value is not None and not smallest <= value <= largest:
             raise ConfigError(f"{key}={value}: out of range; allowed are values from {smallest} to {largest}")
-    _check_model(cfg.model)
+    if isinstance(cfg, BaseConfig):
+        _check_model(cfg.model)
     if isinstance(cfg, TrainConfig):
         _check_training(cfg)
 
@@ -279,9 +305,9 @@ def _at(cfg: Any, key: str) -> Any:
     return cfg
 
 
-def resolve(cfg: DictConfig) -> TrainConfig | AnalyzeConfig:
+def resolve(cfg: DictConfig) -> TrainConfig | AnalyzeConfig | ReportConfig:
     """The composed Hydra config as a checked dataclass, every interpolation resolved."""
-    budget = cfg.get("budget")
+    budget = cfg.get("budget") if "budget" in cfg else None
     if budget is not None and budget not in CHOICES["budget"]:
         raise ConfigError(
             f"budget={budget}: unknown{closest(budget, CHOICES['budget'])}; allowed are {', '.join(CHOICES['budget'])}"
@@ -335,6 +361,16 @@ def register() -> None:
         store.store(group="schema", name=name, node=schema, package="_global_")
     OmegaConf.register_new_resolver("by_budget", by_budget, replace=True)
     OmegaConf.register_new_resolver("groups_of", _groups_of, replace=True)
+    OmegaConf.register_new_resolver("job_folder", job_folder, replace=True)
+
+
+def job_folder(number: int, overrides: str) -> str:
+    """A sweep job's folder: `3_model.layers=6`; of a long or slashed text a readable part and a digest of all."""
+    readable = re.sub(r"[^\w.,=+-]", "-", str(overrides))
+    if readable != overrides or len(readable) > LONGEST_FOLDER:
+        digest = hashlib.sha256(str(overrides).encode()).hexdigest()[:8]
+        readable = f"{readable[:LONGEST_FOLDER]}~{digest}"
+    return f"{number}_{readable}" if overrides else str(number)
 
 
 def _groups_of(command: str) -> str:

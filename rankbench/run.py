@@ -150,7 +150,7 @@ def find_run(text: str) -> Run:
     """The run that `run=` names: a folder, or `latest`, the newest under outputs/."""
     if text != "latest":
         return Run(Path(text))
-    found = [path.parent for path in (*OUTPUTS.glob("train/*/config.yaml"), *OUTPUTS.glob("sweep/*/*/config.yaml"))]
+    found = [path.parent for path in (*OUTPUTS.glob("train/*/config.yaml"), *OUTPUTS.glob("train/*/*/config.yaml"))]
     found = [folder for folder in found if (folder / "checkpoint.safetensors").exists()]
     if not found:
         raise ConfigError(
