@@ -94,11 +94,15 @@ def _run(command: str, words: list[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra hand us its exceptions instead of printing them
     # `experiment` has a default, so Hydra would refuse the + that its own documentation uses
     words = [word.removeprefix("+") if word.startswith("+experiment=") else word for word in words]
-    sys.argv = [f"rankbench {command}", *words, *_named_after_what_varies(words)]
     parser = get_args_parser()
     parser.error = lambda message: _refuse(command, f"{message}; options are -m, --cfg job, --info defaults, --help")
-    if unknown := parser.parse_known_args(words)[1]:
+    parsed, unknown = parser.parse_known_args(words)
+    if unknown:
         parser.error(f"{unknown[0]}: unknown option")
+    if parsed.overrides:  # beside the others: argparse takes positional words in one piece only
+        place = words.index(parsed.overrides[0])
+        words = [*words[:place], *_named_after_what_varies(parsed.overrides), *words[place:]]
+    sys.argv = [f"rankbench {command}", *words]
     task = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(JOBS[command])
     try:
         task()
@@ -123,10 +127,10 @@ def _named_after_what_varies(words: list[str]) -> list[str]:
     from hydra.errors import OverrideParseException
 
     try:
-        overrides = OverridesParser.create().parse_overrides([word for word in words if not word.startswith("-")])
+        overrides = OverridesParser.create().parse_overrides(words)
     except OverrideParseException:  # Hydra says what is wrong with it
         return []
-    same = [one.get_key_element() for one in overrides if not one.is_sweep_override()]
+    same = [one.key_or_group for one in overrides if not one.is_sweep_override() and not one.is_delete()]
     return [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(same)}]"] if same else []
 
 

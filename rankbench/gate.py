@@ -46,6 +46,7 @@ class Gate(Callback):
                         raise ConfigError(explain(error, config_name, words)) from None
                     check_everything(cfg)
                     _check_overrides(cfg, words)
+        Gate.open_sweep = config
 
     def on_multirun_end(self, **_: Any) -> None:
         """Join what the jobs wrote. Hydra does not come here when a job failed: the command line does then."""

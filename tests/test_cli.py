@@ -431,18 +431,22 @@ def test_an_analysis_into_its_own_run_leaves_the_run_whole(copied, tmp_path):
 def test_a_sweep_makes_a_folder_a_job_and_gathers_them(tmp_path):
     words = ["train", "-m", *TINY, "model.heads=1,2", "analysis=[residual,paths]", *SHORT]
     result = succeeds(*words, "claims=[paths_sum_to_output]", at=tmp_path)
-    sweep = newest(tmp_path, "sweep")
-    assert sorted(path.name for path in sweep.iterdir() if path.is_dir()) == ["0", "1"]
-    for number in ("0", "1"):
-        config = yaml.safe_load((sweep / number / "config.yaml").read_text())
-        assert config["model"]["heads"] == int(number) + 1
-        assert (sweep / number / "checkpoint.safetensors").exists()
+    sweep = newest(tmp_path, "train")
+    jobs = ["0_model.heads=1", "1_model.heads=2"]
+    assert sorted(path.name for path in sweep.iterdir() if path.is_dir()) == jobs
+    for number, job in enumerate(jobs):
+        config = yaml.safe_load((sweep / job / "config.yaml").read_text())
+        assert config["model"]["heads"] == number + 1
+        assert (sweep / job / "checkpoint.safetensors").exists()
+    table = pd.read_csv(sweep / "sweep.csv")
+    assert list(table.run) == jobs and list(table.job_status) == ["finished", "finished"]
+    assert list(table.seed) == [0, 0] and list(table["model.heads"]) == [1, 2]
     for name in ("residual", "paths"):
         gathered = pd.read_csv(sweep / f"{name}.csv")
         assert list(gathered.columns[:4]) == WHO and "model.heads" in gathered
         parts = []
         for number in (0, 1):
-            parts.append(pd.read_csv(sweep / str(number) / f"{name}.csv"))
+            parts.append(pd.read_csv(sweep / jobs[number] / f"{name}.csv"))
             parts[-1]["model.heads"] = number + 1
         pd.testing.assert_frame_equal(gathered, pd.concat(parts, ignore_index=True)[list(gathered.columns)])
         assert (sweep / f"{name}.png").stat().st_size > 0 and (sweep / f"{name}.pdf").stat().st_size > 0
@@ -456,17 +460,20 @@ def test_a_sweep_makes_a_folder_a_job_and_gathers_them(tmp_path):
         assert (tmp_path / "again" / name).read_bytes() == (sweep / name).read_bytes(), name
     # the last job can be found without its name
     succeeds("analyze", "run=latest", *SHORT_RESIDUAL, "out=latest", at=tmp_path)
-    assert json.loads((tmp_path / "latest" / "summary.json").read_text())["run"] == str((sweep / "1").resolve())
+    assert json.loads((tmp_path / "latest" / "summary.json").read_text())["run"] == str((sweep / jobs[1]).resolve())
 
 
 def test_a_preset_can_be_a_sweep_without_m(tmp_path):
     words = [word for word in TINY if not word.startswith("trainer.steps")]
     words += ["trainer.epochs=1", "trainer.steps=null", *SHORT]
     result = succeeds("train", "experiment=dong_fig4_sorting", "budget=smoke", *words, at=tmp_path)
-    sweep = newest(tmp_path, "sweep")
+    sweep = newest(tmp_path, "train")
+    assert sorted(path.name for path in sweep.iterdir() if path.is_dir()) == [
+        "0_task.label=position",
+        "1_task.label=value",
+    ]
     assert list(pd.read_csv(sweep / "paths.csv")["task.label"].unique()) == ["position", "value"]
     assert "[task.label=value, scheme=recomputed]" in result.out
-    assert not (tmp_path / "outputs" / "train").exists()
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------

@@ -1,18 +1,21 @@
 """rankbench.report: the tables of a sweep's jobs as one, checked against tables written by hand."""
 
+import json
+
 import pandas as pd
 import yaml
 
 from rankbench.report import gather_sweep
 
 ROWS = {"task": "sorting", "model": "san", "seed": [0, 1], "weights": "trained", "variant": "full", "layer": [0, 1]}
+CONFIG = {"task": {"name": "sorting"}, "seed": 0}
 ROWS |= {"sublayer": ["input", "attention"], "dtype": "float64", "relative_residual": [0.5, 0.25]}
 
 
 def job(sweep, number, heads, table=True):
     folder = sweep / str(number)
     folder.mkdir()
-    (folder / "config.yaml").write_text(yaml.safe_dump({"model": {"heads": heads}, "seed": number}))
+    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG | {"model": {"name": "san", "heads": heads}}))
     if table:
         frame = pd.DataFrame({"run": str(number), **ROWS})
         frame["relative_residual"] *= heads
@@ -45,3 +48,17 @@ def test_nothing_to_gather_writes_nothing(tmp_path):
     (tmp_path / "0").mkdir()
     assert gather_sweep(tmp_path, ["model.heads"]) == []
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+def test_jobs_are_listed_with_their_status_and_final_numbers(tmp_path):
+    for number, status in enumerate(["finished", "diverged", None]):
+        job(tmp_path, number, heads=number + 1, table=False)
+        if status:
+            seeds = [{"seed": seed, "status": status, "steps": 5, "test_accuracy": seed / 2} for seed in (0, 1)]
+            (tmp_path / str(number) / "summary.json").write_text(json.dumps({"status": status, "seeds": seeds}))
+    lines = gather_sweep(tmp_path, ["model.heads"])
+    assert lines[:3] == ["3 jobs, 1 finished, 1 diverged, 1 absent", "1: diverged", "2: absent"]
+    table = pd.read_csv(tmp_path / "sweep.csv")
+    assert list(table["model.heads"]) == [1, 1, 2, 2, 3]
+    assert list(table.job_status) == ["finished", "finished", "diverged", "diverged", "absent"]
+    assert list(table.test_accuracy[:2]) == [0.0, 0.5]

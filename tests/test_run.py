@@ -325,12 +325,12 @@ def test_latest_is_the_run_with_the_newest_checkpoint(tmp_path, monkeypatch):
     make_run(tmp_path / "outputs/train/zebra", 100)
     make_run(tmp_path / "outputs/train/ape", 200)
     assert find_run("latest").folder == Path("outputs/train/ape")
-    make_run(tmp_path / "outputs/sweep/monday/3", 300)
-    assert find_run("latest").folder == Path("outputs/sweep/monday/3")
+    make_run(tmp_path / "outputs/train/monday/3_model.heads=2", 300)
+    assert find_run("latest").folder == Path("outputs/train/monday/3_model.heads=2")
     # neither a run without weights nor what an analysis left counts
     make_run(tmp_path / "outputs/train/young", 400, weights=False)
     make_run(tmp_path / "outputs/analyze/later", 500)
-    assert find_run("latest").folder == Path("outputs/sweep/monday/3")
+    assert find_run("latest").folder == Path("outputs/train/monday/3_model.heads=2")
 
 
 def test_latest_without_a_run_says_where_it_looked(tmp_path, monkeypatch):
