@@ -36,7 +36,6 @@ class Gate(Callback):
 
     def on_multirun_start(self, config: DictConfig, config_name: str, **_: Any) -> None:
         """Check the config of every job of a sweep, where the sweeper knows them beforehand."""
-        Gate.open_sweep = config
         with refusing(config.hydra.job.name):
             if config.hydra.sweeper._target_.endswith("BasicSweeper"):
                 for words in BasicSweeper.split_arguments(_sweep_overrides(config), None)[0]:

@@ -148,7 +148,7 @@ def gather(
     captions |= {name: f"{name}{over}: drawn from {name}.csv" for name in tables}
     write_page(
         folder,
-        {names[job]: (job, statuses[job], values[job]) for job in jobs},
+        {names[job]: (job, statuses[job], _values(job, keys)) for job in jobs},
         {"seeds": seeds, "summary": summary},
         captions,
         figure_published,
