@@ -142,14 +142,30 @@ def _table(name: str, options: Any, subjects: list[Subject]) -> pd.DataFrame:
 
 def present(cfg: BaseConfig, tables: dict[str, pd.DataFrame], folder: Path, facet: str | None = None) -> list[str]:
     """Figures of the tables and verdicts on the claims, written to the folder; returns lines that say so."""
+    return draw(tables, folder, cfg.published, facet) + judge_all(cfg.claims, tables, folder, facet)
+
+
+def draw(
+    tables: dict[str, pd.DataFrame],
+    folder: Path,
+    figure_published: str | None,
+    facet: str | None = None,
+    kinds: tuple[str, ...] = plots.KINDS,
+) -> list[str]:
+    """A figure of each analysis' table, in files of these kinds; returns lines that name them."""
     lines = []
-    beside = published(cfg.published) if cfg.published else None
+    beside = published(figure_published) if figure_published else None
     for name, table in tables.items():
-        draw: Callable = getattr(plots, ANALYSES[name].figure)
-        paths = plots.save(draw(table, beside, facet), folder / name)
+        figure: Callable = getattr(plots, ANALYSES[name].figure)
+        paths = plots.save(figure(table, beside, facet), folder / name, kinds)
         lines.append(f"-> {' and '.join(str(path) for path in paths)}")
-    if cfg.claims:
-        verdicts = [verdict for name in cfg.claims for verdict in judge(name, tables[CLAIMS[name].table], facet)]
-        write_table(pd.DataFrame(verdicts), folder / "verdicts.csv")
-        lines += [*map(verdict_line, verdicts), f"-> {folder / 'verdicts.csv'}"]
     return lines
+
+
+def judge_all(claims: list[str], tables: dict[str, pd.DataFrame], folder: Path, facet: str | None = None) -> list[str]:
+    """Verdicts on the claims, written to verdicts.csv where there are any; returns them as lines."""
+    if not claims:
+        return []
+    verdicts = [verdict for name in claims for verdict in judge(name, tables[CLAIMS[name].table], facet)]
+    write_table(pd.DataFrame(verdicts), folder / "verdicts.csv")
+    return [*map(verdict_line, verdicts), f"-> {folder / 'verdicts.csv'}"]

@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from rankbench.tables import halfwidth95
+
 HELD, FAILED, UNDECIDED = "held", "failed", "undecided"
 FEWEST_SEEDS = 3
 LEARNED = 0.9  # accuracy below which a network has not learned its task, and its paths say nothing about the claim
@@ -61,9 +63,7 @@ def judge(name: str, table: pd.DataFrame, facet: str | None = None) -> list[dict
 
 def _decide(claim: Claim, rows: pd.DataFrame, seeds: np.ndarray) -> tuple[str, float, float, str]:
     mean = float(seeds.mean())
-    halfwidth = float("nan")
-    if len(seeds) > 1:
-        halfwidth = float(stats.t.ppf(0.975, len(seeds) - 1) * seeds.std(ddof=1) / np.sqrt(len(seeds)))
+    halfwidth = halfwidth95(seeds)
     if not np.isfinite(seeds).all():
         return UNDECIDED, mean, halfwidth, "not measurable in every seed"
     if len(seeds) < FEWEST_SEEDS:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "train": "train one run, all its seeds; with an experiment that names analyses, analyse it too",
     "analyze": "measure a run (run=<folder>|latest) or a fresh model: analysis=[residual,paths]",
-    "report": "gather a sweep or any set of runs (to come)",
+    "report": "gather a sweep or any set of runs into one page: runs=<folder>|latest",
     "bench": "speed, side by side with the alternatives",
     "data": "fetch corpora (to come)",
 }
@@ -37,6 +37,7 @@ Examples:
   rankbench train model=san_skip model.layers=12 replicas=5
   rankbench train -m model.heads=1,2,4 replicas=3
   rankbench analyze run=latest analysis=[paths] analysis.paths.readout=raw
+  rankbench report runs=latest
 """
 
 
@@ -66,7 +67,7 @@ def _dispatch(words: list[str]) -> None:
         from rankbench import completion
 
         print("\n".join(completion.candidates(words[1:])))
-    elif words[0] in ("report", "data"):
+    elif words[0] == "data":
         _refuse(words[0], "not there yet; `rankbench train` and `rankbench analyze` are")
     elif words[0] in COMMANDS:
         _run(words[0], words[1:])
@@ -224,6 +225,17 @@ def analyze_job(config: "DictConfig") -> None:
 
 
 @one_line
+def report_job(config: "DictConfig") -> None:
+    """`rankbench report`."""
+    from pathlib import Path
+
+    from rankbench.report import find_runs, gather
+
+    cfg = _prepared(config)
+    print("\n".join(gather(find_runs(cfg.runs), Path(cfg.out), chosen=cfg.report)))
+
+
+@one_line
 def bench_job(config: "DictConfig") -> None:
     """`rankbench bench`."""
     from pathlib import Path
@@ -240,7 +252,7 @@ def bench_job(config: "DictConfig") -> None:
     bench(cfg, machine, folder)
 
 
-def _prepared(config: "DictConfig") -> "BaseConfig":
+def _prepared(config: "DictConfig") -> Any:
     """The job's config, checked, with `out` the folder that Hydra gave it: in a sweep each job has its own."""
     from hydra.core.hydra_config import HydraConfig
 
@@ -281,4 +293,9 @@ def logging_to(path: "Path") -> Iterator[None]:
             handler.close()
 
 
-JOBS: dict[str, Callable[["DictConfig"], Any]] = {"train": train_job, "analyze": analyze_job, "bench": bench_job}
+JOBS: dict[str, Callable[["DictConfig"], Any]] = {
+    "train": train_job,
+    "analyze": analyze_job,
+    "report": report_job,
+    "bench": bench_job,
+}

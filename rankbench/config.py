@@ -123,7 +123,30 @@ class BenchConfig(TrainConfig):
     sequences: int = MISSING  # whose paths are summed
 
 
-SCHEMAS: dict[str, type[BaseConfig]] = {"train": TrainConfig, "analyze": AnalyzeConfig, "bench": BenchConfig}
+@dataclass
+class FigureKeys:
+    """Which varied keys the figure of a report shows, and how; null: chosen by rankbench."""
+
+    x: str | None = MISSING
+    series: str | None = MISSING
+    facet: str | None = MISSING
+
+
+@dataclass
+class ReportConfig:
+    """rankbench report: it has no model of its own, the runs have."""
+
+    runs: str = MISSING  # a run's or sweep's folder, a folder of them, a glob, or `latest`
+    out: str = MISSING
+    report: FigureKeys = MISSING
+
+
+SCHEMAS: dict[str, type[BaseConfig] | type[ReportConfig]] = {
+    "train": TrainConfig,
+    "analyze": AnalyzeConfig,
+    "report": ReportConfig,
+    "bench": BenchConfig,
+}
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"),
@@ -183,7 +206,7 @@ def conf_dir() -> Path:
     return packaged if packaged.is_dir() else package.parent / "conf"
 
 
-def check(cfg: TrainConfig | AnalyzeConfig) -> None:
+def check(cfg: BaseConfig | ReportConfig) -> None:
     """Raise ConfigError for a value that is not among the allowed ones or does not go with another."""
     for key, allowed in CHOICES.items():
         value = _at(cfg, key)
@@ -194,7 +217,8 @@ def check(cfg: TrainConfig | AnalyzeConfig) -> None:
         # `not (a <= v <= b)` rather than two comparisons: it refuses nan as well
         if value is not None and not smallest <= value <= largest:
             raise ConfigError(f"{key}={value}: out of range; allowed are values from {smallest} to {largest}")
-    _check_model(cfg.model)
+    if isinstance(cfg, BaseConfig):
+        _check_model(cfg.model)
     if isinstance(cfg, TrainConfig):
         _check_training(cfg)
 
@@ -281,9 +305,9 @@ def _at(cfg: Any, key: str) -> Any:
     return cfg
 
 
-def resolve(cfg: DictConfig) -> TrainConfig | AnalyzeConfig:
+def resolve(cfg: DictConfig) -> TrainConfig | AnalyzeConfig | ReportConfig:
     """The composed Hydra config as a checked dataclass, every interpolation resolved."""
-    budget = cfg.get("budget")
+    budget = cfg.get("budget") if "budget" in cfg else None
     if budget is not None and budget not in CHOICES["budget"]:
         raise ConfigError(
             f"budget={budget}: unknown{closest(budget, CHOICES['budget'])}; allowed are {', '.join(CHOICES['budget'])}"

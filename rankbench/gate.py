@@ -16,7 +16,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from rankbench.config import AnalyzeConfig, BaseConfig, BenchConfig, ConfigError, TrainConfig, resolve
+from rankbench.config import AnalyzeConfig, BaseConfig, BenchConfig, ConfigError, ReportConfig, TrainConfig, resolve
 from rankbench.messages import explain
 
 
@@ -53,7 +53,7 @@ class Gate(Callback):
 
         config, Gate.open_sweep = Gate.open_sweep, None
         varied = [one.get_key_element() for one in _sweep_overrides(config) if one.is_sweep_override()]
-        for line in gather_sweep(_job_config(config), Path(config.hydra.sweep.dir), varied):
+        for line in gather_sweep(Path(config.hydra.sweep.dir), varied):
             print(line)
 
 
@@ -76,15 +76,18 @@ def _sweep_overrides(config: DictConfig) -> list[Override]:
     return [override for override in preset if override.get_key_element() not in own] + typed
 
 
-def _job_config(config: DictConfig) -> BaseConfig:
+def _job_config(config: DictConfig) -> BaseConfig | ReportConfig:
     own = config.copy()
     with read_write(own), open_dict(own):
         del own["hydra"]
     return resolve(own)
 
 
-def check_everything(cfg: BaseConfig) -> None:
+def check_everything(cfg: BaseConfig | ReportConfig) -> None:
     """Raise ConfigError for anything in the config that cannot be: before any folder is made, any result written."""
+    if isinstance(cfg, ReportConfig):
+        _check_report(cfg)
+        return
     from rankbench.analyze import check_analyses
     from rankbench.machine import Machine
     from rankbench.run import Run, find_run
@@ -114,6 +117,15 @@ def check_everything(cfg: BaseConfig) -> None:
         check_benchmarks(cfg)
 
 
+def _check_report(cfg: ReportConfig) -> None:
+    from rankbench.report import check_figure_keys, find_runs
+
+    _check_folder(Path(cfg.out))
+    if (Path(cfg.out) / "config.yaml").exists():  # its tables would be written over
+        raise ConfigError(f"out={cfg.out}: the folder of a run; give report a folder of its own")
+    check_figure_keys(cfg.report, find_runs(cfg.runs))
+
+
 def _check_folder(out: Path) -> None:
     """Refuse an output folder that cannot be made or written."""
     place = out.absolute()
@@ -125,7 +137,7 @@ def _check_folder(out: Path) -> None:
         raise ConfigError(f"out={out}: {place} is not to be written; give another folder")
 
 
-def _check_overrides(cfg: BaseConfig, words: list[str]) -> None:
+def _check_overrides(cfg: BaseConfig | ReportConfig, words: list[str]) -> None:
     """Refuse words that would change nothing: a run brings its own model, task and seeds."""
     if isinstance(cfg, AnalyzeConfig):
         for word in words:

@@ -6,6 +6,7 @@ series has a marker of its own.
 """
 
 import functools
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rankbench.files import replacing
-from rankbench.tables import last_of_layer, mean_and_spread
+from rankbench.tables import last_of_layer, mean_and_spread, over_seeds
 
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
+DASHES = ["-", "--", ":", "-."]
 MARKERS = ["o", "s", "^", "D", "v", "P"]
+KINDS = (".png", ".pdf")  # of the files that a figure is saved in
 INK, GREY = "#000000", "#777777"
 DODGE = 0.06  # of a layer, from one series to the next
 PANEL = (3.25, 2.6)  # inches: a panel is a column wide, so its 8 pt letters are 8 pt in print
@@ -37,19 +40,20 @@ STYLE = {
     "legend.frameon": False,
     "savefig.dpi": 200,
     "pdf.fonttype": 42,  # letters stay letters
+    "svg.hashsalt": "rankbench",  # the same figure, the same bytes
 }
 
 
-def save(figure: Figure, path: Path) -> list[Path]:
-    """Write the figure as PNG and PDF beside each other; returns the two paths."""
+def save(figure: Figure, path: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
+    """Write the figure as files of these kinds beside each other; returns their paths."""
     written = []
     with matplotlib.rc_context(STYLE):
-        for suffix in (".png", ".pdf"):
+        for suffix in kinds:
             target = path.with_suffix(suffix)
             with replacing(target) as part:
                 # no date in the file: the same table gives the same bytes
-                metadata = {"CreationDate": None} if suffix == ".pdf" else {"Software": None}
-                figure.savefig(part, format=suffix[1:], metadata=metadata)
+                date = {".png": "Software", ".pdf": "CreationDate", ".svg": "Date"}[suffix]
+                figure.savefig(part, format=suffix[1:], metadata={date: None})
             written.append(target)
     return written
 
@@ -79,7 +83,7 @@ def residual(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: 
                 summary = mean_and_spread(mine, ["layer"], "relative_residual", geometric=True)
                 _line(axes, summary, "layer", variant.replace("_", " "), number)
             axes.set_yscale("log")
-            axes.set_title(" · ".join(part for part in (f"{kind} weights", label) if part))
+            axes.set_title(_title(f"{kind} weights", label))
             _layers(axes, "layer (0: embedding)")
             _floor(axes, rows)
         row[0].set_ylabel(r"relative residual $\|R\|_{1,\infty}/\|X\|_{1,\infty}$")
@@ -111,11 +115,82 @@ def paths(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str
             if scheme == "recomputed":
                 _published(axes, published, label)
             axes.set_ylim(-0.02, 1.05)
-            axes.set_title(" · ".join(part for part in (f"{scheme} paths", label) if part))
+            axes.set_title(_title(f"{scheme} paths", label))
             _layers(axes, "path length (heads used)")
         row[0].set_ylabel("accuracy (share of tokens)")
     _legend(figure, grid)
     return figure
+
+
+@_styled
+def sweep(
+    table: pd.DataFrame, x: str, series: str | None = None, facet: str | None = None, value: str = "test_accuracy"
+) -> Figure:
+    """A final number against a varied key: mean over seeds, bars the 95 % confidence interval (Student's t).
+
+    A line for each value of `series`, a panel for each value of `facet`. Keys that are none of the three are averaged
+    over within each seed. An x of words is spaced evenly.
+    """
+    facets = list(table.groupby(facet, sort=True)) if facet else [("", table)]
+    lines = sorted(table[series].unique()) if series else [""]
+    columns = min(len(facets), 3)
+    rows = -(-len(facets) // columns)
+    figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * rows + 0.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    words = None if pd.api.types.is_numeric_dtype(table[x]) else sorted(table[x].unique())
+    everywhere = pd.Series(range(len(words))) if words else table[x]
+    for axes, (label, mine) in zip(grid.flat, facets, strict=False):
+        for number, one in enumerate(lines):
+            summary = over_seeds(mine[mine[series] == one] if series else mine, [x], value)
+            if summary.empty:
+                continue
+            place = _aside(summary[x].map(words.index) if words else summary[x], everywhere, number, len(lines))
+            style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+            style |= {"linestyle": DASHES[number // len(COLOURS) % len(DASHES)], "capsize": 2, "elinewidth": 0.8}
+            name = f"{series}={_tick(one)}" if series else "mean over seeds, 95 % CI"
+            axes.errorbar(place, summary["mean"], summary.ci95, label=name, **style)
+        if facet:
+            axes.set_title(f"{facet}={_tick(label)}")
+        axes.set_xlabel(x)
+        if words:
+            axes.set_xticks(range(len(words)), words, rotation=30 if max(map(len, words)) > 8 else 0)
+        else:
+            _ticks(axes, table[x])
+        axes.tick_params(labelbottom=True)
+    for axes in list(grid.flat)[len(facets) :]:
+        axes.set_visible(False)
+    for row in grid:
+        row[0].set_ylabel({"test_accuracy": "final test accuracy"}.get(value, value.replace("_", " ")))
+    _legend(figure, grid)
+    return figure
+
+
+def _aside(place: pd.Series, everywhere: pd.Series, number: int, count: int) -> pd.Series:
+    """The series' places a little beside one another, so that equal values do not hide each other."""
+    low, high = everywhere.min(), everywhere.max()
+    shift = 0.012 * (number - (count - 1) / 2)
+    if _spans_orders(everywhere):
+        return place * (high / low) ** shift
+    return place + shift * ((high - low) or 1)
+
+
+def _spans_orders(values: pd.Series) -> bool:
+    return bool(values.min() > 0 and values.max() >= 8 * values.min())
+
+
+def _ticks(axes: Axes, values: pd.Series) -> None:
+    """Ticks at the values that were run, where they are few; a logarithmic axis where they span much."""
+    found = sorted(values.unique())
+    if _spans_orders(values):
+        axes.set_xscale("log")
+    if len(found) <= 6:
+        axes.set_xticks(found, [_tick(one) for one in found])
+        axes.set_xticks([], minor=True)
+
+
+def _tick(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float | np.number) else str(value)
 
 
 def _grid(
@@ -130,6 +205,11 @@ def _grid(
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(facets), columns, squeeze=False, sharex=True, sharey=True)
     return figure, grid, facets
+
+
+def _title(*parts: str) -> str:
+    """The parts in one line, or in several where they are wider than a panel."""
+    return textwrap.fill(" · ".join(part for part in parts if part), 48, break_long_words=False)
 
 
 def _line(axes: Axes, summary: pd.DataFrame, x: str, label: str, number: int) -> None:

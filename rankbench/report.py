@@ -1,48 +1,68 @@
-"""Many runs to one: the tables of a sweep's jobs gathered into one table each, with its figure and verdicts."""
+"""Many runs to one: their tables gathered into one table each, a summary over seeds, figures, verdicts, and a page."""
 
+import fcntl
+import glob
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import yaml
 
-from rankbench.analyze import present
-from rankbench.config import BaseConfig
-from rankbench.run import Run
-from rankbench.tables import WHO, read_table, write_table
+from rankbench import plots
+from rankbench.analyses import ANALYSES
+from rankbench.analyze import draw, judge_all
+from rankbench.claims import CLAIMS, figures_published
+from rankbench.config import ConfigError, FigureKeys, closest
+from rankbench.files import write_text
+from rankbench.page import write_page
+from rankbench.run import OUTPUTS, Run
+from rankbench.tables import WHO, latex, markdown, over_seeds, read_table, write_table
+
+# Keys that tell runs apart but are no variables of an experiment: where, on what, how often looked at, what measured.
+SILENT = ("out", "seed", "replicas", "device", "threads", "run", "analysis", "claims", "published")
+SILENT += ("trainer.eval_every", "trainer.checkpoint_every")
+KINDS = (*plots.KINDS, ".svg")
+MOST_ROWS = 12  # of a figure: with more configurations its rows are the first key's values
 
 
-def gather_sweep(cfg: BaseConfig, folder: Path, varied: list[str]) -> list[str]:
-    """Join what the jobs in `folder` wrote, with a column for each key that varied; then present it.
+def find_runs(text: str) -> list[Path]:
+    """The runs that `runs=` names, in order; ConfigError where there is none. `latest`: the newest sweep or run.
 
-    sweep.csv: a row for each job and seed with its status and final numbers. Of each analysis, the jobs' tables one
-    below the other. cfg: what the jobs share. The first varied key tells the rows of the figures apart; seeds are what
-    the spread is over. Returns lines for the reader.
+    Folders of analyses count only where none of training is found.
     """
-    jobs = sorted((path.parent for path in folder.glob("*/config.yaml")), key=_number)
-    if not jobs:
+    if text == "latest":
+        found = [(max(map(_written, runs)), runs) for folder in OUTPUTS.glob("train/*") if (runs := _runs_in(folder))]
+        if not found:
+            raise ConfigError(f"runs=latest: no run under {OUTPUTS.resolve()}; train one with `rankbench train`")
+        return max(found)[1]
+    places = [Path(text)] if Path(text).exists() else sorted(map(Path, glob.glob(text, recursive=True)))
+    jobs = list(dict.fromkeys(job for place in places for job in _runs_in(place)))
+    configs = {job: _config(job) for job in jobs}
+    jobs = [job for job in jobs if "bench" not in configs[job]]
+    trained = [job for job in jobs if "run" not in configs[job]]
+    if not any((job / "config.yaml").exists() for job in jobs):
+        raise ConfigError(f"runs={text}: no run there; give a run's or a sweep's folder, a glob, or runs=latest")
+    return trained or jobs
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The runs at or below a folder, jobs in the order of their numbers; of a sweep also the jobs that have no config
+    because they failed before they wrote one."""
+    if (folder / "config.yaml").is_file():
+        return [folder]
+    if (folder / ".hydra").is_dir() and (folder.parent / "multirun.yaml").exists():
+        return [folder]
+    if not folder.is_dir():
         return []
-    # run, task, model and seed are columns already
-    values = {job: _varied(job, [key for key in varied if key not in WHO]) for job in jobs}
-    facet = next((key for key in varied if key != "seed"), None)
-    rows = [row for job in jobs for row in _summary_rows(job, values[job])]
-    write_table(pd.DataFrame(rows), folder / "sweep.csv")
-    unfinished = [f"{job.name}: {status}" for job in jobs if (status := Run(job).status) != "finished"]
-    tables = {}
-    for name in cfg.analysis:
-        parts = [
-            read_table(job / f"{name}.csv").assign(**values[job]) for job in jobs if (job / f"{name}.csv").exists()
-        ]
-        if parts:
-            tables[name] = pd.concat(parts, ignore_index=True)
-            write_table(tables[name], folder / f"{name}.csv")
-    lines = present(cfg, tables, folder, facet) if tables else []
-    return [
-        f"{len(jobs)} jobs, {len(jobs) - len(unfinished)} finished",
-        *unfinished,
-        f"-> {folder / 'sweep.csv'}",
-        *lines,
-    ]
+    below = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink() and path.name[0] != "."]
+    return [run for path in sorted(below, key=_number) for run in _runs_in(path)]
+
+
+def _written(job: Path) -> int:
+    return max(
+        (path.stat().st_mtime_ns for path in (job / "summary.json", job / "config.yaml") if path.exists()), default=0
+    )
 
 
 def _number(job: Path) -> tuple[int, str]:
@@ -51,22 +71,255 @@ def _number(job: Path) -> tuple[int, str]:
     return (int(number) if number.isdigit() else -1, job.name)
 
 
-def _varied(job: Path, keys: list[str]) -> dict[str, str]:
-    """What this job's config holds at the keys, as text; of a group, the choice's name."""
-    config = yaml.safe_load((job / "config.yaml").read_text())
+def check_figure_keys(chosen: FigureKeys, jobs: list[Path]) -> None:
+    """ConfigError for a key that no run has."""
+    known = dict.fromkeys(["task", "model", *(key for job in jobs for key in _flat(_config(job)))])
+    for name, key in vars(chosen).items():
+        if key is not None and key not in known:
+            raise ConfigError(
+                f"report.{name}={key}: no key of these runs{closest(key, list(known))}; "
+                f"those that vary are {', '.join(varying_keys(jobs)[0]) or 'none'}"
+            )
+
+
+def gather_sweep(folder: Path, varied: list[str]) -> list[str]:
+    """What a sweep leaves at its end: the report of its jobs, in its own folder. varied: the keys it went through."""
+    jobs = [job for job in _runs_in(folder) if job != folder and not {"bench", "runs"} & _config(job).keys()]
+    known = {key for job in jobs for key in _flat(_config(job))} | set(WHO)
+    # a sweep over presets or groups varies more keys than it names
+    named = [key for key in varied if key not in SILENT] if set(varied) <= known | set(SILENT) else None
+    return gather(jobs, folder, named) if any((job / "config.yaml").exists() for job in jobs) else []
+
+
+def gather(
+    jobs: list[Path], folder: Path, varied: list[str] | None = None, chosen: FigureKeys | None = None
+) -> list[str]:
+    """Join what the runs wrote, with a column for each key that varied; then summarise, draw, judge, and write a page.
+
+    sweep.csv: a row for each job and seed with its status and final numbers. summary.csv, .md and .tex: means over
+    seeds. Of each analysis, the jobs' tables one below the other. varied: None to find the keys in the runs' configs.
+    Returns lines for the reader.
+    """
+    found, follows = varying_keys(jobs)
+    keys = found if varied is None else varied
+    shown = [key for key in vars(chosen).values() if key is not None and key not in keys] if chosen else []
+    keys = [*keys, *shown]
+    names = _names(jobs)
+    # run, task, model and seed are columns already
+    values = {job: _values(job, [key for key in keys if key not in WHO]) for job in jobs}
+    statuses = {job: _status(job) for job in jobs}
+    rows = [row for job in jobs for row in _summary_rows(job, names[job], statuses[job], values[job])]
+    seeds = pd.DataFrame(rows)
+    write_table(seeds, folder / "sweep.csv")
+    seeds = read_table(folder / "sweep.csv")
+    lines = [
+        f"{len(jobs)} jobs, {', '.join(f'{count} {status}' for status, count in Counter(statuses.values()).items())}"
+    ]
+    lines += [f"{names[job]}: {status}" for job, status in statuses.items() if status != "finished"]
+    lines.append(f"-> {folder / 'sweep.csv'}")
+    summary = summarise(seeds, keys)
+    if len(summary):
+        write_table(summary, folder / "summary.csv")
+        write_text(folder / "summary.md", markdown(summary))
+        write_text(folder / "summary.tex", latex(summary))
+        lines.append(f"-> {folder / 'summary.csv'}, .md and .tex")
+    captions = _draw_final(seeds, keys, chosen, folder)
+    lines += [f"-> {folder / name}.png, .pdf and .svg" for name in captions]
+    tables = {}
+    for name in ANALYSES:
+        parts = [
+            _analysis(job / f"{name}.csv", names[job], values[job]) for job in jobs if (job / f"{name}.csv").exists()
+        ]
+        if parts:
+            tables[name] = pd.concat(parts, ignore_index=True)
+            write_table(tables[name], folder / f"{name}.csv")
+    configs = {job: _config(job) for job in jobs}
+    told = dict.fromkeys(claim for config in configs.values() for claim in config.get("claims") or ())
+    claims = [name for name in told if name in CLAIMS and CLAIMS[name].table in tables]
+    drawn = list({config.get("published") for config in configs.values() if config.get("published")})
+    figure_published = drawn[0] if len(drawn) == 1 and drawn[0] in figures_published() else None
+    facets = [key for key in keys if key not in ("run", "seed")]
+    together = {name: _one_facet(table, facets) for name, table in tables.items()}
+    facet = facets[0] if facets else None
+    many = any(table[facet].nunique() > MOST_ROWS for table in together.values()) if facet else False
+    lines += draw(tables if many else together, folder, figure_published, facet, KINDS)
+    lines += judge_all(claims, together, folder, facet)
+    over = f", averaged over {', '.join(facets[1:])}" if many else ""
+    captions |= {name: f"{name}{over}: drawn from {name}.csv" for name in tables}
+    write_page(
+        folder,
+        {names[job]: (job, statuses[job], _values(job, keys)) for job in jobs},
+        {"seeds": seeds, "summary": summary},
+        captions,
+        figure_published,
+        follows if varied is None else {},
+        bool(claims),
+    )
+    return [*lines, f"-> {folder / 'report.html'}"]
+
+
+def varying_keys(jobs: list[Path]) -> tuple[list[str], dict[str, list[str]]]:
+    """The keys whose values differ between the runs' configs, and which others go with each of them.
+
+    A choice from a group stands for what it brings: where model.name differs, a key of the model that has one value
+    for each name goes with `model`; likewise any key with `budget`.
+    """
+    configs = [_flat(config) for job in jobs if (config := _config(job))]
+    every = dict.fromkeys(key for config in configs for key in config)
+    values = {key: [config.get(key, "") for config in configs] for key in every}
+    differ = [
+        key
+        for key in every
+        if len(set(values[key])) > 1 and not any(key == one or key.startswith(f"{one}.") for one in SILENT)
+    ]
+    leaders = [key for key in differ if key == "budget" or (key.endswith(".name") and key.count(".") == 1)]
+    keys, follows = [], {}
+    for key in differ:
+        leader = next((one for one in leaders if one != key and _leads(one, key, values)), None)
+        if leader is None:
+            keys.append(key.removesuffix(".name") if key in leaders else key)
+        else:
+            follows.setdefault(leader.removesuffix(".name"), []).append(key)
+    return keys, follows
+
+
+def _leads(leader: str, key: str, values: dict[str, list[str]]) -> bool:
+    if leader != "budget" and leader.partition(".")[0] != key.partition(".")[0]:
+        return False
+    pairs = set(zip(values[leader], values[key], strict=True))
+    return len(pairs) == len(set(values[leader]))
+
+
+def summarise(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Final test accuracy and loss by the varied keys: mean, 95 % half-width and best over seeds of finished jobs."""
+    axes = [key for key in keys if key in seeds and key not in ("run", "seed")] or ["task", "model"]
+    done = seeds[(seeds.job_status == "finished") & (seeds.status != "diverged")]
+    summary = None
+    for value, best in (("test_accuracy", "largest"), ("test_loss", "smallest")):
+        if value not in done or done[value].isna().all():
+            continue
+        names = {"num_seeds": f"{value}_seeds", "mean": f"{value}_mean", "ci95": f"{value}_ci95", best: f"{value}_best"}
+        part = over_seeds(done, axes, value).rename(columns=names)[[*axes, *names.values()]]
+        summary = part if summary is None else summary.merge(part, on=axes, how="outer")
+    if summary is None:
+        return pd.DataFrame()
+    counted = [name for name in summary if name.endswith("_seeds")]
+    summary.insert(len(axes), "num_seeds", summary[counted].max(axis=1).astype(int))
+    return summary.drop(columns=counted)
+
+
+def _draw_final(seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None, folder: Path) -> dict[str, str]:
+    """The figure of the final numbers by the varied keys, where there is one to draw; returns its caption."""
+    keys = [key for key in keys if key in seeds and key not in ("run", "seed")]
+    done = seeds[(seeds.job_status == "finished") & (seeds.status != "diverged")]
+    value = next((name for name in ("test_accuracy", "test_loss") if name in done and done[name].notna().any()), None)
+    if value is None or not keys:
+        return {}
+    x, series, facet = figure_keys(done, keys, chosen)
+    plots.save(plots.sweep(done, x, series, facet, value), folder / "sweep", KINDS)
+    rest = [key for key in keys if key not in (x, series, facet)]
+    over = f", averaged over {', '.join(rest)}" if rest else ""
+    return {"sweep": f"final {value.replace('_', ' ')}: mean over seeds{over}; bars: 95 % confidence interval"}
+
+
+def figure_keys(
+    seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None = None
+) -> tuple[str, str | None, str | None]:
+    """What the figure shows along x, as series and as panels: as chosen, else by how many values the keys have."""
+    picked = vars(chosen) if chosen else {"x": None, "series": None, "facet": None}
+    free = [key for key in keys if key not in picked.values()]
+    numbers = [key for key in free if pd.api.types.is_numeric_dtype(seeds[key])]
+    x = picked["x"] or max(numbers, key=lambda key: seeds[key].nunique(), default=None) or (free or keys)[0]
+    free = [key for key in free if key != x]
+    series = picked["series"] or (free.pop(0) if free else None)
+    return x, series, picked["facet"] or (free.pop(0) if free else None)
+
+
+def _one_facet(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """The table with each row's values of all varied keys in the first one's column, so that a panel or a verdict is
+    of one configuration: under model.heads, `2, model.layers=6`."""
+    if len(keys) < 2:
+        return table
+    texts = table[keys[0]].astype(str)
+    for key in keys[1:]:
+        texts = texts + f", {key}=" + table[key].astype(str)
+    return table.assign(**{keys[0]: texts})
+
+
+def _analysis(path: Path, name: str, values: dict[str, str]) -> pd.DataFrame:
+    try:
+        return read_table(path).assign(run=name, **values)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not readable as a table ({error}); analyse the run again") from None
+
+
+def _names(jobs: list[Path]) -> dict[Path, str]:
+    """How tables call the runs: by folder, with the sweep's before it where two are called the same."""
+    counts = Counter(Run(job).name for job in jobs)
+    return {
+        job: Run(job).name if counts[Run(job).name] == 1 else f"{job.resolve().parent.name}/{Run(job).name}"
+        for job in jobs
+    }
+
+
+def _status(job: Path) -> str:
+    """The run's status; `interrupted` where the summary says running and no process is training there."""
+    try:
+        status = Run(job).status
+    except ConfigError:
+        return "unreadable"
+    if status != "running":
+        return status
+    try:
+        with (job / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "running"
+    except OSError:  # no lock there: nobody is training
+        pass
+    return "interrupted"
+
+
+def _config(job: Path) -> dict[str, Any]:
+    """The run's config as it is written; empty where it has none. What is not a config is refused."""
+    path = job / "config.yaml"
+    if not path.exists():
+        return {}
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not readable as YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: not a run's config: it holds no keys")
+    return config
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Dotted keys and their values as a user would write them."""
     found = {}
-    for key in keys:
-        value: Any = config
-        for part in key.split("."):
-            value = value.get(part, {})
-        found[key] = str(value["name"] if isinstance(value, dict) and "name" in value else value)
+    for key, value in config.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = _text(value)
     return found
 
 
-def _summary_rows(job: Path, varied: dict[str, str]) -> list[dict]:
-    run = Run(job)
-    config = yaml.safe_load((job / "config.yaml").read_text())
-    who = {"run": run.name, "task": config["task"]["name"], "model": config["model"]["name"]}
-    summary = run.summary()
-    seeds = summary.get("seeds", [{"seed": config["seed"], "status": "absent"}])
-    return [{**who, "seed": one["seed"], **varied, "job_status": run.status, **one} for one in seeds]
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(map(_text, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _values(job: Path, keys: list[str]) -> dict[str, str]:
+    """What this job's config holds at the keys, as text; of a group, the choice's name."""
+    flat = _flat(_config(job))
+    return {key: flat.get(key, flat.get(f"{key}.name", "")) for key in keys}
+
+
+def _summary_rows(job: Path, name: str, status: str, values: dict[str, str]) -> list[dict]:
+    config = _flat(_config(job))
+    who = {"run": name, "task": config.get("task.name", ""), "model": config.get("model.name", "")}
+    summary = {} if status == "unreadable" else Run(job).summary()
+    seeds = summary.get("seeds") or [{"seed": config.get("seed", ""), "status": "absent"}]
+    return [{**who, "seed": one.get("seed"), **values, "job_status": status, **one} for one in seeds]

@@ -1,9 +1,11 @@
 """Tidy CSV tables: who (run, task, model, seed), then the axes, then one measured value a column."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from rankbench.files import write_text
 
@@ -42,9 +44,65 @@ def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometr
     return summary.reset_index()[[*axes, "mean", "low", "high", "num_seeds"]]
 
 
+def halfwidth95(values: pd.Series | np.ndarray) -> float:
+    """Half the width of the 95 % confidence interval of a mean (Student's t); nan for fewer than two values."""
+    values = np.asarray(values, dtype=float)
+    if len(values) < 2:
+        return float("nan")
+    return float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def over_seeds(table: pd.DataFrame, axes: list[str], value: str) -> pd.DataFrame:
+    """`value` by `axes`: mean over everything within a seed, then over the seeds; rows without a value do not count.
+
+    Columns: the axes, mean, ci95 (half the width of the 95 % interval), smallest, largest (of a seed), num_seeds.
+    """
+    measured = table.dropna(subset=[value])
+    per_seed = measured.groupby([*axes, "seed"], sort=True, dropna=False)[value].mean().reset_index()
+    by_axes = per_seed.groupby(axes, sort=True, dropna=False)[value]
+    return by_axes.agg(mean="mean", ci95=halfwidth95, smallest="min", largest="max", num_seeds="count").reset_index()
+
+
 def last_of_layer(table: pd.DataFrame) -> pd.DataFrame:
     """Of a table by layer and sublayer, the rows of the state that leaves each layer (layer 0: the embedding)."""
     states = table[table.sublayer != "weights"]
     # a layer's MLP, where it has one, stands right behind its attention
     goes_on = (states.sublayer == "attention") & (states.sublayer.shift(-1) == "mlp")
     return states[~goes_on]
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """The table as GitHub's Markdown."""
+    marks = {"\\": "\\\\", "|": "\\|", "<": "&lt;", ">": "&gt;", "\n": " ", "\r": " "}
+    lines = [[str(name) for name in table.columns], ["---"] * table.shape[1], *_cells(table)]
+    return "".join("| " + " | ".join(_replaced(cell, marks) for cell in line) + " |\n" for line in lines)
+
+
+def latex(table: pd.DataFrame) -> str:
+    """The table as a tabular with booktabs' rules; numbers to the right."""
+    marks = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {"\n": " ", "\r": " "}
+    marks |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    marks |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
+    sides = "".join("r" if pd.api.types.is_numeric_dtype(table[name]) else "l" for name in table.columns)
+
+    def line(cells: list[str]) -> str:
+        return " & ".join(_replaced(cell, marks) for cell in cells) + r" \\"
+
+    rows = [line(cells) for cells in _cells(table)]
+    body = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule", line([str(name) for name in table.columns]), r"\midrule"]
+    return "\n".join([r"% \usepackage{booktabs}", *body, *rows, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def short(value: Any) -> str:
+    """A value for a reader: four digits of a number, nothing where there is none."""
+    if value is None or (isinstance(value, float | np.floating) and np.isnan(value)):
+        return ""
+    return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
+
+
+def _cells(table: pd.DataFrame) -> list[list[str]]:
+    return [[short(value) for value in row] for row in table.itertuples(index=False, name=None)]
+
+
+def _replaced(text: str, marks: dict[str, str]) -> str:
+    return "".join(marks.get(letter, letter) for letter in text)

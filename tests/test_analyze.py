@@ -65,7 +65,9 @@ def machine():
 @pytest.fixture(autouse=True)
 def without_figures(monkeypatch):
     """Nearly all the time of a small analysis goes into its figures: tests that look at them ask for `figures`."""
-    monkeypatch.setattr(plots, "save", lambda figure, path: [path.with_suffix(".png"), path.with_suffix(".pdf")])
+    monkeypatch.setattr(
+        plots, "save", lambda figure, path, kinds=(): [path.with_suffix(".png"), path.with_suffix(".pdf")]
+    )
 
 
 @pytest.fixture

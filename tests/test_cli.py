@@ -190,11 +190,26 @@ def test_an_unknown_command_is_one_line(word, meant, tmp_path):
     assert line == f"rankbench: {word}: unknown command{meant}; commands are {', '.join(cli.COMMANDS)}"
 
 
-@pytest.mark.parametrize("command", ["report", "data"])
+@pytest.mark.parametrize("command", ["data"])
 def test_what_is_to_come_says_so(command, tmp_path):
     line = refused(command, "runs=outputs", at=tmp_path)
     assert line.startswith(f"rankbench {command}: not there yet")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("runs=nowhere", "runs=nowhere: no run there; give a run's or a sweep's folder, a glob, or runs=latest"),
+        ("model.heads=3", "model: unknown key; allowed are runs, out, report"),
+        ("report.x=nothing", "report.x=nothing: no key of these runs; those that vary are none"),
+        ("out=outputs/train/{run}", "out=outputs/train/{run}: the folder of a run; give report a folder of its own"),
+    ],
+)
+def test_a_report_that_cannot_be_is_one_line(word, said, home, trained):
+    line = refused("report", word.format(run=trained.name), at=home)
+    assert line == f"rankbench report: {said.format(run=trained.name)}"
+    assert not (home / "outputs" / "report").exists()
 
 
 def test_completion_prints_the_script(tmp_path):
@@ -216,7 +231,7 @@ def documented():
     blocks = [cli.USAGE.partition("Examples:")[2], *re.findall(r"^```\w*\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)]
     lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     lines = [line.partition(" #")[0].strip() for line in lines]
-    return sorted({line for line in lines if re.match(r"rankbench (train|analyze)\b", line)})
+    return sorted({line for line in lines if re.match(r"rankbench (train|analyze|report)\b", line)})
 
 
 @pytest.mark.parametrize("line", documented())
@@ -438,6 +453,11 @@ def test_a_sweep_makes_a_folder_a_job_and_gathers_them(tmp_path):
     verdicts = pd.read_csv(sweep / "verdicts.csv")
     assert list(verdicts["where"]) == ["model.heads=1", "model.heads=2"]
     assert "paths_sum_to_output [model.heads=2]" in result.out
+    for name in ("sweep.csv", "summary.csv", "summary.md", "summary.tex", "sweep.svg", "report.html"):
+        assert (sweep / name).stat().st_size > 0
+    succeeds("report", "out=again", at=tmp_path)  # the command writes what the sweep's end wrote
+    for name in ("sweep.csv", "summary.csv", "residual.csv", "verdicts.csv", "paths.png", "paths.svg"):
+        assert (tmp_path / "again" / name).read_bytes() == (sweep / name).read_bytes(), name
     # the last job can be found without its name
     succeeds("analyze", "run=latest", *SHORT_RESIDUAL, "out=latest", at=tmp_path)
     assert json.loads((tmp_path / "latest" / "summary.json").read_text())["run"] == str((sweep / jobs[1]).resolve())

@@ -1,0 +1,283 @@
+"""`rankbench report`: what it finds, sums up and draws, and its page, parsed and opened in a real browser."""
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from scipy import stats
+
+from rankbench import plots
+from rankbench.config import ConfigError, FigureKeys
+from rankbench.page import command_of
+from rankbench.report import figure_keys, find_runs, gather, varying_keys
+from rankbench.tables import latex, markdown
+
+NASTY = "<script>alert(1)&"
+CHROMIUM = shutil.which("chromium")
+ENVIRONMENT = {
+    "started": "2026-11-20T09:00:00+0000",
+    "command": ["rankbench train", "model.heads=1", "analysis=[]", "hydra.job.config.x=[y]", "out=there"],
+    "packages": {"torch": "9.8.7", "nasty": NASTY},
+    "git": {"commit": "0123456789abcdef", "dirty": True},
+    "device": "cpu",
+}
+
+
+def run_at(folder, heads=1, lr=0.1, status="finished", seeds=(0.5, 0.6, 0.9), model="san", **more):
+    """A run's folder with these final accuracies."""
+    folder.mkdir(parents=True)
+    config = {"model": {"name": model, "heads": heads}, "task": {"name": "sorting"}, "optimizer": {"lr": lr}}
+    config |= {"seed": 0, "out": str(folder), "analysis": {}, **more}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
+    rows = [
+        {"seed": seed, "status": status, "test_accuracy": value, "test_loss": 1 - value}
+        for seed, value in enumerate(seeds)
+    ]
+    (folder / "summary.json").write_text(json.dumps({"status": status, "seeds": rows}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Six finished runs in two keys, one of them with a nasty name, and three that did not end well; their report."""
+    home = tmp_path_factory.mktemp("home")
+    for number, (heads, lr) in enumerate((heads, lr) for heads in (1, 2, 10) for lr in (0.1, 0.2)):
+        name = NASTY if number == 0 else f"{number}_a"
+        run_at(home / "runs" / name, heads, lr, seeds=np.array([0.5, 0.6, 0.9]) - number / 100)
+    run_at(home / "runs" / "7", 2, 0.2, "failed", seeds=())
+    run_at(home / "runs" / "8", 2, 0.2, "diverged", seeds=(0.1,))
+    run_at(home / "runs" / "9", 2, 0.2, "running", seeds=(0.1,))
+    columns = {"run": "1_a", "task": "sorting", "model": "san", "seed": [0, 1, 2], "scheme": "frozen"}
+    columns |= {"selection": "all", "path_length": 1, "subset_size": None, "accuracy": 0.5, "whole_accuracy": 0.99}
+    columns |= {"majority_accuracy": 0.1, "position_majority_accuracy": 0.2, "remainder": 1e-15}
+    pd.DataFrame(columns).to_csv(home / "runs" / "1_a" / "paths.csv", index=False)
+    config = yaml.safe_load((home / "runs" / "1_a" / "config.yaml").read_text())
+    config |= {"claims": ["paths_sum_to_output", "dong_fig4_length_1_sorting"], "published": "dong_fig4_sorting"}
+    (home / "runs" / "1_a" / "config.yaml").write_text(yaml.safe_dump(config))
+    (home / "report").mkdir()
+    lines = gather(find_runs(str(home / "runs")), home / "report")
+    (home / "said.txt").write_text("\n".join(lines))
+    return home
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, table cells, and whether every element that opens closes."""
+
+    VOID = ("meta", "br")
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.elements, self.open, self.texts, self.tables = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+        if "td" in self.open or "th" in self.open:
+            self.tables[-1][-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def page(place):
+    return Page((place / "report" / "report.html").read_text(encoding="utf-8"))
+
+
+def test_summary_is_what_numpy_and_scipy_say(place):
+    summary = pd.read_csv(place / "report" / "summary.csv")
+    assert len(summary) == 6 and list(summary.columns[:3]) == ["model.heads", "optimizer.lr", "num_seeds"]
+    row = summary[(summary["model.heads"] == 10) & (summary["optimizer.lr"] == 0.1)].iloc[0]
+    values = np.array([0.5, 0.6, 0.9]) - 0.04
+    interval = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
+    # relative 1e-12: the same sums in another order
+    assert row.test_accuracy_mean == pytest.approx(values.mean(), rel=1e-12)
+    assert row.test_accuracy_ci95 == pytest.approx((interval[1] - interval[0]) / 2, rel=1e-12)
+    assert row.test_accuracy_best == values.max() and row.test_loss_best == pytest.approx(1 - values.max(), rel=1e-12)
+    assert set(summary.num_seeds) == {3}  # runs that failed, diverged or were interrupted do not count
+
+
+def test_jobs_are_told_by_status(place, page):
+    said = (place / "said.txt").read_text().splitlines()
+    assert said[0].startswith("9 jobs, 6 finished") and {"7: failed", "8: diverged", "9: interrupted"} <= set(said)
+    shown = " ".join("".join(page.texts).split())
+    assert "9 jobs: 6 finished 1 failed 1 diverged 1 interrupted" in shown
+    (runs,) = [table for table in page.tables if table[0][0] == "run" and "to repeat it" in table[0]]
+    assert {row[0]: row[1] for row in runs[1:]}["9"] == "interrupted" and len(runs) == 10
+
+
+def test_the_page_is_well_formed_and_needs_nothing_else(place, page):
+    assert page.open == [] and ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in (
+        page.elements
+    )
+    text = (place / "report" / "report.html").read_text()
+    assert not re.search(r"https?:|//\w+\.\w|@import|<link|<img|<iframe", text)
+    assert not [attrs for _, attrs in page.elements if "src" in attrs]
+    links = [attrs["href"] for tag, attrs in page.elements if tag == "a"]
+    assert links and not [link for link in links if ":" in link or link.startswith("/")]
+    names = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
+    assert len(names) == len(set(names))
+    used = {attrs["href"][1:] for tag, attrs in page.elements if tag == "use"}
+    assert used and used <= set(names)
+
+
+def test_what_comes_from_files_is_escaped(page):
+    assert [tag for tag, _ in page.elements].count("script") == 1  # the page's own
+    cells = [cell for table in page.tables for row in table for cell in row]
+    assert NASTY in cells and NASTY in page.texts
+    assert "../runs/%3Cscript%3Ealert%281%29%26/" in [attrs.get("href") for _, attrs in page.elements]
+
+
+def test_verdicts_environment_published_and_figures_are_there(place, page):
+    assert {"held", "undecided", "failed"} & {row[0] for row in page.tables[0][1:]}
+    assert "paths_sum_to_output" in page.tables[0][1][1] and page.tables[0][1][0] == "held"
+    text = "".join(page.texts)
+    assert "9.8.7" in text and "0123456789ab with changes" in text and "2026-11-20T09:00:00" in text
+    assert "authors' code, README settings" in text
+    assert [tag for tag, _ in page.elements].count("svg") == 2
+    for name in ("sweep", "paths"):
+        assert all((place / "report" / f"{name}{kind}").stat().st_size for kind in (".png", ".pdf", ".svg", ".csv"))
+
+
+def test_the_command_repeats_the_run_elsewhere(tmp_path):
+    run = run_at(tmp_path / "sweep" / "3_x")
+    assert command_of(run) == "rankbench train model.heads=1 'analysis=[]'"
+    (tmp_path / "sweep" / "multirun.yaml").write_text("")
+    (run / ".hydra").mkdir()
+    (run / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(["model.heads=7", "out=x"]))
+    assert command_of(run) == "rankbench train model.heads=7"
+    (run / "environment.json").write_text("[")
+    assert command_of(run) == ""
+
+
+def test_keys_that_vary_and_what_goes_with_them(tmp_path):
+    jobs = [run_at(tmp_path / str(n), heads, 0.1, model=model, seed=n) for n, (heads, model) in enumerate(CHOICES)]
+    assert varying_keys(jobs) == (["model"], {"model": ["model.heads"]})
+    jobs.append(run_at(tmp_path / "4", heads=5, model="san"))
+    assert varying_keys(jobs)[0] == ["model", "model.heads"]
+    assert varying_keys(jobs[:1]) == ([], {})
+
+
+CHOICES = [(1, "san"), (1, "san"), (2, "san_skip")]
+
+
+def test_the_key_with_most_numbers_is_x():
+    table = pd.DataFrame({"a": ["u", "v", "u"], "b": [1, 2, 2], "c": [1, 2, 3]})
+    assert figure_keys(table, ["a", "b", "c"]) == ("c", "a", "b")
+    assert figure_keys(table, ["a"]) == ("a", None, None)
+    assert figure_keys(table, ["a", "b", "c"], FigureKeys("b", None, "c")) == ("b", "a", "c")
+
+
+def test_the_figure_shows_means_and_intervals():
+    values = {1: [0.1, 0.3], 100: [0.5, 0.9]}
+    rows = [
+        {"x": x, "s": s, "f": f, "seed": seed, "test_accuracy": value}
+        for x, found in values.items()
+        for seed, value in enumerate(found)
+        for s in "ab"
+        for f in range(4)
+    ]
+    figure = plots.sweep(pd.DataFrame(rows), "x", "s", "f")
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title() for axes in shown] == [f"f={value}" for value in range(4)]
+    assert shown[0].get_xscale() == "log"
+    line, _, (bars,) = shown[0].containers[1]
+    np.testing.assert_allclose(line.get_ydata().astype(float), [0.2, 0.7])
+    halfwidth = stats.t.ppf(0.975, 1) * 0.4 / 2  # of 0.5 and 0.9: sd .4/sqrt 2, over sqrt 2
+    np.testing.assert_allclose(bars.get_segments()[1][:, 1], [0.7 - halfwidth, 0.7 + halfwidth])
+    low, high = shown[0].get_xlim()
+    assert (low < line.get_xdata()).all() and (line.get_xdata() < high).all()
+
+
+def test_runs_are_found_in_order_and_what_is_none_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^runs=latest: no run under .*"):
+        find_runs("latest")
+    for name in ("old/10", "old/2", "new"):
+        run_at(tmp_path / "outputs" / "train" / name)
+    run_at(tmp_path / "outputs" / "bench" / "b", bench=["paths"])
+    assert [path.name for path in find_runs("outputs/train/old")] == ["2", "10"]
+    assert [path.name for path in find_runs("latest")] == ["new"]
+    assert len(find_runs("outputs")) == len(find_runs("outputs/*/*")) == 3
+    with pytest.raises(ConfigError, match=r"^runs=nothing\*: no run there; "):
+        find_runs("nothing*")
+    job = tmp_path / "outputs" / "train" / "old" / "3"
+    (job / ".hydra").mkdir(parents=True)
+    (job.parent / "multirun.yaml").write_text("")
+    assert find_runs("outputs/train/old")[1].resolve() == job.resolve()  # failed before it wrote a config
+    (tmp_path / "there").mkdir()
+    assert "3: absent" in gather(find_runs("outputs/train/old"), tmp_path / "there")
+
+
+def test_markdown_and_latex_hold_the_table_whatever_is_in_it():
+    table = pd.DataFrame({"a|b_c": ["x|y", "50% & $1 #_{}~^\\"], "n": [0.123456, np.nan]})
+    lines = markdown(table).splitlines()
+    assert [len(re.findall(r"(?<!\\)\|", line)) for line in lines] == [3, 3, 3, 3]
+    assert lines[2] == r"| x\|y | 0.1235 |"
+    text = latex(table)
+    assert text.count(r"\begin{tabular}{lr}") == text.count(r"\end{tabular}") == 1
+    assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 1, 1]
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert [len(re.findall(r"(?<!\\)&", row)) for row in rows] == [1, 1, 1]
+    assert r"50\% \& \$1 \#\_\{\}\textasciitilde{}\textasciicircum{}\textbackslash{}" in rows[2]
+    assert not re.search(r"(?<!\\)[#$_%]", "".join(rows))
+
+
+def chromium(folder, *words):
+    quiet = ["--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+    quiet += ["--disable-component-update", f"--user-data-dir={folder}"]
+    done = subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", *quiet, *words], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_a_browser_sorts_a_table_and_paints_the_page(place, tmp_path):
+    from PIL import Image
+
+    source = (place / "report" / "report.html").read_text()
+    click = """<script>
+    const head = [...document.querySelectorAll("#runs + div th button")].find(one => one.textContent === "model.heads");
+    head.click(); document.title = "clicked";%s</script></body>"""
+    for again, wanted in (("", sorted), (" head.click();", lambda found: sorted(found, reverse=True))):
+        copy = place / "report" / "clicked.html"
+        copy.write_text(source.replace("</body>", click % again))
+        shown = Page(chromium(tmp_path / f"dom{len(again)}", "--dump-dom", f"file://{copy}"))
+        assert "clicked" in shown.texts
+        (runs,) = [table for table in shown.tables if "to repeat it" in table[0]]
+        heads = [int(row[2]) for row in runs[1:]]
+        assert heads == wanted(heads) and len(set(heads)) == 3  # 2 before 10: as numbers
+    kinds = {"light": ("1200,900", []), "phone": ("390,900", [])}
+    kinds["dark"] = ("1200,900", ["--blink-settings=preferredColorScheme=0"])
+    corner = {}
+    for name, (size, words) in kinds.items():
+        file = tmp_path / f"{name}.png"
+        words = [*words, f"--screenshot={file}", f"--window-size={size}"]
+        chromium(tmp_path / name, *words, f"file://{place / 'report' / 'report.html'}")
+        with Image.open(file) as image:
+            assert image.width == int(size.split(",")[0])
+            corner[name] = image.convert("L").getpixel((2, 2))
+    assert corner["light"] == corner["phone"] == 255 and corner["dark"] < 40
