@@ -378,4 +378,4 @@ def _groups_of(command: str) -> str:
     defaults = OmegaConf.load(conf_dir() / f"{command}.yaml").defaults
     names = [str(name) for entry in defaults if not isinstance(entry, str) for name in entry if "/" not in str(name)]
     choices = {name: sorted(path.stem for path in (conf_dir() / name).glob("*.yaml")) for name in sorted(names)}
-    return "\n".join(f"  {name}: {', '.join(found)}" for name, found in choices.items())
+    return "\n".join(f"  {name}: {', '.join(found)}" for name, found in choices.items()) or "  none"
