@@ -171,6 +171,9 @@ def train_job(config: "DictConfig") -> float:
     """`rankbench train`: returns the mean over seeds of the final test accuracy (regression: loss), for a sweeper."""
     from pathlib import Path
 
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
     from rankbench import analyze
     from rankbench.config import ConfigError
     from rankbench.machine import Machine
@@ -183,7 +186,9 @@ def train_job(config: "DictConfig") -> float:
         try:
             summary = train(cfg, run)
         except Interrupted as stop:
-            _refuse("train", str(stop), code=130)
+            hydra = HydraConfig.get()
+            folder = hydra.sweep.dir if hydra.mode == RunMode.MULTIRUN else cfg.out
+            _refuse("train", f"{stop}; the same command with out={folder} continues", code=130)
         trained = [one for one in summary["seeds"] if one["status"] != "diverged"]
         score = "test_loss" if any(one["test_accuracy"] is None for one in trained) else "test_accuracy"
         scores = [one[score] for one in trained]

@@ -106,9 +106,7 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine) -> dict:
             if asked_to_stop or (step % trainer.checkpoint_every == 0 and not last):
                 training.save(run)
             if asked_to_stop:
-                raise Interrupted(
-                    f"stopped at step {step} of {num_steps}; the same command with out={run.folder} continues"
-                )
+                raise Interrupted(f"stopped at step {step} of {num_steps}")
     training.retire([], last=True)
     run.save_weights(training.weights())
     summary = training.summary("diverged" if set(training.progress.status) == {"diverged"} else "finished")

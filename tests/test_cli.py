@@ -115,11 +115,6 @@ def copied(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "copied")
 
 
-def known_fault(reason, raises=AssertionError):
-    """Of the package, reported; strict, so that whoever mends it is told to take this mark away."""
-    return pytest.mark.xfail(reason=reason, raises=raises, strict=True)
-
-
 # --- help, version, unknown commands ---------------------------------------------------------------------------------
 
 
