@@ -89,7 +89,7 @@ def test_runs_at_budget_smoke(name, tmp_path):
     for claim in configs[0].claims:
         assert re.search(rf"^(held|failed|undecided) +{claim}\b", done.stdout, re.MULTILINE)
     assert (folder / "verdicts.csv").exists() == bool(configs[0].claims)
-    of_jobs = [path for path in folder.iterdir() if (path / "config.yaml").exists()]
+    of_jobs = [path for path in folder.iterdir() if (path / "summary.json").exists()]
     assert len(of_jobs) == (0 if len(configs) == 1 else len(configs))
     for one in (folder, *of_jobs):
         for analysis in configs[0].analysis:
