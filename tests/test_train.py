@@ -9,7 +9,6 @@ import json
 import math
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -282,7 +281,7 @@ def test_a_signal_stops_a_run_and_the_same_call_continues_it(tmp_path, monkeypat
     handlers = [signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)]
     with monkeypatch.context() as patch:
         stop_at(patch, step)
-        with pytest.raises(Interrupted, match=f"stopped at step {step} of 46; .*out={re.escape(str(run.folder))}"):
+        with pytest.raises(Interrupted, match=f"stopped at step {step} of 46"):
             train(cfg, run)
     assert [signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGINT)] == handlers
     assert run.status == "running"
