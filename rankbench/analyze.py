@@ -16,7 +16,7 @@ from tqdm import tqdm
 from rankbench import plots
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.claims import CLAIMS, figures_published, judge, published, verdict_line
-from rankbench.config import AnalyzeConfig, BaseConfig, ConfigError, closest, typed
+from rankbench.config import AnalyzeConfig, BaseConfig, ConfigError, typed, unknown
 from rankbench.files import write_json
 from rankbench.machine import Machine
 from rankbench.model import build_model, initial_model
@@ -35,12 +35,10 @@ def check_analyses(cfg: BaseConfig) -> dict[str, Any]:
     """The options of each analysis that the config names, typed; ConfigError for what does not exist or fit."""
     for name in cfg.analysis:
         if name not in ANALYSES:
-            raise ConfigError(
-                f"analysis={name}: unknown{closest(name, list(ANALYSES))}; allowed are {', '.join(ANALYSES)}"
-            )
+            raise ConfigError(unknown("analysis", name, ANALYSES))
     for name in cfg.claims:
         if name not in CLAIMS:
-            raise ConfigError(f"claims={name}: unknown{closest(name, list(CLAIMS))}; allowed are {', '.join(CLAIMS)}")
+            raise ConfigError(unknown("claims", name, CLAIMS))
         if CLAIMS[name].table not in cfg.analysis:
             raise ConfigError(
                 f"claims={name}: judged by analysis={CLAIMS[name].table}, which this command does not run"

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankbench.config import BenchConfig, ConfigError, closest
+from rankbench.config import BenchConfig, ConfigError, unknown
 from rankbench.machine import Machine
 from rankbench.model import initial_model
 from rankbench.model.transformer import ACTIVATIONS, NORM_EPSILON, Transformer
@@ -74,9 +74,7 @@ def check_benchmarks(cfg: BenchConfig) -> None:
         raise ConfigError(f"bench=[]: nothing to measure; allowed are {', '.join(BENCHMARKS)}")
     for name in cfg.bench:
         if name not in BENCHMARKS:
-            raise ConfigError(
-                f"bench={name}: unknown{closest(name, list(BENCHMARKS))}; allowed are {', '.join(BENCHMARKS)}"
-            )
+            raise ConfigError(unknown("bench", name, BENCHMARKS))
     for key in ("analysis", "claims", "published"):
         if getattr(cfg, key):
             raise ConfigError(f"{key}: `rankbench bench` analyses nothing; give it to `rankbench analyze`")

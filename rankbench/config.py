@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -211,7 +212,7 @@ def check(cfg: BaseConfig | ReportConfig) -> None:
     for key, allowed in CHOICES.items():
         value = _at(cfg, key)
         if value is not None and value not in allowed:
-            raise ConfigError(f"{key}={value}: unknown{closest(value, allowed)}; allowed are {', '.join(allowed)}")
+            raise ConfigError(unknown(key, value, allowed))
     for key, (smallest, largest) in RANGES.items():
         value = _at(cfg, key)
         # `not (a <= v <= b)` rather than two comparisons: it refuses nan as well
@@ -286,6 +287,12 @@ def wanted(message: str) -> str:
     return message.split("\n")[0]
 
 
+def unknown(key: str, got: Any, allowed: Iterable[str]) -> str:
+    """The line about a value that is not among the allowed ones."""
+    allowed = list(allowed)
+    return f"{key}={got}: unknown{closest(got, allowed)}; allowed are {', '.join(allowed)}"
+
+
 def closest(got: str, allowed: tuple[str, ...] | list[str]) -> str:
     """`, did you mean x?` where one of the allowed words is near, else nothing."""
     near = difflib.get_close_matches(str(got), allowed, n=1)
@@ -309,9 +316,7 @@ def resolve(cfg: DictConfig) -> TrainConfig | AnalyzeConfig | ReportConfig:
     """The composed Hydra config as a checked dataclass, every interpolation resolved."""
     budget = cfg.get("budget") if "budget" in cfg else None
     if budget is not None and budget not in CHOICES["budget"]:
-        raise ConfigError(
-            f"budget={budget}: unknown{closest(budget, CHOICES['budget'])}; allowed are {', '.join(CHOICES['budget'])}"
-        )
+        raise ConfigError(unknown("budget", budget, CHOICES["budget"]))
     _check_keys(cfg)
     try:
         resolved = OmegaConf.to_object(cfg)

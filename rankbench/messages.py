@@ -15,6 +15,7 @@ from rankbench.config import (
     TrainerConfig,
     closest,
     conf_dir,
+    unknown,
     wanted,
 )
 
@@ -40,7 +41,7 @@ def _unknown_choice(found: re.Match, text: str, command: str, words: list[str]) 
     allowed = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
     if not allowed:
         return f"{found[1]}: no such config; groups are {', '.join(_groups())}"
-    return f"{group}={choice}: unknown{closest(choice, allowed)}; allowed are {', '.join(allowed)}"
+    return unknown(group, choice, allowed)
 
 
 def _unknown_key(found: re.Match, text: str, command: str, words: list[str]) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.config import ConfigError, closest
+from rankbench.config import ConfigError, unknown
 from rankbench.metrics import attention_metrics, state_metrics
 from rankbench.model.attention import visible_keys
 from rankbench.model.trace import Trace
@@ -41,10 +41,7 @@ class Options:
             raise ConfigError(f"analysis.residual.variants=[]: name at least one of {', '.join(VARIANTS)}")
         for variant in self.variants:
             if variant not in VARIANTS:
-                raise ConfigError(
-                    f"analysis.residual.variants={variant}: unknown{closest(variant, list(VARIANTS))}; "
-                    f"allowed are {', '.join(VARIANTS)}"
-                )
+                raise ConfigError(unknown("analysis.residual.variants", variant, VARIANTS))
         if self.sequences < 1:
             raise ConfigError(f"analysis.residual.sequences={self.sequences}: at least one is needed")
 

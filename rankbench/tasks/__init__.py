@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rankbench.config import ConfigError, closest, typed
+from rankbench.config import ConfigError, typed, unknown
 from rankbench.tasks.sorting import Sorting
 from rankbench.tasks.task import Batch, Task
 
@@ -15,5 +15,5 @@ def build_task(options: dict[str, Any]) -> Task:
     """The task that the config's `task` group describes; ConfigError for an unknown one or wrong options."""
     name = options.get("name")
     if not isinstance(name, str) or name not in TASKS:
-        raise ConfigError(f"task.name={name}: unknown{closest(name, list(TASKS))}; allowed are {', '.join(TASKS)}")
+        raise ConfigError(unknown("task.name", name, TASKS))
     return typed(TASKS[name], options, "task")
