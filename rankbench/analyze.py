@@ -6,7 +6,6 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +85,9 @@ def fresh_subjects(cfg: AnalyzeConfig, machine: Machine) -> list[Subject]:
 def _subject(run: str, task: Task, seed: int, models: dict[str, Transformer], machine: Machine) -> Subject:
     train_size = task.train_size or BASELINE_SEQUENCES
     train = task.sample(train_size, generator_for(seed, "train")).to(machine.device, machine.dtype)
-    test = task.sample(task.test_size, generator_for(seed, "test")).to(machine.device, machine.dtype)
+    test = train
+    if task.test_size is not None:
+        test = task.sample(task.test_size, generator_for(seed, "test")).to(machine.device, machine.dtype)
     placed = {name: model.to(machine.device, machine.dtype).eval() for name, model in models.items()}
     return Subject(run, seed, task, train, test, placed)
 
@@ -154,8 +155,7 @@ def draw(
     lines = []
     beside = published(figure_published) if figure_published else None
     for name, table in tables.items():
-        figure: Callable = getattr(plots, ANALYSES[name].figure)
-        paths = plots.save(figure(table, beside, facet), folder / name, kinds)
+        paths = plots.save(ANALYSES[name].figure(table, beside, facet), folder / name, kinds)
         lines.append(f"-> {' and '.join(str(path) for path in paths)}")
     return lines
 

@@ -256,7 +256,8 @@ def _all_heads(model: Transformer) -> Callable[[Tensor, int, int], Tensor]:
         block = model.blocks[layer]
         attention = block.attention
         q_BHNK, k_BHNK, v_BHNK = attention.queries_keys_values(x_BND)
-        mixed_BHNK = attention.weights(q_BHNK, k_BHNK) @ v_BHNK
+        seen_NM = attention.seen(None, x_BND.shape[-2], x_BND.device)
+        mixed_BHNK = attention.weights(q_BHNK, k_BHNK, seen_NM) @ v_BHNK
         kept_BHNK = torch.zeros_like(mixed_BHNK)
         kept_BHNK[:, choice - 1] = mixed_BHNK[:, choice - 1]
         out_BND = attention.out(kept_BHNK.transpose(-3, -2).flatten(-2))
@@ -405,7 +406,7 @@ def _outside_the_step(cfg: BenchConfig, task: Task, machine: Machine) -> dict[st
         parameters = list(training.parameters.values())
         for _ in range(steps):
             with machine.autocast():
-                loss_S, _ = forward(training.parameters, batch.inputs, batch.targets, None)
+                loss_S = forward(training.parameters, batch.inputs, batch.targets, None).mean_loss
             for parameter, gradient in zip(parameters, torch.autograd.grad(loss_S.sum(), parameters), strict=True):
                 parameter.grad = gradient.contiguous()
             training.optimizer.step()

@@ -372,11 +372,32 @@ def below_floor(x_BND: Tensor) -> Tensor:
     return residual(x_BND) <= noise_floor(x_BND)
 
 
-def state_metrics(x_BND: Tensor) -> dict[str, Tensor]:
+def per_length(
+    compute: Callable[[Tensor], dict[str, Tensor]], values: Tensor, lengths_B: Tensor, axes: tuple[int, ...] = (1,)
+) -> dict[str, Tensor]:
+    """`compute` on a padded batch, sequences of each length by themselves with their absent tokens cut off.
+
+    lengths_B: how many tokens each sequence has, the absent ones behind them. axes: the token axes of `values`.
+    """
+    found: dict[str, Tensor] = {}
+    for length in lengths_B.unique().tolist():
+        rows = (lengths_B == length).nonzero().squeeze(-1)
+        part = values[rows]
+        for axis in axes:
+            part = part.narrow(axis, 0, length)
+        for name, value in compute(part).items():
+            found.setdefault(name, value.new_empty(len(lengths_B), *value.shape[1:]))[rows] = value
+    return found
+
+
+def state_metrics(x_BND: Tensor, lengths_B: Tensor | None = None) -> dict[str, Tensor]:
     """Every metric in STATE_METRICS plus noise_floor and below_floor, by column name; each of shape (B,).
 
-    Two singular value decompositions in all. A metric that is undefined for a sequence is nan there.
+    Two singular value decompositions in all. A metric that is undefined for a sequence is nan there. lengths_B: how
+    many tokens each sequence has, in a padded batch; absent tokens are no part of any metric.
     """
+    if lengths_B is not None:
+        return per_length(state_metrics, x_BND, lengths_B)
     _check_states(x_BND)
     seen = {view: view(x_BND) for view in {view for view, _ in _STATE_FORMULAS.values()}}
     values = {name: formula(seen[view]) for name, (view, formula) in _STATE_FORMULAS.items()}
@@ -498,12 +519,21 @@ def attention_gap_singular(spectrum: Spectrum) -> Tensor:
     return spectrum.largest * (1 - spectrum.second)
 
 
-def attention_metrics(p_BHNM: Tensor, visible_NM: Tensor | None = None) -> dict[str, Tensor]:
+def attention_metrics(
+    p_BHNM: Tensor, visible_NM: Tensor | None = None, lengths_B: Tensor | None = None
+) -> dict[str, Tensor]:
     """Every metric in ATTENTION_METRICS by column name, each of shape (B, H), nan where undefined.
 
     Adds attention_noise_floor, eps of the dtype times ||P||_{1,inf}, and attention_below_floor, whether the residual
-    of P is no larger.
+    of P is no larger. lengths_B: how many tokens each sequence has, in a padded batch.
     """
+    if lengths_B is not None:
+
+        def of_one_length(p_BHNM: Tensor) -> dict[str, Tensor]:
+            length = p_BHNM.shape[-1]
+            return attention_metrics(p_BHNM, None if visible_NM is None else visible_NM[:length, :length])
+
+        return per_length(of_one_length, p_BHNM, lengths_B, axes=(2, 3))
     _check_attention(p_BHNM, visible_NM)
     seen = {view: view(p_BHNM, visible_NM) for view in {view for view, _ in _ATTENTION_FORMULAS.values()}}
     values = {name: formula(seen[view]) for name, (view, formula) in _ATTENTION_FORMULAS.items()}

@@ -173,7 +173,7 @@ class RecomputedNetwork:
     def __init__(self, model: Transformer, inputs: Tensor, mlp: bool = False) -> None:
         self.model, self.mlp = model, mlp
         with torch.no_grad():
-            self.embedding_BND = model.embed(inputs)
+            self.embedding_BND, self.present_BN = model.embed(inputs), model.present(inputs)
             # per layer and head: query, key and value of one head in one product, and the way back to the width
             heads = [block.attention.head_weights() for block in model.blocks]
             self.read = [
@@ -195,7 +195,9 @@ class RecomputedNetwork:
         block = self.model.blocks[layer]
         q_PBNK, k_PBNK, v_PBNK = F.linear(states_PBND, *self.read[layer][choice - 1]).chunk(3, dim=-1)
         # the score functions take (B, H, N, K): paths stand where heads do
-        mixed_PBNK = block.attention.weights(q_PBNK, k_PBNK) @ v_PBNK
+        present_BN = None if self.present_BN is None else self.present_BN[sequences]
+        seen_BNM = block.attention.seen(present_BN, q_PBNK.shape[-2], q_PBNK.device)
+        mixed_PBNK = block.attention.weights(q_PBNK, k_PBNK, seen_BNM) @ v_PBNK
         out_PBND = F.linear(mixed_PBNK, *self.write[layer][choice - 1])
         if block.attention_norm is not None:
             out_PBND = block.attention_norm.plain(out_PBND)

@@ -16,6 +16,7 @@ from rankbench.claims import CLAIMS, figures_published
 from rankbench.config import ConfigError, FigureKeys, closest
 from rankbench.files import write_text
 from rankbench.page import write_page
+from rankbench.plots.sweep import draw_sweep
 from rankbench.run import OUTPUTS, Run
 from rankbench.tables import WHO, latex, markdown, over_seeds, read_table, write_table
 
@@ -216,7 +217,7 @@ def _draw_final(seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None,
     if value is None or not keys:
         return {}
     x, series, facet = figure_keys(done, keys, chosen)
-    plots.save(plots.sweep(done, x, series, facet, value), folder / "sweep", KINDS)
+    plots.save(draw_sweep(done, x, series, facet, value), folder / "sweep", KINDS)
     rest = [key for key in keys if key not in (x, series, facet)]
     over = f", averaged over {', '.join(rest)}" if rest else ""
     return {"sweep": f"final {value.replace('_', ' ')}: mean over seeds{over}; bars: 95 % confidence interval"}

@@ -28,7 +28,7 @@ from rankbench.optimizers import build_optimizer, learning_rate
 from rankbench.run import Run
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch, Task, build_task
-from rankbench.tasks.task import accuracy_per_sequence, loss_per_sequence
+from rankbench.tasks.task import Score, score
 
 log = logging.getLogger(__name__)
 
@@ -125,8 +125,8 @@ class Training:
         self.cfg, self.task, self.machine, self.seeds = cfg, task, machine, seeds
         self.model = build_model(cfg.model, task)
         self.progress = Progress(status=["training"] * len(seeds), last_step=[0] * len(seeds))
-        self.test = self._sampled(seeds, task.test_size, "test")
         self.train = None if task.train_size is None else self._sampled(seeds, task.train_size, "train")
+        self.test = self.train if task.test_size is None else self._sampled(seeds, task.test_size, "test")
         batches = 1 if task.train_size is None else math.ceil(task.train_size / cfg.trainer.batch_size)
         self.batches_per_epoch = batches
         steps, epochs = cfg.trainer.steps, cfg.trainer.epochs
@@ -192,7 +192,8 @@ class Training:
         cfg, step = self.cfg, self.progress.step
         batch = self.batch()
         with self.machine.autocast():
-            loss_S, accuracy_S = self._forward(self.parameters, batch.inputs, batch.targets, self.dropout(batch))
+            scores = self._forward(self.parameters, batch.inputs, batch.targets, self.dropout(batch))
+        loss_S = scores.mean_loss
         # summed, not averaged: each seed's weights get the gradient of its own loss
         gradients = torch.autograd.grad(loss_S.sum(), list(self.parameters.values()))
         if cfg.trainer.clip is not None:
@@ -204,7 +205,7 @@ class Training:
         self.optimizer.step()
         self.progress.step += 1
         self.sums["loss"] = self.sums["loss"] + loss_S.detach()
-        self.sums["accuracy"] = self.sums["accuracy"] + accuracy_S
+        self.sums["accuracy"] = self.sums["accuracy"] + scores.accuracy
         self.sums["steps"] += 1
         self.sums["tokens"] += math.prod(
             batch.targets.shape[:3]
@@ -220,13 +221,14 @@ class Training:
     def evaluate(self) -> list[dict]:
         """Rows of metrics.csv: the training mean since the last evaluation, and the test set now."""
         alive, speed = self.progress.training, round(self.sums["tokens"] / max(self._seconds(), 1e-9))
-        chunks, parts = [], list(range(0, self.task.test_size, EVALUATION_SEQUENCES))
-        for start in parts:
+        chunks = []
+        for start in range(0, self.test.inputs.shape[1], EVALUATION_SEQUENCES):
             chunk = self.test[alive, start : start + EVALUATION_SEQUENCES]
             with self.machine.autocast():
                 scores = self._forward(self.parameters, chunk.inputs, chunk.targets, None)
-            chunks.append(torch.stack(scores).double() * chunk.targets.shape[1])
-        test_loss_S, test_accuracy_S = (torch.stack(chunks).sum(0) / self.task.test_size).tolist()
+            chunks.append(torch.stack([sums_S.double() for sums_S in scores]))
+        whole = Score(*torch.stack(chunks).sum(0))
+        test_loss_S, test_accuracy_S = whole.mean_loss.tolist(), whole.accuracy.tolist()
         steps = self.sums["steps"]
         common = {"step": self.progress.step, "seconds": round(self.progress.seconds, 3)}
         rate = learning_rate(self.cfg.optimizer, max(self.progress.step - 1, 0), self.num_steps)
@@ -335,22 +337,20 @@ class Training:
         return {"status": status, "step": progress.step, "seconds": round(progress.seconds, 3), "seeds": seeds}
 
 
-def per_seed(model: Transformer) -> Callable[..., tuple[Tensor, Tensor]]:
-    """(stacked weights, inputs and targets of all seeds, stacked dropout masks or None) -> loss_S and accuracy_S."""
+def per_seed(model: Transformer) -> Callable[..., Score]:
+    """(stacked weights, inputs and targets of all seeds, stacked dropout masks or None) -> sums of each seed."""
 
     def one_seed(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor, dropout: dict | None):
         outputs_BNC = functional_call(model, weights, (inputs, dropout))
         # bfloat16 has too few digits to average in
         outputs_BNC = outputs_BNC if outputs_BNC.dtype == torch.float64 else outputs_BNC.float()
-        loss_B = loss_per_sequence(outputs_BNC, targets)
-        return loss_B.mean(), accuracy_per_sequence(outputs_BNC.detach(), targets).mean()
+        return score(outputs_BNC, targets)
 
     def side_by_side(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor, dropout: dict | None):
         if len(targets) == 1:  # vmap over one seed costs time and gains nothing
             first = {name: weight.squeeze(0) for name, weight in weights.items()}  # weight[0] has a dear backward
             masks = None if dropout is None else {name: mask[0] for name, mask in dropout.items()}
-            loss, accuracy = one_seed(first, inputs[0], targets[0], masks)
-            return loss[None], accuracy[None]
+            return Score(*(value[None] for value in one_seed(first, inputs[0], targets[0], masks)))
         return vmap(one_seed, in_dims=(0, 0, 0, None if dropout is None else 0))(weights, inputs, targets, dropout)
 
     return side_by_side

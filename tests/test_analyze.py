@@ -241,8 +241,9 @@ def test_present_judges_and_draws_each_value_of_a_facet(tmp_path, fresh, monkeyp
     cfg, drawn = config("claims=[paths_sum_to_output]", "published=dong_fig4_sorting"), []
     (table,) = (ANALYSES["paths"].table(one, check_analyses(cfg)["paths"]).assign(seed=one.seed) for one in fresh[:1])
     both = pd.concat([table.assign(**{"task.label": label}) for label in ("position", "value")], ignore_index=True)
-    draw = plots.paths
-    monkeypatch.setattr(plots, "paths", lambda *given: drawn.append(given) or draw(*given))
+    paths = ANALYSES["paths"]
+    spied = dataclasses.replace(paths, figure=lambda *given: drawn.append(given) or paths.figure(*given))
+    monkeypatch.setitem(ANALYSES, "paths", spied)
     lines = present(cfg, {"paths": both}, tmp_path, "task.label")
     assert read_table(tmp_path / "verdicts.csv")["where"].tolist() == ["task.label=position", "task.label=value"]
     ((given, published, facet),) = drawn

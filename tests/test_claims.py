@@ -116,7 +116,7 @@ def test_the_claimed_side_is_written_out(monkeypatch, line):
 
 
 def test_facets_and_schemes_are_judged_one_by_one(monkeypatch):
-    monkeypatch.setitem(CLAIMS, "above", dataclasses.replace(CLAIMS["above"], by_scheme=True))
+    monkeypatch.setitem(CLAIMS, "above", dataclasses.replace(CLAIMS["above"], by=("scheme",)))
     cells = {("b", "frozen"): 2.0, ("b", "recomputed"): 0.0, ("a", "frozen"): 0.0, ("a", "recomputed"): 2.0}
     parts = [
         valued([value, value + 0.1, value + 0.2]).assign(**{"task.label": label, "scheme": scheme})
@@ -248,7 +248,7 @@ def real_table(model_config, sorting_task):
 @pytest.mark.parametrize("name", [name for name in CLAIMS if name not in ("above", "below")])
 def test_every_claim_can_be_judged_on_a_real_table(real_table, name):
     verdicts = judge(name, real_table)
-    assert len(verdicts) == (2 if CLAIMS[name].by_scheme else 1)
+    assert len(verdicts) == (2 if "scheme" in CLAIMS[name].by else 1)
     for verdict in verdicts:
         assert verdict["num_seeds"] == 3
         assert "\n" not in verdict_line(verdict) and name in verdict_line(verdict)

@@ -363,7 +363,7 @@ def test_attention_weights_are_stochastic_and_zero_where_masked(network, mask, w
 def test_tied_queries_and_keys_make_scores_symmetric(network, seed):
     model, x_BND = network(seed, tied_qk=True), normal(seed, 2, 5, 8)
     attention = model.blocks[0].attention
-    log_p = attention.weights(*attention.queries_keys_values(x_BND)[:2]).log()
+    log_p = attention.weights(*attention.queries_keys_values(x_BND)[:2], None).log()
     # log P is the scores minus a constant of the row, which a row's score with itself, computed here, restores
     q, k, _ = attention.queries_keys_values(x_BND)
     scores = log_p - log_p.diagonal(dim1=-2, dim2=-1)[..., None] + ((q * k).sum(-1) / math.sqrt(4))[..., None]

@@ -12,9 +12,9 @@ import pytest
 import yaml
 from scipy import stats
 
-from rankbench import plots
 from rankbench.config import ConfigError, FigureKeys
 from rankbench.page import command_of
+from rankbench.plots.sweep import draw_sweep
 from rankbench.report import figure_keys, find_runs, gather, varying_keys
 from rankbench.tables import latex, markdown
 
@@ -198,7 +198,7 @@ def test_the_figure_shows_means_and_intervals():
         for s in "ab"
         for f in range(4)
     ]
-    figure = plots.sweep(pd.DataFrame(rows), "x", "s", "f")
+    figure = draw_sweep(pd.DataFrame(rows), "x", "s", "f")
     shown = [axes for axes in figure.axes if axes.get_visible()]
     assert [axes.get_title() for axes in shown] == [f"f={value}" for value in range(4)]
     assert shown[0].get_xscale() == "log"

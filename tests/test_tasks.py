@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rankbench.config import ConfigError
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch, build_task
-from rankbench.tasks.task import accuracy_per_sequence, loss_per_sequence, majority_baselines
+from rankbench.tasks.task import ABSENT, majority_baselines, repeated_token_ceiling, score
 
 every = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
@@ -174,36 +174,69 @@ def answers(draw):
     generator = torch.Generator().manual_seed(draw(seeds))
     num_sequences, num_tokens, num_classes = (draw(st.integers(1, 5)) for _ in range(3))
     outputs = 5 * torch.randn(num_sequences, num_tokens, num_classes, generator=generator, dtype=torch.float64)
-    return outputs, torch.randint(num_classes, (num_sequences, num_tokens), generator=generator)
+    targets = torch.randint(num_classes, (num_sequences, num_tokens), generator=generator)
+    absent = torch.rand(num_sequences, num_tokens, generator=generator) < draw(st.sampled_from((0.0, 0.3)))
+    return outputs, targets.masked_fill(absent, ABSENT)
+
+
+def scored_tokens(outputs, targets):
+    """(logits, target) of every token that has a target."""
+    every = zip(outputs.flatten(0, 1).tolist(), targets.flatten().tolist(), strict=True)
+    return [(logits, target) for logits, target in every if target != ABSENT]
 
 
 @every
 @given(answers())
 def test_loss_is_that_of_a_loop(case):
     outputs, targets = case
-    got = loss_per_sequence(outputs, targets)
-    assert got.shape == targets.shape[:1]
-    for sequence, value in enumerate(got.tolist()):
-        each = [
-            math.log(math.fsum(math.exp(x) for x in token.tolist())) - token[target].item()
-            for token, target in zip(outputs[sequence], targets[sequence], strict=True)
-        ]
-        # logits up to about 25: a few roundings of numbers that size
-        assert value == pytest.approx(math.fsum(each) / len(each), abs=1e-12)
+    got = score(outputs, targets)
+    each = [
+        math.log(math.fsum(math.exp(x) for x in logits)) - logits[target]
+        for logits, target in scored_tokens(outputs, targets)
+    ]
+    assert got.tokens == len(each)
+    # logits up to about 25, 25 tokens: a few roundings of numbers that size
+    assert got.loss.item() == pytest.approx(math.fsum(each), abs=1e-11)
+    if each:
+        assert got.mean_loss.item() == pytest.approx(math.fsum(each) / len(each), abs=1e-12)
 
 
 @every
 @given(answers())
 def test_accuracy_is_that_of_a_loop(case):
     outputs, targets = case
-    got = accuracy_per_sequence(outputs, targets)
-    assert got.shape == targets.shape[:1] and got.dtype == torch.float64
-    for sequence, value in enumerate(got.tolist()):
-        right = [
-            max(range(outputs.shape[-1]), key=token.tolist().__getitem__) == target
-            for token, target in zip(outputs[sequence], targets[sequence].tolist(), strict=True)
-        ]
-        assert value == pytest.approx(sum(right) / len(right), rel=1e-15)  # one division
+    got = score(outputs, targets)
+    right = [
+        max(range(len(logits)), key=logits.__getitem__) == target for logits, target in scored_tokens(outputs, targets)
+    ]
+    assert got.right == sum(right) and got.right.dtype == torch.float64
+    if right:
+        assert got.accuracy.item() == pytest.approx(sum(right) / len(right), rel=1e-15)  # one division
+
+
+def test_a_regression_is_scored_where_its_target_is_a_number():
+    outputs = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]])
+    targets = torch.tensor([[[0.0, 0.0], [float("nan"), 4.0], [5.0, 8.0]]])
+    got = score(outputs, targets)
+    assert got.tokens == 2 and got.loss == (1 + 4) / 2 + 4 / 2 and got.right.isnan()
+
+
+@every
+@given(seeds, st.integers(1, 6), st.integers(1, 8), st.integers(1, 3))
+def test_the_ceiling_of_repeated_tokens_is_the_best_of_all_answers(seed, num_sequences, num_tokens, num_letters):
+    generator = torch.Generator().manual_seed(seed)
+    inputs, targets = (torch.randint(n, (num_sequences, num_tokens), generator=generator) for n in (num_letters, 2))
+    absent = torch.rand(num_sequences, num_tokens, generator=generator) < 0.2
+    absent[0, 0] = False
+    inputs, targets = inputs.masked_fill(absent, ABSENT), targets.masked_fill(absent, ABSENT)
+    best = 0
+    for row, wanted in zip(inputs.tolist(), targets.tolist(), strict=True):
+        pairs = [(letter, label) for letter, label in zip(row, wanted, strict=True) if label != ABSENT]
+        # one answer a letter: all that such a network can give
+        every_answer = itertools.product((0, 1), repeat=num_letters)
+        best += max(sum(answers[letter] == label for letter, label in pairs) for answers in every_answer)
+    got = repeated_token_ceiling(Batch(inputs, targets))
+    assert got == pytest.approx(best / int((targets != ABSENT).sum()), rel=1e-15)
 
 
 @every

@@ -737,6 +737,7 @@ class Doubling:
     train_size: int | None
     test_size: int
     input_kind: ClassVar[str] = "coordinates"
+    padded: ClassVar[bool] = False
     num_inputs: ClassVar[int] = 2
     num_outputs: ClassVar[int] = 2
     length: ClassVar[int] = 4

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from rankbench.model.transformer import Transformer
 from rankbench.tasks import Batch, Task
@@ -35,11 +36,11 @@ class Subject:
 @dataclass(frozen=True)
 class Analysis:
     """options: a dataclass, one field a key of conf/analysis/<name>.yaml. table: one subject's rows, without
-    Subject.who. figure: names the function of rankbench.plots that draws the table of all subjects. digest: the same
-    table in a few lines of text.
+    Subject.who. figure: the function of rankbench.plots that draws the table of all subjects, given published numbers
+    and the column whose values are panels, or None. digest: the same table in a few lines of text.
     """
 
     options: type
     table: Callable[[Subject, Any], pd.DataFrame]
-    figure: str
+    figure: Callable[[pd.DataFrame, pd.DataFrame | None, str | None], Figure]
     digest: Callable[[pd.DataFrame], str]

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.config import ConfigError
-from rankbench.metrics import composite_norm, residual_matrix
+from rankbench.metrics import composite_norm, per_length, residual_matrix
+from rankbench.model.transformer import Transformer
 from rankbench.paths import (
     FrozenNetwork,
     RecomputedNetwork,
@@ -25,9 +26,10 @@ from rankbench.paths import (
     sums_by_length,
     sums_of_groups,
 )
+from rankbench.plots.paths import draw_paths
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
-from rankbench.tasks.task import accuracy_per_sequence, loss_per_sequence, majority_baselines
+from rankbench.tasks.task import majority_baselines, repeated_token_ceiling, score
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +79,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     sum over that of all lengths and the bias together; selection=all), num_paths in the sum, remainder (largest over
     sequences of ||state - sum of all lengths - bias|| / ||state||; frozen, all); then path_share (of all paths, those
     of this length), bias_norm_share, readout, and measured on the same sequences the baselines: whole network,
-    commonest class, commonest class of each position.
+    commonest class, commonest class of each position, and (networks without positions and masks) the ceiling that
+    repeated tokens set.
     """
     test = subject.test[: options.sequences]
     rows = []
@@ -85,13 +88,15 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         rows += _exact_rows(subject, test, scheme, options)
         rows += _sampled_rows(subject, test, scheme, options)
     outputs = torch.cat([subject.model(some) for some in test.inputs.split(1000)])
+    whole = score(outputs, test.targets)
     majority = majority_baselines(subject.train, test, subject.task.num_outputs)
     return pd.DataFrame(rows).assign(
         readout=options.readout,
-        whole_accuracy=accuracy_per_sequence(outputs, test.targets).mean().item(),
-        whole_loss=loss_per_sequence(outputs, test.targets).mean().item(),
+        whole_accuracy=whole.accuracy.item(),
+        whole_loss=whole.mean_loss.item(),
         majority_accuracy=majority["majority"],
         position_majority_accuracy=majority["position_majority"],
+        ceiling_accuracy=repeated_token_ceiling(test) if _order_blind(subject.model) else float("nan"),
     )
 
 
@@ -114,8 +119,10 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
             return []
         groups = [all_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths]
         by_length_KBND = sums_of_groups(RecomputedNetwork(model, test.inputs, options.recomputed_mlp), groups)
-    norms_KB = by_length_KBND.flatten(2).norm(dim=2)
-    bias_B = torch.zeros_like(norms_KB[0]) if bias_BND is None else bias_BND.flatten(1).norm(dim=1)
+    present_BN = model.present(test.inputs)
+    there = 1.0 if present_BN is None else present_BN[..., None]
+    norms_KB = (by_length_KBND * there).flatten(2).norm(dim=2)
+    bias_B = torch.zeros_like(norms_KB[0]) if bias_BND is None else (bias_BND * there).flatten(1).norm(dim=1)
     total_B = norms_KB.sum(0) + bias_B
     rows = []
     for length in lengths:
@@ -154,18 +161,31 @@ def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) 
 def _row(
     subject: Subject, test: Batch, scheme: str, selection: str, length: int, sum_BND: Tensor, options: Options
 ) -> dict:
-    outputs_BNC = read_out(subject.model, sum_BND, options.readout)
+    scores = score(read_out(subject.model, sum_BND, options.readout), test.targets)
     cfg = subject.model.cfg
     return dict.fromkeys(COLUMNS) | {
         "scheme": scheme,
         "selection": selection,
         "path_length": length,
-        "accuracy": accuracy_per_sequence(outputs_BNC, test.targets).mean().item(),
-        "loss": loss_per_sequence(outputs_BNC, test.targets).mean().item(),
-        # 0 / 0 (a sum without any signal, as where all W_V = 0) is left out as nan
-        "relative_residual": (composite_norm(residual_matrix(sum_BND)) / composite_norm(sum_BND)).nanmean().item(),
+        "accuracy": scores.accuracy.item(),
+        "loss": scores.mean_loss.item(),
+        "relative_residual": _relative_residual(sum_BND, subject.model.lengths(test.inputs)),
         "path_share": length_share(cfg.layers, cfg.heads, length, cfg.skip),
     }
+
+
+def _relative_residual(sum_BND: Tensor, lengths_B: Tensor | None) -> float:
+    """Mean over sequences; 0 / 0 (a sum without any signal, as where all W_V = 0) is left out."""
+
+    def measure(x_BND: Tensor) -> dict[str, Tensor]:
+        return {"": composite_norm(residual_matrix(x_BND)) / composite_norm(x_BND)}
+
+    return (measure(sum_BND) if lengths_B is None else per_length(measure, sum_BND, lengths_B))[""].nanmean().item()
+
+
+def _order_blind(model: Transformer) -> bool:
+    """Whether the network cannot tell equal tokens of a sequence apart."""
+    return model.input_kind == "tokens" and model.cfg.positions == "none" and model.cfg.mask == "none"
 
 
 def digest(table: pd.DataFrame) -> str:
@@ -174,9 +194,11 @@ def digest(table: pd.DataFrame) -> str:
     mean = named.pivot_table("accuracy", ["scheme", "paths"], "path_length", "mean", sort=False)
     baselines = table[["whole_accuracy", "majority_accuracy", "position_majority_accuracy"]].mean()
     whole, majority, position = (f"{value:.3f}" for value in baselines)
+    ceiling = table.ceiling_accuracy.mean()
+    told = "" if pd.isna(ceiling) else f"; repeated tokens allow at most {ceiling:.3f}"
     return (
         f"accuracy by path length (mean of {table.seed.nunique()} seeds)\n{mean.round(3).to_string()}\n"
-        f"whole network {whole}, commonest class {majority}, commonest class of each position {position}\n"
+        f"whole network {whole}, commonest class {majority}, commonest class of each position {position}{told}\n"
         f"largest remainder of the exact sums: {table.remainder.max():.1e}"
     )
 
@@ -187,4 +209,4 @@ COLUMNS = [
 ]
 # Largest remainder that rounding explains, with a margin of 10^4 on what a few hundred additions lose.
 ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-3}
-ANALYSIS = Analysis(Options, table, figure="paths", digest=digest)
+ANALYSIS = Analysis(Options, table, draw_paths, digest)

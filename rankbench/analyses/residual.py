@@ -16,6 +16,7 @@ from rankbench.metrics import attention_metrics, state_metrics
 from rankbench.model.attention import visible_keys
 from rankbench.model.trace import Trace
 from rankbench.model.transformer import Transformer
+from rankbench.plots.residual import draw_residual
 from rankbench.tables import last_of_layer
 
 # What is taken out of the network with its weights as they are. A removed MLP takes its norm and skip along; removed
@@ -69,18 +70,19 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 def _measured(model: Transformer, inputs: Tensor) -> Iterator[tuple[dict, dict[str, Tensor]]]:
     trace = Trace("embedding", "output", "weights")
     model(inputs, trace=trace)
+    lengths_B = model.lengths(inputs)
     visible_NM = visible_keys(model.cfg.mask, model.cfg.window, inputs.shape[1], inputs.device)
-    yield {"layer": 0, "sublayer": "input", "head": None}, state_metrics(trace["embedding"])
+    yield {"layer": 0, "sublayer": "input", "head": None}, state_metrics(trace["embedding"], lengths_B)
     for layer in range(model.cfg.layers):
         name = f"layers.{layer}"
-        of_weights = attention_metrics(trace[f"{name}.attention.weights"], visible_NM)
+        of_weights = attention_metrics(trace[f"{name}.attention.weights"], visible_NM, lengths_B)
         for head in range(model.cfg.heads):
             place = {"layer": layer + 1, "sublayer": "weights", "head": head + 1}
             yield place, {metric: value_BH[:, head] for metric, value_BH in of_weights.items()}
         for sublayer in ("attention", "mlp"):
             if f"{name}.{sublayer}.output" in trace:
                 place = {"layer": layer + 1, "sublayer": sublayer, "head": None}
-                yield place, state_metrics(trace[f"{name}.{sublayer}.output"])
+                yield place, state_metrics(trace[f"{name}.{sublayer}.output"], lengths_B)
 
 
 def _moments(values: dict[str, Tensor]) -> dict[str, float]:
@@ -103,4 +105,4 @@ def digest(table: pd.DataFrame) -> str:
     return f"relative residual by layer (mean of {table.seed.nunique()} seeds)\n{mean.map('{:.1e}'.format).to_string()}"
 
 
-ANALYSIS = Analysis(Options, table, figure="residual", digest=digest)
+ANALYSIS = Analysis(Options, table, draw_residual, digest)

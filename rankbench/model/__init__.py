@@ -17,6 +17,7 @@ def build_model(cfg: ModelConfig, task: Task) -> Transformer:
             num_inputs=task.num_inputs,
             num_outputs=task.num_outputs,
             length=task.length,
+            padded=task.padded,
         )
 
 

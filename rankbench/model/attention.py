@@ -87,21 +87,41 @@ class Attention(nn.Module):
         ]
         return (parts[0], parts[0], parts[1]) if self.tied_qk else tuple(parts)
 
-    def weights(self, q_BHNK: Tensor, k_BHMK: Tensor) -> Tensor:
+    def seen(self, present_BN: Tensor | None, num_tokens: int, device: torch.device) -> Tensor | None:
+        """Which keys each query sees, (N, M) or with absent tokens (B, N or 1, M) bool; None when it sees all of them.
+
+        Absent tokens are seen by nobody but, so that no row is empty, themselves.
+        """
+        visible_NM = visible_keys(self.mask, self.window, num_tokens, device)
+        if present_BN is None:
+            return visible_NM
+        if visible_NM is None:
+            return present_BN[..., None, :]
+        return present_BN[..., None, :] & visible_NM | torch.eye(num_tokens, dtype=torch.bool, device=device)
+
+    def weights(self, q_BHNK: Tensor, k_BHMK: Tensor, seen_NM: Tensor | None) -> Tensor:
         """Attention weights P, row-stochastic; shape (B, H, N, M)."""
         scores_BHNM = SCORES[self.score_name](q_BHNK, k_BHMK)
-        visible_NM = visible_keys(self.mask, self.window, scores_BHNM.shape[-1], scores_BHNM.device)
-        if visible_NM is not None:
-            scores_BHNM = scores_BHNM.masked_fill(~visible_NM, float("-inf"))
+        if seen_NM is not None:
+            scores_BHNM = scores_BHNM.masked_fill(~seen_NM, float("-inf"))
         return softmax_of_rows(scores_BHNM)
 
-    def forward(self, x_BND: Tensor, name: str, dropout: dict[str, Tensor] | None, trace: dict | None) -> Tensor:
+    def forward(
+        self,
+        x_BND: Tensor,
+        name: str,
+        dropout: dict[str, Tensor] | None,
+        trace: dict | None,
+        present_BN: Tensor | None = None,
+    ) -> Tensor:
         q_BHNK, k_BHNK, v_BHNK = self.queries_keys_values(x_BND)
+        seen_NM = self.seen(present_BN, x_BND.shape[-2], x_BND.device)
+        if present_BN is not None:
+            seen_NM = seen_NM[..., None, :, :]  # for all heads
         if trace is None and dropout is None and self.score_name == "dot" and self._fuses(q_BHNK):
-            visible_NM = visible_keys(self.mask, self.window, q_BHNK.shape[-2], q_BHNK.device)
-            mixed_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=visible_NM)
+            mixed_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=seen_NM)
         else:
-            p_BHNM = self.weights(q_BHNK, k_BHNK)
+            p_BHNM = self.weights(q_BHNK, k_BHNK, seen_NM)
             weights_BHNM = p_BHNM  # as the softmax gave them, before dropout
             record(trace, f"{name}.weights", lambda: weights_BHNM)
             if dropout is not None:

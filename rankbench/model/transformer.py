@@ -102,10 +102,17 @@ class Block(nn.Module):
         self.mlp_skip = cfg.skip_scale if cfg.mlp_skip else 0.0
         self.mlp_norm = Norm(cfg, cfg.norm_affine) if cfg.mlp and cfg.norm != "none" else None
 
-    def forward(self, x_BND: Tensor, name: str, dropout: dict[str, Tensor] | None, trace: dict | None) -> Tensor:
+    def forward(
+        self,
+        x_BND: Tensor,
+        name: str,
+        dropout: dict[str, Tensor] | None = None,
+        trace: dict | None = None,
+        present_BN: Tensor | None = None,
+    ) -> Tensor:
         x_BND = self._sublayer(
             x_BND,
-            lambda y_BND: self.attention(y_BND, f"{name}.attention", dropout, trace),
+            lambda y_BND: self.attention(y_BND, f"{name}.attention", dropout, trace, present_BN),
             (self.attention_norm, self.attention_skip, f"{name}.attention", dropout, trace),
         )
         if self.mlp is not None:
@@ -136,13 +143,24 @@ class Transformer(nn.Module):
     """Read-in, L blocks, (pre-norm only) a last norm, read-out.
 
     num_inputs: the alphabet's size for tokens, the dimension for coordinates. num_outputs: classes per token, or
-    dimensions for regression. length: the longest sequence (rows of a learned position table).
+    dimensions for regression. length: the longest sequence (rows of a learned position table). padded: whether tokens
+    can be absent (-1), so that no attention may see them; states at these places are finite and mean nothing.
     """
 
-    def __init__(self, cfg: ModelConfig, *, input_kind: str, num_inputs: int, num_outputs: int, length: int) -> None:
+    def __init__(
+        self,
+        cfg: ModelConfig,
+        *,
+        input_kind: str,
+        num_inputs: int,
+        num_outputs: int,
+        length: int,
+        padded: bool = False,
+    ) -> None:
         super().__init__()
-        self.cfg, self.input_kind = cfg, input_kind
-        self.sizes = {"input_kind": input_kind, "num_inputs": num_inputs, "num_outputs": num_outputs, "length": length}
+        self.cfg, self.input_kind, self.padded = cfg, input_kind, padded
+        self.sizes = {"input_kind": input_kind, "num_inputs": num_inputs, "num_outputs": num_outputs}
+        self.sizes |= {"length": length, "padded": padded}
         reads_tokens = input_kind == "tokens"
         self.read_in = nn.Embedding(num_inputs, cfg.width) if reads_tokens else nn.Linear(num_inputs, cfg.width)
         self.position = nn.Embedding(length, cfg.width) if cfg.positions == "learned" else None
@@ -150,9 +168,17 @@ class Transformer(nn.Module):
         self.last_norm = Norm(cfg, cfg.norm_affine) if cfg.norm == "pre" else None
         self.read_out = nn.Linear(cfg.width, num_outputs)
 
+    def present(self, inputs: Tensor) -> Tensor | None:
+        """Which tokens are there, (B, N) bool; None where all are."""
+        return inputs >= 0 if self.padded else None
+
+    def lengths(self, inputs: Tensor) -> Tensor | None:
+        """How many tokens each sequence has, (B,); None where all are there."""
+        return self.present(inputs).sum(-1) if self.padded else None
+
     def embed(self, inputs: Tensor) -> Tensor:
         """Tokens (B, N) or coordinates (B, N, C) to states (B, N, D), positions added."""
-        x_BND = self.read_in(inputs)
+        x_BND = self.read_in(inputs.clamp(min=0) if self.padded else inputs)
         if self.position is not None:
             x_BND = x_BND + self.position.weight[: x_BND.shape[-2]]
         elif self.cfg.positions == "sinusoidal":
@@ -166,13 +192,13 @@ class Transformer(nn.Module):
         intermediates by name: `embedding`, per layer i `layers.i.attention.{input,weights,heads,norm_scale,output}` and
         `layers.i.mlp.{input,gate,norm_scale,output}`, `last_norm_scale`, `state` (what the read-out sees), `output`.
         """
-        x_BND = self.embed(inputs)
+        x_BND, present_BN = self.embed(inputs), self.present(inputs)
         if dropout is not None:
             x_BND = x_BND * dropout["embedding"]
         embedding_BND = x_BND
         record(trace, "embedding", lambda: embedding_BND)
         for index, block in enumerate(self.blocks):
-            x_BND = block(x_BND, f"layers.{index}", dropout, trace)
+            x_BND = block(x_BND, f"layers.{index}", dropout, trace, present_BN)
         if self.last_norm is not None:
             x_BND = self.last_norm(x_BND, "last_norm_scale", trace)
         output_BNC = self.read_out(x_BND)

@@ -33,6 +33,7 @@ class Sorting:
     test_size: int
 
     input_kind: ClassVar[str] = "tokens"
+    padded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.length < 2:

@@ -4,17 +4,19 @@ Shapes: B batch, N token, C classes or output dimensions; `...` may hold a leadi
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+ABSENT = -1  # an input that is not there (padding, behind the others); a target that is not scored (regression: nan)
+
 
 @dataclass(frozen=True)
 class Batch:
     """inputs: tokens (..., B, N) int64 or coordinates (..., B, N, C); targets: classes (..., B, N) int64, or for
-    regression numbers (..., B, N, C)."""
+    regression numbers (..., B, N, C). Sequences shorter than N end in ABSENT tokens, which no attention sees."""
 
     inputs: Tensor
     targets: Tensor
@@ -27,13 +29,32 @@ class Batch:
         return Batch(self.inputs[index], self.targets[index])
 
 
+class Score(NamedTuple):
+    """Sums over the scored tokens of a batch: the loss, the right answers, and how many tokens these are."""
+
+    loss: Tensor
+    right: Tensor
+    tokens: Tensor
+
+    @property
+    def mean_loss(self) -> Tensor:
+        """Per scored token."""
+        return self.loss / self.tokens
+
+    @property
+    def accuracy(self) -> Tensor:
+        """Share of the scored tokens that are right."""
+        return self.right / self.tokens
+
+
 class Task(Protocol):
     """A frozen dataclass of its options with these members; `__post_init__` raises ConfigError for what cannot be."""
 
     name: str
     train_size: int | None  # sequences of the training set; None: fresh ones at every step
-    test_size: int
+    test_size: int | None  # None: tested on the training set itself
     input_kind: ClassVar[str]  # tokens | coordinates
+    padded: ClassVar[bool]  # whether inputs can hold ABSENT tokens
 
     @property
     def num_inputs(self) -> int:
@@ -51,22 +72,25 @@ class Task(Protocol):
         """Fresh sequences with their targets, drawn from `generator` alone."""
 
 
-def loss_per_sequence(outputs_BNC: Tensor, targets: Tensor) -> Tensor:
-    """What training minimises, mean over the tokens of each sequence; shape (B,).
+def is_scored(targets: Tensor) -> Tensor:
+    """Which tokens count in loss and accuracy, (..., B, N) bool: those whose target is not ABSENT (regression: nan)."""
+    return ~targets.isnan().any(-1) if targets.is_floating_point() else targets != ABSENT
 
-    Cross-entropy in nats for classes (targets_BN); for regression (targets_BNC) the squared error, mean over C.
+
+def score(outputs_BNC: Tensor, targets: Tensor) -> Score:
+    """Loss and right answers of a batch, summed over its scored tokens.
+
+    The loss is cross-entropy in nats for classes (targets_BN); for regression (targets_BNC) the squared error, mean
+    over C. Regression has no right answers: nan.
     """
+    scored_BN = is_scored(targets)
     if targets.is_floating_point():
-        return (outputs_BNC - targets).square().mean((-1, -2))
-    per_token = F.cross_entropy(outputs_BNC.flatten(0, -2), targets.flatten(), reduction="none")
-    return per_token.view(targets.shape).mean(-1)
-
-
-def accuracy_per_sequence(outputs_BNC: Tensor, targets: Tensor) -> Tensor:
-    """Share of the tokens whose largest output is the target's, shape (B,); nan for regression, which has none."""
-    if targets.is_floating_point():
-        return torch.full_like(outputs_BNC[..., 0, 0], float("nan"), dtype=torch.float64)
-    return (outputs_BNC.argmax(-1) == targets).double().mean(-1)
+        error_BN = (outputs_BNC - targets).square().mean(-1)
+        loss = torch.where(scored_BN, error_BN, 0.0).sum()
+        return Score(loss, torch.full_like(loss, float("nan"), dtype=torch.float64), scored_BN.sum())
+    per_token = F.cross_entropy(outputs_BNC.flatten(0, -2), targets.flatten(), reduction="none", ignore_index=ABSENT)
+    right_BN = outputs_BNC.detach().argmax(-1) == targets  # never at an absent one
+    return Score(per_token.sum(), right_BN.sum(dtype=torch.float64), scored_BN.sum())
 
 
 def majority_baselines(train: Batch, test: Batch, num_classes: int) -> dict[str, float]:
@@ -74,8 +98,24 @@ def majority_baselines(train: Batch, test: Batch, num_classes: int) -> dict[str,
     for regression."""
     if train.targets.is_floating_point():
         return {"majority": float("nan"), "position_majority": float("nan")}
-    counts_NC = F.one_hot(train.targets, num_classes).sum(0)
+    # absent targets are a class of their own here, which is then left out
+    counts_NC = F.one_hot(train.targets + 1, num_classes + 1).sum(0)[:, 1:]
+    scored = is_scored(test.targets)
     return {
-        "majority": float((test.targets == counts_NC.sum(0).argmax()).double().mean()),
-        "position_majority": float((test.targets == counts_NC.argmax(-1)).double().mean()),
+        "majority": float((test.targets == counts_NC.sum(0).argmax())[scored].double().mean()),
+        "position_majority": float((test.targets == counts_NC.argmax(-1))[scored].double().mean()),
     }
+
+
+def repeated_token_ceiling(batch: Batch) -> float:
+    """The best accuracy on this batch of a network that cannot tell equal tokens of a sequence apart, as one without
+    positions and masks: at each token of each sequence the commonest of its targets there. nan for regression."""
+    if batch.targets.is_floating_point() or batch.inputs.is_floating_point():
+        return float("nan")
+    scored_BN = is_scored(batch.targets)
+    sequence_BN = torch.arange(len(batch.inputs), device=batch.inputs.device)[:, None].expand_as(batch.inputs)
+    seen_P3 = torch.stack([sequence_BN[scored_BN], batch.inputs[scored_BN], batch.targets[scored_BN]], dim=-1)
+    kinds_K3, counts_K = seen_P3.unique(dim=0, return_counts=True)  # of (sequence, token, target), how often
+    _, group_K = kinds_K3[:, :2].unique(dim=0, return_inverse=True)
+    best_G = counts_K.new_zeros(int(group_K.max()) + 1).scatter_reduce(0, group_K, counts_K, "amax")
+    return int(best_G.sum()) / len(seen_P3)

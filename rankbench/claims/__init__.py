@@ -1,0 +1,16 @@
+"""What the papers claim, as tests on tables, by name; a module a source."""
+
+import pandas as pd
+
+from rankbench.claims.claim import Claim, verdict_line, verdicts_of
+from rankbench.claims.dong import DONG
+from rankbench.claims.published import figures_published, published
+
+__all__ = ["CLAIMS", "Claim", "figures_published", "judge", "published", "verdict_line"]
+
+CLAIMS: dict[str, Claim] = {**DONG}
+
+
+def judge(name: str, table: pd.DataFrame, facet: str | None = None) -> list[dict]:
+    """Verdicts of one claim on a table: one for each value of the columns it is judged by and of the facet."""
+    return verdicts_of(name, CLAIMS[name], table, facet)

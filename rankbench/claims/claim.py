@@ -1,0 +1,91 @@
+"""What a claim is and how it is judged: held, failed, or undecided at this budget.
+
+A claim is judged by a number per seed and its 95 % confidence interval over seeds (Student's t). The interval on the
+claimed side: held; on the other: failed; across the line, or too few seeds, or an untrained network: undecided.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from rankbench.tables import halfwidth95
+
+HELD, FAILED, UNDECIDED = "held", "failed", "undecided"
+FEWEST_SEEDS = 3
+LEARNED = 0.9  # accuracy below which a network has not learned its task, and its paths say nothing about the claim
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of a paper and how to test it: `measure` maps one seed's rows of the table to a number, which the
+    paper says lies above (side=+1) or below (side=-1) `line`.
+
+    by: columns of the table whose values are judged one by one. needs_trained: undecided where the network has not
+    learned its task (column whole_accuracy). exact: no chance is in the number, one seed decides.
+    """
+
+    statement: str
+    source: str
+    table: str
+    measure: Callable[[pd.DataFrame], float]
+    side: int
+    line: float
+    by: tuple[str, ...] = ()
+    needs_trained: bool = True
+    exact: bool = False
+
+
+def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: str | None = None) -> list[dict]:
+    """Verdicts of one claim on a table: one for each value of the columns it is judged by and of the facet."""
+    axes = [*([facet] if facet else []), *claim.by]
+    verdicts = []
+    for values, rows in table.groupby(axes, sort=False) if axes else [((), table)]:
+        where = ", ".join(f"{axis}={value}" for axis, value in zip(axes, values, strict=True))
+        seeds = np.array([claim.measure(one) for _, one in rows.groupby("seed")], dtype=float)
+        outcome, mean, halfwidth, reason = _decide(claim, rows, seeds)
+        verdicts.append(
+            {
+                "claim": name,
+                "where": where,
+                "outcome": outcome,
+                "measured": mean,
+                "ci95": halfwidth,
+                "claimed": f"{'>' if claim.side > 0 else '<'} {claim.line:g}",
+                "num_seeds": len(seeds),
+                "reason": reason,
+                "statement": claim.statement,
+                "source": claim.source,
+            }
+        )
+    return verdicts
+
+
+def _decide(claim: Claim, rows: pd.DataFrame, seeds: np.ndarray) -> tuple[str, float, float, str]:
+    mean = float(seeds.mean())
+    halfwidth = halfwidth95(seeds)
+    if not np.isfinite(seeds).all():
+        return UNDECIDED, mean, halfwidth, "not measurable in every seed"
+    if claim.exact:
+        mean = float(seeds.min() if claim.side > 0 else seeds.max())  # the worst one decides
+        return (HELD if claim.side * (mean - claim.line) > 0 else FAILED), mean, 0.0, ""
+    if len(seeds) < FEWEST_SEEDS:
+        return UNDECIDED, mean, halfwidth, f"fewer than {FEWEST_SEEDS} seeds"
+    if claim.needs_trained and (learned := rows.groupby("seed").whole_accuracy.mean().mean()) < LEARNED:
+        return UNDECIDED, mean, halfwidth, f"the network has not learned its task (accuracy {learned:.3f})"
+    distance = claim.side * (mean - claim.line)
+    if abs(distance) <= halfwidth:
+        return UNDECIDED, mean, halfwidth, "the line lies within the confidence interval"
+    return (HELD if distance > 0 else FAILED), mean, halfwidth, ""
+
+
+def verdict_line(verdict: dict) -> str:
+    """A verdict as one line for a terminal."""
+    where = f" [{verdict['where']}]" if verdict["where"] else ""
+    why = f" ({verdict['reason']})" if verdict["reason"] else ""
+    measured = f"{verdict['measured']:.3g} +- {verdict['ci95']:.2g}"
+    return (
+        f"{verdict['outcome']:<9} {verdict['claim']}{where}: measured {measured} "
+        f"(95 % CI, {verdict['num_seeds']} seeds), claimed {verdict['claimed']}{why} - {verdict['source']}"
+    )

@@ -1,0 +1,8 @@
+"""Tables to figures, fit for a paper: the one package that knows matplotlib. It never sees a model.
+
+A module a subject; every figure is drawn from its CSV alone.
+"""
+
+from rankbench.plots.figure import KINDS, save
+
+__all__ = ["KINDS", "save"]

@@ -1,0 +1,159 @@
+"""What all figures share: style, axes, lines with their spread, published marks, legend, and the files they end in.
+
+A line is the mean over seeds and its band one standard deviation over seeds (of the logarithms where the axis is
+logarithmic). Colours are Okabe and Ito's, told apart by the colour-blind; every series has a marker of its own.
+"""
+
+import functools
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from rankbench.files import replacing
+
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
+DASHES = ["-", "--", ":", "-."]
+MARKERS = ["o", "s", "^", "D", "v", "P"]
+KINDS = (".png", ".pdf")  # of the files that a figure is saved in
+INK, GREY = "#000000", "#777777"
+DODGE = 0.06  # of a layer, from one series to the next
+PANEL = (3.25, 2.6)  # inches: a panel is a column wide, so its 8 pt letters are 8 pt in print
+STYLE = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "legend.fontsize": 7,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "savefig.dpi": 200,
+    "pdf.fonttype": 42,  # letters stay letters
+    "svg.hashsalt": "rankbench",  # the same figure, the same bytes
+}
+
+
+def save(figure: Figure, path: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
+    """Write the figure as files of these kinds beside each other; returns their paths."""
+    written = []
+    with matplotlib.rc_context(STYLE):
+        for suffix in kinds:
+            target = path.with_suffix(suffix)
+            with replacing(target) as part:
+                # no date in the file: the same table gives the same bytes
+                date = {".png": "Software", ".pdf": "CreationDate", ".svg": "Date"}[suffix]
+                figure.savefig(part, format=suffix[1:], metadata={date: None})
+            written.append(target)
+    return written
+
+
+def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+    """Letters and lines of STYLE for whatever the function draws."""
+
+    @functools.wraps(draw)
+    def styled(*args: Any, **kwargs: Any) -> Figure:
+        with matplotlib.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return styled
+
+
+def grid_of(
+    table: pd.DataFrame, facet: str | None, columns: int
+) -> tuple[Figure, np.ndarray, list[tuple[str, pd.DataFrame]]]:
+    """An empty figure with a row of axes for each value of the facet, and these values' rows under their labels."""
+    facets = [("", table)]
+    if facet is not None:
+        facets = [(f"{facet}={value}", rows) for value, rows in table.groupby(facet, sort=False)]
+    size = (PANEL[0] * columns, PANEL[1] * len(facets) + 0.7)
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(facets), columns, squeeze=False, sharex=True, sharey=True)
+    return figure, grid, facets
+
+
+def title(*parts: str) -> str:
+    """The parts in one line, or in several where they are wider than a panel."""
+    return textwrap.fill(" · ".join(part for part in parts if part), 48, break_long_words=False)
+
+
+def line(axes: Axes, summary: pd.DataFrame, x: str, label: str, number: int) -> None:
+    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+    place = summary[x] + DODGE * number  # side by side, so that equal values do not hide each other
+    axes.plot(place, summary["mean"], color=colour, marker=marker, label=label)
+    axes.fill_between(place, summary["low"], summary["high"], color=colour, alpha=0.2, linewidth=0)
+
+
+def level(axes: Axes, rows: pd.DataFrame, column: str, label: str, colour: str, dashes: str) -> None:
+    """A horizontal line at a baseline that was measured, with its spread; nothing where it was not."""
+    per_seed = rows.groupby("seed")[column].mean().dropna()
+    if per_seed.empty:
+        return
+    axes.axhline(per_seed.mean(), color=colour, linestyle=dashes, linewidth=1, label=label, zorder=1)
+    if len(per_seed) > 1:
+        spread = per_seed.std()
+        axes.axhspan(per_seed.mean() - spread, per_seed.mean() + spread, color=colour, alpha=0.1, linewidth=0, zorder=0)
+
+
+def published_marks(axes: Axes, published: pd.DataFrame | None, label: str) -> None:
+    """Published numbers of this panel: open marks where they have an x, a short line at the right where not."""
+    if published is None:
+        return
+    mine = published[published["where"].isna() | (published["where"] == label)]
+    for number, ((source, series), rows) in enumerate(mine.groupby(["source", "series"], sort=False)):
+        points = rows.dropna(subset="x")
+        name = f"{series} ({source})"
+        if len(points):
+            style = {"marker": MARKERS[-1 - number % len(MARKERS)], "mfc": "none", "color": COLOURS[-1 - number % 3]}
+            axes.plot(points.x, points.value, linestyle="none", label=name, markersize=6, **style)
+        else:
+            axes.axhline(rows.value.iloc[0], xmin=0.94, color=COLOURS[-1 - number % 3], linewidth=2.5, label=name)
+
+
+def floor(axes: Axes, rows: pd.DataFrame) -> None:
+    epsilon = np.finfo(rows["dtype"].iloc[0]).eps
+    if axes.get_ylim()[0] < epsilon * 100:
+        axes.axhline(epsilon, color=GREY, linestyle=":", linewidth=1, label=f"rounding of {rows['dtype'].iloc[0]}")
+
+
+def whole_numbers(axes: Axes, label: str) -> None:
+    axes.set_xlabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.label_outer()
+
+
+def legend(figure: Figure, grid: np.ndarray) -> None:
+    """One legend under the panels, with each label once."""
+    found = {}
+    for axes in grid.flat:
+        found |= {
+            label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True) if label not in found
+        }
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=2 if len(found) > 4 else len(found))
+
+
+def spans_orders(values: pd.Series) -> bool:
+    return bool(values.min() > 0 and values.max() >= 8 * values.min())
+
+
+def ticks(axes: Axes, values: pd.Series) -> None:
+    """Ticks at the values that were run, where they are few; a logarithmic axis where they span much."""
+    found = sorted(values.unique())
+    if spans_orders(values):
+        axes.set_xscale("log")
+    if len(found) <= 6:
+        axes.set_xticks(found, [tick(one) for one in found])
+        axes.set_xticks([], minor=True)
+
+
+def tick(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float | np.number) else str(value)

@@ -1,0 +1,50 @@
+"""The figure of the analysis `paths`."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from rankbench.plots.figure import (
+    GREY,
+    INK,
+    grid_of,
+    legend,
+    level,
+    line,
+    published_marks,
+    styled,
+    title,
+    whole_numbers,
+)
+from rankbench.tables import mean_and_spread
+
+
+@styled
+def draw_paths(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
+    """Accuracy by path length: all paths and sampled subsets, the measured baselines, the published numbers.
+
+    A column for each scheme, a row for each facet.
+    """
+    schemes = list(dict.fromkeys(table.scheme))
+    sizes = sorted(table.subset_size.dropna().unique())
+    figure, grid, facets = grid_of(table, facet, len(schemes))
+    for row, (label, rows) in zip(grid, facets, strict=True):
+        for axes, scheme in zip(row, schemes, strict=True):
+            mine = rows[rows.scheme == scheme]
+            everything = mine[mine.selection == "all"]
+            if len(everything):
+                line(axes, mean_and_spread(everything, ["path_length"], "accuracy"), "path_length", "all paths", 0)
+            for number, size in enumerate(sizes, 1):
+                sampled = mean_and_spread(mine[mine.subset_size == size], ["path_length"], "accuracy")
+                line(axes, sampled, "path_length", f"{size:.0f} sampled paths", number)
+            level(axes, rows, "whole_accuracy", "whole network", INK, "-")
+            level(axes, rows, "ceiling_accuracy", "ceiling (repeated tokens)", INK, ":")
+            level(axes, rows, "majority_accuracy", "commonest class", GREY, "--")
+            level(axes, rows, "position_majority_accuracy", "commonest class of the position", GREY, ":")
+            if scheme == "recomputed":
+                published_marks(axes, published, label)
+            axes.set_ylim(-0.02, 1.05)
+            axes.set_title(title(f"{scheme} paths", label))
+            whole_numbers(axes, "path length (heads used)")
+        row[0].set_ylabel("accuracy (share of tokens)")
+    legend(figure, grid)
+    return figure

@@ -1,0 +1,61 @@
+"""The figure of a sweep: final numbers against the keys that varied."""
+
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from rankbench.plots.figure import COLOURS, DASHES, MARKERS, PANEL, legend, spans_orders, styled, tick, ticks
+from rankbench.tables import over_seeds
+
+
+@styled
+def draw_sweep(
+    table: pd.DataFrame, x: str, series: str | None = None, facet: str | None = None, value: str = "test_accuracy"
+) -> Figure:
+    """A final number against a varied key: mean over seeds, bars the 95 % confidence interval (Student's t).
+
+    A line for each value of `series`, a panel for each value of `facet`. Keys that are none of the three are averaged
+    over within each seed. An x of words is spaced evenly.
+    """
+    facets = list(table.groupby(facet, sort=True)) if facet else [("", table)]
+    lines = sorted(table[series].unique()) if series else [""]
+    columns = min(len(facets), 3)
+    rows = -(-len(facets) // columns)
+    figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * rows + 0.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    words = None if pd.api.types.is_numeric_dtype(table[x]) else sorted(table[x].unique())
+    everywhere = pd.Series(range(len(words))) if words else table[x]
+    for axes, (label, mine) in zip(grid.flat, facets, strict=False):
+        for number, one in enumerate(lines):
+            summary = over_seeds(mine[mine[series] == one] if series else mine, [x], value)
+            if summary.empty:
+                continue
+            place = _aside(summary[x].map(words.index) if words else summary[x], everywhere, number, len(lines))
+            style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+            style |= {"linestyle": DASHES[number // len(COLOURS) % len(DASHES)], "capsize": 2, "elinewidth": 0.8}
+            name = f"{series}={tick(one)}" if series else "mean over seeds, 95 % CI"
+            axes.errorbar(place, summary["mean"], summary.ci95, label=name, **style)
+        if facet:
+            axes.set_title(f"{facet}={tick(label)}")
+        axes.set_xlabel(x)
+        if words:
+            axes.set_xticks(range(len(words)), words, rotation=30 if max(map(len, words)) > 8 else 0)
+        else:
+            ticks(axes, table[x])
+        axes.tick_params(labelbottom=True)
+    for axes in list(grid.flat)[len(facets) :]:
+        axes.set_visible(False)
+    for row in grid:
+        row[0].set_ylabel({"test_accuracy": "final test accuracy"}.get(value, value.replace("_", " ")))
+    legend(figure, grid)
+    return figure
+
+
+def _aside(place: pd.Series, everywhere: pd.Series, number: int, count: int) -> pd.Series:
+    """The series' places a little beside one another, so that equal values do not hide each other."""
+    low, high = everywhere.min(), everywhere.max()
+    shift = 0.012 * (number - (count - 1) / 2)
+    if spans_orders(everywhere):
+        return place * (high / low) ** shift
+    return place + shift * ((high - low) or 1)

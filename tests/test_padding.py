@@ -1,0 +1,83 @@
+"""Sequences of several lengths in one batch: absent tokens change nothing, in the model, its paths and its metrics."""
+
+import pytest
+import torch
+
+from rankbench.metrics import attention_metrics, state_metrics
+from rankbench.model.attention import FUSED_FROM_TOKENS, visible_keys
+from rankbench.model.trace import Trace
+from rankbench.model.transformer import Transformer, initialise
+from rankbench.paths import FrozenNetwork, RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
+from rankbench.tasks.task import ABSENT
+
+LENGTHS = (5, 1, 3, 5, 2)
+
+
+@pytest.fixture
+def build(model_config):
+    def make(**changes):
+        cfg = model_config(layers=2, heads=2, width=8, **changes)
+        sizes = {"input_kind": "tokens", "num_inputs": 7, "num_outputs": 3, "length": 200, "padded": True}
+        model = Transformer(cfg, **sizes).double()
+        initialise(model, torch.Generator().manual_seed(3))
+        return model.eval()
+
+    return make
+
+
+def padded_inputs(lengths=LENGTHS, letters=7):
+    inputs = torch.full((len(lengths), max(lengths)), ABSENT)
+    for row, length in enumerate(lengths):
+        inputs[row, :length] = torch.randint(letters, (length,), generator=torch.Generator().manual_seed(row))
+    return inputs
+
+
+KINDS = [
+    {"norm": "post"},
+    {"norm": "pre", "mask": "causal"},
+    {"norm": "none", "mask": "window", "window": 1, "positions": "sinusoidal"},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["norm"])
+@pytest.mark.parametrize("lengths", [LENGTHS, (FUSED_FROM_TOKENS + 3, 4)], ids=["short", "fused"])
+def test_a_padded_sequence_gives_what_it_gives_alone(build, kind, lengths):
+    model, inputs = build(**kind), padded_inputs(lengths)
+    outputs = model(inputs)
+    assert outputs.isfinite().all()  # at absent tokens too: a nan there would reach the gradients
+    for row, length in enumerate(lengths):
+        alone = model(inputs[row : row + 1, :length])
+        # the same sums, some of them with zeros added: a few roundings of numbers of order 1
+        torch.testing.assert_close(outputs[row, :length], alone[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["norm"])
+def test_paths_of_a_padded_batch_are_those_of_each_sequence(build, kind):
+    model, inputs = build(**kind), padded_inputs()
+    sums = sums_by_length(model, inputs)
+    assert sums.remainder().max() < 1e-12
+    groups = [all_paths(2, 2, length) for length in range(3)]
+    for network in (FrozenNetwork, RecomputedNetwork):
+        together = sums_of_groups(network(model, inputs), groups)
+        for row, length in enumerate(LENGTHS):
+            alone = sums_of_groups(network(model, inputs[row : row + 1, :length]), groups)
+            torch.testing.assert_close(together[:, row, :length], alone[:, 0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_metrics_of_a_padded_batch_are_those_of_each_sequence(build, mask):
+    model, inputs = build(mask=mask), padded_inputs()
+    trace = Trace("embedding", "weights")
+    model(inputs, trace=trace)
+    lengths, p_BHNM = model.lengths(inputs), trace["layers.1.attention.weights"]
+    assert lengths.tolist() == list(LENGTHS)
+    states = state_metrics(trace["embedding"], lengths)
+    visible_NM = visible_keys(mask, None, max(LENGTHS))
+    weights = attention_metrics(p_BHNM, visible_NM, lengths)
+    for row, length in enumerate(LENGTHS):
+        alone = state_metrics(trace["embedding"][row : row + 1, :length])
+        assert states.keys() == alone.keys()
+        visible = None if visible_NM is None else visible_NM[:length, :length]
+        alone |= attention_metrics(p_BHNM[row : row + 1, :, :length, :length], visible)
+        for name, value in alone.items():
+            torch.testing.assert_close((states | weights)[name][row], value[0], rtol=1e-12, atol=0, equal_nan=True)
