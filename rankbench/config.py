@@ -31,8 +31,13 @@ class ModelConfig:
     head_width: int | None = MISSING  # null: width / heads
     attention: str = MISSING
     tied_qk: bool = MISSING  # W_Q = W_K
+    temperature: float = MISSING  # divides the scores before the softmax
+    mix_attention: float = MISSING  # what is applied to the values: mix_attention P + mix_identity I + mix_uniform U,
+    mix_identity: float = MISSING  # U averaging over the keys that a query sees; mix_uniform=-1 removes the mean
+    mix_uniform: float = MISSING
     skip: bool = MISSING
     skip_scale: float = MISSING
+    branch_scale: float = MISSING  # multiplies what a sub-layer adds; 1/sqrt(layers) keeps deep networks tame
     mlp: bool = MISSING
     mlp_ratio: float = MISSING  # hidden width of the MLP / width
     mlp_skip: bool = MISSING
@@ -47,6 +52,8 @@ class ModelConfig:
     dropout: float = MISSING
     init: str = MISSING
     init_gain: float = MISSING
+    values: str = MISSING  # W_V and W_O at initialisation, where not as `init` says
+    weight_norm: str = MISSING  # none, or sigma: every matrix of the blocks is gamma W / ||W||_2, gamma learned
 
 
 @dataclass
@@ -160,6 +167,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "model.mask": ("none", "causal", "window"),
     "model.positions": ("none", "learned", "sinusoidal"),
     "model.init": ("pytorch", "glorot", "bert", "scaled"),
+    "model.values": ("free", "orthogonal", "zero"),
+    "model.weight_norm": ("none", "sigma"),
     "optimizer.name": ("adam", "adamw", "sgd"),
     "optimizer.schedule": ("constant", "linear", "cosine", "multistep", "inverse_sqrt"),
 }
@@ -175,7 +184,12 @@ RANGES: dict[str, tuple[float, float]] = {
     "model.heads": (1, 65536),
     "model.width": (1, 65536),
     "model.head_width": (1, 65536),
+    "model.temperature": (1e-6, 1e6),
+    "model.mix_attention": (-1e6, 1e6),
+    "model.mix_identity": (-1e6, 1e6),
+    "model.mix_uniform": (-1e6, 1e6),
     "model.skip_scale": (-1e6, 1e6),
+    "model.branch_scale": (-1e6, 1e6),
     "model.mlp_ratio": (1e-3, 1e3),
     "model.window": (0, 1 << 20),
     "model.dropout": (0.0, 0.99),

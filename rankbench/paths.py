@@ -10,6 +10,7 @@ A path picks at each layer a head 1..H or the skip, 0; its length counts the hea
 Shapes: B batch, N token, D width, H head, K head width, F MLP width, L layer, P path, T term, G group of paths.
 """
 
+import copy
 import math
 from collections.abc import Callable
 from itertools import combinations, pairwise, product
@@ -28,7 +29,7 @@ from rankbench.model.transformer import Block, Norm, Transformer
 NUMBERS_AT_A_TIME = 1 << 22
 # The sweep's terms, in bytes: about what the second-level cache holds; the whole batch at once takes twice as long.
 SWEEP_BYTES = 3 << 19
-FROZEN = ("weights", "norm_scale", "gate", "embedding", "state")
+FROZEN = ("mixing", "norm_scale", "gate", "embedding", "state")
 
 
 class PathSums(NamedTuple):
@@ -86,9 +87,10 @@ class FrozenNetwork:
             if block.attention_skip != 1:
                 longer_TBND *= block.attention_skip
             way_back = block.attention.out.weight.T
-            longer_TBND[0].flatten(0, 1).addmm_(mixed_TBND[0].flatten(0, 1), way_back)
-            longer_TBND[0] += _constant(block)
-            longer_TBND[2:].flatten(0, 2).addmm_(mixed_TBND[1:].flatten(0, 2), way_back)
+            branch = block.branch_scale
+            longer_TBND[0].flatten(0, 1).addmm_(mixed_TBND[0].flatten(0, 1), way_back, alpha=branch)
+            longer_TBND[0] += branch * _constant(block)
+            longer_TBND[2:].flatten(0, 2).addmm_(mixed_TBND[1:].flatten(0, 2), way_back, alpha=branch)
             terms_TBND = self._after(longer_TBND, block.attention_norm, name, block)
             terms_TBND = self._mlp(terms_TBND, layer, has_bias=True)
         if self.model.last_norm is not None:
@@ -104,8 +106,8 @@ class FrozenNetwork:
         else:
             read_PBND = self._before(states_PBND, block.attention_norm, name, block, False, sequences)
             w = block.attention.head_weights()
-            p_BNM = self.trace[f"{name}.weights"][sequences, choice - 1]
-            states_PBND = (p_BNM @ (read_PBND @ w.w_v_HDK[choice - 1])) @ w.w_o_HKD[choice - 1]
+            p_BNM = self.trace[f"{name}.mixing"][sequences, choice - 1]
+            states_PBND = block.branch_scale * ((p_BNM @ (read_PBND @ w.w_v_HDK[choice - 1])) @ w.w_o_HKD[choice - 1])
         states_PBND = self._after(states_PBND, block.attention_norm, name, block, False, sequences)
         return self._mlp(states_PBND, layer, has_bias=False, sequences=sequences)
 
@@ -126,7 +128,7 @@ class FrozenNetwork:
         v_TBNHK = F.linear(x_TBND, attention.qkv.weight[-inner:]).unflatten(-1, (attention.heads, -1))
         # all terms in one product with P: (B H, N, M) @ (B H, M, T K)
         v_BHMTK = v_TBNHK.permute(1, 3, 2, 0, 4).reshape(num_sequences * attention.heads, num_tokens, -1)
-        p_BHNM = self.trace[f"layers.{layer}.attention.weights"].flatten(0, 1)
+        p_BHNM = self.trace[f"layers.{layer}.attention.mixing"].flatten(0, 1)
         mixed = torch.bmm(p_BHNM, v_BHMTK).view(num_sequences, attention.heads, num_tokens, num_terms, -1)
         return mixed.permute(3, 0, 2, 1, 4).reshape(num_terms, num_sequences, num_tokens, inner)
 
@@ -148,17 +150,18 @@ class FrozenNetwork:
             out = block.mlp_skip * x
             if has_bias:
                 read = self.trace[f"{name}.input"][sequences]
-                out[0] += block.mlp(block.mlp_norm(read, "", None) if block.place == "pre" else read, "", None)
+                read = block.mlp_norm(read, "", None) if block.place == "pre" else read
+                out[0] += block.branch_scale * block.mlp(read, "", None)
         else:
             z = F.linear(self._before(x, block.mlp_norm, name, block, has_bias, sequences), block.mlp.up.weight)
             if has_bias and block.mlp.up.bias is not None:
                 z[0] += block.mlp.up.bias
             z.mul_(self.trace[f"{name}.gate"][sequences])
             # skip and MLP in one product, skip * x + z W, in place: nothing else needs x any more
-            out = x
-            out.flatten(0, -2).addmm_(z.flatten(0, -2), block.mlp.down.weight.T, beta=block.mlp_skip)
+            out, branch = x, block.branch_scale
+            out.flatten(0, -2).addmm_(z.flatten(0, -2), block.mlp.down.weight.T, beta=block.mlp_skip, alpha=branch)
             if has_bias and block.mlp.down.bias is not None:
-                out[0] += block.mlp.down.bias
+                out[0] += branch * block.mlp.down.bias
         return self._after(out, block.mlp_norm, name, block, has_bias, sequences)
 
 
@@ -197,12 +200,13 @@ class RecomputedNetwork:
         # the score functions take (B, H, N, K): paths stand where heads do
         present_BN = None if self.present_BN is None else self.present_BN[sequences]
         seen_BNM = block.attention.seen(present_BN, q_PBNK.shape[-2], q_PBNK.device)
-        mixed_PBNK = block.attention.weights(q_PBNK, k_PBNK, seen_BNM) @ v_PBNK
-        out_PBND = F.linear(mixed_PBNK, *self.write[layer][choice - 1])
+        p_PBNM = block.attention.weights(q_PBNK, k_PBNK, seen_BNM)
+        mixed_PBNK = block.attention.mixing(p_PBNM, seen_BNM) @ v_PBNK
+        out_PBND = block.branch_scale * F.linear(mixed_PBNK, *self.write[layer][choice - 1])
         if block.attention_norm is not None:
             out_PBND = block.attention_norm.plain(out_PBND)
         if self.mlp and block.mlp is not None:
-            out_PBND = block.mlp(out_PBND, "", None)
+            out_PBND = block.branch_scale * block.mlp(out_PBND, "", None)
             if block.mlp_norm is not None:
                 out_PBND = block.mlp_norm.plain(out_PBND)
         return out_PBND
@@ -356,9 +360,9 @@ def _plain_norm(model: Transformer) -> Callable[[Tensor], Tensor]:
 
 
 def _constant(block: Block) -> Tensor:
-    """What the attention adds whatever it reads: rows of P sum to 1, so value biases pass through it. Shape (D,)."""
+    """What the attention adds whatever it reads: rows of P have one sum, so value biases pass through it. Shape (D,)."""
     w = block.attention.head_weights()
-    return torch.einsum("hk,hkd->d", w.b_v_HK, w.w_o_HKD) + w.b_o_D
+    return block.attention.row_sum * torch.einsum("hk,hkd->d", w.b_v_HK, w.w_o_HKD) + w.b_o_D
 
 
 def _norm(x: Tensor, norm: Norm, scale_BN1: Tensor, has_bias: bool) -> Tensor:
@@ -366,3 +370,55 @@ def _norm(x: Tensor, norm: Norm, scale_BN1: Tensor, has_bias: bool) -> Tensor:
     if has_bias and norm.shift is not None:
         out[0] += norm.shift
     return out
+
+
+def sums_through_heads(network: FrozenNetwork) -> Tensor:
+    """For each layer and head the sum of all frozen paths through it, (L, H, B, N, D), in one sweep.
+
+    sum_h of layer l's, with the paths that skip it, is the output without its bias term; the sum over all layers and
+    heads counts each path by its length, sum_k k S_k.
+    """
+    with torch.no_grad():
+        model = network.model
+        terms_TBND = network.trace["embedding"][None]  # term 0: all paths; the others: those through one head
+        for layer, block in enumerate(model.blocks):
+            name, attention = f"layers.{layer}.attention", block.attention
+            read_TBND = network._before(terms_TBND, block.attention_norm, name, block, has_bias=False)
+            mixed_TBNI = network._mix_all_heads(read_TBND, layer)
+            mixed_HBNK = mixed_TBNI[0].unflatten(-1, (attention.heads, -1)).movedim(-2, 0)
+            through_HBND = mixed_HBNK @ attention.head_weights().w_o_HKD[:, None]
+            terms_TBND = block.attention_skip * terms_TBND + F.linear(mixed_TBNI, attention.out.weight)
+            terms_TBND = torch.cat([terms_TBND, through_HBND])
+            terms_TBND = network._after(terms_TBND, block.attention_norm, name, block, has_bias=False)
+            terms_TBND = network._mlp(terms_TBND, layer, has_bias=False)
+        ends_TBND = network.finish(terms_TBND[1:], slice(None))
+        return ends_TBND.unflatten(0, (model.cfg.layers, model.cfg.heads))
+
+
+def with_signs(network: FrozenNetwork, signs_LH: Tensor) -> FrozenNetwork:
+    """The same frozen network with each head's output multiplied by a sign; its paths by their heads' signs.
+
+    With independent signs of mean 0, E||S_k(signs)||^2 = sum over the paths p of length k of ||Y_p||^2: a path has one
+    head or none in each layer, so two different paths have different sets of heads, and the product of their signs
+    keeps at least one sign, whose mean is 0. Only sums of paths are meant: biases do not follow the signs.
+    """
+    signed = copy.copy(network)
+    signed.trace = dict(network.trace)
+    for layer, signs_H in enumerate(signs_LH):
+        name = f"layers.{layer}.attention.weights"
+        signed.trace[name] = network.trace[name] * signs_H[:, None, None]
+    return signed
+
+
+def joint_network(network: FrozenNetwork | RecomputedNetwork, choices: list[list[int]]) -> Tensor:
+    """The output (B, N, D) of one network that has only these choices in each layer: every layer adds up what its
+    choices make of one and the same state.
+
+    Frozen, it is the sum of all paths that these choices make up, to rounding. Recomputed it is not: a path's
+    attention and norms then see the others' states.
+    """
+    everything = slice(None)
+    states_1BND = network.start(everything)[None]
+    for layer, chosen in enumerate(choices):
+        states_1BND = sum(network.step(states_1BND, layer, choice, everything) for choice in chosen)
+    return network.finish(states_1BND, everything)[0]

@@ -501,7 +501,7 @@ def test_a_trace_holds_what_forward_names(network, norm, mlp):
     scale = [] if norm == "none" else ["norm_scale"]
     names = {"embedding", "state", "output"} | ({"last_norm_scale"} if norm == "pre" else set())
     for layer in range(2):
-        names |= {f"layers.{layer}.attention.{x}" for x in ["input", "weights", "heads", "output", *scale]}
+        names |= {f"layers.{layer}.attention.{x}" for x in ["input", "weights", "mixing", "heads", "output", *scale]}
         names |= {f"layers.{layer}.mlp.{x}" for x in ["input", "gate", "output", *scale] if mlp}
     assert set(trace) == names
     assert torch.equal(trace["output"], output)

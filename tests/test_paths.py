@@ -124,9 +124,9 @@ class ByHand:
                 p = self.once(
                     (layer, number), lambda q=q, k=k: softmax_by_hand(affine(read, q) @ mT(affine(read, k)), cfg)
                 )
-                y = y + p @ (affine(read, v) if whole else read @ v[0]) @ w_o
+                y = y + cfg.branch_scale * p @ (affine(read, v) if whole else read @ v[0]) @ w_o
         if whole:
-            y = y + self.w.get(f"{name}.attention.out.bias", 0)
+            y = y + cfg.branch_scale * self.w.get(f"{name}.attention.out.bias", 0)
         if cfg.norm == "post":
             y = self.norm(y, f"{name}.attention_norm", whole)
         if not cfg.mlp:
@@ -143,7 +143,7 @@ class ByHand:
                 self.once(f"{name} gate", lambda: (z > 0) * 1.0 if cfg.activation == "relu" else scipy.special.ndtr(z))
                 * z
             )
-            out = affine(gated, down) if whole else gated @ down[0]
+            out = cfg.branch_scale * (affine(gated, down) if whole else gated @ down[0])
         if self.mlp == "source":
             out = self.once(f"{name} source", lambda: out) if whole else 0
         y = skipped + out
@@ -184,11 +184,17 @@ def head_by_hand(w, cfg, layer, number):
 
 
 def softmax_by_hand(scores, cfg):
-    scores = scores / math.sqrt(cfg.head_width or cfg.width // cfg.heads)
+    """What the values are mixed by: the softmax, or its mix with the identity and the average of what is seen."""
+    scores = scores / math.sqrt(cfg.head_width or cfg.width // cfg.heads) / cfg.temperature
     for n, m in itertools.product(range(scores.shape[-1]), repeat=2):
         if (cfg.mask == "causal" and m > n) or (cfg.mask == "window" and abs(m - n) > cfg.window):
             scores[..., n, m] = -np.inf
-    return scipy.special.softmax(scores, -1)
+    seen = np.isfinite(scores)
+    average = seen / seen.sum(-1, keepdims=True)
+    identity = np.eye(scores.shape[-1])
+    return (
+        cfg.mix_attention * scipy.special.softmax(scores, -1) + cfg.mix_identity * identity + cfg.mix_uniform * average
+    )
 
 
 # --- frozen: exact sums by length -------------------------------------------------------------------------------------
@@ -231,6 +237,14 @@ COMBINATIONS = [
 ]
 
 
+MIXES = [
+    {"temperature": 0.5, "branch_scale": 0.7},
+    {"mix_uniform": -1.0, "mask": "causal"},
+    {"mix_attention": 0.4, "mix_identity": 0.9, "mix_uniform": -0.2, "branch_scale": -0.3, "norm": "pre"},
+    {"mix_identity": 1.0, "mask": "window", "window": 1, "norm": "none", "temperature": 2.0},
+]
+
+
 def told(changes):
     return "-".join(f"{key}={value}" for key, value in changes.items() if key != "seed")
 
@@ -255,6 +269,12 @@ def assert_sums_are_by_hand(model, inputs, mlp):
     )  # a ReLU that is dead for a whole sequence, without skip and bias, leaves 0 and a remainder of 0/0
     assert sums.remainder().shape == (len(inputs),) and (sums.remainder()[alive] < ROUNDING).all()
     return sums
+
+
+@pytest.mark.parametrize("mlp", ["gate", "source"])
+@pytest.mark.parametrize("changes", MIXES, ids=told)
+def test_sums_of_mixed_attention_are_those_by_hand(network, changes, mlp):
+    assert_sums_are_by_hand(network(layers=3, heads=2, **changes), tokens(), mlp)
 
 
 @pytest.mark.parametrize("changes", COMBINATIONS, ids=told)
@@ -461,6 +481,7 @@ GROUPS = [
         {"mlp": False, "mlp_skip": False, "mask": "causal"},
         {"tied_qk": True, "head_width": 5, "norm_affine": False},
         {"skip": False, "mlp_skip": False},
+        *MIXES,
     ],
     ids=told,
 )
@@ -490,14 +511,14 @@ def recomputed_by_hand(model, inputs, path, mlp=False):
             continue
         q, k, v, w_o = head_by_hand(w, cfg, layer, choice)
         x = softmax_by_hand(affine(x, q) @ mT(affine(x, k)), cfg) @ affine(x, v) @ w_o
-        x = x + w.get(f"blocks.{layer}.attention.out.bias", 0)
+        x = cfg.branch_scale * (x + w.get(f"blocks.{layer}.attention.out.bias", 0))
         if cfg.norm != "none":
             x = plain_norm(x, cfg)
         if mlp and cfg.mlp:
             name = f"blocks.{layer}.mlp"
             z = affine(x, (w[f"{name}.up.weight"].T, w.get(f"{name}.up.bias", 0)))
             act = np.maximum(z, 0) if cfg.activation == "relu" else z * scipy.special.ndtr(z)
-            x = affine(act, (w[f"{name}.down.weight"].T, w.get(f"{name}.down.bias", 0)))
+            x = cfg.branch_scale * affine(act, (w[f"{name}.down.weight"].T, w.get(f"{name}.down.bias", 0)))
             if cfg.norm != "none":
                 x = plain_norm(x, cfg)
     return x
@@ -515,6 +536,7 @@ RECOMPUTED = [
     {"mlp": False, "mlp_skip": False, "mask": "causal", "norm_affine": False},
     {"mask": "window", "window": 1, "tied_qk": True, "head_width": 5, "activation": "relu"},
     {"skip_scale": 0.3},
+    *MIXES,
 ]
 
 

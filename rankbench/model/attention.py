@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankbench.config import ModelConfig
+from rankbench.model.linear import linear
 from rankbench.model.trace import record
 
 # With an N x N table that fits the cache the explicit softmax is the faster one; beyond it the fused kernel is.
@@ -28,7 +29,8 @@ SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"dot": dot_scores}
 
 
 class HeadWeights(NamedTuple):
-    """One layer's heads, each as its own linear maps: y_h = P_h (x W_V,h + b_V,h) W_O,h; the layer adds b_O once.
+    """One layer's heads, each as its own linear maps: y_h = M_h (x W_V,h + b_V,h) W_O,h with M_h what `mixing` makes of
+    P_h (P_h itself unless the model mixes in the identity or the average); the layer adds b_O once.
 
     w_q_HDK, w_k_HDK, w_v_HDK, w_o_HKD; b_q_HK, b_k_HK, b_v_HK, b_o_D (zeros in a network without biases).
     """
@@ -72,11 +74,15 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.head_width = cfg.heads, cfg.head_width or cfg.width // cfg.heads
         self.tied_qk, self.mask, self.window = cfg.tied_qk, cfg.mask, cfg.window
+        self.temperature = cfg.temperature
+        self.mix = {"attention": cfg.mix_attention, "identity": cfg.mix_identity, "uniform": cfg.mix_uniform}
+        self.mixes = self.mix != {"attention": 1.0, "identity": 0.0, "uniform": 0.0}
         self.score_name = cfg.attention
         inner = self.heads * self.head_width
         # One matrix for queries (, keys) and values: one large product instead of three small ones.
-        self.qkv = nn.Linear(cfg.width, inner * (2 if self.tied_qk else 3), bias=cfg.bias)
-        self.out = nn.Linear(inner, cfg.width, bias=cfg.bias)
+        num_maps = 2 if self.tied_qk else 3
+        self.qkv = linear(cfg, cfg.width, inner * num_maps, num_maps)
+        self.out = linear(cfg, inner, cfg.width)
 
     def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of every head, each (B, H, N, K)."""
@@ -102,9 +108,30 @@ class Attention(nn.Module):
     def weights(self, q_BHNK: Tensor, k_BHMK: Tensor, seen_NM: Tensor | None) -> Tensor:
         """Attention weights P, row-stochastic; shape (B, H, N, M)."""
         scores_BHNM = SCORES[self.score_name](q_BHNK, k_BHMK)
+        if self.temperature != 1:
+            scores_BHNM = scores_BHNM / self.temperature
         if seen_NM is not None:
             scores_BHNM = scores_BHNM.masked_fill(~seen_NM, float("-inf"))
         return softmax_of_rows(scores_BHNM)
+
+    def mixing(self, p_BHNM: Tensor, seen_NM: Tensor | None) -> Tensor:
+        """What the values are multiplied by: P itself, or its mix with the identity and the average of what is seen."""
+        if not self.mixes:
+            return p_BHNM
+        mixed_BHNM = self.mix["attention"] * p_BHNM
+        if self.mix["identity"]:
+            mixed_BHNM = mixed_BHNM + self.mix["identity"] * torch.eye(
+                p_BHNM.shape[-1], dtype=p_BHNM.dtype, device=p_BHNM.device
+            )
+        if self.mix["uniform"]:
+            seen_NM = p_BHNM.new_ones(p_BHNM.shape[-2:]) if seen_NM is None else seen_NM.to(p_BHNM.dtype)
+            mixed_BHNM = mixed_BHNM + self.mix["uniform"] * (seen_NM / seen_NM.sum(-1, keepdim=True))
+        return mixed_BHNM
+
+    @property
+    def row_sum(self) -> float:
+        """Of the matrix that the values are multiplied by; 1 where that is P."""
+        return sum(self.mix.values())
 
     def forward(
         self,
@@ -119,20 +146,25 @@ class Attention(nn.Module):
         if present_BN is not None:
             seen_NM = seen_NM[..., None, :, :]  # for all heads
         if trace is None and dropout is None and self.score_name == "dot" and self._fuses(q_BHNK):
-            mixed_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=seen_NM)
+            scale = self.head_width**-0.5 / self.temperature
+            mixed_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=seen_NM, scale=scale)
         else:
             p_BHNM = self.weights(q_BHNK, k_BHNK, seen_NM)
             weights_BHNM = p_BHNM  # as the softmax gave them, before dropout
             record(trace, f"{name}.weights", lambda: weights_BHNM)
             if dropout is not None:
                 p_BHNM = p_BHNM * dropout[f"{name}.weights"]
-            mixed_BHNK = p_BHNM @ v_BHNK
+            mixing_BHNM = self.mixing(p_BHNM, seen_NM)
+            record(trace, f"{name}.mixing", lambda: mixing_BHNM)
+            mixed_BHNK = mixing_BHNM @ v_BHNK
         record(trace, f"{name}.heads", lambda: mixed_BHNK @ self.head_weights().w_o_HKD)
         return self.out(mixed_BHNK.transpose(-3, -2).flatten(-2))
 
     def _fuses(self, q_BHNK: Tensor) -> bool:
         # vmap over seeds has no fused kernel: it would fall back to a loop over the batch.
-        return q_BHNK.shape[-2] >= FUSED_FROM_TOKENS and not torch._C._functorch.is_batchedtensor(q_BHNK)
+        if self.mixes or torch._C._functorch.is_batchedtensor(q_BHNK):
+            return False
+        return q_BHNK.shape[-2] >= FUSED_FROM_TOKENS
 
     def head_weights(self) -> HeadWeights:
         """The heads as separate maps (views, no copies)."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rankbench.config import ModelConfig
 from rankbench.model.attention import Attention
+from rankbench.model.linear import SigmaReparam, free_weight, linear
 from rankbench.model.trace import record
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
@@ -68,8 +69,8 @@ class MLP(nn.Module):
         super().__init__()
         hidden = round(cfg.mlp_ratio * cfg.width)
         self.activation = ACTIVATIONS[cfg.activation]
-        self.up = nn.Linear(cfg.width, hidden, bias=cfg.bias)
-        self.down = nn.Linear(hidden, cfg.width, bias=cfg.bias)
+        self.up = linear(cfg, cfg.width, hidden)
+        self.down = linear(cfg, hidden, cfg.width)
 
     def gate(self, z_BNF: Tensor) -> Tensor:
         """activation(z)/z elementwise, act'(0) at z = 0: the factor that, frozen, makes the MLP linear."""
@@ -87,14 +88,15 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One layer: attention, then an MLP; each with its own skip and norm.
 
-        post-norm:  x -> norm(a x + f(x))      pre-norm:  x -> a x + f(norm(x))      none:  x -> a x + f(x)
+        post-norm:  x -> norm(a x + b f(x))      pre-norm:  x -> a x + b f(norm(x))      none:  x -> a x + b f(x)
 
-    a is skip_scale where the sub-layer has a skip, else 0. Without an MLP its whole sub-layer, norm included, is gone.
+    a is skip_scale where the sub-layer has a skip, else 0; b is branch_scale. Without an MLP its whole sub-layer, norm
+    included, is gone.
     """
 
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
-        self.place = cfg.norm
+        self.place, self.branch_scale = cfg.norm, cfg.branch_scale
         self.attention = Attention(cfg)
         self.attention_skip = cfg.skip_scale if cfg.skip else 0.0
         self.attention_norm = Norm(cfg, cfg.norm_affine) if cfg.norm != "none" else None
@@ -129,6 +131,8 @@ class Block(nn.Module):
         y_BND = part(norm(x_BND, f"{name}.norm_scale", trace) if self.place == "pre" else x_BND)
         if dropout is not None:
             y_BND = y_BND * dropout[f"{name}.output"]
+        if self.branch_scale != 1.0:
+            y_BND = self.branch_scale * y_BND
         if skip == 1.0:
             y_BND = x_BND + y_BND
         elif skip:
@@ -189,8 +193,9 @@ class Transformer(nn.Module):
         """Outputs (B, N, C).
 
         dropout: masks by place, from `dropout_masks`; None turns dropout off. trace: an empty Trace to be filled with
-        intermediates by name: `embedding`, per layer i `layers.i.attention.{input,weights,heads,norm_scale,output}` and
-        `layers.i.mlp.{input,gate,norm_scale,output}`, `last_norm_scale`, `state` (what the read-out sees), `output`.
+        intermediates by name: `embedding`, per layer i `layers.i.attention.{input,weights,mixing,heads,norm_scale,
+        output}` and `layers.i.mlp.{input,gate,norm_scale,output}`, `last_norm_scale`, `state` (what the read-out sees),
+        `output`.
         """
         x_BND, present_BN = self.embed(inputs), self.present(inputs)
         if dropout is not None:
@@ -256,9 +261,11 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
     pytorch: what torch.nn does by default, U(+-1/sqrt(fan_in)), embeddings N(0, 1). glorot: Xavier uniform, W_Q,
     W_K and W_V (all heads of each together) with their own fans. bert: N(0, 0.02^2). scaled: bert with the maps that
     write to the residual stream divided by sqrt(2 layers) (Radford et al. 2019). All but pytorch start biases at 0.
-    init_gain multiplies every matrix of the blocks.
+    init_gain multiplies every matrix of the blocks (with weight_norm=sigma it is the first gamma). values=orthogonal
+    draws W_V and W_O (all heads together) orthogonal instead, values=zero sets W_V and its bias to 0.
     """
     scheme, gain, layers = model.cfg.init, model.cfg.init_gain, model.cfg.layers
+    num_maps = 2 if model.cfg.tied_qk else 3
     with torch.no_grad():
         for name, module in model.named_modules():
             if isinstance(module, Norm) and module.weight is not None:
@@ -268,9 +275,11 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
             elif isinstance(module, nn.Embedding):
                 deviation = {"pytorch": 1.0, "glorot": module.embedding_dim**-0.5}.get(scheme, 0.02)
                 module.weight.normal_(0, deviation, generator=generator)
+            elif isinstance(module, SigmaReparam):
+                module.gamma.fill_(gain)
             elif isinstance(module, nn.Linear):
                 # the fused query-key-value matrix is several square-ish maps: each has its own fans
-                for weight in module.weight.chunk((2 if model.cfg.tied_qk else 3) if name.endswith("qkv") else 1):
+                for weight in free_weight(module).chunk(num_maps if name.endswith("qkv") else 1):
                     fan_out, fan_in = weight.shape
                     if scheme == "pytorch":
                         weight.uniform_(-(fan_in**-0.5), fan_in**-0.5, generator=generator)
@@ -280,10 +289,22 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
                     else:
                         writes = scheme == "scaled" and name.endswith(("attention.out", "mlp.down"))
                         weight.normal_(0, 0.02 / math.sqrt(2 * layers) if writes else 0.02, generator=generator)
-                if name.startswith("blocks."):
-                    module.weight.mul_(gain)
                 if module.bias is not None:
                     if scheme == "pytorch":
                         module.bias.uniform_(-(module.in_features**-0.5), module.in_features**-0.5, generator=generator)
                     else:
                         module.bias.zero_()
+                if model.cfg.values != "free" and name.endswith(("qkv", "attention.out")):
+                    _set_values(module, name.endswith("qkv"), num_maps, model.cfg.values, generator)
+                if name.startswith("blocks."):
+                    free_weight(module).mul_(gain)
+
+
+def _set_values(module: nn.Linear, is_qkv: bool, num_maps: int, values: str, generator: torch.Generator) -> None:
+    """W_V or W_O orthogonal (with rows or columns orthonormal where it is not square), or W_V and its bias zero."""
+    if values == "orthogonal":
+        nn.init.orthogonal_(free_weight(module).chunk(num_maps if is_qkv else 1)[-1], generator=generator)
+    elif is_qkv:
+        free_weight(module).chunk(num_maps)[-1].zero_()
+        if module.bias is not None:
+            module.bias.chunk(num_maps)[-1].zero_()

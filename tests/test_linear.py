@@ -1,0 +1,82 @@
+"""Weights with their spectral norm as a parameter: values, gradients, and the model around them."""
+
+import pytest
+import torch
+from torch import nn
+
+from rankbench.model.linear import free_weight, linear
+from rankbench.model.transformer import Transformer, initialise
+from rankbench.paths import sums_by_length
+
+SIZES = {"input_kind": "tokens", "num_inputs": 7, "num_outputs": 3, "length": 5}
+
+
+@pytest.fixture
+def build(model_config):
+    def make(**changes):
+        model = Transformer(model_config(layers=2, heads=2, width=8, **changes), **SIZES).double()
+        initialise(model, torch.Generator().manual_seed(3))
+        return model
+
+    return make
+
+
+def largest_singular_values(weight, num_maps):
+    return [torch.linalg.svdvals(part)[0].item() for part in weight.chunk(num_maps)]
+
+
+@pytest.mark.parametrize("num_maps", [1, 3])
+def test_the_spectral_norm_of_each_map_is_its_gamma(model_config, num_maps):
+    module = linear(model_config(weight_norm="sigma"), 5, 4 * num_maps, num_maps).double()
+    gamma = module.parametrizations.weight[0].gamma
+    with torch.no_grad():
+        gamma.copy_(torch.arange(1.0, num_maps + 1))
+    # a singular value of order 1 by two decompositions: some tens of roundings
+    assert largest_singular_values(module.weight, num_maps) == pytest.approx(gamma.tolist(), rel=1e-13)
+
+
+def test_its_gradient_is_that_of_finite_differences(model_config):
+    module = linear(model_config(weight_norm="sigma", bias=False), 4, 6, 2).double()
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    parameters = dict(module.named_parameters())
+
+    def run(*values):
+        return torch.func.functional_call(module, dict(zip(parameters, values, strict=True)), (x,)).sin()
+
+    assert torch.autograd.gradcheck(run, tuple(parameters.values()))  # its own tolerances: 1e-6 steps
+
+
+def test_a_model_draws_the_same_weights_and_begins_with_every_norm_at_the_gain(build):
+    plain, model = build(), build(weight_norm="sigma", init_gain=1.5)
+    for name, one in model.named_modules():
+        if isinstance(one, nn.Linear) and name.startswith("blocks."):
+            num_maps = 3 if name.endswith("qkv") else 1
+            assert largest_singular_values(one.weight, num_maps) == pytest.approx([1.5] * num_maps, rel=1e-13)
+    plain_weights = [free_weight(one) for one in plain.modules() if isinstance(one, nn.Linear)]
+    drawn = [free_weight(one) for one in model.modules() if isinstance(one, nn.Linear)]
+    for one, other in zip(drawn[:-1], plain_weights[:-1], strict=True):
+        torch.testing.assert_close(one, 1.5 * other)
+
+
+def test_path_sums_of_such_a_model_are_exact(build):
+    model = build(weight_norm="sigma").eval()
+    tokens = torch.randint(7, (3, 5), generator=torch.Generator().manual_seed(1))
+    assert sums_by_length(model, tokens).remainder().max() < 1e-13
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_orthogonal_values(build, heads):
+    model = build(values="orthogonal", bias=False)
+    for block in model.blocks:
+        w = block.attention.head_weights()
+        whole = torch.cat(list(w.w_v_HDK), dim=1), torch.cat(list(w.w_o_HKD), dim=0)
+        for matrix in whole:
+            torch.testing.assert_close(matrix @ matrix.T, torch.eye(8, dtype=matrix.dtype), rtol=0, atol=1e-13)
+
+
+def test_zero_values_make_an_attention_that_adds_nothing_but_its_output_bias(build):
+    model = build(values="zero", init="bert")  # biases begin at 0
+    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert (model.blocks[0].attention(x, "", None, None) == 0).all()
+    drawn = build(values="zero").blocks[0].attention
+    torch.testing.assert_close(drawn(x, "", None, None), drawn.out.bias.expand_as(x), rtol=0, atol=0)
