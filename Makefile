@@ -4,15 +4,15 @@ BIN := .venv/bin
 STAMP := .venv/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint format smoke wheel clean
+.PHONY: help setup demo test test-slow test-extras lint format smoke wheel clean
 
 # One thread a process: two pytest workers with spinning thread pools slow each other down many times over.
-test test-slow smoke wheel: export OMP_NUM_THREADS = 1
-test test-slow smoke wheel: export MKL_NUM_THREADS = 1
-test test-slow smoke wheel: export OMP_WAIT_POLICY = PASSIVE
+test test-slow test-extras smoke wheel: export OMP_NUM_THREADS = 1
+test test-slow test-extras smoke wheel: export MKL_NUM_THREADS = 1
+test test-slow test-extras smoke wheel: export OMP_WAIT_POLICY = PASSIVE
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## create .venv and install rankbench with its pinned dependencies
 
@@ -30,6 +30,18 @@ test: setup ## run the test suite, without the slow tests
 
 test-slow: setup ## run the slow tests
 	$(BIN)/pytest -n 2 -m slow
+
+# Beside the environment, not in it: the mere presence of the launchers doubles the start of every command.
+EXTRAS := .venv/extras
+$(EXTRAS)/.stamp: $(STAMP)
+	@echo "setup: installing the extras into $(EXTRAS)"
+	@$(BIN)/python -m pip install --quiet --upgrade --target $(EXTRAS) -c constraints.txt \
+		$$($(BIN)/python -c "import tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
+		print(*[word for name, words in extras.items() if name != 'dev' for word in words])")
+	@touch $@
+
+test-extras: $(EXTRAS)/.stamp ## install the extras, and test launchers, search and event files with them
+	PYTHONPATH=$(EXTRAS) $(BIN)/pytest -m '' tests/test_launchers.py tests/test_events.py
 
 lint: setup ## check style and formatting
 	$(BIN)/ruff check .

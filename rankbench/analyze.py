@@ -15,7 +15,7 @@ from tqdm import tqdm
 from rankbench import plots
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.claims import CLAIMS, figures_published, judge, published, verdict_line
-from rankbench.config import AnalyzeConfig, BaseConfig, ConfigError, typed, unknown
+from rankbench.config import AnalyzeConfig, BaseConfig, ConfigError, TrainConfig, typed, unknown
 from rankbench.files import write_json
 from rankbench.machine import Machine
 from rankbench.model import build_model, initial_model
@@ -44,6 +44,10 @@ def check_analyses(cfg: BaseConfig) -> dict[str, Any]:
             )
     if cfg.published is not None and cfg.published not in (known := list(figures_published())):
         raise ConfigError(f"published={cfg.published}: no published numbers; allowed are {', '.join(known)}")
+    if "dynamics" in cfg.analysis and isinstance(cfg, TrainConfig) and cfg.trainer.dynamics_every is None:
+        raise ConfigError(
+            "analysis=[dynamics]: needs trainer.dynamics_every, the steps between two looks at the layers"
+        )
     return {name: typed(ANALYSES[name].options, options, f"analysis.{name}") for name, options in cfg.analysis.items()}
 
 
@@ -55,6 +59,7 @@ def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
     for seed in sorted(diverged):
         log.warning("seed %d of %s diverged and is left out", seed, run.name)
     subjects = []
+    history = read_table(run.folder / "layers.csv") if (run.folder / "layers.csv").exists() else None
     for index in range(cfg.replicas):
         seed = cfg.seed + index
         if seed in diverged:
@@ -67,7 +72,8 @@ def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
             )
         trained.load_state_dict({name: weight[index] for name, weight in stacked.items()})
         models = {"trained": trained, "initialised": initial_model(cfg.model, task, seed)}
-        subjects.append(_subject(run.name, task, seed, models, machine))
+        mine = None if history is None else history[history.seed == seed].reset_index(drop=True)
+        subjects.append(_subject(run.name, task, seed, models, machine, mine))
     if not subjects:
         raise ConfigError(f"run={run.folder}: every seed diverged; there is nothing to analyse")
     return subjects
@@ -82,14 +88,21 @@ def fresh_subjects(cfg: AnalyzeConfig, machine: Machine) -> list[Subject]:
     ]
 
 
-def _subject(run: str, task: Task, seed: int, models: dict[str, Transformer], machine: Machine) -> Subject:
+def _subject(
+    run: str,
+    task: Task,
+    seed: int,
+    models: dict[str, Transformer],
+    machine: Machine,
+    history: pd.DataFrame | None = None,
+) -> Subject:
     train_size = task.train_size or BASELINE_SEQUENCES
     train = task.sample(train_size, generator_for(seed, "train")).to(machine.device, machine.dtype)
     test = train
     if task.test_size is not None:
         test = task.sample(task.test_size, generator_for(seed, "test")).to(machine.device, machine.dtype)
     placed = {name: model.to(machine.device, machine.dtype).eval() for name, model in models.items()}
-    return Subject(run, seed, task, train, test, placed)
+    return Subject(run, seed, task, train, test, placed, history)
 
 
 def analyze(cfg: BaseConfig, subjects: list[Subject], folder: Path) -> list[str]:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "train": "train one run, all its seeds; with an experiment that names analyses, analyse it too",
     "analyze": "measure a run (run=<folder>|latest) or a fresh model: analysis=[residual,paths]",
-    "report": "gather a sweep or any set of runs into one page: runs=<folder>|latest",
+    "report": "gather runs into one page: runs=<folder>|latest; experiment=all for the scoreboard of presets",
     "bench": "speed, side by side with the alternatives",
     "data": "fetch corpora (to come)",
 }
@@ -38,6 +39,7 @@ Examples:
   rankbench train -m model.heads=1,2,4 replicas=3
   rankbench analyze run=latest analysis=[paths] analysis.paths.readout=raw
   rankbench report runs=latest
+  rankbench report experiment=all
 """
 
 
@@ -94,6 +96,8 @@ def _run(command: str, words: list[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra hand us its exceptions instead of printing them
     # `experiment` has a default, so Hydra would refuse the + that its own documentation uses
     words = [word.removeprefix("+") if word.startswith("+experiment=") else word for word in words]
+    if command == "report":  # there it is no group: nothing is composed from it
+        words = [re.sub("^experiment=", "scoreboard=", word) for word in words]
     parser = get_args_parser()
     parser.error = lambda message: _refuse(command, f"{message}; options are -m, --cfg job, --info defaults, --help")
     parsed, unknown = parser.parse_known_args(words)
@@ -110,7 +114,7 @@ def _run(command: str, words: list[str]) -> None:
         if wants_traceback:
             raise
         _gather_what_is_there()
-        _refuse(command, explain(error, command, words))
+        _refuse(command, _missing_extra(error, words) or explain(error, command, words))
     except ValueError as error:
         if "Config group override" not in str(error):  # Hydra's, for model=null; any other is a fault of ours
             raise
@@ -118,7 +122,8 @@ def _run(command: str, words: list[str]) -> None:
     except OSError as error:  # a disk that is full or not to be written
         _refuse(command, str(error))
     except KeyboardInterrupt:
-        _refuse(command, "interrupted", code=130)
+        sweep = _open_sweep()
+        _refuse(command, f"interrupted; the same command with out={sweep} continues" if sweep else "interrupted", 130)
 
 
 def _named_after_what_varies(words: list[str]) -> list[str]:
@@ -132,6 +137,21 @@ def _named_after_what_varies(words: list[str]) -> list[str]:
         return []
     same = [one.key_or_group for one in overrides if not one.is_sweep_override() and not one.is_delete()]
     return [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(same)}]"] if same else []
+
+
+def _missing_extra(error: Exception, words: list[str]) -> str | None:
+    """The line about a launcher or a sweeper that is not installed, None for any other error."""
+    found = re.search(r"Could not find 'hydra/(?:launcher|sweeper)/(joblib|submitit|ray|optuna)", str(error))
+    if found is None:
+        return None
+    asked = [word for word in words if found[1] in word or word == "cluster=slurm"]
+    return f"{asked[-1] if asked else found[1]}: needs the extra: pip install 'rankbench[{found[1]}]'"
+
+
+def _open_sweep() -> "Path | None":
+    """The folder of the sweep that has begun and not been gathered."""
+    gate = sys.modules.get("rankbench.gate")
+    return None if gate is None or gate.Gate.open_sweep is None else gate.Gate.open_sweep.hydra.sweep.dir
 
 
 def _gather_what_is_there() -> None:
@@ -168,7 +188,7 @@ def one_line(job: Callable[["DictConfig"], Any]) -> Callable[["DictConfig"], Any
 
 @one_line
 def train_job(config: "DictConfig") -> float:
-    """`rankbench train`: returns the mean over seeds of the final test accuracy (regression: loss), for a sweeper."""
+    """`rankbench train`: returns the objective for a sweeper: by default the final test accuracy (regression: loss)."""
     from pathlib import Path
 
     from hydra.core.hydra_config import HydraConfig
@@ -177,7 +197,7 @@ def train_job(config: "DictConfig") -> float:
     from rankbench import analyze
     from rankbench.config import ConfigError
     from rankbench.machine import Machine
-    from rankbench.run import Run
+    from rankbench.run import Run, objective_value
     from rankbench.train import Interrupted, train
 
     cfg = _prepared(config)
@@ -195,12 +215,12 @@ def train_job(config: "DictConfig") -> float:
         mean = sum(scores) / len(scores) if scores else float("nan")
         told = " ".join(f"{value:.3f}" for value in scores)
         print(f"{score.replace('_', ' ')} {mean:.3f} (mean of {len(trained)} seeds: {told})\n-> {run.folder}")
-        if cfg.analysis:
+        if cfg.analysis and (trained or cfg.objective is None):  # a search goes on
             if not trained:
                 raise ConfigError(f"{run.folder}: every seed diverged; lower optimizer.lr, or set trainer.clip")
             machine = Machine.prepare(_in_double(cfg))
             print("\n".join(analyze.analyze(cfg, analyze.subjects_of_run(run, machine), run.folder)))
-    return mean
+    return mean if cfg.objective is None else objective_value(summary, cfg.objective)
 
 
 @one_line
@@ -225,6 +245,7 @@ def analyze_job(config: "DictConfig") -> None:
             "status": "finished",
             "run": str(run.folder.resolve()) if run else None,
             "analyses": list(cfg.analysis),
+            "seeds": [{"seed": subject.seed, "status": "finished"} for subject in subjects],
         }
         write_json(folder / "summary.json", about)
 
@@ -235,9 +256,13 @@ def report_job(config: "DictConfig") -> None:
     from pathlib import Path
 
     from rankbench.report import find_runs, gather
+    from rankbench.scoreboard import scoreboard
 
     cfg = _prepared(config)
-    print("\n".join(gather(find_runs(cfg.runs), Path(cfg.out), chosen=cfg.report)))
+    if cfg.scoreboard is not None:
+        print("\n".join(scoreboard(cfg.scoreboard, Path(cfg.out))))
+    else:
+        print("\n".join(gather(find_runs(cfg.runs), Path(cfg.out), chosen=cfg.report)))
 
 
 @one_line
@@ -265,6 +290,10 @@ def _prepared(config: "DictConfig") -> Any:
     from rankbench.gate import check_everything
 
     cfg = resolve(config)
+    if HydraConfig.get().runtime.choices.get("hydra/launcher") in ("joblib", "submitit_local"):
+        from rankbench.machine import share_gpus
+
+        share_gpus(HydraConfig.get().job.num)  # ray and Slurm hand out GPUs themselves
     check_everything(cfg)
     cfg.out = os.path.relpath(HydraConfig.get().runtime.output_dir)
     return cfg

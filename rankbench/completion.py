@@ -31,6 +31,9 @@ def candidates(words: list[str]) -> list[str]:
     key, equals, _ = word.partition("=")
     if equals and key in CHOICES:
         return [found for value in CHOICES[key] if (found := f"{key}={value}").startswith(word)]
+    if equals and command == "report" and key == "experiment":
+        names = ["all", *sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))]
+        return [found for name in names if (found := f"{key}={name}").startswith(word)]
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.core_plugins.bash_completion import BashCompletion
     from hydra._internal.utils import create_config_search_path

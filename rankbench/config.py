@@ -6,6 +6,7 @@ This module knows no torch, so that a wrong config is refused before anything he
 import dataclasses
 import difflib
 import hashlib
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -84,6 +85,9 @@ class TrainerConfig:
     clip: float | None = MISSING  # largest gradient norm, per seed
     compile: bool = MISSING
     target_accuracy: float | None = MISSING  # a seed that reaches it on the test set stops
+    tensorboard: bool = MISSING  # event files beside metrics.csv
+    dynamics_every: int | None = MISSING  # steps between rows of layers.csv: rank and entropy of every layer
+    dynamics_sequences: int = MISSING  # of the test set, whose metrics these are the means of
 
 
 @dataclass
@@ -110,6 +114,7 @@ class TrainConfig(BaseConfig):
 
     optimizer: OptimizerConfig = MISSING
     trainer: TrainerConfig = MISSING
+    objective: str | None = MISSING  # what train returns to a sweeper
 
 
 @dataclass
@@ -145,6 +150,8 @@ class ReportConfig:
     """rankbench report: it has no model of its own, the runs have."""
 
     runs: str = MISSING  # a run's or sweep's folder, a folder of them, a glob, or `latest`
+    # the scoreboard of a preset or `all`, under outputs/; typed as experiment=, which Hydra keeps for a group
+    scoreboard: str | None = MISSING
     out: str = MISSING
     report: FigureKeys = MISSING
 
@@ -156,8 +163,12 @@ SCHEMAS: dict[str, type[BaseConfig] | type[ReportConfig]] = {
     "bench": BenchConfig,
 }
 
+# What a search can look for, and which way
+OBJECTIVES = {"test_accuracy": "maximize", "test_loss": "minimize", "train_seconds": "minimize"}
+
 CHOICES: dict[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"),
+    "objective": tuple(OBJECTIVES),
     "precision": ("fp32", "bf16", "fp64"),
     "budget": ("smoke", "laptop", "paper"),
     "model.attention": ("dot",),
@@ -207,6 +218,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "trainer.eval_every": (1, 1 << 40),
     "trainer.checkpoint_every": (1, 1 << 40),
     "trainer.clip": (1e-12, 1e12),
+    "trainer.dynamics_every": (1, 1 << 40),
+    "trainer.dynamics_sequences": (1, 1 << 20),
     "trainer.target_accuracy": (0.0, 1.0),
 }
 
@@ -381,6 +394,18 @@ def register() -> None:
     OmegaConf.register_new_resolver("by_budget", by_budget, replace=True)
     OmegaConf.register_new_resolver("groups_of", _groups_of, replace=True)
     OmegaConf.register_new_resolver("job_folder", job_folder, replace=True)
+    OmegaConf.register_new_resolver("direction_of", direction_of, replace=True)
+    OmegaConf.register_new_resolver("at_a_time", at_a_time, replace=True)
+
+
+def direction_of(objective: str | None) -> str:
+    """Which way a search goes for this objective; what is none of them is refused when the config is checked."""
+    return OBJECTIVES.get(objective, "minimize")
+
+
+def at_a_time(launcher: str) -> int | None:
+    """How many jobs a launcher is given at a time, None for all: submitit's local one starts all that it is given."""
+    return os.cpu_count() if launcher.endswith("submitit_launcher.LocalLauncher") else None
 
 
 def job_folder(number: int, overrides: str) -> str:

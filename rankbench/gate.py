@@ -1,6 +1,7 @@
 """Hydra's callback: what happens before a command's folder is made, and after a sweep's last job."""
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +17,20 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from rankbench.config import AnalyzeConfig, BaseConfig, BenchConfig, ConfigError, ReportConfig, TrainConfig, resolve
+from rankbench.config import (
+    CHOICES,
+    AnalyzeConfig,
+    BaseConfig,
+    BenchConfig,
+    ConfigError,
+    ReportConfig,
+    TrainConfig,
+    job_folder,
+    register,
+    resolve,
+)
 from rankbench.messages import explain
+from rankbench.sweep import Job, Sweep
 
 
 class Gate(Callback):
@@ -32,19 +45,27 @@ class Gate(Callback):
             check_everything(_job_config(config))
             _check_overrides(_job_config(config), config.hydra.overrides.task)
 
+    def __reduce__(self) -> tuple:
+        """Arriving in a launcher's process, which knows none of our resolvers, bring them along."""
+        return _in_a_worker, ()
+
     open_sweep: DictConfig | None = None  # between a sweep's start and its gathering
 
     def on_multirun_start(self, config: DictConfig, config_name: str, **_: Any) -> None:
-        """Check the config of every job of a sweep, where the sweeper knows them beforehand."""
+        """Check the config of every job of a sweep, where the sweeper knows them beforehand, and list them in its
+        folder."""
         with refusing(config.hydra.job.name):
+            if config.hydra.launcher._target_.endswith("SlurmLauncher") and shutil.which("srun") is None:
+                raise ConfigError(
+                    "cluster=slurm: no srun here; start it on a machine of the cluster, or try cluster=submitit_local"
+                )
             if config.hydra.sweeper._target_.endswith("BasicSweeper"):
-                for words in BasicSweeper.split_arguments(_sweep_overrides(config), None)[0]:
-                    try:
-                        cfg = resolve(hydra.compose(config_name, words))
-                    except (HydraException, OmegaConfBaseException) as error:
-                        raise ConfigError(explain(error, config_name, words)) from None
-                    check_everything(cfg)
-                    _check_overrides(cfg, words)
+                sweep = Sweep(Path(config.hydra.sweep.dir))
+                jobs = list(_checked_jobs(config, config_name, sweep))
+                sweep.check_same(jobs)
+                sweep.list_jobs(jobs)
+            else:
+                _check_search(config, config_name)
         Gate.open_sweep = config
 
     def on_multirun_end(self, **_: Any) -> None:
@@ -55,6 +76,45 @@ class Gate(Callback):
         varied = [one.get_key_element() for one in _sweep_overrides(config) if one.is_sweep_override()]
         for line in gather_sweep(Path(config.hydra.sweep.dir), varied):
             print(line)
+
+
+def _in_a_worker() -> Gate:
+    register()
+    return Gate()
+
+
+def _check_search(config: DictConfig, config_name: str) -> None:
+    """Check what is the same in all trials of a search, whose jobs nobody knows beforehand."""
+    words = list(config.hydra.overrides.task)
+    same = [word for word in words if not OverridesParser.create().parse_override(word).is_sweep_override()]
+    try:
+        cfg = resolve(hydra.compose(config_name, same))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(explain(error, config_name, words)) from None
+    check_everything(cfg)
+    if not isinstance(cfg, TrainConfig):
+        raise ConfigError(f"hydra/sweeper: {config_name} returns no number to search by; only train does")
+    if cfg.objective is None:
+        raise ConfigError(f"objective=null: a search needs one; allowed are {', '.join(CHOICES['objective'])}")
+    if len(same) == len(words) and not config.hydra.sweeper.params:
+        raise ConfigError("search=optuna: nothing to vary; add a range, as optimizer.lr='tag(log,interval(1e-5,1e-2))'")
+
+
+def _checked_jobs(config: DictConfig, config_name: str, sweep: Sweep) -> Iterator[Job]:
+    from rankbench.run import Run
+
+    for number, words in enumerate(BasicSweeper.split_arguments(_sweep_overrides(config), None)[0]):
+        try:
+            composed = hydra.compose(config_name, [*config.hydra.overrides.hydra, *words], return_hydra_config=True)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(explain(error, config_name, words)) from None
+        cfg = _job_config(composed)
+        check_everything(cfg)
+        _check_overrides(cfg, words)
+        job = Job(job_folder(number, composed.hydra.job.override_dirname), tuple(words))
+        if type(cfg) is TrainConfig:
+            Run(sweep.folder / job.folder).check_same(cfg)
+        yield job
 
 
 @contextmanager
@@ -89,6 +149,7 @@ def check_everything(cfg: BaseConfig | ReportConfig) -> None:
         _check_report(cfg)
         return
     from rankbench.analyze import check_analyses
+    from rankbench.events import check_tensorboard
     from rankbench.machine import Machine
     from rankbench.run import Run, find_run
     from rankbench.tasks import build_task
@@ -99,6 +160,8 @@ def check_everything(cfg: BaseConfig | ReportConfig) -> None:
     check_analyses(cfg)
     if type(cfg) is TrainConfig:
         Run(Path(cfg.out)).check_same(cfg)
+        if cfg.trainer.tensorboard:
+            check_tensorboard()
     if isinstance(cfg, AnalyzeConfig):
         if not cfg.analysis:
             raise ConfigError("analysis=[]: nothing to measure; name at least one, as in analysis=[paths]")
@@ -119,10 +182,14 @@ def check_everything(cfg: BaseConfig | ReportConfig) -> None:
 
 def _check_report(cfg: ReportConfig) -> None:
     from rankbench.report import check_figure_keys, find_runs
+    from rankbench.scoreboard import check_experiment
 
     _check_folder(Path(cfg.out))
     if (Path(cfg.out) / "config.yaml").exists():  # its tables would be written over
         raise ConfigError(f"out={cfg.out}: the folder of a run; give report a folder of its own")
+    if cfg.scoreboard is not None:
+        check_experiment(cfg.scoreboard)
+        return
     check_figure_keys(cfg.report, find_runs(cfg.runs))
 
 

@@ -65,9 +65,20 @@ class Machine:
             "platform": platform.platform(),
             "device": str(self.device),
             "gpu": gpu,
+            "gpu_index": torch.cuda.current_device() if gpu else None,
             "precision": self.precision,
             "threads": self.threads,
         }
+
+
+def share_gpus(job: int) -> None:
+    """Let this process compute on its share of the GPUs it sees: job k of a sweep on GPU k modulo their number.
+
+    torch's own current device, not CUDA_VISIBLE_DEVICES: joblib's workers go from job to job in one process, and CUDA
+    reads that variable only once.
+    """
+    if (count := torch.cuda.device_count()) > 1:
+        torch.cuda.set_device(job % count)
 
 
 def _version(package: str) -> str | None:

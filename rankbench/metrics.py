@@ -503,14 +503,23 @@ def attention_gap_eigenvalue(p_BHNM: Tensor) -> Tensor:
     """
     if p_BHNM.shape[-2] != p_BHNM.shape[-1]:
         return torch.full_like(p_BHNM[..., 0, 0], math.nan)
-    if (p_BHNM.triu(1) == 0).all():
-        # Causal: the eigenvalues are the diagonal. Exact where a solver need not be (P is far from normal), and free.
-        modulus_BHN = p_BHNM.diagonal(dim1=-2, dim2=-1)
-    else:
-        modulus_BHN = torch.linalg.eigvals(p_BHNM).abs()
+    # causal: the eigenvalues are the diagonal. Exact where a solver need not be (P is far from normal), and free
+    is_causal = (p_BHNM.triu(1) == 0).all()
+    modulus_BHN = p_BHNM.diagonal(dim1=-2, dim2=-1) if is_causal else _eigenvalue_moduli(p_BHNM)
     if modulus_BHN.shape[-1] == 1:
         return torch.ones_like(modulus_BHN[..., 0])
     return 1 - modulus_BHN.sort(-1, descending=True).values[..., 1]
+
+
+def _eigenvalue_moduli(p_BHNM: Tensor) -> Tensor:
+    """|lambda| of each matrix, (B, H, N); nan for one on which the solver does not converge."""
+    try:
+        return torch.linalg.eigvals(p_BHNM).abs()
+    except torch.linalg.LinAlgError:
+        if p_BHNM[..., 0, 0].numel() == 1:
+            return torch.full_like(p_BHNM[..., 0], math.nan)
+        each = [_eigenvalue_moduli(p_NM[None, None])[0, 0] for p_NM in p_BHNM.flatten(0, 1)]
+        return torch.stack(each).view(p_BHNM.shape[:-1])
 
 
 @_attention_metric(_spectrum_of_weights)

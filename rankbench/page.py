@@ -35,33 +35,40 @@ def write_page(
     captions: of the figures, by file name. follows: the keys that go with a varied one. Everything that comes from
     files is escaped by the template; the figures are our own SVG.
     """
-    loader = PackageLoader("rankbench", "")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["short"] = short
     statuses = [status for _, status, _ in runs.values()]
-    text = environment.get_template("report.html.j2").render(
-        title=folder.resolve().name,
-        version=__version__,
+    text = render(
+        "report",
+        folder,
         num_runs=len(runs),
         counts={status: statuses.count(status) for status in sorted(set(statuses), key=statuses.index)},
         facts=_environment([place for place, _, _ in runs.values()]),
         follows=follows,
-        verdicts=_records(read_table(folder / "verdicts.csv")) if judged else [],
-        summary=_records(tables["summary"]),
+        verdicts=records(read_table(folder / "verdicts.csv")) if judged else [],
+        summary=records(tables["summary"]),
         runs=[_run(name, *run, tables["seeds"], folder) for name, run in runs.items()],
         keys=list(next(iter(runs.values()))[2]),
-        seeds=_records(tables["seeds"]),
+        seeds=records(tables["seeds"]),
         figures=[
             (name, caption, Markup(_inline(folder / f"{name}.svg", number)))
             for number, (name, caption) in enumerate(captions.items())
         ],
-        published=_records(published(figure_published)) if figure_published else [],
+        published=records(published(figure_published)) if figure_published else [],
         files=sorted(path.name for path in folder.glob("*.csv")),
     )
     write_text(folder / "report.html", text)
 
 
-def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+def render(kind: str, folder: Path, **content: Any) -> str:
+    """The page of this kind for a folder, from its template; texts in the content are escaped."""
+    loader = PackageLoader("rankbench", "templates")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["short"] = short
+    template = environment.get_template(f"{kind}.html.j2")
+    return template.render(title=folder.resolve().name, version=__version__, **content)
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows, None where a cell is empty."""
     return table.astype(object).where(table.notna(), None).to_dict("records")
 
 
@@ -72,11 +79,9 @@ def _run(name: str, place: Path, status: str, values: dict[str, str], seeds: pd.
         for column in ("test_accuracy", "test_loss")
         if column in mine and mine[column].notna().any()
     }
-    # quoted, so that no name becomes a scheme or a query
-    link = quote(os.path.relpath(place.resolve(), folder.resolve()).replace(os.sep, "/")) + "/"
     return {
         "name": name,
-        "link": link,
+        "link": link_to(place, folder),
         "status": status,
         "values": values,
         "num_seeds": len(mine),
@@ -84,6 +89,11 @@ def _run(name: str, place: Path, status: str, values: dict[str, str], seeds: pd.
         "means": means,
         "command": command_of(place),
     }
+
+
+def link_to(place: Path, folder: Path) -> str:
+    """The address of a folder for a page that lies in another one: quoted, so that no name becomes a scheme."""
+    return quote(os.path.relpath(place.resolve(), folder.resolve()).replace(os.sep, "/")) + "/"
 
 
 def command_of(place: Path) -> str:

@@ -11,7 +11,6 @@ Shapes: B batch, N token, D width, H head, K head width, F MLP width, L layer, P
 """
 
 import copy
-import math
 from collections.abc import Callable
 from itertools import combinations, pairwise, product
 from typing import NamedTuple
@@ -23,6 +22,8 @@ from torch import Tensor
 
 from rankbench.model.trace import Trace
 from rankbench.model.transformer import Block, Norm, Transformer
+from rankbench.theory import length_share as length_share
+from rankbench.theory import num_paths
 
 # States that the tree over paths holds at a time, in numbers. Larger chunks fall out of the cache, smaller ones pay
 # more calls; between 2^19 and 2^22 the time is flat within 5 % on one core.
@@ -289,24 +290,6 @@ def _rows(states_PBND: Tensor, rows: np.ndarray) -> Tensor:
     return states_PBND[torch.from_numpy(rows).to(states_PBND.device)]
 
 
-def num_paths(layers: int, heads: int, length: int, skip: bool = True) -> int:
-    """How many paths of this length a network has, exactly: C(L, k) H^k; without skips only H^L of length L."""
-    if not skip:
-        return heads**layers if length == layers else 0
-    return math.comb(layers, length) * heads**length
-
-
-def length_share(layers: int, heads: int, length: int, skip: bool = True) -> float:
-    """Share of all paths that have this length: Binomial(L, H/(H+1)); without skips 1 at length L.
-
-    By log-gamma, because the counts themselves overflow (GPT-3 has 10^190 paths).
-    """
-    if not skip:
-        return float(length == layers)
-    log_binomial = math.lgamma(layers + 1) - math.lgamma(length + 1) - math.lgamma(layers - length + 1)
-    return math.exp(log_binomial + length * math.log(heads) - layers * math.log(heads + 1))
-
-
 def all_paths(layers: int, heads: int, length: int, skip: bool = True) -> np.ndarray:
     """Every path of this length, (P, L), in lexicographic order."""
     paths = np.zeros((num_paths(layers, heads, length, skip), layers), dtype=np.int64)
@@ -360,7 +343,7 @@ def _plain_norm(model: Transformer) -> Callable[[Tensor], Tensor]:
 
 
 def _constant(block: Block) -> Tensor:
-    """What the attention adds whatever it reads: rows of P have one sum, so value biases pass through it. Shape (D,)."""
+    """What the attention adds whatever it reads: the rows mixed have one sum, so value biases pass it. Shape (D,)."""
     w = block.attention.head_weights()
     return block.attention.row_sum * torch.einsum("hk,hkd->d", w.b_v_HK, w.w_o_HKD) + w.b_o_D
 
@@ -375,24 +358,16 @@ def _norm(x: Tensor, norm: Norm, scale_BN1: Tensor, has_bias: bool) -> Tensor:
 def sums_through_heads(network: FrozenNetwork) -> Tensor:
     """For each layer and head the sum of all frozen paths through it, (L, H, B, N, D), in one sweep.
 
-    sum_h of layer l's, with the paths that skip it, is the output without its bias term; the sum over all layers and
-    heads counts each path by its length, sum_k k S_k.
+    Those of a layer's heads and the paths that skip it add up to the output without its bias term; those of all layers
+    and heads count each path by its length, sum_k k S_k.
     """
-    with torch.no_grad():
-        model = network.model
-        terms_TBND = network.trace["embedding"][None]  # term 0: all paths; the others: those through one head
-        for layer, block in enumerate(model.blocks):
-            name, attention = f"layers.{layer}.attention", block.attention
-            read_TBND = network._before(terms_TBND, block.attention_norm, name, block, has_bias=False)
-            mixed_TBNI = network._mix_all_heads(read_TBND, layer)
-            mixed_HBNK = mixed_TBNI[0].unflatten(-1, (attention.heads, -1)).movedim(-2, 0)
-            through_HBND = mixed_HBNK @ attention.head_weights().w_o_HKD[:, None]
-            terms_TBND = block.attention_skip * terms_TBND + F.linear(mixed_TBNI, attention.out.weight)
-            terms_TBND = torch.cat([terms_TBND, through_HBND])
-            terms_TBND = network._after(terms_TBND, block.attention_norm, name, block, has_bias=False)
-            terms_TBND = network._mlp(terms_TBND, layer, has_bias=False)
-        ends_TBND = network.finish(terms_TBND[1:], slice(None))
-        return ends_TBND.unflatten(0, (model.cfg.layers, model.cfg.heads))
+    cfg, everything = network.model.cfg, slice(None)
+    terms_TBND = network.start(everything)[None]  # term 0: all paths; the others: all paths through one head
+    for layer in range(cfg.layers):
+        made = [network.step(terms_TBND, layer, choice, everything) for choice in range(cfg.heads + 1)]
+        through_HBND = torch.stack([by_head_TBND[0] for by_head_TBND in made[1:]])
+        terms_TBND = torch.cat([sum(made), through_HBND])
+    return network.finish(terms_TBND[1:], everything).unflatten(0, (cfg.layers, cfg.heads))
 
 
 def with_signs(network: FrozenNetwork, signs_LH: Tensor) -> FrozenNetwork:
@@ -405,7 +380,7 @@ def with_signs(network: FrozenNetwork, signs_LH: Tensor) -> FrozenNetwork:
     signed = copy.copy(network)
     signed.trace = dict(network.trace)
     for layer, signs_H in enumerate(signs_LH):
-        name = f"layers.{layer}.attention.weights"
+        name = f"layers.{layer}.attention.mixing"
         signed.trace[name] = network.trace[name] * signs_H[:, None, None]
     return signed
 

@@ -18,6 +18,7 @@ from rankbench.files import write_text
 from rankbench.page import write_page
 from rankbench.plots.sweep import draw_sweep
 from rankbench.run import OUTPUTS, Run
+from rankbench.sweep import Sweep
 from rankbench.tables import WHO, latex, markdown, over_seeds, read_table, write_table
 
 # Keys that tell runs apart but are no variables of an experiment: where, on what, how often looked at, what measured.
@@ -33,12 +34,12 @@ def find_runs(text: str) -> list[Path]:
     Folders of analyses count only where none of training is found.
     """
     if text == "latest":
-        found = [(max(map(_written, runs)), runs) for folder in OUTPUTS.glob("train/*") if (runs := _runs_in(folder))]
+        found = [(max(map(_written, runs)), runs) for folder in OUTPUTS.glob("train/*") if (runs := runs_in(folder))]
         if not found:
             raise ConfigError(f"runs=latest: no run under {OUTPUTS.resolve()}; train one with `rankbench train`")
         return max(found)[1]
     places = [Path(text)] if Path(text).exists() else sorted(map(Path, glob.glob(text, recursive=True)))
-    jobs = list(dict.fromkeys(job for place in places for job in _runs_in(place)))
+    jobs = list(dict.fromkeys(job for place in places for job in runs_in(place)))
     configs = {job: _config(job) for job in jobs}
     jobs = [job for job in jobs if "bench" not in configs[job]]
     trained = [job for job in jobs if "run" not in configs[job]]
@@ -47,17 +48,20 @@ def find_runs(text: str) -> list[Path]:
     return trained or jobs
 
 
-def _runs_in(folder: Path) -> list[Path]:
+def runs_in(folder: Path) -> list[Path]:
     """The runs at or below a folder, jobs in the order of their numbers; of a sweep also the jobs that have no config
-    because they failed before they wrote one."""
+    because they failed before they wrote one, or have not begun."""
     if (folder / "config.yaml").is_file():
         return [folder]
     if (folder / ".hydra").is_dir() and (folder.parent / "multirun.yaml").exists():
         return [folder]
+    if not folder.exists() and folder.name in {job.folder for job in Sweep(folder.parent).missing()}:
+        return [folder]
     if not folder.is_dir():
         return []
     below = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink() and path.name[0] != "."]
-    return [run for path in sorted(below, key=_number) for run in _runs_in(path)]
+    below += [folder / job.folder for job in Sweep(folder).missing()]
+    return [run for path in sorted(below, key=_number) for run in runs_in(path)]
 
 
 def _written(job: Path) -> int:
@@ -85,7 +89,7 @@ def check_figure_keys(chosen: FigureKeys, jobs: list[Path]) -> None:
 
 def gather_sweep(folder: Path, varied: list[str]) -> list[str]:
     """What a sweep leaves at its end: the report of its jobs, in its own folder. varied: the keys it went through."""
-    jobs = [job for job in _runs_in(folder) if job != folder and not {"bench", "runs"} & _config(job).keys()]
+    jobs = [job for job in runs_in(folder) if job != folder and not {"bench", "runs"} & _config(job).keys()]
     known = {key for job in jobs for key in _flat(_config(job))} | set(WHO)
     # a sweep over presets or groups varies more keys than it names
     named = [key for key in varied if key not in SILENT] if set(varied) <= known | set(SILENT) else None
@@ -108,7 +112,7 @@ def gather(
     names = _names(jobs)
     # run, task, model and seed are columns already
     values = {job: _values(job, [key for key in keys if key not in WHO]) for job in jobs}
-    statuses = {job: _status(job) for job in jobs}
+    statuses = {job: status_of(job) for job in jobs}
     rows = [row for job in jobs for row in _summary_rows(job, names[job], statuses[job], values[job])]
     seeds = pd.DataFrame(rows)
     write_table(seeds, folder / "sweep.csv")
@@ -263,8 +267,11 @@ def _names(jobs: list[Path]) -> dict[Path, str]:
     }
 
 
-def _status(job: Path) -> str:
-    """The run's status; `interrupted` where the summary says running and no process is training there."""
+def status_of(job: Path) -> str:
+    """The run's status; `interrupted` where the summary says running and no process is training there, `missing` for
+    a job of a sweep that never began."""
+    if not job.exists():
+        return "missing"
     try:
         status = Run(job).status
     except ConfigError:
@@ -313,14 +320,20 @@ def _text(value: Any) -> str:
 
 
 def _values(job: Path, keys: list[str]) -> dict[str, str]:
-    """What this job's config holds at the keys, as text; of a group, the choice's name."""
-    flat = _flat(_config(job))
+    """What this job's config holds at the keys, as text; of a group, the choice's name. A job that has not begun has
+    its own words alone."""
+    flat = _flat(_config(job)) or _own_words(job)
     return {key: flat.get(key, flat.get(f"{key}.name", "")) for key in keys}
+
+
+def _own_words(job: Path) -> dict[str, str]:
+    own = [one.overrides for one in Sweep(job.parent).jobs() if one.folder == job.name]
+    return dict(word.lstrip("+").split("=", 1) for words in own for word in words if "=" in word)
 
 
 def _summary_rows(job: Path, name: str, status: str, values: dict[str, str]) -> list[dict]:
     config = _flat(_config(job))
     who = {"run": name, "task": config.get("task.name", ""), "model": config.get("model.name", "")}
     summary = {} if status == "unreadable" else Run(job).summary()
-    seeds = summary.get("seeds") or [{"seed": config.get("seed", ""), "status": "absent"}]
+    seeds = summary.get("seeds") or [{"seed": config.get("seed", ""), "status": status}]
     return [{**who, "seed": one.get("seed"), **values, "job_status": status, **one} for one in seeds]

@@ -3,6 +3,7 @@
 import dataclasses
 import fcntl
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from rankbench.files import replacing, write_json, write_text
 
 OUTPUTS = Path("outputs")
 # Keys that may differ between the command that began a run and the one that continues it: none changes a number of it.
-FREE_KEYS = ("out", "analysis", "claims", "published")
+FREE_KEYS = ("out", "analysis", "claims", "published", "objective")
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,23 @@ class Run:
     def drop_state(self) -> None:
         """A finished run needs no training state."""
         (self.folder / "training_state.safetensors").unlink(missing_ok=True)
+
+
+def objective_value(summary: dict[str, Any], objective: str) -> float:
+    """What a search compares: the mean over seeds of the final `test_accuracy` or `test_loss`, or `train_seconds`.
+
+    A seed that diverged counts as the worst value there is: the search goes on, and a setting gains nothing by losing
+    its worst seeds. ConfigError where the task has no accuracy.
+    """
+    seeds = summary["seeds"]
+    diverged = any(one["status"] == "diverged" for one in seeds)
+    if objective == "train_seconds":
+        return math.inf if diverged else summary["seconds"]
+    worst = 0.0 if objective == "test_accuracy" else math.inf
+    values = [worst if one["status"] == "diverged" else one[objective] for one in seeds]
+    if None in values:
+        raise ConfigError(f"objective={objective}: this task has none; allowed are test_loss, train_seconds")
+    return sum(values) / len(values)
 
 
 def find_run(text: str) -> Run:

@@ -11,8 +11,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,8 +21,11 @@ from torch.func import functional_call, vmap
 from tqdm import tqdm
 
 from rankbench.config import TrainConfig
+from rankbench.events import EventFiles
 from rankbench.files import write_json, write_text
+from rankbench.layers import metrics_by_layer, moments
 from rankbench.machine import Machine
+from rankbench.metrics import ATTENTION_METRICS, STATE_METRICS
 from rankbench.model import build_model, initial_model
 from rankbench.model.transformer import Transformer
 from rankbench.optimizers import build_optimizer, learning_rate
@@ -32,6 +36,7 @@ from rankbench.tasks.task import Score, score
 
 log = logging.getLogger(__name__)
 
+DYNAMICS = ["step", "seed", "layer", "sublayer", "head", *STATE_METRICS, *ATTENTION_METRICS]
 METRICS = ["step", "seed", "split", "loss", "accuracy", "learning_rate", "seconds", "tokens_per_second"]
 EVALUATION_SEQUENCES = 1000  # test sequences in one forward pass
 SECONDS_BETWEEN_LINES = 5  # of the log, where there is no progress bar
@@ -81,26 +86,40 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine) -> dict:
     if resumed is not None:
         training.restore(*resumed)
         log.info("continuing %s at step %d", run.folder, training.progress.step)
-    metrics = MetricsFile(run, upto=training.progress.step if resumed is not None else -1)
+    upto = training.progress.step if resumed is not None else -1
+    metrics = StepsFile(run.folder / "metrics.csv", METRICS, upto)
+    watched = StepsFile(run.folder / "layers.csv", DYNAMICS, upto) if cfg.trainer.dynamics_every else None
+    events = EventFiles(run.folder, seeds, training.progress.step) if cfg.trainer.tensorboard else None
+
+    def log_rows(rows: list[dict]) -> None:
+        metrics.add(rows)
+        if events is not None:
+            events.add(rows)
 
     num_steps, trainer = training.num_steps, cfg.trainer
     with (
         metrics,
+        watched or nullcontext(),
+        events or nullcontext(),
         telling_failure(run, training),
         stopping_on_signals() as asked_to_stop,
         progress_bar(num_steps, training.progress.step) as report,
     ):
         began, before = time.perf_counter(), training.progress.seconds
         if resumed is None:
-            metrics.add(training.evaluate())
+            log_rows(training.evaluate())
+            if watched is not None:
+                watched.add(training.dynamics())
         while training.progress.training and training.progress.step < num_steps:
             training.update()
             step = training.progress.step
             last = step == num_steps
             training.progress.seconds = before + time.perf_counter() - began
+            if watched is not None and (step % trainer.dynamics_every == 0 or last):
+                watched.add(training.dynamics())
             if step % trainer.eval_every == 0 or last:
                 rows = training.evaluate()
-                metrics.add(rows)
+                log_rows(rows)
                 report(step, rows)
                 training.retire(rows, last)
             if asked_to_stop or (step % trainer.checkpoint_every == 0 and not last):
@@ -244,6 +263,22 @@ class Training:
         self._forget()
         return rows
 
+    @torch.no_grad()
+    def dynamics(self) -> list[dict]:
+        """Rows of layers.csv: the metrics of every layer of each seed in training, means over some test sequences."""
+        rows, began, model = [], time.perf_counter(), build_model(self.cfg.model, self.task)
+        for place, index in enumerate(self.progress.training):
+            weights = {name: parameter.detach()[place] for name, parameter in self.parameters.items()}
+            model.load_state_dict(weights, assign=True)
+            inputs = self.test.inputs[index, : self.cfg.trainer.dynamics_sequences]
+            if all(weight.isfinite().all() for weight in weights.values()):  # a diverged network has no metrics
+                who = {"step": self.progress.step, "seed": self.seeds[index]}
+                for layer, values in metrics_by_layer(model, inputs):
+                    means = moments(values)
+                    rows.append(who | layer | {name: means[name] for name in DYNAMICS if name in means})
+        self._since += time.perf_counter() - began  # no part of the training's speed
+        return rows
+
     def retire(self, rows: list[dict], last: bool) -> None:
         """Take out of the stack the seeds that these rows show as diverged or at their target, and at the end all."""
         target = self.cfg.trainer.target_accuracy
@@ -363,24 +398,25 @@ def clipped(gradients: tuple[Tensor, ...], largest: float) -> tuple[Tensor, ...]
     return tuple(gradient * factor_S.view(-1, *[1] * (gradient.ndim - 1)) for gradient in gradients)
 
 
-class MetricsFile:
-    """metrics.csv, growing line by line; opened for a resumed run it first drops what came after the checkpoint."""
+class StepsFile:
+    """A CSV file of a run whose rows begin with their step, growing line by line; opened for a resumed run it first
+    drops what came after the checkpoint."""
 
-    def __init__(self, run: Run, upto: int) -> None:
-        self.path = run.folder / "metrics.csv"
+    def __init__(self, path: Path, columns: list[str], upto: int) -> None:
+        self.path, self.columns = path, columns
         kept = []
         if self.path.exists():
             with self.path.open(newline="") as old:
                 # a kill can leave half a line: every whole one has all the columns and came before the checkpoint
-                rows = [row for row in csv.reader(old) if len(row) == len(METRICS)][1:]
+                rows = [row for row in csv.reader(old) if len(row) == len(columns)][1:]
                 kept = [row for row in rows if int(row[0]) <= upto]
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([METRICS, *kept])
+        csv.writer(text, lineterminator="\n").writerows([columns, *kept])
         write_text(self.path, text.getvalue())
 
-    def __enter__(self) -> "MetricsFile":
+    def __enter__(self) -> "StepsFile":
         self.file = self.path.open("a", newline="")
-        self.writer = csv.DictWriter(self.file, METRICS, lineterminator="\n")
+        self.writer = csv.DictWriter(self.file, self.columns, lineterminator="\n")
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -196,7 +196,7 @@ def test_what_is_to_come_says_so(command, tmp_path):
     ("word", "said"),
     [
         ("runs=nowhere", "runs=nowhere: no run there; give a run's or a sweep's folder, a glob, or runs=latest"),
-        ("model.heads=3", "model: unknown key; allowed are runs, out, report"),
+        ("model.heads=3", "model: unknown key; allowed are runs, scoreboard, out, report"),
         ("report.x=nothing", "report.x=nothing: no key of these runs; those that vary are none"),
         ("out=outputs/train/{run}", "out=outputs/train/{run}: the folder of a run; give report a folder of its own"),
     ],
@@ -232,6 +232,7 @@ def documented():
 @pytest.mark.parametrize("line", documented())
 def test_every_documented_command_composes(line):
     command, *words = shlex.split(line)[1:]
+    words = [re.sub("^experiment=", "scoreboard=", word) if command == "report" else word for word in words]
     overrides = [word.removeprefix("+") for word in words if not word.startswith("-")]
     parsed = OverridesParser.create().parse_overrides(overrides)
     if not any(override.is_sweep_override() for override in parsed):
@@ -347,7 +348,9 @@ def test_analyze_latest_and_by_folder_give_what_train_gave(home, trained):
     promised = {f"{name}.{kind}" for name in ("residual", "paths") for kind in ("csv", "png", "pdf")}
     assert promised | {"config.yaml", "environment.json", "summary.json", "analyze.log"} <= made
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary == {"status": "finished", "run": str(trained.resolve()), "analyses": ["residual", "paths"]}
+    seeds = [{"seed": seed, "status": "finished"} for seed in (0, 1)]
+    wanted = {"status": "finished", "run": str(trained.resolve()), "analyses": ["residual", "paths"], "seeds": seeds}
+    assert summary == wanted
     succeeds(*words, f"run=outputs/train/{trained.name}", "out=again", at=home)
     for name in ("residual", "paths"):
         # the same weights in the same precision: nothing is random but by seed

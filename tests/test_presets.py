@@ -13,9 +13,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from rankbench.config import CHOICES, conf_dir, register, resolve
+from rankbench.scoreboard import presets
 
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
+COMMANDS = {name: (line.split() or [""])[1] for name, line in presets().items()}  # train | analyze
 
 
 def jobs(name, *words):
@@ -23,9 +25,10 @@ def jobs(name, *words):
     register()
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
         base = [f"experiment={name}", *words]
-        params = hydra.compose("train", base, return_hydra_config=True).hydra.sweeper.get("params") or {}
+        command = COMMANDS[name]
+        params = hydra.compose(command, base, return_hydra_config=True).hydra.sweeper.get("params") or {}
         varied = [[f"{key}={value}" for value in str(text).split(",")] for key, text in params.items()]
-        return [resolve(hydra.compose("train", [*base, *choice])) for choice in itertools.product(*varied)]
+        return [resolve(hydra.compose(command, [*base, *choice])) for choice in itertools.product(*varied)]
 
 
 def test_there_are_presets():
@@ -42,7 +45,7 @@ def test_composes_at_every_budget(name, budget):
         assert cfg.analysis and cfg.budget == (None if budget == "null" else budget)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [name for name in PRESETS if COMMANDS[name] == "train"])
 def test_budgets_are_ordered(name):
     def updates(budget):
         sizes = []
@@ -60,7 +63,7 @@ def test_budgets_are_ordered(name):
 def test_the_first_comment_is_the_command_and_its_cost(name):
     lines = (conf_dir() / "experiment" / f"{name}.yaml").read_text().splitlines()
     assert lines[0] == "# @package _global_"
-    found = re.fullmatch(rf"# rankbench train experiment={name}\s{{2,}}(.+)", lines[1])
+    found = re.fullmatch(rf"# rankbench (?:train|analyze) experiment={name}\s{{2,}}(.+)", lines[1])
     assert found and re.search(r"minute|second|hour", found[1])
 
 
@@ -79,13 +82,13 @@ def test_claims_and_analyses_exist(name):
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", PRESETS)
 def test_runs_at_budget_smoke(name, tmp_path):
-    command = [sys.executable, "-m", "rankbench", "train", f"experiment={name}", "budget=smoke"]
+    command = [sys.executable, "-m", "rankbench", COMMANDS[name], f"experiment={name}", "budget=smoke"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Traceback" not in done.stderr and "Warning" not in done.stderr
     configs = jobs(name, "budget=smoke")
-    (folder,) = (tmp_path / "outputs" / "train").iterdir()
+    (folder,) = (tmp_path / "outputs" / COMMANDS[name]).iterdir()
     for claim in configs[0].claims:
         assert re.search(rf"^(held|failed|undecided) +{claim}\b", done.stdout, re.MULTILINE)
     assert (folder / "verdicts.csv").exists() == bool(configs[0].claims)

@@ -319,13 +319,13 @@ import dataclasses, json, os, signal, sys, time
 from pathlib import Path
 import rankbench.run, rankbench.train
 from rankbench.run import Run
-from rankbench.train import MetricsFile, Training, train
+from rankbench.train import StepsFile, Training, train
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 def plan(kind, number):
-    update, add, save_file = Training.update, MetricsFile.add, rankbench.run.save_file
+    update, add, save_file = Training.update, StepsFile.add, rankbench.run.save_file
     calls = []
 
     def dying_update(self):
@@ -350,7 +350,7 @@ def plan(kind, number):
             os.truncate(path, os.path.getsize(path) // 2)
             die()
 
-    Training.update, MetricsFile.add, rankbench.run.save_file = dying_update, dying_add, dying_save
+    Training.update, StepsFile.add, rankbench.run.save_file = dying_update, dying_add, dying_save
 
 cfg = Run(Path(sys.argv[1])).config()
 trainer = dataclasses.replace(cfg.trainer, steps=1)

@@ -21,6 +21,7 @@ class Subject:
     train: Batch  # the sequences this seed was trained on (a sample of them where the stream has no end)
     test: Batch
     models: dict[str, Transformer]  # by weights: trained (absent for a fresh model), initialised
+    history: pd.DataFrame | None = None  # this seed's rows of layers.csv, where training wrote one
 
     @property
     def model(self) -> Transformer:

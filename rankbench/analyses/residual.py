@@ -1,20 +1,12 @@
-"""Rank and collapse metrics, layer by layer (Dong et al. 2021, Fig. 2; formulas in rankbench.metrics).
+"""Rank and collapse metrics, layer by layer (Dong et al. 2021, Fig. 2; formulas in rankbench.metrics)."""
 
-Shapes: B batch, N token, M key token, D width, H head.
-"""
-
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pandas as pd
-import torch
-from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.config import ConfigError, unknown
-from rankbench.metrics import attention_metrics, state_metrics
-from rankbench.model.attention import visible_keys
-from rankbench.model.trace import Trace
+from rankbench.layers import metrics_by_layer, moments
 from rankbench.model.transformer import Transformer
 from rankbench.plots.residual import draw_residual
 from rankbench.tables import last_of_layer
@@ -59,39 +51,11 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     for weights, model in subject.models.items():
         for variant in options.variants:
             removed = model.without(**VARIANTS[variant])
-            for place, values in _measured(removed, inputs):
+            for place, values in metrics_by_layer(removed, inputs):
                 rows.append(
-                    {"weights": weights, "variant": variant, **place, "dtype": _dtype(removed), **_moments(values)}
+                    {"weights": weights, "variant": variant, **place, "dtype": _dtype(removed), **moments(values)}
                 )
     return pd.DataFrame(rows)
-
-
-@torch.no_grad()
-def _measured(model: Transformer, inputs: Tensor) -> Iterator[tuple[dict, dict[str, Tensor]]]:
-    trace = Trace("embedding", "output", "weights")
-    model(inputs, trace=trace)
-    lengths_B = model.lengths(inputs)
-    visible_NM = visible_keys(model.cfg.mask, model.cfg.window, inputs.shape[1], inputs.device)
-    yield {"layer": 0, "sublayer": "input", "head": None}, state_metrics(trace["embedding"], lengths_B)
-    for layer in range(model.cfg.layers):
-        name = f"layers.{layer}"
-        of_weights = attention_metrics(trace[f"{name}.attention.weights"], visible_NM, lengths_B)
-        for head in range(model.cfg.heads):
-            place = {"layer": layer + 1, "sublayer": "weights", "head": head + 1}
-            yield place, {metric: value_BH[:, head] for metric, value_BH in of_weights.items()}
-        for sublayer in ("attention", "mlp"):
-            if f"{name}.{sublayer}.output" in trace:
-                place = {"layer": layer + 1, "sublayer": sublayer, "head": None}
-                yield place, state_metrics(trace[f"{name}.{sublayer}.output"], lengths_B)
-
-
-def _moments(values: dict[str, Tensor]) -> dict[str, float]:
-    moments = {}
-    for metric, value_B in values.items():
-        moments[metric] = value_B.double().mean().item()
-        if value_B.dtype != torch.bool:
-            moments[f"{metric}_sd"] = value_B.double().std().item() if len(value_B) > 1 else float("nan")
-    return moments
 
 
 def _dtype(model: Transformer) -> str:

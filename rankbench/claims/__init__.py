@@ -2,13 +2,14 @@
 
 import pandas as pd
 
+from rankbench.claims.blog import BLOG
 from rankbench.claims.claim import Claim, verdict_line, verdicts_of
 from rankbench.claims.dong import DONG
 from rankbench.claims.published import figures_published, published
 
 __all__ = ["CLAIMS", "Claim", "figures_published", "judge", "published", "verdict_line"]
 
-CLAIMS: dict[str, Claim] = {**DONG}
+CLAIMS: dict[str, Claim] = {**DONG, **BLOG}
 
 
 def judge(name: str, table: pd.DataFrame, facet: str | None = None) -> list[dict]:

@@ -14,7 +14,7 @@ from rankbench.tables import halfwidth95
 
 HELD, FAILED, UNDECIDED = "held", "failed", "undecided"
 FEWEST_SEEDS = 3
-LEARNED = 0.9  # accuracy below which a network has not learned its task, and its paths say nothing about the claim
+LEARNED = 0.9  # share of the reachable accuracy below which a network has not learned its task, and its paths say nothing about the claim
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Claim:
     paper says lies above (side=+1) or below (side=-1) `line`.
 
     by: columns of the table whose values are judged one by one. needs_trained: undecided where the network has not
-    learned its task (column whole_accuracy). exact: no chance is in the number, one seed decides.
+    learned its task (column whole_accuracy). exact: no chance is in the number, one seed decides. published: the number
+    that the paper prints for what is measured, where it prints one.
     """
 
     statement: str
@@ -35,6 +36,7 @@ class Claim:
     by: tuple[str, ...] = ()
     needs_trained: bool = True
     exact: bool = False
+    published: float | None = None
 
 
 def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: str | None = None) -> list[dict]:
@@ -52,6 +54,7 @@ def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: str | None 
                 "outcome": outcome,
                 "measured": mean,
                 "ci95": halfwidth,
+                "published": claim.published,
                 "claimed": f"{'>' if claim.side > 0 else '<'} {claim.line:g}",
                 "num_seeds": len(seeds),
                 "reason": reason,
@@ -72,12 +75,20 @@ def _decide(claim: Claim, rows: pd.DataFrame, seeds: np.ndarray) -> tuple[str, f
         return (HELD if claim.side * (mean - claim.line) > 0 else FAILED), mean, 0.0, ""
     if len(seeds) < FEWEST_SEEDS:
         return UNDECIDED, mean, halfwidth, f"fewer than {FEWEST_SEEDS} seeds"
-    if claim.needs_trained and (learned := rows.groupby("seed").whole_accuracy.mean().mean()) < LEARNED:
+    if claim.needs_trained and (learned := _learned(rows)) < LEARNED:
         return UNDECIDED, mean, halfwidth, f"the network has not learned its task (accuracy {learned:.3f})"
     distance = claim.side * (mean - claim.line)
     if abs(distance) <= halfwidth:
         return UNDECIDED, mean, halfwidth, "the line lies within the confidence interval"
     return (HELD if distance > 0 else FAILED), mean, halfwidth, ""
+
+
+def _learned(rows: pd.DataFrame) -> float:
+    """Accuracy of the whole network, as a share of what it can reach where that is known (ceiling_accuracy)."""
+    reached = rows.whole_accuracy
+    if "ceiling_accuracy" in rows:
+        reached = reached / rows.ceiling_accuracy.fillna(1.0)
+    return reached.groupby(rows.seed).mean().mean()
 
 
 def verdict_line(verdict: dict) -> str:

@@ -1,5 +1,6 @@
 """Claims of Dong et al. 2021, Attention is not all you need."""
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -41,12 +42,141 @@ def _whole(rows: pd.DataFrame) -> float:
     return rows.whole_accuracy.mean()
 
 
+def _does_as_said(rows: pd.DataFrame) -> float:
+    network = rows[rows.weights == "trained"].iloc[0]
+    if network.one_step_error >= 1:  # no better than standing still: it has not learned to go round
+        return float("nan")
+    return float(network.collapsed == (not network["skip"] and not network["mlp"]))
+
+
 def _remainder_digits(rows: pd.DataFrame) -> float:
     return np.log10(max(rows.remainder.max(), np.finfo(float).tiny))
 
 
+def _last(rows: pd.DataFrame, variant: str, column: str) -> float:
+    mine = rows[rows.variant == variant]
+    return mine[mine.layer == mine.layer.max()][column].mean()
+
+
+def _attention_from_cubic(rows: pd.DataFrame) -> float:
+    return abs(_last(rows, "attention_only_no_norm", "growth_exponent") - 3)
+
+
+def _mlp_from_cubic(rows: pd.DataFrame) -> float:
+    return abs(_last(rows, "no_skip", "growth_exponent") - 3)
+
+
+def _above_bound(rows: pd.DataFrame) -> float:
+    bounded = rows[(rows.variant == "attention_only_no_norm") & rows.log10_bound.notna()]
+    return (bounded.log10_residual - bounded.log10_bound).max()
+
+
+def _mlp_over_attention(rows: pd.DataFrame) -> float:
+    return _last(rows, "no_skip", "log10_residual") / _last(rows, "attention_only_no_norm", "log10_residual")
+
+
+def _lost_with_skips(rows: pd.DataFrame) -> float:
+    mine = rows[rows.variant == "no_mlp"].set_index("layer").log10_relative_residual
+    return mine[mine.index.max()] - mine[0]
+
+
+def _smallest_slack(rows: pd.DataFrame) -> float:
+    return rows[(rows.bound == "theorem") & rows.covered & (rows.layer > 0)].slack_min.min()
+
+
+def _fall_without_contraction(rows: pd.DataFrame) -> float:
+    """Decades that the residual of attention alone changes by, where the bound contracts nowhere at the first layer."""
+    mine = rows[(rows.bound == "theorem") & rows.source.str.startswith("Theorem")].sort_values("layer")
+    if mine.empty or mine[mine.layer == 1].contractive.iloc[0] > 0:
+        return float("nan")
+    return mine.log10_measured.iloc[-1] - mine.log10_measured.iloc[0]
+
+
+def _largest_change_of_residual(rows: pd.DataFrame) -> float:
+    states = rows[(rows.weights == "initialised") & (rows.variant == "full") & (rows.sublayer != "weights")]
+    start = states[states.layer == 0].residual.iloc[0]
+    return (states.residual / start - 1).abs().max()
+
+
+def _log10_left(rows: pd.DataFrame, variant: str) -> float:
+    """log10 of the relative residual behind the last layer; what rounding hides counts as at the noise floor."""
+    states = rows[(rows.variant == variant) & (rows.sublayer != "weights") & (rows.layer == rows.layer.max())]
+    return np.log10(max(states.relative_residual.iloc[0], np.finfo(states["dtype"].iloc[0]).eps))
+
+
+def _left_with_norms(rows: pd.DataFrame) -> float:
+    return _log10_left(rows, "attention_only")
+
+
+def _left_without_norms(rows: pd.DataFrame) -> float:
+    return _log10_left(rows, "attention_only_no_norm")
+
+
+def _left_with_over_without(rows: pd.DataFrame) -> float:
+    return _left_with_norms(rows) - _left_without_norms(rows)
+
+
+def _by_architecture(rows: pd.DataFrame) -> pd.DataFrame:
+    """Mean and standard deviation of the path length, in heads and over the number of layers."""
+
+    def moments(one: pd.DataFrame) -> pd.Series:
+        mean = (one.share * one.path_length).sum()
+        sd = (one.share * (one.path_length - mean) ** 2).sum() ** 0.5
+        layers = one.layers.iloc[0]
+        return pd.Series({"mean": mean, "sd": sd, "mean_over_layers": mean / layers, "sd_over_layers": sd / layers})
+
+    return pd.DataFrame({name: moments(one) for name, one in rows.groupby("architecture", sort=False)}).T
+
+
+def _gpt3_ahead(rows: pd.DataFrame, column: str) -> float:
+    """GPT-3's number less the largest of the others."""
+    values = _by_architecture(rows)[column]
+    return values["GPT-3"] - values.drop("GPT-3").max()
+
+
+def _gpt3_ahead_in_heads(rows: pd.DataFrame) -> float:
+    return _gpt3_ahead(rows, "mean")
+
+
+def _gpt3_ahead_in_share(rows: pd.DataFrame) -> float:
+    return _gpt3_ahead(rows, "mean_over_layers")
+
+
+def _rank_of_small_berts(rows: pd.DataFrame, column: str) -> float:
+    """Place of the lower one of DistilBERT and MobileBERT, from the largest number down."""
+    return _by_architecture(rows)[column].rank(ascending=False)[["DistilBERT", "MobileBERT"]].max()
+
+
+def _rank_in_heads(rows: pd.DataFrame) -> float:
+    return _rank_of_small_berts(rows, "sd")
+
+
+def _rank_over_layers(rows: pd.DataFrame) -> float:
+    return _rank_of_small_berts(rows, "sd_over_layers")
+
+
 SUM = "Dong et al. 2021, Theorem 2.1"
+RATE = "Dong et al. 2021, Theorem 2.3"
 FIG4 = "Dong et al. 2021, sec. 4.3"
+FIG5 = "Dong et al. 2021, app. B.1 and Fig. 5"
+LAYERNORM = "Dong et al. 2021, sec. 3.3"
+WU = "Wu et al. 2024, On the role of attention masks and LayerNorm in transformers"
+VANISHED = -3.0  # log10 of the relative residual: a thousandth, taken as "converged to rank 1"
+
+
+def _rate(statement: str, source: str, measure: Callable[[pd.DataFrame], float], side: int, line: float) -> Claim:
+    """A claim on the residual below floating point, judged for trained and initialised weights by themselves."""
+    return Claim(statement, source, "collapse", measure, side, line, by=("weights",), needs_trained=False)
+
+
+def _counted(statement: str, measure: Callable[[pd.DataFrame], float], side: int, line: float) -> Claim:
+    """A claim on path lengths, which are arithmetic: no chance, no training."""
+    return Claim(statement, FIG5, "path_counts", measure, side, line, needs_trained=False, exact=True)
+
+
+def _normed(statement: str, source: str, measure: Callable[[pd.DataFrame], float], side: int, line: float) -> Claim:
+    """A claim on attention alone with and without LayerNorm."""
+    return Claim(statement, source, "residual", measure, side, line, by=("weights",), needs_trained=False)
 
 
 def _protocol(statement: str, measure: Callable[[pd.DataFrame], float], side: int, line: float) -> Claim:
@@ -64,9 +194,33 @@ DONG: dict[str, Claim] = {
         "The whole network sorts (published accuracy .98; the line is .95).",
         *(FIG4, "paths", _whole, +1, 0.95),
         needs_trained=False,
+        published=0.98,
     ),
     "dong_fig4_length_1_sorting": _protocol(
         "Length-1 paths attain an accuracy above .6 on sorting.", _length_one, +1, 0.6
+    ),
+    "dong_fig3_collapse": Claim(
+        "Run freely, attention alone collapses to one point, and an MLP or a skip prevents it (share of seeds).",
+        *("Dong et al. 2021, sec. 4.2", "rollout", _does_as_said, +1, 0.5),
+        needs_trained=False,
+    ),
+    "dong_fig4_whole_convex_hull": Claim(
+        "The whole network finds the convex hull (published accuracy about .9; the line is .85).",
+        *(FIG4, "paths", _whole, +1, 0.85),
+        needs_trained=False,
+        published=0.9,
+    ),
+    "dong_fig4_length_1_convex_hull": _protocol(
+        "Length-1 paths attain an accuracy above .65 on convex hulls.", _length_one, +1, 0.65
+    ),
+    "dong_fig4_whole_memorization": Claim(
+        "The whole network memorises (published accuracy .85; the line is .8).",
+        *(FIG4, "paths", _whole, +1, 0.8),
+        needs_trained=False,
+        published=0.85,
+    ),
+    "dong_fig4_length_1_memorization": _protocol(
+        "Length-1 paths attain an accuracy above .8 on memorization.", _length_one, +1, 0.8
     ),
     "dong_fig4_falls_with_length": _protocol(
         "Accuracy falls with path length, from 1 on (Spearman's rank correlation below 0).",
@@ -79,5 +233,79 @@ DONG: dict[str, Claim] = {
     "dong_fig4_length_0_at_chance": _protocol(
         "Length-0 paths hold no useful information (less than 5 points above the commonest class).",
         *(_shortest_above_majority, -1, AT_CHANCE),
+    ),
+    "dong_thm_rate_cubic": _rate(
+        "Attention alone cubes the residual: at the last layer its logarithm has tripled (growth exponent 3 +- .1).",
+        *(RATE, _attention_from_cubic, -1, 0.1),
+    ),
+    "dong_thm_rate_bound": dataclasses.replace(
+        _rate(
+            "The residual of attention alone stays below the theorem's bound (log10 of their ratio, the largest).",
+            *(RATE, _above_bound, -1, 0.0),
+        ),
+        exact=True,
+    ),
+    "dong_thm_rate_mlp_cubic": _rate(
+        "With MLPs and without skips the decay is still cubic (growth exponent 3 +- .1 at the last layer).",
+        *("Dong et al. 2021, Corollary 3.2", _mlp_from_cubic, -1, 0.1),
+    ),
+    "dong_thm_rate_mlp_slows": _rate(
+        "MLPs slow the collapse down (log residual with them over that without, at the last layer).",
+        *("Dong et al. 2021, sec. 3.2", _mlp_over_attention, -1, 1.0),
+    ),
+    "dong_thm_rate_skips": _rate(
+        "Skips prevent the collapse: more than a tenth of the relative residual is left (log10 of that share).",
+        *("Dong et al. 2021, sec. 3.1", _lost_with_skips, +1, -1.0),
+    ),
+    "dong_bound_holds": Claim(
+        "The residual is below the bound of Theorem 2.2 or 2.3, Corollary 3.1 or 3.2 (smallest slack in decades).",
+        *("Dong et al. 2021, Theorem 2.3, Corollaries 3.1 and 3.2", "bounds", _smallest_slack, +1, 0.0),
+        by=("weights",),
+        needs_trained=False,
+        exact=True,
+    ),
+    "dong_collapse_beyond_bound": Claim(
+        "Attention alone collapses also where the bound does not fall (change of the residual in decades, below -3).",
+        *("Dong et al. 2021, sec. 2.3", "bounds", _fall_without_contraction, -1, VANISHED),
+        by=("weights",),
+        needs_trained=False,
+    ),
+    "dong_claim31": Claim(
+        "With skips and W_V = 0 the residual is the same at every depth (largest relative change).",
+        *("Dong et al. 2021, Claim 3.1", "residual", _largest_change_of_residual, -1, 1e-12),
+        needs_trained=False,
+        exact=True,
+    ),
+    "dong_layernorm_collapses": _normed(
+        "Attention alone collapses with LayerNorm (log10 of the relative residual behind the last layer, below -3).",
+        *(LAYERNORM, _left_with_norms, -1, VANISHED),
+    ),
+    "dong_layernorm_plays_no_role": _normed(
+        "With LayerNorm the relative residual is less than ten times that without (log10 of the ratio, last layer).",
+        *(LAYERNORM, _left_with_over_without, -1, 1.0),
+    ),
+    "wu_layernorm_keeps_rank": _normed(
+        "With LayerNorm, for some value matrices, attention alone keeps its residual (log10, last layer, above -3).",
+        *(WU, _left_with_norms, +1, VANISHED),
+    ),
+    "wu_masked_attention_collapses": _normed(
+        "Without LayerNorm attention alone collapses under this mask in this depth (log10, last layer, below -3).",
+        *(WU, _left_without_norms, -1, VANISHED),
+    ),
+    "dong_fig5_gpt3_longest": _counted(
+        "GPT-3 has the longest paths of the nine (its mean length less the longest of the others, in heads).",
+        *(_gpt3_ahead_in_heads, +1, 0.0),
+    ),
+    "dong_fig5_gpt3_most_long_paths": _counted(
+        "GPT-3 is the most long-paths-focused of the nine (mean length over layers, less the largest of the others).",
+        *(_gpt3_ahead_in_share, +1, 0.0),
+    ),
+    "dong_fig5_small_berts_diverse": _counted(
+        "DistilBERT's and MobileBERT's path lengths over layers are among the three most diverse (place by sd).",
+        *(_rank_over_layers, -1, 3.5),
+    ),
+    "dong_fig5_small_berts_diverse_in_heads": _counted(
+        "DistilBERT's and MobileBERT's path lengths in heads are among the three most diverse (place by sd).",
+        *(_rank_in_heads, -1, 3.5),
     ),
 }

@@ -68,7 +68,7 @@ def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
 
 
 def grid_of(
-    table: pd.DataFrame, facet: str | None, columns: int
+    table: pd.DataFrame, facet: str | None, columns: int, share_y: bool = True
 ) -> tuple[Figure, np.ndarray, list[tuple[str, pd.DataFrame]]]:
     """An empty figure with a row of axes for each value of the facet, and these values' rows under their labels."""
     facets = [("", table)]
@@ -77,7 +77,7 @@ def grid_of(
     size = (PANEL[0] * columns, PANEL[1] * len(facets) + 0.7)
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(len(facets), columns, squeeze=False, sharex=True, sharey=True)
+    grid = figure.subplots(len(facets), columns, squeeze=False, sharex=True, sharey=share_y)
     return figure, grid, facets
 
 
@@ -95,9 +95,9 @@ def line(axes: Axes, summary: pd.DataFrame, x: str, label: str, number: int) -> 
 
 def level(axes: Axes, rows: pd.DataFrame, column: str, label: str, colour: str, dashes: str) -> None:
     """A horizontal line at a baseline that was measured, with its spread; nothing where it was not."""
-    per_seed = rows.groupby("seed")[column].mean().dropna()
-    if per_seed.empty:
+    if column not in rows or rows[column].isna().all():
         return
+    per_seed = rows.groupby("seed")[column].mean().dropna()
     axes.axhline(per_seed.mean(), color=colour, linestyle=dashes, linewidth=1, label=label, zorder=1)
     if len(per_seed) > 1:
         spread = per_seed.std()
@@ -138,7 +138,10 @@ def legend(figure: Figure, grid: np.ndarray) -> None:
         found |= {
             label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True) if label not in found
         }
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=2 if len(found) > 4 else len(found))
+    # as many columns as the longest label leaves room for: a letter of 7 pt is about .055 inches wide
+    room = figure.get_figwidth() / (0.5 + 0.055 * max(map(len, found), default=1))
+    columns = max(1, min(len(found), int(room), 2 if len(found) > 4 else 4))
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns)
 
 
 def spans_orders(values: pd.Series) -> bool:

@@ -1,5 +1,6 @@
 """The figure of the analysis `residual`."""
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -11,6 +12,9 @@ from rankbench.tables import last_of_layer, mean_and_spread
 def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Relative residual by layer, a line for each variant; a column for each kind of weights, a row for each facet."""
     last = last_of_layer(table)
+    # what is below rounding is drawn there: an exact 0 has no place on a logarithmic axis
+    rounding = last["dtype"].map(lambda name: np.finfo(name).eps)
+    last = last.assign(relative_residual=last.relative_residual.clip(lower=rounding))
     weights = list(dict.fromkeys(last.weights))
     variants = list(dict.fromkeys(last.variant))
     figure, grid, facets = grid_of(last, facet, len(weights))

@@ -3,12 +3,20 @@
 from typing import Any
 
 from rankbench.config import ConfigError, typed, unknown
+from rankbench.tasks.circle_arcs import CircleArcs
+from rankbench.tasks.convex_hull import ConvexHull
+from rankbench.tasks.memorization import Memorization
 from rankbench.tasks.sorting import Sorting
 from rankbench.tasks.task import Batch, Task
 
 __all__ = ["TASKS", "Batch", "Task", "build_task"]
 
-TASKS: dict[str, type[Task]] = {"sorting": Sorting}
+TASKS: dict[str, type[Task]] = {
+    "sorting": Sorting,
+    "memorization": Memorization,
+    "convex_hull": ConvexHull,
+    "circle_arcs": CircleArcs,
+}
 
 
 def build_task(options: dict[str, Any]) -> Task:

@@ -1,0 +1,48 @@
+"""How rank and entropy of every layer move while a network trains, as its run wrote it down in layers.csv."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.config import ConfigError, unknown
+from rankbench.metrics import ATTENTION_METRICS, STATE_METRICS
+from rankbench.plots.dynamics import draw_dynamics
+
+
+@dataclass(frozen=True)
+class Options:
+    """metrics: which of those in layers.csv, by their names in rankbench.metrics."""
+
+    metrics: list[str]
+
+    def __post_init__(self) -> None:
+        allowed = [*STATE_METRICS, *ATTENTION_METRICS]
+        if not self.metrics:
+            raise ConfigError(f"analysis.dynamics.metrics=[]: name at least one of {', '.join(allowed)}")
+        for metric in self.metrics:
+            if metric not in allowed:
+                raise ConfigError(unknown("analysis.dynamics.metrics", metric, allowed))
+
+
+def table(subject: Subject, options: Options) -> pd.DataFrame:
+    """Rows: step, layer, sublayer, head, as in the table of the analysis `residual`; columns: the metrics, means over
+    trainer.dynamics_sequences test sequences. ConfigError for a run that was trained without trainer.dynamics_every."""
+    if subject.history is None:
+        raise ConfigError(
+            f"analysis=[dynamics]: {subject.run} has no layers.csv; train it with trainer.dynamics_every=<steps>"
+        )
+    return subject.history[["step", "layer", "sublayer", "head", *options.metrics]]
+
+
+def digest(table: pd.DataFrame) -> str:
+    """Each metric in the last layer, at the first and at the last step, mean over seeds and heads."""
+    lines = [f"from step {table.step.min()} to {table.step.max()} (mean of {table.seed.nunique()} seeds), last layer:"]
+    last = table[table.layer == table.layer.max()]
+    for metric in [name for name in table if name in STATE_METRICS or name in ATTENTION_METRICS]:
+        by_step = last.dropna(subset=metric).groupby("step")[metric].mean()
+        lines.append(f"{metric} {by_step.iloc[0]:.3g} -> {by_step.iloc[-1]:.3g}")
+    return "\n".join(lines)
+
+
+ANALYSIS = Analysis(Options, table, draw_dynamics, digest)

@@ -1,0 +1,416 @@
+"""Do paths work independently? The five measures of weak interdependence, and the interference of paths of a length.
+
+1 orthogonality of outputs, 2 covariance over inputs, 3 additivity, 4 cross-gradients of the loss, 5 mutual information
+(estimators in rankbench.dependence). Frozen paths add up to the output whatever the network does (Theorem 2.1 of Dong
+et al. 2021), so the third is a question to recomputed paths alone. And all paths are functions of one input, without
+noise: where two such functions are injective their information is the entropy of the input, so what can be small is
+only what an estimator of finite resolution sees.
+
+Shapes: B batch, N token, D width, L layer, H head, K path length, U unit (a sum or a path), A head of the network.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations, combinations_with_replacement, product
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from rankbench import dependence
+from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.config import ConfigError, unknown
+from rankbench.model.trace import Trace
+from rankbench.model.transformer import Norm, Transformer
+from rankbench.paths import (
+    NUMBERS_AT_A_TIME,
+    FrozenNetwork,
+    RecomputedNetwork,
+    all_paths,
+    joint_network,
+    num_paths,
+    sample_paths,
+    sums_by_length,
+    sums_of_groups,
+    with_signs,
+)
+from rankbench.plots.independence import draw_independence
+from rankbench.seeds import generator_for
+from rankbench.tasks import Batch
+from rankbench.tasks.task import is_scored, score
+
+log = logging.getLogger(__name__)
+
+SCHEMES = ("frozen", "recomputed")
+FEWEST = 30  # sequences behind an estimate over inputs
+SEQUENCES_AT_A_TIME = 100  # in products with the Hessian: what they keep of a forward pass is several times its size
+Network = FrozenNetwork | RecomputedNetwork
+
+
+@dataclass(frozen=True)
+class Options:
+    """schemes: frozen, recomputed or both. sequences: how many of the test set; null for all. tokens: at how many
+    places of the sequence dependence over inputs is measured. paths_per_length: sampled paths, all pairs of which are
+    measured. components: of each output, in estimates of information. neighbours: k of the KSG estimator. probes:
+    random directions per head for the Hessian; hessian_sequences: of the test set, for it. max_paths: up to how many
+    paths are all run; sign_draws: random signs in place of them.
+    """
+
+    schemes: list[str]
+    sequences: int | None
+    tokens: int
+    paths_per_length: int
+    components: int
+    neighbours: int
+    probes: int
+    hessian_sequences: int
+    max_paths: int
+    sign_draws: int
+
+    def __post_init__(self) -> None:
+        if not self.schemes:
+            raise ConfigError(f"analysis.independence.schemes=[]: name at least one of {', '.join(SCHEMES)}")
+        for scheme in self.schemes:
+            if scheme not in SCHEMES:
+                raise ConfigError(unknown("analysis.independence.schemes", scheme, SCHEMES))
+        fewest = {"sequences": FEWEST, "probes": 2, "sign_draws": 2, "max_paths": 0}
+        for key, value in vars(self).items():
+            if isinstance(value, int) and value < fewest.get(key, 1):
+                raise ConfigError(f"analysis.independence.{key}={value}: must be at least {fewest.get(key, 1)}")
+        if max(2 * self.components, self.neighbours) >= FEWEST:
+            raise ConfigError(
+                f"analysis.independence.components={self.components}, neighbours={self.neighbours}: "
+                f"twice the components, and the neighbours, must be below {FEWEST} observations"
+            )
+
+
+@torch.no_grad()
+def table(subject: Subject, options: Options) -> pd.DataFrame:
+    """Rows: of (lengths | paths | heads | network), scheme (empty for heads), first, second: a pair, once.
+
+    of=lengths: pairs of the sums S_j and S_k; of=paths: pairs of single paths (their choices by layer, 0 the skip).
+    Columns of both: cosine (mean over sequences of the outputs' angle's cosine), and over inputs, as a mean over
+    places of the sequence: covariance, correlation, information_gaussian and information_ksg (nats), hsic,
+    alignment_linear, alignment_gaussian. of=paths, recomputed: interaction, ||n(f) - n(sum)|| / ||n(f)|| with f the
+    output of the network that has both paths' choices in each layer, sum that of all paths which these make up, and n
+    the norm before the read-out. of=lengths, on the diagonal: num_paths and interference ||S_k||^2 / sum_p ||Y_p||^2
+    (1: orthogonal paths, num_paths: identical ones) with interference_se (0: every path was run). of=network:
+    interaction, f the whole network and sum that of all paths (frozen: and the biases). of=heads: cross_gradient, the
+    Frobenius norm of the loss' second derivatives by the parameters of the one head and of the other, with
+    cross_gradient_se; cross_gradient_rms (per pair of parameters); cross_gradient_relative (over the root of the
+    product of both heads' own).
+    """
+    test = subject.test[: options.sequences]
+    if len(test.inputs) < FEWEST:
+        raise ConfigError(f"analysis.independence: {len(test.inputs)} test sequences; at least {FEWEST} are needed")
+    rows = []
+    for scheme in options.schemes:
+        for part in (_length_rows, _path_rows):
+            rows += [{"scheme": scheme} | row for row in part(subject, test.inputs, scheme, options)]
+    generator = generator_for(subject.seed, "cross_gradients")
+    rows += _head_pairs(subject.model, test[: options.hessian_sequences], options.probes, generator)
+    outputs = torch.cat([subject.model(some) for some in test.inputs.split(1000)])
+    return pd.DataFrame(rows, columns=COLUMNS).assign(whole_accuracy=score(outputs, test.targets).accuracy.item())
+
+
+def _lengths(model: Transformer) -> list[int]:
+    """Of the paths that the network has."""
+    return list(range(model.cfg.layers + 1)) if model.cfg.skip else [model.cfg.layers]
+
+
+def _network(model: Transformer, inputs: Tensor, scheme: str) -> Network:
+    return FrozenNetwork(model, inputs) if scheme == "frozen" else RecomputedNetwork(model, inputs)
+
+
+def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) -> Iterator[dict]:
+    """The whole network, and pairs of sums by length; nothing where these would need too many recomputed paths."""
+    model, cfg, lengths = subject.model, subject.model.cfg, _lengths(subject.model)
+    present_BN = model.present(inputs)
+    counts = [num_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths]
+    few = sum(counts) <= options.max_paths
+    groups = [all_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths] if few else []
+    if scheme == "frozen":
+        sums_KBND, bias_BND, state_BND = sums_by_length(model, inputs)
+        sums_KBND = sums_KBND[lengths]
+    elif few:
+        sums_KBND, bias_BND = sums_of_groups(RecomputedNetwork(model, inputs), groups), 0.0
+        model(inputs, trace=(trace := Trace("state")))
+        state_BND = trace["state"]
+    else:
+        log.info("not all %.3g recomputed paths are run: analysis.independence.max_paths", sum(counts))
+        return
+    whole_B = _interaction(model, state_BND, sums_KBND.sum(0) + bias_BND, present_BN)
+    yield {"of": "network", "interaction": whole_B.mean().item()}
+    if few:
+        terms_SK = _squares_of_paths(model, scheme, inputs, groups)[None]
+    else:
+        signs = generator_for(subject.seed, "signs")
+        terms_SK = _squares_by_signs(model, inputs, options.sign_draws, signs)[:, lengths]
+    squares_K = _masked(sums_KBND, present_BN).flatten(1).square().sum(1)
+    for (j, k), measured in _pairs(sums_KBND, present_BN, options, combinations_with_replacement):
+        row = {"of": "lengths", "first": f"S{lengths[j]}", "second": f"S{lengths[k]}", **measured}
+        row |= {"first_length": lengths[j], "second_length": lengths[k]}
+        if j == k:
+            share, error = _ratio(squares_K[k], terms_SK[:, k])
+            row |= {"num_paths": counts[k], "interference": share, "interference_se": error}
+        yield row
+
+
+def _path_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) -> Iterator[dict]:
+    """Pairs of sampled paths, the same ones for both schemes."""
+    model, cfg, number = subject.model, subject.model.cfg, options.paths_per_length
+    generator = generator_for(subject.seed, "independence")
+    sampled = [
+        sample_paths(cfg.layers, cfg.heads, length, number, generator, replacement=False, skip=cfg.skip)
+        for length in _lengths(model)
+    ]
+    paths_PL = np.concatenate(sampled)
+    interactions = _pair_interactions(model, inputs, paths_PL, options.max_paths) if scheme == "recomputed" else {}
+    outputs_PBND = sums_of_groups(_network(model, inputs, scheme), list(paths_PL[:, None]))
+    for (j, k), measured in _pairs(outputs_PBND, model.present(inputs), options, combinations):
+        row = {"of": "paths", **measured, "interaction": interactions.get((j, k))}
+        for side, path_L in (("first", paths_PL[j]), ("second", paths_PL[k])):
+            row |= {side: "-".join(map(str, path_L)), f"{side}_length": int((path_L > 0).sum())}
+        yield row
+
+
+def _masked(x: Tensor, present_BN: Tensor | None) -> Tensor:
+    """Zeros where there is no token; x is (..., B, N, D)."""
+    return x if present_BN is None else x * present_BN[..., None]
+
+
+def _chunks(inputs: Tensor, numbers_per_sequence: int) -> tuple[Tensor, ...]:
+    return inputs.split(max(1, NUMBERS_AT_A_TIME // numbers_per_sequence))
+
+
+# --- 1, 2 and 5: pairs of outputs -----------------------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """What the estimators need of one unit's outputs at one place of the sequence."""
+
+    values: np.ndarray
+    components: np.ndarray
+    linear: np.ndarray
+    gaussian: np.ndarray
+
+
+def _pairs(
+    units_UBND: Tensor, present_BN: Tensor | None, options: Options, pairs: Callable
+) -> Iterator[tuple[tuple[int, int], dict[str, float]]]:
+    """Each pair of units with its measures."""
+    chosen = list(pairs(range(len(units_UBND)), 2))
+    masked_UBX = _masked(units_UBND, present_BN).flatten(2)
+    cosines = {(j, k): torch.cosine_similarity(masked_UBX[j], masked_UBX[k]).mean().item() for j, k in chosen}
+    found: dict[tuple[int, int], list[dict[str, float]]] = {pair: [] for pair in chosen}
+    num_tokens = units_UBND.shape[2]
+    for place in np.unique(np.linspace(0, num_tokens - 1, min(options.tokens, num_tokens)).round().astype(int)):
+        there_B = slice(None) if present_BN is None else present_BN[:, place]
+        observed_UND = units_UBND[:, there_B, place].cpu().numpy()
+        if observed_UND.shape[1] >= FEWEST:
+            seen = [_seen(x_ND, options.components) for x_ND in observed_UND]
+            for j, k in chosen:
+                found[j, k].append(_dependence(seen[j], seen[k], options.neighbours, itself=j == k))
+    for pair in chosen:
+        yield pair, {"cosine": cosines[pair], **pd.DataFrame(found[pair], columns=DEPENDENCE).mean().to_dict()}
+
+
+def _seen(x_ND: np.ndarray, components: int) -> Seen:
+    scores_NR, wide_ND = dependence.whitened(x_ND, components), x_ND.astype(np.float64)
+    return Seen(wide_ND, scores_NR, dependence.linear_gram(wide_ND), dependence.gaussian_gram(wide_ND))
+
+
+def _dependence(x: Seen, y: Seen, neighbours: int, itself: bool) -> dict[str, float]:
+    if min(x.components.shape[1], y.components.shape[1]) == 0:
+        return {}  # one of them does not vary by more than rounding
+    measured = {
+        "covariance": dependence.covariance(x.values, y.values),
+        "correlation": dependence.correlation(x.values, y.values),
+        "hsic": dependence.unbiased_hsic(x.gaussian, y.gaussian),
+        "alignment_linear": dependence.alignment(x.linear, y.linear),
+        "alignment_gaussian": dependence.alignment(x.gaussian, y.gaussian),
+    }
+    if itself:  # a continuous variable has infinite information on itself
+        return measured
+    return measured | {
+        "information_gaussian": dependence.gaussian_information(x.components, y.components),
+        "information_ksg": dependence.ksg_information(x.components, y.components, neighbours),
+    }
+
+
+# --- 3: additivity -------------------------------------------------------------------------------------------------
+
+
+def _interaction(model: Transformer, joint_BND: Tensor, sum_BND: Tensor, present_BN: Tensor | None) -> Tensor:
+    """||n(joint) - n(sum)||_F / ||n(joint)||_F of each sequence, n the norm before the read-out; (B,)."""
+    norm = Norm(model.cfg, affine=False).plain
+    joint_BX, sum_BX = (_masked(norm(x_BND), present_BN).flatten(1) for x_BND in (joint_BND, sum_BND))
+    return (joint_BX - sum_BX).norm(dim=1) / joint_BX.norm(dim=1)
+
+
+def _pair_interactions(
+    model: Transformer, inputs: Tensor, paths_PL: np.ndarray, max_paths: int
+) -> dict[tuple[int, int], float]:
+    """Interaction of each pair of paths (rows of paths_PL); pairs that make up too many paths are left out."""
+    made = {}
+    for j, k in combinations(range(len(paths_PL)), 2):
+        if 2 ** int((paths_PL[j] != paths_PL[k]).sum()) <= max_paths:
+            made[j, k] = [sorted({int(a), int(b)}) for a, b in zip(paths_PL[j], paths_PL[k], strict=True)]
+    if not made:
+        return {}
+    groups = [np.array(list(product(*choices)), dtype=np.int64) for choices in made.values()]
+    parts = []
+    for some in _chunks(inputs, len(groups) * inputs.shape[1] * model.cfg.width):
+        network = RecomputedNetwork(model, some)
+        joint = [joint_network(network, choices) for choices in made.values()]
+        both = zip(joint, sums_of_groups(network, groups), strict=True)
+        parts.append(torch.stack([_interaction(model, *pair, model.present(some)) for pair in both]))
+    return dict(zip(made, torch.cat(parts, dim=1).mean(1).tolist(), strict=True))
+
+
+# --- 4: cross-gradients --------------------------------------------------------------------------------------------
+
+
+def cross_gradients(model: Transformer, batch: Batch, probes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Frobenius norms (A, A) of the loss' second derivatives by the parameters of two heads, and their standard errors.
+
+    A head's parameters are its W_Q, W_K, W_V with their biases and its W_O; heads go layer by layer; the loss is the
+    mean over scored tokens. ||H_ab||^2 = E||H_ab v||^2 over random signs v of head b (Hutchinson), one product with
+    the Hessian for each head and probe; (a, b) and (b, a) are two independent estimates of one number, and averaged.
+    """
+    parts = _head_parameters(model)
+    names = {name for part in parts for name in part}
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters() if name in names}
+    squares = torch.zeros(probes, len(parts), len(parts), dtype=torch.float64)
+    for probe in range(probes):
+        for b, part in enumerate(parts):
+            direction = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+            for name, at in part.items():
+                shape = direction[name][at].shape
+                signs = torch.randint(2, shape, generator=generator) * 2 - 1
+                direction[name][at] = signs.to(direction[name])
+            products = hessian_product(model, batch, parameters, direction)
+            for a, other in enumerate(parts):
+                squares[probe, a, b] = sum(products[name][at].square().sum() for name, at in other.items())
+    squares = (squares + squares.mT) / 2
+    norm_AA = squares.mean(0).sqrt()
+    return norm_AA, squares.std(0) / probes**0.5 / (2 * norm_AA)  # of a square root: half the relative error
+
+
+def hessian_product(
+    model: Transformer, batch: Batch, parameters: dict[str, Tensor], direction: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Hessian of the mean loss by these parameters times a direction, a few sequences at a time."""
+    total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    tokens = 0
+    for begin in range(0, len(batch.inputs), SEQUENCES_AT_A_TIME):
+        some = batch[begin : begin + SEQUENCES_AT_A_TIME]
+        tokens = tokens + is_scored(some.targets).sum()
+
+        def loss(parameters: dict[str, Tensor], some: Batch = some) -> Tensor:
+            # a trace that keeps nothing: the fused attention has no second derivative, the traced one has
+            outputs = torch.func.functional_call(model, parameters, (some.inputs,), {"trace": Trace("nothing")})
+            return score(outputs, some.targets).loss
+
+        def slope(parameters: dict[str, Tensor], loss: Callable = loss) -> Tensor:
+            gradient = torch.func.grad(loss)(parameters)
+            return sum((gradient[name] * direction[name]).sum() for name in gradient)
+
+        products = torch.func.grad(slope)(parameters)
+        total = {name: total[name] + products[name] for name in total}
+    return {name: value / tokens for name, value in total.items()}
+
+
+def _head_parameters(model: Transformer) -> list[dict[str, tuple]]:
+    """For each head, where in which parameter its own stand."""
+    parts = []
+    for layer, block in enumerate(model.blocks):
+        attention = block.attention
+        inner, width = attention.heads * attention.head_width, attention.head_width
+        for head in range(attention.heads):
+            own = torch.arange(head * width, (head + 1) * width)
+            rows = torch.cat([own + begin for begin in range(0, attention.qkv.out_features, inner)])
+            part = {f"blocks.{layer}.attention.qkv.weight": (rows,)}
+            if attention.qkv.bias is not None:
+                part[f"blocks.{layer}.attention.qkv.bias"] = (rows,)
+            parts.append(part | {f"blocks.{layer}.attention.out.weight": (slice(None), own)})
+    return parts
+
+
+def _head_pairs(model: Transformer, batch: Batch, probes: int, generator: torch.Generator) -> Iterator[dict]:
+    norm_AA, error_AA = cross_gradients(model, batch, probes, generator)
+    parameters = dict(model.named_parameters())
+    sizes = [sum(parameters[name][at].numel() for name, at in part.items()) for part in _head_parameters(model)]
+    names = [f"L{layer + 1}H{head + 1}" for layer in range(model.cfg.layers) for head in range(model.cfg.heads)]
+    for a, b in combinations_with_replacement(range(len(names)), 2):
+        size = norm_AA[a, b].item()
+        own = (norm_AA[a, a] * norm_AA[b, b]).sqrt().item()
+        yield {
+            "of": "heads",
+            "first": names[a],
+            "second": names[b],
+            "cross_gradient": size,
+            "cross_gradient_se": error_AA[a, b].item(),
+            "cross_gradient_rms": size / (sizes[a] * sizes[b]) ** 0.5,
+            "cross_gradient_relative": size / own if own > 0 else float("nan"),
+        }
+
+
+# --- interference --------------------------------------------------------------------------------------------------
+
+
+def _squares_of_paths(model: Transformer, scheme: str, inputs: Tensor, groups: list[np.ndarray]) -> Tensor:
+    """sum_p ||Y_p||_F^2 over the paths of each group and all sequences, shape (G,); every path is run."""
+    paths_PL = np.concatenate(groups)
+    squares_P = torch.zeros(len(paths_PL), dtype=torch.float64, device=inputs.device)
+    for some in _chunks(inputs, len(paths_PL) * inputs.shape[1] * model.cfg.width):
+        outputs_PBND = sums_of_groups(_network(model, some, scheme), list(paths_PL[:, None]))
+        squares_P += _masked(outputs_PBND, model.present(some)).flatten(1).square().sum(1)
+    return torch.stack([part_P.sum() for part_P in squares_P.split([len(group) for group in groups])])
+
+
+def _squares_by_signs(model: Transformer, inputs: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+    """Unbiased estimates (S, K) of sum_p ||Y_p||_F^2 for each length, one from each draw of signs (`with_signs`)."""
+    cfg = model.cfg
+    signs_SLH = (torch.randint(2, (draws, cfg.layers, cfg.heads), generator=generator) * 2 - 1).to(
+        inputs.device, model.read_out.weight.dtype
+    )
+    squares_SK = torch.zeros(draws, cfg.layers + 1, dtype=torch.float64, device=inputs.device)
+    for some in _chunks(inputs, inputs.shape[1] * cfg.width * (cfg.layers + 2)):
+        network = FrozenNetwork(model, some)
+        for draw, signs_LH in enumerate(signs_SLH):
+            sums_KBND = with_signs(network, signs_LH).sums_by_length().by_length_KBND
+            squares_SK[draw] += _masked(sums_KBND, model.present(some)).flatten(1).square().sum(1)
+    return squares_SK
+
+
+def _ratio(numerator: Tensor, estimates_S: Tensor) -> tuple[float, float]:
+    """numerator / mean of the estimates, with its standard error: the mean's relative one; 0 for a single exact one."""
+    mean = estimates_S.mean()
+    share = (numerator / mean).item()
+    if len(estimates_S) == 1:
+        return share, 0.0
+    return share, (share * estimates_S.std() / len(estimates_S) ** 0.5 / mean).item()
+
+
+def digest(table: pd.DataFrame) -> str:
+    """Each measure's mean over pairs of different units, then over seeds, for a terminal."""
+    apart = table[(table.of != "network") & (table["first"] != table["second"])]
+    columns = ["cosine", "correlation", "alignment_linear", "information_ksg", "interaction", "cross_gradient_relative"]
+    sizes = apart.assign(**apart[columns].abs()).groupby(["of", "scheme"], sort=False, dropna=False)[columns].mean()
+    interference = table.dropna(subset="interference").pivot_table("interference", "scheme", "first_length", "mean")
+    return (
+        f"size of each measure, mean over pairs and {table.seed.nunique()} seeds\n{sizes.round(3).to_string()}\n"
+        f"interference by path length (1: orthogonal)\n{interference.round(2).to_string()}"
+    )
+
+
+DEPENDENCE = ["covariance", "correlation", "information_gaussian", "information_ksg", "hsic"]
+DEPENDENCE += ["alignment_linear", "alignment_gaussian"]
+COLUMNS = ["of", "scheme", "first", "second", "first_length", "second_length", "cosine", *DEPENDENCE, "interaction"]
+COLUMNS += ["num_paths", "interference", "interference_se"]
+COLUMNS += [f"cross_gradient{kind}" for kind in ("", "_se", "_rms", "_relative")]
+ANALYSIS = Analysis(Options, table, draw_independence, digest)

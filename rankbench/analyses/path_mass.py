@@ -1,0 +1,126 @@
+"""What passes through each path length and each head of a frozen network, and what it does to the loss.
+
+Shapes: B batch, N token, D width, L layer, H head, K path length, T part of the output.
+"""
+
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.config import ConfigError
+from rankbench.metrics import attention_metrics
+from rankbench.model.attention import visible_keys
+from rankbench.model.trace import Trace
+from rankbench.model.transformer import Transformer
+from rankbench.paths import NUMBERS_AT_A_TIME, FrozenNetwork, num_paths, sums_through_heads
+from rankbench.plots.path_mass import draw_path_mass
+from rankbench.tasks import Batch
+from rankbench.tasks.task import majority_baselines, score
+
+RANKS = ("attention_stable_rank", "attention_effective_rank", "attention_relative_residual")
+
+
+@dataclass(frozen=True)
+class Options:
+    """mlp: how frozen paths pass an MLP, gate or source. sequences: how many of the test set; null for all."""
+
+    mlp: str
+    sequences: int | None
+
+    def __post_init__(self) -> None:
+        if self.mlp not in ("gate", "source"):
+            raise ConfigError(f"analysis.path_mass.mlp={self.mlp}: unknown; allowed are gate, source")
+        if self.sequences is not None and self.sequences < 1:
+            raise ConfigError(f"analysis.path_mass.sequences={self.sequences}: must be at least 1")
+
+
+@torch.no_grad()
+def table(subject: Subject, options: Options) -> pd.DataFrame:
+    """Rows: part, a part of the output X_L: length (all paths of path_length), head (all paths through `head` of
+    `layer`), bias (what does not come from the input). Lengths and bias add up to X_L; heads overlap.
+
+    Columns: num_paths; mass, the part's Frobenius norm over that of X_L (mean over sequences); gradient_mass, the
+    inner product <d loss / d X_L, part> in nats per token: by how much the loss grows, to first order, if the part
+    grows by 100 % (negative: the part lowers the loss); loss_without and accuracy_without, of X_L less the part, read
+    out: what is left when these frozen paths are cut. For heads, means over sequences of its attention's ranks and
+    residual (rankbench.metrics). Then the whole network's loss and accuracy, and that of the commonest class.
+    """
+    model, cfg = subject.model, subject.model.cfg
+    test = subject.test[: options.sequences]
+    parts = [{"part": "length", "path_length": k} for k in range(cfg.layers + 1)] + [{"part": "bias"}]
+    places = [(layer, head) for layer in range(1, cfg.layers + 1) for head in range(1, cfg.heads + 1)]
+    parts += [{"part": "head", "layer": layer, "head": head} for layer, head in places]
+    numbers = len(parts) * test.inputs.shape[1] * cfg.width
+    at_a_time = max(1, NUMBERS_AT_A_TIME // numbers)
+    chunks = [_sums(model, test[at : at + at_a_time], options.mlp) for at in range(0, len(test.inputs), at_a_time)]
+    total = {name: sum(chunk[name] for chunk in chunks) for name in chunks[0]}
+    tokens, num_sequences = total["tokens"], len(test.inputs)
+    rows = []
+    for number, part in enumerate(parts):
+        row = dict.fromkeys(COLUMNS) | part | {"mass": total["mass_T"][number].item() / num_sequences}
+        for name in ("gradient_mass", "loss_without", "accuracy_without"):
+            row[name] = (total[f"{name}_T"][number] / tokens).item()
+        if part["part"] == "length":
+            row["num_paths"] = num_paths(cfg.layers, cfg.heads, part["path_length"], cfg.skip)
+        elif part["part"] == "head":
+            row["num_paths"] = (cfg.heads + cfg.skip) ** (cfg.layers - 1)
+            at = (part["layer"] - 1, part["head"] - 1)
+            row |= {name: total[name][at].item() / num_sequences for name in RANKS}
+        if row["num_paths"] != 0:  # without skips there are paths of one length alone
+            rows.append(row)
+    return pd.DataFrame(rows).assign(
+        whole_loss=(total["loss"] / tokens).item(),
+        whole_accuracy=(total["right"] / tokens).item(),
+        majority_accuracy=majority_baselines(subject.train, test, subject.task.num_outputs)["majority"],
+    )
+
+
+def _sums(model: Transformer, some: Batch, mlp: str) -> dict[str, Tensor]:
+    """Sums over these sequences, or their scored tokens, of what the table's rows are means of."""
+    network = FrozenNetwork(model, some.inputs, mlp)
+    by_length_KBND, bias_BND, state_BND = network.sums_by_length()
+    parts_TBND = torch.cat([by_length_KBND, bias_BND[None], sums_through_heads(network).flatten(0, 1)])
+    gradient_BND = torch.func.grad(lambda x_BND: score(model.read_out(x_BND), some.targets).loss)(state_BND)
+    whole = score(model.read_out(state_BND), some.targets)
+    left = [score(model.read_out(state_BND - part_BND), some.targets) for part_BND in parts_TBND]
+    present_BN = model.present(some.inputs)
+    there = 1.0 if present_BN is None else present_BN[..., None]
+    norms_TB = (parts_TBND * there).flatten(2).norm(dim=2) / (state_BND * there).flatten(1).norm(dim=1)
+    return {
+        "mass_T": norms_TB.sum(1),
+        "gradient_mass_T": (parts_TBND * gradient_BND).flatten(1).sum(1),
+        "loss_without_T": torch.stack([one.loss for one in left]),
+        "accuracy_without_T": torch.stack([one.right for one in left]),
+        "loss": whole.loss,
+        "right": whole.right,
+        "tokens": whole.tokens,
+        **_ranks(model, some.inputs),
+    }
+
+
+def _ranks(model: Transformer, inputs: Tensor) -> dict[str, Tensor]:
+    """Metrics of each head's attention weights, summed over sequences; (L, H) each."""
+    cfg, trace = model.cfg, Trace("weights")
+    model(inputs, trace=trace)
+    visible_NM = visible_keys(cfg.mask, cfg.window, inputs.shape[1], inputs.device)
+    layers = [attention_metrics(p_BHNM, visible_NM, model.lengths(inputs)) for p_BHNM in trace.values()]
+    return {name: torch.stack([metrics[name].sum(0) for metrics in layers]) for name in RANKS}
+
+
+def digest(table: pd.DataFrame) -> str:
+    """Mass and gradient mass by length and by head, mean over seeds, for a terminal."""
+    heads = table[table.part == "head"].pivot_table("mass", "layer", "head", "mean")
+    lengths = table[table.part == "length"].groupby("path_length")[["mass", "gradient_mass"]].mean()
+    return (
+        f"sums of all paths of a length, in units of the output (mean of {table.seed.nunique()} seeds)\n"
+        f"{lengths.map('{:.3g}'.format).to_string()}\n"
+        f"sum of all paths through each head, in units of the output\n{heads.round(2).to_string()}"
+    )
+
+
+COLUMNS = ["part", "path_length", "layer", "head", "num_paths", "mass", "gradient_mass", "loss_without"]
+COLUMNS += ["accuracy_without", *RANKS]
+ANALYSIS = Analysis(Options, table, draw_path_mass, digest)

@@ -1,0 +1,188 @@
+"""How few paths carry the prediction: accuracy against the number of frozen paths kept.
+
+The read-out is linear, so each path has logits of its own; with those of the bias term they add up to the network's.
+Paths are chosen on training sequences and scored on the test set.
+
+Shapes: B batch, N token, D width, L layer, P path, C class or output dimension.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.config import ConfigError, unknown
+from rankbench.model.transformer import Transformer
+from rankbench.paths import NUMBERS_AT_A_TIME, FrozenNetwork, all_paths, num_paths, sums_of_groups
+from rankbench.plots.pruning import draw_pruning
+from rankbench.seeds import generator_for
+from rankbench.tasks import Batch
+from rankbench.tasks.task import Score, is_scored, majority_baselines, score
+
+ORDERS = ("greedy", "norm", "random")
+
+
+@dataclass(frozen=True)
+class Options:
+    """orders: in which paths are kept. mlp: how frozen paths pass an MLP. random_orders: how many of these.
+    selection_sequences: of the training set, on which paths are chosen. sequences: of the test set; null for all.
+    counts: at how many numbers of paths the prediction is scored. max_paths: the most that a network may have.
+    """
+
+    orders: list[str]
+    mlp: str
+    random_orders: int
+    selection_sequences: int
+    sequences: int | None
+    counts: int
+    max_paths: int
+
+    def __post_init__(self) -> None:
+        if not self.orders:
+            raise ConfigError(f"analysis.pruning.orders=[]: name at least one of {', '.join(ORDERS)}")
+        for order in self.orders:
+            if order not in ORDERS:
+                raise ConfigError(unknown("analysis.pruning.orders", order, ORDERS))
+        if self.mlp not in ("gate", "source"):
+            raise ConfigError(f"analysis.pruning.mlp={self.mlp}: unknown; allowed are gate, source")
+        for key in ("random_orders", "selection_sequences", "sequences", "counts", "max_paths"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ConfigError(f"analysis.pruning.{key}={value}: must be at least 1")
+
+
+@torch.no_grad()
+def table(subject: Subject, options: Options) -> pd.DataFrame:
+    """Rows: order (greedy | norm | random), repeat (random alone), kept: the first `kept` paths of the order and the
+    bias term, read out. kept=0 is the bias term alone, the last kept the whole network.
+
+    greedy adds the path that lowers the loss on the selection sequences most (or raises it least); norm takes paths by
+    their outputs' Frobenius norm there. Columns: kept_share (of all paths), accuracy (share of tokens), loss (per
+    token), path_length (mean over the kept paths); then the whole network and the commonest class.
+    """
+    model, cfg = subject.model, subject.model.cfg
+    lengths = range(cfg.layers + 1) if cfg.skip else [cfg.layers]
+    number = sum(num_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths)
+    if number > options.max_paths:
+        raise ConfigError(
+            f"analysis.pruning.max_paths={options.max_paths}: the network has {number:.3g} paths; "
+            "raise it, or take fewer layers or heads"
+        )
+    paths_PL = np.concatenate([all_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths])
+    chosen, test = subject.train[: options.selection_sequences], subject.test[: options.sequences]
+    orders = list(_orders(subject, chosen, paths_PL, options))
+    counts = np.unique(np.r_[0, np.geomspace(1, number, options.counts).round().astype(int)])
+    sums: list[list[Score]] = [[] for _ in orders]
+    for some, logits_PBNC, bias_BNC, _ in _logits(model, test, paths_PL, options.mlp):
+        for scores, (_, _, order_P) in zip(sums, orders, strict=True):
+            scores.append(_scores(logits_PBNC[order_P], bias_BNC, some.targets, counts))
+    used_P = (paths_PL > 0).sum(1)
+    rows = []
+    for scores, (order, repeat, order_P) in zip(sums, orders, strict=True):
+        loss_M, right_M, tokens = (sum(parts) for parts in zip(*scores, strict=True))
+        for kept, loss, right in zip(counts, loss_M / tokens, right_M / tokens, strict=True):
+            row = {"order": order, "repeat": repeat, "kept": int(kept), "kept_share": kept / number}
+            row |= {"accuracy": right.item(), "loss": loss.item()}
+            rows.append(row | {"path_length": used_P[order_P[:kept]].mean() if kept else None})
+    outputs = torch.cat([model(some) for some in test.inputs.split(1000)])
+    whole = score(outputs, test.targets)
+    return pd.DataFrame(rows).assign(
+        whole_accuracy=whole.accuracy.item(),
+        whole_loss=whole.mean_loss.item(),
+        majority_accuracy=majority_baselines(subject.train, test, subject.task.num_outputs)["majority"],
+    )
+
+
+def _orders(
+    subject: Subject, chosen: Batch, paths_PL: np.ndarray, options: Options
+) -> Iterator[tuple[str, int | None, np.ndarray]]:
+    """Each order asked for, with the number of its repeat, as indices into the paths."""
+    if {"greedy", "norm"} & set(options.orders):
+        parts = list(_logits(subject.model, chosen, paths_PL, options.mlp))
+        logits_PBNC = torch.cat([part[1] for part in parts], dim=1)
+        bias_BNC = torch.cat([part[2] for part in parts])
+        squares_P = sum(part[3] for part in parts)
+    for order in options.orders:
+        if order == "greedy":
+            yield order, None, greedy_order(logits_PBNC, bias_BNC, chosen.targets)
+        elif order == "norm":
+            yield order, None, squares_P.argsort(descending=True, stable=True).cpu().numpy()
+        else:
+            for repeat in range(options.random_orders):
+                generator = generator_for(subject.seed, "pruning", repeat)
+                yield order, repeat, torch.randperm(len(paths_PL), generator=generator).numpy()
+
+
+def _logits(
+    model: Transformer, batch: Batch, paths_PL: np.ndarray, mlp: str
+) -> Iterator[tuple[Batch, Tensor, Tensor, Tensor]]:
+    """A few sequences at a time: the sequences, logits of each path and of the bias term, and each path's ||Y_p||^2."""
+    numbers = len(paths_PL) * batch.inputs.shape[1] * model.cfg.width
+    at_a_time = max(1, NUMBERS_AT_A_TIME // numbers)
+    for begin in range(0, len(batch.inputs), at_a_time):
+        some = batch[begin : begin + at_a_time]
+        network = FrozenNetwork(model, some.inputs, mlp)
+        outputs_PBND = sums_of_groups(network, list(paths_PL[:, None]))
+        present_BN = model.present(some.inputs)
+        if present_BN is not None:
+            outputs_PBND *= present_BN[..., None]
+        logits_PBNC = outputs_PBND @ model.read_out.weight.T
+        yield (
+            some,
+            logits_PBNC,
+            model.read_out(network.sums_by_length().bias_BND),
+            outputs_PBND.flatten(1).square().sum(1),
+        )
+
+
+def greedy_order(logits_PBNC: Tensor, bias_BNC: Tensor, targets: Tensor) -> np.ndarray:
+    """Indices of all paths, (P,): at each step the one that, added to those before it, gives the smallest loss."""
+    scored_BN = is_scored(targets)
+    rest_PTC, sum_TC, targets_T = logits_PBNC[:, scored_BN], bias_BNC[scored_BN], targets[scored_BN]
+    left = list(range(len(logits_PBNC)))
+    at_a_time = max(1, NUMBERS_AT_A_TIME // sum_TC.numel())
+    order = []
+    while left:
+        losses_P = torch.cat([_losses(sum_TC + some, targets_T) for some in rest_PTC[: len(left)].split(at_a_time)])
+        best = int(losses_P.argmin())
+        sum_TC = sum_TC + rest_PTC[best]
+        order.append(left[best])
+        # the last one takes the place of the one that goes: no copy of all the others
+        rest_PTC[best] = rest_PTC[len(left) - 1]
+        left[best] = left[-1]
+        left.pop()
+    return np.array(order)
+
+
+def _losses(outputs_PTC: Tensor, targets: Tensor) -> Tensor:
+    """Loss of each of P outputs, (P,): cross-entropy for classes (targets_T), squared error for regression."""
+    if targets.is_floating_point():
+        return (outputs_PTC - targets).square().mean((1, 2))
+    right_PT = outputs_PTC.gather(-1, targets.expand(outputs_PTC.shape[:2])[..., None])[..., 0]
+    return (outputs_PTC.logsumexp(-1) - right_PT).mean(1)
+
+
+def _scores(logits_PBNC: Tensor, bias_BNC: Tensor, targets: Tensor, counts: np.ndarray) -> Score:
+    """Loss and right answers (M,) of the bias term and the first so many paths."""
+    sums_PBNC = torch.cat([bias_BNC[None], logits_PBNC]).cumsum_(0)
+    scores = [score(sums_PBNC[kept], targets) for kept in counts]
+    loss, right, tokens = zip(*scores, strict=True)
+    return Score(torch.stack(loss), torch.stack(right), tokens[0])
+
+
+def digest(table: pd.DataFrame) -> str:
+    """Accuracy at some numbers of paths kept, mean over seeds and repeats, for a terminal."""
+    mean = table.pivot_table("accuracy", "order", "kept", "mean", sort=False)
+    shown = mean.iloc[:, np.unique(np.linspace(0, mean.shape[1] - 1, 9).round().astype(int))]
+    whole, majority = table.whole_accuracy.mean(), table.majority_accuracy.mean()
+    return (
+        f"accuracy by number of paths kept (mean of {table.seed.nunique()} seeds)\n{shown.round(3).to_string()}\n"
+        f"whole network {whole:.3f}, commonest class {majority:.3f}"
+    )
+
+
+ANALYSIS = Analysis(Options, table, draw_pruning, digest)

@@ -1,0 +1,136 @@
+"""Free running: a network applied again and again to its own output (Dong et al. 2021, sec. 4.2, Fig. 3).
+
+Shapes: T step, N token, C coordinate.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+
+from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.config import ConfigError
+from rankbench.model.transformer import Transformer
+from rankbench.plots.rollout import draw_rollout
+from rankbench.tasks.circle_arcs import CircleArcs
+
+ESCAPED = 100  # times the arcs' radius: so far out at the end, a run has left the circle for good
+OVERFLOW = 1e6  # times the radius: where a run is stopped, long before its numbers are infinite
+ROUNDING = 1e-12  # of the first distance: below it, float64 positions of the arcs' size differ by rounding alone
+
+
+@dataclass(frozen=True)
+class Options:
+    """steps: how often the network is applied; null: once for each point of an arc. every: of so many steps one is a
+    row, and the last. collapsed_below: the share of the tokens' first distance under which they count as one point.
+    """
+
+    steps: int | None
+    every: int
+    collapsed_below: float
+
+    def __post_init__(self) -> None:
+        for key in ("steps", "every"):
+            if (value := getattr(self, key)) is not None and value < 1:
+                raise ConfigError(f"analysis.rollout.{key}={value}: must be at least 1")
+        if not 0 < self.collapsed_below < 1:
+            raise ConfigError(f"analysis.rollout.collapsed_below={self.collapsed_below}: a share between 0 and 1")
+
+
+def table(subject: Subject, options: Options) -> pd.DataFrame:
+    """Rows: weights (trained | initialised), step, token (1, 2); in float64, from the start of the arcs.
+
+    x, y: the token's position. distance: between the tokens. error: distance to the token's true position, on the arc
+    or past its end round the circle. All in the units of the radius. A run that leaves for infinity ends early.
+
+    The same in all rows of a network: skip and mlp (whether it has them); one_step_error, of the trained step: the root
+    mean square distance of predicted and true next positions over the length of a step (1: as good as standing still);
+    collapsed, escaped: whether the last distance is under collapsed_below of the first, and whether a token is beyond
+    ESCAPED radii at the end (else 0); half_step: the first step with at most half the first distance (nan: none);
+    log10_distance_slope: least-squares slope per step of the logarithm of the distance, up to the step at which only
+    rounding is left of it.
+    """
+    task = subject.task
+    if not isinstance(task, CircleArcs):
+        raise ConfigError(f"analysis=rollout: task.name={task.name} has no trajectory to run along; use circle_arcs")
+    steps = task.points if options.steps is None else options.steps
+    parts = []
+    for weights, model in subject.models.items():
+        exact = copy.deepcopy(model).double()
+        path_TNC = free_run(exact, task, steps)
+        parts.append(_rows(path_TNC, task, options).assign(weights=weights, **_summary(path_TNC, exact, task, options)))
+    whole = pd.concat(parts, ignore_index=True)
+    return whole[["weights", *(name for name in whole if name != "weights")]]
+
+
+@torch.no_grad()
+def free_run(model: Transformer, task: CircleArcs, steps: int) -> np.ndarray:
+    """Positions (T, 2, 2) at the steps 0..steps, or fewer where the run leaves for infinity."""
+    device = model.read_out.weight.device
+    now_1NC = task.positions(torch.zeros(1)).to(device)
+    path = [now_1NC]
+    for _ in range(steps):
+        now_1NC = model(now_1NC)
+        if not now_1NC.abs().max() < OVERFLOW * task.radius:  # nan, too, is no position
+            break
+        path.append(now_1NC)
+    return torch.cat(path).cpu().numpy()
+
+
+def _distances(path_TNC: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(path_TNC[:, 0] - path_TNC[:, 1], axis=-1)
+
+
+def _rows(path_TNC: np.ndarray, task: CircleArcs, options: Options) -> pd.DataFrame:
+    last = len(path_TNC) - 1
+    kept = sorted({*range(0, last + 1, options.every), last})
+    error_TN = np.linalg.norm(path_TNC - task.positions(torch.arange(last + 1)).numpy(), axis=-1)
+    columns = {
+        "step": np.repeat(kept, 2),
+        "token": np.tile([1, 2], len(kept)),
+        "x": path_TNC[kept, :, 0].ravel(),
+        "y": path_TNC[kept, :, 1].ravel(),
+        "distance": np.repeat(_distances(path_TNC)[kept], 2),
+        "error": error_TN[kept].ravel(),
+    }
+    return pd.DataFrame(columns)
+
+
+@torch.no_grad()
+def _summary(path_TNC: np.ndarray, model: Transformer, task: CircleArcs, options: Options) -> dict[str, float]:
+    device = model.read_out.weight.device
+    steps_T = torch.arange(task.points)
+    here_TNC, next_TNC = task.positions(steps_T).to(device), task.positions(steps_T + 1).to(device)
+    wrong, moved = ((x_TNC - next_TNC).square().sum(-1).mean().sqrt().item() for x_TNC in (model(here_TNC), here_TNC))
+    distance_T = _distances(path_TNC)
+    halved = np.flatnonzero(distance_T <= distance_T[0] / 2)
+    at_rounding = np.flatnonzero(distance_T <= ROUNDING * distance_T[0])
+    measurable_T = distance_T[: at_rounding[0] if len(at_rounding) else None]
+    slope = float("nan")
+    if len(measurable_T) > 1:
+        slope = np.polyfit(np.arange(len(measurable_T)), np.log10(measurable_T), 1)[0]
+    return {
+        "skip": int(model.cfg.skip),
+        "mlp": int(model.cfg.mlp),
+        "one_step_error": wrong / moved,
+        "collapsed": int(distance_T[-1] < options.collapsed_below * distance_T[0]),
+        "escaped": int(np.abs(path_TNC[-1]).max() > ESCAPED * task.radius),
+        "half_step": float(halved[0]) if len(halved) else float("nan"),
+        "log10_distance_slope": slope,
+    }
+
+
+def digest(table: pd.DataFrame) -> str:
+    """How many seeds collapse and escape, and how fast, for a terminal."""
+    networks = table.drop_duplicates(["run", "model", "seed", "weights"])
+    shown = {"collapsed": "mean", "escaped": "mean", "half_step": "median", "one_step_error": "median"}
+    by_kind = networks.groupby(["model", "weights"], sort=False).agg(shown)
+    return (
+        f"free running: shares of {networks.seed.nunique()} seeds that collapse and escape; medians\n"
+        f"{by_kind.round(3).to_string()}"
+    )
+
+
+ANALYSIS = Analysis(Options, table, draw_rollout, digest)

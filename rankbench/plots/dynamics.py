@@ -1,0 +1,51 @@
+"""The figure of the analysis `dynamics`."""
+
+import matplotlib
+import pandas as pd
+from matplotlib.figure import Figure
+
+from rankbench.plots.figure import grid_of, legend, styled, title
+from rankbench.tables import WHO, mean_and_spread
+
+AXES = (*WHO, "step", "layer", "sublayer", "head")
+LINES = 6  # layers shown, where there are more
+
+
+@styled
+def draw_dynamics(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
+    """Each metric against training steps, a line for every layer (of many some, the first and the last among them).
+
+    A column for each metric, a row for each facet. The state of a layer is the one that it leaves; metrics of P are
+    means over heads.
+    """
+    metrics = [
+        name for name in table if name not in AXES and name != facet and pd.api.types.is_numeric_dtype(table[name])
+    ]
+    figure, grid, facets = grid_of(table, facet, len(metrics), share_y=False)
+    colours = matplotlib.colormaps["viridis"]
+    for row, (label, rows) in zip(grid, facets, strict=True):
+        for axes, metric in zip(row, metrics, strict=True):
+            mine = rows.dropna(subset=metric)
+            if metric.startswith("attention_"):
+                mine = mine[mine.sublayer == "weights"]
+            else:
+                order = {"input": 0, "attention": 1, "mlp": 2}
+                last = mine.sublayer.map(order).groupby(mine.layer).transform("max")
+                mine = mine[mine.sublayer.map(order) == last]
+            layers = sorted(mine.layer.unique())
+            shown = (
+                layers
+                if len(layers) <= LINES
+                else [layers[round(i * (len(layers) - 1) / (LINES - 1))] for i in range(LINES)]
+            )
+            for layer in shown:
+                summary = mean_and_spread(mine[mine.layer == layer], ["step"], metric)
+                colour = colours(0.9 * layer / max(table.layer.max(), 1))
+                name = "embedding" if layer == 0 else f"layer {layer}"
+                axes.plot(summary.step, summary["mean"], color=colour, label=name)
+                axes.fill_between(summary.step, summary.low, summary.high, color=colour, alpha=0.2, linewidth=0)
+            axes.set_xlabel("training step")
+            axes.set_ylabel(metric.replace("_", " "))
+            axes.set_title(title(label))
+    legend(figure, grid)
+    return figure

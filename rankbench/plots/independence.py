@@ -1,0 +1,121 @@
+"""The figure of the analysis `independence`."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from rankbench.plots.figure import COLOURS, GREY, MARKERS, line, styled, whole_numbers
+from rankbench.tables import mean_and_spread
+
+MAPS = {
+    "cosine": "cosine",
+    "correlation": "correlation",
+    "alignment_linear": "linear CKA",
+    "information": r"$\sqrt{1-e^{-2I}}$, I by KSG",
+}
+# of pairs of single paths; each is 0 for independent ones
+SIZES = {**MAPS, "interaction": "interaction"}
+COLOUR_MAP, SCALE = "RdBu_r", Normalize(-1, 1)
+CELLS = 8  # a side, up to which the numbers are written into the cells
+WIDTH, HEIGHT, LAST_HEIGHT = 7.2, 1.8, 2.3  # inches: a page's width, a row of maps, the row below them
+
+
+@styled
+def draw_independence(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
+    """Heat maps by pairs of path lengths, a row for each scheme; below them interference by length, single paths' mean
+    measures, and cross-gradients by pairs of heads. A block of rows for each facet. Mutual information I is drawn as
+    sqrt(1 - exp(-2 I)), the correlation of two Gaussian numbers with this information (Linfoot 1957), so that all maps
+    share one scale: 0 independent, 1 determined."""
+    table = table.assign(information=np.sqrt(-np.expm1(-2 * table.information_ksg.clip(lower=0))))
+    facets = [("", table)] if facet is None else [(f"{facet}={value}", rows) for value, rows in table.groupby(facet)]
+    schemes = list(dict.fromkeys(table.scheme.dropna()))
+    heights = [HEIGHT * len(schemes), LAST_HEIGHT] * len(facets)
+    figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
+    FigureCanvasAgg(figure)
+    blocks = np.atleast_1d(figure.subfigures(len(heights), height_ratios=heights))
+    for (label, rows), upper, lower in zip(facets, blocks[::2], blocks[1::2], strict=True):
+        upper.suptitle(label, fontsize=8)
+        grid = upper.subplots(len(schemes), len(MAPS), squeeze=False, sharex=True, sharey=True)
+        for scheme, line_of_axes in zip(schemes, grid, strict=True):
+            mine = rows[(rows.of == "lengths") & (rows.scheme == scheme)]
+            for axes, (measure, name) in zip(line_of_axes, MAPS.items(), strict=True):
+                _map(axes, mine, measure, ("first_length", "second_length"))
+                if scheme == schemes[0]:
+                    axes.set_title(name)
+                if scheme == schemes[-1]:
+                    axes.set_xlabel("path length")
+            line_of_axes[0].set_ylabel(f"{scheme} paths\npath length")
+        bar = upper.colorbar(ScalarMappable(SCALE, COLOUR_MAP), ax=grid, shrink=0.8, aspect=30)
+        bar.set_label("mean over seeds (0: independent)")
+        interference, single_paths, heads = lower.subplots(1, 3, width_ratios=[1.1, 1.1, 1])
+        _interference(interference, rows, schemes)
+        _single_paths(single_paths, rows, schemes)
+        _map(heads, rows[rows.of == "heads"], "cross_gradient_relative", ("first", "second"))
+        heads.set_title("cross-gradients of heads\n(colours as above)")
+    return figure
+
+
+def _map(axes: Axes, rows: pd.DataFrame, measure: str, sides: tuple[str, str]) -> None:
+    """Mean over seeds of a measure by pairs, mirrored at the diagonal; grey where there is none."""
+    names = list(dict.fromkeys([*rows[sides[0]], *rows[sides[1]]]))
+    mean = rows.groupby(list(sides))[measure].mean()
+    values = np.full((len(names), len(names)), np.nan)
+    for (first, second), value in mean.items():
+        j, k = names.index(first), names.index(second)
+        values[j, k] = values[k, j] = value
+    axes.set_facecolor("#DDDDDD")
+    axes.imshow(values, cmap=COLOUR_MAP, norm=SCALE, origin="lower")
+    shown = [f"{name:g}" if isinstance(name, float) else str(name) for name in names]
+    step = max(1, len(names) // 12)
+    rotation = 90 if max(map(len, shown), default=0) > 2 else 0
+    axes.set_xticks(range(0, len(names), step), shown[::step], rotation=rotation, fontsize=6 if rotation else None)
+    axes.set_yticks(range(0, len(names), step), shown[::step], fontsize=6 if rotation else None)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    if len(names) <= CELLS:
+        for j, k in np.argwhere(np.isfinite(values)):
+            ink = "white" if abs(values[j, k]) > 0.7 else "black"
+            axes.text(k, j, _short(values[j, k]), ha="center", va="center", fontsize=5, color=ink)
+
+
+def _short(value: float) -> str:
+    """Two digits behind the point, without the zero before it."""
+    return f"{value:.2f}".replace("0.", ".").replace("-.00", ".00")
+
+
+def _interference(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
+    known = rows.dropna(subset="interference")
+    for number, scheme in enumerate(schemes):
+        mine = known[known.scheme == scheme]
+        if len(mine):
+            line(axes, mean_and_spread(mine, ["first_length"], "interference"), "first_length", scheme, number)
+    counts = known.groupby("first_length").num_paths.first()
+    axes.plot(counts.index, counts, color=GREY, linestyle=":", linewidth=1, label="identical paths")
+    axes.axhline(1, color=GREY, linestyle="--", linewidth=1, label="orthogonal paths")
+    axes.set_yscale("log")
+    axes.set_ylim(top=30 * counts.max())  # room for the legend
+    axes.set_title("interference")
+    axes.set_ylabel(r"$\|S_k\|^2/\sum_p\|Y_p\|^2$")
+    whole_numbers(axes, "path length k")
+    axes.legend(fontsize=6, loc="upper left")
+
+
+def _single_paths(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
+    """Mean size of each measure over pairs of single paths: mean and one standard deviation over seeds."""
+    pairs = rows[rows.of == "paths"]
+    for number, scheme in enumerate(schemes):
+        mine = pairs[pairs.scheme == scheme]
+        per_seed = mine.assign(**mine[list(SIZES)].abs()).groupby("seed")[list(SIZES)].mean()
+        place = np.arange(len(SIZES)) + 0.15 * (number - (len(schemes) - 1) / 2)
+        style = {"color": COLOURS[number], "marker": MARKERS[number], "linestyle": "none", "capsize": 2}
+        axes.errorbar(place, per_seed.mean(), per_seed.std().fillna(0), label=scheme, **style)
+    axes.axhline(0, color=GREY, linestyle="--", linewidth=1)
+    axes.set_xticks(range(len(SIZES)), SIZES.values(), rotation=30, ha="right", rotation_mode="anchor", fontsize=6)
+    axes.set_ylim(-0.05, 1.5)  # room for the legend
+    axes.set_title("pairs of single paths")
+    axes.set_ylabel("mean size (0: independent)")
+    axes.legend(fontsize=6, loc="upper left")

@@ -1,0 +1,42 @@
+"""The figure of the analysis `path_counts`."""
+
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from rankbench.plots.figure import COLOURS, DASHES, MARKERS, PANEL, legend, spans_orders, styled, title
+
+RAREST = 1e-3  # the share below which a length is not drawn
+
+
+@styled
+def draw_path_counts(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
+    """Share of paths by their length, a line for each architecture: left by the length, right by length over layers.
+
+    A row for each facet. All seeds have the same paths, so there is no spread; the figure that the paper prints has no
+    numbers to mark.
+    """
+    facets = [("", table)] if facet is None else list(table.groupby(facet, sort=False))
+    figure = Figure(figsize=(2 * PANEL[0], PANEL[1] * len(facets) + 1), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(facets), 2, squeeze=False, sharex="col", sharey=True)
+    for (absolute, relative), (label, rows) in zip(grid, facets, strict=True):
+        counts = rows[(rows.seed == rows.seed.min()) & (rows.share >= RAREST)]
+        for number, (name, one) in enumerate(counts.groupby("architecture", sort=False)):
+            layers, heads = one.layers.iloc[0], one.heads.iloc[0]
+            style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+            style |= {"linestyle": DASHES[number // len(COLOURS) % len(DASHES)], "markersize": 3, "linewidth": 1}
+            absolute.plot(one.path_length, one.share, label=f"{name} (L={layers}, H={heads})", **style)
+            relative.plot(one.path_length / one.layers, one.share, **style)
+        if spans_orders(counts.path_length):
+            absolute.set_xscale("log")
+            layers = sorted(counts.layers.unique())
+            absolute.set_xticks(layers, list(map(str, layers)))
+            absolute.set_xticks([], minor=True)
+        absolute.set_ylabel("share of all paths")
+        absolute.set_title(title("by length", label and f"{facet}={label}"))
+        relative.set_title(title("by length over layers", label and f"{facet}={label}"))
+    grid[-1][0].set_xlabel("path length (heads passed)")
+    grid[-1][1].set_xlabel("path length / layers")
+    legend(figure, grid)
+    return figure

@@ -1,0 +1,60 @@
+"""The figure of the analysis `path_mass`."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from rankbench.plots.figure import GREY, line, styled, title
+from rankbench.tables import mean_and_spread
+
+PANEL = (3.25, 2.3)  # inches
+CELLS = 12  # a side, up to which the numbers are written into the cells
+
+
+@styled
+def draw_path_mass(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
+    """Mass and gradient mass by path length, and the mass through every head, a layer x head map; a row a facet."""
+    facets = [("", table)] if facet is None else [(f"{facet}={value}", rows) for value, rows in table.groupby(facet)]
+    figure = Figure(figsize=(PANEL[0] * 2, PANEL[1] * 2 * len(facets)), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(2 * len(facets), 2, squeeze=False)
+    for (by_length, by_gradient), (by_head, by_loss), (label, rows) in zip(grid[::2], grid[1::2], facets, strict=True):
+        lengths = rows[rows.part == "length"]
+        columns = {by_length: "mass", by_gradient: "gradient_mass"}
+        for number, (axes, column) in enumerate(columns.items()):
+            line(axes, mean_and_spread(lengths, ["path_length"], column), "path_length", "", number)
+            axes.axhline(0, color=GREY, linewidth=1)
+            axes.set_xlabel("path length k")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        by_length.set_title(title("sum S of all paths of a length", label))
+        by_length.set_ylabel(r"mass $\|S_k\|/\|X_L\|$")
+        by_gradient.set_title("its part in the loss, to first order")
+        by_gradient.set_ylabel(r"$\langle \partial\,\mathrm{loss}/\partial X_L,\, S_k\rangle$ (nats)")
+        heads = rows[rows.part == "head"].assign(harm=lambda own: own.loss_without - own.whole_loss)
+        _map(figure, by_head, heads, "mass", "sum M of all paths through a head", r"mass $\|M\|/\|X_L\|$")
+        _map(figure, by_loss, heads, "harm", "loss added by cutting these", "nats per token")
+    return figure
+
+
+def _map(figure: Figure, axes: Axes, heads: pd.DataFrame, value: str, name: str, unit: str) -> None:
+    """Mean over seeds of a value, layers upwards, heads to the right."""
+    mean = heads.pivot_table(value, "layer", "head", "mean")
+    image = axes.imshow(mean, cmap="cividis", origin="lower", aspect="auto")
+    num_layers, num_heads = mean.shape
+    for set_ticks, names in ((axes.set_xticks, mean.columns), (axes.set_yticks, mean.index)):
+        shown = names[:: max(1, len(names) // CELLS)]
+        set_ticks(shown - names[0], [f"{number:g}" for number in shown])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    if max(num_layers, num_heads) <= CELLS:
+        middle = image.norm(mean.to_numpy())
+        for j, k in np.argwhere(np.isfinite(mean.to_numpy())):
+            ink = "black" if middle[j, k] > 0.5 else "white"
+            axes.text(k, j, f"{mean.iloc[j, k]:.2g}", ha="center", va="center", fontsize=6, color=ink)
+    axes.set_title(name)
+    axes.set_xlabel("head")
+    axes.set_ylabel("layer")
+    figure.colorbar(image, ax=axes, label=unit)

@@ -1,0 +1,46 @@
+"""The figure of the analysis `pruning`."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from rankbench.plots.figure import COLOURS, GREY, INK, MARKERS, grid_of, legend, level, styled, title
+from rankbench.tables import mean_and_spread
+
+NAMES = {"greedy": "greedy", "norm": "largest first", "random": "random order"}
+
+
+@styled
+def draw_pruning(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
+    """Accuracy, and loss, against the number of paths kept, a line for each order; a row for each facet."""
+    figure, _, facets = grid_of(table, facet, 2)
+    figure.clear()
+    grid = figure.subplots(len(facets), 2, squeeze=False, sharex=True)
+    for row, (label, rows) in zip(grid, facets, strict=True):
+        for axes, value in zip(row, ("accuracy", "loss"), strict=True):
+            for number, order in enumerate(dict.fromkeys(rows.order)):
+                summary = mean_and_spread(rows[rows.order == order], ["kept"], value, geometric=value == "loss")
+                colour = COLOURS[number % len(COLOURS)]
+                axes.plot(
+                    summary.kept,
+                    summary["mean"],
+                    color=colour,
+                    marker=MARKERS[number],
+                    markevery=6,
+                    label=NAMES.get(order, order),
+                )
+                axes.fill_between(summary.kept, summary.low, summary.high, color=colour, alpha=0.2, linewidth=0)
+            level(axes, rows, f"whole_{value}", "whole network", INK, "-")
+            axes.set_xscale("symlog", linthresh=1)
+            axes.set_xlim(left=0)
+            axes.set_title(title(value, label))
+            axes.set_xlabel("paths kept")
+            shown = [0, *(10**power for power in range(int(np.log10(max(rows.kept.max(), 1))) + 1))]
+            axes.set_xticks(shown, map(str, shown))
+        level(row[0], rows, "majority_accuracy", "commonest class", GREY, "--")
+        row[0].set_ylim(-0.02, 1.05)
+        row[0].set_ylabel("accuracy (share of tokens)")
+        row[1].set_yscale("log")
+        row[1].set_ylabel("loss (nats per token)")
+    legend(figure, grid)
+    return figure

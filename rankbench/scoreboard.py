@@ -1,0 +1,159 @@
+"""The scoreboard: every preset that has been run, with its figures, its claims' verdicts, and the published numbers."""
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from rankbench.claims import CLAIMS
+from rankbench.config import CHOICES, ConfigError, conf_dir, unknown
+from rankbench.files import write_text
+from rankbench.page import link_to, records, render
+from rankbench.report import runs_in, status_of
+from rankbench.run import OUTPUTS
+from rankbench.tables import latex, markdown, read_table, write_table
+
+EVERY = "all"
+COLUMNS = ["preset", "budget", "claim", "where", "outcome", "measured", "ci95", "num_seeds", "published", "claimed"]
+COLUMNS += ["source", "folder", "finished"]
+
+
+@dataclass(frozen=True)
+class PresetRun:
+    """A folder that a preset's command has filled: a run's, a sweep's, or one of analyses of fresh models."""
+
+    preset: str
+    folder: Path
+    budget: str
+    complete: bool
+    written: float  # seconds since 1970
+
+    @property
+    def rank(self) -> tuple[bool, int, float]:
+        """Of several runs of a preset the last one by this order is shown: complete, at the largest scale, newest."""
+        return self.complete, CHOICES["budget"].index(self.budget), self.written
+
+    def figures(self) -> list[Path]:
+        """Its figures, without the one of final numbers that every sweep has."""
+        return [path for path in sorted(self.folder.glob("*.png")) if path.stem != "sweep"]
+
+    def verdicts(self) -> pd.DataFrame:
+        """Its rows of the scoreboard; one that says so where it has judged nothing."""
+        path = self.folder / "verdicts.csv"
+        table = read_table(path) if path.exists() else pd.DataFrame([{"outcome": "not judged"}])
+        if "claim" in table and "published" not in table:  # judged before verdicts held it
+            table["published"] = [CLAIMS[name].published if name in CLAIMS else None for name in table.claim]
+        return table.assign(
+            preset=self.preset,
+            budget=self.budget,
+            folder=str(self.folder),
+            finished=f"{datetime.fromtimestamp(self.written):%Y-%m-%d %H:%M}",
+        )
+
+
+def presets() -> dict[str, str]:
+    """The shipped presets by name, each with its command, which is the first comment line of its file."""
+    found = {}
+    for path in sorted((conf_dir() / "experiment").glob("*.yaml")):
+        comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
+        command = next((line for line in comments if line.startswith("rankbench ")), "")
+        found[path.stem] = command.split("  ")[0]
+    return found
+
+
+def check_experiment(name: str) -> None:
+    """ConfigError for what is neither a preset nor `all`."""
+    if name != EVERY and name not in presets():
+        raise ConfigError(unknown("experiment", name, [EVERY, *presets()]))
+
+
+def scoreboard(experiment: str, folder: Path, outputs: Path = OUTPUTS) -> list[str]:
+    """Write scoreboard.csv, .md, .tex and .html of one preset or `all` from what lies in `outputs`.
+
+    Of each preset the newest complete run at the largest scale. A preset that has not been run has a row that says so.
+    Returns lines for the reader; ConfigError where none has been run.
+    """
+    shown = {name: command for name, command in presets().items() if experiment in (EVERY, name)}
+    best: dict[str, PresetRun] = {}
+    for run in _preset_runs(outputs):
+        if run.preset in shown and (run.preset not in best or run.rank > best[run.preset].rank):
+            best[run.preset] = run
+    if not best:
+        first = shown.get(experiment) or "rankbench train experiment=demo"
+        raise ConfigError(f"experiment={experiment}: not run yet under {outputs.resolve()}; run it with `{first}`")
+    parts = []
+    for name in shown:
+        if name in best:
+            parts.append(best[name].verdicts())
+        else:
+            parts.append(pd.DataFrame([{"preset": name, "outcome": "not run"}]))
+    table = pd.concat([part.dropna(axis=1, how="all") for part in parts], ignore_index=True).reindex(columns=COLUMNS)
+    write_table(table, folder / "scoreboard.csv")
+    short = table.drop(columns=["source", "folder", "finished"])
+    write_text(folder / "scoreboard.md", markdown(short))
+    write_text(folder / "scoreboard.tex", latex(short))
+    counts = table.outcome.value_counts()
+    boards = [_board(name, command, best.get(name), table, folder) for name, command in shown.items()]
+    write_text(folder / "scoreboard.html", render("scoreboard", folder, boards=boards, counts=counts.to_dict()))
+    lines = [f"{len(best)} of {len(shown)} presets run; {', '.join(f'{n} {outcome}' for outcome, n in counts.items())}"]
+    lines += [_line(row) for row in records(table)]
+    return [*lines, f"-> {folder / 'scoreboard.csv'}, .md and .tex", f"-> {folder / 'scoreboard.html'}"]
+
+
+def _preset_runs(outputs: Path) -> Iterator[PresetRun]:
+    for folder in sorted([*outputs.glob("train/*"), *outputs.glob("analyze/*")]):
+        jobs = runs_in(folder) if folder.is_dir() else []
+        if jobs and (preset := _preset_of(folder, jobs[0])):
+            files = [path for path in (folder / "verdicts.csv", jobs[0] / "summary.json") if path.exists()]
+            yield PresetRun(
+                preset,
+                folder,
+                _yaml(jobs[0] / "config.yaml").get("budget") or "paper",
+                {status_of(job) for job in jobs} == {"finished"},
+                max((path.stat().st_mtime for path in files), default=0.0),
+            )
+
+
+def _preset_of(folder: Path, job: Path) -> str | None:
+    """Which preset the command named, by Hydra's own record; None where it named none."""
+    for record in (folder / "multirun.yaml", job / ".hydra" / "hydra.yaml"):
+        found = _yaml(record)
+        for key in ("hydra", "runtime", "choices", "experiment"):
+            found = found.get(key) if isinstance(found, dict) else None
+        if isinstance(found, str) and found != "null":
+            return found
+    return None
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _board(name: str, command: str, run: PresetRun | None, table: pd.DataFrame, folder: Path) -> dict[str, Any]:
+    """What the page shows of one preset."""
+    mine = records(table[table.preset == name])
+    if run is None:
+        return {"name": name, "command": command, "rows": mine, "run": None, "figures": []}
+    figures = [
+        (path.stem, f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}") for path in run.figures()
+    ]
+    about = {"link": link_to(run.folder, folder), "budget": run.budget, "complete": run.complete}
+    about["finished"] = mine[0]["finished"]
+    return {"name": name, "command": command, "rows": mine, "run": about, "figures": figures}
+
+
+def _line(row: dict[str, Any]) -> str:
+    if row["claim"] is None:
+        return f"{row['outcome']:<10} {row['preset']}"
+    where = f" [{row['where']}]" if row["where"] else ""
+    beside = "" if row["published"] is None else f", published {row['published']:g}"
+    return f"{row['outcome']:<10} {row['preset']}: {row['claim']}{where}: measured {row['measured']:.3g}{beside}"

@@ -1,0 +1,51 @@
+"""A sweep: a folder with a folder for each job, and the list of jobs that its command asked for."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rankbench.config import ConfigError
+from rankbench.files import write_json
+
+JOBS = "jobs.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job: the name of its folder, and the words of the command line that are its own."""
+
+    folder: str
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The folder of a sweep whose jobs are known beforehand; a search (Optuna) has no such list."""
+
+    folder: Path
+
+    def jobs(self) -> list[Job]:
+        """The jobs that the command asked for, in their order; empty where no list is left or it is not readable."""
+        try:
+            listed = json.loads((self.folder / JOBS).read_text(encoding="utf-8"))
+            return [Job(str(one["folder"]), tuple(map(str, one["overrides"]))) for one in listed]
+        except (OSError, ValueError, TypeError, KeyError):
+            return []
+
+    def missing(self) -> list[Job]:
+        """The jobs that have not begun."""
+        return [job for job in self.jobs() if not (self.folder / job.folder).exists()]
+
+    def check_same(self, jobs: list[Job]) -> None:
+        """ConfigError if the folder holds a sweep whose jobs had other folders: numbers would stand for two things."""
+        for number, (held, wanted) in enumerate(zip(self.jobs(), jobs, strict=False)):
+            if held.folder != wanted.folder:
+                raise ConfigError(
+                    f"out={self.folder}: holds another sweep, whose job {number} is {held.folder} and not "
+                    f"{wanted.folder}; give the same command to continue it, or another folder with out=<folder>"
+                )
+
+    def list_jobs(self, jobs: list[Job]) -> None:
+        """Make the folder, with the list of its jobs."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / JOBS, [asdict(job) for job in jobs])

@@ -1,0 +1,59 @@
+"""Two points that go round a circle, opposite each other (Dong et al. 2021, sec. 4.2).
+
+Shapes: T step, N token (2).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rankbench.config import ConfigError
+from rankbench.tasks.task import Batch
+
+
+@dataclass(frozen=True)
+class CircleArcs:
+    """From where both points are, where both are one step later: regression, by teacher forcing.
+
+    Token 1 starts at (-radius, 0) and runs along the lower arc, token 2 at (radius, 0) along the upper one, both
+    counter-clockwise, `points` steps to half a turn. The training set is every step once, and is also the test set.
+    With radius .3 and 2 points the steps are
+
+        (-.3, 0) (.3, 0) -> (0, -.3) (0, .3)        (0, -.3) (0, .3) -> (.3, 0) (-.3, 0)
+    """
+
+    name: str
+    points: int
+    radius: float
+
+    input_kind: ClassVar[str] = "coordinates"
+    padded: ClassVar[bool] = False
+    num_inputs: ClassVar[int] = 2
+    num_outputs: ClassVar[int] = 2
+    length: ClassVar[int] = 2
+    test_size: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        if self.points < 2:
+            raise ConfigError(f"task.points={self.points}: an arc needs at least 2 points")
+        if not 0 < self.radius < math.inf:
+            raise ConfigError(f"task.radius={self.radius}: a number above 0")
+
+    @property
+    def train_size(self) -> int:
+        return self.points
+
+    def positions(self, steps_T: Tensor) -> Tensor:
+        """Where the tokens are after so many steps, (T, 2, 2), float64; past the end of the arcs they go round."""
+        angle_T = steps_T.double() * (math.pi / self.points)
+        upper_T2 = self.radius * torch.stack([angle_T.cos(), angle_T.sin()], dim=-1)
+        return torch.stack([-upper_T2, upper_T2], dim=-2)
+
+    def sample(self, num_sequences: int, generator: torch.Generator) -> Batch:
+        """Steps in random order, none of them again before all of them were there."""
+        rounds = math.ceil(num_sequences / self.points)
+        steps_T = torch.cat([torch.randperm(self.points, generator=generator) for _ in range(rounds)])[:num_sequences]
+        return Batch(self.positions(steps_T), self.positions(steps_T + 1))

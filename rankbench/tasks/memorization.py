@@ -1,0 +1,163 @@
+"""Random labels of sentences, to be learned by heart (Dong et al. 2021, sec. 4.3).
+
+Shapes: B batch, N token.
+"""
+
+import io
+import logging
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from rankbench.config import ConfigError
+from rankbench.tasks.task import ABSENT, Batch
+
+log = logging.getLogger(__name__)
+
+SHORTEST = 2  # tokens of a sentence: one alone has nothing to attend to, and no rank but one
+
+
+@dataclass(frozen=True)
+class Memorization:
+    """Sentences of up to `length` tokens, each token with a random class of `classes`; tested on the training set.
+
+    path: a text file, one sentence a line, cut into the pieces of a SentencePiece model that is trained on it, of at
+    most `vocabulary` pieces (fewer where the text supports no more). Blank and repeated lines and sentences of one
+    token are left out, longer ones than `length` cut off; a seed draws its train_size sentences from the rest. null:
+    generated sentences, of a uniform length from 2 on, whose tokens 0, 1, 2 ... are independent with probabilities in
+    proportion to 1, 2^-s, 3^-s ... where s = zipf_exponent.
+
+    Targets do not depend on the inputs. Shorter sentences end in ABSENT, as in this one of 3 tokens with length 5:
+
+        inputs: 17 4 17 -1 -1        targets: 1 0 0 -1 -1
+    """
+
+    name: str
+    path: str | None
+    vocabulary: int
+    length: int
+    classes: int
+    zipf_exponent: float
+    train_size: int
+
+    input_kind: ClassVar[str] = "tokens"
+    padded: ClassVar[bool] = True
+    test_size: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        for key, least in (("vocabulary", 2), ("length", SHORTEST), ("classes", 2), ("train_size", 1)):
+            if (value := getattr(self, key)) < least:
+                raise ConfigError(f"task.{key}={value}: must be at least {least}")
+        if not 0 <= self.zipf_exponent < math.inf:
+            raise ConfigError(f"task.zipf_exponent={self.zipf_exponent}: a number from 0 (all tokens equally likely)")
+        if self.path is not None:
+            self._refuse_more_than_there_are(self.train_size)
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of pieces, or of generated tokens."""
+        return self.vocabulary if self.path is None else self._text().num_pieces
+
+    @property
+    def num_outputs(self) -> int:
+        return self.classes
+
+    def sample(self, num_sequences: int, generator: torch.Generator) -> Batch:
+        sentences = (
+            self._generated(num_sequences, generator) if self.path is None else self._read(num_sequences, generator)
+        )
+        inputs_BN = torch.full((num_sequences, self.length), ABSENT)
+        for row_N, tokens in zip(inputs_BN, sentences, strict=True):
+            row_N[: len(tokens)] = torch.as_tensor(tokens[: self.length])
+        targets_BN = torch.randint(self.classes, inputs_BN.shape, generator=generator)
+        return Batch(inputs_BN, targets_BN.masked_fill_(inputs_BN == ABSENT, ABSENT))
+
+    def _generated(self, num_sequences: int, generator: torch.Generator) -> list[torch.Tensor]:
+        shares = torch.arange(1, self.vocabulary + 1, dtype=torch.float64) ** -self.zipf_exponent
+        lengths = torch.randint(SHORTEST, self.length + 1, (num_sequences,), generator=generator).tolist()
+        tokens = torch.multinomial(shares, sum(lengths), replacement=True, generator=generator)
+        return list(tokens.split(lengths))
+
+    def _read(self, num_sequences: int, generator: torch.Generator) -> list[tuple[int, ...]]:
+        self._refuse_more_than_there_are(num_sequences)
+        sentences = self._text().sentences
+        return [sentences[number] for number in torch.randperm(len(sentences), generator=generator)[:num_sequences]]
+
+    def _refuse_more_than_there_are(self, num_sequences: int) -> None:
+        if num_sequences > (there := len(self._text().sentences)):
+            raise ConfigError(
+                f"task.train_size={num_sequences}: task.path={self.path} has only {there} different sentences of 2 "
+                f"tokens or more; allowed are 1 to {there}"
+            )
+
+    def _text(self) -> "Text":
+        try:
+            changed = Path(self.path).stat().st_mtime_ns
+        except OSError as error:
+            raise ConfigError(f"task.path={self.path}: {error.strerror}; give a text file, or null") from None
+        return tokenised(self.path, changed, self.vocabulary)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A file's different sentences as numbers of pieces, and how many pieces there are."""
+
+    sentences: list[tuple[int, ...]]
+    num_pieces: int
+
+
+@lru_cache(maxsize=8)
+def tokenised(path: str, changed: int, vocabulary: int) -> Text:
+    """The text, cut by a SentencePiece model (unigram, Kudo 2018) trained on all of it; a function of the file alone.
+
+    changed: when the file was written, so that another text under the same path is not taken for this one. Raises
+    ConfigError for what is no text, a text without sentences, a vocabulary that is too small, and a missing library.
+    """
+    try:
+        import sentencepiece
+    except ImportError:
+        raise ConfigError(
+            f"task.path={path}: needs the library sentencepiece; pip install 'rankbench[text]', or task.path=null"
+        ) from None
+    lines = _lines(path)
+    written = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=written,
+            vocab_size=vocabulary,
+            hard_vocab_limit=False,  # with fewer pieces where the text has no more
+            max_sentence_length=1 << 30,  # bytes; longer lines would be left out of the training
+            bos_id=-1,
+            eos_id=-1,
+            num_threads=1,  # sums in the same order every time
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        why = str(error).splitlines()[0].rpartition("] ")[2]  # without the place in SentencePiece's own code
+        raise ConfigError(f"task.vocabulary={vocabulary}: SentencePiece refuses task.path={path}: {why}") from None
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    cut = dict.fromkeys(map(tuple, pieces.encode(lines)))
+    sentences = [tokens for tokens in cut if len(tokens) >= SHORTEST]
+    log.info("%s: %d sentences, %d pieces (at most %d)", path, len(sentences), pieces.get_piece_size(), vocabulary)
+    return Text(sentences, pieces.get_piece_size())
+
+
+def _lines(path: str) -> list[str]:
+    """The different lines of a text that are not blank."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"task.path={path}: {error.strerror}; give a text file, or null") from None
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise ConfigError(f"task.path={path}: no text in UTF-8; give a file with one sentence a line, or null")
+    lines = list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+    if not lines:
+        raise ConfigError(f"task.path={path}: no line with a sentence; give a file with one sentence a line, or null")
+    return lines

@@ -1,0 +1,665 @@
+"""rankbench.collapse and its analysis: residual coordinates against the plain network in hundreds of digits.
+
+Shapes: B batch, N token, D width.
+"""
+
+import dataclasses
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mpmath
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpmath import mpf
+
+from rankbench import collapse
+from rankbench.analyses import ANALYSES, Subject
+from rankbench.analyses.collapse import Options, digest, table
+from rankbench.claims import CLAIMS, judge
+from rankbench.collapse import check, log_lemma_constant, log_residual, propagate, residual_coordinates, tokens
+from rankbench.config import ConfigError, compose
+from rankbench.metrics import noise_floor, residual
+from rankbench.model.trace import Trace
+from rankbench.model.transformer import Transformer
+from rankbench.plots.collapse import draw_collapse
+from rankbench.tables import with_who
+
+LN10 = math.log(10)
+ALONE = {"skip": False, "mlp": False, "mlp_skip": False, "norm": "none"}
+
+
+@pytest.fixture(scope="session")
+def network(model_config):
+    """network(seed, deviation=.5, padded=False, **model keys): random weights, biases and norms, float64; 4 tokens."""
+
+    def make(seed=0, deviation=0.5, padded=False, **changes):
+        cfg = model_config(**{"name": "small", "layers": 3, "heads": 2, "width": 5, "head_width": 3, **changes})
+        sizes = {"input_kind": "tokens", "num_inputs": 7, "num_outputs": 3, "length": 4, "padded": padded}
+        with torch.device("meta"):
+            model = Transformer(cfg, **sizes)
+        model = model.to_empty(device="cpu").double().requires_grad_(False)
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.copy_(deviation * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+        return model.eval()
+
+    return make
+
+
+# --- against the plain forward pass, in as many digits as it needs ----------------------------------------------------
+
+
+def exact(tensor):
+    """A float64 tensor as nested lists of mpmath numbers: nothing is rounded."""
+    return [exact(one) for one in tensor] if tensor.dim() else mpf(tensor.item())
+
+
+def times(x, w):
+    """Rows x times W^T, as torch.nn.Linear has it."""
+    return [[mpmath.fdot(row, column) for column in w] for row in x]
+
+
+def plus(x, b):
+    return [[one + other for one, other in zip(row, b, strict=True)] for row in x]
+
+
+def linear(x, module):
+    product = times(x, exact(module.weight))
+    return product if module.bias is None else plus(product, exact(module.bias))
+
+
+def normed(x, module, cfg):
+    found = []
+    for row in x:
+        centre = mpmath.fsum(row) / len(row) if cfg.norm_kind == "layernorm" else 0
+        row = [one - centre for one in row]
+        deviation = mpmath.sqrt(mpmath.fsum(one**2 for one in row) / len(row) + mpf(1e-5))
+        row = [one / deviation for one in row]
+        if module.weight is not None:
+            row = [one * w for one, w in zip(row, exact(module.weight), strict=True)]
+        if module.shift is not None:
+            row = [one + b for one, b in zip(row, exact(module.shift), strict=True)]
+        found.append(row)
+    return found
+
+
+def attended(x, module, cfg):
+    width, inner = module.head_width, module.heads * module.head_width
+    qkv = linear(x, module.qkv)
+    parts = [0, 0, 1] if cfg.tied_qk else [0, 1, 2]
+    joined = [[] for _ in x]
+    for head in range(module.heads):
+        q, k, v = ([row[part * inner + head * width :][:width] for row in qkv] for part in parts)
+        for i in range(len(x)):
+            near = {"none": len(x), "causal": len(x), "window": cfg.window}[cfg.mask]
+            seen = [j for j in range(len(x)) if abs(i - j) <= near and (cfg.mask != "causal" or j <= i)]
+            powers = [mpmath.exp(mpmath.fdot(q[i], k[j]) / mpmath.sqrt(width) / mpf(cfg.temperature)) for j in seen]
+            total = mpmath.fsum(powers)
+            joined[i] += [mpmath.fdot(powers, [v[j][c] for j in seen]) / total for c in range(width)]
+    return linear(joined, module.out)
+
+
+def activated(z, name):
+    if name == "relu":
+        return max(z, mpf(0))
+    return z * mpmath.erfc(-z / mpmath.sqrt(2)) / 2
+
+
+def forward(model, x):
+    """The states after the embedding and each layer: the network as its docstring draws it, one number at a time."""
+    cfg, states = model.cfg, [x]
+    for block in model.blocks:
+        for part, its_norm, its_skip in (
+            (lambda y, b=block: attended(y, b.attention, cfg), block.attention_norm, cfg.skip),
+            (
+                lambda y, b=block: linear(
+                    [[activated(z, cfg.activation) for z in row] for row in linear(y, b.mlp.up)], b.mlp.down
+                ),
+                block.mlp_norm,
+                cfg.mlp_skip,
+            ),
+        )[: 1 + cfg.mlp]:
+            y = part(normed(x, its_norm, cfg) if cfg.norm == "pre" else x)
+            y = [[mpf(cfg.branch_scale) * one for one in row] for row in y]
+            if its_skip:
+                y = [
+                    [mpf(cfg.skip_scale) * a + b for a, b in zip(*rows, strict=True)] for rows in zip(x, y, strict=True)
+                ]
+            x = normed(y, its_norm, cfg) if cfg.norm == "post" else y
+        states.append(x)
+    return states
+
+
+def logs_and_direction(x):
+    """ln ||R||_{1,inf} and R over its largest entry, of the exact tokens."""
+    means = [mpmath.fsum(column) / len(x) for column in zip(*x, strict=True)]
+    r = [[one - mean for one, mean in zip(row, means, strict=True)] for row in x]
+    largest_column = max(mpmath.fsum(map(abs, column)) for column in zip(*r, strict=True))
+    largest_row = max(mpmath.fsum(map(abs, row)) for row in r)
+    size = max(abs(one) for row in r for one in row)
+    log = (mpmath.log(largest_column) + mpmath.log(largest_row)) / 2
+    return float(log), np.array([[float(one / size) for one in row] for row in r])
+
+
+def assert_same_as_exact(model, inputs, digits, lowest):
+    """Every layer's log residual and direction; the last residual is below 10^lowest and above what digits resolve."""
+    states = propagate(model, inputs)
+    present = model.present(inputs)
+    for b in range(len(inputs)):
+        count = inputs.shape[1] if present is None else int(present[b].sum())
+        with mpmath.workdps(digits):
+            wanted = [logs_and_direction(x) for x in forward(model, exact(model.embed(inputs)[b, :count]))]
+        assert -(digits - 30) * LN10 < wanted[-1][0] < lowest * LN10
+        for state, (log, direction) in zip(states, wanted, strict=True):
+            # rounding of a layer is cubed by those behind it, as the residual is: relative to the logarithm it stays
+            assert log_residual(state)[b].item() == pytest.approx(log, rel=1e-11, abs=1e-11)
+            np.testing.assert_allclose(state.unit_BND[b, :count].numpy(), direction, rtol=0, atol=1e-9)
+            assert (state.unit_BND[b, count:] == 0).all()
+
+
+INPUTS = torch.tensor([[0, 3, 5, 6], [2, 2, 1, 4]])
+CUBIC = [  # (keys, layers, digits, the last residual is below ten to this)
+    ({}, 5, 300, -50),
+    ({"heads": 1, "tied_qk": True, "temperature": 0.7}, 5, 400, -50),
+    ({"heads": 3, "bias": False}, 5, 300, -30),
+    ({"branch_scale": -0.6}, 5, 300, -50),
+    ({"norm": "post"}, 4, 300, -20),
+    ({"norm": "pre", "norm_kind": "rmsnorm", "norm_affine": False}, 5, 300, -20),
+    ({"mlp": True}, 5, 400, -50),
+    ({"mlp": True, "activation": "relu", "norm": "post", "norm_kind": "rmsnorm"}, 4, 300, -20),
+    ({"mask": "window", "window": 3}, 5, 300, -50),  # a window that hides nothing
+]
+
+
+@pytest.mark.parametrize(("changes", "layers", "digits", "lowest"), CUBIC, ids=str)
+def test_without_skips_and_masks_it_is_the_exact_residual(network, changes, layers, digits, lowest):
+    assert_same_as_exact(network(seed=2, **{**ALONE, **changes}, layers=layers), INPUTS, digits, lowest)
+
+
+LINEAR = [
+    ({**ALONE, "mask": "causal"}, 12),
+    ({**ALONE, "mask": "window", "window": 1, "mlp": True}, 12),
+    ({**ALONE, "mask": "window", "window": 0}, 12),
+    ({**ALONE, "mask": "causal", "norm": "post", "mlp": True, "activation": "relu"}, 12),
+    ({"skip": True, "mlp": False, "mlp_skip": False, "norm": "none", "skip_scale": 0.5}, 12),
+    ({"skip_scale": 0.3, "branch_scale": 0.1, "norm": "none"}, 12),
+    ({"norm": "pre", "skip_scale": -0.2, "norm_kind": "rmsnorm"}, 8),
+    ({"norm": "post", "mlp_skip": False, "activation": "relu"}, 8),
+    ({"norm": "post", "mask": "causal", "skip_scale": 1e-3}, 6),
+    ({}, 12),
+]
+
+
+@pytest.mark.parametrize(("changes", "layers"), LINEAR, ids=str)
+def test_with_skips_or_masks_it_is_the_exact_residual(network, changes, layers):
+    assert_same_as_exact(network(seed=2, **changes, layers=layers), INPUTS[:1], 250, 3)
+
+
+# a window of 2 hides nothing from three tokens and one from four
+@pytest.mark.parametrize(
+    "changes", [{}, {"mask": "causal"}, {"mask": "window", "window": 2}, {"norm": "post"}], ids=str
+)
+def test_absent_tokens_are_no_part_of_it(network, changes):
+    inputs = torch.tensor([[0, 3, 5, 6], [2, 2, 1, -1], [4, 1, -1, -1]])
+    model = network(seed=2, padded=True, **{**ALONE, **changes}, layers=5)
+    assert_same_as_exact(model, inputs, 400, 0)
+
+
+def test_beyond_a_thousand_orders_of_magnitude_it_is_the_exact_residual(network):
+    """Two heads with biases, followed to 1e-1000 and below: the plain forward pass needs 1,700 digits to see it."""
+    assert_same_as_exact(network(seed=5, **ALONE, layers=7), INPUTS[:1], 1700, -1000)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_attention_to_one_key_alone_loses_no_digits(network, mask):
+    """Scores differ by up to hundreds: the weights of all other keys can be far below the rounding of 1."""
+    for seed in range(3):
+        model = network(seed, 1.5, **{**ALONE, "mask": mask, "norm": "pre", "norm_kind": "rmsnorm"})
+        assert_same_as_exact(model, INPUTS, 500, 5)
+
+
+# --- closed forms -----------------------------------------------------------------------------------------------------
+
+
+def identity_network(network, width, **changes):
+    """One head whose W_V and W_O are the identity, and its queries and keys too if the head is as wide."""
+    model = network(**{**ALONE, "heads": 1, "head_width": width, "width": width, "bias": False, **changes})
+    for block in model.blocks:
+        block.attention.qkv.weight.copy_(torch.eye(width).repeat(3, 1))
+        block.attention.out.weight.copy_(torch.eye(width))
+    return model
+
+
+def test_two_tokens_on_a_line_follow_the_closed_form_to_the_48th_layer(network):
+    """x + r and x - r with every weight 1: r' = r (tanh a - tanh b) / 2 with a, b = (x +- r) r, so ln r' ~ 3 ln r."""
+    model = identity_network(network, 1, layers=48, positions="none")
+    model.read_in.weight[:2] = torch.tensor([[1.1], [-0.3]], dtype=torch.float64)
+    states = propagate(model, torch.tensor([[0, 1]]))
+    x, log_r = 0.4, math.log(0.7)
+    for state in states:
+        # ||R||_1 = 2 r and ||R||_inf = r; a step rounds to 1e-16, three times as much of three times the logarithm
+        assert log_residual(state).item() == pytest.approx(log_r + math.log(2) / 2, rel=1e-13)
+        assert state.mean_BD.item() == pytest.approx(x, rel=1e-13)
+        r = math.exp(log_r)
+        a, b = (x + r) * r, (x - r) * r
+        x += r * (math.tanh(a) + math.tanh(b)) / 2
+        # tanh a - tanh b = sinh(a - b) / (cosh a cosh b), a - b = 2 r^2
+        shape = math.sinh(2 * r * r) / (2 * r * r) if r > 1e-8 else 1.0
+        log_r = 3 * log_r + math.log(shape) - math.log(math.cosh(a) * math.cosh(b))
+    assert log_residual(states[-1]).item() < -(3**47) / 10
+
+
+@pytest.mark.parametrize(("mask", "window"), [("causal", None), ("window", 1)])
+def test_a_masked_residual_decays_by_the_second_eigenvalue_of_the_average(network, mask, window):
+    """In the limit a token is the average of what it sees: exponential decay, and not faster, whatever the depth."""
+    model = identity_network(network, 2, layers=160, mask=mask, window=window)
+    first, last = (log_residual(propagate(model, INPUTS)[at]) for at in (150, 160))
+    place = np.arange(4)
+    distance = place[:, None] - place
+    seen = distance >= 0 if mask == "causal" else abs(distance) <= window
+    eigenvalues = np.sort(np.abs(np.linalg.eigvals(seen / seen.sum(1, keepdims=True))))
+    # the next eigenvalue is smaller by 2/3 (causal) and 0.3 (window): nothing of it after 150 layers
+    assert ((last - first) / 10).numpy() == pytest.approx(math.log(eigenvalues[-2]), rel=1e-10)
+
+
+def test_a_skip_around_nothing_keeps_the_residual(network):
+    model = network(**{**ALONE, "skip": True, "skip_scale": 0.5, "layers": 4})
+    for block in model.blocks:
+        block.attention.out.weight.zero_()
+    logs = [log_residual(state) for state in propagate(model, INPUTS)]
+    for number, log in enumerate(logs):
+        torch.testing.assert_close(log, logs[0] - number * math.log(2), rtol=1e-14, atol=1e-14)
+
+
+# --- the parts --------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(
+    z=st.floats(-8, 8),
+    d=st.floats(-1, 1).filter(lambda d: abs(d) > 1e-3),
+    log_scale=st.one_of(st.floats(-3, 4), st.floats(-300, 0)),
+)
+def test_the_change_of_gelu_is_exact(z, d, log_scale):
+    got = collapse._gelu_change(*(torch.tensor(one, dtype=torch.float64) for one in (z, log_scale, d))).item()
+    with mpmath.workdps(320):
+        scale = mpmath.exp(mpf(log_scale))
+        wanted = float((activated(z + scale * mpf(d), "gelu") - activated(mpf(z), "gelu")) / scale)
+    # 1e-16 of gelu itself (up to 8, and up to 60 with the change) where it is the difference, else of its slope
+    assert got == pytest.approx(wanted, rel=1e-13, abs=1e-14)
+
+
+@settings(deadline=None)
+@given(
+    z=st.one_of(st.floats(-8, 8), st.floats(-1e-9, 1e-9), st.just(0.0)),
+    d=st.floats(-1, 1),
+    log_scale=st.one_of(st.floats(-30, 4), st.just(-2000.0)),
+)
+def test_the_change_of_relu_is_exact(z, d, log_scale):
+    got = collapse._relu_change(*(torch.tensor(one, dtype=torch.float64) for one in (z, log_scale, d))).item()
+    with mpmath.workdps(1000):
+        scale = mpmath.exp(mpf(log_scale))
+        wanted = float((activated(z + scale * mpf(d), "relu") - activated(mpf(z), "relu")) / scale)
+    assert got == pytest.approx(wanted, rel=1e-13, abs=1e-15)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), log_scale=st.one_of(st.floats(-45, -2), st.floats(-400, -36)))
+def test_the_change_of_a_softmax_is_exact(seed, log_scale):
+    """On both sides of the switch to the limit."""
+    generator = torch.Generator().manual_seed(seed)
+    r, e = (torch.randn(1, 2, rows, 4, generator=generator, dtype=torch.float64) for rows in (1, 3))
+    e[0, 0] *= 1e-6  # a head whose rows take another formula than the other's
+    log_B, change = collapse._change_of_softmax(r.softmax(-1), torch.tensor([log_scale], dtype=torch.float64), e)
+    assert log_B.item() == pytest.approx(log_scale + e.abs().max().log().item(), rel=1e-14)
+    with mpmath.workdps(420):
+        scale, unit = mpmath.exp(mpf(log_scale)), mpmath.exp(mpf(log_B.item()))
+        for head in range(2):
+            for i in range(3):
+                before = [mpmath.exp(one) for one in exact(r[0, head, 0])]
+                after = [
+                    mpmath.exp(a + scale * b) for a, b in zip(exact(r[0, head, 0]), exact(e[0, head, i]), strict=True)
+                ]
+                for j in range(4):
+                    wanted = (after[j] / mpmath.fsum(after) - before[j] / mpmath.fsum(before)) / unit
+                    largest = float(e[0, head, i].abs().max() / e.abs().max())
+                    error = 1e-14 + 4e-16 * abs(log_scale)  # of the entries, and of the logarithm that scales them
+                    assert change[0, head, i, j].item() == pytest.approx(float(wanted), rel=0, abs=error * largest)
+
+
+# --- against the plain forward pass in float64, wherever that can see -------------------------------------------------
+
+KEYS = st.fixed_dictionaries(
+    {
+        "heads": st.integers(1, 3),
+        "tied_qk": st.booleans(),
+        "bias": st.booleans(),
+        "temperature": st.sampled_from([0.5, 1.0]),
+        "skip": st.booleans(),
+        "skip_scale": st.sampled_from([1.0, -0.5]),
+        "branch_scale": st.sampled_from([1.0, 0.3]),
+        "mlp": st.booleans(),
+        "activation": st.sampled_from(["relu", "gelu"]),
+        "norm": st.sampled_from(["none", "pre", "post"]),
+        "norm_kind": st.sampled_from(["layernorm", "rmsnorm"]),
+        "norm_affine": st.booleans(),
+        "mask": st.sampled_from(["none", "causal", "window"]),
+        "positions": st.sampled_from(["none", "learned", "sinusoidal"]),
+        "weight_norm": st.sampled_from(["none", "sigma"]),
+    }
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(keys=KEYS, seed=st.integers(0, 10**6), deviation=st.sampled_from([0.1, 0.5, 2.0]), padded=st.booleans())
+def test_it_is_what_a_forward_pass_gives_above_its_floor(network, keys, seed, deviation, padded):
+    keys |= {"mlp_skip": keys["mlp"] and keys["skip"], "window": 1 if keys["mask"] == "window" else None}
+    model = network(seed, deviation, padded, **keys)
+    inputs = torch.randint(7, (3, 4), generator=torch.Generator().manual_seed(seed))
+    if padded:
+        inputs[1, 3:] = inputs[2, 1:] = -1
+    states = propagate(model, inputs)
+    trace = Trace("embedding", "output")
+    model(inputs, trace=trace)
+    last = "mlp" if keys["mlp"] else "attention"
+    for number, state in enumerate(states):
+        x_BND = trace["embedding" if number == 0 else f"layers.{number - 1}.{last}.output"]
+        for b, count in enumerate([4, 3, 1] if padded else [4] * 3):
+            x_1ND = x_BND[b : b + 1, :count]
+            size = x_1ND.abs().max().item()
+            # a few hundred operations a layer, and softmaxes that can multiply an error by their scores of up to 1e3
+            torch.testing.assert_close(tokens(state)[b, :count], x_1ND[0], rtol=0, atol=1e-10 * size)
+            assert state.unit_BND[b].sum(0).abs().max() < 1e-13
+            there = state.log_scale_B[b] > -math.inf
+            assert state.unit_BND[b].abs().max() == pytest.approx(1.0 if there else 0.0, abs=1e-13)
+            measured, floor = residual(x_1ND).item(), noise_floor(x_1ND).item()
+            if measured > 1e9 * floor:
+                # known to 1e-9, with a margin for what the layers before have added
+                assert log_residual(state)[b].item() == pytest.approx(math.log(measured), abs=1e-5)
+
+
+# --- its limits -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{}, {"mask": "causal"}, {"norm": "post", "mlp": True}, {"skip": True}], ids=str)
+def test_equal_tokens_have_no_residual(network, changes):
+    model = network(**{**ALONE, **changes, "positions": "none", "layers": 4})
+    inputs = torch.tensor([[3, 3, 3, 3], [0, 1, 2, 3]])
+    for state in propagate(model, inputs):
+        assert log_residual(state)[0] == -math.inf and (state.unit_BND[0] == 0).all()
+        assert log_residual(state)[1] > -math.inf and state.mean_BD.isfinite().all()
+
+
+def test_a_logarithm_beyond_float64_is_minus_infinity(network):
+    model = identity_network(network, 2, layers=700)
+    logs = torch.stack([log_residual(state) for state in propagate(model, INPUTS)])
+    assert not logs.isnan().any() and (logs[-1] == -math.inf).all() and (logs[500] > -math.inf).all()
+
+
+def test_tokens_that_overflow_are_refused(network):
+    with pytest.raises(
+        ConfigError, match=r"^model.layers=9: the tokens overflow float64 in layer \d; use fewer layers"
+    ):
+        propagate(network(deviation=1e60, **{**ALONE, "layers": 9}), INPUTS)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("attention", "l2"), ("mix_identity", 0.5), ("mix_uniform", -1.0), ("mix_attention", 2.0), ("activation", "sine")],
+)
+def test_what_no_rule_follows_is_refused_in_one_line(model_config, key, value):
+    check(model_config())
+    with pytest.raises(ConfigError) as error:
+        check(model_config(**{key: value}))
+    assert str(error.value).startswith(f"model.{key}={value}: residual coordinates follow ")
+    assert "\n" not in str(error.value) and "analysis=[residual]" in str(error.value)
+
+
+def test_an_activation_matters_only_where_there_is_an_mlp(model_config):
+    check(model_config(activation="sine", mlp=False, mlp_skip=False))
+
+
+def test_coordinates_of_given_tokens():
+    x_BND = torch.tensor([[[1.0, 5.0], [3.0, 1.0], [100.0, 100.0]]], dtype=torch.float64)
+    state = residual_coordinates(x_BND, torch.tensor([[True, True, False]]))
+    assert state.mean_BD.tolist() == [[2, 3]]
+    assert state.log_scale_B.item() == pytest.approx(math.log(2))
+    assert state.unit_BND.tolist() == [[[-0.5, 1], [0.5, -1], [0, 0]]]
+    # column sums 2 and 4, row sums 3 and 3
+    assert log_residual(state).item() == pytest.approx(math.log(4 * 3) / 2)
+
+
+def test_the_constant_of_the_lemma_by_hand(network):
+    block = network(seed=5, **ALONE, temperature=0.7, branch_scale=-0.3).blocks[0]
+    fused, out = block.attention.qkv.weight.numpy(), block.attention.out.weight.numpy()
+    betas = []
+    for head in range(2):
+        q, k, v = (fused[part * 6 + head * 3 :][:3].T for part in range(3))
+        w = -0.3 * v @ out[:, head * 3 : head * 3 + 3].T
+        norms = [np.linalg.norm(w, ord) for ord in (1, np.inf)]
+        betas.append(np.linalg.norm(q @ k.T / 0.7, 1) * math.sqrt(norms[0] * norms[1]))
+    assert log_lemma_constant(block) == pytest.approx(math.log(4 * max(betas) * 2 / math.sqrt(3)), rel=1e-13)
+
+
+# --- the analysis -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def subject(network, sorting_task):
+    def make(seed=3, kinds=("trained", "initialised"), **changes):
+        task = sorting_task(length=4, alphabet=7, train_size=10, test_size=6)
+        models = {kind: network(10 * seed + number, **changes) for number, kind in enumerate(kinds)}
+        batch = task.sample(6, torch.Generator().manual_seed(seed))
+        return Subject("a run", seed, task, batch, batch, models)
+
+    return make
+
+
+def options(*variants, sequences=5):
+    return Options(list(variants), sequences)
+
+
+def test_rows_of_the_table_by_hand(subject):
+    one = subject(norm="none", layers=4, deviation=0.3)
+    found = table(one, options("attention_only_no_norm", "full"))
+    assert found.groupby(["weights", "variant"], sort=False).layer.apply(list).to_dict() == {
+        (kind, variant): [0, 1, 2, 3, 4] for kind in one.models for variant in ("attention_only_no_norm", "full")
+    }
+    inputs = one.test.inputs[:5]
+    for kind, model in one.models.items():
+        reduced = model.without(skip=True, mlp=True, norm=True).requires_grad_(False)
+        trace = Trace("embedding", "output")
+        reduced(inputs, trace=trace)
+        rows = found[(found.weights == kind) & (found.variant == "attention_only_no_norm")].set_index("layer")
+        before, entered_B, bound_B, started = math.nan, None, None, False
+        for layer, state in enumerate(propagate(reduced, inputs)):
+            row, log_B = rows.loc[layer], log_residual(state).numpy() / LN10
+            assert row.log10_residual == pytest.approx(log_B.mean(), rel=1e-12)
+            assert row.log10_residual_sd == pytest.approx(log_B.std(ddof=1), rel=1e-9)
+            x_BND = trace["embedding" if layer == 0 else f"layers.{layer - 1}.attention.output"]
+            sizes = [math.sqrt(np.abs(x).sum(0).max() * np.abs(x).sum(1).max()) for x in x_BND.numpy()]
+            relative = (log_B - np.log10(sizes)).mean()
+            assert row.log10_relative_residual == pytest.approx(relative, rel=1e-9)
+            assert row.growth_exponent == pytest.approx(relative / before if before < 0 else math.nan, nan_ok=True)
+            before = relative
+            measured, floor = residual(x_BND), noise_floor(x_BND)
+            wanted = measured.log10().mean().item() if (measured > floor).all() else math.nan
+            assert row.log10_measured == pytest.approx(wanted, nan_ok=True)
+            assert row.noise_floor == pytest.approx(np.mean(sizes) * 2**-52)
+            assert row.num_sequences == 5
+            if layer:
+                constant = log_lemma_constant(reduced.blocks[layer - 1]) / LN10
+                assert row.log10_contraction == pytest.approx((constant + 2 * entered_B).mean())
+                if bound_B is None and (constant + 2 * entered_B < 0).all():
+                    bound_B = entered_B
+                if bound_B is not None:
+                    bound_B, started = constant + 3 * bound_B, True
+                    assert row.log10_bound == pytest.approx(bound_B.mean())
+                    assert log_B.mean() < bound_B.mean()
+            assert math.isnan(row.log10_bound) != started
+            entered_B = log_B
+        assert started
+        assert rows.log10_measured.isna().any() and rows.log10_measured.notna().any()
+        assert rows.log10_residual[4] < -15
+    assert found[found.variant == "full"][["log10_contraction", "log10_bound"]].isna().all(axis=None)
+    # measured residuals are 1e6 floors and more
+    assert found.disagreement.max() < 1e-6 and found.disagreement.notna().any()
+
+
+def test_equal_tokens_are_counted_out(subject):
+    one = subject(kinds=["initialised"], positions="none", **ALONE)
+    one.test.inputs[1] = 2
+    found = table(one, options("full"))
+    assert (found.num_sequences == 4).all() and np.isfinite(found.log10_residual).all()
+    one.test.inputs[:] = 2
+    found = table(one, options("full"))
+    assert (found.num_sequences == 0).all() and (found.log10_residual == -np.inf).all()
+    assert draw_collapse(with_who(found, **one.who)) and digest(with_who(found, **one.who))
+
+
+def test_a_network_that_cannot_be_followed_is_refused(subject):
+    with pytest.raises(ConfigError, match=r"^model.mix_uniform=-1.0: residual coordinates follow 0.0 alone"):
+        table(subject(mix_uniform=-1.0), options("full", "no_mlp"))
+
+
+def test_a_disagreement_is_told(subject, monkeypatch, caplog):
+    one = subject(kinds=["initialised"])
+    with caplog.at_level("INFO", "rankbench"):
+        table(one, options("full"))
+        assert "a run seed 3: propagated and measured" in caplog.text and "more than rounding" not in caplog.text
+        wrong = lambda state: log_residual(state) * (1 + 1e-2)  # noqa: E731
+        monkeypatch.setattr("rankbench.analyses.collapse.log_residual", wrong)
+        table(one, options("full"))
+    assert [record.levelname for record in caplog.records if "more than rounding" in record.message] == ["WARNING"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"variants": []}, "analysis.collapse.variants=[]: name at least one of full, "),
+        ({"variants": ["no_skips"]}, "analysis.collapse.variants=no_skips: unknown, did you mean no_skip?"),
+        ({"sequences": 0}, "analysis.collapse.sequences=0: at least one is needed"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(changes, said):
+    with pytest.raises(ConfigError) as error:
+        Options(**{"variants": ["full"], "sequences": 5, **changes})
+    assert str(error.value).startswith(said) and "\n" not in str(error.value)
+
+
+def test_the_shipped_options_are_accepted():
+    cfg = compose("analyze", "analysis=[collapse]")
+    assert dataclasses.asdict(Options(**cfg.analysis["collapse"])) == cfg.analysis["collapse"]
+    assert ANALYSES["collapse"].options is Options
+
+
+def several(subject, **changes):
+    parts = [
+        with_who(table(one, options("full", "no_mlp")), **one.who) for one in (subject(s, **changes) for s in (3, 4))
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_the_digest_shows_residuals_and_the_last_exponent(subject):
+    both = several(subject)
+    lines = digest(both).splitlines()
+    assert "2 seeds" in lines[0]
+    mine = both[(both.weights == "trained") & (both.variant == "full")]
+    shown = next(line for line in lines if line.startswith("trained")).split()
+    assert [float(word) for word in shown[2:-1]] == pytest.approx(
+        mine.groupby("layer").log10_residual.mean().tolist(), rel=1e-3, abs=1e-4
+    )
+    assert float(shown[-1]) == pytest.approx(mine[mine.layer == 3].growth_exponent.mean(), abs=5e-4)
+    assert f"{both.disagreement.max():.1e}" in lines[-1]
+
+
+def test_the_figure_draws_what_the_table_holds(subject):
+    both = several(subject, **ALONE, deviation=0.3, layers=5)
+    both["model.heads"] = both.seed.map({3: "1", 4: "4"})
+    figure = draw_collapse(both, None, "model.heads")
+    panels = figure.axes
+    assert [axes.get_title() for axes in panels] == [
+        f"{kind} weights · model.heads={heads}" for heads in "14" for kind in ("trained", "initialised")
+    ]
+    drawn = {line.get_label(): line for line in panels[0].lines}
+    mine = both[(both.seed == 3) & (both.weights == "trained")]
+    for variant in ("full", "no_mlp"):
+        wanted = mine[mine.variant == variant].log10_residual
+        assert drawn[variant.replace("_", " ")].get_ydata() == pytest.approx(wanted.to_numpy())
+    bound = mine[mine.variant == "full"].log10_bound.dropna()
+    assert drawn["Theorem 2.3: slope log 3"].get_ydata() == pytest.approx(bound.to_numpy()) and len(bound)
+    low, high = panels[0].get_ylim()
+    assert low <= both.log10_residual.min() and high >= both.log10_residual.max()
+    ticks = {tick.get_text() for tick in panels[0].get_yticklabels()}
+    assert {"$1$", "$10^{-1}$", "$10^{-10}$"} <= ticks
+
+
+def test_the_figure_holds_for_any_depth(subject):
+    found = with_who(table(subject(**ALONE, layers=60), options("full")), **subject().who)
+    (axes, _) = draw_collapse(found).axes
+    labels = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert len(labels) <= 10 and "$10^{-10^{23}}$" in labels
+    assert axes.get_ylim()[0] <= found.log10_residual.min() < -1e23
+
+
+# --- the claims -------------------------------------------------------------------------------------------------------
+
+
+def rows_of_claims(attention, mlp, skips, exponents=(3, 3), slack=2.0):
+    """Three seeds of a made-up table: log10 residuals by layer for the three variants that the claims look at."""
+    rows = []
+    for seed in range(3):
+        for variant, logs, exponent in (
+            ("attention_only_no_norm", attention, exponents[0]),
+            ("no_skip", mlp, exponents[1]),
+            ("no_mlp", skips, 1.0),
+        ):
+            for layer, log in enumerate(logs):
+                row = {"seed": seed, "weights": "initialised", "variant": variant, "layer": layer}
+                row |= {"log10_residual": log, "log10_relative_residual": log - 1, "growth_exponent": exponent}
+                bounded = variant == "attention_only_no_norm" and layer > 1
+                rows.append(row | {"log10_bound": log + slack if bounded else math.nan})
+    return pd.DataFrame(rows)
+
+
+GOOD = {"attention": [1, -1, -3, -9], "mlp": [1, -1, -2, -6], "skips": [1, 1, 1, 0.5]}
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "measured"),
+    [
+        ("dong_thm_rate_cubic", {"exponents": (2.8, 3)}, 0.2),
+        ("dong_thm_rate_bound", {"slack": -0.5}, 0.5),
+        ("dong_thm_rate_mlp_cubic", {"exponents": (3, 3.3)}, 0.3),
+        ("dong_thm_rate_mlp_slows", {"mlp": [1, -1, -4, -18]}, 2.0),
+        ("dong_thm_rate_skips", {"skips": [1, 0, -1, -2]}, -3.0),
+    ],
+)
+def test_claims_hold_and_fail(name, bad, measured):
+    (verdict,) = judge(name, rows_of_claims(**GOOD))
+    assert verdict["outcome"] == "held" and verdict["where"] == "weights=initialised"
+    (verdict,) = judge(name, rows_of_claims(**{**GOOD, **bad}))
+    assert verdict["outcome"] == "failed" and verdict["measured"] == pytest.approx(measured)
+    assert CLAIMS[name].table == "collapse"
+
+
+@pytest.mark.smoke
+def test_the_preset_runs_and_its_sweep_is_gathered(tmp_path):
+    command = [sys.executable, "-m", "rankbench", "analyze", "experiment=dong_thm_rate", "budget=smoke", "out=here"]
+    root = str(Path(__file__).resolve().parent.parent)
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr and "Warning" not in done.stderr
+    together = pd.read_csv(tmp_path / "here" / "collapse.csv")
+    assert sorted(together["model.heads"].unique()) == [1, 4] and together.layer.max() == 6
+    assert (tmp_path / "here" / "collapse.png").stat().st_size > 1000
+    verdicts = pd.read_csv(tmp_path / "here" / "verdicts.csv")
+    assert len(verdicts) == 2 * 5

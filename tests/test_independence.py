@@ -1,0 +1,393 @@
+"""rankbench.analyses.independence against Hessians and paths written out, and numbers computed by hand.
+
+Shapes: B batch, N token, D width, L layer, H head.
+"""
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
+
+from rankbench import dependence
+from rankbench.analyses import Subject, independence
+from rankbench.claims import judge
+from rankbench.config import ConfigError, conf_dir, typed
+from rankbench.model.transformer import Transformer
+from rankbench.paths import (
+    FrozenNetwork,
+    RecomputedNetwork,
+    all_paths,
+    joint_network,
+    sums_by_length,
+    sums_of_groups,
+    with_signs,
+)
+from rankbench.plots.independence import draw_independence
+from rankbench.seeds import generator_for
+from rankbench.tables import with_who
+from rankbench.tasks import Batch
+
+EXACT = {"rel": 1e-10, "abs": 1e-12}  # float64, a few hundred operations in another order
+SMALL = {"tokens": 2, "paths_per_length": 2, "probes": 2, "hessian_sequences": 8, "sequences": 40}
+
+
+def options(**changes):
+    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "independence.yaml"))
+    return typed(independence.Options, {**shipped, **SMALL, **changes}, "analysis.independence")
+
+
+@pytest.fixture(scope="session")
+def subject(model_config):
+    """subject(seed=3, padded=False, **model keys): a small network with random parameters, 40 test sequences."""
+
+    def make(seed=3, padded=False, **changes):
+        cfg = model_config(**{"name": "small", "layers": 2, "heads": 2, "width": 4, **changes})
+        with torch.device("meta"):
+            model = Transformer(cfg, input_kind="tokens", num_inputs=5, num_outputs=3, length=4, padded=padded)
+        model = model.to_empty(device="cpu").double().requires_grad_(False).eval()
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.copy_(0.6 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+        inputs = torch.randint(5, (60, 4), generator=generator)
+        targets = torch.randint(3, (60, 4), generator=generator)
+        if padded:
+            behind = torch.arange(4) >= torch.randint(2, 5, (60, 1), generator=generator)
+            inputs, targets = inputs.masked_fill(behind, -1), targets.masked_fill(behind, -1)
+        batch = Batch(inputs, targets)
+        return Subject("a run", seed, SimpleNamespace(name="sorting", num_outputs=3), batch, batch, {"trained": model})
+
+    # the property reads both names
+    return lambda *args, **kwargs: _with_initialised(make(*args, **kwargs))
+
+
+def _with_initialised(subject):
+    subject.models["initialised"] = subject.models["trained"]
+    return subject
+
+
+STRUCTURES = [
+    {},
+    {"norm": "pre", "norm_kind": "rmsnorm"},
+    {"norm": "none", "skip_scale": 0.5, "mlp": False, "mlp_skip": False},
+    {"mask": "causal", "padded": True},
+]
+
+
+def pick(table, **wanted):
+    for column, value in wanted.items():
+        table = table[table[column] == value]
+    return table
+
+
+# --- joint networks and signs (rankbench.paths) ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", STRUCTURES, ids=str)
+def test_a_joint_frozen_network_is_the_sum_of_its_paths(subject, changes):
+    one = subject(layers=3, **changes)
+    network = FrozenNetwork(one.model, one.test.inputs)
+    choices = [[0, 2], [1], [0, 1, 2]]
+    paths = np.array(list(itertools.product(*choices)))
+    wanted = sums_of_groups(network, [paths])[0]
+    torch.testing.assert_close(joint_network(network, choices), wanted, rtol=1e-11, atol=1e-12)
+    everything = joint_network(network, [[0, 1, 2]] * 3)
+    sums = sums_by_length(one.model, one.test.inputs)
+    torch.testing.assert_close(everything, sums.by_length_KBND.sum(0), rtol=1e-11, atol=1e-12)
+
+
+def test_a_joint_recomputed_network_of_one_path_is_that_path_and_of_two_it_is_not_their_sum(subject):
+    one = subject(layers=3)
+    network = RecomputedNetwork(one.model, one.test.inputs)
+    path = np.array([[2, 0, 1]])
+    alone = sums_of_groups(network, [path])[0]
+    torch.testing.assert_close(joint_network(network, [[2], [0], [1]]), alone, rtol=1e-12, atol=1e-13)
+    both = sums_of_groups(network, [np.array([[2, 0, 1], [2, 0, 2]])])[0]
+    torch.testing.assert_close(joint_network(network, [[2], [0], [1, 2]]), both)  # they part at the end alone
+    late = sums_of_groups(network, [np.array(list(itertools.product([0, 2], [0], [1])))])[0]
+    assert (joint_network(network, [[0, 2], [0], [1]]) - late).abs().max() > 0.1
+
+
+def test_recomputed_paths_add_up_where_attention_is_constant_and_nothing_normalises(subject):
+    one = subject(norm="none", bias=False, layers=3)
+    for block in one.model.blocks:
+        block.attention.qkv.weight[:8] = 0  # no queries, no keys: uniform attention
+    network = RecomputedNetwork(one.model, one.test.inputs)
+    choices = [[0, 2], [1, 2], [0, 1]]
+    paths = np.array(list(itertools.product(*choices)))
+    torch.testing.assert_close(joint_network(network, choices), sums_of_groups(network, [paths])[0])
+
+
+@pytest.mark.parametrize("changes", STRUCTURES, ids=str)
+def test_the_mean_square_over_all_signs_is_the_sum_of_the_paths_squares(subject, changes):
+    """Exact: all 2^(L H) patterns of signs are averaged, where the analysis draws some."""
+    one = subject(**changes)
+    network = FrozenNetwork(one.model, one.test.inputs)
+    squares = torch.zeros(3, dtype=torch.float64)
+    for signs in itertools.product([-1.0, 1.0], repeat=4):
+        signed = with_signs(network, torch.tensor(signs, dtype=torch.float64).view(2, 2))
+        squares += signed.sums_by_length().by_length_KBND.flatten(1).square().sum(1) / 16
+    for length in range(3):
+        outputs = sums_of_groups(network, list(all_paths(2, 2, length)[:, None]))
+        assert squares[length].item() == pytest.approx(outputs.square().sum().item(), **EXACT)
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def test_one_row_for_each_pair(subject):
+    table = independence.table(subject(), options())
+    lengths, single, heads = 3, 1 + 2 + 2, 4
+    for scheme in ("frozen", "recomputed"):
+        mine = pick(table, scheme=scheme)
+        assert len(pick(mine, of="lengths")) == lengths * (lengths + 1) // 2
+        assert len(pick(mine, of="paths")) == single * (single - 1) // 2
+        assert len(pick(mine, of="network")) == 1
+    assert len(pick(table, of="heads")) == heads * (heads + 1) // 2
+    same = [set(pick(table, of="paths", scheme=scheme)["first"]) for scheme in ("frozen", "recomputed")]
+    assert same[0] == same[1]  # the same paths in both
+
+
+def test_measures_of_lengths_by_hand(subject):
+    one = subject()
+    table = independence.table(one, options(schemes=["frozen"]))
+    x = sums_by_length(one.model, one.test.inputs[:40]).by_length_KBND.numpy()
+    for j, k in itertools.combinations(range(3), 2):
+        (row,) = pick(table, of="lengths", first=f"S{j}", second=f"S{k}").to_dict("records")
+        angles = [(a * b).sum() / math.sqrt((a * a).sum() * (b * b).sum()) for a, b in zip(x[j], x[k], strict=True)]
+        assert row["cosine"] == pytest.approx(np.mean(angles), **EXACT)
+        wanted = {name: [] for name in independence.DEPENDENCE}
+        for place in (0, 3):
+            a, b = x[j][:, place], x[k][:, place]
+            wanted["covariance"].append(dependence.covariance(a, b))
+            wanted["correlation"].append(dependence.correlation(a, b))
+            parts = dependence.whitened(a, 3), dependence.whitened(b, 3)
+            wanted["information_gaussian"].append(dependence.gaussian_information(*parts))
+            wanted["information_ksg"].append(dependence.ksg_information(*parts, 4))
+            grams = dependence.gaussian_gram(a), dependence.gaussian_gram(b)
+            wanted["hsic"].append(dependence.unbiased_hsic(*grams))
+            wanted["alignment_gaussian"].append(dependence.alignment(*grams))
+            wanted["alignment_linear"].append(dependence.alignment(*map(dependence.linear_gram, (a, b))))
+        for name, values in wanted.items():
+            assert row[name] == pytest.approx(pd.Series(values).mean(), nan_ok=True, **EXACT), name
+
+
+def test_absent_tokens_do_not_count(subject):
+    one = subject(padded=True)
+    inputs = one.test.inputs[:40]
+    present = inputs >= 0
+    outputs = sums_of_groups(RecomputedNetwork(one.model, inputs), [all_paths(2, 2, k) for k in range(3)])
+    outputs = (outputs * present[..., None]).numpy()
+    table = independence.table(one, options(schemes=["recomputed"], tokens=2))
+    (row,) = pick(table, of="lengths", first="S1", second="S2").to_dict("records")
+    angles = [(a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b) for a, b in zip(*outputs[1:], strict=True)]
+    assert row["cosine"] == pytest.approx(np.mean(angles), **EXACT)
+    assert present[:, 3].sum() < independence.FEWEST  # too few sequences are that long: the first place alone
+    assert row["correlation"] == pytest.approx(dependence.correlation(outputs[1][:, 0], outputs[2][:, 0]), **EXACT)
+    (diagonal,) = pick(table, of="lengths", first="S2", second="S2").to_dict("records")
+    each = sums_of_groups(RecomputedNetwork(one.model, inputs), list(all_paths(2, 2, 2)[:, None])).numpy()
+    squares = ((each * present.numpy()[..., None]) ** 2).sum()
+    assert diagonal["interference"] == pytest.approx((outputs[2] ** 2).sum() / squares, **EXACT)
+
+
+@pytest.mark.parametrize("scheme", ["frozen", "recomputed"])
+def test_interference_by_enumeration_and_by_signs(subject, scheme):
+    one = subject(layers=3)
+    inputs = one.test.inputs[:40]
+    network = {"frozen": FrozenNetwork, "recomputed": RecomputedNetwork}[scheme](one.model, inputs)
+    table = independence.table(one, options(schemes=[scheme])).dropna(subset="interference")
+    assert (table.interference_se == 0).all()
+    for length in range(4):
+        each = sums_of_groups(network, list(all_paths(3, 2, length)[:, None]))
+        wanted = each.sum(0).square().sum() / each.square().sum()
+        (row,) = pick(table, first_length=length).to_dict("records")
+        assert row["interference"] == pytest.approx(wanted.item(), **EXACT)
+        assert row["num_paths"] == len(each) and row["interference"] <= row["num_paths"]
+    if scheme == "frozen":
+        drawn = independence.table(one, options(schemes=[scheme], max_paths=26, sign_draws=400))
+        drawn = drawn.dropna(subset="interference")
+        assert (drawn.interference_se.iloc[1:] > 0).all()
+        # four standard errors; the one path of length 0 has no sign
+        distance = np.abs(drawn.interference.to_numpy() - table.interference.to_numpy())
+        assert (distance <= 4 * drawn.interference_se + 1e-12).all()
+    else:  # without all paths there are no sums of them
+        few = independence.table(one, options(schemes=[scheme], max_paths=26))
+        assert set(few.of) == {"paths", "heads"}
+
+
+def plain(x):
+    return F.layer_norm(x, x.shape[-1:], eps=1e-5)
+
+
+def test_interactions_by_hand(subject):
+    one = subject()
+    inputs = one.test.inputs[:40]
+    table = independence.table(one, options())
+    assert pick(table, of="network", scheme="frozen").interaction.item() < 1e-12  # an identity
+    network = RecomputedNetwork(one.model, inputs)
+    sums = sums_of_groups(network, [np.concatenate([all_paths(2, 2, k) for k in range(3)])])[0]
+    state = FrozenNetwork(one.model, inputs).trace["state"]
+    ratio = (plain(state) - plain(sums)).flatten(1).norm(dim=1) / plain(state).flatten(1).norm(dim=1)
+    got = pick(table, of="network", scheme="recomputed").interaction.item()
+    assert got == pytest.approx(ratio.mean().item(), **EXACT)
+    pairs = pick(table, of="paths", scheme="recomputed")
+    assert pairs.interaction.notna().all()
+    for row in pairs.to_dict("records"):
+        choices = [sorted({int(a), int(b)}) for a, b in zip(row["first"][::2], row["second"][::2], strict=True)]
+        joint = plain(joint_network(network, choices))
+        added = plain(sums_of_groups(network, [np.array(list(itertools.product(*choices)))])[0])
+        ratio = (joint - added).flatten(1).norm(dim=1) / joint.flatten(1).norm(dim=1)
+        assert row["interaction"] == pytest.approx(ratio.mean().item(), rel=1e-8, abs=1e-11)
+
+
+# --- cross-gradients ------------------------------------------------------------------------------------------------
+
+
+def hessian_of_all(model, batch):
+    """The loss' Hessian by all attention parameters but b_O, flat, and which head each entry belongs to."""
+    names = [name for name, _ in model.named_parameters() if "qkv" in name or name.endswith("attention.out.weight")]
+    parameters = {name: dict(model.named_parameters())[name] for name in names}
+    shapes = [parameters[name].shape for name in names]
+
+    def loss(flat):
+        parts = flat.split([shape.numel() for shape in shapes])
+        given = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
+        outputs = torch.func.functional_call(model, given, (batch.inputs,))
+        return F.cross_entropy(outputs.flatten(0, 1), batch.targets.flatten(), ignore_index=-1)
+
+    flat = torch.cat([parameters[name].flatten() for name in names])
+    width, heads = model.blocks[0].attention.head_width, model.cfg.heads
+    owner = []
+    for name, shape in zip(names, shapes, strict=True):
+        layer = int(name.split(".")[1])
+        for index in itertools.product(*map(range, shape)):
+            column = index[1] if name.endswith("attention.out.weight") else index[0]
+            owner.append(layer * heads + column // width % heads)
+    return torch.autograd.functional.hessian(loss, flat), np.array(owner)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"norm": "pre", "tied_qk": True, "mlp": False, "mlp_skip": False}, {"padded": True, "bias": False}],
+    ids=str,
+)
+def test_cross_gradients_against_the_whole_hessian(subject, changes):
+    one = subject(**changes)
+    batch = one.test[:6]
+    hessian, owner = hessian_of_all(one.model, batch)
+    wanted = np.array([[hessian[owner == a][:, owner == b].norm().item() for b in range(4)] for a in range(4)])
+    generator = torch.Generator().manual_seed(0)
+    got, error = independence.cross_gradients(one.model, batch, 30, generator)
+    # unbiased squares: five standard errors of 16 numbers, and the errors are small enough to tell blocks apart
+    assert (np.abs(got.numpy() - wanted) < 5 * error.numpy() + 1e-12).all()
+    assert (error.numpy() < 0.25 * wanted).all()
+    torch.testing.assert_close(got, got.T)
+
+
+def test_a_product_with_the_hessian_is_exact_and_the_same_in_chunks(subject, monkeypatch):
+    one = subject(padded=True)
+    batch = one.test[:7]
+    hessian, _ = hessian_of_all(one.model, batch)
+    named = dict(one.model.named_parameters())
+    names = [name for name in named if "qkv" in name or name.endswith("attention.out.weight")]
+    parameters = {name: named[name] for name in names}
+    generator = torch.Generator().manual_seed(1)
+    direction = {name: torch.randn(p.shape, generator=generator, dtype=torch.float64) for name, p in parameters.items()}
+    wanted = hessian @ torch.cat([direction[name].flatten() for name in names])
+    for at_a_time in (100, 3):
+        monkeypatch.setattr(independence, "SEQUENCES_AT_A_TIME", at_a_time)
+        got = independence.hessian_product(one.model, batch, parameters, direction)
+        torch.testing.assert_close(torch.cat([got[name].flatten() for name in names]), wanted, rtol=1e-9, atol=1e-11)
+
+
+def test_head_rows_hold_the_norms_in_three_units(subject):
+    one = subject()
+    table = pick(independence.table(one, options()), of="heads")
+    generator = generator_for(one.seed, "cross_gradients")
+    norms, errors = independence.cross_gradients(one.model, one.test[:8], 2, generator)
+    _, owner = hessian_of_all(one.model, one.test[:1])
+    sizes = [(owner == a).sum() for a in range(4)]
+    own = table[table["first"] == table["second"]].set_index("first").cross_gradient
+    for row in table.to_dict("records"):
+        a, b = (2 * (int(row[side][1]) - 1) + int(row[side][3]) - 1 for side in ("first", "second"))
+        assert row["cross_gradient"] == pytest.approx(norms[a, b].item(), **EXACT)
+        assert row["cross_gradient_se"] == pytest.approx(errors[a, b].item(), **EXACT)
+        rms = row["cross_gradient"] / math.sqrt(sizes[a] * sizes[b])
+        assert row["cross_gradient_rms"] == pytest.approx(rms, **EXACT)
+        relative = row["cross_gradient"] / math.sqrt(own[row["first"]] * own[row["second"]])
+        assert row["cross_gradient_relative"] == pytest.approx(relative, **EXACT)
+
+
+# --- options, digest, figure, claims --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"schemes": []}, "analysis.independence.schemes=[]: name at least one of frozen, recomputed"),
+        ({"schemes": ["frosen"]}, "analysis.independence.schemes=frosen: unknown, did you mean frozen?"),
+        ({"sequences": 29}, "analysis.independence.sequences=29: must be at least 30"),
+        ({"tokens": 0}, "analysis.independence.tokens=0: must be at least 1"),
+        ({"probes": 1}, "analysis.independence.probes=1: must be at least 2"),
+        ({"components": 15}, "analysis.independence.components=15, neighbours=4: twice the components"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(changes, said):
+    with pytest.raises(ConfigError) as error:
+        options(**changes)
+    assert str(error.value).startswith(said) and "\n" not in str(error.value)
+
+
+def test_too_small_a_test_set_is_refused(subject):
+    one = subject()
+    small = Subject(one.run, one.seed, one.task, one.train, one.test[:29], one.models)
+    with pytest.raises(ConfigError, match="29 test sequences; at least 30"):
+        independence.table(small, options(sequences=None))
+
+
+@pytest.fixture(scope="module")
+def table_of_three_seeds(subject):
+    parts = [subject(seed) for seed in (3, 4, 5)]
+    tables = [with_who(independence.table(one, options()), **one.who) for one in parts]
+    return pd.concat(tables, ignore_index=True)
+
+
+def test_the_digest_shows_mean_sizes(table_of_three_seeds):
+    table = table_of_three_seeds
+    lines = independence.digest(table).splitlines()
+    assert "3 seeds" in lines[0]
+    shown = next(line for line in lines if line.startswith("paths") and "recomputed" in line).split()
+    mine = pick(table, of="paths", scheme="recomputed")
+    assert shown[2] == f"{mine.cosine.abs().mean():.3f}"
+
+
+def test_the_figure_shows_the_tables_means(table_of_three_seeds):
+    table = table_of_three_seeds
+    figure = draw_independence(table)
+    maps = [axes for axes in figure.axes if axes.images]
+    assert len(maps) == 9 and all(axes.images[0].norm.vmin == -1 for axes in maps)
+    cosine = maps[4].images[0].get_array()  # the second row: recomputed
+    mean = pick(table, of="lengths", scheme="recomputed", first="S0", second="S2").cosine.mean()
+    assert cosine[0, 2] == cosine[2, 0] == pytest.approx(mean, **EXACT)
+    both = pd.concat([table.assign(label="a"), table.assign(label="b")])
+    assert len([axes for axes in draw_independence(both, None, "label").axes if axes.images]) == 18
+
+
+def test_the_claims_read_their_columns(table_of_three_seeds):
+    table = table_of_three_seeds.assign(whole_accuracy=1.0)
+    by_scheme = {row["where"]: row for row in judge("blog_paths_orthogonal", table)}
+    assert set(by_scheme) == {"scheme=frozen", "scheme=recomputed"}
+    sizes = pick(table, of="paths", scheme="frozen").groupby("seed").cosine.agg(lambda values: values.abs().mean())
+    assert by_scheme["scheme=frozen"]["measured"] == pytest.approx(sizes.mean(), **EXACT)
+    additive = {row["where"]: row for row in judge("blog_paths_additive", table)}
+    assert additive["scheme=frozen"]["outcome"] == "held"  # Theorem 2.1
+    assert additive["scheme=recomputed"]["outcome"] == "failed"
+    heads = pick(table, of="heads")
+    apart = heads[heads["first"] != heads["second"]]
+    (small,) = judge("blog_cross_gradients_small", table)
+    assert small["measured"] == pytest.approx(apart.groupby("seed").cross_gradient_rms.max().mean(), **EXACT)

@@ -1,0 +1,193 @@
+"""Sweeps with the launchers and the sweeper that are extras: the same numbers as one job after the other."""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from rankbench import machine
+from rankbench.cli import _missing_extra
+from rankbench.config import ConfigError, compose, direction_of
+from rankbench.run import objective_value
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = [
+    *("model.layers=1", "model.width=8", "task.length=4", "task.train_size=10", "task.test_size=10"),
+    "trainer.eval_every=5",
+]
+SHORT = [*TINY, "trainer.steps=5"]
+PLUGINS = {"joblib": "joblib", "submitit_local": "submitit", "ray": "ray"}
+
+
+def start(*words, at):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "rankbench", "train", *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=at, env=environment, text=True, start_new_session=True, **pipes)
+
+
+def train(*words, at):
+    process = start(*words, at=at)
+    try:
+        out, err = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def needs(extra):
+    if find_spec(f"hydra_plugins.hydra_{extra}_{'sweeper' if extra == 'optuna' else 'launcher'}") is None:
+        pytest.skip(f"needs the extra: pip install 'rankbench[{extra}]'")
+
+
+def numbers(folder):
+    """metrics.csv of each job, without what a clock wrote."""
+    return {
+        path.parent.name: pd.read_csv(path).drop(columns=["seconds", "tokens_per_second"]).to_csv()
+        for path in folder.glob("*/metrics.csv")
+    }
+
+
+@pytest.fixture(scope="module")
+def one_by_one(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one_by_one")
+    code, _, err = train("-m", *SHORT, "seed=0,1", "out=sweep", at=folder)
+    assert code == 0, err
+    return folder / "sweep"
+
+
+@pytest.mark.parametrize("cluster", ["joblib", "submitit_local", pytest.param("ray", marks=pytest.mark.slow)])
+def test_a_launcher_gives_the_same_numbers_and_continues(cluster, one_by_one, tmp_path):
+    needs(PLUGINS[cluster])
+    words = ["-m", *SHORT, "seed=0,1", f"cluster={cluster}", "out=sweep"]
+    code, out, err = train(*words, at=tmp_path)
+    assert code == 0, err
+    sweep = tmp_path / "sweep"
+    assert numbers(sweep) == numbers(one_by_one) and len(numbers(sweep)) == 2
+    assert "2 jobs, 2 finished" in out
+    # given again with one job half done: the other is skipped, and what cannot be trained fails alone
+    (sweep / "0_seed=0" / "summary.json").unlink()
+    (sweep / "0_seed=0" / "metrics.csv").unlink()
+    (sweep / "0_seed=0" / "training_state.safetensors").write_bytes(b"no tensors")
+    before = (sweep / "1_seed=1" / "checkpoint.safetensors").stat().st_mtime_ns
+    code, out, err = train(*words, at=tmp_path)
+    assert (sweep / "1_seed=1" / "checkpoint.safetensors").stat().st_mtime_ns == before
+    told = [line for line in err.splitlines() if line.startswith("rankbench train: ")]
+    assert code == 1 and len(told) == 1 and "training_state.safetensors" in told[0], err
+    assert "2 jobs, 1 finished, 1 absent" in out or "2 jobs, 1 absent, 1 finished" in out  # gathered all the same
+
+
+def test_a_search_finds_the_smallest_loss_of_its_trials(tmp_path):
+    needs("optuna")
+    words = ["-m", *SHORT, "search=optuna", "hydra.sweeper.n_trials=4", "optimizer.lr=tag(log,interval(1e-4,1e-1))"]
+    code, _, err = train(*words, "out=sweep", at=tmp_path)
+    assert code == 0, err
+    summaries = [json.loads(path.read_text()) for path in (tmp_path / "sweep").glob("*/summary.json")]
+    losses = [summary["seeds"][0]["test_loss"] for summary in summaries]
+    best = yaml.safe_load((tmp_path / "sweep" / "optimization_results.yaml").read_text())
+    assert len(losses) == 4 and best["best_value"] == min(losses) and "optimizer.lr" in best["best_params"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["objective=null", "seed=1,2"], "objective=null: a search needs one; allowed are "),
+        (["objective=loss", "seed=1,2"], "objective=loss: unknown"),
+        (["seed=1"], "search=optuna: nothing to vary; "),
+    ],
+)
+def test_a_search_that_cannot_be_writes_nothing(words, said, tmp_path):
+    needs("optuna")
+    code, out, err = train("-m", *SHORT, "search=optuna", *words, at=tmp_path)
+    assert (code, out) == (1, "") and err.startswith(f"rankbench train: {said}") and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_sweep_leaves_no_process_behind(tmp_path):
+    needs("joblib")
+    process = start("-m", *TINY, "trainer.steps=10000000", "seed=0,1", "cluster=joblib", "out=sweep", at=tmp_path)
+    deadline = time.monotonic() + 120
+    try:
+        while len(list(tmp_path.glob("sweep/*/metrics.csv"))) < 2:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)  # ends when nobody holds the pipe any more
+    finally:
+        os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+    assert process.returncode == 130
+    # joblib's own processes have a word of their own to say
+    assert "rankbench train: interrupted; the same command with out=sweep continues" in err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra", "words", "line"),
+    [
+        ("launcher/ray", "ray", ["cluster=ray"], "cluster=ray"),
+        ("launcher/submitit_slurm", "submitit", ["cluster=slurm"], "cluster=slurm"),
+        ("launcher/joblib", "joblib", ["hydra/launcher=joblib"], "hydra/launcher=joblib"),
+        ("sweeper/optuna", "optuna", ["search=optuna"], "search=optuna"),
+    ],
+)
+def test_what_is_not_installed_names_its_extra(kind, extra, words, line):
+    error = ValueError(f"In 'hydra/config': Could not find 'hydra/{kind}'\n\nAvailable options: basic")
+    assert _missing_extra(error, words) == f"{line}: needs the extra: pip install 'rankbench[{extra}]'"
+    assert _missing_extra(ValueError("Could not find 'model/ray'"), words) is None
+
+
+def test_jobs_share_the_gpus_out(monkeypatch):
+    chosen = []
+    monkeypatch.setattr("torch.cuda.set_device", chosen.append)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    for job in range(5):
+        machine.share_gpus(job)
+    assert chosen == [0, 1, 2, 0, 1]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    machine.share_gpus(7)
+    assert len(chosen) == 5
+
+
+def test_a_diverged_seed_counts_as_the_worst():
+    good = {"status": "finished", "test_accuracy": 0.5, "test_loss": 1.0}
+    summary = {"seconds": 3.0, "seeds": [good, {"status": "diverged"}]}
+    assert objective_value(summary, "test_accuracy") == 0.25
+    assert objective_value(summary, "test_loss") == objective_value(summary, "train_seconds") == math.inf
+    assert objective_value({"seconds": 3.0, "seeds": [good]}, "train_seconds") == 3.0
+    with pytest.raises(ConfigError, match=r"objective=test_accuracy: this task has none"):
+        objective_value({"seconds": 3.0, "seeds": [{**good, "test_accuracy": None}]}, "test_accuracy")
+
+
+def test_objectives():
+    assert compose("train").objective is None
+    assert direction_of("test_accuracy") == "maximize" and direction_of("train_seconds") == "minimize"
+    with pytest.raises(ConfigError, match=re.escape("objective=loss: unknown")):
+        compose("train", "objective=loss")
+
+
+def test_slurm_is_composed_and_refused_where_it_is_not_installed(tmp_path):
+    needs("submitit")
+    code, out, err = train("-m", *SHORT, "seed=0,1", "cluster=slurm", "out=sweep", at=tmp_path)
+    assert (code, out) == (1, "") and err.startswith("rankbench train: cluster=slurm: no srun here; ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_search_runs_side_by_side_too(tmp_path):
+    needs("optuna")
+    needs("submitit")
+    words = ["-m", *SHORT, "search=optuna", "cluster=submitit_local", "hydra.sweeper.n_trials=2"]
+    code, out, err = train(*words, "objective=test_accuracy", "model.heads=choice(1,2,4)", "out=sweep", at=tmp_path)
+    assert code == 0, err
+    best = yaml.safe_load((tmp_path / "sweep" / "optimization_results.yaml").read_text())
+    summaries = [json.loads(path.read_text()) for path in (tmp_path / "sweep").glob("*/summary.json")]
+    assert len(summaries) == 2 and "2 jobs, 2 finished" in out
+    assert best["best_value"] == max(summary["seeds"][0]["test_accuracy"] for summary in summaries)

@@ -1,0 +1,296 @@
+"""rankbench.analyses.path_mass and pruning against every path run one by one, and against autograd.
+
+Shapes: B batch, N token, D width, L layer, H head, P path, C class.
+"""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
+
+from rankbench.analyses import Subject, path_mass, pruning
+from rankbench.claims import judge
+from rankbench.config import ConfigError, conf_dir, typed
+from rankbench.metrics import attention_metrics
+from rankbench.model.trace import Trace
+from rankbench.model.transformer import Transformer
+from rankbench.paths import FrozenNetwork, all_paths, sums_by_length, sums_of_groups, sums_through_heads
+from rankbench.plots.path_mass import draw_path_mass
+from rankbench.plots.pruning import draw_pruning
+from rankbench.tables import with_who
+from rankbench.tasks import Batch
+
+EXACT = {"rel": 1e-10, "abs": 1e-12}  # float64, a few hundred operations in another order
+LAYERS, HEADS = 3, 2
+PATHS = np.concatenate([all_paths(LAYERS, HEADS, length) for length in range(LAYERS + 1)])
+ANALYSES = {"path_mass": path_mass, "pruning": pruning}
+
+
+def options(name, **changes):
+    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / f"{name}.yaml"))
+    return typed(ANALYSES[name].Options, {**shipped, **changes}, f"analysis.{name}")
+
+
+@pytest.fixture(scope="session")
+def subject(model_config):
+    """subject(seed=3, padded=False, **model keys): a small network with random parameters; 9 train, 12 test."""
+
+    def make(seed=3, padded=False, **changes):
+        cfg = model_config(**{"name": "small", "layers": LAYERS, "heads": HEADS, "width": 4, **changes})
+        with torch.device("meta"):
+            model = Transformer(cfg, input_kind="tokens", num_inputs=5, num_outputs=3, length=4, padded=padded)
+        model = model.to_empty(device="cpu").double().requires_grad_(False).eval()
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.copy_(0.6 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+        inputs = torch.randint(5, (21, 4), generator=generator)
+        targets = torch.randint(3, (21, 4), generator=generator)
+        if padded:
+            behind = torch.arange(4) >= torch.randint(2, 5, (21, 1), generator=generator)
+            inputs, targets = inputs.masked_fill(behind, -1), targets.masked_fill(behind, -1)
+        train, test = Batch(inputs[:9], targets[:9]), Batch(inputs[9:], targets[9:])
+        task = SimpleNamespace(name="sorting", num_outputs=3)
+        return Subject("a run", seed, task, train, test, {"trained": model, "initialised": model})
+
+    return make
+
+
+STRUCTURES = [
+    {},
+    {"norm": "pre", "norm_kind": "rmsnorm", "mask": "causal"},
+    {"norm": "none", "skip_scale": 0.5, "mlp": False, "mlp_skip": False, "bias": False},
+    {"skip": False},
+    {"padded": True},
+]
+
+
+def pick(table, **wanted):
+    for column, value in wanted.items():
+        table = table[table[column] == value]
+    return table
+
+
+def each_path(model, inputs, mlp="gate"):
+    """Every path's output (P, B, N, D), absent tokens 0, and the bias term (B, N, D)."""
+    network = FrozenNetwork(model, inputs, mlp)
+    paths = PATHS if model.cfg.skip else all_paths(LAYERS, HEADS, LAYERS, False)
+    outputs = sums_of_groups(network, list(paths[:, None]))
+    if model.padded:
+        outputs = outputs * (inputs >= 0)[..., None]
+    return outputs, sums_by_length(model, inputs, mlp).bias_BND, paths
+
+
+def loss_and_accuracy(outputs, targets):
+    loss = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-1).item()
+    scored = targets >= 0
+    return loss, (outputs.argmax(-1) == targets)[scored].double().mean().item()
+
+
+# --- mass -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mlp", ["gate", "source"])
+@pytest.mark.parametrize("changes", STRUCTURES, ids=str)
+def test_sums_through_heads_by_enumeration(subject, changes, mlp):
+    one = subject(**changes)
+    network = FrozenNetwork(one.model, one.test.inputs, mlp)
+    got = sums_through_heads(network)
+    outputs, _, paths = each_path(one.model, one.test.inputs, mlp)
+    there = (one.test.inputs >= 0)[..., None]
+    for layer, head in itertools.product(range(LAYERS), range(HEADS)):
+        wanted = outputs[paths[:, layer] == head + 1].sum(0)
+        torch.testing.assert_close(got[layer, head] * there, wanted, rtol=1e-10, atol=1e-11)
+    by_length = network.sums_by_length().by_length_KBND
+    counted = (torch.arange(LAYERS + 1)[:, None, None, None] * by_length).sum(0)
+    torch.testing.assert_close(got.sum((0, 1)), counted, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("changes", STRUCTURES, ids=str)
+def test_every_number_of_path_mass_by_enumeration(subject, changes, monkeypatch):
+    one = subject(**changes)
+    model, test = one.model, one.test
+    monkeypatch.setattr(path_mass, "NUMBERS_AT_A_TIME", 800)  # several chunks of sequences
+    table = path_mass.table(one, options("path_mass"))
+    outputs, bias, paths = each_path(model, test.inputs)
+    there = (test.inputs >= 0)[..., None]
+    state = outputs.sum(0) + bias * there
+    parts = {("length", k): paths_of for k in range(LAYERS + 1) if (paths_of := (paths > 0).sum(1) == k).any()}
+    parts |= {
+        ("head", layer, head): paths[:, layer - 1] == head
+        for layer, head in itertools.product(range(1, LAYERS + 1), range(1, HEADS + 1))
+    }
+    assert len(table) == len(parts) + 1
+    for (kind, *place), chosen in parts.items():
+        where = {"path_length": place[0]} if kind == "length" else {"layer": place[0], "head": place[1]}
+        (row,) = pick(table, part=kind, **where).to_dict("records")
+        assert row["num_paths"] == chosen.sum()
+        part = outputs[chosen].sum(0)
+        ratio = part.flatten(1).norm(dim=1) / state.flatten(1).norm(dim=1)
+        assert row["mass"] == pytest.approx(ratio.mean().item(), **EXACT)
+        # the loss of X_L + (size - 1) part, differentiated at size 1: no inner product of ours
+        size = torch.ones((), dtype=torch.float64, requires_grad=True)
+        grown = model.read_out(state + (size - 1) * part)
+        F.cross_entropy(grown.flatten(0, 1), test.targets.flatten(), ignore_index=-1).backward()
+        assert row["gradient_mass"] == pytest.approx(size.grad.item(), **EXACT)
+        without = loss_and_accuracy(model.read_out(state - part), test.targets)
+        assert (row["loss_without"], row["accuracy_without"]) == pytest.approx(without, **EXACT)
+    whole = loss_and_accuracy(model(test.inputs), test.targets)
+    assert (table.whole_loss.iloc[0], table.whole_accuracy.iloc[0]) == pytest.approx(whole, **EXACT)
+
+
+def test_lengths_and_bias_add_up_to_the_whole_gradient_mass(subject):
+    one = subject()
+    table = path_mass.table(one, options("path_mass"))
+    state = FrozenNetwork(one.model, one.test.inputs).trace["state"].clone().requires_grad_()
+    F.cross_entropy(one.model.read_out(state).flatten(0, 1), one.test.targets.flatten()).backward()
+    parts = table[table.part != "head"].gradient_mass.sum()
+    assert parts == pytest.approx((state * state.grad).sum().item(), **EXACT)
+
+
+@pytest.mark.parametrize("changes", [{}, {"mask": "causal"}, {"padded": True}], ids=str)
+def test_ranks_of_heads_are_the_means_of_metrics(subject, changes, monkeypatch):
+    one = subject(**changes)
+    monkeypatch.setattr(path_mass, "NUMBERS_AT_A_TIME", 800)
+    table = path_mass.table(one, options("path_mass"))
+    trace = Trace("weights")
+    one.model(one.test.inputs, trace=trace)
+    for layer in range(1, LAYERS + 1):
+        p = trace[f"layers.{layer - 1}.attention.weights"]
+        wanted = attention_metrics(p, None, one.model.lengths(one.test.inputs))["attention_effective_rank"].mean(0)
+        rows = pick(table, part="head", layer=layer)
+        assert rows.attention_effective_rank.to_numpy() == pytest.approx(wanted.numpy(), **EXACT)
+
+
+# --- pruning --------------------------------------------------------------------------------------------------------
+
+
+def greedy_by_hand(outputs, bias, model, targets):
+    state, left, order = bias, list(range(len(outputs))), []
+    while left:
+        losses = [loss_and_accuracy(model.read_out(state + outputs[path]), targets)[0] for path in left]
+        order.append(left.pop(int(np.argmin(losses))))
+        state = state + outputs[order[-1]]
+    return order
+
+
+@pytest.mark.parametrize("mlp", ["gate", "source"])
+@pytest.mark.parametrize("changes", STRUCTURES, ids=str)
+def test_every_number_of_pruning_by_hand(subject, changes, mlp, monkeypatch):
+    one = subject(**changes)
+    monkeypatch.setattr(pruning, "NUMBERS_AT_A_TIME", 1000)  # several chunks of sequences and of paths
+    table = pruning.table(one, options("pruning", mlp=mlp, selection_sequences=5, counts=9))
+    model, chosen = one.model, one.train[:5]
+    outputs, bias, paths = each_path(model, chosen.inputs, mlp)
+    norms = outputs.flatten(1).norm(dim=1)
+    orders = {
+        "greedy": greedy_by_hand(outputs, bias, model, chosen.targets),
+        "norm": np.argsort(-norms.numpy(), kind="stable"),
+    }
+    outputs, bias, _ = each_path(model, one.test.inputs, mlp)
+    for order, indices in orders.items():
+        mine = pick(table, order=order)
+        assert mine.kept.iloc[0] == 0 and mine.kept.iloc[-1] == len(paths)
+        for row in mine.to_dict("records"):
+            kept = indices[: row["kept"]]
+            wanted = loss_and_accuracy(model.read_out(outputs[kept].sum(0) + bias), one.test.targets)
+            assert (row["loss"], row["accuracy"]) == pytest.approx(wanted, rel=1e-9, abs=1e-11)
+            assert row["kept_share"] == pytest.approx(row["kept"] / len(paths), rel=1e-12)
+            if row["kept"]:
+                assert row["path_length"] == pytest.approx((paths[kept] > 0).sum(1).mean(), rel=1e-12)
+
+
+def test_every_order_begins_at_the_bias_and_ends_at_the_whole_network(subject):
+    one = subject()
+    table = pruning.table(one, options("pruning"))
+    whole = loss_and_accuracy(one.model(one.test.inputs), one.test.targets)
+    for _, rows in table.groupby(["order", "repeat"], dropna=False):
+        assert (rows.loss.iloc[-1], rows.accuracy.iloc[-1]) == pytest.approx(whole, **EXACT)
+    assert table[table.kept == 0].loss.nunique() == 1
+    random = pick(table, order="random", kept=8)
+    assert len(random) == 3 and random.loss.nunique() == 3  # three orders
+
+
+def test_greedy_for_regression_takes_the_best_of_the_squared_errors():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 3, 2, 2, generator=generator, dtype=torch.float64)
+    bias = torch.randn(3, 2, 2, generator=generator, dtype=torch.float64)
+    targets = torch.randn(3, 2, 2, generator=generator, dtype=torch.float64)
+    state, left, wanted = bias, list(range(6)), []
+    while left:
+        best = min(left, key=lambda path: ((state + logits[path] - targets) ** 2).mean().item())
+        wanted.append(best)
+        left.remove(best)
+        state = state + logits[best]
+    assert pruning.greedy_order(logits.clone(), bias, targets).tolist() == wanted
+
+
+# --- options, digests, figures, claims ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("path_mass", {"mlp": "gates"}, "analysis.path_mass.mlp=gates: unknown; allowed are gate, source"),
+        ("path_mass", {"sequences": 0}, "analysis.path_mass.sequences=0: must be at least 1"),
+        ("pruning", {"orders": []}, "analysis.pruning.orders=[]: name at least one of greedy, norm, random"),
+        ("pruning", {"orders": ["gredy"]}, "analysis.pruning.orders=gredy: unknown, did you mean greedy?"),
+        ("pruning", {"mlp": "none"}, "analysis.pruning.mlp=none: unknown; allowed are gate, source"),
+        ("pruning", {"counts": 0}, "analysis.pruning.counts=0: must be at least 1"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(name, changes, said):
+    with pytest.raises(ConfigError) as error:
+        options(name, **changes)
+    assert str(error.value).startswith(said) and "\n" not in str(error.value)
+
+
+def test_too_many_paths_are_refused(subject):
+    with pytest.raises(ConfigError, match="max_paths=26: the network has 27 paths; raise it"):
+        pruning.table(subject(), options("pruning", max_paths=26))
+
+
+@pytest.fixture(scope="module")
+def tables(subject):
+    parts = [subject(seed) for seed in (3, 4, 5)]
+    return {
+        name: pd.concat([with_who(module.table(one, options(name)), **one.who) for one in parts], ignore_index=True)
+        for name, module in ANALYSES.items()
+    }
+
+
+def test_digests_show_means(tables):
+    lines = path_mass.digest(tables["path_mass"]).splitlines()
+    mean = pick(tables["path_mass"], part="length", path_length=1).mass.mean()
+    assert "3 seeds" in lines[0] and lines[4].split()[1] == f"{mean:.3g}"
+    lines = pruning.digest(tables["pruning"]).splitlines()
+    mean = pick(tables["pruning"], order="norm", kept=0).accuracy.mean()
+    assert float(next(line for line in lines if line.startswith("norm")).split()[1]) == pytest.approx(mean, abs=5e-4)
+
+
+def test_figures_show_the_tables_means(tables):
+    table = tables["path_mass"]
+    maps = [axes for axes in draw_path_mass(table).axes if axes.images]
+    shown = maps[0].images[0].get_array()
+    assert shown[2, 1] == pytest.approx(pick(table, part="head", layer=3, head=2).mass.mean(), **EXACT)
+    table = tables["pruning"]
+    both = pd.concat([table.assign(label="a"), table.assign(label="b")])
+    panels = draw_pruning(both, None, "label").axes
+    assert len(panels) == 4
+    drawn = {line.get_label(): line for line in panels[0].get_lines()}
+    rows = pick(table, order="greedy").groupby("kept").accuracy.mean()
+    np.testing.assert_allclose(drawn["greedy"].get_ydata(), rows)
+
+
+def test_few_paths_suffice_is_judged_by_the_smallest_share(tables):
+    table = tables["pruning"].assign(whole_accuracy=0.95)
+    rows = table.order == "norm"
+    table.loc[rows, "accuracy"] = np.where(table[rows].kept_share >= 0.5, 0.91, 0.89)
+    share = table[rows & (table.kept_share >= 0.5)].kept_share.min()
+    verdicts = {row["where"]: row for row in judge("blog_few_paths_suffice", table)}
+    assert verdicts["order=norm"]["measured"] == pytest.approx(share) and share < 0.6
+    assert verdicts["order=norm"]["outcome"] == "failed"

@@ -1,0 +1,225 @@
+"""rankbench.analyses.rollout: free running of a layer that can be solved by hand, and of any network step by step.
+
+One head with W_Q = c I, W_K = I and W_V = rotation / g, no norm, bias, MLP or skip: two opposite points of radius r
+attend to themselves with weight sigmoid(2 c r^2 / sqrt 2), so they stay opposite, turn, and have the next radius
+r tanh(c r^2 / sqrt 2) / g.
+"""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from rankbench import plots
+from rankbench.analyses import ANALYSES, Subject, rollout
+from rankbench.claims import judge
+from rankbench.config import ConfigError, conf_dir, typed
+from rankbench.model import initial_model
+from rankbench.plots.rollout import HIGHEST, LOWEST
+from rankbench.seeds import generator_for
+from rankbench.tables import read_table, with_who, write_table
+from rankbench.tasks import build_task
+
+POINTS = 40
+
+
+@pytest.fixture(scope="module")
+def task():
+    return build_task({"name": "circle_arcs", "points": POINTS, "radius": 0.3})
+
+
+def options(**changes):
+    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "rollout.yaml"))
+    return typed(rollout.Options, {**shipped, **changes}, "analysis.rollout")
+
+
+@pytest.fixture(scope="module")
+def solvable(model_config, task):
+    """solvable(c, g): the layer of this file's docstring."""
+
+    def make(c, g):
+        cfg = model_config(
+            **{"layers": 1, "heads": 1, "width": 2, "positions": "none", "norm": "none"},
+            **{"skip": False, "mlp": False, "mlp_skip": False, "bias": False},
+        )
+        model = initial_model(cfg, task, 0).double().requires_grad_(False)
+        turn = math.pi / POINTS
+        eye, (cos, sin) = torch.eye(2, dtype=torch.float64), (math.cos(turn), math.sin(turn))
+        rotation = torch.tensor([[cos, -sin], [sin, cos]], dtype=torch.float64)
+        for linear in (model.read_in, model.read_out):
+            linear.weight.copy_(eye)
+            linear.bias.zero_()
+        attention = model.blocks[0].attention
+        attention.qkv.weight.copy_(torch.cat([c * eye, eye, rotation / g]))
+        attention.out.weight.copy_(eye)
+        return model
+
+    return make
+
+
+def subject_of(task, seed=0, **models):
+    batch = task.sample(task.points, generator_for(seed, "train"))
+    return Subject("a run", seed, task, batch, batch, models)
+
+
+def radii(c, g, steps, r=0.3):
+    found = [r]
+    for _ in range(steps):
+        found.append(found[-1] * math.tanh(c * found[-1] ** 2 / math.sqrt(2)) / g)
+    return np.array(found)
+
+
+def balanced(c):
+    """The g for which the circle is kept, were it exact."""
+    return math.tanh(c * 0.09 / math.sqrt(2))
+
+
+@pytest.mark.parametrize("share", [1.05, 1.0, 0.97])
+def test_positions_are_those_of_the_solved_layer(task, solvable, share):
+    c, g = 10.0, share * balanced(10.0)
+    table = rollout.table(subject_of(task, trained=solvable(c, g)), options(steps=20, every=7))
+    assert table.step.tolist() == [0, 0, 7, 7, 14, 14, 20, 20]
+    assert table.token.tolist() == [1, 2] * 4
+    r = radii(c, g, 20)[table.step]
+    angle = math.pi * table.step / POINTS + np.where(table.token == 1, math.pi, 0)
+    # the circle repels: beside it an error grows by 2.55 at each step, so rounding of 1e-16 to 1e-8 in 20 steps
+    for column, wanted in (("x", r * np.cos(angle)), ("y", r * np.sin(angle)), ("distance", 2 * r)):
+        np.testing.assert_allclose(table[column], wanted, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(table.error, np.abs(r - 0.3), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("share", "collapsed", "escaped"), [(1.02, 1, 0), (0.98, 0, 1)])
+def test_the_circle_repels_so_runs_collapse_or_escape(task, solvable, share, collapsed, escaped):
+    c = 10.0
+    model = solvable(c, share * balanced(c))
+    row = rollout.table(subject_of(task, trained=model), options(steps=2000)).iloc[-1]
+    assert (row.collapsed, row.escaped) == (collapsed, escaped)
+    if escaped:  # stopped before the numbers are infinite
+        assert row.step < 2000 and 30 < row.distance < rollout.OVERFLOW and math.isnan(row.half_step)
+    else:
+        assert row.step == 2000 and row.distance == 0.0
+        assert row.half_step == np.flatnonzero(radii(c, share * balanced(c), 200) <= 0.15)[0]
+    # all radii of the training set are .3: the error is the radius that is missed, over the chord of a step
+    chord = 2 * 0.3 * math.sin(math.pi / POINTS / 2)
+    assert row.one_step_error == pytest.approx(abs(0.3 / share - 0.3) / chord, rel=1e-9)
+
+
+def test_the_slope_is_that_of_a_geometric_decay(task, solvable):
+    # with c so large that every point attends to itself alone, r shrinks by g at each step while it is not tiny
+    row = rollout.table(subject_of(task, trained=solvable(1e30, 1.25)), options(steps=100)).iloc[-1]
+    assert row.log10_distance_slope == pytest.approx(-math.log10(1.25), rel=1e-9)
+    assert row.half_step == math.ceil(math.log(2) / math.log(1.25))
+    assert row.collapsed == 1 and row.distance == pytest.approx(0.6 * 1.25**-100, rel=1e-9)
+
+
+def test_the_slope_leaves_out_what_is_rounding(task, solvable):
+    row = rollout.table(subject_of(task, trained=solvable(1e60, 10.0)), options(steps=30)).iloc[-1]
+    assert row.distance < 0.6 * rollout.ROUNDING and row.log10_distance_slope == pytest.approx(-1, rel=1e-9)
+
+
+@pytest.mark.parametrize("changes", [{}, {"mlp": True, "mlp_skip": True}, {"skip": True, "norm": "post"}])
+def test_any_network_is_run_step_by_step_in_float64(model_config, task, changes):
+    plain = {"layers": 1, "heads": 1, "width": 8, "positions": "none", "norm": "none", "skip": False, "mlp": False}
+    cfg = model_config(**{**plain, "mlp_skip": False, **changes})
+    model = initial_model(cfg, task, 1).requires_grad_(False)
+    table = rollout.table(subject_of(task, initialised=model), options(steps=5, every=1))
+    assert next(model.parameters()).dtype == torch.float32  # the subject's own is left as it is
+    assert (table["skip"] == cfg.skip).all() and (table["mlp"] == cfg.mlp).all()
+    exact = initial_model(cfg, task, 1).double().requires_grad_(False)
+    now = torch.tensor([[[-0.3, 0.0], [0.3, 0.0]]], dtype=torch.float64)
+    for step in range(6):
+        rows = table[table.step == step]
+        assert rows[["x", "y"]].to_numpy() == pytest.approx(now[0].numpy(), abs=1e-14)
+        assert rows.distance.iloc[0] == pytest.approx(math.dist(*now[0].tolist()), abs=1e-14)
+        now = exact(now)
+
+
+def test_another_task_has_no_trajectory(model_config, sorting_task):
+    sorting = sorting_task()
+    batch = sorting.sample(2, generator_for(0, "train"))
+    model = initial_model(model_config(layers=1), sorting, 0)
+    with pytest.raises(ConfigError, match=r"^analysis=rollout: task.name=sorting has no trajectory .* circle_arcs$"):
+        rollout.table(Subject("fresh", 0, sorting, batch, batch, {"initialised": model}), options())
+
+
+@pytest.mark.parametrize(
+    ("changes", "begins"),
+    [
+        ({"steps": 0}, "analysis.rollout.steps=0: must be at least 1"),
+        ({"every": 0}, "analysis.rollout.every=0: must be at least 1"),
+        ({"every": None}, "analysis.rollout.every=null: null is not allowed"),
+        ({"collapsed_below": 0.0}, "analysis.rollout.collapsed_below=0.0: a share"),
+        ({"collapsed_below": 1.0}, "analysis.rollout.collapsed_below=1.0: a share"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_line(changes, begins):
+    with pytest.raises(ConfigError) as error:
+        options(**changes)
+    assert str(error.value).startswith(begins) and "\n" not in str(error.value)
+
+
+# --- figure, digest, claim --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(task, solvable):
+    """Four seeds: three collapse, one escapes."""
+    parts = []
+    for seed, share in enumerate((1.01, 1.02, 1.05, 0.9)):
+        c = 10.0
+        models = {"trained": solvable(c, share * balanced(c)), "initialised": solvable(c, 1.0)}
+        subject = subject_of(task, seed, **models)
+        parts.append(with_who(rollout.table(subject, options(steps=60, every=5)), **subject.who))
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_the_figure_is_that_of_the_csv_byte_for_byte(whole, tmp_path):
+    write_table(whole, tmp_path / "table.csv")
+    pairs = [plots.save(ANALYSES["rollout"].figure(table, None, None), tmp_path / name) for name, table in
+             (("memory", whole), ("disk", read_table(tmp_path / "table.csv")))]  # fmt: skip
+    for one, other in zip(*pairs, strict=True):
+        assert one.read_bytes() == other.read_bytes() and one.stat().st_size > 5000
+
+
+def test_the_figure_shows_means_of_logarithms_and_every_facet(whole):
+    both = pd.concat([whole.assign(**{"model.width": width}) for width in (32, 64)], ignore_index=True)
+    figure = ANALYSES["rollout"].figure(both, None, "model.width")
+    assert len(figure.axes) == 4
+    assert figure.axes[2].get_title() == "trained weights · model.width=64"
+    assert figure.axes[1].get_title().startswith("3 of 4 collapse, 1 escape")
+    assert figure.axes[0].get_ylabel() == "y" and figure.axes[2].get_xlabel() == "x"
+    (shown,) = [line for line in figure.axes[1].get_lines() if line.get_label() == "trained weights"]
+    at = whole[(whole.weights == "trained") & (whole.token == 1)].pivot(index="step", columns="seed", values="distance")
+    wanted = np.exp(np.log((at.ffill() / 0.6).clip(LOWEST, HIGHEST)).mean(axis=1))
+    np.testing.assert_allclose(shown.get_ydata(), wanted, rtol=1e-9)
+
+
+def test_the_digest_counts_seeds(whole):
+    (shown,) = [line.split() for line in rollout.digest(whole).splitlines() if " trained" in line]
+    assert shown[-4:-2] == ["0.75", "0.25"] and "4 seeds" in rollout.digest(whole)
+
+
+def networks(collapsed, skip=0, mlp=0, error=0.1):
+    parts = [{"weights": "trained", "collapsed": one, "one_step_error": error} for one in collapsed]
+    parts = [{**one, "seed": seed, "skip": skip, "mlp": mlp} for seed, one in enumerate(parts)]
+    return pd.DataFrame([*parts, *({**one, "weights": "initialised", "collapsed": 1} for one in parts)])
+
+
+@pytest.mark.parametrize(
+    ("collapsed", "more", "outcome", "measured"),
+    [
+        ([1] * 10, {}, "held", 1.0),
+        ([0] * 9 + [1], {}, "failed", 0.1),
+        ([0] * 10, {"skip": 1}, "held", 1.0),
+        ([1] * 9 + [0], {"mlp": 1}, "failed", 0.1),
+        ([1, 0] * 5, {"mlp": 1, "skip": 1}, "undecided", 0.5),
+        ([1] * 10, {"error": 1.5}, "undecided", math.nan),
+    ],
+)
+def test_the_claim_of_figure_3_can_hold_and_can_fail(collapsed, more, outcome, measured):
+    (verdict,) = judge("dong_fig3_collapse", networks(collapsed, **more))
+    assert verdict["outcome"] == outcome
+    assert verdict["measured"] == pytest.approx(measured, nan_ok=True)

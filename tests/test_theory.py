@@ -1,0 +1,356 @@
+"""rankbench.theory: bounds against brute force in big-number arithmetic, path counts against enumerations, and concrete
+inputs for which the paper's bounds fail.
+
+Shapes: N token, D width.
+"""
+
+import itertools
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from rankbench import theory
+
+every = settings(max_examples=40, deadline=None)
+logs = st.floats(-30, 30)
+sizes = st.integers(1, 6)
+
+
+def big(log10):
+    return mpmath.mpf(10) ** mpmath.mpf(log10)
+
+
+def log10_of(number):
+    return float(mpmath.log10(number))
+
+
+# Sums of a few hundred terms of size 3^6 * 30: float64 keeps 12 digits.
+CLOSE = {"rel": 1e-11, "abs": 1e-9}
+
+
+# --- bounds against the recursions they come from ---------------------------------------------------------------------
+
+
+@every
+@given(logs, logs, sizes, sizes, st.integers(1, 6))
+def test_theorems_2_2_and_2_3_are_the_lemma_again_and_again(beta, residual, heads, width, layers):
+    with mpmath.workdps(60):
+        coefficient, bound = 4 * big(beta) * heads / mpmath.sqrt(width), big(residual)
+        for _ in range(layers):
+            bound = coefficient * bound**3
+        assert theory.thm_2_3(beta, heads, width, layers, residual) == pytest.approx(log10_of(bound), **CLOSE)
+        printed = coefficient ** ((3**layers - 1) // 2) * big(residual) ** (3**layers)
+        assert mpmath.almosteq(printed, bound, 1e-40)
+
+
+@every
+@given(logs, logs, logs, sizes, sizes, st.integers(1, 5))
+def test_corollary_3_2_multiplies_every_layer_by_lambda(beta, lam, residual, heads, width, layers):
+    with mpmath.workdps(60):
+        bound = big(residual)
+        for _ in range(layers):
+            bound = big(lam) * 4 * big(beta) * heads / mpmath.sqrt(width) * bound**3
+        got = theory.cor_3_2(beta, lam, heads, width, layers, residual)
+        assert got == pytest.approx(log10_of(bound), **CLOSE)
+
+
+@every
+@given(logs, st.floats(-5, 5), sizes, sizes, st.integers(1, 5))
+def test_corollary_3_1_is_the_largest_of_all_orders_of_cubing_and_doubling(beta, residual, heads, width, layers):
+    with mpmath.workdps(60):
+        leaves = []
+        for order in itertools.product([True, False], repeat=layers):
+            bound = big(residual)
+            for cubes in order:
+                bound = 8 * big(beta) * heads / mpmath.sqrt(width) * bound**3 if cubes else 2 * heads * bound
+            leaves.append(bound)
+        assert theory.cor_3_1(beta, heads, width, layers, residual) == pytest.approx(log10_of(max(leaves)), **CLOSE)
+
+
+def test_the_order_of_cubing_and_doubling_matters():
+    """The proof of Corollary 3.1 says that it does not: (2 r)^3 is not 2 r^3."""
+    assert theory.cor_3_1(math.log10(1 / 8), 1, 1, 2, 0.0) == pytest.approx(math.log10(2**3))  # double, then cube
+    assert math.log10(2**3) > math.log10(2)  # cube, then double
+
+
+@every
+@given(logs, logs, logs, st.floats(-3, 3))
+def test_a_layer_is_lambda_times_skip_and_cube(residual, coefficient, lam, skip):
+    with mpmath.workdps(60):
+        wanted = big(lam) * (abs(skip) * big(residual) + big(coefficient) * big(residual) ** 3)
+        got = theory.layer_bound(residual, coefficient, skip, lam)
+        assert got == pytest.approx(log10_of(wanted), **CLOSE)
+
+
+@every
+@given(logs, logs, sizes, sizes)
+def test_contraction_is_of_the_product_of_beta_and_the_squared_residual(beta, residual, heads, width):
+    """The paper's 4 beta H < sqrt d says nothing without the residual."""
+    product = math.log10(4 * heads / math.sqrt(width)) + beta + 2 * residual
+    if abs(product) < 1e-9:
+        return
+    coefficient = theory.attention_coefficient(beta, heads, width)
+    assert theory.is_contractive(residual, coefficient) == (product < 0)
+    falls = theory.thm_2_3(beta, heads, width, 3, residual) < theory.thm_2_3(beta, heads, width, 2, residual)
+    assert falls == (product < 0)
+    # the bound with skips never contracts; a cube below 1e-16 of the residual rounding leaves to either side
+    assert product < -10 or not theory.is_contractive(residual, coefficient, skip=1.0)
+
+
+def test_bounds_of_deep_networks_end_at_infinity_and_not_at_nan():
+    for layers in (500, 1024):
+        assert theory.thm_2_3(1.0, 2, 16, layers, -9.0) < -1e200
+        assert theory.thm_2_3(1.0, 2, 16, layers, 9.0) > 1e200
+        assert theory.thm_2_3(-math.log10(4), 1, 1, layers, 0.0) == 0  # the fixed point
+        assert theory.cor_3_1(1.0, 2, 16, layers, 9.0) > 1e200
+
+
+def test_arrays_are_bounded_one_by_one():
+    residuals = np.array([-3.0, 0.0, 2.0])
+    for bound in (theory.thm_2_3, theory.cor_3_1):
+        assert bound(0.5, 2, 9, 3, residuals) == pytest.approx([bound(0.5, 2, 9, 3, one) for one in residuals])
+    values = ([0.1, -0.4], [0.3, 0.2], 4, 1.0, 0.2)
+    one_by_one = [theory.diameter_layer(one, *values) for one in residuals]
+    assert theory.diameter_layer(residuals, *values) == pytest.approx(one_by_one)
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu"])
+def test_activation_constants_are_the_largest_slopes(name):
+    act = {"relu": lambda z: max(z, 0.0), "gelu": lambda z: z * scipy.special.ndtr(z)}[name]
+    z = np.linspace(-6, 6, 12001)
+    slopes = np.diff([act(one) for one in z]) / np.diff(z)
+    # a difference quotient is a mean slope over 1e-3, short of the largest by |f'''| 1e-6 / 24 at the most
+    assert slopes.max() == pytest.approx(theory.ACTIVATION_LIPSCHITZ[name], abs=1e-7)
+
+
+# --- one layer of attention against its bounds ------------------------------------------------------------------------
+
+
+def one_norm(x):
+    return np.abs(x).sum(0).max()
+
+
+def inf_norm(x):
+    return np.abs(x).sum(1).max()
+
+
+def composite(x):
+    return math.sqrt(one_norm(x) * inf_norm(x))
+
+
+def softmax(scores):
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def attend(x_ND, w_qk_HDD, w_HDD, bias_HD, d_qk):
+    """sum_h softmax(X W_QK X^T / sqrt d + 1 (X b)^T / sqrt d) X W_h, of the paper's eq. 5."""
+    heads = zip(w_qk_HDD, w_HDD, bias_HD, strict=True)
+    return sum(softmax((x_ND @ w_qk @ x_ND.T + bias @ x_ND.T) / math.sqrt(d_qk)) @ x_ND @ w for w_qk, w, bias in heads)
+
+
+def drawn(seed, spread):
+    """A random layer and input; spread: how far from collapse and how sharp."""
+    rng = np.random.default_rng(seed)
+    tokens, width, heads = rng.integers(2, 9), rng.integers(1, 7), rng.integers(1, 4)
+    x = rng.standard_normal(width) + spread * rng.standard_normal((tokens, width)) ** 3
+    w_qk, w = rng.standard_normal((2, heads, width, width)) ** 3
+    return x, w_qk, w, 3 * rng.standard_normal((heads, width)), int(rng.integers(1, 9))
+
+
+def diameter(x):
+    return np.abs(x[:, None] - x[None]).sum(-1).max()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([1e-4, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0]), st.booleans())
+def test_the_diameter_bound_holds_for_every_input(seed, spread, skip):
+    x, w_qk, w, bias, d_qk = drawn(seed, spread)
+    got = attend(x, w_qk, w, bias, d_qk) + skip * x
+    scores, values = np.log10(np.abs(w_qk).max((1, 2))), np.log10([inf_norm(one) for one in w])
+    bound = theory.diameter_layer(np.log10(diameter(x)), scores, values, d_qk, float(skip))
+    # rounding: a few eps of the states' size, not of their diameter
+    assert diameter(got) <= 10 ** float(bound) * (1 + 1e-9) + 1e-13 * sum(map(inf_norm, w)) * np.abs(x).sum(1).max()
+
+
+def test_the_diameter_bound_is_attained():
+    """Two tokens +-a of width 1: x -> x tanh(a^2), so delta' = delta tanh(delta^2 / 4)."""
+    for a in (1e-3, 0.5, 2.0, 5.0):
+        x, one = np.array([[a], [-a]]), np.ones((1, 1, 1))
+        got = diameter(attend(x, one, one, np.zeros((1, 1)), 1))
+        bound = 10 ** theory.diameter_layer(np.log10(2 * a), [0.0], [0.0], 1)
+        assert got == pytest.approx(bound, rel=1e-9)  # tanh(1e-6) in float64, from differences of e^1e-6
+
+
+def test_tiny_diameters_are_cubed_far_below_float64():
+    assert theory.diameter_layer(-400.0, [0.0], [0.0], 1) == pytest.approx(-1200 - math.log10(4))
+    assert theory.diameter_layer(50.0, [0.0], [0.0], 1) == pytest.approx(50)  # tanh is 1
+    assert theory.diameter_layer(-400.0, [0.0], [0.0], 1, masked=True) == pytest.approx(-400)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0]))
+@example(1, 0.01)
+def test_the_inf_half_of_lemma_a_2_holds_for_every_input(seed, spread):
+    """||P - 1 q^T||_inf <= max |E| rids it of the proof's gaps; of its 4 not even 1 is needed, for some centre r'."""
+    x, w_qk, w, bias, d_qk = drawn(seed, spread)
+    r = x - x.mean(0)
+    got = attend(x, w_qk, w, bias, d_qk)
+    log_q = [(r @ (m.T @ x.mean(0)) + r @ b) / math.sqrt(d_qk) for m, b in zip(w_qk, bias, strict=True)]
+    centre = sum(softmax(one) @ x @ v for one, v in zip(log_q, w, strict=True))
+    bound = sum(
+        one_norm(m) * inf_norm(v) * one_norm(r) * inf_norm(r) ** 2 for m, v in zip(w_qk, w, strict=True)
+    ) / math.sqrt(d_qk)
+    assert inf_norm(got - centre) <= bound * (1 + 1e-9) + 1e-12 * sum(map(inf_norm, w)) * inf_norm(x)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([1e-3, 1e-2, 0.1]))
+def test_lemma_a_1_holds_where_its_steps_do(seed, spread):
+    """One head, scores small enough for e^x <= 1 + 2x, and D 1 q^T |R| within what the proof allows for D 1 |q^T R|."""
+    x, w_qk, w, bias, d_qk = drawn(seed, spread)
+    w_qk, w, bias = w_qk[:1], w[:1], bias[:1]
+    r = x - x.mean(0)
+    e = r @ w_qk[0] @ r.T / math.sqrt(d_qk)
+    largest_tilt = (e.max(1) - e.min(1)).max()
+    q = softmax((r @ (w_qk[0].T @ x.mean(0)) + r @ bias[0]) / math.sqrt(d_qk))
+    allowed = largest_tilt * one_norm(r)
+    if largest_tilt > 1.256 or np.abs(np.outer(e.max(1) - e.min(1), q @ np.abs(r))).sum(0).max() > allowed:
+        return
+    centre = x.mean(0) + q @ r
+    got = composite(attend(x, w_qk, w, bias, d_qk) - centre @ w[0])
+    bound = theory.layer_bound(
+        np.log10(composite(r)), theory.attention_coefficient(np.log10(one_norm(w_qk[0]) * composite(w[0])), 1, d_qk)
+    )
+    assert got <= 10 ** float(bound) * (1 + 1e-9) + 1e-12 * inf_norm(w[0]) * inf_norm(x)
+
+
+# --- inputs for which the paper's bounds fail -------------------------------------------------------------------------
+
+
+def hub_layer(followers, hub_share, tilt):
+    """One head of width D = followers + 1 and N = 4 followers + 1 tokens. Token 0, the hub, holds `hub_share` of q; as
+    many followers as `followers` hold the rest and see themselves by `tilt` more than others do; 3 followers stand at
+    the centre and see everyone by q. Values read the hub's coordinate alone. d_qk = 1, R = the unit vectors and 0."""
+    width = followers + 1
+    r = np.vstack([np.eye(width), np.zeros((3 * followers, width))])
+    w_qk = np.diag([0.0] + [tilt] * followers)
+    values = np.zeros((width, width))
+    values[0, 0] = 1
+    # tokens at the centre have the bias 0; a shift of 50 leaves them e^-50 of q
+    bias = 50 + np.log([hub_share] + [(1 - hub_share) / followers] * followers)
+    return r, w_qk, values, bias
+
+
+def hub_output(followers, hub_share, tilt):
+    """What the layer above gives in coordinate 0: (followers, everyone else), by symmetry, without the matrices."""
+    own = (1 - hub_share) / followers
+    return hub_share / (1 + own * math.expm1(tilt)), hub_share
+
+
+def test_the_hub_layers_symmetry():
+    r, w_qk, values, bias = hub_layer(20, 0.9, 8.0)
+    got = attend(r, [w_qk], [values], [bias], 1)
+    followers, others = hub_output(20, 0.9, 8.0)
+    wanted = np.array([others] + [followers] * 20 + [others] * 60)
+    assert got[:, 0] == pytest.approx(wanted, rel=1e-12) and not got[:, 1:].any()
+    assert one_norm(r) == inf_norm(r) == 1 and one_norm(w_qk) == 8 and composite(values) == 1
+
+
+@pytest.mark.parametrize(("followers", "tilt", "ratio"), [(10**4, 14.5, 1.4), (10**6, 20.0, 9.0)])
+def test_theorem_2_2_fails_for_one_head_and_one_layer(followers, tilt, ratio):
+    """The followers' shift of P adds up over tokens in the 1-norm, sqrt(N); the bound grows with the tilt, log N."""
+    followers_at, others_at = hub_output(followers, 0.93, tilt)
+    apart = others_at - followers_at
+    # no centre x leaves less: c of the way, best by brute force; both norms have 1 column
+    c = np.linspace(0, apart, 10001)
+    sums, largest = followers * np.abs(apart - c) + (3 * followers + 1) * c, np.maximum(apart - c, c)
+    measured = np.sqrt((sums * largest).min())
+    bound = 10 ** theory.thm_2_3(math.log10(tilt), 1, 1, 1, 0.0)
+    assert bound == pytest.approx(4 * tilt)
+    assert measured > ratio * bound
+
+
+def test_theorem_2_3_fails_for_two_heads():
+    """Two tokens +-u, u = a (1, ..., 1), W_1 = I and W_2 = 1 e_1^T / sqrt D: each head has composite norm 1, but one
+    fills the 1-norm's bound and the other the inf-norm's; the residual is D^(1/4) / 16 of the bound."""
+    width, tilt = 2**20, 1e-3
+    u = sparse.csr_array(np.full((1, width), math.sqrt(tilt / width)))
+    spread = sparse.csr_array(
+        (np.full(width, width**-0.5), (np.arange(width), np.zeros(width, dtype=int))), shape=(width, width)
+    )
+    w = [sparse.eye_array(width, format="csr"), spread]
+    sums = [(abs(one).sum(0).max(), abs(one).sum(1).max()) for one in w]
+    assert [math.sqrt(a * b) for a, b in sums] == pytest.approx([1, 1])
+    # W_QK = I and d_qk = 1: E = +-tilt, P X = +-tanh(tilt) u
+    assert (u @ u.T).toarray() == pytest.approx(tilt)
+    row = math.tanh(tilt) * sum((u @ one).toarray()[0] for one in w)
+    measured = composite(np.stack([row, -row]))  # the mean of two tokens is the best centre for both norms
+    residual = composite(np.stack([u.toarray()[0], -u.toarray()[0]]))
+    bound = 10 ** theory.thm_2_3(0.0, 2, 1, 1, math.log10(residual))
+    assert measured == pytest.approx(2 * bound, rel=0.02)
+
+
+def test_corollary_3_1_fails_for_one_head():
+    """The (1,inf) norm has no triangle inequality: two tokens +-u and W = 1 e_1^T / sqrt D."""
+    width = 2000
+    a = 1 / math.sqrt(8 * width)  # u W_QK u^T = 1/8
+    x = np.stack([np.full(width, a), np.full(width, -a)])
+    w = np.zeros((width, width))
+    w[:, 0] = width**-0.5
+    got = x + attend(x, [np.eye(width)], [w], [np.zeros(width)], 1)
+    bound = 10 ** theory.cor_3_1(math.log10(composite(w)), 1, 1, 1, math.log10(composite(x)))
+    assert composite(got - got.mean(0)) > 1.2 * bound
+    proved = 10 ** theory.diameter_layer(np.log10(diameter(x)), [0.0], [math.log10(inf_norm(w))], 1, skip=1.0)
+    assert diameter(got) <= proved
+
+
+# --- paths ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (3, 2), (4, 3), (6, 1)])
+def test_path_lengths_against_every_path(layers, heads, skip):
+    choices = range(0 if skip else 1, heads + 1)
+    lengths = [sum(choice > 0 for choice in path) for path in itertools.product(choices, repeat=layers)]
+    got = theory.path_length_distribution(layers, heads, skip)
+    counts = np.bincount(lengths, minlength=layers + 1)
+    assert 10**got.log10_count == pytest.approx(counts, rel=1e-12)
+    assert got.share == pytest.approx(counts / len(lengths), rel=1e-14)
+    assert got.cumulative_share == pytest.approx(np.cumsum(counts) / len(lengths), rel=1e-14)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 1024), st.integers(1, 65536))
+@example(96, 96)
+@example(1024, 65536)
+def test_path_lengths_are_binomial_however_many_there_are(layers, heads):
+    got = theory.path_length_distribution(layers, heads)
+    length = np.arange(layers + 1)
+    # scipy by log-gamma: about 1e-16 of the logarithm, which is 1e4 at the most
+    log_count = (
+        scipy.special.gammaln(layers + 1)
+        - scipy.special.gammaln(length + 1)
+        - scipy.special.gammaln(layers - length + 1)
+        + length * math.log(heads)
+    )
+    assert got.log10_count == pytest.approx(log_count / math.log(10), rel=1e-11, abs=1e-11)
+    wanted = scipy.stats.binom(layers, heads / (heads + 1)).pmf(length)
+    assert got.share == pytest.approx(wanted, rel=1e-8, abs=1e-300)  # scipy's error grows with the logarithm
+    assert got.share.sum() == pytest.approx(1, rel=1e-13) and got.cumulative_share[-1] == 1
+    assert [theory.length_share(layers, heads, int(k)) for k in (0, layers)] == [got.share[0], got.share[-1]]
+
+
+def test_gpt_3_has_10_to_the_190_paths():
+    got = theory.path_length_distribution(96, 96)
+    for length in range(97):
+        digits = str(math.comb(96, length) * 96**length)
+        assert math.floor(got.log10_count[length]) == len(digits) - 1
+    assert len(str(97**96)) == 191
