@@ -3,20 +3,16 @@
 Shapes: B batch, N point.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import ClassVar
 
+import numpy as np
 import torch
+from scipy.spatial import ConvexHull as Hull
+from scipy.spatial import QhullError
 
 from rankbench.config import ConfigError
 from rankbench.tasks.task import Batch
-
-Point = tuple[float, float]
-
-# Beyond this share of its two products' sizes a float64 determinant has the right sign (Shewchuk 1997, ccwerrboundA).
-SIGN_IS_CERTAIN = (3 + 16 * 2**-53) * 2**-53
 
 
 @dataclass(frozen=True)
@@ -60,34 +56,17 @@ class ConvexHull:
         square = torch.rand(num_sequences, self.points, 2, generator=generator, dtype=torch.float64)
         shift = torch.randn(num_sequences, 1, 2, generator=generator, dtype=torch.float64)
         points_BN2 = self.scale * square + self.shift_sd * shift
-        return Batch(points_BN2, torch.tensor([hull_labels(points) for points in points_BN2.tolist()]))
+        return Batch(points_BN2, torch.tensor([hull_labels(points) for points in points_BN2.numpy()]))
 
 
-def hull_labels(points: Sequence[Sequence[float]]) -> list[int]:
-    """1 for each point at a vertex of the convex hull, else 0; exact for every finite input, in O(N log N).
-
-    Andrew 1979, monotone chain, with exact orientations.
-    """
-    places = [(x, y) for x, y in points]
-    in_order = sorted(set(places))
-    vertices = {*_chain(in_order), *_chain(in_order[::-1])}
-    return [int(place in vertices) for place in places]
-
-
-def _chain(in_order: list[Point]) -> list[Point]:
-    """From one end to the other, only turning left."""
-    chain: list[Point] = []
-    for point in in_order:
-        while len(chain) > 1 and not _turns_left(chain[-2], chain[-1], point):
-            chain.pop()
-        chain.append(point)
-    return chain
-
-
-def _turns_left(a: Point, b: Point, c: Point) -> bool:
-    """Whether c lies strictly left of the line from a to b, exactly."""
-    one, other = (b[0] - a[0]) * (c[1] - a[1]), (b[1] - a[1]) * (c[0] - a[0])
-    if abs(one - other) > SIGN_IS_CERTAIN * (abs(one) + abs(other)):
-        return one > other
-    (ax, ay), (bx, by), (cx, cy) = ((Fraction(x), Fraction(y)) for x, y in (a, b, c))
-    return (bx - ax) * (cy - ay) > (by - ay) * (cx - ax)
+def hull_labels(points_N2: np.ndarray) -> list[int]:
+    """1 for each point at a vertex of the convex hull, else 0, by Qhull (Barber et al. 1996) with its tolerance: points
+    that rounding alone keeps off an edge lie on it."""
+    # adding 0 makes the two zeros one place
+    places_M2, place_N = np.unique(points_N2 + 0.0, axis=0, return_inverse=True)
+    labels_M = np.zeros(len(places_M2), dtype=int)
+    try:
+        labels_M[Hull(places_M2).vertices] = 1
+    except QhullError:  # all in a line, or fewer than three places: np.unique has sorted them along it
+        labels_M[[0, -1]] = 1
+    return labels_M[place_N].tolist()
