@@ -50,7 +50,7 @@ def labels_by_definition(points):
 
 small = st.integers(0, 3).map(float)  # on a small grid most sets have repeated points and points in line
 # in general position up to far more than rounding, in sets of any size and place
-general = st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed).normal(size=(7, 2)) * 10**(seed % 9))
+general = st.integers(0, 2**32 - 1).map(
     lambda seed: np.random.default_rng(seed).normal(size=(7, 2)) * 10.0 ** (seed % 9)
 )
 

@@ -30,7 +30,9 @@ PLUGINS = {"joblib": "joblib", "submitit_local": "submitit", "ray": "ray"}
 
 
 def start(*words, at):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    # the extras may lie in a folder of their own, which PYTHONPATH names
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "rankbench", "train", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, cwd=at, env=environment, text=True, start_new_session=True, **pipes)
