@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from rankbench.config import BaseConfig, ConfigError, TrainConfig, check
+from rankbench.config import BaseConfig, ConfigError, TrainConfig, check, conf_dir
 from rankbench.files import replacing, write_json, write_text
 
 OUTPUTS = Path("outputs")
@@ -115,7 +115,7 @@ class Run:
             raise ConfigError(f"{path}: not readable as YAML: {str(error).splitlines()[0]}") from None
         if not isinstance(plain, dict):
             raise ConfigError(f"{path}: not a run's config: it holds no keys")
-        return plain
+        return _with_later_keys(plain)
 
     # Two files at a checkpoint: checkpoint.safetensors has the weights and is what analyses read;
     # training_state.safetensors has all that resuming needs, weights included, so that one move makes it valid.
@@ -181,6 +181,25 @@ def find_run(text: str) -> Run:
 def config_text(cfg: BaseConfig) -> str:
     """A config as YAML that can be read back."""
     return yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False)
+
+
+def _with_later_keys(plain: dict[str, Any]) -> dict[str, Any]:
+    """A run's config with the keys that came after it: the shipped value of a new key is what there was before it."""
+    train = _shipped("train")
+    shipped = {
+        "model": _shipped("model/transformer"),
+        "optimizer": _shipped("optimizer/adam"),
+        "trainer": train["trainer"],
+    }
+    later = {"objective": train["objective"]}
+    for section, values in shipped.items():
+        if isinstance(held := plain.get(section), dict):
+            later[section] = {key: value for key, value in values.items() if "${" not in str(value)} | held
+    return plain | later | {key: plain[key] for key in plain if key not in shipped}
+
+
+def _shipped(name: str) -> dict[str, Any]:
+    return yaml.safe_load((conf_dir() / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def _differences(held: Any, wanted: Any, key: str = "") -> dict[str, tuple[Any, Any]]:

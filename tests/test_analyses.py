@@ -299,6 +299,13 @@ def test_without_skips_every_row_has_the_whole_length(subject, norm):
     assert (exact.num_paths == 8).all() and (exact.path_share == 1).all()
 
 
+def test_how_many_sequences_are_held_at_a_time_changes_no_number(subject, monkeypatch):
+    whole = paths.table(subject(), paths_options())
+    monkeypatch.setattr("rankbench.analyses.paths.NUMBERS_AT_A_TIME", 1)
+    # the same sums in another order: a few roundings of numbers of order 1
+    pd.testing.assert_frame_equal(paths.table(subject(), paths_options()), whole, rtol=1e-12, atol=1e-15)
+
+
 def test_a_bare_network_without_skips_is_its_one_row(subject):
     """No skip, no bias: S_L is the state, and its raw read-out the output itself."""
     table = pick(

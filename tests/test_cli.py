@@ -474,6 +474,31 @@ def test_a_preset_can_be_a_sweep_without_m(tmp_path):
     assert "[task.label=value, scheme=recomputed]" in result.out
 
 
+def test_a_sweep_of_other_configs_is_refused_as_a_whole(tmp_path):
+    words = ["train", "-m", *TINY, "model.heads=1,2", "out=sweep"]
+    succeeds(*words, at=tmp_path)
+    before = hashes(tmp_path)
+    told = refused(*words, "optimizer.lr=0.5", at=tmp_path)
+    assert "optimizer.lr=0.5: the run in sweep/0_model.heads=1 was begun with optimizer.lr=" in told
+    told = refused(*words[:-2], "model.heads=2,1", "out=sweep", at=tmp_path)
+    assert "holds another sweep, whose job 0 is 0_model.heads=1 and not 0_model.heads=2" in told
+    assert hashes(tmp_path) == before
+    # more of the same is the same sweep, continued
+    succeeds(*words[:-2], "model.heads=1,2,4", "out=sweep", at=tmp_path)
+    assert list(pd.read_csv(tmp_path / "sweep" / "sweep.csv")["model.heads"]) == [1, 2, 4]
+
+
+def test_the_scoreboard_shows_what_has_been_run(tmp_path):
+    assert "experiment=all: not run yet under" in refused("report", "experiment=all", at=tmp_path)
+    words = ["experiment=demo", "budget=smoke", "trainer.steps=2", "model.layers=2", *SHORT]
+    succeeds("train", *words, at=tmp_path)
+    result = succeeds("report", "experiment=demo", "out=board", at=tmp_path)
+    assert result.out.startswith("1 of 1 presets run; 2 undecided\n")
+    table = pd.read_csv(tmp_path / "board" / "scoreboard.csv")
+    assert list(table.claim) == ["paths_sum_to_output", "dong_fig4_whole_sorting"] and set(table.budget) == {"smoke"}
+    assert "experiment=dmo: unknown, did you mean demo?" in refused("report", "experiment=dmo", at=tmp_path)
+
+
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 # what is typed after `rankbench train`, and what the line holds: key, value got, what is allowed or what to do

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from rankbench.config import ConfigError, conf_dir, register, resolve
+from rankbench.config import ConfigError, compose, conf_dir, register, resolve
 from rankbench.run import Run, config_text, find_run
 
 
@@ -353,3 +353,19 @@ def test_a_folder_is_held_by_one_process_at_a_time(tmp_path):
         pass
     with again.locked():  # the lock goes with its holder
         pass
+
+
+def test_a_run_of_before_a_key_was_there_has_what_was_there_before(tmp_path):
+    cfg = compose("train", "model.layers=3")
+    run = Run(tmp_path / "run")
+    run.begin(cfg, {})
+    path = run.folder / "config.yaml"
+    plain = yaml.safe_load(path.read_text())
+    for section, key in (("model", "temperature"), ("trainer", "tensorboard"), ("optimizer", "decay")):
+        del plain[section][key]
+    del plain["objective"]
+    path.write_text(yaml.safe_dump(plain))
+    assert run.config() == cfg
+    run.check_same(cfg)
+    with pytest.raises(ConfigError, match=r"model.temperature=2.0: the run in .* was begun with model.temperature=1.0"):
+        run.check_same(compose("train", "model.layers=3", "model.temperature=2.0"))

@@ -4,8 +4,10 @@ Shapes: B batch, N token, D width, C class, G group of paths.
 """
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -29,7 +31,7 @@ from rankbench.paths import (
 from rankbench.plots.paths import draw_paths
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
-from rankbench.tasks.task import majority_baselines, repeated_token_ceiling, score
+from rankbench.tasks.task import Score, majority_baselines, repeated_token_ceiling, score
 
 log = logging.getLogger(__name__)
 
@@ -100,36 +102,91 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     )
 
 
+class Reading(NamedTuple):
+    """What is read out of sums of paths, for each group of them: the score of the read-out over all sequences, and
+    each sequence's Frobenius norm and relative residual (nan for 0 / 0: a sum without signal, as where all W_V = 0).
+    """
+
+    score_G3: Tensor
+    norm_GB: Tensor
+    residual_GB: Tensor
+
+    @classmethod
+    def of(cls, subject: Subject, sums_GBND: Tensor, batch: Batch, readout: str) -> "Reading":
+        """Of one batch; absent tokens are in no number."""
+        scores = [score(read_out(subject.model, sum_BND, readout), batch.targets) for sum_BND in sums_GBND]
+        lengths_B, present_BN = subject.model.lengths(batch.inputs), subject.model.present(batch.inputs)
+        residuals = [
+            _relative(sum_BND)[""] if lengths_B is None else per_length(_relative, sum_BND, lengths_B)[""]
+            for sum_BND in sums_GBND
+        ]
+        score_G3 = torch.stack([torch.stack([part.double() for part in one]) for one in scores])
+        return cls(score_G3, _norms(sums_GBND, present_BN), torch.stack(residuals))
+
+    @classmethod
+    def joined(cls, parts: list["Reading"]) -> "Reading":
+        """Of several batches as of one."""
+        scores, *rest = zip(*parts, strict=True)
+        return cls(torch.stack(scores).sum(0), *(torch.cat(one, dim=1) for one in rest))
+
+    def row(self, group: int) -> dict[str, float]:
+        """Accuracy, loss and relative residual of one group's sum."""
+        found = Score(*self.score_G3[group])
+        return {
+            "accuracy": found.accuracy.item(),
+            "loss": found.mean_loss.item(),
+            "relative_residual": self.residual_GB[group].nanmean().item(),
+        }
+
+
+def _relative(x_BND: Tensor) -> dict[str, Tensor]:
+    return {"": composite_norm(residual_matrix(x_BND)) / composite_norm(x_BND)}
+
+
+def _norms(x: Tensor, present_BN: Tensor | None) -> Tensor:
+    """Frobenius norm of each (N, D), without absent tokens."""
+    return (x if present_BN is None else x * present_BN[..., None]).flatten(-2).norm(dim=-1)
+
+
+def _batches(test: Batch, model: Transformer, num_groups: int) -> Iterator[Batch]:
+    """A few sequences at a time: the sums of all groups over these are what memory has to hold."""
+    num_sequences, num_tokens = test.inputs.shape[:2]
+    at_a_time = max(1, NUMBERS_AT_A_TIME // (num_groups * num_tokens * model.cfg.width))
+    for start in range(0, num_sequences, at_a_time):
+        yield test[start : start + at_a_time]
+
+
 def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) -> list[dict]:
     model, cfg = subject.model, subject.model.cfg
     lengths = range(cfg.layers + 1)
-    bias_BND, remainder = None, None
+    counts = [num_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths]
+    if scheme == "recomputed" and sum(counts) > options.max_paths:
+        log.info("not all %.3g recomputed paths are run: analysis.paths.max_paths=%d", sum(counts), options.max_paths)
+        return []
+    parts, biases, remainders = [], [], []
+    for batch in _batches(test, model, len(lengths)):
+        if scheme == "frozen":
+            sums = sums_by_length(model, batch.inputs, options.mlp)
+            sums_KBND = sums.by_length_KBND
+            biases.append(_norms(sums.bias_BND, model.present(batch.inputs)))
+            remainders.append(sums.remainder())
+        else:
+            groups = [all_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths]
+            sums_KBND = sums_of_groups(RecomputedNetwork(model, batch.inputs, options.recomputed_mlp), groups)
+        parts.append(Reading.of(subject, sums_KBND, batch, options.readout))
+    reading, remainder = Reading.joined(parts), None
     if scheme == "frozen":
-        sums = sums_by_length(model, test.inputs, options.mlp)
-        by_length_KBND, bias_BND, remainder = sums.by_length_KBND, sums.bias_BND, sums.remainder().max().item()
+        remainder = torch.cat(remainders).max().item()
         log.info("%s seed %d: path sums and output differ by %.1e (relative)", subject.run, subject.seed, remainder)
-        if not remainder <= ROUNDING[by_length_KBND.dtype]:  # nan, too, is not rounding
-            log.warning("that is more than rounding explains (%.0e)", ROUNDING[by_length_KBND.dtype])
-    else:
-        counts = [num_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths]
-        if sum(counts) > options.max_paths:
-            log.info(
-                "not all %.3g recomputed paths are run: analysis.paths.max_paths=%d", sum(counts), options.max_paths
-            )
-            return []
-        groups = [all_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths]
-        by_length_KBND = sums_of_groups(RecomputedNetwork(model, test.inputs, options.recomputed_mlp), groups)
-    present_BN = model.present(test.inputs)
-    there = 1.0 if present_BN is None else present_BN[..., None]
-    norms_KB = (by_length_KBND * there).flatten(2).norm(dim=2)
-    bias_B = torch.zeros_like(norms_KB[0]) if bias_BND is None else (bias_BND * there).flatten(1).norm(dim=1)
-    total_B = norms_KB.sum(0) + bias_B
+        if not remainder <= (most := ROUNDING[model.read_out.weight.dtype]):  # nan, too, is not rounding
+            log.warning("that is more than rounding explains (%.0e)", most)
+    bias_B = torch.cat(biases) if biases else torch.zeros_like(reading.norm_GB[0])
+    total_B = reading.norm_GB.sum(0) + bias_B
     rows = []
     for length in lengths:
-        number = num_paths(cfg.layers, cfg.heads, length, cfg.skip)
-        if number:
-            row = _row(subject, test, scheme, "all", length, by_length_KBND[length], options)
-            row |= {"norm_share": (norms_KB[length] / total_B).mean().item(), "num_paths": number}
+        if counts[length]:
+            row = _row(subject, scheme, "all", length) | reading.row(length)
+            row |= {"norm_share": (reading.norm_GB[length] / total_B).mean().item(), "num_paths": counts[length]}
             rows.append(row | {"remainder": remainder, "bias_norm_share": (bias_B / total_B).mean().item()})
     return rows
 
@@ -147,40 +204,25 @@ def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) 
         groups.append(
             sample_paths(cfg.layers, cfg.heads, length, size, generator, replacement=options.replacement, skip=cfg.skip)
         )
-    if scheme == "frozen":
-        network = FrozenNetwork(model, test.inputs, options.mlp)
-    else:
-        network = RecomputedNetwork(model, test.inputs, options.recomputed_mlp)
+    parts = []
+    for batch in _batches(test, model, len(groups)):
+        if scheme == "frozen":
+            network = FrozenNetwork(model, batch.inputs, options.mlp)
+        else:
+            network = RecomputedNetwork(model, batch.inputs, options.recomputed_mlp)
+        parts.append(Reading.of(subject, sums_of_groups(network, groups), batch, options.readout))
+    reading = Reading.joined(parts)
     rows = []
-    for (length, size, repeat), paths, sum_BND in zip(places, groups, sums_of_groups(network, groups), strict=True):
-        row = _row(subject, test, scheme, "sampled", length, sum_BND, options)
+    for group, ((length, size, repeat), paths) in enumerate(zip(places, groups, strict=True)):
+        row = _row(subject, scheme, "sampled", length) | reading.row(group)
         rows.append(row | {"subset_size": size, "repeat": repeat, "num_paths": len(paths)})
     return rows
 
 
-def _row(
-    subject: Subject, test: Batch, scheme: str, selection: str, length: int, sum_BND: Tensor, options: Options
-) -> dict:
-    scores = score(read_out(subject.model, sum_BND, options.readout), test.targets)
+def _row(subject: Subject, scheme: str, selection: str, length: int) -> dict:
     cfg = subject.model.cfg
-    return dict.fromkeys(COLUMNS) | {
-        "scheme": scheme,
-        "selection": selection,
-        "path_length": length,
-        "accuracy": scores.accuracy.item(),
-        "loss": scores.mean_loss.item(),
-        "relative_residual": _relative_residual(sum_BND, subject.model.lengths(test.inputs)),
-        "path_share": length_share(cfg.layers, cfg.heads, length, cfg.skip),
-    }
-
-
-def _relative_residual(sum_BND: Tensor, lengths_B: Tensor | None) -> float:
-    """Mean over sequences; 0 / 0 (a sum without any signal, as where all W_V = 0) is left out."""
-
-    def measure(x_BND: Tensor) -> dict[str, Tensor]:
-        return {"": composite_norm(residual_matrix(x_BND)) / composite_norm(x_BND)}
-
-    return (measure(sum_BND) if lengths_B is None else per_length(measure, sum_BND, lengths_B))[""].nanmean().item()
+    place = {"scheme": scheme, "selection": selection, "path_length": length}
+    return dict.fromkeys(COLUMNS) | place | {"path_share": length_share(cfg.layers, cfg.heads, length, cfg.skip)}
 
 
 def _order_blind(model: Transformer) -> bool:
@@ -207,6 +249,7 @@ COLUMNS = [
     *("scheme", "selection", "path_length", "subset_size", "repeat"),
     *("accuracy", "loss", "relative_residual", "norm_share", "num_paths", "remainder", "path_share", "bias_norm_share"),
 ]
+NUMBERS_AT_A_TIME = 1 << 25  # in the sums of all groups: 256 MiB of float64
 # Largest remainder that rounding explains, with a margin of 10^4 on what a few hundred additions lose.
 ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-3}
 ANALYSIS = Analysis(Options, table, draw_paths, digest)
