@@ -55,7 +55,7 @@ def main() -> None:
 def _dispatch(words: list[str]) -> None:
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
-    elif words[0] == "--version":
+    elif "--version" in words:  # Hydra's own, behind a command, would tell Hydra's
         from rankbench import __version__
 
         print(f"rankbench {__version__}")

@@ -1,0 +1,145 @@
+"""Rank and entropy over training steps: what training writes down, resumed or not, and the analysis of it."""
+
+import pandas as pd
+import pytest
+import torch
+
+from rankbench.analyses import ANALYSES
+from rankbench.analyze import check_analyses, subjects_of_run
+from rankbench.config import ConfigError, compose
+from rankbench.layers import metrics_by_layer
+from rankbench.machine import Machine
+from rankbench.metrics import ATTENTION_METRICS, STATE_METRICS, attention_gap_eigenvalue, attention_metrics
+from rankbench.model import initial_model
+from rankbench.run import Run
+from rankbench.tables import read_table
+from rankbench.tasks import build_task
+from rankbench.train import Training, train
+
+TINY = ["model.layers=2", "model.width=8", "task.length=4", "task.train_size=20", "task.test_size=6", "replicas=2"]
+TINY += ["precision=fp64", "trainer.steps=7", "trainer.eval_every=7", "trainer.dynamics_every=3"]
+TINY += ["trainer.dynamics_sequences=4", "trainer.checkpoint_every=2", "analysis=[dynamics]"]
+
+
+def config(*words):
+    return compose("train", *TINY, *words)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    run = Run(tmp_path_factory.mktemp("dynamics") / "run")
+    train(config(), run)
+    return run
+
+
+def test_layers_are_looked_at_in_the_beginning_now_and_then_and_at_the_end(trained):
+    table = pd.read_csv(trained.folder / "layers.csv")
+    assert sorted(table.step.unique()) == [0, 3, 6, 7]
+    assert list(table.columns[:5]) == ["step", "seed", "layer", "sublayer", "head"]
+    assert {*STATE_METRICS, *ATTENTION_METRICS} == set(table.columns[5:])
+    places = 1 + 2 * (2 + 2)  # the embedding; of each layer two heads, attention and MLP
+    assert (table.groupby(["step", "seed"]).size() == places).all()
+
+
+@pytest.mark.parametrize("step", [0, 7])
+def test_its_numbers_are_those_of_the_network_at_that_step(trained, step):
+    cfg, table = config(), pd.read_csv(trained.folder / "layers.csv")
+    task = build_task(cfg.task)
+    for index, subject in enumerate(subjects_of_run(trained, Machine.prepare(cfg))):
+        model = initial_model(cfg.model, task, index).double() if step == 0 else subject.model
+        mine = table[(table.step == step) & (table.seed == index)].reset_index(drop=True)
+        for row, (place, values) in enumerate(metrics_by_layer(model, subject.test.inputs[:4])):
+            assert mine.layer[row] == place["layer"] and mine.sublayer[row] == place["sublayer"]
+            for name, value_B in values.items():
+                if name in mine:  # the weights are rounded to float32 on their way from the checkpoint
+                    wanted = value_B.double().mean().item()
+                    assert mine[name][row] == pytest.approx(wanted, rel=1e-6, abs=1e-6, nan_ok=True)
+
+
+def test_a_stopped_run_writes_what_an_unstopped_one_writes(trained, tmp_path, monkeypatch):
+    update, run = Training.update, Run(tmp_path / "run")
+
+    def stops(self):
+        if self.progress.step == 5:
+            raise KeyboardInterrupt
+        update(self)
+
+    monkeypatch.setattr(Training, "update", stops)
+    with pytest.raises(KeyboardInterrupt):
+        train(config(), run)
+    monkeypatch.setattr(Training, "update", update)
+    train(config(), run)
+    pd.testing.assert_frame_equal(
+        pd.read_csv(run.folder / "layers.csv"), pd.read_csv(trained.folder / "layers.csv"), rtol=1e-9
+    )
+
+
+def test_without_it_nothing_is_written(tmp_path):
+    train(compose("train", *TINY[:-1], "trainer.dynamics_every=null"), Run(tmp_path / "run"))
+    assert not (tmp_path / "run" / "layers.csv").exists()
+
+
+def test_the_table_holds_the_metrics_that_were_asked_for(trained):
+    cfg = config("analysis.dynamics.metrics=[stable_rank,attention_entropy]")
+    options = check_analyses(cfg)["dynamics"]
+    (first, second) = subjects_of_run(trained, Machine.prepare(cfg))
+    table = ANALYSES["dynamics"].table(second, options)
+    assert list(table) == ["step", "layer", "sublayer", "head", "stable_rank", "attention_entropy"]
+    written = read_table(trained.folder / "layers.csv")
+    assert list(table.stable_rank.dropna()) == list(written[written.seed == 1].stable_rank.dropna())
+    both = pd.concat([ANALYSES["dynamics"].table(one, options).assign(**one.who) for one in (first, second)])
+    told = ANALYSES["dynamics"].digest(both)
+    assert "from step 0 to 7 (mean of 2 seeds)" in told and "stable_rank" in told
+    figure = ANALYSES["dynamics"].figure(both, None, None)
+    panels = [axes for axes in figure.axes if axes.get_xlabel()]
+    assert [axes.get_ylabel() for axes in panels] == ["stable rank", "attention entropy"]
+    assert [len(axes.get_lines()) for axes in panels] == [3, 2]  # the embedding has no P
+    (embedding, *_) = panels[0].get_lines()
+    mine = written[written.layer == 0].groupby("step").stable_rank.mean()
+    assert list(embedding.get_xdata()) == [0, 3, 6, 7] and embedding.get_ydata() == pytest.approx(mine.to_numpy())
+
+
+@pytest.mark.parametrize("facet", [None, "model.heads"])
+def test_of_many_layers_some_are_drawn(facet):
+    rows = [
+        {"seed": seed, "step": step, "layer": layer, "sublayer": "mlp", "head": None, "stable_rank": 1.0 + layer}
+        for seed in (0, 1)
+        for step in (0, 5)
+        for layer in range(1, 25)
+    ]
+    table = pd.DataFrame(rows)
+    if facet:
+        table = pd.concat([table.assign(**{facet: heads}) for heads in (1, 2)])
+    figure = ANALYSES["dynamics"].figure(table, None, facet)
+    for axes in figure.axes:
+        names = [line.get_label() for line in axes.get_lines()]
+        assert len(names) == 6 and names[0] == "layer 1" and names[-1] == "layer 24"
+
+
+def test_what_cannot_be_is_refused_in_one_line(trained):
+    with pytest.raises(ConfigError, match=r"analysis=\[dynamics\]: needs trainer.dynamics_every, "):
+        check_analyses(config("trainer.dynamics_every=null"))
+    for words, said in (("metrics=[]", "metrics=[]: name at least one"), ("metrics=[rank]", "metrics=rank: unknown")):
+        with pytest.raises(ConfigError) as error:
+            check_analyses(config(f"analysis.dynamics.{words}"))
+        assert f"analysis.dynamics.{said}" in str(error.value)
+    (subject, _) = subjects_of_run(trained, Machine.prepare(config()))
+    fresh = subject.__class__(**{**vars(subject), "history": None})
+    with pytest.raises(ConfigError, match=r"has no layers\.csv; train it with trainer\.dynamics_every=<steps>"):
+        ANALYSES["dynamics"].table(fresh, check_analyses(config())["dynamics"])
+
+
+def test_an_eigenvalue_solver_that_gives_up_leaves_nan_for_that_matrix_alone(monkeypatch):
+    p_BHNM = torch.rand(2, 2, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
+    wanted, solve = attention_gap_eigenvalue(p_BHNM), torch.linalg.eigvals
+
+    def gives_up(x):
+        if any(torch.equal(one, p_BHNM[1, 0]) for one in x.flatten(0, -3)):
+            raise torch.linalg.LinAlgError("no convergence")
+        return solve(x)
+
+    monkeypatch.setattr(torch.linalg, "eigvals", gives_up)
+    gap_BH = attention_metrics(p_BHNM)["attention_gap_eigenvalue"]
+    assert gap_BH[1, 0].isnan() and gap_BH.isnan().sum() == 1
+    rest = ~gap_BH.isnan()
+    torch.testing.assert_close(gap_BH[rest], wanted[rest])
