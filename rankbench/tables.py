@@ -71,6 +71,12 @@ def last_of_layer(table: pd.DataFrame) -> pd.DataFrame:
     return states[~goes_on]
 
 
+def thinned(wide: pd.DataFrame, most: int = 13) -> pd.DataFrame:
+    """Some of a wide table's columns, evenly, the first and the last among them: as many as a terminal shows."""
+    chosen = np.unique(np.linspace(0, wide.shape[1] - 1, min(most, wide.shape[1])).round().astype(int))
+    return wide.iloc[:, chosen]
+
+
 def markdown(table: pd.DataFrame) -> str:
     """The table as GitHub's Markdown."""
     marks = {"\\": "\\\\", "|": "\\|", "<": "&lt;", ">": "&gt;", "\n": " ", "\r": " "}

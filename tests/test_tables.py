@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankbench.files import replacing, write_json, write_text
-from rankbench.tables import WHO, mean_and_spread, read_table, with_who, write_table
+from rankbench.tables import WHO, mean_and_spread, read_table, thinned, with_who, write_table
 
 every = settings(max_examples=25, deadline=None)
 
@@ -200,3 +200,12 @@ def test_a_seed_with_many_rows_weighs_as_much_as_one_with_few():
 def test_an_axis_that_holds_nan_keeps_its_rows():
     table = pd.DataFrame({"layer": [0.0, math.nan], "seed": [0, 0], "value": [1.0, 2.0]})
     assert mean_and_spread(table, ["layer"], "value")["mean"].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("columns", [1, 5, 13, 14, 97])
+def test_a_wide_table_is_thinned_to_its_ends_and_some_between(columns):
+    wide = pd.DataFrame([range(columns)])
+    shown = thinned(wide).iloc[0].tolist()
+    assert len(shown) == min(columns, 13) and shown[0] == 0 and shown[-1] == columns - 1
+    steps = {later - earlier for earlier, later in zip(shown, shown[1:], strict=False)}
+    assert not steps or max(steps) - min(steps) <= 1  # evenly

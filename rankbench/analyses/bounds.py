@@ -22,6 +22,7 @@ from rankbench.metrics import composite_norm, inf_norm, noise_floor, one_norm, p
 from rankbench.model.trace import Trace
 from rankbench.model.transformer import MLP, Block, Norm, Transformer
 from rankbench.plots.bounds import draw_bounds
+from rankbench.tables import thinned
 
 # The bounds are of networks without norms, so each of the analysis residual's variants is there without them too.
 VARIANTS = OF_RESIDUAL | {
@@ -258,7 +259,7 @@ def digest(table: pd.DataFrame) -> str:
     last = table[table.layer == table.layer.max()]
     seen = table[table.bound == "layer"].assign(bound="measured", log10_bound=lambda rows: rows.log10_measured)
     mean = pd.concat([seen, table]).pivot_table("log10_bound", axes, "layer", "mean", sort=False)
-    shown = mean.sort_index(level=axes[:2], sort_remaining=False).map("{:.4g}".format)
+    shown = thinned(mean.sort_index(level=axes[:2], sort_remaining=False)).map("{:.4g}".format)
     worst = table[table.layer > 0].groupby(axes, sort=False)[["slack_min", "holds"]].min().round(3)
     return (
         f"log10 of bounds and residual by layer (mean of {last.seed.nunique()} seeds)\n{shown.to_string()}\n"

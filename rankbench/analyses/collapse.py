@@ -20,6 +20,7 @@ from rankbench.metrics import composite_norm, noise_floor, per_length, residual
 from rankbench.model.trace import Trace
 from rankbench.model.transformer import Transformer
 from rankbench.plots.collapse import draw_collapse
+from rankbench.tables import thinned
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ def digest(table: pd.DataFrame) -> str:
     axes = ["weights", "variant"]
     mean = table.pivot_table("log10_residual", axes, "layer", "mean", sort=False)
     last = table[table.layer == table.layer.max()].groupby(axes, sort=False).growth_exponent.mean()
-    shown = mean.map("{:.4g}".format).assign(exponent=last.map("{:.3f}".format))
+    shown = thinned(mean).map("{:.4g}".format).assign(exponent=last.map("{:.3f}".format))
     return (
         f"log10 residual by layer, last growth exponent (3: cubed, 1: constant); mean of {table.seed.nunique()} seeds"
         f"\n{shown.to_string()}\nlargest disagreement with a plain forward pass: {table.disagreement.max():.1e}"

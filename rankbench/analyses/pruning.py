@@ -20,6 +20,7 @@ from rankbench.model.transformer import Transformer
 from rankbench.paths import NUMBERS_AT_A_TIME, FrozenNetwork, all_paths, num_paths, sums_of_groups
 from rankbench.plots.pruning import draw_pruning
 from rankbench.seeds import generator_for
+from rankbench.tables import thinned
 from rankbench.tasks import Batch
 from rankbench.tasks.task import Score, is_scored, majority_baselines, score
 
@@ -177,7 +178,7 @@ def _scores(logits_PBNC: Tensor, bias_BNC: Tensor, targets: Tensor, counts: np.n
 def digest(table: pd.DataFrame) -> str:
     """Accuracy at some numbers of paths kept, mean over seeds and repeats, for a terminal."""
     mean = table.pivot_table("accuracy", "order", "kept", "mean", sort=False)
-    shown = mean.iloc[:, np.unique(np.linspace(0, mean.shape[1] - 1, 9).round().astype(int))]
+    shown = thinned(mean, 9)
     whole, majority = table.whole_accuracy.mean(), table.majority_accuracy.mean()
     return (
         f"accuracy by number of paths kept (mean of {table.seed.nunique()} seeds)\n{shown.round(3).to_string()}\n"

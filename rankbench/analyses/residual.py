@@ -9,7 +9,7 @@ from rankbench.config import ConfigError, unknown
 from rankbench.layers import metrics_by_layer, moments
 from rankbench.model.transformer import Transformer
 from rankbench.plots.residual import draw_residual
-from rankbench.tables import last_of_layer
+from rankbench.tables import last_of_layer, thinned
 
 # What is taken out of the network with its weights as they are. A removed MLP takes its norm and skip along; removed
 # skips are all of them, the MLP's too; norms stay, except in the network that the theorems are about.
@@ -66,7 +66,7 @@ def digest(table: pd.DataFrame) -> str:
     """Relative residual of the states, by layer, mean over seeds, for a terminal."""
     last = last_of_layer(table)
     mean = last.pivot_table("relative_residual", ["weights", "variant"], "layer", "mean", sort=False)
-    return f"relative residual by layer (mean of {table.seed.nunique()} seeds)\n{mean.map('{:.1e}'.format).to_string()}"
+    return f"relative residual by layer (mean of {table.seed.nunique()} seeds)\n{thinned(mean).map('{:.1e}'.format).to_string()}"
 
 
 ANALYSIS = Analysis(Options, table, draw_residual, digest)

@@ -113,10 +113,10 @@ def published_marks(axes: Axes, published: pd.DataFrame | None, label: str) -> N
         points = rows.dropna(subset="x")
         name = f"{series} ({source})"
         if len(points):
-            style = {"marker": MARKERS[-1 - number % len(MARKERS)], "mfc": "none", "color": COLOURS[-1 - number % 3]}
+            style = {"marker": MARKERS[-1 - number % len(MARKERS)], "mfc": "none", "color": COLOURS[-1 - number % 5]}
             axes.plot(points.x, points.value, linestyle="none", label=name, markersize=6, **style)
         else:
-            axes.axhline(rows.value.iloc[0], xmin=0.94, color=COLOURS[-1 - number % 3], linewidth=2.5, label=name)
+            axes.axhline(rows.value.iloc[0], xmin=0.94, color=COLOURS[-1 - number % 5], linewidth=2.5, label=name)
 
 
 def floor(axes: Axes, rows: pd.DataFrame) -> None:
