@@ -66,7 +66,8 @@ def digest(table: pd.DataFrame) -> str:
     """Relative residual of the states, by layer, mean over seeds, for a terminal."""
     last = last_of_layer(table)
     mean = last.pivot_table("relative_residual", ["weights", "variant"], "layer", "mean", sort=False)
-    return f"relative residual by layer (mean of {table.seed.nunique()} seeds)\n{thinned(mean).map('{:.1e}'.format).to_string()}"
+    shown = thinned(mean).map("{:.1e}".format)
+    return f"relative residual by layer (mean of {table.seed.nunique()} seeds)\n{shown.to_string()}"
 
 
 ANALYSIS = Analysis(Options, table, draw_residual, digest)
