@@ -19,15 +19,19 @@ from rankbench.config import AnalyzeConfig, BaseConfig, ConfigError, TrainConfig
 from rankbench.files import write_json
 from rankbench.machine import Machine
 from rankbench.model import build_model, initial_model
+from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
 from rankbench.run import Run
 from rankbench.seeds import generator_for
 from rankbench.tables import read_table, with_who, write_table
-from rankbench.tasks import Task, build_task
+from rankbench.tasks import Corpus, Task, build_task
+
+HISTORIES = {"layers.csv": "history", "metrics.csv": "curve"}  # what training wrote, and the field of Subject
 
 log = logging.getLogger(__name__)
 
 BASELINE_SEQUENCES = 10_000  # of an endless training stream, to count its commonest class
+CORPUS_SEQUENCES = 1_000  # of a corpus' training set, whose sequences are longer, for the same
 
 
 def check_analyses(cfg: BaseConfig) -> dict[str, Any]:
@@ -35,6 +39,9 @@ def check_analyses(cfg: BaseConfig) -> dict[str, Any]:
     for name in cfg.analysis:
         if name not in ANALYSES:
             raise ConfigError(unknown("analysis", name, ANALYSES))
+        if cfg.model.kind != "transformer" and not ANALYSES[name].any_model:
+            fit = ", ".join(one for one, analysis in ANALYSES.items() if analysis.any_model)
+            raise ConfigError(f"analysis={name}: takes Transformers apart, not model.kind={cfg.model.kind}; use {fit}")
     for name in cfg.claims:
         if name not in CLAIMS:
             raise ConfigError(unknown("claims", name, CLAIMS))
@@ -59,7 +66,7 @@ def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
     for seed in sorted(diverged):
         log.warning("seed %d of %s diverged and is left out", seed, run.name)
     subjects = []
-    history = read_table(run.folder / "layers.csv") if (run.folder / "layers.csv").exists() else None
+    histories = {name: read_table(run.folder / name) for name in HISTORIES if (run.folder / name).exists()}
     for index in range(cfg.replicas):
         seed = cfg.seed + index
         if seed in diverged:
@@ -72,8 +79,9 @@ def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
             )
         trained.load_state_dict({name: weight[index] for name, weight in stacked.items()})
         models = {"trained": trained, "initialised": initial_model(cfg.model, task, seed)}
-        mine = None if history is None else history[history.seed == seed].reset_index(drop=True)
-        subjects.append(_subject(run.name, task, seed, models, machine, mine))
+        mine = {name: rows[rows.seed == seed].reset_index(drop=True) for name, rows in histories.items()}
+        told = {HISTORIES[name]: rows for name, rows in mine.items()}
+        subjects.append(_subject(run.name, task, seed, models, machine, **told))
     if not subjects:
         raise ConfigError(f"run={run.folder}: every seed diverged; there is nothing to analyse")
     return subjects
@@ -92,17 +100,19 @@ def _subject(
     run: str,
     task: Task,
     seed: int,
-    models: dict[str, Transformer],
+    models: dict[str, Transformer | Lstm],
     machine: Machine,
-    history: pd.DataFrame | None = None,
+    **told: pd.DataFrame,
 ) -> Subject:
-    train_size = task.train_size or BASELINE_SEQUENCES
-    train = task.sample(train_size, generator_for(seed, "train")).to(machine.device, machine.dtype)
-    test = train
-    if task.test_size is not None:
-        test = task.sample(task.test_size, generator_for(seed, "test")).to(machine.device, machine.dtype)
+    if isinstance(task, Corpus):
+        splits = task.splits()
+        train, test = splits["train"][:CORPUS_SEQUENCES], splits["test"]
+    else:
+        train = task.sample(task.train_size or BASELINE_SEQUENCES, generator_for(seed, "train"))
+        test = train if task.test_size is None else task.sample(task.test_size, generator_for(seed, "test"))
+    train, test = (batch.to(machine.device, machine.dtype) for batch in (train, test))
     placed = {name: model.to(machine.device, machine.dtype).eval() for name, model in models.items()}
-    return Subject(run, seed, task, train, test, placed, history)
+    return Subject(run, seed, task, train, test, placed, **told)
 
 
 def analyze(cfg: BaseConfig, subjects: list[Subject], folder: Path) -> list[str]:
@@ -168,6 +178,8 @@ def draw(
     lines = []
     beside = published(figure_published) if figure_published else None
     for name, table in tables.items():
+        if ANALYSES[name].figure is None:
+            continue
         paths = plots.save(ANALYSES[name].figure(table, beside, facet), folder / name, kinds)
         lines.append(f"-> {' and '.join(str(path) for path in paths)}")
     return lines

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from rankbench.config import BenchConfig, ConfigError, unknown
 from rankbench.machine import Machine
 from rankbench.model import initial_model
+from rankbench.model.trace import Trace
 from rankbench.model.transformer import ACTIVATIONS, NORM_EPSILON, Transformer
 from rankbench.paths import RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
 from rankbench.run import Run
@@ -42,6 +43,19 @@ ONE_SEQUENCE_IN = 4
 ALONE_SEQUENCES = 250
 LOOP_BLOCKS = 5  # of trainer.steps: the whole training loop is timed over enough steps to evaluate and save in it
 
+# One layer of the character models of Kim et al. 2021, whose longest sentence has 288 tokens.
+CHARACTER_MODEL = {"width": 512, "heads": 8, "mask": "causal"}
+ATTENTION_TOKENS = (32, 128, 288, 1024)
+ATTENTION_BATCH = 1024  # tokens, about, in all sequences of a step
+ATTENTIONS = {
+    "dot": {"attention": "dot"},
+    "dot again": {"attention": "dot"},  # how far noise alone takes a ratio
+    "l2": {"attention": "l2"},
+    "l2 tied": {"attention": "l2", "tied_qk": True},
+    "contractive_l2": {"attention": "contractive_l2", "tied_qk": True, "contraction": 1.0},
+    "cosine": {"attention": "cosine"},
+}
+
 # What the model must be to have a twin in torch.nn.TransformerEncoder.
 TORCH_ENCODER_HAS = {
     "attention": ("dot",),
@@ -56,6 +70,12 @@ TORCH_ENCODER_HAS = {
     "mask": ("none",),
     "positions": ("learned",),
     "head_width": (None,),
+    "value_width": (None,),
+    "kv_groups": (None,),
+    "latent_width": (None,),
+    "head_reduction": ("sum",),
+    "read_in": ("linear",),
+    "read_out": ("linear",),
     "dropout": (0.0,),
 }
 
@@ -65,6 +85,7 @@ GOALS = {
     "ratio_speedup_over_all_heads": ("at least", 4.0),
     "ratio_speed_to_torch_encoder": ("at least", 1.0),
     "ratio_side_by_side": ("at least", 1.25),
+    "ratio_step_to_dot": ("at most", 1.05),
 }
 
 
@@ -257,7 +278,8 @@ def _all_heads(model: Transformer) -> Callable[[Tensor, int, int], Tensor]:
         attention = block.attention
         q_BHNK, k_BHNK, v_BHNK = attention.queries_keys_values(x_BND)
         seen_NM = attention.seen(None, x_BND.shape[-2], x_BND.device)
-        mixed_BHNK = attention.weights(q_BHNK, k_BHNK, seen_NM) @ v_BHNK
+        p_BHNM = attention.weights(q_BHNK, k_BHNK, seen_NM)
+        mixed_BHNK = attention.mixing(p_BHNM, seen_NM, attention.gains(v_BHNK, None)) @ v_BHNK
         kept_BHNK = torch.zeros_like(mixed_BHNK)
         kept_BHNK[:, choice - 1] = mixed_BHNK[:, choice - 1]
         out_BND = attention.out(kept_BHNK.transpose(-3, -2).flatten(-2))
@@ -425,6 +447,77 @@ def _outside_the_step(cfg: BenchConfig, task: Task, machine: Machine) -> dict[st
     }
 
 
+# --- attention -------------------------------------------------------------------------------------------------------
+
+
+def attention(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
+    """One layer's attention, forward and backward, of each kind against the dot product with free keys.
+
+    explicit: with the N x N table of weights, where the step itself takes the fused kernel from some length on. Memory
+    is what autograd keeps from the forward pass for the backward one, without the weights.
+    """
+    task = build_task(cfg.task)
+    rows = []
+    for num_tokens in ATTENTION_TOKENS:
+        num_sequences = math.ceil(ATTENTION_BATCH / num_tokens)
+        shape = (num_sequences, num_tokens, CHARACTER_MODEL["width"])
+        x_BND, slope_BND = (
+            torch.randn(shape, generator=generator_for(cfg.seed, purpose)).to(machine.device, machine.dtype)
+            for purpose in ("train", "test")
+        )
+        steps = {}
+        for kind, keys in ATTENTIONS.items():
+            model = _model(
+                dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **CHARACTER_MODEL, **keys)), task
+            )
+            module = model.blocks[0].attention.to(machine.device, machine.dtype)
+            for explicit in (False, True):
+                steps[kind, explicit] = _attention_step(module, x_BND.requires_grad_(), slope_BND, machine, explicit)
+        names = {at: f"{at[0]} {'explicit' if at[1] else 'step'}" for at in steps}
+        seconds = paired(machine, cfg.repeats, **{names[at]: step for at, step in steps.items()})
+        kept = {at: _kept_for_backward(step) for at, step in steps.items()}
+        for kind in ATTENTIONS:
+            step, explicit = (seconds[names[kind, which]] for which in (False, True))
+            ratios = {"step_to_dot": step / seconds[names["dot", False]], "explicit_to_step": explicit / step}
+            ratios["memory_to_dot"] = np.array([kept[kind, False] / kept["dot", False]])
+            rows.append(
+                {"attention": kind, "num_tokens": num_tokens, "num_sequences": num_sequences}
+                | medians({"step": step, "explicit": explicit})
+                | {"megabytes_step": kept[kind, False] / 1e6, "megabytes_explicit": kept[kind, True] / 1e6}
+                | {key: value for name, ratio in ratios.items() for key, value in spread(name, ratio).items()}
+            )
+    table = pd.DataFrame(rows).assign(
+        **CHARACTER_MODEL, device=machine.device.type, precision=machine.precision, repeats=cfg.repeats
+    )
+    return table.set_index(["attention", "num_tokens"])
+
+
+def _attention_step(
+    module: nn.Module, x_BND: Tensor, slope_BND: Tensor, machine: Machine, explicit: bool
+) -> Callable[[], object]:
+    def step() -> object:
+        with machine.autocast():
+            # a trace that keeps nothing takes the fused kernel away and nothing else
+            y_BND = module(x_BND, "", None, Trace("nothing") if explicit else None)
+        return torch.autograd.grad(y_BND, [x_BND, *module.parameters()], slope_BND.to(y_BND.dtype))
+
+    return step
+
+
+def _kept_for_backward(step: Callable[[], object]) -> int:
+    """Bytes that autograd keeps in this step, each piece of memory counted once; parameters and inputs are not."""
+    sizes = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if not tensor.is_leaf:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        step()
+    return sum(sizes.values())
+
+
 # --- start-up --------------------------------------------------------------------------------------------------------
 
 STARTUP_COMMANDS = {
@@ -460,4 +553,5 @@ BENCHMARKS: dict[str, Callable[[BenchConfig, Machine], pd.DataFrame]] = {
     "paths": paths,
     "training": training,
     "startup": startup,
+    "attention": attention,
 }

@@ -21,7 +21,7 @@ COMMANDS = {
     "analyze": "measure a run (run=<folder>|latest) or a fresh model: analysis=[residual,paths]",
     "report": "gather runs into one page: runs=<folder>|latest; experiment=all for the scoreboard of presets",
     "bench": "speed, side by side with the alternatives",
-    "data": "fetch corpora (to come)",
+    "data": "fetch a corpus: corpus=ptb",
 }
 USAGE = f"""rankbench: what do heads, depth, skips, MLPs and norms do to the rank and the smoothness of a transformer?
 
@@ -69,8 +69,8 @@ def _dispatch(words: list[str]) -> None:
         from rankbench import completion
 
         print("\n".join(completion.candidates(words[1:])))
-    elif words[0] == "data":
-        _refuse(words[0], "not there yet; `rankbench train` and `rankbench analyze` are")
+    elif words[0] == "data" and (sweep := {"-m", "--multirun"} & set(words)):
+        _refuse("data", f"{sweep.pop()}: a corpus is fetched on its own; leave it out")
     elif words[0] in COMMANDS:
         _run(words[0], words[1:])
     else:
@@ -210,7 +210,7 @@ def train_job(config: "DictConfig") -> float:
             folder = hydra.sweep.dir if hydra.mode == RunMode.MULTIRUN else cfg.out
             _refuse("train", f"{stop}; the same command with out={folder} continues", code=130)
         trained = [one for one in summary["seeds"] if one["status"] != "diverged"]
-        score = "test_loss" if any(one["test_accuracy"] is None for one in trained) else "test_accuracy"
+        score = "test_loss" if any(one.get("test_accuracy") is None for one in trained) else "test_accuracy"
         scores = [one[score] for one in trained]
         mean = sum(scores) / len(scores) if scores else float("nan")
         told = " ".join(f"{value:.3f}" for value in scores)
@@ -262,7 +262,7 @@ def report_job(config: "DictConfig") -> None:
     if cfg.scoreboard is not None:
         print("\n".join(scoreboard(cfg.scoreboard, Path(cfg.out))))
     else:
-        print("\n".join(gather(find_runs(cfg.runs), Path(cfg.out), chosen=cfg.report)))
+        print("\n".join(gather(find_runs(cfg.runs), Path(cfg.out), chosen=cfg.report, statistic=cfg.statistic)))
 
 
 @one_line
@@ -280,6 +280,20 @@ def bench_job(config: "DictConfig") -> None:
     write_text(folder / "config.yaml", config_text(cfg))
     write_json(folder / "environment.json", machine.record())
     bench(cfg, machine, folder)
+
+
+@one_line
+def data_job(config: "DictConfig") -> None:
+    """`rankbench data`."""
+    from pathlib import Path
+
+    from rankbench.config import resolve
+    from rankbench.data import CORPORA, fetch, folder_of
+
+    cfg = resolve(config)
+    folder = folder_of(cfg.corpus) if cfg.folder is None else Path(cfg.folder)
+    fetch(cfg.corpus, folder)
+    print(f"{CORPORA[cfg.corpus].note}\n-> {folder}; now task=char_lm task.path={cfg.folder or cfg.corpus}")
 
 
 def _prepared(config: "DictConfig") -> Any:
@@ -332,4 +346,5 @@ JOBS: dict[str, Callable[["DictConfig"], Any]] = {
     "analyze": analyze_job,
     "report": report_job,
     "bench": bench_job,
+    "data": data_job,
 }

@@ -63,7 +63,10 @@ def propagate(model: Transformer, inputs: Tensor) -> list[State]:
 
 def check(cfg: ModelConfig) -> None:
     """ConfigError if the network has a part that no rule here follows."""
-    followed = {"attention": ["dot"], "mix_attention": [1.0], "mix_identity": [0.0], "mix_uniform": [0.0]}
+    followed = {"attention": ["dot", "l2"], "mix_attention": [1.0], "mix_identity": [0.0], "mix_uniform": [0.0]}
+    followed["head_reduction"] = ["sum"]
+    if cfg.norm != "none":
+        followed["norm_kind"] = ["layernorm", "rmsnorm"]
     if cfg.mlp:
         followed["activation"] = [name for name, activation in ACTIVATIONS.items() if activation in CHANGES]
     for key, values in followed.items():
@@ -88,10 +91,12 @@ def log_lemma_constant(block: Block) -> float:
     """log(4 beta H / sqrt(K)), natural, of one layer; beta = max_h ||W_QK,h||_1 ||W_V,h W_O,h||_{1,inf}.
 
     Dong et al. 2021, Lemma A.2: ||R'|| is at most this constant times ||R||^3 in an unmasked layer of attention alone.
-    Its proof has gaps (it drops the absolute values of R), so it is a number to compare with and not a certificate.
+    Its proof has gaps (it drops the absolute values of R), so it is a number to compare with and not a certificate. L2
+    attention has 2 W_QK in the place of W_QK, and A_h W_V,h in that of W_V,h.
     """
     w, its = block.attention.head_weights(), block.attention
-    w_qk_HDD, w_vo_HDD = w.w_q_HDK @ w.w_k_HDK.mT / its.temperature, block.branch_scale * w.w_v_HDK @ w.w_o_HKD
+    w_qk_HDD = (2 if its.is_l2 else 1) * w.w_q_HDK @ w.w_k_HDK.mT / its.temperature
+    w_vo_HDD = block.branch_scale * w.w_v_HDK @ w.w_o_HKD
     beta = (one_norm(w_qk_HDD) * composite_norm(w_vo_HDD)).max()
     return (4 * beta * its.heads / math.sqrt(its.head_width)).log().item()
 
@@ -174,7 +179,11 @@ def attention(state: State, module: Attention, present_BN: Tensor | None = None)
     With x_i = x + R_i and t = sqrt(K) temperature the scores are, up to terms that are constant along a row and drop
     out of the softmax (b_K is in these alone),
 
-        r_j + E_ij,    r_j = (x W_Q + b_Q) (R_j W_K)^T / t,    E_ij = (R_i W_Q) (R_j W_K)^T / t.
+        r_j + E_ij,    r_j = (x W_Q + b_Q) (R_j W_K)^T / t,    E_ij = (R_i W_Q) (R_j W_K)^T / t,
+
+    and in L2 attention, from -||q_i - k_j||^2 = 2 q_i k_j - ||k_j||^2 - ||q_i||^2 (tied keys leave r its last term)
+
+        r_j = (2 (x W_Q + b_Q - x W_K - b_K) (R_j W_K)^T - ||R_j W_K||^2) / t,    E_ij = 2 (R_i W_Q) (R_j W_K)^T / t.
 
     Q_i is the softmax of r over the keys that i sees, and P_i, of r + E, differs from it by
     Q_ij expm1(E_ij - lse_i), lse_i = log1p(sum_j Q_ij expm1 E_ij): of second order in R. Then
@@ -194,7 +203,13 @@ def attention(state: State, module: Attention, present_BN: Tensor | None = None)
     unit_B1ND = unit_BND[:, None]
     key_BHMK, value_BHMK = unit_B1ND @ w.w_k_HDK, unit_B1ND @ w.w_v_HDK
     query_BH1K = mean_BD[:, None, None] @ w.w_q_HDK + w.b_q_HK[:, None]
-    r_BHNM = _hidden(scale_B111 * factor * (query_BH1K @ key_BHMK.mT), seen, -math.inf)  # N = 1: the same for all rows
+    if module.is_l2:
+        query_BH1K = query_BH1K - (mean_BD[:, None, None] @ w.w_k_HDK + w.b_k_HK[:, None])
+        factor = 2 * factor
+    r_BH1M = scale_B111 * factor * (query_BH1K @ key_BHMK.mT)  # one row: the same for all queries
+    if module.is_l2:
+        r_BH1M = r_BH1M - scale_B111.square() * factor / 2 * key_BHMK.square().sum(-1)[..., None, :]
+    r_BHNM = _hidden(r_BH1M, seen, -math.inf)
     e_BHNM = _hidden(factor * (unit_B1ND @ w.w_q_HDK) @ key_BHMK.mT, seen, 0.0)
     far_B111 = (scale_B111.square() * e_BHNM).abs().amax((1, 2, 3), keepdim=True) > 0.5
     q_BHNM = (r_BHNM + torch.where(far_B111, scale_B111.square() * e_BHNM, 0)).softmax(-1)

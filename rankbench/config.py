@@ -26,11 +26,20 @@ class ModelConfig:
     """One Transformer. Sizes are counts; skip_scale multiplies what a skip carries (1 = the plain skip)."""
 
     name: str = MISSING  # how tables and figures call this variant
+    kind: str = MISSING  # transformer, or lstm: a recurrent network of `layers` layers of `width` cells
     layers: int = MISSING
     heads: int = MISSING
     width: int = MISSING
     head_width: int | None = MISSING  # null: width / heads
+    value_width: int | None = MISSING  # of a head's values; null: head_width
+    kv_groups: int | None = MISSING  # so many keys and values, each shared by heads / kv_groups heads; null: heads
+    latent_width: int | None = MISSING  # keys and values are read from so many numbers of a token; null: from all
+    head_reduction: str = MISSING  # sum, or mean: divided by heads * head_width / width, where that is above 1
     attention: str = MISSING
+    contraction: float | None = MISSING  # contractive_l2: the bound on its Lipschitz constant, in the infinity norm
+    contraction_when: str = MISSING  # always, or above: only where the bound of the weights is above it
+    contraction_keys: int | None = MISSING  # for so many keys, the most that a query may see; null: as there are. A
+    # causal network then knows how long its sequence is: give language models a number
     tied_qk: bool = MISSING  # W_Q = W_K
     temperature: float = MISSING  # divides the scores before the softmax
     mix_attention: float = MISSING  # what is applied to the values: mix_attention P + mix_identity I + mix_uniform U,
@@ -49,6 +58,8 @@ class ModelConfig:
     mask: str = MISSING
     window: int | None = MISSING  # mask=window: how many tokens to either side are seen
     positions: str = MISSING
+    read_in: str = MISSING  # linear, or identity: the coordinates are the state
+    read_out: str = MISSING  # linear, or identity: the state's first coordinates are the output
     bias: bool = MISSING
     dropout: float = MISSING
     init: str = MISSING
@@ -80,6 +91,7 @@ class TrainerConfig:
     steps: int | None = MISSING  # either steps or epochs
     epochs: float | None = MISSING
     batch_size: int = MISSING
+    accumulate: int = MISSING  # passes that a batch is taken in, for want of memory; the step stays the same
     eval_every: int = MISSING  # steps between rows of metrics.csv
     checkpoint_every: int = MISSING  # steps between checkpoints; what a kill can lose at most
     clip: float | None = MISSING  # largest gradient norm, per seed
@@ -153,30 +165,51 @@ class ReportConfig:
     # the scoreboard of a preset or `all`, under outputs/; typed as experiment=, which Hydra keeps for a group
     scoreboard: str | None = MISSING
     out: str = MISSING
+    statistic: str = MISSING  # over seeds, in the figure: mean (with its 95 % confidence interval) or best
     report: FigureKeys = MISSING
 
 
-SCHEMAS: dict[str, type[BaseConfig] | type[ReportConfig]] = {
+@dataclass
+class DataConfig:
+    """rankbench data"""
+
+    corpus: str = MISSING
+    folder: str | None = MISSING  # null: a cache folder, where tasks find it by the corpus' name
+
+
+SCHEMAS: dict[str, type] = {
     "train": TrainConfig,
     "analyze": AnalyzeConfig,
     "report": ReportConfig,
     "bench": BenchConfig,
+    "data": DataConfig,
 }
 
 # What a search can look for, and which way
-OBJECTIVES = {"test_accuracy": "maximize", "test_loss": "minimize", "train_seconds": "minimize"}
+OBJECTIVES = {
+    "test_accuracy": "maximize",
+    "test_loss": "minimize",
+    "valid_loss": "minimize",
+    "train_seconds": "minimize",
+}
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"),
     "objective": tuple(OBJECTIVES),
     "precision": ("fp32", "bf16", "fp64"),
     "budget": ("smoke", "laptop", "paper"),
-    "model.attention": ("dot",),
+    "statistic": ("mean", "best"),
+    "model.kind": ("transformer", "lstm"),
+    "model.attention": ("dot", "l2", "contractive_l2", "cosine"),
+    "model.contraction_when": ("always", "above"),
     "model.activation": ("relu", "gelu"),
     "model.norm": ("none", "pre", "post"),
-    "model.norm_kind": ("layernorm", "rmsnorm"),
-    "model.mask": ("none", "causal", "window"),
-    "model.positions": ("none", "learned", "sinusoidal"),
+    "model.norm_kind": ("layernorm", "rmsnorm", "l2norm"),
+    "model.head_reduction": ("sum", "mean"),
+    "model.read_in": ("linear", "identity"),
+    "model.read_out": ("linear", "identity"),
+    "model.mask": ("none", "causal", "window", "others"),
+    "model.positions": ("none", "learned", "sinusoidal", "concatenated"),
     "model.init": ("pytorch", "glorot", "bert", "scaled"),
     "model.values": ("free", "orthogonal", "zero"),
     "model.weight_norm": ("none", "sigma"),
@@ -195,6 +228,11 @@ RANGES: dict[str, tuple[float, float]] = {
     "model.heads": (1, 65536),
     "model.width": (1, 65536),
     "model.head_width": (1, 65536),
+    "model.value_width": (1, 65536),
+    "model.kv_groups": (1, 65536),
+    "model.latent_width": (1, 65536),
+    "model.contraction": (1e-6, 1e6),
+    "model.contraction_keys": (1, 1 << 20),
     "model.temperature": (1e-6, 1e6),
     "model.mix_attention": (-1e6, 1e6),
     "model.mix_identity": (-1e6, 1e6),
@@ -215,6 +253,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "trainer.steps": (0, 1 << 40),
     "trainer.epochs": (0.0, 1e9),
     "trainer.batch_size": (1, 1 << 30),
+    "trainer.accumulate": (1, 1 << 30),
     "trainer.eval_every": (1, 1 << 40),
     "trainer.checkpoint_every": (1, 1 << 40),
     "trainer.clip": (1e-12, 1e12),
@@ -234,7 +273,7 @@ def conf_dir() -> Path:
     return packaged if packaged.is_dir() else package.parent / "conf"
 
 
-def check(cfg: BaseConfig | ReportConfig) -> None:
+def check(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
     """Raise ConfigError for a value that is not among the allowed ones or does not go with another."""
     for key, allowed in CHOICES.items():
         value = _at(cfg, key)
@@ -247,6 +286,8 @@ def check(cfg: BaseConfig | ReportConfig) -> None:
             raise ConfigError(f"{key}={value}: out of range; allowed are values from {smallest} to {largest}")
     if isinstance(cfg, BaseConfig):
         _check_model(cfg.model)
+        if cfg.model.kind == "lstm":
+            _check_lstm(cfg)
     if isinstance(cfg, TrainConfig):
         _check_training(cfg)
 
@@ -257,6 +298,20 @@ def _check_model(model: ModelConfig) -> None:
             f"model.width={model.width}: not divisible by model.heads={model.heads}; "
             f"choose a multiple of {model.heads}, or set model.head_width"
         )
+    if model.kv_groups is not None and model.heads % model.kv_groups:
+        raise ConfigError(
+            f"model.kv_groups={model.kv_groups}: does not divide model.heads={model.heads} into equal groups; "
+            "choose a divisor of it, or null"
+        )
+    own = {key: getattr(model, key) for key in ("value_width", "kv_groups", "latent_width")}
+    for key, value in own.items():
+        if value is not None and model.weight_norm != "none":
+            raise ConfigError(f"model.{key}={value}: not with model.weight_norm={model.weight_norm}; use none")
+        if value is not None and model.tied_qk and key != "value_width":
+            raise ConfigError(f"model.{key}={value}: not with model.tied_qk=true; set one of the two back")
+    if model.latent_width is not None and model.values != "free":
+        raise ConfigError(f"model.latent_width={model.latent_width}: not with model.values={model.values}; use free")
+    _check_contraction(model)
     if model.mask == "window" and model.window is None:
         raise ConfigError("model.window=null: model.mask=window needs a width; set model.window to a number of tokens")
     if model.mask != "window" and model.window is not None:
@@ -269,6 +324,55 @@ def _check_model(model: ModelConfig) -> None:
         raise ConfigError(
             f"model.mlp_ratio={model.mlp_ratio}: leaves the MLP no hidden unit at model.width={model.width}; "
             f"allowed are ratios from {1 / model.width:g}"
+        )
+
+
+def _check_contraction(model: ModelConfig) -> None:
+    if model.attention != "contractive_l2":
+        for key in ("contraction", "contraction_keys"):
+            if (value := getattr(model, key)) is not None:
+                raise ConfigError(
+                    f"model.{key}={value}: only model.attention=contractive_l2 has one; got {model.attention}"
+                )
+        return
+    if model.contraction is None:
+        raise ConfigError(
+            "model.contraction=null: model.attention=contractive_l2 needs a Lipschitz constant to stay below; "
+            "set model.contraction=1, or take model=contractive_l2"
+        )
+    if not model.tied_qk:
+        raise ConfigError(
+            "model.tied_qk=false: model.attention=contractive_l2 has no Lipschitz constant with free keys; "
+            "set model.tied_qk=true"
+        )
+    if model.values == "zero":
+        raise ConfigError(
+            "model.values=zero: model.attention=contractive_l2 would divide by the norm of W_V; use free or orthogonal"
+        )
+
+
+# What an LSTM is made of; every other key of the model stays as conf/model/lstm.yaml has it.
+LSTM_KEYS = ("name", "kind", "layers", "width", "dropout", "init")
+
+
+def _check_lstm(cfg: BaseConfig) -> None:
+    folder = conf_dir() / "model"
+    shipped = OmegaConf.merge(OmegaConf.load(folder / "transformer.yaml"), OmegaConf.load(folder / "lstm.yaml"))
+    plain = OmegaConf.to_container(OmegaConf.create({"model": shipped}), resolve=True)["model"]
+    for key, value in vars(cfg.model).items():
+        if key not in LSTM_KEYS and value != plain[key]:
+            raise ConfigError(
+                f"model.{key}={_text(value)}: an LSTM has no such part; model=lstm leaves it at {_text(plain[key])}"
+            )
+    if cfg.model.init not in ("pytorch", "glorot"):
+        raise ConfigError(f"model.init={cfg.model.init}: not for an LSTM; allowed are pytorch, glorot")
+    if isinstance(cfg, BenchConfig):
+        raise ConfigError("model.kind=lstm: the benchmarks are of Transformers; use model.kind=transformer")
+    if isinstance(cfg, TrainConfig) and cfg.trainer.compile:
+        raise ConfigError("trainer.compile=true: torch cannot compile an LSTM; use trainer.compile=false")
+    if isinstance(cfg, TrainConfig) and cfg.trainer.dynamics_every is not None:
+        raise ConfigError(
+            f"trainer.dynamics_every={cfg.trainer.dynamics_every}: an LSTM has no attention to look at; use null"
         )
 
 
@@ -339,7 +443,7 @@ def _at(cfg: Any, key: str) -> Any:
     return cfg
 
 
-def resolve(cfg: DictConfig) -> TrainConfig | AnalyzeConfig | ReportConfig:
+def resolve(cfg: DictConfig) -> TrainConfig | AnalyzeConfig | ReportConfig | DataConfig:
     """The composed Hydra config as a checked dataclass, every interpolation resolved."""
     budget = cfg.get("budget") if "budget" in cfg else None
     if budget is not None and budget not in CHOICES["budget"]:
@@ -375,6 +479,22 @@ def by_budget(scales: DictConfig | dict, *, _root_: DictConfig) -> Any:
     return scales[_root_.budget or "paper"]
 
 
+def noam_peak(gamma: float, width: int, warmup: int) -> float:
+    """gamma / sqrt(width * warmup): with this as its lr, and this warmup, optimizer.schedule=inverse_sqrt is
+    gamma width^-1/2 min(t^-1/2, t warmup^-3/2) at the steps t = 1, 2, ... (Vaswani et al. 2017, eq. 3)."""
+    return gamma / (width * warmup) ** 0.5
+
+
+def columns(width: int, heads: int, times: int) -> int:
+    """So many times the usual head width."""
+    return times * width // heads
+
+
+def heads_of(width: int, head_width: int | None, power: float) -> int:
+    """How many heads of this width there are in width^power numbers: width^power / head_width, rounded."""
+    return max(1, round(width**power / (head_width or width)))
+
+
 def compose(command: str, *overrides: str) -> TrainConfig | AnalyzeConfig:
     """The config of a command line, checked: compose("train", "model.layers=12", "replicas=5")."""
     import hydra
@@ -392,6 +512,9 @@ def register() -> None:
     for name, schema in SCHEMAS.items():
         store.store(group="schema", name=name, node=schema, package="_global_")
     OmegaConf.register_new_resolver("by_budget", by_budget, replace=True)
+    OmegaConf.register_new_resolver("noam_peak", noam_peak, replace=True)
+    OmegaConf.register_new_resolver("columns", columns, replace=True)
+    OmegaConf.register_new_resolver("heads_of", heads_of, replace=True)
     OmegaConf.register_new_resolver("groups_of", _groups_of, replace=True)
     OmegaConf.register_new_resolver("job_folder", job_folder, replace=True)
     OmegaConf.register_new_resolver("direction_of", direction_of, replace=True)

@@ -23,6 +23,7 @@ from rankbench.config import (
     BaseConfig,
     BenchConfig,
     ConfigError,
+    DataConfig,
     ReportConfig,
     TrainConfig,
     job_folder,
@@ -43,6 +44,7 @@ class Gate(Callback):
         """Check the config of a single run."""
         with refusing(config.hydra.job.name):
             check_everything(_job_config(config))
+            _check_corpus(_job_config(config))
             _check_overrides(_job_config(config), config.hydra.overrides.task)
 
     def __reduce__(self) -> tuple:
@@ -92,6 +94,7 @@ def _check_search(config: DictConfig, config_name: str) -> None:
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, config_name, words)) from None
     check_everything(cfg)
+    _check_corpus(cfg)
     if not isinstance(cfg, TrainConfig):
         raise ConfigError(f"hydra/sweeper: {config_name} returns no number to search by; only train does")
     if cfg.objective is None:
@@ -110,6 +113,7 @@ def _checked_jobs(config: DictConfig, config_name: str, sweep: Sweep) -> Iterato
             raise ConfigError(explain(error, config_name, words)) from None
         cfg = _job_config(composed)
         check_everything(cfg)
+        _check_corpus(cfg)
         _check_overrides(cfg, words)
         job = Job(job_folder(number, composed.hydra.job.override_dirname), tuple(words))
         if type(cfg) is TrainConfig:
@@ -143,20 +147,23 @@ def _job_config(config: DictConfig) -> BaseConfig | ReportConfig:
     return resolve(own)
 
 
-def check_everything(cfg: BaseConfig | ReportConfig) -> None:
+def check_everything(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
     """Raise ConfigError for anything in the config that cannot be: before any folder is made, any result written."""
+    if isinstance(cfg, DataConfig):
+        return
     if isinstance(cfg, ReportConfig):
         _check_report(cfg)
         return
     from rankbench.analyze import check_analyses
     from rankbench.events import check_tensorboard
     from rankbench.machine import Machine
+    from rankbench.model import check_fits
     from rankbench.run import Run, find_run
     from rankbench.tasks import build_task
 
     _check_folder(Path(cfg.out))
     Machine.prepare(cfg)
-    build_task(cfg.task)
+    check_fits(cfg.model, build_task(cfg.task))
     check_analyses(cfg)
     if type(cfg) is TrainConfig:
         Run(Path(cfg.out)).check_same(cfg)
@@ -178,6 +185,15 @@ def check_everything(cfg: BaseConfig | ReportConfig) -> None:
         from rankbench.bench import check_benchmarks
 
         check_benchmarks(cfg)
+
+
+def _check_corpus(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
+    """Refuse a text that is not there or does not fit: apart from the rest, as a preset is sound without its text."""
+    if isinstance(cfg, BaseConfig):
+        from rankbench.tasks import Corpus, build_task
+
+        if isinstance(task := build_task(cfg.task), Corpus):
+            task.splits()
 
 
 def _check_report(cfg: ReportConfig) -> None:

@@ -90,7 +90,8 @@ class FrozenNetwork:
             way_back = block.attention.out.weight.T
             branch = block.branch_scale
             longer_TBND[0].flatten(0, 1).addmm_(mixed_TBND[0].flatten(0, 1), way_back, alpha=branch)
-            longer_TBND[0] += branch * _constant(block)
+            if block.attention.out.bias is not None:
+                longer_TBND[0] += branch * block.attention.out.bias
             longer_TBND[2:].flatten(0, 2).addmm_(mixed_TBND[1:].flatten(0, 2), way_back, alpha=branch)
             terms_TBND = self._after(longer_TBND, block.attention_norm, name, block)
             terms_TBND = self._mlp(terms_TBND, layer, has_bias=True)
@@ -125,13 +126,14 @@ class FrozenNetwork:
     def _mix_all_heads(self, x_TBND: Tensor, layer: int) -> Tensor:
         attention = self.model.blocks[layer].attention
         num_terms, num_sequences, num_tokens, _ = x_TBND.shape
-        inner = attention.heads * attention.head_width
-        v_TBNHK = F.linear(x_TBND, attention.qkv.weight[-inner:]).unflatten(-1, (attention.heads, -1))
+        w = attention.head_weights()
+        v_TBNHK = F.linear(x_TBND, w.w_v_HDK.mT.flatten(0, 1)).unflatten(-1, (attention.heads, -1))
+        v_TBNHK[0] += w.b_v_HK
         # all terms in one product with P: (B H, N, M) @ (B H, M, T K)
         v_BHMTK = v_TBNHK.permute(1, 3, 2, 0, 4).reshape(num_sequences * attention.heads, num_tokens, -1)
         p_BHNM = self.trace[f"layers.{layer}.attention.mixing"].flatten(0, 1)
         mixed = torch.bmm(p_BHNM, v_BHMTK).view(num_sequences, attention.heads, num_tokens, num_terms, -1)
-        return mixed.permute(3, 0, 2, 1, 4).reshape(num_terms, num_sequences, num_tokens, inner)
+        return mixed.permute(3, 0, 2, 1, 4).reshape(num_terms, num_sequences, num_tokens, -1)
 
     def _before(
         self, x: Tensor, norm: Norm | None, name: str, block: Block, has_bias: bool = True, at: slice = slice(None)
@@ -197,12 +199,14 @@ class RecomputedNetwork:
         if choice == 0:
             return states_PBND
         block = self.model.blocks[layer]
-        q_PBNK, k_PBNK, v_PBNK = F.linear(states_PBND, *self.read[layer][choice - 1]).chunk(3, dim=-1)
+        widths = [block.attention.head_width] * 2 + [block.attention.value_width]
+        q_PBNK, k_PBNK, v_PBNK = F.linear(states_PBND, *self.read[layer][choice - 1]).split(widths, dim=-1)
         # the score functions take (B, H, N, K): paths stand where heads do
         present_BN = None if self.present_BN is None else self.present_BN[sequences]
         seen_BNM = block.attention.seen(present_BN, q_PBNK.shape[-2], q_PBNK.device)
         p_PBNM = block.attention.weights(q_PBNK, k_PBNK, seen_BNM)
-        mixed_PBNK = block.attention.mixing(p_PBNM, seen_BNM) @ v_PBNK
+        gains_PBM = block.attention.gains(v_PBNK, present_BN)
+        mixed_PBNK = block.attention.mixing(p_PBNM, seen_BNM, gains_PBM) @ v_PBNK
         out_PBND = block.branch_scale * F.linear(mixed_PBNK, *self.write[layer][choice - 1])
         if block.attention_norm is not None:
             out_PBND = block.attention_norm.plain(out_PBND)
@@ -340,12 +344,6 @@ def read_out(model: Transformer, states: Tensor, readout: str) -> Tensor:
 
 def _plain_norm(model: Transformer) -> Callable[[Tensor], Tensor]:
     return Norm(model.cfg, affine=False).plain
-
-
-def _constant(block: Block) -> Tensor:
-    """What the attention adds whatever it reads: the rows mixed have one sum, so value biases pass it. Shape (D,)."""
-    w = block.attention.head_weights()
-    return block.attention.row_sum * torch.einsum("hk,hkd->d", w.b_v_HK, w.w_o_HKD) + w.b_o_D
 
 
 def _norm(x: Tensor, norm: Norm, scale_BN1: Tensor, has_bias: bool) -> Tensor:

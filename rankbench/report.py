@@ -97,12 +97,17 @@ def gather_sweep(folder: Path, varied: list[str]) -> list[str]:
 
 
 def gather(
-    jobs: list[Path], folder: Path, varied: list[str] | None = None, chosen: FigureKeys | None = None
+    jobs: list[Path],
+    folder: Path,
+    varied: list[str] | None = None,
+    chosen: FigureKeys | None = None,
+    statistic: str = "mean",
 ) -> list[str]:
     """Join what the runs wrote, with a column for each key that varied; then summarise, draw, judge, and write a page.
 
     sweep.csv: a row for each job and seed with its status and final numbers. summary.csv, .md and .tex: means over
     seeds. Of each analysis, the jobs' tables one below the other. varied: None to find the keys in the runs' configs.
+    statistic: over seeds, in the figure of final numbers: mean | best.
     Returns lines for the reader.
     """
     found, follows = varying_keys(jobs)
@@ -128,7 +133,7 @@ def gather(
         write_text(folder / "summary.md", markdown(summary))
         write_text(folder / "summary.tex", latex(summary))
         lines.append(f"-> {folder / 'summary.csv'}, .md and .tex")
-    captions = _draw_final(seeds, keys, chosen, folder)
+    captions = _draw_final(seeds, keys, chosen, statistic, folder)
     lines += [f"-> {folder / name}.png, .pdf and .svg" for name in captions]
     tables = {}
     for name in ANALYSES:
@@ -150,7 +155,7 @@ def gather(
     lines += draw(tables if many else together, folder, figure_published, facet, KINDS)
     lines += judge_all(claims, together, folder, facet)
     over = f", averaged over {', '.join(facets[1:])}" if many else ""
-    captions |= {name: f"{name}{over}: drawn from {name}.csv" for name in tables}
+    captions |= {name: f"{name}{over}: drawn from {name}.csv" for name in tables if ANALYSES[name].figure}
     write_page(
         folder,
         {names[job]: (job, statuses[job], _values(job, keys)) for job in jobs},
@@ -213,7 +218,9 @@ def summarise(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     return summary.drop(columns=counted)
 
 
-def _draw_final(seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None, folder: Path) -> dict[str, str]:
+def _draw_final(
+    seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None, statistic: str, folder: Path
+) -> dict[str, str]:
     """The figure of the final numbers by the varied keys, where there is one to draw; returns its caption."""
     keys = [key for key in keys if key in seeds and key not in ("run", "seed")]
     done = seeds[(seeds.job_status == "finished") & (seeds.status != "diverged")]
@@ -221,10 +228,11 @@ def _draw_final(seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None,
     if value is None or not keys:
         return {}
     x, series, facet = figure_keys(done, keys, chosen)
-    plots.save(draw_sweep(done, x, series, facet, value), folder / "sweep", KINDS)
+    plots.save(draw_sweep(done, x, series, facet, value, statistic), folder / "sweep", KINDS)
     rest = [key for key in keys if key not in (x, series, facet)]
     over = f", averaged over {', '.join(rest)}" if rest else ""
-    return {"sweep": f"final {value.replace('_', ' ')}: mean over seeds{over}; bars: 95 % confidence interval"}
+    what = "best of the seeds" if statistic == "best" else "mean over seeds; bars: 95 % confidence interval"
+    return {"sweep": f"final {value.replace('_', ' ')}: {what}{over}"}
 
 
 def figure_keys(

@@ -148,17 +148,17 @@ class Run:
 
 
 def objective_value(summary: dict[str, Any], objective: str) -> float:
-    """What a search compares: the mean over seeds of the final `test_accuracy` or `test_loss`, or `train_seconds`.
+    """What a search compares: the mean over seeds of `test_accuracy`, `test_loss` or `valid_loss`, or `train_seconds`.
 
     A seed that diverged counts as the worst value there is: the search goes on, and a setting gains nothing by losing
-    its worst seeds. ConfigError where the task has no accuracy.
+    its worst seeds. ConfigError where the task has no accuracy, or no validation set.
     """
     seeds = summary["seeds"]
     diverged = any(one["status"] == "diverged" for one in seeds)
     if objective == "train_seconds":
         return math.inf if diverged else summary["seconds"]
     worst = 0.0 if objective == "test_accuracy" else math.inf
-    values = [worst if one["status"] == "diverged" else one[objective] for one in seeds]
+    values = [worst if one["status"] == "diverged" else one.get(objective) for one in seeds]
     if None in values:
         raise ConfigError(f"objective={objective}: this task has none; allowed are test_loss, train_seconds")
     return sum(values) / len(values)

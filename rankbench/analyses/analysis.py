@@ -18,10 +18,11 @@ class Subject:
     run: str  # name of the run's folder, or `fresh`
     seed: int
     task: Task
-    train: Batch  # the sequences this seed was trained on (a sample of them where the stream has no end)
+    train: Batch  # the sequences this seed was trained on (some of them where the stream has no end, and of a corpus)
     test: Batch
     models: dict[str, Transformer]  # by weights: trained (absent for a fresh model), initialised
     history: pd.DataFrame | None = None  # this seed's rows of layers.csv, where training wrote one
+    curve: pd.DataFrame | None = None  # this seed's rows of metrics.csv, where it was trained
 
     @property
     def model(self) -> Transformer:
@@ -38,10 +39,12 @@ class Subject:
 class Analysis:
     """options: a dataclass, one field a key of conf/analysis/<name>.yaml. table: one subject's rows, without
     Subject.who. figure: the function of rankbench.plots that draws the table of all subjects, given published numbers
-    and the column whose values are panels, or None. digest: the same table in a few lines of text.
+    and the column whose values are panels, or None; None where there is nothing to draw. digest: the same table in a
+    few lines of text. any_model: whether it works on models other than the Transformer, too.
     """
 
     options: type
     table: Callable[[Subject, Any], pd.DataFrame]
-    figure: Callable[[pd.DataFrame, pd.DataFrame | None, str | None], Figure]
+    figure: Callable[[pd.DataFrame, pd.DataFrame | None, str | None], Figure] | None
     digest: Callable[[pd.DataFrame], str]
+    any_model: bool = False

@@ -330,6 +330,11 @@ def _head_parameters(model: Transformer) -> list[dict[str, tuple]]:
     for layer, block in enumerate(model.blocks):
         attention = block.attention
         inner, width = attention.heads * attention.head_width, attention.head_width
+        if attention.from_latent is not None or {attention.out.in_features, *attention.rows} != {inner}:
+            raise ConfigError(
+                "analysis=[independence]: cross-gradients are of heads with parameters of their own, of one width; "
+                "set model.value_width, model.kv_groups and model.latent_width to null"
+            )
         for head in range(attention.heads):
             own = torch.arange(head * width, (head + 1) * width)
             rows = torch.cat([own + begin for begin in range(0, attention.qkv.out_features, inner)])

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import pandas as pd
+import torch
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.config import ConfigError, unknown
@@ -10,6 +11,7 @@ from rankbench.layers import metrics_by_layer, moments
 from rankbench.model.transformer import Transformer
 from rankbench.plots.residual import draw_residual
 from rankbench.tables import last_of_layer, thinned
+from rankbench.tasks.task import score
 
 # What is taken out of the network with its weights as they are. A removed MLP takes its norm and skip along; removed
 # skips are all of them, the MLP's too; norms stay, except in the network that the theorems are about.
@@ -44,7 +46,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
     sublayer: input (the embedding, layer 0), attention or mlp (the state after it, layers 1..L), weights (metrics of P,
     one row a head). A metric is the mean over sequences, metric_sd their sample standard deviation; noise_floor is the
-    residual that rounding alone can leave, below_floor the share of sequences that are under it.
+    residual that rounding alone can leave, below_floor the share of sequences that are under it. For a trained
+    classifier also whole_accuracy, of the trained network on the whole test set (share of tokens).
     """
     inputs = subject.test.inputs[: options.sequences]
     rows = []
@@ -55,7 +58,14 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
                 rows.append(
                     {"weights": weights, "variant": variant, **place, "dtype": _dtype(removed), **moments(values)}
                 )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).assign(**_learned(subject))
+
+
+def _learned(subject: Subject) -> dict[str, float]:
+    if "trained" not in subject.models or subject.test.targets.is_floating_point():
+        return {}
+    outputs = torch.cat([subject.model(some).detach() for some in subject.test.inputs.split(1000)])
+    return {"whole_accuracy": score(outputs, subject.test.targets).accuracy.item()}
 
 
 def _dtype(model: Transformer) -> str:

@@ -2,14 +2,18 @@
 
 import pandas as pd
 
+from rankbench.claims.amsel import AMSEL
 from rankbench.claims.blog import BLOG
 from rankbench.claims.claim import Claim, verdict_line, verdicts_of
 from rankbench.claims.dong import DONG
+from rankbench.claims.kim import KIM
+from rankbench.claims.kim_charlm import KIM_CHARLM
+from rankbench.claims.knobs import KNOBS
 from rankbench.claims.published import figures_published, published
 
 __all__ = ["CLAIMS", "Claim", "figures_published", "judge", "published", "verdict_line"]
 
-CLAIMS: dict[str, Claim] = {**DONG, **BLOG}
+CLAIMS: dict[str, Claim] = {**DONG, **BLOG, **AMSEL, **KIM, **KIM_CHARLM, **KNOBS}
 
 
 def judge(name: str, table: pd.DataFrame, facet: str | None = None) -> list[dict]:

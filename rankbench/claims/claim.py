@@ -14,7 +14,7 @@ from rankbench.tables import halfwidth95
 
 HELD, FAILED, UNDECIDED = "held", "failed", "undecided"
 FEWEST_SEEDS = 3
-LEARNED = 0.9  # share of the reachable accuracy below which a network has not learned its task, and its paths say nothing about the claim
+LEARNED = 0.9  # share of the reachable accuracy below which the paths of a network say nothing about a claim
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Claim:
 
     by: columns of the table whose values are judged one by one. needs_trained: undecided where the network has not
     learned its task (column whole_accuracy). exact: no chance is in the number, one seed decides. published: the number
-    that the paper prints for what is measured, where it prints one.
+    that the paper prints for what is measured, where it prints one. across: compares the configurations of a sweep, so
+    that it is judged once, on all of them together.
     """
 
     statement: str
@@ -37,11 +38,12 @@ class Claim:
     needs_trained: bool = True
     exact: bool = False
     published: float | None = None
+    across: bool = False
 
 
 def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: str | None = None) -> list[dict]:
     """Verdicts of one claim on a table: one for each value of the columns it is judged by and of the facet."""
-    axes = [*([facet] if facet else []), *claim.by]
+    axes = [*([facet] if facet and not claim.across else []), *claim.by]
     verdicts = []
     for values, rows in table.groupby(axes, sort=False) if axes else [((), table)]:
         where = ", ".join(f"{axis}={value}" for axis, value in zip(axes, values, strict=True))

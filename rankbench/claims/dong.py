@@ -8,8 +8,11 @@ import pandas as pd
 from scipy import stats
 
 from rankbench.claims.claim import Claim
+from rankbench.tables import last_of_layer
 
 AT_CHANCE = 0.05  # "not much better than a random guess", taken as within five points of the commonest class
+
+A_TENTH = -1.0  # log10 of the share of the relative residual above which a network has not collapsed
 
 # Measures: one seed's rows -> a number
 
@@ -116,6 +119,40 @@ def _left_with_over_without(rows: pd.DataFrame) -> float:
     return _left_with_norms(rows) - _left_without_norms(rows)
 
 
+def log10_kept(rows: pd.DataFrame, variant: str) -> float:
+    """log10 of the relative residual behind the last layer over that of the embedding, of one kind of weights; what
+    rounding hides counts as at the noise floor."""
+    states = last_of_layer(rows[rows.variant == variant])
+    first, last = states[states.layer == 0].iloc[0], states[states.layer == states.layer.max()].iloc[0]
+    return np.log10(max(last.relative_residual, np.finfo(last["dtype"]).eps) / first.relative_residual)
+
+
+def _kept_without_skips(rows: pd.DataFrame) -> float:
+    return max(log10_kept(rows, "no_skip"), log10_kept(rows, "attention_only"))
+
+
+def _kept_with_skips(rows: pd.DataFrame) -> float:
+    whole, without = (rows[rows.variant == name].relative_residual.dropna() for name in ("full", "no_skip"))
+    if np.array_equal(whole, without):  # there was no skip to take out
+        return float("nan")
+    return min(log10_kept(rows, "full"), log10_kept(rows, "no_mlp"))
+
+
+def _kept_by_mlps(rows: pd.DataFrame) -> float:
+    """Decades of the relative residual behind the last layer, below rounding too."""
+    by_variant = rows.pivot(index="layer", columns="variant", values="log10_relative_residual")
+    if by_variant.no_skip.equals(by_variant.attention_only):  # there was no MLP to take out
+        return float("nan")
+    return by_variant.no_skip.iloc[-1] - by_variant.attention_only.iloc[-1]
+
+
+def _changed_by_training(rows: pd.DataFrame) -> float:
+    kept = {
+        kind: [log10_kept(mine, variant) for variant in mine.variant.unique()] for kind, mine in rows.groupby("weights")
+    }
+    return np.abs(np.subtract(kept["trained"], kept["initialised"])).max()
+
+
 def _by_architecture(rows: pd.DataFrame) -> pd.DataFrame:
     """Mean and standard deviation of the path length, in heads and over the number of layers."""
 
@@ -157,6 +194,7 @@ def _rank_over_layers(rows: pd.DataFrame) -> float:
 
 SUM = "Dong et al. 2021, Theorem 2.1"
 RATE = "Dong et al. 2021, Theorem 2.3"
+FIG2 = "Dong et al. 2021, sec. 4.1 and Fig. 2"
 FIG4 = "Dong et al. 2021, sec. 4.3"
 FIG5 = "Dong et al. 2021, app. B.1 and Fig. 5"
 LAYERNORM = "Dong et al. 2021, sec. 3.3"
@@ -179,6 +217,11 @@ def _normed(statement: str, source: str, measure: Callable[[pd.DataFrame], float
     return Claim(statement, source, "residual", measure, side, line, by=("weights",), needs_trained=False)
 
 
+def _fig2(statement: str, measure: Callable[[pd.DataFrame], float], side: int, line: float) -> Claim:
+    """A claim of Fig. 2, judged for trained and initialised weights by themselves."""
+    return Claim(statement, FIG2, "residual", measure, side, line, by=("weights",), needs_trained=False)
+
+
 def _protocol(statement: str, measure: Callable[[pd.DataFrame], float], side: int, line: float) -> Claim:
     """A claim of Fig. 4 on sampled paths, judged under both schemes: the paper's own protocol is `recomputed`."""
     return Claim(statement, FIG4, "paths", measure, side, line, by=("scheme",))
@@ -198,6 +241,27 @@ DONG: dict[str, Claim] = {
     ),
     "dong_fig4_length_1_sorting": _protocol(
         "Length-1 paths attain an accuracy above .6 on sorting.", _length_one, +1, 0.6
+    ),
+    "dong_fig2_learns": Claim(
+        "The network learns to sort (accuracy above .95), and so tells of trained networks.",
+        *(FIG2, "residual", _whole, +1, 0.95),
+        needs_trained=False,
+    ),
+    "dong_fig2_collapses": _fig2(
+        "Without skips, with MLPs or without, less than a tenth of the relative residual is left (log10, last layer).",
+        *(_kept_without_skips, -1, A_TENTH),
+    ),
+    "dong_fig2_skips": _fig2(
+        "With skips, with MLPs or without, more than a tenth of the relative residual is left (log10, last layer).",
+        *(_kept_with_skips, +1, A_TENTH),
+    ),
+    "dong_fig2_mlps_slow": _rate(
+        "Without skips MLPs slow the collapse down (log10 of what is left with them over that without, last layer).",
+        *(FIG2, _kept_by_mlps, +1, 0.0),
+    ),
+    "dong_fig2_trained_alike": Claim(
+        "What is left is alike before and after training (largest difference in decades over the variants, below 1).",
+        *(FIG2, "residual", _changed_by_training, -1, 1.0),
     ),
     "dong_fig3_collapse": Claim(
         "Run freely, attention alone collapses to one point, and an MLP or a skip prevents it (share of seeds).",

@@ -3,14 +3,15 @@
 Shapes: B batch, N query token, M key token, D width, H head, K head width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankbench.config import ModelConfig
+from rankbench.config import ConfigError, ModelConfig
+from rankbench.model.contraction import inverse_phi, l2_bound_inf
 from rankbench.model.linear import linear
 from rankbench.model.trace import record
 
@@ -18,21 +19,53 @@ from rankbench.model.trace import record
 # Measured on one core at D=48..512: the two cross between 64 and 128 tokens.
 FUSED_FROM_TOKENS = 96
 SHORT_ROW = 32
+FUSED_MULTIPLE = 8  # to which the fused kernel's widths are filled up where they have to be changed anyway
+COSINE_EPSILON = 1e-6  # added to squared lengths: the cosine's Lipschitz constant grows as its power -1/2
+
+# What a score function gives: q' (B, H, N, E), k' (B, H, M, E) and c, for scores c q' k'^T, (B, H, N, M).
+Factors = tuple[Tensor, Tensor, float]
 
 
-def dot_scores(q_BHNK: Tensor, k_BHMK: Tensor) -> Tensor:
-    """Scaled dot products q k^T / sqrt(K); shape (B, H, N, M). Vaswani et al. 2017, eq. 1."""
-    return (q_BHNK * q_BHNK.shape[-1] ** -0.5) @ k_BHMK.transpose(-2, -1)
+def dot_scores(q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
+    """Scaled dot products q k^T / sqrt(K). Vaswani et al. 2017, eq. 1."""
+    return q_BHNK, k_BHMK, q_BHNK.shape[-1] ** -0.5
 
 
-SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"dot": dot_scores}
+def l2_scores(q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
+    """-||q_i - k_j||^2 / sqrt(K) but for ||q_i||^2, which no softmax sees: (2 q_i k_j - ||k_j||^2) / sqrt(K).
+
+    One column more, 1 in q' and -||k_j||^2 / 2 in k', makes it a dot product. Kim et al. 2021, eq. 10 and 16, where K =
+    D/H: with another head width the scale is that of K, as in the dot product.
+    """
+    half_BHM1 = -0.5 * k_BHMK.square().sum(-1, keepdim=True)
+    return F.pad(q_BHNK, (0, 1), value=1.0), torch.cat([k_BHMK, half_BHM1], -1), 2 * q_BHNK.shape[-1] ** -0.5
+
+
+def cosine_scores(q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
+    """Cosine similarity of q_i and k_j. Qi et al. 2023 (LipsFormer); their tau is 1 / temperature."""
+    return q_BHNK * inverse_length(q_BHNK), k_BHMK * inverse_length(k_BHMK), 1.0
+
+
+def inverse_length(x: Tensor) -> Tensor:
+    """1 / sqrt(||x||^2 + epsilon) over the last axis, which stays, with length 1."""
+    return (x.square().sum(-1, keepdim=True) + COSINE_EPSILON).rsqrt()
+
+
+SCORES: dict[str, Callable[[Tensor, Tensor], Factors]] = {
+    "dot": dot_scores,
+    "l2": l2_scores,
+    "contractive_l2": l2_scores,
+    "cosine": cosine_scores,
+}
 
 
 class HeadWeights(NamedTuple):
     """One layer's heads, each as its own linear maps: y_h = M_h (x W_V,h + b_V,h) W_O,h with M_h what `mixing` makes of
-    P_h (P_h itself unless the model mixes in the identity or the average); the layer adds b_O once.
+    P_h (P_h itself unless the model mixes in the identity or the average, or the attention scales its values); the
+    layer adds b_O once.
 
     w_q_HDK, w_k_HDK, w_v_HDK, w_o_HKD; b_q_HK, b_k_HK, b_v_HK, b_o_D (zeros in a network without biases).
+    Of w_v, w_o and b_v, K is the values' width.
     """
 
     w_q_HDK: Tensor
@@ -57,41 +90,79 @@ def softmax_of_rows(scores: Tensor) -> Tensor:
 def visible_keys(mask: str, window: int | None, num_tokens: int, device: torch.device | None = None) -> Tensor | None:
     """Which keys a query may see, (N, M) bool; None when it may see all of them.
 
-    causal: itself and what came before. window: tokens at most `window` away, on either side.
+    causal: itself and what came before. window: tokens at most `window` away, on either side. others: all but itself.
     """
     if mask == "none":
         return None
     distance_NM = torch.arange(num_tokens, device=device)[:, None] - torch.arange(num_tokens, device=device)[None, :]
     if mask == "causal":
         return distance_NM >= 0
+    if mask == "others":
+        return distance_NM != 0
     return distance_NM.abs() <= window
 
 
 class Attention(nn.Module):
-    """H heads of width K on a width of D; K is free of D/H, so a head's W_QK and W_VO can have any rank up to D."""
+    """H heads of width K on a width of D; K is free of D/H, so a head's W_QK and W_VO can have any rank up to D.
+
+    Values can have a width of their own; keys and values can be shared by groups of heads, or be read from a latent of
+    few numbers a token (Ainslie et al. 2023; DeepSeek-AI 2024, without its separate part for positions).
+
+    dot:             P_h (x W_V,h + b_V,h)
+    l2:              P_h (x A_h W_V,h + b_V,h),  A_h = W_Q,h W_Q,h^T / sqrt(K); Kim et al. 2021, app. F: free keys too
+    contractive_l2:  the same times c / bound, or min(1, c / bound): the bound of `bound_inf`, c model.contraction
+    cosine:          P_h times the values each over its length, sqrt(||v||^2 + epsilon) (Qi et al. 2023)
+
+    Biases of queries, keys and values are constants that the papers leave out; no Lipschitz constant here depends on
+    them, for with tied queries and keys they cancel in q - k.
+    """
 
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
         self.heads, self.head_width = cfg.heads, cfg.head_width or cfg.width // cfg.heads
         self.tied_qk, self.mask, self.window = cfg.tied_qk, cfg.mask, cfg.window
         self.temperature = cfg.temperature
-        self.mix = {"attention": cfg.mix_attention, "identity": cfg.mix_identity, "uniform": cfg.mix_uniform}
+        self.value_width, self.groups = cfg.value_width or self.head_width, cfg.kv_groups or self.heads
+        copies = self.heads * self.head_width / cfg.width if cfg.head_reduction == "mean" else 1.0
+        mix = {"attention": cfg.mix_attention, "identity": cfg.mix_identity, "uniform": cfg.mix_uniform}
+        self.mix = {part: share / max(copies, 1.0) for part, share in mix.items()}
         self.mixes = self.mix != {"attention": 1.0, "identity": 0.0, "uniform": 0.0}
-        self.score_name = cfg.attention
-        inner = self.heads * self.head_width
+        self.score_name, self.is_l2 = cfg.attention, cfg.attention in ("l2", "contractive_l2")
+        self.contraction, self.contraction_keys = cfg.contraction, cfg.contraction_keys
+        self.contracts_always = cfg.contraction_when == "always"
+        inner, keys_and_values = self.heads * self.head_width, [self.groups * self.head_width] * (not self.tied_qk)
+        keys_and_values += [self.groups * self.value_width]
         # One matrix for queries (, keys) and values: one large product instead of three small ones.
-        num_maps = 2 if self.tied_qk else 3
-        self.qkv = linear(cfg, cfg.width, inner * num_maps, num_maps)
-        self.out = linear(cfg, inner, cfg.width)
+        self.rows = [inner, *keys_and_values] if cfg.latent_width is None else [inner, cfg.latent_width]
+        self.qkv = linear(cfg, cfg.width, sum(self.rows), len(self.rows))
+        self.rows_of_latent = keys_and_values
+        self.from_latent = linear(cfg, cfg.latent_width, sum(keys_and_values)) if cfg.latent_width else None
+        self.out = linear(cfg, self.heads * self.value_width, cfg.width)
 
     def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of every head, each (B, H, N, K)."""
-        # chunked before the heads are split off: the gradient of that is one copy, of unbind it is two
-        parts = [
-            part.unflatten(-1, (self.heads, self.head_width)).transpose(-3, -2)
-            for part in self._parts(self.qkv(x_BND), -1)
-        ]
-        return (parts[0], parts[0], parts[1]) if self.tied_qk else tuple(parts)
+        """Queries, keys and values of every head, each (B, H, N, K); values (B, H, N, V) where they have a width of
+        their own."""
+        if self.is_l2:
+            return self._l2_queries_keys_values(x_BND)
+        # split before the heads are: the gradient of that is one copy, of unbind it is two
+        parts = self.qkv(x_BND).split(self.rows, -1)
+        if self.from_latent is not None:
+            parts = [parts[0], *self.from_latent(parts[1]).split(self.rows_of_latent, -1)]
+        parts = [part.unflatten(-1, shape).transpose(-3, -2) for part, shape in zip(parts, self._shapes, strict=True)]
+        return self._of_all_heads(parts, -3)
+
+    def _l2_queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As queries_keys_values, the values read from the queries: x A_h W_V,h = (x W_Q,h) (W_Q,h^T W_V,h / sqrt(K)),
+        products with small matrices in the place of the one with W_V."""
+        w = self.maps()
+        read = [(w.w_q_HDK, w.b_q_HK)] if self.tied_qk else [(w.w_q_HDK, w.b_q_HK), (w.w_k_HDK, w.b_k_HK)]
+        weight = torch.cat([w_HDK.transpose(-2, -1).flatten(0, 1) for w_HDK, _ in read])
+        parts = F.linear(x_BND, weight, torch.cat([b_HK.flatten() for _, b_HK in read]))
+        q_BHNK, *keys = parts.unflatten(-1, (-1, self.head_width)).transpose(-3, -2).split(self.heads, -3)
+        small_HKV = w.w_q_HDK.transpose(-2, -1) @ w.w_v_HDK * self.head_width**-0.5
+        v_BHNV = q_BHNK @ small_HKV
+        shift_H1V = w.b_v_HK[:, None] - w.b_q_HK[:, None] @ small_HKV  # the queries' bias is no part of the values
+        return q_BHNK, *(keys or [q_BHNK]), v_BHNV + shift_H1V.to(v_BHNV.dtype)
 
     def seen(self, present_BN: Tensor | None, num_tokens: int, device: torch.device) -> Tensor | None:
         """Which keys each query sees, (N, M) or with absent tokens (B, N or 1, M) bool; None when it sees all of them.
@@ -103,21 +174,58 @@ class Attention(nn.Module):
             return visible_NM
         if visible_NM is None:
             return present_BN[..., None, :]
-        return present_BN[..., None, :] & visible_NM | torch.eye(num_tokens, dtype=torch.bool, device=device)
+        themselves_BNM = torch.eye(num_tokens, dtype=torch.bool, device=device) & ~present_BN[..., None]
+        return present_BN[..., None, :] & visible_NM | themselves_BNM
 
     def weights(self, q_BHNK: Tensor, k_BHMK: Tensor, seen_NM: Tensor | None) -> Tensor:
         """Attention weights P, row-stochastic; shape (B, H, N, M)."""
-        scores_BHNM = SCORES[self.score_name](q_BHNK, k_BHMK)
-        if self.temperature != 1:
-            scores_BHNM = scores_BHNM / self.temperature
+        q_BHNE, k_BHME, scale = SCORES[self.score_name](q_BHNK, k_BHMK)
+        scores_BHNM = (q_BHNE * (scale / self.temperature)) @ k_BHME.transpose(-2, -1)
         if seen_NM is not None:
             scores_BHNM = scores_BHNM.masked_fill(~seen_NM, float("-inf"))
         return softmax_of_rows(scores_BHNM)
 
-    def mixing(self, p_BHNM: Tensor, seen_NM: Tensor | None) -> Tensor:
-        """What the values are multiplied by: P itself, or its mix with the identity and the average of what is seen."""
-        if not self.mixes:
-            return p_BHNM
+    def bound_inf(self, num_keys: int) -> Tensor:
+        """Upper bound on the Lipschitz constant in the infinity norm of l2 with tied keys, before any contraction."""
+        return self._bound_inf(inverse_phi(num_keys))
+
+    def _bound_inf(self, inverse: float | Tensor) -> Tensor:
+        w, (attention, *others) = self.maps(), map(abs, self.mix.values())
+        return l2_bound_inf(w.w_q_HDK, w.w_v_HDK, w.w_o_HKD, inverse, attention, sum(others))
+
+    def gains(self, v_BHMK: Tensor, present_BN: Tensor | None) -> Tensor | None:
+        """What the attention multiplies each value by, (B, H, M) or fewer; None for 1.
+
+        ConfigError if a query can see more keys than model.contraction_keys.
+        """
+        if self.score_name == "cosine":
+            return inverse_length(v_BHMK).squeeze(-1)
+        if self.score_name != "contractive_l2":
+            return None
+        num_tokens = v_BHMK.shape[-2]
+        most = num_tokens if self.window is None else min(num_tokens, 2 * self.window + 1)
+        if self.contraction_keys is not None:
+            if most > self.contraction_keys:
+                raise ConfigError(
+                    f"model.contraction_keys={self.contraction_keys}: here a query may see {most} keys; "
+                    f"set it to {most} or more"
+                )
+            inverse_B1 = v_BHMK.new_full((1,), inverse_phi(self.contraction_keys))
+        elif present_BN is None:
+            inverse_B1 = v_BHMK.new_full((1,), inverse_phi(most))
+        else:
+            of_number = v_BHMK.new_tensor([inverse_phi(number) for number in range(1, most + 1)])
+            inverse_B1 = of_number[present_BN.sum(-1, keepdim=True).clamp(1, most) - 1]
+        bound_B1 = self._bound_inf(inverse_B1)
+        return self.contraction / (bound_B1 if self.contracts_always else bound_B1.clamp(min=self.contraction))
+
+    def mixing(self, p_BHNM: Tensor, seen_NM: Tensor | None, gains_BHM: Tensor | None) -> Tensor:
+        """What the values are multiplied by: P itself, or its mix with the identity and the average of what is seen;
+        times the `gains` of the values."""
+        mixed_BHNM = self._mixed(p_BHNM, seen_NM) if self.mixes else p_BHNM
+        return mixed_BHNM if gains_BHM is None else mixed_BHNM * gains_BHM[..., None, :]
+
+    def _mixed(self, p_BHNM: Tensor, seen_NM: Tensor | None) -> Tensor:
         mixed_BHNM = self.mix["attention"] * p_BHNM
         if self.mix["identity"]:
             mixed_BHNM = mixed_BHNM + self.mix["identity"] * torch.eye(
@@ -128,11 +236,6 @@ class Attention(nn.Module):
             mixed_BHNM = mixed_BHNM + self.mix["uniform"] * (seen_NM / seen_NM.sum(-1, keepdim=True))
         return mixed_BHNM
 
-    @property
-    def row_sum(self) -> float:
-        """Of the matrix that the values are multiplied by; 1 where that is P."""
-        return sum(self.mix.values())
-
     def forward(
         self,
         x_BND: Tensor,
@@ -142,44 +245,86 @@ class Attention(nn.Module):
         present_BN: Tensor | None = None,
     ) -> Tensor:
         q_BHNK, k_BHNK, v_BHNK = self.queries_keys_values(x_BND)
-        seen_NM = self.seen(present_BN, x_BND.shape[-2], x_BND.device)
         if present_BN is not None:
-            seen_NM = seen_NM[..., None, :, :]  # for all heads
-        if trace is None and dropout is None and self.score_name == "dot" and self._fuses(q_BHNK):
-            scale = self.head_width**-0.5 / self.temperature
-            mixed_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=seen_NM, scale=scale)
+            present_BN = present_BN[..., None, :]  # for all heads
+        gains_BHM = self.gains(v_BHNK, present_BN)
+        if trace is None and dropout is None and self._fuses(q_BHNK):
+            mixed_BHNK = self._fused(q_BHNK, k_BHNK, v_BHNK, gains_BHM, present_BN)
         else:
+            seen_NM = self.seen(present_BN, x_BND.shape[-2], x_BND.device)
             p_BHNM = self.weights(q_BHNK, k_BHNK, seen_NM)
             weights_BHNM = p_BHNM  # as the softmax gave them, before dropout
             record(trace, f"{name}.weights", lambda: weights_BHNM)
             if dropout is not None:
                 p_BHNM = p_BHNM * dropout[f"{name}.weights"]
-            mixing_BHNM = self.mixing(p_BHNM, seen_NM)
+            mixing_BHNM = self.mixing(p_BHNM, seen_NM, gains_BHM)
             record(trace, f"{name}.mixing", lambda: mixing_BHNM)
             mixed_BHNK = mixing_BHNM @ v_BHNK
         record(trace, f"{name}.heads", lambda: mixed_BHNK @ self.head_weights().w_o_HKD)
         return self.out(mixed_BHNK.transpose(-3, -2).flatten(-2))
 
     def _fuses(self, q_BHNK: Tensor) -> bool:
-        # vmap over seeds has no fused kernel: it would fall back to a loop over the batch.
-        if self.mixes or torch._C._functorch.is_batchedtensor(q_BHNK):
+        # vmap, over seeds or over the rows of a Jacobian, has no fused kernel: it would fall back to a loop.
+        transforms = torch._C._functorch
+        if transforms.is_batchedtensor(q_BHNK) or transforms.is_gradtrackingtensor(q_BHNK):
             return False
-        return q_BHNK.shape[-2] >= FUSED_FROM_TOKENS
+        return not (self.mix["identity"] or self.mix["uniform"]) and q_BHNK.shape[-2] >= FUSED_FROM_TOKENS
+
+    def _fused(
+        self,
+        q_BHNK: Tensor,
+        k_BHMK: Tensor,
+        v_BHMV: Tensor,
+        gains_BHM: Tensor | None,
+        present_BN: Tensor | None,
+    ) -> Tensor:
+        """The mixed values, without a table of N x M numbers. Absent tokens may get other states than elsewhere."""
+        q_BHNE, k_BHME, scale = SCORES[self.score_name](q_BHNK, k_BHMK)
+        width = v_BHMV.shape[-1]
+        if gains_BHM is not None:
+            v_BHMV = v_BHMV * gains_BHM[..., None]
+        if q_BHNE.shape[-1] != width:  # the kernels want one width
+            common = -(-max(q_BHNE.shape[-1], width) // FUSED_MULTIPLE) * FUSED_MULTIPLE
+            q_BHNE, k_BHME, v_BHMV = (F.pad(x, (0, common - x.shape[-1])) for x in (q_BHNE, k_BHME, v_BHMV))
+        causal = self.mask == "causal"  # absent tokens are the last: only they see them
+        seen_NM = None if causal else self.seen(present_BN, q_BHNE.shape[-2], q_BHNE.device)
+        mixed_BHNV = F.scaled_dot_product_attention(
+            q_BHNE, k_BHME, v_BHMV, attn_mask=seen_NM, is_causal=causal, scale=scale / self.temperature
+        )[..., :width]
+        return mixed_BHNV if self.mix["attention"] == 1 else self.mix["attention"] * mixed_BHNV
 
     def head_weights(self) -> HeadWeights:
-        """The heads as separate maps (views, no copies)."""
-        w_HDK = [w.unflatten(0, (self.heads, self.head_width)).transpose(-2, -1) for w in self._parts(self.qkv.weight)]
-        if self.qkv.bias is None:
-            zeros = self.qkv.weight.new_zeros
-            b_HK = [zeros(self.heads, self.head_width)] * len(w_HDK)
-            b_o_D = zeros(self.out.out_features)
-        else:
-            b_HK = [b.unflatten(0, (self.heads, self.head_width)) for b in self._parts(self.qkv.bias)]
-            b_o_D = self.out.bias
-        w_o_HKD = self.out.weight.T.unflatten(0, (self.heads, self.head_width))
-        if self.tied_qk:
-            w_HDK, b_HK = [w_HDK[0], *w_HDK], [b_HK[0], *b_HK]
-        return HeadWeights(*w_HDK, w_o_HKD, *b_HK, b_o_D)
+        """The heads as separate maps, as they are applied: W_V is A_h W_V in l2. Else as `maps`."""
+        w = self.maps()
+        if not self.is_l2:
+            return w
+        return w._replace(w_v_HDK=w.w_q_HDK @ (w.w_q_HDK.transpose(-2, -1) @ w.w_v_HDK) * self.head_width**-0.5)
 
-    def _parts(self, fused: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-        return fused.chunk(2 if self.tied_qk else 3, dim=dim)
+    def maps(self) -> HeadWeights:
+        """The heads' parameters as separate maps: views, but for those that groups share or that pass a latent."""
+        weight, bias = self.qkv.weight, self.qkv.bias
+        weights = weight.split(self.rows)
+        biases = (weight.new_zeros(len(weight)) if bias is None else bias).split(self.rows)
+        if self.from_latent is not None:
+            up, shift = self.from_latent.weight, self.from_latent.bias
+            weights = [weights[0], *(up @ weights[1]).split(self.rows_of_latent)]
+            shift = up @ biases[1] + (0 if shift is None else shift)
+            biases = [biases[0], *shift.split(self.rows_of_latent)]
+        w_HDK = [w.unflatten(0, shape).transpose(-2, -1) for w, shape in zip(weights, self._shapes, strict=True)]
+        b_HK = [b.unflatten(0, shape) for b, shape in zip(biases, self._shapes, strict=True)]
+        w_o_HKD = self.out.weight.T.unflatten(0, (self.heads, self.value_width))
+        b_o_D = self.out.bias if self.out.bias is not None else weight.new_zeros(self.out.out_features)
+        return HeadWeights(*self._of_all_heads(w_HDK, 0), w_o_HKD, *self._of_all_heads(b_HK, 0), b_o_D)
+
+    @property
+    def _shapes(self) -> list[tuple[int, int]]:
+        """Of queries (, keys) and values: how many heads of what width."""
+        keys = [] if self.tied_qk else [(self.groups, self.head_width)]
+        return [(self.heads, self.head_width), *keys, (self.groups, self.value_width)]
+
+    def _of_all_heads(self, parts: Sequence[Tensor], dim: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, with those that several heads share repeated for each of them."""
+        if self.tied_qk:
+            parts = [parts[0], *parts]
+        share = self.heads // self.groups
+        return parts[0], *(one if share == 1 else one.repeat_interleave(share, dim) for one in parts[1:])

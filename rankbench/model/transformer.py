@@ -5,12 +5,13 @@ Shapes: B batch, N token, D width, H head, C classes or output dimensions, F hid
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankbench.config import ModelConfig
+from rankbench.config import ConfigError, ModelConfig
 from rankbench.model.attention import Attention
 from rankbench.model.linear import SigmaReparam, free_weight, linear
 from rankbench.model.trace import record
@@ -20,7 +21,9 @@ NORM_EPSILON = 1e-5  # torch's own default for LayerNorm; kept for RMSNorm so th
 
 
 class Norm(nn.Module):
-    """LayerNorm or RMSNorm over the width, as scale(x) times a linear map plus a shift.
+    """LayerNorm, RMSNorm or x / ||x|| (l2norm) over the width, as scale(x) times a linear map plus a shift.
+
+    What is learned is a number for each coordinate, for l2norm one number for all (Amsel et al.).
 
     Freezing the scale makes the norm linear; the path sums of paths.py rest on that.
     """
@@ -28,11 +31,14 @@ class Norm(nn.Module):
     def __init__(self, cfg: ModelConfig, affine: bool) -> None:
         super().__init__()
         self.kind, self.width = cfg.norm_kind, cfg.width
-        self.weight = nn.Parameter(torch.ones(cfg.width)) if affine else None
+        self.weight = nn.Parameter(torch.ones(1 if cfg.norm_kind == "l2norm" else cfg.width)) if affine else None
         self.shift = nn.Parameter(torch.zeros(cfg.width)) if affine and cfg.norm_kind == "layernorm" else None
 
     def scale(self, x_BND: Tensor) -> Tensor:
-        """One over the token's standard deviation (layernorm) or root mean square (rmsnorm); shape (B, N, 1)."""
+        """One over the token's standard deviation (layernorm), root mean square (rmsnorm) or norm (l2norm); shape
+        (B, N, 1)."""
+        if self.kind == "l2norm":
+            return (x_BND.square().sum(-1, keepdim=True) + NORM_EPSILON).rsqrt()
         centred = x_BND - x_BND.mean(-1, keepdim=True) if self.kind == "layernorm" else x_BND
         return (centred.square().mean(-1, keepdim=True) + NORM_EPSILON).rsqrt()
 
@@ -49,6 +55,8 @@ class Norm(nn.Module):
         if self.kind == "layernorm":
             # with a scale and shift of 1 and 0 torch takes its fast kernel: half the time of the one without
             return F.layer_norm(x_BND, (self.width,), one, torch.zeros_like(one), NORM_EPSILON)
+        if self.kind == "l2norm":
+            return x_BND * self.scale(x_BND)
         return F.rms_norm(x_BND, (self.width,), one, NORM_EPSILON)
 
     def forward(self, x_BND: Tensor, name: str, trace: dict | None) -> Tensor:
@@ -57,6 +65,9 @@ class Norm(nn.Module):
             record(trace, name, lambda: scale_BN1)
             return out_BND
         record(trace, name, lambda: self.scale(x_BND))
+        if self.kind == "l2norm":
+            scale_BN1 = self.scale(x_BND)
+            return x_BND * (scale_BN1 if self.weight is None else scale_BN1 * self.weight)
         if self.kind == "layernorm":
             return F.layer_norm(x_BND, (self.width,), self.weight, self.shift, NORM_EPSILON)
         return F.rms_norm(x_BND, (self.width,), self.weight, NORM_EPSILON)
@@ -151,6 +162,8 @@ class Transformer(nn.Module):
     can be absent (-1), so that no attention may see them; states at these places are finite and mean nothing.
     """
 
+    vectorised: ClassVar[bool] = True  # vmap can run many seeds side by side
+
     def __init__(
         self,
         cfg: ModelConfig,
@@ -165,12 +178,42 @@ class Transformer(nn.Module):
         self.cfg, self.input_kind, self.padded = cfg, input_kind, padded
         self.sizes = {"input_kind": input_kind, "num_inputs": num_inputs, "num_outputs": num_outputs}
         self.sizes |= {"length": length, "padded": padded}
-        reads_tokens = input_kind == "tokens"
-        self.read_in = nn.Embedding(num_inputs, cfg.width) if reads_tokens else nn.Linear(num_inputs, cfg.width)
-        self.position = nn.Embedding(length, cfg.width) if cfg.positions == "learned" else None
+        self._check_identities()
+        if cfg.read_in == "identity":
+            self.read_in = nn.Identity()
+        else:
+            reads_tokens = input_kind == "tokens"
+            self.read_in = nn.Embedding(num_inputs, cfg.width) if reads_tokens else nn.Linear(num_inputs, cfg.width)
+        position_width = {"learned": cfg.width, "concatenated": cfg.width - num_inputs}.get(cfg.positions)
+        self.position = None if position_width is None else nn.Embedding(length, position_width)
         self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.layers))
         self.last_norm = Norm(cfg, cfg.norm_affine) if cfg.norm == "pre" else None
-        self.read_out = nn.Linear(cfg.width, num_outputs)
+        linear_out = cfg.read_out == "linear"
+        self.read_out = nn.Linear(cfg.width, num_outputs) if linear_out else FirstCoordinates(self, num_outputs)
+
+    def _check_identities(self) -> None:
+        """ConfigError where model.read_in or model.read_out are to be the identity between widths that do not fit."""
+        cfg, num_inputs, num_outputs = self.cfg, self.sizes["num_inputs"], self.sizes["num_outputs"]
+        if cfg.read_in == "identity" and self.input_kind == "tokens":
+            raise ConfigError("model.read_in=identity: this task's inputs are tokens, not coordinates; use linear")
+        if cfg.positions == "concatenated" and cfg.read_in != "identity":
+            raise ConfigError(
+                "model.positions=concatenated: fills the width that the coordinates leave; "
+                f"needs model.read_in=identity, got {cfg.read_in}"
+            )
+        if cfg.positions == "concatenated" and cfg.width <= num_inputs:
+            raise ConfigError(
+                f"model.width={cfg.width}: leaves no room for positions beside the task's {num_inputs} coordinates; "
+                f"model.positions=concatenated needs at least {num_inputs + 1}"
+            )
+        if cfg.read_in == "identity" and cfg.positions != "concatenated" and cfg.width != num_inputs:
+            raise ConfigError(
+                f"model.width={cfg.width}: model.read_in=identity needs the task's {num_inputs} coordinates"
+            )
+        if cfg.read_out == "identity" and cfg.width < num_outputs:
+            raise ConfigError(
+                f"model.width={cfg.width}: model.read_out=identity needs the task's {num_outputs} outputs"
+            )
 
     def present(self, inputs: Tensor) -> Tensor | None:
         """Which tokens are there, (B, N) bool; None where all are."""
@@ -183,7 +226,10 @@ class Transformer(nn.Module):
     def embed(self, inputs: Tensor) -> Tensor:
         """Tokens (B, N) or coordinates (B, N, C) to states (B, N, D), positions added."""
         x_BND = self.read_in(inputs.clamp(min=0) if self.padded else inputs)
-        if self.position is not None:
+        if self.cfg.positions == "concatenated":
+            where_ND = self.position.weight[: x_BND.shape[-2]]
+            x_BND = torch.cat([x_BND, where_ND.expand(*x_BND.shape[:-1], -1)], dim=-1)
+        elif self.position is not None:
             x_BND = x_BND + self.position.weight[: x_BND.shape[-2]]
         elif self.cfg.positions == "sinusoidal":
             x_BND = x_BND + sinusoidal_positions(x_BND.shape[-2], self.cfg.width).to(x_BND)
@@ -247,6 +293,28 @@ class Transformer(nn.Module):
         return reduced.eval()
 
 
+class FirstCoordinates(nn.Module):
+    """The identity as a read-out: the state's first coordinates. Nothing is learned; weight and bias as a linear map
+    has them, in the device and number type of the network's own weights."""
+
+    def __init__(self, network: Transformer, num_outputs: int) -> None:
+        super().__init__()
+        self.network, self.num_outputs = [network], num_outputs  # in a list: no part of this module
+
+    @property
+    def weight(self) -> Tensor:
+        """(C, D): ones on the diagonal."""
+        out = self.network[0].blocks[0].attention.out.weight
+        return torch.eye(self.num_outputs, out.shape[0], dtype=out.dtype, device=out.device)
+
+    @property
+    def bias(self) -> Tensor:
+        return self.weight.new_zeros(self.num_outputs)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        return x_BND[..., : self.num_outputs]
+
+
 def sinusoidal_positions(num_tokens: int, width: int) -> Tensor:
     """Sines and cosines of geometric wavelengths, (N, D). Vaswani et al. 2017, sec. 3.5."""
     position_N1 = torch.arange(num_tokens, dtype=torch.float64)[:, None]
@@ -265,7 +333,6 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
     draws W_V and W_O (all heads together) orthogonal instead, values=zero sets W_V and its bias to 0.
     """
     scheme, gain, layers = model.cfg.init, model.cfg.init_gain, model.cfg.layers
-    num_maps = 2 if model.cfg.tied_qk else 3
     with torch.no_grad():
         for name, module in model.named_modules():
             if isinstance(module, Norm) and module.weight is not None:
@@ -279,7 +346,8 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
                 module.gamma.fill_(gain)
             elif isinstance(module, nn.Linear):
                 # the fused query-key-value matrix is several square-ish maps: each has its own fans
-                for weight in free_weight(module).chunk(num_maps if name.endswith("qkv") else 1):
+                maps = _maps(model, name)
+                for weight in free_weight(module).split(maps):
                     fan_out, fan_in = weight.shape
                     if scheme == "pytorch":
                         weight.uniform_(-(fan_in**-0.5), fan_in**-0.5, generator=generator)
@@ -295,16 +363,24 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
                     else:
                         module.bias.zero_()
                 if model.cfg.values != "free" and name.endswith(("qkv", "attention.out")):
-                    _set_values(module, name.endswith("qkv"), num_maps, model.cfg.values, generator)
+                    _set_values(module, maps, model.cfg.values, generator)
                 if name.startswith("blocks."):
                     free_weight(module).mul_(gain)
 
 
-def _set_values(module: nn.Linear, is_qkv: bool, num_maps: int, values: str, generator: torch.Generator) -> None:
+def _maps(model: Transformer, name: str) -> list[int]:
+    """Rows of each of the maps that the linear map of this name holds, one below the other."""
+    if name.endswith(("qkv", "from_latent")):
+        attention = model.get_submodule(name.rpartition(".")[0])
+        return attention.rows if name.endswith("qkv") else attention.rows_of_latent
+    return [model.get_submodule(name).out_features]
+
+
+def _set_values(module: nn.Linear, maps: list[int], values: str, generator: torch.Generator) -> None:
     """W_V or W_O orthogonal (with rows or columns orthonormal where it is not square), or W_V and its bias zero."""
     if values == "orthogonal":
-        nn.init.orthogonal_(free_weight(module).chunk(num_maps if is_qkv else 1)[-1], generator=generator)
-    elif is_qkv:
-        free_weight(module).chunk(num_maps)[-1].zero_()
+        nn.init.orthogonal_(free_weight(module).split(maps)[-1], generator=generator)
+    elif len(maps) > 1:
+        free_weight(module).split(maps)[-1].zero_()
         if module.bias is not None:
-            module.bias.chunk(num_maps)[-1].zero_()
+            module.bias.split(maps)[-1].zero_()

@@ -68,7 +68,7 @@ def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
 
 
 def grid_of(
-    table: pd.DataFrame, facet: str | None, columns: int, share_y: bool = True
+    table: pd.DataFrame, facet: str | None, columns: int, share_y: bool = True, share_x: bool | str = True
 ) -> tuple[Figure, np.ndarray, list[tuple[str, pd.DataFrame]]]:
     """An empty figure with a row of axes for each value of the facet, and these values' rows under their labels."""
     facets = [("", table)]
@@ -77,7 +77,7 @@ def grid_of(
     size = (PANEL[0] * columns, PANEL[1] * len(facets) + 0.7)
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(len(facets), columns, squeeze=False, sharex=True, sharey=share_y)
+    grid = figure.subplots(len(facets), columns, squeeze=False, sharex=share_x, sharey=share_y)
     return figure, grid, facets
 
 

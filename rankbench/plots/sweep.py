@@ -10,9 +10,15 @@ from rankbench.tables import over_seeds
 
 @styled
 def draw_sweep(
-    table: pd.DataFrame, x: str, series: str | None = None, facet: str | None = None, value: str = "test_accuracy"
+    table: pd.DataFrame,
+    x: str,
+    series: str | None = None,
+    facet: str | None = None,
+    value: str = "test_accuracy",
+    statistic: str = "mean",
 ) -> Figure:
-    """A final number against a varied key: mean over seeds, bars the 95 % confidence interval (Student's t).
+    """A final number against a varied key: mean over seeds, bars the 95 % confidence interval (Student's t); or, with
+    statistic="best", the best seed's (the largest accuracy, the smallest loss).
 
     A line for each value of `series`, a panel for each value of `facet`. Keys that are none of the three are averaged
     over within each seed. An x of words is spaced evenly.
@@ -34,8 +40,13 @@ def draw_sweep(
             place = _aside(summary[x].map(words.index) if words else summary[x], everywhere, number, len(lines))
             style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
             style |= {"linestyle": DASHES[number // len(COLOURS) % len(DASHES)], "capsize": 2, "elinewidth": 0.8}
-            name = f"{series}={tick(one)}" if series else "mean over seeds, 95 % CI"
-            axes.errorbar(place, summary["mean"], summary.ci95, label=name, **style)
+            if statistic == "best":
+                name = f"{series}={tick(one)}" if series else "best of the seeds"
+                best = summary.largest if value == "test_accuracy" else summary.smallest
+                axes.errorbar(place, best, label=name, **style)
+            else:
+                name = f"{series}={tick(one)}" if series else "mean over seeds, 95 % CI"
+                axes.errorbar(place, summary["mean"], summary.ci95, label=name, **style)
         if facet:
             axes.set_title(f"{facet}={tick(label)}")
         axes.set_xlabel(x)

@@ -3,19 +3,25 @@
 from typing import Any
 
 from rankbench.config import ConfigError, typed, unknown
+from rankbench.tasks.char_lm import CharLm
 from rankbench.tasks.circle_arcs import CircleArcs
 from rankbench.tasks.convex_hull import ConvexHull
+from rankbench.tasks.linear_regression import LinearRegression
 from rankbench.tasks.memorization import Memorization
+from rankbench.tasks.nearest_neighbor import NearestNeighbor
 from rankbench.tasks.sorting import Sorting
-from rankbench.tasks.task import Batch, Task
+from rankbench.tasks.task import Batch, Corpus, Task
 
-__all__ = ["TASKS", "Batch", "Task", "build_task"]
+__all__ = ["TASKS", "Batch", "Corpus", "Task", "build_task"]
 
 TASKS: dict[str, type[Task]] = {
     "sorting": Sorting,
     "memorization": Memorization,
     "convex_hull": ConvexHull,
     "circle_arcs": CircleArcs,
+    "char_lm": CharLm,
+    "nearest_neighbor": NearestNeighbor,
+    "linear_regression": LinearRegression,
 }
 
 

@@ -3,6 +3,7 @@
 Shapes: B batch, N token, C classes or output dimensions; `...` may hold a leading axis of seeds.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -72,6 +73,17 @@ class Task(Protocol):
         """Fresh sequences with their targets, drawn from `generator` alone."""
 
 
+class Corpus(ABC):
+    """A task whose sequences are there once and for all, the same for every seed: a text. Each target is the input that
+    comes next, so no model may look ahead. train_size, test_size: None for all sequences that there are."""
+
+    pad_to: int  # batches are padded to a multiple of so many tokens
+
+    @abstractmethod
+    def splits(self) -> dict[str, Batch]:
+        """train, valid and test, on the CPU; to be read, not written."""
+
+
 def is_scored(targets: Tensor) -> Tensor:
     """Which tokens count in loss and accuracy, (..., B, N) bool: those whose target is not ABSENT (regression: nan)."""
     return ~targets.isnan().any(-1) if targets.is_floating_point() else targets != ABSENT
@@ -85,7 +97,8 @@ def score(outputs_BNC: Tensor, targets: Tensor) -> Score:
     """
     scored_BN = is_scored(targets)
     if targets.is_floating_point():
-        error_BN = (outputs_BNC - targets).square().mean(-1)
+        # where a target is nan the error must be a number, or its gradient, times 0, is nan
+        error_BN = (outputs_BNC - torch.where(scored_BN[..., None], targets, 0.0)).square().mean(-1)
         loss = torch.where(scored_BN, error_BN, 0.0).sum()
         return Score(loss, torch.full_like(loss, float("nan"), dtype=torch.float64), scored_BN.sum())
     per_token = F.cross_entropy(outputs_BNC.flatten(0, -2), targets.flatten(), reduction="none", ignore_index=ABSENT)

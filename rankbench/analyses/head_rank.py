@@ -1,0 +1,195 @@
+"""The rank of attention heads, and what they reach (Amsel, Yehudai and Bruna; Garg et al. 2022).
+
+Shapes: B batch, N token, C output dimension, D width, H head, K head width.
+"""
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from rankbench import rank_theory
+from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.config import ConfigError
+from rankbench.model.transformer import Transformer
+from rankbench.plots.head_rank import draw_head_rank
+from rankbench.tasks import Batch, Task
+from rankbench.tasks.linear_regression import BASELINES, LinearRegression, examples_of
+from rankbench.tasks.nearest_neighbor import NearestNeighbor
+from rankbench.tasks.task import is_scored
+
+AT_A_TIME = 500  # sequences in one forward pass
+HARD = 1e-30  # the temperature of a softmax that is a hardmax: float64 scores that differ at all differ by far more
+
+
+@dataclass(frozen=True)
+class Options:
+    """heads: of how many heads of each layer the matrices are measured, from the first; null: all. spectrum: how many
+    of their singular values are kept. sequences: how many of the test set errors are measured on; null: all.
+    """
+
+    heads: int | None
+    spectrum: int
+    sequences: int | None
+
+    def __post_init__(self) -> None:
+        for key, least in (("heads", 0), ("spectrum", 1), ("sequences", 1)):
+            if (value := getattr(self, key)) is not None and value < least:
+                raise ConfigError(f"analysis.head_rank.{key}={value}: must be at least {least}")
+
+
+def table(subject: Subject, options: Options) -> pd.DataFrame:
+    """Rows: of (network | baseline | head), weights (trained | initialised), then
+
+    - network: evaluation soft (as trained) or hard (every softmax a hardmax; of equal scores the average), examples
+      (points, or examples seen in context), error: as the papers count it, so that predicting 0 has the error 1;
+    - baseline: evaluation names it, its error on the same sequences;
+    - head: layer, head, matrix (qk: W_Q W_K^T / sqrt(K); vo: W_V W_O), frobenius_norm, spectral_norm, effective_rank
+      (exp of the entropy of s / sum s), angle (degrees to the identity, arccos(tr M / (||M||_F sqrt D))), sigma_1 ...
+
+    In all rows layers, heads, rank (head width), width, copies (heads * rank / width), angle_limit (the largest angle
+    of that rank), and where the lower bounds of rankbench.rank_theory apply, bound_sharp, bound_slide and bound_any.
+    Raises ConfigError for a task that is no regression.
+    """
+    task, cfg = subject.task, subject.model.cfg
+    if not subject.test.targets.is_floating_point():
+        raise ConfigError(f"analysis=[head_rank]: wants a regression task; task={task.name} has classes")
+    test = subject.test[: options.sequences]
+    rows = []
+    for weights, model in subject.models.items():
+        for evaluation, network in (("soft", model), ("hard", hard(model))):
+            outputs = torch.cat([network(some) for some in test.inputs.split(AT_A_TIME)])
+            rows += [
+                {"of": "network", "weights": weights, "evaluation": evaluation, **row}
+                for row in errors(task, outputs, test)
+            ]
+        rows += [{"of": "head", "weights": weights, **row} for row in _heads(model, options)]
+    for name, outputs in baselines(task, subject.train[:10_000], test):
+        rows += [
+            {"of": "baseline", "weights": "none", "evaluation": name, **row} for row in errors(task, outputs, test)
+        ]
+    rank = subject.model.blocks[0].attention.head_width
+    common = {"layers": cfg.layers, "heads": cfg.heads, "rank": rank, "width": cfg.width}
+    common |= {"copies": cfg.heads * rank / cfg.width}
+    common["angle_limit"] = rank_theory.angle_limit(cfg.width, min(rank, cfg.width))
+    if bounded(subject.model, task):
+        for form in rank_theory.FORMS:
+            common[f"bound_{form}"] = rank_theory.lower_bound(task.dimension, rank, cfg.heads, form)[0]
+    return pd.DataFrame(rows).assign(**common)
+
+
+@torch.no_grad()
+def hard(model: Transformer) -> Transformer:
+    """The same network with the largest score's value in place of every softmax average."""
+    hardened = copy.deepcopy(model)
+    for block in hardened.blocks:
+        block.attention.temperature = HARD
+    return hardened
+
+
+def errors(task: Task, outputs_BNC: Tensor, batch: Batch) -> Iterator[dict]:
+    """Mean error over the scored tokens, and over those behind each number of examples for regression in context."""
+    scale = getattr(task, "error_scale", 1.0)
+    error_BN = scale * (outputs_BNC - batch.targets).square().mean(-1)
+    if isinstance(task, LinearRegression):
+        for examples in range(task.points):
+            yield {"examples": examples, "error": error_BN[:, 2 * examples].mean().item()}
+    else:
+        points = task.points if isinstance(task, NearestNeighbor) else error_BN.shape[1]
+        yield {"examples": points, "error": error_BN[is_scored(batch.targets)].mean().item()}
+
+
+def baselines(task: Task, train: Batch, test: Batch) -> Iterator[tuple[str, Tensor]]:
+    """What simple predictors answer on the test sequences, (B, N, C).
+
+    For the nearest neighbour the best linear predictor that treats all points alike and turns with them, a x_i + b sum
+    of the others, by least squares on the training set. No quadratic one is better: the answer is odd in the points.
+    The best cubic one of linear attention adds c sum_j (x_i.x_j) x_j.
+    """
+    yield "zero", torch.zeros_like(test.targets)
+    if isinstance(task, LinearRegression):
+        x_BED, y_BE = examples_of(test)
+        for name, predict in BASELINES.items():
+            outputs_BN1 = torch.zeros_like(test.targets)
+            outputs_BN1[:, 0::2, 0] = predict(x_BED, y_BE)
+            yield name, outputs_BN1
+    if isinstance(task, NearestNeighbor):
+        for name, number in (("linear", 2), ("linear attention", 3)):
+            features = [_features(batch)[..., :number] for batch in (train, test)]
+            scored = is_scored(train.targets)
+            rows, wanted = features[0][scored].flatten(0, 1), train.targets[scored].flatten()
+            yield name, features[1] @ torch.linalg.lstsq(rows, wanted[:, None]).solution[:, 0]
+
+
+def _features(batch: Batch) -> Tensor:
+    """x_i, the sum of the others, and sum_j (x_i.x_j) x_j over the others; (B, N, C, 3)."""
+    x_BNC = batch.inputs
+    others_BNC = x_BNC.sum(1, keepdim=True) - x_BNC
+    products_BNN = x_BNC @ x_BNC.mT
+    cubic_BNC = products_BNN @ x_BNC - products_BNN.diagonal(dim1=1, dim2=2)[..., None] * x_BNC
+    return torch.stack([x_BNC, others_BNC, cubic_BNC], dim=-1)
+
+
+def bounded(model: Transformer, task: Task) -> bool:
+    """Whether the lower bounds are about this network: one layer of heads that see two orthonormal points and not the
+    query itself, and nothing beside them."""
+    cfg = model.cfg
+    return (
+        isinstance(task, NearestNeighbor)
+        and (task.queries, task.points, cfg.layers, cfg.mask) == ("separate", 2, 1, "others")
+        and (cfg.skip, cfg.mlp, cfg.norm, cfg.read_in, cfg.read_out) == (False, False, "none", "identity", "identity")
+        and (cfg.attention, cfg.positions) == ("dot", "none")
+    )
+
+
+def _heads(model: Transformer, options: Options) -> Iterator[dict]:
+    for layer, block in enumerate(model.blocks, 1):
+        w, its = block.attention.head_weights(), block.attention
+        pairs = {
+            "qk": (w.w_q_HDK / (math.sqrt(its.head_width) * its.temperature), w.w_k_HDK),
+            "vo": (w.w_v_HDK, w.w_o_HKD.mT),
+        }
+        for matrix, (left_HDK, right_HDK) in pairs.items():
+            measured = spectra(left_HDK[: options.heads].detach(), right_HDK[: options.heads].detach())
+            for head, (sigma_S, angle) in enumerate(zip(*measured, strict=True), 1):
+                share_S = sigma_S / sigma_S.sum()
+                yield {
+                    "layer": layer,
+                    "head": head,
+                    "matrix": matrix,
+                    "frobenius_norm": sigma_S.norm().item(),
+                    "spectral_norm": sigma_S[0].item(),
+                    "effective_rank": torch.special.entr(share_S).sum().exp().item(),
+                    "angle": angle.item(),
+                    **{f"sigma_{number}": s for number, s in enumerate(sigma_S[: options.spectrum].tolist(), 1)},
+                }
+
+
+def spectra(left_HDK: Tensor, right_HDK: Tensor) -> tuple[Tensor, Tensor]:
+    """Of M = left right^T for each head the singular values (H, min(D, K)), largest first, and the angle to the
+    identity in degrees (H,), nan for M = 0."""
+    # the singular values of two triangular factors' product, which is K x K
+    left_HKK, right_HKK = (torch.linalg.qr(side, mode="r").R for side in (left_HDK, right_HDK))
+    sigma_HS = torch.linalg.svdvals(left_HKK @ right_HKK.mT)
+    cosine_H = (left_HDK * right_HDK).sum((1, 2)) / (sigma_HS.norm(dim=1) * left_HDK.shape[1] ** 0.5)
+    return sigma_HS, cosine_H.clamp(-1, 1).acos().rad2deg()
+
+
+def digest(table: pd.DataFrame) -> str:
+    """Errors and angles, means over seeds, for a terminal."""
+    found = table[table.of != "head"]
+    error = found.groupby(["weights", "evaluation"], sort=False).error.mean()
+    heads = table[table.of == "head"]
+    measured = heads.groupby(["weights", "layer", "matrix"], sort=False)[["angle", "effective_rank", "frobenius_norm"]]
+    bounds = [f"{name} {table[name].iloc[0]:.4f}" for name in table if name.startswith("bound_")]
+    return (
+        f"error, mean of {table.seed.nunique()} seeds (predicting 0: about 1)\n{error.round(4).to_string()}\n"
+        f"heads, medians\n{measured.median().round(2).to_string()}" + ("\n" + ", ".join(bounds) if bounds else "")
+    )
+
+
+ANALYSIS = Analysis(Options, table, draw_head_rank, digest)

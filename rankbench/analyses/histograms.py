@@ -1,0 +1,82 @@
+"""What goes into attention layers and what comes out, entry by entry (Kim et al. 2021, app. N, Fig. 10)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.invertibility import inputs_of
+from rankbench.config import ConfigError
+from rankbench.plots.histograms import draw_histograms
+from rankbench.seeds import generator_for
+
+
+@dataclass(frozen=True)
+class Options:
+    """tokens, sequences: of the inputs, which are uniform in each of ranges but for the first token, which is 0; bins:
+    how many, from the smallest to the largest of inputs and outputs."""
+
+    tokens: int
+    sequences: int
+    ranges: list[list[float]]
+    bins: int
+
+    def __post_init__(self) -> None:
+        for key, least in (("tokens", 2), ("sequences", 1), ("bins", 2)):
+            if getattr(self, key) < least:
+                raise ConfigError(f"analysis.histograms.{key}={getattr(self, key)}: must be at least {least}")
+        if not self.ranges:
+            raise ConfigError("analysis.histograms.ranges=[]: name at least one pair [low,high]")
+        for pair in self.ranges:
+            if len(pair) != 2 or not pair[0] < pair[1]:
+                raise ConfigError(f"analysis.histograms.ranges={self.ranges}: wants pairs [low,high], low below high")
+
+
+@torch.no_grad()
+def table(subject: Subject, options: Options) -> pd.DataFrame:
+    """Rows: weights (trained | initialised), layer, attention, inputs (their range), of (input | output), bin.
+
+    Of the entries of the layer's inputs X and outputs f(X), without skip and norm, in float64: low and high of the bin,
+    density (share of entries over the bin's width); sd, smallest and largest of all of them.
+    """
+    parts = []
+    for weights, given in subject.models.items():
+        model = given.without().double()
+        for number, block in enumerate(model.blocks, 1):
+            place = {"weights": weights, "layer": number, "attention": model.cfg.attention}
+            for low, high in options.ranges:
+                generator = generator_for(subject.seed, "invertibility")  # the inputs that are inverted
+                x_BND = inputs_of(low, high, options.sequences, options.tokens, model.cfg.width, generator)
+                x_BND = x_BND.to(model.read_out.weight.device)
+                y_BND = block.attention(x_BND, "", None, None)
+                rows = pd.DataFrame(_rows({"input": x_BND, "output": y_BND}, options.bins))
+                parts.append(rows.assign(**place, inputs=f"{low:g}..{high:g}"))
+    columns = [*("weights", "layer", "attention", "inputs", "of", "bin"), *("low", "high", "density")]
+    return pd.concat(parts, ignore_index=True)[[*columns, "sd", "smallest", "largest"]]
+
+
+def _rows(entries: dict[str, Tensor], bins: int) -> Iterator[dict]:
+    values = {of: x.flatten().cpu().numpy() for of, x in entries.items()}
+    edges = np.histogram_bin_edges(np.concatenate(list(values.values())), bins)
+    for of, x in values.items():
+        density, _ = np.histogram(x, edges, density=True)
+        moments = {"sd": x.std(), "smallest": x.min(), "largest": x.max()}
+        for number in range(bins):
+            where = {"of": of, "bin": number, "low": edges[number], "high": edges[number + 1]}
+            yield where | {"density": density[number]} | moments
+
+
+def digest(table: pd.DataFrame) -> str:
+    """Spread and range of inputs and outputs, mean over seeds, for a terminal."""
+    axes = ["weights", "layer", "attention", "inputs", "of"]
+    mean = table.groupby(axes, sort=False)[["sd", "smallest", "largest"]].mean()
+    return (
+        f"entries of attention's inputs and outputs (mean of {table.seed.nunique()} seeds)\n{mean.round(3).to_string()}"
+    )
+
+
+ANALYSIS = Analysis(Options, table, draw_histograms, digest)

@@ -1,0 +1,233 @@
+"""What heads of a rank can and cannot do, by formula and by trying it out (formulas in rankbench.rank_theory).
+
+The task is the nearer of two orthonormal points for a uniform query; no trained network takes part.
+Shapes: B batch, H head, D dimension.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from rankbench import rank_theory as theory
+from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.head_rank import hard
+from rankbench.config import ConfigError, ModelConfig
+from rankbench.model.transformer import Transformer
+from rankbench.plots.rank_theory import draw_rank_theory
+from rankbench.seeds import generator_for
+from rankbench.tasks import Batch
+from rankbench.tasks.nearest_neighbor import NearestNeighbor, on_sphere
+
+AT_A_TIME = 2000  # sequences in one forward pass
+# What a network of plain softmax heads is, whatever the model at hand has beside them.
+BARE = {"tied_qk": False, "value_width": None, "kv_groups": None, "latent_width": None, "head_reduction": "sum"}
+BARE |= {"attention": "dot", "temperature": 1.0, "mix_attention": 1.0, "mix_identity": 0.0, "mix_uniform": 0.0}
+BARE |= {"skip_scale": 1.0, "branch_scale": 1.0, "mlp": False, "mlp_skip": False, "norm": "none", "bias": False}
+BARE |= {"mask": "others", "window": None, "read_in": "linear", "read_out": "linear", "weight_norm": "none"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """dimensions, ranks, heads: of the bounds, in all combinations with a rank up to the dimension. errors: for which
+    the fewest heads are counted. votes: numbers of random rank-1 heads. samples: pairs of points to try them on.
+    tokens, matrices: sizes N of random N x N attention matrices, and how many of each.
+    """
+
+    dimensions: list[int]
+    ranks: list[int]
+    heads: list[int]
+    errors: list[float]
+    votes: list[int]
+    samples: int
+    tokens: list[int]
+    matrices: int
+
+    def __post_init__(self) -> None:
+        for key, least in (("dimensions", 3), ("ranks", 1), ("heads", 1), ("votes", 1), ("tokens", 3)):
+            if any(value < least for value in getattr(self, key)):
+                raise ConfigError(f"analysis.rank_theory.{key}={getattr(self, key)}: each must be at least {least}")
+        if not self.dimensions:
+            raise ConfigError("analysis.rank_theory.dimensions=[]: give at least one")
+        if any(not 0 < error < 0.5 for error in self.errors):
+            raise ConfigError(
+                f"analysis.rank_theory.errors={self.errors}: errors above 0 and below 0.5, which heads of rank 0 reach"
+            )
+        for key in ("samples", "matrices"):
+            if getattr(self, key) < 2:
+                raise ConfigError(f"analysis.rank_theory.{key}={getattr(self, key)}: at least 2, for a spread")
+
+
+def table(subject: Subject, options: Options) -> pd.DataFrame:
+    """Rows: quantity, form, kind (formula | measured), dimension, rank, heads; columns value, standard_error (of a
+    measured value; 0 of a formula; nan of none).
+
+    error: squared error summed over coordinates. Forms: bound_sharp, bound_slide, bound_any (lower bounds); of random
+    rank-1 heads equal_weights, optimal_weights (this seed's heads, solved exactly) and majority_vote; construction (the
+    vote as a network of two layers); full_rank (one head, hardmax). fewest_heads: heads that the bound asks for, value
+    the error. right: how often one random rank-1 head is. attention_matrix: relative Frobenius error at rank r of
+    random row-stochastic matrices of `dimension` tokens. sparse_margin: by how much one of so many random keys of
+    width r stands out from the others.
+    """
+    return pd.DataFrame(
+        [*_bounds(options), *_random_heads(subject.model.cfg, subject.seed, options), *_matrices(subject.seed, options)]
+    ).astype({"heads": float})
+
+
+def _row(quantity: str, form: str, kind: str, dimension: int, rank: int, heads: float, value: float, error=0.0) -> dict:
+    place = {"quantity": quantity, "form": form, "kind": kind, "dimension": dimension, "rank": rank, "heads": heads}
+    return place | {"value": value, "standard_error": error}
+
+
+def _bounds(options: Options) -> Iterator[dict]:
+    for dimension, rank, form in product(options.dimensions, options.ranks, theory.FORMS):
+        if rank > dimension:
+            continue
+        for heads in sorted({*options.heads, *options.votes}):
+            bound, _ = theory.lower_bound(dimension, rank, heads, form)
+            yield _row("error", f"bound_{form}", "formula", dimension, rank, heads, bound)
+        for error in options.errors:
+            fewest = theory.fewest_heads(dimension, rank, error, form)
+            yield _row("fewest_heads", f"bound_{form}", "formula", dimension, rank, fewest, error)
+
+
+@torch.no_grad()
+def _random_heads(cfg: ModelConfig, seed: int, options: Options) -> Iterator[dict]:
+    for dimension in options.dimensions:
+        task = pairs(dimension)
+        batch = task.sample(options.samples, generator_for(seed, "rank theory"))
+        network = hard(full_rank_head(cfg, dimension))
+        yield _row("error", "full_rank", "measured", dimension, dimension, 1, *_error(network, batch))
+        right = (1 + theory.agreement(dimension)) / 2
+        yield _row("right", "one_random_head", "formula", dimension, 1, 1, right)
+        difference_BD = batch.inputs[:, 0] - batch.inputs[:, 1]
+        query_BD = batch.inputs[:, 2]
+        sign_B = (difference_BD * query_BD).sum(1).sign()
+        for number, heads in enumerate(options.votes):
+            # other heads for each pair: their mean is over heads, too
+            generator = generator_for(seed, "random heads", number)
+            directions_BHD = on_sphere((options.samples, heads), dimension, generator)
+            votes_BH = (directions_BHD @ difference_BD[..., None] * (directions_BHD @ query_BD[..., None])).sign()[
+                ..., 0
+            ]
+            if number == 0:
+                one_right_B = (votes_BH[:, 0] == sign_B).double()
+                yield _row("right", "one_random_head", "measured", dimension, 1, 1, *_moments(one_right_B))
+            sum_B = votes_BH.sum(1)
+            wrong_B = torch.where(sum_B == 0, 0.5, (sum_B.sign() != sign_B).double())
+            kappa, rho = theory.agreement(dimension), theory.likeness(dimension)
+            weight = kappa / (1 + (heads - 1) * rho)
+            half_B = (sign_B - weight * sum_B).square() / 2
+            shown = (dimension, 1, heads)
+            yield _row("error", "equal_weights", "formula", *shown, theory.equal_weights(dimension, heads))
+            yield _row("error", "equal_weights", "measured", *shown, *_moments(half_B))
+            queries_HD = on_sphere((heads,), dimension, generator)
+            yield _row("error", "optimal_weights", "formula", *shown, theory.optimal_weights(queries_HD))
+            yield _row("error", "majority_vote", "formula", *shown, theory.majority_vote(dimension, heads))
+            yield _row("error", "majority_vote", "measured", *shown, *_moments(2 * wrong_B))
+            if heads % 2:  # of an even number a draw shows both points: no vote
+                network = construction(cfg, queries_HD)
+                yield _row("error", "construction", "measured", *shown, *_error(network, batch))
+
+
+def _matrices(seed: int, options: Options) -> Iterator[dict]:
+    for tokens, rank in product(options.tokens, options.ranks):
+        generator = generator_for(seed, "matrices", tokens)
+        if rank < tokens:
+            scores = torch.randn(options.matrices, tokens, tokens, generator=generator, dtype=torch.float64)
+            missed = torch.tensor([theory.low_rank_attention_error(one.softmax(1), rank) for one in scores])
+            yield _row("attention_matrix", "truncated_scores", "measured", tokens, rank, 1, *_moments(missed))
+        if rank > 1:
+            margins = [theory.sparse_margin(tokens, rank, generator) for _ in range(options.matrices)]
+            yield _row("sparse_margin", "random_keys", "measured", tokens, rank, 1, *_moments(torch.tensor(margins)))
+
+
+def _moments(values: Tensor) -> tuple[float, float]:
+    """Mean and its standard error."""
+    return values.mean().item(), values.std().item() / math.sqrt(len(values))
+
+
+def _error(network: Transformer, batch: Batch) -> tuple[float, float]:
+    outputs = torch.cat([network(some)[:, -1] for some in batch.inputs.split(AT_A_TIME)])
+    return _moments((outputs - batch.targets[:, -1]).square().sum(1))
+
+
+def pairs(dimension: int) -> NearestNeighbor:
+    """The nearer of two orthonormal points for a separate query: what the bounds are about."""
+    return NearestNeighbor("nearest_neighbor", dimension, 2, "nearest", "separate", None, 1)
+
+
+@torch.no_grad()
+def full_rank_head(cfg: ModelConfig, dimension: int) -> Transformer:
+    """One head of full rank, W_QK = W_VO = 1: with hardmax it is the nearest neighbour, exactly. cfg: any model's."""
+    sizes = {"width": dimension, "layers": 1, "heads": 1, "head_width": dimension}
+    network = _network(cfg, dimension, **sizes, skip=False, positions="none")
+    eye = torch.eye(dimension, dtype=torch.float64)
+    attention = network.blocks[0].attention
+    attention.qkv.weight.copy_(eye.repeat(3, 1))
+    attention.out.weight.copy_(eye)
+    network.read_in.weight.copy_(eye)
+    network.read_out.weight.copy_(eye)
+    return network
+
+
+@torch.no_grad()
+def construction(cfg: ModelConfig, queries_HD: Tensor) -> Transformer:
+    """Two layers of rank-1 hardmax heads that let random heads vote for one of two points, and then look it up.
+
+    Tokens are (point, index, tally, answer): the index is +1, -1 and 0 for the query, from learned positions. Layer 1:
+    the query attends by head h to the point of larger (x.q_h)(q_h.y) and adds its index to the tally. Layer 2: one head
+    compares the tally with the indices and copies the point that it finds to the answer. cfg: any model's.
+    """
+    heads, dimension = queries_HD.shape
+    width = 2 * dimension + 2
+    index, tally, answer = dimension, dimension + 1, slice(dimension + 2, width)
+    sizes = {"width": width, "layers": 2, "heads": heads, "head_width": 1, "value_width": dimension}
+    network = _network(cfg, dimension, **sizes, skip=True, positions="learned")
+    eye = torch.eye(dimension, dtype=torch.float64)
+    network.read_in.weight[:dimension] = eye
+    network.read_out.weight[:, answer] = eye
+    network.position.weight[:2, index] = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    first, second = (block.attention for block in network.blocks)
+    for rows in first.qkv.weight.split(first.rows)[:2]:
+        rows[:, :dimension] = queries_HD
+    first.qkv.weight[2 * heads :: dimension, index] = 1  # the first value of each head
+    first.out.weight[tally, ::dimension] = 1
+    second.qkv.weight[0, tally] = 1
+    second.qkv.weight[heads, index] = 1
+    second.qkv.weight[2 * heads : 2 * heads + dimension, :dimension] = eye
+    second.out.weight[answer, :dimension] = eye
+    return hard(network)
+
+
+def _network(cfg: ModelConfig, dimension: int, **keys: object) -> Transformer:
+    """Attention to all tokens but oneself, without norms, MLPs and biases; float64, every weight 0."""
+    bare = dataclasses.replace(cfg, **(BARE | keys))
+    sizes = {"num_inputs": dimension, "num_outputs": dimension, "length": 3}
+    with torch.device("meta"):
+        network = Transformer(bare, input_kind="coordinates", **sizes)
+    network = network.to_empty(device="cpu").double().requires_grad_(False)
+    for parameter in network.parameters():
+        parameter.zero_()
+    return network
+
+
+def digest(table: pd.DataFrame) -> str:
+    """Errors by form and heads, and the fewest heads by the bounds, for a terminal."""
+    errors = table[table.quantity == "error"].assign(form=table.form + " (" + table.kind + ")")
+    first = errors[errors.dimension == errors.dimension.min()]
+    mean = first.pivot_table("value", ["form", "rank"], "heads", "mean", sort=False).sort_index(axis=1)
+    fewest = table[table.quantity == "fewest_heads"]
+    needed = fewest.pivot_table("heads", ["dimension", "form", "value"], "rank", "first", sort=False)
+    return (
+        f"error in dimension {errors.dimension.min()}, by number of heads\n{mean.round(4).to_string(na_rep='')}\n"
+        f"fewest heads that the bounds leave for an error, by rank\n{needed.map('{:.3g}'.format).to_string()}"
+    )
+
+
+ANALYSIS = Analysis(Options, table, draw_rank_theory, digest)

@@ -1,0 +1,107 @@
+"""Sentences that a language model writes, character by character (task=char_lm).
+
+Shapes: B sentence, N character so far, C class.
+"""
+
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.config import ConfigError
+from rankbench.model.lstm import Lstm
+from rankbench.model.transformer import Transformer
+from rankbench.seeds import generator_for
+from rankbench.tasks.char_lm import CharLm
+from rankbench.tasks.task import ABSENT
+
+SHOWN = 3  # sentences in the digest
+
+
+@dataclass(frozen=True)
+class Options:
+    """number: sentences for each of the temperatures, which divide the logits; begin: what each begins with."""
+
+    number: int
+    temperatures: list[float]
+    begin: str
+
+    def __post_init__(self) -> None:
+        if self.number < 1:
+            raise ConfigError(f"analysis.samples.number={self.number}: at least one is needed")
+        if not self.temperatures:
+            raise ConfigError("analysis.samples.temperatures=[]: name at least one, as [1.0]")
+        for temperature in self.temperatures:
+            if not 0 < temperature < float("inf"):
+                raise ConfigError(
+                    f"analysis.samples.temperatures={temperature}: a number above 0; small ones are greedy"
+                )
+
+
+def table(subject: Subject, options: Options) -> pd.DataFrame:
+    """Rows: weights (trained | initialised), temperature, sample (from 1); columns: text, ended (whether it came to an
+    end within task.length_limit), log_likelihood (nats, of what the model wrote, at temperature 1) and characters (that
+    it wrote, the end included). ConfigError for another task."""
+    task = subject.task
+    if not isinstance(task, CharLm):
+        raise ConfigError(f"analysis=samples: task.name={task.name} has no text; use char_lm")
+    begin_N = torch.tensor([len(task.alphabet), *task.encode(options.begin)])
+    if len(begin_N) >= task.length_limit:
+        raise ConfigError(f"analysis.samples.begin: as long as task.length_limit={task.length_limit}; give less")
+    rows = []
+    for weights, model in subject.models.items():
+        for temperature in options.temperatures:
+            generator = generator_for(subject.seed, f"samples {temperature}")
+            written_BN, log_likelihood_B = write(
+                model, begin_N.expand(options.number, -1), task.length_limit, temperature, generator
+            )
+            for number, (written_N, log_likelihood) in enumerate(zip(written_BN, log_likelihood_B, strict=True), 1):
+                mine_N = written_N[written_N != ABSENT]
+                rows.append(
+                    {
+                        "weights": weights,
+                        "temperature": temperature,
+                        "sample": number,
+                        "text": options.begin + task.decode(mine_N),
+                        "ended": bool(mine_N[-1] == len(task.alphabet)),
+                        "log_likelihood": log_likelihood.item(),
+                        "characters": len(mine_N),
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+@torch.no_grad()
+def write(
+    model: Transformer | Lstm, begin_BN: Tensor, limit: int, temperature: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """What follows `begin_BN`, (B, M), ABSENT behind a sentence's end, and the log-likelihood of it at temperature 1.
+
+    A sentence ends with the last class, or when its inputs are `limit` characters. Draws come from `generator` on the
+    CPU, the same number at each character whether or not a sentence has ended.
+    """
+    device = next(model.parameters()).device
+    inputs_BN, written, log_likelihood_B = begin_BN.to(device), [], torch.zeros(len(begin_BN), dtype=torch.float64)
+    running_B = torch.ones(len(begin_BN), dtype=torch.bool)
+    while running_B.any() and inputs_BN.shape[1] <= limit:
+        logits_BC = model(inputs_BN)[:, -1].double().cpu()
+        next_B = (logits_BC / temperature).softmax(-1).multinomial(1, generator=generator).squeeze(1)
+        steps_B = logits_BC.log_softmax(-1).gather(1, next_B[:, None]).squeeze(1)
+        log_likelihood_B += steps_B.where(running_B, torch.zeros(()).double())
+        written.append(next_B.where(running_B, torch.tensor(ABSENT)))
+        running_B &= next_B != logits_BC.shape[-1] - 1
+        # a sentence that has ended goes on with anything: nobody reads it
+        inputs_BN = torch.cat([inputs_BN, next_B[:, None].to(device)], dim=1)
+    return torch.stack(written, dim=1), log_likelihood_B
+
+
+def digest(table: pd.DataFrame) -> str:
+    """The first sentences of the first seed, for a terminal."""
+    rows = table[(table.weights == table.weights.iloc[0]) & (table.seed == table.seed.min())]
+    texts = rows.text.fillna("")[:SHOWN]  # an empty text comes back from the CSV as none
+    return "\n".join([f"written by {rows.model.iloc[0]} ({rows.weights.iloc[0]}):", *(f"  {text}" for text in texts)])
+
+
+ANALYSIS = Analysis(Options, table, None, digest, any_model=True)

@@ -1,0 +1,68 @@
+"""Public corpora: where they are, what they must hash to, and where they lie on this machine. None is shipped."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankbench.config import ConfigError, unknown
+
+SPLITS = ("train", "valid", "test")
+PATIENCE = 30  # seconds without an answer after which there is no network
+
+
+@dataclass(frozen=True)
+class Source:
+    """address: of the folder on the web that holds <split>.txt; sha256: of each split's file; note: for its users."""
+
+    address: str
+    sha256: dict[str, str]
+    note: str
+
+
+CORPORA = {
+    "ptb": Source(
+        # of one commit, so that what lies at the address does not change
+        "https://raw.githubusercontent.com/harvardnlp/TextFlow/0eb8552ae5b370f69e440bca6c6c226b1734c1ba/data/ptb",
+        {
+            "train": "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
+            "valid": "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
+            "test": "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0",
+        },
+        "Penn Treebank (Marcus, Marcinkiewicz and Santorini 1993), for research only: do not pass it on",
+    )
+}
+
+
+def folder_of(corpus: str) -> Path:
+    """The cache folder of a corpus; it need not exist."""
+    import pooch
+
+    return Path(pooch.os_cache("rankbench")) / corpus
+
+
+def fetch(corpus: str, folder: Path) -> None:
+    """Have the files of a corpus in `folder`, each with the right checksum; what is there already is not fetched again.
+
+    ConfigError for an unknown corpus, and where the network or the disk is in the way or what came is not what was
+    asked for: no file is then half written or wrong.
+    """
+    import pooch
+
+    if corpus not in CORPORA:
+        raise ConfigError(unknown("corpus", corpus, CORPORA))
+    pooch.get_logger().setLevel(logging.WARNING)
+    source, downloader = CORPORA[corpus], pooch.HTTPDownloader(timeout=PATIENCE)
+    for split, sha256 in source.sha256.items():
+        address = f"{source.address}/{split}.txt"
+        try:
+            pooch.retrieve(address, f"sha256:{sha256}", f"{split}.txt", folder, downloader=downloader)
+        except OSError as error:  # requests' errors too, whose own words are long
+            why = error.strerror or type(error).__name__
+            raise ConfigError(
+                f"{address}: could not be fetched into {folder} ({why}); with a network and a folder that can be "
+                "written the same command goes on, or put train.txt, valid.txt and test.txt there yourself"
+            ) from None
+        except ValueError:
+            raise ConfigError(
+                f"{address}: not the file that was pinned, sha256 {sha256}; nothing is kept of it"
+            ) from None

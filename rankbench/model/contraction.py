@@ -1,0 +1,42 @@
+"""The bound that contractive L2 attention is divided by (Kim et al. 2021, Theorem 3.2).
+
+Shapes: D width, H head, K head width (the values' in W_V and W_O).
+"""
+
+import math
+from functools import lru_cache
+
+from scipy.special import lambertw
+from torch import Tensor
+
+
+@lru_cache
+def inverse_phi(num_keys: int) -> float:
+    """phi^-1(N - 1) for phi(x) = x exp(x + 1), N the number of keys: W_0((N - 1) / e), W_0 Lambert's function.
+
+    The largest variance that a softmax over N keys, one of them the query itself, can have (Lemma F.2). The paper's
+    W_0(N / e) is a misprint: x e^x = (N - 1) / e.
+    """
+    return float(lambertw((num_keys - 1) / math.e).real)
+
+
+def l2_bound_inf(
+    w_q_HDK: Tensor,
+    w_v_HDK: Tensor,
+    w_o_HKD: Tensor,
+    inverse: float | Tensor,
+    attention: float = 1.0,
+    others: float = 0.0,
+) -> Tensor:
+    """Upper bound on the Lipschitz constant of tied L2 attention in the infinity norm; the shape of `inverse`.
+
+    (4 phi^-1(N - 1) + 1 / s) max_h ||W_Q||_inf ||W_Q^T||_inf  max_h ||W_V^T||_inf  ||W_O^T||_inf, s = sqrt(K),
+    `inverse` being inverse_phi of the number of keys, W_V the map before A_h. Where the values are mixed by
+    a P + b I + c U, attention = |a| and others = |b| + |c|: I and U are constant and stochastic, so each adds ||A||_inf
+    <= ||W_Q||_inf ||W_Q^T||_inf / s. It holds at every temperature T, which divides the scores and not A: with
+    y = x W_Q / sqrt(s T) the Jacobian's covariance term is 2 sqrt(A) Cov(y) sqrt(A)^T, as without it.
+    """
+    rows_H, columns_H = w_q_HDK.abs().sum(-1).amax(-1), w_q_HDK.abs().sum(-2).amax(-1)
+    queries, values = (rows_H * columns_H).amax(-1), w_v_HDK.abs().sum(-2).amax((-2, -1))
+    way_back = w_o_HKD.abs().sum((-3, -2)).amax(-1)
+    return (attention * 4 * inverse + (attention + others) * w_q_HDK.shape[-1] ** -0.5) * queries * values * way_back

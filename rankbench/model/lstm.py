@@ -1,0 +1,96 @@
+"""The recurrent baseline: layers of LSTM cells (Hochreiter & Schmidhuber 1997) between an embedding and a read-out.
+
+Shapes: B batch, N token, D width, C class.
+"""
+
+import warnings
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rankbench.config import ConfigError, ModelConfig
+
+
+class Lstm(nn.Module):
+    """Read-in, L layers of torch.nn.LSTM with as many cells as outputs, read-out; a token sees what came before it.
+
+    num_inputs, num_outputs: sizes of the alphabets. padded: whether tokens can be absent (-1); they stand behind all
+    others, and states there mean nothing. vmap cannot run it: seeds take turns.
+    """
+
+    vectorised: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        cfg: ModelConfig,
+        *,
+        input_kind: str,
+        num_inputs: int,
+        num_outputs: int,
+        length: int,
+        padded: bool = False,
+    ) -> None:
+        super().__init__()
+        if input_kind != "tokens":
+            raise ConfigError(f"model.kind={cfg.kind}: reads tokens, and this task has {input_kind}; use a Transformer")
+        self.cfg, self.padded = cfg, padded
+        self.read_in = nn.Embedding(num_inputs, cfg.width)
+        self.layers = nn.ModuleList(nn.LSTM(cfg.width, cfg.width, batch_first=True) for _ in range(cfg.layers))
+        self.read_out = nn.Linear(cfg.width, num_outputs)
+
+    def present(self, inputs: Tensor) -> Tensor | None:
+        """Which tokens are there, (B, N) bool; None where all are."""
+        return inputs >= 0 if self.padded else None
+
+    def lengths(self, inputs: Tensor) -> Tensor | None:
+        """How many tokens each sequence has, (B,); None where all are there."""
+        return self.present(inputs).sum(-1) if self.padded else None
+
+    def forward(self, inputs: Tensor, dropout: dict[str, Tensor] | None = None) -> Tensor:
+        """Outputs (B, N, C). dropout: masks by place, from `dropout_masks`; None turns dropout off."""
+        x_BND = self.read_in(inputs.clamp(min=0) if self.padded else inputs)
+        if dropout is not None:
+            x_BND = x_BND * dropout["embedding"]
+        for index, layer in enumerate(self.layers):
+            with warnings.catch_warnings():
+                # cuDNN copies weights that do not lie in one piece, as those of one seed of many do not
+                warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+                x_BND, _ = layer(x_BND)
+            if dropout is not None:
+                x_BND = x_BND * dropout[f"layers.{index}.output"]
+        return self.read_out(x_BND)
+
+    def dropout_masks(
+        self, num_sequences: int, num_tokens: int, generator: torch.Generator
+    ) -> dict[str, Tensor] | None:
+        """Masks (0 or 1/(1-p)) for one step, drawn from `generator` on its device; None for a model without dropout."""
+        if self.cfg.dropout == 0:
+            return None
+        keep, shape = 1 - self.cfg.dropout, (num_sequences, num_tokens, self.cfg.width)
+        return {
+            name: torch.empty(shape, device=generator.device).bernoulli_(keep, generator=generator).div_(keep)
+            for name in ("embedding", *(f"layers.{index}.output" for index in range(self.cfg.layers)))
+        }
+
+
+def initialise_lstm(model: Lstm, generator: torch.Generator) -> None:
+    """Draw every weight from `generator`, by the scheme that the model's config names.
+
+    pytorch: what torch.nn does by default, U(+-1/sqrt(D)), embeddings N(0, 1). glorot: Xavier uniform, each gate's maps
+    with their own fans, embeddings N(0, 1/D), and biases 0 but for the forget gates' 1 (Jozefowicz et al. 2015).
+    """
+    width, glorot = model.cfg.width, model.cfg.init == "glorot"
+    with torch.no_grad():
+        model.read_in.weight.normal_(0, width**-0.5 if glorot else 1.0, generator=generator)
+        for module in (*model.layers, model.read_out):
+            for name, parameter in module.named_parameters():
+                if not glorot:
+                    parameter.uniform_(-(width**-0.5), width**-0.5, generator=generator)
+                elif name.startswith("weight"):
+                    for weight in parameter.chunk(4 if module is not model.read_out else 1):  # of the four gates
+                        nn.init.xavier_uniform_(weight, generator=generator)
+                else:
+                    parameter.zero_()
+                    if name.startswith("bias_ih"):  # of two biases that are added, one has it
+                        parameter.chunk(4)[1].fill_(1)

@@ -1,0 +1,79 @@
+"""The figure of the analysis `curves`."""
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from rankbench.plots.figure import COLOURS, DASHES, GREY, MARKERS, PANEL, legend, styled
+from rankbench.tables import mean_and_spread
+
+BASE = "causal"  # the variant whose time is 1
+
+
+@styled
+def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
+    """Test loss over steps, a line for each variant and number of layers, with its spread over seeds; where several
+    were run, also the loss at the best validation step against layers, and the time per token, as a multiple of that
+    of the variant `causal` where it is among them. Published numbers as open marks of the variant's colour."""
+    variants = list(dict.fromkeys(table.variant))
+    several = len(table[["variant", "layers"]].drop_duplicates()) > 1
+    size = (PANEL[0] * (3 if several else 1), PANEL[1] + 1.0)
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(1, 3 if several else 1, squeeze=False)
+    layers = sorted(table.layers.unique())
+    loss = "loss (nats per token)" if "accuracy" in table else "loss (squared error)"
+    test = table[table.split == "test"]
+    for (variant, depth), rows in test.groupby(["variant", "layers"], sort=False):
+        summary = mean_and_spread(rows, ["step"], "loss")
+        colour, dash = COLOURS[variants.index(variant) % len(COLOURS)], DASHES[layers.index(depth) % len(DASHES)]
+        label = variant if len(layers) == 1 else None
+        grid[0, 0].plot(summary.step, summary["mean"], color=colour, linestyle=dash, label=label)
+        grid[0, 0].fill_between(summary.step, summary.low, summary.high, color=colour, alpha=0.2, linewidth=0)
+    # the first losses, of untrained networks, would flatten the rest
+    late = test[test.step >= 0.1 * test.step.max()].loss
+    margin = 0.05 * (late.max() - late.min()) or 0.1
+    grid[0, 0].set_ylim(late.min() - margin, late.max() + margin)
+    grid[0, 0].set(xlabel="training step", ylabel=f"test {loss}")
+    if several and len(layers) > 1:
+        for number, depth in enumerate(layers):
+            grid[0, 0].plot([], [], color=GREY, linestyle=DASHES[number % len(DASHES)], label=f"layers={depth}")
+    if several:
+        seeds = table.drop_duplicates(["variant", "layers", "seed"]).copy()
+        seeds["time"] = seeds.microseconds_per_token
+        if BASE in variants:
+            base = seeds[seeds.variant == BASE].set_index(["layers", "seed"]).time
+            seeds["time"] /= pd.Index(zip(seeds.layers, seeds.seed, strict=True)).map(base.to_dict())
+        time = f"time per token / that of {BASE}" if BASE in variants else "microseconds per token"
+        parts = [] if published is None else [published[published.unit == unit] for unit in ("nats", "ratio")]
+        for axes, value, mine in zip(grid[0, 1:], ("test_loss", "time"), parts or (None, None), strict=True):
+            _against_layers(axes, seeds, value, variants, mine)
+        grid[0, 1].set_ylabel(f"test {loss}, best step")
+        grid[0, 2].set_ylabel(time)
+    legend(figure, grid)
+    return figure
+
+
+def _against_layers(
+    axes: Axes, seeds: pd.DataFrame, value: str, variants: list[str], published: pd.DataFrame | None
+) -> None:
+    for number, variant in enumerate(variants):
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        rows = seeds[seeds.variant == variant].dropna(subset=value)
+        if len(rows):
+            summary = mean_and_spread(rows, ["layers"], value)
+            aside = 0.06 * (number - (len(variants) - 1) / 2)
+            errors = (summary["mean"] - summary.low).fillna(0)
+            axes.errorbar(
+                summary.layers + aside, summary["mean"], errors, color=colour, marker=marker, capsize=2, label=variant
+            )
+        if published is None:
+            continue
+        told = published[published.series == variant]
+        if len(told):
+            style = {"color": colour, "marker": marker, "mfc": "none", "markersize": 6, "linestyle": "none"}
+            axes.plot(told.x, told.value, label=f"{variant} ({told.source.iloc[0]})", **style)
+    axes.set_xlabel("layers")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,0 +1,145 @@
+"""The figure of the analysis `head_rank`."""
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rankbench.plots.figure import (
+    COLOURS,
+    GREY,
+    INK,
+    MARKERS,
+    grid_of,
+    legend,
+    published_marks,
+    styled,
+    tick,
+    ticks,
+    title,
+)
+from rankbench.tables import mean_and_spread
+
+BOUNDS = {"bound_sharp": "--", "bound_any": ":"}
+BASELINES = {"zero": "-", "linear": "--", "linear attention": ":", "least squares": "-", "averaging": "--"}
+BASELINES |= {"3 nearest neighbours": ":"}
+SERIES = ("copies", "points")
+
+
+@styled
+def draw_head_rank(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
+    """Errors and angles of heads by their rank over the width, lines by copies and points, a row for each depth.
+
+    Left the errors: softmax (filled, with the best seed as a dash), hardmax (open), baselines; where lower bounds
+    apply, by the number of heads instead, lines by rank. Right the median angle of W_QK to the identity, with the
+    largest that the rank allows. For regression in context, left the errors by examples and right those behind the last
+    example by the number of heads. The sweep's own facets are not needed: the table has the sizes.
+    """
+    trained = "trained" if (table.weights == "trained").any() else "initialised"
+    shown = table[table.weights.isin([trained, "none"])].assign(share=table["rank"] / table.width)
+    shown = shown.assign(points=shown.groupby(["seed", "run"]).examples.transform("max").astype(int))
+    in_context = shown.groupby(["run", "seed"]).examples.nunique().max() > 1
+    figure, grid, facets = grid_of(shown, "layers", 2, share_y=False, share_x="col")
+    for row, (label, rows) in zip(grid, facets, strict=True):
+        if in_context:
+            _by_examples(row[0], rows)
+            _last_by_heads(row[1], rows)
+        else:
+            _errors(row[0], rows, _of(published, "squared error"), label)
+            _angles(row[1], rows, _of(published, "degrees"), label)
+        for axes in row:
+            axes.set_title(title(label.replace("=", ": "), f"{trained} weights"))
+        row[0].set_ylabel("squared error (predicting 0: 1)")
+    for axes in grid.flat:
+        axes.xaxis.set_tick_params(labelbottom=True)
+    legend(figure, grid)
+    return figure
+
+
+def _of(published: pd.DataFrame | None, unit: str) -> pd.DataFrame | None:
+    return None if published is None else published[published.unit == unit]
+
+
+def _series(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The rows by what else varies than the rank."""
+    varied = [column for column in SERIES if rows[column].nunique() > 1]
+    if not varied:
+        return [("", rows)]
+    names = {"copies": "copies", "points": "N"}
+    return [
+        (", ".join(f"{names[key]}={tick(value)}" for key, value in zip(varied, values, strict=True)), mine)
+        for values, mine in rows.groupby(varied)
+    ]
+
+
+def _drawn(axes: Axes, rows: pd.DataFrame, x: str, value: str, label: str, number: int, style: dict) -> None:
+    found = mean_and_spread(rows, [x], value)
+    colour = COLOURS[number % len(COLOURS)]
+    axes.plot(found[x], found["mean"], color=colour, marker=MARKERS[number % len(MARKERS)], label=label, **style)
+    axes.fill_between(found[x], found.low.clip(lower=rows[value].min()), found.high, color=colour, alpha=0.15, lw=0)
+
+
+def _errors(axes: Axes, rows: pd.DataFrame, published: pd.DataFrame | None, label: str) -> None:
+    networks, is_bounded = rows[rows.of == "network"], "bound_any" in rows
+    x = "heads" if is_bounded else "share"
+    parts = [(f"r={tick(rank)}", mine) for rank, mine in networks.groupby("rank")] if is_bounded else _series(networks)
+    for number, (name, mine) in enumerate(parts):
+        for evaluation, style in (("soft", {}), ("hard", {"mfc": "none", "linestyle": "--", "linewidth": 0.8})):
+            some = mine[mine.evaluation == evaluation]
+            label_of = ", ".join(part for part in (evaluation + "max", name) if part)
+            _drawn(axes, some, x, "error", label_of, number, style)
+            if evaluation == "soft" and some.seed.nunique() > 1:
+                best = some.groupby(x).error.min()
+                axes.plot(best.index, best, color=INK, linestyle="none", marker="_", label="best seed, softmax")
+        if is_bounded:
+            colour = COLOURS[number % len(COLOURS)]
+            for bound, dashes in BOUNDS.items():
+                level = mine.groupby(x)[bound].first()
+                name_of = f"lower bound ({bound.removeprefix('bound_')})"
+                axes.plot(level.index, level, color=colour, linestyle=dashes, linewidth=0.8, marker=".", label=name_of)
+    for name, mine in rows[rows.of == "baseline"].groupby("evaluation", sort=False):
+        if rows.points.nunique() == 1 or name == "zero":
+            axes.axhline(mine.error.mean(), color=GREY, linestyle=BASELINES[name], linewidth=1, label=name, zorder=1)
+    ticks(axes, networks[x])
+    axes.set_yscale("log")
+    axes.set_xlabel("heads H" if is_bounded else "rank r / width d")
+    if not is_bounded:
+        published_marks(axes, published, label)
+
+
+def _angles(axes: Axes, rows: pd.DataFrame, published: pd.DataFrame | None, label: str) -> None:
+    heads = rows[(rows.of == "head") & (rows.matrix == "qk")]
+    by = ["run", "seed", "share", "copies", "points_of_run"]
+    points = rows.groupby(["run", "seed"]).points.max().rename("points_of_run")
+    median = heads.join(points, on=["run", "seed"]).groupby(by).angle.median().reset_index()
+    median = median.rename(columns={"points_of_run": "points"})
+    parts = [("", median)] if "bound_any" in rows else _series(median)
+    for number, (name, mine) in enumerate(parts):
+        _drawn(axes, mine, "share", "angle", f"softmax, {name}" if name else "softmax", number, {})
+    limit = rows.groupby("share").angle_limit.first()
+    axes.plot(limit.index, limit, color=INK, linestyle=":", linewidth=1, label="largest or smallest angle of the rank")
+    axes.plot(limit.index, 180 - limit, color=INK, linestyle=":", linewidth=1)
+    ticks(axes, rows.share)
+    axes.set_ylim(0, 185)
+    axes.set_xlabel("rank r / width d")
+    axes.set_ylabel(r"angle of $W_{QK}$ to $I$ (degrees)")
+    published_marks(axes, published, label)
+
+
+def _by_examples(axes: Axes, rows: pd.DataFrame) -> None:
+    soft = rows[(rows.of == "network") & (rows.evaluation == "soft")]
+    for number, (heads, mine) in enumerate(soft.groupby("heads")):
+        style = {"markevery": 5, "markersize": 3}
+        _drawn(axes, mine, "examples", "error", f"H={heads}, r={tick(mine['rank'].iloc[0])}", number, style)
+    for name, mine in rows[rows.of == "baseline"].groupby("evaluation", sort=False):
+        mean = mine.groupby("examples").error.mean()
+        colour = INK if name == "least squares" else GREY
+        axes.plot(mean.index, mean.clip(lower=1e-3), color=colour, linestyle=BASELINES[name], linewidth=1, label=name)
+    axes.set_ylim(bottom=0, top=2)
+    axes.set_xlabel("examples in context")
+
+
+def _last_by_heads(axes: Axes, rows: pd.DataFrame) -> None:
+    last = rows[(rows.examples == rows.examples.max()) & (rows.of == "network") & (rows.evaluation == "soft")]
+    _drawn(axes, last, "heads", "error", "behind the last example", 0, {})
+    ticks(axes, last.heads)
+    axes.set_xlabel("heads H (rank = width / H)")

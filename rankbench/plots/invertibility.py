@@ -1,0 +1,59 @@
+"""The figure of the analysis `invertibility`."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from rankbench.plots.figure import (
+    COLOURS,
+    DASHES,
+    MARKERS,
+    grid_of,
+    legend,
+    published_marks,
+    styled,
+    title,
+    whole_numbers,
+)
+from rankbench.tables import mean_and_spread
+
+SMALLEST = np.finfo(float).eps  # what rounding leaves is drawn there
+
+
+@styled
+def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
+    """Largest reconstruction error by iteration, a colour for each c, dashes for tokens and widths where they vary.
+
+    A column for each range of inputs, a row for each kind of attention (and of weights) and each facet. Of a model with
+    several layers the worst is drawn.
+    """
+    table = table[table.part == "attention"]
+    kind = table.attention.str.replace("_", " ") + " attention, " + table.weights + " weights"
+    rows_of = kind if facet is None else kind + f", {facet}=" + table[facet].astype(str)
+    ranges, coefficients = list(dict.fromkeys(table.inputs)), sorted(table.coefficient.unique())
+    sizes = list(dict.fromkeys(zip(table.tokens, table.width, strict=True)))
+    figure, grid, facets = grid_of(table.assign(row=rows_of), "row", len(ranges))
+    for row, (label, rows) in zip(grid, facets, strict=True):
+        for axes, inputs in zip(row, ranges, strict=True):
+            for (number, coefficient), (style, (tokens, width)) in (
+                (one, size) for one in enumerate(coefficients) for size in enumerate(sizes)
+            ):
+                mine = rows[(rows.inputs == inputs) & (rows.coefficient == coefficient)]
+                mine = mine[(mine.tokens == tokens) & (mine.width == width)]
+                if mine.empty:
+                    continue
+                worst = mine.groupby(["seed", "iteration"]).error.max().clip(lower=SMALLEST).reset_index()
+                summary = mean_and_spread(worst, ["iteration"], "error", geometric=True)
+                name = f"c={coefficient:g}" + (f", N={tokens}, D={width}" if len(sizes) > 1 else "")
+                colour = COLOURS[number % len(COLOURS)]
+                look = {"linestyle": DASHES[style % len(DASHES)], "marker": MARKERS[number % len(MARKERS)]}
+                look |= {"markevery": max(1, len(summary) // 8), "color": colour, "markersize": 3}
+                axes.plot(summary.iteration, summary["mean"], label=name, **look)
+                axes.fill_between(summary.iteration, summary.low, summary.high, color=colour, alpha=0.2, linewidth=0)
+            published_marks(axes, published, label)
+            axes.set_yscale("log")
+            axes.set_title(title(label.removeprefix("row="), "inputs in [{}, {}]".format(*inputs.split(".."))))
+            whole_numbers(axes, "iteration")
+        row[0].set_ylabel("largest error, units of the input")
+    legend(figure, grid)
+    return figure

@@ -1,0 +1,131 @@
+"""The figure of the analysis `lipschitz`."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, ScalarFormatter
+
+from rankbench.plots.figure import (
+    COLOURS,
+    GREY,
+    INK,
+    grid_of,
+    legend,
+    published_marks,
+    spans_orders,
+    styled,
+    title,
+    whole_numbers,
+)
+from rankbench.tables import mean_and_spread
+
+# quantity: (label, colour, marker, dashes)
+DRAWN = {
+    "theorem": ("bound: Theorem 3.2", INK, "", "-"),
+    "theorem_printed": ("Theorem 3.2 as printed (no bound)", GREY, "", ":"),
+    "one_dimension": ("exact (odd N)", COLOURS[2], "", "--"),
+    "ball": ("bound on a ball", COLOURS[4], "v", "-."),
+    "local": ("certificate at the data", COLOURS[3], "D", "-"),
+    "ascent": ("lower bound: ascent, best start", COLOURS[0], "o", "-"),
+    "ascent_mirrored": ("lower bound: ascent, mirrored", COLOURS[1], "x", "none"),
+    "jacobian": ("lower bound: Jacobian at the data", COLOURS[5], "s", "-"),
+}
+PARTS = ("attention", "block", "network")
+NAMES = {float("inf"): r"$\|J\|_\infty$", 2.0: r"$\|J\|_2$"}
+
+
+@styled
+def draw_lipschitz(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
+    """Bounds and measured values: by the number of tokens, by the step of an ascent, or by layer, whatever varies.
+
+    A column for each norm and, by layer, each part; a row for each facet. A bound that is infinite is not drawn.
+    """
+    table = table[table.quantity.isin(DRAWN)]
+    facets = [table] if facet is None else [rows for _, rows in table.groupby(facet, sort=False)]
+    axis = _axis(facets)
+    parts = [part for part in PARTS if (table.part == part).any()] if axis == "layer" else ["attention"]
+    columns = [(p, part) for p in dict.fromkeys(table.p) for part in parts]
+    figure, grid, facets = grid_of(table, facet, len(columns), share_y=False)
+    for row, (label, rows) in zip(grid, facets, strict=True):
+        for axes, (p, part) in zip(row, columns, strict=True):
+            mine = rows[(rows.p == p) & (rows.part == part)]
+            for quantity in DRAWN:
+                of_quantity = mine[(mine.quantity == quantity) & np.isfinite(mine.value)]
+                if axis != "step" and len(of_quantity):
+                    of_quantity = of_quantity[of_quantity.step == of_quantity.step.max()]
+                if len(of_quantity):
+                    _draw(axes, of_quantity, axis)
+            published_marks(axes, published, label)
+            _finish(axes, mine, axis, title(part if axis == "layer" else "", label, _weights(rows)))
+            axes.set_ylabel(f"{NAMES[p]} or its bound")
+    legend(figure, grid)
+    return figure
+
+
+def _axis(facets: list[pd.DataFrame]) -> str:
+    """What goes along x. A facet never mixes layers of its own with a model's."""
+    if any(rows.tokens.nunique() > 1 for rows in facets):
+        return "tokens"
+    return "step" if any(rows.step.nunique() > 2 for rows in facets) else "layer"
+
+
+def _weights(rows: pd.DataFrame) -> str:
+    """The kind of attention, of a fresh layer; a network's own name is in the facet's label."""
+    return f"{rows.attention.iloc[0]} attention".replace("_", " ") if (rows.weights == "fresh").all() else ""
+
+
+def _draw(axes: Axes, rows: pd.DataFrame, axis: str) -> None:
+    name, colour, marker, dashes = DRAWN[rows.quantity.iloc[0]]
+    if rows.quantity.iloc[0] == "one_dimension" and rows.p.iloc[0] == 2:
+        name = "bound for head width 1"
+    for weights, some in rows.groupby("weights", sort=False):
+        several = rows.weights.nunique() > 1
+        label = f"{name}, {weights}" if several else name
+        # of a network that was trained, what the initial weights gave is pale
+        style = {"color": colour, "linestyle": dashes, "alpha": 0.4 if several and weights == "initialised" else 1.0}
+        if axis == "step":
+            for _, of_layer in some.groupby("layer"):
+                _along_steps(axes, of_layer, style, label)
+            continue
+        best = mean_and_spread(some[some.start <= 1], [axis], "value", geometric=True)
+        mark = marker or ("_" if len(best) == 1 else "")  # a line of one point would not show
+        # the exact constant lies on top: where it is reached it would not show
+        axes.plot(
+            best[axis], best["mean"], label=label, marker=mark, zorder=3 if name.startswith("exact") else 2, **style
+        )
+        axes.fill_between(best[axis], best["low"], best["high"], color=colour, alpha=0.15, linewidth=0)
+        others = some[some.start > 1].groupby([axis, "start"]).value.mean().reset_index()
+        if len(others) and dashes != "none":
+            axes.plot(others[axis], others.value, ".", color=colour, alpha=0.35, markersize=3, label="its next best")
+
+
+def _along_steps(axes: Axes, rows: pd.DataFrame, style: dict, label: str) -> None:
+    if rows.start.max() == 0:  # a constant of the layer: a line across
+        axes.axhline(rows.value.mean(), label=label, **style)
+        return
+    for (_, start), one in rows.groupby(["seed", "start"]):
+        look = {"linewidth": 1.4} if start == 1 else {"linewidth": 0.6, "alpha": 0.3 * style["alpha"]}
+        axes.plot(one.step, one.value, label=label if start == 1 else "its next best", **(style | look))
+
+
+def _finish(axes: Axes, rows: pd.DataFrame, axis: str, text: str) -> None:
+    axes.set_title(text)
+    finite = rows.value[np.isfinite(rows.value) & (rows.value > 0)]
+    if len(finite) and spans_orders(finite):
+        axes.set_yscale("log")
+        if finite.max() >= 10 * finite.min():  # else there may be no power of ten to label
+            axes.yaxis.set_minor_formatter(NullFormatter())
+    if axis == "layer":
+        whole_numbers(axes, "layer (0: network)")
+    elif axis == "step":
+        axes.set_xlabel("step of the ascent")
+    else:
+        axes.set_xscale("log")
+        axes.set_xlabel("tokens N")
+        found = sorted(rows.tokens.unique())
+        shown = found if len(found) <= 5 else [found[0], found[len(found) // 2], found[-1]]
+        axes.set_xticks(shown, [str(one) for one in shown])
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    if axes.get_yscale() == "linear":
+        axes.yaxis.set_major_formatter(ScalarFormatter())

@@ -1,0 +1,186 @@
+"""Closed forms on the rank of attention heads (Amsel, Yehudai and Bruna). No model in here.
+
+The task is the nearer one of two orthonormal points x_1, x_2 of the sphere S^(d-1), for a uniform query y. With
+u = (x_1 - x_2) / sqrt 2 a head T gives a function of u and y, and E||f - T||^2 >= E(sgn(u.y) - sqrt 2 u.T)^2 / 2: what
+is written here as an error is half of a squared distance from the kernel sgn(u.y), in squared error summed over
+coordinates. On the sphere, sgn(u.y) = sum over odd l of eta_l sum over i of Y_li(u) Y_li(y), with the harmonics Y
+orthonormal in the uniform probability, N(d, l) of degree l, and sum eta_l^2 N(d, l) = 1.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+import torch
+from scipy import integrate, special
+from torch import Tensor
+
+DEGREES = 2001  # up to which degree sums are taken, where nothing else is said; what is left is bounded
+FORMS = ("sharp", "slide", "any")
+
+
+def eta(dimension: int, degree: int) -> float:
+    """eta_l = (-1)^((l-1)/2) B(l/2, d/2) / pi for odd l, else 0: the coefficient of sgn at degree l."""
+    if degree % 2 == 0:
+        return 0.0
+    return (-1) ** ((degree - 1) // 2) * math.exp(special.betaln(degree / 2, dimension / 2)) / math.pi
+
+
+def num_harmonics(dimension: int, degree: int) -> int:
+    """N(d, l) = C(l+d-1, d-1) - C(l+d-3, d-1): dimension of the harmonics of degree l on S^(d-1)."""
+    lower = math.comb(degree + dimension - 3, dimension - 1) if degree >= 2 else 0
+    return math.comb(degree + dimension - 1, dimension - 1) - lower
+
+
+def num_seen(rank: int, degree: int, form: str) -> int:
+    """M: how many harmonics of degree l a head of rank r can be not orthogonal to.
+
+    sharp: C(r+l-1, l), homogeneous polynomials in r variables, where value maps are multiples of the identity. slide:
+    C(r+l, l), the lemma as it is printed. any: sum over k in {l-2, l, l+2} of C(r+k-1, k), for every value map.
+    """
+    if form == "slide":
+        return math.comb(rank + degree, degree)
+    degrees = (degree,) if form == "sharp" else (degree - 2, degree, degree + 2)
+    return sum(math.comb(rank + k - 1, k) for k in degrees if k >= 0)
+
+
+@lru_cache(maxsize=64)
+def _spectrum(dimension: int, degrees: int) -> tuple[list[int], list[int], np.ndarray]:
+    """Odd degrees, N(d, l) of each, and eta_l^2 N(d, l): the share of sgn at that degree."""
+    odd = list(range(1, degrees + 1, 2))
+    numbers = [num_harmonics(dimension, degree) for degree in odd]
+    shares = [
+        math.exp(2 * special.betaln(degree / 2, dimension / 2) - 2 * math.log(math.pi) + math.log(n))
+        for degree, n in zip(odd, numbers, strict=True)
+    ]
+    return odd, numbers, np.array(shares)
+
+
+def lower_bound(dimension: int, rank: int, heads: int, form: str, degrees: int = DEGREES) -> tuple[float, float]:
+    """(bound, width): no H heads of rank r have an error below `bound`, and the whole series is at most `width` more.
+
+    L / 2 with L = sum over odd l of eta_l^2 max(0, N(d, l) - H M(d, l)). Terms up to `degrees` are added; of the rest,
+    1 - sum eta_l^2 N in all, heads can take no more than the share H M / N at the first degree that is left out, since
+    C(r+k-1, k) / N(d, l), k - l fixed, falls with l while r < d (slide: with r + 1 for r).
+    """
+    odd, numbers, shares = _spectrum(dimension, degrees)
+    taken = sum(
+        share * min(1.0, heads * num_seen(rank, degree, form) / n)
+        for degree, n, share in zip(odd, numbers, shares, strict=True)
+    )
+    rest, following = max(0.0, 1.0 - shares.sum()), odd[-1] + 2
+    rank_of_power = rank + (form == "slide")
+    highest = following + 2 if form == "any" else following
+    seen = (3 if form == "any" else 1) * math.comb(rank_of_power + highest - 1, highest)
+    falls = rank_of_power < dimension
+    of_rest = min(1.0, heads * seen / num_harmonics(dimension, following)) if falls else 1.0
+    bound = max(0.0, float(1.0 - taken - rest * of_rest)) / 2
+    return bound, max(0.0, float(1.0 - taken)) / 2 - bound
+
+
+def fewest_heads(dimension: int, rank: int, error: float, form: str, degrees: int = DEGREES) -> float:
+    """The smallest H whose lower bound is not above `error`: fewer heads cannot reach it. inf beyond 10^300."""
+    if lower_bound(dimension, rank, 1, form, degrees)[0] <= error:
+        return 1
+    low, high = 1, 2
+    while lower_bound(dimension, rank, high, form, degrees)[0] > error:
+        low, high = high, high * 2
+        if high > 10**300:
+            return math.inf
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if lower_bound(dimension, rank, middle, form, degrees)[0] > error else (low, middle)
+    return high
+
+
+def agreement(dimension: int) -> float:
+    """kappa = E[sgn(u.y) sgn(q.u) sgn(q.y)] = (2/pi) E asin|u.y|: how a random rank-1 head q agrees with the answer.
+
+    It is right with probability (1 + kappa) / 2.
+    """
+    return _mean_over_cosine(lambda t: 2 / math.pi * math.asin(t), dimension)
+
+
+def likeness(dimension: int) -> float:
+    """rho = E[(2/pi asin(q.q'))^2]: the mean product of two random rank-1 heads."""
+    return _mean_over_cosine(lambda t: (2 / math.pi * math.asin(t)) ** 2, dimension)
+
+
+def equal_weights(dimension: int, heads: int) -> float:
+    """Mean error of H random rank-1 heads with one weight for all, the best one, and the points' mean added:
+    (1 - H kappa^2 / (1 + (H - 1) rho)) / 2."""
+    return (1 - heads * agreement(dimension) ** 2 / (1 + (heads - 1) * likeness(dimension))) / 2
+
+
+def optimal_weights(queries_HD: Tensor) -> float:
+    """Error of the rank-1 heads with these unit vectors, each with its own best weight, and the points' mean added:
+    (1 - b^T G^-1 b) / 2, b_h = kappa, G_hk = (2/pi asin(q_h.q_k))^2."""
+    cosine_HH = (queries_HD @ queries_HD.T).clamp(-1, 1)
+    gram_HH = (2 / math.pi * cosine_HH.asin()).square().fill_diagonal_(1)  # asin loses half of its digits at 1
+    b_H = torch.full((len(queries_HD),), agreement(queries_HD.shape[1]), dtype=queries_HD.dtype)
+    return (1 - (b_H @ torch.linalg.lstsq(gram_HH, b_H[:, None], driver="gelsd").solution).item()) / 2
+
+
+def majority_vote(dimension: int, heads: int) -> float:
+    """Error of the point that most of H random rank-1 heads name: 2 P(wrong); a draw is decided by a coin.
+
+    Given |u.y| = t, heads are right independently with probability 1/2 + asin(t) / pi.
+    """
+
+    def wrong(t: float) -> float:
+        right = 0.5 + math.asin(t) / math.pi
+        below = special.bdtr((heads - 1) // 2, heads, right)
+        if heads % 2:
+            return below
+        half = heads // 2
+        draw = math.exp(
+            special.gammaln(heads + 1)
+            - 2 * special.gammaln(half + 1)
+            + special.xlogy(half, right)
+            + special.xlogy(half, 1 - right)
+        )
+        return below + draw / 2
+
+    return 2 * _mean_over_cosine(wrong, dimension)
+
+
+def _mean_over_cosine(function: Callable[[float], float], dimension: int) -> float:
+    """Mean of a function of |u.y| = sin(angle), u and y uniform on S^(d-1): the angle has a density like cos^(d-2)."""
+    norm = special.beta(0.5, (dimension - 1) / 2) / 2
+    mean, _ = integrate.quad(
+        lambda angle: function(math.sin(angle)) * math.cos(angle) ** (dimension - 2),
+        0,
+        math.pi / 2,
+        epsabs=1e-13,
+        epsrel=1e-12,
+        limit=500,
+    )
+    return mean / norm
+
+
+def angle_limit(dimension: int, rank: int) -> float:
+    """arccos(-sqrt(r/d)) in degrees: the largest angle of a matrix of rank r to the identity."""
+    return math.degrees(math.acos(-math.sqrt(rank / dimension)))
+
+
+def low_rank_attention_error(p_NN: Tensor, rank: int) -> float:
+    """||softmax(S) - P||_F / ||P||_F for the scores S of this rank nearest to log P (Frobenius), rows centred.
+
+    An upper bound on what heads of rank r must miss of a row-stochastic P > 0 (Bhojanapalli et al. 2020): a constant
+    along a row does not change the softmax.
+    """
+    log_NN = p_NN.log()
+    u, s, vh = torch.linalg.svd(log_NN - log_NN.mean(1, keepdim=True))
+    scores_NN = (u[:, :rank] * s[:rank]) @ vh[:rank]
+    return ((scores_NN.softmax(1) - p_NN).norm() / p_NN.norm()).item()
+
+
+def sparse_margin(num_keys: int, rank: int, generator: torch.Generator) -> float:
+    """1 - the largest inner product of two of num_keys random unit keys of width r: by so much the score of any one key
+    that a query asks for can exceed all others. O(log num_keys) of width keep it above a constant (Likhosherstov et al.
+    2021)."""
+    keys_NK = torch.randn(num_keys, rank, generator=generator, dtype=torch.float64)
+    keys_NK = keys_NK / keys_NK.norm(dim=1, keepdim=True)
+    products_NN = keys_NK @ keys_NK.T
+    return 1 - products_NN.fill_diagonal_(-1).max().item()

@@ -1,0 +1,259 @@
+"""The next character of a sentence (Kim et al. 2021, sec. 5.3): a text read as sentences, one a line.
+
+Shapes: B sentence, N character.
+"""
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rankbench.config import ConfigError
+from rankbench.data import CORPORA, SPLITS, folder_of
+from rankbench.seeds import generator_for
+from rankbench.tasks.task import ABSENT, Batch, Corpus
+
+log = logging.getLogger(__name__)
+
+UNK = ("characters", "symbol")
+UNKNOWN_WORD = "<unk>"
+UNKNOWN = "\ufffd"  # how the one symbol stands in our texts
+SHOWN = 5  # unseen characters that an error names
+
+
+@dataclass(frozen=True)
+class CharLm(Corpus):
+    """At each place of a sentence the next character, and behind the last one the end.
+
+    The alphabet is that of the training sentences: characters 0 .. V-1 in the order of their code points. V is the
+    beginning among the inputs and the end among the targets. With the alphabet a b, the sentence `abb` and room for 5:
+
+        inputs: 2 0 1 1 -1        targets: 0 1 1 2 -1
+
+    path: see conf/task/char_lm.yaml; null: sentences of the grammar below. Blanks at the ends of lines, and blank
+    lines, are left out. unk=symbol makes one character of each `<unk>`, and of each character of the other splits that
+    the training sentences have not; with unk=characters such a text is refused. train_size, valid_size, test_size: so
+    many sentences, drawn at random, the same for all seeds; null: all.
+    """
+
+    name: str
+    path: str | None
+    held_out: float
+    unk: str
+    length_limit: int
+    pad_to: int
+    train_size: int | None
+    valid_size: int | None
+    test_size: int | None
+
+    input_kind: ClassVar[str] = "tokens"
+    padded: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.unk not in UNK:
+            raise ConfigError(f"task.unk={self.unk}: unknown; allowed are {', '.join(UNK)}")
+        if not 0 < self.held_out < 0.5:
+            raise ConfigError(f"task.held_out={self.held_out}: a share between 0 and 0.5, which is taken twice")
+        for key, least in (("length_limit", 2), ("pad_to", 1)):
+            if (value := getattr(self, key)) < least:
+                raise ConfigError(f"task.{key}={value}: must be at least {least}")
+        for split in SPLITS:
+            size = self.size_of(split)
+            if size is not None and size < 1:
+                raise ConfigError(f"task.{split}_size={size}: at least one sentence is needed")
+            if size is None and self.path is None:
+                raise ConfigError(f"task.{split}_size=null: generated sentences have no end; give a number")
+        if self.path is not None and self.path not in CORPORA and not Path(self.path).exists():
+            raise ConfigError(
+                f"task.path={self.path}: no such file or folder; give one, null, or one of {', '.join(CORPORA)}"
+            )
+
+    def size_of(self, split: str) -> int | None:
+        """Sentences that are asked for; None for all."""
+        return getattr(self, f"{split}_size")
+
+    @property
+    def alphabet(self) -> str:
+        return self._read()[0]
+
+    @property
+    def num_inputs(self) -> int:
+        """The alphabet and the beginning."""
+        return len(self.alphabet) + 1
+
+    @property
+    def num_outputs(self) -> int:
+        """The alphabet and the end."""
+        return len(self.alphabet) + 1
+
+    @property
+    def length(self) -> int:
+        return self.length_limit
+
+    def splits(self) -> dict[str, Batch]:
+        """train, valid and test, as the texts' lines come; ConfigError for texts that are not there or do not fit."""
+        return self._read()[1]
+
+    def sample(self, num_sequences: int, generator: torch.Generator) -> Batch:
+        """Sentences of the training set, drawn with replacement."""
+        train = self.splits()["train"]
+        return train[torch.randint(len(train.inputs), (num_sequences,), generator=generator)]
+
+    def encode(self, text: str) -> list[int]:
+        """The characters of a text as numbers; ConfigError for one that the alphabet has not."""
+        text = text.replace(UNKNOWN_WORD, UNKNOWN) if self.unk == "symbol" else text
+        if missing := sorted(set(text) - set(self.alphabet)):
+            raise ConfigError(f"{text}: its characters {' '.join(missing)} are not in the training sentences")
+        return [self.alphabet.index(character) for character in text]
+
+    def decode(self, characters_N: Tensor) -> str:
+        """The text of the targets or of the inputs of a sentence, without its beginning, end and padding."""
+        known = [number for number in characters_N.tolist() if 0 <= number < len(self.alphabet)]
+        return "".join(self.alphabet[number] for number in known).replace(UNKNOWN, UNKNOWN_WORD)
+
+    def _read(self) -> tuple[str, dict[str, Batch]]:
+        files = [] if self.path is None else _files(self.path)
+        return encoded(self, tuple(file.stat().st_mtime_ns for file in files))
+
+
+def _files(path: str) -> list[Path]:
+    """The texts behind task.path: three splits, or one file; ConfigError where one is missing."""
+    place = folder_of(path) if path in CORPORA else Path(path)
+    if place.is_file():
+        return [place]
+    files = [place / f"{split}.txt" for split in SPLITS]
+    for file in files:
+        if not file.is_file():
+            fetch = f"fetch it with `rankbench data corpus={path}`" if path in CORPORA else "or give one text file"
+            raise ConfigError(f"task.path={path}: {file} is missing; {fetch}")
+    return files
+
+
+@lru_cache(maxsize=4)
+def encoded(task: CharLm, changed: tuple[int, ...]) -> tuple[str, dict[str, Batch]]:
+    """The alphabet and the splits of a task; changed: when its files were written."""
+    texts = {split: _chosen(lines, task.size_of(split), split) for split, lines in _texts(task).items()}
+    alphabet = "".join(sorted(set().union(*texts["train"]) | ({UNKNOWN} if task.unk == "symbol" else set())))
+    unseen = sorted(set().union(*texts["valid"], *texts["test"]) - set(alphabet))
+    if unseen and task.unk == "characters":
+        shown = " ".join(unseen[:SHOWN]) + (" ..." if len(unseen) > SHOWN else "")
+        raise ConfigError(
+            f"task.path={task.path}: {len(unseen)} characters that the training sentences have not ({shown}); "
+            "take more of these, or read such characters as <unk> with task.unk=symbol"
+        )
+    numbers = {character: number for number, character in enumerate(alphabet)}
+    splits = {split: _batch(lines, numbers, task.length_limit, split) for split, lines in texts.items()}
+    return alphabet, splits
+
+
+def _texts(task: CharLm) -> dict[str, list[str]]:
+    """The sentences of each split, all that there are."""
+    if task.path is None:
+        return {split: generated(task.size_of(split), generator_for(0, f"text {split}")) for split in SPLITS}
+    texts = [_lines(file, task.unk) for file in _files(task.path)]
+    if len(texts) == 1:
+        (whole,) = texts
+        held_out = math.ceil(task.held_out * len(whole))
+        if len(whole) < 3 or len(whole) <= 2 * held_out:
+            raise ConfigError(f"task.path={task.path}: {len(whole)} sentences are too few to hold out {held_out} twice")
+        texts = [whole[: -2 * held_out], whole[-2 * held_out : -held_out], whole[-held_out:]]
+    return dict(zip(SPLITS, texts, strict=True))
+
+
+def _lines(file: Path, unk: str) -> list[str]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"task.path: {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"task.path: {file}: no text in UTF-8; give one sentence a line") from None
+    text = text.replace(UNKNOWN_WORD, UNKNOWN) if unk == "symbol" else text
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise ConfigError(f"task.path: {file}: no line with a sentence")
+    return lines
+
+
+def _chosen(lines: list[str], size: int | None, split: str) -> list[str]:
+    if size is None:
+        return lines
+    if size > len(lines):
+        raise ConfigError(
+            f"task.{split}_size={size}: there are only {len(lines)} sentences; give at most these, or null"
+        )
+    kept = torch.randperm(len(lines), generator=generator_for(0, f"kept {split}"))[:size]
+    return [lines[number] for number in kept.sort().values]
+
+
+def _batch(lines: list[str], numbers: dict[str, int], limit: int, split: str) -> Batch:
+    if cut := sum(len(line) + 1 > limit for line in lines):
+        log.info("%s: %d of %d sentences cut off at %d characters", split, cut, len(lines), limit)
+    boundary, unknown = len(numbers), numbers.get(UNKNOWN)
+    width = min(limit, max(map(len, lines)) + 1)
+    inputs_BN = torch.full((len(lines), width), ABSENT)
+    targets_BN = inputs_BN.clone()
+    for row, line in enumerate(lines):
+        characters = torch.tensor([boundary, *(numbers.get(one, unknown) for one in line), boundary])
+        length = min(len(line) + 1, limit)
+        inputs_BN[row, :length] = characters[:length]
+        targets_BN[row, :length] = characters[1 : length + 1]
+    return Batch(inputs_BN, targets_BN)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The embedded corpus: a grammar in which a verb agrees with its subject across a clause
+
+DETERMINERS = {"one": ("a", "the", "this", "every"), "many": ("some", "the", "these", "two")}
+ADJECTIVES = ("small", "old", "quiet", "clever", "hungry", "green")
+NOUNS = ("cat", "gardener", "robot", "child", "wolf", "king", "painter", "bird")
+PLURALS = {"child": "children", "wolf": "wolves"}
+WITH_OBJECT = ("see", "follow", "like", "paint", "find", "help")
+WITHOUT_OBJECT = ("sleep", "run", "sing", "wait", "smile")
+ADVERBS = ("slowly", "again", "at night", "by the river")
+ADJECTIVE_SHARE, CLAUSE_SHARE, OBJECT_SHARE, ADVERB_SHARE = 0.4, 0.3, 0.6, 0.3
+
+
+def generated(num_sentences: int, generator: torch.Generator) -> list[str]:
+    """Sentences such as `the small cats that a king sees sleep at night .`
+
+    sentence = subject [that noun-phrase verb] verb-phrase . ; a noun phrase is a determiner, an adjective in two of
+    five, and a noun; all choices are independent, and uniform but for these: 3 of 10 subjects have a clause, 6 of 10
+    verb phrases an object, 3 of 10 others an adverb. Every sentence can be read in one way only, so that its
+    probability is the product of the choices' probabilities.
+    """
+    draws = torch.rand(num_sentences, 20, generator=generator, dtype=torch.float64)
+    return [_sentence(iter(row)) for row in draws.tolist()]
+
+
+def _sentence(draws: Iterator[float]) -> str:
+    def one_of(choices: tuple[str, ...]) -> str:
+        return choices[int(next(draws) * len(choices))]
+
+    def noun_phrase() -> tuple[str, list[str]]:
+        number = one_of(("one", "many"))
+        words = [one_of(DETERMINERS[number])]
+        if next(draws) < ADJECTIVE_SHARE:
+            words.append(one_of(ADJECTIVES))
+        noun = one_of(NOUNS)
+        return number, [*words, noun if number == "one" else PLURALS.get(noun, f"{noun}s")]
+
+    def verb(choices: tuple[str, ...], number: str) -> str:
+        return one_of(choices) + ("s" if number == "one" else "")
+
+    number, words = noun_phrase()
+    if next(draws) < CLAUSE_SHARE:
+        others, inner = noun_phrase()
+        words += ["that", *inner, verb(WITH_OBJECT, others)]
+    if next(draws) < OBJECT_SHARE:
+        words += [verb(WITH_OBJECT, number), *noun_phrase()[1]]
+    else:
+        words.append(verb(WITHOUT_OBJECT, number))
+        if next(draws) < ADVERB_SHARE:
+            words.append(one_of(ADVERBS))
+    return " ".join([*words, "."])

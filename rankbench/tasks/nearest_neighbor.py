@@ -1,0 +1,109 @@
+"""The nearest or farthest point of a set on the sphere (Amsel, Yehudai and Bruna, Benefits of rank in attention).
+
+Shapes: B batch, N token, D dimension.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rankbench.config import ConfigError
+from rankbench.tasks.task import Batch
+
+MODES = {"nearest": 1.0, "farthest": -1.0}
+QUERIES = ("self", "separate")
+
+
+@dataclass(frozen=True)
+class NearestNeighbor:
+    """From unit vectors, the one with the largest (nearest) or smallest (farthest) inner product with a query.
+
+    queries=self: every one of `points` independent uniform points asks, and can be its own answer (the nearest one
+    always is). queries=separate: `points` orthonormal points, uniform among such sets, and behind them one more token
+    that asks, uniform on the sphere; only its target is scored (the others are nan). The answer is the point's
+    coordinates. On the circle, mode=farthest, queries=self, the points (1, 0), (0, 1) and (-.6, .8) give
+
+        inputs: (1, 0) (0, 1) (-.6, .8)        targets: (-.6, .8) (1, 0) (1, 0)
+
+    Squared errors summed over coordinates, in which the papers count, are `dimension` times the loss; predicting 0
+    has the error 1 in them.
+    """
+
+    name: str
+    dimension: int
+    points: int
+    mode: str
+    queries: str
+    train_size: int | None
+    test_size: int
+
+    input_kind: ClassVar[str] = "coordinates"
+    padded: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.dimension < 2:
+            raise ConfigError(f"task.dimension={self.dimension}: a sphere with more than two points needs at least 2")
+        if self.points < 2:
+            raise ConfigError(f"task.points={self.points}: a nearest point needs at least 2 to choose from")
+        for key, allowed in (("mode", MODES), ("queries", QUERIES)):
+            if getattr(self, key) not in allowed:
+                raise ConfigError(f"task.{key}={getattr(self, key)}: unknown; allowed are {', '.join(allowed)}")
+        if self.queries == "separate" and self.points > self.dimension:
+            raise ConfigError(
+                f"task.points={self.points}: no more than task.dimension={self.dimension} points can be orthonormal; "
+                "use fewer, or task.queries=self"
+            )
+        for key, size in (("train_size", self.train_size), ("test_size", self.test_size)):
+            if size is not None and size < 1:
+                raise ConfigError(f"task.{key}={size}: at least one set of points is needed")
+
+    @property
+    def num_inputs(self) -> int:
+        return self.dimension
+
+    @property
+    def num_outputs(self) -> int:
+        return self.dimension
+
+    @property
+    def length(self) -> int:
+        return self.points + (self.queries == "separate")
+
+    @property
+    def error_scale(self) -> float:
+        """What the loss is multiplied by to be an error as the papers count it."""
+        return float(self.dimension)
+
+    def sample(self, num_sequences: int, generator: torch.Generator) -> Batch:
+        if self.queries == "self":
+            points_BND = on_sphere((num_sequences, self.points), self.dimension, generator)
+            return Batch(points_BND, self.answers(points_BND, points_BND))
+        points_BND = orthonormal(num_sequences, self.points, self.dimension, generator)
+        query_B1D = on_sphere((num_sequences, 1), self.dimension, generator)
+        unscored_BND = torch.full_like(points_BND, float("nan"))
+        answer_B1D = self.answers(points_BND, query_B1D)
+        return Batch(torch.cat([points_BND, query_B1D], 1), torch.cat([unscored_BND, answer_B1D], 1))
+
+    def answers(self, points_BMD: Tensor, queries_BND: Tensor) -> Tensor:
+        """The point that each query looks for, (B, N, D); of equally good ones the first."""
+        best_BN = (MODES[self.mode] * queries_BND @ points_BMD.mT).argmax(-1)
+        return points_BMD.gather(1, best_BN[..., None].expand(-1, -1, self.dimension))
+
+
+def on_sphere(shape: tuple[int, ...], dimension: int, generator: torch.Generator) -> Tensor:
+    """Independent uniform points of the unit sphere, (*shape, D), float64."""
+    normal = torch.randn(*shape, dimension, generator=generator, dtype=torch.float64)
+    return normal / normal.norm(dim=-1, keepdim=True)
+
+
+def orthonormal(num_sets: int, points: int, dimension: int, generator: torch.Generator) -> Tensor:
+    """Sets of orthonormal points, (B, N, D), float64, uniform (Haar): what rotating a set does not change.
+
+    Q of a normal matrix's QR has the signs that the algorithm likes; with R's diagonal made positive it is the unique
+    factor, and rotates with the matrix (Mezzadri 2007).
+    """
+    normal_BDN = torch.randn(num_sets, dimension, points, generator=generator, dtype=torch.float64)
+    q_BDN, r_BNN = torch.linalg.qr(normal_BDN)
+    return (q_BDN * r_BNN.diagonal(dim1=-2, dim2=-1).sign()[:, None]).mT.contiguous()

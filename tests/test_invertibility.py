@@ -1,0 +1,267 @@
+"""The analyses invertibility and histograms: against the iteration and the counts done by hand, and a root finder.
+
+Shapes: B sequence, N token, D width.
+"""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.optimize
+import torch
+from omegaconf import OmegaConf
+
+from rankbench import lipschitz
+from rankbench.analyses import ANALYSES, Subject, histograms, invertibility
+from rankbench.claims import judge
+from rankbench.config import ConfigError, conf_dir, typed
+from rankbench.model import initial_model
+from rankbench.tables import read_table, with_who, write_table
+
+SHIPPED, SHIPPED_HISTOGRAMS = (
+    OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / f"{name}.yaml"), resolve=True)
+    for name in ("invertibility", "histograms")
+)
+SMALL = {"tokens": [5], "widths": [4], "heads": 2, "sequences": 3, "iterations": 12}
+
+
+def options(**changes):
+    return typed(invertibility.Options, {**SHIPPED, **SMALL, **changes}, "analysis.invertibility")
+
+
+def histogram_options(**changes):
+    return typed(histograms.Options, {**SHIPPED_HISTOGRAMS, **changes}, "analysis.histograms")
+
+
+@pytest.fixture(scope="module")
+def subject(model_config, sorting_task):
+    def make(seed=0, kinds=("trained", "initialised"), **changes):
+        task = sorting_task(length=4, alphabet=5, train_size=10, test_size=6)
+        cfg = model_config(**{"name": "small", "layers": 3, "heads": 2, "width": 4, **changes})
+        models = {kind: initial_model(cfg, task, seed + n).double() for n, kind in enumerate(kinds)}
+        train, test = (task.sample(size, torch.Generator().manual_seed(seed)) for size in (10, 6))
+        return Subject("a run", seed, task, train, test, models)
+
+    return make
+
+
+CONTRACTIVE = {"attention": "contractive_l2", "tied_qk": True, "contraction": 0.9, "norm": "none", "init_gain": 0.9}
+
+# --- the iteration ----------------------------------------------------------------------------------------------------
+
+
+def test_the_fixed_point_is_a_root_finders_inverse():
+    layer = lipschitz.fresh_layer("l2", 2, 1, dict.fromkeys("qkvo", 0.8), torch.Generator().manual_seed(0))
+    layer = layer._replace(divisor=1.2 * lipschitz.theorem_inf(layer, 3))  # a contraction
+    y_BND = torch.randn(1, 3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = lipschitz.invert(lambda x: lipschitz.attend(layer, x), y_BND, 60)
+    assert len(found) == 61 and found[0] is y_BND
+
+    def missed(x):
+        x_BND = torch.from_numpy(x).view_as(y_BND)
+        return (x_BND + lipschitz.attend(layer, x_BND) - y_BND).flatten().numpy()
+
+    root = scipy.optimize.root(missed, y_BND.flatten().numpy(), tol=1e-12)
+    np.testing.assert_allclose(found[-1].flatten(), root.x, rtol=0, atol=1e-11)
+
+
+def test_a_contraction_shrinks_the_error_by_its_bound_at_every_step():
+    layer = lipschitz.fresh_layer("l2", 4, 2, dict.fromkeys("qkvo", 1.0), torch.Generator().manual_seed(0))
+    c = 0.8
+    layer = layer._replace(divisor=lipschitz.theorem_inf(layer, 6) / c)
+    x_BND = invertibility.inputs_of(0, 5, 3, 6, 4, torch.Generator().manual_seed(1))
+    assert (x_BND[:, 0] == 0).all() and x_BND.min() >= 0 and 4 < x_BND.max() <= 5
+    found = lipschitz.invert(lambda x: lipschitz.attend(layer, x), x_BND + lipschitz.attend(layer, x_BND), 10)
+    errors = [(one - x_BND).abs().max().item() for one in found]
+    # in the infinity norm, which the bound is of; what is left of 1e-15 is rounding
+    assert all(after <= c * before + 1e-14 for before, after in itertools.pairwise(errors))
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_fresh_layers_are_the_iteration_by_hand(subject, tmp_path):
+    one = subject(kinds=("initialised",))
+    chosen = options(attentions=["l2", "dot", "contractive_l2"], coefficients=[0.5, 0.9], tokens=[3, 5])
+    table = with_who(invertibility.table(one, chosen), **one.who)
+    write_table(table, tmp_path / "invertibility.csv")
+    pd.testing.assert_frame_equal(read_table(tmp_path / "invertibility.csv"), table)
+    assert len(table) == 3 * 2 * 2 * 2 * 13 and set(table.weights) == {"fresh"} and set(table.part) == {"attention"}
+    assert set(table.inputs) == {"0..1", "0..10"}
+    # c enters where it stands: the first error is c |f(x)|
+    first = table[(table.iteration == 0) & (table.inputs == "0..10")].set_index(["attention", "tokens", "coefficient"])
+    for attention in ("l2", "dot"):
+        for tokens in (3, 5):
+            half, most = first.error[attention, tokens, 0.5], first.error[attention, tokens, 0.9]
+            assert half / 0.5 == pytest.approx(most / 0.9, rel=1e-12)
+    assert (table.relative_error <= table.error / 0.5).all() and (table.error_median <= table.error).all()
+    assert "share of the error left" in invertibility.digest(table)
+
+
+@pytest.mark.parametrize("changes", [{}, {"norm": "pre", "mask": "causal"}, CONTRACTIVE], ids=str)
+def test_rows_of_a_models_layers(subject, changes):
+    one = subject(**changes)
+    table = invertibility.table(one, options(coefficients=[0.7], ranges=[[0, 2]]))
+    assert list(table.groupby(["weights", "layer"], sort=False).size()) == [13] * 6
+    attention = one.model.blocks[1].attention
+    generator = invertibility.generator_for(0, "invertibility")
+    x_BND = invertibility.inputs_of(0, 2, 3, 5, 4, generator)
+    with torch.no_grad():
+        y_BND = x_BND + 0.7 * attention(x_BND, "", None, None)
+        now_BND = y_BND
+        errors = []
+        for _ in range(13):
+            errors.append([(sequence.abs().max().item()) for sequence in now_BND - x_BND])
+            now_BND = y_BND - 0.7 * attention(now_BND, "", None, None)
+    rows = table[(table.weights == "trained") & (table.layer == 2)]
+    np.testing.assert_allclose(rows.error, np.max(errors, 1), rtol=1e-9, atol=1e-15)
+    np.testing.assert_allclose(rows.error_median, np.median(errors, 1), rtol=1e-9, atol=1e-15)
+    np.testing.assert_allclose(rows.relative_error, rows.error / x_BND.abs().max().item())
+
+
+@pytest.mark.parametrize("changes", [{}, {"skip_scale": 0.8}, {"mlp": False, "mlp_skip": False}], ids=str)
+def test_a_contractive_network_is_undone_down_to_its_embedding(subject, changes):
+    one = subject(**(CONTRACTIVE | {"branch_scale": 0.4} | changes))
+    table = invertibility.table(one, options(coefficients=[0.5], ranges=[[0, 1]], iterations=80, network=True))
+    network = table[table.part == "network"]
+    assert network.layer.tolist() == [3, 2, 1] * 2 and set(network.inputs) == {"test"}
+    assert network.relative_error.max() < 1e-9  # float64, amplified layer by layer
+    assert "whole network's inverse" in invertibility.digest(with_who(table, **one.who))
+    few = invertibility.table(one, options(coefficients=[0.5], ranges=[[0, 1]], iterations=1, network=True))
+    assert few[few.part == "network"].error.min() > 1e-4  # what is found is found by the iterations
+
+
+def test_a_network_with_norms_is_not_undone(subject):
+    for changes in ({"norm": "post"}, {"norm": "none", "skip": False}):
+        with pytest.raises(ConfigError, match=r"use model\.norm=none and skips"):
+            invertibility.table(subject(**changes), options(network=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"attentions": ["l3"]}, "analysis.invertibility.attentions=l3: unknown; allowed are dot, l2, contractive_l2"),
+        ({"coefficients": []}, "analysis.invertibility.coefficients=[]: name at least one"),
+        ({"iterations": 0}, "analysis.invertibility.iterations=0: must be at least 1"),
+        ({"gain": -1.0}, "analysis.invertibility.gain=-1.0: must be above 0"),
+        ({"tokens": [1]}, "analysis.invertibility.tokens=[1]: attention needs at least 2 tokens"),
+        ({"ranges": [[1, 0]]}, "analysis.invertibility.ranges=[[1.0, 0.0]]: wants pairs [low,high]"),
+        ({"widths": [5]}, "analysis.invertibility.widths=[5]: 5 is not divisible by heads=2"),
+        ({"attentions": ["l2"], "network": True}, "analysis.invertibility.network=true: of the subject's model"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused_in_one_line(changes, said):
+    with pytest.raises(ConfigError) as error:
+        options(**changes)
+    assert str(error.value).startswith(said) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"bins": 1}, "analysis.histograms.bins=1: must be at least 2"),
+        ({"ranges": []}, "analysis.histograms.ranges=[]: name at least one"),
+        ({"ranges": [[2, 2]]}, "analysis.histograms.ranges=[[2.0, 2.0]]: wants pairs"),
+    ],
+    ids=str,
+)
+def test_wrong_options_of_histograms_are_refused_in_one_line(changes, said):
+    with pytest.raises(ConfigError) as error:
+        histogram_options(**changes)
+    assert str(error.value).startswith(said) and "\n" not in str(error.value)
+
+
+def test_shipped_options_are_the_fields_of_the_dataclasses():
+    shipped = typed(invertibility.Options, SHIPPED, "analysis.invertibility")
+    assert dataclasses.asdict(shipped) == SHIPPED
+    assert dataclasses.asdict(histogram_options()) == SHIPPED_HISTOGRAMS
+
+
+# --- histograms -------------------------------------------------------------------------------------------------------
+
+
+def test_histograms_count_the_entries(subject):
+    one = subject(kinds=("initialised",), attention="l2", tied_qk=True)
+    table = with_who(histograms.table(one, histogram_options(tokens=5, sequences=7, bins=8)), **one.who)
+    assert len(table) == 3 * 2 * 2 * 8
+    rows = table[(table.layer == 2) & (table.inputs == "0..10")]
+    x_BND = invertibility.inputs_of(0, 10, 7, 5, 4, histograms.generator_for(0, "invertibility"))
+    y_BND = one.model.blocks[1].attention(x_BND, "", None, None).detach()
+    for of, values in (("input", x_BND), ("output", y_BND)):
+        mine, values = rows[rows.of == of], values.numpy().ravel()
+        assert mine.sd.iloc[0] == pytest.approx(values.std(), rel=1e-12)
+        assert (mine.smallest.iloc[0], mine.largest.iloc[0]) == (values.min(), values.max())
+        for number, row in enumerate(mine.itertuples()):
+            inside = (values >= row.low) & ((values < row.high) | (number == 7) & (values <= row.high))
+            assert row.density == pytest.approx(inside.mean() / (row.high - row.low), rel=1e-9)
+        assert (mine.density * (mine.high - mine.low)).sum() == pytest.approx(1)
+    assert "sd" in histograms.digest(table)
+
+
+def test_the_figures_have_a_panel_for_each_range_and_kind(subject):
+    one = subject()
+    of_layers = with_who(invertibility.table(one, options()), **one.who)
+    of_entries = with_who(histograms.table(one, histogram_options(tokens=5, sequences=4, bins=6)), **one.who)
+    for name, table in (("invertibility", of_layers), ("histograms", of_entries)):
+        panels = {"invertibility": 4, "histograms": 2}[name]  # two ranges; trained and initialised, or trained alone
+        assert len(ANALYSES[name].figure(table, None, None).axes) == panels
+        both = pd.concat([table.assign(of_model="a"), table.assign(of_model="b")])
+        figure = ANALYSES[name].figure(both, None, "of_model")
+        assert len(figure.axes) == 2 * panels
+        drawn = [axes.lines or axes.patches for axes in figure.axes]
+        assert all(drawn)
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+
+def claimed(attention, left, weights="fresh", part="attention"):
+    rows = [(0, 2.0), (25, 3.0), (50, 2.0 * left)]
+    one = pd.DataFrame(rows, columns=["iteration", "error"]).assign(
+        attention=attention, weights=weights, part=part, coefficient=0.5, inputs="0..1", tokens=8, width=8
+    )
+    if part == "network":
+        one = one[one.iteration == 50]
+    one["relative_error"] = one.error / 2
+    return pd.concat([one.assign(seed=seed) for seed in range(3)])
+
+
+@pytest.mark.parametrize(
+    ("name", "attention", "left", "outcome"),
+    [
+        ("kim_fig3_l2_inverted", "l2", 1e-5, "held"),
+        ("kim_fig3_l2_inverted", "l2", 0.1, "failed"),
+        ("kim_fig3_l2_inverted", "dot", 1e-5, "undecided"),  # it is of another kind of attention
+        ("kim_fig3_contractive_inverted", "contractive_l2", 0.0, "held"),
+        ("kim_fig3_contractive_inverted", "contractive_l2", 0.5, "failed"),
+        ("kim_fig3_dot_not_inverted", "dot", 20.0, "held"),
+        ("kim_fig3_dot_not_inverted", "dot", 1e-4, "failed"),
+        ("kim_fig5_inverted", "dot", 1e-4, "held"),
+        ("kim_fig5_inverted", "dot", 1e-2, "failed"),
+    ],
+)
+def test_claims_on_inversion(name, attention, left, outcome):
+    (verdict,) = judge(name, claimed(attention, left))
+    assert verdict["outcome"] == outcome
+    if outcome != "undecided":
+        assert verdict["measured"] == pytest.approx(np.log10(max(left, 1e-15)))
+
+
+@pytest.mark.parametrize(("left", "outcome"), [(1e-6, "held"), (0.3, "failed")])
+def test_the_trained_weights_and_the_whole_network_are_judged(left, outcome):
+    trained, initial = claimed("dot", left, "trained"), claimed("dot", 1e-2, "initialised")
+    assert judge("kim_fig5_inverted", pd.concat([trained, initial]))[0]["outcome"] == outcome
+    (verdict,) = judge("kim_fig5_inverted", claimed("contractive_l2", left, "trained", "network"))
+    assert verdict["outcome"] == outcome and verdict["measured"] == pytest.approx(np.log10(left))
+
+
+@pytest.mark.parametrize(("spread", "outcome"), [(1.0, "held"), (7.0, "failed")])
+def test_claim_on_histograms(spread, outcome):
+    rows = [("trained", "input", 2.0), ("trained", "output", 2.0 * spread), ("initialised", "output", 4.0)]
+    one = pd.DataFrame(rows, columns=["weights", "of", "sd"]).assign(inputs="0..1")
+    table = pd.concat([one.assign(seed=seed) for seed in range(3)])
+    (verdict,) = judge("kim_fig10_keeps_range", table)
+    assert verdict["outcome"] == outcome and verdict["measured"] == pytest.approx(spread)

@@ -1,0 +1,616 @@
+"""rankbench.lipschitz and its analysis: closed forms against torch.func, bounds against random and optimised Jacobians,
+constants against brute force.
+
+Shapes: B sequence or start, N token, M key token, D width, H head, K head width.
+"""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.optimize
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from rankbench import lipschitz
+from rankbench.analyses import ANALYSES, Subject
+from rankbench.analyses import lipschitz as analysis
+from rankbench.claims import judge
+from rankbench.config import ConfigError, conf_dir, typed
+from rankbench.lipschitz import Layer
+from rankbench.model import initial_model
+from rankbench.tables import read_table, with_who, write_table
+
+# Float64, a few hundred operations in another order.
+EXACT = {"rtol": 1e-11, "atol": 1e-12}
+ROUNDING = 1 + 1e-10  # what a true bound may be missed by, by rounding alone
+every = settings(max_examples=30, deadline=None)
+SHIPPED = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "lipschitz.yaml"))
+
+
+def random_layer(
+    seed, kind="l2", tied=True, width=4, heads=2, head_width=2, tokens=5, mask="none", gain=1.0, bias=False
+):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return gain * torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    w_q_HDK, w_k_HDK, w_v_HDK = (draw(heads, width, head_width) for _ in range(3))
+    biases = (draw(heads, head_width), draw(heads, head_width)) if bias else (None, None)
+    seen_NM = {
+        "none": None,
+        "causal": torch.ones(tokens, tokens, dtype=torch.bool).tril(),
+        # any mask at all, but that each query sees itself
+        "random": (torch.rand(tokens, tokens, generator=generator) < 0.5) | torch.eye(tokens, dtype=torch.bool),
+    }[mask]
+    w_o_HKD = draw(heads, head_width, width)
+    return Layer(kind, w_q_HDK, w_q_HDK if tied else w_k_HDK, w_v_HDK, w_o_HKD, *biases, seen_NM)
+
+
+def ones(tokens=None, w_q=1.0):
+    """One head of width 1 with weights 1."""
+    one = torch.ones(1, 1, 1, dtype=torch.float64)
+    return Layer("l2", w_q * one, w_q * one, one, one)
+
+
+def states(seed, sequences, tokens, width, size=1.0):
+    generator = torch.Generator().manual_seed(1000 + seed)
+    return size * torch.randn(sequences, tokens, width, generator=generator, dtype=torch.float64)
+
+
+def as_matrix(rows):
+    """(B, N, D, N, E) -> (B, ND, NE)."""
+    return rows.flatten(3).flatten(1, 2)
+
+
+def norm_of(matrix, p):
+    return torch.linalg.matrix_norm(matrix, math.inf if p == "inf" else 2)
+
+
+# --- the layer --------------------------------------------------------------------------------------------------------
+
+
+def attend_slowly(layer, x_ND):
+    """The definition, token by token and head by head."""
+    num_heads, _, head_width = layer.w_q_HDK.shape
+    out = torch.zeros_like(x_ND)
+    for h in range(num_heads):
+        b_q, b_k = (0 if b is None else b[h] for b in (layer.b_q_HK, layer.b_k_HK))
+        for i in range(len(x_ND)):
+            keys = [j for j in range(len(x_ND)) if layer.seen_NM is None or layer.seen_NM[i, j]]
+            scores = []
+            for j in keys:
+                q, k = x_ND[i] @ layer.w_q_HDK[h] + b_q, x_ND[j] @ layer.w_k_HDK[h] + b_k
+                scores.append((q @ k if layer.kind == "dot" else -(q - k).square().sum()) / math.sqrt(head_width))
+            p = torch.stack(scores).softmax(0)
+            mixed = sum(weight * x_ND[j] for weight, j in zip(p, keys, strict=True))
+            if layer.kind == "l2":
+                mixed = mixed @ layer.w_q_HDK[h] @ layer.w_q_HDK[h].T / math.sqrt(head_width)
+            out[i] += mixed @ layer.w_v_HDK[h] @ layer.w_o_HKD[h]
+    return out / layer.divisor
+
+
+LAYERS = [
+    dict(zip(("kind", "tied", "mask", "bias"), one, strict=True))
+    for one in itertools.product(("dot", "l2"), (True, False), ("none", "random"), (False, True))
+]
+
+
+@pytest.mark.parametrize("changes", LAYERS, ids=str)
+def test_layer_jacobian_and_derivative_are_those_of_the_definition(changes):
+    layer = random_layer(1, **changes, gain=0.7)._replace(divisor=1.7)
+    x_BND, v_BND = states(1, 2, 5, 4), states(2, 2, 5, 4)
+    torch.testing.assert_close(lipschitz.attend(layer, x_BND), torch.stack([attend_slowly(layer, x) for x in x_BND]))
+    wanted = torch.stack([torch.func.jacrev(lambda x: attend_slowly(layer, x))(x_ND) for x_ND in x_BND])
+    rows = lipschitz.jacobian(layer, x_BND)
+    torch.testing.assert_close(rows, wanted, **EXACT)
+    torch.testing.assert_close(rows[:, 3], lipschitz.rows_of_token(layer, x_BND, 3))
+    pushed = torch.einsum("bndme,bme->bnd", wanted, v_BND)
+    torch.testing.assert_close(lipschitz.push(layer, x_BND, v_BND), pushed, **EXACT)
+
+
+def test_the_jacobian_is_the_papers_equations_27_and_28():
+    layer = random_layer(3, heads=1, width=3, head_width=3)
+    eye = torch.eye(3, dtype=torch.float64)
+    layer = layer._replace(w_v_HDK=eye[None], w_o_HKD=eye[None])
+    x_ND = states(3, 1, 4, 3)[0]
+    p_NM = lipschitz.weights(layer, x_ND[None])[0, 0]
+    a = layer.w_q_HDK[0] @ layer.w_q_HDK[0].T / math.sqrt(3)
+    wanted = torch.zeros(4, 3, 4, 3, dtype=torch.float64)
+    for i, j in itertools.product(range(4), range(4)):
+        mean = p_NM[i] @ x_ND
+        wanted[i, :, j] = p_NM[i, j] * a
+        if i == j:
+            wanted[i, :, j] += 2 * a @ x_ND.T @ (p_NM[i].diag() - p_NM[i].outer(p_NM[i])) @ x_ND @ a
+        else:
+            wanted[i, :, j] += 2 * p_NM[i, j] * a @ (x_ND[j] - mean).outer(x_ND[i] - x_ND[j]) @ a
+    torch.testing.assert_close(lipschitz.jacobian(layer, x_ND[None])[0], wanted, **EXACT)
+
+
+@pytest.mark.parametrize("p", ["inf", "2"])
+def test_norms_of_jacobians_are_numpys(p, monkeypatch):
+    layer, x_ND = random_layer(4), states(4, 1, 5, 4)[0]
+    wanted = norm_of(as_matrix(lipschitz.jacobian(layer, x_ND[None]))[0], p).item()
+
+    def attention(x):
+        return lipschitz.attend(layer, x[None])[0]
+
+    assert lipschitz.jacobian_norm(attention, x_ND, p, chunk=3) == pytest.approx(wanted, rel=1e-12)
+    monkeypatch.setattr(lipschitz, "FULL_SVD_UP_TO", 2)  # Lanczos, to its tolerance
+    assert lipschitz.jacobian_norm(attention, x_ND, p) == pytest.approx(wanted, rel=1e-8)
+
+
+# --- bounds hold ------------------------------------------------------------------------------------------------------
+
+SHAPES = st.tuples(st.integers(2, 7), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
+SIZES = st.floats(-2, 2).map(lambda power: 10**power)
+
+
+@every
+@given(st.integers(0, 10**6), SHAPES, st.sampled_from(["none", "causal", "random"]), SIZES, st.floats(0.2, 3))
+def test_the_theorem_holds_at_random_inputs(seed, shape, mask, size, gain):
+    tokens, width, heads, head_width = shape
+    layer = random_layer(seed, "l2", True, width, heads, head_width, tokens, mask, gain)
+    matrix = as_matrix(lipschitz.jacobian(layer, states(seed, 4, tokens, width, size / gain)))
+    for p, bound in (("inf", lipschitz.theorem_inf), ("2", lipschitz.theorem_2)):
+        assert norm_of(matrix, p).max().item() <= bound(layer, tokens) * ROUNDING
+
+
+@pytest.mark.parametrize("p", ["inf", "2"])
+@pytest.mark.parametrize("mask", ["none", "causal", "random"])
+@pytest.mark.parametrize("shape", [(3, 1, 1, 1), (4, 3, 2, 2), (9, 2, 1, 3)], ids=str)
+def test_the_theorem_holds_where_the_norm_was_maximised(shape, mask, p):
+    tokens, width, heads, head_width = shape
+    layer = random_layer(sum(shape), "l2", True, width, heads, head_width, tokens, mask)
+    starts = lipschitz.random_starts(6, tokens, width, 3.0, torch.Generator().manual_seed(0))
+    found = lipschitz.ascend(layer, starts / layer.w_q_HDK.abs().mean(), p, 60, 0.1, 60)
+    first, last = found.values_TB
+    assert (last >= first).all() and last.max() > first.max()
+    bound = (lipschitz.theorem_inf if p == "inf" else lipschitz.theorem_2)(layer, tokens)
+    assert last.max().item() <= bound * ROUNDING
+    # what the ascent reports is no more than the true norm where it was found
+    true_B = norm_of(as_matrix(lipschitz.jacobian(layer, found.x_BND)), p)
+    assert (last <= true_B * ROUNDING).all()
+    if p == "inf" and mask != "random":
+        assert last.max().item() > 0.3 * bound / (heads * head_width**2 * width)  # it did climb
+
+
+def test_printed_for_p_2_the_theorem_is_false_and_corrected_it_holds():
+    layer, r = ones(w_q=4.0), 1.35
+    x_BND = torch.tensor([[0.0, r / 4, -r / 4]], dtype=torch.float64)[..., None]
+    measured = norm_of(as_matrix(lipschitz.jacobian(layer, x_BND)), "2").item()
+    printed, corrected = (lipschitz.theorem_2(layer, 3, printed=one) for one in (True, False))
+    # sqrt(3) (4 phi^-1(2) + 1), once times 4 and once times 16
+    base = math.sqrt(3) * (4 * scipy.optimize.brentq(lambda c: c * math.exp(c + 1) - 2, 0, 1, xtol=1e-14) + 1)
+    assert printed == pytest.approx(4 * base, rel=1e-8) and corrected == pytest.approx(16 * base, rel=1e-8)
+    assert printed < measured < corrected
+
+
+def test_with_a_mask_n_is_the_number_of_keys_that_a_query_sees():
+    layer = random_layer(5, tokens=6, mask="causal")
+    seen = [1, 2, 3, 4, 5, 6]
+    plain = layer._replace(seen_NM=None)
+    assert lipschitz.theorem_inf(layer, 6) == pytest.approx(lipschitz.theorem_inf(plain, 6), rel=1e-14)
+    window = layer._replace(seen_NM=torch.ones(6, 6).tril(1).triu(-1) > 0)
+    assert lipschitz.theorem_inf(window, 6) == pytest.approx(lipschitz.theorem_inf(plain, 3), rel=1e-14)
+    rows = [lipschitz.theorem_2(plain, n) / math.sqrt(n) for n in seen]  # one row's share
+    assert lipschitz.theorem_2(layer, 6) == pytest.approx(math.sqrt(sum(row**2 for row in rows)), rel=1e-12)
+
+
+def test_what_has_no_bound_says_so():
+    with pytest.raises(ValueError, match="not Lipschitz"):
+        lipschitz.theorem_inf(random_layer(0, "dot"), 5)
+    with pytest.raises(ValueError, match="W\\^Q = W\\^K"):
+        lipschitz.theorem_2(random_layer(0, tied=False), 5)
+    with pytest.raises(ValueError, match="its own key"):
+        lipschitz.theorem_inf(random_layer(0)._replace(seen_NM=torch.ones(5, 5).triu(1) > 0), 5)
+    with pytest.raises(ValueError, match="one head of width 1"):
+        lipschitz.one_dimension_inf(random_layer(0), 5)
+    with pytest.raises(ValueError, match="tokens between"):
+        lipschitz.one_dimension_2(ones()._replace(seen_NM=torch.ones(5, 5).tril() > 0), 5)
+
+
+@every
+@given(
+    st.integers(0, 10**6),
+    SHAPES,
+    st.sampled_from([(kind, tied) for kind in ("dot", "l2") for tied in (True, False)]),
+    st.sampled_from(["none", "random"]),
+    SIZES,
+)
+def test_local_certificates_hold_and_balls_do(seed, shape, kind_tied, mask, size):
+    tokens, width, heads, head_width = shape
+    layer = random_layer(seed, *kind_tied, width, heads, head_width, tokens, mask, bias=seed % 2 == 1)
+    x_BND = states(seed, 4, tokens, width, size)
+    measured_B = norm_of(as_matrix(lipschitz.jacobian(layer, x_BND)), "2")
+    assert (measured_B <= lipschitz.local_2(layer, x_BND) * ROUNDING).all()
+    if kind_tied[0] == "dot" and mask == "none" and seed % 2 == 0:
+        radius = x_BND.norm(dim=-1).max().item()
+        ours, castin = (lipschitz.dot_ball_2(layer, tokens, radius, castin=one) for one in (False, True))
+        assert measured_B.max().item() <= ours * ROUNDING and ours <= castin
+    elif kind_tied[0] == "dot":
+        with pytest.raises(ValueError, match="without masks and biases"):
+            lipschitz.dot_ball_2(layer._replace(seen_NM=torch.ones(tokens, tokens) > 0), tokens, 1.0)
+
+
+def test_a_local_certificate_is_tight_for_equal_tokens():
+    # all tokens equal: P is 1/N everywhere, its covariance 0, so ||J|| = ||P|| ||V|| = ||V||
+    layer, x_BND = random_layer(6, "dot", heads=1), states(6, 1, 1, 4).expand(1, 5, 4)
+    wanted = norm_of(layer.values_HDD[0], "2")
+    torch.testing.assert_close(lipschitz.local_2(layer, x_BND)[0], wanted, rtol=1e-6, atol=0)
+    torch.testing.assert_close(norm_of(as_matrix(lipschitz.jacobian(layer, x_BND)), "2")[0], wanted, **EXACT)
+
+
+@every
+@given(st.integers(0, 10**6), st.integers(2, 6), st.booleans(), SIZES)
+def test_norm_layers_are_below_their_bounds(seed, width, centred, size):
+    x = states(seed, 1, 1, width, size)[0, 0]
+    weight = states(seed + 1, 1, 1, width)[0, 0]
+
+    def norm(x):
+        if centred:
+            return torch.nn.functional.layer_norm(x, (width,), weight, None, 1e-5)
+        return torch.nn.functional.rms_norm(x, (width,), weight, 1e-5)
+
+    matrix = torch.func.jacrev(norm)(x)
+    spread = (x - x.mean() if centred else x).square().mean()
+    scale = (spread + 1e-5).rsqrt().item()
+    for p in ("inf", "2"):
+        assert norm_of(matrix, p).item() <= lipschitz.norm_bound(width, weight, scale, p, centred) * ROUNDING
+
+
+# --- one head of width 1 ----------------------------------------------------------------------------------------------
+
+
+def row_by_hand(x):
+    """Absolute sum of the first row of J for weights 1, and so of any permutation's row."""
+    x = np.asarray(x)
+    p = np.exp(-((x - x[0]) ** 2))
+    p /= p.sum()
+    mean = p @ x
+    row = p * (1 + 2 * (x - mean) * (x[0] - x))
+    row[0] += 2 * (p @ x**2 - mean**2)
+    return np.abs(row).sum()
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 4, 5, 7])
+def test_the_constant_for_p_inf_against_a_global_search(tokens):
+    bound = lipschitz.one_dimension_inf(ones(), tokens)
+    found = scipy.optimize.differential_evolution(
+        lambda others: -row_by_hand([0.0, *others]), [(-4, 4)] * (tokens - 1), seed=1, tol=1e-10, maxiter=300
+    )
+    assert -found.fun <= bound * ROUNDING
+    if tokens % 2:  # exact
+        assert -found.fun == pytest.approx(bound, abs=1e-6)
+        u = 1.5 + (bound - 1) / 4  # 3/2 + W0
+        half = (tokens - 1) // 2
+        at = [0.0, *[math.sqrt(u)] * half, *[-math.sqrt(u)] * half]
+        assert row_by_hand(at) == pytest.approx(bound, rel=1e-12)
+    # the theorem is above it and less than twice as large
+    assert bound < lipschitz.theorem_inf(ones(), tokens) < 2 * bound
+
+
+@every
+@given(st.lists(st.floats(-6, 6), min_size=1, max_size=12))
+def test_no_row_is_above_the_constant(others):
+    assert row_by_hand([0.0, *others]) <= lipschitz.one_dimension_inf(ones(), len(others) + 1) * ROUNDING
+
+
+@pytest.mark.parametrize("head_width_one", [(1, 3, 0), (4, 2, 1)], ids=str)
+def test_weights_of_a_head_of_width_1_multiply_the_constant(head_width_one):
+    width, gain, seed = head_width_one
+    layer = random_layer(seed, "l2", True, width, 1, 1, gain=gain)
+    w_q = layer.w_q_HDK[0, :, 0]
+    u = 1.5 + (lipschitz.one_dimension_inf(ones(), 5) - 1) / 4
+    # tokens along w_q, so that y = x w_q is 0 and +-sqrt(u), twice each
+    y = torch.tensor([0.0, 1, 1, -1, -1], dtype=torch.float64) * math.sqrt(u)
+    matrix = as_matrix(lipschitz.jacobian(layer, (y[:, None] * w_q / w_q.square().sum())[None]))
+    assert norm_of(matrix, "inf").item() == pytest.approx(lipschitz.one_dimension_inf(layer, 5), rel=1e-12)
+
+
+@every
+@given(st.integers(0, 10**6), st.integers(2, 40), SIZES)
+def test_the_bound_for_p_2_of_width_1_holds(seed, tokens, size):
+    layer = random_layer(seed, "l2", True, 3, 1, 1)
+    matrix = as_matrix(lipschitz.jacobian(layer, states(seed, 3, tokens, 3, size)))
+    assert norm_of(matrix, "2").max().item() <= lipschitz.one_dimension_2(layer, tokens) * ROUNDING
+
+
+def test_the_bound_for_p_2_of_width_1_is_below_the_theorems_and_grows_slower():
+    ours, theirs = (
+        [bound(ones(), tokens) for tokens in (10, 100, 1000)]
+        for bound in (lipschitz.one_dimension_2, lipschitz.theorem_2)
+    )
+    assert all(np.less(ours, theirs))
+    assert ours[2] / ours[1] < 2.5 < math.sqrt(10) < theirs[2] / theirs[1]
+
+
+def test_the_written_out_row_is_the_general_one_with_its_gradient():
+    layer = ones(w_q=1.7)._replace(divisor=0.3)
+    x_BN1 = states(7, 5, 9, 1).requires_grad_()
+    value_B = lipschitz.rows_of_token(layer, x_BN1, 0).abs().sum((-2, -1))[:, 0]
+    wanted = torch.autograd.grad(value_B.sum(), x_BN1)[0]
+    got_B, gradient = lipschitz._one_dimension_row(layer, x_BN1.detach())
+    torch.testing.assert_close(got_B, value_B.detach(), **EXACT)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("tokens", [3, 21, 101])
+def test_the_ascent_reaches_the_constant_at_odd_numbers_of_tokens(tokens):
+    starts = lipschitz.random_starts(20, tokens, 1, 10.0, torch.Generator().manual_seed(0))
+    exact = lipschitz.one_dimension_inf(ones(), tokens)
+    plain, mirrored = (lipschitz.ascend(ones(), starts, "inf", 400, 0.1, 400, mirror=one) for one in (False, True))
+    assert 0 <= exact * ROUNDING - mirrored.values_TB[-1].max().item() < 1e-3
+    assert plain.values_TB[-1].max().item() <= exact * ROUNDING
+    assert (mirrored.x_BND.mean(1).abs() < 20).all()
+
+
+def test_mirroring_leaves_the_weights():
+    x_BN1 = states(8, 3, 7, 1)
+    mirrored = lipschitz._mirrored(x_BN1, 0)
+    torch.testing.assert_close(
+        lipschitz.weights(ones(), mirrored)[:, 0, 0], lipschitz.weights(ones(), x_BN1)[:, 0, 0], **EXACT
+    )
+    assert ((mirrored - mirrored[:, :1]) > 0).sum(1).squeeze(-1).tolist() == [3, 3, 3]
+    with pytest.raises(ValueError, match="width 2"):
+        lipschitz._mirrored(states(8, 3, 7, 2), 0)
+
+
+def test_under_ascent_dot_product_attention_grows_and_l2_does_not():
+    generator = torch.Generator().manual_seed(0)
+    starts = lipschitz.random_starts(3, 6, 2, 1.0, generator)
+    growth = {}
+    for kind in ("dot", "l2"):
+        layer = lipschitz.fresh_layer(kind, 2, 1, None, generator)
+        steps, values, _ = lipschitz.ascend(layer, starts, "inf", 200, 0.1, 50)
+        assert steps == [0, 50, 100, 150, 200]
+        growth[kind] = (values[-1].max() / values[2].max()).item()
+    assert growth["dot"] > 1.5 and growth["l2"] < 1.01
+
+
+# --- the analysis -----------------------------------------------------------------------------------------------------
+
+
+def options(**changes):
+    return typed(analysis.Options, {**SHIPPED, **changes}, "analysis.lipschitz")
+
+
+@pytest.fixture(scope="session")
+def subject(model_config, sorting_task):
+    def make(seed=0, kinds=("trained", "initialised"), **changes):
+        task = sorting_task(length=4, alphabet=5, train_size=10, test_size=3)
+        cfg = model_config(**{"name": "small", "layers": 2, "heads": 2, "width": 6, "init_gain": 3.0, **changes})
+        models = {kind: initial_model(cfg, task, seed + n).double() for n, kind in enumerate(kinds)}
+        train, test = (task.sample(size, torch.Generator().manual_seed(seed)) for size in (10, 3))
+        return Subject("a run", seed, task, train, test, models)
+
+    return make
+
+
+MODELS = [
+    {},
+    {"norm": "pre", "norm_kind": "rmsnorm", "mask": "causal"},
+    {"norm": "none", "attention": "l2", "tied_qk": True},
+    {"norm": "none", "attention": "contractive_l2", "tied_qk": True, "contraction": 0.9, "branch_scale": 0.5},
+    {"norm": "post", "attention": "l2", "tied_qk": True, "mask": "window", "window": 1, "skip": False},
+    {"attention": "l2", "mlp": False, "mlp_skip": False},
+    {"attention": "cosine"},
+    {"attention": "dot", "temperature": 0.5, "mix_attention": 0.7},
+]
+
+
+@pytest.mark.parametrize("changes", MODELS, ids=str)
+def test_a_models_layer_is_the_functional_one(subject, changes):
+    attention = subject(**changes).model.blocks[0].attention
+    layer = analysis.layer_of(attention, 4)
+    if changes.get("attention") == "cosine":
+        assert layer is None
+        return
+    x_BND = states(9, 3, 4, 6)
+    got, wanted = lipschitz.attend(layer, x_BND), attention(x_BND, "", None, None)
+    constant = wanted - got  # biases of values and output: the same whatever x is
+    torch.testing.assert_close(constant, constant[:1, :1].expand_as(constant), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("changes", MODELS, ids=str)
+def test_every_bound_of_a_model_is_above_every_lower_bound_of_the_same(subject, changes):
+    table = analysis.table(subject(**changes), options(starts=3, steps=8, sequences=2, start_range=2.0))
+    assert [column for column in table if table[column].isna().any()] == []
+    assert set(table.part) >= {"attention", "block", "network", "w_q", "w_o"}
+    axes = ["weights", "part", "layer", "p"]
+    compared = 0
+    for _, rows in table.groupby(axes):
+        measured = rows[rows.quantity == "jacobian"].value.max()
+        lower = rows[rows.kind == "lower_bound"].value.max()
+        for row in rows[rows.kind == "bound"].itertuples():
+            if not row.quantity.startswith("ball"):
+                assert (measured if row.quantity == "local" else lower) <= row.value * ROUNDING
+                compared += np.isfinite(row.value)
+    assert compared >= (0 if changes.get("attention") == "cosine" else 10)
+    if changes.get("attention") == "contractive_l2":
+        theorem = table[(table.part == "attention") & (table.p == math.inf) & (table.quantity == "theorem")]
+        np.testing.assert_allclose(theorem.value, 0.9)
+
+
+def test_jacobians_of_attention_block_and_network_are_autograds(subject):
+    one = subject(attention="l2", tied_qk=True, norm="pre")
+    table = analysis.table(one, options(sequences=2))
+    model, inputs = one.model, one.test.inputs[:2]
+    x_BND = model.embed(inputs)
+    wanted = {"attention": [], "block": [], "network": []}
+    first = model.blocks[0]
+    for x_ND in x_BND:
+        read_ND = first.attention_norm(x_ND[None], "", None)[0].detach()
+        maps = {
+            "attention": (lambda x: first.attention(x[None], "", None, {})[0], read_ND),
+            "block": (lambda x: first(x[None], "", None, {})[0], x_ND),
+            "network": (
+                lambda x: model.last_norm(model.blocks[1](first(x[None], "", None, {}), "", None, {}), "", None)[0],
+                x_ND,
+            ),
+        }
+        for part, (function, at) in maps.items():
+            matrix = torch.autograd.functional.jacobian(function, at.detach()).reshape(24, 24)
+            wanted[part].append([norm_of(matrix, p).item() for p in ("inf", "2")])
+    rows = table[(table.weights == "trained") & (table.quantity == "jacobian") & (table.layer <= 1)]
+    for part, values in wanted.items():
+        got = rows[rows.part == part].set_index("p").value
+        np.testing.assert_allclose(got[[math.inf, 2.0]], np.max(values, 0), rtol=1e-10)
+
+
+def test_spectral_norms_are_numpys(subject):
+    one = subject()
+    table = analysis.table(one, options(sequences=1))
+    mlp = one.model.blocks[1].mlp.up.weight.detach().numpy()
+    w_q = one.model.blocks[1].attention.qkv.weight[:6].detach().numpy()
+    rows = table[(table.weights == "trained") & (table.layer == 2) & (table.quantity == "spectral_norm")]
+    found = rows.set_index("part").value
+    for name, matrix in (("mlp_up", mlp), ("w_q", w_q)):
+        assert found[name] == pytest.approx(np.linalg.svd(matrix)[1][0], rel=1e-12)
+    assert (rows.kind == "exact").all()
+
+
+FRESH = {"layer": "l2", "tokens": [4, 5], "starts": 4, "steps": 30, "keep": 2, "mirror": True}
+
+
+@pytest.fixture(scope="module")
+def fresh_table(subject):
+    one = subject(kinds=("initialised",))
+    return with_who(analysis.table(one, options(**FRESH, record_every=10)), **one.who)
+
+
+def test_rows_of_a_fresh_layer(fresh_table, tmp_path):
+    write_table(fresh_table, tmp_path / "lipschitz.csv")
+    back = read_table(tmp_path / "lipschitz.csv")
+    pd.testing.assert_frame_equal(back, fresh_table)
+    at = fresh_table[(fresh_table.tokens == 5) & (fresh_table.p == math.inf)].set_index("quantity")
+    assert at.value["theorem"] == pytest.approx(lipschitz.theorem_inf(ones(), 5))
+    assert at.value["one_dimension"] == pytest.approx(lipschitz.one_dimension_inf(ones(), 5))
+    assert at.kind["one_dimension"] == "exact" and at.kind["theorem"] == "bound"
+    even = fresh_table[(fresh_table.tokens == 4) & (fresh_table.quantity == "one_dimension")]
+    assert set(even.kind) == {"bound"}
+    assert set(fresh_table[fresh_table.quantity == "theorem_printed"].kind) == {"estimate"}
+    climbed = fresh_table[fresh_table.quantity == "ascent"]
+    assert (
+        set(climbed.kind) == {"lower_bound"} and set(climbed.start) == {1, 2} and set(climbed.step) == {0, 10, 20, 30}
+    )
+    last = climbed[climbed.step == 30].set_index(["p", "tokens", "start"]).value.unstack("start")
+    assert (last[1] >= last[2]).all()
+    assert "ascent_mirrored" in analysis.digest(fresh_table)
+
+
+def test_dot_product_layers_have_no_theorem_and_contractive_ones_have_1(subject):
+    one = subject(kinds=("initialised",))
+    dot = analysis.table(one, options(layer="dot", tokens=[6], width=4, heads=2, gain=1.0, radius=2.0))
+    assert np.isinf(dot[dot.quantity == "theorem"].value).all()
+    assert {"ball", "ball_castin"} <= set(dot.quantity)
+    divided = analysis.table(one, options(layer="contractive_l2", tokens=[6, 9], width=4, heads=2, gain=1.0))
+    np.testing.assert_allclose(divided[(divided.quantity == "theorem") & (divided.p == math.inf)].value, 1)
+
+
+def test_the_figures_show_every_quantity(subject, fresh_table):
+    one = subject(attention="l2", tied_qk=True)
+    network = with_who(analysis.table(one, options(starts=2, steps=4, record_every=2, sequences=1)), **one.who)
+    by_layer = network[network.quantity != "ascent"]
+    for table, panels, label in ((fresh_table, 2, "tokens N"), (network, 2, "step of"), (by_layer, 6, "layer")):
+        figure = ANALYSES["lipschitz"].figure(table, None, None)
+        assert len(figure.axes) == panels and figure.axes[-1].get_xlabel().startswith(label)
+        assert all(axes.lines for axes in figure.axes)
+    both = pd.concat([fresh_table.assign(of="a"), fresh_table.assign(of="b")])
+    assert len(ANALYSES["lipschitz"].figure(both, None, "of").axes) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"layer": "L2"}, "analysis.lipschitz.layer=L2: unknown; allowed are dot, l2, contractive_l2"),
+        ({"mask": "window"}, "analysis.lipschitz.mask=window: unknown"),
+        ({"norms": ["1"]}, "analysis.lipschitz.norms=1: unknown"),
+        ({"norms": []}, "analysis.lipschitz.norms=[]: name at least one"),
+        ({"tokens": [1]}, "analysis.lipschitz.tokens=[1]: attention needs at least 2 tokens"),
+        ({"steps": 0}, "analysis.lipschitz.steps=0: must be at least 1"),
+        ({"gain": 0.0}, "analysis.lipschitz.gain=0.0: must be above 0"),
+        ({"width": 3, "heads": 2}, "analysis.lipschitz.width=3: not divisible"),
+        ({"layer": "contractive_l2", "tied": False}, "analysis.lipschitz.tied=false: layer=contractive_l2"),
+        ({"mirror": True}, "analysis.lipschitz.mirror=true: for layer=l2 of width=1"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused_in_one_line(changes, said):
+    with pytest.raises(ConfigError) as error:
+        options(**changes)
+    assert str(error.value).startswith(said) and "\n" not in str(error.value)
+
+
+def test_shipped_options_are_the_fields_of_the_dataclass():
+    assert dataclasses.asdict(options()) == SHIPPED
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+
+def claimed(rows, seeds=(0, 1, 2)):
+    columns = ["p", "quantity", "kind", "tokens", "start", "step", "value"]
+    one = pd.DataFrame(rows, columns=columns).assign(weights="fresh", part="attention", layer=0)
+    return pd.concat([one.assign(seed=seed) for seed in seeds])
+
+
+def curve(norm, quantity, kind, values, tokens=(10, 100, 1000)):
+    ascent = quantity.startswith("ascent")
+    return [
+        (norm, quantity, kind, at, int(ascent), 600 * ascent, value) for at, value in zip(tokens, values, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("last", "outcome"), [(9.0, "held"), (9.3, "held"), (12.0, "failed"), (6.0, "failed")])
+def test_fig2_slope(last, outcome):
+    table = claimed(
+        [
+            *curve(math.inf, "theorem", "bound", [6, 8, 10]),
+            *curve(math.inf, "ascent", "lower_bound", [5, (5 + last) / 2, last]),
+        ]
+    )
+    assert judge("kim_fig2_slope", table)[0]["outcome"] == outcome
+
+
+@pytest.mark.parametrize(("missed", "outcome"), [(9e-4, "held"), (2e-3, "failed")])
+def test_fig2_exact(missed, outcome):
+    exact = curve(math.inf, "one_dimension", "exact", [5, 7], (11, 101))
+    near = curve(math.inf, "ascent_mirrored", "lower_bound", [5 - missed, 7 - 1e-5], (11, 101))
+    far = curve(math.inf, "ascent", "lower_bound", [4.9, 6.9], (11, 101))
+    (verdict,) = judge("kim_fig2_exact", claimed([*exact, *near, *far]))
+    assert verdict["outcome"] == outcome and verdict["measured"] == pytest.approx(missed)
+
+
+@pytest.mark.parametrize(("lower", "outcome"), [(7.9, "held"), (8.1, "failed")])
+def test_the_bound_holds_or_not_in_the_worst_seed(lower, outcome):
+    rows = [*curve(math.inf, "theorem", "bound", [6, 8, 10]), *curve(math.inf, "ascent", "lower_bound", [5, 7, 9])]
+    worst = [*rows, *curve(math.inf, "ascent", "lower_bound", [lower], (100,))]
+    estimate = curve(math.inf, "theorem_printed", "estimate", [1, 1, 1])  # no bound, so it is not judged
+    table = pd.concat([claimed([*rows, *estimate], [0]), claimed([*worst, *estimate], [1])])
+    assert judge("kim_bound_holds", table)[0]["outcome"] == outcome
+
+
+@pytest.mark.parametrize(("power", "outcome"), [(0.2, "held"), (0.6, "failed")])
+def test_fig7_exponent(power, outcome):
+    values = [tokens**power for tokens in (10, 100, 1000)]
+    (verdict,) = judge("kim_fig7_log", claimed(curve(2.0, "ascent", "lower_bound", values)))
+    assert verdict["outcome"] == outcome and verdict["measured"] == pytest.approx(power)
+
+
+@pytest.mark.parametrize(("power", "outcome"), [(2.0, "held"), (0.1, "failed")])
+def test_fig8_growth(power, outcome):
+    rows = [(math.inf, "ascent", "lower_bound", 8, 1, step, step**power) for step in (1, 50, 100, 200)]
+    table = claimed(rows)
+    (verdict,) = judge("kim_fig8_diverges", table)
+    assert verdict["outcome"] == outcome and verdict["measured"] == pytest.approx(2**power)
+    # of a trained network the initial weights do not count
+    stuck = table.assign(weights="initialised", value=1.0)
+    both = pd.concat([table.assign(weights="trained"), stuck])
+    assert judge("kim_fig8_diverges", both)[0]["outcome"] == outcome
