@@ -298,13 +298,7 @@ EXPERIMENTS = sorted((conf_dir() / "experiment").glob("*.yaml"))
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_every_experiment_names_claims_and_figures_that_exist(path):
     shipped = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    analyses = [
-        entry
-        for one in shipped.get("defaults", [])
-        if isinstance(one, dict)
-        for entry in one.get("override /analysis", [])
-    ]
     for name in shipped.get("claims", []):
-        assert name in CLAIMS and CLAIMS[name].table in analyses
+        assert name in CLAIMS  # that their tables are made: tests/test_presets.py
     if shipped.get("published") is not None:
         assert shipped["published"] in set(figures_published())

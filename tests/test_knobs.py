@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from rankbench.analyses import ANALYSES, Subject, residual
 from rankbench.claims import CLAIMS, judge
-from rankbench.claims.dong import log10_kept
+from rankbench.claims.dong_collapse import log10_kept
 from rankbench.claims.knobs import KNOBS
 from rankbench.config import conf_dir
 from rankbench.metrics import relative_residual_frobenius

@@ -5,7 +5,8 @@ import pandas as pd
 from rankbench.claims.amsel import AMSEL
 from rankbench.claims.blog import BLOG
 from rankbench.claims.claim import Claim, verdict_line, verdicts_of
-from rankbench.claims.dong import DONG
+from rankbench.claims.dong_collapse import DONG_COLLAPSE
+from rankbench.claims.dong_paths import DONG_PATHS
 from rankbench.claims.kim import KIM
 from rankbench.claims.kim_charlm import KIM_CHARLM
 from rankbench.claims.knobs import KNOBS
@@ -13,7 +14,7 @@ from rankbench.claims.published import figures_published, published
 
 __all__ = ["CLAIMS", "Claim", "figures_published", "judge", "published", "verdict_line"]
 
-CLAIMS: dict[str, Claim] = {**DONG, **BLOG, **AMSEL, **KIM, **KIM_CHARLM, **KNOBS}
+CLAIMS: dict[str, Claim] = {**DONG_PATHS, **DONG_COLLAPSE, **BLOG, **AMSEL, **KIM, **KIM_CHARLM, **KNOBS}
 
 
 def judge(name: str, table: pd.DataFrame, facet: str | None = None) -> list[dict]:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from rankbench.claims.claim import Claim
-from rankbench.claims.dong import A_TENTH, VANISHED, log10_kept
+from rankbench.claims.dong_collapse import A_TENTH, VANISHED, log10_kept
 from rankbench.tables import last_of_layer
 
 HALF = 0.5  # of a rank or an entropy: what is above it counts as kept
