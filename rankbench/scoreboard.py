@@ -156,4 +156,5 @@ def _line(row: dict[str, Any]) -> str:
         return f"{row['outcome']:<10} {row['preset']}"
     where = f" [{row['where']}]" if row["where"] else ""
     beside = "" if row["published"] is None else f", published {row['published']:g}"
-    return f"{row['outcome']:<10} {row['preset']}: {row['claim']}{where}: measured {row['measured']:.3g}{beside}"
+    measured = "not measurable" if row["measured"] is None else f"measured {row['measured']:.3g}"
+    return f"{row['outcome']:<10} {row['preset']}: {row['claim']}{where}: {measured}{beside}"

@@ -113,6 +113,12 @@ def test_a_run_without_verdicts_says_so(outputs, tmp_path):
     assert table.outcome.tolist() == ["not judged"] and "not judged demo" in lines
 
 
+def test_what_could_not_be_measured_is_told_without_a_number(outputs, tmp_path):
+    run_of(outputs, "one", outcome="undecided", measured=float("nan"))
+    _, lines = shown(outputs, tmp_path, "demo")
+    assert "undecided  demo: dong_fig4_whole_sorting: not measurable, published 0.98" in lines
+
+
 def test_an_older_table_of_verdicts_gets_the_published_number_of_today(outputs, tmp_path):
     folder = run_of(outputs, "one")
     pd.read_csv(folder / "verdicts.csv").drop(columns="published").to_csv(folder / "verdicts.csv", index=False)
