@@ -41,7 +41,7 @@ $(EXTRAS)/.stamp: $(STAMP)
 	@touch $@
 
 test-extras: $(EXTRAS)/.stamp ## install the extras, and test launchers, search and event files with them
-	PYTHONPATH=$(EXTRAS) $(BIN)/pytest -m '' tests/test_launchers.py tests/test_events.py
+	PYTHONPATH=$(CURDIR)/$(EXTRAS) $(BIN)/pytest -m '' tests/test_launchers.py tests/test_events.py
 
 lint: setup ## check style and formatting
 	$(BIN)/ruff check .
