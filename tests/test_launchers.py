@@ -48,7 +48,11 @@ def train(*words, at):
 
 
 def needs(extra):
-    if find_spec(f"hydra_plugins.hydra_{extra}_{'sweeper' if extra == 'optuna' else 'launcher'}") is None:
+    try:
+        found = find_spec(f"hydra_plugins.hydra_{extra}_{'sweeper' if extra == 'optuna' else 'launcher'}")
+    except ModuleNotFoundError:  # no plugin at all
+        found = None
+    if found is None:
         pytest.skip(f"needs the extra: pip install 'rankbench[{extra}]'")
 
 
