@@ -3,10 +3,12 @@
 from collections.abc import Callable
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from rankbench.config import ModelConfig, conf_dir
-from rankbench.tasks import Task, build_task
+from rankbench.model.transformer import Transformer
+from rankbench.tasks import Batch, Task, build_task
 
 
 # The factories keep no state, so one for the whole session is safe, and hypothesis accepts them.
@@ -28,6 +30,29 @@ def sorting_task() -> Callable[..., Task]:
     """sorting_task(**changes): conf/task/sorting.yaml with these keys changed."""
     shipped = _raw(OmegaConf.load(conf_dir() / "task" / "sorting.yaml"))
     return lambda **changes: build_task({**shipped, **changes})
+
+
+@pytest.fixture(scope="session")
+def random_network(model_config) -> Callable[..., tuple[Transformer, Batch]]:
+    """random_network(num_sequences, seed, padded=False, **model keys): a small float64 network with random parameters,
+    and so many sequences of 4 of 5 letters, with random classes of 3; padded ones have from 2 tokens on."""
+
+    def make(num_sequences: int, seed: int, padded: bool = False, **changes: object) -> tuple[Transformer, Batch]:
+        cfg = model_config(**{"name": "small", "layers": 2, "heads": 2, "width": 4, **changes})
+        with torch.device("meta"):
+            model = Transformer(cfg, input_kind="tokens", num_inputs=5, num_outputs=3, length=4, padded=padded)
+        model = model.to_empty(device="cpu").double().requires_grad_(False).eval()
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.copy_(0.6 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+        inputs = torch.randint(5, (num_sequences, 4), generator=generator)
+        targets = torch.randint(3, (num_sequences, 4), generator=generator)
+        if padded:
+            behind = torch.arange(4) >= torch.randint(2, 5, (num_sequences, 1), generator=generator)
+            inputs, targets = inputs.masked_fill(behind, -1), targets.masked_fill(behind, -1)
+        return model, Batch(inputs, targets)
+
+    return make
 
 
 def _raw(config) -> dict:

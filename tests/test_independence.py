@@ -18,7 +18,6 @@ from rankbench import dependence
 from rankbench.analyses import Subject, independence
 from rankbench.claims import judge
 from rankbench.config import ConfigError, conf_dir, typed
-from rankbench.model.transformer import Transformer
 from rankbench.paths import (
     FrozenNetwork,
     RecomputedNetwork,
@@ -31,7 +30,6 @@ from rankbench.paths import (
 from rankbench.plots.independence import draw_independence
 from rankbench.seeds import generator_for
 from rankbench.tables import with_who
-from rankbench.tasks import Batch
 
 EXACT = {"rel": 1e-10, "abs": 1e-12}  # float64, a few hundred operations in another order
 SMALL = {"tokens": 2, "paths_per_length": 2, "probes": 2, "hessian_sequences": 8, "sequences": 40}
@@ -43,32 +41,15 @@ def options(**changes):
 
 
 @pytest.fixture(scope="session")
-def subject(model_config):
-    """subject(seed=3, padded=False, **model keys): a small network with random parameters, 40 test sequences."""
+def subject(random_network):
+    """subject(seed=3, **keys of random_network): a network with random parameters and 60 test sequences."""
 
-    def make(seed=3, padded=False, **changes):
-        cfg = model_config(**{"name": "small", "layers": 2, "heads": 2, "width": 4, **changes})
-        with torch.device("meta"):
-            model = Transformer(cfg, input_kind="tokens", num_inputs=5, num_outputs=3, length=4, padded=padded)
-        model = model.to_empty(device="cpu").double().requires_grad_(False).eval()
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in model.parameters():
-            parameter.copy_(0.6 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-        inputs = torch.randint(5, (60, 4), generator=generator)
-        targets = torch.randint(3, (60, 4), generator=generator)
-        if padded:
-            behind = torch.arange(4) >= torch.randint(2, 5, (60, 1), generator=generator)
-            inputs, targets = inputs.masked_fill(behind, -1), targets.masked_fill(behind, -1)
-        batch = Batch(inputs, targets)
-        return Subject("a run", seed, SimpleNamespace(name="sorting", num_outputs=3), batch, batch, {"trained": model})
+    def make(seed=3, **changes):
+        model, batch = random_network(60, seed, **changes)
+        models = {"trained": model, "initialised": model}
+        return Subject("a run", seed, SimpleNamespace(name="sorting", num_outputs=3), batch, batch, models)
 
-    # the property reads both names
-    return lambda *args, **kwargs: _with_initialised(make(*args, **kwargs))
-
-
-def _with_initialised(subject):
-    subject.models["initialised"] = subject.models["trained"]
-    return subject
+    return make
 
 
 STRUCTURES = [

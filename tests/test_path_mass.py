@@ -18,12 +18,10 @@ from rankbench.claims import judge
 from rankbench.config import ConfigError, conf_dir, typed
 from rankbench.metrics import attention_metrics
 from rankbench.model.trace import Trace
-from rankbench.model.transformer import Transformer
 from rankbench.paths import FrozenNetwork, all_paths, sums_by_length, sums_of_groups, sums_through_heads
 from rankbench.plots.path_mass import draw_path_mass
 from rankbench.plots.pruning import draw_pruning
 from rankbench.tables import with_who
-from rankbench.tasks import Batch
 
 EXACT = {"rel": 1e-10, "abs": 1e-12}  # float64, a few hundred operations in another order
 LAYERS, HEADS = 3, 2
@@ -37,25 +35,13 @@ def options(name, **changes):
 
 
 @pytest.fixture(scope="session")
-def subject(model_config):
-    """subject(seed=3, padded=False, **model keys): a small network with random parameters; 9 train, 12 test."""
+def subject(random_network):
+    """subject(seed=3, **keys of random_network): a network with random parameters; 9 train, 12 test."""
 
-    def make(seed=3, padded=False, **changes):
-        cfg = model_config(**{"name": "small", "layers": LAYERS, "heads": HEADS, "width": 4, **changes})
-        with torch.device("meta"):
-            model = Transformer(cfg, input_kind="tokens", num_inputs=5, num_outputs=3, length=4, padded=padded)
-        model = model.to_empty(device="cpu").double().requires_grad_(False).eval()
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in model.parameters():
-            parameter.copy_(0.6 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-        inputs = torch.randint(5, (21, 4), generator=generator)
-        targets = torch.randint(3, (21, 4), generator=generator)
-        if padded:
-            behind = torch.arange(4) >= torch.randint(2, 5, (21, 1), generator=generator)
-            inputs, targets = inputs.masked_fill(behind, -1), targets.masked_fill(behind, -1)
-        train, test = Batch(inputs[:9], targets[:9]), Batch(inputs[9:], targets[9:])
-        task = SimpleNamespace(name="sorting", num_outputs=3)
-        return Subject("a run", seed, task, train, test, {"trained": model, "initialised": model})
+    def make(seed=3, **changes):
+        model, batch = random_network(21, seed, **{"layers": LAYERS, "heads": HEADS, **changes})
+        task, models = SimpleNamespace(name="sorting", num_outputs=3), {"trained": model, "initialised": model}
+        return Subject("a run", seed, task, batch[:9], batch[9:], models)
 
     return make
 

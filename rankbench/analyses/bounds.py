@@ -5,9 +5,9 @@ Every number here is float64, whatever the network's precision. Formulas and the
 Shapes: B batch, N token, D width, H head, K head width, F hidden width of the MLP, L layer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from rankbench import theory
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.analyses.residual import VARIANTS as OF_RESIDUAL
-from rankbench.config import ConfigError, unknown
+from rankbench.analyses.variants import VARIANTS as EVERYWHERE
+from rankbench.analyses.variants import VariantOptions
+from rankbench.config import ConfigError
 from rankbench.metrics import composite_norm, inf_norm, noise_floor, one_norm, per_length, residual_matrix
 from rankbench.model.trace import Trace
 from rankbench.model.transformer import MLP, Block, Norm, Transformer
@@ -25,7 +26,7 @@ from rankbench.plots.bounds import draw_bounds
 from rankbench.tables import thinned
 
 # The bounds are of networks without norms, so each of the analysis residual's variants is there without them too.
-VARIANTS = OF_RESIDUAL | {
+VARIANTS = EVERYWHERE | {
     "no_norm": {"norm": True},
     "no_mlp_no_norm": {"mlp": True, "norm": True},
     "no_skip_no_norm": {"skip": True, "norm": True},
@@ -34,20 +35,11 @@ CLEAR = 100  # times the noise floor: what is this far above rounding can say wh
 
 
 @dataclass(frozen=True)
-class Options:
-    """variants: which of VARIANTS; sequences: how many of the test set."""
+class Options(VariantOptions):
+    """With the variants that have no norms, too."""
 
-    variants: list[str]
-    sequences: int
-
-    def __post_init__(self) -> None:
-        if not self.variants:
-            raise ConfigError(f"analysis.bounds.variants=[]: name at least one of {', '.join(VARIANTS)}")
-        for variant in self.variants:
-            if variant not in VARIANTS:
-                raise ConfigError(unknown("analysis.bounds.variants", variant, VARIANTS))
-        if self.sequences < 1:
-            raise ConfigError(f"analysis.bounds.sequences={self.sequences}: at least one is needed")
+    analysis: ClassVar[str] = "bounds"
+    allowed: ClassVar[Iterable[str]] = VARIANTS
 
 
 class Layer(NamedTuple):

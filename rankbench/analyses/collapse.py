@@ -7,15 +7,16 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pandas as pd
 import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.analyses.residual import VARIANTS
+from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.collapse import State, check, log_lemma_constant, log_residual, propagate, tokens
-from rankbench.config import ConfigError, unknown
+from rankbench.config import ConfigError
 from rankbench.metrics import composite_norm, noise_floor, per_length, residual
 from rankbench.model.trace import Trace
 from rankbench.model.transformer import Transformer
@@ -31,20 +32,10 @@ ABOVE_FLOOR, AGREEMENT = 1e6, 1e-4
 
 
 @dataclass(frozen=True)
-class Options:
-    """variants: which of analyses.residual.VARIANTS; sequences: how many of the test set."""
+class Options(VariantOptions):
+    """As analyses.variants says."""
 
-    variants: list[str]
-    sequences: int
-
-    def __post_init__(self) -> None:
-        if not self.variants:
-            raise ConfigError(f"analysis.collapse.variants=[]: name at least one of {', '.join(VARIANTS)}")
-        for variant in self.variants:
-            if variant not in VARIANTS:
-                raise ConfigError(unknown("analysis.collapse.variants", variant, VARIANTS))
-        if self.sequences < 1:
-            raise ConfigError(f"analysis.collapse.sequences={self.sequences}: at least one is needed")
+    analysis: ClassVar[str] = "collapse"
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:

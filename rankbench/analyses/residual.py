@@ -1,44 +1,25 @@
 """Rank and collapse metrics, layer by layer (Dong et al. 2021, Fig. 2; formulas in rankbench.metrics)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pandas as pd
 import torch
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.config import ConfigError, unknown
+from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.layers import metrics_by_layer, moments
 from rankbench.model.transformer import Transformer
 from rankbench.plots.residual import draw_residual
 from rankbench.tables import last_of_layer, thinned
 from rankbench.tasks.task import score
 
-# What is taken out of the network with its weights as they are. A removed MLP takes its norm and skip along; removed
-# skips are all of them, the MLP's too; norms stay, except in the network that the theorems are about.
-VARIANTS: dict[str, dict[str, bool]] = {
-    "full": {},
-    "no_mlp": {"mlp": True},
-    "no_skip": {"skip": True},
-    "attention_only": {"skip": True, "mlp": True},
-    "attention_only_no_norm": {"skip": True, "mlp": True, "norm": True},
-}
-
 
 @dataclass(frozen=True)
-class Options:
-    """variants: which of VARIANTS; sequences: how many of the test set (Dong et al.: 32)."""
+class Options(VariantOptions):
+    """Dong et al. took 32 sequences."""
 
-    variants: list[str]
-    sequences: int
-
-    def __post_init__(self) -> None:
-        if not self.variants:
-            raise ConfigError(f"analysis.residual.variants=[]: name at least one of {', '.join(VARIANTS)}")
-        for variant in self.variants:
-            if variant not in VARIANTS:
-                raise ConfigError(unknown("analysis.residual.variants", variant, VARIANTS))
-        if self.sequences < 1:
-            raise ConfigError(f"analysis.residual.sequences={self.sequences}: at least one is needed")
+    analysis: ClassVar[str] = "residual"
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from rankbench.config import ConfigError, ModelConfig
+from rankbench.model.padding import Padded
 
 
-class Lstm(nn.Module):
+class Lstm(Padded, nn.Module):
     """Read-in, L layers of torch.nn.LSTM with as many cells as outputs, read-out; a token sees what came before it.
 
     num_inputs, num_outputs: sizes of the alphabets. padded: whether tokens can be absent (-1); they stand behind all
@@ -38,14 +39,6 @@ class Lstm(nn.Module):
         self.read_in = nn.Embedding(num_inputs, cfg.width)
         self.layers = nn.ModuleList(nn.LSTM(cfg.width, cfg.width, batch_first=True) for _ in range(cfg.layers))
         self.read_out = nn.Linear(cfg.width, num_outputs)
-
-    def present(self, inputs: Tensor) -> Tensor | None:
-        """Which tokens are there, (B, N) bool; None where all are."""
-        return inputs >= 0 if self.padded else None
-
-    def lengths(self, inputs: Tensor) -> Tensor | None:
-        """How many tokens each sequence has, (B,); None where all are there."""
-        return self.present(inputs).sum(-1) if self.padded else None
 
     def forward(self, inputs: Tensor, dropout: dict[str, Tensor] | None = None) -> Tensor:
         """Outputs (B, N, C). dropout: masks by place, from `dropout_masks`; None turns dropout off."""

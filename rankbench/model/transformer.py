@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rankbench.config import ConfigError, ModelConfig
 from rankbench.model.attention import Attention
 from rankbench.model.linear import SigmaReparam, free_weight, linear
+from rankbench.model.padding import Padded
 from rankbench.model.trace import record
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
@@ -154,7 +155,7 @@ class Block(nn.Module):
         return y_BND
 
 
-class Transformer(nn.Module):
+class Transformer(Padded, nn.Module):
     """Read-in, L blocks, (pre-norm only) a last norm, read-out.
 
     num_inputs: the alphabet's size for tokens, the dimension for coordinates. num_outputs: classes per token, or
@@ -214,14 +215,6 @@ class Transformer(nn.Module):
             raise ConfigError(
                 f"model.width={cfg.width}: model.read_out=identity needs the task's {num_outputs} outputs"
             )
-
-    def present(self, inputs: Tensor) -> Tensor | None:
-        """Which tokens are there, (B, N) bool; None where all are."""
-        return inputs >= 0 if self.padded else None
-
-    def lengths(self, inputs: Tensor) -> Tensor | None:
-        """How many tokens each sequence has, (B,); None where all are there."""
-        return self.present(inputs).sum(-1) if self.padded else None
 
     def embed(self, inputs: Tensor) -> Tensor:
         """Tokens (B, N) or coordinates (B, N, C) to states (B, N, D), positions added."""

@@ -1,11 +1,12 @@
 """The figure of the analysis `dynamics`."""
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import grid_of, legend, styled, title
-from rankbench.tables import WHO, mean_and_spread
+from rankbench.tables import WHO, last_of_layer, mean_and_spread
 
 AXES = (*WHO, "step", "layer", "sublayer", "head")
 LINES = 6  # layers shown, where there are more
@@ -26,19 +27,10 @@ def draw_dynamics(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, metric in zip(row, metrics, strict=True):
             mine = rows.dropna(subset=metric)
-            if metric.startswith("attention_"):
-                mine = mine[mine.sublayer == "weights"]
-            else:
-                order = {"input": 0, "attention": 1, "mlp": 2}
-                last = mine.sublayer.map(order).groupby(mine.layer).transform("max")
-                mine = mine[mine.sublayer.map(order) == last]
-            layers = sorted(mine.layer.unique())
-            shown = (
-                layers
-                if len(layers) <= LINES
-                else [layers[round(i * (len(layers) - 1) / (LINES - 1))] for i in range(LINES)]
-            )
-            for layer in shown:
+            of_weights = metric.startswith("attention_")
+            mine = mine[mine.sublayer == "weights"] if of_weights else last_of_layer(mine)
+            layers = np.sort(mine.layer.unique())
+            for layer in layers[np.linspace(0, len(layers) - 1, min(len(layers), LINES)).round().astype(int)]:
                 summary = mean_and_spread(mine[mine.layer == layer], ["step"], metric)
                 colour = colours(0.9 * layer / max(table.layer.max(), 1))
                 name = "embedding" if layer == 0 else f"layer {layer}"

@@ -87,6 +87,7 @@ def title(*parts: str) -> str:
 
 
 def line(axes: Axes, summary: pd.DataFrame, x: str, label: str, number: int) -> None:
+    """The mean of a summary over seeds along x, with its band; number: which of the panel's series it is, from 0."""
     colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
     place = summary[x] + DODGE * number  # side by side, so that equal values do not hide each other
     axes.plot(place, summary["mean"], color=colour, marker=marker, label=label)
@@ -120,12 +121,14 @@ def published_marks(axes: Axes, published: pd.DataFrame | None, label: str) -> N
 
 
 def floor(axes: Axes, rows: pd.DataFrame) -> None:
+    """A line at the rounding of the rows' number type, where the panel reaches down to it."""
     epsilon = np.finfo(rows["dtype"].iloc[0]).eps
     if axes.get_ylim()[0] < epsilon * 100:
         axes.axhline(epsilon, color=GREY, linestyle=":", linewidth=1, label=f"rounding of {rows['dtype'].iloc[0]}")
 
 
 def whole_numbers(axes: Axes, label: str) -> None:
+    """An x axis that counts, with its label on the outer panels alone."""
     axes.set_xlabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.label_outer()
@@ -145,6 +148,7 @@ def legend(figure: Figure, grid: np.ndarray) -> None:
 
 
 def spans_orders(values: pd.Series) -> bool:
+    """Whether the values are for a logarithmic axis: positive, the largest at least eight times the smallest."""
     return bool(values.min() > 0 and values.max() >= 8 * values.min())
 
 
@@ -159,4 +163,5 @@ def ticks(axes: Axes, values: pd.Series) -> None:
 
 
 def tick(value: Any) -> str:
+    """A value as an axis or a legend shows it."""
     return f"{value:g}" if isinstance(value, int | float | np.number) else str(value)
