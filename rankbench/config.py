@@ -63,6 +63,7 @@ class ModelConfig:
     bias: bool = MISSING
     dropout: float = MISSING
     init: str = MISSING
+    attention_init: float | None = MISSING  # s: the matrices of attention from U(+-s/sqrt(width)), not as `init` says
     init_gain: float = MISSING
     values: str = MISSING  # W_V and W_O at initialisation, where not as `init` says
     weight_norm: str = MISSING  # none, or sigma: every matrix of the blocks is gamma W / ||W||_2, gamma learned
@@ -242,6 +243,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "model.mlp_ratio": (1e-3, 1e3),
     "model.window": (0, 1 << 20),
     "model.dropout": (0.0, 0.99),
+    "model.attention_init": (1e-6, 1e6),
     "model.init_gain": (0.0, 1e6),
     "optimizer.lr": (0.0, 1e3),
     "optimizer.weight_decay": (0.0, 1e3),

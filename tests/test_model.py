@@ -641,6 +641,17 @@ def wanted_distributions(scheme, gain):
     return weights, biases
 
 
+def test_attention_starts_within_its_own_limit_and_the_rest_as_before(model_config, wide_task):
+    own = initial_model(model_config(**WIDE, init="glorot", attention_init=0.5), wide_task, 0)
+    limit = 0.5 / own.cfg.width**0.5
+    for name, weight in own.named_parameters():
+        if weight.ndim == 2 and ".attention." in name:
+            # the largest of at least 1,000 draws is within 2 % of the limit in all but e^-20 of cases
+            assert weight.numel() >= 1000 and 0.98 * limit < weight.abs().max() <= limit
+        elif name.endswith("mlp.up.weight"):
+            assert weight.abs().max() > 1.1 * limit
+
+
 @pytest.mark.parametrize("gain", [1.0, 3.0])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_initial_weights_have_the_distribution_of_their_scheme(model_config, wide_task, scheme, gain):

@@ -322,6 +322,7 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
     pytorch: what torch.nn does by default, U(+-1/sqrt(fan_in)), embeddings N(0, 1). glorot: Xavier uniform, W_Q,
     W_K and W_V (all heads of each together) with their own fans. bert: N(0, 0.02^2). scaled: bert with the maps that
     write to the residual stream divided by sqrt(2 layers) (Radford et al. 2019). All but pytorch start biases at 0.
+    attention_init = s draws the matrices of attention from U(+-s/sqrt(width)) instead (Kim et al. 2021, app. I).
     init_gain multiplies every matrix of the blocks (with weight_norm=sigma it is the first gamma). values=orthogonal
     draws W_V and W_O (all heads together) orthogonal instead, values=zero sets W_V and its bias to 0.
     """
@@ -342,7 +343,10 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
                 maps = _maps(model, name)
                 for weight in free_weight(module).split(maps):
                     fan_out, fan_in = weight.shape
-                    if scheme == "pytorch":
+                    if model.cfg.attention_init is not None and ".attention." in name:
+                        limit = model.cfg.attention_init / math.sqrt(model.cfg.width)
+                        weight.uniform_(-limit, limit, generator=generator)
+                    elif scheme == "pytorch":
                         weight.uniform_(-(fan_in**-0.5), fan_in**-0.5, generator=generator)
                     elif scheme == "glorot":
                         limit = math.sqrt(6 / (fan_in + fan_out))
