@@ -163,7 +163,7 @@ class Training:
         self._stack({name: torch.stack([one[name].detach() for one in initial]) for name in initial[0]})
         self.retired: dict[int, dict[str, Tensor]] = {}
         self._order: tuple[int, Tensor | list[tuple[int, Tensor]]] | None = None  # an epoch and its batches
-        # a corpus' sequences are long: one seed fills the machine, and attention has fused kernels only for one
+        # a corpus' sequences are long: one seed fills the machine
         self._forward = per_seed(self.model, in_turn=self.corpus is not None or not self.model.vectorised)
         if cfg.trainer.compile:
             # the batch sizes are few, and torch 2.13 cannot trace a linear map under vmap with symbolic ones

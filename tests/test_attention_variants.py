@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.func import functional_call, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankbench import bench
@@ -243,6 +244,38 @@ def test_fused_and_explicit_agree_forward_and_backward(layer, monkeypatch, chang
             found.append([y_BND * there[..., None], *gradients])
         for one, other in zip(*found, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=tolerance * max(1.0, other.abs().max().item()))
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("mask", MASKS, ids=told)
+@pytest.mark.parametrize("changes", [{"head_width": 1}, *FUSED], ids=told)
+def test_networks_side_by_side_are_fused_in_one_call(layer, monkeypatch, changes, mask, padded):
+    calls, fused = [], F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(a[0].shape) or fused(*a, **k))
+    num_tokens = 5 if "head_width" in changes and changes["head_width"] == 1 else FUSED_FROM_TOKENS + 1
+    there_SBN = torch.arange(num_tokens) < torch.tensor([[[num_tokens], [3]], [[2], [4]], [[5], [num_tokens]]])
+    slope_SBND = normal(3, 3, 2, num_tokens, 6) * there_SBN[..., None]
+    modules = [layer(seed, **changes, **mask) for seed in range(3)]
+    x_SBND = normal(2, 3, 2, num_tokens, 6).requires_grad_()
+    weights = [
+        torch.stack(one).detach().requires_grad_() for one in zip(*(m.parameters() for m in modules), strict=True)
+    ]
+    names = [name for name, _ in modules[0].named_parameters()]
+
+    def run(weights, x_BND, there_BN, trace):
+        arguments = (x_BND, "", None, trace, there_BN if padded else None)
+        return functional_call(modules[0], dict(zip(names, weights, strict=True)), arguments)
+
+    together = vmap(run, in_dims=(0, 0, 0, None))(weights, x_SBND, there_SBN, None)
+    assert [tuple(shape[:2]) for shape in calls] == [(6, 2)]
+    alone = [run([w[i] for w in weights], x_SBND[i], there_SBN[i], Trace("nothing")) for i in range(3)]
+    assert len(calls) == 1
+    there = there_SBN[..., None]
+    found = [
+        [y * there, *torch.autograd.grad(y, [x_SBND, *weights], slope_SBND)] for y in (together, torch.stack(alone))
+    ]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11 * max(1.0, other.abs().max().item()))
 
 
 class Sizes(TorchDispatchMode):

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 from rankbench.config import ConfigError, ModelConfig
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
+from rankbench.model.fused import fused_mixing
 from rankbench.model.linear import linear
 from rankbench.model.trace import record
 
 # With an N x N table that fits the cache the explicit softmax is the faster one; beyond it the fused kernel is.
-# Measured on one core at D=48..512: the two cross between 64 and 128 tokens.
+# Measured on one core at D=48..512: the two cross between 64 and 128 tokens. Heads of rank 1 are always faster fused,
+# 2 to 4 times with 16 tokens: a product of a column and a row wastes the matrix kernels.
 FUSED_FROM_TOKENS = 96
 SHORT_ROW = 32
-FUSED_MULTIPLE = 8  # to which the fused kernel's widths are filled up where they have to be changed anyway
 COSINE_EPSILON = 1e-6  # added to squared lengths: the cosine's Lipschitz constant grows as its power -1/2
 
 # What a score function gives: q' (B, H, N, E), k' (B, H, M, E) and c, for scores c q' k'^T, (B, H, N, M).
@@ -264,11 +265,10 @@ class Attention(nn.Module):
         return self.out(mixed_BHNK.transpose(-3, -2).flatten(-2))
 
     def _fuses(self, q_BHNK: Tensor) -> bool:
-        # vmap, over seeds or over the rows of a Jacobian, has no fused kernel: it would fall back to a loop.
-        transforms = torch._C._functorch
-        if transforms.is_batchedtensor(q_BHNK) or transforms.is_gradtrackingtensor(q_BHNK):
+        if torch._C._functorch.is_gradtrackingtensor(q_BHNK):  # may want second derivatives, or rows of a Jacobian
             return False
-        return not (self.mix["identity"] or self.mix["uniform"]) and q_BHNK.shape[-2] >= FUSED_FROM_TOKENS
+        num_tokens, width = q_BHNK.shape[-2:]
+        return not (self.mix["identity"] or self.mix["uniform"]) and (num_tokens >= FUSED_FROM_TOKENS or width == 1)
 
     def _fused(
         self,
@@ -280,17 +280,11 @@ class Attention(nn.Module):
     ) -> Tensor:
         """The mixed values, without a table of N x M numbers. Absent tokens may get other states than elsewhere."""
         q_BHNE, k_BHME, scale = SCORES[self.score_name](q_BHNK, k_BHMK)
-        width = v_BHMV.shape[-1]
         if gains_BHM is not None:
             v_BHMV = v_BHMV * gains_BHM[..., None]
-        if q_BHNE.shape[-1] != width:  # the kernels want one width
-            common = -(-max(q_BHNE.shape[-1], width) // FUSED_MULTIPLE) * FUSED_MULTIPLE
-            q_BHNE, k_BHME, v_BHMV = (F.pad(x, (0, common - x.shape[-1])) for x in (q_BHNE, k_BHME, v_BHMV))
         causal = self.mask == "causal"  # absent tokens are the last: only they see them
         seen_NM = None if causal else self.seen(present_BN, q_BHNE.shape[-2], q_BHNE.device)
-        mixed_BHNV = F.scaled_dot_product_attention(
-            q_BHNE, k_BHME, v_BHMV, attn_mask=seen_NM, is_causal=causal, scale=scale / self.temperature
-        )[..., :width]
+        mixed_BHNV = fused_mixing(q_BHNE, k_BHME, v_BHMV, seen_NM, causal, scale / self.temperature)
         return mixed_BHNV if self.mix["attention"] == 1 else self.mix["attention"] * mixed_BHNV
 
     def head_weights(self) -> HeadWeights:

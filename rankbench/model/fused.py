@@ -1,0 +1,56 @@
+"""Attention through the fused kernel, without a table of N x N numbers, for one network or for many side by side.
+
+Shapes: B batch, H head, N query token, M key token, E and V widths.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+MULTIPLE = 8  # to which widths are filled up where they have to be changed anyway
+
+
+def fused_mixing(
+    q_BHNE: Tensor, k_BHME: Tensor, v_BHMV: Tensor, seen_NM: Tensor | None, causal: bool, scale: float
+) -> Tensor:
+    """softmax(scale q k^T) v over the keys that each query sees; (B, H, N, V).
+
+    seen_NM: bool, (N, M) or (B, 1, N or 1, M); None for all keys, or with `causal` for those up to the query's own.
+    Under vmap the networks' axis becomes part of the batch. Has no second derivatives.
+    """
+    width = v_BHMV.shape[-1]
+    if q_BHNE.shape[-1] != width:  # the kernels want one width
+        common = -(-max(q_BHNE.shape[-1], width) // MULTIPLE) * MULTIPLE
+        q_BHNE, k_BHME, v_BHMV = (F.pad(x, (0, common - x.shape[-1])) for x in (q_BHNE, k_BHME, v_BHMV))
+    return _kernel(q_BHNE, k_BHME, v_BHMV, seen_NM, causal, scale)[..., :width]
+
+
+def _kernel(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, causal: bool, scale: float) -> Tensor:
+    if torch._C._functorch.is_batchedtensor(q):
+        return _Folded.apply(q, k, v, seen, causal, scale)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=causal, scale=scale)
+
+
+class _Folded(torch.autograd.Function):
+    """The kernel under vmap, where torch's own rule would make the tables: the mapped axis goes into the batch.
+
+    What the rule calls is recorded by the autograd beneath vmap, so that there is no backward to write.
+    """
+
+    forward = staticmethod(_kernel)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info, in_dims: tuple, q, k, v, seen, causal: bool, scale: float) -> tuple[Tensor, int]:
+        def folded(x: Tensor, place: int | None) -> Tensor:
+            x = x.expand(info.batch_size, *x.shape) if place is None else x.movedim(place, 0)
+            return x.flatten(0, -4)
+
+        if seen is not None and seen.ndim - (in_dims[3] is not None) > 2:
+            seen = folded(seen, in_dims[3])
+        mixed = _kernel(*map(folded, (q, k, v), in_dims[:3]), seen, causal, scale)
+        batched = q.ndim - (in_dims[0] is not None) > 3
+        return mixed.unflatten(0, (info.batch_size, -1)) if batched else mixed, 0
