@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from rankbench.buckets import batches_of_epoch, chunks_by_length, padded_lengths
 from rankbench.config import TrainConfig
+from rankbench.constants import HEAD_METRICS, LIPSCHITZ_METRICS, constants_by_layer
 from rankbench.events import EventFiles
 from rankbench.files import write_json, write_text
 from rankbench.layers import metrics_by_layer, moments
@@ -40,6 +41,7 @@ from rankbench.tasks.task import Score, is_scored, score
 log = logging.getLogger(__name__)
 
 DYNAMICS = ["step", "seed", "layer", "sublayer", "head", *STATE_METRICS, *ATTENTION_METRICS]
+DYNAMICS += [*HEAD_METRICS, *LIPSCHITZ_METRICS]
 METRICS = ["step", "seed", "split", "loss", "accuracy", "learning_rate", "seconds", "tokens_per_second"]
 EVALUATION_SEQUENCES = 1000  # test sequences in one forward pass
 EVALUATION_TOKENS = 16384  # of a corpus, whose sequences are longer, in one forward pass
@@ -335,7 +337,8 @@ class Training:
 
     @torch.no_grad()
     def dynamics(self) -> list[dict]:
-        """Rows of layers.csv: the metrics of every layer of each seed in training, means over some test sequences."""
+        """Rows of layers.csv: the metrics of every layer of each seed in training, means over some test sequences,
+        and its constants, for as many tokens as the longest of these has."""
         rows, began, model = [], time.perf_counter(), build_model(self.cfg.model, self.task)
         for place, index in enumerate(self.progress.training):
             weights = {name: parameter.detach()[place] for name, parameter in self.parameters.items()}
@@ -343,9 +346,11 @@ class Training:
             inputs = self.test.inputs[index, : self.cfg.trainer.dynamics_sequences]
             if all(weight.isfinite().all() for weight in weights.values()):  # a diverged network has no metrics
                 who = {"step": self.progress.step, "seed": self.seeds[index]}
-                for layer, values in metrics_by_layer(model, inputs):
-                    means = moments(values)
-                    rows.append(who | layer | {name: means[name] for name in DYNAMICS if name in means})
+                most = inputs.shape[1] if model.lengths(inputs) is None else int(model.lengths(inputs).max())
+                constants = constants_by_layer(model, most)
+                for spot, values in metrics_by_layer(model, inputs):
+                    means = moments(values) | constants.get(tuple(spot.values()), {})
+                    rows.append(who | spot | {name: means[name] for name in DYNAMICS if name in means})
         self._since += time.perf_counter() - began  # no part of the training's speed
         return rows
 

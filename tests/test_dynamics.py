@@ -1,12 +1,15 @@
-"""Rank and entropy over training steps: what training writes down, resumed or not, and the analysis of it."""
+"""Rank, entropy and constants over training steps: what training writes, resumed or not, and its analysis."""
 
+import numpy as np
 import pandas as pd
 import pytest
+import scipy.special
 import torch
 
 from rankbench.analyses import ANALYSES
 from rankbench.analyze import check_analyses, subjects_of_run
 from rankbench.config import ConfigError, compose
+from rankbench.constants import HEAD_METRICS, LIPSCHITZ_METRICS
 from rankbench.layers import metrics_by_layer
 from rankbench.machine import Machine
 from rankbench.metrics import ATTENTION_METRICS, STATE_METRICS, attention_gap_eigenvalue, attention_metrics
@@ -36,7 +39,7 @@ def test_layers_are_looked_at_in_the_beginning_now_and_then_and_at_the_end(train
     table = pd.read_csv(trained.folder / "layers.csv")
     assert sorted(table.step.unique()) == [0, 3, 6, 7]
     assert list(table.columns[:5]) == ["step", "seed", "layer", "sublayer", "head"]
-    assert {*STATE_METRICS, *ATTENTION_METRICS} == set(table.columns[5:])
+    assert {*STATE_METRICS, *ATTENTION_METRICS, *HEAD_METRICS, *LIPSCHITZ_METRICS} == set(table.columns[5:])
     places = 1 + 2 * (2 + 2)  # the embedding; of each layer two heads, attention and MLP
     assert (table.groupby(["step", "seed"]).size() == places).all()
 
@@ -54,6 +57,48 @@ def test_its_numbers_are_those_of_the_network_at_that_step(trained, step):
                 if name in mine:  # the weights are rounded to float32 on their way from the checkpoint
                     wanted = value_B.double().mean().item()
                     assert mine[name][row] == pytest.approx(wanted, rel=1e-6, abs=1e-6, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    "attention", [["dot"], ["l2"], ["l2", "model.tied_qk=true"], ["contractive_l2", "model.tied_qk=true"]]
+)
+def test_the_constants_are_those_of_the_weights(tmp_path, attention):
+    """Against whole matrices by numpy and the formula of Theorem 3.2 with loops over heads."""
+    kind, *tied = attention
+    words = [f"model.attention={kind}", *tied, *(["model.contraction=0.8"] if kind == "contractive_l2" else [])]
+    run = Run(tmp_path / "run")
+    train(config(*words, "analysis=[]"), run)
+    table = pd.read_csv(run.folder / "layers.csv")
+    last = table[table.step == 7].set_index(["seed", "layer", "sublayer"])
+    for subject in subjects_of_run(run, Machine.prepare(config(*words, "analysis=[]"))):
+        for number, block in enumerate(subject.model.blocks, 1):
+            w = [x.detach().double().numpy() for x in block.attention.head_weights()[:4]]
+            rows = last.loc[subject.seed, number, "weights"]
+            scale = w[0].shape[-1] ** -0.5
+            for head, (w_q, w_k, w_v, w_o) in enumerate(zip(*w, strict=True)):
+                # the weights are rounded to float32 on their way from the checkpoint
+                assert rows.qk_norm.iloc[head] == pytest.approx(np.linalg.norm(w_q @ w_k.T, 2) * scale, rel=1e-5)
+                assert rows.vo_norm.iloc[head] == pytest.approx(np.linalg.norm(w_v @ w_o, 2), rel=1e-5)
+            bound = last.loc[(subject.seed, number, "attention")]
+            if kind == "contractive_l2":
+                assert bound.lipschitz_inf.item() == pytest.approx(0.8, rel=1e-6)
+            elif not tied:
+                assert np.isinf([bound.lipschitz_inf.item(), bound.lipschitz_2.item()]).all()
+            else:
+                tokens, maps = subject.test.inputs.shape[1], block.attention.maps()
+                w_q, w_v = (x.detach().double().numpy() for x in (maps.w_q_HDK, maps.w_v_HDK))
+                out = maps.w_o_HKD.detach().double().numpy()
+                phi = scipy.special.lambertw((tokens - 1) / np.e).real
+                inf = 4 * phi + scale
+                inf *= max(np.linalg.norm(q, np.inf) * np.linalg.norm(q.T, np.inf) for q in w_q)
+                inf *= max(np.linalg.norm(v.T, np.inf) for v in w_v)
+                inf *= np.linalg.norm(np.concatenate(out).T, np.inf)
+                assert bound.lipschitz_inf.item() == pytest.approx(inf, rel=1e-5)
+                two = np.sqrt(tokens) * (4 * phi + 1) * scale * np.linalg.norm(np.concatenate(out), 2)
+                two *= np.sqrt(
+                    sum(np.linalg.norm(q, 2) ** 4 * np.linalg.norm(v, 2) ** 2 for q, v in zip(w_q, w_v, strict=True))
+                )
+                assert bound.lipschitz_2.item() == pytest.approx(two, rel=1e-5)
 
 
 def test_a_stopped_run_writes_what_an_unstopped_one_writes(trained, tmp_path, monkeypatch):
@@ -124,6 +169,9 @@ def test_what_cannot_be_is_refused_in_one_line(trained):
             check_analyses(config(f"analysis.dynamics.{words}"))
         assert f"analysis.dynamics.{said}" in str(error.value)
     (subject, _) = subjects_of_run(trained, Machine.prepare(config()))
+    old = subject.__class__(**{**vars(subject), "history": subject.history.drop(columns="qk_norm")})
+    with pytest.raises(ConfigError, match=r"layers\.csv has no qk_norm; train it again, or name others"):
+        ANALYSES["dynamics"].table(old, check_analyses(config("analysis.dynamics.metrics=[qk_norm]"))["dynamics"])
     fresh = subject.__class__(**{**vars(subject), "history": None})
     with pytest.raises(ConfigError, match=r"has no layers\.csv; train it with trainer\.dynamics_every=<steps>"):
         ANALYSES["dynamics"].table(fresh, check_analyses(config())["dynamics"])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from rankbench import constants
 from rankbench import rank_theory as theory
 from rankbench.analyses import ANALYSES, Subject, head_rank
 from rankbench.analyses.rank_theory import full_rank_head, pairs
@@ -157,7 +158,7 @@ def test_a_hard_network_takes_the_largest_score(network):
 @pytest.mark.parametrize("width", [2, 4, 7])
 def test_spectra_and_angles_are_those_of_the_whole_matrix(width):
     left, right = normal(6, 3, 4, width), normal(7, 3, 4, width)
-    sigma, angle = head_rank.spectra(left, right)
+    sigma, angle = constants.spectra(left, right)
     for a, b, s, degrees in zip(left.numpy(), right.numpy(), sigma, angle, strict=True):
         matrix = a @ b.T
         wanted = np.linalg.svd(matrix, compute_uv=False)[: min(4, width)]
@@ -168,7 +169,7 @@ def test_spectra_and_angles_are_those_of_the_whole_matrix(width):
 
 def test_the_angle_of_minus_a_projection_is_the_limit():
     basis = torch.linalg.qr(normal(8, 6, 2)).Q[None]
-    _, angle = head_rank.spectra(-basis, basis)
+    _, angle = constants.spectra(-basis, basis)
     assert angle.item() == pytest.approx(theory.angle_limit(6, 2), abs=1e-6)
 
 

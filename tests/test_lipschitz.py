@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from rankbench import lipschitz
+from rankbench import constants, lipschitz
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses import lipschitz as analysis
 from rankbench.claims import judge
@@ -408,7 +408,7 @@ MODELS = [
 @pytest.mark.parametrize("changes", MODELS, ids=str)
 def test_a_models_layer_is_the_functional_one(subject, changes):
     attention = subject(**changes).model.blocks[0].attention
-    layer = analysis.layer_of(attention, 4)
+    layer = constants.layer_of(attention, 4)
     if changes.get("attention") == "cosine":
         assert layer is None
         return
@@ -614,3 +614,17 @@ def test_fig8_growth(power, outcome):
     stuck = table.assign(weights="initialised", value=1.0)
     both = pd.concat([table.assign(weights="trained"), stuck])
     assert judge("kim_fig8_diverges", both)[0]["outcome"] == outcome
+
+
+@pytest.mark.parametrize(("last", "outcome"), [(5.0, "held"), (0.5, "failed")])
+def test_a_bound_that_grows_in_the_layer_where_it_grows_least(last, outcome):
+    rows = [
+        {"run": "r", "task": "t", "model": "m", "seed": seed, "step": step, "layer": layer, "lipschitz_inf": value}
+        for seed in range(3)
+        for layer in (1, 2)
+        for step, value in ((0, 1.0), (10, np.nan), (20, last * layer * (1 + 0.01 * seed)))
+    ]
+    (verdict,) = judge("kim_bound_grows", pd.DataFrame(rows))
+    assert verdict["outcome"] == outcome and verdict["measured"] == pytest.approx(math.log10(last), abs=0.01)
+    unbounded = pd.DataFrame(rows).assign(lipschitz_inf=np.inf)
+    assert judge("kim_bound_grows", unbounded)[0]["outcome"] == "undecided"

@@ -1,4 +1,4 @@
-"""How rank and entropy of every layer move while a network trains, as its run wrote it down in layers.csv."""
+"""How rank, entropy and constants of every layer move while a network trains, as its run wrote them in layers.csv."""
 
 from dataclasses import dataclass
 
@@ -6,32 +6,41 @@ import pandas as pd
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.config import ConfigError, unknown
+from rankbench.constants import HEAD_METRICS, LIPSCHITZ_METRICS
 from rankbench.metrics import ATTENTION_METRICS, STATE_METRICS
 from rankbench.plots.dynamics import draw_dynamics
+
+METRICS = (*STATE_METRICS, *ATTENTION_METRICS, *HEAD_METRICS, *LIPSCHITZ_METRICS)
 
 
 @dataclass(frozen=True)
 class Options:
-    """metrics: which of those in layers.csv, by their names in rankbench.metrics."""
+    """metrics: which of those in layers.csv, by their names in rankbench.metrics and rankbench.constants."""
 
     metrics: list[str]
 
     def __post_init__(self) -> None:
-        allowed = [*STATE_METRICS, *ATTENTION_METRICS]
         if not self.metrics:
-            raise ConfigError(f"analysis.dynamics.metrics=[]: name at least one of {', '.join(allowed)}")
+            raise ConfigError(f"analysis.dynamics.metrics=[]: name at least one of {', '.join(METRICS)}")
         for metric in self.metrics:
-            if metric not in allowed:
-                raise ConfigError(unknown("analysis.dynamics.metrics", metric, allowed))
+            if metric not in METRICS:
+                raise ConfigError(unknown("analysis.dynamics.metrics", metric, METRICS))
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: step, layer, sublayer, head, as in the table of the analysis `residual`; columns: the metrics, means over
-    trainer.dynamics_sequences test sequences. ConfigError for a run that was trained without trainer.dynamics_every."""
+    trainer.dynamics_sequences test sequences; of weights (layer, sublayer and head as of what they make) the spectral
+    norms of a head's W_QK and W_VO, and bounds on the Lipschitz constant of attention on as many tokens, infinite
+    where there is none. ConfigError for a run that was trained without trainer.dynamics_every."""
     if subject.history is None:
         raise ConfigError(
             f"analysis=[dynamics]: {subject.run} has no layers.csv; train it with trainer.dynamics_every=<steps>"
         )
+    for metric in options.metrics:
+        if metric not in subject.history:  # of a run from before there was this metric
+            raise ConfigError(
+                f"analysis.dynamics.metrics: {subject.run}/layers.csv has no {metric}; train it again, or name others"
+            )
     return subject.history[["step", "layer", "sublayer", "head", *options.metrics]]
 
 
@@ -39,8 +48,10 @@ def digest(table: pd.DataFrame) -> str:
     """Each metric in the last layer, at the first and at the last step, mean over seeds and heads."""
     lines = [f"from step {table.step.min()} to {table.step.max()} (mean of {table.seed.nunique()} seeds), last layer:"]
     last = table[table.layer == table.layer.max()]
-    for metric in [name for name in table if name in STATE_METRICS or name in ATTENTION_METRICS]:
+    for metric in [name for name in table if name in METRICS]:
         by_step = last.dropna(subset=metric).groupby("step")[metric].mean()
+        if by_step.empty:
+            continue
         lines.append(f"{metric} {by_step.iloc[0]:.3g} -> {by_step.iloc[-1]:.3g}")
     return "\n".join(lines)
 

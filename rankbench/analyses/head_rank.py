@@ -4,7 +4,6 @@ Shapes: B batch, N token, C output dimension, D width, H head, K head width.
 """
 
 import copy
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from rankbench import rank_theory
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.config import ConfigError
+from rankbench.constants import head_maps, spectra
 from rankbench.model.transformer import Transformer
 from rankbench.plots.head_rank import draw_head_rank
 from rankbench.tasks import Batch, Task
@@ -148,13 +148,8 @@ def bounded(model: Transformer, task: Task) -> bool:
 
 def _heads(model: Transformer, options: Options) -> Iterator[dict]:
     for layer, block in enumerate(model.blocks, 1):
-        w, its = block.attention.head_weights(), block.attention
-        pairs = {
-            "qk": (w.w_q_HDK / (math.sqrt(its.head_width) * its.temperature), w.w_k_HDK),
-            "vo": (w.w_v_HDK, w.w_o_HKD.mT),
-        }
-        for matrix, (left_HDK, right_HDK) in pairs.items():
-            measured = spectra(left_HDK[: options.heads].detach(), right_HDK[: options.heads].detach())
+        for matrix, maps in head_maps(block.attention).items():
+            measured = spectra(*(side_HDK[: options.heads].detach() for side_HDK in maps))
             for head, (sigma_S, angle) in enumerate(zip(*measured, strict=True), 1):
                 share_S = sigma_S / sigma_S.sum()
                 yield {
@@ -167,16 +162,6 @@ def _heads(model: Transformer, options: Options) -> Iterator[dict]:
                     "angle": angle.item(),
                     **{f"sigma_{number}": s for number, s in enumerate(sigma_S[: options.spectrum].tolist(), 1)},
                 }
-
-
-def spectra(left_HDK: Tensor, right_HDK: Tensor) -> tuple[Tensor, Tensor]:
-    """Of M = left right^T for each head the singular values (H, min(D, K)), largest first, and the angle to the
-    identity in degrees (H,), nan for M = 0."""
-    # the singular values of two triangular factors' product, which is K x K
-    left_HKK, right_HKK = (torch.linalg.qr(side, mode="r").R for side in (left_HDK, right_HDK))
-    sigma_HS = torch.linalg.svdvals(left_HKK @ right_HKK.mT)
-    cosine_H = (left_HDK * right_HDK).sum((1, 2)) / (sigma_HS.norm(dim=1) * left_HDK.shape[1] ** 0.5)
-    return sigma_HS, cosine_H.clamp(-1, 1).acos().rad2deg()
 
 
 def digest(table: pd.DataFrame) -> str:

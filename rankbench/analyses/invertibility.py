@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.analyses.lipschitz import LAYERS, contracted, fresh
+from rankbench.analyses.lipschitz import contracted, fresh
 from rankbench.config import ConfigError, unknown
+from rankbench.constants import COVERED
 from rankbench.lipschitz import attend, invert
 from rankbench.model.trace import Trace
 from rankbench.model.transformer import Transformer
@@ -25,8 +26,8 @@ from rankbench.seeds import generator_for
 
 @dataclass(frozen=True)
 class Options:
-    """attentions: of LAYERS, fresh layers of the next four keys; []: the subject's model. tokens, widths: every pair of
-    them is a layer of its own (of a model: its width); heads, tied (l2: W_Q = W_K); gain: weights are uniform in
+    """attentions: of COVERED, fresh layers of the next four keys; []: the subject's model. tokens, widths: every pair
+    is a layer of its own (of a model: its width); heads, tied (l2: W_Q = W_K); gain: weights are uniform in
     +-gain/sqrt(width). coefficients: the c. ranges: [low, high] of the inputs, uniform but for the first token, which
     is 0. sequences: how many of them. iterations: of the inversion. network: invert the subject's model on its test
     set too, from its last state to its embedding; it must have norm=none.
@@ -46,8 +47,8 @@ class Options:
 
     def __post_init__(self) -> None:
         for attention in self.attentions:
-            if attention not in LAYERS:
-                raise ConfigError(unknown("analysis.invertibility.attentions", attention, LAYERS))
+            if attention not in COVERED:
+                raise ConfigError(unknown("analysis.invertibility.attentions", attention, COVERED))
         for key in ("tokens", "widths", "coefficients", "ranges"):
             if not getattr(self, key):
                 raise ConfigError(f"analysis.invertibility.{key}=[]: name at least one")

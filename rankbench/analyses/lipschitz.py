@@ -16,22 +16,21 @@ from torch import Tensor
 from rankbench import lipschitz
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.config import ConfigError, unknown
+from rankbench.constants import COVERED, block_bound, layer_of, matrices, norm_bound, theorem
 from rankbench.lipschitz import Layer
-from rankbench.model.attention import Attention, visible_keys
+from rankbench.model.attention import visible_keys
 from rankbench.model.trace import Trace
-from rankbench.model.transformer import ACTIVATIONS, NORM_EPSILON, Block, Norm, Transformer
+from rankbench.model.transformer import Block, Transformer
 from rankbench.plots.lipschitz import draw_lipschitz
 from rankbench.seeds import generator_for
-from rankbench.theory import ACTIVATION_LIPSCHITZ
 
-LAYERS = ("dot", "l2", "contractive_l2")
 NORMS = ("inf", "2")
 MASKS = ("none", "causal")
 
 
 @dataclass(frozen=True)
 class Options:
-    """layer: null for the subject's model, or one of LAYERS for a fresh layer of its own, of the next five keys.
+    """layer: null for the subject's model, or one of COVERED for a fresh layer of its own, of the next five keys.
 
     width, heads, tied (l2: W_Q = W_K), mask; gain: its weights are uniform in +-gain/sqrt(width), null for the identity
     (at width 1 all weights are 1). tokens: numbers of tokens of the fresh layer. norms: of NORMS. radius: of the ball
@@ -63,7 +62,7 @@ class Options:
     mirror: bool
 
     def __post_init__(self) -> None:
-        for key, allowed in (("layer", LAYERS), ("mask", MASKS)):
+        for key, allowed in (("layer", COVERED), ("mask", MASKS)):
             if getattr(self, key) is not None and getattr(self, key) not in allowed:
                 raise ConfigError(unknown(f"analysis.lipschitz.{key}", getattr(self, key), allowed))
         for norm in self.norms:
@@ -136,42 +135,14 @@ def contracted(layer: Layer, kind: str, num_tokens: int) -> Layer:
     return layer._replace(divisor=lipschitz.theorem_inf(layer._replace(divisor=1.0), num_tokens))
 
 
-def layer_of(attention: Attention, num_tokens: int) -> Layer | None:
-    """A model's attention as the layer of rankbench.lipschitz; None where the formulas there do not cover it."""
-    mix = attention.mix
-    covered = attention.score_name in LAYERS and not (mix["identity"] or mix["uniform"])
-    if not covered or (attention.is_l2 and attention.temperature != 1):
-        return None
-    w = attention.maps()
-    gains = attention.gains(w.w_v_HDK.new_zeros(1, attention.heads, num_tokens, attention.value_width), None)
-    divisor = 1.0 if gains is None else 1 / gains.flatten()[0].item()
-    return Layer(
-        "l2" if attention.is_l2 else "dot",
-        w.w_q_HDK / attention.temperature,
-        w.w_k_HDK,
-        w.w_v_HDK,
-        w.w_o_HKD * mix["attention"],
-        w.b_q_HK / attention.temperature,
-        w.b_k_HK,
-        visible_keys(attention.mask, attention.window, num_tokens, w.w_q_HDK.device),
-        divisor,
-    )
-
-
 def _row(norm: str, quantity: str, kind: str, value: float) -> dict:
     return {"p": float(norm), "quantity": quantity, "kind": kind, "value": value}
-
-
-def _theorem(layer: Layer | None, num_tokens: int, norm: str) -> float:
-    if layer is None or layer.kind == "dot" or not layer.tied:
-        return np.inf
-    return (lipschitz.theorem_inf if norm == "inf" else lipschitz.theorem_2)(layer, num_tokens)
 
 
 def _constants(layer: Layer | None, num_tokens: int, options: Options) -> Iterator[dict]:
     """What is known of a layer from its weights alone."""
     for norm in options.norms:
-        value = _theorem(layer, num_tokens, norm)
+        value = theorem(layer, num_tokens, norm)
         yield _row(norm, "theorem", "bound", value)
         if not np.isfinite(value):
             continue
@@ -241,52 +212,19 @@ def _rows_of_parts(model: Transformer, num_tokens: int, options: Options) -> Ite
     """Constants from weights alone: weights, attention, blocks, the network."""
     whole = dict.fromkeys(options.norms, 1.0)
     for number, block in enumerate(model.blocks, 1):
-        for name, weight in _matrices(block).items():
+        for name, weight in matrices(block).items():
             row = _row("2", "spectral_norm", "exact", lipschitz.linear_norm(weight, "2"))
             yield _at(name, number) | row
         layer = layer_of(block.attention, num_tokens)
         yield from (_at("attention", number) | row for row in _constants(layer, num_tokens, options))
         for norm in options.norms:
-            attention = _theorem(layer, num_tokens, norm)
-            value = _of_block(block, norm, attention, dict.fromkeys(("attention", "mlp"), NORM_EPSILON**-0.5))
+            value = block_bound(block, norm, theorem(layer, num_tokens, norm))
             whole[norm] *= value
             yield _at("block", number) | _row(norm, "theorem", "bound", value)
     for norm, value in whole.items():
         if model.last_norm is not None:
-            value *= _of_norm(model.last_norm, NORM_EPSILON**-0.5, norm)
+            value *= norm_bound(model.last_norm, norm)
         yield _at("network", 0) | _row(norm, "theorem", "bound", value)
-
-
-def _matrices(block: Block) -> dict[str, Tensor]:
-    w = block.attention.maps()
-    found = {name: getattr(w, f"{name}_HDK").transpose(0, 1).flatten(1) for name in ("w_q", "w_k", "w_v")}
-    found["w_o"] = block.attention.out.weight
-    if block.mlp is not None:
-        found |= {"mlp_up": block.mlp.up.weight, "mlp_down": block.mlp.down.weight}
-    return found
-
-
-def _of_norm(norm: Norm, largest_scale: float, p: str) -> float:
-    return lipschitz.norm_bound(norm.width, norm.weight, largest_scale, p, norm.kind == "layernorm")
-
-
-def _of_block(block: Block, p: str, attention: float, scales: dict[str, float]) -> float:
-    """Bound on a block's constant from its attention's; scales: the largest of the norm of each sub-layer."""
-    inner = {"attention": attention}
-    if block.mlp is not None:
-        weights = lipschitz.linear_norm(block.mlp.up.weight, p) * lipschitz.linear_norm(block.mlp.down.weight, p)
-        activation = {fn: name for name, fn in ACTIVATIONS.items()}[block.mlp.activation]
-        inner["mlp"] = weights * ACTIVATION_LIPSCHITZ[activation]
-    product = 1.0
-    for name, constant in inner.items():
-        norm = getattr(block, f"{name}_norm")
-        of_norm = 1.0 if norm is None else _of_norm(norm, scales[name], p)
-        skip = abs(getattr(block, f"{name}_skip"))
-        if block.place == "pre":
-            product *= skip + abs(block.branch_scale) * constant * of_norm
-        else:
-            product *= of_norm * (skip + abs(block.branch_scale) * constant)
-    return product
 
 
 def _rows_at_data(model: Transformer, inputs: Tensor, options: Options) -> Iterator[dict]:
@@ -317,7 +255,7 @@ def _rows_at_data(model: Transformer, inputs: Tensor, options: Options) -> Itera
                 local = lipschitz.local_2(layer, read_1ND).item()
                 keep("attention", index + 1, "2", "local", "bound", local)
                 scales = {name: _largest_scale(trace, f"layers.{index}.{name}") for name in ("attention", "mlp")}
-                local = _of_block(block, "2", local, scales)
+                local = block_bound(block, "2", local, scales)
                 keep("block", index + 1, "2", "local", "bound", local)
                 local_network = None if local_network is None else local_network * local
         for norm in options.norms:
@@ -325,7 +263,7 @@ def _rows_at_data(model: Transformer, inputs: Tensor, options: Options) -> Itera
             keep("network", 0, norm, "jacobian", "lower_bound", value)
         if "2" in options.norms and local_network is not None:
             if model.last_norm is not None:
-                local_network *= _of_norm(model.last_norm, trace["last_norm_scale"].max().item(), "2")
+                local_network *= norm_bound(model.last_norm, "2", trace["last_norm_scale"].max().item())
             keep("network", 0, "2", "local", "bound", local_network)
     for (part, layer, *what), value in largest.items():
         yield _at(part, layer) | _row(*what, value)

@@ -48,6 +48,12 @@ def _growth_exponent_2(rows: pd.DataFrame) -> float:
     return stats.linregress(np.log(lower.index), np.log(lower)).slope
 
 
+def _bound_grown(rows: pd.DataFrame) -> float:
+    """log10 of the bound for p = inf at the last training step over the one at the first; of the layer with least."""
+    bounds = rows[np.isfinite(rows.lipschitz_inf)].set_index("step").sort_index().groupby("layer").lipschitz_inf
+    return np.log10(bounds.last() / bounds.first()).min()
+
+
 def _second_half(rows: pd.DataFrame) -> float:
     """The norm that the best start reaches over what it had at half the steps; of the layer where it grows least."""
     path = rows[(rows.quantity == "ascent") & (rows.p == np.inf) & (rows.start == 1)]
@@ -122,6 +128,11 @@ KIM: dict[str, Claim] = {
         *(THEOREM, "lipschitz", _smallest_slack, +1, 1.0 - 1e-9),
         needs_trained=False,
         exact=True,
+    ),
+    "kim_bound_grows": Claim(
+        "Training makes the bound on Lip_inf of every L2 attention grow (log10 of the last over the first).",
+        *("not in the paper; Theorem 3.2", "dynamics", _bound_grown, +1, 0.0),
+        needs_trained=False,
     ),
     "kim_fig2_slope": _fresh(
         "The lower bound grows with log N like the upper bound (slopes less than a tenth apart).",

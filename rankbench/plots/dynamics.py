@@ -16,8 +16,8 @@ LINES = 6  # layers shown, where there are more
 def draw_dynamics(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Each metric against training steps, a line for every layer (of many some, the first and the last among them).
 
-    A column for each metric, a row for each facet. The state of a layer is the one that it leaves; metrics of P are
-    means over heads.
+    A column for each metric, a row for each facet. The state of a layer is the one that it leaves; metrics of heads are
+    means over them.
     """
     metrics = [
         name for name in table if name not in AXES and name != facet and pd.api.types.is_numeric_dtype(table[name])
@@ -26,9 +26,11 @@ def draw_dynamics(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
     colours = matplotlib.colormaps["viridis"]
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, metric in zip(row, metrics, strict=True):
-            mine = rows.dropna(subset=metric)
-            of_weights = metric.startswith("attention_")
-            mine = mine[mine.sublayer == "weights"] if of_weights else last_of_layer(mine)
+            mine = rows[np.isfinite(rows[metric])]
+            if (mine.sublayer == "weights").any():
+                mine = mine[mine.sublayer == "weights"]
+            elif (mine.sublayer == "mlp").any():  # else it is of attention alone
+                mine = last_of_layer(mine)
             layers = np.sort(mine.layer.unique())
             for layer in layers[np.linspace(0, len(layers) - 1, min(len(layers), LINES)).round().astype(int)]:
                 summary = mean_and_spread(mine[mine.layer == layer], ["step"], metric)
@@ -36,6 +38,8 @@ def draw_dynamics(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                 name = "embedding" if layer == 0 else f"layer {layer}"
                 axes.plot(summary.step, summary["mean"], color=colour, label=name)
                 axes.fill_between(summary.step, summary.low, summary.high, color=colour, alpha=0.2, linewidth=0)
+            if metric.startswith("lipschitz_"):  # bounds grow by powers of the weights
+                axes.set_yscale("log")
             axes.set_xlabel("training step")
             axes.set_ylabel(metric.replace("_", " "))
             axes.set_title(title(label))

@@ -1,0 +1,121 @@
+"""Constants of a network's parts from its weights alone: Lipschitz bounds and spectral norms.
+
+Formulas of attention in rankbench.lipschitz, which knows no model (Kim et al. 2021); of blocks the product and sum of
+their parts' (Lemma 2.1). An infinite bound says that there is none.
+
+Shapes: D width, H head, K head width.
+"""
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rankbench import lipschitz
+from rankbench.lipschitz import Layer
+from rankbench.model.attention import Attention, visible_keys
+from rankbench.model.transformer import ACTIVATIONS, NORM_EPSILON, Block, Norm, Transformer
+from rankbench.theory import ACTIVATION_LIPSCHITZ
+
+COVERED = ("dot", "l2", "contractive_l2")  # kinds of attention that the formulas are for
+LIPSCHITZ_METRICS = {"lipschitz_inf": "inf", "lipschitz_2": "2"}  # column name -> p: a bound on Lip_p
+HEAD_METRICS = ("qk_norm", "vo_norm")  # spectral norms of a head's maps
+
+STEEPEST_NORM = NORM_EPSILON**-0.5  # 1 / standard deviation, of an input without any
+
+
+def layer_of(attention: Attention, num_tokens: int) -> Layer | None:
+    """A model's attention as the layer of rankbench.lipschitz; None where the formulas there do not cover it."""
+    mix = attention.mix
+    covered = attention.score_name in COVERED and not (mix["identity"] or mix["uniform"])
+    if not covered or (attention.is_l2 and attention.temperature != 1):
+        return None
+    w = attention.maps()
+    gains = attention.gains(w.w_v_HDK.new_zeros(1, attention.heads, num_tokens, attention.value_width), None)
+    divisor = 1.0 if gains is None else 1 / gains.flatten()[0].item()
+    return Layer(
+        "l2" if attention.is_l2 else "dot",
+        w.w_q_HDK / attention.temperature,
+        w.w_k_HDK,
+        w.w_v_HDK,
+        w.w_o_HKD * mix["attention"],
+        w.b_q_HK / attention.temperature,
+        w.b_k_HK,
+        visible_keys(attention.mask, attention.window, num_tokens, w.w_q_HDK.device),
+        divisor,
+    )
+
+
+def theorem(layer: Layer | None, num_tokens: int, p: str) -> float:
+    """Bound on Lip_p of attention on so many tokens (Kim et al., Theorem 3.2 as proved); infinite without one."""
+    if layer is None or layer.kind == "dot" or not layer.tied:
+        return np.inf
+    return (lipschitz.theorem_inf if p == "inf" else lipschitz.theorem_2)(layer, num_tokens)
+
+
+def matrices(block: Block) -> dict[str, Tensor]:
+    """The weights of a block as matrices, the heads' side by side."""
+    w = block.attention.maps()
+    found = {name: getattr(w, f"{name}_HDK").transpose(0, 1).flatten(1) for name in ("w_q", "w_k", "w_v")}
+    found["w_o"] = block.attention.out.weight
+    if block.mlp is not None:
+        found |= {"mlp_up": block.mlp.up.weight, "mlp_down": block.mlp.down.weight}
+    return found
+
+
+def norm_bound(norm: Norm, p: str, largest_scale: float = STEEPEST_NORM) -> float:
+    """Bound on Lip_p of a norm that divides its input by at least 1 / largest_scale."""
+    return lipschitz.norm_bound(norm.width, norm.weight, largest_scale, p, norm.kind == "layernorm")
+
+
+def block_bound(block: Block, p: str, attention: float, scales: dict[str, float] | None = None) -> float:
+    """Bound on a block's constant from its attention's; scales: the largest_scale of the norm of each sub-layer."""
+    scales = scales or dict.fromkeys(("attention", "mlp"), STEEPEST_NORM)
+    inner = {"attention": attention}
+    if block.mlp is not None:
+        weights = lipschitz.linear_norm(block.mlp.up.weight, p) * lipschitz.linear_norm(block.mlp.down.weight, p)
+        activation = {fn: name for name, fn in ACTIVATIONS.items()}[block.mlp.activation]
+        inner["mlp"] = weights * ACTIVATION_LIPSCHITZ[activation]
+    product = 1.0
+    for name, constant in inner.items():
+        norm = getattr(block, f"{name}_norm")
+        of_norm = 1.0 if norm is None else norm_bound(norm, p, scales[name])
+        skip = abs(getattr(block, f"{name}_skip"))
+        if block.place == "pre":
+            product *= skip + abs(block.branch_scale) * constant * of_norm
+        else:
+            product *= of_norm * (skip + abs(block.branch_scale) * constant)
+    return product
+
+
+def head_maps(attention: Attention) -> dict[str, tuple[Tensor, Tensor]]:
+    """Of each head W_QK = W_Q W_K^T / (sqrt(K) temperature) and W_VO = W_V W_O: left right^T, both (H, D, K)."""
+    w = attention.head_weights()
+    scale = attention.head_width**-0.5 / attention.temperature
+    return {"qk": (w.w_q_HDK * scale, w.w_k_HDK), "vo": (w.w_v_HDK, w.w_o_HKD.mT)}
+
+
+def spectra(left_HDK: Tensor, right_HDK: Tensor) -> tuple[Tensor, Tensor]:
+    """Of M = left right^T for each head the singular values (H, min(D, K)), largest first, and the angle to the
+    identity in degrees (H,), nan for M = 0."""
+    # the singular values of two triangular factors' product, which is K x K
+    left_HKK, right_HKK = (torch.linalg.qr(side, mode="r").R for side in (left_HDK, right_HDK))
+    sigma_HS = torch.linalg.svdvals(left_HKK @ right_HKK.mT)
+    cosine_H = (left_HDK * right_HDK).sum((1, 2)) / (sigma_HS.norm(dim=1) * left_HDK.shape[1] ** 0.5)
+    return sigma_HS, cosine_H.clamp(-1, 1).acos().rad2deg()
+
+
+@torch.no_grad()
+def constants_by_layer(model: Transformer, num_tokens: int) -> dict[tuple[int, str, int | None], dict[str, float]]:
+    """The constants of each place (layer, sublayer, head) as in rankbench.layers.metrics_by_layer, in float64: the
+    HEAD_METRICS of each head (sublayer weights), the LIPSCHITZ_METRICS of each attention on so many tokens."""
+    found: dict[tuple, dict[str, float]] = {}
+    for number, block in enumerate(copy.deepcopy(model).double().blocks, 1):
+        for matrix, maps in head_maps(block.attention).items():
+            for head, norm in enumerate(spectra(*maps)[0][:, 0].tolist(), 1):
+                found.setdefault((number, "weights", head), {})[f"{matrix}_norm"] = norm
+        layer = layer_of(block.attention, num_tokens)
+        bounds = {name: theorem(layer, num_tokens, p) for name, p in LIPSCHITZ_METRICS.items()}
+        found[number, "attention", None] = bounds
+    return found
