@@ -133,6 +133,23 @@ def test_a_contractive_network_is_undone_down_to_its_embedding(subject, changes)
     assert few[few.part == "network"].error.min() > 1e-4  # what is found is found by the iterations
 
 
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_padded_sequences_are_undone_as_each_would_be_alone(subject, random_network, mask):
+    changes = {**CONTRACTIVE, "contraction_keys": 4, "mlp": False, "mask": mask}
+    model, batch = random_network(6, 0, padded=True, **changes)
+    whole, _ = random_network(6, 0, **changes)  # the same weights, without absent tokens
+    asked = options(tokens=[4], coefficients=[0.5], ranges=[[0, 1]], iterations=7, sequences=6, network=True)
+
+    def errors(network, some):
+        one = dataclasses.replace(subject(), test=some, models={"initialised": network})
+        found = invertibility.table(one, asked)
+        return found[found.part == "network"].set_index("layer").error
+
+    lengths = (batch.inputs >= 0).sum(1).tolist()
+    alone = [errors(whole, batch[row : row + 1, :length]) for row, length in enumerate(lengths)]
+    pd.testing.assert_series_equal(errors(model, batch), pd.concat(alone, axis=1).max(axis=1), check_names=False)
+
+
 def test_a_network_with_norms_is_not_undone(subject):
     for changes in ({"norm": "post"}, {"norm": "none", "skip": False}):
         with pytest.raises(ConfigError, match=r"use model\.norm=none and skips"):

@@ -118,8 +118,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)[COLUMNS]
 
 
-def _map_of(attention: torch.nn.Module) -> Callable[[Tensor], Tensor]:
-    return lambda x_BND: attention(x_BND, "", None, None)
+def _map_of(attention: torch.nn.Module, present_BN: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    return lambda x_BND: attention(x_BND, "", None, None, present_BN)
 
 
 def _of_layer(
@@ -163,14 +163,13 @@ def _rows_of_network(model: Transformer, subject: Subject, options: Options) -> 
             "and skips round every sub-layer, or set network to false"
         )
     inputs = subject.test.inputs[: options.sequences]
-    if model.padded:
-        raise ConfigError("analysis.invertibility.network=true: not for padded sequences; set it to false")
+    present_BN = model.present(inputs)
     trace = Trace(".attention.input", "embedding", "state")
     model(inputs, trace=trace)
     x_BND = trace["state"]
     for number in range(cfg.layers, 0, -1):
         block = model.blocks[number - 1]
-        undone = [(_map_of(block.attention), block.attention_skip)]
+        undone = [(_map_of(block.attention, present_BN), block.attention_skip)]
         if block.mlp is not None:
             undone.append((lambda x, at=block: at.mlp(x, "", None), block.mlp_skip))
         for function, skip in reversed(undone):
@@ -181,7 +180,9 @@ def _rows_of_network(model: Transformer, subject: Subject, options: Options) -> 
             x_BND = invert(branch, x_BND / skip, options.iterations)[-1]
         where = {"part": "network", "layer": number, "attention": cfg.attention, "tokens": x_BND.shape[1]}
         where |= {"width": cfg.width, "inputs": "test", "coefficient": 1.0, "iteration": options.iterations}
-        yield where | _errors(x_BND, trace[f"layers.{number - 1}.attention.input"])
+        wanted_BND = trace[f"layers.{number - 1}.attention.input"]
+        found_BND = x_BND if present_BN is None else x_BND.where(present_BN[..., None], wanted_BND)
+        yield where | _errors(found_BND, wanted_BND)
 
 
 def digest(table: pd.DataFrame) -> str:
