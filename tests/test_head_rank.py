@@ -312,6 +312,17 @@ def test_claims_hold_and_fail_across_a_sweep(claim, held, failed):
     assert judge(claim, by_hand(**failed))[0]["outcome"] == "failed"
 
 
+@pytest.mark.parametrize(("angle", "outcome"), [(160.0, "held"), (140.0, "failed")])
+def test_many_full_rank_heads_are_judged_by_themselves(angle, outcome):
+    table = by_hand()
+    alone = table[(table.of == "head") & (table["rank"] == 8)]
+    many = alone.assign(heads=16, run="many", angle=angle + alone.angle % 1)
+    both = pd.concat([table, many])
+    assert judge("amsel_m_of_many_heads", both)[0]["outcome"] == outcome
+    assert judge("amsel_m_is_minus_identity", both)[0]["outcome"] == "held"
+    assert judge("amsel_m_of_many_heads", table)[0]["outcome"] == "undecided"
+
+
 def test_claims_on_regression_in_context():
     table = by_hand()
     averaging = table[table.of == "baseline"].assign(evaluation="averaging")
