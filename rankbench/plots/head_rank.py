@@ -23,6 +23,7 @@ BOUNDS = {"bound_sharp": "--", "bound_any": ":"}
 BASELINES = {"zero": "-", "linear": "--", "linear attention": ":", "least squares": "-", "averaging": "--"}
 BASELINES |= {"3 nearest neighbours": ":"}
 SERIES = ("copies", "points")
+X_LABELS = {"share": "rank r / width d", "heads": "heads H"}
 
 
 @styled
@@ -31,21 +32,23 @@ def draw_head_rank(table: pd.DataFrame, published: pd.DataFrame | None = None, f
 
     Left the errors: softmax (filled, with the best seed as a dash), hardmax (open), baselines; where lower bounds
     apply, by the number of heads instead, lines by rank. Right the median angle of W_QK to the identity, with the
-    largest that the rank allows. For regression in context, left the errors by examples and right those behind the last
-    example by the number of heads. The sweep's own facets are not needed: the table has the sizes.
+    largest that the rank allows. Heads that have all one rank are shown by their number. For regression in context,
+    left the errors by examples and right those behind the last example by the number of heads. The sweep's own facets
+    are not needed: the table has the sizes.
     """
     trained = "trained" if (table.weights == "trained").any() else "initialised"
     shown = table[table.weights.isin([trained, "none"])].assign(share=table["rank"] / table.width)
     shown = shown.assign(points=shown.groupby(["seed", "run"]).examples.transform("max").astype(int))
     in_context = shown.groupby(["run", "seed"]).examples.nunique().max() > 1
+    x = "heads" if shown["rank"].nunique() == 1 and shown.heads.nunique() > 1 else "share"
     figure, grid, facets = grid_of(shown, "layers", 2, share_y=False, share_x="col")
     for row, (label, rows) in zip(grid, facets, strict=True):
         if in_context:
             _by_examples(row[0], rows)
             _last_by_heads(row[1], rows)
         else:
-            _errors(row[0], rows, _of(published, "squared error"), label)
-            _angles(row[1], rows, _of(published, "degrees"), label)
+            _errors(row[0], rows, x, _of(published, "squared error"), label)
+            _angles(row[1], rows, x, _of(published, "degrees"), label)
         for axes in row:
             axes.set_title(title(label.replace("=", ": "), f"{trained} weights"))
         row[0].set_ylabel("squared error (predicting 0: 1)")
@@ -59,9 +62,9 @@ def _of(published: pd.DataFrame | None, unit: str) -> pd.DataFrame | None:
     return None if published is None else published[published.unit == unit]
 
 
-def _series(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """The rows by what else varies than the rank."""
-    varied = [column for column in SERIES if rows[column].nunique() > 1]
+def _series(rows: pd.DataFrame, x: str) -> list[tuple[str, pd.DataFrame]]:
+    """The rows by what else varies than x: of heads of one rank, copies are what x says."""
+    varied = [column for column in SERIES if rows[column].nunique() > 1 and (x, column) != ("heads", "copies")]
     if not varied:
         return [("", rows)]
     names = {"copies": "copies", "points": "N"}
@@ -78,10 +81,12 @@ def _drawn(axes: Axes, rows: pd.DataFrame, x: str, value: str, label: str, numbe
     axes.fill_between(found[x], found.low.clip(lower=rows[value].min()), found.high, color=colour, alpha=0.15, lw=0)
 
 
-def _errors(axes: Axes, rows: pd.DataFrame, published: pd.DataFrame | None, label: str) -> None:
+def _errors(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | None, label: str) -> None:
     networks, is_bounded = rows[rows.of == "network"], "bound_any" in rows
-    x = "heads" if is_bounded else "share"
-    parts = [(f"r={tick(rank)}", mine) for rank, mine in networks.groupby("rank")] if is_bounded else _series(networks)
+    x = "heads" if is_bounded else x
+    parts = (
+        [(f"r={tick(rank)}", mine) for rank, mine in networks.groupby("rank")] if is_bounded else _series(networks, x)
+    )
     for number, (name, mine) in enumerate(parts):
         for evaluation, style in (("soft", {}), ("hard", {"mfc": "none", "linestyle": "--", "linewidth": 0.8})):
             some = mine[mine.evaluation == evaluation]
@@ -101,26 +106,26 @@ def _errors(axes: Axes, rows: pd.DataFrame, published: pd.DataFrame | None, labe
             axes.axhline(mine.error.mean(), color=GREY, linestyle=BASELINES[name], linewidth=1, label=name, zorder=1)
     ticks(axes, networks[x])
     axes.set_yscale("log")
-    axes.set_xlabel("heads H" if is_bounded else "rank r / width d")
+    axes.set_xlabel(X_LABELS[x])
     if not is_bounded:
         published_marks(axes, published, label)
 
 
-def _angles(axes: Axes, rows: pd.DataFrame, published: pd.DataFrame | None, label: str) -> None:
+def _angles(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | None, label: str) -> None:
     heads = rows[(rows.of == "head") & (rows.matrix == "qk")]
-    by = ["run", "seed", "share", "copies", "points_of_run"]
+    by = ["run", "seed", "share", "heads", "copies", "points_of_run"]
     points = rows.groupby(["run", "seed"]).points.max().rename("points_of_run")
     median = heads.join(points, on=["run", "seed"]).groupby(by).angle.median().reset_index()
     median = median.rename(columns={"points_of_run": "points"})
-    parts = [("", median)] if "bound_any" in rows else _series(median)
+    parts = [("", median)] if "bound_any" in rows else _series(median, x)
     for number, (name, mine) in enumerate(parts):
-        _drawn(axes, mine, "share", "angle", f"softmax, {name}" if name else "softmax", number, {})
-    limit = rows.groupby("share").angle_limit.first()
+        _drawn(axes, mine, x, "angle", f"softmax, {name}" if name else "softmax", number, {})
+    limit = rows.groupby(x).angle_limit.first()
     axes.plot(limit.index, limit, color=INK, linestyle=":", linewidth=1, label="largest or smallest angle of the rank")
     axes.plot(limit.index, 180 - limit, color=INK, linestyle=":", linewidth=1)
-    ticks(axes, rows.share)
+    ticks(axes, rows[x])
     axes.set_ylim(0, 185)
-    axes.set_xlabel("rank r / width d")
+    axes.set_xlabel(X_LABELS[x])
     axes.set_ylabel(r"angle of $W_{QK}$ to $I$ (degrees)")
     published_marks(axes, published, label)
 

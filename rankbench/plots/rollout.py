@@ -5,33 +5,48 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, DASHES, GREY, grid_of, legend, styled, title
+from rankbench.plots.figure import COLOURS, DASHES, GREY, PANEL, grid_of, legend, styled, title
 from rankbench.tables import mean_and_spread
 
 LOWEST = 1e-6  # of the first distance: what is below is one point for the eye, and drawn there
 HIGHEST = 1e3
+MANY, SIDE_BY_SIDE = 4, 3  # facets that still have trajectories; columns of those that have not
 
 
 @styled
 def draw_rollout(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Left, where the tokens of each seed go, on top of the true arcs; right, their distance by step, each seed's and
-    the geometric mean with its spread. A row for each facet. Trajectories are of the trained weights, where there are.
+    the geometric mean with its spread. A row for each facet; of many facets the distances alone, side by side.
+    Trajectories are of the trained weights, where there are.
     """
     figure, _, facets = grid_of(table, facet, 2)
     figure.clear()  # the two columns have axes of their own
-    grid = figure.subplots(len(facets), 2, squeeze=False, sharex="col", sharey="col")
     radius = table[table.step == 0].distance.iloc[0] / 2
     kinds = list(dict.fromkeys(table.weights))
-    for (places, distances), (label, rows) in zip(grid, facets, strict=True):
-        _trajectories(places, rows[rows.weights == kinds[0]], radius)
-        places.set_title(title(f"{kinds[0]} weights", label))
+    if len(facets) > MANY:
+        rows_of_grid = -(-len(facets) // SIDE_BY_SIDE)
+        figure.set_size_inches(PANEL[0] * SIDE_BY_SIDE, PANEL[1] * rows_of_grid + 0.7)
+        grid = figure.subplots(rows_of_grid, SIDE_BY_SIDE, squeeze=False, sharex=True, sharey=True)
+        of_distances = grid.flat
+        for unused in grid.flat[len(facets) :]:
+            unused.set_visible(False)
+        for axes in grid[-1]:
+            axes.set_xlabel("steps of free running")
+    else:
+        grid = figure.subplots(len(facets), 2, squeeze=False, sharex="col", sharey="col")
+        of_distances = grid[:, 1]
+        for places, (label, rows) in zip(grid[:, 0], facets, strict=True):
+            _trajectories(places, rows[rows.weights == kinds[0]], radius)
+            places.set_title(title(f"{kinds[0]} weights", label))
+            places.set_ylabel("y")
+        grid[-1, 0].set_xlabel("x")
+        grid[-1, 1].set_xlabel("steps of free running")
+    for axes, (label, rows) in zip(of_distances, facets, strict=False):
         for number, kind in enumerate(kinds):
-            _distance(distances, rows[rows.weights == kind], radius, number, f"{kind} weights")
-        distances.set_title(title(_rates(rows[rows.weights == kinds[0]]), label))
-        places.set_ylabel("y")
-        distances.set_ylabel("distance / first distance\n(at least $10^{-6}$)")
-    grid[-1, 0].set_xlabel("x")
-    grid[-1, 1].set_xlabel("steps of free running")
+            _distance(axes, rows[rows.weights == kind], radius, number, f"{kind} weights")
+        axes.set_title(title(_rates(rows[rows.weights == kinds[0]]), label))
+        if axes.get_subplotspec().is_first_col() or len(facets) <= MANY:
+            axes.set_ylabel("distance / first distance\n(at least $10^{-6}$)")
     legend(figure, grid)
     return figure
 
