@@ -75,5 +75,10 @@ def _against_layers(
         if len(told):
             style = {"color": colour, "marker": marker, "mfc": "none", "markersize": 6, "linestyle": "none"}
             axes.plot(told.x, told.value, label=f"{variant} ({told.source.iloc[0]})", **style)
-    axes.set_xlabel("layers")
+    low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if high - low < 1:  # networks of one size
+        only = int(seeds.layers.iloc[0])
+        axes.set_xlim(only - 0.5, only + 0.5)
+        axes.set_xticks([only])
+    axes.set_xlabel("layers")

@@ -123,7 +123,7 @@ def _angles(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | No
     limit = rows.groupby(x).angle_limit.first()
     axes.plot(limit.index, limit, color=INK, linestyle=":", linewidth=1, label="largest or smallest angle of the rank")
     axes.plot(limit.index, 180 - limit, color=INK, linestyle=":", linewidth=1)
-    ticks(axes, rows[x])
+    ticks(axes, rows[x] if published is None else pd.concat([rows[x], published.x]))
     axes.set_ylim(0, 185)
     axes.set_xlabel(X_LABELS[x])
     axes.set_ylabel(r"angle of $W_{QK}$ to $I$ (degrees)")
