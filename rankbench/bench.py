@@ -32,7 +32,8 @@ from rankbench.run import Run
 from rankbench.seeds import generator_for
 from rankbench.tables import write_table
 from rankbench.tasks import Task, build_task
-from rankbench.train import Training, per_seed, train
+from rankbench.train import train
+from rankbench.training import Training, per_seed
 
 MLP_RATIOS = (1.0, 4.0)  # the authors' code's, and the usual one
 # Of the paths that run alone one in so many is timed, of each length at least one: all of them would take minutes.

@@ -19,7 +19,7 @@ from rankbench.paths import RecomputedNetwork, all_paths, sums_of_groups
 from rankbench.seeds import generator_for
 from rankbench.tables import read_table
 from rankbench.tasks import build_task
-from rankbench.train import Training
+from rankbench.training import Training
 
 TINY = ("budget=smoke", "device=cpu", "sequences=8", "trainer.batch_size=10")
 

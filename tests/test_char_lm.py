@@ -33,7 +33,8 @@ from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
 from rankbench.tasks import char_lm as grammar
 from rankbench.tasks.task import ABSENT, Batch
-from rankbench.train import Training, train
+from rankbench.train import train
+from rankbench.training import Training
 
 PTB = Path(__file__).resolve().parents[2] / "shared" / "data" / "ptb"
 TINY = [

@@ -17,7 +17,8 @@ from rankbench.model import initial_model
 from rankbench.run import Run
 from rankbench.tables import read_table
 from rankbench.tasks import build_task
-from rankbench.train import Training, train
+from rankbench.train import train
+from rankbench.training import Training
 
 TINY = ["model.layers=2", "model.width=8", "task.length=4", "task.train_size=20", "task.test_size=6", "replicas=2"]
 TINY += ["precision=fp64", "trainer.steps=7", "trainer.eval_every=7", "trainer.dynamics_every=3"]

@@ -26,13 +26,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rankbench.train
+import rankbench.training
 from rankbench.config import ConfigError, conf_dir, register, resolve
 from rankbench.machine import Machine
 from rankbench.model import build_model, initial_model
 from rankbench.run import Run, config_text
 from rankbench.seeds import generator_for
 from rankbench.tasks import TASKS, Batch, build_task
-from rankbench.train import METRICS, Interrupted, Training, clipped, train
+from rankbench.train import Interrupted, train
+from rankbench.training import METRICS, Training, clipped
 
 TINY = [
     "model.layers=1",
@@ -319,7 +321,8 @@ import dataclasses, json, os, signal, sys, time
 from pathlib import Path
 import rankbench.run, rankbench.train
 from rankbench.run import Run
-from rankbench.train import StepsFile, Training, train
+from rankbench.train import StepsFile, train
+from rankbench.training import Training
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -456,7 +459,7 @@ def spoil(monkeypatch, spoilt, how):
             model.read_out.bias.data.copy_(torch.tensor([3e38, -3e38, -3e38, -3e38]))
         return model
 
-    monkeypatch.setattr(rankbench.train, "initial_model", spoilt_model)
+    monkeypatch.setattr(rankbench.training, "initial_model", spoilt_model)
 
 
 @pytest.mark.parametrize("how", ["nan", "inf"])

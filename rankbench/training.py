@@ -1,0 +1,404 @@
+"""What trains: the seeds of a run side by side, one step of them, and their evaluation.
+
+Shapes: S seed (those still training), B batch, N token.
+"""
+
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from rankbench.buckets import batches_of_epoch, chunks_by_length, padded_lengths
+from rankbench.config import TrainConfig
+from rankbench.constants import HEAD_METRICS, LIPSCHITZ_METRICS, constants_by_layer
+from rankbench.layers import metrics_by_layer, moments
+from rankbench.machine import Machine
+from rankbench.metrics import ATTENTION_METRICS, STATE_METRICS
+from rankbench.model import build_model, initial_model
+from rankbench.model.lstm import Lstm
+from rankbench.model.transformer import Transformer
+from rankbench.optimizers import build_optimizer, learning_rate
+from rankbench.run import Run
+from rankbench.seeds import generator_for
+from rankbench.tasks import Batch, Corpus, Task
+from rankbench.tasks.task import Score, is_scored, score
+
+log = logging.getLogger(__name__)
+
+DYNAMICS = ["step", "seed", "layer", "sublayer", "head", *STATE_METRICS, *ATTENTION_METRICS]
+DYNAMICS += [*HEAD_METRICS, *LIPSCHITZ_METRICS]
+METRICS = ["step", "seed", "split", "loss", "accuracy", "learning_rate", "seconds", "tokens_per_second"]
+EVALUATION_SEQUENCES = 1000  # test sequences in one forward pass
+EVALUATION_TOKENS = 16384  # of a corpus, whose sequences are longer, in one forward pass
+
+
+@dataclass
+class Progress:
+    """What changes while a run trains: with the weights and the optimiser, all that a checkpoint has to hold."""
+
+    step: int = 0
+    seconds: float = 0.0
+    status: list[str] = field(default_factory=list)  # per seed: training | finished | reached | diverged
+    last_step: list[int] = field(default_factory=list)  # per seed
+    final: dict[int, dict[str, float]] = field(default_factory=dict)  # per seed: what its last evaluation found
+
+    @property
+    def training(self) -> list[int]:
+        """Indices of the seeds that are still training."""
+        return [index for index, status in enumerate(self.status) if status == "training"]
+
+
+class Training:
+    """The stacked weights of the seeds that are still training, with the optimiser that moves them.
+
+    A seed that has reached its target or diverged leaves the stack; what it had is kept for the checkpoint.
+    """
+
+    def __init__(self, cfg: TrainConfig, task: Task, machine: Machine, seeds: list[int]) -> None:
+        self.cfg, self.task, self.machine, self.seeds = cfg, task, machine, seeds
+        self.model = build_model(cfg.model, task)
+        self.progress = Progress(status=["training"] * len(seeds), last_step=[0] * len(seeds))
+        self.corpus = self.train = None
+        if isinstance(task, Corpus):
+            self._read(task)
+        else:
+            self.train = None if task.train_size is None else self._sampled(seeds, task.train_size, "train")
+            self.test = self.train if task.test_size is None else self._sampled(seeds, task.test_size, "test")
+        num_sequences = len(self.corpus.inputs) if self.corpus else task.train_size
+        batches = 1 if num_sequences is None else math.ceil(num_sequences / cfg.trainer.batch_size)
+        self.batches_per_epoch = batches
+        steps, epochs = cfg.trainer.steps, cfg.trainer.epochs
+        self.num_steps = steps if steps is not None else round(epochs * batches)
+        initial = [dict(initial_model(cfg.model, task, seed).named_parameters()) for seed in seeds]
+        self._stack({name: torch.stack([one[name].detach() for one in initial]) for name in initial[0]})
+        self.retired: dict[int, dict[str, Tensor]] = {}
+        self._order: tuple[int, Tensor | list[tuple[int, Tensor]]] | None = None  # an epoch and its batches
+        # a corpus' sequences are long: one seed fills the machine
+        self._forward = per_seed(self.model, in_turn=self.corpus is not None or not self.model.vectorised)
+        if cfg.trainer.compile:
+            # the batch sizes are few, and torch 2.13 cannot trace a linear map under vmap with symbolic ones
+            self._forward = torch.compile(self._forward, dynamic=False)
+
+    def _sampled(self, seeds: list[int], num_sequences: int, purpose: str, step: int = 0) -> Batch:
+        draw = self.task.sample
+        if purpose == "train" and hasattr(self.task, "sample_at"):  # a curriculum
+            draw = functools.partial(self.task.sample_at, step)
+        batches = [draw(num_sequences, generator_for(seed, purpose, step)) for seed in seeds]
+        stacked = Batch(torch.stack([b.inputs for b in batches]), torch.stack([b.targets for b in batches]))
+        return stacked.to(self.machine.device, self.machine.dtype)
+
+    def _read(self, task: Corpus) -> None:
+        """Put a corpus on the device: one copy for all seeds, trained on in batches of similar lengths."""
+        splits = task.splits()
+        self.train_lengths = padded_lengths(splits["train"], task.pad_to)
+        placed = {name: split.to(self.machine.device, self.machine.dtype) for name, split in splits.items()}
+        self.corpus, test = placed["train"], placed["test"]
+        self.chunks = {
+            name: chunks_by_length(placed[name], task.pad_to, EVALUATION_TOKENS) for name in ("valid", "test")
+        }
+        self.test = Batch(*(x.expand(len(self.seeds), *x.shape) for x in (test.inputs, test.targets)))  # no copies
+
+    def _stack(self, weights: dict[str, Tensor]) -> None:
+        self.parameters = {
+            name: weight.to(self.machine.device, self.machine.dtype).clone().requires_grad_()
+            for name, weight in weights.items()
+        }
+        self.optimizer = build_optimizer(self.cfg.optimizer, list(self.parameters.values()))
+        self._forget()
+
+    def _forget(self) -> None:
+        zeros = torch.zeros(len(self.progress.training), dtype=torch.float64, device=self.machine.device)
+        self.sums = {"loss": zeros, "accuracy": zeros.clone(), "tokens": zeros.clone(), "steps": 0, "seconds": 0.0}
+        self._since = time.perf_counter()
+
+    def batch(self) -> Batch:
+        """The current step's sequences of every seed that is training, each in its own random order."""
+        alive, step, size = self.progress.training, self.progress.step, self.cfg.trainer.batch_size
+        if self.train is None and self.corpus is None:
+            return self._sampled([self.seeds[index] for index in alive], size, "train", step)
+        epoch, place = divmod(step, self.batches_per_epoch)
+        if self.corpus is not None:
+            if self._order is None or self._order[0] != epoch:
+                self._order = epoch, batches_of_epoch(self.train_lengths, size, self.seeds, epoch)
+            width, rows_SB = self._order[1][place]
+            rows_SB = rows_SB[alive].to(self.machine.device)
+            return self.corpus[:, :width][rows_SB]
+        if self._order is None or self._order[0] != epoch:
+            orders = [
+                torch.randperm(self.task.train_size, generator=generator_for(s, "order", epoch)) for s in self.seeds
+            ]
+            self._order = epoch, torch.stack(orders).to(self.machine.device)
+        rows_SB = self._order[1][alive, place * size : (place + 1) * size]
+        return self.train[torch.tensor(alive, device=rows_SB.device)[:, None], rows_SB]
+
+    def dropout(self, batch: Batch) -> dict[str, Tensor] | None:
+        """This step's dropout masks, stacked over seeds, each seed's from its own generator."""
+        if self.cfg.model.dropout == 0:
+            return None
+        num_sequences, num_tokens = batch.targets.shape[1:3]
+        each = [
+            self.model.dropout_masks(
+                num_sequences,
+                num_tokens,
+                generator_for(self.seeds[index], "dropout", self.progress.step, self.machine.device),
+            )
+            for index in self.progress.training
+        ]
+        return {name: torch.stack([masks[name] for masks in each]).to(self.machine.dtype) for name in each[0]}
+
+    def update(self) -> None:
+        """One step of every seed that is training."""
+        cfg, step = self.cfg, self.progress.step
+        scores, gradients = self.gradients(self.batch())
+        if cfg.trainer.clip is not None:
+            gradients = clipped(gradients, cfg.trainer.clip)
+        for parameter, gradient in zip(self.parameters.values(), gradients, strict=True):
+            parameter.grad = gradient.contiguous()
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(cfg.optimizer, step, self.num_steps)
+        self.optimizer.step()
+        self.progress.step += 1
+        self.sums["loss"] = self.sums["loss"] + scores.mean_loss
+        self.sums["accuracy"] = self.sums["accuracy"] + scores.accuracy
+        self.sums["tokens"] = self.sums["tokens"] + scores.tokens
+        self.sums["steps"] += 1
+
+    def gradients(self, batch: Batch) -> tuple[Score, tuple[Tensor, ...]]:
+        """Sums over a batch of every seed, and the gradients of each seed's mean loss, in trainer.accumulate passes."""
+        weights, dropout = list(self.parameters.values()), self.dropout(batch)
+        num_sequences = batch.targets.shape[1]
+        size = math.ceil(num_sequences / self.cfg.trainer.accumulate)
+        tokens_S = is_scored(batch.targets).flatten(1).sum(1)
+        scores, gradients = None, None
+        for start in range(0, num_sequences, size):
+            part = (slice(None), slice(start, start + size))
+            masks = dropout if dropout is None else {name: mask[part] for name, mask in dropout.items()}
+            with self.machine.autocast():
+                found = self._forward(self.parameters, batch.inputs[part], batch.targets[part], masks)
+            # summed, not averaged: each seed's weights get the gradient of its own loss
+            each = torch.autograd.grad((found.loss / tokens_S).sum(), weights)
+            found = Score(*(value.detach() for value in found))
+            if scores is None:
+                scores, gradients = found, each
+            else:
+                scores = Score(*(so_far + more for so_far, more in zip(scores, found, strict=True)))
+                gradients = tuple(so_far + more for so_far, more in zip(gradients, each, strict=True))
+        return scores, gradients
+
+    def _seconds(self) -> float:
+        """Of training since the last evaluation, what the device still has to do included."""
+        if self.machine.device.type == "cuda":
+            torch.cuda.synchronize(self.machine.device)
+        return self.sums["seconds"] + time.perf_counter() - self._since
+
+    @torch.no_grad()
+    def evaluate(self) -> list[dict]:
+        """Rows of metrics.csv: the training mean since the last evaluation, and the test set (a corpus' validation set
+        too) now."""
+        alive, speed = self.progress.training, round(float(self.sums["tokens"].sum()) / max(self._seconds(), 1e-9))
+        scores = {split: self._score(split) for split in (("test",) if self.corpus is None else ("valid", "test"))}
+        losses = {split: whole.mean_loss.tolist() for split, whole in scores.items()}
+        accuracies = {split: whole.accuracy.tolist() for split, whole in scores.items()}
+        steps = self.sums["steps"]
+        common = {"step": self.progress.step, "seconds": round(self.progress.seconds, 3)}
+        rate = learning_rate(self.cfg.optimizer, max(self.progress.step - 1, 0), self.num_steps)
+        rows = []
+        for place, index in enumerate(alive):
+            common["seed"] = self.seeds[index]
+            if steps:
+                train = {key: self.sums[key][place].item() / steps for key in ("loss", "accuracy")}
+                rows.append({**common, "split": "train", **train, "learning_rate": rate, "tokens_per_second": speed})
+            for split in scores:
+                found = {"loss": losses[split][place], "accuracy": accuracies[split][place]}
+                rows.append({**common, "split": split, **found})
+            self._keep(index, {split: losses[split][place] for split in losses}, accuracies["test"][place])
+            self.progress.last_step[index] = self.progress.step
+        self._forget()
+        return rows
+
+    def _score(self, split: str) -> Score:
+        """Sums over a split, of each seed that is training."""
+        alive, parts = self.progress.training, []
+        if self.corpus is None:
+            starts = range(0, self.test.inputs.shape[1], EVALUATION_SEQUENCES)
+            chunks = (self.test[alive, start : start + EVALUATION_SEQUENCES] for start in starts)
+        else:
+            chunks = (
+                Batch(*(x.expand(len(alive), *x.shape) for x in (chunk.inputs, chunk.targets)))
+                for chunk in self.chunks[split]
+            )
+        for chunk in chunks:
+            with self.machine.autocast():
+                scores = self._forward(self.parameters, chunk.inputs, chunk.targets, None)
+            parts.append(torch.stack([sums_S.double() for sums_S in scores]))
+        return Score(*torch.stack(parts).sum(0))
+
+    def _keep(self, index: int, losses: dict[str, float], test_accuracy: float) -> None:
+        """What summary.json will say of a seed: the last evaluation, or of a corpus that of the smallest validation
+        loss, with the test loss in bits too."""
+        test = losses["test"]
+        if "valid" not in losses:
+            self.progress.final[index] = {"test_loss": test, "test_accuracy": test_accuracy}
+        elif index not in self.progress.final or losses["valid"] < self.progress.final[index]["valid_loss"]:
+            best = {"best_step": self.progress.step, "valid_loss": losses["valid"]}
+            self.progress.final[index] = best | {"test_loss": test, "test_bits": test / math.log(2)}
+
+    @torch.no_grad()
+    def dynamics(self) -> list[dict]:
+        """Rows of layers.csv: the metrics of every layer of each seed in training, means over some test sequences,
+        and its constants, for as many tokens as the longest of these has."""
+        rows, began, model = [], time.perf_counter(), build_model(self.cfg.model, self.task)
+        for place, index in enumerate(self.progress.training):
+            weights = {name: parameter.detach()[place] for name, parameter in self.parameters.items()}
+            model.load_state_dict(weights, assign=True)
+            inputs = self.test.inputs[index, : self.cfg.trainer.dynamics_sequences]
+            if all(weight.isfinite().all() for weight in weights.values()):  # a diverged network has no metrics
+                who = {"step": self.progress.step, "seed": self.seeds[index]}
+                most = inputs.shape[1] if model.lengths(inputs) is None else int(model.lengths(inputs).max())
+                constants = constants_by_layer(model, most)
+                for spot, values in metrics_by_layer(model, inputs):
+                    means = moments(values) | constants.get(tuple(spot.values()), {})
+                    rows.append(who | spot | {name: means[name] for name in DYNAMICS if name in means})
+        self._since += time.perf_counter() - began  # no part of the training's speed
+        return rows
+
+    def retire(self, rows: list[dict], last: bool) -> None:
+        """Take out of the stack the seeds that these rows show as diverged or at their target, and at the end all."""
+        target = self.cfg.trainer.target_accuracy
+        lost = {row["seed"] for row in rows if not math.isfinite(row["loss"])}
+        there = {
+            row["seed"] for row in rows if target is not None and row["split"] == "test" and row["accuracy"] >= target
+        }
+        alive = self.progress.training
+        leaving = {}
+        for index in alive:
+            seed = self.seeds[index]
+            if seed in lost:
+                leaving[index] = "diverged"
+                log.warning("seed %d diverged: its loss is not finite at step %d", seed, self.progress.step)
+            elif last or seed in there:
+                leaving[index] = "reached" if seed in there else "finished"
+        if not leaving:
+            return
+        staying = [place for place, index in enumerate(alive) if index not in leaving]
+        for place, index in enumerate(alive):
+            if index in leaving:
+                self.retired[index] = {name: p.detach()[place].cpu().clone() for name, p in self.parameters.items()}
+                self.progress.status[index] = leaving[index]
+        if staying:
+            state = self.optimizer.state_dict()["state"]
+            self._stack({name: parameter.detach()[staying] for name, parameter in self.parameters.items()})
+            self._set_optimizer_state(
+                {i: {k: v[staying] if v.ndim else v for k, v in one.items()} for i, one in state.items()}
+            )
+
+    def _set_optimizer_state(self, state: dict[int, dict[str, Tensor]]) -> None:
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights of all seeds, in the order of the seeds, wherever they are kept."""
+        alive = self.progress.training
+        return {
+            name: torch.stack(
+                [
+                    self.retired[index][name] if index in self.retired else parameter.detach()[alive.index(index)].cpu()
+                    for index in range(len(self.seeds))
+                ]
+            )
+            for name, parameter in self.parameters.items()
+        }
+
+    def save(self, run: Run) -> None:
+        """A checkpoint: the weights for analyses, and the training state."""
+        tensors = {f"weights/{name}": weight for name, weight in self.weights().items()}
+        for number, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer/{number}/{key}": value for key, value in state.items() if value is not None}
+        tensors |= {f"sums/{key}": self.sums[key] for key in ("loss", "accuracy", "tokens")}
+        run.save_weights(self.weights())
+        sums = {"steps": self.sums["steps"], "seconds": self._seconds()}
+        facts = {**vars(self.progress), "sums": sums}
+        run.save_state(tensors, facts)
+
+    def restore(self, tensors: dict[str, Tensor], facts: dict) -> None:
+        """Become what `save` saved."""
+        sums = facts.pop("sums")
+        facts["final"] = {int(index): found for index, found in facts["final"].items()}
+        self.progress = Progress(**facts)
+        alive = self.progress.training
+        weights = {name: tensors[f"weights/{name}"] for name in self.parameters}
+        self.retired = {
+            index: {name: weight[index].clone() for name, weight in weights.items()}
+            for index in range(len(self.seeds))
+            if index not in alive
+        }
+        self._stack({name: weight[alive] for name, weight in weights.items()})
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("optimizer/"):
+                _, number, key = name.split("/")
+                state.setdefault(int(number), {})[key] = tensor
+        self._set_optimizer_state(state)
+        names = ("loss", "accuracy", "tokens")
+        self.sums = {key: tensors[f"sums/{key}"].to(self.machine.device) for key in names} | sums
+
+    def summary(self, status: str) -> dict:
+        """What summary.json holds."""
+        progress = self.progress
+        # JSON knows neither nan nor the infinite loss that a diverged seed can have
+        found = [
+            {key: value if math.isfinite(value) else None for key, value in progress.final.get(i, {}).items()}
+            for i in range(len(self.seeds))
+        ]
+        seeds = [
+            {"seed": seed, "status": progress.status[i], "steps": progress.last_step[i], **found[i]}
+            for i, seed in enumerate(self.seeds)
+        ]
+        return {"status": status, "step": progress.step, "seconds": round(progress.seconds, 3), "seeds": seeds}
+
+
+def per_seed(model: Transformer | Lstm, in_turn: bool = False) -> Callable[..., Score]:
+    """(stacked weights, inputs and targets of all seeds, stacked dropout masks or None) -> sums of each seed.
+
+    in_turn: run the seeds one after the other, not by vmap.
+    """
+
+    def one_seed(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor, dropout: dict | None):
+        outputs_BNC = functional_call(model, weights, (inputs, dropout))
+        # bfloat16 has too few digits to average in
+        outputs_BNC = outputs_BNC if outputs_BNC.dtype == torch.float64 else outputs_BNC.float()
+        return score(outputs_BNC, targets)
+
+    def side_by_side(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor, dropout: dict | None):
+        if len(targets) == 1:  # vmap over one seed costs time and gains nothing
+            first = {name: weight.squeeze(0) for name, weight in weights.items()}  # weight[0] has a dear backward
+            masks = None if dropout is None else {name: mask[0] for name, mask in dropout.items()}
+            return Score(*(value[None] for value in one_seed(first, inputs[0], targets[0], masks)))
+        if in_turn:
+            # unbound at once: the backward of a weight[i] for each seed writes as many whole tensors of zeros
+            alone = {name: weight.unbind() for name, weight in weights.items()}
+            each = [
+                one_seed(
+                    {name: weight[place] for name, weight in alone.items()},
+                    inputs[place],
+                    targets[place],
+                    None if dropout is None else {name: mask[place] for name, mask in dropout.items()},
+                )
+                for place in range(len(targets))
+            ]
+            return Score(*map(torch.stack, zip(*each, strict=True)))
+        return vmap(one_seed, in_dims=(0, 0, 0, None if dropout is None else 0))(weights, inputs, targets, dropout)
+
+    return side_by_side
+
+
+def clipped(gradients: tuple[Tensor, ...], largest: float) -> tuple[Tensor, ...]:
+    """Stacked gradients scaled down, seed by seed, to a Euclidean norm of at most `largest` over all parameters."""
+    norm_S = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
+    factor_S = (largest / norm_S).clamp(max=1.0)
+    return tuple(gradient * factor_S.view(-1, *[1] * (gradient.ndim - 1)) for gradient in gradients)
