@@ -346,3 +346,15 @@ def test_the_figure_and_the_digest_are_drawn():
 def test_options_that_cannot_be_are_refused(key, value):
     with pytest.raises(ConfigError, match=f"analysis.head_rank.{key}={value}"):
         head_rank.Options(**(dataclasses.asdict(OPTIONS) | {key: value}))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_where_there_are_no_others_a_token_sees_itself(random_network, padded):
+    model, batch = random_network(3, 0, padded=padded, mask="others")
+    inputs = batch.inputs.clone()
+    if padded:
+        inputs[0, 1:] = -1
+    alone, _ = random_network(3, 0, mask="none")  # the same weights
+    wanted = alone(batch.inputs[:1, :1])
+    torch.testing.assert_close(model(inputs[:1] if padded else inputs[:1, :1])[:, :1], wanted)
+    assert model(inputs).isfinite().all()

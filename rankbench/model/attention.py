@@ -91,7 +91,8 @@ def softmax_of_rows(scores: Tensor) -> Tensor:
 def visible_keys(mask: str, window: int | None, num_tokens: int, device: torch.device | None = None) -> Tensor | None:
     """Which keys a query may see, (N, M) bool; None when it may see all of them.
 
-    causal: itself and what came before. window: tokens at most `window` away, on either side. others: all but itself.
+    causal: itself and what came before. window: tokens at most `window` away, on either side. others: all but itself,
+    where there are others.
     """
     if mask == "none":
         return None
@@ -99,7 +100,7 @@ def visible_keys(mask: str, window: int | None, num_tokens: int, device: torch.d
     if mask == "causal":
         return distance_NM >= 0
     if mask == "others":
-        return distance_NM != 0
+        return (distance_NM != 0) | (num_tokens == 1)
     return distance_NM.abs() <= window
 
 
@@ -168,14 +169,15 @@ class Attention(nn.Module):
     def seen(self, present_BN: Tensor | None, num_tokens: int, device: torch.device) -> Tensor | None:
         """Which keys each query sees, (N, M) or with absent tokens (B, N or 1, M) bool; None when it sees all of them.
 
-        Absent tokens are seen by nobody but, so that no row is empty, themselves.
+        Absent tokens are seen by nobody but, so that no row is empty, themselves; with mask=others so is one alone.
         """
         visible_NM = visible_keys(self.mask, self.window, num_tokens, device)
         if present_BN is None:
             return visible_NM
         if visible_NM is None:
             return present_BN[..., None, :]
-        themselves_BNM = torch.eye(num_tokens, dtype=torch.bool, device=device) & ~present_BN[..., None]
+        alone_BN = ~present_BN if self.mask != "others" else ~present_BN | (present_BN.sum(-1, keepdim=True) == 1)
+        themselves_BNM = torch.eye(num_tokens, dtype=torch.bool, device=device) & alone_BN[..., None]
         return present_BN[..., None, :] & visible_NM | themselves_BNM
 
     def weights(self, q_BHNK: Tensor, k_BHMK: Tensor, seen_NM: Tensor | None) -> Tensor:
