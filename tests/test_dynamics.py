@@ -162,6 +162,23 @@ def test_of_many_layers_some_are_drawn(facet):
         assert len(names) == 6 and names[0] == "layer 1" and names[-1] == "layer 24"
 
 
+@pytest.mark.parametrize(
+    ("bounds", "text", "limits"),
+    [([np.inf, np.inf], ["none"], None), ([1.0, 1.0 + 1e-15], [], (0.5, 2.0)), ([1.0, 30.0], [], None)],
+)
+def test_a_bound_that_is_none_or_stays_is_drawn_so(bounds, text, limits):
+    rows = [
+        {"seed": seed, "step": step, "layer": 1, "sublayer": "attention", "head": None, "lipschitz_inf": value}
+        for seed in (0, 1)
+        for step, value in enumerate(bounds)
+    ]
+    (axes,) = ANALYSES["dynamics"].figure(pd.DataFrame(rows), None, None).axes
+    assert [one.get_text() for one in axes.texts] == text
+    assert axes.get_yscale() == ("linear" if text else "log")
+    if limits:
+        assert axes.get_ylim() == pytest.approx(limits)
+
+
 def test_what_cannot_be_is_refused_in_one_line(trained):
     with pytest.raises(ConfigError, match=r"analysis=\[dynamics\]: needs trainer.dynamics_every, "):
         check_analyses(config("trainer.dynamics_every=null"))

@@ -10,6 +10,13 @@ from rankbench.tables import WHO, last_of_layer, mean_and_spread
 
 AXES = (*WHO, "step", "layer", "sublayer", "head")
 LINES = 6  # layers shown, where there are more
+FLAT = 1.01  # largest over smallest bound, below which it has not moved
+LABELS = {
+    "qk_norm": r"$||W_{QK}||_2$ of a head",
+    "vo_norm": r"$||W_{VO}||_2$ of a head",
+    "lipschitz_inf": r"bound on Lip$_\infty$ of attention",
+    "lipschitz_2": r"bound on Lip$_2$ of attention",
+}
 
 
 @styled
@@ -38,10 +45,15 @@ def draw_dynamics(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                 name = "embedding" if layer == 0 else f"layer {layer}"
                 axes.plot(summary.step, summary["mean"], color=colour, label=name)
                 axes.fill_between(summary.step, summary.low, summary.high, color=colour, alpha=0.2, linewidth=0)
-            if metric.startswith("lipschitz_"):  # bounds grow by powers of the weights
+            if mine.empty:
+                axes.text(0.5, 0.5, "none", ha="center", va="center", transform=axes.transAxes)
+                axes.set_yticks([])
+            elif metric.startswith("lipschitz_"):  # bounds grow by powers of the weights
                 axes.set_yscale("log")
+                if mine[metric].max() < FLAT * mine[metric].min():  # rounding would fill the panel
+                    axes.set_ylim(mine[metric].min() / 2, 2 * mine[metric].max())
             axes.set_xlabel("training step")
-            axes.set_ylabel(metric.replace("_", " "))
+            axes.set_ylabel(LABELS.get(metric, metric.replace("_", " ")))
             axes.set_title(title(label))
     legend(figure, grid)
     return figure
