@@ -347,6 +347,11 @@ def _check_contraction(model: ModelConfig) -> None:
             "model.tied_qk=false: model.attention=contractive_l2 has no Lipschitz constant with free keys; "
             "set model.tied_qk=true"
         )
+    if model.mask == "others":
+        raise ConfigError(
+            "model.mask=others: model.attention=contractive_l2 has a Lipschitz constant where each token sees itself; "
+            "use none, causal or window"
+        )
     if model.values == "zero":
         raise ConfigError(
             "model.values=zero: model.attention=contractive_l2 would divide by the norm of W_V; use free or orthogonal"

@@ -51,6 +51,8 @@ def theorem(layer: Layer | None, num_tokens: int, p: str) -> float:
     """Bound on Lip_p of attention on so many tokens (Kim et al., Theorem 3.2 as proved); infinite without one."""
     if layer is None or layer.kind == "dot" or not layer.tied:
         return np.inf
+    if layer.seen_NM is not None and not layer.seen_NM.diagonal().all():  # the proof wants each query to see itself
+        return np.inf
     return (lipschitz.theorem_inf if p == "inf" else lipschitz.theorem_2)(layer, num_tokens)
 
 

@@ -653,6 +653,7 @@ def test_residual_coordinates_refuse_the_others_in_one_line(network, changes):
         ("model.attention=contractive_l2 model.tied_qk=true", "model.contraction=null: model.attention=contractive_l2"),
         ("model=contractive_l2 model.contraction=0", "model.contraction=0.0: out of range"),
         ("model=contractive_l2 model.tied_qk=false", "model.tied_qk=false: model.attention=contractive_l2"),
+        ("model=contractive_l2 model.mask=others", "model.mask=others: model.attention=contractive_l2"),
         ("model=contractive_l2 model.values=zero", "model.values=zero: model.attention=contractive_l2"),
         ("model=contractive_l2 model.contraction_when=never", "model.contraction_when=never: unknown"),
     ],

@@ -616,6 +616,13 @@ def test_fig8_growth(power, outcome):
     assert judge("kim_fig8_diverges", both)[0]["outcome"] == outcome
 
 
+def test_there_is_no_bound_where_a_query_does_not_see_itself(subject):
+    one = subject(attention="l2", tied_qk=True, mask="others")
+    for block in one.model.blocks:
+        layer = constants.layer_of(block.attention, 4)
+        assert constants.theorem(layer, 4, "inf") == constants.theorem(layer, 4, "2") == np.inf
+
+
 @pytest.mark.parametrize(("last", "outcome"), [(5.0, "held"), (0.5, "failed")])
 def test_a_bound_that_grows_in_the_layer_where_it_grows_least(last, outcome):
     rows = [
