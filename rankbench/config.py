@@ -99,7 +99,7 @@ class TrainerConfig:
     compile: bool = MISSING
     target_accuracy: float | None = MISSING  # a seed that reaches it on the test set stops
     tensorboard: bool = MISSING  # event files beside metrics.csv
-    dynamics_every: int | None = MISSING  # steps between rows of layers.csv: rank and entropy of every layer
+    dynamics_every: int | None = MISSING  # steps between rows of layers.csv: rank, entropy and constants of every layer
     dynamics_sequences: int = MISSING  # of the test set, whose metrics these are the means of
 
 
