@@ -35,7 +35,14 @@ def start(*words, at):
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "rankbench", "train", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=at, env=environment, text=True, start_new_session=True, **pipes)
+    return subprocess.Popen(
+        command, cwd=at, env=environment, text=True, start_new_session=True, preexec_fn=_heeds_interrupts, **pipes
+    )
+
+
+def _heeds_interrupts():
+    """A command that a shell runs in the background ignores SIGINT, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def train(*words, at):
