@@ -184,6 +184,21 @@ def test_the_legend_names_every_series_once():
     assert legend_names(drawn("residual", residual_table())) == ["full", "attention only"]
 
 
+@pytest.mark.parametrize("letters", [20, 60, 80])
+def test_a_long_legend_takes_nothing_of_the_panels_and_leaves_no_edge(letters):
+    """Eight published names of about so many letters: panels stay as high as without, and all is on the page."""
+    source = ("square of 10, shift of 3.3, " * 9)[: letters - 15]
+    many = pd.concat([PUBLISHED.assign(source=f"{number}: {source}") for number in range(4)])
+    heights = []
+    for figure in (drawn("paths", paths_table()), drawn("paths", paths_table(), many[many["where"].isna()])):
+        figure.draw_without_rendering()
+        boxes = [axes.get_tightbbox() for axes in figure.axes] + [figure.legends[0].get_window_extent()]
+        assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+        assert all(figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for box in boxes)
+        heights.append(figure.axes[0].get_window_extent().height)
+    assert heights[1] == pytest.approx(heights[0], rel=0.05)
+
+
 def test_series_are_told_apart_by_colour_and_marker():
     for figure in (drawn("paths", paths_table()), drawn("residual", residual_table())):
         for axes in figure.axes:

@@ -27,6 +27,8 @@ KINDS = (".png", ".pdf")  # of the files that a figure is saved in
 INK, GREY = "#000000", "#777777"
 DODGE = 0.06  # of a layer, from one series to the next
 PANEL = (3.25, 2.6)  # inches: a panel is a column wide, so its 8 pt letters are 8 pt in print
+LETTER, LINE = 0.05, 0.145  # inches: a letter and a line of a legend's 7 pt
+LINES = 3  # of a legend that every figure has room for
 STYLE = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -135,15 +137,17 @@ def whole_numbers(axes: Axes, label: str) -> None:
 
 
 def legend(figure: Figure, grid: np.ndarray) -> None:
-    """One legend under the panels, with each label once."""
+    """One legend under the panels, with each label once; the figure grows by what it takes of the panels' height."""
     found = {}
     for axes in grid.flat:
         found |= {
             label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True) if label not in found
         }
-    # as many columns as the longest label leaves room for: a letter of 7 pt is about .055 inches wide
-    room = figure.get_figwidth() / (0.5 + 0.055 * max(map(len, found), default=1))
+    # as many columns as the longest label leaves room for, with its handle and the space between columns
+    room = figure.get_figwidth() / (0.5 + LETTER * max(map(len, found), default=1))
     columns = max(1, min(len(found), int(room), 2 if len(found) > 4 else 4))
+    lines = -(-len(found) // columns)
+    figure.set_figheight(figure.get_figheight() + LINE * max(0, lines - LINES))
     figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns)
 
 
