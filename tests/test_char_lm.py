@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
@@ -21,7 +22,7 @@ from omegaconf import OmegaConf
 from rankbench.analyses import ANALYSES, Subject, curves, samples
 from rankbench.analyze import analyze, subjects_of_run
 from rankbench.buckets import batches_of_epoch, chunks_by_length, padded_lengths
-from rankbench.claims import CLAIMS, judge, published
+from rankbench.claims import CLAIMS, judge, published, verdict_line
 from rankbench.claims.kim_charlm import KIM_CHARLM
 from rankbench.config import ConfigError, OptimizerConfig, compose, conf_dir, noam_peak
 from rankbench.machine import Machine
@@ -587,8 +588,13 @@ def test_the_table_of_curves(tmp_path):
             pytest.approx(told["test_bits"], rel=1e-15),
         )
         assert first.smallest_test_loss == mine[mine.split == "test"].loss.min()
-        speed = metrics[(metrics.seed == subject.seed) & (metrics.split == "train")].tokens_per_second.median()
-        assert first.microseconds_per_token == pytest.approx(1e6 / speed, rel=1e-12)
+        speed = metrics[(metrics.seed == subject.seed) & (metrics.split == "train")].set_index("step").tokens_per_second
+        for step, times in table.groupby("step").microseconds_per_token:
+            if step in speed.index[1:]:  # what is before and in the first interval is left out
+                assert times.tolist() == pytest.approx([1e6 / speed[step]] * 2, rel=1e-12)
+            else:
+                assert times.isna().all()
+        assert table.microseconds_per_token.notna().sum() == 2 * (len(speed) - 1) > 0
         sizes = {name: weight[0].numel() for name, weight in run.weights().items()}
         assert first.parameters == sum(sizes.values()) and (first.variant, first.layers) == ("causal", 1)
 
@@ -614,13 +620,14 @@ def test_curves_options():
 
 
 def by_hand(losses, seeds=3, times=None):
-    """A table of curves: losses by (variant, layers), the same for every seed but for a hundredth of a nat."""
+    """A table of curves: losses by (variant, layers), the same for every seed but for a hundredth of a nat; times on a
+    machine that gets slower, for every variant alike."""
     rows = []
     for (variant, layers), loss in losses.items():
         for seed in range(seeds):
             final = loss + 0.001 * seed
             facts = {"variant": variant, "layers": layers, "test_loss": final, "seed": seed}
-            facts["microseconds_per_token"] = (times or {}).get(variant, 10.0) * layers * (1 + 0.001 * seed)
+            time = (times or {}).get(variant, 10.0) * layers
             rows += [
                 {
                     **facts,
@@ -629,6 +636,7 @@ def by_hand(losses, seeds=3, times=None):
                     "loss": final + 1 / (step + 1),
                     "accuracy": 0.5,
                     "test_bits": 1,
+                    "microseconds_per_token": time * (1 + step / 10) if step > 10 else math.nan,
                 }
                 for step in range(0, 50, 10)
             ]
@@ -701,6 +709,20 @@ def test_claims_of_speed_compare_times():
         for name in variants:
             verdict = outcome(name, table)
             assert verdict["outcome"] == expected and verdict["measured"] == pytest.approx(ratio, rel=1e-9)
+            assert (verdict["num_seeds"], verdict["num_repeats"], verdict["repeats"]) == (3, 3, "step")
+            assert verdict["ci95"] < 1e-9  # intervals are compared with the other variant's of the same steps
+
+
+def test_claims_of_speed_have_their_spread_over_intervals():
+    table = by_hand({("causal", 1): 1.0, ("causal_l2", 1): 1.0})
+    ratios = {20: 0.99, 30: 1.06, 40: 1.04}
+    table["microseconds_per_token"] *= table.step.map(ratios).where(table.variant == "causal_l2", 1.0)
+    verdict, found = outcome("kim_l2_as_fast", table), list(ratios.values())
+    low, high = scipy.stats.t.interval(0.95, 2, np.mean(found), scipy.stats.sem(found))
+    assert verdict["outcome"] == "undecided" and "3 steps" in verdict_line(verdict)
+    assert (verdict["measured"], verdict["ci95"]) == pytest.approx((np.mean(found), (high - low) / 2), rel=1e-9)
+    verdict = outcome("kim_l2_as_fast", table.assign(microseconds_per_token=math.nan))
+    assert (verdict["outcome"], verdict["reason"]) == ("undecided", "not measurable in every step")
 
 
 def test_claims_of_pairs_need_both_and_judge_all_jobs_together():

@@ -26,12 +26,13 @@ class Options:
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: step, split; columns: loss (nats per scored token, or squared error), accuracy (where the task has one).
+    """Rows: step, split; columns: loss (nats per scored token, or squared error), accuracy (where the task has one);
+    microseconds_per_token, of training since the evaluation before, of all seeds of the run (nan at the start and,
+    where there are more, in the first interval, which warms up).
 
     The same in all rows of a seed: variant (model.name), layers, parameters; best_step, that of the smallest validation
     loss (the last one where the task has no validation set); test_loss and test_bits (nats over log 2), at that step;
-    smallest_test_loss, of all steps, which nobody may choose by but which papers print; microseconds_per_token: of
-    training, median over the intervals between evaluations, of all seeds of the run (nan: not trained long enough).
+    smallest_test_loss, of all steps, which nobody may choose by but which papers print.
 
     ConfigError for a fresh model.
     """
@@ -42,7 +43,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     valid = rows[rows.split == "valid"].set_index("step").loss
     best_step = test.index[-1] if valid.empty else valid.idxmin()
     found = rows[rows.split.isin(options.splits)][["step", "split", "loss", "accuracy"]].dropna(axis=1, how="all")
-    speed = rows[rows.split == "train"].tokens_per_second
+    times = 1e6 / rows[rows.split == "train"].set_index("step").tokens_per_second
+    if len(times) > 1:
+        times.iloc[0] = float("nan")
     return found.reset_index(drop=True).assign(
         variant=subject.model.cfg.name,
         layers=subject.model.cfg.layers,
@@ -51,7 +54,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         test_loss=test[best_step],
         **({} if "accuracy" not in found else {"test_bits": test[best_step] / math.log(2)}),
         smallest_test_loss=test.min(),
-        microseconds_per_token=1e6 / speed.median() if len(speed) else float("nan"),
+        microseconds_per_token=found.step.map(times).to_numpy(),
     )
 
 

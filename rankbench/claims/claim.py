@@ -1,7 +1,8 @@
 """What a claim is and how it is judged: held, failed, or undecided at this budget.
 
 A claim is judged by a number per seed and its 95 % confidence interval over seeds (Student's t). The interval on the
-claimed side: held; on the other: failed; across the line, or too few seeds, or an untrained network: undecided.
+claimed side: held; on the other: failed; across the line, or too few seeds, or an untrained network: undecided. Times,
+of which seeds trained side by side have one between them, are judged over the intervals between evaluations instead.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pandas as pd
 from rankbench.tables import halfwidth95
 
 HELD, FAILED, UNDECIDED = "held", "failed", "undecided"
-FEWEST_SEEDS = 3
+FEWEST = 3  # seeds, or steps, that an interval is taken over
 LEARNED = 0.9  # share of the reachable accuracy below which the paths of a network say nothing about a claim
 
 
@@ -25,7 +26,8 @@ class Claim:
     by: columns of the table whose values are judged one by one. needs_trained: undecided where the network has not
     learned its task (column whole_accuracy). exact: no chance is in the number, one seed decides. published: the number
     that the paper prints for what is measured, where it prints one. across: compares the configurations of a sweep, so
-    that it is judged once, on all of them together.
+    that it is judged once, on all of them together. repeats: the column whose values are measurements of the same, seed
+    or step; steps at which there is nothing to measure are left out.
     """
 
     statement: str
@@ -39,6 +41,7 @@ class Claim:
     exact: bool = False
     published: float | None = None
     across: bool = False
+    repeats: str = "seed"
 
 
 def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: str | None = None) -> list[dict]:
@@ -47,8 +50,10 @@ def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: str | None 
     verdicts = []
     for values, rows in table.groupby(axes, sort=False) if axes else [((), table)]:
         where = ", ".join(f"{axis}={value}" for axis, value in zip(axes, values, strict=True))
-        seeds = np.array([claim.measure(one) for _, one in rows.groupby("seed")], dtype=float)
-        outcome, mean, halfwidth, reason = _decide(claim, rows, seeds)
+        found = np.array([claim.measure(one) for _, one in rows.groupby(claim.repeats)], dtype=float)
+        if claim.repeats == "step" and np.isfinite(found).any():
+            found = found[np.isfinite(found)]
+        outcome, mean, halfwidth, reason = _decide(claim, rows, found)
         verdicts.append(
             {
                 "claim": name,
@@ -58,7 +63,9 @@ def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: str | None 
                 "ci95": halfwidth,
                 "published": claim.published,
                 "claimed": f"{'>' if claim.side > 0 else '<'} {claim.line:g}",
-                "num_seeds": len(seeds),
+                "num_seeds": rows.seed.nunique(),
+                "num_repeats": len(found),
+                "repeats": claim.repeats,
                 "reason": reason,
                 "statement": claim.statement,
                 "source": claim.source,
@@ -67,16 +74,16 @@ def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: str | None 
     return verdicts
 
 
-def _decide(claim: Claim, rows: pd.DataFrame, seeds: np.ndarray) -> tuple[str, float, float, str]:
-    mean = float(seeds.mean())
-    halfwidth = halfwidth95(seeds)
-    if not np.isfinite(seeds).all():
-        return UNDECIDED, mean, halfwidth, "not measurable in every seed"
+def _decide(claim: Claim, rows: pd.DataFrame, found: np.ndarray) -> tuple[str, float, float, str]:
+    mean = float(found.mean())
+    halfwidth = halfwidth95(found)
+    if not np.isfinite(found).all():
+        return UNDECIDED, mean, halfwidth, f"not measurable in every {claim.repeats}"
     if claim.exact:
-        mean = float(seeds.min() if claim.side > 0 else seeds.max())  # the worst one decides
+        mean = float(found.min() if claim.side > 0 else found.max())  # the worst one decides
         return (HELD if claim.side * (mean - claim.line) > 0 else FAILED), mean, 0.0, ""
-    if len(seeds) < FEWEST_SEEDS:
-        return UNDECIDED, mean, halfwidth, f"fewer than {FEWEST_SEEDS} seeds"
+    if len(found) < FEWEST:
+        return UNDECIDED, mean, halfwidth, f"fewer than {FEWEST} {claim.repeats}s"
     if claim.needs_trained and (learned := _learned(rows)) < LEARNED:
         return UNDECIDED, mean, halfwidth, f"the network has not learned its task (accuracy {learned:.3f})"
     distance = claim.side * (mean - claim.line)
@@ -98,7 +105,8 @@ def verdict_line(verdict: dict) -> str:
     where = f" [{verdict['where']}]" if verdict["where"] else ""
     why = f" ({verdict['reason']})" if verdict["reason"] else ""
     measured = f"{verdict['measured']:.3g} +- {verdict['ci95']:.2g}"
+    over = f"{verdict['num_repeats']} {verdict['repeats']}s"
     return (
         f"{verdict['outcome']:<9} {verdict['claim']}{where}: measured {measured} "
-        f"(95 % CI, {verdict['num_seeds']} seeds), claimed {verdict['claimed']}{why} - {verdict['source']}"
+        f"(95 % CI, {over}), claimed {verdict['claimed']}{why} - {verdict['source']}"
     )

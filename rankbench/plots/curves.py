@@ -15,8 +15,9 @@ BASE = "causal"  # the variant whose time is 1
 @styled
 def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Test loss over steps, a line for each variant and number of layers, with its spread over seeds; where several
-    were run, also the loss at the best validation step against layers, and the time per token, as a multiple of that
-    of the variant `causal` where it is among them. Published numbers as open marks of the variant's colour."""
+    were run, also the loss at the best validation step against layers, and the time per token with its spread over the
+    intervals between evaluations, as a multiple of that of the variant `causal` where it is among them. Published
+    numbers as open marks of the variant's colour."""
     variants = list(dict.fromkeys(table.variant))
     several = len(table[["variant", "layers"]].drop_duplicates()) > 1
     size = (PANEL[0] * (3 if several else 1), PANEL[1] + 1.0)
@@ -41,19 +42,25 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
         for number, depth in enumerate(layers):
             grid[0, 0].plot([], [], color=GREY, linestyle=DASHES[number % len(DASHES)], label=f"layers={depth}")
     if several:
-        seeds = table.drop_duplicates(["variant", "layers", "seed"]).copy()
-        seeds["time"] = seeds.microseconds_per_token
-        if BASE in variants:
-            base = seeds[seeds.variant == BASE].set_index(["layers", "seed"]).time
-            seeds["time"] /= pd.Index(zip(seeds.layers, seeds.seed, strict=True)).map(base.to_dict())
-        time = f"time per token / that of {BASE}" if BASE in variants else "microseconds per token"
-        parts = [] if published is None else [published[published.unit == unit] for unit in ("nats", "ratio")]
-        for axes, value, mine in zip(grid[0, 1:], ("test_loss", "time"), parts or (None, None), strict=True):
-            _against_layers(axes, seeds, value, variants, mine)
+        nats, ratios = (None if published is None else published[published.unit == unit] for unit in ("nats", "ratio"))
+        _against_layers(grid[0, 1], table.drop_duplicates(["variant", "layers", "seed"]), "test_loss", variants, nats)
+        _against_layers(grid[0, 2], _times(test), "microseconds_per_token", variants, ratios)
         grid[0, 1].set_ylabel(f"test {loss}, best step")
-        grid[0, 2].set_ylabel(time)
+        grid[0, 2].set_ylabel(f"time per token / that of {BASE}" if BASE in variants else "microseconds per token")
     legend(figure, grid)
     return figure
+
+
+def _times(test: pd.DataFrame) -> pd.DataFrame:
+    """Times per token, of BASE's in the same interval where there is one. Intervals take the place of seeds: those that
+    are trained side by side share their times."""
+    keys = ["layers", "step"]
+    times = test.groupby(["variant", *keys], sort=False).microseconds_per_token.mean().dropna().reset_index()
+    base = times[times.variant == BASE].set_index(keys).microseconds_per_token
+    if len(base):
+        times = times.join(base.rename("base"), on=keys)
+        times["microseconds_per_token"] /= times.pop("base")
+    return times.rename(columns={"step": "seed"})
 
 
 def _against_layers(
