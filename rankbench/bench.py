@@ -70,6 +70,7 @@ TORCH_ENCODER_HAS = {
     "norm_affine": (True,),
     "mask": ("none",),
     "positions": ("learned",),
+    "embedding_norm": (False,),
     "head_width": (None,),
     "value_width": (None,),
     "kv_groups": (None,),

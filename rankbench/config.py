@@ -58,6 +58,7 @@ class ModelConfig:
     mask: str = MISSING
     window: int | None = MISSING  # mask=window: how many tokens to either side are seen
     positions: str = MISSING
+    embedding_norm: bool = MISSING  # a norm of norm_kind behind the read-in and its positions, as in BERT
     read_in: str = MISSING  # linear, or identity: the coordinates are the state
     read_out: str = MISSING  # linear, or identity: the state's first coordinates are the output
     bias: bool = MISSING
@@ -212,7 +213,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "model.mask": ("none", "causal", "window", "others"),
     "model.positions": ("none", "learned", "sinusoidal", "concatenated"),
     "model.init": ("pytorch", "glorot", "bert", "scaled"),
-    "model.values": ("free", "orthogonal", "zero"),
+    "model.values": ("free", "orthogonal", "uniform", "zero"),
     "model.weight_norm": ("none", "sigma"),
     "optimizer.name": ("adam", "adamw", "sgd"),
     "optimizer.schedule": ("constant", "linear", "cosine", "multistep", "inverse_sqrt"),
@@ -354,7 +355,8 @@ def _check_contraction(model: ModelConfig) -> None:
         )
     if model.values == "zero":
         raise ConfigError(
-            "model.values=zero: model.attention=contractive_l2 would divide by the norm of W_V; use free or orthogonal"
+            "model.values=zero: model.attention=contractive_l2 would divide by the norm of W_V; "
+            "use free, orthogonal or uniform"
         )
 
 

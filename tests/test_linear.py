@@ -14,7 +14,7 @@ SIZES = {"input_kind": "tokens", "num_inputs": 7, "num_outputs": 3, "length": 5}
 @pytest.fixture
 def build(model_config):
     def make(**changes):
-        model = Transformer(model_config(layers=2, heads=2, width=8, **changes), **SIZES).double()
+        model = Transformer(model_config(**{"layers": 2, "heads": 2, "width": 8, **changes}), **SIZES).double()
         initialise(model, torch.Generator().manual_seed(3))
         return model
 
@@ -72,6 +72,19 @@ def test_orthogonal_values(build, heads):
         whole = torch.cat(list(w.w_v_HDK), dim=1), torch.cat(list(w.w_o_HKD), dim=0)
         for matrix in whole:
             torch.testing.assert_close(matrix @ matrix.T, torch.eye(8, dtype=matrix.dtype), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("init", ["pytorch", "bert"])
+def test_uniform_values_are_drawn_as_torch_draws_them_whatever_the_rest(build, init):
+    attention = build(values="uniform", init=init, width=64).requires_grad_(False).blocks[0].attention
+    w, limit = attention.head_weights(), 64**-0.5
+    for matrix in (w.w_v_HDK, w.w_o_HKD):
+        # the largest of 4,096 draws is within 1 % of the limit in all but e^-40 of cases
+        assert 0.99 * limit < matrix.abs().max() <= limit
+    # within five standard errors of the deviation of 4,096 draws
+    wanted = 0.02 if init == "bert" else limit / 3**0.5
+    for matrix in (w.w_q_HDK, w.w_k_HDK):
+        assert matrix.std() == pytest.approx(wanted, rel=5 / (2 * 4096) ** 0.5)
 
 
 def test_zero_values_make_an_attention_that_adds_nothing_but_its_output_bias(build):

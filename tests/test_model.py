@@ -200,6 +200,23 @@ def test_learned_positions_are_added_row_by_row(network):
     torch.testing.assert_close(model.embed(x_BNC), wanted, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("norm", ["none", "post"])
+@torch.no_grad()
+def test_a_norm_behind_the_embedding_is_that_of_torch(network, norm):
+    """It stays where the layers' norms are taken out: layers begin behind it."""
+    changes = {"positions": "learned", "norm": norm, "norm_affine": True}
+    model, x_BNC = network(embedding_norm=True, **changes), normal(1, 2, 5, 3)
+    learned = (model.embedding_norm.weight, model.embedding_norm.shift)
+    summed_BND = model.read_in(x_BNC) + model.position.weight[:5]
+    wanted_BND = F.layer_norm(summed_BND, (model.cfg.width,), *learned, NORM_EPSILON)
+    torch.testing.assert_close(model.embed(x_BNC), wanted_BND, **EXACT)
+    torch.testing.assert_close(model.without(norm=True).embed(x_BNC), wanted_BND, **EXACT)
+    masks = {name: mask.double() for name, mask in network(dropout=0.4).dropout_masks(2, 5, generator(0)).items()}
+    trace = {}
+    model(x_BNC, dropout=masks, trace=trace)
+    torch.testing.assert_close(trace["embedding"], wanted_BND * masks["embedding"], **EXACT)
+
+
 @pytest.mark.parametrize("width", [6, 7])
 def test_sinusoidal_positions_are_those_of_a_loop(width):
     got = sinusoidal_positions(9, width)

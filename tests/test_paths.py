@@ -89,6 +89,8 @@ class ByHand:
         self.embedding = self.w["read_in.weight"][inputs.numpy()]
         if self.cfg.positions == "learned":
             self.embedding = self.embedding + self.w["position.weight"][: inputs.shape[1]]
+        if self.cfg.embedding_norm:
+            self.embedding = self.norm(self.embedding, "embedding_norm", True)
         self.state = self.whole(self.embedding)
 
     def whole(self, x):
@@ -242,6 +244,8 @@ MIXES = [
     {"mix_uniform": -1.0, "mask": "causal"},
     {"mix_attention": 0.4, "mix_identity": 0.9, "mix_uniform": -0.2, "branch_scale": -0.3, "norm": "pre"},
     {"mix_identity": 1.0, "mask": "window", "window": 1, "norm": "none", "temperature": 2.0},
+    {"embedding_norm": True, "positions": "learned", "norm": "post"},
+    {"embedding_norm": True, "norm": "none", "norm_kind": "rmsnorm", "norm_affine": False},
 ]
 
 
@@ -273,7 +277,7 @@ def assert_sums_are_by_hand(model, inputs, mlp):
 
 @pytest.mark.parametrize("mlp", ["gate", "source"])
 @pytest.mark.parametrize("changes", MIXES, ids=told)
-def test_sums_of_mixed_attention_are_those_by_hand(network, changes, mlp):
+def test_sums_of_mixed_attention_and_normed_embeddings_are_those_by_hand(network, changes, mlp):
     assert_sums_are_by_hand(network(layers=3, heads=2, **changes), tokens(), mlp)
 
 
@@ -506,6 +510,8 @@ def recomputed_by_hand(model, inputs, path, mlp=False):
     bias, the norm without learned parts; no skip; an unused layer does nothing."""
     cfg, w = model.cfg, {name: weight.numpy() for name, weight in model.state_dict().items()}
     x = w["read_in.weight"][inputs.numpy()] + w["position.weight"][: inputs.shape[1]]
+    if cfg.embedding_norm:
+        x = plain_norm(x, cfg) * w.get("embedding_norm.weight", 1) + w.get("embedding_norm.shift", 0)
     for layer, choice in enumerate(path):
         if choice == 0:
             continue

@@ -142,7 +142,7 @@ def bounded(model: Transformer, task: Task) -> bool:
         isinstance(task, NearestNeighbor)
         and (task.queries, task.points, cfg.layers, cfg.mask) == ("separate", 2, 1, "others")
         and (cfg.skip, cfg.mlp, cfg.norm, cfg.read_in, cfg.read_out) == (False, False, "none", "identity", "identity")
-        and (cfg.attention, cfg.positions) == ("dot", "none")
+        and (cfg.attention, cfg.positions, cfg.embedding_norm) == ("dot", "none", False)
     )
 
 

@@ -29,7 +29,8 @@ AT_A_TIME = 2000  # sequences in one forward pass
 BARE = {"tied_qk": False, "value_width": None, "kv_groups": None, "latent_width": None, "head_reduction": "sum"}
 BARE |= {"attention": "dot", "temperature": 1.0, "mix_attention": 1.0, "mix_identity": 0.0, "mix_uniform": 0.0}
 BARE |= {"skip_scale": 1.0, "branch_scale": 1.0, "mlp": False, "mlp_skip": False, "norm": "none", "bias": False}
-BARE |= {"mask": "others", "window": None, "read_in": "linear", "read_out": "linear", "weight_norm": "none"}
+BARE |= {"mask": "others", "window": None, "embedding_norm": False, "read_in": "linear", "read_out": "linear"}
+BARE |= {"weight_norm": "none"}
 
 
 @dataclass(frozen=True)

@@ -187,6 +187,7 @@ class Transformer(Padded, nn.Module):
             self.read_in = nn.Embedding(num_inputs, cfg.width) if reads_tokens else nn.Linear(num_inputs, cfg.width)
         position_width = {"learned": cfg.width, "concatenated": cfg.width - num_inputs}.get(cfg.positions)
         self.position = None if position_width is None else nn.Embedding(length, position_width)
+        self.embedding_norm = Norm(cfg, cfg.norm_affine) if cfg.embedding_norm else None
         self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.layers))
         self.last_norm = Norm(cfg, cfg.norm_affine) if cfg.norm == "pre" else None
         linear_out = cfg.read_out == "linear"
@@ -217,7 +218,7 @@ class Transformer(Padded, nn.Module):
             )
 
     def embed(self, inputs: Tensor) -> Tensor:
-        """Tokens (B, N) or coordinates (B, N, C) to states (B, N, D), positions added."""
+        """Tokens (B, N) or coordinates (B, N, C) to states (B, N, D): read in, positions added, the sum normed."""
         x_BND = self.read_in(inputs.clamp(min=0) if self.padded else inputs)
         if self.cfg.positions == "concatenated":
             where_ND = self.position.weight[: x_BND.shape[-2]]
@@ -226,7 +227,7 @@ class Transformer(Padded, nn.Module):
             x_BND = x_BND + self.position.weight[: x_BND.shape[-2]]
         elif self.cfg.positions == "sinusoidal":
             x_BND = x_BND + sinusoidal_positions(x_BND.shape[-2], self.cfg.width).to(x_BND)
-        return x_BND
+        return x_BND if self.embedding_norm is None else self.embedding_norm(x_BND, "", None)
 
     def forward(self, inputs: Tensor, dropout: dict[str, Tensor] | None = None, trace: dict | None = None) -> Tensor:
         """Outputs (B, N, C).
@@ -270,7 +271,10 @@ class Transformer(Padded, nn.Module):
         }
 
     def without(self, *, skip: bool = False, mlp: bool = False, norm: bool = False) -> "Transformer":
-        """The same weights with every skip, every MLP sub-layer or every norm taken out (those named True)."""
+        """The same weights with every skip, MLP sub-layer or norm of the layers taken out (those named True).
+
+        The norm of the embedding stays: layers begin behind it.
+        """
         changed = ModelConfig(**vars(self.cfg))
         if skip:
             changed.skip = changed.mlp_skip = False
@@ -324,7 +328,8 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
     write to the residual stream divided by sqrt(2 layers) (Radford et al. 2019). All but pytorch start biases at 0.
     attention_init = s draws the matrices of attention from U(+-s/sqrt(width)) instead (Kim et al. 2021, app. I).
     init_gain multiplies every matrix of the blocks (with weight_norm=sigma it is the first gamma). values=orthogonal
-    draws W_V and W_O (all heads together) orthogonal instead, values=zero sets W_V and its bias to 0.
+    draws W_V and W_O (all heads together) orthogonal instead, values=uniform as pytorch does, values=zero sets W_V and
+    its bias to 0.
     """
     scheme, gain, layers = model.cfg.init, model.cfg.init_gain, model.cfg.layers
     with torch.no_grad():
@@ -374,10 +379,14 @@ def _maps(model: Transformer, name: str) -> list[int]:
 
 
 def _set_values(module: nn.Linear, maps: list[int], values: str, generator: torch.Generator) -> None:
-    """W_V or W_O orthogonal (with rows or columns orthonormal where it is not square), or W_V and its bias zero."""
+    """W_V or W_O orthogonal (with rows or columns orthonormal where it is not square) or uniform, or W_V and its bias
+    zero."""
+    weight = free_weight(module).split(maps)[-1]
     if values == "orthogonal":
-        nn.init.orthogonal_(free_weight(module).split(maps)[-1], generator=generator)
+        nn.init.orthogonal_(weight, generator=generator)
+    elif values == "uniform":
+        weight.uniform_(-(module.in_features**-0.5), module.in_features**-0.5, generator=generator)
     elif len(maps) > 1:
-        free_weight(module).split(maps)[-1].zero_()
+        weight.zero_()
         if module.bias is not None:
             module.bias.split(maps)[-1].zero_()
