@@ -14,11 +14,11 @@ from torch import Tensor
 
 from rankbench import lipschitz
 from rankbench.lipschitz import Layer
-from rankbench.model.attention import Attention, visible_keys
+from rankbench.model.attention import COSINE_EPSILON, Attention, visible_keys
 from rankbench.model.transformer import ACTIVATIONS, NORM_EPSILON, Block, Norm, Transformer
 from rankbench.theory import ACTIVATION_LIPSCHITZ
 
-COVERED = ("dot", "l2", "contractive_l2")  # kinds of attention that the formulas are for
+COVERED = ("dot", "l2", "contractive_l2")  # kinds of attention that are layers of rankbench.lipschitz
 LIPSCHITZ_METRICS = {"lipschitz_inf": "inf", "lipschitz_2": "2"}  # column name -> p: a bound on Lip_p
 HEAD_METRICS = ("qk_norm", "vo_norm")  # spectral norms of a head's maps
 
@@ -54,6 +54,16 @@ def theorem(layer: Layer | None, num_tokens: int, p: str) -> float:
     if layer.seen_NM is not None and not layer.seen_NM.diagonal().all():  # the proof wants each query to see itself
         return np.inf
     return (lipschitz.theorem_inf if p == "inf" else lipschitz.theorem_2)(layer, num_tokens)
+
+
+def attention_bound(attention: Attention, num_tokens: int, p: str) -> float:
+    """Bound on Lip_p of a model's attention on so many tokens; infinite where there is or is known none."""
+    mix = attention.mix
+    if attention.score_name != "cosine" or mix["identity"] or mix["uniform"]:
+        return theorem(layer_of(attention, num_tokens), num_tokens, p)
+    w = attention.maps()
+    weights = (w.w_q_HDK, w.w_k_HDK, w.w_v_HDK, w.w_o_HKD * mix["attention"])
+    return lipschitz.cosine_bound(weights, 1 / attention.temperature, COSINE_EPSILON, num_tokens, p)
 
 
 def matrices(block: Block) -> dict[str, Tensor]:
@@ -117,7 +127,6 @@ def constants_by_layer(model: Transformer, num_tokens: int) -> dict[tuple[int, s
         for matrix, maps in head_maps(block.attention).items():
             for head, norm in enumerate(spectra(*maps)[0][:, 0].tolist(), 1):
                 found.setdefault((number, "weights", head), {})[f"{matrix}_norm"] = norm
-        layer = layer_of(block.attention, num_tokens)
-        bounds = {name: theorem(layer, num_tokens, p) for name, p in LIPSCHITZ_METRICS.items()}
+        bounds = {name: attention_bound(block.attention, num_tokens, p) for name, p in LIPSCHITZ_METRICS.items()}
         found[number, "attention", None] = bounds
     return found

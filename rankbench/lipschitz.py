@@ -226,6 +226,22 @@ def theorem_2(layer: Layer, num_tokens: int, *, printed: bool = False) -> float:
     return float(rows) / layer.scale * weights.item() / layer.divisor
 
 
+def cosine_bound(weights: tuple[Tensor, ...], tau: float, epsilon: float, num_tokens: int, p: str) -> float:
+    """Bound on Lip_p of scaled cosine similarity attention, p = 2 or inf, with any mask; weights: W^Q, W^K, W^V (H, D,
+    K) and W^O (H, K, D). Rankbench's own, in place of Qi et al. 2023 (LipsFormer), Theorem 1, which grows with N^2.
+
+    L = epsilon^-1/2 sum_h ||W^O||_2 (||W^V||_2 + tau (||W^Q||_2 + ||W^K||_2)); sqrt(N) L for p = 2, sqrt(D) L for inf.
+
+    W x over sqrt(||W x||^2 + epsilon) is shorter than 1 and moves by at most epsilon^-1/2 ||W|| ||dx||. So no score
+    moves by more than tau times what query and key do; a softmax moves by at most as much, in the sum of absolute
+    values (the mean absolute deviation of its scores' changes); a mean of values by that and by what the values do.
+    Thus a token moves by at most L times what the token does that moves most.
+    """
+    q_H, k_H, v_H, o_H = (_spectral(w) for w in weights)
+    of_a_token = epsilon**-0.5 * (o_H * (v_H + tau * (q_H + k_H))).sum().item()
+    return of_a_token * (num_tokens if p == "2" else weights[0].shape[1]) ** 0.5
+
+
 def _one_dimension(layer: Layer) -> None:
     if layer.w_q_HDK.shape[0] != 1 or layer.w_q_HDK.shape[-1] != 1:
         raise ValueError(f"these constants are of one head of width 1, got w_q_HDK of {tuple(layer.w_q_HDK.shape)}")

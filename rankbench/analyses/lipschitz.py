@@ -16,7 +16,7 @@ from torch import Tensor
 from rankbench import lipschitz
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.config import ConfigError, unknown
-from rankbench.constants import COVERED, block_bound, layer_of, matrices, norm_bound, theorem
+from rankbench.constants import COVERED, attention_bound, block_bound, layer_of, matrices, norm_bound, theorem
 from rankbench.lipschitz import Layer
 from rankbench.model.attention import visible_keys
 from rankbench.model.trace import Trace
@@ -98,11 +98,12 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     weight. kind: what `value` is to the Lipschitz constant: exact; bound, never below it; lower_bound, never above it;
     estimate, neither. Quantities:
 
-    theorem: Kim et al., Theorem 3.2 as proved (inf: not Lipschitz, or none known); of blocks and networks the product
-    of the parts' constants (Lemma 2.1). theorem_printed: p = 2 as printed, an estimate. one_dimension: rankbench's own
-    for one head of width 1. ball, ball_castin: dot-product attention with tokens within `radius`, alone. jacobian: the
-    largest ||J||_p at the test sequences. local: the largest certificate there, a bound on jacobian (not on other
-    inputs). ascent, ascent_mirrored: the largest ||J||_p found. spectral_norm: of a weight, by SVD.
+    theorem: Kim et al., Theorem 3.2 as proved, of cosine attention rankbench.lipschitz.cosine_bound (inf: not
+    Lipschitz, or none known); of blocks and networks the product of the parts' constants (Lemma 2.1). theorem_printed:
+    p = 2 as printed, an estimate. one_dimension: rankbench's own for one head of width 1. ball, ball_castin:
+    dot-product attention with tokens within `radius`, alone. jacobian: the largest ||J||_p at the test sequences.
+    local: the largest certificate there, a bound on jacobian (not on other inputs). ascent, ascent_mirrored: the
+    largest ||J||_p found. spectral_norm: of a weight, by SVD.
     """
     if options.layer is None:
         rows = list(_rows_of_subject(subject, options))
@@ -115,7 +116,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             here = contracted(layer._replace(seen_NM=seen_NM), options.layer, num_tokens)
             place = {"weights": "fresh", "part": "attention", "layer": 0}
             place |= {"attention": options.layer, "tokens": num_tokens}
-            rows += [place | row for row in _constants(here, num_tokens, options)]
+            bounds = {norm: theorem(here, num_tokens, norm) for norm in options.norms}
+            rows += [place | row for row in _constants(here, num_tokens, options, bounds)]
             rows += [place | row for row in _ascents(here, num_tokens, options, generator)]
     return pd.DataFrame(rows, columns=COLUMNS).fillna({"start": 0, "step": 0}).astype({"start": int, "step": int})
 
@@ -139,12 +141,11 @@ def _row(norm: str, quantity: str, kind: str, value: float) -> dict:
     return {"p": float(norm), "quantity": quantity, "kind": kind, "value": value}
 
 
-def _constants(layer: Layer | None, num_tokens: int, options: Options) -> Iterator[dict]:
-    """What is known of a layer from its weights alone."""
+def _constants(layer: Layer | None, num_tokens: int, options: Options, bounds: dict[str, float]) -> Iterator[dict]:
+    """What is known of a layer from its weights alone; bounds: by norm."""
     for norm in options.norms:
-        value = theorem(layer, num_tokens, norm)
-        yield _row(norm, "theorem", "bound", value)
-        if not np.isfinite(value):
+        yield _row(norm, "theorem", "bound", bounds[norm])
+        if layer is None or not np.isfinite(bounds[norm]):
             continue
         if norm == "2":
             printed = lipschitz.theorem_2(layer, num_tokens, printed=True)
@@ -216,9 +217,10 @@ def _rows_of_parts(model: Transformer, num_tokens: int, options: Options) -> Ite
             row = _row("2", "spectral_norm", "exact", lipschitz.linear_norm(weight, "2"))
             yield _at(name, number) | row
         layer = layer_of(block.attention, num_tokens)
-        yield from (_at("attention", number) | row for row in _constants(layer, num_tokens, options))
+        bounds = {norm: attention_bound(block.attention, num_tokens, norm) for norm in options.norms}
+        yield from (_at("attention", number) | row for row in _constants(layer, num_tokens, options, bounds))
         for norm in options.norms:
-            value = block_bound(block, norm, theorem(layer, num_tokens, norm))
+            value = block_bound(block, norm, bounds[norm])
             whole[norm] *= value
             yield _at("block", number) | _row(norm, "theorem", "bound", value)
     for norm, value in whole.items():
