@@ -59,7 +59,7 @@ class ModelConfig:
     window: int | None = MISSING  # mask=window: how many tokens to either side are seen
     positions: str = MISSING
     embedding_norm: bool = MISSING  # a norm of norm_kind behind the read-in and its positions, as in BERT
-    read_in: str = MISSING  # linear, or identity: the coordinates are the state
+    read_in: str = MISSING  # linear; mlp: two maps with the activation between; identity: the coordinates are the state
     read_out: str = MISSING  # linear, or identity: the state's first coordinates are the output
     bias: bool = MISSING
     dropout: float = MISSING
@@ -208,7 +208,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "model.norm": ("none", "pre", "post"),
     "model.norm_kind": ("layernorm", "rmsnorm", "l2norm"),
     "model.head_reduction": ("sum", "mean"),
-    "model.read_in": ("linear", "identity"),
+    "model.read_in": ("linear", "mlp", "identity"),
     "model.read_out": ("linear", "identity"),
     "model.mask": ("none", "causal", "window", "others"),
     "model.positions": ("none", "learned", "sinusoidal", "concatenated"),

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from rankbench.config import ConfigError
 from rankbench.model import build_model, initial_model
 from rankbench.model.attention import FUSED_FROM_TOKENS, visible_keys
 from rankbench.model.trace import Trace
@@ -198,6 +199,22 @@ def test_learned_positions_are_added_row_by_row(network):
     model, x_BNC = network(positions="learned"), normal(1, 2, 5, 3)
     wanted = model.read_in(x_BNC) + model.position.weight[:5]
     torch.testing.assert_close(model.embed(x_BNC), wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@torch.no_grad()
+def test_coordinates_are_read_in_by_two_maps(network, activation):
+    model, x_BNC = network(read_in="mlp", activation=activation), normal(1, 2, 5, 3)
+    weights = {name.removeprefix("read_in."): value for name, value in model.named_parameters() if "read_in" in name}
+    hidden_BND = getattr(F, activation)(x_BNC @ weights["0.weight"].T + weights["0.bias"])
+    wanted_BND = hidden_BND @ weights["2.weight"].T + weights["2.bias"]
+    torch.testing.assert_close(model.embed(x_BNC), wanted_BND, **EXACT)
+
+
+@pytest.mark.parametrize("read_in", ["identity", "mlp"])
+def test_tokens_have_an_embedding_of_their_own(model_config, sorting_task, read_in):
+    with pytest.raises(ConfigError, match=f"model.read_in={read_in}: this task's inputs are tokens"):
+        initial_model(model_config(read_in=read_in), sorting_task(), 0)
 
 
 @pytest.mark.parametrize("norm", ["none", "post"])

@@ -18,6 +18,7 @@ from rankbench.model.padding import Padded
 from rankbench.model.trace import record
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+ACTIVATION_LAYERS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 NORM_EPSILON = 1e-5  # torch's own default for LayerNorm; kept for RMSNorm so that the two compare
 
 
@@ -179,12 +180,8 @@ class Transformer(Padded, nn.Module):
         self.cfg, self.input_kind, self.padded = cfg, input_kind, padded
         self.sizes = {"input_kind": input_kind, "num_inputs": num_inputs, "num_outputs": num_outputs}
         self.sizes |= {"length": length, "padded": padded}
-        self._check_identities()
-        if cfg.read_in == "identity":
-            self.read_in = nn.Identity()
-        else:
-            reads_tokens = input_kind == "tokens"
-            self.read_in = nn.Embedding(num_inputs, cfg.width) if reads_tokens else nn.Linear(num_inputs, cfg.width)
+        self._check_ends()
+        self.read_in = self._read_in(cfg, num_inputs)
         position_width = {"learned": cfg.width, "concatenated": cfg.width - num_inputs}.get(cfg.positions)
         self.position = None if position_width is None else nn.Embedding(length, position_width)
         self.embedding_norm = Norm(cfg, cfg.norm_affine) if cfg.embedding_norm else None
@@ -193,11 +190,23 @@ class Transformer(Padded, nn.Module):
         linear_out = cfg.read_out == "linear"
         self.read_out = nn.Linear(cfg.width, num_outputs) if linear_out else FirstCoordinates(self, num_outputs)
 
-    def _check_identities(self) -> None:
-        """ConfigError where model.read_in or model.read_out are to be the identity between widths that do not fit."""
+    def _read_in(self, cfg: ModelConfig, num_inputs: int) -> nn.Module:
+        if cfg.read_in == "identity":
+            return nn.Identity()
+        if self.input_kind == "tokens":
+            return nn.Embedding(num_inputs, cfg.width)
+        first = nn.Linear(num_inputs, cfg.width)
+        if cfg.read_in == "linear":
+            return first
+        return nn.Sequential(first, ACTIVATION_LAYERS[cfg.activation](), nn.Linear(cfg.width, cfg.width))
+
+    def _check_ends(self) -> None:
+        """ConfigError where model.read_in or model.read_out do not fit the task's inputs or outputs."""
         cfg, num_inputs, num_outputs = self.cfg, self.sizes["num_inputs"], self.sizes["num_outputs"]
-        if cfg.read_in == "identity" and self.input_kind == "tokens":
-            raise ConfigError("model.read_in=identity: this task's inputs are tokens, not coordinates; use linear")
+        if cfg.read_in != "linear" and self.input_kind == "tokens":
+            raise ConfigError(
+                f"model.read_in={cfg.read_in}: this task's inputs are tokens, not coordinates; use linear"
+            )
         if cfg.positions == "concatenated" and cfg.read_in != "identity":
             raise ConfigError(
                 "model.positions=concatenated: fills the width that the coordinates leave; "
