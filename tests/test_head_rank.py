@@ -342,6 +342,16 @@ def test_the_figure_and_the_digest_are_drawn():
     assert "179" in head_rank.digest(table.assign(**heads)) or "100" in head_rank.digest(table.assign(**heads))
 
 
+def test_published_numbers_of_a_series_of_ours_are_stars_of_its_colour():
+    table = by_hand().drop(columns=["bound_any", "bound_sharp"])
+    told = pd.DataFrame([("N=16", 0.5), ("N=99", 0.4)], columns=["series", "value"])
+    told = told.assign(source="Paper", where=None, x=0.5, unit="squared error")
+    lines = {line.get_label(): line for line in head_rank.draw_head_rank(table, told, None).axes[0].lines}
+    star, other = lines["N=16 (Paper)"], lines["N=99 (Paper)"]
+    assert (star.get_marker(), star.get_color()) == ("*", lines["softmax, N=16"].get_color())
+    assert other.get_marker() != "*" and star.get_color() != lines["softmax, N=4"].get_color()
+
+
 @pytest.mark.parametrize(("key", "value"), [("heads", -1), ("spectrum", 0), ("sequences", 0)])
 def test_options_that_cannot_be_are_refused(key, value):
     with pytest.raises(ConfigError, match=f"analysis.head_rank.{key}={value}"):

@@ -107,8 +107,11 @@ def level(axes: Axes, rows: pd.DataFrame, column: str, label: str, colour: str, 
         axes.axhspan(per_seed.mean() - spread, per_seed.mean() + spread, color=colour, alpha=0.1, linewidth=0, zorder=0)
 
 
-def published_marks(axes: Axes, published: pd.DataFrame | None, label: str) -> None:
-    """Published numbers of this panel: open marks where they have an x, a short line at the right where not."""
+def published_marks(axes: Axes, published: pd.DataFrame | None, label: str, ours: dict[str, int] | None = None) -> None:
+    """Published numbers of this panel: open marks where they have an x, a short line at the right where not.
+
+    ours: the numbers of our series that some of the published ones are of; stars in their colours.
+    """
     if published is None:
         return
     mine = published[published["where"].isna() | (published["where"] == label)]
@@ -116,8 +119,10 @@ def published_marks(axes: Axes, published: pd.DataFrame | None, label: str) -> N
         points = rows.dropna(subset="x")
         name = f"{series} ({source})"
         if len(points):
-            style = {"marker": MARKERS[-1 - number % len(MARKERS)], "mfc": "none", "color": COLOURS[-1 - number % 5]}
-            axes.plot(points.x, points.value, linestyle="none", label=name, markersize=6, **style)
+            style = {"marker": MARKERS[-1 - number % len(MARKERS)], "color": COLOURS[-1 - number % 5], "markersize": 6}
+            if series in (ours or {}):
+                style = {"marker": "*", "color": COLOURS[ours[series] % len(COLOURS)], "markersize": 8}
+            axes.plot(points.x, points.value, linestyle="none", label=name, mfc="none", **style)
         else:
             axes.axhline(rows.value.iloc[0], xmin=0.94, color=COLOURS[-1 - number % 5], linewidth=2.5, label=name)
 

@@ -99,7 +99,7 @@ def _errors(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | No
             colour = COLOURS[number % len(COLOURS)]
             for bound, dashes in BOUNDS.items():
                 level = mine.groupby(x)[bound].first()
-                name_of = f"lower bound ({bound.removeprefix('bound_')})"
+                name_of = f"lower bound ({bound.removeprefix('bound_')}), {name}"
                 axes.plot(level.index, level, color=colour, linestyle=dashes, linewidth=0.8, marker=".", label=name_of)
     for name, mine in rows[rows.of == "baseline"].groupby("evaluation", sort=False):
         if rows.points.nunique() == 1 or name == "zero":
@@ -108,7 +108,7 @@ def _errors(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | No
     axes.set_yscale("log")
     axes.set_xlabel(X_LABELS[x])
     if not is_bounded:
-        published_marks(axes, published, label)
+        published_marks(axes, published, label, {name: number for number, (name, _) in enumerate(parts)})
 
 
 def _angles(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | None, label: str) -> None:
@@ -117,9 +117,10 @@ def _angles(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | No
     points = rows.groupby(["run", "seed"]).points.max().rename("points_of_run")
     median = heads.join(points, on=["run", "seed"]).groupby(by).angle.median().reset_index()
     median = median.rename(columns={"points_of_run": "points"})
-    parts = [("", median)] if "bound_any" in rows else _series(median, x)
+    parts = [("median angle", median)] if "bound_any" in rows else _series(median, x)
     for number, (name, mine) in enumerate(parts):
-        _drawn(axes, mine, x, "angle", f"softmax, {name}" if name else "softmax", number, {})
+        label_of = name if "bound_any" in rows else ", ".join(part for part in ("softmax", name) if part)
+        _drawn(axes, mine, x, "angle", label_of, number, {})
     limit = rows.groupby(x).angle_limit.first()
     axes.plot(limit.index, limit, color=INK, linestyle=":", linewidth=1, label="largest or smallest angle of the rank")
     axes.plot(limit.index, 180 - limit, color=INK, linestyle=":", linewidth=1)
@@ -127,7 +128,7 @@ def _angles(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | No
     axes.set_ylim(0, 185)
     axes.set_xlabel(X_LABELS[x])
     axes.set_ylabel(r"angle of $W_{QK}$ to $I$ (degrees)")
-    published_marks(axes, published, label)
+    published_marks(axes, published, label, {name: number for number, (name, _) in enumerate(parts)})
 
 
 def _by_examples(axes: Axes, rows: pd.DataFrame) -> None:
