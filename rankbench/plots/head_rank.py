@@ -33,8 +33,8 @@ def draw_head_rank(table: pd.DataFrame, published: pd.DataFrame | None = None, f
     Left the errors: softmax (filled, with the best seed as a dash), hardmax (open), baselines; where lower bounds
     apply, by the number of heads instead, lines by rank. Right the median angle of W_QK to the identity, with the
     largest that the rank allows. Heads that have all one rank are shown by their number. For regression in context,
-    left the errors by examples and right those behind the last example by the number of heads. The sweep's own facets
-    are not needed: the table has the sizes.
+    left the errors by examples and right those behind the last example by the number of heads, with the best seed. The
+    sweep's own facets are not needed: the table has the sizes.
     """
     trained = "trained" if (table.weights == "trained").any() else "initialised"
     shown = table[table.weights.isin([trained, "none"])].assign(share=table["rank"] / table.width)
@@ -81,6 +81,12 @@ def _drawn(axes: Axes, rows: pd.DataFrame, x: str, value: str, label: str, numbe
     axes.fill_between(found[x], found.low.clip(lower=rows[value].min()), found.high, color=colour, alpha=0.15, lw=0)
 
 
+def _best_seed(axes: Axes, rows: pd.DataFrame, x: str) -> None:
+    if rows.seed.nunique() > 1:
+        best = rows.groupby(x).error.min()
+        axes.plot(best.index, best, color=INK, linestyle="none", marker="_", label="best seed, softmax")
+
+
 def _errors(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | None, label: str) -> None:
     networks, is_bounded = rows[rows.of == "network"], "bound_any" in rows
     x = "heads" if is_bounded else x
@@ -92,9 +98,8 @@ def _errors(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | No
             some = mine[mine.evaluation == evaluation]
             label_of = ", ".join(part for part in (evaluation + "max", name) if part)
             _drawn(axes, some, x, "error", label_of, number, style)
-            if evaluation == "soft" and some.seed.nunique() > 1:
-                best = some.groupby(x).error.min()
-                axes.plot(best.index, best, color=INK, linestyle="none", marker="_", label="best seed, softmax")
+            if evaluation == "soft":
+                _best_seed(axes, some, x)
         if is_bounded:
             colour = COLOURS[number % len(COLOURS)]
             for bound, dashes in BOUNDS.items():
@@ -147,5 +152,6 @@ def _by_examples(axes: Axes, rows: pd.DataFrame) -> None:
 def _last_by_heads(axes: Axes, rows: pd.DataFrame) -> None:
     last = rows[(rows.examples == rows.examples.max()) & (rows.of == "network") & (rows.evaluation == "soft")]
     _drawn(axes, last, "heads", "error", "behind the last example", 0, {})
+    _best_seed(axes, last, "heads")
     ticks(axes, last.heads)
     axes.set_xlabel("heads H (rank = width / H)")
