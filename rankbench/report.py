@@ -201,14 +201,15 @@ def _leads(leader: str, key: str, values: dict[str, list[str]]) -> bool:
 
 
 def summarise(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Final test accuracy and loss by the varied keys: mean, 95 % half-width and best over seeds of finished jobs."""
+    """Final test accuracy and loss by the varied keys, over seeds of finished jobs: mean, interval, best."""
     axes = [key for key in keys if key in seeds and key not in ("run", "seed")] or ["task", "model"]
     done = seeds[(seeds.job_status == "finished") & (seeds.status != "diverged")]
     summary = None
     for value, best in (("test_accuracy", "largest"), ("test_loss", "smallest")):
         if value not in done or done[value].isna().all():
             continue
-        names = {"num_seeds": f"{value}_seeds", "mean": f"{value}_mean", "ci95": f"{value}_ci95", best: f"{value}_best"}
+        names = {"num_seeds": f"{value}_seeds", best: f"{value}_best"}
+        names |= {column: f"{value}_{column}" for column in ("mean", "low95", "high95")}
         part = over_seeds(done, axes, value).rename(columns=names)[[*axes, *names.values()]]
         summary = part if summary is None else summary.merge(part, on=axes, how="outer")
     if summary is None:

@@ -1,11 +1,13 @@
 """Tidy CSV tables: who (run, task, model, seed), then the axes, then one measured value a column."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import special, stats
 
 from rankbench.files import write_text
 
@@ -44,23 +46,54 @@ def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometr
     return summary.reset_index()[[*axes, "mean", "low", "high", "num_seeds"]]
 
 
-def halfwidth95(values: pd.Series | np.ndarray) -> float:
-    """Half the width of the 95 % confidence interval of a mean (Student's t); nan for fewer than two values."""
+class Interval(NamedTuple):
+    """A mean with the ends of its 95 % interval, nan where there is none, and the interval's name."""
+
+    mean: float
+    low: float
+    high: float
+    method: str  # t | t of logits | Clopper-Pearson | none
+
+
+def interval95(values: Sequence[float] | np.ndarray | pd.Series, scale: str = "real") -> Interval:
+    """Mean of one number a seed, with a 95 % interval that stays within the numbers' scale.
+
+    real: Student's t. share, of numbers in [0, 1]: Student's t for the logit of the mean, whose standard error is that
+    of the mean over mean (1 - mean) (delta method). rate, of numbers that are 0 or 1: Clopper and Pearson's exact one.
+    """
     values = np.asarray(values, dtype=float)
-    if len(values) < 2:
-        return float("nan")
-    return float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+    mean, count = float(values.mean()), len(values)
+    if scale == "rate":
+        ends = stats.binomtest(int(values.sum()), count).proportion_ci(0.95, method="exact")
+        return Interval(mean, float(ends.low), float(ends.high), "Clopper-Pearson")
+    if count < 2:
+        return Interval(mean, math.nan, math.nan, "none")
+    halfwidth = stats.t.ppf(0.975, count - 1) * values.std(ddof=1) / np.sqrt(count)
+    if scale == "share" and 0 < mean < 1:
+        halfwidth /= mean * (1 - mean)
+        low, high = special.expit(special.logit(mean) + np.array([-halfwidth, halfwidth]))
+        return Interval(mean, float(low), float(high), "t of logits")
+    return Interval(mean, float(mean - halfwidth), float(mean + halfwidth), "t")
+
+
+def scale_of(column: str) -> str:
+    """The scale of `interval95` for a column of final numbers."""
+    return "share" if column.endswith("accuracy") else "real"
 
 
 def over_seeds(table: pd.DataFrame, axes: list[str], value: str) -> pd.DataFrame:
     """`value` by `axes`: mean over everything within a seed, then over the seeds; rows without a value do not count.
 
-    Columns: the axes, mean, ci95 (half the width of the 95 % interval), smallest, largest (of a seed), num_seeds.
+    Columns: the axes, mean, low95 and high95 (ends of `interval95`), smallest, largest (of a seed), num_seeds.
     """
     measured = table.dropna(subset=[value])
     per_seed = measured.groupby([*axes, "seed"], sort=True, dropna=False)[value].mean().reset_index()
     by_axes = per_seed.groupby(axes, sort=True, dropna=False)[value]
-    return by_axes.agg(mean="mean", ci95=halfwidth95, smallest="min", largest="max", num_seeds="count").reset_index()
+    ends = {
+        "low95": lambda values: interval95(values, scale_of(value)).low,
+        "high95": lambda values: interval95(values, scale_of(value)).high,
+    }
+    return by_axes.agg(mean="mean", **ends, smallest="min", largest="max", num_seeds="count").reset_index()
 
 
 def last_of_layer(table: pd.DataFrame) -> pd.DataFrame:

@@ -62,7 +62,7 @@ def digest(table: pd.DataFrame) -> str:
     """Test loss of each variant at its best validation step, mean over seeds, for a terminal."""
     lines = [f"test loss at the best validation step (mean of {table.seed.nunique()} seeds)"]
     for row in over_seeds(table, ["variant", "layers"], "test_loss").itertuples():
-        spread = "" if pd.isna(row.ci95) else f" +- {row.ci95:.2g} (95 % CI)"
+        spread = "" if pd.isna(row.low95) else f" [{row.low95:.4g}, {row.high95:.4g}] (95 %)"
         bits = f", {row.mean / math.log(2):.4f} bits per token" if "test_bits" in table else ""
         lines.append(f"{row.variant}, layers={row.layers}: {row.mean:.4f}{spread}{bits}")
     return "\n".join(lines)

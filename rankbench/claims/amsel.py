@@ -134,12 +134,12 @@ GARG = "Garg et al. 2022, as shown by Amsel, Yehudai and Bruna"
 
 
 def _trained(statement: str, measure, side: int, line: float, published: float | None = None, **how) -> Claim:
-    how = {"across": True, "needs_trained": False} | how
+    how = {"across": True, "learned": None} | how
     return Claim(statement, SLIDES, "head_rank", measure, side, line, published=published, **how)
 
 
 def _theory(statement: str, measure, side: int, line: float, exact: bool = False) -> Claim:
-    return Claim(statement, SLIDES, "rank_theory", measure, side, line, needs_trained=False, exact=exact, across=True)
+    return Claim(statement, SLIDES, "rank_theory", measure, side, line, learned=None, exact=exact, across=True)
 
 
 AMSEL: dict[str, Claim] = {
@@ -191,13 +191,13 @@ AMSEL: dict[str, Claim] = {
     "garg_many_heads_fail": Claim(
         "In-context regression is worse with many heads of low rank (error of the most heads over that of the fewest).",
         *(GARG, "head_rank", _many_over_few_heads, +1, 2.0),
-        needs_trained=False,
+        learned=None,
         across=True,
     ),
     "garg_learns_regression": Claim(
         "The best network beats averaging behind the last example (ratio of the errors).",
         *(GARG, "head_rank", _over_averaging, -1, 1.0),
-        needs_trained=False,
+        learned=None,
         across=True,
     ),
 }

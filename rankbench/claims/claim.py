@@ -1,33 +1,73 @@
-"""What a claim is and how it is judged: held, failed, or undecided at this budget.
+"""What a claim is, and how it is judged: held, failed, or undecided at this budget.
 
-A claim is judged by a number per seed and its 95 % confidence interval over seeds (Student's t). The interval on the
-claimed side: held; on the other: failed; across the line, or too few seeds, or an untrained network: undecided. Times,
-of which seeds trained side by side have one between them, are judged over the intervals between evaluations instead.
+A claim is judged by one number per seed and the 95 % interval of their mean: held if the interval lies on the claimed
+side of the line, failed if it lies on the other, undecided if the line is inside it, or if there are too few seeds, or
+if the network has not learned its task. A verdict of "held" counts only if the claim's negative control fails: a table
+made from the same rows in which what is claimed is not so.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from rankbench.tables import halfwidth95
+from rankbench.tables import interval95
 
 HELD, FAILED, UNDECIDED = "held", "failed", "undecided"
+PASSED, BROKEN = "passed", "broken"  # of a check
 FEWEST = 3  # seeds, or steps, that an interval is taken over
 LEARNED = 0.9  # share of the reachable accuracy below which the paths of a network say nothing about a claim
 
 
+class NotMeasurable(Exception):
+    """What a measure raises where the rows hold no such number; the message is the verdict's reason."""
+
+
+class AtMost(float):
+    """A number that rounding hides: only this upper bound of it is known."""
+
+
+class Control(NamedTuple):
+    """A set-up in which the claim must fail: what it is, and how its table is made from the rows that are judged."""
+
+    statement: str
+    doctor: Callable[[pd.DataFrame], pd.DataFrame]
+
+
+NO_CONTROL = Control("none yet", lambda rows: rows)
+
+
+def learned_by_accuracy(rows: pd.DataFrame) -> str:
+    """Why the network counts as untrained, empty if it does not: its accuracy, as a share of what it can reach where
+    that is known (ceiling_accuracy)."""
+    reached = rows.whole_accuracy
+    if "ceiling_accuracy" in rows:
+        reached = reached / rows.ceiling_accuracy.fillna(1.0)
+    accuracy = reached.groupby(rows.seed).mean().mean()
+    return "" if accuracy >= LEARNED else f"the network has not learned its task (accuracy {accuracy:.3f})"
+
+
+def everywhere(rows: pd.DataFrame) -> bool:
+    """Where a claim without a condition applies."""
+    return True
+
+
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of a paper and how to test it: `measure` maps one seed's rows of the table to a number, which the
+    """One sentence of a paper and how to test it: `measure` maps one seed's rows of `table` to a number, which the
     paper says lies above (side=+1) or below (side=-1) `line`.
 
-    by: columns of the table whose values are judged one by one. needs_trained: undecided where the network has not
-    learned its task (column whole_accuracy). exact: no chance is in the number, one seed decides. published: the number
-    that the paper prints for what is measured, where it prints one. across: compares the configurations of a sweep, so
-    that it is judged once, on all of them together. repeats: the column whose values are measurements of the same, seed
-    or step; steps at which there is nothing to measure are left out.
+    control: in which the claim must fail. by: columns of the table whose values are judged one by one. applies: whether
+    the claim speaks of these rows at all. learned: says why a network is too little trained to be judged; None where
+    training is no matter. is_check: an identity or a theorem, so a check of the tool rather than a statement about
+    networks. exact: no chance is in the number, the worst seed decides. scale: `real`; `share` for a number in [0, 1];
+    `rate` for a 0 or 1 of each seed. published: the number that the paper prints for what is measured, or a function of
+    the rows that gives it for what they hold. across: compares the configurations of a sweep, so that it is judged
+    once, on all of them together. repeats: the column whose values are measurements of the same thing, seed or step;
+    steps at which there is nothing to measure are left out.
     """
 
     statement: str
@@ -36,77 +76,165 @@ class Claim:
     measure: Callable[[pd.DataFrame], float]
     side: int
     line: float
+    control: Control = NO_CONTROL  # required once every claim has one
     by: tuple[str, ...] = ()
-    needs_trained: bool = True
+    applies: Callable[[pd.DataFrame], bool] = everywhere
+    learned: Callable[[pd.DataFrame], str] | None = learned_by_accuracy
+    is_check: bool = False
     exact: bool = False
-    published: float | None = None
+    scale: str = "real"
+    published: float | Callable[[pd.DataFrame], float] | None = None
     across: bool = False
     repeats: str = "seed"
 
 
+class Judgement(NamedTuple):
+    """measured: the mean over seeds, or the worst seed's number (exact), or an upper bound of it (is_bound)."""
+
+    outcome: str
+    measured: float
+    low: float
+    high: float
+    interval: str
+    is_bound: bool
+    num_repeats: int
+    reason: str
+
+
 def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: str | None = None) -> list[dict]:
-    """Verdicts of one claim on a table: one for each value of the columns it is judged by and of the facet."""
+    """Verdicts of one claim on a table: one for each value of the columns it is judged by and of the facet, among
+    those that it speaks of. Where it speaks of none, one that says so."""
+    verdicts = [
+        _verdict(name, claim, rows, where, _controlled(claim, rows))
+        for where, rows in _settings(claim, table, facet)
+        if claim.applies(rows)
+    ]
+    if verdicts:
+        return verdicts
+    nothing = _undecided("nothing in this table that the claim speaks of")
+    return [_verdict(name, claim, table, "", nothing)]
+
+
+def _settings(claim: Claim, table: pd.DataFrame, facet: str | None) -> Iterator[tuple[str, pd.DataFrame]]:
     axes = [*([facet] if facet and not claim.across else []), *claim.by]
-    verdicts = []
-    for values, rows in table.groupby(axes, sort=False) if axes else [((), table)]:
-        where = ", ".join(f"{axis}={value}" for axis, value in zip(axes, values, strict=True))
-        found = np.array([claim.measure(one) for _, one in rows.groupby(claim.repeats)], dtype=float)
-        if claim.repeats == "step" and np.isfinite(found).any():
-            found = found[np.isfinite(found)]
-        outcome, mean, halfwidth, reason = _decide(claim, rows, found)
-        verdicts.append(
-            {
-                "claim": name,
-                "where": where,
-                "outcome": outcome,
-                "measured": mean,
-                "ci95": halfwidth,
-                "published": claim.published,
-                "claimed": f"{'>' if claim.side > 0 else '<'} {claim.line:g}",
-                "num_seeds": rows.seed.nunique(),
-                "num_repeats": len(found),
-                "repeats": claim.repeats,
-                "reason": reason,
-                "statement": claim.statement,
-                "source": claim.source,
-            }
-        )
-    return verdicts
+    if not axes:
+        yield "", table
+        return
+    for values, rows in table.groupby(axes, sort=False):
+        yield ", ".join(f"{axis}={value}" for axis, value in zip(axes, values, strict=True)), rows
 
 
-def _decide(claim: Claim, rows: pd.DataFrame, found: np.ndarray) -> tuple[str, float, float, str]:
-    mean = float(found.mean())
-    halfwidth = halfwidth95(found)
-    if not np.isfinite(found).all():
-        return UNDECIDED, mean, halfwidth, f"not measurable in every {claim.repeats}"
+def _verdict(name: str, claim: Claim, rows: pd.DataFrame, where: str, judged: Judgement) -> dict:
+    outcome = judged.outcome
+    if claim.is_check:
+        outcome = {HELD: PASSED, FAILED: BROKEN}.get(outcome, outcome)
+    return {
+        "claim": name,
+        "kind": "check" if claim.is_check else "claim",
+        "where": where,
+        "outcome": outcome,
+        "measured": judged.measured,
+        "low95": judged.low,
+        "high95": judged.high,
+        "interval": judged.interval,
+        "is_bound": judged.is_bound,
+        "published": claim.published(rows) if callable(claim.published) else claim.published,
+        "claimed": f"{'>' if claim.side > 0 else '<'} {claim.line:g}",
+        "num_seeds": rows.seed.nunique(),
+        "num_repeats": judged.num_repeats,
+        "repeats": claim.repeats,
+        "reason": judged.reason,
+        "control": claim.control.statement,
+        "statement": claim.statement,
+        "source": claim.source,
+    }
+
+
+def _controlled(claim: Claim, rows: pd.DataFrame) -> Judgement:
+    """The judgement of the rows; undecided where it is "held" and the negative control does not fail."""
+    judged = _judge(claim, rows)
+    if judged.outcome != HELD:
+        return judged
+    control = _judge(claim, claim.control.doctor(rows.copy()))
+    if control.outcome == FAILED:
+        return judged
+    reason = f"its control did not fail ({control.outcome}): {claim.control.statement}"
+    return judged._replace(outcome=UNDECIDED, reason=reason)
+
+
+def _judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
+    try:
+        values = [claim.measure(rows_of_repeat) for _, rows_of_repeat in rows.groupby(claim.repeats)]
+    except NotMeasurable as reason:
+        return _undecided(str(reason))
+    if claim.repeats == "step" and np.isfinite(values).any():
+        values = [value for value in values if math.isfinite(value)]
+    if not np.isfinite(values).all():
+        return _undecided(f"not measurable in every {claim.repeats}", len(values))
+    if any(isinstance(value, AtMost) for value in values):
+        return _judge_bounds(claim, rows, values)
     if claim.exact:
-        mean = float(found.min() if claim.side > 0 else found.max())  # the worst one decides
-        return (HELD if claim.side * (mean - claim.line) > 0 else FAILED), mean, 0.0, ""
-    if len(found) < FEWEST:
-        return UNDECIDED, mean, halfwidth, f"fewer than {FEWEST} {claim.repeats}s"
-    if claim.needs_trained and (learned := _learned(rows)) < LEARNED:
-        return UNDECIDED, mean, halfwidth, f"the network has not learned its task (accuracy {learned:.3f})"
-    distance = claim.side * (mean - claim.line)
-    if abs(distance) <= halfwidth:
-        return UNDECIDED, mean, halfwidth, "the line lies within the confidence interval"
-    return (HELD if distance > 0 else FAILED), mean, halfwidth, ""
+        worst = float(min(values) if claim.side > 0 else max(values))
+        return Judgement(_side_of(claim, worst, worst), worst, math.nan, math.nan, "worst", False, len(values), "")
+    mean, low, high, method = interval95(values, claim.scale)
+    judged = Judgement(UNDECIDED, mean, low, high, method, False, len(values), "")
+    if reason := _why_not_decidable(claim, rows, len(values)):
+        return judged._replace(reason=reason)
+    outcome = _side_of(claim, low, high)
+    return judged._replace(outcome=outcome, reason="" if outcome != UNDECIDED else "the line lies within the interval")
 
 
-def _learned(rows: pd.DataFrame) -> float:
-    """Accuracy of the whole network, as a share of what it can reach where that is known (ceiling_accuracy)."""
-    reached = rows.whole_accuracy
-    if "ceiling_accuracy" in rows:
-        reached = reached / rows.ceiling_accuracy.fillna(1.0)
-    return reached.groupby(rows.seed).mean().mean()
+def _judge_bounds(claim: Claim, rows: pd.DataFrame, values: list[float]) -> Judgement:
+    """Where rounding hides some of the numbers: decided only if all of them, whatever they are, lie below the line."""
+    highest = float(max(values))
+    judged = Judgement(UNDECIDED, highest, math.nan, math.nan, "none", True, len(values), "")
+    if reason := _why_not_decidable(claim, rows, len(values)):
+        return judged._replace(reason=reason)
+    if highest < claim.line:
+        return judged._replace(outcome=HELD if claim.side < 0 else FAILED)
+    return judged._replace(reason="rounding hides the number")
+
+
+def _why_not_decidable(claim: Claim, rows: pd.DataFrame, num_repeats: int) -> str:
+    if not claim.exact and num_repeats < FEWEST:
+        return f"fewer than {FEWEST} {claim.repeats}s"
+    return claim.learned(rows) if claim.learned else ""
+
+
+def _side_of(claim: Claim, low: float, high: float) -> str:
+    """On which side of the line the interval lies; a line that it touches is inside it, but of an exact number."""
+    if low == high and claim.exact:
+        return HELD if claim.side * (low - claim.line) > 0 else FAILED
+    if low > claim.line:
+        return HELD if claim.side > 0 else FAILED
+    if high < claim.line:
+        return HELD if claim.side < 0 else FAILED
+    return UNDECIDED
+
+
+def _undecided(reason: str, num_repeats: int = 0) -> Judgement:
+    return Judgement(UNDECIDED, math.nan, math.nan, math.nan, "none", False, num_repeats, reason)
 
 
 def verdict_line(verdict: dict) -> str:
     """A verdict as one line for a terminal."""
     where = f" [{verdict['where']}]" if verdict["where"] else ""
     why = f" ({verdict['reason']})" if verdict["reason"] else ""
-    measured = f"{verdict['measured']:.3g} +- {verdict['ci95']:.2g}"
-    over = f"{verdict['num_repeats']} {verdict['repeats']}s"
-    return (
-        f"{verdict['outcome']:<9} {verdict['claim']}{where}: measured {measured} "
-        f"(95 % CI, {over}), claimed {verdict['claimed']}{why} - {verdict['source']}"
-    )
+    name = f"{'check ' if verdict['kind'] == 'check' else ''}{verdict['claim']}"
+    judged = f"{measured_text(verdict)}, claimed {verdict['claimed']}{why}"
+    return f"{verdict['outcome']:<9} {name}{where}: {judged} - {verdict['source']}"
+
+
+def measured_text(verdict: dict) -> str:
+    """The measured number with its interval and what that is over: `measured 2 [1.75, 2.25] (95 %, 3 seeds)`."""
+    if not math.isfinite(verdict["measured"]):
+        return "not measured"
+    repeats = verdict["repeats"] if verdict["num_repeats"] == 1 else f"{verdict['repeats']}s"
+    over = f"{verdict['num_repeats']} {repeats}"
+    if verdict["is_bound"]:
+        return f"measured at most {verdict['measured']:.3g} ({over})"
+    if verdict["interval"] == "worst":
+        return f"measured {verdict['measured']:.3g} (the worst of {over})"
+    if not math.isfinite(verdict["low95"]):
+        return f"measured {verdict['measured']:.3g} ({over})"
+    return f"measured {verdict['measured']:.3g} [{verdict['low95']:.3g}, {verdict['high95']:.3g}] (95 %, {over})"

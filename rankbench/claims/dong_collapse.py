@@ -119,24 +119,24 @@ def _changed_by_training(rows: pd.DataFrame) -> float:
 
 def _rate(statement: str, source: str, measure: Callable[[pd.DataFrame], float], side: int, line: float) -> Claim:
     """A claim on the residual below floating point, judged for trained and initialised weights by themselves."""
-    return Claim(statement, source, "collapse", measure, side, line, by=("weights",), needs_trained=False)
+    return Claim(statement, source, "collapse", measure, side, line, by=("weights",), learned=None)
 
 
 def _normed(statement: str, source: str, measure: Callable[[pd.DataFrame], float], side: int, line: float) -> Claim:
     """A claim on attention alone with and without LayerNorm."""
-    return Claim(statement, source, "residual", measure, side, line, by=("weights",), needs_trained=False)
+    return Claim(statement, source, "residual", measure, side, line, by=("weights",), learned=None)
 
 
 def _fig2(statement: str, measure: Callable[[pd.DataFrame], float], side: int, line: float) -> Claim:
     """A claim of Fig. 2, judged for trained and initialised weights by themselves."""
-    return Claim(statement, FIG2, "residual", measure, side, line, by=("weights",), needs_trained=False)
+    return Claim(statement, FIG2, "residual", measure, side, line, by=("weights",), learned=None)
 
 
 DONG_COLLAPSE: dict[str, Claim] = {
     "dong_fig2_learns": Claim(
         "The network learns to sort (accuracy above .95), and so tells of trained networks.",
         *(FIG2, "residual", whole_accuracy, +1, 0.95),
-        needs_trained=False,
+        learned=None,
     ),
     "dong_fig2_collapses": _fig2(
         "Without skips, with MLPs or without, less than a tenth of the relative residual is left (log10, last layer).",
@@ -181,19 +181,19 @@ DONG_COLLAPSE: dict[str, Claim] = {
         "The residual is below the bound of Theorem 2.2 or 2.3, Corollary 3.1 or 3.2 (smallest slack in decades).",
         *("Dong et al. 2021, Theorem 2.3, Corollaries 3.1 and 3.2", "bounds", _smallest_slack, +1, 0.0),
         by=("weights",),
-        needs_trained=False,
+        learned=None,
         exact=True,
     ),
     "dong_collapse_beyond_bound": Claim(
         "Attention alone collapses also where the bound does not fall (change of the residual in decades, below -3).",
         *("Dong et al. 2021, sec. 2.3", "bounds", _fall_without_contraction, -1, VANISHED),
         by=("weights",),
-        needs_trained=False,
+        learned=None,
     ),
     "dong_claim31": Claim(
         "With skips and W_V = 0 the residual is the same at every depth (largest relative change).",
         *("Dong et al. 2021, Claim 3.1", "residual", _largest_change_of_residual, -1, 1e-12),
-        needs_trained=False,
+        learned=None,
         exact=True,
     ),
     "dong_layernorm_collapses": _normed(

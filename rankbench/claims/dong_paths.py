@@ -97,12 +97,12 @@ def _rank_over_layers(rows: pd.DataFrame) -> float:
 
 def _counted(statement: str, measure: Callable[[pd.DataFrame], float], side: int, line: float) -> Claim:
     """A claim on path lengths, which are arithmetic: no chance, no training."""
-    return Claim(statement, FIG5, "path_counts", measure, side, line, needs_trained=False, exact=True)
+    return Claim(statement, FIG5, "path_counts", measure, side, line, learned=None, exact=True)
 
 
 def _whole(statement: str, line: float, published: float) -> Claim:
     """A claim of Fig. 4 on the accuracy of the whole network."""
-    return Claim(statement, FIG4, "paths", whole_accuracy, +1, line, needs_trained=False, published=published)
+    return Claim(statement, FIG4, "paths", whole_accuracy, +1, line, learned=None, published=published)
 
 
 def _protocol(statement: str, measure: Callable[[pd.DataFrame], float], side: int, line: float) -> Claim:
@@ -114,7 +114,7 @@ DONG_PATHS: dict[str, Claim] = {
     "paths_sum_to_output": Claim(
         "The frozen paths and the biases add up to the output (log10 of the relative remainder, float64).",
         *(SUM, "paths", _remainder_digits, -1, -10.0),
-        needs_trained=False,
+        learned=None,
     ),
     "dong_fig4_whole_sorting": _whole("The whole network sorts (published accuracy .98; the line is .95).", 0.95, 0.98),
     "dong_fig4_length_1_sorting": _protocol(
@@ -123,7 +123,7 @@ DONG_PATHS: dict[str, Claim] = {
     "dong_fig3_collapse": Claim(
         "Run freely, attention alone collapses to one point, and an MLP or a skip prevents it (share of seeds).",
         *("Dong et al. 2021, sec. 4.2", "rollout", _does_as_said, +1, 0.5),
-        needs_trained=False,
+        learned=None,
     ),
     "dong_fig4_whole_convex_hull": _whole(
         "The whole network finds the convex hull (published accuracy about .9; the line is .85).", 0.85, 0.9

@@ -113,26 +113,26 @@ OURS = "rankbench, exact constant of one head of width 1"
 
 def _fresh(statement: str, source: str, measure: Callable[[pd.DataFrame], float], side: int, line: float) -> Claim:
     """A claim that needs no network to have learned anything."""
-    return Claim(statement, source, "lipschitz", measure, side, line, needs_trained=False)
+    return Claim(statement, source, "lipschitz", measure, side, line, learned=None)
 
 
 def _inverted(statement: str, source: str, measure: Callable[[pd.DataFrame], float], side: int) -> Claim:
     """A claim on the fixed-point iteration, judged at each coefficient, range of inputs and size."""
     by = ("coefficient", "inputs", "tokens", "width")
-    return Claim(statement, source, "invertibility", measure, side, LEFT, by=by, needs_trained=False)
+    return Claim(statement, source, "invertibility", measure, side, LEFT, by=by, learned=None)
 
 
 KIM: dict[str, Claim] = {
     "kim_bound_holds": Claim(
         "No measured Jacobian norm is above the bound of Theorem 3.2 (smallest ratio of bound and lower bound).",
         *(THEOREM, "lipschitz", _smallest_slack, +1, 1.0 - 1e-9),
-        needs_trained=False,
+        learned=None,
         exact=True,
     ),
     "kim_bound_grows": Claim(
         "Training makes the bound on Lip_inf of every L2 attention grow (log10 of the last over the first).",
         *("not in the paper; Theorem 3.2", "dynamics", _bound_grown, +1, 0.0),
-        needs_trained=False,
+        learned=None,
     ),
     "kim_fig2_slope": _fresh(
         "The lower bound grows with log N like the upper bound (slopes less than a tenth apart).",
@@ -171,6 +171,6 @@ KIM: dict[str, Claim] = {
         "Outputs are less than twice as spread as the inputs (the paper: so for trained L2 attention, not for dot).",
         *(FIG10, "histograms", _output_range, -1, 2.0),
         by=("inputs",),
-        needs_trained=False,
+        learned=None,
     ),
 }

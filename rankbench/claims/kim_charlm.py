@@ -67,7 +67,7 @@ def _claim(
     repeats: str = "seed",
 ) -> Claim:
     judged = (statement, f"Kim et al. 2021, {source}", "curves", measure, side, line)
-    return Claim(*judged, across=True, needs_trained=False, published=published, repeats=repeats)
+    return Claim(*judged, across=True, learned=None, published=published, repeats=repeats)
 
 
 KIM_CHARLM: dict[str, Claim] = {

@@ -47,12 +47,12 @@ def _least_kept_in_training(rows: pd.DataFrame) -> float:
 
 def _fresh(statement: str, source: str, measure: Callable[[pd.DataFrame], float], side: int, line: float) -> Claim:
     """A claim on fresh networks, judged at each value of the knob."""
-    return Claim(statement, source, "residual", measure, side, line, needs_trained=False)
+    return Claim(statement, source, "residual", measure, side, line, learned=None)
 
 
 def _trained(statement: str, source: str, measure: Callable[[pd.DataFrame], float], line: float) -> Claim:
     """A claim on what happens while a network trains, whether or not it learns its task."""
-    return Claim(statement, source, "dynamics", measure, +1, line, needs_trained=False)
+    return Claim(statement, source, "dynamics", measure, +1, line, learned=None)
 
 
 LEFT = "more than a tenth of the relative residual is left behind the last layer (log10)."

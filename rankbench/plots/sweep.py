@@ -17,7 +17,7 @@ def draw_sweep(
     value: str = "test_accuracy",
     statistic: str = "mean",
 ) -> Figure:
-    """A final number against a varied key: mean over seeds, bars the 95 % confidence interval (Student's t); or, with
+    """A final number against a varied key: mean over seeds, bars its 95 % interval; or, with
     statistic="best", the best seed's (the largest accuracy, the smallest loss).
 
     A line for each value of `series`, a panel for each value of `facet`. Keys that are none of the three are averaged
@@ -46,7 +46,8 @@ def draw_sweep(
                 axes.errorbar(place, best, label=name, **style)
             else:
                 name = f"{series}={tick(one)}" if series else "mean over seeds, 95 % CI"
-                axes.errorbar(place, summary["mean"], summary.ci95, label=name, **style)
+                below, above = summary["mean"] - summary.low95, summary.high95 - summary["mean"]
+                axes.errorbar(place, summary["mean"], [below, above], label=name, **style)
         if facet:
             axes.set_title(f"{facet}={tick(label)}")
         axes.set_xlabel(x)
