@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from rankbench import __version__
-from rankbench.claims import published
+from rankbench.claims import over_text, published
 from rankbench.files import write_text
 from rankbench.tables import read_table, short
 
@@ -36,6 +36,8 @@ def write_page(
     files is escaped by the template; the figures are our own SVG.
     """
     statuses = [status for _, status, _ in runs.values()]
+    verdicts = records(read_table(folder / "verdicts.csv")) if judged else []
+    verdicts = [row | {"over": over_text(row)} for row in verdicts]
     text = render(
         "report",
         folder,
@@ -43,7 +45,8 @@ def write_page(
         counts={status: statuses.count(status) for status in sorted(set(statuses), key=statuses.index)},
         facts=_environment([place for place, _, _ in runs.values()]),
         follows=follows,
-        verdicts=records(read_table(folder / "verdicts.csv")) if judged else [],
+        verdicts=[row for row in verdicts if row["kind"] == "claim"],
+        checks=[row for row in verdicts if row["kind"] == "check"],
         summary=records(tables["summary"]),
         runs=[_run(name, *run, tables["seeds"], folder) for name, run in runs.items()],
         keys=list(next(iter(runs.values()))[2]),

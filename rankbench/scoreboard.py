@@ -10,17 +10,19 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from rankbench.claims import CLAIMS
+from rankbench.claims import measured_text, over_text
 from rankbench.config import CHOICES, ConfigError, conf_dir, unknown
 from rankbench.files import write_text
 from rankbench.page import link_to, records, render
 from rankbench.report import runs_in, status_of
 from rankbench.run import OUTPUTS
-from rankbench.tables import latex, markdown, read_table, write_table
+from rankbench.tables import latex, markdown, read_table, short, write_table
 
 EVERY = "all"
-COLUMNS = ["preset", "budget", "claim", "where", "outcome", "measured", "ci95", "num_seeds", "published", "claimed"]
-COLUMNS += ["source", "folder", "finished"]
+COLUMNS = ["preset", "budget", "kind", "claim", "where", "outcome", "measured", "low95", "high95", "interval"]
+COLUMNS += ["is_bound", "num_repeats", "repeats", "published", "claimed", "reason", "control", "statement", "source"]
+COLUMNS += ["folder", "finished"]
+SHORT = ["claim", "where", "outcome", "measured", "published", "claimed", "over", "reason"]  # of the tables to read
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class PresetRun:
         """Its rows of the scoreboard; one that says so where it has judged nothing."""
         path = self.folder / "verdicts.csv"
         table = read_table(path) if path.exists() else pd.DataFrame([{"outcome": "not judged"}])
-        if "claim" in table and "published" not in table:  # judged before verdicts held it
-            table["published"] = [CLAIMS[name].published if name in CLAIMS else None for name in table.claim]
+        if "claim" in table and "control" not in table:
+            table = pd.DataFrame([{"outcome": "not judged", "reason": "judged without controls: report it again"}])
         return table.assign(
             preset=self.preset,
             budget=self.budget,
@@ -94,15 +96,41 @@ def scoreboard(experiment: str, folder: Path, outputs: Path = OUTPUTS) -> list[s
             parts.append(pd.DataFrame([{"preset": name, "outcome": "not run"}]))
     table = pd.concat([part.dropna(axis=1, how="all") for part in parts], ignore_index=True).reindex(columns=COLUMNS)
     write_table(table, folder / "scoreboard.csv")
-    short = table.drop(columns=["source", "folder", "finished"])
-    write_text(folder / "scoreboard.md", markdown(short))
-    write_text(folder / "scoreboard.tex", latex(short))
+    table = table.assign(over=["" if row["num_repeats"] is None else over_text(row) for row in records(table)])
+    readable = _readable(table)
+    write_text(folder / "scoreboard.md", "\n".join(_sections(readable)))
+    write_text(folder / "scoreboard.tex", latex(readable[["preset", *SHORT]]))
     counts = table.outcome.value_counts()
     boards = [_board(name, command, best.get(name), table, folder) for name, command in shown.items()]
     write_text(folder / "scoreboard.html", render("scoreboard", folder, boards=boards, counts=counts.to_dict()))
     lines = [f"{len(best)} of {len(shown)} presets run; {', '.join(f'{n} {outcome}' for outcome, n in counts.items())}"]
     lines += [_line(row) for row in records(table)]
     return [*lines, f"-> {folder / 'scoreboard.csv'}, .md and .tex", f"-> {folder / 'scoreboard.html'}"]
+
+
+def _readable(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows with the measured number and its interval in one text, as a reader wants them."""
+    measured = [
+        f"≤ {short(row.measured)}"
+        if row.is_bound is True
+        else f"{short(row.measured)} [{short(row.low95)}, {short(row.high95)}]"
+        if pd.notna(row.low95)
+        else short(row.measured)
+        for row in table.itertuples()
+    ]
+    return table.assign(measured=measured)
+
+
+def _sections(readable: pd.DataFrame) -> Iterator[str]:
+    """Markdown: a heading for each preset with its scale, then its claims, then its checks of the tool."""
+    for preset, rows in readable.groupby("preset", sort=False):
+        scale = rows.budget.iloc[0]
+        yield f"## {preset}{f' ({scale})' if pd.notna(scale) else ''}\n"
+        for kind, of_kind in rows.groupby("kind", sort=False, dropna=False):
+            if kind == "check":
+                yield "Checks of the tool:\n"
+            columns = SHORT if of_kind.claim.notna().any() else ["outcome", "reason"]
+            yield markdown(of_kind[columns])
 
 
 def _preset_runs(outputs: Path) -> Iterator[PresetRun]:
@@ -153,8 +181,8 @@ def _board(name: str, command: str, run: PresetRun | None, table: pd.DataFrame, 
 
 def _line(row: dict[str, Any]) -> str:
     if row["claim"] is None:
-        return f"{row['outcome']:<10} {row['preset']}"
+        reason = f": {row['reason']}" if row["reason"] else ""
+        return f"{row['outcome']:<10} {row['preset']}{reason}"
     where = f" [{row['where']}]" if row["where"] else ""
     beside = "" if row["published"] is None else f", published {row['published']:g}"
-    measured = "not measurable" if row["measured"] is None else f"measured {row['measured']:.3g}"
-    return f"{row['outcome']:<10} {row['preset']}: {row['claim']}{where}: {measured}{beside}"
+    return f"{row['outcome']:<10} {row['preset']}: {row['claim']}{where}: {measured_text(row)}{beside}"

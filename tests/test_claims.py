@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from rankbench import claims
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.claims import CLAIMS, Claim, figures_published, judge, published, verdict_line
+from rankbench.claims.claim import AtMost, Control, NotMeasurable
 from rankbench.config import conf_dir, typed
 from rankbench.model import initial_model
 from rankbench.tables import with_who
@@ -22,11 +23,14 @@ from rankbench.tables import with_who
 every = settings(max_examples=25, deadline=None)
 
 
+ON_THE_OTHER_SIDE = Control("each value on the other side of 1", lambda rows: rows.assign(value=2 - rows.value))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def plain_claims():
     """Two claims on the column `value`: above 1, and below 1."""
     plain = {
-        name: Claim(f"It is {name} one.", "a test", "paths", lambda rows: rows.value.mean(), side, 1.0)
+        name: Claim(f"It is {name} one.", "a test", "paths", mean_value, side, 1.0, ON_THE_OTHER_SIDE)
         for name, side in (("above", +1), ("below", -1))
     }
     with pytest.MonkeyPatch.context() as patch:
@@ -35,9 +39,24 @@ def plain_claims():
         yield
 
 
+def mean_value(rows):
+    return rows.value.mean()
+
+
 def valued(values, whole_accuracy=1.0):
     """One row a seed."""
     return pd.DataFrame({"seed": range(len(values)), "value": values, "whole_accuracy": whole_accuracy})
+
+
+@pytest.fixture
+def changed(monkeypatch):
+    """Replaces fields of both plain claims."""
+
+    def change(**fields):
+        for name in ("above", "below"):
+            monkeypatch.setitem(CLAIMS, name, dataclasses.replace(CLAIMS[name], **fields))
+
+    return change
 
 
 # --- outcomes ---------------------------------------------------------------------------------------------------------
@@ -51,8 +70,8 @@ def test_the_outcome_is_where_scipys_interval_lies(values, name):
     # without spread scipy's interval is nan; a point is what it should be
     low, high = scipy.stats.t.interval(0.95, len(values) - 1, mean, error) if error > 0 else (mean, mean)
     assert verdict["measured"] == pytest.approx(mean, rel=1e-12, abs=1e-12)
-    assert verdict["ci95"] == pytest.approx((high - low) / 2, rel=1e-9, abs=1e-12)
-    assert verdict["num_seeds"] == len(values)
+    assert [verdict["low95"], verdict["high95"]] == pytest.approx([low, high], rel=1e-9, abs=1e-9)
+    assert (verdict["num_seeds"], verdict["num_repeats"], verdict["interval"]) == (len(values), len(values), "t")
     if min(abs(low - 1), abs(high - 1)) < 1e-9:  # rounding decides
         return
     wanted = "undecided" if low < 1 < high else ("held" if (low > 1) == (name == "above") else "failed")
@@ -82,21 +101,29 @@ def test_held_failed_or_undecided(values, above, below):
         ([2.0, 2.1, math.nan], 1.0, "not measurable"),
         ([2.0, 2.1, math.inf], 1.0, "not measurable"),
         ([2.0, 2.1, 2.2], 0.897, "not learned its task (accuracy 0.897)"),
-        ([0.9, 1.0, 1.2], 1.0, "within the confidence interval"),
+        ([0.9, 1.0, 1.2], 1.0, "within the interval"),
     ],
 )
 def test_why_a_claim_is_undecided(values, accuracy, reason):
-    with np.errstate(invalid="ignore"):  # the mean and spread of an infinity
-        (verdict,) = judge("above", valued(values, accuracy))
+    (verdict,) = judge("above", valued(values, accuracy))
     assert verdict["outcome"] == "undecided" and reason in verdict["reason"]
     assert "\n" not in verdict_line(verdict)
-    assert math.isnan(verdict["ci95"]) == (len(values) == 1 or not np.isfinite(values).all())
+    assert math.isnan(verdict["low95"]) == (len(values) == 1 or not np.isfinite(values).all())
 
 
-def test_an_untrained_network_can_be_judged_where_the_claim_is_no_matter_of_training(monkeypatch):
+def test_what_a_measure_says_it_cannot_measure_is_the_reason(changed):
+    def nothing_to_measure(rows):
+        raise NotMeasurable("there is no skip to take out")
+
+    changed(measure=nothing_to_measure)
+    (verdict,) = judge("above", valued([2.0, 2.1, 2.2]))
+    assert (verdict["outcome"], verdict["reason"]) == ("undecided", "there is no skip to take out")
+
+
+def test_an_untrained_network_can_be_judged_where_the_claim_is_no_matter_of_training(changed):
     table = valued([2.0, 2.1, 2.2], whole_accuracy=0.1)
     assert judge("above", table)[0]["outcome"] == "undecided"
-    monkeypatch.setitem(CLAIMS, "above", dataclasses.replace(CLAIMS["above"], needs_trained=False))
+    changed(learned=None)
     assert judge("above", table)[0]["outcome"] == "held"
 
 
@@ -107,9 +134,9 @@ def test_whether_it_has_learned_is_the_mean_over_seeds_however_many_rows_each_ha
 
 
 @pytest.mark.parametrize("line", [0.6, -10.0])
-def test_the_claimed_side_is_written_out(monkeypatch, line):
+def test_the_claimed_side_is_written_out(changed, line):
+    changed(line=line)
     for name, sign in (("above", ">"), ("below", "<")):
-        monkeypatch.setitem(CLAIMS, name, dataclasses.replace(CLAIMS[name], line=line))
         (verdict,) = judge(name, valued([1.0, 2.0, 3.0]))
         assert verdict["claimed"] == f"{sign} {line:g}"
         assert (verdict["statement"], verdict["source"], verdict["claim"]) == (f"It is {name} one.", "a test", name)
@@ -131,13 +158,123 @@ def test_facets_and_schemes_are_judged_one_by_one(monkeypatch):
     assert [one["where"] for one in judge("below", pd.concat(parts))] == [""]
 
 
+def test_settings_that_the_paper_does_not_speak_of_get_no_verdict(changed):
+    table = pd.concat([valued([2.0, 2.1, 2.2]).assign(skip=skip) for skip in (True, False)])
+    changed(by=("skip",), applies=lambda rows: rows.skip.all())
+    assert [verdict["where"] for verdict in judge("above", table)] == ["skip=True"]
+    (verdict,) = judge("above", table[~table.skip])
+    assert (verdict["outcome"], verdict["where"]) == ("undecided", "")
+    assert verdict["reason"] == "nothing in this table that the claim speaks of"
+
+
+# --- controls ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("control", "outcome"),
+    [
+        (lambda rows: rows.assign(value=2 - rows.value), "held"),
+        (lambda rows: rows, "undecided"),  # a claim that holds in its own control
+        (lambda rows: rows.assign(value=[0.0, 1.0, 2.0]), "undecided"),  # a control that decides nothing
+        (lambda rows: rows.assign(value=np.nan), "undecided"),
+    ],
+)
+def test_held_counts_only_where_the_control_fails(changed, control, outcome):
+    changed(control=Control("otherwise", control))
+    (verdict,) = judge("above", valued([1.9, 2.0, 2.1]))
+    assert verdict["outcome"] == outcome and verdict["control"] == "otherwise"
+    assert ("its control did not fail" in verdict["reason"]) == (outcome == "undecided")
+
+
+def test_a_control_changes_no_number_of_the_table(changed):
+    def spoil(rows):
+        rows.loc[:, "value"] = 0.0
+        return rows
+
+    changed(control=Control("all zero", spoil))
+    table = valued([1.9, 2.0, 2.1])
+    assert judge("above", table)[0]["outcome"] == "held" and table.value.tolist() == [1.9, 2.0, 2.1]
+
+
+def test_every_claim_says_what_its_control_is():
+    for name, claim in CLAIMS.items():
+        assert claim.control.statement and claim.control.statement != "none yet", name
+
+
+# --- bounds, exact numbers, checks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "bounds", "above", "below"),
+    [
+        ([0.1, 0.2, 0.3], [True, True, True], "failed", "held"),  # whatever the numbers are, they are below 1
+        ([0.1, 0.2, 0.3], [True, False, False], "failed", "held"),
+        ([0.1, 0.2, 1.5], [False, False, True], "undecided", "undecided"),  # the third may be on either side
+        ([1.5, 1.6, 1.7], [True, True, True], "undecided", "undecided"),
+    ],
+)
+def test_a_number_that_rounding_hides_decides_only_from_below_the_line(changed, values, bounds, above, below):
+    def hidden(rows):
+        return AtMost(rows.value.iloc[0]) if rows.hidden.iloc[0] else rows.value.iloc[0]
+
+    changed(measure=hidden)
+    table = valued(values).assign(hidden=bounds)
+    raised = Control("2 for all", lambda rows: rows.assign(value=[2.0, 2.1, 2.2], hidden=False))
+    lowered = Control("0 for all", lambda rows: rows.assign(value=[0.0, 0.1, 0.2], hidden=False))
+    for name, control, outcome in (("above", lowered, above), ("below", raised, below)):
+        changed(control=control)
+        (verdict,) = judge(name, table)
+        assert (verdict["outcome"], verdict["is_bound"]) == (outcome, True)
+        assert verdict["measured"] == max(values) and math.isnan(verdict["low95"])
+        assert "measured at most" in verdict_line(verdict)
+
+
+def test_the_worst_seed_decides_on_an_exact_number(changed):
+    changed(exact=True)
+    above, below = (judge(name, valued([2.0, 0.9, 1.8]))[0] for name in ("above", "below"))
+    assert (above["outcome"], above["measured"]) == ("failed", 0.9)
+    assert (below["outcome"], below["measured"]) == ("failed", 2.0)
+    (single,) = judge("above", valued([1.1]))
+    assert (single["outcome"], single["interval"]) == ("held", "worst")
+
+
+def test_a_check_passes_or_is_broken(changed):
+    changed(is_check=True)
+    for values, outcome in (([1.9, 2.0, 2.1], "passed"), ([0.0, 0.1, 0.2], "broken"), ([0.0, 1.0, 2.0], "undecided")):
+        (verdict,) = judge("above", valued(values))
+        assert (verdict["outcome"], verdict["kind"]) == (outcome, "check")
+    assert verdict_line(verdict).startswith("undecided check above: ")
+    changed(is_check=False)
+    assert judge("above", valued([1.9, 2.0, 2.1]))[0]["kind"] == "claim"
+
+
+def test_a_rate_is_judged_by_clopper_and_pearsons_interval(changed):
+    changed(scale="rate", line=0.5, control=Control("the opposite", lambda rows: rows.assign(value=1 - rows.value)))
+    outcomes = {}
+    for successes in range(11):
+        (verdict,) = judge("above", valued([1.0] * successes + [0.0] * (10 - successes)))
+        low, high = scipy.stats.beta.ppf([0.025, 0.975], [successes, successes + 1], [11 - successes, 10 - successes])
+        low, high = (0.0 if successes == 0 else low), (1.0 if successes == 10 else high)
+        assert [verdict["low95"], verdict["high95"]] == pytest.approx([low, high], abs=1e-9)
+        outcomes[successes] = verdict["outcome"]
+    assert {count for count, outcome in outcomes.items() if outcome == "failed"} == {0, 1}
+    assert {count for count, outcome in outcomes.items() if outcome == "held"} == {9, 10}
+
+
+def test_the_published_number_may_depend_on_the_rows(changed):
+    changed(by=("layers",), published=lambda rows: {1: 0.5, 2: 0.7}[rows.layers.iloc[0]])
+    table = pd.concat([valued([2.0, 2.1, 2.2]).assign(layers=layers) for layers in (1, 2)])
+    assert [verdict["published"] for verdict in judge("above", table)] == [0.5, 0.7]
+
+
 def test_a_verdict_is_one_line_with_all_that_it_rests_on():
     (verdict,) = judge("above", valued([1.9, 2.0, 2.1]))
     halfwidth = scipy.stats.t.ppf(0.975, 2) * 0.1 / math.sqrt(3)
-    wanted = f"held      above: measured 2 +- {halfwidth:.2g} (95 % CI, 3 seeds), claimed > 1 - a test"
+    interval = f"[{2 - halfwidth:.3g}, {2 + halfwidth:.3g}]"
+    wanted = f"held      above: measured 2 {interval} (95 %, 3 seeds), claimed > 1 - a test"
     assert verdict_line(verdict) == wanted
     undecided = verdict_line(judge("above", valued([2.0]))[0] | {"where": "task.label=value"})
-    wanted = "undecided above [task.label=value]: measured 2 +- nan (95 % CI, 1 seeds), claimed > 1"
+    wanted = "undecided above [task.label=value]: measured 2 (1 seed), claimed > 1"
     assert undecided == f"{wanted} (fewer than 3 seeds) - a test"
 
 

@@ -110,10 +110,15 @@ def test_summary_is_what_numpy_and_scipy_say(place):
     assert len(summary) == 6 and list(summary.columns[:3]) == ["model.heads", "optimizer.lr", "num_seeds"]
     row = summary[(summary["model.heads"] == 10) & (summary["optimizer.lr"] == 0.1)].iloc[0]
     values = np.array([0.5, 0.6, 0.9]) - 0.04
-    interval = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
+    mean = values.mean()
+    of_logits = stats.t.interval(0.95, 2, np.log(mean / (1 - mean)), stats.sem(values) / (mean * (1 - mean)))
+    losses = 1 - values
+    of_losses = stats.t.interval(0.95, 2, losses.mean(), stats.sem(losses))
     # relative 1e-12: the same sums in another order
-    assert row.test_accuracy_mean == pytest.approx(values.mean(), rel=1e-12)
-    assert row.test_accuracy_ci95 == pytest.approx((interval[1] - interval[0]) / 2, rel=1e-12)
+    assert row.test_accuracy_mean == pytest.approx(mean, rel=1e-12)
+    ends = [row.test_accuracy_low95, row.test_accuracy_high95]
+    assert ends == pytest.approx(1 / (1 + np.exp(-np.array(of_logits))), rel=1e-12)
+    assert [row.test_loss_low95, row.test_loss_high95] == pytest.approx(of_losses, rel=1e-12)
     assert row.test_accuracy_best == values.max() and row.test_loss_best == pytest.approx(1 - values.max(), rel=1e-12)
     assert set(summary.num_seeds) == {3}  # runs that failed, diverged or were interrupted do not count
 
@@ -150,8 +155,10 @@ def test_what_comes_from_files_is_escaped(page):
 
 
 def test_verdicts_environment_published_and_figures_are_there(place, page):
-    assert {"held", "undecided", "failed"} & {row[0] for row in page.tables[0][1:]}
-    assert "paths_sum_to_output" in page.tables[0][1][1] and page.tables[0][1][0] == "held"
+    claims_of_the_page, checks = page.tables[:2]
+    assert "dong_fig4_length_1_sorting" in claims_of_the_page[1][1]
+    assert {row[0] for row in claims_of_the_page[1:]} <= {"held", "undecided", "failed"}
+    assert "paths_sum_to_output" in checks[1][1] and checks[1][0] == "passed"
     text = "".join(page.texts)
     assert "9.8.7" in text and "0123456789ab with changes" in text and "2026-11-20T09:00:00" in text
     assert "authors' code, README settings" in text
@@ -204,8 +211,9 @@ def test_the_figure_shows_means_and_intervals():
     assert shown[0].get_xscale() == "log"
     line, _, (bars,) = shown[0].containers[1]
     np.testing.assert_allclose(line.get_ydata().astype(float), [0.2, 0.7])
-    halfwidth = stats.t.ppf(0.975, 1) * 0.4 / 2  # of 0.5 and 0.9: sd .4/sqrt 2, over sqrt 2
-    np.testing.assert_allclose(bars.get_segments()[1][:, 1], [0.7 - halfwidth, 0.7 + halfwidth])
+    halfwidth = stats.t.ppf(0.975, 1) * 0.2 / (0.7 * 0.3)  # of the logit of .7; .2 is the standard error of the mean
+    ends = 1 / (1 + np.exp(-(np.log(0.7 / 0.3) + np.array([-halfwidth, halfwidth]))))
+    np.testing.assert_allclose(bars.get_segments()[1][:, 1], ends)
     low, high = shown[0].get_xlim()
     assert (low < line.get_xdata()).all() and (line.get_xdata() < high).all()
 

@@ -12,8 +12,17 @@ from rankbench.config import ConfigError
 from rankbench.scoreboard import check_experiment, presets, scoreboard
 from rankbench.tables import read_table
 
-CLAIM = {"claim": "dong_fig4_whole_sorting", "where": "", "outcome": "held", "measured": 0.99, "ci95": 0.01}
-CLAIM |= {"published": 0.98, "claimed": "> 0.95", "num_seeds": 5, "reason": "", "statement": "It sorts.", "source": "D"}
+CLAIM = {"claim": "dong_fig4_whole_sorting", "kind": "claim", "where": "", "outcome": "held", "measured": 0.99}
+CLAIM |= {"low95": 0.98, "high95": 0.995, "interval": "t of logits", "is_bound": False, "published": 0.98}
+CLAIM |= {
+    "claimed": "> 0.95",
+    "num_seeds": 5,
+    "num_repeats": 5,
+    "repeats": "seed",
+    "reason": "",
+    "control": "it is not so",
+}
+CLAIM |= {"statement": "It sorts.", "source": "D"}
 # the smallest PNG file: one pixel
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000000a49444154789c63600000000200014865"
@@ -64,9 +73,11 @@ def test_our_number_stands_beside_the_published_one(outputs, tmp_path):
     folder = run_of(outputs, "one")
     table, lines = shown(outputs, tmp_path, "demo")
     (row,) = table.to_dict("records")
-    assert (row["outcome"], row["measured"], row["published"], row["num_seeds"]) == ("held", 0.99, 0.98, 5)
+    assert (row["outcome"], row["measured"], row["published"], row["num_repeats"]) == ("held", 0.99, 0.98, 5)
     assert row["budget"] == "paper" and row["folder"] == str(folder)
-    assert "held       demo: dong_fig4_whole_sorting: measured 0.99, published 0.98" in lines
+    measured = "measured 0.99 [0.98, 0.995] (95 %, 5 seeds)"
+    assert f"held       demo: dong_fig4_whole_sorting: {measured}, published 0.98" in lines
+    assert "| 0.99 [0.98, 0.995] | 0.98 | &gt; 0.95 | 5 seeds |" in (tmp_path / "scoreboard.md").read_text()
     for suffix in ("md", "tex"):
         assert "0.98" in (tmp_path / f"scoreboard.{suffix}").read_text()
 
@@ -116,14 +127,37 @@ def test_a_run_without_verdicts_says_so(outputs, tmp_path):
 def test_what_could_not_be_measured_is_told_without_a_number(outputs, tmp_path):
     run_of(outputs, "one", outcome="undecided", measured=float("nan"))
     _, lines = shown(outputs, tmp_path, "demo")
-    assert "undecided  demo: dong_fig4_whole_sorting: not measurable, published 0.98" in lines
+    assert "undecided  demo: dong_fig4_whole_sorting: not measured, published 0.98" in lines
 
 
-def test_an_older_table_of_verdicts_gets_the_published_number_of_today(outputs, tmp_path):
+def test_a_bound_is_no_measurement(outputs, tmp_path):
+    run_of(outputs, "one", measured=-12.5, low95=float("nan"), high95=float("nan"), interval="none", is_bound=True)
+    _, lines = shown(outputs, tmp_path, "demo")
+    assert "held       demo: dong_fig4_whole_sorting: measured at most -12.5 (5 seeds), published 0.98" in lines
+    for name in ("scoreboard.md", "scoreboard.html"):
+        assert "≤ -12.5" in (tmp_path / name).read_text()
+
+
+def test_checks_of_the_tool_stand_apart_from_claims(outputs, tmp_path):
     folder = run_of(outputs, "one")
-    pd.read_csv(folder / "verdicts.csv").drop(columns="published").to_csv(folder / "verdicts.csv", index=False)
-    table, _ = shown(outputs, tmp_path, "demo")
-    assert table.published.tolist() == [0.98]
+    check = CLAIM | {"kind": "check", "claim": "paths_sum_to_output", "outcome": "passed"}
+    pd.DataFrame([CLAIM, check]).to_csv(folder / "verdicts.csv", index=False)
+    _, lines = shown(outputs, tmp_path, "demo")
+    assert lines[0].endswith("1 held, 1 passed")
+    text = (tmp_path / "scoreboard.md").read_text()
+    assert text.index("dong_fig4_whole_sorting") < text.index("Checks of the tool") < text.index("paths_sum_to_output")
+    page = (tmp_path / "scoreboard.html").read_text()
+    assert (
+        page.index("dong_fig4_whole_sorting") < page.index(">Checks of the tool<") < page.index("paths_sum_to_output")
+    )
+
+
+def test_verdicts_from_before_there_were_controls_do_not_count(outputs, tmp_path):
+    folder = run_of(outputs, "one")
+    pd.read_csv(folder / "verdicts.csv").drop(columns="control").to_csv(folder / "verdicts.csv", index=False)
+    table, lines = shown(outputs, tmp_path, "demo")
+    assert table.outcome.tolist() == ["not judged"] and table.claim.isna().all()
+    assert "not judged demo: judged without controls: report it again" in lines
 
 
 def test_the_page_needs_nothing_else_and_links_to_the_run(outputs, tmp_path):

@@ -12,9 +12,10 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from rankbench.files import replacing, write_json, write_text
-from rankbench.tables import WHO, mean_and_spread, read_table, thinned, with_who, write_table
+from rankbench.tables import WHO, interval95, mean_and_spread, read_table, thinned, with_who, write_table
 
 every = settings(max_examples=25, deadline=None)
 
@@ -209,3 +210,38 @@ def test_a_wide_table_is_thinned_to_its_ends_and_some_between(columns):
     assert len(shown) == min(columns, 13) and shown[0] == 0 and shown[-1] == columns - 1
     steps = set(np.diff(shown))
     assert not steps or max(steps) - min(steps) <= 1  # evenly
+
+
+# --- intervals -------------------------------------------------------------------------------------------------------
+
+
+@every
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=12))
+def test_the_interval_of_a_share_stays_a_share_and_holds_the_mean(values):
+    mean, low, high, _ = interval95(values, "share")
+    rounding = 1e-12  # of the logit and back
+    assert 0 <= low <= mean + rounding and mean - rounding <= high <= 1
+    assert mean == pytest.approx(statistics.fmean(values), abs=1e-15)
+
+
+def test_far_from_its_ends_the_interval_of_a_share_is_students():
+    values = [0.50, 0.51, 0.49, 0.505]
+    mean, low, high, method = interval95(values, "share")
+    wanted = stats.t.interval(0.95, 3, mean, stats.sem(values))
+    # the logit is straight there: its curvature changes the ends by (half-width)^3, 2e-6
+    assert [low, high] == pytest.approx(wanted, abs=5e-6) and method == "t of logits"
+
+
+def test_shares_that_would_leave_their_scale_by_students_interval():
+    values = [0.05, 0.7, 0.99]
+    outside = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
+    assert outside[0] < 0 and outside[1] > 1
+    _, low, high, _ = interval95(values, "share")
+    assert 0 < low < 0.05 and 0.95 < high < 1
+
+
+def test_intervals_without_spread_and_without_seeds():
+    assert interval95([1.0, 1.0, 1.0], "share")[:3] == (1.0, 1.0, 1.0)
+    for scale in ("real", "share"):
+        mean, low, high, method = interval95([0.25], scale)
+        assert (mean, method) == (0.25, "none") and math.isnan(low) and math.isnan(high)

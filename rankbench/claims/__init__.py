@@ -4,7 +4,7 @@ import pandas as pd
 
 from rankbench.claims.amsel import AMSEL
 from rankbench.claims.blog import BLOG
-from rankbench.claims.claim import Claim, verdict_line, verdicts_of
+from rankbench.claims.claim import Claim, measured_text, over_text, verdict_line, verdicts_of
 from rankbench.claims.dong_collapse import DONG_COLLAPSE
 from rankbench.claims.dong_paths import DONG_PATHS
 from rankbench.claims.kim import KIM
@@ -12,7 +12,7 @@ from rankbench.claims.kim_charlm import KIM_CHARLM
 from rankbench.claims.knobs import KNOBS
 from rankbench.claims.published import figures_published, published
 
-__all__ = ["CLAIMS", "Claim", "figures_published", "judge", "published", "verdict_line"]
+__all__ = ["CLAIMS", "Claim", "figures_published", "judge", "measured_text", "over_text", "published", "verdict_line"]
 
 CLAIMS: dict[str, Claim] = {**DONG_PATHS, **DONG_COLLAPSE, **BLOG, **AMSEL, **KIM, **KIM_CHARLM, **KNOBS}
 

@@ -227,14 +227,19 @@ def verdict_line(verdict: dict) -> str:
 
 def measured_text(verdict: dict) -> str:
     """The measured number with its interval and what that is over: `measured 2 [1.75, 2.25] (95 %, 3 seeds)`."""
-    if not math.isfinite(verdict["measured"]):
+    if verdict["measured"] is None or not math.isfinite(verdict["measured"]):
         return "not measured"
-    repeats = verdict["repeats"] if verdict["num_repeats"] == 1 else f"{verdict['repeats']}s"
-    over = f"{verdict['num_repeats']} {repeats}"
+    over = over_text(verdict)
     if verdict["is_bound"]:
         return f"measured at most {verdict['measured']:.3g} ({over})"
     if verdict["interval"] == "worst":
         return f"measured {verdict['measured']:.3g} (the worst of {over})"
-    if not math.isfinite(verdict["low95"]):
+    if verdict["low95"] is None or not math.isfinite(verdict["low95"]):
         return f"measured {verdict['measured']:.3g} ({over})"
     return f"measured {verdict['measured']:.3g} [{verdict['low95']:.3g}, {verdict['high95']:.3g}] (95 %, {over})"
+
+
+def over_text(verdict: dict) -> str:
+    """What the measured number is over: `3 seeds`, `1 seed`, `400 steps`."""
+    count = verdict["num_repeats"]
+    return f"{count:.0f} {verdict['repeats']}{'' if count == 1 else 's'}"
