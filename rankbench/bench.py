@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from rankbench.config import BenchConfig, ConfigError, unknown
 from rankbench.machine import Machine
 from rankbench.model import initial_model
-from rankbench.model.trace import Trace
-from rankbench.model.transformer import ACTIVATIONS, NORM_EPSILON, Transformer
+from rankbench.model.transformer import ACTIVATIONS, NORM_EPSILON, Transformer, plain_norm
 from rankbench.paths import RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
 from rankbench.run import Run
 from rankbench.seeds import generator_for
@@ -276,8 +275,8 @@ def _all_heads(model: Transformer) -> Callable[[Tensor, int, int], Tensor]:
     """A layer's attention as in a forward pass, the output of every head but one set to zero."""
 
     def step(x_BND: Tensor, layer: int, choice: int) -> Tensor:
-        block = model.blocks[layer]
-        attention = block.attention
+        sublayer = model.layers[layer][0]
+        attention = sublayer.part
         q_BHNK, k_BHNK, v_BHNK = attention.queries_keys_values(x_BND)
         seen_NM = attention.seen(None, x_BND.shape[-2], x_BND.device)
         p_BHNM = attention.weights(q_BHNK, k_BHNK, seen_NM)
@@ -285,7 +284,7 @@ def _all_heads(model: Transformer) -> Callable[[Tensor, int, int], Tensor]:
         kept_BHNK = torch.zeros_like(mixed_BHNK)
         kept_BHNK[:, choice - 1] = mixed_BHNK[:, choice - 1]
         out_BND = attention.out(kept_BHNK.transpose(-3, -2).flatten(-2))
-        return out_BND if block.attention_norm is None else block.attention_norm.plain(out_BND)
+        return out_BND if sublayer.norm is None else plain_norm(sublayer.norm.kind, out_BND)
 
     return step
 
@@ -472,7 +471,7 @@ def attention(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
             model = _model(
                 dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, **CHARACTER_MODEL, **keys)), task
             )
-            module = model.blocks[0].attention.to(machine.device, machine.dtype)
+            module = model.attentions[0].to(machine.device, machine.dtype)
             for explicit in (False, True):
                 steps[kind, explicit] = _attention_step(module, x_BND.requires_grad_(), slope_BND, machine, explicit)
         names = {at: f"{at[0]} {'explicit' if at[1] else 'step'}" for at in steps}
@@ -499,8 +498,7 @@ def _attention_step(
 ) -> Callable[[], object]:
     def step() -> object:
         with machine.autocast():
-            # a trace that keeps nothing takes the fused kernel away and nothing else
-            y_BND = module(x_BND, "", None, Trace("nothing") if explicit else None)
+            y_BND = module(x_BND, kernel="table" if explicit else "fused")
         return torch.autograd.grad(y_BND, [x_BND, *module.parameters()], slope_BND.to(y_BND.dtype))
 
     return step

@@ -15,7 +15,7 @@ Shapes: B batch, N query token, M key token, D width, H head, K head width, F hi
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -23,10 +23,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankbench.config import ConfigError, ModelConfig
+from rankbench.config import ConfigError
 from rankbench.metrics import composite_norm, one_norm
 from rankbench.model.attention import Attention
-from rankbench.model.transformer import ACTIVATIONS, MLP, Block, Norm, Transformer
+from rankbench.model.network import Network, Sublayer
+from rankbench.model.transformer import MLP, Norm
+
+NORMS = ("layernorm", "rmsnorm")  # whose kinds are followed; likewise of attention
+ATTENTIONS = ("dot", "l2")
 
 
 class State(NamedTuple):
@@ -41,40 +45,48 @@ class State(NamedTuple):
     unit_BND: Tensor
 
 
-def propagate(model: Transformer, inputs: Tensor) -> list[State]:
+def propagate(network: Network, inputs: Tensor) -> list[State]:
     """The state that enters the first layer and those that leave each layer, in float64; L + 1 in all.
 
-    The last norm of a pre-norm network and the read-out are no part of it, and dropout is off. The model's weights must
-    be float64. ConfigError for a part without a rule here, and where the tokens themselves overflow.
+    The last norm of a pre-norm network and the read-out are no part of it, and dropout is off. The network's weights
+    must be float64. ConfigError for a part without a rule here, and where the tokens themselves overflow.
     """
-    check(model.cfg)
-    present_BN = model.present(inputs)
+    check(network)
+    present_BN = network.present(inputs)
     with torch.no_grad():
-        states = [residual_coordinates(model.embed(inputs), present_BN)]
-        for number, block in enumerate(model.blocks, 1):
-            states.append(layer(states[-1], block, present_BN))
-            if not states[-1].mean_BD.isfinite().all() or states[-1].log_scale_B.isnan().any():
+        states = [residual_coordinates(network.embed(inputs), present_BN)]
+        for number, sublayers in enumerate(network.layers, 1):
+            state = states[-1]
+            for its in sublayers:
+                state = sublayer(state, its, present_BN)
+            states.append(state)
+            if not state.mean_BD.isfinite().all() or state.log_scale_B.isnan().any():
                 raise ConfigError(
-                    f"model.layers={model.cfg.layers}: the tokens overflow float64 in layer {number}; "
+                    f"model.layers={network.num_layers}: the tokens overflow float64 in layer {number}; "
                     "use fewer layers, a lower model.init_gain, or a norm"
                 )
     return states
 
 
-def check(cfg: ModelConfig) -> None:
+def check(network: Network) -> None:
     """ConfigError if the network has a part that no rule here follows."""
-    followed = {"attention": ["dot", "l2"], "mix_attention": [1.0], "mix_identity": [0.0], "mix_uniform": [0.0]}
-    followed["head_reduction"] = ["sum"]
-    if cfg.norm != "none":
-        followed["norm_kind"] = ["layernorm", "rmsnorm"]
-    if cfg.mlp:
-        followed["activation"] = [name for name, activation in ACTIVATIONS.items() if activation in CHANGES]
-    for key, values in followed.items():
-        if getattr(cfg, key) not in values:
-            raise ConfigError(
-                f"model.{key}={getattr(cfg, key)}: residual coordinates follow {', '.join(map(str, values))} alone; "
-                "measure this network with analysis=[residual]"
-            )
+    for its in network.sublayers:
+        if its.norm is not None and its.norm.kind not in NORMS:
+            raise _not_followed("norm_kind", its.norm.kind, NORMS)
+        if its.kind == "mlp" and its.part.activation_name not in CHANGES:
+            raise _not_followed("activation", its.part.activation_name, CHANGES)
+        if its.kind == "attention":
+            if its.part.score_name not in ATTENTIONS:
+                raise _not_followed("attention", its.part.score_name, ATTENTIONS)
+            if its.part.mixes:
+                raise _not_followed("mix_*", its.part.mix, ["P alone"])
+
+
+def _not_followed(key: str, got: object, allowed: Iterable[object]) -> ConfigError:
+    return ConfigError(
+        f"model.{key}={got}: residual coordinates follow {', '.join(map(str, allowed))} alone; "
+        "measure this network with analysis=[residual]"
+    )
 
 
 def log_residual(state: State) -> Tensor:
@@ -87,18 +99,18 @@ def tokens(state: State) -> Tensor:
     return state.mean_BD[:, None] + state.log_scale_B.exp()[:, None, None] * state.unit_BND
 
 
-def log_lemma_constant(block: Block) -> float:
+def log_lemma_constant(its: Sublayer) -> float:
     """log(4 beta H / sqrt(K)), natural, of one layer; beta = max_h ||W_QK,h||_1 ||W_V,h W_O,h||_{1,inf}.
 
     Dong et al. 2021, Lemma A.2: ||R'|| is at most this constant times ||R||^3 in an unmasked layer of attention alone.
     Its proof has gaps (it drops the absolute values of R), so it is a number to compare with and not a certificate. L2
     attention has 2 W_QK in the place of W_QK, and A_h W_V,h in that of W_V,h.
     """
-    w, its = block.attention.head_weights(), block.attention
-    w_qk_HDD = (2 if its.is_l2 else 1) * w.w_q_HDK @ w.w_k_HDK.mT / its.temperature
-    w_vo_HDD = block.branch_scale * w.w_v_HDK @ w.w_o_HKD
+    w, module = its.part.maps_as_applied(), its.part
+    w_qk_HDD = (2 if module.is_l2 else 1) * w.w_q_HDK @ w.w_k_HDK.mT / module.temperature
+    w_vo_HDD = its.branch * w.w_v_HDK @ w.w_o_HKD
     beta = (one_norm(w_qk_HDD) * composite_norm(w_vo_HDD)).max()
-    return (4 * beta * its.heads / math.sqrt(its.head_width)).log().item()
+    return (4 * beta * module.heads / math.sqrt(module.head_width)).log().item()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -143,34 +155,21 @@ def _sum(log_a_B: Tensor, a_BND: Tensor, log_b_B: Tensor, b_BND: Tensor) -> tupl
 # The parts of a network
 
 
-def layer(state: State, block: Block, present_BN: Tensor | None = None) -> State:
-    """One layer of the network: attention, then its MLP where it has one, each with its skip and norm."""
-    state = _sublayer(
+def sublayer(state: State, its: Sublayer, present_BN: Tensor | None = None) -> State:
+    """One sub-layer of the network, run on residual coordinates."""
+    part = attention if its.kind == "attention" else mlp
+    return its.apply(
         state,
-        lambda inner: attention(inner, block.attention, present_BN),
-        (block.place, block.attention_norm, (block.attention_skip, block.branch_scale), present_BN),
-    )
-    if block.mlp is None:
-        return state
-    return _sublayer(
-        state,
-        lambda inner: mlp(inner, block.mlp, present_BN),
-        (block.place, block.mlp_norm, (block.mlp_skip, block.branch_scale), present_BN),
+        part=lambda read: part(read, its.part, present_BN),
+        norm=lambda tokens: norm(tokens, its.norm, present_BN),
+        add=weighted_sum,
     )
 
 
-def _sublayer(state: State, part: Callable[[State], State], around: tuple) -> State:
-    place, its_norm, factors, present_BN = around
-    new = part(norm(state, its_norm, present_BN) if place == "pre" else state)
-    new = skip(state, new, factors)
-    return norm(new, its_norm, present_BN) if place == "post" else new
-
-
-def skip(state: State, new: State, factors: tuple[float, float]) -> State:
-    """a X + b Y, for tokens X and Y and factors (a, b)."""
-    a, b = factors
-    log_B, rows_BND = _sum(state.log_scale_B, a * state.unit_BND, new.log_scale_B, b * new.unit_BND)
-    return State(a * state.mean_BD + b * new.mean_BD, *_normalised(log_B, rows_BND))
+def weighted_sum(a: float, x: State, b: float, y: State) -> State:
+    """a X + b Y."""
+    log_B, rows_BND = _sum(x.log_scale_B, a * x.unit_BND, y.log_scale_B, b * y.unit_BND)
+    return State(a * x.mean_BD + b * y.mean_BD, *_normalised(log_B, rows_BND))
 
 
 def attention(state: State, module: Attention, present_BN: Tensor | None = None) -> State:
@@ -196,7 +195,7 @@ def attention(state: State, module: Attention, present_BN: Tensor | None = None)
     and use P R as it is. Values are taken relative to those of the key that is attended to most, so that attention to
     next to nothing but one key loses no digits either.
     """
-    w = module.head_weights()
+    w = module.maps_as_applied()
     mean_BD, log_B, unit_BND = state
     scale_B111, factor = log_B.exp()[:, None, None, None], module.head_width**-0.5 / module.temperature
     seen = _seen(module, present_BN, unit_BND)
@@ -287,14 +286,14 @@ def norm(state: State, module: Norm, present_BN: Tensor | None = None) -> State:
     rows_BND = d_BND / moved_BN1 - c_B1D * tilt_BN1 / (s_B11 * moved_BN1 * (s_B11 + moved_BN1))
     if module.weight is not None:
         rows_BND = rows_BND * module.weight
-    return _recentred(module(state.mean_BD, "", None), state.log_scale_B, rows_BND, present_BN)
+    return _recentred(module(state.mean_BD), state.log_scale_B, rows_BND, present_BN)
 
 
 def mlp(state: State, module: MLP, present_BN: Tensor | None = None) -> State:
     """The MLP of each token: how its hidden units differ from the mean token's, then the second linear map."""
     z_B1F, d_BNF = module.up(state.mean_BD)[:, None], state.unit_BND @ module.up.weight.T
-    rows_BNF = CHANGES[module.activation](z_B1F, state.log_scale_B[:, None, None], d_BNF)
-    mean_BD = module(state.mean_BD, "", None)
+    rows_BNF = CHANGES[module.activation_name](z_B1F, state.log_scale_B[:, None, None], d_BNF)
+    mean_BD = module(state.mean_BD)
     return _recentred(mean_BD, state.log_scale_B, rows_BNF @ module.down.weight.T, present_BN)
 
 
@@ -325,7 +324,4 @@ def _relu_change(z: Tensor, log_scale: Tensor, d: Tensor) -> Tensor:
     return torch.where(z > 0, torch.maximum(d, -z), (d + z).clamp(min=0))
 
 
-CHANGES: dict[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    F.gelu: _gelu_change,
-    F.relu: _relu_change,
-}
+CHANGES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"gelu": _gelu_change, "relu": _relu_change}

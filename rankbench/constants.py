@@ -15,7 +15,8 @@ from torch import Tensor
 from rankbench import lipschitz
 from rankbench.lipschitz import Layer
 from rankbench.model.attention import COSINE_EPSILON, Attention, visible_keys
-from rankbench.model.transformer import ACTIVATIONS, NORM_EPSILON, Block, Norm, Transformer
+from rankbench.model.network import Network, Sublayer
+from rankbench.model.transformer import MLP, NORM_EPSILON, Norm
 from rankbench.theory import ACTIVATION_LIPSCHITZ
 
 COVERED = ("dot", "l2", "contractive_l2")  # kinds of attention that are layers of rankbench.lipschitz
@@ -66,14 +67,14 @@ def attention_bound(attention: Attention, num_tokens: int, p: str) -> float:
     return lipschitz.cosine_bound(weights, 1 / attention.temperature, COSINE_EPSILON, num_tokens, p)
 
 
-def matrices(block: Block) -> dict[str, Tensor]:
-    """The weights of a block as matrices, the heads' side by side."""
-    w = block.attention.maps()
-    found = {name: getattr(w, f"{name}_HDK").transpose(0, 1).flatten(1) for name in ("w_q", "w_k", "w_v")}
-    found["w_o"] = block.attention.out.weight
-    if block.mlp is not None:
-        found |= {"mlp_up": block.mlp.up.weight, "mlp_down": block.mlp.down.weight}
-    return found
+def matrices(sublayer: Sublayer) -> dict[str, Tensor]:
+    """The weights of a sub-layer as matrices, the heads' side by side."""
+    part = sublayer.part
+    if sublayer.kind == "mlp":
+        return {"mlp_up": part.up.weight, "mlp_down": part.down.weight}
+    w = part.maps()
+    of_all_heads = {name: getattr(w, f"{name}_HDK").transpose(0, 1).flatten(1) for name in ("w_q", "w_k", "w_v")}
+    return of_all_heads | {"w_o": part.out.weight}
 
 
 def norm_bound(norm: Norm, p: str, largest_scale: float = STEEPEST_NORM) -> float:
@@ -81,29 +82,26 @@ def norm_bound(norm: Norm, p: str, largest_scale: float = STEEPEST_NORM) -> floa
     return lipschitz.norm_bound(norm.width, norm.weight, largest_scale, p, norm.kind == "layernorm")
 
 
-def block_bound(block: Block, p: str, attention: float, scales: dict[str, float] | None = None) -> float:
-    """Bound on a block's constant from its attention's; scales: the largest_scale of the norm of each sub-layer."""
-    scales = scales or dict.fromkeys(("attention", "mlp"), STEEPEST_NORM)
-    inner = {"attention": attention}
-    if block.mlp is not None:
-        weights = lipschitz.linear_norm(block.mlp.up.weight, p) * lipschitz.linear_norm(block.mlp.down.weight, p)
-        activation = {fn: name for name, fn in ACTIVATIONS.items()}[block.mlp.activation]
-        inner["mlp"] = weights * ACTIVATION_LIPSCHITZ[activation]
-    product = 1.0
-    for name, constant in inner.items():
-        norm = getattr(block, f"{name}_norm")
-        of_norm = 1.0 if norm is None else norm_bound(norm, p, scales[name])
-        skip = abs(getattr(block, f"{name}_skip"))
-        if block.place == "pre":
-            product *= skip + abs(block.branch_scale) * constant * of_norm
-        else:
-            product *= of_norm * (skip + abs(block.branch_scale) * constant)
-    return product
+def mlp_bound(mlp: MLP, p: str) -> float:
+    """Bound on Lip_p of an MLP: its activation's constant times the norms of its two maps."""
+    weights = lipschitz.linear_norm(mlp.up.weight, p) * lipschitz.linear_norm(mlp.down.weight, p)
+    return weights * ACTIVATION_LIPSCHITZ[mlp.activation_name]
+
+
+def sublayer_bound(sublayer: Sublayer, p: str, part: float, largest_scale: float = STEEPEST_NORM) -> float:
+    """Bound on Lip_p of a sub-layer from that of its part: the sub-layer run on Lipschitz constants (Lemma 2.1)."""
+    of_norm = 1.0 if sublayer.norm is None else norm_bound(sublayer.norm, p, largest_scale)
+    return sublayer.apply(
+        1.0,
+        part=lambda constant: part * constant,
+        norm=lambda constant: of_norm * constant,
+        add=lambda a, x, b, y: abs(a) * x + abs(b) * y,
+    )
 
 
 def head_maps(attention: Attention) -> dict[str, tuple[Tensor, Tensor]]:
     """Of each head W_QK = W_Q W_K^T / (sqrt(K) temperature) and W_VO = W_V W_O: left right^T, both (H, D, K)."""
-    w = attention.head_weights()
+    w = attention.maps_as_applied()
     scale = attention.head_width**-0.5 / attention.temperature
     return {"qk": (w.w_q_HDK * scale, w.w_k_HDK), "vo": (w.w_v_HDK, w.w_o_HKD.mT)}
 
@@ -119,14 +117,14 @@ def spectra(left_HDK: Tensor, right_HDK: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def constants_by_layer(model: Transformer, num_tokens: int) -> dict[tuple[int, str, int | None], dict[str, float]]:
+def constants_by_layer(network: Network, num_tokens: int) -> dict[tuple[int, str, int | None], dict[str, float]]:
     """The constants of each place (layer, sublayer, head) as in rankbench.layers.metrics_by_layer, in float64: the
     HEAD_METRICS of each head (sublayer weights), the LIPSCHITZ_METRICS of each attention on so many tokens."""
     found: dict[tuple, dict[str, float]] = {}
-    for number, block in enumerate(copy.deepcopy(model).double().blocks, 1):
-        for matrix, maps in head_maps(block.attention).items():
+    for number, attention in enumerate(copy.deepcopy(network).double().attentions, 1):
+        for matrix, maps in head_maps(attention).items():
             for head, norm in enumerate(spectra(*maps)[0][:, 0].tolist(), 1):
                 found.setdefault((number, "weights", head), {})[f"{matrix}_norm"] = norm
-        bounds = {name: attention_bound(block.attention, num_tokens, p) for name, p in LIPSCHITZ_METRICS.items()}
+        bounds = {name: attention_bound(attention, num_tokens, p) for name, p in LIPSCHITZ_METRICS.items()}
         found[number, "attention", None] = bounds
     return found

@@ -11,7 +11,7 @@ Shapes: B batch, N token, D width, H head, K head width, F MLP width, L layer, P
 """
 
 import copy
-from collections.abc import Callable
+import functools
 from itertools import combinations, pairwise, product
 from typing import NamedTuple
 
@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankbench.model.trace import Trace
-from rankbench.model.transformer import Block, Norm, Transformer
+from rankbench.model.attention import Attention
+from rankbench.model.network import Network, Step, Sublayer, run
+from rankbench.model.transformer import Norm, plain_norm
 from rankbench.theory import length_share as length_share
 from rankbench.theory import num_paths
 
@@ -30,7 +31,6 @@ from rankbench.theory import num_paths
 NUMBERS_AT_A_TIME = 1 << 22
 # The sweep's terms, in bytes: about what the second-level cache holds; the whole batch at once takes twice as long.
 SWEEP_BYTES = 3 << 19
-FROZEN = ("mixing", "norm_scale", "gate", "embedding", "state")
 
 
 class PathSums(NamedTuple):
@@ -47,28 +47,137 @@ class PathSums(NamedTuple):
         return missing_BND.flatten(1).norm(dim=1) / self.state_BND.flatten(1).norm(dim=1)
 
 
-def sums_by_length(model: Transformer, inputs: Tensor, mlp: str = "gate") -> PathSums:
+def sums_by_length(network: Network, inputs: Tensor, mlp: str = "gate") -> PathSums:
     """All paths of a network, frozen, summed by length (FrozenNetwork.sums_by_length), a few sequences at a time."""
-    numbers = inputs.shape[1] * model.cfg.width * (model.cfg.layers + 2)
-    at_a_time = max(1, SWEEP_BYTES // (numbers * model.read_out.weight.element_size()))
-    parts = [FrozenNetwork(model, some, mlp).sums_by_length() for some in inputs.split(at_a_time)]
+    numbers = inputs.shape[1] * network.width * (network.num_layers + 2)
+    at_a_time = max(1, SWEEP_BYTES // (numbers * network.read_out.weight.element_size()))
+    parts = [FrozenNetwork(network, some, mlp).sums_by_length() for some in inputs.split(at_a_time)]
     by_length, bias, state = zip(*parts, strict=True)
     return PathSums(torch.cat(by_length, dim=1), torch.cat(bias), torch.cat(state))
 
 
+class FrozenSublayer(NamedTuple):
+    """A sub-layer made linear at one batch: what its norm scales tokens by, what its attention mixes values by, and the
+    gate of its MLP, or the MLP's whole output where that is a source of its own (mlp="source")."""
+
+    sublayer: Sublayer
+    scale_BN1: Tensor | None
+    mixing_BHNM: Tensor | None = None
+    gate_BNF: Tensor | None = None
+    source_BND: Tensor | None = None
+
+    @classmethod
+    def of(cls, step: Step, mlp: str) -> "FrozenSublayer":
+        """Frozen at what it did to a batch."""
+        if step.sublayer.kind == "attention":
+            return cls(step.sublayer, step.scale_BN1, mixing_BHNM=step.mixing_BHNM)
+        if mlp == "gate":
+            return cls(step.sublayer, step.scale_BN1, gate_BNF=step.sublayer.part.gate(step.hidden_BNF))
+        return cls(step.sublayer, step.scale_BN1, source_BND=step.sublayer.part.from_hidden(step.hidden_BNF))
+
+    def at(self, sequences: slice) -> "FrozenSublayer":
+        """The same for some of the sequences."""
+        return FrozenSublayer(self.sublayer, *(None if frozen is None else frozen[sequences] for frozen in self[1:]))
+
+    def norm(self, x: Tensor, has_bias: bool) -> Tensor:
+        """Its norm with the scale frozen. x (T, B, N, D): terms, of which with has_bias the first is the bias."""
+        return frozen_norm(x, self.sublayer.norm, self.scale_BN1, has_bias)
+
+    def all_heads(self, terms_TBND: Tensor) -> Tensor:
+        """Terms (the bias, then paths by length) behind attention with all its heads; one term more, because a path
+        that takes a head is longer by one."""
+        return self.sublayer.apply(
+            terms_TBND,
+            part=self._mix_all_heads,
+            norm=lambda x_TBND: self.norm(x_TBND, has_bias=True),
+            add=self._skip_and_lengthen,
+        )
+
+    def one_head(self, states_PBND: Tensor, choice: int) -> Tensor:
+        """Path prefixes that take the skip (choice 0) or head `choice`, without biases."""
+        norm = functools.partial(self.norm, has_bias=False)
+        if choice == 0:
+            return self.sublayer.after(self.sublayer.skip * states_PBND, norm)
+        maps, p_BNM = self.sublayer.part.maps_as_applied(), self.mixing_BHNM[:, choice - 1]
+
+        def head(read_PBND: Tensor) -> Tensor:
+            return (p_BNM @ (read_PBND @ maps.w_v_HDK[choice - 1])) @ maps.w_o_HKD[choice - 1]
+
+        return self.sublayer.apply(states_PBND, head, norm, lambda a, x, b, y: b * y)
+
+    def mlp(self, x: Tensor, has_bias: bool) -> Tensor:
+        """Terms or path prefixes behind the MLP, in place where that saves a copy."""
+        norm = functools.partial(self.norm, has_bias=has_bias)
+        if self.source_BND is not None:
+            x = self.sublayer.skip * x
+            if has_bias:
+                x[0] += self.sublayer.branch * self.source_BND
+            return self.sublayer.after(x, norm)
+        part = functools.partial(self._gated, has_bias=has_bias)
+        return self.sublayer.apply(x, part, norm, functools.partial(self._add_gated, has_bias))
+
+    def _mix_all_heads(self, x_TBND: Tensor) -> Tensor:
+        """The mixed values of all heads side by side, before the way back to the width: (T, B, N, H K)."""
+        num_terms, num_sequences, num_tokens, _ = x_TBND.shape
+        attention = self.sublayer.part
+        maps = attention.maps_as_applied()
+        v_TBNHK = F.linear(x_TBND, maps.w_v_HDK.mT.flatten(0, 1)).unflatten(-1, (attention.heads, -1))
+        v_TBNHK[0] += maps.b_v_HK
+        # all terms in one product with P: (B H, N, M) @ (B H, M, T K)
+        v_BHMTK = v_TBNHK.permute(1, 3, 2, 0, 4).reshape(num_sequences * attention.heads, num_tokens, -1)
+        mixed = torch.bmm(self.mixing_BHNM.flatten(0, 1), v_BHMTK)
+        mixed = mixed.view(num_sequences, attention.heads, num_tokens, num_terms, -1)
+        return mixed.permute(3, 0, 2, 1, 4).reshape(num_terms, num_sequences, num_tokens, -1)
+
+    def _skip_and_lengthen(self, skip: float, terms_TBND: Tensor, branch: float, mixed_TBND: Tensor) -> Tensor:
+        # term t stays by the skip and moves to t + 1 by a head, but for the bias, which has no length
+        out = self.sublayer.part.out
+        longer_TBND = F.pad(terms_TBND, (0, 0, 0, 0, 0, 0, 0, 1))
+        if skip != 1:
+            longer_TBND *= skip
+        longer_TBND[0].flatten(0, 1).addmm_(mixed_TBND[0].flatten(0, 1), out.weight.T, alpha=branch)
+        if out.bias is not None:
+            longer_TBND[0] += branch * out.bias
+        longer_TBND[2:].flatten(0, 2).addmm_(mixed_TBND[1:].flatten(0, 2), out.weight.T, alpha=branch)
+        return longer_TBND
+
+    def _gated(self, x: Tensor, has_bias: bool) -> Tensor:
+        up = self.sublayer.part.up
+        z = F.linear(x, up.weight)
+        if has_bias and up.bias is not None:
+            z[0] += up.bias
+        return z.mul_(self.gate_BNF)
+
+    def _add_gated(self, has_bias: bool, skip: float, x: Tensor, branch: float, z: Tensor) -> Tensor:
+        down = self.sublayer.part.down
+        # skip and MLP in one product, skip * x + z W, in place: nothing else needs x any more
+        x.flatten(0, -2).addmm_(z.flatten(0, -2), down.weight.T, beta=skip, alpha=branch)
+        if has_bias and down.bias is not None:
+            x[0] += branch * down.bias
+        return x
+
+
 class FrozenNetwork:
-    """A Transformer made linear at one batch of inputs, in two ways of looking at the MLP.
+    """A network made linear at one batch of inputs, in two ways of looking at the MLP.
 
     mlp="gate": the elementwise factor act(z)/z is frozen, so the MLP is a linear map that every path passes.
     mlp="source": the MLP's output is a constant of its own, counted with the biases, and paths pass by its skip alone.
+
+    layers: the frozen sub-layers of each layer, attention first. embedding_BND, state_BND: what enters the first of
+    them, and what the read-out reads.
     """
 
-    def __init__(self, model: Transformer, inputs: Tensor, mlp: str = "gate") -> None:
-        self.model, self.mlp = model, mlp
-        # a source needs the MLP's own output: the trace of the inputs to it is enough
-        self.trace = Trace(*FROZEN, *(("mlp.input",) if mlp == "source" else ()))
+    def __init__(self, network: Network, inputs: Tensor, mlp: str = "gate") -> None:
+        self.last_norm = network.last_norm
         with torch.no_grad():
-            model(inputs, trace=self.trace)
+            steps = list(run(network, inputs))
+            frozen = [FrozenSublayer.of(step, mlp) for step in steps]
+            starts = [place for place, step in enumerate(steps) if step.sublayer.kind == "attention"]
+            self.embedding_BND, last_BND = steps[0].input_BND, steps[-1].output_BND
+            self.state_BND, self.last_scale_BN1 = (
+                (last_BND, None) if self.last_norm is None else self.last_norm.with_scale(last_BND)
+            )
+        self.layers = [frozen[begin:end] for begin, end in pairwise([*starts, len(frozen)])]
 
     @torch.no_grad()
     def sums_by_length(self) -> PathSums:
@@ -76,96 +185,42 @@ class FrozenNetwork:
 
         O(L^2) applications of a layer instead of (H+1)^L paths.
         """
-        embedding_BND = self.trace["embedding"]
         # term 0 is the bias; term 1 + k holds the paths of length k
-        terms_TBND = torch.stack([torch.zeros_like(embedding_BND), embedding_BND])
-        for layer, block in enumerate(self.model.blocks):
-            name = f"layers.{layer}.attention"
-            read_TBND = self._before(terms_TBND, block.attention_norm, name, block)
-            mixed_TBND = self._mix_all_heads(read_TBND, layer)  # before the way back to the width: (T, B, N, H K)
-            # term t stays by the skip and moves to t + 1 by a head, but for the bias, which has no length
-            longer_TBND = F.pad(terms_TBND, (0, 0, 0, 0, 0, 0, 0, 1))
-            if block.attention_skip != 1:
-                longer_TBND *= block.attention_skip
-            way_back = block.attention.out.weight.T
-            branch = block.branch_scale
-            longer_TBND[0].flatten(0, 1).addmm_(mixed_TBND[0].flatten(0, 1), way_back, alpha=branch)
-            if block.attention.out.bias is not None:
-                longer_TBND[0] += branch * block.attention.out.bias
-            longer_TBND[2:].flatten(0, 2).addmm_(mixed_TBND[1:].flatten(0, 2), way_back, alpha=branch)
-            terms_TBND = self._after(longer_TBND, block.attention_norm, name, block)
-            terms_TBND = self._mlp(terms_TBND, layer, has_bias=True)
-        if self.model.last_norm is not None:
-            terms_TBND = _norm(terms_TBND, self.model.last_norm, self.trace["last_norm_scale"], has_bias=True)
-        return PathSums(terms_TBND[1:], terms_TBND[0], self.trace["state"])
+        terms_TBND = torch.stack([torch.zeros_like(self.embedding_BND), self.embedding_BND])
+        for attention, *mlps in self.layers:
+            terms_TBND = attention.all_heads(terms_TBND)
+            for mlp in mlps:
+                terms_TBND = mlp.mlp(terms_TBND, has_bias=True)
+        if self.last_norm is not None:
+            terms_TBND = frozen_norm(terms_TBND, self.last_norm, self.last_scale_BN1, has_bias=True)
+        return PathSums(terms_TBND[1:], terms_TBND[0], self.state_BND)
 
     @torch.no_grad()
     def step(self, states_PBND: Tensor, layer: int, choice: int, sequences: slice) -> Tensor:
-        """What layer `layer` makes of path prefixes that take the skip (choice 0) or head `choice`."""
-        block, name = self.model.blocks[layer], f"layers.{layer}.attention"
-        if choice == 0:
-            states_PBND = block.attention_skip * states_PBND
-        else:
-            read_PBND = self._before(states_PBND, block.attention_norm, name, block, False, sequences)
-            w = block.attention.head_weights()
-            p_BNM = self.trace[f"{name}.mixing"][sequences, choice - 1]
-            states_PBND = block.branch_scale * ((p_BNM @ (read_PBND @ w.w_v_HDK[choice - 1])) @ w.w_o_HKD[choice - 1])
-        states_PBND = self._after(states_PBND, block.attention_norm, name, block, False, sequences)
-        return self._mlp(states_PBND, layer, has_bias=False, sequences=sequences)
+        """What layer `layer` (from 0) makes of path prefixes that take the skip (choice 0) or head `choice`."""
+        attention, *mlps = (frozen.at(sequences) for frozen in self.layers[layer])
+        states_PBND = attention.one_head(states_PBND, choice)
+        for mlp in mlps:
+            states_PBND = mlp.mlp(states_PBND, has_bias=False)
+        return states_PBND
 
     def start(self, sequences: slice) -> Tensor:
         """The path that has not begun: the embedded inputs, (B, N, D)."""
-        return self.trace["embedding"][sequences]
+        return self.embedding_BND[sequences]
 
     def finish(self, states_GBND: Tensor, sequences: slice) -> Tensor:
         """After the last layer: the last norm of a pre-norm network, frozen."""
-        if self.model.last_norm is None:
+        if self.last_norm is None:
             return states_GBND
-        return _norm(states_GBND, self.model.last_norm, self.trace["last_norm_scale"][sequences], has_bias=False)
+        return frozen_norm(states_GBND, self.last_norm, self.last_scale_BN1[sequences], has_bias=False)
 
-    def _mix_all_heads(self, x_TBND: Tensor, layer: int) -> Tensor:
-        attention = self.model.blocks[layer].attention
-        num_terms, num_sequences, num_tokens, _ = x_TBND.shape
-        w = attention.head_weights()
-        v_TBNHK = F.linear(x_TBND, w.w_v_HDK.mT.flatten(0, 1)).unflatten(-1, (attention.heads, -1))
-        v_TBNHK[0] += w.b_v_HK
-        # all terms in one product with P: (B H, N, M) @ (B H, M, T K)
-        v_BHMTK = v_TBNHK.permute(1, 3, 2, 0, 4).reshape(num_sequences * attention.heads, num_tokens, -1)
-        p_BHNM = self.trace[f"layers.{layer}.attention.mixing"].flatten(0, 1)
-        mixed = torch.bmm(p_BHNM, v_BHMTK).view(num_sequences, attention.heads, num_tokens, num_terms, -1)
-        return mixed.permute(3, 0, 2, 1, 4).reshape(num_terms, num_sequences, num_tokens, -1)
 
-    def _before(
-        self, x: Tensor, norm: Norm | None, name: str, block: Block, has_bias: bool = True, at: slice = slice(None)
-    ) -> Tensor:
-        return _norm(x, norm, self.trace[f"{name}.norm_scale"][at], has_bias) if block.place == "pre" else x
-
-    def _after(
-        self, x: Tensor, norm: Norm | None, name: str, block: Block, has_bias: bool = True, at: slice = slice(None)
-    ) -> Tensor:
-        return _norm(x, norm, self.trace[f"{name}.norm_scale"][at], has_bias) if block.place == "post" else x
-
-    def _mlp(self, x: Tensor, layer: int, has_bias: bool, sequences: slice = slice(None)) -> Tensor:
-        block, name = self.model.blocks[layer], f"layers.{layer}.mlp"
-        if block.mlp is None:
-            return x
-        if self.mlp == "source":
-            out = block.mlp_skip * x
-            if has_bias:
-                read = self.trace[f"{name}.input"][sequences]
-                read = block.mlp_norm(read, "", None) if block.place == "pre" else read
-                out[0] += block.branch_scale * block.mlp(read, "", None)
-        else:
-            z = F.linear(self._before(x, block.mlp_norm, name, block, has_bias, sequences), block.mlp.up.weight)
-            if has_bias and block.mlp.up.bias is not None:
-                z[0] += block.mlp.up.bias
-            z.mul_(self.trace[f"{name}.gate"][sequences])
-            # skip and MLP in one product, skip * x + z W, in place: nothing else needs x any more
-            out, branch = x, block.branch_scale
-            out.flatten(0, -2).addmm_(z.flatten(0, -2), block.mlp.down.weight.T, beta=block.mlp_skip, alpha=branch)
-            if has_bias and block.mlp.down.bias is not None:
-                out[0] += branch * block.mlp.down.bias
-        return self._after(out, block.mlp_norm, name, block, has_bias, sequences)
+def frozen_norm(x: Tensor, norm: Norm, scale_BN1: Tensor, has_bias: bool) -> Tensor:
+    """A norm with its scale frozen, of path prefixes or (has_bias) of terms whose first is the bias."""
+    normed = norm.linear(x, scale_BN1)
+    if has_bias and norm.shift is not None:
+        normed[0] += norm.shift
+    return normed
 
 
 class RecomputedNetwork:
@@ -176,12 +231,12 @@ class RecomputedNetwork:
     layers that the path skips do nothing. mlp=True keeps the MLP sub-layers, which the authors' code leaves out.
     """
 
-    def __init__(self, model: Transformer, inputs: Tensor, mlp: bool = False) -> None:
-        self.model, self.mlp = model, mlp
+    def __init__(self, network: Network, inputs: Tensor, mlp: bool = False) -> None:
         with torch.no_grad():
-            self.embedding_BND, self.present_BN = model.embed(inputs), model.present(inputs)
+            self.embedding_BND, self.present_BN = network.embed(inputs), network.present(inputs)
+            self.layers = network.layers if mlp else [[attention] for attention, *_ in network.layers]
             # per layer and head: query, key and value of one head in one product, and the way back to the width
-            heads = [block.attention.head_weights() for block in model.blocks]
+            heads = [attention.maps_as_applied() for attention in network.attentions]
             self.read = [
                 [
                     (torch.cat([w_DK.T for w_DK in (q, k, v)]), torch.cat(biases))
@@ -195,26 +250,28 @@ class RecomputedNetwork:
 
     @torch.no_grad()
     def step(self, states_PBND: Tensor, layer: int, choice: int, sequences: slice) -> Tensor:
-        """What layer `layer` makes of path prefixes that skip it (choice 0) or take its head `choice`."""
+        """What layer `layer` (from 0) makes of path prefixes that skip it (choice 0) or take its head `choice`."""
         if choice == 0:
             return states_PBND
-        block = self.model.blocks[layer]
-        widths = [block.attention.head_width] * 2 + [block.attention.value_width]
+        for sublayer in self.layers[layer]:
+            if sublayer.kind == "attention":
+                states_PBND = self._one_head(sublayer.part, states_PBND, layer, choice, sequences)
+            else:
+                states_PBND = sublayer.part(states_PBND)
+            states_PBND = sublayer.branch * states_PBND
+            if sublayer.norm is not None:
+                states_PBND = plain_norm(sublayer.norm.kind, states_PBND)
+        return states_PBND
+
+    def _one_head(self, attention: Attention, states_PBND: Tensor, layer: int, choice: int, sequences: slice) -> Tensor:
+        widths = [attention.head_width] * 2 + [attention.value_width]
         q_PBNK, k_PBNK, v_PBNK = F.linear(states_PBND, *self.read[layer][choice - 1]).split(widths, dim=-1)
         # the score functions take (B, H, N, K): paths stand where heads do
         present_BN = None if self.present_BN is None else self.present_BN[sequences]
-        seen_BNM = block.attention.seen(present_BN, q_PBNK.shape[-2], q_PBNK.device)
-        p_PBNM = block.attention.weights(q_PBNK, k_PBNK, seen_BNM)
-        gains_PBM = block.attention.gains(v_PBNK, present_BN)
-        mixed_PBNK = block.attention.mixing(p_PBNM, seen_BNM, gains_PBM) @ v_PBNK
-        out_PBND = block.branch_scale * F.linear(mixed_PBNK, *self.write[layer][choice - 1])
-        if block.attention_norm is not None:
-            out_PBND = block.attention_norm.plain(out_PBND)
-        if self.mlp and block.mlp is not None:
-            out_PBND = block.branch_scale * block.mlp(out_PBND, "", None)
-            if block.mlp_norm is not None:
-                out_PBND = block.mlp_norm.plain(out_PBND)
-        return out_PBND
+        seen_BNM = attention.seen(present_BN, q_PBNK.shape[-2], q_PBNK.device)
+        p_PBNM = attention.weights(q_PBNK, k_PBNK, seen_BNM)
+        gains_PBM = attention.gains(v_PBNK, present_BN)
+        return F.linear(attention.mixing(p_PBNM, seen_BNM, gains_PBM) @ v_PBNK, *self.write[layer][choice - 1])
 
     def start(self, sequences: slice) -> Tensor:
         """The path that has not begun: the embedded inputs, (B, N, D)."""
@@ -334,23 +391,12 @@ def sample_paths(
     return np.array(list(drawn), dtype=np.int64).reshape(number, layers)
 
 
-def read_out(model: Transformer, states: Tensor, readout: str) -> Tensor:
+def read_out(network: Network, states: Tensor, readout: str) -> Tensor:
     """Outputs of the trained read-out for sums of paths: of the raw sum, or of the sum normalised per token without
     learned scale or shift, as the authors' code does."""
     if readout == "normalised":
-        states = _plain_norm(model)(states)
-    return model.read_out(states)
-
-
-def _plain_norm(model: Transformer) -> Callable[[Tensor], Tensor]:
-    return Norm(model.cfg, affine=False).plain
-
-
-def _norm(x: Tensor, norm: Norm, scale_BN1: Tensor, has_bias: bool) -> Tensor:
-    out = norm.linear(x, scale_BN1)
-    if has_bias and norm.shift is not None:
-        out[0] += norm.shift
-    return out
+        states = plain_norm(network.norm_kind, states)
+    return network.read_out(states)
 
 
 def sums_through_heads(network: FrozenNetwork) -> Tensor:
@@ -359,13 +405,13 @@ def sums_through_heads(network: FrozenNetwork) -> Tensor:
     Those of a layer's heads and the paths that skip it add up to the output without its bias term; those of all layers
     and heads count each path by its length, sum_k k S_k.
     """
-    cfg, everything = network.model.cfg, slice(None)
+    everything, heads = slice(None), network.layers[0][0].sublayer.part.heads
     terms_TBND = network.start(everything)[None]  # term 0: all paths; the others: all paths through one head
-    for layer in range(cfg.layers):
-        made = [network.step(terms_TBND, layer, choice, everything) for choice in range(cfg.heads + 1)]
+    for layer in range(len(network.layers)):
+        made = [network.step(terms_TBND, layer, choice, everything) for choice in range(heads + 1)]
         through_HBND = torch.stack([by_head_TBND[0] for by_head_TBND in made[1:]])
         terms_TBND = torch.cat([sum(made), through_HBND])
-    return network.finish(terms_TBND[1:], everything).unflatten(0, (cfg.layers, cfg.heads))
+    return network.finish(terms_TBND[1:], everything).unflatten(0, (len(network.layers), heads))
 
 
 def with_signs(network: FrozenNetwork, signs_LH: Tensor) -> FrozenNetwork:
@@ -376,10 +422,10 @@ def with_signs(network: FrozenNetwork, signs_LH: Tensor) -> FrozenNetwork:
     keeps at least one sign, whose mean is 0. Only sums of paths are meant: biases do not follow the signs.
     """
     signed = copy.copy(network)
-    signed.trace = dict(network.trace)
-    for layer, signs_H in enumerate(signs_LH):
-        name = f"layers.{layer}.attention.mixing"
-        signed.trace[name] = network.trace[name] * signs_H[:, None, None]
+    signed.layers = [
+        [attention._replace(mixing_BHNM=attention.mixing_BHNM * signs_H[:, None, None]), *mlps]
+        for (attention, *mlps), signs_H in zip(network.layers, signs_LH, strict=True)
+    ]
     return signed
 
 

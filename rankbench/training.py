@@ -368,8 +368,10 @@ def per_seed(model: Transformer | Lstm, in_turn: bool = False) -> Callable[..., 
     in_turn: run the seeds one after the other, not by vmap.
     """
 
-    def one_seed(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor, dropout: dict | None):
-        outputs_BNC = functional_call(model, weights, (inputs, dropout))
+    def one_seed(
+        weights: dict[str, Tensor], inputs: Tensor, targets: Tensor, dropout: dict | None, kernel: str = "fused"
+    ) -> Score:
+        outputs_BNC = functional_call(model, weights, (inputs, dropout, kernel))
         # bfloat16 has too few digits to average in
         outputs_BNC = outputs_BNC if outputs_BNC.dtype == torch.float64 else outputs_BNC.float()
         return score(outputs_BNC, targets)
@@ -392,7 +394,8 @@ def per_seed(model: Transformer | Lstm, in_turn: bool = False) -> Callable[..., 
                 for place in range(len(targets))
             ]
             return Score(*map(torch.stack, zip(*each, strict=True)))
-        return vmap(one_seed, in_dims=(0, 0, 0, None if dropout is None else 0))(weights, inputs, targets, dropout)
+        mapped = vmap(functools.partial(one_seed, kernel="folded"), in_dims=(0, 0, 0, None if dropout is None else 0))
+        return mapped(weights, inputs, targets, dropout)
 
     return side_by_side
 

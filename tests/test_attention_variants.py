@@ -466,7 +466,7 @@ def test_dropout_falls_on_the_weights(layer, changes):
     trace = {}
     attention(x_BND, "a", None, trace)
     mask = torch.empty(2, 2, 4, 4, dtype=torch.float64).bernoulli_(0.5, generator=torch.Generator().manual_seed(0)) * 2
-    w = attention.head_weights()
+    w = attention.maps_as_applied()
     v_BHNV = x_BND[:, None] @ w.w_v_HDK + w.b_v_HK[:, None]
     wanted = (trace["a.mixing"] * mask @ v_BHNV @ w.w_o_HKD).sum(1) + w.b_o_D
     torch.testing.assert_close(attention(x_BND, "a", {"a.weights": mask}, None), wanted, **EXACT)

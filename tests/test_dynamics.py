@@ -73,7 +73,7 @@ def test_the_constants_are_those_of_the_weights(tmp_path, attention):
     last = table[table.step == 7].set_index(["seed", "layer", "sublayer"])
     for subject in subjects_of_run(run, Machine.prepare(config(*words, "analysis=[]"))):
         for number, block in enumerate(subject.model.blocks, 1):
-            w = [x.detach().double().numpy() for x in block.attention.head_weights()[:4]]
+            w = [x.detach().double().numpy() for x in block.attention.maps_as_applied()[:4]]
             rows = last.loc[subject.seed, number, "weights"]
             scale = w[0].shape[-1] ** -0.5
             for head, (w_q, w_k, w_v, w_o) in enumerate(zip(*w, strict=True)):

@@ -145,7 +145,7 @@ def test_an_identity_between_widths_that_do_not_fit_is_refused(network, changes,
 
 def test_a_hard_network_takes_the_largest_score(network):
     model, x_BND = network(layers=1, mlp=False, mlp_skip=False, norm="none", skip=False, bias=False), normal(5, 2, 5, 4)
-    w = model.blocks[0].attention.head_weights()
+    w = model.blocks[0].attention.maps_as_applied()
     wanted = torch.zeros_like(x_BND)
     for q, k, v, o in zip(w.w_q_HDK, w.w_k_HDK, w.w_v_HDK, w.w_o_HKD, strict=True):
         for b in range(2):
@@ -199,7 +199,7 @@ def test_errors_and_baselines_by_hand(network):
     assert baselines["linear"] == pytest.approx(wanted, rel=1e-9)
     assert baselines["linear attention"] < baselines["linear"] < 1
     heads = table[(table.of == "head") & (table.layer == 2) & (table["head"] == 2) & (table.matrix == "vo")].iloc[0]
-    w = one.model.blocks[1].attention.head_weights()
+    w = one.model.blocks[1].attention.maps_as_applied()
     matrix = (w.w_v_HDK[1] @ w.w_o_HKD[1]).numpy()
     sigma = np.linalg.svd(matrix, compute_uv=False)[:2]
     assert heads.frobenius_norm == pytest.approx(np.linalg.norm(matrix), rel=1e-10)

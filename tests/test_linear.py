@@ -68,7 +68,7 @@ def test_path_sums_of_such_a_model_are_exact(build):
 def test_orthogonal_values(build, heads):
     model = build(values="orthogonal", bias=False)
     for block in model.blocks:
-        w = block.attention.head_weights()
+        w = block.attention.maps_as_applied()
         whole = torch.cat(list(w.w_v_HDK), dim=1), torch.cat(list(w.w_o_HKD), dim=0)
         for matrix in whole:
             torch.testing.assert_close(matrix @ matrix.T, torch.eye(8, dtype=matrix.dtype), rtol=0, atol=1e-13)
@@ -77,7 +77,7 @@ def test_orthogonal_values(build, heads):
 @pytest.mark.parametrize("init", ["pytorch", "bert"])
 def test_uniform_values_are_drawn_as_torch_draws_them_whatever_the_rest(build, init):
     attention = build(values="uniform", init=init, width=64).requires_grad_(False).blocks[0].attention
-    w, limit = attention.head_weights(), 64**-0.5
+    w, limit = attention.maps_as_applied(), 64**-0.5
     for matrix in (w.w_v_HDK, w.w_o_HKD):
         # the largest of 4,096 draws is within 1 % of the limit in all but e^-40 of cases
         assert 0.99 * limit < matrix.abs().max() <= limit

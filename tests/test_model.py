@@ -318,7 +318,7 @@ def test_heads_in_the_trace_add_up_to_the_output(network, changes):
     attention, x_BND, trace = network(**changes).blocks[0].attention, normal(1, 2, 4, 6), {}
     output = attention(x_BND, "a", None, trace)
     assert trace["a.heads"].shape == (2, 3, 4, 6)
-    summed = trace["a.heads"].sum(1) + attention.head_weights().b_o_D
+    summed = trace["a.heads"].sum(1) + attention.maps_as_applied().b_o_D
     torch.testing.assert_close(summed, output, **EXACT)
 
 
@@ -328,7 +328,7 @@ def test_head_width_is_free_of_width_and_heads(network, head_width):
     model = network(heads=3, width=8, head_width=head_width)  # 8 / 3 is not even whole
     attention = model.blocks[0].attention
     assert attention.qkv.weight.shape == (3 * 3 * head_width, 8) and attention.out.weight.shape == (8, 3 * head_width)
-    weights = attention.head_weights()
+    weights = attention.maps_as_applied()
     rank = min(head_width, 8)
     for head in range(3):
         assert torch.linalg.matrix_rank(weights.w_q_HDK[head] @ weights.w_k_HDK[head].T) == rank
@@ -342,7 +342,7 @@ def test_head_width_is_free_of_width_and_heads(network, head_width):
 def test_head_weights_are_views_of_the_fused_matrices(network, tied_qk, bias):
     heads, width, head_width = 3, 6, 4
     attention = network(heads=heads, width=width, head_width=head_width, tied_qk=tied_qk, bias=bias).blocks[0].attention
-    got = attention.head_weights()
+    got = attention.maps_as_applied()
     parts = {"q": 0, "k": 0 if tied_qk else 1, "v": 1 if tied_qk else 2}
     for name, part in parts.items():
         weight, bias_HK = getattr(got, f"w_{name}_HDK"), getattr(got, f"b_{name}_HK")
@@ -599,7 +599,7 @@ def test_dropout_strikes_weights_sublayers_and_embedding(network, num_tokens):
     model, x_BNC = network(dropout=0.4, norm="none", layers=1, heads=2), normal(1, 2, num_tokens, 3)
     masks = {name: mask.double() for name, mask in model.dropout_masks(2, num_tokens, generator(0)).items()}
     block, trace = model.blocks[0], {}
-    heads = block.attention.head_weights()
+    heads = block.attention.maps_as_applied()
     state = model.read_in(x_BNC) * masks["embedding"]
     y_BND = heads.b_o_D
     for head in range(2):

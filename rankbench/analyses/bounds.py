@@ -5,8 +5,10 @@ Every number here is float64, whatever the network's precision. Formulas and the
 Shapes: B batch, N token, D width, H head, K head width, F hidden width of the MLP, L layer.
 """
 
+import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -20,8 +22,8 @@ from rankbench.analyses.variants import VARIANTS as EVERYWHERE
 from rankbench.analyses.variants import VariantOptions
 from rankbench.config import ConfigError
 from rankbench.metrics import composite_norm, inf_norm, noise_floor, one_norm, per_length, residual_matrix
-from rankbench.model.trace import Trace
-from rankbench.model.transformer import MLP, Block, Norm, Transformer
+from rankbench.model.network import Network, Step, run, without
+from rankbench.model.transformer import MLP
 from rankbench.plots.bounds import draw_bounds
 from rankbench.tables import thinned
 
@@ -81,30 +83,28 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     inputs = subject.test.inputs[: options.sequences]
     rows = []
     for weights, model in subject.models.items():
+        exact = copy.deepcopy(model).double()
         for variant in options.variants:
-            network = model.without(**VARIANTS[variant]).double()
+            network = without(exact, **VARIANTS[variant])
             inputs = inputs.double() if inputs.is_floating_point() else inputs
             rows += [{"weights": weights, "variant": variant, **row} for row in _rows(network, inputs)]
     return pd.DataFrame(rows)
 
 
-def _rows(model: Transformer, inputs: Tensor) -> Iterator[dict]:
-    cfg = model.cfg
-    if cfg.attention != "dot" or any(block.attention.mixes for block in model.blocks):
+def _rows(network: Network, inputs: Tensor) -> Iterator[dict]:
+    if any(attention.score_name != "dot" or attention.mixes for attention in network.attentions):
         raise ConfigError(
             "analysis=[bounds]: the bounds are of softmax attention alone; use model.attention=dot, mix_attention=1, "
             "mix_identity=0 and mix_uniform=0"
         )
-    trace = Trace("embedding", ".output", "norm_scale")
-    model(inputs, trace=trace)
-    states = [trace["embedding"]]
-    states += [trace[f"layers.{i}.{'mlp' if cfg.mlp else 'attention'}.output"] for i in range(cfg.layers)]
-    lengths_B = model.lengths(inputs)
+    lengths_B, present_BN = network.lengths(inputs), network.present(inputs)
+    steps = list(run(network, inputs))
+    of_layers = [list(of_layer) for _, of_layer in groupby(steps, key=lambda step: step.sublayer.layer)]
+    states = [steps[0].input_BND, *(of_layer[-1].output_BND for of_layer in of_layers)]
     measured = [_measured(x_BND, lengths_B) for x_BND in states]
-    lipschitz, present_BN = theory.ACTIVATION_LIPSCHITZ[cfg.activation], model.present(inputs)
-    layers = [_layer(block, f"layers.{i}", trace, present_BN, lipschitz) for i, block in enumerate(model.blocks)]
+    layers = [_layer(of_layer, present_BN) for of_layer in of_layers]
     residuals = [one["residual"] for one in measured]
-    for bound, source, covered, values_L in _bounds(model, layers, residuals, [one["diameter"] for one in measured]):
+    for bound, source, covered, values_L in _bounds(network, layers, residuals, [one["diameter"] for one in measured]):
         for number, (values_B, found) in enumerate(zip(values_L, measured, strict=True)):
             seen_B = found["diameter" if bound == "diameter" else "residual"]
             least_B = seen_B if bound == "diameter" else found["least"]
@@ -130,25 +130,27 @@ def _compared(bound_B: np.ndarray, seen_B: np.ndarray, least_B: np.ndarray, clea
 
 
 def _bounds(
-    model: Transformer, layers: list[Layer], residuals: list[np.ndarray], diameters: list[np.ndarray]
+    network: Network, layers: list[Layer], residuals: list[np.ndarray], diameters: list[np.ndarray]
 ) -> Iterator[tuple[str, str, bool, list[np.ndarray]]]:
     """(bound, source, covered, values by layer) of every bound that there is for this network."""
-    cfg = model.cfg
-    plain = cfg.norm == "none" and cfg.mask == "none"
-    heads, width = cfg.heads, model.blocks[0].attention.head_width
+    skips, mlps, norms = network.has_skips, network.has_mlps, network.has_norms
+    first_attention = network.attentions[0]
+    masked = first_attention.mask != "none"
+    plain = not norms and not masked
+    heads, width = first_attention.heads, first_attention.head_width
     beta, lam = max(one.beta for one in layers), max(one.lam_B[0] for one in layers)
-    depths = range(cfg.layers + 1)
+    depths = range(network.num_layers + 1)
     first = residuals[0]
-    if plain and not cfg.skip and cfg.mlp:
+    if plain and not skips and mlps:
         closed = [theory.cor_3_2(beta, lam, heads, width, depth, first) for depth in depths]
         yield "theorem", "Corollary 3.2", True, closed
-    elif plain and not cfg.skip:
+    elif plain and not skips:
         closed = [theory.thm_2_3(beta, heads, width, depth, first) for depth in depths]
         yield "theorem", "Theorem 2.2" if heads == 1 else "Theorem 2.3", True, closed
-    elif plain and not cfg.mlp and cfg.skip_scale == 1:
+    elif plain and not mlps and network.sublayers[0].skip == 1:
         yield "theorem", "Corollary 3.1", True, [theory.cor_3_1(beta, heads, width, depth, first) for depth in depths]
-    source = "lemmas of app. A" if cfg.norm == "none" else "norms as right multiplications, sec. 3.3"
-    covered = plain and not (cfg.skip and cfg.mlp)
+    source = "lemmas of app. A" if not norms else "norms as right multiplications, sec. 3.3"
+    covered = plain and not (skips and mlps)
     recursion, single = [first], [first]
     for layer, before in zip(layers, residuals, strict=False):
         constants = (layer.coefficient_B, layer.skip, layer.lam_B)
@@ -156,35 +158,41 @@ def _bounds(
         single.append(theory.layer_bound(before, *constants))
     yield "recursion", source, covered, recursion
     yield "layer", source, covered, single
-    if cfg.norm == "none":
-        proved, masked = [diameters[0]], cfg.mask != "none"
+    if not norms:
+        proved = [diameters[0]]
         for one in layers:
             values = (one.scores_H, one.values_H, width, one.skip, one.lam_inf, masked)
             proved.append(theory.diameter_layer(proved[-1], *values))
         yield "diameter", "rankbench, proved", True, proved
 
 
-def _layer(block: Block, name: str, trace: Trace, present_BN: Tensor | None, lipschitz: float) -> Layer:
-    """temperature and branch_scale count as parts of W_QK and of W_h and the MLP."""
-    attention, branch = block.attention, abs(block.branch_scale)
-    w = attention.head_weights()
-    scores_HDD = w.w_q_HDK @ w.w_k_HDK.mT / attention.temperature
-    values_HDD = branch * (w.w_v_HDK @ w.w_o_HKD)
+def _layer(steps: list[Step], present_BN: Tensor | None) -> Layer:
+    """From what the sub-layers of a layer did. temperature and the branch's factor count as parts of W_QK and of W_h
+    and the MLP."""
+    first, attention = steps[0].sublayer, steps[0].sublayer.part
+    maps = attention.maps_as_applied()
+    scores_HDD = maps.w_q_HDK @ maps.w_k_HDK.mT / attention.temperature
+    values_HDD = abs(first.branch) * (maps.w_v_HDK @ maps.w_o_HKD)
     beta = _log10((one_norm(scores_HDD) * composite_norm(values_HDD)).max())
-    read_2B, behind_2B = _norm_gains(block, block.attention_norm, f"{name}.attention", trace, present_BN)
+    gains = [_norm_gains(step, present_BN) for step in steps]
+    before_2B = first.before(torch.ones_like(gains[0]), lambda x: x * gains[0])
     # lambda in the 1-norm and in the inf-norm, whose geometric mean it is
-    lam_2B = behind_2B
+    lam_2B = first.after(torch.ones_like(gains[0]), lambda x: x * gains[0])
     lam_inf = torch.ones((), dtype=torch.float64)
-    if block.mlp is not None:
-        stretch_2 = branch * mlp_stretch(block.mlp, lipschitz)
-        lam_inf = abs(block.mlp_skip) + stretch_2[1]
-        into_2B, after_2B = _norm_gains(block, block.mlp_norm, f"{name}.mlp", trace, present_BN)
-        lam_2B = lam_2B * (abs(block.mlp_skip) + stretch_2[:, None] * into_2B) * after_2B
+    for step, gain_2B in zip(steps[1:], gains[1:], strict=True):
+        its, stretch_2 = step.sublayer, mlp_stretch(step.sublayer.part)
+        lam_inf = abs(its.skip) + abs(its.branch) * stretch_2[1]
+        lam_2B = its.apply(
+            lam_2B,
+            part=lambda x, by=stretch_2[:, None]: by * x,
+            norm=lambda x, by=gain_2B: by * x,
+            add=lambda a, x, b, y: abs(a) * x + abs(b) * y,
+        )
     coefficient = theory.attention_coefficient(beta, attention.heads, attention.head_width)
     return Layer(
         beta=float(beta),
-        coefficient_B=coefficient + 3 * _log10(read_2B.prod(0).sqrt()),
-        skip=block.attention_skip,
+        coefficient_B=coefficient + 3 * _log10(before_2B.prod(0).sqrt()),
+        skip=first.skip,
         lam_B=_log10(lam_2B.prod(0).sqrt()),
         lam_inf=float(_log10(lam_inf)),
         scores_H=_log10(scores_HDD.abs().amax((-2, -1))),
@@ -192,35 +200,30 @@ def _layer(block: Block, name: str, trace: Trace, present_BN: Tensor | None, lip
     )
 
 
-def mlp_stretch(mlp: MLP, lipschitz: float) -> Tensor:
-    """By how much an MLP with this largest slope of its activation can stretch the 1-norm and the inf-norm of
-    Y - 1 y^T; shape (2,), upper bounds.
+def mlp_stretch(mlp: MLP) -> Tensor:
+    """By how much an MLP can stretch the 1-norm and the inf-norm of Y - 1 y^T; shape (2,), upper bounds.
 
     Entry by entry |f(Y) - f(1 y^T)| <= |Y - 1 y^T| M with M = Lip |W_up| |W_down|, because f works token by token and
     its activation stretches no difference by more than Lip. Both norms grow with the entries' absolute values, so
     ||f(Y) - f(1 y^T)||_p <= ||M||_p ||Y - 1 y^T||_p for p = 1, inf: what the proof of Cor. 3.2 uses, with
     lambda_{1,inf} = sqrt(||M||_1 ||M||_inf). The least such constants are NP-hard to find (sec. 3.2).
     """
-    m_DD = lipschitz * mlp.up.weight.T.abs() @ mlp.down.weight.T.abs()
+    slope = theory.ACTIVATION_LIPSCHITZ[mlp.activation_name]
+    m_DD = slope * mlp.up.weight.T.abs() @ mlp.down.weight.T.abs()
     return torch.stack([one_norm(m_DD), inf_norm(m_DD)])
 
 
-def _norm_gains(
-    block: Block, norm: Norm | None, name: str, trace: Trace, present_BN: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """||C||_1 s and ||C||_inf s of the norm before the sub-layer, and of the norm behind it; each (2, B), 1 for none.
+def _norm_gains(step: Step, present_BN: Tensor | None) -> Tensor:
+    """||C||_1 s and ||C||_inf s of a sub-layer's norm, (2, B); 1 where it has none.
 
     C the norm's linear map without its scale, s the sequence's largest scale.
     """
-    scale_BN1 = trace.get(f"{name}.norm_scale")
-    num_sequences = len(trace["embedding"])
-    one_2B = trace["embedding"].new_ones(2, num_sequences)
+    norm, scale_BN1 = step.sublayer.norm, step.scale_BN1
     if norm is None:
-        return one_2B, one_2B
+        return step.input_BND.new_ones(2, len(step.input_BND))
     scale_BN = scale_BN1[..., 0] if present_BN is None else scale_BN1[..., 0].masked_fill(~present_BN, 0)
     c_DD = norm.linear(torch.eye(norm.width).to(scale_BN1), torch.ones_like(scale_BN1[0, :1]))
-    gain_2B = torch.stack([one_norm(c_DD), inf_norm(c_DD)])[:, None] * scale_BN.amax(1)
-    return (gain_2B, one_2B) if block.place == "pre" else (one_2B, gain_2B)
+    return torch.stack([one_norm(c_DD), inf_norm(c_DD)])[:, None] * scale_BN.amax(1)
 
 
 def _measured(x_BND: Tensor, lengths_B: Tensor | None) -> dict[str, np.ndarray]:

@@ -3,6 +3,7 @@
 Shapes: B batch.
 """
 
+import copy
 import logging
 import math
 from collections.abc import Iterator
@@ -18,8 +19,7 @@ from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.collapse import State, check, log_lemma_constant, log_residual, propagate, tokens
 from rankbench.config import ConfigError
 from rankbench.metrics import composite_norm, noise_floor, per_length, residual
-from rankbench.model.trace import Trace
-from rankbench.model.transformer import Transformer
+from rankbench.model.network import Network, states_by_layer, without
 from rankbench.plots.collapse import draw_collapse
 from rankbench.tables import thinned
 
@@ -57,10 +57,11 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     if inputs.is_floating_point():
         inputs = inputs.double()
     for weights, model in subject.models.items():
+        exact = copy.deepcopy(model).double()
         for variant in options.variants:
-            network = model.without(**VARIANTS[variant]).double()
+            network = without(exact, **VARIANTS[variant])
             try:
-                check(network.cfg)
+                check(network)
             except ConfigError as error:
                 refused[variant] = error
                 continue
@@ -78,7 +79,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     return found
 
 
-def _rows(network: Transformer, inputs: Tensor) -> Iterator[dict]:
+def _rows(network: Network, inputs: Tensor) -> Iterator[dict]:
     states, measured = propagate(network, inputs), _measured(network, inputs)
     logs_B = [log_residual(state) / LN10 for state in states]
     bounds = _bounds(network, logs_B)
@@ -115,16 +116,12 @@ def _log_size(state: State, present_BN: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def _measured(network: Transformer, inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _measured(network: Network, inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
     """||R|| and its noise floor after each layer of a plain forward pass, (B,) each."""
-    trace = Trace("embedding", "output")
-    network(inputs, trace=trace)
-    last = "mlp" if network.cfg.mlp else "attention"
-    names = ["embedding", *(f"layers.{layer}.{last}.output" for layer in range(network.cfg.layers))]
     lengths_B = network.lengths(inputs)
     found = [
-        _with_floor(trace[name]) if lengths_B is None else per_length(_with_floor, trace[name], lengths_B)
-        for name in names
+        _with_floor(x_BND) if lengths_B is None else per_length(_with_floor, x_BND, lengths_B)
+        for x_BND in states_by_layer(network, inputs)
     ]
     return [(metrics["residual"], metrics["noise_floor"]) for metrics in found]
 
@@ -133,15 +130,16 @@ def _with_floor(x_BND: Tensor) -> dict[str, Tensor]:
     return {"residual": residual(x_BND), "noise_floor": noise_floor(x_BND)}
 
 
-def _bounds(network: Transformer, logs_B: list[Tensor]) -> list[dict[str, float]]:
+def _bounds(network: Network, logs_B: list[Tensor]) -> list[dict[str, float]]:
     """log10_contraction and log10_bound of each layer from 0 on, as in `table`."""
-    cfg, nowhere = network.cfg, {"log10_contraction": float("nan"), "log10_bound": float("nan")}
-    if cfg.skip or cfg.mlp or cfg.norm != "none" or cfg.mask != "none":
+    nowhere = {"log10_contraction": float("nan"), "log10_bound": float("nan")}
+    masked = any(attention.mask != "none" for attention in network.attentions)
+    if network.has_skips or network.has_mlps or network.has_norms or masked:
         return [nowhere] * len(logs_B)
     differ_B = logs_B[0] > -math.inf
     found, bound_B = [nowhere], None
-    for block, log_B in zip(network.blocks, logs_B, strict=False):  # what enters each layer
-        constant = log_lemma_constant(block) / LN10
+    for its, log_B in zip(network.sublayers, logs_B, strict=False):  # what enters each layer
+        constant = log_lemma_constant(its) / LN10
         contraction_B = (constant + 2 * log_B)[differ_B]
         if bound_B is None and (contraction_B < 0).all():
             bound_B = log_B[differ_B]

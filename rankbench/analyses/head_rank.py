@@ -72,7 +72,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         rows += [
             {"of": "baseline", "weights": "none", "evaluation": name, **row} for row in errors(task, outputs, test)
         ]
-    rank = subject.model.blocks[0].attention.head_width
+    rank = subject.model.attentions[0].head_width
     common = {"layers": cfg.layers, "heads": cfg.heads, "rank": rank, "width": cfg.width}
     common |= {"copies": cfg.heads * rank / cfg.width}
     common["angle_limit"] = rank_theory.angle_limit(cfg.width, min(rank, cfg.width))
@@ -86,8 +86,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 def hard(model: Transformer) -> Transformer:
     """The same network with the largest score's value in place of every softmax average."""
     hardened = copy.deepcopy(model)
-    for block in hardened.blocks:
-        block.attention.temperature = HARD
+    for attention in hardened.attentions:
+        attention.temperature = HARD
     return hardened
 
 
@@ -147,8 +147,8 @@ def bounded(model: Transformer, task: Task) -> bool:
 
 
 def _heads(model: Transformer, options: Options) -> Iterator[dict]:
-    for layer, block in enumerate(model.blocks, 1):
-        for matrix, maps in head_maps(block.attention).items():
+    for layer, attention in enumerate(model.attentions, 1):
+        for matrix, maps in head_maps(attention).items():
             measured = spectra(*(side_HDK[: options.heads].detach() for side_HDK in maps))
             for head, (sigma_S, angle) in enumerate(zip(*measured, strict=True), 1):
                 share_S = sigma_S / sigma_S.sum()

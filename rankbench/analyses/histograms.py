@@ -1,5 +1,6 @@
 """What goes into attention layers and what comes out, entry by entry (Kim et al. 2021, app. N, Fig. 10)."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,14 +46,14 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """
     parts = []
     for weights, given in subject.models.items():
-        model = given.without().double()
-        for number, block in enumerate(model.blocks, 1):
-            place = {"weights": weights, "layer": number, "attention": model.cfg.attention}
+        model = copy.deepcopy(given).double()
+        for number, attention in enumerate(model.attentions, 1):
+            place = {"weights": weights, "layer": number, "attention": attention.score_name}
             for low, high in options.ranges:
                 generator = generator_for(subject.seed, "invertibility")  # the inputs that are inverted
-                x_BND = inputs_of(low, high, options.sequences, options.tokens, model.cfg.width, generator)
+                x_BND = inputs_of(low, high, options.sequences, options.tokens, model.width, generator)
                 x_BND = x_BND.to(model.read_out.weight.device)
-                y_BND = block.attention(x_BND, "", None, None)
+                y_BND = attention(x_BND)
                 rows = pd.DataFrame(_rows({"input": x_BND, "output": y_BND}, options.bins))
                 parts.append(rows.assign(**place, inputs=f"{low:g}..{high:g}"))
     columns = [*("weights", "layer", "attention", "inputs", "of", "bin"), *("low", "high", "density")]

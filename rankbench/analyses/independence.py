@@ -9,6 +9,7 @@ only what an estimator of finite resolution sees.
 Shapes: B batch, N token, D width, L layer, H head, K path length, U unit (a sum or a path), A head of the network.
 """
 
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,8 +24,7 @@ from torch import Tensor
 from rankbench import dependence
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.config import ConfigError, unknown
-from rankbench.model.trace import Trace
-from rankbench.model.transformer import Norm, Transformer
+from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.paths import (
     NUMBERS_AT_A_TIME,
     FrozenNetwork,
@@ -118,7 +118,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 def _lengths(model: Transformer) -> list[int]:
     """Of the paths that the network has."""
-    return list(range(model.cfg.layers + 1)) if model.cfg.skip else [model.cfg.layers]
+    layers, _, skip = model.path_choices
+    return list(range(layers + 1)) if skip else [layers]
 
 
 def _network(model: Transformer, inputs: Tensor, scheme: str) -> Network:
@@ -127,18 +128,18 @@ def _network(model: Transformer, inputs: Tensor, scheme: str) -> Network:
 
 def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) -> Iterator[dict]:
     """The whole network, and pairs of sums by length; nothing where these would need too many recomputed paths."""
-    model, cfg, lengths = subject.model, subject.model.cfg, _lengths(subject.model)
+    model, lengths = subject.model, _lengths(subject.model)
+    layers, heads, skip = model.path_choices
     present_BN = model.present(inputs)
-    counts = [num_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths]
+    counts = [num_paths(layers, heads, length, skip) for length in lengths]
     few = sum(counts) <= options.max_paths
-    groups = [all_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths] if few else []
+    groups = [all_paths(layers, heads, length, skip) for length in lengths] if few else []
     if scheme == "frozen":
         sums_KBND, bias_BND, state_BND = sums_by_length(model, inputs)
         sums_KBND = sums_KBND[lengths]
     elif few:
         sums_KBND, bias_BND = sums_of_groups(RecomputedNetwork(model, inputs), groups), 0.0
-        model(inputs, trace=(trace := Trace("state")))
-        state_BND = trace["state"]
+        state_BND = model.state(inputs)
     else:
         log.info("not all %.3g recomputed paths are run: analysis.independence.max_paths", sum(counts))
         return
@@ -161,10 +162,11 @@ def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options
 
 def _path_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) -> Iterator[dict]:
     """Pairs of sampled paths, the same ones for both schemes."""
-    model, cfg, number = subject.model, subject.model.cfg, options.paths_per_length
+    model, number = subject.model, options.paths_per_length
+    layers, heads, skip = model.path_choices
     generator = generator_for(subject.seed, "independence")
     sampled = [
-        sample_paths(cfg.layers, cfg.heads, length, number, generator, replacement=False, skip=cfg.skip)
+        sample_paths(layers, heads, length, number, generator, replacement=False, skip=skip)
         for length in _lengths(model)
     ]
     paths_PL = np.concatenate(sampled)
@@ -246,7 +248,7 @@ def _dependence(x: Seen, y: Seen, neighbours: int, itself: bool) -> dict[str, fl
 
 def _interaction(model: Transformer, joint_BND: Tensor, sum_BND: Tensor, present_BN: Tensor | None) -> Tensor:
     """||n(joint) - n(sum)||_F / ||n(joint)||_F of each sequence, n the norm before the read-out; (B,)."""
-    norm = Norm(model.cfg, affine=False).plain
+    norm = functools.partial(plain_norm, model.norm_kind)
     joint_BX, sum_BX = (_masked(norm(x_BND), present_BN).flatten(1) for x_BND in (joint_BND, sum_BND))
     return (joint_BX - sum_BX).norm(dim=1) / joint_BX.norm(dim=1)
 
@@ -263,7 +265,7 @@ def _pair_interactions(
         return {}
     groups = [np.array(list(product(*choices)), dtype=np.int64) for choices in made.values()]
     parts = []
-    for some in _chunks(inputs, len(groups) * inputs.shape[1] * model.cfg.width):
+    for some in _chunks(inputs, len(groups) * inputs.shape[1] * model.width):
         network = RecomputedNetwork(model, some)
         joint = [joint_network(network, choices) for choices in made.values()]
         both = zip(joint, sums_of_groups(network, groups), strict=True)
@@ -311,8 +313,8 @@ def hessian_product(
         tokens = tokens + is_scored(some.targets).sum()
 
         def loss(parameters: dict[str, Tensor], some: Batch = some) -> Tensor:
-            # a trace that keeps nothing: the fused attention has no second derivative, the traced one has
-            outputs = torch.func.functional_call(model, parameters, (some.inputs,), {"trace": Trace("nothing")})
+            # the fused kernel has no second derivative
+            outputs = torch.func.functional_call(model, parameters, (some.inputs,), {"kernel": "table"})
             return score(outputs, some.targets).loss
 
         def slope(parameters: dict[str, Tensor], loss: Callable = loss) -> Tensor:
@@ -327,8 +329,7 @@ def hessian_product(
 def _head_parameters(model: Transformer) -> list[dict[str, tuple]]:
     """For each head, where in which parameter its own stand."""
     parts = []
-    for layer, block in enumerate(model.blocks):
-        attention = block.attention
+    for layer, attention in enumerate(model.attentions):
         inner, width = attention.heads * attention.head_width, attention.head_width
         if attention.from_latent is not None or {attention.out.in_features, *attention.rows} != {inner}:
             raise ConfigError(
@@ -349,7 +350,7 @@ def _head_pairs(model: Transformer, batch: Batch, probes: int, generator: torch.
     norm_AA, error_AA = cross_gradients(model, batch, probes, generator)
     parameters = dict(model.named_parameters())
     sizes = [sum(parameters[name][at].numel() for name, at in part.items()) for part in _head_parameters(model)]
-    names = [f"L{layer + 1}H{head + 1}" for layer in range(model.cfg.layers) for head in range(model.cfg.heads)]
+    names = [f"L{layer + 1}H{head + 1}" for layer in range(model.num_layers) for head in range(model.num_heads)]
     for a, b in combinations_with_replacement(range(len(names)), 2):
         size = norm_AA[a, b].item()
         own = (norm_AA[a, a] * norm_AA[b, b]).sqrt().item()
@@ -371,7 +372,7 @@ def _squares_of_paths(model: Transformer, scheme: str, inputs: Tensor, groups: l
     """sum_p ||Y_p||_F^2 over the paths of each group and all sequences, shape (G,); every path is run."""
     paths_PL = np.concatenate(groups)
     squares_P = torch.zeros(len(paths_PL), dtype=torch.float64, device=inputs.device)
-    for some in _chunks(inputs, len(paths_PL) * inputs.shape[1] * model.cfg.width):
+    for some in _chunks(inputs, len(paths_PL) * inputs.shape[1] * model.width):
         outputs_PBND = sums_of_groups(_network(model, some, scheme), list(paths_PL[:, None]))
         squares_P += _masked(outputs_PBND, model.present(some)).flatten(1).square().sum(1)
     return torch.stack([part_P.sum() for part_P in squares_P.split([len(group) for group in groups])])
@@ -379,12 +380,11 @@ def _squares_of_paths(model: Transformer, scheme: str, inputs: Tensor, groups: l
 
 def _squares_by_signs(model: Transformer, inputs: Tensor, draws: int, generator: torch.Generator) -> Tensor:
     """Unbiased estimates (S, K) of sum_p ||Y_p||_F^2 for each length, one from each draw of signs (`with_signs`)."""
-    cfg = model.cfg
-    signs_SLH = (torch.randint(2, (draws, cfg.layers, cfg.heads), generator=generator) * 2 - 1).to(
+    signs_SLH = (torch.randint(2, (draws, model.num_layers, model.num_heads), generator=generator) * 2 - 1).to(
         inputs.device, model.read_out.weight.dtype
     )
-    squares_SK = torch.zeros(draws, cfg.layers + 1, dtype=torch.float64, device=inputs.device)
-    for some in _chunks(inputs, inputs.shape[1] * cfg.width * (cfg.layers + 2)):
+    squares_SK = torch.zeros(draws, model.num_layers + 1, dtype=torch.float64, device=inputs.device)
+    for some in _chunks(inputs, inputs.shape[1] * model.width * (model.num_layers + 2)):
         network = FrozenNetwork(model, some)
         for draw, signs_LH in enumerate(signs_SLH):
             sums_KBND = with_signs(network, signs_LH).sums_by_length().by_length_KBND

@@ -5,6 +5,8 @@ Kim et al. 2021, sec. 5.2 and app. J, Figs. 3, 5 and 6. Every number here is flo
 Shapes: B sequence, N token, D width.
 """
 
+import copy
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -18,8 +20,7 @@ from rankbench.analyses.lipschitz import contracted, fresh
 from rankbench.config import ConfigError, unknown
 from rankbench.constants import COVERED
 from rankbench.lipschitz import attend, invert
-from rankbench.model.trace import Trace
-from rankbench.model.transformer import Transformer
+from rankbench.model.network import Network, Sublayer, run
 from rankbench.plots.invertibility import draw_invertibility
 from rankbench.seeds import generator_for
 
@@ -105,21 +106,16 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             parts += _of_layer(lambda x_BND, at=layer: attend(at, x_BND), tokens, width, subject.seed, options, place)
     else:
         for weights, given in subject.models.items():
-            model = given.without().double()
-            for number, block in enumerate(model.blocks, 1):
-                place = {"weights": weights, "part": "attention", "layer": number, "attention": model.cfg.attention}
-                of_block = _map_of(block.attention)
+            model = copy.deepcopy(given).double()
+            for number, attention in enumerate(model.attentions, 1):
+                place = {"weights": weights, "part": "attention", "layer": number, "attention": attention.score_name}
                 for tokens in options.tokens:
                     parts += _of_layer(
-                        of_block, tokens, model.cfg.width, subject.seed, options, place, model.read_out.weight.device
+                        attention, tokens, model.width, subject.seed, options, place, model.read_out.weight.device
                     )
             if options.network:
                 parts.append(pd.DataFrame(_rows_of_network(model, subject, options)).assign(weights=weights))
     return pd.concat(parts, ignore_index=True)[COLUMNS]
-
-
-def _map_of(attention: torch.nn.Module, present_BN: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-    return lambda x_BND: attention(x_BND, "", None, None, present_BN)
 
 
 def _of_layer(
@@ -154,35 +150,32 @@ def _errors(found_BND: Tensor, x_BND: Tensor) -> dict[str, float]:
     }
 
 
-def _rows_of_network(model: Transformer, subject: Subject, options: Options) -> Iterator[dict]:
+def _rows_of_network(network: Network, subject: Subject, options: Options) -> Iterator[dict]:
     """From the last state to the embedding, every sub-layer y = a x + b f(x) undone as x = y/a - (b/a) f(x)."""
-    cfg = model.cfg
-    if cfg.norm != "none" or not cfg.skip or (cfg.mlp and not cfg.mlp_skip):
+    if network.has_norms or any(sublayer.skip == 0 for sublayer in network.sublayers):
         raise ConfigError(
             "analysis.invertibility.network=true: layers are undone where x + f(x) is all they do; use model.norm=none "
             "and skips round every sub-layer, or set network to false"
         )
     inputs = subject.test.inputs[: options.sequences]
-    present_BN = model.present(inputs)
-    trace = Trace(".attention.input", "embedding", "state")
-    model(inputs, trace=trace)
-    x_BND = trace["state"]
-    for number in range(cfg.layers, 0, -1):
-        block = model.blocks[number - 1]
-        undone = [(_map_of(block.attention, present_BN), block.attention_skip)]
-        if block.mlp is not None:
-            undone.append((lambda x, at=block: at.mlp(x, "", None), block.mlp_skip))
-        for function, skip in reversed(undone):
-
-            def branch(x: Tensor, f: Callable = function, scale: float = block.branch_scale / skip) -> Tensor:
-                return scale * f(x)
-
-            x_BND = invert(branch, x_BND / skip, options.iterations)[-1]
-        where = {"part": "network", "layer": number, "attention": cfg.attention, "tokens": x_BND.shape[1]}
-        where |= {"width": cfg.width, "inputs": "test", "coefficient": 1.0, "iteration": options.iterations}
-        wanted_BND = trace[f"layers.{number - 1}.attention.input"]
+    present_BN = network.present(inputs)
+    steps = list(run(network, inputs))
+    x_BND = steps[-1].output_BND
+    for step in reversed(steps):
+        sublayer = step.sublayer
+        branch = functools.partial(_branch_over_skip, sublayer, present_BN)
+        x_BND = invert(branch, x_BND / sublayer.skip, options.iterations)[-1]
+        if sublayer.kind != "attention":
+            continue
+        where = {"part": "network", "layer": sublayer.layer, "attention": sublayer.part.score_name}
+        where |= {"tokens": x_BND.shape[1], "width": network.width, "inputs": "test", "coefficient": 1.0}
+        wanted_BND = step.input_BND
         found_BND = x_BND if present_BN is None else x_BND.where(present_BN[..., None], wanted_BND)
-        yield where | _errors(found_BND, wanted_BND)
+        yield where | {"iteration": options.iterations} | _errors(found_BND, wanted_BND)
+
+
+def _branch_over_skip(sublayer: Sublayer, present_BN: Tensor | None, x_BND: Tensor) -> Tensor:
+    return sublayer.branch / sublayer.skip * sublayer.f(x_BND, present_BN)
 
 
 def digest(table: pd.DataFrame) -> str:

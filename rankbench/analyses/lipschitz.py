@@ -5,7 +5,9 @@ Kim et al. 2021, Figs. 2, 7 and 8; formulas in rankbench.lipschitz. Every number
 Shapes: B sequence, N token, D width, H head, K head width.
 """
 
-from collections.abc import Callable, Iterator
+import copy
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +18,19 @@ from torch import Tensor
 from rankbench import lipschitz
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.config import ConfigError, unknown
-from rankbench.constants import COVERED, attention_bound, block_bound, layer_of, matrices, norm_bound, theorem
+from rankbench.constants import (
+    COVERED,
+    attention_bound,
+    layer_of,
+    matrices,
+    mlp_bound,
+    norm_bound,
+    sublayer_bound,
+    theorem,
+)
 from rankbench.lipschitz import Layer
 from rankbench.model.attention import visible_keys
-from rankbench.model.trace import Trace
-from rankbench.model.transformer import Block, Transformer
+from rankbench.model.network import Network, Sublayer, run
 from rankbench.plots.lipschitz import draw_lipschitz
 from rankbench.seeds import generator_for
 
@@ -192,14 +202,14 @@ def _ascents(layer: Layer, num_tokens: int, options: Options, generator: torch.G
 def _rows_of_subject(subject: Subject, options: Options) -> Iterator[dict]:
     generator = generator_for(subject.seed, "lipschitz")
     for weights, given in subject.models.items():
-        model = given.without().double().requires_grad_(False)  # a copy
+        model = copy.deepcopy(given).double().requires_grad_(False)
         inputs = subject.test.inputs[: options.sequences]
         lengths_B = model.lengths(inputs)
         most = inputs.shape[1] if lengths_B is None else int(lengths_B.max())
-        kind = model.cfg.attention
+        kind = model.attentions[0].score_name
         rows = [*_rows_of_parts(model, most, options), *_rows_at_data(model, inputs, options)]
-        for number, block in enumerate(model.blocks, 1):
-            layer = layer_of(block.attention, most)
+        for number, attention in enumerate(model.attentions, 1):
+            layer = layer_of(attention, most)
             if layer is not None:
                 rows += [_at("attention", number) | row for row in _ascents(layer, most, options, generator)]
         yield from ({"weights": weights, "attention": kind, "tokens": most} | row for row in rows)
@@ -209,27 +219,41 @@ def _at(part: str, layer: int) -> dict:
     return {"part": part, "layer": layer}
 
 
-def _rows_of_parts(model: Transformer, num_tokens: int, options: Options) -> Iterator[dict]:
-    """Constants from weights alone: weights, attention, blocks, the network."""
+def _rows_of_parts(network: Network, num_tokens: int, options: Options) -> Iterator[dict]:
+    """Constants from weights alone: weights, attention, layers, the network."""
     whole = dict.fromkeys(options.norms, 1.0)
-    for number, block in enumerate(model.blocks, 1):
-        for name, weight in matrices(block).items():
-            row = _row("2", "spectral_norm", "exact", lipschitz.linear_norm(weight, "2"))
-            yield _at(name, number) | row
-        layer = layer_of(block.attention, num_tokens)
-        bounds = {norm: attention_bound(block.attention, num_tokens, norm) for norm in options.norms}
-        yield from (_at("attention", number) | row for row in _constants(layer, num_tokens, options, bounds))
+    for number, sublayers in enumerate(network.layers, 1):
+        for sublayer in sublayers:
+            for name, weight in matrices(sublayer).items():
+                row = _row("2", "spectral_norm", "exact", lipschitz.linear_norm(weight, "2"))
+                yield _at(name, number) | row
+        attention = sublayers[0].part
+        bounds = {norm: attention_bound(attention, num_tokens, norm) for norm in options.norms}
+        constants = _constants(layer_of(attention, num_tokens), num_tokens, options, bounds)
+        yield from (_at("attention", number) | row for row in constants)
         for norm in options.norms:
-            value = block_bound(block, norm, bounds[norm])
+            value = _layer_bound(sublayers, norm, bounds[norm])
             whole[norm] *= value
             yield _at("block", number) | _row(norm, "theorem", "bound", value)
     for norm, value in whole.items():
-        if model.last_norm is not None:
-            value *= norm_bound(model.last_norm, norm)
+        if network.last_norm is not None:
+            value *= norm_bound(network.last_norm, norm)
         yield _at("network", 0) | _row(norm, "theorem", "bound", value)
 
 
-def _rows_at_data(model: Transformer, inputs: Tensor, options: Options) -> Iterator[dict]:
+def _layer_bound(
+    sublayers: list[Sublayer], p: str, of_attention: float, scales: dict[str, float] | None = None
+) -> float:
+    """Bound on a layer's constant from its attention's; scales: the largest scale of the norm of each sub-layer."""
+    product = 1.0
+    for sublayer in sublayers:
+        of_part = of_attention if sublayer.kind == "attention" else mlp_bound(sublayer.part, p)
+        largest = {} if scales is None else {"largest_scale": scales[sublayer.kind]}
+        product *= sublayer_bound(sublayer, p, of_part, **largest)
+    return product
+
+
+def _rows_at_data(network: Network, inputs: Tensor, options: Options) -> Iterator[dict]:
     """Jacobian norms and local certificates at each sequence; the largest of each."""
     largest: dict[tuple, float] = {}
 
@@ -237,65 +261,57 @@ def _rows_at_data(model: Transformer, inputs: Tensor, options: Options) -> Itera
         key = (part, layer, norm, quantity, kind)
         largest[key] = max(largest.get(key, 0.0), value)
 
-    lengths_B = model.lengths(inputs)
+    lengths_B = network.lengths(inputs)
     for number, sequence in enumerate(inputs):
         sequence = sequence if lengths_B is None else sequence[: lengths_B[number]]
-        trace = Trace(".attention.input", ".norm_scale", "embedding", "last_norm_scale")
-        model(sequence[None], trace=trace)
+        steps = list(run(network, sequence[None]))
         local_network: float | None = 1.0
-        for index, block in enumerate(model.blocks):
-            x_1ND = trace[f"layers.{index}.attention.input"]
-            read_1ND = block.attention_norm(x_1ND, "", None) if block.place == "pre" else x_1ND
-            of_attention, of_block = _attention_map(block), _block_map(block)
+        for layer, sublayers in enumerate(network.layers, 1):
+            of_layer = {step.sublayer.kind: step for step in steps if step.sublayer.layer == layer}
+            x_1ND = of_layer["attention"].input_BND
+            first = sublayers[0]
+            read_1ND = first.before(x_1ND, first.norm)
+            maps = (("attention", first.f, read_1ND), ("block", functools.partial(_through, sublayers), x_1ND))
             for norm in options.norms:
-                for part, function, at in (("attention", of_attention, read_1ND), ("block", of_block, x_1ND)):
-                    value = lipschitz.jacobian_norm(function, at[0], norm)
-                    keep(part, index + 1, norm, "jacobian", "lower_bound", value)
-            layer = layer_of(block.attention, len(sequence))
-            local_network = None if layer is None else local_network
-            if "2" in options.norms and layer is not None:
-                local = lipschitz.local_2(layer, read_1ND).item()
-                keep("attention", index + 1, "2", "local", "bound", local)
-                scales = {name: _largest_scale(trace, f"layers.{index}.{name}") for name in ("attention", "mlp")}
-                local = block_bound(block, "2", local, scales)
-                keep("block", index + 1, "2", "local", "bound", local)
+                for part, function, at in maps:
+                    value = lipschitz.jacobian_norm(_of_one_sequence(function), at[0], norm)
+                    keep(part, layer, norm, "jacobian", "lower_bound", value)
+            formulas = layer_of(first.part, len(sequence))
+            local_network = None if formulas is None else local_network
+            if "2" in options.norms and formulas is not None:
+                local = lipschitz.local_2(formulas, read_1ND).item()
+                keep("attention", layer, "2", "local", "bound", local)
+                scales = {kind: _largest_scale(step.scale_BN1) for kind, step in of_layer.items()}
+                local = _layer_bound(sublayers, "2", local, scales)
+                keep("block", layer, "2", "local", "bound", local)
                 local_network = None if local_network is None else local_network * local
+        whole = _of_one_sequence(lambda x_1ND: network.finish(_through(network.sublayers, x_1ND)))
         for norm in options.norms:
-            value = lipschitz.jacobian_norm(_network_map(model), trace["embedding"][0], norm)
+            value = lipschitz.jacobian_norm(whole, steps[0].input_BND[0], norm)
             keep("network", 0, norm, "jacobian", "lower_bound", value)
         if "2" in options.norms and local_network is not None:
-            if model.last_norm is not None:
-                local_network *= norm_bound(model.last_norm, "2", trace["last_norm_scale"].max().item())
+            if network.last_norm is not None:
+                scale_BN1 = network.last_norm.with_scale(steps[-1].output_BND)[1]
+                local_network *= norm_bound(network.last_norm, "2", scale_BN1.max().item())
             keep("network", 0, "2", "local", "bound", local_network)
     for (part, layer, *what), value in largest.items():
         yield _at(part, layer) | _row(*what, value)
 
 
-def _largest_scale(trace: Trace, name: str) -> float:
-    """Of the norm at this place; 1 where there is none, which then has no say."""
-    scale_BN1 = trace.get(f"{name}.norm_scale")
+def _largest_scale(scale_BN1: Tensor | None) -> float:
+    """1 where there is no norm, which then has no say."""
     return 1.0 if scale_BN1 is None else scale_BN1.max().item()
 
 
-# Maps of one sequence (N, D). A trace that keeps nothing takes them off the fused kernels, which vmap does not know.
+def _through(sublayers: Iterable[Sublayer], x_BND: Tensor) -> Tensor:
+    for sublayer in sublayers:
+        x_BND = sublayer(x_BND)
+    return x_BND
 
 
-def _attention_map(block: Block) -> Callable[[Tensor], Tensor]:
-    return lambda x_ND: block.attention(x_ND[None], "", None, Trace("nothing"))[0]
-
-
-def _block_map(block: Block) -> Callable[[Tensor], Tensor]:
-    return lambda x_ND: block(x_ND[None], "", None, Trace("nothing"))[0]
-
-
-def _network_map(model: Transformer) -> Callable[[Tensor], Tensor]:
-    def network(x_ND: Tensor) -> Tensor:
-        x_1ND = x_ND[None]
-        for block in model.blocks:
-            x_1ND = block(x_1ND, "", None, Trace("nothing"))
-        return (x_1ND if model.last_norm is None else model.last_norm(x_1ND, "", None))[0]
-
-    return network
+def _of_one_sequence(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A map of batches as one of a single sequence (N, D)."""
+    return lambda x_ND: function(x_ND[None])[0]
 
 
 def digest(table: pd.DataFrame) -> str:

@@ -13,7 +13,7 @@ from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.config import ConfigError
 from rankbench.metrics import attention_metrics
 from rankbench.model.attention import visible_keys
-from rankbench.model.trace import Trace
+from rankbench.model.network import run
 from rankbench.model.transformer import Transformer
 from rankbench.paths import NUMBERS_AT_A_TIME, FrozenNetwork, num_paths, sums_through_heads
 from rankbench.plots.path_mass import draw_path_mass
@@ -48,12 +48,13 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     out: what is left when these frozen paths are cut. For heads, means over sequences of its attention's ranks and
     residual (rankbench.metrics). Then the whole network's loss and accuracy, and that of the commonest class.
     """
-    model, cfg = subject.model, subject.model.cfg
+    model = subject.model
+    layers, heads, skip = model.path_choices
     test = subject.test[: options.sequences]
-    parts = [{"part": "length", "path_length": k} for k in range(cfg.layers + 1)] + [{"part": "bias"}]
-    places = [(layer, head) for layer in range(1, cfg.layers + 1) for head in range(1, cfg.heads + 1)]
+    parts = [{"part": "length", "path_length": k} for k in range(layers + 1)] + [{"part": "bias"}]
+    places = [(layer, head) for layer in range(1, layers + 1) for head in range(1, heads + 1)]
     parts += [{"part": "head", "layer": layer, "head": head} for layer, head in places]
-    numbers = len(parts) * test.inputs.shape[1] * cfg.width
+    numbers = len(parts) * test.inputs.shape[1] * model.width
     at_a_time = max(1, NUMBERS_AT_A_TIME // numbers)
     chunks = [_sums(model, test[at : at + at_a_time], options.mlp) for at in range(0, len(test.inputs), at_a_time)]
     total = {name: sum(chunk[name] for chunk in chunks) for name in chunks[0]}
@@ -64,9 +65,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         for name in ("gradient_mass", "loss_without", "accuracy_without"):
             row[name] = (total[f"{name}_T"][number] / tokens).item()
         if part["part"] == "length":
-            row["num_paths"] = num_paths(cfg.layers, cfg.heads, part["path_length"], cfg.skip)
+            row["num_paths"] = num_paths(layers, heads, part["path_length"], skip)
         elif part["part"] == "head":
-            row["num_paths"] = (cfg.heads + cfg.skip) ** (cfg.layers - 1)
+            row["num_paths"] = (heads + skip) ** (layers - 1)
             at = (part["layer"] - 1, part["head"] - 1)
             row |= {name: total[name][at].item() / num_sequences for name in RANKS}
         if row["num_paths"] != 0:  # without skips there are paths of one length alone
@@ -103,11 +104,14 @@ def _sums(model: Transformer, some: Batch, mlp: str) -> dict[str, Tensor]:
 
 def _ranks(model: Transformer, inputs: Tensor) -> dict[str, Tensor]:
     """Metrics of each head's attention weights, summed over sequences; (L, H) each."""
-    cfg, trace = model.cfg, Trace("weights")
-    model(inputs, trace=trace)
-    visible_NM = visible_keys(cfg.mask, cfg.window, inputs.shape[1], inputs.device)
-    layers = [attention_metrics(p_BHNM, visible_NM, model.lengths(inputs)) for p_BHNM in trace.values()]
-    return {name: torch.stack([metrics[name].sum(0) for metrics in layers]) for name in RANKS}
+    attention = model.attentions[0]
+    visible_NM = visible_keys(attention.mask, attention.window, inputs.shape[1], inputs.device)
+    by_layer = [
+        attention_metrics(step.weights_BHNM, visible_NM, model.lengths(inputs))
+        for step in run(model, inputs)
+        if step.sublayer.kind == "attention"
+    ]
+    return {name: torch.stack([metrics[name].sum(0) for metrics in by_layer]) for name in RANKS}
 
 
 def digest(table: pd.DataFrame) -> str:

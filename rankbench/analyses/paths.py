@@ -151,15 +151,16 @@ def _norms(x: Tensor, present_BN: Tensor | None) -> Tensor:
 def _batches(test: Batch, model: Transformer, num_groups: int) -> Iterator[Batch]:
     """A few sequences at a time: the sums of all groups over these are what memory has to hold."""
     num_sequences, num_tokens = test.inputs.shape[:2]
-    at_a_time = max(1, NUMBERS_AT_A_TIME // (num_groups * num_tokens * model.cfg.width))
+    at_a_time = max(1, NUMBERS_AT_A_TIME // (num_groups * num_tokens * model.width))
     for start in range(0, num_sequences, at_a_time):
         yield test[start : start + at_a_time]
 
 
 def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) -> list[dict]:
-    model, cfg = subject.model, subject.model.cfg
-    lengths = range(cfg.layers + 1)
-    counts = [num_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths]
+    model = subject.model
+    layers, heads, skip = model.path_choices
+    lengths = range(layers + 1)
+    counts = [num_paths(layers, heads, length, skip) for length in lengths]
     if scheme == "recomputed" and sum(counts) > options.max_paths:
         log.info("not all %.3g recomputed paths are run: analysis.paths.max_paths=%d", sum(counts), options.max_paths)
         return []
@@ -171,7 +172,7 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
             biases.append(_norms(sums.bias_BND, model.present(batch.inputs)))
             remainders.append(sums.remainder())
         else:
-            groups = [all_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths]
+            groups = [all_paths(layers, heads, length, skip) for length in lengths]
             sums_KBND = sums_of_groups(RecomputedNetwork(model, batch.inputs, options.recomputed_mlp), groups)
         parts.append(Reading.of(subject, sums_KBND, batch, options.readout))
     reading, remainder = Reading.joined(parts), None
@@ -192,8 +193,9 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
 
 
 def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) -> list[dict]:
-    model, cfg = subject.model, subject.model.cfg
-    lengths = range(cfg.layers + 1) if cfg.skip else [cfg.layers]
+    model = subject.model
+    layers, heads, skip = model.path_choices
+    lengths = range(layers + 1) if skip else [layers]
     places = list(product(lengths, options.subset_sizes, range(options.repeats)))
     if not places:
         return []
@@ -202,7 +204,15 @@ def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) 
         # the same subsets for both schemes, so that these are compared on the same paths
         generator = generator_for(subject.seed, "paths", number)
         groups.append(
-            sample_paths(cfg.layers, cfg.heads, length, size, generator, replacement=options.replacement, skip=cfg.skip)
+            sample_paths(
+                layers,
+                heads,
+                length,
+                size,
+                generator,
+                replacement=options.replacement,
+                skip=skip,
+            )
         )
     parts = []
     for batch in _batches(test, model, len(groups)):
@@ -220,9 +230,9 @@ def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) 
 
 
 def _row(subject: Subject, scheme: str, selection: str, length: int) -> dict:
-    cfg = subject.model.cfg
+    layers, heads, skip = subject.model.path_choices
     place = {"scheme": scheme, "selection": selection, "path_length": length}
-    return dict.fromkeys(COLUMNS) | place | {"path_share": length_share(cfg.layers, cfg.heads, length, cfg.skip)}
+    return dict.fromkeys(COLUMNS) | place | {"path_share": length_share(layers, heads, length, skip)}
 
 
 def _order_blind(model: Transformer) -> bool:

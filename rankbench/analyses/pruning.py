@@ -65,15 +65,16 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     their outputs' Frobenius norm there. Columns: kept_share (of all paths), accuracy (share of tokens), loss (per
     token), path_length (mean over the kept paths); then the whole network and the commonest class.
     """
-    model, cfg = subject.model, subject.model.cfg
-    lengths = range(cfg.layers + 1) if cfg.skip else [cfg.layers]
-    number = sum(num_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths)
+    model = subject.model
+    layers, heads, skip = model.path_choices
+    lengths = range(layers + 1) if skip else [layers]
+    number = sum(num_paths(layers, heads, length, skip) for length in lengths)
     if number > options.max_paths:
         raise ConfigError(
             f"analysis.pruning.max_paths={options.max_paths}: the network has {number:.3g} paths; "
             "raise it, or take fewer layers or heads"
         )
-    paths_PL = np.concatenate([all_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths])
+    paths_PL = np.concatenate([all_paths(layers, heads, length, skip) for length in lengths])
     chosen, test = subject.train[: options.selection_sequences], subject.test[: options.sequences]
     orders = list(_orders(subject, chosen, paths_PL, options))
     counts = np.unique(np.r_[0, np.geomspace(1, number, options.counts).round().astype(int)])
@@ -122,7 +123,7 @@ def _logits(
     model: Transformer, batch: Batch, paths_PL: np.ndarray, mlp: str
 ) -> Iterator[tuple[Batch, Tensor, Tensor, Tensor]]:
     """A few sequences at a time: the sequences, logits of each path and of the bias term, and each path's ||Y_p||^2."""
-    numbers = len(paths_PL) * batch.inputs.shape[1] * model.cfg.width
+    numbers = len(paths_PL) * batch.inputs.shape[1] * model.width
     at_a_time = max(1, NUMBERS_AT_A_TIME // numbers)
     for begin in range(0, len(batch.inputs), at_a_time):
         some = batch[begin : begin + at_a_time]

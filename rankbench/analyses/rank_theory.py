@@ -169,7 +169,7 @@ def full_rank_head(cfg: ModelConfig, dimension: int) -> Transformer:
     sizes = {"width": dimension, "layers": 1, "heads": 1, "head_width": dimension}
     network = _network(cfg, dimension, **sizes, skip=False, positions="none")
     eye = torch.eye(dimension, dtype=torch.float64)
-    attention = network.blocks[0].attention
+    (attention,) = network.attentions
     attention.qkv.weight.copy_(eye.repeat(3, 1))
     attention.out.weight.copy_(eye)
     network.read_in.weight.copy_(eye)
@@ -194,7 +194,7 @@ def construction(cfg: ModelConfig, queries_HD: Tensor) -> Transformer:
     network.read_in.weight[:dimension] = eye
     network.read_out.weight[:, answer] = eye
     network.position.weight[:2, index] = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    first, second = (block.attention for block in network.blocks)
+    first, second = network.attentions
     for rows in first.qkv.weight.split(first.rows)[:2]:
         rows[:, :dimension] = queries_HD
     first.qkv.weight[2 * heads :: dimension, index] = 1  # the first value of each head

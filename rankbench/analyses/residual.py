@@ -9,7 +9,7 @@ import torch
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.layers import metrics_by_layer, moments
-from rankbench.model.transformer import Transformer
+from rankbench.model.network import Network, without
 from rankbench.plots.residual import draw_residual
 from rankbench.tables import last_of_layer, thinned
 from rankbench.tasks.task import score
@@ -34,7 +34,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     rows = []
     for weights, model in subject.models.items():
         for variant in options.variants:
-            removed = model.without(**VARIANTS[variant])
+            removed = without(model, **VARIANTS[variant])
             for place, values in metrics_by_layer(removed, inputs):
                 rows.append(
                     {"weights": weights, "variant": variant, **place, "dtype": _dtype(removed), **moments(values)}
@@ -49,8 +49,8 @@ def _learned(subject: Subject) -> dict[str, float]:
     return {"whole_accuracy": score(outputs, subject.test.targets).accuracy.item()}
 
 
-def _dtype(model: Transformer) -> str:
-    return str(model.read_out.weight.dtype).removeprefix("torch.")
+def _dtype(network: Network) -> str:
+    return str(network.read_out.weight.dtype).removeprefix("torch.")
 
 
 def digest(table: pd.DataFrame) -> str:

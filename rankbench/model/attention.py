@@ -4,7 +4,6 @@ Shapes: B batch, N query token, M key token, D width, H head, K head width.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,7 @@ from rankbench.config import ConfigError, ModelConfig
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
 from rankbench.model.fused import fused_mixing
 from rankbench.model.linear import linear
-from rankbench.model.trace import record
+from rankbench.model.network import HeadMaps
 
 # With an N x N table that fits the cache the explicit softmax is the faster one; beyond it the fused kernel is.
 # Measured on one core at D=48..512: the two cross between 64 and 128 tokens. Heads of rank 1 are always faster fused,
@@ -58,25 +57,6 @@ SCORES: dict[str, Callable[[Tensor, Tensor], Factors]] = {
     "contractive_l2": l2_scores,
     "cosine": cosine_scores,
 }
-
-
-class HeadWeights(NamedTuple):
-    """One layer's heads, each as its own linear maps: y_h = M_h (x W_V,h + b_V,h) W_O,h with M_h what `mixing` makes of
-    P_h (P_h itself unless the model mixes in the identity or the average, or the attention scales its values); the
-    layer adds b_O once.
-
-    w_q_HDK, w_k_HDK, w_v_HDK, w_o_HKD; b_q_HK, b_k_HK, b_v_HK, b_o_D (zeros in a network without biases).
-    Of w_v, w_o and b_v, K is the values' width.
-    """
-
-    w_q_HDK: Tensor
-    w_k_HDK: Tensor
-    w_v_HDK: Tensor
-    w_o_HKD: Tensor
-    b_q_HK: Tensor
-    b_k_HK: Tensor
-    b_v_HK: Tensor
-    b_o_D: Tensor
 
 
 def softmax_of_rows(scores: Tensor) -> Tensor:
@@ -242,61 +222,65 @@ class Attention(nn.Module):
     def forward(
         self,
         x_BND: Tensor,
-        name: str,
-        dropout: dict[str, Tensor] | None,
-        trace: dict | None,
         present_BN: Tensor | None = None,
+        dropout_BHNM: Tensor | None = None,
+        kernel: str = "table",
     ) -> Tensor:
-        q_BHNK, k_BHNK, v_BHNK = self.queries_keys_values(x_BND)
-        if present_BN is not None:
-            present_BN = present_BN[..., None, :]  # for all heads
-        gains_BHM = self.gains(v_BHNK, present_BN)
-        if trace is None and dropout is None and self._fuses(q_BHNK):
-            mixed_BHNK = self._fused(q_BHNK, k_BHNK, v_BHNK, gains_BHM, present_BN)
+        """The layer's output, (B, N, D).
+
+        dropout_BHNM: the mask of the attention weights. kernel: `table` holds all N x M weights; `fused` lets torch's
+        fused kernel take long rows, which has no second derivative; `folded` is `fused` for networks side by side
+        under vmap.
+        """
+        if kernel != "table" and dropout_BHNM is None and self._fuses(x_BND.shape[-2]):
+            mixed_BHNK = self._fused(x_BND, present_BN, folded=kernel == "folded")
         else:
-            seen_NM = self.seen(present_BN, x_BND.shape[-2], x_BND.device)
-            p_BHNM = self.weights(q_BHNK, k_BHNK, seen_NM)
-            weights_BHNM = p_BHNM  # as the softmax gave them, before dropout
-            record(trace, f"{name}.weights", lambda: weights_BHNM)
-            if dropout is not None:
-                p_BHNM = p_BHNM * dropout[f"{name}.weights"]
-            mixing_BHNM = self.mixing(p_BHNM, seen_NM, gains_BHM)
-            record(trace, f"{name}.mixing", lambda: mixing_BHNM)
-            mixed_BHNK = mixing_BHNM @ v_BHNK
-        record(trace, f"{name}.heads", lambda: mixed_BHNK @ self.head_weights().w_o_HKD)
+            mixed_BHNK = self._mixed_values(x_BND, present_BN, dropout_BHNM)["mixed_BHNK"]
         return self.out(mixed_BHNK.transpose(-3, -2).flatten(-2))
 
-    def _fuses(self, q_BHNK: Tensor) -> bool:
-        if torch._C._functorch.is_gradtrackingtensor(q_BHNK):  # may want second derivatives, or rows of a Jacobian
-            return False
-        num_tokens, width = q_BHNK.shape[-2:]
-        return not (self.mix["identity"] or self.mix["uniform"]) and (num_tokens >= FUSED_FROM_TOKENS or width == 1)
+    def observe(self, x_BND: Tensor, present_BN: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """The layer's output, and by name weights_BHNM (P), mixing_BHNM and mixed_BHNK, as in network.Step."""
+        tables = self._mixed_values(x_BND, present_BN, None)
+        return self.out(tables["mixed_BHNK"].transpose(-3, -2).flatten(-2)), tables
 
-    def _fused(
-        self,
-        q_BHNK: Tensor,
-        k_BHMK: Tensor,
-        v_BHMV: Tensor,
-        gains_BHM: Tensor | None,
-        present_BN: Tensor | None,
-    ) -> Tensor:
+    def _mixed_values(self, x_BND: Tensor, present_BN: Tensor | None, dropout_BHNM: Tensor | None) -> dict[str, Tensor]:
+        q_BHNK, k_BHNK, v_BHNK = self.queries_keys_values(x_BND)
+        present_B1N = _for_all_heads(present_BN)
+        gains_BHM = self.gains(v_BHNK, present_B1N)
+        seen_NM = self.seen(present_B1N, x_BND.shape[-2], x_BND.device)
+        weights_BHNM = self.weights(q_BHNK, k_BHNK, seen_NM)
+        p_BHNM = weights_BHNM if dropout_BHNM is None else weights_BHNM * dropout_BHNM
+        mixing_BHNM = self.mixing(p_BHNM, seen_NM, gains_BHM)
+        return {"weights_BHNM": weights_BHNM, "mixing_BHNM": mixing_BHNM, "mixed_BHNK": mixing_BHNM @ v_BHNK}
+
+    def by_head(self, mixed_BHNK: Tensor) -> Tensor:
+        """What each head adds to the layer's output, its bias aside; (B, H, N, D)."""
+        return mixed_BHNK @ self.maps_as_applied().w_o_HKD
+
+    def _fuses(self, num_tokens: int) -> bool:
+        plain = not (self.mix["identity"] or self.mix["uniform"])
+        return plain and (num_tokens >= FUSED_FROM_TOKENS or self.head_width == 1)
+
+    def _fused(self, x_BND: Tensor, present_BN: Tensor | None, folded: bool) -> Tensor:
         """The mixed values, without a table of N x M numbers. Absent tokens may get other states than elsewhere."""
+        q_BHNK, k_BHMK, v_BHMV = self.queries_keys_values(x_BND)
+        present_B1N = _for_all_heads(present_BN)
         q_BHNE, k_BHME, scale = SCORES[self.score_name](q_BHNK, k_BHMK)
-        if gains_BHM is not None:
+        if (gains_BHM := self.gains(v_BHMV, present_B1N)) is not None:
             v_BHMV = v_BHMV * gains_BHM[..., None]
         causal = self.mask == "causal"  # absent tokens are the last: only they see them
-        seen_NM = None if causal else self.seen(present_BN, q_BHNE.shape[-2], q_BHNE.device)
-        mixed_BHNV = fused_mixing(q_BHNE, k_BHME, v_BHMV, seen_NM, causal, scale / self.temperature)
+        seen_NM = None if causal else self.seen(present_B1N, q_BHNE.shape[-2], q_BHNE.device)
+        mixed_BHNV = fused_mixing(q_BHNE, k_BHME, v_BHMV, seen_NM, causal, scale / self.temperature, folded)
         return mixed_BHNV if self.mix["attention"] == 1 else self.mix["attention"] * mixed_BHNV
 
-    def head_weights(self) -> HeadWeights:
+    def maps_as_applied(self) -> HeadMaps:
         """The heads as separate maps, as they are applied: W_V is A_h W_V in l2. Else as `maps`."""
         w = self.maps()
         if not self.is_l2:
             return w
         return w._replace(w_v_HDK=w.w_q_HDK @ (w.w_q_HDK.transpose(-2, -1) @ w.w_v_HDK) * self.head_width**-0.5)
 
-    def maps(self) -> HeadWeights:
+    def maps(self) -> HeadMaps:
         """The heads' parameters as separate maps: views, but for those that groups share or that pass a latent."""
         weight, bias = self.qkv.weight, self.qkv.bias
         weights = weight.split(self.rows)
@@ -310,7 +294,7 @@ class Attention(nn.Module):
         b_HK = [b.unflatten(0, shape) for b, shape in zip(biases, self._shapes, strict=True)]
         w_o_HKD = self.out.weight.T.unflatten(0, (self.heads, self.value_width))
         b_o_D = self.out.bias if self.out.bias is not None else weight.new_zeros(self.out.out_features)
-        return HeadWeights(*self._of_all_heads(w_HDK, 0), w_o_HKD, *self._of_all_heads(b_HK, 0), b_o_D)
+        return HeadMaps(*self._of_all_heads(w_HDK, 0), w_o_HKD, *self._of_all_heads(b_HK, 0), b_o_D)
 
     @property
     def _shapes(self) -> list[tuple[int, int]]:
@@ -324,3 +308,7 @@ class Attention(nn.Module):
             parts = [parts[0], *parts]
         share = self.heads // self.groups
         return parts[0], *(one if share == 1 else one.repeat_interleave(share, dim) for one in parts[1:])
+
+
+def _for_all_heads(present_BN: Tensor | None) -> Tensor | None:
+    return None if present_BN is None else present_BN[..., None, :]

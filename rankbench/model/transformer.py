@@ -3,6 +3,7 @@
 Shapes: B batch, N token, D width, H head, C classes or output dimensions, F hidden width of the MLP.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import ClassVar
@@ -14,8 +15,8 @@ from torch import Tensor, nn
 from rankbench.config import ConfigError, ModelConfig
 from rankbench.model.attention import Attention
 from rankbench.model.linear import SigmaReparam, free_weight, linear
+from rankbench.model.network import Network, Sublayer, weighted_sum
 from rankbench.model.padding import Padded
-from rankbench.model.trace import record
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 ACTIVATION_LAYERS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
@@ -37,12 +38,8 @@ class Norm(nn.Module):
         self.shift = nn.Parameter(torch.zeros(cfg.width)) if affine and cfg.norm_kind == "layernorm" else None
 
     def scale(self, x_BND: Tensor) -> Tensor:
-        """One over the token's standard deviation (layernorm), root mean square (rmsnorm) or norm (l2norm); shape
-        (B, N, 1)."""
-        if self.kind == "l2norm":
-            return (x_BND.square().sum(-1, keepdim=True) + NORM_EPSILON).rsqrt()
-        centred = x_BND - x_BND.mean(-1, keepdim=True) if self.kind == "layernorm" else x_BND
-        return (centred.square().mean(-1, keepdim=True) + NORM_EPSILON).rsqrt()
+        """norm_scale of its kind, (B, N, 1)."""
+        return norm_scale(self.kind, x_BND)
 
     def linear(self, x_BND: Tensor, scale_BN1: Tensor) -> Tensor:
         """The norm with its scale frozen and without its shift: linear in x."""
@@ -51,22 +48,16 @@ class Norm(nn.Module):
             return (x_BND - x_BND.mean(-1, keepdim=True)).mul_(factor)
         return x_BND * factor
 
-    def plain(self, x_BND: Tensor) -> Tensor:
-        """The norm without its learned scale and shift."""
-        one = x_BND.new_ones(self.width)
-        if self.kind == "layernorm":
-            # with a scale and shift of 1 and 0 torch takes its fast kernel: half the time of the one without
-            return F.layer_norm(x_BND, (self.width,), one, torch.zeros_like(one), NORM_EPSILON)
-        if self.kind == "l2norm":
-            return x_BND * self.scale(x_BND)
-        return F.rms_norm(x_BND, (self.width,), one, NORM_EPSILON)
+    def with_scale(self, x_BND: Tensor) -> tuple[Tensor, Tensor]:
+        """The normed tokens, and their `scale`."""
+        if self.kind == "layernorm":  # the kernel has the scale at hand
+            normed_BND, _, scale_BN1 = torch.native_layer_norm(
+                x_BND, (self.width,), self.weight, self.shift, NORM_EPSILON
+            )
+            return normed_BND, scale_BN1
+        return self(x_BND), self.scale(x_BND)
 
-    def forward(self, x_BND: Tensor, name: str, trace: dict | None) -> Tensor:
-        if self.kind == "layernorm" and trace is not None:  # the kernel has the scale at hand
-            out_BND, _, scale_BN1 = torch.native_layer_norm(x_BND, (self.width,), self.weight, self.shift, NORM_EPSILON)
-            record(trace, name, lambda: scale_BN1)
-            return out_BND
-        record(trace, name, lambda: self.scale(x_BND))
+    def forward(self, x_BND: Tensor) -> Tensor:
         if self.kind == "l2norm":
             scale_BN1 = self.scale(x_BND)
             return x_BND * (scale_BN1 if self.weight is None else scale_BN1 * self.weight)
@@ -75,13 +66,33 @@ class Norm(nn.Module):
         return F.rms_norm(x_BND, (self.width,), self.weight, NORM_EPSILON)
 
 
+def norm_scale(kind: str, x_BND: Tensor) -> Tensor:
+    """One over the token's standard deviation (layernorm), root mean square (rmsnorm) or norm (l2norm); (B, N, 1)."""
+    if kind == "l2norm":
+        return (x_BND.square().sum(-1, keepdim=True) + NORM_EPSILON).rsqrt()
+    centred = x_BND - x_BND.mean(-1, keepdim=True) if kind == "layernorm" else x_BND
+    return (centred.square().mean(-1, keepdim=True) + NORM_EPSILON).rsqrt()
+
+
+def plain_norm(kind: str, x_BND: Tensor) -> Tensor:
+    """A norm of this kind without a learned scale or shift."""
+    width = x_BND.shape[-1]
+    one = x_BND.new_ones(width)
+    if kind == "layernorm":
+        # with a scale and shift of 1 and 0 torch takes its fast kernel: half the time of the one without
+        return F.layer_norm(x_BND, (width,), one, torch.zeros_like(one), NORM_EPSILON)
+    if kind == "l2norm":
+        return x_BND * norm_scale(kind, x_BND)
+    return F.rms_norm(x_BND, (width,), one, NORM_EPSILON)
+
+
 class MLP(nn.Module):
     """Two linear maps and an activation, token by token."""
 
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
         hidden = round(cfg.mlp_ratio * cfg.width)
-        self.activation = ACTIVATIONS[cfg.activation]
+        self.activation_name, self.activation = cfg.activation, ACTIVATIONS[cfg.activation]
         self.up = linear(cfg, cfg.width, hidden)
         self.down = linear(cfg, hidden, cfg.width)
 
@@ -92,71 +103,26 @@ class MLP(nn.Module):
             return 0.5 * torch.erfc(-z_BNF * math.sqrt(0.5))
         return (z_BNF > 0).to(z_BNF.dtype)
 
-    def forward(self, x_BND: Tensor, name: str, trace: dict | None) -> Tensor:
-        z_BNF = self.up(x_BND)
-        record(trace, f"{name}.gate", lambda: self.gate(z_BNF))
+    def forward(self, x_BND: Tensor) -> Tensor:
+        return self.from_hidden(self.up(x_BND))
+
+    def from_hidden(self, z_BNF: Tensor) -> Tensor:
+        """The rest of it, from what enters the activation."""
         return self.down(self.activation(z_BNF))
 
 
 class Block(nn.Module):
-    """One layer: attention, then an MLP; each with its own skip and norm.
-
-        post-norm:  x -> norm(a x + b f(x))      pre-norm:  x -> a x + b f(norm(x))      none:  x -> a x + b f(x)
-
-    a is skip_scale where the sub-layer has a skip, else 0; b is branch_scale. Without an MLP its whole sub-layer, norm
-    included, is gone.
-    """
+    """The parameters of one layer: attention, then an MLP, each with its own norm."""
 
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
-        self.place, self.branch_scale = cfg.norm, cfg.branch_scale
         self.attention = Attention(cfg)
-        self.attention_skip = cfg.skip_scale if cfg.skip else 0.0
         self.attention_norm = Norm(cfg, cfg.norm_affine) if cfg.norm != "none" else None
         self.mlp = MLP(cfg) if cfg.mlp else None
-        self.mlp_skip = cfg.skip_scale if cfg.mlp_skip else 0.0
         self.mlp_norm = Norm(cfg, cfg.norm_affine) if cfg.mlp and cfg.norm != "none" else None
 
-    def forward(
-        self,
-        x_BND: Tensor,
-        name: str,
-        dropout: dict[str, Tensor] | None = None,
-        trace: dict | None = None,
-        present_BN: Tensor | None = None,
-    ) -> Tensor:
-        x_BND = self._sublayer(
-            x_BND,
-            lambda y_BND: self.attention(y_BND, f"{name}.attention", dropout, trace, present_BN),
-            (self.attention_norm, self.attention_skip, f"{name}.attention", dropout, trace),
-        )
-        if self.mlp is not None:
-            x_BND = self._sublayer(
-                x_BND,
-                lambda y_BND: self.mlp(y_BND, f"{name}.mlp", trace),
-                (self.mlp_norm, self.mlp_skip, f"{name}.mlp", dropout, trace),
-            )
-        return x_BND
 
-    def _sublayer(self, x_BND: Tensor, part: Callable[[Tensor], Tensor], around: tuple) -> Tensor:
-        norm, skip, name, dropout, trace = around
-        record(trace, f"{name}.input", lambda: x_BND)
-        y_BND = part(norm(x_BND, f"{name}.norm_scale", trace) if self.place == "pre" else x_BND)
-        if dropout is not None:
-            y_BND = y_BND * dropout[f"{name}.output"]
-        if self.branch_scale != 1.0:
-            y_BND = self.branch_scale * y_BND
-        if skip == 1.0:
-            y_BND = x_BND + y_BND
-        elif skip:
-            y_BND = skip * x_BND + y_BND
-        if self.place == "post":
-            y_BND = norm(y_BND, f"{name}.norm_scale", trace)
-        record(trace, f"{name}.output", lambda: y_BND)
-        return y_BND
-
-
-class Transformer(Padded, nn.Module):
+class Transformer(Padded, Network, nn.Module):
     """Read-in, L blocks, (pre-norm only) a last norm, read-out.
 
     num_inputs: the alphabet's size for tokens, the dimension for coordinates. num_outputs: classes per token, or
@@ -236,29 +202,46 @@ class Transformer(Padded, nn.Module):
             x_BND = x_BND + self.position.weight[: x_BND.shape[-2]]
         elif self.cfg.positions == "sinusoidal":
             x_BND = x_BND + sinusoidal_positions(x_BND.shape[-2], self.cfg.width).to(x_BND)
-        return x_BND if self.embedding_norm is None else self.embedding_norm(x_BND, "", None)
+        return x_BND if self.embedding_norm is None else self.embedding_norm(x_BND)
 
-    def forward(self, inputs: Tensor, dropout: dict[str, Tensor] | None = None, trace: dict | None = None) -> Tensor:
-        """Outputs (B, N, C).
+    @property
+    def sublayers(self) -> tuple[Sublayer, ...]:
+        """Attention and, where there is one, the MLP of each layer. Without an MLP its whole sub-layer, norm included,
+        is gone."""
+        cfg = self.cfg
+        skips = {"attention": cfg.skip_scale if cfg.skip else 0.0, "mlp": cfg.skip_scale if cfg.mlp_skip else 0.0}
+        return tuple(
+            Sublayer(
+                layer, kind, getattr(block, kind), getattr(block, f"{kind}_norm"), cfg.norm, skip, cfg.branch_scale
+            )
+            for layer, block in enumerate(self.blocks, 1)
+            for kind, skip in skips.items()
+            if getattr(block, kind) is not None
+        )
 
-        dropout: masks by place, from `dropout_masks`; None turns dropout off. trace: an empty Trace to be filled with
-        intermediates by name: `embedding`, per layer i `layers.i.attention.{input,weights,mixing,heads,norm_scale,
-        output}` and `layers.i.mlp.{input,gate,norm_scale,output}`, `last_norm_scale`, `state` (what the read-out sees),
-        `output`.
-        """
-        x_BND, present_BN = self.embed(inputs), self.present(inputs)
-        if dropout is not None:
-            x_BND = x_BND * dropout["embedding"]
-        embedding_BND = x_BND
-        record(trace, "embedding", lambda: embedding_BND)
-        for index, block in enumerate(self.blocks):
-            x_BND = block(x_BND, f"layers.{index}", dropout, trace, present_BN)
-        if self.last_norm is not None:
-            x_BND = self.last_norm(x_BND, "last_norm_scale", trace)
-        output_BNC = self.read_out(x_BND)
-        record(trace, "state", lambda: x_BND)
-        record(trace, "output", lambda: output_BNC)
-        return output_BNC
+    @property
+    def name(self) -> str:
+        """As tables and figures call it."""
+        return self.cfg.name
+
+    @property
+    def width(self) -> int:
+        return self.cfg.width
+
+    @property
+    def norm_kind(self) -> str:
+        return self.cfg.norm_kind
+
+    def forward(self, inputs: Tensor, dropout: dict[str, Tensor] | None = None, kernel: str = "fused") -> Tensor:
+        """Outputs (B, N, C). dropout: masks by name, from `dropout_masks`; None turns dropout off. kernel: as in
+        Attention.forward."""
+        if dropout is None:
+            return self.read_out(self.state(inputs, kernel))
+        x_BND, present_BN = self.embed(inputs) * dropout["embedding"], self.present(inputs)
+        for sublayer in self.sublayers:
+            part = functools.partial(_dropped, sublayer, dropout, present_BN)
+            x_BND = sublayer.apply(x_BND, part, sublayer.norm, weighted_sum)
+        return self.read_out(self.finish(x_BND))
 
     def dropout_masks(
         self, num_sequences: int, num_tokens: int, generator: torch.Generator
@@ -279,24 +262,14 @@ class Transformer(Padded, nn.Module):
             for name, shape in shapes.items()
         }
 
-    def without(self, *, skip: bool = False, mlp: bool = False, norm: bool = False) -> "Transformer":
-        """The same weights with every skip, MLP sub-layer or norm of the layers taken out (those named True).
 
-        The norm of the embedding stays: layers begin behind it.
-        """
-        changed = ModelConfig(**vars(self.cfg))
-        if skip:
-            changed.skip = changed.mlp_skip = False
-        if mlp:
-            changed.mlp = changed.mlp_skip = False
-        if norm:
-            changed.norm = "none"
-        with torch.device("meta"):  # no values of its own: it takes over ours
-            reduced = Transformer(changed, **self.sizes)
-        kept = reduced.state_dict().keys()
-        copies = {name: value.clone() for name, value in self.state_dict().items() if name in kept}
-        reduced.load_state_dict(copies, assign=True)
-        return reduced.eval()
+def _dropped(sublayer: Sublayer, dropout: dict[str, Tensor], present_BN: Tensor | None, read_BND: Tensor) -> Tensor:
+    """What the part of a sub-layer makes of its input, with dropout on its weights and on its output."""
+    if sublayer.kind == "attention":
+        y_BND = sublayer.part(read_BND, present_BN, dropout[f"{sublayer.name}.weights"])
+    else:
+        y_BND = sublayer.part(read_BND)
+    return y_BND * dropout[f"{sublayer.name}.output"]
 
 
 class FirstCoordinates(nn.Module):

@@ -1,0 +1,274 @@
+"""What a network is made of: sub-layers, one behind the other, each with its skip, its norm and its place.
+
+    post:  norm(a x + b f(x))      pre:  a x + b f(norm(x))      none:  a x + b f(x)
+
+f is attention or a map of each token by itself (an MLP); a is the factor of the skip, 0 without one; b that of the
+branch. `Sublayer.apply` is the only place where this algebra is written. It runs on tokens, on sums of paths, on
+residual coordinates and on Lipschitz constants alike, because what the part, the norm and a weighted sum do to them is
+handed in.
+
+Shapes: B batch, N query token, M key token, D width, H head, K head width, F hidden width of the MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from rankbench.model.attention import Attention
+    from rankbench.model.transformer import MLP, Norm
+
+Tokens = TypeVar("Tokens")
+
+
+class HeadMaps(NamedTuple):
+    """One layer's heads, each as its own linear maps: y_h = M_h (x W_V,h + b_V,h) W_O,h, and b_O once for the layer.
+
+    M_h is what the attention multiplies the values by: P_h, or its mix with the identity and the average, or P_h with
+    scaled columns. w_q_HDK, w_k_HDK, w_v_HDK, w_o_HKD; b_q_HK, b_k_HK, b_v_HK, b_o_D (zeros without biases). In w_v,
+    w_o and b_v, K is the width of the values.
+    """
+
+    w_q_HDK: Tensor
+    w_k_HDK: Tensor
+    w_v_HDK: Tensor
+    w_o_HKD: Tensor
+    b_q_HK: Tensor
+    b_k_HK: Tensor
+    b_v_HK: Tensor
+    b_o_D: Tensor
+
+
+class Sublayer(NamedTuple):
+    """One sub-layer of layer `layer` (from 1). place: post | pre | none, none if and only if there is no norm."""
+
+    layer: int
+    kind: str  # attention | mlp
+    part: Attention | MLP
+    norm: Norm | None
+    place: str
+    skip: float
+    branch: float
+
+    @property
+    def name(self) -> str:
+        """As parameters and dropout masks are called: layers.0.attention."""
+        return f"layers.{self.layer - 1}.{self.kind}"
+
+    def apply(
+        self,
+        x: Tokens,
+        part: Callable[[Tokens], Tokens],
+        norm: Callable[[Tokens], Tokens] | None,
+        add: Callable[[float, Tokens, float, Tokens], Tokens],
+    ) -> Tokens:
+        """The sub-layer on tokens of any kind; add(a, x, b, y) is their a x + b y."""
+        return self.after(add(self.skip, x, self.branch, part(self.before(x, norm))), norm)
+
+    def before(self, x: Tokens, norm: Callable[[Tokens], Tokens] | None) -> Tokens:
+        """What the part reads."""
+        return norm(x) if self.place == "pre" else x
+
+    def after(self, x: Tokens, norm: Callable[[Tokens], Tokens] | None) -> Tokens:
+        """What becomes of the sum of skip and branch."""
+        return norm(x) if self.place == "post" else x
+
+    def __call__(self, x_BND: Tensor, present_BN: Tensor | None = None, kernel: str = "table") -> Tensor:
+        """Its output on tokens; kernel as in Attention.forward."""
+        return self.apply(x_BND, lambda read_BND: self.f(read_BND, present_BN, kernel), self.norm, weighted_sum)
+
+    def f(self, read_BND: Tensor, present_BN: Tensor | None = None, kernel: str = "table") -> Tensor:
+        """What the part makes of the tokens it reads."""
+        return self.part(read_BND, present_BN, kernel=kernel) if self.kind == "attention" else self.part(read_BND)
+
+
+def weighted_sum(a: float, x: Tensor, b: float, y: Tensor) -> Tensor:
+    """a x + b y, without the products by 0 and 1."""
+    y = y if b == 1.0 else b * y
+    if a == 1.0:
+        return x + y
+    return a * x + y if a else y
+
+
+class Network:
+    """A network as its sub-layers, between the states that `embed` makes of inputs and what `read_out` reads.
+
+    The Transformer is one, and so is what `without` leaves of it.
+    """
+
+    name: str
+    width: int
+    sublayers: tuple[Sublayer, ...]
+    last_norm: Norm | None  # behind the last sub-layer of a pre-norm network
+    read_out: nn.Module
+    norm_kind: str  # of its norms; in a network without norms, of the one that sums of paths are read out behind
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        """The states that enter the first sub-layer, (B, N, D)."""
+        raise NotImplementedError
+
+    def present(self, inputs: Tensor) -> Tensor | None:
+        """Which tokens of a padded batch are there, (B, N) bool; None where all are."""
+        raise NotImplementedError
+
+    def lengths(self, inputs: Tensor) -> Tensor | None:
+        """How many tokens each sequence has, (B,); None where all are there."""
+        present_BN = self.present(inputs)
+        return None if present_BN is None else present_BN.sum(-1)
+
+    @property
+    def attentions(self) -> list[Attention]:
+        """The attention of each layer, in order."""
+        return [sublayer.part for sublayer in self.sublayers if sublayer.kind == "attention"]
+
+    @property
+    def layers(self) -> list[list[Sublayer]]:
+        """The sub-layers of each layer, attention first."""
+        return [list(of_layer) for _, of_layer in groupby(self.sublayers, key=lambda sublayer: sublayer.layer)]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.attentions)
+
+    @property
+    def num_heads(self) -> int:
+        return self.attentions[0].heads
+
+    @property
+    def has_skips(self) -> bool:
+        """Whether a path can pass a layer's attention by."""
+        return any(sublayer.skip != 0 for sublayer in self.sublayers if sublayer.kind == "attention")
+
+    @property
+    def has_mlps(self) -> bool:
+        return any(sublayer.kind == "mlp" for sublayer in self.sublayers)
+
+    @property
+    def has_norms(self) -> bool:
+        return any(sublayer.norm is not None for sublayer in self.sublayers)
+
+    @property
+    def path_choices(self) -> tuple[int, int, bool]:
+        """What paths are made of: the number of layers, the heads of each, and whether a path can pass one by."""
+        return self.num_layers, self.num_heads, self.has_skips
+
+    def state(self, inputs: Tensor, kernel: str = "table") -> Tensor:
+        """What the read-out reads, (B, N, D); kernel as in Attention.forward."""
+        x_BND, present_BN = self.embed(inputs), self.present(inputs)
+        for sublayer in self.sublayers:
+            x_BND = sublayer(x_BND, present_BN, kernel)
+        return self.finish(x_BND)
+
+    def finish(self, x_BND: Tensor) -> Tensor:
+        """The last state as the read-out reads it."""
+        return x_BND if self.last_norm is None else self.last_norm(x_BND)
+
+
+@dataclass(frozen=True)
+class Reduced(Network):
+    """What is left of a network, with parts taken out of its sub-layers. Weights are shared with it."""
+
+    whole: Network
+    sublayers: tuple[Sublayer, ...]
+    last_norm: Norm | None
+
+    @property
+    def name(self) -> str:
+        return self.whole.name
+
+    @property
+    def width(self) -> int:
+        return self.whole.width
+
+    @property
+    def read_out(self) -> nn.Module:
+        return self.whole.read_out
+
+    @property
+    def norm_kind(self) -> str:
+        return self.whole.norm_kind
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        return self.whole.embed(inputs)
+
+    def present(self, inputs: Tensor) -> Tensor | None:
+        return self.whole.present(inputs)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Outputs (B, N, C)."""
+        return self.read_out(self.state(inputs))
+
+
+def without(network: Network, *, skip: bool = False, mlp: bool = False, norm: bool = False) -> Reduced:
+    """The network with every skip, MLP sub-layer or norm taken out (those named True), the last norm included.
+
+    A norm of the embedding stays: layers begin behind it.
+    """
+    changes = {"skip": 0.0} if skip else {}
+    changes |= {"norm": None, "place": "none"} if norm else {}
+    kept = (sublayer for sublayer in network.sublayers if not (mlp and sublayer.kind == "mlp"))
+    return Reduced(
+        network,
+        tuple(sublayer._replace(**changes) for sublayer in kept),
+        None if norm else network.last_norm,
+    )
+
+
+class Step(NamedTuple):
+    """What one sub-layer did to a batch of inputs.
+
+    scale_BN1: what its norm multiplied each token by. Of attention: weights_BHNM, P as the softmax gave it;
+    mixing_BHNM, what the values were multiplied by; mixed_BHNK, their product. Of an MLP: hidden_BNF, what enters its
+    activation.
+    """
+
+    sublayer: Sublayer
+    input_BND: Tensor
+    output_BND: Tensor
+    scale_BN1: Tensor | None = None
+    weights_BHNM: Tensor | None = None
+    mixing_BHNM: Tensor | None = None
+    mixed_BHNK: Tensor | None = None
+    hidden_BNF: Tensor | None = None
+
+
+def run(network: Network, inputs: Tensor) -> Iterator[Step]:
+    """Every sub-layer's step, in order. The caller decides what it keeps: nothing is held here but the last state."""
+    x_BND, present_BN = network.embed(inputs), network.present(inputs)
+    for sublayer in network.sublayers:
+        step = _step(sublayer, x_BND, present_BN)
+        x_BND = step.output_BND
+        yield step
+
+
+def states_by_layer(network: Network, inputs: Tensor) -> list[Tensor]:
+    """The embedding and the state behind each layer, L + 1 in all."""
+    by_layer: dict[int, Tensor] = {}
+    for step in run(network, inputs):
+        by_layer.setdefault(step.sublayer.layer - 1, step.input_BND)
+        by_layer[step.sublayer.layer] = step.output_BND
+    return list(by_layer.values())
+
+
+def _step(sublayer: Sublayer, x_BND: Tensor, present_BN: Tensor | None) -> Step:
+    inside: dict[str, Tensor] = {}
+
+    def norm(y_BND: Tensor) -> Tensor:
+        normed_BND, inside["scale_BN1"] = sublayer.norm.with_scale(y_BND)
+        return normed_BND
+
+    def part(read_BND: Tensor) -> Tensor:
+        if sublayer.kind == "mlp":
+            inside["hidden_BNF"] = sublayer.part.up(read_BND)
+            return sublayer.part.from_hidden(inside["hidden_BNF"])
+        output_BND, tables = sublayer.part.observe(read_BND, present_BN)
+        inside.update(tables)
+        return output_BND
+
+    output_BND = sublayer.apply(x_BND, part, norm, weighted_sum)
+    return Step(sublayer, x_BND, output_BND, **inside)
