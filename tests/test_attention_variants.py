@@ -24,7 +24,7 @@ from rankbench.layers import metrics_by_layer
 from rankbench.machine import Machine
 from rankbench.model.attention import COSINE_EPSILON, FUSED_FROM_TOKENS, SCORES
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
-from rankbench.model.trace import Trace
+from rankbench.model.network import run, states_by_layer
 from rankbench.model.transformer import Transformer
 from rankbench.paths import FrozenNetwork, RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
 from rankbench.run import Run
@@ -83,7 +83,7 @@ def network(model_config):
 @pytest.fixture(scope="session")
 def layer(network):
     """layer(...): the attention of the first layer of `network`."""
-    return lambda *args, **changes: network(*args, **changes).blocks[0].attention
+    return lambda *args, **changes: network(*args, **changes).attentions[0]
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------
@@ -180,10 +180,10 @@ def attention_by_hand(attention, cfg, x_BND, lengths):
 def test_each_attention_is_that_of_a_loop(network, changes, mask):
     for others in ({"bias": False}, MIXED):
         model = network(1, **changes, **mask, **others)
-        attention, x_BND = model.blocks[0].attention, normal(2, 3, 4, 6)
+        attention, x_BND = model.attentions[0], normal(2, 3, 4, 6)
         present_BN = torch.arange(4) < torch.tensor([[4], [1], [3]])
         for present, lengths in ((None, (4, 4, 4)), (present_BN, (4, 1, 3))):
-            got = attention(x_BND, "", None, None, present)
+            got = attention(x_BND, present)
             wanted = attention_by_hand(attention, model.cfg, x_BND, lengths)
             for b, length in enumerate(lengths):  # what stands at absent tokens means nothing
                 torch.testing.assert_close(got[b, :length], wanted[b, :length], **EXACT)
@@ -235,10 +235,10 @@ def test_fused_and_explicit_agree_forward_and_backward(layer, monkeypatch, chang
     # float32: sums of 100 terms, and differences of squares of order 10 in the scores
     for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 2e-3)):
         module, found = layer(1, **changes, **mask).to(dtype), []
-        for trace, expected in ((None, 1), (Trace("nothing"), 0)):
+        for kernel, expected in (("fused", 1), ("table", 0)):
             x_BND = normal(2, 2, num_tokens, 6).to(dtype).requires_grad_()
             calls.clear()
-            y_BND = module(x_BND, "", None, trace, there if padded else None)
+            y_BND = module(x_BND, there if padded else None, kernel=kernel)
             assert len(calls) == expected
             gradients = torch.autograd.grad(y_BND, [x_BND, *module.parameters()], slope.to(dtype))
             found.append([y_BND * there[..., None], *gradients])
@@ -262,13 +262,13 @@ def test_networks_side_by_side_are_fused_in_one_call(layer, monkeypatch, changes
     ]
     names = [name for name, _ in modules[0].named_parameters()]
 
-    def run(weights, x_BND, there_BN, trace):
-        arguments = (x_BND, "", None, trace, there_BN if padded else None)
+    def attend(weights, x_BND, there_BN, kernel):
+        arguments = (x_BND, there_BN if padded else None, None, kernel)
         return functional_call(modules[0], dict(zip(names, weights, strict=True)), arguments)
 
-    together = vmap(run, in_dims=(0, 0, 0, None))(weights, x_SBND, there_SBN, None)
+    together = vmap(attend, in_dims=(0, 0, 0, None))(weights, x_SBND, there_SBN, "folded")
     assert [tuple(shape[:2]) for shape in calls] == [(6, 2)]
-    alone = [run([w[i] for w in weights], x_SBND[i], there_SBN[i], Trace("nothing")) for i in range(3)]
+    alone = [attend([w[i] for w in weights], x_SBND[i], there_SBN[i], "table") for i in range(3)]
     assert len(calls) == 1
     there = there_SBN[..., None]
     found = [
@@ -296,10 +296,10 @@ class Sizes(TorchDispatchMode):
 def test_training_makes_no_table_of_tokens_by_tokens(layer, changes, mask):
     module, num_tokens = layer(1, **changes, **mask).float(), 250
     largest = []
-    for trace in (None, Trace("nothing")):
+    for kernel in ("fused", "table"):
         x_BND = normal(2, 1, num_tokens, 6).float().requires_grad_()
         with Sizes() as sizes:
-            module(x_BND, "", None, trace).sum().backward()
+            module(x_BND, kernel=kernel).sum().backward()
         largest.append(sizes.largest)
     assert largest[0] < num_tokens**2 <= largest[1]
 
@@ -333,7 +333,7 @@ def test_inverse_phi_is_the_largest_value_of_the_lemma(num_keys):
 @torch.no_grad()
 def test_the_bound_is_theorem_3_2(network, changes, mixed):
     model = network(3, **TIED, **changes, **mixed)
-    attention = model.blocks[0].attention
+    attention = model.attentions[0]
     for num_keys in (1, 2, 30):
         got = attention.bound_inf(num_keys)
         assert got.item() == pytest.approx(bound_by_hand(attention, model.cfg, num_keys), rel=1e-13)
@@ -343,7 +343,7 @@ def test_the_bound_is_theorem_3_2(network, changes, mixed):
 
 
 def largest_row_sum(attention, x_ND, present_1N=None):
-    rows = torch.func.jacrev(lambda x: attention(x[None], "", None, None, present_1N)[0])(x_ND)
+    rows = torch.func.jacrev(lambda x: attention(x[None], present_1N)[0])(x_ND)
     return rows.flatten(2).abs().sum(-1).max().item()
 
 
@@ -359,11 +359,11 @@ def largest_row_sum(attention, x_ND, present_1N=None):
 def test_no_jacobian_is_above_the_bound(network, seed, mask, mixed, size, num_tokens, bias):
     x_ND = size * normal(seed, num_tokens, 6)
     keys = min(num_tokens, 3) if mask["mask"] == "window" else num_tokens
-    plain = network(seed, **TIED, **mask, **mixed, bias=bias).blocks[0].attention
+    plain = network(seed, **TIED, **mask, **mixed, bias=bias).attentions[0]
     assert largest_row_sum(plain, x_ND) <= plain.bound_inf(keys).item() * (1 + 1e-12)
     for when in ("always", "above"):
         keys = {**CONTRACTIVE, "contraction_when": when}
-        contractive = network(seed, **keys, **mask, **mixed, bias=bias).blocks[0].attention
+        contractive = network(seed, **keys, **mask, **mixed, bias=bias).attentions[0]
         assert largest_row_sum(contractive, x_ND) <= 0.7 * (1 + 1e-12)
 
 
@@ -377,7 +377,7 @@ def test_the_bound_is_near_the_exact_constant_of_one_dimension(network, num_toke
     x_N1[0] = 0
     exact, values = 1 + 4 * lambert, []
     for keys in (TIED, {**CONTRACTIVE, "contraction": 1.0}):
-        attention = network(**keys, layers=1, heads=1, width=1, bias=False).blocks[0].attention
+        attention = network(**keys, layers=1, heads=1, width=1, bias=False).attentions[0]
         for parameter in attention.parameters():
             parameter.data.fill_(1.0)
         values.append(largest_row_sum(attention, x_N1))
@@ -390,7 +390,7 @@ def test_the_bound_is_near_the_exact_constant_of_one_dimension(network, num_toke
 def test_contraction_only_where_the_bound_is_above_it(layer):
     x_BND = normal(1, 2, 4, 6)
     plain = layer(2, **TIED, bias=False)
-    y_BND, bound = plain(x_BND, "", None, None), plain.bound_inf(4)
+    y_BND, bound = plain(x_BND), plain.bound_inf(4)
     for c, when, factor in (
         (0.5, "always", 0.5 / bound),
         (2 * bound.item(), "always", 2.0),
@@ -398,7 +398,7 @@ def test_contraction_only_where_the_bound_is_above_it(layer):
         (2 * bound.item(), "above", 1.0),
     ):
         keys = {**TIED, "attention": "contractive_l2", "contraction": c, "contraction_when": when}
-        torch.testing.assert_close(layer(2, **keys, bias=False)(x_BND, "", None, None), factor * y_BND, **EXACT)
+        torch.testing.assert_close(layer(2, **keys, bias=False)(x_BND), factor * y_BND, **EXACT)
 
 
 @pytest.mark.parametrize("when", ["always", "above"])
@@ -407,7 +407,7 @@ def test_gradients_reach_through_the_bound(layer, when):
     names = [name for name, _ in attention.named_parameters()]
 
     def output(*values):
-        return torch.func.functional_call(attention, dict(zip(names, values, strict=True)), (x_BND, "", None, None))
+        return torch.func.functional_call(attention, dict(zip(names, values, strict=True)), (x_BND))
 
     # norms are differentiable where no two sums are equal: at random weights
     assert torch.autograd.gradcheck(output, [p.detach().clone().requires_grad_() for p in attention.parameters()])
@@ -418,14 +418,14 @@ def test_a_fixed_number_of_keys_makes_causal_outputs_independent_of_what_follows
     outputs = {}
     for keys in (None, 8):
         attention = layer(2, **CONTRACTIVE, mask="causal", contraction_keys=keys)
-        outputs[keys] = [attention(x_BND[:, :length], "", None, None)[:, :3] for length in (3, 5)]
+        outputs[keys] = [attention(x_BND[:, :length])[:, :3] for length in (3, 5)]
     torch.testing.assert_close(*outputs[8], **EXACT)
     assert (outputs[None][0] - outputs[None][1]).abs().max() > 1e-3
     with pytest.raises(
         ConfigError, match=r"^model.contraction_keys=4: here a query may see 5 keys; set it to 5 or more$"
     ):
-        layer(2, **CONTRACTIVE, contraction_keys=4)(x_BND, "", None, None)
-    layer(2, **CONTRACTIVE, contraction_keys=4, mask="window", window=1)(x_BND, "", None, None)
+        layer(2, **CONTRACTIVE, contraction_keys=4)(x_BND)
+    layer(2, **CONTRACTIVE, contraction_keys=4, mask="window", window=1)(x_BND)
 
 
 # --- the rest of the house --------------------------------------------------------------------------------------------
@@ -463,13 +463,12 @@ def test_a_padded_sequence_gives_what_it_gives_alone(network, changes, mask, num
 @torch.no_grad()
 def test_dropout_falls_on_the_weights(layer, changes):
     attention, x_BND = layer(1, **changes), normal(2, 2, 4, 6)
-    trace = {}
-    attention(x_BND, "a", None, trace)
+    mixing_BHNM = attention.observe(x_BND)[1]["mixing_BHNM"]
     mask = torch.empty(2, 2, 4, 4, dtype=torch.float64).bernoulli_(0.5, generator=torch.Generator().manual_seed(0)) * 2
     w = attention.maps_as_applied()
     v_BHNV = x_BND[:, None] @ w.w_v_HDK + w.b_v_HK[:, None]
-    wanted = (trace["a.mixing"] * mask @ v_BHNV @ w.w_o_HKD).sum(1) + w.b_o_D
-    torch.testing.assert_close(attention(x_BND, "a", {"a.weights": mask}, None), wanted, **EXACT)
+    wanted = (mixing_BHNM * mask @ v_BHNV @ w.w_o_HKD).sum(1) + w.b_o_D
+    torch.testing.assert_close(attention(x_BND, None, mask), wanted, **EXACT)
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=told)
@@ -515,8 +514,7 @@ def test_frozen_and_recomputed_paths_by_hand(network, changes, others):
     model = network(1, True, **BARE, **changes, **others)
     inputs, lengths = torch.tensor([[0, 3, 5, 6], [2, 4, 1, -1]]), (4, 3)
     paths = list(itertools.product(range(3), repeat=2))
-    trace = Trace("attention.input")
-    model(inputs, trace=trace)
+    read_LBND = [step.input_BND for step in run(model, inputs)]
     groups = [np.array([path]) for path in paths]
     frozen, recomputed = (sums_of_groups(kind(model, inputs), groups) for kind in (FrozenNetwork, RecomputedNetwork))
     embedding = model.embed(inputs)
@@ -525,8 +523,8 @@ def test_frozen_and_recomputed_paths_by_hand(network, changes, others):
             here = alone = embedding[b].numpy()
             for index, choice in enumerate(path):
                 if choice:
-                    attention = model.blocks[index].attention
-                    read = trace[f"layers.{index}.attention.input"][b].numpy()
+                    attention = model.attentions[index]
+                    read = read_LBND[index][b].numpy()
                     mixing, w, _, w_o = head_by_hand(attention, model.cfg, read, choice - 1, length)
                     here = mixing @ (here @ w) @ w_o
                     mixing, w, bias, w_o = head_by_hand(attention, model.cfg, alone, choice - 1, length)
@@ -610,9 +608,7 @@ def test_residual_coordinates_are_a_forward_pass_of_l2_attention(network, seed, 
     inputs = torch.randint(7, (2, 4), generator=torch.Generator().manual_seed(seed))
     if padded:
         inputs[1, 3:] = -1
-    trace = Trace("mlp.output")
-    model(inputs, trace=trace)
-    for x_BND, state in zip(trace.values(), propagate(model, inputs)[1:], strict=True):
+    for x_BND, state in zip(states_by_layer(model, inputs), propagate(model, inputs), strict=True):
         for b, count in enumerate([4, 3 if padded else 4]):
             wanted = x_BND[b, :count]
             # a few hundred operations a layer, and softmaxes that can multiply an error by their scores of up to 1e3
@@ -621,14 +617,16 @@ def test_residual_coordinates_are_a_forward_pass_of_l2_attention(network, seed, 
 
 @torch.no_grad()
 def test_the_constant_of_the_lemma_has_twice_the_scores(network):
-    block = network(5, **TIED, temperature=0.7).blocks[0]
+    model = network(5, **TIED, temperature=0.7)
     betas = []
     for head in range(2):
-        w_q, _, w_v, w_o, *_ = maps_by_hand(block.attention, head)
+        w_q, _, w_v, w_o, *_ = maps_by_hand(model.attentions[0], head)
         w = w_q @ w_q.T / math.sqrt(3) @ w_v @ w_o
         norms = [np.linalg.norm(w, ord) for ord in (1, np.inf)]
         betas.append(np.linalg.norm(2 * w_q @ w_q.T / 0.7, 1) * math.sqrt(norms[0] * norms[1]))
-    assert log_lemma_constant(block) == pytest.approx(math.log(4 * max(betas) * 2 / math.sqrt(3)), rel=1e-13)
+    assert log_lemma_constant(model.sublayers[0]) == pytest.approx(
+        math.log(4 * max(betas) * 2 / math.sqrt(3)), rel=1e-13
+    )
 
 
 @pytest.mark.parametrize("changes", [CONTRACTIVE, {"attention": "cosine"}], ids=told)
@@ -667,7 +665,7 @@ def test_what_does_not_fit_is_refused_in_one_line(words, line):
 def test_doubled_columns_have_as_many_parameters_as_free_keys(network):
     """Kim et al. 2021, app. M: W_Q = W_K with 2 D / H columns a head, W_V and W_O as they were."""
     sizes = [
-        sum(p.numel() for p in network(**keys, width=8, bias=False).blocks[0].attention.parameters())
+        sum(p.numel() for p in network(**keys, width=8, bias=False).attentions[0].parameters())
         for keys in ({"attention": "l2"}, {**TIED, "head_width": 8, "value_width": 4})
     ]
     assert sizes == [4 * 8**2] * 2

@@ -17,6 +17,7 @@ from rankbench.analyses import ANALYSES, Subject, bounds
 from rankbench.claims import judge
 from rankbench.config import ConfigError, conf_dir, typed
 from rankbench.model import initial_model
+from rankbench.model.network import states_by_layer, without
 from rankbench.model.transformer import Transformer
 from rankbench.tables import read_table, with_who, write_table
 
@@ -76,16 +77,21 @@ def by_hand(block, cfg):
     return max(betas), lam
 
 
+def reduced_config(cfg, skip=False, mlp=False, norm=False):
+    """The config of a network built without what is taken out."""
+    changes = {"skip": False, "mlp_skip": False} if skip else {}
+    changes |= {"mlp": False, "mlp_skip": False} if mlp else {}
+    return dataclasses.replace(cfg, **changes, **({"norm": "none"} if norm else {}))
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_number_by_hand(subject, variant):
     one = subject(gain=2.0)  # no residual near rounding
     table = table_of(one, variant)
-    model = one.model.without(**bounds.VARIANTS[variant]).double().requires_grad_(False)
-    cfg = model.cfg
-    x_BND = model.embed(one.test.inputs)
-    states = [x_BND]
-    for block in model.blocks:
-        states.append(block(states[-1], "", None, None))
+    model = one.model.double().requires_grad_(False)
+    reduced = without(model, **bounds.VARIANTS[variant])
+    cfg = reduced_config(model.cfg, **bounds.VARIANTS[variant])
+    states = states_by_layer(reduced, one.test.inputs)
     residuals = np.array([[composite((x - x.mean(0)).numpy()) for x in state] for state in states])
     constants = [by_hand(block, cfg) for block in model.blocks]
     coefficients = [4 * beta * cfg.heads / math.sqrt(4) for beta, _ in constants]
@@ -170,14 +176,14 @@ def test_the_mlps_stretch_bounds_its_jacobian_and_its_differences(subject, activ
     for scale in (0.01, 1.0, 30.0):
         for _ in range(20):
             y_ND, centre_D = scale * torch.randn(7, 8, generator=generator).double(), torch.randn(8).double()
-            moved = mlp(y_ND, "", None) - mlp(centre_D[None], "", None)
+            moved = mlp(y_ND) - mlp(centre_D[None])
             apart = y_ND - centre_D
             for p, limit in ((1, stretch[0]), (torch.inf, stretch[1])):
                 assert torch.linalg.matrix_norm(moved, p) <= limit * torch.linalg.matrix_norm(apart, p) * (1 + 1e-9)
     # relu with all units on and weights of one sign is linear: nothing smaller would do
     mlp.up.weight.abs_(), mlp.down.weight.abs_()
     mlp.up.bias.fill_(100.0)
-    linear = torch.func.jacrev(lambda y: mlp(y[None], "", None)[0])(torch.ones(8).double()).T
+    linear = torch.func.jacrev(lambda y: mlp(y[None])[0])(torch.ones(8).double()).T
     assert bounds.mlp_stretch(mlp, 1.0)[0].item() == pytest.approx(torch.linalg.matrix_norm(linear, 1).item())
 
 
@@ -198,7 +204,7 @@ def test_norms_count_as_right_multiplications_by_the_largest_scale(subject, norm
         scale = (x.square().mean(-1) + 1e-5).rsqrt().max().item()
         wanted = r + c * (scale * r) ** 3
     else:
-        y = x + model.blocks[0].attention(x, "", None, None)
+        y = x + model.blocks[0].attention(x)
         wanted = (y.square().mean(-1) + 1e-5).rsqrt().max().item() * (r + c * r**3)
     assert got.log10_bound.item() == pytest.approx(math.log10(wanted), rel=1e-6)
 

@@ -26,7 +26,7 @@ from rankbench.claims import CLAIMS, judge
 from rankbench.collapse import check, log_lemma_constant, log_residual, propagate, residual_coordinates, tokens
 from rankbench.config import ConfigError, compose
 from rankbench.metrics import noise_floor, residual
-from rankbench.model.trace import Trace
+from rankbench.model.network import run, states_by_layer, without
 from rankbench.model.transformer import Transformer
 from rankbench.plots.collapse import draw_collapse
 from rankbench.tables import with_who
@@ -366,13 +366,10 @@ def test_it_is_what_a_forward_pass_gives_above_its_floor(network, keys, seed, de
     if padded:
         inputs[1, 3:] = inputs[2, 1:] = -1
     states = propagate(model, inputs)
-    trace = Trace("embedding", "output", "norm_scale")
-    model(inputs, trace=trace)
+    steps = list(run(model, inputs))
     # a norm blows the rounding of a token that ReLU has set to zero up 316 times: such a network is ill-conditioned
-    assume(all(scale.max() < 100 for name, scale in trace.items() if name.endswith("norm_scale")))
-    last = "mlp" if keys["mlp"] else "attention"
-    for number, state in enumerate(states):
-        x_BND = trace["embedding" if number == 0 else f"layers.{number - 1}.{last}.output"]
+    assume(all(step.scale_BN1.max() < 100 for step in steps if step.scale_BN1 is not None))
+    for state, x_BND in zip(states, states_by_layer(model, inputs), strict=True):
         for b, count in enumerate([4, 3, 1] if padded else [4] * 3):
             x_1ND = x_BND[b : b + 1, :count]
             size = x_1ND.abs().max().item()
@@ -445,15 +442,17 @@ def test_coordinates_of_given_tokens():
 
 
 def test_the_constant_of_the_lemma_by_hand(network):
-    block = network(seed=5, **ALONE, temperature=0.7, branch_scale=-0.3).blocks[0]
-    fused, out = block.attention.qkv.weight.numpy(), block.attention.out.weight.numpy()
+    model = network(seed=5, **ALONE, temperature=0.7, branch_scale=-0.3)
+    fused, out = model.attentions[0].qkv.weight.numpy(), model.attentions[0].out.weight.numpy()
     betas = []
     for head in range(2):
         q, k, v = (fused[part * 6 + head * 3 :][:3].T for part in range(3))
         w = -0.3 * v @ out[:, head * 3 : head * 3 + 3].T
         norms = [np.linalg.norm(w, ord) for ord in (1, np.inf)]
         betas.append(np.linalg.norm(q @ k.T / 0.7, 1) * math.sqrt(norms[0] * norms[1]))
-    assert log_lemma_constant(block) == pytest.approx(math.log(4 * max(betas) * 2 / math.sqrt(3)), rel=1e-13)
+    assert log_lemma_constant(model.sublayers[0]) == pytest.approx(
+        math.log(4 * max(betas) * 2 / math.sqrt(3)), rel=1e-13
+    )
 
 
 # --- the analysis -----------------------------------------------------------------------------------------------------
@@ -482,16 +481,15 @@ def test_rows_of_the_table_by_hand(subject):
     }
     inputs = one.test.inputs[:5]
     for kind, model in one.models.items():
-        reduced = model.without(skip=True, mlp=True, norm=True).requires_grad_(False)
-        trace = Trace("embedding", "output")
-        reduced(inputs, trace=trace)
+        reduced = without(model.requires_grad_(False), skip=True, mlp=True, norm=True)
+        measured_states = states_by_layer(reduced, inputs)
         rows = found[(found.weights == kind) & (found.variant == "attention_only_no_norm")].set_index("layer")
         before, entered_B, bound_B, started = math.nan, None, None, False
         for layer, state in enumerate(propagate(reduced, inputs)):
             row, log_B = rows.loc[layer], log_residual(state).numpy() / LN10
             assert row.log10_residual == pytest.approx(log_B.mean(), rel=1e-12)
             assert row.log10_residual_sd == pytest.approx(log_B.std(ddof=1), rel=1e-9)
-            x_BND = trace["embedding" if layer == 0 else f"layers.{layer - 1}.attention.output"]
+            x_BND = measured_states[layer]
             sizes = [math.sqrt(np.abs(x).sum(0).max() * np.abs(x).sum(1).max()) for x in x_BND.numpy()]
             relative = (log_B - np.log10(sizes)).mean()
             assert row.log10_relative_residual == pytest.approx(relative, rel=1e-9)
@@ -503,7 +501,7 @@ def test_rows_of_the_table_by_hand(subject):
             assert row.noise_floor == pytest.approx(np.mean(sizes) * 2**-52)
             assert row.num_sequences == 5
             if layer:
-                constant = log_lemma_constant(reduced.blocks[layer - 1]) / LN10
+                constant = log_lemma_constant(reduced.sublayers[layer - 1]) / LN10
                 assert row.log10_contraction == pytest.approx((constant + 2 * entered_B).mean())
                 if bound_B is None and (constant + 2 * entered_B < 0).all():
                     bound_B = entered_B

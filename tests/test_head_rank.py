@@ -18,7 +18,7 @@ from rankbench.analyses import ANALYSES, Subject, head_rank
 from rankbench.analyses.rank_theory import full_rank_head, pairs
 from rankbench.claims import judge
 from rankbench.config import ConfigError, conf_dir, typed
-from rankbench.model.transformer import Transformer
+from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.paths import FrozenNetwork, all_paths, sums_by_length, sums_of_groups
 from rankbench.tables import with_who
 from rankbench.tasks import build_task
@@ -96,7 +96,7 @@ def test_attention_is_that_by_hand(network, changes):
     model = network(**changes)
     x_BND = normal(1, 2, 5, model.cfg.width)
     for layer in range(2):
-        got = model.blocks[layer].attention(x_BND, "", None, None)
+        got = model.blocks[layer].attention(x_BND)
         for out_ND, x_ND in zip(got.numpy(), x_BND, strict=True):
             np.testing.assert_allclose(out_ND, attention_by_hand(model, layer, x_ND), rtol=0, atol=ROUNDING)
 
@@ -117,8 +117,8 @@ def test_the_l2norm_divides_by_the_length(network):
     x_BND = normal(3, 2, 5, 4)
     wanted = x_BND / (x_BND.norm(dim=-1, keepdim=True) ** 2 + 1e-5).sqrt()
     assert norm.weight.shape == (1,)
-    torch.testing.assert_close(norm(x_BND, "", None), wanted * norm.weight, rtol=1e-14, atol=0)
-    torch.testing.assert_close(norm.plain(x_BND), wanted, rtol=1e-14, atol=0)
+    torch.testing.assert_close(norm(x_BND), wanted * norm.weight, rtol=1e-14, atol=0)
+    torch.testing.assert_close(plain_norm("l2norm", x_BND), wanted, rtol=1e-14, atol=0)
 
 
 def test_positions_fill_the_width_that_the_coordinates_leave(network):

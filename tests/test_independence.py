@@ -212,7 +212,7 @@ def test_interactions_by_hand(subject):
     assert pick(table, of="network", scheme="frozen").interaction.item() < 1e-12  # an identity
     network = RecomputedNetwork(one.model, inputs)
     sums = sums_of_groups(network, [np.concatenate([all_paths(2, 2, k) for k in range(3)])])[0]
-    state = FrozenNetwork(one.model, inputs).trace["state"]
+    state = FrozenNetwork(one.model, inputs).state_BND
     ratio = (plain(state) - plain(sums)).flatten(1).norm(dim=1) / plain(state).flatten(1).norm(dim=1)
     got = pick(table, of="network", scheme="recomputed").interaction.item()
     assert got == pytest.approx(ratio.mean().item(), **EXACT)

@@ -109,12 +109,12 @@ def test_rows_of_a_models_layers(subject, changes):
     generator = invertibility.generator_for(0, "invertibility")
     x_BND = invertibility.inputs_of(0, 2, 3, 5, 4, generator)
     with torch.no_grad():
-        y_BND = x_BND + 0.7 * attention(x_BND, "", None, None)
+        y_BND = x_BND + 0.7 * attention(x_BND)
         now_BND = y_BND
         errors = []
         for _ in range(13):
             errors.append([(sequence.abs().max().item()) for sequence in now_BND - x_BND])
-            now_BND = y_BND - 0.7 * attention(now_BND, "", None, None)
+            now_BND = y_BND - 0.7 * attention(now_BND)
     rows = table[(table.weights == "trained") & (table.layer == 2)]
     np.testing.assert_allclose(rows.error, np.max(errors, 1), rtol=1e-9, atol=1e-15)
     np.testing.assert_allclose(rows.error_median, np.median(errors, 1), rtol=1e-9, atol=1e-15)
@@ -206,7 +206,7 @@ def test_histograms_count_the_entries(subject):
     assert len(table) == 3 * 2 * 2 * 8
     rows = table[(table.layer == 2) & (table.inputs == "0..10")]
     x_BND = invertibility.inputs_of(0, 10, 7, 5, 4, histograms.generator_for(0, "invertibility"))
-    y_BND = one.model.blocks[1].attention(x_BND, "", None, None).detach()
+    y_BND = one.model.blocks[1].attention(x_BND).detach()
     for of, values in (("input", x_BND), ("output", y_BND)):
         mine, values = rows[rows.of == of], values.numpy().ravel()
         assert mine.sd.iloc[0] == pytest.approx(values.std(), rel=1e-12)

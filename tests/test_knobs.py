@@ -19,7 +19,7 @@ from rankbench.claims.knobs import KNOBS
 from rankbench.config import conf_dir
 from rankbench.metrics import relative_residual_frobenius
 from rankbench.model import initial_model
-from rankbench.model.trace import Trace
+from rankbench.model.network import states_by_layer
 
 EVERYTHING = ("full", "no_mlp", "no_skip", "attention_only")
 
@@ -310,10 +310,12 @@ def test_uniform_attention_loses_as_much_as_theory_says(model_config, sorting_ta
     plain |= {"mix_attention": 0.0, "mix_uniform": 1.0, "values": "orthogonal"}
     for seed in range(4):
         cfg = model_config(layers=layers, width=64, heads=4, **{**plain, **changes})
-        model, trace = initial_model(cfg, task, seed).double(), Trace("embedding", "output")
+        model, inputs = (
+            initial_model(cfg, task, seed).double(),
+            task.sample(4, torch.Generator().manual_seed(seed)).inputs,
+        )
         with torch.no_grad():
-            model(task.sample(4, torch.Generator().manual_seed(seed)).inputs, trace=trace)
-        first_BND, last_BND = trace["embedding"], trace[f"layers.{layers - 1}.attention.output"]
+            first_BND, *_, last_BND = states_by_layer(model, inputs)
         first_B = relative_residual_frobenius(first_BND)
         ratio_B = (1 - first_B**2) / first_B**2 * (mean / rest) ** layers  # energies of mean and residual, behind
         measured.append(relative_residual_frobenius(last_BND).log10().mean().item())

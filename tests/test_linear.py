@@ -90,6 +90,6 @@ def test_uniform_values_are_drawn_as_torch_draws_them_whatever_the_rest(build, i
 def test_zero_values_make_an_attention_that_adds_nothing_but_its_output_bias(build):
     model = build(values="zero", init="bert")  # biases begin at 0
     x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert (model.blocks[0].attention(x, "", None, None) == 0).all()
+    assert (model.blocks[0].attention(x) == 0).all()
     drawn = build(values="zero").blocks[0].attention
-    torch.testing.assert_close(drawn(x, "", None, None), drawn.out.bias.expand_as(x), rtol=0, atol=0)
+    torch.testing.assert_close(drawn(x), drawn.out.bias.expand_as(x), rtol=0, atol=0)

@@ -25,7 +25,6 @@ from rankbench.config import ConfigError, conf_dir, typed
 from rankbench.lipschitz import Layer
 from rankbench.model import initial_model
 from rankbench.model.attention import Attention
-from rankbench.model.trace import Trace
 from rankbench.tables import read_table, with_who, write_table
 
 # Float64, a few hundred operations in another order.
@@ -415,7 +414,7 @@ def test_a_models_layer_is_the_functional_one(subject, changes):
         assert layer is None
         return
     x_BND = states(9, 3, 4, 6)
-    got, wanted = lipschitz.attend(layer, x_BND), attention(x_BND, "", None, None)
+    got, wanted = lipschitz.attend(layer, x_BND), attention(x_BND)
     constant = wanted - got  # biases of values and output: the same whatever x is
     torch.testing.assert_close(constant, constant[:1, :1].expand_as(constant), rtol=0, atol=1e-11)
 
@@ -439,7 +438,7 @@ def test_cosine_attention_moves_no_more_than_its_bound(model_config, changes, p)
         parameter.copy_(torch.randn(parameter.shape, generator=draws, dtype=torch.float64) * (parameter.ndim > 1))
 
     def attend(x_ND):
-        return attention(x_ND[None], "", None, Trace("nothing"))[0]
+        return attention(x_ND[None])[0]
 
     bound = constants.attention_bound(attention, 4, p)
     for exponent in (-math.inf, -5, -4, -3, -2, 0, 1):
@@ -490,16 +489,18 @@ def test_jacobians_of_attention_block_and_network_are_autograds(subject):
     model, inputs = one.model, one.test.inputs[:2]
     x_BND = model.embed(inputs)
     wanted = {"attention": [], "block": [], "network": []}
-    first = model.blocks[0]
+    first, second = model.blocks
+
+    def through(block, x_BND):
+        middle_BND = x_BND + block.attention(block.attention_norm(x_BND))
+        return middle_BND + block.mlp(block.mlp_norm(middle_BND))
+
     for x_ND in x_BND:
-        read_ND = first.attention_norm(x_ND[None], "", None)[0].detach()
+        read_ND = first.attention_norm(x_ND[None])[0].detach()
         maps = {
-            "attention": (lambda x: first.attention(x[None], "", None, {})[0], read_ND),
-            "block": (lambda x: first(x[None], "", None, {})[0], x_ND),
-            "network": (
-                lambda x: model.last_norm(model.blocks[1](first(x[None], "", None, {}), "", None, {}), "", None)[0],
-                x_ND,
-            ),
+            "attention": (lambda x: first.attention(x[None])[0], read_ND),
+            "block": (lambda x: through(first, x[None])[0], x_ND),
+            "network": (lambda x: model.last_norm(through(second, through(first, x[None])))[0], x_ND),
         }
         for part, (function, at) in maps.items():
             matrix = torch.autograd.functional.jacobian(function, at.detach()).reshape(24, 24)

@@ -3,6 +3,7 @@
 Shapes: B batch, N query token, M key token, D width, H head, K head width, F hidden width of the MLP.
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -17,8 +18,16 @@ from torch import nn
 from rankbench.config import ConfigError
 from rankbench.model import build_model, initial_model
 from rankbench.model.attention import FUSED_FROM_TOKENS, visible_keys
-from rankbench.model.trace import Trace
-from rankbench.model.transformer import MLP, NORM_EPSILON, Norm, Transformer, initialise, sinusoidal_positions
+from rankbench.model.network import Sublayer, run, weighted_sum, without
+from rankbench.model.transformer import (
+    MLP,
+    NORM_EPSILON,
+    Norm,
+    Transformer,
+    initialise,
+    plain_norm,
+    sinusoidal_positions,
+)
 
 # Float64 against another float64 route: a few hundred terms of order 1 in each of a few layers, eps = 2.2e-16.
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -143,9 +152,8 @@ def test_without_is_a_model_built_without(network, removed, norm):
     merged = {key: value for part in removed for key, value in changes[part].items()}
     built = network(seed=5, **{"norm": norm, **merged})
     built.load_state_dict({name: full.state_dict()[name] for name in built.state_dict()})
-    reduced, x_BNC = full.without(**dict.fromkeys(removed, True)), normal(1, 2, 5, 3)
+    reduced, x_BNC = without(full, **dict.fromkeys(removed, True)), normal(1, 2, 5, 3)
     torch.testing.assert_close(reduced(x_BNC), built(x_BNC), rtol=0, atol=0)  # the same operations
-    assert set(reduced.state_dict()) == set(built.state_dict())
     changed = not torch.allclose(reduced(x_BNC), full(x_BNC))
     assert changed == bool(set(removed) - ({"norm"} if norm == "none" else set()))
 
@@ -153,17 +161,10 @@ def test_without_is_a_model_built_without(network, removed, norm):
 @torch.no_grad()
 def test_without_leaves_the_model_itself_alone(network):
     model, x_BNC = network(), normal(1, 2, 5, 3)
-    before, cfg = model(x_BNC), vars(model.cfg).copy()
-    reduced = model.without(skip=True, mlp=True, norm=True)
-    for parameter in reduced.parameters():
-        parameter.zero_()
-    assert torch.equal(model(x_BNC), before) and vars(model.cfg) == cfg
-
-
-def test_without_draws_nothing_from_the_global_generator(network):
-    model, before = network(), torch.get_rng_state()
-    model.without(mlp=True)
-    assert torch.equal(torch.get_rng_state(), before)
+    before = model(x_BNC)
+    reduced = without(model, skip=True, mlp=True, norm=True)
+    assert not torch.equal(reduced(x_BNC), before) and torch.equal(model(x_BNC), before)
+    assert len(model.sublayers) == 4 and len(reduced.sublayers) == 2
 
 
 @every
@@ -227,11 +228,14 @@ def test_a_norm_behind_the_embedding_is_that_of_torch(network, norm):
     summed_BND = model.read_in(x_BNC) + model.position.weight[:5]
     wanted_BND = F.layer_norm(summed_BND, (model.cfg.width,), *learned, NORM_EPSILON)
     torch.testing.assert_close(model.embed(x_BNC), wanted_BND, **EXACT)
-    torch.testing.assert_close(model.without(norm=True).embed(x_BNC), wanted_BND, **EXACT)
-    masks = {name: mask.double() for name, mask in network(dropout=0.4).dropout_masks(2, 5, generator(0)).items()}
-    trace = {}
-    model(x_BNC, dropout=masks, trace=trace)
-    torch.testing.assert_close(trace["embedding"], wanted_BND * masks["embedding"], **EXACT)
+    torch.testing.assert_close(without(model, norm=True).embed(x_BNC), wanted_BND, **EXACT)
+    seen, masks = (
+        [],
+        {name: mask.double() for name, mask in network(dropout=0.4).dropout_masks(2, 5, generator(0)).items()},
+    )
+    with model.attentions[0].register_forward_pre_hook(lambda module, read: seen.append(read[0])):
+        model(x_BNC, dropout=masks)
+    torch.testing.assert_close(seen[0], wanted_BND * masks["embedding"], **EXACT)
 
 
 @pytest.mark.parametrize("width", [6, 7])
@@ -308,18 +312,19 @@ ATTENTIONS = [
 @pytest.mark.parametrize("changes", ATTENTIONS)
 @torch.no_grad()
 def test_attention_is_that_of_a_loop_over_heads(network, changes):
-    attention, x_BND = network(**changes).blocks[0].attention, normal(1, 2, 4, 6)
-    torch.testing.assert_close(attention(x_BND, "a", None, None), attention_by_hand(attention, x_BND), **EXACT)
+    attention, x_BND = network(**changes).attentions[0], normal(1, 2, 4, 6)
+    torch.testing.assert_close(attention(x_BND), attention_by_hand(attention, x_BND), **EXACT)
 
 
 @pytest.mark.parametrize("changes", ATTENTIONS)
 @torch.no_grad()
-def test_heads_in_the_trace_add_up_to_the_output(network, changes):
-    attention, x_BND, trace = network(**changes).blocks[0].attention, normal(1, 2, 4, 6), {}
-    output = attention(x_BND, "a", None, trace)
-    assert trace["a.heads"].shape == (2, 3, 4, 6)
-    summed = trace["a.heads"].sum(1) + attention.maps_as_applied().b_o_D
-    torch.testing.assert_close(summed, output, **EXACT)
+def test_the_heads_add_up_to_the_output(network, changes):
+    attention, x_BND = network(**changes).attentions[0], normal(1, 2, 4, 6)
+    output_BND, tables = attention.observe(x_BND)
+    maps = attention.maps_as_applied()
+    summed_BND = (tables["mixed_BHNK"] @ maps.w_o_HKD).sum(1) + maps.b_o_D
+    torch.testing.assert_close(summed_BND, output_BND, **EXACT)
+    torch.testing.assert_close(attention(x_BND), output_BND, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("head_width", [1, 3, 7, 20])
@@ -374,10 +379,10 @@ def test_visible_keys_are_those_of_a_loop(mask, window, num_tokens):
 @torch.no_grad()
 def test_attention_weights_are_stochastic_and_zero_where_masked(network, mask, window, num_tokens, seed):
     model = network(seed, mask=mask, window=window if mask == "window" else None)
-    trace = Trace("weights")
-    model(3 * normal(seed, 2, num_tokens, 3), trace=trace)
-    assert list(trace) == ["layers.0.attention.weights", "layers.1.attention.weights"]
-    for p_BHNM in trace.values():
+    steps = run(model, 3 * normal(seed, 2, num_tokens, 3))
+    weights = [step.weights_BHNM for step in steps if step.sublayer.kind == "attention"]
+    assert len(weights) == 2
+    for p_BHNM in weights:
         assert p_BHNM.shape == (2, 2, num_tokens, num_tokens)
         # one division and a sum of at most 6 shares
         torch.testing.assert_close(
@@ -416,10 +421,10 @@ def test_fused_and_explicit_attention_agree(network, monkeypatch, changes, tied_
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k))
     model = network(**changes, tied_qk=tied_qk)
     results = []
-    for trace, taken in ((None, 2 * (num_tokens >= FUSED_FROM_TOKENS)), ({}, 0)):
+    for kernel, taken in (("fused", 2 * (num_tokens >= FUSED_FROM_TOKENS)), ("table", 0)):
         x_BNC = normal(1, 2, num_tokens, 3).requires_grad_()
         calls.clear()
-        output = model(x_BNC, trace=trace)
+        output = model(x_BNC, kernel=kernel)
         assert len(calls) == taken  # once a layer, or never
         gradients = torch.autograd.grad((output * normal(2, *output.shape)).sum(), [x_BNC, *model.parameters()])
         results.append((output, *gradients))
@@ -462,7 +467,7 @@ def test_norms_are_those_of_a_formula(model_config, seed, width, affine, size):
                 wanted = x / np.sqrt(np.mean(x**2) + 1e-5)
                 wanted = wanted * norm.weight.numpy() if affine else wanted
                 wanted = wanted + norm.shift.numpy() if affine and kind == "layernorm" else wanted
-                np.testing.assert_allclose(norm(x_BND, "n", None)[b, n].numpy(), wanted, rtol=1e-10, atol=1e-10)
+                np.testing.assert_allclose(norm(x_BND)[b, n].numpy(), wanted, rtol=1e-10, atol=1e-10)
         assert (norm.shift is not None) == (affine and kind == "layernorm")
         assert (norm.weight is not None) == affine
 
@@ -476,12 +481,12 @@ def test_scale_linear_and_shift_make_up_the_norm(model_config, seed, kind, affin
     assert scale.shape == (2, 3, 1)
     together = norm.linear(x_BND, scale) + (0 if norm.shift is None else norm.shift)
     # the mean of 48 numbers of size 1e3, to 1e-13, over a deviation of the same size
-    torch.testing.assert_close(together, norm(x_BND, "n", None), **EXACT)
-    trace = {}
-    norm(x_BND, "n", trace)
-    torch.testing.assert_close(trace["n"], scale, **EXACT)  # the kernel sums in another order
+    torch.testing.assert_close(together, norm(x_BND), **EXACT)
+    normed_BND, scale_of_kernel_BN1 = norm.with_scale(x_BND)
+    torch.testing.assert_close(scale_of_kernel_BN1, scale, **EXACT)  # the kernel sums in another order
+    torch.testing.assert_close(normed_BND, norm(x_BND), **EXACT)
     plain = random_norm(model_config(norm_kind=kind), False)
-    torch.testing.assert_close(norm.plain(x_BND), plain(x_BND, "n", None), **EXACT)
+    torch.testing.assert_close(plain_norm(kind, x_BND), plain(x_BND), **EXACT)
     # with the scale frozen it is linear
     y_BND = normal(seed + 1, 2, 3, 48)
     both = norm.linear(2 * x_BND - y_BND, scale)
@@ -493,7 +498,7 @@ def test_the_norm_of_a_zero_token_is_finite(model_config):
     for kind in ("layernorm", "rmsnorm"):
         norm = Norm(model_config(norm_kind=kind), True).double()
         zero = torch.zeros(1, 2, 48, dtype=torch.float64)
-        assert torch.equal(norm(zero, "n", None), zero)
+        assert torch.equal(norm(zero), zero)
         assert norm.scale(zero)[0, 0, 0].item() == pytest.approx(NORM_EPSILON**-0.5, rel=1e-14)
 
 
@@ -516,45 +521,50 @@ def test_gate_at_zero_is_the_derivative(model_config, activation):
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @torch.no_grad()
-def test_the_gate_in_the_trace_makes_the_mlp_linear(network, activation):
-    mlp, x_BND, trace = network(activation=activation, mlp_ratio=1.5).blocks[0].mlp, normal(1, 2, 5, 8), {}
-    output = mlp(x_BND, "m", trace)
-    assert trace["m.gate"].shape == (2, 5, 12)
-    torch.testing.assert_close(mlp.down(trace["m.gate"] * mlp.up(x_BND)), output, **EXACT)
+def test_the_gate_makes_the_mlp_linear(network, activation):
+    mlp, x_BND = network(activation=activation, mlp_ratio=1.5).blocks[0].mlp, normal(1, 2, 5, 8)
+    hidden_BNF = mlp.up(x_BND)
+    assert hidden_BNF.shape == (2, 5, 12)
+    torch.testing.assert_close(mlp.down(mlp.gate(hidden_BNF) * hidden_BNF), mlp(x_BND), **EXACT)
 
 
-# --- trace -----------------------------------------------------------------------------------------------------------
+# --- steps ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("norm", ["none", "pre", "post"])
 @pytest.mark.parametrize("mlp", [True, False])
 @torch.no_grad()
-def test_a_trace_holds_what_forward_names(network, norm, mlp):
-    model, trace = network(norm=norm, mlp=mlp), Trace()
-    output = model(normal(1, 2, 5, 3), trace=trace)
-    scale = [] if norm == "none" else ["norm_scale"]
-    names = {"embedding", "state", "output"} | ({"last_norm_scale"} if norm == "pre" else set())
-    for layer in range(2):
-        names |= {f"layers.{layer}.attention.{x}" for x in ["input", "weights", "mixing", "heads", "output", *scale]}
-        names |= {f"layers.{layer}.mlp.{x}" for x in ["input", "gate", "output", *scale] if mlp}
-    assert set(trace) == names
-    assert torch.equal(trace["output"], output)
-    assert torch.equal(trace["output"], model.read_out(trace["state"]))
-    assert torch.equal(trace["embedding"], trace["layers.0.attention.input"])
-    last = "layers.1.mlp.output" if mlp else "layers.1.attention.output"
-    assert torch.equal(trace["state"], trace[last]) == (norm != "pre")
-    if mlp:
-        assert torch.equal(trace["layers.0.attention.output"], trace["layers.0.mlp.input"])
-        assert torch.equal(trace["layers.0.mlp.output"], trace["layers.1.attention.input"])
+def test_steps_are_the_networks_own_forward_pass(network, norm, mlp):
+    model, x_BNC = network(norm=norm, mlp=mlp, mlp_skip=mlp), normal(1, 2, 5, 3)
+    steps = list(run(model, x_BNC))
+    kinds = ["attention", "mlp"] if mlp else ["attention"]
+    assert [(step.sublayer.layer, step.sublayer.kind) for step in steps] == [
+        (n, kind) for n in (1, 2) for kind in kinds
+    ]
+    assert torch.equal(steps[0].input_BND, model.embed(x_BNC))
+    assert all(torch.equal(one.output_BND, next_one.input_BND) for one, next_one in itertools.pairwise(steps))
+    torch.testing.assert_close(model.read_out(model.finish(steps[-1].output_BND)), model(x_BNC), **EXACT)
+    for step in steps:
+        assert (step.scale_BN1 is None) == (norm == "none")
+        assert (step.hidden_BNF is None) == (step.weights_BHNM is not None) == (step.sublayer.kind == "attention")
 
 
-@torch.no_grad()
-def test_a_trace_keeps_only_what_is_asked_for(network):
-    model, everything, some = network(), Trace(), Trace("weights", "gate")
-    model(normal(1, 2, 5, 3), trace=everything)
-    model(normal(1, 2, 5, 3), trace=some)
-    assert set(some) == {f"layers.{layer}.{name}" for layer in range(2) for name in ("attention.weights", "mlp.gate")}
-    assert all(torch.equal(some[name], everything[name]) for name in some)
+@pytest.mark.parametrize("place", ["pre", "post", "none"])
+@pytest.mark.parametrize(("skip", "branch"), [(1.0, 1.0), (0.5, -2.0), (0.0, 1.0)])
+def test_a_sublayer_runs_on_formulas_as_on_tokens(place, skip, branch):
+    """Its algebra on texts reads as the definition does."""
+    sublayer = Sublayer(1, "mlp", None, None, place, skip, branch)
+    formula = sublayer.apply("x", "f({})".format, "norm({})".format, "{} {} + {} {}".format)
+    assert (
+        formula
+        == {
+            "post": f"norm({skip} x + {branch} f(x))",
+            "pre": f"{skip} x + {branch} f(norm(x))",
+            "none": f"{skip} x + {branch} f(x)",
+        }[place]
+    )
+    x, y = torch.tensor([1.0, -2.0]), torch.tensor([0.25, 3.0])
+    assert torch.equal(weighted_sum(skip, x, branch, y), skip * x + branch * y)
 
 
 # --- dropout ---------------------------------------------------------------------------------------------------------
@@ -598,7 +608,7 @@ def test_no_dropout_no_masks(network):
 def test_dropout_strikes_weights_sublayers_and_embedding(network, num_tokens):
     model, x_BNC = network(dropout=0.4, norm="none", layers=1, heads=2), normal(1, 2, num_tokens, 3)
     masks = {name: mask.double() for name, mask in model.dropout_masks(2, num_tokens, generator(0)).items()}
-    block, trace = model.blocks[0], {}
+    block = model.blocks[0]
     heads = block.attention.maps_as_applied()
     state = model.read_in(x_BNC) * masks["embedding"]
     y_BND = heads.b_o_D
@@ -611,9 +621,6 @@ def test_dropout_strikes_weights_sublayers_and_embedding(network, num_tokens):
     state = state + y_BND * masks["layers.0.attention.output"]
     state = state + block.mlp.down(F.gelu(block.mlp.up(state))) * masks["layers.0.mlp.output"]
     torch.testing.assert_close(model(x_BNC, dropout=masks), model.read_out(state), **EXACT)
-    model(x_BNC, dropout=masks, trace=trace)
-    sums = trace["layers.0.attention.weights"].sum(-1)  # as the softmax gave them
-    torch.testing.assert_close(sums, torch.ones_like(sums), **EXACT)
 
 
 # --- initial weights -------------------------------------------------------------------------------------------------

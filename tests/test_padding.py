@@ -5,7 +5,7 @@ import torch
 
 from rankbench.metrics import attention_metrics, state_metrics
 from rankbench.model.attention import FUSED_FROM_TOKENS, visible_keys
-from rankbench.model.trace import Trace
+from rankbench.model.network import run
 from rankbench.model.transformer import Transformer, initialise
 from rankbench.paths import FrozenNetwork, RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
 from rankbench.tasks.task import ABSENT
@@ -67,15 +67,14 @@ def test_paths_of_a_padded_batch_are_those_of_each_sequence(build, kind):
 @pytest.mark.parametrize("mask", ["none", "causal"])
 def test_metrics_of_a_padded_batch_are_those_of_each_sequence(build, mask):
     model, inputs = build(mask=mask), padded_inputs()
-    trace = Trace("embedding", "weights")
-    model(inputs, trace=trace)
-    lengths, p_BHNM = model.lengths(inputs), trace["layers.1.attention.weights"]
+    first, *_, last = (step for step in run(model, inputs) if step.sublayer.kind == "attention")
+    lengths, p_BHNM, embedding_BND = model.lengths(inputs), last.weights_BHNM, first.input_BND
     assert lengths.tolist() == list(LENGTHS)
-    states = state_metrics(trace["embedding"], lengths)
+    states = state_metrics(embedding_BND, lengths)
     visible_NM = visible_keys(mask, None, max(LENGTHS))
     weights = attention_metrics(p_BHNM, visible_NM, lengths)
     for row, length in enumerate(LENGTHS):
-        alone = state_metrics(trace["embedding"][row : row + 1, :length])
+        alone = state_metrics(embedding_BND[row : row + 1, :length])
         assert states.keys() == alone.keys()
         visible = None if visible_NM is None else visible_NM[:length, :length]
         alone |= attention_metrics(p_BHNM[row : row + 1, :, :length, :length], visible)

@@ -17,7 +17,7 @@ from rankbench.analyses import Subject, path_mass, pruning
 from rankbench.claims import judge
 from rankbench.config import ConfigError, conf_dir, typed
 from rankbench.metrics import attention_metrics
-from rankbench.model.trace import Trace
+from rankbench.model.network import run
 from rankbench.paths import FrozenNetwork, all_paths, sums_by_length, sums_of_groups, sums_through_heads
 from rankbench.plots.path_mass import draw_path_mass
 from rankbench.plots.pruning import draw_pruning
@@ -132,7 +132,7 @@ def test_every_number_of_path_mass_by_enumeration(subject, changes, monkeypatch)
 def test_lengths_and_bias_add_up_to_the_whole_gradient_mass(subject):
     one = subject()
     table = path_mass.table(one, options("path_mass"))
-    state = FrozenNetwork(one.model, one.test.inputs).trace["state"].clone().requires_grad_()
+    state = FrozenNetwork(one.model, one.test.inputs).state_BND.clone().requires_grad_()
     F.cross_entropy(one.model.read_out(state).flatten(0, 1), one.test.targets.flatten()).backward()
     parts = table[table.part != "head"].gradient_mass.sum()
     assert parts == pytest.approx((state * state.grad).sum().item(), **EXACT)
@@ -143,10 +143,8 @@ def test_ranks_of_heads_are_the_means_of_metrics(subject, changes, monkeypatch):
     one = subject(**changes)
     monkeypatch.setattr(path_mass, "NUMBERS_AT_A_TIME", 800)
     table = path_mass.table(one, options("path_mass"))
-    trace = Trace("weights")
-    one.model(one.test.inputs, trace=trace)
-    for layer in range(1, LAYERS + 1):
-        p = trace[f"layers.{layer - 1}.attention.weights"]
+    weights = [step.weights_BHNM for step in run(one.model, one.test.inputs) if step.sublayer.kind == "attention"]
+    for layer, p in enumerate(weights, 1):
         wanted = attention_metrics(p, None, one.model.lengths(one.test.inputs))["attention_effective_rank"].mean(0)
         rows = pick(table, part="head", layer=layer)
         assert rows.attention_effective_rank.to_numpy() == pytest.approx(wanted.numpy(), **EXACT)
