@@ -71,13 +71,14 @@ def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
         seed = cfg.seed + index
         if seed in diverged:
             continue
-        trained = build_model(cfg.model, task).to_empty(device="cpu")
+        trained = build_model(cfg.model, task)
         expected = {name: (cfg.replicas, *parameter.shape) for name, parameter in trained.state_dict().items()}
         if {name: tuple(weight.shape) for name, weight in stacked.items()} != expected:
             raise ConfigError(
                 f"run={run.folder}: the weights in checkpoint.safetensors do not fit config.yaml; train it again"
             )
-        trained.load_state_dict({name: weight[index] for name, weight in stacked.items()})
+        # assigned, not copied: a copy would round the weights of a float64 run to the model's float32
+        trained.load_state_dict({name: weight[index] for name, weight in stacked.items()}, assign=True)
         models = {"trained": trained, "initialised": initial_model(cfg.model, task, seed)}
         mine = {name: rows[rows.seed == seed].reset_index(drop=True) for name, rows in histories.items()}
         told = {HISTORIES[name]: rows for name, rows in mine.items()}

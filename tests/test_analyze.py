@@ -328,6 +328,27 @@ def test_the_test_accuracy_of_the_run_is_the_whole_accuracy_of_the_table(run, tm
     assert table.groupby("seed").whole_accuracy.first().to_dict() == pytest.approx(told, abs=1e-6)
 
 
+def test_a_float64_run_is_measured_with_its_own_weights(tmp_path):
+    """Two ways to one number: training's last look at the layers and the analysis, both in float64."""
+    last = ["precision=fp64", "trainer.dynamics_every=5", "trainer.dynamics_sequences=4", "model.norm=pre"]
+    run = Run(tmp_path / "run")
+    train(config(*last, command="train"), run)
+    analyze(config(), subjects_of_run(run, machine()), run.folder)
+    layers, residual = read_table(run.folder / "layers.csv"), read_table(run.folder / "residual.csv")
+    axes = ["seed", "layer", "sublayer", "head"]
+    layers = layers[layers.step == 5].set_index(axes).sort_index()
+    residual = residual[residual.weights == "trained"].set_index(axes).sort_index()
+    metrics = ["relative_residual", "effective_rank", "attention_entropy", "attention_effective_rank"]
+    # the same operations on the same numbers; weights rounded to float32 would differ by 1e-8
+    pd.testing.assert_frame_equal(residual[metrics], layers[metrics], rtol=1e-12, atol=1e-15)
+
+
+def test_a_subject_of_trained_weights_alone_is_measured(fresh):
+    trained = dataclasses.replace(fresh[0], models={"trained": fresh[0].model})
+    assert trained.model is fresh[0].model and trained.who == fresh[0].who
+    assert set(ANALYSES["residual"].table(trained, check_analyses(config())["residual"]).weights) == {"trained"}
+
+
 def test_an_endless_stream_is_sampled_for_the_baselines(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "BASELINE_SEQUENCES", 33)
     one, _ = fresh_subjects(config("task.train_size=null"), machine())
