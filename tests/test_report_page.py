@@ -210,6 +210,33 @@ def test_the_figure_shows_means_and_intervals():
     assert (low < line.get_xdata()).all() and (line.get_xdata() < high).all()
 
 
+@pytest.mark.parametrize("role", ["x", "series", "facet"])
+def test_booleans_are_words_in_every_role(role, tmp_path):
+    rows = [
+        {"flag": flag, "n": n, "s": s, "seed": 0, "test_accuracy": (1 + n + s + 3 * flag) / 10}
+        for flag in (True, False)
+        for n in (1, 2)
+        for s in (0, 1)
+    ]
+    pd.DataFrame(rows).to_csv(tmp_path / "sweep.csv", index=False)
+    table = pd.read_csv(tmp_path / "sweep.csv")
+    assert table.flag.dtype == bool
+    names = {role: "flag"} | dict(zip([name for name in ("x", "series", "facet") if name != role], "ns", strict=True))
+    figure = draw_sweep(table, **names)
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    shown = {
+        "x": axes.get_xticklabels(),
+        "series": figure.legends[0].get_texts(),
+        "facet": [a.title for a in figure.axes],
+    }
+    prefix = "" if role == "x" else "flag="
+    assert [text.get_text() for text in shown[role]] == [f"{prefix}false", f"{prefix}true"]
+    if role == "x":  # false stands left of true, with its own numbers
+        (line,) = [one for one in axes.get_lines() if len(one.get_xdata()) == 2][:1]
+        assert list(line.get_ydata()) == [0.2, 0.5]
+
+
 @pytest.mark.parametrize(("value", "best"), [("test_accuracy", [0.5, 0.9]), ("test_loss", [0.1, 0.6])])
 def test_the_best_of_the_seeds_is_drawn_where_it_is_asked_for(value, best):
     rows = [
