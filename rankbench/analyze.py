@@ -12,12 +12,12 @@ from typing import Any
 import pandas as pd
 from tqdm import tqdm
 
-from rankbench import plots
+from rankbench import __version__, plots
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.claims import CLAIMS, figures_published, judge, published, verdict_line
 from rankbench.config import AnalyzeConfig, BaseConfig, ConfigError, TrainConfig, typed, unknown
 from rankbench.files import write_json
-from rankbench.machine import Machine
+from rankbench.machine import Machine, git_state, source_digest
 from rankbench.model import build_model, initial_model
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
@@ -27,6 +27,15 @@ from rankbench.tables import read_table, with_who, write_table
 from rankbench.tasks import Corpus, Task, build_task
 
 HISTORIES = {"layers.csv": "history", "metrics.csv": "curve"}  # what training wrote, and the field of Subject
+
+# What a table is a function of, as analyses.json records it, and in words.
+KEY = {
+    "options": "options",
+    "subjects": "networks and their training",
+    "rankbench": "rankbench's version",
+    "code": "rankbench's source",
+    "corpus": "the corpus",
+}
 
 log = logging.getLogger(__name__)
 
@@ -71,13 +80,14 @@ def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
         seed = cfg.seed + index
         if seed in diverged:
             continue
-        trained = build_model(cfg.model, task).to_empty(device="cpu")
+        trained = build_model(cfg.model, task)
         expected = {name: (cfg.replicas, *parameter.shape) for name, parameter in trained.state_dict().items()}
         if {name: tuple(weight.shape) for name, weight in stacked.items()} != expected:
             raise ConfigError(
                 f"run={run.folder}: the weights in checkpoint.safetensors do not fit config.yaml; train it again"
             )
-        trained.load_state_dict({name: weight[index] for name, weight in stacked.items()})
+        # assigned, not copied: a copy would round the weights of a float64 run to the model's float32
+        trained.load_state_dict({name: weight[index] for name, weight in stacked.items()}, assign=True)
         models = {"trained": trained, "initialised": initial_model(cfg.model, task, seed)}
         mine = {name: rows[rows.seed == seed].reset_index(drop=True) for name, rows in histories.items()}
         told = {HISTORIES[name]: rows for name, rows in mine.items()}
@@ -118,22 +128,29 @@ def _subject(
 def analyze(cfg: BaseConfig, subjects: list[Subject], folder: Path) -> list[str]:
     """Run each analysis of the config on every subject and write <name>.csv, .png and .pdf; then verdicts.csv.
 
-    What the folder holds already, of the same subjects with the same options, is not computed again. Returns lines for
-    the reader: digests, where the files are, verdicts.
+    A table that the folder holds already is not computed again, if everything in KEY is the same. Returns lines for the
+    reader: digests, where the files are, verdicts.
     """
     options = check_analyses(cfg)
     done_file = folder / "analyses.json"
     done = json.loads(done_file.read_text()) if done_file.exists() else {}
-    measured = _fingerprint(subjects)
+    same = {
+        "subjects": _fingerprint(subjects),
+        "rankbench": __version__,
+        "code": source_digest(),
+        "corpus": _corpus_digest(subjects[0].task),
+    }
     lines, tables = [], {}
     for name, chosen in options.items():
-        csv, asked = folder / f"{name}.csv", {"options": dataclasses.asdict(chosen), "subjects": measured}
-        if csv.exists() and asked.items() <= done.get(name, {}).items():
-            log.info("%s is there already", csv)
+        csv, key = folder / f"{name}.csv", {"options": dataclasses.asdict(chosen)} | same
+        reason = _why_computed(csv, done.get(name), key)
+        if reason is None:
+            log.info("%s is there already: %s are the same", csv, ", ".join(KEY.values()))
         else:
+            log.info("%s is computed%s", csv, reason)
             began = time.perf_counter()
             write_table(_table(name, chosen, subjects), csv)
-            done[name] = asked | {"seconds": round(time.perf_counter() - began, 2)}
+            done[name] = key | {"git": git_state(), "seconds": round(time.perf_counter() - began, 2)}
             write_json(done_file, done)
         tables[name] = read_table(csv)
         lines += [ANALYSES[name].digest(tables[name]), f"-> {csv}"]
@@ -141,7 +158,7 @@ def analyze(cfg: BaseConfig, subjects: list[Subject], folder: Path) -> list[str]
 
 
 def _fingerprint(subjects: list[Subject]) -> str:
-    """A digest of all that an analysis sees: seeds, task, model, number type and every weight."""
+    """A digest of all that an analysis sees: seeds, task, model, number type, every weight, what training recorded."""
     digest = hashlib.sha256()
     for subject in subjects:
         digest.update(repr((subject.who, subject.task)).encode())
@@ -149,7 +166,27 @@ def _fingerprint(subjects: list[Subject]) -> str:
             digest.update(repr((weights, model.cfg, model.read_out.weight.dtype)).encode())
             for parameter in model.parameters():
                 digest.update(parameter.detach().cpu().numpy().tobytes())
+        for recorded in (subject.history, subject.curve):
+            digest.update(b"" if recorded is None else recorded.to_csv().encode())
     return digest.hexdigest()
+
+
+def _corpus_digest(task: Task) -> str | None:
+    """A digest of the texts that the task reads; None for a task that generates its sequences."""
+    files = getattr(task, "files", [])
+    if not files:
+        return None
+    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
+
+
+def _why_computed(csv: Path, record: dict[str, Any] | None, key: dict[str, Any]) -> str | None:
+    """Why a table is to be computed, as the end of a sentence; None where the folder holds it already."""
+    if not csv.exists():
+        return "" if record is None else " again: the file is gone"
+    if record is None:
+        return " again: nothing is recorded about the file that is there"
+    changed = [KEY[name] for name in KEY if name not in record or record[name] != key[name]]
+    return f" again: {', '.join(changed)} changed" if changed else None
 
 
 def _table(name: str, options: Any, subjects: list[Subject]) -> pd.DataFrame:

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -109,11 +109,11 @@ def _run(command: str, words: list[str]) -> None:
     sys.argv = [f"rankbench {command}", *words]
     task = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(JOBS[command])
     try:
-        task()
+        with _gathering_after_a_failure():
+            task()
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         if wants_traceback:
             raise
-        _gather_what_is_there()
         _refuse(command, _missing_extra(error, words) or explain(error, command, words))
     except ValueError as error:
         if "Config group override" not in str(error):  # Hydra's, for model=null; any other is a fault of ours
@@ -154,11 +154,16 @@ def _open_sweep() -> "Path | None":
     return None if gate is None or gate.Gate.open_sweep is None else gate.Gate.open_sweep.hydra.sweep.dir
 
 
-def _gather_what_is_there() -> None:
-    """A sweep of which a job failed still gets its tables."""
-    gate = sys.modules.get("rankbench.gate")
-    if gate is not None and gate.Gate.open_sweep is not None:
-        gate.Gate().on_multirun_end()
+@contextmanager
+def _gathering_after_a_failure() -> Iterator[None]:
+    """Gather the tables of a sweep of which a job failed, then let the job's error go on."""
+    try:
+        yield
+    except Exception:
+        if _open_sweep() is not None:
+            with suppress(SystemExit):  # a failed report has printed its line, and the command fails anyway
+                sys.modules["rankbench.gate"].Gate().on_multirun_end()
+        raise
 
 
 def _refuse(command: str, message: str, code: int = 1) -> None:

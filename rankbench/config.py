@@ -540,8 +540,14 @@ def at_a_time(launcher: str) -> int | None:
     return os.cpu_count() if launcher.endswith("submitit_launcher.LocalLauncher") else None
 
 
-def job_folder(number: int, overrides: str) -> str:
-    """A sweep job's folder: `3_model.layers=6`; of a long or slashed text a readable part and a digest of all."""
+def job_folder(number: int, overrides: str, *, _root_: DictConfig | None = None) -> str:
+    """A sweep job's folder: `3_model.layers=6`; of a long or slashed text a readable part and a digest of all.
+
+    _root_: the job's config, whose value stands in the name for a reference to another key, as in `${model.skip}`.
+    """
+    if _root_ is not None:
+        reference = r"\$\\?\{([\w.]+)\\?\}"  # Hydra hands a job its braces with a backslash before each
+        overrides = re.sub(reference, lambda match: str(OmegaConf.select(_root_, match[1])), overrides)
     readable = re.sub(r"[^\w.,=+-]", "-", str(overrides))
     if readable != overrides or len(readable) > LONGEST_FOLDER:
         digest = hashlib.sha256(str(overrides).encode()).hexdigest()[:8]

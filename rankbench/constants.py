@@ -100,10 +100,16 @@ def sublayer_bound(sublayer: Sublayer, p: str, part: float, largest_scale: float
 
 
 def head_maps(attention: Attention) -> dict[str, tuple[Tensor, Tensor]]:
-    """Of each head W_QK = W_Q W_K^T / (sqrt(K) temperature) and W_VO = W_V W_O: left right^T, both (H, D, K)."""
+    """W_QK and W_VO of each head, each as (left, right) with the matrix left right^T; both sides (H, D, K).
+
+    W_QK is the bilinear form of the scores as they enter the softmax, d^2 score_ij / d x_i d x_j = c W_Q W_K^T with c
+    the attention's score_scale: 1 / (sqrt(K) temperature) of dot products, twice that of L2 attention. Cosine scores
+    are no bilinear form. Theirs is that of the scores times the lengths of query and key, W_Q W_K^T / temperature.
+
+    W_VO is W_V W_O, in L2 attention A_h W_V W_O, without mixes and without the `gains` of the values.
+    """
     w = attention.maps_as_applied()
-    scale = attention.head_width**-0.5 / attention.temperature
-    return {"qk": (w.w_q_HDK * scale, w.w_k_HDK), "vo": (w.w_v_HDK, w.w_o_HKD.mT)}
+    return {"qk": (w.w_q_HDK * attention.score_scale, w.w_k_HDK), "vo": (w.w_v_HDK, w.w_o_HKD.mT)}
 
 
 def spectra(left_HDK: Tensor, right_HDK: Tensor) -> tuple[Tensor, Tensor]:

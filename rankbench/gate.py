@@ -1,8 +1,10 @@
 """Hydra's callback: what happens before a command's folder is made, and after a sweep's last job."""
 
 import os
+import re
 import shutil
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from rankbench.config import (
@@ -37,7 +39,7 @@ from rankbench.sweep import Job, Sweep
 class Gate(Callback):
     """Hydra's callback: refuses a wrong config before its folder is made, and gathers what a sweep's jobs wrote.
 
-    Hydra makes a warning of an exception raised here, so a refusal prints its line and exits at once.
+    Hydra turns an exception raised here into a warning and goes on, so every failure prints its line and exits at once.
     """
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
@@ -45,7 +47,7 @@ class Gate(Callback):
         with refusing(config.hydra.job.name):
             check_everything(_job_config(config))
             _check_corpus(_job_config(config))
-            _check_overrides(_job_config(config), config.hydra.overrides.task)
+            _check_overrides(_job_config(config), _typed_words(config))
 
     def __reduce__(self) -> tuple:
         """Arriving in a launcher's process, which knows none of our resolvers, bring them along."""
@@ -71,13 +73,34 @@ class Gate(Callback):
         Gate.open_sweep = config
 
     def on_multirun_end(self, **_: Any) -> None:
-        """Join what the jobs wrote. Hydra does not come here when a job failed: the command line does then."""
+        """Join what the jobs wrote. Hydra does not call this when a job failed: the command line does then."""
         from rankbench.report import gather_sweep
 
         config, Gate.open_sweep = Gate.open_sweep, None
-        varied = [one.get_key_element() for one in _sweep_overrides(config) if one.is_sweep_override()]
-        for line in gather_sweep(Path(config.hydra.sweep.dir), varied):
-            print(line)
+        folder = Path(config.hydra.sweep.dir)
+        before = _written_at(folder)
+        try:
+            varied = [one.get_key_element() for one in _sweep_overrides(config) if one.is_sweep_override()]
+            for line in gather_sweep(folder, varied):
+                print(line)
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            reason = reason if isinstance(error, ConfigError) else f"{type(error).__name__}: {reason}"
+            written = [name for name, time in sorted(_written_at(folder).items()) if before.get(name) != time]
+            print(
+                f"rankbench {config.hydra.job.name}: the sweep's report failed ({reason}); every job's results are in "
+                f"{folder}, and of the report {', '.join(written) or 'nothing'}; "
+                f"`rankbench report runs={folder}` makes the report again",
+                file=sys.stderr,
+            )
+            raise SystemExit(1) from None
+
+
+def _written_at(folder: Path) -> dict[str, int]:
+    """The files right in a folder with the times when they were written."""
+    if not folder.is_dir():
+        return {}
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file() and path.name[0] != "."}
 
 
 def _in_a_worker() -> Gate:
@@ -87,7 +110,7 @@ def _in_a_worker() -> Gate:
 
 def _check_search(config: DictConfig, config_name: str) -> None:
     """Check what is the same in all trials of a search, whose jobs nobody knows beforehand."""
-    words = list(config.hydra.overrides.task)
+    words = _typed_words(config)
     same = [word for word in words if not OverridesParser.create().parse_override(word).is_sweep_override()]
     try:
         cfg = resolve(hydra.compose(config_name, same))
@@ -115,27 +138,43 @@ def _checked_jobs(config: DictConfig, config_name: str, sweep: Sweep) -> Iterato
         check_everything(cfg)
         _check_corpus(cfg)
         _check_overrides(cfg, words)
-        job = Job(job_folder(number, composed.hydra.job.override_dirname), tuple(words))
+        own_words = tuple(_resolved(word, composed) for word in words)
+        job = Job(job_folder(number, composed.hydra.job.override_dirname, _root_=composed), own_words)
         if type(cfg) is TrainConfig:
             Run(sweep.folder / job.folder).check_same(cfg)
         yield job
 
 
+def _resolved(word: str, composed: DictConfig) -> str:
+    """The word with the job's own value where it refers to another key: Hydra writes `${model.skip}` as `$\\{...}`."""
+    key, _, text = word.partition("=")
+    return f"{key}={OmegaConf.select(composed, key.lstrip('+'))}" if re.search(r"\$\\?\{", text) else word
+
+
 @contextmanager
 def refusing(command: str) -> Iterator[None]:
-    """A ConfigError becomes its one line and exit code 1."""
+    """Turn a ConfigError, or a disk's error, into its one line and exit code 1; a fault of ours shows its traceback."""
     try:
         yield
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:
         print(f"rankbench {command}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(1) from None
+
+
+def _typed_words(config: DictConfig) -> list[str]:
+    """The overrides as they were typed. Read from the config one by one, `${...}` in them would be resolved, for all
+    jobs of a sweep by the values of none of them."""
+    return OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
 
 
 def _sweep_overrides(config: DictConfig) -> list[Override]:
     """What a preset sweeps over and what the command line adds; the command line's word on a key is the last."""
     parser = OverridesParser.create()
     preset = parser.parse_overrides([f"{key}={text}" for key, text in (config.hydra.sweeper.params or {}).items()])
-    typed = parser.parse_overrides(list(config.hydra.overrides.task))
+    typed = parser.parse_overrides(_typed_words(config))
     own = {override.get_key_element() for override in typed}
     return [override for override in preset if override.get_key_element() not in own] + typed
 

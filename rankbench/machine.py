@@ -1,11 +1,13 @@
 """The machine a command runs on: device, number type, threads, and the record of them all."""
 
+import hashlib
 import platform
 import subprocess
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -61,7 +63,7 @@ class Machine:
             "command": sys.argv,
             "python": platform.python_version(),
             "packages": {name: _version(name) for name in RECORDED_PACKAGES},
-            "git": _git_state(),
+            "git": git_state(),
             "platform": platform.platform(),
             "device": str(self.device),
             "gpu": gpu,
@@ -81,6 +83,16 @@ def share_gpus(job: int) -> None:
         torch.cuda.set_device(job % count)
 
 
+@cache
+def source_digest() -> str:
+    """A digest of the package's Python files, those that git has not seen among them."""
+    package, digest = Path(__file__).parent, hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        text = path.read_bytes()
+        digest.update(f"{path.relative_to(package).as_posix()} {len(text)}\n".encode() + text)
+    return digest.hexdigest()
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -88,7 +100,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git_state() -> dict | None:
+def git_state() -> dict | None:
     """Commit of the checkout that this code runs from, and whether it has changes; None outside a checkout."""
     here = Path(__file__).resolve().parent
 

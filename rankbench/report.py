@@ -19,7 +19,7 @@ from rankbench.page import write_page
 from rankbench.plots.sweep import draw_sweep
 from rankbench.run import OUTPUTS, Run
 from rankbench.sweep import Sweep
-from rankbench.tables import WHO, latex, markdown, over_seeds, read_table, write_table
+from rankbench.tables import WHO, booleans_as_words, latex, markdown, over_seeds, read_table, write_table
 
 # Keys that tell runs apart but are no variables of an experiment: where, on what, how often looked at, what measured.
 SILENT = ("out", "seed", "replicas", "device", "threads", "run", "analysis", "claims", "published")
@@ -121,7 +121,7 @@ def gather(
     rows = [row for job in jobs for row in _summary_rows(job, names[job], statuses[job], values[job])]
     seeds = pd.DataFrame(rows)
     write_table(seeds, folder / "sweep.csv")
-    seeds = read_table(folder / "sweep.csv")
+    seeds = booleans_as_words(read_table(folder / "sweep.csv"))
     lines = [
         f"{len(jobs)} jobs, {', '.join(f'{count} {status}' for status, count in Counter(statuses.values()).items())}"
     ]
@@ -337,7 +337,8 @@ def _values(job: Path, keys: list[str]) -> dict[str, str]:
 
 def _own_words(job: Path) -> dict[str, str]:
     own = [one.overrides for one in Sweep(job.parent).jobs() if one.folder == job.name]
-    return dict(word.lstrip("+").split("=", 1) for words in own for word in words if "=" in word)
+    values = dict(word.lstrip("+").split("=", 1) for words in own for word in words if "=" in word)
+    return {key: text.lower() if text in ("True", "False") else text for key, text in values.items()}
 
 
 def _summary_rows(job: Path, name: str, status: str, values: dict[str, str]) -> list[dict]:

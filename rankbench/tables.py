@@ -30,6 +30,16 @@ def read_table(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, keep_default_na=False, na_values=["", "nan", "NaN"])
 
 
+def booleans_as_words(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with `true` and `false` as a user writes them in place of booleans, which a CSV is read back with."""
+
+    def word(value: Any) -> Any:
+        return str(value).lower() if isinstance(value, bool | np.bool_) else value
+
+    mixed = [name for name in table if table[name].dtype == object or pd.api.types.is_bool_dtype(table[name])]
+    return table.assign(**{name: table[name].astype(object).map(word) for name in mixed})
+
+
 def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometric: bool = False) -> pd.DataFrame:
     """`value` by `axes`: mean over everything within a seed, then mean and sample standard deviation over the seeds.
 

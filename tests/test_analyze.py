@@ -4,7 +4,10 @@ import copy
 import dataclasses
 import functools
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import hydra
@@ -195,6 +198,91 @@ def test_a_table_without_a_record_is_computed_again(tmp_path, fresh, calls):
     assert calls == BOTH
 
 
+@pytest.mark.parametrize(("change", "words"), [("code", "rankbench's source"), ("version", "rankbench's version")])
+def test_after_a_change_of_rankbench_itself_all_is_computed_again(
+    tmp_path, fresh, calls, monkeypatch, caplog, change, words
+):
+    caplog.set_level("INFO", "rankbench")
+    analyze(config(), fresh, tmp_path)
+    assert f"{tmp_path / 'paths.csv'} is computed\n" in caplog.text
+    calls.clear(), caplog.clear()
+    analyze(config(), fresh, tmp_path)
+    assert calls == [] and f"{tmp_path / 'paths.csv'} is there already: options, networks" in caplog.text
+    name, other = {"code": ("source_digest", lambda: "other"), "version": ("__version__", "9.8.7")}[change]
+    monkeypatch.setattr(module, name, other)
+    analyze(config(), fresh, tmp_path)
+    assert calls == BOTH and f"{tmp_path / 'paths.csv'} is computed again: {words} changed" in caplog.text
+    calls.clear()
+    analyze(config(), fresh, tmp_path)
+    assert calls == []
+
+
+def test_a_record_of_an_earlier_version_is_no_proof(tmp_path, fresh, calls, caplog):
+    """Before the code was in the record, nobody could say which code wrote the table."""
+    caplog.set_level("INFO", "rankbench")
+    analyze(config(), fresh, tmp_path)
+    record = json.loads((tmp_path / "analyses.json").read_text())
+    old = {name: {key: held[key] for key in ("options", "subjects", "seconds")} for name, held in record.items()}
+    write_json(tmp_path / "analyses.json", old)
+    calls.clear()
+    analyze(config(), fresh, tmp_path)
+    assert calls == BOTH and "rankbench's version, rankbench's source, the corpus changed" in caplog.text
+
+
+def test_the_source_digest_sees_every_file_of_the_package(tmp_path):
+    """Of a copy of the package, in a process of its own: a changed comment in one file and a new file."""
+    package = tmp_path / "rankbench"
+    shutil.copytree(Path(module.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def digest():
+        code = "from rankbench.machine import source_digest; print(source_digest())"
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    digests = [digest()]
+    with (package / "analyses" / "residual.py").open("a") as source:
+        source.write("# changed\n")
+    digests.append(digest())
+    (package / "analyses" / "new.py").touch()
+    digests += [digest(), digest()]
+    assert len(set(digests)) == 3 and digests[2] == digests[3]
+
+
+@pytest.mark.parametrize("task", ["char_lm", "memorization"])
+def test_another_text_under_the_same_path_is_analysed_again(tmp_path, calls, task, caplog):
+    """The second text has the same sentences with other letters, so that sizes, numbers and networks are the same."""
+    if task == "memorization":
+        pytest.importorskip("sentencepiece")
+    caplog.set_level("INFO", "rankbench")
+    text, sentences = tmp_path / "text.txt", ["abab ba", "baab", "bb aab", "aabb ab", "ab ba b", "bab a"]
+    words = ["analysis=[residual]", f"task.path={text}"]
+    words += ["task.vocabulary=6"] if task == "memorization" else ["task.held_out=0.2", "task.train_size=null"]
+    words += ["task.length=5", "task.train_size=4"] if task == "memorization" else ["task.length_limit=5"]
+    words += [] if task == "memorization" else ["task.valid_size=null", "task.test_size=null", "model.mask=causal"]
+
+    def analysed():
+        calls.clear(), caplog.clear()
+        register()
+        with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            own = [word for word in TINY if word.split(".")[0] in ("replicas=2", "seed=5", "model")]
+            cfg = resolve(hydra.compose("analyze", [*own, f"task={task}", *words, "analysis.residual.sequences=2"]))
+        analyze(cfg, fresh_subjects(cfg, Machine.prepare(cfg)), tmp_path)
+        return len(calls)
+
+    text.write_text("\n".join(sentences))
+    assert [analysed(), analysed()] == [2, 0]
+    assert json.loads((tmp_path / "analyses.json").read_text())["residual"]["corpus"] is not None
+    text.write_text("\n".join(sentences).replace("a", "c"))
+    assert analysed() == 2 and "residual.csv is computed again: the corpus changed" in caplog.text
+    assert analysed() == 0
+
+
 @pytest.mark.parametrize(
     "changes", [["seed=7"], ["model.layers=3"], ["task.test_size=9"], ["precision=fp32"]], ids=lambda words: words[0]
 )
@@ -326,6 +414,27 @@ def test_the_test_accuracy_of_the_run_is_the_whole_accuracy_of_the_table(run, tm
     told = {one["seed"]: one["test_accuracy"] for one in run.summary()["seeds"]}
     # no token of these 40 a seed is so near a tie that the precision decides
     assert table.groupby("seed").whole_accuracy.first().to_dict() == pytest.approx(told, abs=1e-6)
+
+
+def test_a_float64_run_is_measured_with_its_own_weights(tmp_path):
+    """Two ways to one number: training's last look at the layers and the analysis, both in float64."""
+    last = ["precision=fp64", "trainer.dynamics_every=5", "trainer.dynamics_sequences=4", "model.norm=pre"]
+    run = Run(tmp_path / "run")
+    train(config(*last, command="train"), run)
+    analyze(config(), subjects_of_run(run, machine()), run.folder)
+    layers, residual = read_table(run.folder / "layers.csv"), read_table(run.folder / "residual.csv")
+    axes = ["seed", "layer", "sublayer", "head"]
+    layers = layers[layers.step == 5].set_index(axes).sort_index()
+    residual = residual[residual.weights == "trained"].set_index(axes).sort_index()
+    metrics = ["relative_residual", "effective_rank", "attention_entropy", "attention_effective_rank"]
+    # the same operations on the same numbers; weights rounded to float32 would differ by 1e-8
+    pd.testing.assert_frame_equal(residual[metrics], layers[metrics], rtol=1e-12, atol=1e-15)
+
+
+def test_a_subject_of_trained_weights_alone_is_measured(fresh):
+    trained = dataclasses.replace(fresh[0], models={"trained": fresh[0].model})
+    assert trained.model is fresh[0].model and trained.who == fresh[0].who
+    assert set(ANALYSES["residual"].table(trained, check_analyses(config())["residual"]).weights) == {"trained"}
 
 
 def test_an_endless_stream_is_sampled_for_the_baselines(tmp_path, monkeypatch):

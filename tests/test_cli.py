@@ -25,7 +25,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from rankbench import __version__, cli
-from rankbench.config import conf_dir, register, resolve
+from rankbench.config import ConfigError, conf_dir, register, resolve
 from rankbench.tables import WHO
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -480,6 +480,97 @@ def test_a_sweep_of_other_configs_is_refused_as_a_whole(tmp_path):
     # more of the same is the same sweep, continued
     succeeds(*words[:-2], "model.heads=1,2,4", "out=sweep", at=tmp_path)
     assert list(pd.read_csv(tmp_path / "sweep" / "sweep.csv")["model.heads"]) == [1, 2, 4]
+
+
+def test_a_sweep_over_a_boolean_key_ends_with_its_figure_and_page(tmp_path):
+    succeeds("train", "-m", *TINY, "model.bias=true,false", "out=sweep", at=tmp_path)
+    (tmp_path / "report").mkdir()
+    succeeds("report", "runs=sweep", "out=report", at=tmp_path)
+    for folder in (tmp_path / "sweep", tmp_path / "report"):
+        assert list(pd.read_csv(folder / "summary.csv", dtype=str)["model.bias"]) == ["false", "true"]
+        assert all((folder / name).stat().st_size for name in ("sweep.png", "sweep.svg", "report.html"))
+
+
+def test_a_reference_to_another_key_is_each_jobs_own(tmp_path):
+    """Every job's words, folder and config hold its own value, so that the same command skips what is finished."""
+    words = ["train", "-m", *TINY, "model.skip=true,false", "model.mlp_skip=${model.skip},true"]
+    words += ["model.mlp_ratio=${model.heads}", "out=sweep"]
+    succeeds(*words, at=tmp_path)
+    jobs = json.loads((tmp_path / "sweep" / "jobs.json").read_text())
+    pairs = [("True", "True"), ("True", "True"), ("False", "False"), ("False", "True")]
+    for number, (job, (skip, mlp_skip)) in enumerate(zip(jobs, pairs, strict=True)):
+        assert job["folder"] == f"{number}_model.mlp_skip={mlp_skip},model.skip={skip}"
+        assert {f"model.skip={skip}", f"model.mlp_skip={mlp_skip}", "model.mlp_ratio=2.0"} <= set(job["overrides"])
+        config = yaml.safe_load((tmp_path / "sweep" / job["folder"] / "config.yaml").read_text())["model"]
+        assert (str(config["skip"]), str(config["mlp_skip"])) == (skip, mlp_skip)
+    before = hashes(tmp_path / "sweep" / jobs[2]["folder"])
+    result = succeeds(*words, at=tmp_path)
+    assert result.err.count("is trained already") == 4
+    after = hashes(tmp_path / "sweep" / jobs[2]["folder"])
+    assert {name for name in before if before[name] != after[name]} <= {"train.log"}
+
+
+@pytest.mark.parametrize("job_fails", [False, True])
+def test_a_report_that_fails_at_the_end_of_a_sweep_fails_the_command(job_fails, tmp_path, monkeypatch):
+    from rankbench import report, train
+
+    def broken(*_, **__):
+        raise TypeError("no such\nfigure")
+
+    trained = train.train
+
+    def failing(cfg, run):
+        if job_fails and cfg.model.heads == 2:
+            raise ConfigError("weights lost")
+        return trained(cfg, run)
+
+    monkeypatch.setattr(report, "draw_sweep", broken)
+    monkeypatch.setattr(train, "train", failing)
+    result = rankbench("train", "-m", *TINY, "model.heads=1,2", "out=sweep", at=tmp_path)
+    assert result.code == 1
+    line, *other = [line for line in result.err.splitlines() if line.startswith("rankbench train: ")]
+    assert other == (["rankbench train: weights lost"] if job_fails else [])
+    assert "the sweep's report failed (TypeError: no such figure)" in line
+    assert "of the report summary.csv, summary.md, summary.tex, sweep.csv; " in line
+    assert "`rankbench report runs=sweep` makes the report again" in line
+    assert (tmp_path / "sweep" / "0_model.heads=1" / "checkpoint.safetensors").exists()
+    assert not (tmp_path / "sweep" / "report.html").exists()
+    monkeypatch.undo()
+    succeeds("report", "runs=sweep", "out=report", at=tmp_path)
+    assert (tmp_path / "report" / "report.html").exists()
+
+
+def test_a_sweep_is_gathered_whatever_one_of_its_jobs_raises(tmp_path, monkeypatch):
+    from rankbench import train
+
+    trained = train.train
+
+    def failing(cfg, run):
+        if cfg.model.heads == 2:
+            raise RuntimeError("out of memory")
+        return trained(cfg, run)
+
+    monkeypatch.setattr(train, "train", failing)
+    with pytest.raises(RuntimeError, match="out of memory"):  # a fault of ours keeps its traceback
+        rankbench("train", "-m", *TINY, "model.heads=1,2", "out=sweep", at=tmp_path)
+    assert list(pd.read_csv(tmp_path / "sweep" / "sweep.csv").job_status) == ["finished", "absent"]
+    assert (tmp_path / "sweep" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "line"), [(OSError("disk full"), "rankbench train: disk full"), (KeyError("x"), "Key")]
+)
+def test_a_check_that_fails_by_a_fault_of_ours_ends_the_command(error, line, tmp_path, monkeypatch):
+    from rankbench import gate
+
+    def broken(_):
+        raise error
+
+    monkeypatch.setattr(gate, "check_everything", broken)
+    for words in (["train", *TINY], ["train", "-m", *TINY, "seed=0,1"]):
+        result = rankbench(*words, at=tmp_path)
+        assert result.code == 1 and result.err.splitlines()[-1].startswith(line)
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_the_scoreboard_shows_what_has_been_run(tmp_path):

@@ -1,5 +1,6 @@
 """`rankbench report`: what it finds, sums up and draws, and its page, parsed and opened in a real browser."""
 
+import html
 import json
 import re
 import shutil
@@ -218,6 +219,33 @@ def test_the_figure_shows_means_and_intervals():
     assert (low < line.get_xdata()).all() and (line.get_xdata() < high).all()
 
 
+@pytest.mark.parametrize("role", ["x", "series", "facet"])
+def test_booleans_are_words_in_every_role(role, tmp_path):
+    rows = [
+        {"flag": flag, "n": n, "s": s, "seed": 0, "test_accuracy": (1 + n + s + 3 * flag) / 10}
+        for flag in (True, False)
+        for n in (1, 2)
+        for s in (0, 1)
+    ]
+    pd.DataFrame(rows).to_csv(tmp_path / "sweep.csv", index=False)
+    table = pd.read_csv(tmp_path / "sweep.csv")
+    assert table.flag.dtype == bool
+    names = {role: "flag"} | dict(zip([name for name in ("x", "series", "facet") if name != role], "ns", strict=True))
+    figure = draw_sweep(table, **names)
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    shown = {
+        "x": axes.get_xticklabels(),
+        "series": figure.legends[0].get_texts(),
+        "facet": [a.title for a in figure.axes],
+    }
+    prefix = "" if role == "x" else "flag="
+    assert [text.get_text() for text in shown[role]] == [f"{prefix}false", f"{prefix}true"]
+    if role == "x":  # false stands left of true, with its own numbers
+        (line,) = [one for one in axes.get_lines() if len(one.get_xdata()) == 2][:1]
+        assert list(line.get_ydata()) == [0.2, 0.5]
+
+
 @pytest.mark.parametrize(("value", "best"), [("test_accuracy", [0.5, 0.9]), ("test_loss", [0.1, 0.6])])
 def test_the_best_of_the_seeds_is_drawn_where_it_is_asked_for(value, best):
     rows = [
@@ -302,3 +330,38 @@ def test_a_browser_sorts_a_table_and_paints_the_page(place, tmp_path):
             assert image.width == int(size.split(",")[0])
             corner[name] = image.convert("L").getpixel((2, 2))
     assert corner["light"] == corner["phone"] == 255 and corner["dark"] < 40
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@pytest.mark.parametrize("width", [1200, 390])
+def test_a_browser_shows_a_tall_figure_whole(width, tmp_path):
+    """Nothing around a figure clips it, and it keeps its own shape: five rows of panels, higher than any screen."""
+    for heads in (1, 2, 3, 4, 5):
+        run = run_at(tmp_path / "runs" / str(heads), heads)
+        row = {"run": run.name, "task": "sorting", "model": "san", "seed": 0, "weights": "trained", "dtype": "float64"}
+        rows = [
+            row
+            | {"variant": variant, "layer": layer, "sublayer": "mlp" if layer else "input", "relative_residual": 0.5}
+            for variant in ("full", "no_skip")
+            for layer in (0, 1)
+        ]
+        pd.DataFrame(rows).to_csv(run / "residual.csv", index=False)
+    (tmp_path / "report").mkdir()
+    gather(find_runs(str(tmp_path / "runs")), tmp_path / "report")
+    measure = """<script>document.title = JSON.stringify([...document.querySelectorAll("figure svg")].map(svg => {
+      const box = svg.getBoundingClientRect(), around = [], own = svg.viewBox.baseVal;
+      for (let at = svg.parentElement; at; at = at.parentElement) {
+        const edge = at.getBoundingClientRect(), clips = getComputedStyle(at).overflow !== "visible";
+        if (clips || at.tagName === "FIGURE" || at.tagName === "BODY")
+          around.push([edge.top - box.top, box.bottom - edge.bottom, edge.left - box.left, box.right - edge.right]);
+      }
+      return {height: box.height, ratio: box.height / box.width, own: own.height / own.width, around: around};
+    }))</script></body>"""
+    page = tmp_path / "report" / "report.html"
+    page.write_text(page.read_text().replace("</body>", measure))
+    shown = chromium(tmp_path / "profile", "--dump-dom", f"--window-size={width},900", f"file://{page}")
+    figures = json.loads(html.unescape(re.search("<title>(.*?)</title>", shown, re.DOTALL)[1]))
+    assert len(figures) == 2 and (width == 390 or max(figure["height"] for figure in figures) > 1000)
+    for figure in figures:
+        assert figure["ratio"] == pytest.approx(figure["own"], rel=1e-3)  # the browser's pixels are 1/64 wide
+        assert len(figure["around"]) >= 2 and max(map(max, figure["around"])) <= 0

@@ -20,14 +20,14 @@ class Subject:
     task: Task
     train: Batch  # the sequences this seed was trained on (some of them where the stream has no end, and of a corpus)
     test: Batch
-    models: dict[str, Transformer]  # by weights: trained (absent for a fresh model), initialised
+    models: dict[str, Transformer]  # by weights: trained, initialised, or one of the two
     history: pd.DataFrame | None = None  # this seed's rows of layers.csv, where training wrote one
     curve: pd.DataFrame | None = None  # this seed's rows of metrics.csv, where it was trained
 
     @property
     def model(self) -> Transformer:
-        """The trained model, or the fresh one."""
-        return self.models.get("trained", self.models["initialised"])
+        """The trained model where there is one, else the initialised one."""
+        return self.models["trained" if "trained" in self.models else "initialised"]
 
     @property
     def who(self) -> dict[str, str | int]:

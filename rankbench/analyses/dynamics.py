@@ -30,8 +30,9 @@ class Options:
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: step, layer, sublayer, head, as in the table of the analysis `residual`; columns: the metrics, means over
     trainer.dynamics_sequences test sequences; of weights (layer, sublayer and head as of what they make) the spectral
-    norms of a head's W_QK and W_VO, and bounds on the Lipschitz constant of attention on as many tokens, infinite
-    where there is none. ConfigError for a run that was trained without trainer.dynamics_every."""
+    norms of a head's W_QK, the bilinear form of the scores that enter the softmax, and of its W_VO (both as
+    rankbench.constants.head_maps), and bounds on the Lipschitz constant of attention on as many tokens, infinite where
+    there is none. ConfigError for a run that was trained without trainer.dynamics_every."""
     if subject.history is None:
         raise ConfigError(
             f"analysis=[dynamics]: {subject.run} has no layers.csv; train it with trainer.dynamics_every=<steps>"

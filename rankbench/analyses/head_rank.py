@@ -48,8 +48,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     - network: evaluation soft (as trained) or hard (every softmax a hardmax; of equal scores the average), examples
       (points, or examples seen in context), error: as the papers count it, so that predicting 0 has the error 1;
     - baseline: evaluation names it, its error on the same sequences;
-    - head: layer, head, matrix (qk: W_Q W_K^T / sqrt(K); vo: W_V W_O), frobenius_norm, spectral_norm, effective_rank
-      (exp of the entropy of s / sum s), angle (degrees to the identity, arccos(tr M / (||M||_F sqrt D))), sigma_1 ...
+    - head: layer, head, matrix (qk: W_QK, the bilinear form of the scores that enter the softmax; vo: W_VO, both as
+      rankbench.constants.head_maps has them for each attention), frobenius_norm, spectral_norm, effective_rank (exp of
+      the entropy of s / sum s), angle (degrees to the identity, arccos(tr M / (||M||_F sqrt D))), sigma_1 ...
 
     In all rows layers, heads, rank (head width), width, copies (heads * rank / width), angle_limit (the largest angle
     of that rank), and where the lower bounds of rankbench.rank_theory apply, bound_sharp, bound_slide and bound_any.

@@ -160,6 +160,12 @@ class Attention(nn.Module):
         themselves_BNM = torch.eye(num_tokens, dtype=torch.bool, device=device) & alone_BN[..., None]
         return present_BN[..., None, :] & visible_NM | themselves_BNM
 
+    @property
+    def score_scale(self) -> float:
+        """What multiplies the products q_i k_j in the scores that enter the softmax."""
+        one_token = torch.zeros(1, 1, 1, self.head_width)
+        return SCORES[self.score_name](one_token, one_token)[2] / self.temperature
+
     def weights(self, q_BHNK: Tensor, k_BHMK: Tensor, seen_NM: Tensor | None) -> Tensor:
         """Attention weights P, row-stochastic; shape (B, H, N, M)."""
         q_BHNE, k_BHME, scale = SCORES[self.score_name](q_BHNK, k_BHMK)

@@ -5,7 +5,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import COLOURS, DASHES, MARKERS, PANEL, legend, spans_orders, styled, tick, ticks
-from rankbench.tables import over_seeds
+from rankbench.tables import booleans_as_words, over_seeds
 
 
 @styled
@@ -21,8 +21,9 @@ def draw_sweep(
     statistic="best", the best seed's (the largest accuracy, the smallest loss).
 
     A line for each value of `series`, a panel for each value of `facet`. Keys that are none of the three are averaged
-    over within each seed. An x of words is spaced evenly.
+    over within each seed. An x of words is spaced evenly; true and false are words.
     """
+    table = booleans_as_words(table)
     facets = list(table.groupby(facet, sort=True)) if facet else [("", table)]
     lines = sorted(table[series].unique()) if series else [""]
     columns = min(len(facets), 3)

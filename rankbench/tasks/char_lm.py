@@ -74,6 +74,11 @@ class CharLm(Corpus):
                 f"task.path={self.path}: no such file or folder; give one, null, or one of {', '.join(CORPORA)}"
             )
 
+    @property
+    def files(self) -> list[Path]:
+        """The texts that the sentences come from; none for generated ones."""
+        return [] if self.path is None else _files(self.path)
+
     def size_of(self, split: str) -> int | None:
         """Sentences that are asked for; None for all."""
         return getattr(self, f"{split}_size")
@@ -118,8 +123,7 @@ class CharLm(Corpus):
         return "".join(self.alphabet[number] for number in known).replace(UNKNOWN, UNKNOWN_WORD)
 
     def _read(self) -> tuple[str, dict[str, Batch]]:
-        files = [] if self.path is None else _files(self.path)
-        return encoded(self, tuple(file.stat().st_mtime_ns for file in files))
+        return encoded(self, tuple(file.stat().st_mtime_ns for file in self.files))
 
 
 def _files(path: str) -> list[Path]:

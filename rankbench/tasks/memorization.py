@@ -66,6 +66,11 @@ class Memorization:
     def num_outputs(self) -> int:
         return self.classes
 
+    @property
+    def files(self) -> list[Path]:
+        """The text that the sentences come from; none for generated ones."""
+        return [] if self.path is None else [Path(self.path)]
+
     def sample(self, num_sequences: int, generator: torch.Generator) -> Batch:
         sentences = (
             self._generated(num_sequences, generator) if self.path is None else self._read(num_sequences, generator)

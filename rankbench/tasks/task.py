@@ -49,7 +49,10 @@ class Score(NamedTuple):
 
 
 class Task(Protocol):
-    """A frozen dataclass of its options with these members; `__post_init__` raises ConfigError for what cannot be."""
+    """A frozen dataclass of its options with these members; `__post_init__` raises ConfigError for what cannot be.
+
+    A task that reads texts also has `files`, their paths.
+    """
 
     name: str
     train_size: int | None  # sequences of the training set; None: fresh ones at every step
