@@ -262,13 +262,13 @@ def test_networks_side_by_side_are_fused_in_one_call(layer, monkeypatch, changes
     ]
     names = [name for name, _ in modules[0].named_parameters()]
 
-    def run(weights, x_BND, there_BN, trace):
-        arguments = (x_BND, "", None, trace, there_BN if padded else None)
+    def run(weights, x_BND, there_BN, kernel):
+        arguments = (x_BND, "", None, None, there_BN if padded else None, kernel)
         return functional_call(modules[0], dict(zip(names, weights, strict=True)), arguments)
 
-    together = vmap(run, in_dims=(0, 0, 0, None))(weights, x_SBND, there_SBN, None)
+    together = vmap(run, in_dims=(0, 0, 0, None))(weights, x_SBND, there_SBN, "side_by_side")
     assert [tuple(shape[:2]) for shape in calls] == [(6, 2)]
-    alone = [run([w[i] for w in weights], x_SBND[i], there_SBN[i], Trace("nothing")) for i in range(3)]
+    alone = [run([w[i] for w in weights], x_SBND[i], there_SBN[i], "table") for i in range(3)]
     assert len(calls) == 1
     there = there_SBN[..., None]
     found = [
@@ -343,7 +343,7 @@ def test_the_bound_is_theorem_3_2(network, changes, mixed):
 
 
 def largest_row_sum(attention, x_ND, present_1N=None):
-    rows = torch.func.jacrev(lambda x: attention(x[None], "", None, None, present_1N)[0])(x_ND)
+    rows = torch.func.jacrev(lambda x: attention(x[None], "", None, None, present_1N, "table")[0])(x_ND)
     return rows.flatten(2).abs().sum(-1).max().item()
 
 

@@ -311,8 +311,8 @@ def hessian_product(
         tokens = tokens + is_scored(some.targets).sum()
 
         def loss(parameters: dict[str, Tensor], some: Batch = some) -> Tensor:
-            # a trace that keeps nothing: the fused attention has no second derivative, the traced one has
-            outputs = torch.func.functional_call(model, parameters, (some.inputs,), {"trace": Trace("nothing")})
+            # the fused attention has no second derivative
+            outputs = torch.func.functional_call(model, parameters, (some.inputs,), {"kernel": "table"})
             return score(outputs, some.targets).loss
 
         def slope(parameters: dict[str, Tensor], loss: Callable = loss) -> Tensor:

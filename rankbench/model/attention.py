@@ -21,6 +21,10 @@ from rankbench.model.trace import record
 # 2 to 4 times with 16 tokens: a product of a column and a row wastes the matrix kernels.
 FUSED_FROM_TOKENS = 96
 SHORT_ROW = 32
+# How the values are mixed, for the caller to say. fused: by torch's fused kernel where that is faster and there is
+# neither dropout nor a trace. side_by_side: the same for networks under vmap, and only there. table: always with the
+# N x N table of weights. Jacobians, second derivatives and compiled networks under vmap need the table.
+KERNELS = ("fused", "side_by_side", "table")
 COSINE_EPSILON = 1e-6  # added to squared lengths: the cosine's Lipschitz constant grows as its power -1/2
 
 # What a score function gives: q' (B, H, N, E), k' (B, H, M, E) and c, for scores c q' k'^T, (B, H, N, M).
@@ -131,6 +135,7 @@ class Attention(nn.Module):
         self.mixes = self.mix != {"attention": 1.0, "identity": 0.0, "uniform": 0.0}
         self.score_name, self.is_l2 = cfg.attention, cfg.attention in ("l2", "contractive_l2")
         self.contraction, self.contraction_keys = cfg.contraction, cfg.contraction_keys
+        self.inverse_phi = None if cfg.contraction_keys is None else inverse_phi(cfg.contraction_keys)
         self.contracts_always = cfg.contraction_when == "always"
         inner, keys_and_values = self.heads * self.head_width, [self.groups * self.head_width] * (not self.tied_qk)
         keys_and_values += [self.groups * self.value_width]
@@ -219,7 +224,7 @@ class Attention(nn.Module):
                     f"model.contraction_keys={self.contraction_keys}: here a query may see {most} keys; "
                     f"set it to {most} or more"
                 )
-            inverse_B1 = v_BHMK.new_full((1,), inverse_phi(self.contraction_keys))
+            inverse_B1 = v_BHMK.new_full((1,), self.inverse_phi)
         elif present_BN is None:
             inverse_B1 = v_BHMK.new_full((1,), inverse_phi(most))
         else:
@@ -252,13 +257,15 @@ class Attention(nn.Module):
         dropout: dict[str, Tensor] | None,
         trace: dict | None,
         present_BN: Tensor | None = None,
+        kernel: str = "fused",
     ) -> Tensor:
+        """Attention of the states (B, N, D); kernel: one of KERNELS."""
         q_BHNK, k_BHNK, v_BHNK = self.queries_keys_values(x_BND)
         if present_BN is not None:
             present_BN = present_BN[..., None, :]  # for all heads
         gains_BHM = self.gains(v_BHNK, present_BN)
-        if trace is None and dropout is None and self._fuses(q_BHNK):
-            mixed_BHNK = self._fused(q_BHNK, k_BHNK, v_BHNK, gains_BHM, present_BN)
+        if kernel != "table" and trace is None and dropout is None and self._fuses(*q_BHNK.shape[-2:]):
+            mixed_BHNK = self._fused(q_BHNK, k_BHNK, v_BHNK, gains_BHM, present_BN, kernel == "side_by_side")
         else:
             seen_NM = self.seen(present_BN, x_BND.shape[-2], x_BND.device)
             p_BHNM = self.weights(q_BHNK, k_BHNK, seen_NM)
@@ -272,10 +279,8 @@ class Attention(nn.Module):
         record(trace, f"{name}.heads", lambda: mixed_BHNK @ self.head_weights().w_o_HKD)
         return self.out(mixed_BHNK.transpose(-3, -2).flatten(-2))
 
-    def _fuses(self, q_BHNK: Tensor) -> bool:
-        if torch._C._functorch.is_gradtrackingtensor(q_BHNK):  # may want second derivatives, or rows of a Jacobian
-            return False
-        num_tokens, width = q_BHNK.shape[-2:]
+    def _fuses(self, num_tokens: int, width: int) -> bool:
+        """Whether the fused kernel can be taken, and is faster."""
         return not (self.mix["identity"] or self.mix["uniform"]) and (num_tokens >= FUSED_FROM_TOKENS or width == 1)
 
     def _fused(
@@ -285,6 +290,7 @@ class Attention(nn.Module):
         v_BHMV: Tensor,
         gains_BHM: Tensor | None,
         present_BN: Tensor | None,
+        side_by_side: bool,
     ) -> Tensor:
         """The mixed values, without a table of N x M numbers. Absent tokens may get other states than elsewhere."""
         q_BHNE, k_BHME, scale = SCORES[self.score_name](q_BHNK, k_BHMK)
@@ -292,7 +298,7 @@ class Attention(nn.Module):
             v_BHMV = v_BHMV * gains_BHM[..., None]
         causal = self.mask == "causal"  # absent tokens are the last: only they see them
         seen_NM = None if causal else self.seen(present_BN, q_BHNE.shape[-2], q_BHNE.device)
-        mixed_BHNV = fused_mixing(q_BHNE, k_BHME, v_BHMV, seen_NM, causal, scale / self.temperature)
+        mixed_BHNV = fused_mixing(q_BHNE, k_BHME, v_BHMV, seen_NM, causal, scale / self.temperature, side_by_side)
         return mixed_BHNV if self.mix["attention"] == 1 else self.mix["attention"] * mixed_BHNV
 
     def head_weights(self) -> HeadWeights:

@@ -124,10 +124,11 @@ class Block(nn.Module):
         dropout: dict[str, Tensor] | None = None,
         trace: dict | None = None,
         present_BN: Tensor | None = None,
+        kernel: str = "fused",
     ) -> Tensor:
         x_BND = self._sublayer(
             x_BND,
-            lambda y_BND: self.attention(y_BND, f"{name}.attention", dropout, trace, present_BN),
+            lambda y_BND: self.attention(y_BND, f"{name}.attention", dropout, trace, present_BN, kernel),
             (self.attention_norm, self.attention_skip, f"{name}.attention", dropout, trace),
         )
         if self.mlp is not None:
@@ -238,13 +239,19 @@ class Transformer(Padded, nn.Module):
             x_BND = x_BND + sinusoidal_positions(x_BND.shape[-2], self.cfg.width).to(x_BND)
         return x_BND if self.embedding_norm is None else self.embedding_norm(x_BND, "", None)
 
-    def forward(self, inputs: Tensor, dropout: dict[str, Tensor] | None = None, trace: dict | None = None) -> Tensor:
+    def forward(
+        self,
+        inputs: Tensor,
+        dropout: dict[str, Tensor] | None = None,
+        trace: dict | None = None,
+        kernel: str = "fused",
+    ) -> Tensor:
         """Outputs (B, N, C).
 
         dropout: masks by place, from `dropout_masks`; None turns dropout off. trace: an empty Trace to be filled with
         intermediates by name: `embedding`, per layer i `layers.i.attention.{input,weights,mixing,heads,norm_scale,
         output}` and `layers.i.mlp.{input,gate,norm_scale,output}`, `last_norm_scale`, `state` (what the read-out sees),
-        `output`.
+        `output`. kernel: how attention mixes its values, one of rankbench.model.attention.KERNELS.
         """
         x_BND, present_BN = self.embed(inputs), self.present(inputs)
         if dropout is not None:
@@ -252,7 +259,7 @@ class Transformer(Padded, nn.Module):
         embedding_BND = x_BND
         record(trace, "embedding", lambda: embedding_BND)
         for index, block in enumerate(self.blocks):
-            x_BND = block(x_BND, f"layers.{index}", dropout, trace, present_BN)
+            x_BND = block(x_BND, f"layers.{index}", dropout, trace, present_BN, kernel)
         if self.last_norm is not None:
             x_BND = self.last_norm(x_BND, "last_norm_scale", trace)
         output_BNC = self.read_out(x_BND)
