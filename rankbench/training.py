@@ -3,12 +3,13 @@
 Shapes: S seed (those still training), B batch, N token.
 """
 
-import functools
 import logging
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,15 +81,16 @@ class Training:
         self.retired: dict[int, dict[str, Tensor]] = {}
         self._order: tuple[int, Tensor | list[tuple[int, Tensor]]] | None = None  # an epoch and its batches
         # a corpus' sequences are long: one seed fills the machine
-        self._forward = per_seed(self.model, in_turn=self.corpus is not None or not self.model.vectorised)
+        in_turn = self.corpus is not None or not self.model.vectorised
+        # torch's compiler knows no vmap rule of ours, and would run the fused kernel seed by seed
+        self._forward = per_seed(self.model, in_turn, kernel="table" if cfg.trainer.compile else "side_by_side")
         if cfg.trainer.compile:
-            # the batch sizes are few, and torch 2.13 cannot trace a linear map under vmap with symbolic ones
-            self._forward = torch.compile(self._forward, dynamic=False)
+            self._forward = compiled(self._forward, dynamic=in_turn)
 
     def _sampled(self, seeds: list[int], num_sequences: int, purpose: str, step: int = 0) -> Batch:
         draw = self.task.sample
         if purpose == "train" and hasattr(self.task, "sample_at"):  # a curriculum
-            draw = functools.partial(self.task.sample_at, step)
+            draw = partial(self.task.sample_at, step)
         batches = [draw(num_sequences, generator_for(seed, purpose, step)) for seed in seeds]
         stacked = Batch(torch.stack([b.inputs for b in batches]), torch.stack([b.targets for b in batches]))
         return stacked.to(self.machine.device, self.machine.dtype)
@@ -362,16 +364,15 @@ class Training:
         return {"status": status, "step": progress.step, "seconds": round(progress.seconds, 3), "seeds": seeds}
 
 
-def per_seed(model: Transformer | Lstm, in_turn: bool = False) -> Callable[..., Score]:
+def per_seed(model: Transformer | Lstm, in_turn: bool = False, kernel: str = "side_by_side") -> Callable[..., Score]:
     """(stacked weights, inputs and targets of all seeds, stacked dropout masks or None) -> sums of each seed.
 
-    in_turn: run the seeds one after the other, not by vmap.
+    in_turn: run the seeds one after the other, not by vmap. kernel: of attention under vmap, as in
+    rankbench.model.attention.KERNELS.
     """
 
-    def one_seed(
-        weights: dict[str, Tensor], inputs: Tensor, targets: Tensor, dropout: dict | None, kernel: str = "fused"
-    ) -> Score:
-        outputs_BNC = functional_call(model, weights, (inputs, dropout, kernel))
+    def one_seed(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor, dropout: dict | None, **how: str):
+        outputs_BNC = functional_call(model, weights, (inputs, dropout), how)
         # bfloat16 has too few digits to average in
         outputs_BNC = outputs_BNC if outputs_BNC.dtype == torch.float64 else outputs_BNC.float()
         return score(outputs_BNC, targets)
@@ -394,10 +395,27 @@ def per_seed(model: Transformer | Lstm, in_turn: bool = False) -> Callable[..., 
                 for place in range(len(targets))
             ]
             return Score(*map(torch.stack, zip(*each, strict=True)))
-        mapped = vmap(functools.partial(one_seed, kernel="folded"), in_dims=(0, 0, 0, None if dropout is None else 0))
-        return mapped(weights, inputs, targets, dropout)
+        together = vmap(partial(one_seed, kernel=kernel), in_dims=(0, 0, 0, None if dropout is None else 0))
+        return together(weights, inputs, targets, dropout)
 
     return side_by_side
+
+
+def compiled(forward: Callable[..., Score], dynamic: bool) -> Callable[..., Score]:
+    """The same function in one graph for each kind of batch; an error where torch cannot trace it as a whole.
+
+    dynamic: one graph serves all sizes of a batch; torch 2.13 cannot trace a linear map under vmap that way.
+    """
+    run = torch.compile(forward, dynamic=dynamic, fullgraph=True)
+    # The batch at an epoch's end and batches of fewer seeds take graphs of their own. These are a few times as many as
+    # there are seeds, and torch would stop at 8.
+    limits = dict.fromkeys(("cache_size_limit", "accumulated_cache_size_limit"), 1 << 20)
+
+    def within_limits(*arguments: Any) -> Score:
+        with torch._dynamo.config.patch(**limits):
+            return run(*arguments)
+
+    return within_limits
 
 
 def clipped(gradients: tuple[Tensor, ...], largest: float) -> tuple[Tensor, ...]:

@@ -1,5 +1,6 @@
 """What several test files build: a model's config and a task, from the values of the shipped YAML files."""
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -53,6 +54,23 @@ def random_network(model_config) -> Callable[..., tuple[Transformer, Batch]]:
         return model, Batch(inputs, targets)
 
     return make
+
+
+@pytest.fixture
+def graphs(monkeypatch) -> list[torch.fx.GraphModule]:
+    """The graphs that torch.compile traces from now on. They are run as they are, without a compiler's minutes.
+
+    Tests that take it ignore DeprecationWarning: torch's compiler imports deprecated parts of torch.
+    """
+    traced: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: list) -> Callable:
+        traced.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    torch._dynamo.reset()
+    return traced
 
 
 def _raw(config) -> dict:

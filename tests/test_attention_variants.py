@@ -266,7 +266,7 @@ def test_networks_side_by_side_are_fused_in_one_call(layer, monkeypatch, changes
         arguments = (x_BND, there_BN if padded else None, None, kernel)
         return functional_call(modules[0], dict(zip(names, weights, strict=True)), arguments)
 
-    together = vmap(attend, in_dims=(0, 0, 0, None))(weights, x_SBND, there_SBN, "folded")
+    together = vmap(attend, in_dims=(0, 0, 0, None))(weights, x_SBND, there_SBN, "side_by_side")
     assert [tuple(shape[:2]) for shape in calls] == [(6, 2)]
     alone = [attend([w[i] for w in weights], x_SBND[i], there_SBN[i], "table") for i in range(3)]
     assert len(calls) == 1

@@ -375,6 +375,22 @@ def test_seeds_side_by_side_are_seeds_alone(tmp_path, model):
             torch.testing.assert_close(weight[0], both[name][index], **SAME)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_one_graph_serves_many_widths(graphs):
+    weights = {}
+    for compile in ("true", "false"):
+        cfg = config("task.pad_to=1", "trainer.batch_size=3", "replicas=2", f"trainer.compile={compile}")
+        training = Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0, 1])
+        widths = set()
+        for _ in range(12):
+            widths.add(training.batch().inputs.shape[-1])
+            training.update()
+        weights[compile] = training.weights()
+    # short rows of attention, longer ones, and the single sequence at the end of an epoch
+    assert len(widths) > 8 and len(graphs) == 3
+    torch.testing.assert_close(weights["true"], weights["false"], **SAME)
+
+
 def test_summary_reads_the_test_at_the_best_validation_step(tmp_path):
     cfg = config("optimizer.lr=2", "replicas=3", "trainer.eval_every=1")  # so high that it goes up and down
     summary = train(cfg, Run(tmp_path / "run"))

@@ -3,6 +3,7 @@
 Shapes: B batch, N query token, M key token, D width, H head, K head width, F hidden width of the MLP.
 """
 
+import functools
 import itertools
 import math
 
@@ -434,16 +435,17 @@ def test_fused_and_explicit_attention_agree(network, monkeypatch, changes, tied_
 
 
 def test_seeds_side_by_side_agree_with_each_alone(network):
-    # under vmap the fused kernel is not taken, and without it is
     models = [network(seed, mask="causal", layers=1) for seed in (1, 2)]
     x_SBNC = normal(3, 2, 2, FUSED_FROM_TOKENS, 3)
     stacked = {
         name: torch.stack([dict(m.named_parameters())[name] for m in models])
         for name, _ in models[0].named_parameters()
     }
-    got = torch.func.vmap(lambda w, x: torch.func.functional_call(models[0], w, (x,)))(stacked, x_SBNC)
-    for seed, model in enumerate(models):
-        torch.testing.assert_close(got[seed], model(x_SBNC[seed]), **EXACT)
+    for kernel in ("side_by_side", "table"):
+        run = functools.partial(torch.func.functional_call, models[0], kwargs={"kernel": kernel})
+        got = torch.func.vmap(run)(stacked, x_SBNC)
+        for seed, model in enumerate(models):
+            torch.testing.assert_close(got[seed], model(x_SBNC[seed]), **EXACT)
 
 
 # --- norm, MLP -------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from rankbench.run import Run, config_text
 from rankbench.seeds import generator_for
 from rankbench.tasks import TASKS, Batch, build_task
 from rankbench.train import Interrupted, train
-from rankbench.training import METRICS, Training, clipped
+from rankbench.training import METRICS, Training, clipped, compiled
 
 TINY = [
     "model.layers=1",
@@ -227,12 +227,56 @@ def test_clipping_leaves_a_zero_gradient_at_zero():
     assert torch.equal(ours, torch.zeros(2, 3))
 
 
+# --- compiled ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["replicas=2"],
+        # where networks that are not compiled take the fused kernel: many tokens, heads of rank 1
+        ["replicas=1", "task.length=100", "task.alphabet=100"],
+        ["replicas=2", "task.length=100", "task.alphabet=100"],
+        ["replicas=2", "model=contractive_l2", "model.heads=8"],
+    ],
+    ids=" ".join,
+)
+def test_a_compiled_run_is_traced_and_has_the_same_loss_curve(tmp_path, graphs, words):
+    words = ["trainer.steps=4", "precision=fp64", *words]
+    plain = trained(tmp_path / "plain", *words)
+    assert graphs == []
+    run = trained(tmp_path / "compiled", *words, "trainer.compile=true")
+    assert len(graphs) == 3  # of 8 sequences, of the 4 at an epoch's end, and of the test set without gradients
+    for ours, theirs in zip(rows_of(run), rows_of(plain), strict=True):
+        assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), rel=1e-9)  # as SAME
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_more_kinds_of_batches_than_torch_allows_by_itself_are_compiled(graphs):
+    double = compiled(lambda x: 2 * x, dynamic=False)
+    for size in range(2, 14):
+        torch.testing.assert_close(double(torch.arange(size)), torch.arange(0, 2 * size, 2), rtol=0, atol=0)
+    assert len(graphs) == 12 > torch._dynamo.config.recompile_limit
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_cannot_be_traced_is_an_error_and_not_run_as_it_is(graphs):
+    breaks = compiled(lambda x: 2 * x if x.sum() > 0 else x, dynamic=False)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        breaks(torch.ones(2))
+    assert graphs == []
+
+
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler imports deprecated parts of torch
-def test_a_compiled_run_has_the_same_loss_curve(tmp_path):
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_compiler_itself_gives_the_same_loss_curve(tmp_path):
     plain = trained(tmp_path / "plain", "replicas=2")
-    compiled = trained(tmp_path / "compiled", "replicas=2", "trainer.compile=true")
-    for ours, theirs in zip(rows_of(compiled), rows_of(plain), strict=True):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    run = trained(tmp_path / "compiled", "replicas=2", "trainer.compile=true")
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3
+    for ours, theirs in zip(rows_of(run), rows_of(plain), strict=True):
         # fp32, other order of sums: as for the fp32 runs above
         assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), rel=1e-4)
 

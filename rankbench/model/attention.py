@@ -20,6 +20,10 @@ from rankbench.model.network import HeadMaps
 # 2 to 4 times with 16 tokens: a product of a column and a row wastes the matrix kernels.
 FUSED_FROM_TOKENS = 96
 SHORT_ROW = 32
+# How the values are mixed, for the caller to say. fused: by torch's fused kernel where that is faster and there is
+# no dropout. side_by_side: the same for networks under vmap, and only there. table: always with the
+# N x N table of weights. Jacobians, second derivatives and compiled networks under vmap need the table.
+KERNELS = ("fused", "side_by_side", "table")
 COSINE_EPSILON = 1e-6  # added to squared lengths: the cosine's Lipschitz constant grows as its power -1/2
 
 # What a score function gives: q' (B, H, N, E), k' (B, H, M, E) and c, for scores c q' k'^T, (B, H, N, M).
@@ -111,6 +115,7 @@ class Attention(nn.Module):
         self.mixes = self.mix != {"attention": 1.0, "identity": 0.0, "uniform": 0.0}
         self.score_name, self.is_l2 = cfg.attention, cfg.attention in ("l2", "contractive_l2")
         self.contraction, self.contraction_keys = cfg.contraction, cfg.contraction_keys
+        self.inverse_phi = None if cfg.contraction_keys is None else inverse_phi(cfg.contraction_keys)
         self.contracts_always = cfg.contraction_when == "always"
         inner, keys_and_values = self.heads * self.head_width, [self.groups * self.head_width] * (not self.tied_qk)
         keys_and_values += [self.groups * self.value_width]
@@ -199,7 +204,7 @@ class Attention(nn.Module):
                     f"model.contraction_keys={self.contraction_keys}: here a query may see {most} keys; "
                     f"set it to {most} or more"
                 )
-            inverse_B1 = v_BHMK.new_full((1,), inverse_phi(self.contraction_keys))
+            inverse_B1 = v_BHMK.new_full((1,), self.inverse_phi)
         elif present_BN is None:
             inverse_B1 = v_BHMK.new_full((1,), inverse_phi(most))
         else:
@@ -234,12 +239,10 @@ class Attention(nn.Module):
     ) -> Tensor:
         """The layer's output, (B, N, D).
 
-        dropout_BHNM: the mask of the attention weights. kernel: `table` holds all N x M weights; `fused` lets torch's
-        fused kernel take long rows, which has no second derivative; `folded` is `fused` for networks side by side
-        under vmap.
+        dropout_BHNM: the mask of the attention weights. kernel: one of KERNELS.
         """
         if kernel != "table" and dropout_BHNM is None and self._fuses(x_BND.shape[-2]):
-            mixed_BHNK = self._fused(x_BND, present_BN, folded=kernel == "folded")
+            mixed_BHNK = self._fused(x_BND, present_BN, side_by_side=kernel == "side_by_side")
         else:
             mixed_BHNK = self._mixed_values(x_BND, present_BN, dropout_BHNM)["mixed_BHNK"]
         return self.out(mixed_BHNK.transpose(-3, -2).flatten(-2))
@@ -267,7 +270,7 @@ class Attention(nn.Module):
         plain = not (self.mix["identity"] or self.mix["uniform"])
         return plain and (num_tokens >= FUSED_FROM_TOKENS or self.head_width == 1)
 
-    def _fused(self, x_BND: Tensor, present_BN: Tensor | None, folded: bool) -> Tensor:
+    def _fused(self, x_BND: Tensor, present_BN: Tensor | None, side_by_side: bool) -> Tensor:
         """The mixed values, without a table of N x M numbers. Absent tokens may get other states than elsewhere."""
         q_BHNK, k_BHMK, v_BHMV = self.queries_keys_values(x_BND)
         present_B1N = _for_all_heads(present_BN)
@@ -276,7 +279,7 @@ class Attention(nn.Module):
             v_BHMV = v_BHMV * gains_BHM[..., None]
         causal = self.mask == "causal"  # absent tokens are the last: only they see them
         seen_NM = None if causal else self.seen(present_B1N, q_BHNE.shape[-2], q_BHNE.device)
-        mixed_BHNV = fused_mixing(q_BHNE, k_BHME, v_BHMV, seen_NM, causal, scale / self.temperature, folded)
+        mixed_BHNV = fused_mixing(q_BHNE, k_BHME, v_BHMV, seen_NM, causal, scale / self.temperature, side_by_side)
         return mixed_BHNV if self.mix["attention"] == 1 else self.mix["attention"] * mixed_BHNV
 
     def maps_as_applied(self) -> HeadMaps:

@@ -17,19 +17,20 @@ def fused_mixing(
     seen_NM: Tensor | None,
     causal: bool,
     scale: float,
-    folded: bool = False,
+    side_by_side: bool = False,
 ) -> Tensor:
     """softmax(scale q k^T) v over the keys that each query sees; (B, H, N, V).
 
     seen_NM: bool, (N, M) or (B, 1, N or 1, M); None for all keys, or with `causal` for those up to the query's own.
-    folded: for calls under vmap, where the axis of the networks becomes part of the batch. Has no second derivatives.
+    side_by_side: for networks under vmap, and only there: their axis becomes part of the batch. There are no second
+    derivatives.
     """
     width = v_BHMV.shape[-1]
     if q_BHNE.shape[-1] != width:  # the kernels want one width
         common = -(-max(q_BHNE.shape[-1], width) // MULTIPLE) * MULTIPLE
         q_BHNE, k_BHME, v_BHMV = (F.pad(x, (0, common - x.shape[-1])) for x in (q_BHNE, k_BHME, v_BHMV))
-    kernel = _Folded.apply if folded else _kernel
-    return kernel(q_BHNE, k_BHME, v_BHMV, seen_NM, causal, scale)[..., :width]
+    mixing = _Folded.apply if side_by_side else _kernel
+    return mixing(q_BHNE, k_BHME, v_BHMV, seen_NM, causal, scale)[..., :width]
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, causal: bool, scale: float) -> Tensor:

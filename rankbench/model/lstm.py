@@ -40,9 +40,8 @@ class Lstm(Padded, nn.Module):
         self.layers = nn.ModuleList(nn.LSTM(cfg.width, cfg.width, batch_first=True) for _ in range(cfg.layers))
         self.read_out = nn.Linear(cfg.width, num_outputs)
 
-    def forward(self, inputs: Tensor, dropout: dict[str, Tensor] | None = None, kernel: str = "") -> Tensor:
-        """Outputs (B, N, C). dropout: masks by place, from `dropout_masks`; None turns dropout off. kernel: of
-        attention, which an LSTM has none of."""
+    def forward(self, inputs: Tensor, dropout: dict[str, Tensor] | None = None) -> Tensor:
+        """Outputs (B, N, C). dropout: masks by place, from `dropout_masks`; None turns dropout off."""
         x_BND = self.read_in(inputs.clamp(min=0) if self.padded else inputs)
         if dropout is not None:
             x_BND = x_BND * dropout["embedding"]
