@@ -274,7 +274,7 @@ TABLES = {
         0.026,
         [by_length(ACCURACY | {4: 0.3}), by_length(majority=0.29)],  # 14 points below the commonest class
     ),
-    "dong_fig4_length_0_at_chance": (by_length(), 0.026, [by_length(ACCURACY | {0: 0.2})]),
+    "dong_fig4_length_0_no_information": (by_length(), 0.026, [by_length(ACCURACY | {0: 0.2})]),
     "dong_fig5_gpt3_longest": (fig5(), 96 * 96 / 97 - 32 * 16 / 17, [fig5(GPT_3=(24, 96))]),
     "dong_fig5_gpt3_most_long_paths": (fig5(GPT_3=(96, 200)), 200 / 201 - 128 / 129, [fig5()]),
     "dong_fig5_small_berts_diverse": (fig5(), 3.0, [fig5(MobileBERT=(12, 40))]),
@@ -404,7 +404,7 @@ def test_trained_and_initialised_networks_are_judged_by_themselves():
 
 
 def test_a_network_without_skips_has_no_short_paths_to_judge():
-    for name in ("dong_fig4_length_1_sorting", "dong_fig4_length_0_at_chance", "dong_fig4_falls_with_length"):
+    for name in ("dong_fig4_length_1_sorting", "dong_fig4_length_0_no_information", "dong_fig4_falls_with_length"):
         assert outcomes(name, by_length({3: 0.2})) == {"undecided"}
 
 

@@ -251,7 +251,7 @@ DONG_PATHS: dict[str, Claim] = {
             lambda rows: rows.assign(accuracy=rows.majority_accuracy + 0.06),
         ),
     ),
-    "dong_fig4_length_0_at_chance": _protocol(
+    "dong_fig4_length_0_no_information": _protocol(
         statement="Length-0 paths hold no useful information (accuracy above that of the commonest class, which takes "
         "none; the line of 5 points is ours).",
         measure=_shortest_above_chance,
