@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from rankbench import __version__, plots
 from rankbench.analyses import ANALYSES, Subject
-from rankbench.claims import CLAIMS, figures_published, judge, published, verdict_line
+from rankbench.claims import CLAIMS, Facet, figures_published, judge, published, verdict_line
 from rankbench.config import AnalyzeConfig, BaseConfig, ConfigError, TrainConfig, typed, unknown
 from rankbench.files import write_json
 from rankbench.machine import Machine, git_state, source_digest
@@ -222,7 +222,7 @@ def draw(
     return lines
 
 
-def judge_all(claims: list[str], tables: dict[str, pd.DataFrame], folder: Path, facet: str | None = None) -> list[str]:
+def judge_all(claims: list[str], tables: dict[str, pd.DataFrame], folder: Path, facet: Facet = None) -> list[str]:
     """Verdicts on the claims, written to verdicts.csv where there are any; returns them as lines."""
     if not claims:
         return []

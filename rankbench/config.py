@@ -66,6 +66,7 @@ class ModelConfig:
     init: str = MISSING
     attention_init: float | None = MISSING  # s: the matrices of attention from U(+-s/sqrt(width)), not as `init` says
     init_gain: float = MISSING
+    mlp_gain: float = MISSING  # multiplies the matrices of the MLPs besides: their Lipschitz constant by its square
     values: str = MISSING  # W_V and W_O at initialisation, where not as `init` says
     weight_norm: str = MISSING  # none, or sigma: every matrix of the blocks is gamma W / ||W||_2, gamma learned
 
@@ -246,6 +247,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "model.dropout": (0.0, 0.99),
     "model.attention_init": (1e-6, 1e6),
     "model.init_gain": (0.0, 1e6),
+    "model.mlp_gain": (0.0, 1e6),
     "optimizer.lr": (0.0, 1e3),
     "optimizer.weight_decay": (0.0, 1e3),
     "optimizer.momentum": (0.0, 1.0),

@@ -153,7 +153,7 @@ def gather(
     facet = facets[0] if facets else None
     many = any(table[facet].nunique() > MOST_ROWS for table in together.values()) if facet else False
     lines += draw(tables if many else together, folder, figure_published, facet, KINDS)
-    lines += judge_all(claims, together, folder, facet)
+    lines += judge_all(claims, tables, folder, facets)
     over = f", averaged over {', '.join(facets[1:])}" if many else ""
     captions |= {name: f"{name}{over}: drawn from {name}.csv" for name in tables if ANALYSES[name].figure}
     write_page(

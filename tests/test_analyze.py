@@ -316,10 +316,10 @@ def test_only_the_analyses_that_are_asked_for_run(tmp_path, fresh, calls):
 
 
 def test_claims_leave_verdicts(tmp_path, fresh):
-    cfg = config("claims=[paths_sum_to_output,dong_fig4_length_0_at_chance]")
+    cfg = config("claims=[paths_sum_to_output,dong_fig4_length_0_no_information]")
     lines = analyze(cfg, fresh, tmp_path)
     verdicts = read_table(tmp_path / "verdicts.csv")
-    assert verdicts.claim.tolist() == ["paths_sum_to_output", *["dong_fig4_length_0_at_chance"] * 2]
+    assert verdicts.claim.tolist() == ["paths_sum_to_output", *["dong_fig4_length_0_no_information"] * 2]
     assert (verdicts.outcome == "undecided").all() and (verdicts.num_seeds == 2).all()  # two seeds are too few
     assert str(tmp_path / "verdicts.csv") in lines[-1]
     assert [line.split()[1].strip(":") for line in lines[-4:-1]] == verdicts.claim.tolist()

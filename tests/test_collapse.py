@@ -22,7 +22,6 @@ from mpmath import mpf
 from rankbench import collapse
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses.collapse import Options, digest, table
-from rankbench.claims import CLAIMS, judge
 from rankbench.collapse import check, log_lemma_constant, log_residual, propagate, residual_coordinates, tokens
 from rankbench.config import ConfigError, compose
 from rankbench.metrics import noise_floor, residual
@@ -30,6 +29,7 @@ from rankbench.model.trace import Trace
 from rankbench.model.transformer import Transformer
 from rankbench.plots.collapse import draw_collapse
 from rankbench.tables import with_who
+from rankbench.tasks import Batch
 
 LN10 = math.log(10)
 ALONE = {"skip": False, "mlp": False, "mlp_skip": False, "norm": "none"}
@@ -465,6 +465,7 @@ def subject(network, sorting_task):
         task = sorting_task(length=4, alphabet=7, train_size=10, test_size=6)
         models = {kind: network(10 * seed + number, **changes) for number, kind in enumerate(kinds)}
         batch = task.sample(6, torch.Generator().manual_seed(seed))
+        batch = Batch(batch.inputs, batch.targets % 3)  # the networks' three classes
         return Subject("a run", seed, task, batch, batch, models)
 
     return make
@@ -617,47 +618,6 @@ def test_the_figure_holds_for_any_depth(subject):
     assert axes.get_ylim()[0] <= found.log10_residual.min() < -1e23
 
 
-# --- the claims -------------------------------------------------------------------------------------------------------
-
-
-def rows_of_claims(attention, mlp, skips, exponents=(3, 3), slack=2.0):
-    """Three seeds of a made-up table: log10 residuals by layer for the three variants that the claims look at."""
-    rows = []
-    for seed in range(3):
-        for variant, logs, exponent in (
-            ("attention_only_no_norm", attention, exponents[0]),
-            ("no_skip", mlp, exponents[1]),
-            ("no_mlp", skips, 1.0),
-        ):
-            for layer, log in enumerate(logs):
-                row = {"seed": seed, "weights": "initialised", "variant": variant, "layer": layer}
-                row |= {"log10_residual": log, "log10_relative_residual": log - 1, "growth_exponent": exponent}
-                bounded = variant == "attention_only_no_norm" and layer > 1
-                rows.append(row | {"log10_bound": log + slack if bounded else math.nan})
-    return pd.DataFrame(rows)
-
-
-GOOD = {"attention": [1, -1, -3, -9], "mlp": [1, -1, -2, -6], "skips": [1, 1, 1, 0.5]}
-
-
-@pytest.mark.parametrize(
-    ("name", "bad", "measured"),
-    [
-        ("dong_thm_rate_cubic", {"exponents": (2.8, 3)}, 0.2),
-        ("dong_thm_rate_bound", {"slack": -0.5}, 0.5),
-        ("dong_thm_rate_mlp_cubic", {"exponents": (3, 3.3)}, 0.3),
-        ("dong_thm_rate_mlp_slows", {"mlp": [1, -1, -4, -18]}, 2.0),
-        ("dong_thm_rate_skips", {"skips": [1, 0, -1, -2]}, -3.0),
-    ],
-)
-def test_claims_hold_and_fail(name, bad, measured):
-    (verdict,) = judge(name, rows_of_claims(**GOOD))
-    assert verdict["outcome"] == "held" and verdict["where"] == "weights=initialised"
-    (verdict,) = judge(name, rows_of_claims(**{**GOOD, **bad}))
-    assert verdict["outcome"] == "failed" and verdict["measured"] == pytest.approx(measured)
-    assert CLAIMS[name].table == "collapse"
-
-
 @pytest.mark.smoke
 def test_the_preset_runs_and_its_sweep_is_gathered(tmp_path):
     command = [sys.executable, "-m", "rankbench", "analyze", "experiment=dong_thm_rate", "budget=smoke", "out=here"]
@@ -670,4 +630,4 @@ def test_the_preset_runs_and_its_sweep_is_gathered(tmp_path):
     assert sorted(together["model.heads"].unique()) == [1, 4] and together.layer.max() == 6
     assert (tmp_path / "here" / "collapse.png").stat().st_size > 1000
     verdicts = pd.read_csv(tmp_path / "here" / "verdicts.csv")
-    assert len(verdicts) == 2 * 5
+    assert len(verdicts) == 2 * 4

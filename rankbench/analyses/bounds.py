@@ -18,6 +18,7 @@ from rankbench import theory
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.variants import VARIANTS as EVERYWHERE
 from rankbench.analyses.variants import VariantOptions
+from rankbench.collapse import State, check, propagate
 from rankbench.config import ConfigError
 from rankbench.metrics import composite_norm, inf_norm, noise_floor, one_norm, per_length, residual_matrix
 from rankbench.model.trace import Trace
@@ -70,11 +71,13 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     masks, no norms, and skips or MLPs but not both. With norms, recursion and layer take these as sec. 3.3 does, as a
     right multiplication, here by the sequence's largest scale; but a norm scales every token on its own.
 
-    log10_measured: ||X - 1 x^T||_{1,inf}, x the token mean (diameter: max_ij ||x_i - x_j||_1), mean over sequences, a
-    sequence below the noise floor counting as at the floor; log10_bound likewise. below_floor: share of sequences whose
-    residual rounding explains. Of those a hundred times above the floor: slack, bound - measured in decades, mean and
-    smallest; holds, the share with measured <= bound; refuted, the share whose residual is above the bound for whatever
-    x (the paper's is the best one).
+    log10_measured: ||X - 1 x^T||_{1,inf}, x the token mean (diameter: max_ij ||x_i - x_j||_1), mean over sequences;
+    log10_bound likewise. In residual coordinates (followed), where nothing is hidden; sequences of equal tokens count
+    nowhere. Networks that rankbench.collapse does not follow are measured in a plain forward pass, and a
+    sequence below the noise floor counts as at the floor. below_floor: share of sequences whose residual rounding
+    explains. Of the others (of those a hundred times above the floor): compared, how many; slack, bound - measured in
+    decades, mean and smallest; holds, the share with measured <= bound; refuted, the share whose residual is above the
+    bound for whatever x (the paper's is the best one).
     contractive: share of sequences whose bound behind this layer is below the measured residual that it starts from.
     log10_beta, log10_lambda: this layer's; lambda of all that stands behind the attention (MLP, its skip, norms).
     """
@@ -97,10 +100,7 @@ def _rows(model: Transformer, inputs: Tensor) -> Iterator[dict]:
         )
     trace = Trace("embedding", ".output", "norm_scale")
     model(inputs, trace=trace)
-    states = [trace["embedding"]]
-    states += [trace[f"layers.{i}.{'mlp' if cfg.mlp else 'attention'}.output"] for i in range(cfg.layers)]
-    lengths_B = model.lengths(inputs)
-    measured = [_measured(x_BND, lengths_B) for x_BND in states]
+    measured, followed = _residuals(model, inputs, trace)
     lipschitz, present_BN = theory.ACTIVATION_LIPSCHITZ[cfg.activation], model.present(inputs)
     layers = [_layer(block, f"layers.{i}", trace, present_BN, lipschitz) for i, block in enumerate(model.blocks)]
     residuals = [one["residual"] for one in measured]
@@ -108,25 +108,35 @@ def _rows(model: Transformer, inputs: Tensor) -> Iterator[dict]:
         for number, (values_B, found) in enumerate(zip(values_L, measured, strict=True)):
             seen_B = found["diameter" if bound == "diameter" else "residual"]
             least_B = seen_B if bound == "diameter" else found["least"]
-            row = {"bound": bound, "layer": number, "source": source, "covered": covered}
-            row |= {"log10_bound": values_B.mean(), "log10_measured": seen_B.mean()}
+            row = {"bound": bound, "layer": number, "source": source, "covered": covered, "followed": followed}
+            row |= {"log10_bound": _mean(values_B), "log10_measured": _mean(seen_B)}
             row |= _compared(values_B, seen_B, least_B, found["clear"])
             row |= {"below_floor": found["below_floor"].mean(), "contractive": np.nan}
             row |= {"log10_beta": np.nan, "log10_lambda": np.nan}
             if number:
                 layer = layers[number - 1]
                 falls_B = theory.is_contractive(residuals[number - 1], layer.coefficient_B, layer.skip, layer.lam_B)
-                row |= {"contractive": falls_B.mean(), "log10_beta": layer.beta, "log10_lambda": layer.lam_B.mean()}
+                falls_B = falls_B[residuals[number - 1] > -np.inf]
+                row |= {"contractive": _mean(falls_B), "log10_beta": layer.beta, "log10_lambda": layer.lam_B.mean()}
             yield row
 
 
+def _mean(values_B: np.ndarray) -> float:
+    """Over sequences whose tokens differ; nan where all are equal."""
+    finite_B = values_B[values_B > -np.inf]
+    return finite_B.mean() if len(finite_B) else np.nan
+
+
 def _compared(bound_B: np.ndarray, seen_B: np.ndarray, least_B: np.ndarray, clear_B: np.ndarray) -> dict[str, float]:
+    compared = {"compared": clear_B.sum()}
     if not clear_B.any():
-        return dict.fromkeys(("slack", "slack_min", "holds", "refuted"), np.nan)
-    slack_B, sure_B = (bound_B - seen_B)[clear_B], (bound_B - least_B)[clear_B]
-    rounding = 1e-9  # in log10: measured and bound agree to more digits than that where they are equal
-    shares = {"holds": (slack_B >= -rounding).mean(), "refuted": (sure_B < -rounding).mean()}
-    return {"slack": slack_B.mean(), "slack_min": slack_B.min()} | shares
+        return compared | dict.fromkeys(("slack", "slack_min", "holds", "refuted"), np.nan)
+    bound_B, seen_B, least_B = (values_B[clear_B] for values_B in (bound_B, seen_B, least_B))
+    slack_B, sure_B = bound_B - seen_B, bound_B - least_B
+    # of log10: measured and bound agree to more digits than that where they are equal
+    rounding_B = 1e-9 * np.maximum(1, np.abs(bound_B))
+    shares = {"holds": (slack_B >= -rounding_B).mean(), "refuted": (sure_B < -rounding_B).mean()}
+    return compared | {"slack": slack_B.mean(), "slack_min": slack_B.min()} | shares
 
 
 def _bounds(
@@ -223,18 +233,42 @@ def _norm_gains(
     return (gain_2B, one_2B) if block.place == "pre" else (one_2B, gain_2B)
 
 
+def _residuals(model: Transformer, inputs: Tensor, trace: Trace) -> tuple[list[dict[str, np.ndarray]], bool]:
+    """`_measured` of the embedding and of what leaves each layer; whether in residual coordinates."""
+    lengths_B = model.lengths(inputs)
+    try:
+        check(model.cfg)
+    except ConfigError:
+        last = "mlp" if model.cfg.mlp else "attention"
+        states = [trace["embedding"], *(trace[f"layers.{i}.{last}.output"] for i in range(model.cfg.layers))]
+        return [_measured(x_BND, lengths_B) for x_BND in states], False
+    return [_followed(state, lengths_B) for state in propagate(model, inputs)], True
+
+
+def _sizes(x_BND: Tensor) -> dict[str, Tensor]:
+    """The residual, what it is at least for any x, and the diameter."""
+    diameter_B = torch.cdist(x_BND, x_BND, p=1).amax((1, 2))
+    # the median is the best x for the 1-norm; of the inf-norm no x leaves less than half the diameter
+    least_B = one_norm(residual_matrix(x_BND, "l1")).sqrt() * (diameter_B / 2).sqrt()
+    return {"residual": composite_norm(residual_matrix(x_BND)), "least": least_B, "diameter": diameter_B}
+
+
+def _followed(state: State, lengths_B: Tensor | None) -> dict[str, np.ndarray]:
+    """log10 of the sizes, -inf for equal tokens; all are clear but these."""
+    unit_BND, log10_scale_B = state.unit_BND, (state.log_scale_B / theory.LN10).cpu().numpy()
+    sizes = _sizes(unit_BND) if lengths_B is None else per_length(_sizes, unit_BND, lengths_B)
+    differ_B = log10_scale_B > -np.inf
+    found = {name: np.where(differ_B, _log10(size_B) + log10_scale_B, -np.inf) for name, size_B in sizes.items()}
+    return found | {"clear": differ_B, "below_floor": np.zeros_like(differ_B)}
+
+
 def _measured(x_BND: Tensor, lengths_B: Tensor | None) -> dict[str, np.ndarray]:
-    """log10 of the residual, of what it is at least for any x, and of the diameter, none below the noise floor; where
-    the residual is clear of that floor, and where it is below."""
+    """log10 of the sizes, none below the noise floor; where the residual is clear of that floor, and where below."""
 
     def measure(x_BND: Tensor) -> dict[str, Tensor]:
-        residual_B, floor_B = composite_norm(residual_matrix(x_BND)), noise_floor(x_BND)
-        diameter_B = torch.cdist(x_BND, x_BND, p=1).amax((1, 2))
-        # the median is the best x for the 1-norm; of the inf-norm no x leaves less than half the diameter
-        least_B = one_norm(residual_matrix(x_BND, "l1")).sqrt() * (diameter_B / 2).sqrt()
-        values = {"residual": residual_B.maximum(floor_B), "least": least_B.maximum(floor_B)}
-        values["diameter"] = diameter_B.maximum(torch.finfo(x_BND.dtype).eps * inf_norm(x_BND))
-        return values | {"clear": residual_B > CLEAR * floor_B, "below_floor": residual_B <= floor_B}
+        sizes, floor_B = _sizes(x_BND), noise_floor(x_BND)
+        seen = {"clear": sizes["residual"] > CLEAR * floor_B, "below_floor": sizes["residual"] <= floor_B}
+        return {name: size_B.maximum(floor_B) for name, size_B in sizes.items()} | seen
 
     found = measure(x_BND) if lengths_B is None else per_length(measure, x_BND, lengths_B)
     return {name: value.cpu().numpy() if value.dtype == torch.bool else _log10(value) for name, value in found.items()}
@@ -252,10 +286,14 @@ def digest(table: pd.DataFrame) -> str:
     seen = table[table.bound == "layer"].assign(bound="measured", log10_bound=lambda rows: rows.log10_measured)
     mean = pd.concat([seen, table]).pivot_table("log10_bound", axes, "layer", "mean", sort=False)
     shown = thinned(mean.sort_index(level=axes[:2], sort_remaining=False)).map("{:.4g}".format)
-    worst = table[table.layer > 0].groupby(axes, sort=False)[["slack_min", "holds"]].min().round(3)
+    behind = table[table.layer > 0].groupby(axes, sort=False)
+    worst = behind[["slack_min", "holds"]].min().round(3)
+    worst["layers"] = table[(table.layer > 0) & (table.compared > 0)].groupby(axes, sort=False).layer.nunique()
+    worst["of"] = behind.layer.nunique()
     return (
         f"log10 of bounds and residual by layer (mean of {last.seed.nunique()} seeds)\n{shown.to_string()}\n"
-        f"smallest slack in decades, and share of sequences where the bound holds (worst layer)\n{worst.to_string()}"
+        "smallest slack in decades, and share of sequences where the bound holds (worst layer), over how many layers "
+        f"of the network\n{worst.to_string()}"
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.residual import learned
 from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.collapse import State, check, log_lemma_constant, log_residual, propagate, tokens
 from rankbench.config import ConfigError
@@ -52,6 +53,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     log10_contraction, log10_bound: of Lemma A.2's bound on ||R|| over the ||R|| that entered the layer, and of Theorem
     2.3's on ||R||, with each layer's own constant, from the first layer on that the lemma says is a contraction in all
     sequences. Unmasked attention alone.
+    For a trained classifier also whole_accuracy, as in the table of the analysis `residual`.
     """
     inputs, rows, refused = subject.test.inputs[: options.sequences], [], {}
     if inputs.is_floating_point():
@@ -75,7 +77,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     log.info("%s seed %d: propagated and measured log10 residuals differ by %.1e", subject.run, subject.seed, worst)
     if worst > AGREEMENT:
         log.warning("that is more than rounding explains (%.0e)", AGREEMENT)
-    return found
+    return found.assign(**learned(subject))
 
 
 def _rows(network: Transformer, inputs: Tensor) -> Iterator[dict]:

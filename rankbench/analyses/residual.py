@@ -39,10 +39,11 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
                 rows.append(
                     {"weights": weights, "variant": variant, **place, "dtype": _dtype(removed), **moments(values)}
                 )
-    return pd.DataFrame(rows).assign(**_learned(subject))
+    return pd.DataFrame(rows).assign(**learned(subject))
 
 
-def _learned(subject: Subject) -> dict[str, float]:
+def learned(subject: Subject) -> dict[str, float]:
+    """whole_accuracy, of a trained classifier on the whole test set (share of tokens); else nothing."""
     if "trained" not in subject.models or subject.test.targets.is_floating_point():
         return {}
     outputs = torch.cat([subject.model(some).detach() for some in subject.test.inputs.split(1000)])
