@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 
+import pandas as pd
 import pytest
 import torch
 from omegaconf import OmegaConf
 
+from rankbench.claims import CLAIMS, judge
 from rankbench.config import ModelConfig, conf_dir
 from rankbench.model.transformer import Transformer
 from rankbench.tasks import Batch, Task, build_task
@@ -53,6 +55,18 @@ def random_network(model_config) -> Callable[..., tuple[Transformer, Batch]]:
         return model, Batch(inputs, targets)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def outcomes_with_control() -> Callable[[str, pd.DataFrame], tuple[set[str], set[str]]]:
+    """outcomes_with_control(name, table): how a claim comes out on a table, and on the table of its control."""
+
+    def outcomes(name: str, table: pd.DataFrame) -> tuple[set[str], set[str]]:
+        tables = table, CLAIMS[name].control.doctor(table.copy())
+        judged, control = ({verdict["outcome"] for verdict in judge(name, rows)} for rows in tables)
+        return judged, control
+
+    return outcomes
 
 
 def _raw(config) -> dict:
