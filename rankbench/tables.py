@@ -106,6 +106,14 @@ def over_seeds(table: pd.DataFrame, axes: list[str], value: str) -> pd.DataFrame
     return by_axes.agg(mean="mean", **ends, smallest="min", largest="max", num_seeds="count").reset_index()
 
 
+def fall_in_last_quarter(losses: pd.Series) -> float:
+    """By how much a loss, indexed by training step, fell over the last quarter of the steps; below 0 where it rose.
+    What it was when the quarter began is interpolated between the evaluations."""
+    losses = losses.dropna().sort_index()
+    last = losses.index[-1]
+    return float(np.interp(0.75 * last, losses.index, losses) - losses[last])
+
+
 def last_of_layer(table: pd.DataFrame) -> pd.DataFrame:
     """Of a table by layer and sublayer, the rows of the state that leaves each layer (layer 0: the embedding)."""
     states = table[table.sublayer != "weights"]

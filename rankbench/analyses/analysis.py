@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rankbench.model.transformer import Transformer
+from rankbench.tables import fall_in_last_quarter
 from rankbench.tasks import Batch, Task
 
 
@@ -28,6 +29,15 @@ class Subject:
     def model(self) -> Transformer:
         """The trained model where there is one, else the initialised one."""
         return self.models["trained" if "trained" in self.models else "initialised"]
+
+    @property
+    def how_trained(self) -> dict[str, float]:
+        """The column that shows whether training was over, none of a fresh model: loss_fall, by how much the test loss
+        (per token) fell over the last quarter of the steps."""
+        if self.curve is None:
+            return {}
+        test = self.curve[self.curve.split == "test"]
+        return {"loss_fall": fall_in_last_quarter(test.set_index("step").loss)}
 
     @property
     def who(self) -> dict[str, str | int]:

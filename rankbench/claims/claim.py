@@ -19,6 +19,7 @@ from rankbench.tables import interval95
 HELD, FAILED, UNDECIDED = "held", "failed", "undecided"
 PASSED, BROKEN = "passed", "broken"  # of a check
 FEWEST = 3  # seeds, or steps, that an interval is taken over
+STILL_FALLS = 0.02  # nats: a language model whose test loss falls by more over its last quarter is still in training
 LEARNED = 0.9  # share of the reachable accuracy below which the paths of a network say nothing about a claim
 
 
@@ -48,6 +49,16 @@ def learned_by_accuracy(rows: pd.DataFrame) -> str:
         reached = reached / rows.ceiling_accuracy.fillna(1.0)
     accuracy = reached.groupby(rows.seed).mean().mean()
     return "" if accuracy >= LEARNED else f"the network has not learned its task (accuracy {accuracy:.3f})"
+
+
+def learned_by_loss(rows: pd.DataFrame) -> str:
+    """Why the language model counts as untrained, empty if it does not: its test loss still falls (loss_fall)."""
+    if "loss_fall" not in rows:
+        return "this table does not say whether the test loss still fell; run the analysis again"
+    fall = rows.groupby("seed").loss_fall.first().mean()
+    if fall <= STILL_FALLS:
+        return ""
+    return f"the test loss still fell by {fall:.2g} nats over the last quarter of training"
 
 
 def everywhere(rows: pd.DataFrame) -> bool:
@@ -174,6 +185,8 @@ def _controlled(claim: Claim, rows: pd.DataFrame) -> Judgement:
 
 
 def _judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
+    if rows.empty:
+        return _undecided("there are no such rows")
     try:
         values = [claim.measure(rows_of_repeat) for _, rows_of_repeat in rows.groupby(claim.repeats)]
     except NotMeasurable as reason:

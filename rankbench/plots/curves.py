@@ -17,7 +17,7 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
     """Test loss over steps, a line for each variant and number of layers, with its spread over seeds; where several
     were run, also the loss at the best validation step against layers, and the time per token with its spread over the
     intervals between evaluations, as a multiple of that of the variant `causal` where it is among them. Published
-    numbers as open marks of the variant's colour."""
+    numbers as open marks of the variant's colour, or as a dotted line where they are of no number of layers."""
     variants = list(dict.fromkeys(table.variant))
     several = len(table[["variant", "layers"]].drop_duplicates()) > 1
     size = (PANEL[0] * (3 if several else 1), PANEL[1] + 1.0)
@@ -26,6 +26,8 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
     grid = figure.subplots(1, 3 if several else 1, squeeze=False)
     layers = sorted(table.layers.unique())
     loss = "loss (nats per token)" if "accuracy" in table else "loss (squared error)"
+    if "test_loss_per_character" in table:
+        loss = "loss (nats per symbol, ends included)"
     test = table[table.split == "test"]
     for (variant, depth), rows in test.groupby(["variant", "layers"], sort=False):
         summary = mean_and_spread(rows, ["step"], "loss")
@@ -78,10 +80,13 @@ def _against_layers(
             )
         if published is None:
             continue
-        told = published[published.series == variant]
-        if len(told):
+        of_variant = published[published.series == variant]
+        printed, of_any_depth = of_variant.dropna(subset="x"), of_variant[of_variant.x.isna()]
+        if len(printed):
             style = {"color": colour, "marker": marker, "mfc": "none", "markersize": 6, "linestyle": "none"}
-            axes.plot(told.x, told.value, label=f"{variant} ({told.source.iloc[0]})", **style)
+            axes.plot(printed.x, printed.value, label=f"{variant} ({printed.source.iloc[0]})", **style)
+        for row in of_any_depth.itertuples():
+            axes.axhline(row.value, color=colour, linestyle=":", label=f"{variant} ({row.source})")
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if high - low < 1:  # networks of one size
