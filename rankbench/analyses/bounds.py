@@ -19,10 +19,12 @@ from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.variants import VARIANTS as EVERYWHERE
 from rankbench.analyses.variants import VariantOptions
 from rankbench.config import ConfigError
-from rankbench.metrics import composite_norm, inf_norm, noise_floor, one_norm, per_length, residual_matrix
+from rankbench.metrics import composite_norm, inf_norm, one_norm, per_length, residual_matrix
 from rankbench.model.trace import Trace
 from rankbench.model.transformer import MLP, Block, Norm, Transformer
 from rankbench.plots.bounds import draw_bounds
+from rankbench.rounding import noise_floors
+from rankbench.seeds import generator_for
 from rankbench.tables import thinned
 
 # The bounds are of networks without norms, so each of the analysis residual's variants is there without them too.
@@ -31,7 +33,7 @@ VARIANTS = EVERYWHERE | {
     "no_mlp_no_norm": {"mlp": True, "norm": True},
     "no_skip_no_norm": {"skip": True, "norm": True},
 }
-CLEAR = 100  # times the noise floor: what is this far above rounding can say whether a bound holds
+CLEAR = 10  # times the noise floor: such a residual is known to a tenth of itself, 0.04 decades
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,12 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     masks, no norms, and skips or MLPs but not both. With norms, recursion and layer take these as sec. 3.3 does, as a
     right multiplication, here by the sequence's largest scale; but a norm scales every token on its own.
 
-    log10_measured: ||X - 1 x^T||_{1,inf}, x the token mean (diameter: max_ij ||x_i - x_j||_1), mean over sequences, a
-    sequence below the noise floor counting as at the floor; log10_bound likewise. below_floor: share of sequences whose
-    residual rounding explains. Of those a hundred times above the floor: slack, bound - measured in decades, mean and
-    smallest; holds, the share with measured <= bound; refuted, the share whose residual is above the bound for whatever
-    x (the paper's is the best one).
+    log10_measured: ||X - 1 x^T||_{1,inf}, x the token mean (diameter: max_ij ||x_i - x_j||_1), mean over sequences;
+    empty where rounding explains the residual of any of them. below_floor: the share of these; noise_floor: the error
+    of the residual by rounding (units of X, mean; rankbench.rounding). log10_bound: mean over sequences; a bound of one
+    layer begins at the residual measured before it or, where that is below, at the floor. Of sequences ten times above
+    the floor: slack, bound - measured in decades, mean and smallest; holds, the share with measured <= bound; refuted,
+    the share whose residual is above the bound for whatever x (the paper's is the best one).
     contractive: share of sequences whose bound behind this layer is below the measured residual that it starts from.
     log10_beta, log10_lambda: this layer's; lambda of all that stands behind the attention (MLP, its skip, norms).
     """
@@ -84,11 +87,12 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         for variant in options.variants:
             network = model.without(**VARIANTS[variant]).double()
             inputs = inputs.double() if inputs.is_floating_point() else inputs
-            rows += [{"weights": weights, "variant": variant, **row} for row in _rows(network, inputs)]
+            generator = generator_for(subject.seed, "rounding")
+            rows += [{"weights": weights, "variant": variant, **row} for row in _rows(network, inputs, generator)]
     return pd.DataFrame(rows)
 
 
-def _rows(model: Transformer, inputs: Tensor) -> Iterator[dict]:
+def _rows(model: Transformer, inputs: Tensor, generator: torch.Generator) -> Iterator[dict]:
     cfg = model.cfg
     if cfg.attention != "dot" or any(block.attention.mixes for block in model.blocks):
         raise ConfigError(
@@ -97,10 +101,9 @@ def _rows(model: Transformer, inputs: Tensor) -> Iterator[dict]:
         )
     trace = Trace("embedding", ".output", "norm_scale")
     model(inputs, trace=trace)
-    states = [trace["embedding"]]
-    states += [trace[f"layers.{i}.{'mlp' if cfg.mlp else 'attention'}.output"] for i in range(cfg.layers)]
-    lengths_B = model.lengths(inputs)
-    measured = [_measured(x_BND, lengths_B) for x_BND in states]
+    floors, lengths_B = noise_floors(model, inputs, trace, generator), model.lengths(inputs)
+    states = ["embedding", *(f"layers.{i}.{'mlp' if cfg.mlp else 'attention'}.output" for i in range(cfg.layers))]
+    measured = [_measured(trace[name], floors[name], lengths_B) for name in states]
     lipschitz, present_BN = theory.ACTIVATION_LIPSCHITZ[cfg.activation], model.present(inputs)
     layers = [_layer(block, f"layers.{i}", trace, present_BN, lipschitz) for i, block in enumerate(model.blocks)]
     residuals = [one["residual"] for one in measured]
@@ -109,9 +112,10 @@ def _rows(model: Transformer, inputs: Tensor) -> Iterator[dict]:
             seen_B = found["diameter" if bound == "diameter" else "residual"]
             least_B = seen_B if bound == "diameter" else found["least"]
             row = {"bound": bound, "layer": number, "source": source, "covered": covered}
-            row |= {"log10_bound": values_B.mean(), "log10_measured": seen_B.mean()}
+            below_B = found["below_floor"]
+            row |= {"log10_bound": values_B.mean(), "log10_measured": np.nan if below_B.any() else seen_B.mean()}
             row |= _compared(values_B, seen_B, least_B, found["clear"])
-            row |= {"below_floor": found["below_floor"].mean(), "contractive": np.nan}
+            row |= {"noise_floor": found["noise_floor"].mean(), "below_floor": below_B.mean(), "contractive": np.nan}
             row |= {"log10_beta": np.nan, "log10_lambda": np.nan}
             if number:
                 layer = layers[number - 1]
@@ -223,21 +227,20 @@ def _norm_gains(
     return (gain_2B, one_2B) if block.place == "pre" else (one_2B, gain_2B)
 
 
-def _measured(x_BND: Tensor, lengths_B: Tensor | None) -> dict[str, np.ndarray]:
+def _measured(x_BND: Tensor, floor_B: Tensor, lengths_B: Tensor | None) -> dict[str, np.ndarray]:
     """log10 of the residual, of what it is at least for any x, and of the diameter, none below the noise floor; where
-    the residual is clear of that floor, and where it is below."""
+    the residual is clear of that floor, where it is below, and the floor itself (units of X)."""
 
     def measure(x_BND: Tensor) -> dict[str, Tensor]:
-        residual_B, floor_B = composite_norm(residual_matrix(x_BND)), noise_floor(x_BND)
         diameter_B = torch.cdist(x_BND, x_BND, p=1).amax((1, 2))
         # the median is the best x for the 1-norm; of the inf-norm no x leaves less than half the diameter
         least_B = one_norm(residual_matrix(x_BND, "l1")).sqrt() * (diameter_B / 2).sqrt()
-        values = {"residual": residual_B.maximum(floor_B), "least": least_B.maximum(floor_B)}
-        values["diameter"] = diameter_B.maximum(torch.finfo(x_BND.dtype).eps * inf_norm(x_BND))
-        return values | {"clear": residual_B > CLEAR * floor_B, "below_floor": residual_B <= floor_B}
+        return {"residual": composite_norm(residual_matrix(x_BND)), "least": least_B, "diameter": diameter_B}
 
-    found = measure(x_BND) if lengths_B is None else per_length(measure, x_BND, lengths_B)
-    return {name: value.cpu().numpy() if value.dtype == torch.bool else _log10(value) for name, value in found.items()}
+    sizes = measure(x_BND) if lengths_B is None else per_length(measure, x_BND, lengths_B)
+    marks = {"clear": sizes["residual"] > CLEAR * floor_B, "below_floor": sizes["residual"] <= floor_B}
+    logs = {name: _log10(size_B.maximum(floor_B)) for name, size_B in sizes.items()}
+    return logs | {name: mark_B.cpu().numpy() for name, mark_B in (marks | {"noise_floor": floor_B}).items()}
 
 
 def _log10(value: Tensor) -> np.ndarray:
