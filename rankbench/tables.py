@@ -43,7 +43,8 @@ def booleans_as_words(table: pd.DataFrame) -> pd.DataFrame:
 def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometric: bool = False) -> pd.DataFrame:
     """`value` by `axes`: mean over everything within a seed, then mean and sample standard deviation over the seeds.
 
-    Columns: the axes, mean, low, high, num_seeds; low and high are one standard deviation away (nan for one seed).
+    Columns: the axes, mean, low, high, num_seeds, of_seed; low and high are one standard deviation away (nan for one
+    seed), of_seed the values by seed as a dict.
     geometric: of the logarithms, for values that span orders of magnitude; zeros then count as the smallest float64.
     """
     per_seed = table.groupby([*axes, "seed"], sort=True, dropna=False)[value].mean().reset_index()
@@ -52,8 +53,11 @@ def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometr
     summary = per_seed.groupby(axes, sort=True, dropna=False)[value].agg(mean="mean", sd="std", num_seeds="count")
     summary["low"], summary["high"] = summary["mean"] - summary["sd"], summary["mean"] + summary["sd"]
     if geometric:
+        per_seed[value] = np.exp(per_seed[value])
         summary[["mean", "low", "high"]] = np.exp(summary[["mean", "low", "high"]])
-    return summary.reset_index()[[*axes, "mean", "low", "high", "num_seeds"]]
+    groups = per_seed.groupby(axes, sort=True, dropna=False)  # in the order of the summary's rows
+    summary["of_seed"] = [rows.dropna(subset=value).set_index("seed")[value].to_dict() for _, rows in groups]
+    return summary.reset_index()[[*axes, "mean", "low", "high", "num_seeds", "of_seed"]]
 
 
 class Interval(NamedTuple):

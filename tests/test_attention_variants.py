@@ -476,7 +476,9 @@ def test_dropout_falls_on_the_weights(layer, changes):
 def test_the_residual_analysis_sees_stochastic_weights(network, changes):
     model = network(1, True, **changes, mask="causal")
     inputs = torch.tensor([[0, 3, 5, 6, 1], [2, 4, 1, -1, -1]])
-    places = [place | values for place, values in metrics_by_layer(model, inputs)]  # refuses rows that are no shares
+    places = [
+        place | values for place, values in metrics_by_layer(model, inputs, torch.Generator())
+    ]  # refuses rows that are no shares
     assert sum(place["head"] is not None for place in places) == 4
 
 

@@ -20,10 +20,12 @@ from rankbench.analyses.variants import VARIANTS as EVERYWHERE
 from rankbench.analyses.variants import VariantOptions
 from rankbench.collapse import State, check, propagate
 from rankbench.config import ConfigError
-from rankbench.metrics import composite_norm, inf_norm, noise_floor, one_norm, per_length, residual_matrix
+from rankbench.metrics import composite_norm, inf_norm, one_norm, per_length, residual_matrix
 from rankbench.model.trace import Trace
 from rankbench.model.transformer import MLP, Block, Norm, Transformer
 from rankbench.plots.bounds import draw_bounds
+from rankbench.rounding import noise_floors
+from rankbench.seeds import generator_for
 from rankbench.tables import thinned
 
 # The bounds are of networks without norms, so each of the analysis residual's variants is there without them too.
@@ -32,7 +34,7 @@ VARIANTS = EVERYWHERE | {
     "no_mlp_no_norm": {"mlp": True, "norm": True},
     "no_skip_no_norm": {"skip": True, "norm": True},
 }
-CLEAR = 100  # times the noise floor: what is this far above rounding can say whether a bound holds
+CLEAR = 10  # times the noise floor: such a residual is known to a tenth of itself, 0.04 decades
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,13 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
     log10_measured: ||X - 1 x^T||_{1,inf}, x the token mean (diameter: max_ij ||x_i - x_j||_1), mean over sequences;
     log10_bound likewise. In residual coordinates (followed), where nothing is hidden; sequences of equal tokens count
-    nowhere. Networks that rankbench.collapse does not follow are measured in a plain forward pass, and a
-    sequence below the noise floor counts as at the floor. below_floor: share of sequences whose residual rounding
-    explains. Of the others (of those a hundred times above the floor): compared, how many; slack, bound - measured in
-    decades, mean and smallest; holds, the share with measured <= bound; refuted, the share whose residual is above the
-    bound for whatever x (the paper's is the best one).
+    nowhere. Networks that rankbench.collapse does not follow are measured in a plain forward pass, and log10_measured
+    is empty where rounding explains the residual of any sequence. below_floor: the share of these; noise_floor: the
+    error of the residual by rounding (units of X, mean; rankbench.rounding), empty where it is followed. A bound of one
+    layer begins at the residual measured before it or, where that is below, at the floor. Of sequences ten times above
+    the floor: compared, how many; slack, bound - measured in decades, mean and smallest; holds, the share with
+    measured <= bound; refuted, the share whose residual is above the bound for whatever x (the paper's is the best
+    one).
     contractive: share of sequences whose bound behind this layer is below the measured residual that it starts from.
     log10_beta, log10_lambda: this layer's; lambda of all that stands behind the attention (MLP, its skip, norms).
     """
@@ -87,11 +91,12 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         for variant in options.variants:
             network = model.without(**VARIANTS[variant]).double()
             inputs = inputs.double() if inputs.is_floating_point() else inputs
-            rows += [{"weights": weights, "variant": variant, **row} for row in _rows(network, inputs)]
+            generator = generator_for(subject.seed, "rounding")
+            rows += [{"weights": weights, "variant": variant, **row} for row in _rows(network, inputs, generator)]
     return pd.DataFrame(rows)
 
 
-def _rows(model: Transformer, inputs: Tensor) -> Iterator[dict]:
+def _rows(model: Transformer, inputs: Tensor, generator: torch.Generator) -> Iterator[dict]:
     cfg = model.cfg
     if cfg.attention != "dot" or any(block.attention.mixes for block in model.blocks):
         raise ConfigError(
@@ -100,7 +105,7 @@ def _rows(model: Transformer, inputs: Tensor) -> Iterator[dict]:
         )
     trace = Trace("embedding", ".output", "norm_scale")
     model(inputs, trace=trace)
-    measured, followed = _residuals(model, inputs, trace)
+    measured, followed = _residuals(model, inputs, trace, generator)
     lipschitz, present_BN = theory.ACTIVATION_LIPSCHITZ[cfg.activation], model.present(inputs)
     layers = [_layer(block, f"layers.{i}", trace, present_BN, lipschitz) for i, block in enumerate(model.blocks)]
     residuals = [one["residual"] for one in measured]
@@ -108,10 +113,11 @@ def _rows(model: Transformer, inputs: Tensor) -> Iterator[dict]:
         for number, (values_B, found) in enumerate(zip(values_L, measured, strict=True)):
             seen_B = found["diameter" if bound == "diameter" else "residual"]
             least_B = seen_B if bound == "diameter" else found["least"]
+            below_B = found["below_floor"]
             row = {"bound": bound, "layer": number, "source": source, "covered": covered, "followed": followed}
-            row |= {"log10_bound": _mean(values_B), "log10_measured": _mean(seen_B)}
+            row |= {"log10_bound": _mean(values_B), "log10_measured": np.nan if below_B.any() else _mean(seen_B)}
             row |= _compared(values_B, seen_B, least_B, found["clear"])
-            row |= {"below_floor": found["below_floor"].mean(), "contractive": np.nan}
+            row |= {"noise_floor": found["noise_floor"].mean(), "below_floor": below_B.mean(), "contractive": np.nan}
             row |= {"log10_beta": np.nan, "log10_lambda": np.nan}
             if number:
                 layer = layers[number - 1]
@@ -233,15 +239,17 @@ def _norm_gains(
     return (gain_2B, one_2B) if block.place == "pre" else (one_2B, gain_2B)
 
 
-def _residuals(model: Transformer, inputs: Tensor, trace: Trace) -> tuple[list[dict[str, np.ndarray]], bool]:
+def _residuals(
+    model: Transformer, inputs: Tensor, trace: Trace, generator: torch.Generator
+) -> tuple[list[dict[str, np.ndarray]], bool]:
     """`_measured` of the embedding and of what leaves each layer; whether in residual coordinates."""
     lengths_B = model.lengths(inputs)
     try:
         check(model.cfg)
     except ConfigError:
-        last = "mlp" if model.cfg.mlp else "attention"
-        states = [trace["embedding"], *(trace[f"layers.{i}.{last}.output"] for i in range(model.cfg.layers))]
-        return [_measured(x_BND, lengths_B) for x_BND in states], False
+        last, floors = "mlp" if model.cfg.mlp else "attention", noise_floors(model, inputs, trace, generator)
+        names = ["embedding", *(f"layers.{i}.{last}.output" for i in range(model.cfg.layers))]
+        return [_measured(trace[name], floors[name], lengths_B) for name in names], False
     return [_followed(state, lengths_B) for state in propagate(model, inputs)], True
 
 
@@ -254,24 +262,22 @@ def _sizes(x_BND: Tensor) -> dict[str, Tensor]:
 
 
 def _followed(state: State, lengths_B: Tensor | None) -> dict[str, np.ndarray]:
-    """log10 of the sizes, -inf for equal tokens; all are clear but these."""
+    """log10 of the sizes, -inf for equal tokens; all are clear but these. No rounding hides any: noise_floor is nan."""
     unit_BND, log10_scale_B = state.unit_BND, (state.log_scale_B / theory.LN10).cpu().numpy()
     sizes = _sizes(unit_BND) if lengths_B is None else per_length(_sizes, unit_BND, lengths_B)
     differ_B = log10_scale_B > -np.inf
-    found = {name: np.where(differ_B, _log10(size_B) + log10_scale_B, -np.inf) for name, size_B in sizes.items()}
-    return found | {"clear": differ_B, "below_floor": np.zeros_like(differ_B)}
+    logs = {name: np.where(differ_B, _log10(size_B) + log10_scale_B, -np.inf) for name, size_B in sizes.items()}
+    nowhere = {"below_floor": np.zeros_like(differ_B), "noise_floor": np.full(len(differ_B), np.nan)}
+    return logs | {"clear": differ_B} | nowhere
 
 
-def _measured(x_BND: Tensor, lengths_B: Tensor | None) -> dict[str, np.ndarray]:
-    """log10 of the sizes, none below the noise floor; where the residual is clear of that floor, and where below."""
-
-    def measure(x_BND: Tensor) -> dict[str, Tensor]:
-        sizes, floor_B = _sizes(x_BND), noise_floor(x_BND)
-        seen = {"clear": sizes["residual"] > CLEAR * floor_B, "below_floor": sizes["residual"] <= floor_B}
-        return {name: size_B.maximum(floor_B) for name, size_B in sizes.items()} | seen
-
-    found = measure(x_BND) if lengths_B is None else per_length(measure, x_BND, lengths_B)
-    return {name: value.cpu().numpy() if value.dtype == torch.bool else _log10(value) for name, value in found.items()}
+def _measured(x_BND: Tensor, floor_B: Tensor, lengths_B: Tensor | None) -> dict[str, np.ndarray]:
+    """log10 of the sizes, none below the noise floor; where the residual is clear of that floor, where it is below,
+    and the floor itself (units of X)."""
+    sizes = _sizes(x_BND) if lengths_B is None else per_length(_sizes, x_BND, lengths_B)
+    marks = {"clear": sizes["residual"] > CLEAR * floor_B, "below_floor": sizes["residual"] <= floor_B}
+    logs = {name: _log10(size_B.maximum(floor_B)) for name, size_B in sizes.items()}
+    return logs | {name: mark_B.cpu().numpy() for name, mark_B in (marks | {"noise_floor": floor_B}).items()}
 
 
 def _log10(value: Tensor) -> np.ndarray:

@@ -11,6 +11,7 @@ from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.layers import metrics_by_layer, moments
 from rankbench.model.transformer import Transformer
 from rankbench.plots.residual import draw_residual
+from rankbench.seeds import generator_for
 from rankbench.tables import last_of_layer, thinned
 from rankbench.tasks.task import score
 
@@ -26,16 +27,20 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: weights (trained | initialised), variant, layer, sublayer, head; columns: metric, metric_sd.
 
     sublayer: input (the embedding, layer 0), attention or mlp (the state after it, layers 1..L), weights (metrics of P,
-    one row a head). A metric is the mean over sequences, metric_sd their sample standard deviation; noise_floor is the
-    residual that rounding alone can leave, below_floor the share of sequences that are under it. For a trained
-    classifier also whole_accuracy, of the trained network on the whole test set (share of tokens).
+    one row a head). A metric is the mean over the sequences for which it is defined, metric_sd their sample standard
+    deviation; num_undefined of all sequences lack one metric or more (layers.moments). noise_floor is the error of the
+    residual by rounding (rankbench.rounding), relative_noise_floor the same over ||X||, below_floor the share of
+    sequences whose residual is no larger: what is said of these residuals is no measurement. Rows of a head have the
+    same of P, attention_noise_floor and so on. For a trained classifier also whole_accuracy, of the trained network on
+    the whole test set (share of tokens).
     """
     inputs = subject.test.inputs[: options.sequences]
     rows = []
     for weights, model in subject.models.items():
         for variant in options.variants:
             removed = model.without(**VARIANTS[variant])
-            for place, values in metrics_by_layer(removed, inputs):
+            generator = generator_for(subject.seed, "rounding")
+            for place, values in metrics_by_layer(removed, inputs, generator):
                 rows.append(
                     {"weights": weights, "variant": variant, **place, "dtype": _dtype(removed), **moments(values)}
                 )

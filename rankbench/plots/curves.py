@@ -6,7 +6,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.figure import COLOURS, DASHES, GREY, MARKERS, PANEL, legend, styled
+from rankbench.plots.figure import COLOURS, DASHES, GREY, MARKERS, PANEL, legend, spread, styled
 from rankbench.tables import mean_and_spread
 
 BASE = "causal"  # the variant whose time is 1
@@ -34,7 +34,7 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
         colour, dash = COLOURS[variants.index(variant) % len(COLOURS)], DASHES[layers.index(depth) % len(DASHES)]
         label = variant if len(layers) == 1 else None
         grid[0, 0].plot(summary.step, summary["mean"], color=colour, linestyle=dash, label=label)
-        grid[0, 0].fill_between(summary.step, summary.low, summary.high, color=colour, alpha=0.2, linewidth=0)
+        spread(grid[0, 0], summary.step, summary, colour)
     # the first losses, of untrained networks, would flatten the rest
     late = test[test.step >= 0.1 * test.step.max()].loss
     margin = 0.05 * (late.max() - late.min()) or 0.1
@@ -74,10 +74,9 @@ def _against_layers(
         if len(rows):
             summary = mean_and_spread(rows, ["layers"], value)
             aside = 0.06 * (number - (len(variants) - 1) / 2)
-            errors = (summary["mean"] - summary.low).fillna(0)
-            axes.errorbar(
-                summary.layers + aside, summary["mean"], errors, color=colour, marker=marker, capsize=2, label=variant
-            )
+            place = summary.layers + aside
+            axes.plot(place, summary["mean"], color=colour, marker=marker, label=variant)
+            spread(axes, place, summary, colour)
         if published is None:
             continue
         of_variant = published[published.series == variant]
