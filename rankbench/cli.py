@@ -194,11 +194,11 @@ def train_job(config: "DictConfig") -> float:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from rankbench import analyze
+    from rankbench.analyses import runner
     from rankbench.config import ConfigError
+    from rankbench.loop import Interrupted, train
     from rankbench.machine import Machine
     from rankbench.run import Run, objective_value
-    from rankbench.train import Interrupted, train
 
     cfg = _prepared(config)
     run = Run(Path(cfg.out))
@@ -219,7 +219,7 @@ def train_job(config: "DictConfig") -> float:
             if not trained:
                 raise ConfigError(f"{run.folder}: every seed diverged; lower optimizer.lr, or set trainer.clip")
             machine = Machine.prepare(_in_double(cfg))
-            print("\n".join(analyze.analyze(cfg, analyze.subjects_of_run(run, machine), run.folder)))
+            print("\n".join(runner.analyze(cfg, runner.subjects_of_run(run, machine), run.folder)))
     return mean if cfg.objective is None else objective_value(summary, cfg.objective)
 
 
@@ -228,7 +228,7 @@ def analyze_job(config: "DictConfig") -> None:
     """`rankbench analyze`."""
     from pathlib import Path
 
-    from rankbench import analyze
+    from rankbench.analyses import runner
     from rankbench.files import write_json, write_text
     from rankbench.machine import Machine
     from rankbench.run import config_text, find_run
@@ -239,8 +239,8 @@ def analyze_job(config: "DictConfig") -> None:
         run = None if cfg.run is None else find_run(cfg.run)
         write_text(folder / "config.yaml", config_text(cfg))
         write_json(folder / "environment.json", machine.record())
-        subjects = analyze.fresh_subjects(cfg, machine) if run is None else analyze.subjects_of_run(run, machine)
-        print("\n".join(analyze.analyze(cfg, subjects, folder)))
+        subjects = runner.fresh_subjects(cfg, machine) if run is None else runner.subjects_of_run(run, machine)
+        print("\n".join(runner.analyze(cfg, subjects, folder)))
         about = {
             "status": "finished",
             "run": str(run.folder.resolve()) if run else None,

@@ -154,7 +154,7 @@ def check_everything(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
     if isinstance(cfg, ReportConfig):
         _check_report(cfg)
         return
-    from rankbench.analyze import check_analyses
+    from rankbench.analyses.runner import check_analyses
     from rankbench.events import check_tensorboard
     from rankbench.machine import Machine
     from rankbench.model import check_fits

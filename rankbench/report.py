@@ -11,7 +11,7 @@ import yaml
 
 from rankbench import plots
 from rankbench.analyses import ANALYSES
-from rankbench.analyze import draw, judge_all
+from rankbench.analyses.runner import draw, judge_all
 from rankbench.claims import CLAIMS, figures_published
 from rankbench.config import ConfigError, FigureKeys, closest
 from rankbench.files import write_text

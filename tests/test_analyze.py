@@ -1,4 +1,4 @@
-"""rankbench.analyze: the files it leaves, what it computes again and what not, and whose weights it measures."""
+"""rankbench.analyses.runner: the files it leaves, what it computes again, and whose weights it measures."""
 
 import copy
 import dataclasses
@@ -13,20 +13,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rankbench import analyze as module
 from rankbench import plots
 from rankbench.analyses import ANALYSES
-from rankbench.analyze import analyze, check_analyses, fresh_subjects, present, subjects_of_run
+from rankbench.analyses import runner as module
+from rankbench.analyses.runner import analyze, check_analyses, fresh_subjects, present, subjects_of_run
 from rankbench.claims import CLAIMS
 from rankbench.config import ConfigError, conf_dir, register, resolve
 from rankbench.files import write_json
+from rankbench.loop import train
 from rankbench.machine import Machine
 from rankbench.model import initial_model
 from rankbench.run import Run
 from rankbench.seeds import generator_for
 from rankbench.tables import read_table
 from rankbench.tasks import build_task
-from rankbench.train import train
 
 TINY = [
     "replicas=2",

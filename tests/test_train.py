@@ -1,4 +1,4 @@
-"""rankbench.train against a plain PyTorch loop, against itself interrupted, and the files that it leaves.
+"""rankbench.loop against a plain PyTorch loop, against itself interrupted, and the files that it leaves.
 
 Shapes: S seed, B batch, N token.
 """
@@ -25,15 +25,15 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import rankbench.train
+import rankbench.loop
 import rankbench.training
 from rankbench.config import ConfigError, conf_dir, register, resolve
+from rankbench.loop import Interrupted, train
 from rankbench.machine import Machine
 from rankbench.model import build_model, initial_model
 from rankbench.run import Run, config_text
 from rankbench.seeds import generator_for
 from rankbench.tasks import TASKS, Batch, build_task
-from rankbench.train import Interrupted, train
 from rankbench.training import METRICS, Training, clipped
 
 TINY = [
@@ -319,9 +319,9 @@ def test_training_works_outside_the_main_thread(tmp_path, uninterrupted):
 KILLER = """
 import dataclasses, json, os, signal, sys, time
 from pathlib import Path
-import rankbench.run, rankbench.train
+import rankbench.run, rankbench.loop
 from rankbench.run import Run
-from rankbench.train import StepsFile, train
+from rankbench.loop import StepsFile, train
 from rankbench.training import Training
 
 def die():
@@ -377,7 +377,7 @@ def train_and_kill(tmp_path, cfg, kills):
     """Train in child processes, each killed at its moment; returns how they ended (minus the signal's number)."""
     (tmp_path / "command").mkdir()
     (tmp_path / "command" / "config.yaml").write_text(config_text(cfg))
-    checkout = str(Path(rankbench.train.__file__).parents[1])
+    checkout = str(Path(rankbench.loop.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", KILLER, str(tmp_path / "command"), json.dumps([[str(f), k, n] for f, k, n in kills])],
         capture_output=True,
