@@ -304,7 +304,7 @@ def same_weights(model, weights):
 
 
 def test_subjects_have_the_weights_of_the_checkpoint_and_those_that_training_began_with(run):
-    cfg, task = run.config(), build_task(run.config().task)
+    cfg, task = run.config, build_task(run.config.task)
     stacked = load_file(run.folder / "checkpoint.safetensors")
     subjects = subjects_of_run(run, machine())
     assert [one.seed for one in subjects] == [5, 6] and {one.run for one in subjects} == {"a run"}

@@ -355,7 +355,7 @@ def plan(kind, number):
 
     Training.update, StepsFile.add, rankbench.run.save_file = dying_update, dying_add, dying_save
 
-cfg = Run(Path(sys.argv[1])).config()
+cfg = Run(Path(sys.argv[1])).config
 trainer = dataclasses.replace(cfg.trainer, steps=1)
 train(dataclasses.replace(cfg, trainer=trainer), Run(Path(sys.argv[1]).with_name("warm")))
 ended = []
@@ -582,7 +582,7 @@ def test_a_trained_run_is_not_trained_again(tmp_path, monkeypatch):
     after = contents(run.folder)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     assert changed == {"config.yaml"}
-    assert run.config().out == "elsewhere"
+    assert run.config.out == "elsewhere"
 
 
 def test_a_run_killed_between_its_last_two_moves_is_finished(tmp_path, monkeypatch, uninterrupted):
@@ -703,7 +703,7 @@ def test_metrics_say_what_the_final_weights_do(tmp_path):
     # more test sequences than go into one forward pass, and no multiple of that
     overrides = ["replicas=2", "precision=fp64", "task.test_size=1300", "trainer.steps=6"]
     run = trained(tmp_path / "run", *overrides)
-    cfg = run.config()
+    cfg = run.config
     task = build_task(cfg.task)
     header, *rows = (run.folder / "metrics.csv").read_text().splitlines()
     assert header == "step,seed,split,loss,accuracy,learning_rate,seconds,tokens_per_second"

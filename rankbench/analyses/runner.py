@@ -59,7 +59,7 @@ def check_analyses(cfg: BaseConfig) -> dict[str, Any]:
 
 def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
     """Every seed of a trained run that has not diverged, with its trained and its initial weights."""
-    cfg, stacked = run.config(), run.weights()
+    cfg, stacked = run.config, run.weights()
     task = build_task(cfg.task)
     diverged = {one["seed"] for one in run.summary().get("seeds", ()) if one["status"] == "diverged"}
     for seed in sorted(diverged):
