@@ -22,15 +22,17 @@ def _is_notebook(stream: Any) -> bool:
 
 
 @contextmanager
-def logging_to(path: Path, to_terminal: bool = True) -> Iterator[None]:
-    """Write rankbench's log to a file and, without time stamps, to the terminal, where it does not tear a bar."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def logging_to(path: Path | None, to_terminal: bool = True) -> Iterator[None]:
+    """Write rankbench's log to a file, or to none, and without time stamps to the terminal, where it tears no bar."""
     log = logging.getLogger("rankbench")
-    level = log.level
+    level, handlers = log.level, list[logging.Handler]()
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.FileHandler(path, encoding="utf-8"))
+        handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    if to_terminal:
+        handlers.append(TerminalHandler())
     log.setLevel(logging.INFO)
-    to_file = logging.FileHandler(path, encoding="utf-8")
-    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    handlers = [to_file, TerminalHandler()] if to_terminal else [to_file]
     for handler in handlers:
         log.addHandler(handler)
     try:
