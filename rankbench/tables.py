@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import special, stats
 
+from rankbench.config import ConfigError
 from rankbench.files import write_text
 
 WHO = ["run", "task", "model", "seed"]
@@ -26,8 +27,12 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """A table as it was written; `none` stays a word."""
-    return pd.read_csv(path, keep_default_na=False, na_values=["", "nan", "NaN"])
+    """A table as it was written; `none` stays a word. ConfigError for a file that is no table."""
+    try:
+        return pd.read_csv(path, keep_default_na=False, na_values=["", "nan", "NaN"])
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path}: not readable as a table ({reason}); analyse the run again") from None
 
 
 def booleans_as_words(table: pd.DataFrame) -> pd.DataFrame:

@@ -19,10 +19,11 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 
 from rankbench.analyses import ANALYSES, Subject, curves, samples
-from rankbench.analyze import analyze, subjects_of_run
+from rankbench.analyses.runner import analyze, subjects_of_run
 from rankbench.buckets import batches_of_epoch, chunks_by_length, padded_lengths
 from rankbench.claims import published
 from rankbench.config import ConfigError, OptimizerConfig, compose, conf_dir, noam_peak
+from rankbench.loop import train
 from rankbench.machine import Machine
 from rankbench.model import build_model, initial_model
 from rankbench.optimizers import learning_rate
@@ -32,7 +33,6 @@ from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
 from rankbench.tasks import char_lm as grammar
 from rankbench.tasks.task import ABSENT, Batch
-from rankbench.train import train
 from rankbench.training import Training
 
 PTB = Path(__file__).resolve().parents[2] / "shared" / "data" / "ptb"

@@ -7,10 +7,11 @@ import scipy.special
 import torch
 
 from rankbench.analyses import ANALYSES
-from rankbench.analyze import check_analyses, subjects_of_run
+from rankbench.analyses.runner import check_analyses, subjects_of_run
 from rankbench.config import ConfigError, compose
 from rankbench.constants import HEAD_METRICS, LIPSCHITZ_METRICS
 from rankbench.layers import metrics_by_layer
+from rankbench.loop import train
 from rankbench.machine import Machine
 from rankbench.metrics import (
     ATTENTION_FLOORS,
@@ -25,7 +26,6 @@ from rankbench.run import Run
 from rankbench.seeds import generator_for
 from rankbench.tables import read_table
 from rankbench.tasks import build_task
-from rankbench.train import train
 from rankbench.training import Training
 
 TINY = ["model.layers=2", "model.width=8", "task.length=4", "task.train_size=20", "task.test_size=6", "replicas=2"]

@@ -76,7 +76,7 @@ def test_write_json_turns_nan_to_null_however_deep(tmp_path):
 
 @pytest.mark.parametrize("loss", [math.inf, -math.inf])
 def test_write_json_writes_an_infinite_number(tmp_path, loss):
-    # a diverged seed's loss is as often inf as nan, and rankbench.train writes it to summary.json
+    # a diverged seed's loss is as often inf as nan, and rankbench.loop writes it to summary.json
     write_json(tmp_path / "a.json", {"loss": loss})
     assert "loss" in json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail)
 

@@ -50,11 +50,13 @@ class Analysis:
     """options: a dataclass, one field a key of conf/analysis/<name>.yaml. table: one subject's rows, without
     Subject.who. figure: the function of rankbench.plots that draws the table of all subjects, given published numbers
     and the column whose values are panels, or None; None where there is nothing to draw. digest: the same table in a
-    few lines of text. any_model: whether it works on models other than the Transformer, too.
+    few lines of text. columns: some that its table alone has, by which a table is recognised. any_model: whether it
+    works on models other than the Transformer, too.
     """
 
     options: type
     table: Callable[[Subject, Any], pd.DataFrame]
     figure: Callable[[pd.DataFrame, pd.DataFrame | None, str | None], Figure] | None
     digest: Callable[[pd.DataFrame], str]
+    columns: tuple[str, ...]
     any_model: bool = False

@@ -303,4 +303,4 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_bounds, digest)
+ANALYSIS = Analysis(Options, table, draw_bounds, digest, ("slack",))

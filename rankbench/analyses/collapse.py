@@ -170,4 +170,4 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_collapse, digest)
+ANALYSIS = Analysis(Options, table, draw_collapse, digest, ("log10_relative_residual",))

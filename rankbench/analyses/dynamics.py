@@ -59,4 +59,4 @@ def digest(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-ANALYSIS = Analysis(Options, table, draw_dynamics, digest)
+ANALYSIS = Analysis(Options, table, draw_dynamics, digest, ("step", "sublayer"))

@@ -80,4 +80,4 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_histograms, digest)
+ANALYSIS = Analysis(Options, table, draw_histograms, digest, ("density",))

@@ -133,4 +133,4 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_rollout, digest)
+ANALYSIS = Analysis(Options, table, draw_rollout, digest, ("half_step",))

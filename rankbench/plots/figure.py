@@ -6,6 +6,8 @@ colour-blind; every series has a marker of its own.
 """
 
 import functools
+import io
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +63,21 @@ def save(figure: Figure, path: Path, kinds: tuple[str, ...] = KINDS) -> list[Pat
                 figure.savefig(part, format=suffix[1:], metadata={date: None})
             written.append(target)
     return written
+
+
+def show_in_notebook() -> None:
+    """Let a notebook show a Figure that is the last value of a cell, also before pyplot has drawn one there."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is not None and Figure not in (png := shell.display_formatter.formatters["image/png"]):
+        png.for_type(Figure, _png)
+
+
+def _png(figure: Figure) -> bytes:
+    image = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(image, format="png", dpi="figure")
+    return image.getvalue()
 
 
 def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
