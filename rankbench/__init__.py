@@ -1,3 +1,31 @@
-"""rankbench: what do heads, depth, skips, MLPs and norms do to the rank and the smoothness of a transformer?"""
+"""rankbench: what do heads, depth, skips, MLPs and norms do to the rank and the smoothness of a transformer?
+
+import rankbench as rb
+
+run = rb.train("experiment=demo", "replicas=3")
+tables = rb.analyze(run, "residual", "paths", sequences=64)
+rb.plot(tables["paths"])
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankbench.api import analyze, load, load_sweep, plot, train
+    from rankbench.config import ConfigError
+    from rankbench.report import Runs
+    from rankbench.run import Run
 
 __version__ = "0.1.0"
+__all__ = ["ConfigError", "Run", "Runs", "analyze", "load", "load_sweep", "plot", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """The public names, imported when they are first used: `import rankbench` alone loads no torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'rankbench' has no attribute '{name}'")
+    return getattr(import_module("rankbench.config" if name == "ConfigError" else "rankbench.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankbench.config import BenchConfig, ConfigError, unknown
+from rankbench.loop import train
 from rankbench.machine import Machine
 from rankbench.model import initial_model
 from rankbench.model.transformer import ACTIVATIONS, NORM_EPSILON, Transformer, plain_norm
@@ -31,7 +32,6 @@ from rankbench.run import Run
 from rankbench.seeds import generator_for
 from rankbench.tables import write_table
 from rankbench.tasks import Task, build_task
-from rankbench.train import train
 from rankbench.training import Training, per_seed
 
 MLP_RATIOS = (1.0, 4.0)  # the authors' code's, and the usual one

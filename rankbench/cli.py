@@ -1,6 +1,5 @@
 """The commands. This module knows Hydra, and nothing else does; torch is loaded only when a command's work begins."""
 
-import dataclasses
 import functools
 import os
 import re
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 
     from omegaconf import DictConfig
 
-    from rankbench.config import BaseConfig
 
 COMMANDS = {
     "train": "train one run, all its seeds; with an experiment that names analyses, analyse it too",
@@ -199,11 +197,10 @@ def train_job(config: "DictConfig") -> float:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from rankbench import analyze
-    from rankbench.config import ConfigError
-    from rankbench.machine import Machine
+    from rankbench.analyses.runner import analyze_trained
+    from rankbench.loop import Interrupted, train
+    from rankbench.progress import logging_to
     from rankbench.run import Run, objective_value
-    from rankbench.train import Interrupted, train
 
     cfg = _prepared(config)
     run = Run(Path(cfg.out))
@@ -220,11 +217,8 @@ def train_job(config: "DictConfig") -> float:
         mean = sum(scores) / len(scores) if scores else float("nan")
         told = " ".join(f"{value:.3f}" for value in scores)
         print(f"{score.replace('_', ' ')} {mean:.3f} (mean of {len(trained)} seeds: {told})\n-> {run.folder}")
-        if cfg.analysis and (trained or cfg.objective is None):  # a search goes on
-            if not trained:
-                raise ConfigError(f"{run.folder}: every seed diverged; lower optimizer.lr, or set trainer.clip")
-            machine = Machine.prepare(_in_double(cfg))
-            print("\n".join(analyze.analyze(cfg, analyze.subjects_of_run(run, machine), run.folder)))
+        if cfg.analysis and (trained or cfg.objective is None):  # a search goes on where every seed diverged
+            print("\n".join(analyze_trained(cfg, run)))
     return mean if cfg.objective is None else objective_value(summary, cfg.objective)
 
 
@@ -233,26 +227,12 @@ def analyze_job(config: "DictConfig") -> None:
     """`rankbench analyze`."""
     from pathlib import Path
 
-    from rankbench import analyze
-    from rankbench.files import write_json, write_text
-    from rankbench.machine import Machine
-    from rankbench.run import config_text, find_run
+    from rankbench.analyses.runner import analyze_into
+    from rankbench.progress import logging_to
 
     cfg = _prepared(config)
-    machine, folder = Machine.prepare(cfg), Path(cfg.out)
-    with logging_to(folder / "analyze.log"):
-        run = None if cfg.run is None else find_run(cfg.run)
-        write_text(folder / "config.yaml", config_text(cfg))
-        write_json(folder / "environment.json", machine.record())
-        subjects = analyze.fresh_subjects(cfg, machine) if run is None else analyze.subjects_of_run(run, machine)
-        print("\n".join(analyze.analyze(cfg, subjects, folder)))
-        about = {
-            "status": "finished",
-            "run": str(run.folder.resolve()) if run else None,
-            "analyses": list(cfg.analysis),
-            "seeds": [{"seed": subject.seed, "status": "finished"} for subject in subjects],
-        }
-        write_json(folder / "summary.json", about)
+    with logging_to(Path(cfg.out) / "analyze.log"):
+        print("\n".join(analyze_into(cfg)))
 
 
 @one_line
@@ -316,34 +296,6 @@ def _prepared(config: "DictConfig") -> Any:
     check_everything(cfg)
     cfg.out = os.path.relpath(HydraConfig.get().runtime.output_dir)
     return cfg
-
-
-def _in_double(cfg: "BaseConfig") -> "BaseConfig":
-    """The same config for analyses: sums are checked to rounding, whatever the network was trained in."""
-    return dataclasses.replace(cfg, precision="fp64")
-
-
-@contextmanager
-def logging_to(path: "Path") -> Iterator[None]:
-    """rankbench's log into a file and, without stamps, to the terminal, where it does not tear a progress bar."""
-    import logging
-
-    from tqdm.contrib.logging import _TqdmLoggingHandler as TerminalHandler
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    log = logging.getLogger("rankbench")
-    log.setLevel(logging.INFO)
-    to_file, to_terminal = logging.FileHandler(path, encoding="utf-8"), TerminalHandler()
-    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    handlers = (to_file, to_terminal)
-    for handler in handlers:
-        log.addHandler(handler)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            log.removeHandler(handler)
-            handler.close()
 
 
 JOBS: dict[str, Callable[["DictConfig"], Any]] = {

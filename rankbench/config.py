@@ -8,12 +8,14 @@ import difflib
 import hashlib
 import os
 import re
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 
@@ -66,6 +68,7 @@ class ModelConfig:
     init: str = MISSING
     attention_init: float | None = MISSING  # s: the matrices of attention from U(+-s/sqrt(width)), not as `init` says
     init_gain: float = MISSING
+    mlp_gain: float = MISSING  # multiplies the matrices of the MLPs besides: their Lipschitz constant by its square
     values: str = MISSING  # W_V and W_O at initialisation, where not as `init` says
     weight_norm: str = MISSING  # none, or sigma: every matrix of the blocks is gamma W / ||W||_2, gamma learned
 
@@ -246,6 +249,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "model.dropout": (0.0, 0.99),
     "model.attention_init": (1e-6, 1e6),
     "model.init_gain": (0.0, 1e6),
+    "model.mlp_gain": (0.0, 1e6),
     "optimizer.lr": (0.0, 1e3),
     "optimizer.weight_decay": (0.0, 1e3),
     "optimizer.momentum": (0.0, 1.0),
@@ -504,13 +508,70 @@ def heads_of(width: int, head_width: int | None, power: float) -> int:
     return max(1, round(width**power / (head_width or width)))
 
 
-def compose(command: str, *overrides: str) -> TrainConfig | AnalyzeConfig:
-    """The config of a command line, checked: compose("train", "model.layers=12", "replicas=5")."""
-    import hydra
+def compose(command: str, *words: str) -> TrainConfig | AnalyzeConfig:
+    """The config of a command line that asks for one job, checked: compose("train", "model.layers=12", "replicas=5").
 
+    ConfigError, in the one line that the command prints, for words that cannot be, and for those that ask for a sweep.
+    """
+    import hydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    from rankbench.messages import explain
+
+    for word in words:
+        if not isinstance(word, str):
+            raise ConfigError(f"{word!r}: not an override; give texts, as in 'model=san', 'model.layers=12'")
+        if word in ("-m", "--multirun"):
+            raise ConfigError(_sweep_refused(word, command, words))
+        if word.startswith(("hydra.", "hydra/", "cluster=", "search=")):
+            raise ConfigError(f"{word}: is about jobs that Hydra starts, and here it starts none; leave it out")
+    # `experiment` has a default, so Hydra would refuse the + that its own documentation uses
+    words = tuple(word.removeprefix("+") if word.startswith("+experiment=") else word for word in words)
     register()
-    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return resolve(hydra.compose(command, list(overrides)))
+    try:
+        overrides = OverridesParser.create().parse_overrides(list(words))
+        for override in overrides:
+            if override.is_sweep_override():
+                raise ConfigError(_sweep_refused(override.input_line, command, words))
+        with _beside_other_hydras(), hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            config = hydra.compose(command, list(words), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(explain(error, command, list(words))) from None
+    except ValueError as error:
+        if "Config group override" not in str(error):  # Hydra's, for model=null; any other is a fault of ours
+            raise
+        raise ConfigError(explain(error, command, list(words))) from None
+    typed_keys = {override.get_key_element() for override in overrides}
+    varied = [key for key in config.hydra.sweeper.params or () if key not in typed_keys]
+    if config.hydra.mode is not None and config.hydra.mode.name == "MULTIRUN" and varied:
+        preset = next(word for word in words if word.startswith("experiment="))
+        raise ConfigError(f"{_sweep_refused(preset, command, words)}; or give one value for {', '.join(varied)}")
+    with open_dict(config):
+        del config["hydra"]
+    return resolve(config)
+
+
+def _sweep_refused(word: str, command: str, words: Iterable[str]) -> str:
+    line = shlex.join(["rankbench", command, "-m", *(word for word in words if word not in ("-m", "--multirun"))])
+    return f"{word}: a sweep; run `{line}` in a terminal and read its folder with rankbench.load_sweep"
+
+
+@contextmanager
+def _beside_other_hydras() -> Iterator[None]:
+    """Let Hydra be initialised here, and leave the global state of a Hydra app that is running as it was."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.utils import JobRuntime
+    from hydra.version import VersionBase
+
+    running, version, job = GlobalHydra.instance(), VersionBase.instance(), JobRuntime.instance()
+    before = running.hydra, version.version_base, job.conf.copy()
+    running.clear()
+    try:
+        yield
+    finally:
+        GlobalHydra.set_instance(running)  # Hydra puts a copy in its place
+        running.hydra, version.version_base, job.conf = before
 
 
 def register() -> None:

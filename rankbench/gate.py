@@ -1,5 +1,6 @@
 """Hydra's callback: what happens before a command's folder is made, and after a sweep's last job."""
 
+import dataclasses
 import os
 import re
 import shutil
@@ -186,21 +187,25 @@ def _job_config(config: DictConfig) -> BaseConfig | ReportConfig:
     return resolve(own)
 
 
-def check_everything(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
-    """Raise ConfigError for anything in the config that cannot be: before any folder is made, any result written."""
+def check_everything(cfg: BaseConfig | ReportConfig | DataConfig, writes: bool = True) -> None:
+    """Raise ConfigError for anything in the config that cannot be: before any folder is made, any result written.
+
+    writes: whether the caller is going to write to the folder `cfg.out`.
+    """
     if isinstance(cfg, DataConfig):
         return
     if isinstance(cfg, ReportConfig):
         _check_report(cfg)
         return
-    from rankbench.analyze import check_analyses
+    from rankbench.analyses.runner import check_analyses
     from rankbench.events import check_tensorboard
     from rankbench.machine import Machine
     from rankbench.model import check_fits
     from rankbench.run import Run, find_run
     from rankbench.tasks import build_task
 
-    _check_folder(Path(cfg.out))
+    if writes:
+        _check_folder(Path(cfg.out))
     Machine.prepare(cfg)
     check_fits(cfg.model, build_task(cfg.task))
     check_analyses(cfg)
@@ -217,7 +222,7 @@ def check_everything(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
             run = find_run(cfg.run)
             if run.folder.is_file():
                 raise ConfigError(f"run={cfg.run}: a file; give the folder of a run, or run=latest")
-            run.config()
+            check_analyses(dataclasses.replace(cfg, model=run.config.model))
             if not (weights := run.folder / "checkpoint.safetensors").exists():
                 raise ConfigError(f"{weights}: missing; the run there has not reached its first checkpoint")
     if isinstance(cfg, BenchConfig):
@@ -227,12 +232,10 @@ def check_everything(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
 
 
 def _check_corpus(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
-    """Refuse a text that is not there or does not fit: apart from the rest, as a preset is sound without its text."""
     if isinstance(cfg, BaseConfig):
-        from rankbench.tasks import Corpus, build_task
+        from rankbench.tasks import check_corpus
 
-        if isinstance(task := build_task(cfg.task), Corpus):
-            task.splits()
+        check_corpus(cfg.task)
 
 
 def _check_report(cfg: ReportConfig) -> None:

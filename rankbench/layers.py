@@ -10,36 +10,47 @@ from torch import Tensor
 
 from rankbench.metrics import attention_metrics, state_metrics
 from rankbench.model.attention import visible_keys
-from rankbench.model.network import Network, run
+from rankbench.model.network import Network
+from rankbench.rounding import run_with_floors
 
 
 @torch.no_grad()
-def metrics_by_layer(network: Network, inputs: Tensor) -> Iterator[tuple[dict, dict[str, Tensor]]]:
+def metrics_by_layer(
+    network: Network, inputs: Tensor, generator: torch.Generator
+) -> Iterator[tuple[dict, dict[str, Tensor]]]:
     """Each place with its metrics, shape (B,).
 
     A place is layer, sublayer and head: the embedding (layer 0, sublayer input), the state after a sub-layer (layers
-    1..L, attention or mlp), or one head's P (sublayer weights; the only place with a head, from 1).
+    1..L, attention or mlp), or one head's P (sublayer weights; the only place with a head, from 1). generator: on the
+    CPU, of the perturbed passes that give the noise floors.
     """
-    lengths_B = network.lengths(inputs)
-    mask, window = network.attentions[0].mask, network.attentions[0].window
-    visible_NM = visible_keys(mask, window, inputs.shape[1], inputs.device)
-    for number, step in enumerate(run(network, inputs)):
+    lengths_B, attention = network.lengths(inputs), network.attentions[0]
+    visible_NM = visible_keys(attention.mask, attention.window, inputs.shape[1], inputs.device)
+    for number, (step, floors) in enumerate(run_with_floors(network, inputs, generator)):
         if number == 0:
-            yield {"layer": 0, "sublayer": "input", "head": None}, state_metrics(step.input_BND, lengths_B)
+            embedding = state_metrics(step.input_BND, lengths_B, floors.input_B)
+            yield {"layer": 0, "sublayer": "input", "head": None}, embedding
         layer, kind = step.sublayer.layer, step.sublayer.kind
         if kind == "attention":
-            of_weights = attention_metrics(step.weights_BHNM, visible_NM, lengths_B)
+            of_weights = attention_metrics(step.weights_BHNM, visible_NM, lengths_B, floors.weights_BH)
             for head in range(step.sublayer.part.heads):
                 place = {"layer": layer, "sublayer": "weights", "head": head + 1}
                 yield place, {metric: value_BH[:, head] for metric, value_BH in of_weights.items()}
-        yield {"layer": layer, "sublayer": kind, "head": None}, state_metrics(step.output_BND, lengths_B)
+        place = {"layer": layer, "sublayer": kind, "head": None}
+        yield place, state_metrics(step.output_BND, lengths_B, floors.output_B)
 
 
 def moments(values: dict[str, Tensor]) -> dict[str, float]:
-    """Mean of each metric over sequences, and as <metric>_sd their sample standard deviation (nan of one sequence)."""
-    found = {}
+    """Mean of each metric over the sequences for which it is defined (nan if there is none), and as <metric>_sd their
+    sample standard deviation (nan of one sequence).
+
+    num_undefined: for how many sequences a metric is undefined, one or more; every mean is over all but at most these.
+    """
+    columns = {}
     for metric, value_B in values.items():
-        found[metric] = value_B.double().mean().item()
+        defined = value_B[~value_B.isnan()].double()
+        columns[metric] = defined.mean().item()
         if value_B.dtype != torch.bool:
-            found[f"{metric}_sd"] = value_B.double().std().item() if len(value_B) > 1 else float("nan")
-    return found
+            columns[f"{metric}_sd"] = defined.std().item() if len(defined) > 1 else float("nan")
+    undefined_B = torch.stack([value_B.isnan() for value_B in values.values()]).any(0)
+    return columns | {"num_undefined": int(undefined_B.sum())}

@@ -55,12 +55,15 @@ class Machine:
             return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
         return nullcontext()
 
-    def record(self) -> dict:
-        """What environment.json holds: versions, source state, device, command line."""
+    def record(self, command: list[str] | None = None) -> dict:
+        """What environment.json holds: versions, source state, device, command line.
+
+        command: the command line that does the same; None for this process' own.
+        """
         gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else None
         return {
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "command": sys.argv,
+            "command": sys.argv if command is None else command,
             "python": platform.python_version(),
             "packages": {name: _version(name) for name in RECORDED_PACKAGES},
             "git": git_state(),

@@ -20,6 +20,13 @@ from torch import Tensor
 
 STATE_METRICS: dict[str, Callable[..., Tensor]] = {}  # column name -> function of x_BND, shape (B,)
 ATTENTION_METRICS: dict[str, Callable[..., Tensor]] = {}  # column name -> function of p_BHNM, visible_NM; shape (B, H)
+# The rounding error of a residual, in its units and relative to the matrix, and whether the residual is no larger than
+# it. What is below its floor is no measurement, nor is any other metric in OF_RESIDUAL.
+STATE_FLOORS = ["noise_floor", "relative_noise_floor", "below_floor"]
+ATTENTION_FLOORS = [f"attention_{name}" for name in STATE_FLOORS]
+OF_RESIDUAL = ["residual", "relative_residual", "relative_residual_l1", "relative_residual_linf", "residual_frobenius"]
+OF_RESIDUAL += ["relative_residual_frobenius", "high_frequency_energy", "effective_rank_centred"]
+OF_RESIDUAL += ["effective_rank_squared_centred", "mean_cosine_centred", "attention_relative_residual"]
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Norms, on (..., N, D)
@@ -358,18 +365,12 @@ def _mean_cosine(x_BND: Tensor) -> Tensor:
     return torch.where(count_B > 1, pairs_B / (count_B * (count_B - 1)), math.nan)
 
 
-def noise_floor(x_BND: Tensor) -> Tensor:
-    """eps of x_BND's dtype times ||X||_{1,inf}: what rounding X alone puts into its residual, in units of X; (B,).
+def own_rounding(x: Tensor) -> Tensor:
+    """eps of x's dtype times ||X||_{1,inf}: what storing X can put into its residual, in units of X; (...).
 
-    If X was computed in a coarser dtype (bfloat16, TF32) and then converted, its own floor is higher than this one.
+    The error of computing X is larger: rankbench.rounding.noise_floors.
     """
-    _check_states(x_BND)
-    return torch.finfo(x_BND.dtype).eps * composite_norm(x_BND)
-
-
-def below_floor(x_BND: Tensor) -> Tensor:
-    """Whether `residual` <= `noise_floor`, so that the residual is rounding error and no measurement; bool, (B,)."""
-    return residual(x_BND) <= noise_floor(x_BND)
+    return torch.finfo(x.dtype).eps * composite_norm(x)
 
 
 def per_length(
@@ -390,18 +391,33 @@ def per_length(
     return found
 
 
-def state_metrics(x_BND: Tensor, lengths_B: Tensor | None = None) -> dict[str, Tensor]:
-    """Every metric in STATE_METRICS plus noise_floor and below_floor, by column name; each of shape (B,).
+def state_metrics(x_BND: Tensor, lengths_B: Tensor | None = None, floor_B: Tensor | None = None) -> dict[str, Tensor]:
+    """Every metric in STATE_METRICS by column name, each of shape (B,); nan for a sequence where it is undefined.
 
-    Two singular value decompositions in all. A metric that is undefined for a sequence is nan there. lengths_B: how
-    many tokens each sequence has, in a padded batch; absent tokens are no part of any metric.
+    Two singular value decompositions in all. lengths_B: how many tokens each sequence has, in a padded batch; absent
+    tokens are no part of any metric. floor_B: the error of each residual (rankbench.rounding.noise_floors). With it
+    the columns of STATE_FLOORS are there too; without it own_rounding, which knows nothing of the error of computing X.
     """
-    if lengths_B is not None:
-        return per_length(state_metrics, x_BND, lengths_B)
+    values = _state_values(x_BND) if lengths_B is None else per_length(_state_values, x_BND, lengths_B)
+    return values if floor_B is None else _with_floor(values, values["residual"], floor_B, "")
+
+
+def _state_values(x_BND: Tensor) -> dict[str, Tensor]:
     _check_states(x_BND)
-    seen = {view: view(x_BND) for view in {view for view, _ in _STATE_FORMULAS.values()}}
-    values = {name: formula(seen[view]) for name, (view, formula) in _STATE_FORMULAS.items()}
-    return values | {"noise_floor": noise_floor(x_BND), "below_floor": below_floor(x_BND)}
+    views = {view: view(x_BND) for view in {view for view, _ in _STATE_FORMULAS.values()}}
+    values = {name: formula(views[view]) for name, (view, formula) in _STATE_FORMULAS.items()}
+    return values | {"own_rounding": own_rounding(x_BND)}
+
+
+def _with_floor(values: dict[str, Tensor], residual: Tensor, floor: Tensor, prefix: str) -> dict[str, Tensor]:
+    """own_rounding replaced by the noise floor, by its size relative to the matrix, and by who is below it."""
+    own = values[f"{prefix}own_rounding"]
+    size = own / torch.finfo(own.dtype).eps
+    columns = {name: value for name, value in values.items() if name != f"{prefix}own_rounding"}
+    columns[f"{prefix}noise_floor"] = floor
+    columns[f"{prefix}relative_noise_floor"] = torch.where(size > 0, floor / size, math.nan)
+    columns[f"{prefix}below_floor"] = residual <= floor
+    return columns
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -529,23 +545,33 @@ def attention_gap_singular(spectrum: Spectrum) -> Tensor:
 
 
 def attention_metrics(
-    p_BHNM: Tensor, visible_NM: Tensor | None = None, lengths_B: Tensor | None = None
+    p_BHNM: Tensor,
+    visible_NM: Tensor | None = None,
+    lengths_B: Tensor | None = None,
+    floor_BH: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Every metric in ATTENTION_METRICS by column name, each of shape (B, H), nan where undefined.
 
-    Adds attention_noise_floor, eps of the dtype times ||P||_{1,inf}, and attention_below_floor, whether the residual
-    of P is no larger. lengths_B: how many tokens each sequence has, in a padded batch.
+    lengths_B: how many tokens each sequence has, in a padded batch. floor_BH: the error of each P's residual
+    (rankbench.rounding.noise_floors). With it the columns of ATTENTION_FLOORS are there too; without it
+    attention_own_rounding.
     """
-    if lengths_B is not None:
 
-        def of_one_length(p_BHNM: Tensor) -> dict[str, Tensor]:
-            length = p_BHNM.shape[-1]
-            return attention_metrics(p_BHNM, None if visible_NM is None else visible_NM[:length, :length])
+    def of_one_length(p_BHNM: Tensor) -> dict[str, Tensor]:
+        length = p_BHNM.shape[-1]
+        return _attention_values(p_BHNM, None if visible_NM is None else visible_NM[:length, :length])
 
-        return per_length(of_one_length, p_BHNM, lengths_B, axes=(2, 3))
+    if lengths_B is None:
+        values = _attention_values(p_BHNM, visible_NM)
+    else:
+        values = per_length(of_one_length, p_BHNM, lengths_B, axes=(2, 3))
+    residual_BH = values.pop("attention_residual")
+    return values if floor_BH is None else _with_floor(values, residual_BH, floor_BH, "attention_")
+
+
+def _attention_values(p_BHNM: Tensor, visible_NM: Tensor | None) -> dict[str, Tensor]:
     _check_attention(p_BHNM, visible_NM)
-    seen = {view: view(p_BHNM, visible_NM) for view in {view for view, _ in _ATTENTION_FORMULAS.values()}}
-    values = {name: formula(seen[view]) for name, (view, formula) in _ATTENTION_FORMULAS.items()}
-    floor_BH = torch.finfo(p_BHNM.dtype).eps * composite_norm(p_BHNM)
-    below_BH = composite_norm(residual_matrix(p_BHNM)) <= floor_BH
-    return values | {"attention_noise_floor": floor_BH, "attention_below_floor": below_BH}
+    views = {view: view(p_BHNM, visible_NM) for view in {view for view, _ in _ATTENTION_FORMULAS.values()}}
+    values = {name: formula(views[view]) for name, (view, formula) in _ATTENTION_FORMULAS.items()}
+    residual_BH = composite_norm(residual_matrix(p_BHNM))
+    return values | {"attention_own_rounding": own_rounding(p_BHNM), "attention_residual": residual_BH}

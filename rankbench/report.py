@@ -3,6 +3,9 @@
 import fcntl
 import glob
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import yaml
 
 from rankbench import plots
 from rankbench.analyses import ANALYSES
-from rankbench.analyze import draw, judge_all
+from rankbench.analyses.runner import draw, judge_all
 from rankbench.claims import CLAIMS, figures_published
 from rankbench.config import ConfigError, FigureKeys, closest
 from rankbench.files import write_text
@@ -26,6 +29,73 @@ SILENT = ("out", "seed", "replicas", "device", "threads", "run", "analysis", "cl
 SILENT += ("trainer.eval_every", "trainer.checkpoint_every")
 KINDS = (*plots.KINDS, ".svg")
 MOST_ROWS = 12  # of a figure: with more configurations its rows are the first key's values
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Several runs, as a sweep leaves them, and the keys whose values differ between them.
+
+    `runs[0]` is the first run, `for run in runs` goes through all of them: in the order of a sweep's jobs, also those
+    that failed or never began. In its tables every varied key is a column.
+    """
+
+    folders: list[Path]
+    keys: list[str]
+
+    def __len__(self) -> int:
+        return len(self.folders)
+
+    def __getitem__(self, number: int) -> Run:
+        return Run(self.folders[number])
+
+    def __iter__(self) -> Iterator[Run]:
+        return map(Run, self.folders)
+
+    def table(self, name: str) -> pd.DataFrame:
+        """The runs' tables of an analysis one below the other; ConfigError where no run has one."""
+        table = _joined(name, self.folders, _names(self.folders), self._values)
+        if table is None:
+            names = sorted({table.stem for folder in self.folders for table in folder.glob("*.csv")})
+            raise ConfigError(
+                f"{name}: no run has such a table{closest(name, names)}; there are {', '.join(names) or 'none'}; "
+                'rankbench.analyze(run, "paths") measures one run after the other'
+            )
+        return self._labelled(table, name)
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """`Run.metrics` of all runs that have begun to train, one below the other."""
+        names, values = _names(self.folders), self._values
+        begun = [run for run in self if (run.folder / "metrics.csv").exists()]
+        if not begun:
+            raise ConfigError("metrics: none of the runs has begun to train")
+        parts = [run.metrics.assign(run=names[run.folder], **values[run.folder]) for run in begun]
+        return self._labelled(pd.concat(parts, ignore_index=True), "metrics")
+
+    @property
+    def final(self) -> pd.DataFrame:
+        """A row for each run and seed: its status and final numbers, as in a report's sweep.csv."""
+        statuses = {folder: status_of(folder) for folder in self.folders}
+        return self._labelled(_final_numbers(_names(self.folders), statuses, self._values), "sweep")
+
+    @property
+    def _values(self) -> dict[Path, dict[str, str]]:
+        keys = [key for key in self.keys if key not in WHO]
+        return {folder: _values(folder, keys) for folder in self.folders}
+
+    def _labelled(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
+        """The table with numbers for the texts of the varied keys, where they are numbers, and its name in `attrs`."""
+        for key in self.keys:
+            with suppress(ValueError):
+                table[key] = pd.to_numeric(table[key].replace("", None))
+        table.attrs = {"analysis": name, "varied": list(self.keys)}
+        return table
+
+
+def load_runs(text: str) -> Runs:
+    """The runs that `runs=` names, with the keys that vary between them."""
+    folders = find_runs(text)
+    return Runs(folders, varying_keys(folders)[0])
 
 
 def find_runs(text: str) -> list[Path]:
@@ -118,9 +188,7 @@ def gather(
     # run, task, model and seed are columns already
     values = {job: _values(job, [key for key in keys if key not in WHO]) for job in jobs}
     statuses = {job: status_of(job) for job in jobs}
-    rows = [row for job in jobs for row in _summary_rows(job, names[job], statuses[job], values[job])]
-    seeds = pd.DataFrame(rows)
-    write_table(seeds, folder / "sweep.csv")
+    write_table(_final_numbers(names, statuses, values), folder / "sweep.csv")
     seeds = booleans_as_words(read_table(folder / "sweep.csv"))
     lines = [
         f"{len(jobs)} jobs, {', '.join(f'{count} {status}' for status, count in Counter(statuses.values()).items())}"
@@ -135,25 +203,20 @@ def gather(
         lines.append(f"-> {folder / 'summary.csv'}, .md and .tex")
     captions = _draw_final(seeds, keys, chosen, statistic, folder)
     lines += [f"-> {folder / name}.png, .pdf and .svg" for name in captions]
-    tables = {}
-    for name in ANALYSES:
-        parts = [
-            _analysis(job / f"{name}.csv", names[job], values[job]) for job in jobs if (job / f"{name}.csv").exists()
-        ]
-        if parts:
-            tables[name] = pd.concat(parts, ignore_index=True)
-            write_table(tables[name], folder / f"{name}.csv")
+    tables = {name: table for name in ANALYSES if (table := _joined(name, jobs, names, values)) is not None}
+    for name, table in tables.items():
+        write_table(table, folder / f"{name}.csv")
     configs = {job: _config(job) for job in jobs}
     told = dict.fromkeys(claim for config in configs.values() for claim in config.get("claims") or ())
     claims = [name for name in told if name in CLAIMS and CLAIMS[name].table in tables]
     drawn = list({config.get("published") for config in configs.values() if config.get("published")})
     figure_published = drawn[0] if len(drawn) == 1 and drawn[0] in figures_published() else None
     facets = [key for key in keys if key not in ("run", "seed")]
-    together = {name: _one_facet(table, facets) for name, table in tables.items()}
+    together = {name: one_facet(table, facets) for name, table in tables.items()}
     facet = facets[0] if facets else None
     many = any(table[facet].nunique() > MOST_ROWS for table in together.values()) if facet else False
     lines += draw(tables if many else together, folder, figure_published, facet, KINDS)
-    lines += judge_all(claims, together, folder, facet)
+    lines += judge_all(claims, tables, folder, facets)
     over = f", averaged over {', '.join(facets[1:])}" if many else ""
     captions |= {name: f"{name}{over}: drawn from {name}.csv" for name in tables if ANALYSES[name].figure}
     write_page(
@@ -222,18 +285,30 @@ def summarise(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 def _draw_final(
     seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None, statistic: str, folder: Path
 ) -> dict[str, str]:
-    """The figure of the final numbers by the varied keys, where there is one to draw; returns its caption."""
+    """Write the figure of the final numbers by the varied keys, where there is one; returns its caption."""
+    drawn = final_figure(seeds, keys, chosen, statistic)
+    if drawn is None:
+        return {}
+    figure, caption = drawn
+    plots.save(figure, folder / "sweep", KINDS)
+    return {"sweep": caption}
+
+
+def final_figure(
+    seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None = None, statistic: str = "mean"
+) -> tuple[plots.Figure, str] | None:
+    """The figure of the final numbers by the varied keys, and its caption; None where there is nothing to draw."""
     keys = [key for key in keys if key in seeds and key not in ("run", "seed")]
     done = seeds[(seeds.job_status == "finished") & (seeds.status != "diverged")]
     value = next((name for name in ("test_accuracy", "test_loss") if name in done and done[name].notna().any()), None)
     if value is None or not keys:
-        return {}
+        return None
     x, series, facet = figure_keys(done, keys, chosen)
-    plots.save(draw_sweep(done, x, series, facet, value, statistic), folder / "sweep", KINDS)
     rest = [key for key in keys if key not in (x, series, facet)]
     over = f", averaged over {', '.join(rest)}" if rest else ""
     what = "best of the seeds" if statistic == "best" else "mean over seeds; bars: 95 % confidence interval"
-    return {"sweep": f"final {value.replace('_', ' ')}: {what}{over}"}
+    caption = f"final {value.replace('_', ' ')}: {what}{over}"
+    return draw_sweep(done, x, series, facet, value, statistic), caption
 
 
 def figure_keys(
@@ -249,7 +324,7 @@ def figure_keys(
     return x, series, picked["facet"] or (free.pop(0) if free else None)
 
 
-def _one_facet(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+def one_facet(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """The table with each row's values of all varied keys in the first one's column, so that a panel or a verdict is
     of one configuration: under model.heads, `2, model.layers=6`."""
     if len(keys) < 2:
@@ -260,11 +335,15 @@ def _one_facet(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     return table.assign(**{keys[0]: texts})
 
 
-def _analysis(path: Path, name: str, values: dict[str, str]) -> pd.DataFrame:
-    try:
-        return read_table(path).assign(run=name, **values)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not readable as a table ({error}); analyse the run again") from None
+def _joined(
+    name: str, jobs: list[Path], names: dict[Path, str], values: dict[Path, dict[str, str]]
+) -> pd.DataFrame | None:
+    """The runs' tables of this name one below the other, with their values of the varied keys; None where no run has
+    it."""
+    parts = [
+        Run(job).table(name).assign(run=names[job], **values[job]) for job in jobs if (job / f"{name}.csv").exists()
+    ]
+    return pd.concat(parts, ignore_index=True) if parts else None
 
 
 def _names(jobs: list[Path]) -> dict[Path, str]:
@@ -339,6 +418,13 @@ def _own_words(job: Path) -> dict[str, str]:
     own = [one.overrides for one in Sweep(job.parent).jobs() if one.folder == job.name]
     values = dict(word.lstrip("+").split("=", 1) for words in own for word in words if "=" in word)
     return {key: text.lower() if text in ("True", "False") else text for key, text in values.items()}
+
+
+def _final_numbers(
+    names: dict[Path, str], statuses: dict[Path, str], values: dict[Path, dict[str, str]]
+) -> pd.DataFrame:
+    rows = [row for job, name in names.items() for row in _summary_rows(job, name, statuses[job], values[job])]
+    return pd.DataFrame(rows)
 
 
 def _summary_rows(job: Path, name: str, status: str, values: dict[str, str]) -> list[dict]:

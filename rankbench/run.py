@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 import yaml
 from omegaconf import OmegaConf
@@ -19,8 +20,9 @@ from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from rankbench.config import BaseConfig, ConfigError, TrainConfig, check, conf_dir
+from rankbench.config import BaseConfig, ConfigError, TrainConfig, check, closest, conf_dir
 from rankbench.files import replacing, write_json, write_text
+from rankbench.tables import WHO, read_table
 
 OUTPUTS = Path("outputs")
 # Keys that may differ between the command that began a run and the one that continues it: none changes a number of it.
@@ -54,6 +56,29 @@ class Run:
         if not isinstance(summary, dict):
             raise ConfigError(f"{path}: not a run's summary: it holds no keys; train the run again")
         return summary
+
+    def table(self, name: str) -> pd.DataFrame:
+        """A table in the run's folder by its name: of an analysis, as table("paths"), or `verdicts`, or `layers`.
+
+        Its `attrs["analysis"]` is the name. ConfigError where there is no such table.
+        """
+        path = self.folder / f"{name}.csv"
+        if not path.is_file():
+            names = sorted(table.stem for table in self.folder.glob("*.csv"))
+            raise ConfigError(
+                f"{path}: no such table{closest(name, names)}; there are {', '.join(names) or 'none'}; "
+                'rankbench.analyze(run, "paths") measures what the run did not'
+            )
+        table = read_table(path)
+        table.attrs["analysis"] = name
+        return table
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """What training measured: a row for each evaluated step, seed and split, behind run, task, model and seed."""
+        rows, cfg = self.table("metrics"), self.config
+        columns = [*WHO, *rows.columns.drop("seed")]
+        return rows.assign(run=self.name, task=cfg.task["name"], model=cfg.model.name)[columns]
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -91,8 +116,10 @@ class Run:
         if not (self.folder / "environment.json").exists():
             write_json(self.folder / "environment.json", environment)
 
+    @property
     def config(self) -> TrainConfig:
-        """The run's config, checked; ConfigError where the folder holds none or one that does not fit."""
+        """The run's config, read from its folder and checked; ConfigError where there is none or one that does not
+        fit."""
         plain, path = self._plain_config(), self.folder / "config.yaml"
         try:
             cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), _escaped(plain)))
@@ -107,7 +134,7 @@ class Run:
         path = self.folder / "config.yaml"
         try:
             plain = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ConfigError(
                 f"run={self.folder}: no config.yaml there; give the folder of a run, or run=latest"
             ) from None

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import special, stats
 
+from rankbench.config import ConfigError
 from rankbench.files import write_text
 
 WHO = ["run", "task", "model", "seed"]
@@ -26,8 +27,12 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """A table as it was written; `none` stays a word."""
-    return pd.read_csv(path, keep_default_na=False, na_values=["", "nan", "NaN"])
+    """A table as it was written; `none` stays a word. ConfigError for a file that is no table."""
+    try:
+        return pd.read_csv(path, keep_default_na=False, na_values=["", "nan", "NaN"])
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path}: not readable as a table ({reason}); analyse the run again") from None
 
 
 def booleans_as_words(table: pd.DataFrame) -> pd.DataFrame:
@@ -43,7 +48,8 @@ def booleans_as_words(table: pd.DataFrame) -> pd.DataFrame:
 def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometric: bool = False) -> pd.DataFrame:
     """`value` by `axes`: mean over everything within a seed, then mean and sample standard deviation over the seeds.
 
-    Columns: the axes, mean, low, high, num_seeds; low and high are one standard deviation away (nan for one seed).
+    Columns: the axes, mean, low, high, num_seeds, of_seed; low and high are one standard deviation away (nan for one
+    seed), of_seed the values by seed as a dict.
     geometric: of the logarithms, for values that span orders of magnitude; zeros then count as the smallest float64.
     """
     per_seed = table.groupby([*axes, "seed"], sort=True, dropna=False)[value].mean().reset_index()
@@ -52,8 +58,11 @@ def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometr
     summary = per_seed.groupby(axes, sort=True, dropna=False)[value].agg(mean="mean", sd="std", num_seeds="count")
     summary["low"], summary["high"] = summary["mean"] - summary["sd"], summary["mean"] + summary["sd"]
     if geometric:
+        per_seed[value] = np.exp(per_seed[value])
         summary[["mean", "low", "high"]] = np.exp(summary[["mean", "low", "high"]])
-    return summary.reset_index()[[*axes, "mean", "low", "high", "num_seeds"]]
+    groups = per_seed.groupby(axes, sort=True, dropna=False)  # in the order of the summary's rows
+    summary["of_seed"] = [rows.dropna(subset=value).set_index("seed")[value].to_dict() for _, rows in groups]
+    return summary.reset_index()[[*axes, "mean", "low", "high", "num_seeds", "of_seed"]]
 
 
 class Interval(NamedTuple):
@@ -104,6 +113,14 @@ def over_seeds(table: pd.DataFrame, axes: list[str], value: str) -> pd.DataFrame
         "high95": lambda values: interval95(values, scale_of(value)).high,
     }
     return by_axes.agg(mean="mean", **ends, smallest="min", largest="max", num_seeds="count").reset_index()
+
+
+def fall_in_last_quarter(losses: pd.Series) -> float:
+    """By how much a loss, indexed by training step, fell over the last quarter of the steps; below 0 where it rose.
+    What it was when the quarter began is interpolated between the evaluations."""
+    losses = losses.dropna().sort_index()
+    last = losses.index[-1]
+    return float(np.interp(0.75 * last, losses.index, losses) - losses[last])
 
 
 def last_of_layer(table: pd.DataFrame) -> pd.DataFrame:

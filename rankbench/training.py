@@ -20,7 +20,7 @@ from rankbench.config import TrainConfig
 from rankbench.constants import HEAD_METRICS, LIPSCHITZ_METRICS, constants_by_layer
 from rankbench.layers import metrics_by_layer, moments
 from rankbench.machine import Machine
-from rankbench.metrics import ATTENTION_METRICS, STATE_METRICS
+from rankbench.metrics import ATTENTION_FLOORS, ATTENTION_METRICS, STATE_FLOORS, STATE_METRICS
 from rankbench.model import build_model, initial_model
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
@@ -33,7 +33,7 @@ from rankbench.tasks.task import Score, is_scored, score
 log = logging.getLogger(__name__)
 
 DYNAMICS = ["step", "seed", "layer", "sublayer", "head", *STATE_METRICS, *ATTENTION_METRICS]
-DYNAMICS += [*HEAD_METRICS, *LIPSCHITZ_METRICS]
+DYNAMICS += [*HEAD_METRICS, *LIPSCHITZ_METRICS, *STATE_FLOORS, *ATTENTION_FLOORS, "num_undefined"]
 METRICS = ["step", "seed", "split", "loss", "accuracy", "learning_rate", "seconds", "tokens_per_second"]
 EVALUATION_SEQUENCES = 1000  # test sequences in one forward pass
 EVALUATION_TOKENS = 16384  # of a corpus, whose sequences are longer, in one forward pass
@@ -264,7 +264,8 @@ class Training:
                 who = {"step": self.progress.step, "seed": self.seeds[index]}
                 most = inputs.shape[1] if model.lengths(inputs) is None else int(model.lengths(inputs).max())
                 constants = constants_by_layer(model, most)
-                for spot, values in metrics_by_layer(model, inputs):
+                generator = generator_for(self.seeds[index], "rounding", self.progress.step)
+                for spot, values in metrics_by_layer(model, inputs, generator):
                     means = moments(values) | constants.get(tuple(spot.values()), {})
                     rows.append(who | spot | {name: means[name] for name in DYNAMICS if name in means})
         self._since += time.perf_counter() - began  # no part of the training's speed

@@ -3,10 +3,12 @@
 import functools
 from collections.abc import Callable
 
+import pandas as pd
 import pytest
 import torch
 from omegaconf import OmegaConf
 
+from rankbench.claims import CLAIMS, judge
 from rankbench.config import ModelConfig, conf_dir
 from rankbench.model.transformer import Transformer
 from rankbench.tasks import Batch, Task, build_task
@@ -71,6 +73,18 @@ def graphs(monkeypatch) -> list[torch.fx.GraphModule]:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     torch._dynamo.reset()
     return traced
+
+
+@pytest.fixture(scope="session")
+def outcomes_with_control() -> Callable[[str, pd.DataFrame], tuple[set[str], set[str]]]:
+    """outcomes_with_control(name, table): how a claim comes out on a table, and on the table of its control."""
+
+    def outcomes(name: str, table: pd.DataFrame) -> tuple[set[str], set[str]]:
+        tables = table, CLAIMS[name].control.doctor(table.copy())
+        judged, control = ({verdict["outcome"] for verdict in judge(name, rows)} for rows in tables)
+        return judged, control
+
+    return outcomes
 
 
 def _raw(config) -> dict:

@@ -1,4 +1,4 @@
-"""rankbench.analyze: the files it leaves, what it computes again and what not, and whose weights it measures."""
+"""rankbench.analyses.runner: the files it leaves, what it computes again, and whose weights it measures."""
 
 import copy
 import dataclasses
@@ -16,20 +16,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rankbench import analyze as module
 from rankbench import plots
 from rankbench.analyses import ANALYSES
-from rankbench.analyze import analyze, check_analyses, fresh_subjects, present, subjects_of_run
+from rankbench.analyses import runner as module
+from rankbench.analyses.runner import analyze, check_analyses, fresh_subjects, present, subjects_of_run
 from rankbench.claims import CLAIMS
 from rankbench.config import ConfigError, conf_dir, register, resolve
 from rankbench.files import write_json
+from rankbench.loop import train
 from rankbench.machine import Machine
 from rankbench.model import initial_model
 from rankbench.run import Run
 from rankbench.seeds import generator_for
 from rankbench.tables import read_table
 from rankbench.tasks import build_task
-from rankbench.train import train
 
 TINY = [
     "replicas=2",
@@ -316,10 +316,10 @@ def test_only_the_analyses_that_are_asked_for_run(tmp_path, fresh, calls):
 
 
 def test_claims_leave_verdicts(tmp_path, fresh):
-    cfg = config("claims=[paths_sum_to_output,dong_fig4_length_0_at_chance]")
+    cfg = config("claims=[paths_sum_to_output,dong_fig4_length_0_no_information]")
     lines = analyze(cfg, fresh, tmp_path)
     verdicts = read_table(tmp_path / "verdicts.csv")
-    assert verdicts.claim.tolist() == ["paths_sum_to_output", *["dong_fig4_length_0_at_chance"] * 2]
+    assert verdicts.claim.tolist() == ["paths_sum_to_output", *["dong_fig4_length_0_no_information"] * 2]
     assert (verdicts.outcome == "undecided").all() and (verdicts.num_seeds == 2).all()  # two seeds are too few
     assert str(tmp_path / "verdicts.csv") in lines[-1]
     assert [line.split()[1].strip(":") for line in lines[-4:-1]] == verdicts.claim.tolist()
@@ -392,7 +392,7 @@ def same_weights(model, weights):
 
 
 def test_subjects_have_the_weights_of_the_checkpoint_and_those_that_training_began_with(run):
-    cfg, task = run.config(), build_task(run.config().task)
+    cfg, task = run.config, build_task(run.config.task)
     stacked = load_file(run.folder / "checkpoint.safetensors")
     subjects = subjects_of_run(run, machine())
     assert [one.seed for one in subjects] == [5, 6] and {one.run for one in subjects} == {"a run"}

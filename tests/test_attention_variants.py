@@ -21,6 +21,7 @@ from rankbench import bench
 from rankbench.collapse import log_lemma_constant, log_residual, propagate, tokens
 from rankbench.config import ConfigError, compose, conf_dir
 from rankbench.layers import metrics_by_layer
+from rankbench.loop import train
 from rankbench.machine import Machine
 from rankbench.model.attention import COSINE_EPSILON, FUSED_FROM_TOKENS, SCORES
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
@@ -29,7 +30,6 @@ from rankbench.model.transformer import Transformer
 from rankbench.paths import FrozenNetwork, RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
 from rankbench.run import Run
 from rankbench.tables import read_table
-from rankbench.train import train
 
 # Float64 against another float64 route: a few hundred terms of order 1 to 10, eps = 2.2e-16.
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -475,7 +475,9 @@ def test_dropout_falls_on_the_weights(layer, changes):
 def test_the_residual_analysis_sees_stochastic_weights(network, changes):
     model = network(1, True, **changes, mask="causal")
     inputs = torch.tensor([[0, 3, 5, 6, 1], [2, 4, 1, -1, -1]])
-    places = [place | values for place, values in metrics_by_layer(model, inputs)]  # refuses rows that are no shares
+    places = [
+        place | values for place, values in metrics_by_layer(model, inputs, torch.Generator())
+    ]  # refuses rows that are no shares
     assert sum(place["head"] is not None for place in places) == 4
 
 

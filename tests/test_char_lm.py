@@ -14,17 +14,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import scipy.stats
 import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
 
 from rankbench.analyses import ANALYSES, Subject, curves, samples
-from rankbench.analyze import analyze, subjects_of_run
+from rankbench.analyses.runner import analyze, subjects_of_run
 from rankbench.buckets import batches_of_epoch, chunks_by_length, padded_lengths
-from rankbench.claims import CLAIMS, judge, published, verdict_line
-from rankbench.claims.kim_charlm import KIM_CHARLM
+from rankbench.claims import published
 from rankbench.config import ConfigError, OptimizerConfig, compose, conf_dir, noam_peak
+from rankbench.loop import train
 from rankbench.machine import Machine
 from rankbench.model import build_model, initial_model
 from rankbench.optimizers import learning_rate
@@ -34,7 +33,6 @@ from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
 from rankbench.tasks import char_lm as grammar
 from rankbench.tasks.task import ABSENT, Batch
-from rankbench.train import train
 from rankbench.training import Training
 
 PTB = Path(__file__).resolve().parents[2] / "shared" / "data" / "ptb"
@@ -604,6 +602,14 @@ def test_the_table_of_curves(tmp_path):
             pytest.approx(told["test_bits"], rel=1e-15),
         )
         assert first.smallest_test_loss == mine[mine.split == "test"].loss.min()
+        sentences = [subject.task.decode(targets) for targets in subject.test.targets]
+        ended = sum(len(sentence) < subject.task.length for sentence in sentences)  # the others are cut off
+        characters = sum(map(len, sentences))
+        assert 0 < ended <= len(sentences)
+        wanted = first.test_loss * (characters + ended) / characters
+        assert first.test_loss_per_character == pytest.approx(wanted, rel=1e-12) and first.width == cfg.model.width
+        line = curves.digest(table.assign(seed=subject.seed)).splitlines()[1]
+        assert f"{first.test_loss:.4f}, {wanted:.4f} nats per character, {first.test_bits:.4f} bits per symbol" in line
         speed = metrics[(metrics.seed == subject.seed) & (metrics.split == "train")].set_index("step").tokens_per_second
         for step, times in table.groupby("step").microseconds_per_token:
             if step in speed.index[1:]:  # what is before and in the first interval is left out
@@ -622,7 +628,7 @@ def test_curves_of_a_task_without_a_validation_set(tmp_path):
     (subject,) = subjects_of_run(run, Machine.prepare(cfg))
     table = curves.table(subject, curves.Options(["test"]))
     assert table.best_step.unique().tolist() == [4] and set(table.split) == {"test"}
-    assert "mean of 1 seeds" in curves.digest(table.assign(seed=0))
+    assert "mean of 1 seeds" in curves.digest(table.assign(seed=0)) and "test_loss_per_character" not in table
     fresh = dataclasses.replace(subject, curve=None)
     with pytest.raises(ConfigError, match="a fresh model has none"):
         curves.table(fresh, curves.Options(["test"]))
@@ -659,96 +665,6 @@ def by_hand(losses, seeds=3, times=None):
     return pd.DataFrame(rows)
 
 
-def outcome(name, table, facet=None):
-    (verdict,) = judge(name, table, facet)
-    return verdict
-
-
-PUBLISHED = {
-    (row.series, int(row.x)): row.value
-    for row in published("kim_table2").itertuples()
-    if row.x <= 5 or row.series == "causal_contractive_l2"
-}
-
-
-def test_the_published_table_holds_every_claim_that_is_made_of_it():
-    table = by_hand({**PUBLISHED, ("lstm", 2): 1.0})
-    for name in (
-        "kim_l2_loses_little",
-        "kim_tying_loses",
-        "kim_contraction_loses",
-        "kim_contraction_gains_from_depth",
-        "kim_lstm",
-        "kim_transformer_beats_lstm",
-    ):
-        verdict = outcome(name, table)
-        assert verdict["outcome"] == "held", verdict
-        # seeds are on average .001 above the table; where losses are compared that cancels
-        assert verdict["measured"] == pytest.approx(CLAIMS[name].published, abs=1.5e-3)
-
-
-@pytest.mark.parametrize(
-    ("name", "losses"),
-    [
-        ("kim_l2_loses_little", {("causal", 1): 1.0, ("causal_l2", 1): 1.05}),
-        ("kim_tying_loses", {("causal_l2", 1): 1.0, ("causal_l2_tied", 1): 0.9}),
-        ("kim_contraction_loses", {("causal_l2_tied", 1): 1.0, ("causal_contractive_l2", 1): 1.001}),
-        ("kim_contraction_gains_from_depth", {("causal_contractive_l2", 1): 1.0, ("causal_contractive_l2", 4): 1.2}),
-        ("kim_lstm", {("lstm", 1): 1.2}),
-        ("kim_transformer_beats_lstm", {("lstm", 1): 1.0, ("causal", 1): 1.4, ("causal", 3): 1.1}),
-        ("kim_dot_fails_deep", {("causal", 12): 1.0, ("causal_l2_tied", 12): 1.0, ("causal", 2): 9.0}),
-        ("kim_tying_not_parameters", {("causal_l2", 1): 1.0, ("causal_l2_matched", 1): 0.9}),
-        ("kim_matched_as_tied", {("causal_l2_tied", 1): 1.0, ("causal_l2_matched", 1): 0.9}),
-    ],
-)
-def test_claims_fail_where_the_table_says_otherwise(name, losses):
-    assert outcome(name, by_hand(losses))["outcome"] == "failed"
-
-
-def test_claims_of_pairs_hold_where_the_table_says_so():
-    losses = {
-        ("causal", 12): 3.0,
-        ("causal_l2_tied", 12): 1.0,
-        ("causal_l2_matched", 12): 0.995,
-        ("causal_l2", 12): 0.9,
-    }
-    for name in ("kim_dot_fails_deep", "kim_tying_not_parameters", "kim_matched_as_tied"):
-        assert outcome(name, by_hand(losses))["outcome"] == "held"
-
-
-def test_claims_of_speed_compare_times():
-    variants = {"kim_l2_as_fast": "causal_l2", "kim_tied_as_fast": "causal_l2_tied"}
-    variants["kim_contractive_as_fast"] = "causal_contractive_l2"
-    losses = {(variant, layers): 1.0 for variant in ("causal", *variants.values()) for layers in (1, 3)}
-    for ratio, expected in ((1.02, "held"), (1.08, "failed")):
-        table = by_hand(losses, times=dict.fromkeys(variants.values(), 10.0 * ratio))
-        for name in variants:
-            verdict = outcome(name, table)
-            assert verdict["outcome"] == expected and verdict["measured"] == pytest.approx(ratio, rel=1e-9)
-            assert (verdict["num_seeds"], verdict["num_repeats"], verdict["repeats"]) == (3, 3, "step")
-            assert verdict["ci95"] < 1e-9  # intervals are compared with the other variant's of the same steps
-
-
-def test_claims_of_speed_have_their_spread_over_intervals():
-    table = by_hand({("causal", 1): 1.0, ("causal_l2", 1): 1.0})
-    ratios = {20: 0.99, 30: 1.06, 40: 1.04}
-    table["microseconds_per_token"] *= table.step.map(ratios).where(table.variant == "causal_l2", 1.0)
-    verdict, found = outcome("kim_l2_as_fast", table), list(ratios.values())
-    low, high = scipy.stats.t.interval(0.95, 2, np.mean(found), scipy.stats.sem(found))
-    assert verdict["outcome"] == "undecided" and "3 steps" in verdict_line(verdict)
-    assert (verdict["measured"], verdict["ci95"]) == pytest.approx((np.mean(found), (high - low) / 2), rel=1e-9)
-    verdict = outcome("kim_l2_as_fast", table.assign(microseconds_per_token=math.nan))
-    assert (verdict["outcome"], verdict["reason"]) == ("undecided", "not measurable in every step")
-
-
-def test_claims_of_pairs_need_both_and_judge_all_jobs_together():
-    table = by_hand({("causal", 1): 1.0, ("causal_l2", 2): 1.0})  # no number of layers in common
-    assert outcome("kim_l2_loses_little", table)["outcome"] == "undecided"
-    table = by_hand({("causal", 1): 1.0, ("causal_l2", 1): 1.0}).assign(model=lambda rows: rows.variant)
-    assert outcome("kim_l2_loses_little", table, "model")["where"] == ""
-    assert all(claim.across and claim.table == "curves" for claim in KIM_CHARLM.values())
-
-
 def test_the_figure_draws_what_the_table_says():
     one = draw_curves(by_hand({("causal", 1): 1.0}))
     assert len(one.axes) == 1
@@ -762,6 +678,9 @@ def test_the_figure_draws_what_the_table_says():
     marks = [line for line in middle.lines if line.get_marker() != "None" and line.get_fillstyle() == "full"]
     assert [1.164, 0.989, 0.954, 0.943, 0.940] in [list(line.get_ydata()) for line in marks]
     assert pytest.approx([1.2]) in [line.get_ydata().tolist() for line in right.lines]
+    lstm = draw_curves(by_hand({("causal", 1): 1.0, ("lstm", 1): 1.1}), published("kim_table2")).axes[1]
+    (level,) = [line for line in lstm.lines if line.get_label() == "lstm (Kim et al., text)"]
+    assert list(level.get_ydata()) == [1.0, 1.0] and level.get_linestyle() == ":"
 
 
 def test_analyses_without_a_figure_leave_none(tmp_path):

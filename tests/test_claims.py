@@ -7,18 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from rankbench import claims
-from rankbench.analyses import ANALYSES, Subject
 from rankbench.claims import CLAIMS, Claim, figures_published, judge, published, verdict_line
 from rankbench.claims.claim import AtMost, Control, NotMeasurable
-from rankbench.config import conf_dir, typed
-from rankbench.model import initial_model
-from rankbench.tables import with_who
+from rankbench.config import conf_dir
 
 every = settings(max_examples=25, deadline=None)
 
@@ -276,132 +272,6 @@ def test_a_verdict_is_one_line_with_all_that_it_rests_on():
     undecided = verdict_line(judge("above", valued([2.0]))[0] | {"where": "task.label=value"})
     wanted = "undecided above [task.label=value]: measured 2 (1 seed), claimed > 1"
     assert undecided == f"{wanted} (fewer than 3 seeds) - a test"
-
-
-# --- the claims -------------------------------------------------------------------------------------------------------
-
-ACCURACY = {0: 0.15, 1: 0.9, 2: 0.5, 3: 0.2}  # by path length
-
-
-def by_length(accuracy=ACCURACY, seeds=3, remainder=1e-15, whole=0.99, majority=0.125):
-    """A paths table: sampled subsets (two a length, around the accuracy), and rows of all paths that must not count."""
-    rows = []
-    for seed in range(seeds):
-        for scheme in ("frozen", "recomputed"):
-            for length, value in accuracy.items():
-                common = {"seed": seed, "scheme": scheme, "path_length": length}
-                common |= {"whole_accuracy": whole, "majority_accuracy": majority}
-                kept = remainder if scheme == "frozen" else math.nan
-                rows.append({**common, "selection": "all", "accuracy": 0.33, "remainder": kept})
-                shift = 0.001 * seed
-                for offset in (-0.05, 0.05):
-                    mine = {"selection": "sampled", "accuracy": value + offset + shift, "remainder": math.nan}
-                    rows.append({**common, **mine})
-    return pd.DataFrame(rows)
-
-
-@pytest.mark.parametrize(
-    ("name", "measured"),
-    [
-        ("paths_sum_to_output", [-15.0]),
-        ("dong_fig4_whole_sorting", [0.99]),
-        ("dong_fig4_length_1_sorting", [0.901] * 2),
-        ("dong_fig4_falls_with_length", [-1.0] * 2),
-        ("dong_fig4_longest_at_chance", [0.201 - 0.125] * 2),
-        ("dong_fig4_length_0_at_chance", [0.151 - 0.125] * 2),
-    ],
-)
-def test_measures_by_hand(name, measured):
-    verdicts = judge(name, by_length())
-    assert [one["measured"] for one in verdicts] == pytest.approx(measured, rel=1e-9)
-    assert [one["where"] for one in verdicts] == (
-        ["scheme=frozen", "scheme=recomputed"] if len(measured) == 2 else [""]
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "held", "failed"),
-    [
-        ("paths_sum_to_output", {}, {"remainder": 1e-8}),
-        ("dong_fig4_whole_sorting", {}, {"whole": 0.91}),
-        ("dong_fig4_whole_convex_hull", {}, {"whole": 0.8}),
-        ("dong_fig4_whole_memorization", {}, {"whole": 0.75}),
-        ("dong_fig4_length_1_sorting", {}, {"accuracy": ACCURACY | {1: 0.55}}),
-        ("dong_fig4_length_1_convex_hull", {"accuracy": ACCURACY | {1: 0.7}}, {"accuracy": ACCURACY | {1: 0.6}}),
-        ("dong_fig4_length_1_memorization", {"accuracy": ACCURACY | {1: 0.85}}, {"accuracy": ACCURACY | {1: 0.7}}),
-        ("dong_fig4_falls_with_length", {}, {"accuracy": {0: 0.9, 1: 0.1, 2: 0.2, 3: 0.3}}),
-        ("dong_fig4_longest_at_chance", {"accuracy": ACCURACY | {3: 0.16}}, {}),
-        ("dong_fig4_length_0_at_chance", {}, {"accuracy": ACCURACY | {0: 0.19}}),
-    ],
-)
-def test_every_claim_can_hold_and_can_fail(name, held, failed):
-    assert {one["outcome"] for one in judge(name, by_length(**held))} == {"held"}
-    assert {one["outcome"] for one in judge(name, by_length(**failed))} == {"failed"}
-
-
-# the claims on other tables are tested beside the analyses that make these
-OF_PATHS = [name for name, claim in CLAIMS.items() if claim.table == "paths" and name not in ("above", "below")]
-
-
-def test_no_claim_is_left_out_of_these_tests():
-    (mark,) = test_every_claim_can_hold_and_can_fail.pytestmark
-    assert {name for name, _, _ in mark.args[1]} == set(OF_PATHS)
-
-
-def test_an_exact_sum_has_a_logarithm():
-    (verdict,) = judge("paths_sum_to_output", by_length(remainder=0.0))
-    assert verdict["outcome"] == "held" and math.isfinite(verdict["measured"])
-
-
-def test_a_remainder_that_is_no_number_is_not_called_small():
-    (verdict,) = judge("paths_sum_to_output", by_length(remainder=math.nan))
-    assert verdict["outcome"] == "undecided"
-
-
-def test_one_broken_seed_is_not_hidden_by_the_others():
-    table = by_length()
-    table.loc[(table.seed == 1) & (table.scheme == "frozen"), "remainder"] = math.nan
-    assert judge("paths_sum_to_output", table)[0]["outcome"] == "undecided"
-
-
-def test_equal_accuracies_have_no_rank_correlation():
-    (frozen, _) = judge("dong_fig4_falls_with_length", by_length(accuracy=dict.fromkeys(range(4), 0.2)))
-    assert frozen["outcome"] == "undecided" and "not measurable" in frozen["reason"]
-
-
-def test_a_network_without_skips_has_no_short_paths_to_judge():
-    for name in ("dong_fig4_length_1_sorting", "dong_fig4_length_0_at_chance", "dong_fig4_falls_with_length"):
-        for verdict in judge(name, by_length(accuracy={3: 0.2})):
-            assert verdict["outcome"] == "undecided"
-
-
-@pytest.fixture(scope="module")
-def real_table(model_config, sorting_task):
-    """The paths table of three tiny untrained networks."""
-    task = sorting_task(length=4, alphabet=5, test_size=6)
-    shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "paths.yaml"))
-    options = typed(ANALYSES["paths"].options, {**shipped, "repeats": 2}, "analysis.paths")
-    parts = []
-    for seed in range(3):
-        model = initial_model(model_config(layers=2, width=8), task, seed).double().requires_grad_(False)
-        batch = task.sample(6, torch.Generator().manual_seed(seed))
-        subject = Subject("fresh", seed, task, batch, batch, {"initialised": model})
-        parts.append(with_who(ANALYSES["paths"].table(subject, options), **subject.who))
-    return pd.concat(parts, ignore_index=True)
-
-
-@pytest.mark.parametrize("name", OF_PATHS)
-def test_every_claim_can_be_judged_on_a_real_table(real_table, name):
-    verdicts = judge(name, real_table)
-    assert len(verdicts) == (2 if "scheme" in CLAIMS[name].by else 1)
-    for verdict in verdicts:
-        assert verdict["num_seeds"] == 3
-        assert "\n" not in verdict_line(verdict) and name in verdict_line(verdict)
-        assert verdict["outcome"] == (
-            "held" if name == "paths_sum_to_output" else "failed" if "_whole_" in name else "undecided"
-        )
-        if verdict["outcome"] == "undecided":
-            assert "not learned its task" in verdict["reason"] or "not measurable" in verdict["reason"]
 
 
 # --- published numbers ------------------------------------------------------------------------------------------------

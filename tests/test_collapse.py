@@ -22,14 +22,17 @@ from mpmath import mpf
 from rankbench import collapse
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses.collapse import Options, digest, table
-from rankbench.claims import CLAIMS, judge
 from rankbench.collapse import check, log_lemma_constant, log_residual, propagate, residual_coordinates, tokens
 from rankbench.config import ConfigError, compose
-from rankbench.metrics import noise_floor, residual
+from rankbench.metrics import own_rounding, residual
+from rankbench.model import initial_model
 from rankbench.model.network import run, states_by_layer, without
 from rankbench.model.transformer import Transformer
 from rankbench.plots.collapse import draw_collapse
+from rankbench.rounding import states_with_floors
+from rankbench.seeds import generator_for
 from rankbench.tables import with_who
+from rankbench.tasks import Batch
 
 LN10 = math.log(10)
 ALONE = {"skip": False, "mlp": False, "mlp_skip": False, "norm": "none"}
@@ -225,6 +228,19 @@ def test_attention_to_one_key_alone_loses_no_digits(network, mask):
         assert_same_as_exact(model, INPUTS, 500, 5)
 
 
+@pytest.mark.parametrize(
+    "changes", [changes for changes, *_ in CUBIC] + [changes for changes, _ in LINEAR[:8]], ids=str
+)
+def test_a_forward_pass_is_no_further_from_the_exact_residual_than_its_noise_floor(network, changes):
+    model = network(seed=2, **{**ALONE, **changes}, layers=5)
+    _, *floored_states = states_with_floors(model, INPUTS, torch.Generator().manual_seed(0))
+    for b, embedding in enumerate(model.embed(INPUTS)):
+        with mpmath.workdps(400):
+            wanted = [mpmath.exp(logs_and_direction(x)[0]) for x in forward(model, exact(embedding))[1:]]
+            for layer, (true, (x_BND, floor_B)) in enumerate(zip(wanted, floored_states, strict=True)):
+                assert abs(residual(x_BND)[b].item() - true) <= floor_B[b].item(), (b, layer)
+
+
 # --- closed forms -----------------------------------------------------------------------------------------------------
 
 
@@ -378,7 +394,7 @@ def test_it_is_what_a_forward_pass_gives_above_its_floor(network, keys, seed, de
             assert state.unit_BND[b].sum(0).abs().max() < 1e-13
             there = state.log_scale_B[b] > -math.inf
             assert state.unit_BND[b].abs().max() == pytest.approx(1.0 if there else 0.0, abs=1e-13)
-            measured, floor = residual(x_1ND).item(), noise_floor(x_1ND).item()
+            measured, floor = residual(x_1ND).item(), own_rounding(x_1ND).item()
             if measured > 1e9 * floor:
                 # known to 1e-9, with a margin for what the layers before have added
                 assert log_residual(state)[b].item() == pytest.approx(math.log(measured), abs=1e-5)
@@ -464,6 +480,7 @@ def subject(network, sorting_task):
         task = sorting_task(length=4, alphabet=7, train_size=10, test_size=6)
         models = {kind: network(10 * seed + number, **changes) for number, kind in enumerate(kinds)}
         batch = task.sample(6, torch.Generator().manual_seed(seed))
+        batch = Batch(batch.inputs, batch.targets % 3)  # the networks' three classes
         return Subject("a run", seed, task, batch, batch, models)
 
     return make
@@ -482,23 +499,24 @@ def test_rows_of_the_table_by_hand(subject):
     inputs = one.test.inputs[:5]
     for kind, model in one.models.items():
         reduced = without(model.requires_grad_(False), skip=True, mlp=True, norm=True)
-        measured_states = states_by_layer(reduced, inputs)
+        floored_states = states_with_floors(reduced, inputs, generator_for(one.seed, "rounding"))
         rows = found[(found.weights == kind) & (found.variant == "attention_only_no_norm")].set_index("layer")
         before, entered_B, bound_B, started = math.nan, None, None, False
         for layer, state in enumerate(propagate(reduced, inputs)):
             row, log_B = rows.loc[layer], log_residual(state).numpy() / LN10
             assert row.log10_residual == pytest.approx(log_B.mean(), rel=1e-12)
             assert row.log10_residual_sd == pytest.approx(log_B.std(ddof=1), rel=1e-9)
-            x_BND = measured_states[layer]
+            x_BND, floor = floored_states[layer]
             sizes = [math.sqrt(np.abs(x).sum(0).max() * np.abs(x).sum(1).max()) for x in x_BND.numpy()]
             relative = (log_B - np.log10(sizes)).mean()
             assert row.log10_relative_residual == pytest.approx(relative, rel=1e-9)
             assert row.growth_exponent == pytest.approx(relative / before if before < 0 else math.nan, nan_ok=True)
             before = relative
-            measured, floor = residual(x_BND), noise_floor(x_BND)
+            measured = residual(x_BND)
             wanted = measured.log10().mean().item() if (measured > floor).all() else math.nan
             assert row.log10_measured == pytest.approx(wanted, nan_ok=True)
-            assert row.noise_floor == pytest.approx(np.mean(sizes) * 2**-52)
+            assert row.noise_floor == pytest.approx(floor.mean().item())
+            assert row.below_floor == pytest.approx((measured <= floor).double().mean().item())
             assert row.num_sequences == 5
             if layer:
                 constant = log_lemma_constant(reduced.sublayers[layer - 1]) / LN10
@@ -515,8 +533,31 @@ def test_rows_of_the_table_by_hand(subject):
         assert rows.log10_measured.isna().any() and rows.log10_measured.notna().any()
         assert rows.log10_residual[4] < -15
     assert found[found.variant == "full"][["log10_contraction", "log10_bound"]].isna().all(axis=None)
-    # measured residuals are 1e6 floors and more
-    assert found.disagreement.max() < 1e-6 and found.disagreement.notna().any()
+    # measured residuals are 1e4 floors and more
+    assert found.disagreement.max() < 4e-5 and found.disagreement.notna().any()
+
+
+def test_rounding_does_not_stand_as_a_measurement(model_config, sorting_task):
+    """Without skips, behind an MLP of ratio 4: the residual is 1e-53 and less, and rounding leaves 1e-13 of it."""
+    task, cfg = sorting_task(length=16), model_config(layers=8, width=96, mlp_ratio=4)
+    batch = task.sample(8, torch.Generator().manual_seed(0))
+    model = initial_model(cfg, task, 0).requires_grad_(False).double()
+    one = Subject("fresh", 0, task, batch, batch, {"initialised": model})
+    found = table(one, options("no_skip", sequences=8)).set_index("layer")
+    assert (found.log10_residual[5:] < -50).all()
+    assert (found.below_floor[5:] == 1).all() and found.log10_measured[5:].isna().all()
+    assert (found.below_floor[:3] == 0).all()
+    assert found.log10_measured[:3].to_numpy() == pytest.approx(found.log10_residual[:3].to_numpy(), abs=1e-6)
+    of_residual = ANALYSES["residual"]
+    states = of_residual.table(one, of_residual.options(["no_skip"], 8))
+    assert (states[(states.layer >= 5) & (states.sublayer != "weights")].below_floor == 1).all()
+    drawn = {line.get_label(): line for line in draw_collapse(with_who(found.reset_index(), **one.who)).axes[0].lines}
+    rings = [line for line in draw_collapse(with_who(found.reset_index(), **one.who)).axes[0].lines if is_ring(line)]
+    assert [max(ring.get_xdata()) for ring in rings] == [3] and "rounding error of a forward pass" in drawn
+
+
+def is_ring(line):
+    return line.get_marker() == "o" and line.get_markerfacecolor() == "none" and len(line.get_xdata())
 
 
 def test_equal_tokens_are_counted_out(subject):
@@ -524,6 +565,10 @@ def test_equal_tokens_are_counted_out(subject):
     one.test.inputs[1] = 2
     found = table(one, options("full"))
     assert (found.num_sequences == 4).all() and np.isfinite(found.log10_residual).all()
+    others = dataclasses.replace(one, test=one.test[[0, 2, 3, 4]])
+    wanted = table(others, options("full", sequences=4))
+    assert found.log10_measured.notna().sum() > 1
+    assert found.log10_measured.to_numpy() == pytest.approx(wanted.log10_measured.to_numpy(), nan_ok=True, rel=1e-9)
     one.test.inputs[:] = 2
     found = table(one, options("full"))
     assert (found.num_sequences == 0).all() and (found.log10_residual == -np.inf).all()
@@ -615,47 +660,6 @@ def test_the_figure_holds_for_any_depth(subject):
     assert axes.get_ylim()[0] <= found.log10_residual.min() < -1e23
 
 
-# --- the claims -------------------------------------------------------------------------------------------------------
-
-
-def rows_of_claims(attention, mlp, skips, exponents=(3, 3), slack=2.0):
-    """Three seeds of a made-up table: log10 residuals by layer for the three variants that the claims look at."""
-    rows = []
-    for seed in range(3):
-        for variant, logs, exponent in (
-            ("attention_only_no_norm", attention, exponents[0]),
-            ("no_skip", mlp, exponents[1]),
-            ("no_mlp", skips, 1.0),
-        ):
-            for layer, log in enumerate(logs):
-                row = {"seed": seed, "weights": "initialised", "variant": variant, "layer": layer}
-                row |= {"log10_residual": log, "log10_relative_residual": log - 1, "growth_exponent": exponent}
-                bounded = variant == "attention_only_no_norm" and layer > 1
-                rows.append(row | {"log10_bound": log + slack if bounded else math.nan})
-    return pd.DataFrame(rows)
-
-
-GOOD = {"attention": [1, -1, -3, -9], "mlp": [1, -1, -2, -6], "skips": [1, 1, 1, 0.5]}
-
-
-@pytest.mark.parametrize(
-    ("name", "bad", "measured"),
-    [
-        ("dong_thm_rate_cubic", {"exponents": (2.8, 3)}, 0.2),
-        ("dong_thm_rate_bound", {"slack": -0.5}, 0.5),
-        ("dong_thm_rate_mlp_cubic", {"exponents": (3, 3.3)}, 0.3),
-        ("dong_thm_rate_mlp_slows", {"mlp": [1, -1, -4, -18]}, 2.0),
-        ("dong_thm_rate_skips", {"skips": [1, 0, -1, -2]}, -3.0),
-    ],
-)
-def test_claims_hold_and_fail(name, bad, measured):
-    (verdict,) = judge(name, rows_of_claims(**GOOD))
-    assert verdict["outcome"] == "held" and verdict["where"] == "weights=initialised"
-    (verdict,) = judge(name, rows_of_claims(**{**GOOD, **bad}))
-    assert verdict["outcome"] == "failed" and verdict["measured"] == pytest.approx(measured)
-    assert CLAIMS[name].table == "collapse"
-
-
 @pytest.mark.smoke
 def test_the_preset_runs_and_its_sweep_is_gathered(tmp_path):
     command = [sys.executable, "-m", "rankbench", "analyze", "experiment=dong_thm_rate", "budget=smoke", "out=here"]
@@ -668,4 +672,4 @@ def test_the_preset_runs_and_its_sweep_is_gathered(tmp_path):
     assert sorted(together["model.heads"].unique()) == [1, 4] and together.layer.max() == 6
     assert (tmp_path / "here" / "collapse.png").stat().st_size > 1000
     verdicts = pd.read_csv(tmp_path / "here" / "verdicts.csv")
-    assert len(verdicts) == 2 * 5
+    assert len(verdicts) == 2 * 4

@@ -7,17 +7,25 @@ import scipy.special
 import torch
 
 from rankbench.analyses import ANALYSES
-from rankbench.analyze import check_analyses, subjects_of_run
+from rankbench.analyses.runner import check_analyses, subjects_of_run
 from rankbench.config import ConfigError, compose
 from rankbench.constants import HEAD_METRICS, LIPSCHITZ_METRICS
 from rankbench.layers import metrics_by_layer
+from rankbench.loop import train
 from rankbench.machine import Machine
-from rankbench.metrics import ATTENTION_METRICS, STATE_METRICS, attention_gap_eigenvalue, attention_metrics
+from rankbench.metrics import (
+    ATTENTION_FLOORS,
+    ATTENTION_METRICS,
+    STATE_FLOORS,
+    STATE_METRICS,
+    attention_gap_eigenvalue,
+    attention_metrics,
+)
 from rankbench.model import initial_model
 from rankbench.run import Run
+from rankbench.seeds import generator_for
 from rankbench.tables import read_table
 from rankbench.tasks import build_task
-from rankbench.train import train
 from rankbench.training import Training
 
 TINY = ["model.layers=2", "model.width=8", "task.length=4", "task.train_size=20", "task.test_size=6", "replicas=2"]
@@ -40,7 +48,10 @@ def test_layers_are_looked_at_in_the_beginning_now_and_then_and_at_the_end(train
     table = pd.read_csv(trained.folder / "layers.csv")
     assert sorted(table.step.unique()) == [0, 3, 6, 7]
     assert list(table.columns[:5]) == ["step", "seed", "layer", "sublayer", "head"]
-    assert {*STATE_METRICS, *ATTENTION_METRICS, *HEAD_METRICS, *LIPSCHITZ_METRICS} == set(table.columns[5:])
+    wanted = {*STATE_METRICS, *ATTENTION_METRICS, *HEAD_METRICS, *LIPSCHITZ_METRICS, *STATE_FLOORS, *ATTENTION_FLOORS}
+    assert {*wanted, "num_undefined"} == set(table.columns[5:])
+    is_state = table.sublayer != "weights"
+    assert table.noise_floor.notna().equals(is_state) and table.attention_noise_floor.notna().equals(~is_state)
     places = 1 + 2 * (2 + 2)  # the embedding; of each layer two heads, attention and MLP
     assert (table.groupby(["step", "seed"]).size() == places).all()
 
@@ -52,7 +63,8 @@ def test_its_numbers_are_those_of_the_network_at_that_step(trained, step):
     for index, subject in enumerate(subjects_of_run(trained, Machine.prepare(cfg))):
         model = initial_model(cfg.model, task, index).double() if step == 0 else subject.model
         mine = table[(table.step == step) & (table.seed == index)].reset_index(drop=True)
-        for row, (place, values) in enumerate(metrics_by_layer(model, subject.test.inputs[:4])):
+        generator = generator_for(index, "rounding", step)
+        for row, (place, values) in enumerate(metrics_by_layer(model, subject.test.inputs[:4], generator)):
             assert mine.layer[row] == place["layer"] and mine.sublayer[row] == place["sublayer"]
             for name, value_B in values.items():
                 if name in mine:  # the same operations on the same float64 numbers
@@ -131,7 +143,8 @@ def test_the_table_holds_the_metrics_that_were_asked_for(trained):
     options = check_analyses(cfg)["dynamics"]
     (first, second) = subjects_of_run(trained, Machine.prepare(cfg))
     table = ANALYSES["dynamics"].table(second, options)
-    assert list(table) == ["step", "layer", "sublayer", "head", "stable_rank", "attention_entropy"]
+    chosen = ["step", "layer", "sublayer", "head", "stable_rank", "attention_entropy"]
+    assert list(table) == [*chosen, *STATE_FLOORS, *ATTENTION_FLOORS]
     written = read_table(trained.folder / "layers.csv")
     assert list(table.stable_rank.dropna()) == list(written[written.seed == 1].stable_rank.dropna())
     both = pd.concat([ANALYSES["dynamics"].table(one, options).assign(**one.who) for one in (first, second)])

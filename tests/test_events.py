@@ -5,8 +5,8 @@ import pytest
 
 from rankbench.config import ConfigError, compose
 from rankbench.events import SCALARS, check_tensorboard
+from rankbench.loop import train
 from rankbench.run import Run
-from rankbench.train import train
 
 TINY = ["model.layers=1", "model.width=8", "task.length=4", "task.train_size=10", "task.test_size=10", "replicas=2"]
 TINY += ["trainer.steps=6", "trainer.eval_every=2", "trainer.tensorboard=true"]

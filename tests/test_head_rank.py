@@ -16,7 +16,6 @@ from rankbench import constants
 from rankbench import rank_theory as theory
 from rankbench.analyses import ANALYSES, Subject, head_rank
 from rankbench.analyses.rank_theory import full_rank_head, pairs
-from rankbench.claims import judge
 from rankbench.config import ConfigError, conf_dir, typed
 from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.paths import FrozenNetwork, all_paths, sums_by_length, sums_of_groups
@@ -257,7 +256,7 @@ def test_a_task_with_classes_is_refused(network, sorting_task):
         head_rank.table(subject_of(task, {"initialised": network()}), OPTIONS)
 
 
-# --- claims and the figure, on tables by hand -------------------------------------------------------------------------
+# --- the figure, on tables by hand ------------------------------------------------------------------------------------
 
 
 def by_hand(full=0.01, low=0.5, angle=179.0, bound=0.1, hard=0.001, grows=True):
@@ -292,46 +291,6 @@ def by_hand(full=0.01, low=0.5, angle=179.0, bound=0.1, hard=0.001, grows=True):
                 }
                 rows.append(common | head)
     return pd.DataFrame(rows)
-
-
-@pytest.mark.parametrize(
-    ("claim", "held", "failed"),
-    [
-        ("amsel_full_rank_soft", {}, {"full": 0.03}),
-        ("amsel_full_rank_hard", {}, {"hard": 0.01}),
-        ("amsel_low_rank_above", {}, {"low": 0.05}),
-        ("amsel_error_falls_with_rank", {}, {"low": 0.001}),
-        ("amsel_low_rank_grows_with_n", {}, {"grows": False}),
-        ("amsel_m_is_minus_identity", {}, {"angle": 160.0}),
-        ("amsel_trained_above_bound", {"bound": 0.0005}, {"bound": 0.3}),
-    ],
-)
-def test_claims_hold_and_fail_across_a_sweep(claim, held, failed):
-    (verdict,) = judge(claim, by_hand(**held), facet="run")  # one verdict, whatever the panels
-    assert verdict["outcome"] == "held"
-    assert judge(claim, by_hand(**failed))[0]["outcome"] == "failed"
-
-
-@pytest.mark.parametrize(("angle", "outcome"), [(160.0, "held"), (140.0, "failed")])
-def test_many_full_rank_heads_are_judged_by_themselves(angle, outcome):
-    table = by_hand()
-    alone = table[(table.of == "head") & (table["rank"] == 8)]
-    many = alone.assign(heads=16, run="many", angle=angle + alone.angle % 1)
-    both = pd.concat([table, many])
-    assert judge("amsel_m_of_many_heads", both)[0]["outcome"] == outcome
-    assert judge("amsel_m_is_minus_identity", both)[0]["outcome"] == "held"
-    assert judge("amsel_m_of_many_heads", table)[0]["outcome"] == "undecided"
-
-
-def test_claims_on_regression_in_context():
-    table = by_hand()
-    averaging = table[table.of == "baseline"].assign(evaluation="averaging")
-    table = pd.concat([table.assign(examples=7), averaging.assign(examples=7)])
-    assert judge("garg_many_heads_fail", table)[0]["outcome"] == "held"
-    assert judge("garg_learns_regression", table)[0]["outcome"] == "held"
-    worse = table.assign(error=np.where(table.of == "network", 2.0 + 0.001 * table.seed, table.error))
-    assert judge("garg_many_heads_fail", worse)[0]["outcome"] == "failed"
-    assert judge("garg_learns_regression", worse)[0]["outcome"] == "failed"
 
 
 def test_the_figure_and_the_digest_are_drawn():

@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 
 from rankbench import dependence
 from rankbench.analyses import Subject, independence
-from rankbench.claims import judge
 from rankbench.config import ConfigError, conf_dir, typed
 from rankbench.paths import (
     FrozenNetwork,
@@ -357,18 +356,3 @@ def test_the_figure_shows_the_tables_means(table_of_three_seeds):
     assert cosine[0, 2] == cosine[2, 0] == pytest.approx(mean, **EXACT)
     both = pd.concat([table.assign(label="a"), table.assign(label="b")])
     assert len([axes for axes in draw_independence(both, None, "label").axes if axes.images]) == 18
-
-
-def test_the_claims_read_their_columns(table_of_three_seeds):
-    table = table_of_three_seeds.assign(whole_accuracy=1.0)
-    by_scheme = {row["where"]: row for row in judge("blog_paths_orthogonal", table)}
-    assert set(by_scheme) == {"scheme=frozen", "scheme=recomputed"}
-    sizes = pick(table, of="paths", scheme="frozen").groupby("seed").cosine.agg(lambda values: values.abs().mean())
-    assert by_scheme["scheme=frozen"]["measured"] == pytest.approx(sizes.mean(), **EXACT)
-    additive = {row["where"]: row for row in judge("blog_paths_additive", table)}
-    assert additive["scheme=frozen"]["outcome"] == "held"  # Theorem 2.1
-    assert additive["scheme=recomputed"]["outcome"] == "failed"
-    heads = pick(table, of="heads")
-    apart = heads[heads["first"] != heads["second"]]
-    (small,) = judge("blog_cross_gradients_small", table)
-    assert small["measured"] == pytest.approx(apart.groupby("seed").cross_gradient_rms.max().mean(), **EXACT)

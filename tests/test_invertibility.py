@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 
 from rankbench import lipschitz
 from rankbench.analyses import ANALYSES, Subject, histograms, invertibility
-from rankbench.claims import judge
 from rankbench.config import ConfigError, conf_dir, typed
 from rankbench.model import initial_model
 from rankbench.tables import read_table, with_who, write_table
@@ -232,53 +231,13 @@ def test_the_figures_have_a_panel_for_each_range_and_kind(subject):
         assert all(drawn)
 
 
-# --- claims -----------------------------------------------------------------------------------------------------------
-
-
-def claimed(attention, left, weights="fresh", part="attention"):
-    rows = [(0, 2.0), (25, 3.0), (50, 2.0 * left)]
-    one = pd.DataFrame(rows, columns=["iteration", "error"]).assign(
-        attention=attention, weights=weights, part=part, coefficient=0.5, inputs="0..1", tokens=8, width=8
-    )
-    if part == "network":
-        one = one[one.iteration == 50]
-    one["relative_error"] = one.error / 2
-    return pd.concat([one.assign(seed=seed) for seed in range(3)])
-
-
-@pytest.mark.parametrize(
-    ("name", "attention", "left", "outcome"),
-    [
-        ("kim_fig3_l2_inverted", "l2", 1e-5, "held"),
-        ("kim_fig3_l2_inverted", "l2", 0.1, "failed"),
-        ("kim_fig3_l2_inverted", "dot", 1e-5, "undecided"),  # it is of another kind of attention
-        ("kim_fig3_contractive_inverted", "contractive_l2", 0.0, "held"),
-        ("kim_fig3_contractive_inverted", "contractive_l2", 0.5, "failed"),
-        ("kim_fig3_dot_not_inverted", "dot", 20.0, "held"),
-        ("kim_fig3_dot_not_inverted", "dot", 1e-4, "failed"),
-        ("kim_fig5_inverted", "dot", 1e-4, "held"),
-        ("kim_fig5_inverted", "dot", 1e-2, "failed"),
-    ],
-)
-def test_claims_on_inversion(name, attention, left, outcome):
-    (verdict,) = judge(name, claimed(attention, left))
-    assert verdict["outcome"] == outcome
-    if outcome != "undecided":
-        assert verdict["measured"] == pytest.approx(np.log10(max(left, 1e-15)))
-
-
-@pytest.mark.parametrize(("left", "outcome"), [(1e-6, "held"), (0.3, "failed")])
-def test_the_trained_weights_and_the_whole_network_are_judged(left, outcome):
-    trained, initial = claimed("dot", left, "trained"), claimed("dot", 1e-2, "initialised")
-    assert judge("kim_fig5_inverted", pd.concat([trained, initial]))[0]["outcome"] == outcome
-    (verdict,) = judge("kim_fig5_inverted", claimed("contractive_l2", left, "trained", "network"))
-    assert verdict["outcome"] == outcome and verdict["measured"] == pytest.approx(np.log10(left))
-
-
-@pytest.mark.parametrize(("spread", "outcome"), [(1.0, "held"), (7.0, "failed")])
-def test_claim_on_histograms(spread, outcome):
-    rows = [("trained", "input", 2.0), ("trained", "output", 2.0 * spread), ("initialised", "output", 4.0)]
-    one = pd.DataFrame(rows, columns=["weights", "of", "sd"]).assign(inputs="0..1")
-    table = pd.concat([one.assign(seed=seed) for seed in range(3)])
-    (verdict,) = judge("kim_fig10_keeps_range", table)
-    assert verdict["outcome"] == outcome and verdict["measured"] == pytest.approx(spread)
+def test_a_trained_networks_tables_say_whether_its_training_was_over(subject):
+    fresh = subject(attention="l2", tied_qk=True, norm="none", mlp=False)
+    steps = pd.DataFrame({"step": [0, 40, 80], "loss": [3.0, 1.0, 0.8], "split": "test"})
+    valid = steps.assign(loss=9.0, split="valid")
+    trained = dataclasses.replace(fresh, curve=pd.concat([steps, valid]))
+    for one, fall in ((fresh, None), (trained, 0.1)):  # at step 60 the loss was at .9
+        tables = invertibility.table(one, options()), histograms.table(one, histogram_options(tokens=5, sequences=4))
+        for table in tables:
+            assert ("loss_fall" in table) == (fall is not None)
+            assert fall is None or table.loss_fall.tolist() == pytest.approx([fall] * len(table), rel=1e-12)

@@ -6,11 +6,11 @@ import torch
 from omegaconf import OmegaConf
 
 from rankbench.config import ConfigError, compose, conf_dir
+from rankbench.loop import train
 from rankbench.run import Run
 from rankbench.tasks import build_task
 from rankbench.tasks.linear_regression import BASELINES, examples_of
 from rankbench.tasks.task import score
-from rankbench.train import train
 
 SHIPPED = OmegaConf.to_container(OmegaConf.load(conf_dir() / "task" / "linear_regression.yaml"))
 

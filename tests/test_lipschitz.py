@@ -20,7 +20,6 @@ from omegaconf import OmegaConf
 from rankbench import constants, lipschitz
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses import lipschitz as analysis
-from rankbench.claims import judge
 from rankbench.config import ConfigError, conf_dir, typed
 from rankbench.lipschitz import Layer
 from rankbench.model import initial_model
@@ -599,86 +598,8 @@ def test_shipped_options_are_the_fields_of_the_dataclass():
     assert dataclasses.asdict(options()) == SHIPPED
 
 
-# --- claims -----------------------------------------------------------------------------------------------------------
-
-
-def claimed(rows, seeds=(0, 1, 2)):
-    columns = ["p", "quantity", "kind", "tokens", "start", "step", "value"]
-    one = pd.DataFrame(rows, columns=columns).assign(weights="fresh", part="attention", layer=0)
-    return pd.concat([one.assign(seed=seed) for seed in seeds])
-
-
-def curve(norm, quantity, kind, values, tokens=(10, 100, 1000)):
-    ascent = quantity.startswith("ascent")
-    return [
-        (norm, quantity, kind, at, int(ascent), 600 * ascent, value) for at, value in zip(tokens, values, strict=True)
-    ]
-
-
-@pytest.mark.parametrize(("last", "outcome"), [(9.0, "held"), (9.3, "held"), (12.0, "failed"), (6.0, "failed")])
-def test_fig2_slope(last, outcome):
-    table = claimed(
-        [
-            *curve(math.inf, "theorem", "bound", [6, 8, 10]),
-            *curve(math.inf, "ascent", "lower_bound", [5, (5 + last) / 2, last]),
-        ]
-    )
-    assert judge("kim_fig2_slope", table)[0]["outcome"] == outcome
-
-
-@pytest.mark.parametrize(("missed", "outcome"), [(9e-4, "held"), (2e-3, "failed")])
-def test_fig2_exact(missed, outcome):
-    exact = curve(math.inf, "one_dimension", "exact", [5, 7], (11, 101))
-    near = curve(math.inf, "ascent_mirrored", "lower_bound", [5 - missed, 7 - 1e-5], (11, 101))
-    far = curve(math.inf, "ascent", "lower_bound", [4.9, 6.9], (11, 101))
-    (verdict,) = judge("kim_fig2_exact", claimed([*exact, *near, *far]))
-    assert verdict["outcome"] == outcome and verdict["measured"] == pytest.approx(missed)
-
-
-@pytest.mark.parametrize(("lower", "outcome"), [(7.9, "held"), (8.1, "failed")])
-def test_the_bound_holds_or_not_in_the_worst_seed(lower, outcome):
-    rows = [*curve(math.inf, "theorem", "bound", [6, 8, 10]), *curve(math.inf, "ascent", "lower_bound", [5, 7, 9])]
-    worst = [*rows, *curve(math.inf, "ascent", "lower_bound", [lower], (100,))]
-    estimate = curve(math.inf, "theorem_printed", "estimate", [1, 1, 1])  # no bound, so it is not judged
-    table = pd.concat([claimed([*rows, *estimate], [0]), claimed([*worst, *estimate], [1])])
-    assert judge("kim_bound_holds", table)[0]["outcome"] == outcome
-
-
-@pytest.mark.parametrize(("power", "outcome"), [(0.2, "held"), (0.6, "failed")])
-def test_fig7_exponent(power, outcome):
-    values = [tokens**power for tokens in (10, 100, 1000)]
-    (verdict,) = judge("kim_fig7_log", claimed(curve(2.0, "ascent", "lower_bound", values)))
-    assert verdict["outcome"] == outcome and verdict["measured"] == pytest.approx(power)
-
-
-@pytest.mark.parametrize(("power", "outcome"), [(2.0, "held"), (0.1, "failed")])
-def test_fig8_growth(power, outcome):
-    rows = [(math.inf, "ascent", "lower_bound", 8, 1, step, step**power) for step in (1, 50, 100, 200)]
-    table = claimed(rows)
-    (verdict,) = judge("kim_fig8_diverges", table)
-    assert verdict["outcome"] == outcome and verdict["measured"] == pytest.approx(2**power)
-    # of a trained network the initial weights do not count
-    stuck = table.assign(weights="initialised", value=1.0)
-    both = pd.concat([table.assign(weights="trained"), stuck])
-    assert judge("kim_fig8_diverges", both)[0]["outcome"] == outcome
-
-
 def test_there_is_no_bound_where_a_query_does_not_see_itself(subject):
     one = subject(attention="l2", tied_qk=True, mask="others")
     for block in one.model.blocks:
         layer = constants.layer_of(block.attention, 4)
         assert constants.theorem(layer, 4, "inf") == constants.theorem(layer, 4, "2") == np.inf
-
-
-@pytest.mark.parametrize(("last", "outcome"), [(5.0, "held"), (0.5, "failed")])
-def test_a_bound_that_grows_in_the_layer_where_it_grows_least(last, outcome):
-    rows = [
-        {"run": "r", "task": "t", "model": "m", "seed": seed, "step": step, "layer": layer, "lipschitz_inf": value}
-        for seed in range(3)
-        for layer in (1, 2)
-        for step, value in ((0, 1.0), (10, np.nan), (20, last * layer * (1 + 0.01 * seed)))
-    ]
-    (verdict,) = judge("kim_bound_grows", pd.DataFrame(rows))
-    assert verdict["outcome"] == outcome and verdict["measured"] == pytest.approx(math.log10(last), abs=0.01)
-    unbounded = pd.DataFrame(rows).assign(lipschitz_inf=np.inf)
-    assert judge("kim_bound_grows", unbounded)[0]["outcome"] == "undecided"

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rankbench.analyze import check_analyses
+from rankbench.analyses.runner import check_analyses
 from rankbench.config import ConfigError, compose
 from rankbench.model import initial_model
 from rankbench.seeds import generator_for

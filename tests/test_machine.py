@@ -13,9 +13,9 @@ import torch
 
 import rankbench.machine
 from rankbench.config import ConfigError, conf_dir, register, resolve
+from rankbench.loop import train
 from rankbench.machine import RECORDED_PACKAGES, Machine
 from rankbench.run import Run
-from rankbench.train import train
 
 TINY = [
     "model.layers=1",
@@ -176,7 +176,7 @@ def answers(monkeypatch, texts):
     monkeypatch.setattr(subprocess, "run", fake)
 
 
-@pytest.mark.parametrize("changes, dirty", [("", False), (" M rankbench/train.py\n", True)])
+@pytest.mark.parametrize("changes, dirty", [("", False), (" M rankbench/loop.py\n", True)])
 def test_the_record_tells_a_changed_checkout(monkeypatch, changes, dirty):
     answers(monkeypatch, {"ls-files": "machine.py\n", "rev-parse": "abc123\n", "status": changes})
     assert Machine.prepare(config()).record()["git"] == {"commit": "abc123", "dirty": dirty}

@@ -15,7 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankbench import metrics
-from rankbench.metrics import ATTENTION_METRICS, STATE_METRICS, attention_metrics, residual_matrix, state_metrics
+from rankbench.metrics import (
+    ATTENTION_FLOORS,
+    ATTENTION_METRICS,
+    STATE_FLOORS,
+    STATE_METRICS,
+    attention_metrics,
+    residual_matrix,
+    state_metrics,
+)
 
 # Float64 against another float64 route over at most a few hundred terms of order 1: 1e-12 is about 5000 eps.
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -122,8 +130,7 @@ def reference_state_metrics(x):
         "second_singular_ratio": s[1] / s[0],
         "mean_cosine": pairwise_cosine(x),
         "mean_cosine_centred": pairwise_cosine(r),
-        "noise_floor": np.finfo(x.dtype).eps * composite(x),
-        "below_floor": False,
+        "own_rounding": np.finfo(x.dtype).eps * composite(x),
     }
 
 
@@ -140,7 +147,7 @@ def test_state_metrics_are_those_of_a_numpy_loop(num_tokens, width):
 def test_registry_function_and_state_metrics_agree_bit_for_bit():
     x_BND = random_states(2, 3, 6, 4)
     values = state_metrics(x_BND)
-    assert set(values) - set(STATE_METRICS) == {"noise_floor", "below_floor"}
+    assert set(values) - set(STATE_METRICS) == {"own_rounding"}
     for name, metric in STATE_METRICS.items():
         assert metric is getattr(metrics, name) and metric.__name__ == name and "shape (B,)" in metric.__doc__
         assert torch.equal(metric(x_BND), values[name])
@@ -150,10 +157,9 @@ def test_registry_function_and_state_metrics_agree_bit_for_bit():
 def test_state_metrics_keep_the_dtype_and_have_one_value_per_sequence(dtype):
     x_BND = random_states(3, 5, 6, 4).to(dtype)
     values = state_metrics(x_BND)
-    assert values.pop("below_floor").dtype == torch.bool
     assert all(value.dtype == dtype and value.shape == (5,) for value in values.values())
     double = state_metrics(x_BND.double())
-    for name in set(values) - {"noise_floor"}:
+    for name in set(values) - {"own_rounding"}:
         # 1e-4 is about 1000 eps of float32, above the error of its SVD for this well-conditioned input.
         torch.testing.assert_close(values[name].double(), double[name], rtol=1e-4, atol=1e-4)
 
@@ -282,12 +288,11 @@ def test_residual_is_zero_if_and_only_if_all_tokens_are_equal(seed, num_tokens, 
     values = state_metrics(collapsed_BND)
     for name in ("residual", "residual_frobenius", "relative_residual", "high_frequency_energy"):
         assert values[name].item() == 0  # exactly: equal tokens have difference 0
-    assert values["below_floor"].item()
     torch.testing.assert_close(values["mean_cosine"], torch.ones(1, dtype=torch.float64), **EXACT)
     different_BND = collapsed_BND.clone()
     different_BND[0, -1, 0] = torch.nextafter(different_BND[0, -1, 0], torch.tensor(torch.inf, dtype=torch.float64))
     assert metrics.residual(different_BND).item() > 0  # even for the smallest change that float64 can hold
-    assert metrics.below_floor(different_BND).item()
+    assert metrics.residual(different_BND).item() < metrics.own_rounding(different_BND).item()
 
 
 def test_residual_of_a_nearly_collapsed_sequence_is_accurate_below_eps_of_the_sequence():
@@ -381,7 +386,9 @@ def test_all_zero_sequence_is_nan_in_the_table_and_an_error_by_itself():
             assert values[name][1].isnan()
             with pytest.raises(ValueError, match=rf"^{name}: undefined if .*, as sequence 1; state_metrics gives nan$"):
                 metric(x_BND)
-    assert values["below_floor"].tolist() == [False, True, False]
+    floor_B = torch.full((3,), 1e-9, dtype=torch.float64)
+    values = state_metrics(x_BND, floor_B=floor_B)
+    assert values["below_floor"].tolist() == [False, True, False] and values["relative_noise_floor"][1].isnan()
 
 
 def test_single_token_has_no_residual_and_no_cosine():
@@ -417,14 +424,29 @@ def test_high_frequency_energy_of_centred_tokens_is_infinite():
     assert metrics.high_frequency_energy(only([[1.0, 2], [-1, -2]])).item() == math.inf
 
 
-def test_noise_floor_knows_its_dtype():
-    x_BND = random_states(12, 2, 5, 3)
-    x_BND = (1 + 1e-9 * x_BND, 1 + 1e-3 * x_BND)
-    assert [metrics.below_floor(x.float()).tolist() for x in x_BND] == [[True] * 2, [False] * 2]
-    assert [metrics.below_floor(x).tolist() for x in x_BND] == [[False] * 2, [False] * 2]
-    ratio = metrics.noise_floor(x_BND[1].float()).double() / metrics.noise_floor(x_BND[1])
+def test_own_rounding_knows_its_dtype():
+    x_BND = 1 + 1e-3 * random_states(12, 2, 5, 3)
+    ratio = metrics.own_rounding(x_BND.float()).double() / metrics.own_rounding(x_BND)
     # eps is 2^-23 and 2^-52; the norm itself differs by rounding.
     torch.testing.assert_close(ratio, torch.full_like(ratio, 2.0**29), rtol=1e-6, atol=0)
+
+
+def test_a_given_floor_is_in_the_table_in_both_units_and_says_what_is_below():
+    x_BND = random_states(12, 3, 5, 3)
+    floor_B = metrics.residual(x_BND) * torch.tensor([0.5, 1.0, 2.0])
+    values = state_metrics(x_BND, floor_B=floor_B)
+    assert set(values) == {*STATE_METRICS, *STATE_FLOORS}
+    assert values["below_floor"].tolist() == [False, True, True]
+    torch.testing.assert_close(values["noise_floor"], floor_B)
+    torch.testing.assert_close(values["relative_noise_floor"], floor_B / metrics.composite_norm(x_BND))
+    p_BHNM = random_states(13, 3, 2, 4, 4).softmax(-1)
+    size_BH = metrics.composite_norm(p_BHNM)
+    factor_BH = torch.tensor([[0.5, 2.0]] * 3)
+    floor_BH = metrics.composite_norm(residual_matrix(p_BHNM)) * factor_BH
+    values = attention_metrics(p_BHNM, floor_BH=floor_BH)
+    assert set(values) == {*ATTENTION_METRICS, *ATTENTION_FLOORS}
+    assert values["attention_below_floor"].tolist() == [[False, True]] * 3
+    torch.testing.assert_close(values["attention_relative_noise_floor"], floor_BH / size_BH)
 
 
 @pytest.mark.parametrize(
@@ -438,7 +460,7 @@ def test_noise_floor_knows_its_dtype():
     ],
 )
 def test_bad_states_are_refused_everywhere(x_BND, message):
-    everywhere = (*STATE_METRICS.values(), metrics.noise_floor, metrics.below_floor, state_metrics)
+    everywhere = (*STATE_METRICS.values(), state_metrics)
     for function in everywhere:
         with pytest.raises(ValueError, match=message):
             function(x_BND)
@@ -466,8 +488,7 @@ def reference_attention_metrics(p, visible):
         "attention_relative_residual": composite(r) / composite(p),
         "attention_gap_eigenvalue": 1 - modulus[-2],
         "attention_gap_singular": s[0] - s[1],
-        "attention_noise_floor": np.finfo(p.dtype).eps * composite(p),
-        "attention_below_floor": False,
+        "attention_own_rounding": np.finfo(p.dtype).eps * composite(p),
     }
 
 
@@ -489,7 +510,7 @@ def test_attention_registry_agrees_with_attention_metrics_and_keeps_the_dtype(dt
     p_BHNM = random_attention(14, 2, 3, 5, 5).to(dtype)
     visible_NM = torch.ones(5, 5, dtype=torch.bool)
     values = attention_metrics(p_BHNM, visible_NM)
-    assert set(values) - set(ATTENTION_METRICS) == {"attention_noise_floor", "attention_below_floor"}
+    assert set(values) - set(ATTENTION_METRICS) == {"attention_own_rounding"}
     for name, metric in ATTENTION_METRICS.items():
         assert metric is getattr(metrics, name) and metric.__name__ == name and "shape (B, H)" in metric.__doc__
         for value in (metric(p_BHNM, visible_NM), metric(p_BHNM, visible_NM=visible_NM), metric(p_BHNM)):
@@ -500,8 +521,7 @@ def test_attention_registry_agrees_with_attention_metrics_and_keeps_the_dtype(dt
 def test_uniform_attention(size):
     values = attention_metrics(torch.full((1, 1, size, size), 1 / size, dtype=torch.float64))
     values = {name: value.item() for name, value in values.items()}
-    assert values.pop("attention_below_floor")
-    values.pop("attention_noise_floor")
+    values.pop("attention_own_rounding")
     ones = {name: 1 for name in values} | {"attention_relative_residual": 0}
     assert values == pytest.approx(ones, abs=1e-12)
 
@@ -509,7 +529,7 @@ def test_uniform_attention(size):
 def test_permutation_attention():
     p_BHNM = torch.eye(6, dtype=torch.float64)[[2, 0, 1, 4, 5, 3]][None, None]
     values = {name: value.item() for name, value in attention_metrics(p_BHNM).items()}
-    values.pop("attention_noise_floor")
+    values.pop("attention_own_rounding")
     # Orthogonal with all |lambda| = 1: full rank, no gap of either kind, and the residual of the identity.
     assert values == pytest.approx(
         {
@@ -519,7 +539,6 @@ def test_permutation_attention():
             "attention_relative_residual": 2 * 5 / 6,
             "attention_gap_eigenvalue": 0,
             "attention_gap_singular": 0,
-            "attention_below_floor": False,
         },
         abs=1e-12,
     )

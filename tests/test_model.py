@@ -695,6 +695,20 @@ def test_attention_starts_within_its_own_limit_and_the_rest_as_before(model_conf
             assert weight.abs().max() > 1.1 * limit
 
 
+@pytest.mark.parametrize("weight_norm", ["none", "sigma"])
+def test_the_gain_of_mlps_multiplies_their_matrices_alone(model_config, wide_task, weight_norm):
+    plain, larger = (
+        initial_model(model_config(**WIDE, init_gain=1.5, mlp_gain=gain, weight_norm=weight_norm), wide_task, 0)
+        for gain in (1.0, 4.0)  # a power of two: exact in float32
+    )
+    for (name, module), other in zip(plain.named_modules(), larger.modules(), strict=True):
+        if isinstance(module, nn.Linear):
+            times = 4 if ".mlp." in name else 1
+            # sigma: gamma over a norm that is itself rounded
+            torch.testing.assert_close(other.weight, times * module.weight, rtol=1e-5, atol=1e-6)
+            assert module.bias is None or torch.equal(other.bias, module.bias)
+
+
 @pytest.mark.parametrize("gain", [1.0, 3.0])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_initial_weights_have_the_distribution_of_their_scheme(model_config, wide_task, scheme, gain):

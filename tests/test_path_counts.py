@@ -9,7 +9,7 @@ import torch
 from omegaconf import OmegaConf
 
 from rankbench.analyses import ANALYSES, Subject, path_counts
-from rankbench.claims import judge, published
+from rankbench.claims import published
 from rankbench.config import ConfigError, conf_dir, typed
 from rankbench.model import build_model
 from rankbench.tables import read_table, with_who, write_table
@@ -133,25 +133,3 @@ def test_the_figure_has_a_line_for_each_architecture(fig5):
         assert list(right.get_xdata()) == (one.path_length / one.layers).tolist()
     both = pd.concat([fig5, fig5.assign(seed=1)])
     assert len(ANALYSES["path_counts"].figure(both, None, "seed").axes) == 4
-
-
-def test_claims_on_fig_5_by_the_binomials_moments(fig5):
-    def of(name):
-        layers, heads = SHIPPED["known"][name]
-        return layers, layers * heads / (heads + 1), math.sqrt(layers * heads) / (heads + 1)
-
-    (longest,) = judge("dong_fig5_gpt3_longest", fig5)
-    assert longest["outcome"] == "held"
-    assert longest["measured"] == pytest.approx(of("GPT-3")[1] - of("ViT-H")[1])
-    # T5-11B has 128 heads a layer to GPT-3's 96, so more of its paths are long for its depth
-    (most,) = judge("dong_fig5_gpt3_most_long_paths", fig5)
-    assert most["outcome"] == "failed"
-    assert most["measured"] == pytest.approx(96 / 97 - 128 / 129)
-    for claim, spread, outcome in (
-        ("dong_fig5_small_berts_diverse", lambda name: of(name)[2] / of(name)[0], "held"),
-        ("dong_fig5_small_berts_diverse_in_heads", lambda name: of(name)[2], "failed"),
-    ):
-        order = sorted(NINE, key=spread, reverse=True)
-        (verdict,) = judge(claim, fig5)
-        assert verdict["measured"] == 1 + max(order.index("DistilBERT"), order.index("MobileBERT"))
-        assert verdict["outcome"] == outcome

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 
 from rankbench.analyses import Subject, path_mass, pruning
-from rankbench.claims import judge
 from rankbench.config import ConfigError, conf_dir, typed
 from rankbench.metrics import attention_metrics
 from rankbench.model.network import run
@@ -268,13 +267,3 @@ def test_figures_show_the_tables_means(tables):
     drawn = {line.get_label(): line for line in panels[0].get_lines()}
     rows = pick(table, order="greedy").groupby("kept").accuracy.mean()
     np.testing.assert_allclose(drawn["greedy"].get_ydata(), rows)
-
-
-def test_few_paths_suffice_is_judged_by_the_smallest_share(tables):
-    table = tables["pruning"].assign(whole_accuracy=0.95)
-    rows = table.order == "norm"
-    table.loc[rows, "accuracy"] = np.where(table[rows].kept_share >= 0.5, 0.91, 0.89)
-    share = table[rows & (table.kept_share >= 0.5)].kept_share.min()
-    verdicts = {row["where"]: row for row in judge("blog_few_paths_suffice", table)}
-    assert verdicts["order=norm"]["measured"] == pytest.approx(share) and share < 0.6
-    assert verdicts["order=norm"]["outcome"] == "failed"

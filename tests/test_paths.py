@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import rankbench.paths
 from rankbench.config import conf_dir, register, resolve
+from rankbench.loop import train
 from rankbench.model import build_model
 from rankbench.model.transformer import Transformer
 from rankbench.paths import (
@@ -35,7 +36,6 @@ from rankbench.paths import (
 from rankbench.run import Run
 from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
-from rankbench.train import train
 
 # Float64, a few hundred additions: eps = 2.2e-16, so 1e-12 of the largest part leaves a margin of ten to a hundred.
 ROUNDING = 1e-12

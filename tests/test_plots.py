@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 
 from rankbench import plots
 from rankbench.analyses import ANALYSES
-from rankbench.tables import read_table, write_table
+from rankbench.plots.figure import BELOW, FLOOR, spread
+from rankbench.tables import mean_and_spread, read_table, write_table
 
 LENGTHS = range(4)
 
@@ -54,7 +55,10 @@ def residual_table(seeds=(0, 1, 2), decay=0.3, dtype="float64", kinds=("trained"
                             "relative_residual": value * (1 + seed),
                         }
                     )
-    return with_rest(pd.DataFrame(rows))
+    table = pd.DataFrame(rows)
+    floors = (4 * np.finfo(dtype).eps * (1 + table.layer)).where(table.sublayer != "weights")
+    below = (table.relative_residual <= floors).astype(float).where(floors.notna())
+    return with_rest(table.assign(relative_noise_floor=floors, below_floor=below))
 
 
 def with_rest(table):
@@ -172,10 +176,10 @@ def test_lines_of_paths_are_means_over_seeds():
             ("commonest class of the position", 0.3),
         ):
             np.testing.assert_allclose(shown[label].get_ydata(), value, rtol=1e-12)
-        band = axes.collections[0].get_paths()[0].vertices
-        # one standard deviation over the seeds 0, .013, .026
-        assert band[:, 1].max() == pytest.approx(level[0] + 0.013, rel=1e-9)
-        assert band[:, 1].min() == pytest.approx(level[-1] - 0.013, rel=1e-9)
+        # the seeds, 0, .013 and .026 above the first: each a point at its length
+        points = sorted(axes.collections[0].get_offsets().tolist())
+        wanted = sorted([length, value + shift] for length, value in enumerate(level) for shift in (-0.013, 0, 0.013))
+        np.testing.assert_allclose(points, wanted, rtol=1e-9)
 
 
 def test_the_legend_names_every_series_once():
@@ -218,20 +222,69 @@ def test_lines_of_residual_are_the_state_that_leaves_each_layer():
         np.testing.assert_allclose(shown["full"].get_ydata(), [1, 0.8 * mean, 0.7 * mean, 0.6 * mean], rtol=1e-12)
         wanted = [1, 0.3 * mean, 0.09 * mean, 0.027 * mean]
         np.testing.assert_allclose(shown["attention only"].get_ydata(), wanted, rtol=1e-12)
-        band = axes.collections[1].get_paths()[0].vertices[:, 1]
-        spread = np.exp(np.log([1, 2, 3]).std(ddof=1))
-        assert band.min() == pytest.approx(0.027 * mean / spread, rel=1e-9)
+        points = axes.collections[1].get_offsets()[:, 1]
+        assert points.min() == pytest.approx(0.027, rel=1e-9) and points.max() == pytest.approx(1.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("num_seeds", [10, 11])
+def test_up_to_ten_seeds_are_points_and_more_are_a_band(num_seeds):
+    axes = drawn("paths", paths_table(seeds=range(num_seeds))).axes[0]
+    if num_seeds == 10:
+        assert axes.collections[0].get_offsets().shape == (10 * len(LENGTHS), 2)
+        return
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    sd = 0.013 * np.std(range(11), ddof=1)
+    assert band.max() == pytest.approx(0.85 + 0.013 * 5 + sd, rel=1e-9)
+    assert band.min() == pytest.approx(0.25 + 0.013 * 5 - sd, rel=1e-9)
+
+
+def test_seeds_of_a_long_curve_are_thin_lines():
+    rows = [
+        {"step": step, "seed": seed, "value": seed + step}
+        for seed in range(2)
+        for step in range(40)
+        if (seed, step) != (1, 7)
+    ]
+    figure = Figure()
+    axes = figure.subplots()
+    summary = mean_and_spread(pd.DataFrame(rows), ["step"], "value")
+    spread(axes, summary.step, summary, "black")
+    first, second = (line.get_ydata() for line in axes.get_lines())
+    assert list(first) == list(range(40)) and not axes.collections
+    assert np.isnan(second[7]) and list(second[8:]) == list(range(9, 41))
 
 
 @pytest.mark.parametrize(
     ("dtype", "decay", "is_drawn"), [("float64", 1e-6, True), ("float64", 0.3, False), ("float32", 1e-3, True)]
 )
 def test_the_floor_of_rounding_is_drawn_where_it_is_near(dtype, decay, is_drawn):
-    figure = drawn("residual", residual_table(dtype=dtype, decay=decay))
+    table = residual_table(dtype=dtype, decay=decay)
+    figure = drawn("residual", table)
     for axes in figure.axes:
-        assert (f"rounding of {dtype}" in lines(axes)) == is_drawn
+        assert (FLOOR in lines(axes)) == is_drawn
     if is_drawn:
-        assert lines(figure.axes[0])[f"rounding of {dtype}"].get_ydata()[0] == np.finfo(dtype).eps
+        wanted = table[table.weights == "trained"].groupby("layer").relative_noise_floor.max()
+        assert lines(figure.axes[0])[FLOOR].get_ydata() == pytest.approx(wanted.to_numpy())
+    before = drawn("residual", table.drop(columns=["relative_noise_floor", "below_floor"]))  # as tables once were
+    if is_drawn:
+        assert list(lines(before.axes[0])[FLOOR].get_ydata()) == [np.finfo(dtype).eps] * 4
+
+
+def test_what_is_below_its_floor_is_drawn_there_and_marked():
+    table = residual_table(seeds=(0, 1), decay=1e-7, kinds=("trained",))
+    floors = table.relative_noise_floor.where(table.variant == "full", 1e-12)
+    below = table.relative_residual <= floors
+    table = table.assign(relative_noise_floor=floors, below_floor=below.astype(float))
+    assert set(table.layer[below]) == {2, 3}  # 1e-14 and 1e-21; 2e-14 and 2e-21 of the other seed
+    (axes,) = drawn("residual", table).axes
+    shown = lines(axes)["attention only"].get_ydata()
+    assert shown[1] == pytest.approx(1e-7 * 2**0.5) and np.isnan(shown[2:]).all()  # no line goes on there
+    assert axes.get_ylim()[0] > 1e-14
+    (triangles,) = [line for line in axes.get_lines() if line.get_marker() == "v" and len(line.get_xdata())]
+    assert triangles.get_ydata() == pytest.approx([1e-12, 1e-12])
+    (way,) = [line for line in axes.get_lines() if line.get_linestyle() == ":" and line.get_label() != FLOOR]
+    assert way.get_ydata()[1:] == pytest.approx([1e-7 * 2**0.5, 1e-12, 1e-12]) and np.isnan(way.get_ydata()[0])
+    assert legend_names(drawn("residual", table)) == ["full", "attention only", BELOW, FLOOR]
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -12,7 +12,6 @@ from scipy import integrate, special
 
 from rankbench import rank_theory as theory
 from rankbench.analyses import ANALYSES, Subject, rank_theory
-from rankbench.claims import judge
 from rankbench.config import ConfigError, conf_dir, typed
 from rankbench.model import initial_model
 from rankbench.tables import with_who
@@ -211,19 +210,6 @@ def test_the_network_of_two_layers_takes_the_vote_of_its_heads(model_config):
 def test_one_full_rank_hardmax_head_is_exact(table):
     errors = table[(table["quantity"] == "error") & (table.form == "full_rank")]
     assert len(errors) == 3 and (errors.value < 1e-28).all()
-
-
-def test_claims_on_the_table(table):
-    (vote,) = judge("amsel_vote_formula", table)
-    (exact,) = judge("amsel_full_rank_exact", table)
-    assert (vote["outcome"], exact["outcome"]) == ("held", "held")
-    off = table.copy()
-    off.loc[(off.form == "majority_vote") & (off.kind == "measured"), "value"] += 0.5
-    off.loc[off.form == "full_rank", "value"] = 1e-3
-    assert judge("amsel_vote_formula", off)[0]["outcome"] == "failed"
-    assert judge("amsel_full_rank_exact", off)[0]["outcome"] == "failed"
-    off.loc[off.form == "construction", "value"] *= 2
-    assert judge("amsel_construction", off)[0]["measured"] > 0.5
 
 
 def test_the_figure_and_the_digest_are_drawn(table):

@@ -15,7 +15,6 @@ from omegaconf import OmegaConf
 
 from rankbench import plots
 from rankbench.analyses import ANALYSES, Subject, rollout
-from rankbench.claims import judge
 from rankbench.config import ConfigError, conf_dir, typed
 from rankbench.model import initial_model
 from rankbench.plots.rollout import HIGHEST, LOWEST
@@ -200,26 +199,3 @@ def test_the_figure_shows_means_of_logarithms_and_every_facet(whole):
 def test_the_digest_counts_seeds(whole):
     (shown,) = [line.split() for line in rollout.digest(whole).splitlines() if " trained" in line]
     assert shown[-4:-2] == ["0.75", "0.25"] and "4 seeds" in rollout.digest(whole)
-
-
-def networks(collapsed, skip=0, mlp=0, error=0.1):
-    parts = [{"weights": "trained", "collapsed": one, "one_step_error": error} for one in collapsed]
-    parts = [{**one, "seed": seed, "skip": skip, "mlp": mlp} for seed, one in enumerate(parts)]
-    return pd.DataFrame([*parts, *({**one, "weights": "initialised", "collapsed": 1} for one in parts)])
-
-
-@pytest.mark.parametrize(
-    ("collapsed", "more", "outcome", "measured"),
-    [
-        ([1] * 10, {}, "held", 1.0),
-        ([0] * 9 + [1], {}, "failed", 0.1),
-        ([0] * 10, {"skip": 1}, "held", 1.0),
-        ([1] * 9 + [0], {"mlp": 1}, "failed", 0.1),
-        ([1, 0] * 5, {"mlp": 1, "skip": 1}, "undecided", 0.5),
-        ([1] * 10, {"error": 1.5}, "undecided", math.nan),
-    ],
-)
-def test_the_claim_of_figure_3_can_hold_and_can_fail(collapsed, more, outcome, measured):
-    (verdict,) = judge("dong_fig3_collapse", networks(collapsed, **more))
-    assert verdict["outcome"] == outcome
-    assert verdict["measured"] == pytest.approx(measured, nan_ok=True)

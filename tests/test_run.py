@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import math
 import os
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
 import hydra
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -17,6 +19,7 @@ from safetensors.torch import save_file
 
 from rankbench.config import ConfigError, compose, conf_dir, register, resolve
 from rankbench.run import Run, config_text, find_run
+from rankbench.tables import write_table
 
 
 def config(*overrides):
@@ -63,7 +66,7 @@ def test_a_config_comes_back_as_it_was(tmp_path, overrides):
     cfg = config(*overrides)
     run = Run(tmp_path)
     run.begin(cfg, {})
-    assert run.config() == cfg
+    assert run.config == cfg
     assert (tmp_path / "config.yaml").read_text() == config_text(cfg)
 
 
@@ -82,7 +85,7 @@ def test_any_text_in_a_stored_config_comes_back_as_it_was(tmp_path_factory, cfg,
     run = Run(tmp_path_factory.getbasetemp() / "any text")
     run.folder.mkdir(exist_ok=True)
     (run.folder / "config.yaml").write_text(yaml.safe_dump(dataclasses.asdict(cfg)), encoding="utf-8")
-    assert run.config() == cfg
+    assert run.config == cfg
 
 
 @pytest.mark.parametrize("backslashes", range(4))
@@ -92,7 +95,7 @@ def test_a_stored_config_is_never_resolved(run, monkeypatch, backslashes):
     plain = yaml.safe_load((run.folder / "config.yaml").read_text())
     plain["out"] = plain["task"]["note"] = plain["model"]["name"] = secret
     (run.folder / "config.yaml").write_text(yaml.safe_dump(plain))
-    cfg = run.config()
+    cfg = run.config
     assert (cfg.out, cfg.task["note"], cfg.model.name) == (secret, secret, secret)
 
 
@@ -101,7 +104,7 @@ def test_a_stored_target_is_never_called(run, tmp_path):
     plain = yaml.safe_load((run.folder / "config.yaml").read_text())
     plain["task"]["sneaky"] = call
     (run.folder / "config.yaml").write_text(yaml.safe_dump(plain))
-    assert run.config().task["sneaky"] == call
+    assert run.config.task["sneaky"] == call
     assert not (tmp_path / "called").exists()
 
 
@@ -109,7 +112,7 @@ def test_a_python_object_in_yaml_is_refused(run, tmp_path):
     target = tmp_path / "called"
     (run.folder / "config.yaml").write_text(f"!!python/object/apply:pathlib.Path.touch [!!python/name:Path '{target}']")
     with pytest.raises(ConfigError) as error:
-        run.config()
+        _ = run.config
     one_line(error, run.folder / "config.yaml", "YAML")
     assert not target.exists()
 
@@ -132,7 +135,7 @@ def test_a_python_object_in_yaml_is_refused(run, tmp_path):
 def test_a_broken_config_is_named(run, cfg, content):
     path = run.folder / "config.yaml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    for read in (run.config, lambda: run.begin(cfg, {})):
+    for read in (lambda: run.config, lambda: run.begin(cfg, {})):
         with pytest.raises(ConfigError) as error:
             read()
         one_line(error, path)
@@ -165,7 +168,7 @@ def test_a_wrong_value_in_a_stored_config_is_named(run, keys, value, told):
     inner[keys[-1]] = value
     path.write_text(yaml.safe_dump(plain))
     with pytest.raises(ConfigError, match=told) as error:
-        run.config()
+        _ = run.config
     one_line(error, path)
 
 
@@ -176,13 +179,13 @@ def test_a_missing_key_in_a_stored_config_is_named(run, key):
     del plain[key]
     path.write_text(yaml.safe_dump(plain))
     with pytest.raises(ConfigError, match=key) as error:
-        run.config()
+        _ = run.config
     one_line(error, path)
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(ConfigError) as error:
-        Run(tmp_path / "nowhere").config()
+        _ = Run(tmp_path / "nowhere").config
     one_line(error, tmp_path / "nowhere", "run=latest")
 
 
@@ -365,7 +368,50 @@ def test_a_run_of_before_a_key_was_there_has_what_was_there_before(tmp_path):
         del plain[section][key]
     del plain["objective"]
     path.write_text(yaml.safe_dump(plain))
-    assert run.config() == cfg
+    assert run.config == cfg
     run.check_same(cfg)
     with pytest.raises(ConfigError, match=r"model.temperature=2.0: the run in .* was begun with model.temperature=1.0"):
         run.check_same(compose("train", "model.layers=3", "model.temperature=2.0"))
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_comes_back_and_knows_its_name(run):
+    written = pd.DataFrame({"run": "run", "seed": [0, 1], "accuracy": [0.5, 1 / 3]})
+    write_table(written, run.folder / "paths.csv")
+    table = run.table("paths")
+    pd.testing.assert_frame_equal(table, written)
+    assert table.attrs == {"analysis": "paths"} == table[table.seed == 1].attrs
+
+
+@pytest.mark.parametrize(("name", "meant"), [("path", ", did you mean paths?"), ("zzz", "")])
+def test_a_table_that_is_not_there_is_one_line(run, name, meant):
+    for there in ("paths", "residual"):
+        (run.folder / f"{there}.csv").write_text("a\n1\n")
+    with pytest.raises(ConfigError) as error:
+        run.table(name)
+    one_line(error, run.folder / f"{name}.csv", f"no such table{meant}; there are paths, residual; rankbench.analyze(")
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n1,2,3\n"])
+def test_a_broken_table_is_one_line(run, text):
+    (run.folder / "paths.csv").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        run.table("paths")
+    one_line(error, run.folder / "paths.csv", "not readable as a table")
+
+
+def test_metrics_say_whose_they_are(run):
+    (run.folder / "metrics.csv").write_text("step,seed,split,loss\n0,0,test,2.5\n0,1,test,nan\n")
+    metrics = run.metrics
+    assert list(metrics) == ["run", "task", "model", "seed", "step", "split", "loss"]
+    assert list(metrics.iloc[0]) == ["run", "sorting", "transformer", 0, 0, "test", 2.5]
+    assert list(metrics.seed) == [0, 1] and math.isnan(metrics.loss[1])
+
+
+def test_a_file_is_no_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError) as error:
+        _ = Run(tmp_path / "file").config
+    one_line(error, "file: no config.yaml there; give the folder of a run")

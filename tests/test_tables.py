@@ -76,7 +76,7 @@ def test_write_json_turns_nan_to_null_however_deep(tmp_path):
 
 @pytest.mark.parametrize("loss", [math.inf, -math.inf])
 def test_write_json_writes_an_infinite_number(tmp_path, loss):
-    # a diverged seed's loss is as often inf as nan, and rankbench.train writes it to summary.json
+    # a diverged seed's loss is as often inf as nan, and rankbench.loop writes it to summary.json
     write_json(tmp_path / "a.json", {"loss": loss})
     assert "loss" in json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail)
 
@@ -169,7 +169,7 @@ def test_who_stands_in_front_in_the_order_of_WHO():
 def test_mean_and_spread_is_that_of_a_loop(rows):
     table = pd.DataFrame(rows, columns=["model", "layer", "seed", "value"])
     got = mean_and_spread(table, ["model", "layer"], "value")
-    assert list(got.columns) == ["model", "layer", "mean", "low", "high", "num_seeds"]
+    assert list(got.columns) == ["model", "layer", "mean", "low", "high", "num_seeds", "of_seed"]
     keys = sorted({(model, layer) for model, layer, _, _ in rows})
     assert list(zip(got["model"], got["layer"], strict=True)) == keys
     assert list(got["high"] - got["mean"]) == pytest.approx(list(got["mean"] - got["low"]), abs=1e-9, nan_ok=True)
@@ -181,6 +181,8 @@ def test_mean_and_spread_is_that_of_a_loop(rows):
                 values.setdefault(seed, []).append(value)
         means = [statistics.fmean(each) for each in values.values()]
         assert num_seeds == len(means)
+        (of_seed,) = got.of_seed[(got.model == model) & (got.layer == layer)]
+        assert of_seed == pytest.approx({seed: statistics.fmean(each) for seed, each in values.items()}, abs=1e-10)
         # sums of at most 40 numbers below 1e3: rounding stays under 40 * 1e3 * eps = 1e-11; a square root in the sd
         # of nearly equal numbers loses half the digits of 1e3 * eps, hence 1e-9
         assert mean == pytest.approx(np.mean(means), abs=1e-10)

@@ -1,4 +1,4 @@
-"""rankbench.train against a plain PyTorch loop, against itself interrupted, and the files that it leaves.
+"""rankbench.loop against a plain PyTorch loop, against itself interrupted, and the files that it leaves.
 
 Shapes: S seed, B batch, N token.
 """
@@ -25,15 +25,15 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import rankbench.train
+import rankbench.loop
 import rankbench.training
 from rankbench.config import ConfigError, conf_dir, register, resolve
+from rankbench.loop import Interrupted, train
 from rankbench.machine import Machine
 from rankbench.model import build_model, initial_model
 from rankbench.run import Run, config_text
 from rankbench.seeds import generator_for
 from rankbench.tasks import TASKS, Batch, build_task
-from rankbench.train import Interrupted, train
 from rankbench.training import METRICS, Training, clipped, compiled
 
 TINY = [
@@ -363,9 +363,9 @@ def test_training_works_outside_the_main_thread(tmp_path, uninterrupted):
 KILLER = """
 import dataclasses, json, os, signal, sys, time
 from pathlib import Path
-import rankbench.run, rankbench.train
+import rankbench.run, rankbench.loop
 from rankbench.run import Run
-from rankbench.train import StepsFile, train
+from rankbench.loop import StepsFile, train
 from rankbench.training import Training
 
 def die():
@@ -399,7 +399,7 @@ def plan(kind, number):
 
     Training.update, StepsFile.add, rankbench.run.save_file = dying_update, dying_add, dying_save
 
-cfg = Run(Path(sys.argv[1])).config()
+cfg = Run(Path(sys.argv[1])).config
 trainer = dataclasses.replace(cfg.trainer, steps=1)
 train(dataclasses.replace(cfg, trainer=trainer), Run(Path(sys.argv[1]).with_name("warm")))
 ended = []
@@ -421,7 +421,7 @@ def train_and_kill(tmp_path, cfg, kills):
     """Train in child processes, each killed at its moment; returns how they ended (minus the signal's number)."""
     (tmp_path / "command").mkdir()
     (tmp_path / "command" / "config.yaml").write_text(config_text(cfg))
-    checkout = str(Path(rankbench.train.__file__).parents[1])
+    checkout = str(Path(rankbench.loop.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", KILLER, str(tmp_path / "command"), json.dumps([[str(f), k, n] for f, k, n in kills])],
         capture_output=True,
@@ -626,7 +626,7 @@ def test_a_trained_run_is_not_trained_again(tmp_path, monkeypatch):
     after = contents(run.folder)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     assert changed == {"config.yaml"}
-    assert run.config().out == "elsewhere"
+    assert run.config.out == "elsewhere"
 
 
 def test_a_run_killed_between_its_last_two_moves_is_finished(tmp_path, monkeypatch, uninterrupted):
@@ -747,7 +747,7 @@ def test_metrics_say_what_the_final_weights_do(tmp_path):
     # more test sequences than go into one forward pass, and no multiple of that
     overrides = ["replicas=2", "precision=fp64", "task.test_size=1300", "trainer.steps=6"]
     run = trained(tmp_path / "run", *overrides)
-    cfg = run.config()
+    cfg = run.config
     task = build_task(cfg.task)
     header, *rows = (run.folder / "metrics.csv").read_text().splitlines()
     assert header == "step,seed,split,loss,accuracy,learning_rate,seconds,tokens_per_second"

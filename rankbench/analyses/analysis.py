@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rankbench.model.transformer import Transformer
+from rankbench.tables import fall_in_last_quarter
 from rankbench.tasks import Batch, Task
 
 
@@ -30,6 +31,15 @@ class Subject:
         return self.models["trained" if "trained" in self.models else "initialised"]
 
     @property
+    def how_trained(self) -> dict[str, float]:
+        """The column that shows whether training was over, none of a fresh model: loss_fall, by how much the test loss
+        (per token) fell over the last quarter of the steps."""
+        if self.curve is None:
+            return {}
+        test = self.curve[self.curve.split == "test"]
+        return {"loss_fall": fall_in_last_quarter(test.set_index("step").loss)}
+
+    @property
     def who(self) -> dict[str, str | int]:
         """The columns that every table begins with."""
         return {"run": self.run, "task": self.task.name, "model": self.model.cfg.name, "seed": self.seed}
@@ -40,11 +50,13 @@ class Analysis:
     """options: a dataclass, one field a key of conf/analysis/<name>.yaml. table: one subject's rows, without
     Subject.who. figure: the function of rankbench.plots that draws the table of all subjects, given published numbers
     and the column whose values are panels, or None; None where there is nothing to draw. digest: the same table in a
-    few lines of text. any_model: whether it works on models other than the Transformer, too.
+    few lines of text. columns: some that its table alone has, by which a table is recognised. any_model: whether it
+    works on models other than the Transformer, too.
     """
 
     options: type
     table: Callable[[Subject, Any], pd.DataFrame]
     figure: Callable[[pd.DataFrame, pd.DataFrame | None, str | None], Figure] | None
     digest: Callable[[pd.DataFrame], str]
+    columns: tuple[str, ...]
     any_model: bool = False

@@ -20,11 +20,14 @@ from rankbench import theory
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.variants import VARIANTS as EVERYWHERE
 from rankbench.analyses.variants import VariantOptions
+from rankbench.collapse import State, check, propagate
 from rankbench.config import ConfigError
-from rankbench.metrics import composite_norm, inf_norm, noise_floor, one_norm, per_length, residual_matrix
+from rankbench.metrics import composite_norm, inf_norm, one_norm, per_length, residual_matrix
 from rankbench.model.network import Network, Step, run, without
 from rankbench.model.transformer import MLP
 from rankbench.plots.bounds import draw_bounds
+from rankbench.rounding import states_with_floors
+from rankbench.seeds import generator_for
 from rankbench.tables import thinned
 
 # The bounds are of networks without norms, so each of the analysis residual's variants is there without them too.
@@ -33,7 +36,7 @@ VARIANTS = EVERYWHERE | {
     "no_mlp_no_norm": {"mlp": True, "norm": True},
     "no_skip_no_norm": {"skip": True, "norm": True},
 }
-CLEAR = 100  # times the noise floor: what is this far above rounding can say whether a bound holds
+CLEAR = 10  # times the noise floor: such a residual is known to a tenth of itself, 0.04 decades
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,15 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     masks, no norms, and skips or MLPs but not both. With norms, recursion and layer take these as sec. 3.3 does, as a
     right multiplication, here by the sequence's largest scale; but a norm scales every token on its own.
 
-    log10_measured: ||X - 1 x^T||_{1,inf}, x the token mean (diameter: max_ij ||x_i - x_j||_1), mean over sequences, a
-    sequence below the noise floor counting as at the floor; log10_bound likewise. below_floor: share of sequences whose
-    residual rounding explains. Of those a hundred times above the floor: slack, bound - measured in decades, mean and
-    smallest; holds, the share with measured <= bound; refuted, the share whose residual is above the bound for whatever
-    x (the paper's is the best one).
+    log10_measured: ||X - 1 x^T||_{1,inf}, x the token mean (diameter: max_ij ||x_i - x_j||_1), mean over sequences;
+    log10_bound likewise. In residual coordinates (followed), where nothing is hidden; sequences of equal tokens count
+    nowhere. Networks that rankbench.collapse does not follow are measured in a plain forward pass, and log10_measured
+    is empty where rounding explains the residual of any sequence. below_floor: the share of these; noise_floor: the
+    error of the residual by rounding (units of X, mean; rankbench.rounding), empty where it is followed. A bound of one
+    layer begins at the residual measured before it or, where that is below, at the floor. Of sequences ten times above
+    the floor: compared, how many; slack, bound - measured in decades, mean and smallest; holds, the share with
+    measured <= bound; refuted, the share whose residual is above the bound for whatever x (the paper's is the best
+    one).
     contractive: share of sequences whose bound behind this layer is below the measured residual that it starts from.
     log10_beta, log10_lambda: this layer's; lambda of all that stands behind the attention (MLP, its skip, norms).
     """
@@ -87,46 +94,56 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         for variant in options.variants:
             network = without(exact, **VARIANTS[variant])
             inputs = inputs.double() if inputs.is_floating_point() else inputs
-            rows += [{"weights": weights, "variant": variant, **row} for row in _rows(network, inputs)]
+            generator = generator_for(subject.seed, "rounding")
+            rows += [{"weights": weights, "variant": variant, **row} for row in _rows(network, inputs, generator)]
     return pd.DataFrame(rows)
 
 
-def _rows(network: Network, inputs: Tensor) -> Iterator[dict]:
+def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[dict]:
     if any(attention.score_name != "dot" or attention.mixes for attention in network.attentions):
         raise ConfigError(
             "analysis=[bounds]: the bounds are of softmax attention alone; use model.attention=dot, mix_attention=1, "
             "mix_identity=0 and mix_uniform=0"
         )
-    lengths_B, present_BN = network.lengths(inputs), network.present(inputs)
-    steps = list(run(network, inputs))
-    of_layers = [list(of_layer) for _, of_layer in groupby(steps, key=lambda step: step.sublayer.layer)]
-    states = [steps[0].input_BND, *(of_layer[-1].output_BND for of_layer in of_layers)]
-    measured = [_measured(x_BND, lengths_B) for x_BND in states]
-    layers = [_layer(of_layer, present_BN) for of_layer in of_layers]
+    present_BN = network.present(inputs)
+    steps_of_layers = [list(steps) for _, steps in groupby(run(network, inputs), key=lambda step: step.sublayer.layer)]
+    measured, followed = _residuals(network, inputs, generator)
+    layers = [_layer(steps, present_BN) for steps in steps_of_layers]
     residuals = [one["residual"] for one in measured]
     for bound, source, covered, values_L in _bounds(network, layers, residuals, [one["diameter"] for one in measured]):
         for number, (values_B, found) in enumerate(zip(values_L, measured, strict=True)):
             seen_B = found["diameter" if bound == "diameter" else "residual"]
             least_B = seen_B if bound == "diameter" else found["least"]
-            row = {"bound": bound, "layer": number, "source": source, "covered": covered}
-            row |= {"log10_bound": values_B.mean(), "log10_measured": seen_B.mean()}
+            below_B = found["below_floor"]
+            row = {"bound": bound, "layer": number, "source": source, "covered": covered, "followed": followed}
+            row |= {"log10_bound": _mean(values_B), "log10_measured": np.nan if below_B.any() else _mean(seen_B)}
             row |= _compared(values_B, seen_B, least_B, found["clear"])
-            row |= {"below_floor": found["below_floor"].mean(), "contractive": np.nan}
+            row |= {"noise_floor": found["noise_floor"].mean(), "below_floor": below_B.mean(), "contractive": np.nan}
             row |= {"log10_beta": np.nan, "log10_lambda": np.nan}
             if number:
                 layer = layers[number - 1]
                 falls_B = theory.is_contractive(residuals[number - 1], layer.coefficient_B, layer.skip, layer.lam_B)
-                row |= {"contractive": falls_B.mean(), "log10_beta": layer.beta, "log10_lambda": layer.lam_B.mean()}
+                falls_B = falls_B[residuals[number - 1] > -np.inf]
+                row |= {"contractive": _mean(falls_B), "log10_beta": layer.beta, "log10_lambda": layer.lam_B.mean()}
             yield row
 
 
+def _mean(values_B: np.ndarray) -> float:
+    """Over sequences whose tokens differ; nan where all are equal."""
+    finite_B = values_B[values_B > -np.inf]
+    return finite_B.mean() if len(finite_B) else np.nan
+
+
 def _compared(bound_B: np.ndarray, seen_B: np.ndarray, least_B: np.ndarray, clear_B: np.ndarray) -> dict[str, float]:
+    compared = {"compared": clear_B.sum()}
     if not clear_B.any():
-        return dict.fromkeys(("slack", "slack_min", "holds", "refuted"), np.nan)
-    slack_B, sure_B = (bound_B - seen_B)[clear_B], (bound_B - least_B)[clear_B]
-    rounding = 1e-9  # in log10: measured and bound agree to more digits than that where they are equal
-    shares = {"holds": (slack_B >= -rounding).mean(), "refuted": (sure_B < -rounding).mean()}
-    return {"slack": slack_B.mean(), "slack_min": slack_B.min()} | shares
+        return compared | dict.fromkeys(("slack", "slack_min", "holds", "refuted"), np.nan)
+    bound_B, seen_B, least_B = (values_B[clear_B] for values_B in (bound_B, seen_B, least_B))
+    slack_B, sure_B = bound_B - seen_B, bound_B - least_B
+    # of log10: measured and bound agree to more digits than that where they are equal
+    rounding_B = 1e-9 * np.maximum(1, np.abs(bound_B))
+    shares = {"holds": (slack_B >= -rounding_B).mean(), "refuted": (sure_B < -rounding_B).mean()}
+    return compared | {"slack": slack_B.mean(), "slack_min": slack_B.min()} | shares
 
 
 def _bounds(
@@ -226,21 +243,44 @@ def _norm_gains(step: Step, present_BN: Tensor | None) -> Tensor:
     return torch.stack([one_norm(c_DD), inf_norm(c_DD)])[:, None] * scale_BN.amax(1)
 
 
-def _measured(x_BND: Tensor, lengths_B: Tensor | None) -> dict[str, np.ndarray]:
-    """log10 of the residual, of what it is at least for any x, and of the diameter, none below the noise floor; where
-    the residual is clear of that floor, and where it is below."""
+def _residuals(
+    network: Network, inputs: Tensor, generator: torch.Generator
+) -> tuple[list[dict[str, np.ndarray]], bool]:
+    """`_measured` of the embedding and of what leaves each layer; whether in residual coordinates."""
+    lengths_B = network.lengths(inputs)
+    try:
+        check(network)
+    except ConfigError:
+        floored = states_with_floors(network, inputs, generator)
+        return [_measured(x_BND, floor_B, lengths_B) for x_BND, floor_B in floored], False
+    return [_followed(state, lengths_B) for state in propagate(network, inputs)], True
 
-    def measure(x_BND: Tensor) -> dict[str, Tensor]:
-        residual_B, floor_B = composite_norm(residual_matrix(x_BND)), noise_floor(x_BND)
-        diameter_B = torch.cdist(x_BND, x_BND, p=1).amax((1, 2))
-        # the median is the best x for the 1-norm; of the inf-norm no x leaves less than half the diameter
-        least_B = one_norm(residual_matrix(x_BND, "l1")).sqrt() * (diameter_B / 2).sqrt()
-        values = {"residual": residual_B.maximum(floor_B), "least": least_B.maximum(floor_B)}
-        values["diameter"] = diameter_B.maximum(torch.finfo(x_BND.dtype).eps * inf_norm(x_BND))
-        return values | {"clear": residual_B > CLEAR * floor_B, "below_floor": residual_B <= floor_B}
 
-    found = measure(x_BND) if lengths_B is None else per_length(measure, x_BND, lengths_B)
-    return {name: value.cpu().numpy() if value.dtype == torch.bool else _log10(value) for name, value in found.items()}
+def _sizes(x_BND: Tensor) -> dict[str, Tensor]:
+    """The residual, what it is at least for any x, and the diameter."""
+    diameter_B = torch.cdist(x_BND, x_BND, p=1).amax((1, 2))
+    # the median is the best x for the 1-norm; of the inf-norm no x leaves less than half the diameter
+    least_B = one_norm(residual_matrix(x_BND, "l1")).sqrt() * (diameter_B / 2).sqrt()
+    return {"residual": composite_norm(residual_matrix(x_BND)), "least": least_B, "diameter": diameter_B}
+
+
+def _followed(state: State, lengths_B: Tensor | None) -> dict[str, np.ndarray]:
+    """log10 of the sizes, -inf for equal tokens; all are clear but these. No rounding hides any: noise_floor is nan."""
+    unit_BND, log10_scale_B = state.unit_BND, (state.log_scale_B / theory.LN10).cpu().numpy()
+    sizes = _sizes(unit_BND) if lengths_B is None else per_length(_sizes, unit_BND, lengths_B)
+    differ_B = log10_scale_B > -np.inf
+    logs = {name: np.where(differ_B, _log10(size_B) + log10_scale_B, -np.inf) for name, size_B in sizes.items()}
+    nowhere = {"below_floor": np.zeros_like(differ_B), "noise_floor": np.full(len(differ_B), np.nan)}
+    return logs | {"clear": differ_B} | nowhere
+
+
+def _measured(x_BND: Tensor, floor_B: Tensor, lengths_B: Tensor | None) -> dict[str, np.ndarray]:
+    """log10 of the sizes, none below the noise floor; where the residual is clear of that floor, where it is below,
+    and the floor itself (units of X)."""
+    sizes = _sizes(x_BND) if lengths_B is None else per_length(_sizes, x_BND, lengths_B)
+    marks = {"clear": sizes["residual"] > CLEAR * floor_B, "below_floor": sizes["residual"] <= floor_B}
+    logs = {name: _log10(size_B.maximum(floor_B)) for name, size_B in sizes.items()}
+    return logs | {name: mark_B.cpu().numpy() for name, mark_B in (marks | {"noise_floor": floor_B}).items()}
 
 
 def _log10(value: Tensor) -> np.ndarray:
@@ -255,11 +295,15 @@ def digest(table: pd.DataFrame) -> str:
     seen = table[table.bound == "layer"].assign(bound="measured", log10_bound=lambda rows: rows.log10_measured)
     mean = pd.concat([seen, table]).pivot_table("log10_bound", axes, "layer", "mean", sort=False)
     shown = thinned(mean.sort_index(level=axes[:2], sort_remaining=False)).map("{:.4g}".format)
-    worst = table[table.layer > 0].groupby(axes, sort=False)[["slack_min", "holds"]].min().round(3)
+    behind = table[table.layer > 0].groupby(axes, sort=False)
+    worst = behind[["slack_min", "holds"]].min().round(3)
+    worst["layers"] = table[(table.layer > 0) & (table.compared > 0)].groupby(axes, sort=False).layer.nunique()
+    worst["of"] = behind.layer.nunique()
     return (
         f"log10 of bounds and residual by layer (mean of {last.seed.nunique()} seeds)\n{shown.to_string()}\n"
-        f"smallest slack in decades, and share of sequences where the bound holds (worst layer)\n{worst.to_string()}"
+        "smallest slack in decades, and share of sequences where the bound holds (worst layer), over how many layers "
+        f"of the network\n{worst.to_string()}"
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_bounds, digest)
+ANALYSIS = Analysis(Options, table, draw_bounds, digest, ("slack",))

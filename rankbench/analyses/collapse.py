@@ -15,20 +15,23 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.residual import learned
 from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.collapse import State, check, log_lemma_constant, log_residual, propagate, tokens
 from rankbench.config import ConfigError
-from rankbench.metrics import composite_norm, noise_floor, per_length, residual
-from rankbench.model.network import Network, states_by_layer, without
+from rankbench.metrics import composite_norm, per_length, residual
+from rankbench.model.network import Network, without
 from rankbench.plots.collapse import draw_collapse
+from rankbench.rounding import states_with_floors
+from rankbench.seeds import generator_for
 from rankbench.tables import thinned
 
 log = logging.getLogger(__name__)
 
 LN10 = math.log(10)
 # How far above its floor a measured residual must be to be compared with the propagated one, and how close they then
-# are: a residual of 1e6 floors is known to about 1e-6 of itself, with a margin of 100 for what layers add.
-ABOVE_FLOOR, AGREEMENT = 1e6, 1e-4
+# are: a residual of 1e4 floors is known to 1e-4 of itself, which is 4e-5 of its log10.
+ABOVE_FLOOR, AGREEMENT = 1e4, 1e-4
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,16 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     composite norms; _sd is the sample standard deviation over sequences.
 
     log10_residual, log10_relative_residual: of ||R|| and ||R|| / ||X||, propagated in residual coordinates.
-    log10_measured: of ||R|| in a plain forward pass; empty where it is below noise_floor (units of X) in any sequence.
-    disagreement: the largest |log10| ratio of the two over sequences that measure more than 1e6 noise floors.
+    log10_measured: of ||R|| in a plain forward pass; empty where any of these sequences is below its noise floor.
+    noise_floor: the error of that pass by rounding (units of X; rankbench.rounding), mean; below_floor: share of these
+    sequences that measure no more than it.
+    disagreement: the largest |log10| ratio of the two over sequences that measure more than 1e4 noise floors.
     growth_exponent: log_relative_residual over that of the layer before: 3 where the residual is cubed, 1 where it
     stays; of means over sequences, empty where the layer before has no relative residual below 1.
     log10_contraction, log10_bound: of Lemma A.2's bound on ||R|| over the ||R|| that entered the layer, and of Theorem
     2.3's on ||R||, with each layer's own constant, from the first layer on that the lemma says is a contraction in all
     sequences. Unmasked attention alone.
+    For a trained classifier also whole_accuracy, as in the table of the analysis `residual`.
     """
     inputs, rows, refused = subject.test.inputs[: options.sequences], [], {}
     if inputs.is_floating_point():
@@ -65,7 +71,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             except ConfigError as error:
                 refused[variant] = error
                 continue
-            for row in _rows(network, inputs):
+            for row in _rows(network, inputs, generator_for(subject.seed, "rounding")):
                 rows.append({"weights": weights, "variant": variant, **row})
     if not rows:
         raise next(iter(refused.values()))
@@ -76,11 +82,11 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     log.info("%s seed %d: propagated and measured log10 residuals differ by %.1e", subject.run, subject.seed, worst)
     if worst > AGREEMENT:
         log.warning("that is more than rounding explains (%.0e)", AGREEMENT)
-    return found
+    return found.assign(**learned(subject))
 
 
-def _rows(network: Network, inputs: Tensor) -> Iterator[dict]:
-    states, measured = propagate(network, inputs), _measured(network, inputs)
+def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[dict]:
+    states, measured = propagate(network, inputs), _measured(network, inputs, generator)
     logs_B = [log_residual(state) / LN10 for state in states]
     bounds = _bounds(network, logs_B)
     before = float("nan")
@@ -89,14 +95,16 @@ def _rows(network: Network, inputs: Tensor) -> Iterator[dict]:
         log_measured_B = residual_B.log10()
         # equal tokens may well measure rounding, and are no disagreement
         clear_B = differ_B & (residual_B > ABOVE_FLOOR * floor_B)
+        below_B = (residual_B <= floor_B)[differ_B]
         relative = _moments("log10_relative_residual", (log_B - _log_size(state, network.present(inputs)))[differ_B])
         now = relative["log10_relative_residual"]
         yield {
             "layer": layer,
             **_moments("log10_residual", log_B[differ_B]),
             **relative,
-            "log10_measured": log_measured_B.mean().item() if (residual_B > floor_B).all() else float("nan"),
-            "noise_floor": floor_B.mean().item(),
+            "log10_measured": float("nan") if below_B.any() else log_measured_B[differ_B].mean().item(),
+            "noise_floor": floor_B[differ_B].mean().item(),
+            "below_floor": below_B.double().mean().item(),
             "disagreement": (log_measured_B - log_B)[clear_B].abs().max().item() if clear_B.any() else float("nan"),
             "growth_exponent": now / before if before < 0 else float("nan"),
             **bounds[layer],
@@ -116,18 +124,16 @@ def _log_size(state: State, present_BN: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def _measured(network: Network, inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _measured(network: Network, inputs: Tensor, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
     """||R|| and its noise floor after each layer of a plain forward pass, (B,) each."""
     lengths_B = network.lengths(inputs)
-    found = [
-        _with_floor(x_BND) if lengths_B is None else per_length(_with_floor, x_BND, lengths_B)
-        for x_BND in states_by_layer(network, inputs)
-    ]
-    return [(metrics["residual"], metrics["noise_floor"]) for metrics in found]
 
+    def residual_B(x_BND: Tensor) -> Tensor:
+        if lengths_B is None:
+            return residual(x_BND)
+        return per_length(lambda part: {"": residual(part)}, x_BND, lengths_B)[""]
 
-def _with_floor(x_BND: Tensor) -> dict[str, Tensor]:
-    return {"residual": residual(x_BND), "noise_floor": noise_floor(x_BND)}
+    return [(residual_B(x_BND), floor_B) for x_BND, floor_B in states_with_floors(network, inputs, generator)]
 
 
 def _bounds(network: Network, logs_B: list[Tensor]) -> list[dict[str, float]]:
@@ -162,4 +168,4 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_collapse, digest)
+ANALYSIS = Analysis(Options, table, draw_collapse, digest, ("log10_relative_residual",))

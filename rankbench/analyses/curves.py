@@ -9,6 +9,7 @@ from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.config import ConfigError
 from rankbench.plots.curves import draw_curves
 from rankbench.tables import over_seeds
+from rankbench.tasks.char_lm import CharLm
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,12 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     microseconds_per_token, of training since the evaluation before, of all seeds of the run (nan at the start and,
     where there are more, in the first interval, which warms up).
 
-    The same in all rows of a seed: variant (model.name), layers, parameters; best_step, that of the smallest validation
-    loss (the last one where the task has no validation set); test_loss and test_bits (nats over log 2), at that step;
-    smallest_test_loss, of all steps, which nobody may choose by but which papers print.
+    The same in all rows of a seed: variant (model.name), layers, width, parameters; best_step, that of the smallest
+    validation loss (the last one where the task has no validation set); test_loss and test_bits (nats over log 2), at
+    that step; smallest_test_loss, of all steps, which nobody may choose by but which papers print.
+
+    A token of a language model is a predicted symbol: a character or the end of a sentence. test_loss_per_character is
+    the same total of nats, those for the ends included, over the characters alone.
 
     ConfigError for a fresh model.
     """
@@ -46,12 +50,17 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     times = 1e6 / rows[rows.split == "train"].set_index("step").tokens_per_second
     if len(times) > 1:
         times.iloc[0] = float("nan")
+    per_character = {}
+    if isinstance(subject.task, CharLm):
+        per_character["test_loss_per_character"] = test[best_step] * subject.task.symbols_per_character(subject.test)
     return found.reset_index(drop=True).assign(
         variant=subject.model.cfg.name,
         layers=subject.model.cfg.layers,
+        width=subject.model.cfg.width,
         parameters=sum(parameter.numel() for parameter in subject.model.parameters()),
         best_step=best_step,
         test_loss=test[best_step],
+        **per_character,
         **({} if "accuracy" not in found else {"test_bits": test[best_step] / math.log(2)}),
         smallest_test_loss=test.min(),
         microseconds_per_token=found.step.map(times).to_numpy(),
@@ -59,13 +68,20 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 def digest(table: pd.DataFrame) -> str:
-    """Test loss of each variant at its best validation step, mean over seeds, for a terminal."""
-    lines = [f"test loss at the best validation step (mean of {table.seed.nunique()} seeds)"]
-    for row in over_seeds(table, ["variant", "layers"], "test_loss").itertuples():
+    """Test loss of each variant at its best validation step, mean over seeds, for a terminal; of a language model per
+    predicted symbol and per character."""
+    text = "test_loss_per_character" in table
+    unit = ", nats per predicted symbol, ends of sentences included" if text else ""
+    lines = [f"test loss at the best validation step{unit} (mean of {table.seed.nunique()} seeds)"]
+    axes = ["variant", "layers"]
+    per_character = over_seeds(table, axes, "test_loss_per_character")["mean"] if text else None
+    for number, row in enumerate(over_seeds(table, axes, "test_loss").itertuples()):
         spread = "" if pd.isna(row.low95) else f" [{row.low95:.4g}, {row.high95:.4g}] (95 %)"
-        bits = f", {row.mean / math.log(2):.4f} bits per token" if "test_bits" in table else ""
-        lines.append(f"{row.variant}, layers={row.layers}: {row.mean:.4f}{spread}{bits}")
+        also = "" if per_character is None else f", {per_character[number]:.4f} nats per character"
+        if "test_bits" in table:
+            also += f", {row.mean / math.log(2):.4f} bits per {'symbol' if text else 'token'}"
+        lines.append(f"{row.variant}, layers={row.layers}: {row.mean:.4f}{spread}{also}")
     return "\n".join(lines)
 
 
-ANALYSIS = Analysis(Options, table, draw_curves, digest, any_model=True)
+ANALYSIS = Analysis(Options, table, draw_curves, digest, ("best_step",), any_model=True)

@@ -7,7 +7,7 @@ import pandas as pd
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.config import ConfigError, unknown
 from rankbench.constants import HEAD_METRICS, LIPSCHITZ_METRICS
-from rankbench.metrics import ATTENTION_METRICS, STATE_METRICS
+from rankbench.metrics import ATTENTION_FLOORS, ATTENTION_METRICS, STATE_FLOORS, STATE_METRICS
 from rankbench.plots.dynamics import draw_dynamics
 
 METRICS = (*STATE_METRICS, *ATTENTION_METRICS, *HEAD_METRICS, *LIPSCHITZ_METRICS)
@@ -32,7 +32,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     trainer.dynamics_sequences test sequences; of weights (layer, sublayer and head as of what they make) the spectral
     norms of a head's W_QK, the bilinear form of the scores that enter the softmax, and of its W_VO (both as
     rankbench.constants.head_maps), and bounds on the Lipschitz constant of attention on as many tokens, infinite where
-    there is none. ConfigError for a run that was trained without trainer.dynamics_every."""
+    there is none; then the noise floors of states and of P, as there. ConfigError for a run that was trained without
+    trainer.dynamics_every."""
     if subject.history is None:
         raise ConfigError(
             f"analysis=[dynamics]: {subject.run} has no layers.csv; train it with trainer.dynamics_every=<steps>"
@@ -42,7 +43,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             raise ConfigError(
                 f"analysis.dynamics.metrics: {subject.run}/layers.csv has no {metric}; train it again, or name others"
             )
-    return subject.history[["step", "layer", "sublayer", "head", *options.metrics]]
+    floors = [name for name in (*STATE_FLOORS, *ATTENTION_FLOORS) if name in subject.history]
+    return subject.history[["step", "layer", "sublayer", "head", *options.metrics, *floors]]
 
 
 def digest(table: pd.DataFrame) -> str:
@@ -57,4 +59,4 @@ def digest(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-ANALYSIS = Analysis(Options, table, draw_dynamics, digest)
+ANALYSIS = Analysis(Options, table, draw_dynamics, digest, ("step", "sublayer"))

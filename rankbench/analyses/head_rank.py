@@ -178,4 +178,4 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_head_rank, digest)
+ANALYSIS = Analysis(Options, table, draw_head_rank, digest, ("angle_limit",))

@@ -42,7 +42,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: weights (trained | initialised), layer, attention, inputs (their range), of (input | output), bin.
 
     Of the entries of the layer's inputs X and outputs f(X), without skip and norm, in float64: low and high of the bin,
-    density (share of entries over the bin's width); sd, smallest and largest of all of them.
+    density (share of entries over the bin's width); sd, smallest and largest of all of them; loss_fall, of a trained
+    model (Subject.how_trained).
     """
     parts = []
     for weights, given in subject.models.items():
@@ -57,7 +58,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
                 rows = pd.DataFrame(_rows({"input": x_BND, "output": y_BND}, options.bins))
                 parts.append(rows.assign(**place, inputs=f"{low:g}..{high:g}"))
     columns = [*("weights", "layer", "attention", "inputs", "of", "bin"), *("low", "high", "density")]
-    return pd.concat(parts, ignore_index=True)[[*columns, "sd", "smallest", "largest"]]
+    return pd.concat(parts, ignore_index=True)[[*columns, "sd", "smallest", "largest"]].assign(**subject.how_trained)
 
 
 def _rows(entries: dict[str, Tensor], bins: int) -> Iterator[dict]:
@@ -80,4 +81,4 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_histograms, digest)
+ANALYSIS = Analysis(Options, table, draw_histograms, digest, ("density",))

@@ -90,7 +90,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     part: attention, g(x) = x + c f(x) inverted from g(x), or network: the inputs of layer `layer` as found from the
     last state, each sub-layer undone by as many iterations; of those only the last is a row, coefficient is 1, inputs
     test. error: largest |x^ - x| over sequences, tokens and coordinates, relative_error over the largest |x|;
-    error_median: the median over sequences of each one's largest.
+    error_median: the median over sequences of each one's largest. loss_fall, of a trained model (Subject.how_trained).
 
     An error that stays says that the iteration does not invert g, which a contraction rules out; g may have an inverse
     all the same.
@@ -115,7 +115,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
                     )
             if options.network:
                 parts.append(pd.DataFrame(_rows_of_network(model, subject, options)).assign(weights=weights))
-    return pd.concat(parts, ignore_index=True)[COLUMNS]
+    return pd.concat(parts, ignore_index=True)[COLUMNS].assign(**subject.how_trained)
 
 
 def _of_layer(
@@ -201,4 +201,4 @@ COLUMNS = [
     *("weights", "part", "layer", "attention", "tokens", "width", "inputs", "coefficient", "iteration"),
     *("error", "relative_error", "error_median"),
 ]
-ANALYSIS = Analysis(Options, table, draw_invertibility, digest)
+ANALYSIS = Analysis(Options, table, draw_invertibility, digest, ("coefficient", "iteration"))

@@ -262,4 +262,4 @@ COLUMNS = [
 NUMBERS_AT_A_TIME = 1 << 25  # in the sums of all groups: 256 MiB of float64
 # Largest remainder that rounding explains, with a margin of 10^4 on what a few hundred additions lose.
 ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-3}
-ANALYSIS = Analysis(Options, table, draw_paths, digest)
+ANALYSIS = Analysis(Options, table, draw_paths, digest, ("scheme", "selection"))

@@ -187,4 +187,4 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_pruning, digest)
+ANALYSIS = Analysis(Options, table, draw_pruning, digest, ("kept_share",))

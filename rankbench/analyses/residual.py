@@ -11,6 +11,7 @@ from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.layers import metrics_by_layer, moments
 from rankbench.model.network import Network, without
 from rankbench.plots.residual import draw_residual
+from rankbench.seeds import generator_for
 from rankbench.tables import last_of_layer, thinned
 from rankbench.tasks.task import score
 
@@ -26,23 +27,28 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: weights (trained | initialised), variant, layer, sublayer, head; columns: metric, metric_sd.
 
     sublayer: input (the embedding, layer 0), attention or mlp (the state after it, layers 1..L), weights (metrics of P,
-    one row a head). A metric is the mean over sequences, metric_sd their sample standard deviation; noise_floor is the
-    residual that rounding alone can leave, below_floor the share of sequences that are under it. For a trained
-    classifier also whole_accuracy, of the trained network on the whole test set (share of tokens).
+    one row a head). A metric is the mean over the sequences for which it is defined, metric_sd their sample standard
+    deviation; num_undefined of all sequences lack one metric or more (layers.moments). noise_floor is the error of the
+    residual by rounding (rankbench.rounding), relative_noise_floor the same over ||X||, below_floor the share of
+    sequences whose residual is no larger: what is said of these residuals is no measurement. Rows of a head have the
+    same of P, attention_noise_floor and so on. For a trained classifier also whole_accuracy, of the trained network on
+    the whole test set (share of tokens).
     """
     inputs = subject.test.inputs[: options.sequences]
     rows = []
     for weights, model in subject.models.items():
         for variant in options.variants:
             removed = without(model, **VARIANTS[variant])
-            for place, values in metrics_by_layer(removed, inputs):
+            generator = generator_for(subject.seed, "rounding")
+            for place, values in metrics_by_layer(removed, inputs, generator):
                 rows.append(
                     {"weights": weights, "variant": variant, **place, "dtype": _dtype(removed), **moments(values)}
                 )
-    return pd.DataFrame(rows).assign(**_learned(subject))
+    return pd.DataFrame(rows).assign(**learned(subject))
 
 
-def _learned(subject: Subject) -> dict[str, float]:
+def learned(subject: Subject) -> dict[str, float]:
+    """whole_accuracy, of a trained classifier on the whole test set (share of tokens); else nothing."""
     if "trained" not in subject.models or subject.test.targets.is_floating_point():
         return {}
     outputs = torch.cat([subject.model(some).detach() for some in subject.test.inputs.split(1000)])
@@ -61,4 +67,4 @@ def digest(table: pd.DataFrame) -> str:
     return f"relative residual by layer (mean of {table.seed.nunique()} seeds)\n{shown.to_string()}"
 
 
-ANALYSIS = Analysis(Options, table, draw_residual, digest)
+ANALYSIS = Analysis(Options, table, draw_residual, digest, ("variant", "sublayer"))

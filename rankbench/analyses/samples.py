@@ -104,4 +104,4 @@ def digest(table: pd.DataFrame) -> str:
     return "\n".join([f"written by {rows.model.iloc[0]} ({rows.weights.iloc[0]}):", *(f"  {text}" for text in texts)])
 
 
-ANALYSIS = Analysis(Options, table, None, digest, any_model=True)
+ANALYSIS = Analysis(Options, table, None, digest, ("log_likelihood",), any_model=True)

@@ -4,7 +4,7 @@ import pandas as pd
 
 from rankbench.claims.amsel import AMSEL
 from rankbench.claims.blog import BLOG
-from rankbench.claims.claim import Claim, measured_text, over_text, verdict_line, verdicts_of
+from rankbench.claims.claim import Claim, Facet, measured_text, over_text, verdict_line, verdicts_of
 from rankbench.claims.dong_collapse import DONG_COLLAPSE
 from rankbench.claims.dong_paths import DONG_PATHS
 from rankbench.claims.kim import KIM
@@ -17,6 +17,7 @@ __all__ = ["CLAIMS", "Claim", "figures_published", "judge", "measured_text", "ov
 CLAIMS: dict[str, Claim] = {**DONG_PATHS, **DONG_COLLAPSE, **BLOG, **AMSEL, **KIM, **KIM_CHARLM, **KNOBS}
 
 
-def judge(name: str, table: pd.DataFrame, facet: str | None = None) -> list[dict]:
-    """Verdicts of one claim on a table: one for each value of the columns it is judged by and of the facet."""
+def judge(name: str, table: pd.DataFrame, facet: Facet = None) -> list[dict]:
+    """Verdicts of one claim on a table: one for each value of the columns it is judged by and of the facet, which is
+    the column, or columns, of the keys that a sweep varies."""
     return verdicts_of(name, CLAIMS[name], table, facet)

@@ -1,112 +1,133 @@
 """Claims of Amsel, Yehudai and Bruna, Benefits of rank in attention layers, and of Garg et al. 2022.
 
-They compare networks with each other: most are judged on all configurations of a sweep together.
+They compare networks with each other: they are judged on all configurations of a sweep together. Errors are squared
+distances to the target; predicting 0 has the error 1. The published numbers are training losses, the best of 5 runs, at
+width 64; they stand beside networks of that width alone.
 """
 
+import functools
+from collections.abc import Callable
+
 import pandas as pd
-from scipy import stats
 
-from rankbench.claims.claim import Claim
+from rankbench.claims.claim import Claim, Control, NotMeasurable
+from rankbench.claims.published import published
 
-SOFT, HARD = 0.02, 0.005  # errors under which one full-rank head has learned the farthest point, predicting 0 being 1
+SOFT, HARD = 0.02, 0.005  # errors under which one full-rank head has learned the farthest point
+LEARNED_ERROR = 0.05  # above it a full-rank head is still in training: the slides' worst that is not has .04
+LOW = 1 / 4  # of the width: the rank that counts as low
+WIDTH, POINTS = 64, 16  # of the published networks
+
+# What the rows hold: one seed's, or those of all seeds
+
+
+def _errors(rows: pd.DataFrame, evaluation: str = "soft") -> pd.DataFrame:
+    """Rows of the trained networks' errors."""
+    return rows[(rows.of == "network") & (rows.weights == "trained") & (rows.evaluation == evaluation)]
+
+
+def _low(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["rank"] <= LOW * rows.width]
+
+
+def _full(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of one head of full rank."""
+    return rows[(rows["rank"] == rows.width) & (rows.heads == 1)]
+
+
+def _has_full(rows: pd.DataFrame) -> bool:
+    return len(_full(rows)) > 0
+
+
+def _has_low(rows: pd.DataFrame) -> bool:
+    return len(_low(rows)) > 0
+
+
+def _smallest(errors: pd.DataFrame, of: str) -> float:
+    if errors.empty:
+        raise NotMeasurable(f"no trained network with {of}")
+    return errors.error.min()
+
 
 # Measures: one seed's rows -> a number
 
 
-def _errors(rows: pd.DataFrame, evaluation: str = "soft") -> pd.DataFrame:
-    """Rows of the trained networks' errors; none of an untrained one's."""
-    return rows[(rows.of == "network") & (rows.weights == "trained") & (rows.evaluation == evaluation)]
-
-
-def _least(found: pd.DataFrame) -> float:
-    return found.error.min() if len(found) else float("nan")
-
-
 def _full_rank(rows: pd.DataFrame, evaluation: str) -> float:
-    found = _errors(rows, evaluation)
-    return _least(found[(found["rank"] == found.width) & (found.heads == 1)])
-
-
-def _full_rank_soft(rows: pd.DataFrame) -> float:
-    return _full_rank(rows, "soft")
-
-
-def _full_rank_hard(rows: pd.DataFrame) -> float:
-    return _full_rank(rows, "hard")
+    return _smallest(_full(_errors(rows, evaluation)), "one head of full rank")
 
 
 def _low_over_full(rows: pd.DataFrame) -> float:
-    """The smallest error of heads of at most a quarter of the rank, however many, over that of one full-rank head."""
-    found = _errors(rows)
-    return _least(found[found["rank"] <= found.width / 4]) / _full_rank(rows, "soft")
+    """The smallest error of heads of low rank, however many, over that of one full-rank head."""
+    return _smallest(_low(_errors(rows)), "heads of low rank") / _full_rank(rows, "soft")
 
 
-def _rank_correlation(found: pd.DataFrame, column: str) -> float:
-    by_column = found.groupby(column).error.mean()
-    return stats.spearmanr(by_column.index, by_column).statistic if len(by_column) > 1 else float("nan")
+def _least_fall_with_rank(rows: pd.DataFrame) -> float:
+    """The largest ratio of the errors of two neighbouring ranks, the higher over the lower."""
+    errors = _errors(rows)
+    by_rank = errors[errors.copies == 1].groupby("rank").error.mean()
+    if len(by_rank) < 2:
+        raise NotMeasurable("one rank alone")
+    return (by_rank / by_rank.shift()).max()
 
 
-def _falls_with_rank(rows: pd.DataFrame) -> float:
-    found = _errors(rows)
-    return _rank_correlation(found[found.copies == 1], "rank")
-
-
-def _low_rank_grows_with_points(rows: pd.DataFrame) -> float:
-    found = _errors(rows)
-    return _rank_correlation(found[found["rank"] <= found.width / 4], "examples")
+def _growth_with_points(rows: pd.DataFrame) -> float:
+    """The error at the most points over that at the fewest, of the low rank where it grows least."""
+    by_points = _low(_errors(rows)).pivot_table("error", "rank", "examples")
+    if by_points.shape[1] < 2:
+        raise NotMeasurable("one number of points alone")
+    return (by_points.iloc[:, -1] / by_points.iloc[:, 0]).min()
 
 
 def _angles(rows: pd.DataFrame) -> pd.Series:
     """Median angle of a network's full-rank heads by how many it has, the fewest first."""
-    mine = rows[
-        (rows.of == "head") & (rows.weights == "trained") & (rows.matrix == "qk") & (rows["rank"] == rows.width)
-    ]
-    return mine.groupby("heads").angle.median()
+    heads = (rows.of == "head") & (rows.weights == "trained") & (rows.matrix == "qk") & (rows["rank"] == rows.width)
+    return rows[heads].groupby("heads").angle.median()
 
 
 def _angle_alone(rows: pd.DataFrame) -> float:
-    return _angles(rows).get(1, float("nan"))
+    by_heads = _angles(rows)
+    if 1 not in by_heads:
+        raise NotMeasurable("no trained network with one head of full rank")
+    return by_heads[1]
 
 
 def _angle_of_most(rows: pd.DataFrame) -> float:
     by_heads = _angles(rows)
-    return by_heads.iloc[-1] if len(by_heads) > 1 else float("nan")
+    if len(by_heads) < 2:
+        raise NotMeasurable("one number of full-rank heads alone")
+    return by_heads.iloc[-1]
 
 
 def _over_bound(rows: pd.DataFrame) -> float:
-    if "bound_any" not in rows:
-        return float("nan")
-    found = pd.concat([_errors(rows, "soft"), _errors(rows, "hard")])
-    return (found.error / found.bound_any).min()
-
-
-def _deviation(rows: pd.DataFrame, form: str) -> float:
-    """Largest distance of what was tried out from the formula, in standard errors."""
-    mine = rows[(rows.form == form) & (rows.quantity == rows.quantity[rows.form == form].iloc[0])]
-    # the jobs of a sweep repeat what does not depend on the network
-    formula = mine[mine.kind == "formula"].groupby(["dimension", "heads"]).value.first()
-    tried = mine[(mine.kind == "measured") & (mine.standard_error > 0)].set_index(["dimension", "heads"])
-    return ((tried.value - formula.reindex(tried.index)).abs() / tried.standard_error).max()
+    errors = pd.concat([_errors(rows, "soft"), _errors(rows, "hard")])
+    return (errors.error / errors.bound_any).min()
 
 
 def _vote_deviation(rows: pd.DataFrame) -> float:
-    return _deviation(rows, "majority_vote")
+    """Largest distance of what was tried out from the formula, in standard errors."""
+    votes = rows[rows.form == "majority_vote"]
+    # the jobs of a sweep repeat what does not depend on the network
+    formula = votes[votes.kind == "formula"].groupby(["dimension", "heads"]).value.first()
+    tried = votes[(votes.kind == "measured") & (votes.standard_error > 0)].set_index(["dimension", "heads"])
+    return ((tried.value - formula.reindex(tried.index)).abs() / tried.standard_error).max()
 
 
 def _construction_deviation(rows: pd.DataFrame) -> float:
-    """As _deviation, of the network of two layers from the vote that it takes; one set of heads varies by itself."""
+    """Mean relative deviation of the network of two layers from the vote that it takes; one set of heads varies by
+    itself."""
     vote = rows[(rows.form == "majority_vote") & (rows.kind == "formula")].groupby(["dimension", "heads"]).value.first()
     built = rows[rows.form == "construction"].set_index(["dimension", "heads"])
     return (built.value / vote.reindex(built.index) - 1).abs().mean()
 
 
 def _random_over_bound(rows: pd.DataFrame) -> float:
-    """Error of the most random rank-1 heads with their best weights, over the sharp bound for as many."""
-    found = rows[(rows["rank"] == 1) & rows.heads.isin(rows.heads[rows.form == "optimal_weights"])]
-    by_heads = found.pivot_table("value", "heads", "form")
+    """Error of random rank-1 heads with their best weights over the sharp bound for as many; of the number of heads at
+    which it is largest."""
+    errors = rows[(rows["rank"] == 1) & (rows.quantity == "error")]
+    by_heads = errors.pivot_table("value", "heads", "form")
     if not {"optimal_weights", "bound_sharp"} <= set(by_heads):
-        return float("nan")
-    return (by_heads.optimal_weights / by_heads.bound_sharp).dropna().iloc[-1]
+        raise NotMeasurable("no bound for rank 1 beside random heads")
+    return (by_heads.optimal_weights / by_heads.bound_sharp).max()
 
 
 def _full_rank_misses(rows: pd.DataFrame) -> float:
@@ -115,89 +136,312 @@ def _full_rank_misses(rows: pd.DataFrame) -> float:
 
 def _in_context(rows: pd.DataFrame) -> pd.Series:
     """Error behind the last example by the number of heads."""
-    found = _errors(rows)
-    return found[found.examples == found.examples.max()].groupby("heads").error.mean()
+    errors = _errors(rows)
+    return errors[errors.examples == errors.examples.max()].groupby("heads").error.mean()
 
 
 def _many_over_few_heads(rows: pd.DataFrame) -> float:
     by_heads = _in_context(rows)
-    return by_heads.iloc[-1] / by_heads.iloc[0] if len(by_heads) > 1 else float("nan")
+    if len(by_heads) < 2:
+        raise NotMeasurable("one number of heads alone")
+    return by_heads.iloc[-1] / by_heads.iloc[0]
+
+
+def _averaging(rows: pd.DataFrame) -> float:
+    return rows[(rows.evaluation == "averaging") & (rows.examples == rows.examples.max())].error.mean()
 
 
 def _over_averaging(rows: pd.DataFrame) -> float:
-    last = rows[(rows.evaluation == "averaging") & (rows.examples == rows.examples.max())].error
-    return _in_context(rows).min() / last.iloc[0] if len(_in_context(rows)) and len(last) else float("nan")
+    return _in_context(rows).min() / _averaging(rows)
+
+
+# What the slides print
+
+
+def _printed(figure: str) -> pd.DataFrame:
+    """The slides' numbers in the shape of the analysis' table."""
+    table = published(figure)
+    common = {"width": WIDTH, "weights": "trained", "seed": 0}
+    if figure == "amsel_learned_m":
+        heads = table.x.astype(int)
+        return pd.DataFrame(
+            {"of": "head", "matrix": "qk", "heads": heads, "rank": WIDTH, "angle": table.value, **common}
+        )
+    layers = table["where"].str.removeprefix("layers=").astype(int)
+    copies = table.series.map({"copies=d^0.5": round(WIDTH**0.5), "copies=d": WIDTH}).fillna(1).astype(int)
+    points = table.series.str.extract(r"N=(\d+)")[0].astype(float).fillna(POINTS).astype(int)
+    rank = (table.x * WIDTH).astype(int)
+    columns = {"of": "network", "evaluation": "soft", "error": table.value, "rank": rank, "copies": copies}
+    columns |= {"layers": layers, "examples": points, "heads": copies * WIDTH // rank}
+    return pd.DataFrame({**columns, **common})
+
+
+def _published(rows: pd.DataFrame, measure: Callable[[pd.DataFrame], float], figure: str) -> float | None:
+    """The measure of the slides' numbers, of those networks that the rows hold."""
+    printed = _printed(figure)
+    keys = ["heads", "rank", "width"] + (["layers", "examples"] if "error" in printed else [])
+    try:
+        return measure(printed.merge(rows[rows.of == printed.of.iloc[0]][keys].drop_duplicates()))
+    except NotMeasurable:
+        return None
+
+
+# When networks count as trained
+
+
+def _full_rank_in_training(rows: pd.DataFrame) -> str:
+    """Why the networks count as untrained, empty if they do not: the error of one full-rank head (mean over seeds, of
+    the number of points where it is largest)."""
+    by_points = _full(_errors(rows)).groupby("examples").error.mean()
+    if by_points.empty:
+        return "no head of full rank beside them that shows whether they were trained long enough"
+    points, error = by_points.idxmax(), by_points.max()
+    if error <= LEARNED_ERROR:
+        return ""
+    return f"the full-rank head has not learned its task (error {error:.3g} with {points} points)"
+
+
+def _most_heads_in_training(rows: pd.DataFrame) -> str:
+    errors = _errors(rows)
+    error = errors[(errors["rank"] == errors.width) & (errors.heads == errors.heads.max())].error.mean()
+    return "" if error <= LEARNED_ERROR else f"the network of most heads has not learned its task (error {error:.3g})"
+
+
+def _few_heads_in_training(rows: pd.DataFrame) -> str:
+    error, averaging = _in_context(rows).iloc[0], _averaging(rows)
+    if error < averaging:
+        return ""
+    return f"the network of fewest heads has not learned its task (error {error:.3g}, averaging {averaging:.3g})"
+
+
+# Controls; they leave alone what shows that the networks were trained
+
+
+def _with_error(rows: pd.DataFrame, evaluation: str, error: float) -> pd.DataFrame:
+    """The same rows with this error of one full-rank head."""
+    chosen = _full(_errors(rows, evaluation)).index
+    return rows.assign(error=rows.error.where(~rows.index.isin(chosen), error))
+
+
+def _soft_for_hard(rows: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([_errors(rows), _errors(rows).assign(evaluation="hard")])
+
+
+def _full_for_low(rows: pd.DataFrame) -> pd.DataFrame:
+    full = _full(_errors(rows))
+    return pd.concat([full, full.assign(rank=1, heads=full.width)])
+
+
+def _lower_ranks_better(rows: pd.DataFrame) -> pd.DataFrame:
+    errors = _errors(rows)
+    of_full = errors.seed.map(_full(errors).groupby("seed").error.mean())
+    return errors.assign(error=errors.error.where(errors["rank"] == errors.width, 0.99 * of_full))
+
+
+def _many_heads_nearly_as_good(rows: pd.DataFrame) -> pd.DataFrame:
+    few = _errors(rows[rows.heads == rows.heads.min()]).groupby(["seed", "examples"]).error.mean().rename("few")
+    most = (rows.of == "network") & (rows.heads == rows.heads.max())
+    return rows.assign(error=rows.error.where(~most, 1.9 * rows.join(few, on=["seed", "examples"]).few))
+
+
+def _reversed(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The same rows with the values of a column in reverse order."""
+    values = sorted(rows[column].dropna().unique())
+    return rows.assign(**{column: rows[column].map(dict(zip(values, reversed(values), strict=True)))})
+
+
+def _initial_for_trained(rows: pd.DataFrame, of: str) -> pd.DataFrame:
+    """The same rows, where what is said of trained networks (of=network), or of their heads, is of their initial
+    weights."""
+    chosen = rows.of == of
+    initial = rows[chosen & (rows.weights == "initialised")].assign(weights="trained")
+    return pd.concat([rows[~chosen], initial])
+
+
+def _below_bound(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.assign(error=0.99 * rows.bound_any)
+
+
+def _with_value(rows: pd.DataFrame, form: str, value: pd.Series) -> pd.DataFrame:
+    """The same rows with other measured values of this form."""
+    return rows.assign(value=rows.value.where((rows.form != form) | (rows.kind != "measured"), value))
+
+
+def _votes_off(rows: pd.DataFrame) -> pd.DataFrame:
+    formula = _formula_of_votes(rows)
+    return _with_value(rows, "majority_vote", formula + 5 * rows.standard_error)
+
+
+def _construction_off(rows: pd.DataFrame) -> pd.DataFrame:
+    return _with_value(rows, "construction", 1.2 * _formula_of_votes(rows))
+
+
+def _formula_of_votes(rows: pd.DataFrame) -> pd.Series:
+    formula = rows[(rows.form == "majority_vote") & (rows.kind == "formula")]
+    by_heads = formula.groupby(["dimension", "heads"]).value.first().rename("formula")
+    return rows.join(by_heads, on=["dimension", "heads"]).formula
+
+
+def _worse_random_heads(rows: pd.DataFrame) -> pd.DataFrame:
+    bound = rows[(rows.form == "bound_sharp") & (rows["rank"] == 1) & (rows.quantity == "error")]
+    by_heads = bound.groupby(["dimension", "heads"]).value.first().rename("bound")
+    beside = rows.join(by_heads, on=["dimension", "heads"]).bound
+    return rows.assign(value=rows.value.where(rows.form != "optimal_weights", 2.1 * beside))
+
+
+def _vote_for_full_rank(rows: pd.DataFrame) -> pd.DataFrame:
+    votes = rows[(rows.form == "majority_vote") & (rows.kind == "measured") & (rows.heads == rows.heads.min())]
+    return votes.assign(form="full_rank")
 
 
 SLIDES = "Amsel, Yehudai and Bruna"
 GARG = "Garg et al. 2022, as shown by Amsel, Yehudai and Bruna"
+UNTRAINED_HEADS = Control(
+    "the heads' initial weights in place of the trained ones", functools.partial(_initial_for_trained, of="head")
+)
+
+_trained = functools.partial(
+    Claim, source=SLIDES, table="head_rank", across=True, applies=_has_full, learned=_full_rank_in_training
+)
+_formula = functools.partial(Claim, source=SLIDES, table="rank_theory", across=True, learned=None)
 
 
-def _trained(statement: str, measure, side: int, line: float, published: float | None = None, **how) -> Claim:
-    how = {"across": True, "learned": None} | how
-    return Claim(statement, SLIDES, "head_rank", measure, side, line, published=published, **how)
+def _beside(measure: Callable[[pd.DataFrame], float], figure: str = "amsel_rank_vs_heads") -> Callable:
+    return functools.partial(_published, measure=measure, figure=figure)
 
 
-def _theory(statement: str, measure, side: int, line: float, exact: bool = False) -> Claim:
-    return Claim(statement, SLIDES, "rank_theory", measure, side, line, learned=None, exact=exact, across=True)
-
+_soft, _hard = (functools.partial(_full_rank, evaluation=evaluation) for evaluation in ("soft", "hard"))
 
 AMSEL: dict[str, Claim] = {
     "amsel_full_rank_soft": _trained(
-        "One full-rank softmax head learns the farthest point (error; d = 64, best of 5 runs: .0154).",
-        *(_full_rank_soft, -1, SOFT, 0.0154),
+        statement="One full-rank softmax head learns the farthest point (error; our line).",
+        measure=_soft,
+        side=-1,
+        line=SOFT,
+        published=_beside(_soft),
+        control=Control("an error of .03", functools.partial(_with_error, evaluation="soft", error=0.03)),
     ),
     "amsel_full_rank_hard": _trained(
-        "What one full-rank head misses is temperature: with hardmax its error is almost 0.", _full_rank_hard, -1, HARD
+        statement="What one full-rank head misses is temperature: with hardmax its error is almost 0 (error; our "
+        "line).",
+        measure=_hard,
+        side=-1,
+        line=HARD,
+        control=Control("its error with softmax", _soft_for_hard),
     ),
     "amsel_low_rank_above": _trained(
-        "However many there are, heads of a quarter of the rank or less err ten times as much as one full-rank head.",
-        *(_low_over_full, +1, 10.0),
+        statement="However many there are, heads of a quarter of the rank or less err much more than one full-rank "
+        "head (smallest error of these over its error; our line: 10).",
+        measure=_low_over_full,
+        side=+1,
+        line=10.0,
+        applies=_has_low,
+        published=_beside(_low_over_full),
+        control=Control("the full-rank head in the place of those of low rank", _full_for_low),
     ),
     "amsel_error_falls_with_rank": _trained(
-        "With as many parameters, the error falls with the rank (Spearman's rank correlation below 0).",
-        *(_falls_with_rank, -1, 0.0),
+        statement="With as many parameters, the error falls with the rank (error of one rank over that of the rank "
+        "below, the largest of these ratios).",
+        measure=_least_fall_with_rank,
+        side=-1,
+        line=1.0,
+        published=_beside(_least_fall_with_rank),
+        control=Control("heads of lower rank that err a hundredth less than the full-rank head", _lower_ranks_better),
     ),
     "amsel_m_is_minus_identity": _trained(
-        "One full-rank head learns W_QK = -I for the farthest point (angle to I in degrees; d = 64: 179.6).",
-        *(_angle_alone, +1, 175.0, 179.6),
+        statement="One full-rank head learns W_QK = -I for the farthest point (angle to I in degrees; our line).",
+        measure=_angle_alone,
+        side=+1,
+        line=175.0,
+        published=_beside(_angle_alone, "amsel_learned_m"),
+        control=UNTRAINED_HEADS,
     ),
     "amsel_m_of_many_heads": _trained(
-        "Many full-rank heads learn nearly the same (median angle above 150 degrees; 64 of them at d = 64: 168.5).",
-        *(_angle_of_most, +1, 150.0, 168.5),
+        statement="Many full-rank heads learn nearly the same (median angle to I in degrees; our line).",
+        measure=_angle_of_most,
+        side=+1,
+        line=150.0,
+        learned=_most_heads_in_training,
+        published=_beside(_angle_of_most, "amsel_learned_m"),
+        control=UNTRAINED_HEADS,
     ),
     "amsel_low_rank_grows_with_n": _trained(
-        "Heads of a quarter of the rank or less err the more, the more points there are (Spearman's rank correlation).",
-        *(_low_rank_grows_with_points, +1, 0.0),
+        statement="Heads of a quarter of the rank or less err the more, the more points there are (error at the most "
+        "points over that at the fewest, of the rank where it grows least).",
+        measure=_growth_with_points,
+        side=+1,
+        line=1.0,
+        applies=_has_low,
+        published=_beside(_growth_with_points, "amsel_role_of_n"),
+        control=Control("the numbers of points in reverse order", functools.partial(_reversed, column="examples")),
     ),
     "amsel_trained_above_bound": _trained(
-        "No trained heads are below the lower bound for any value maps (smallest ratio to it).", _over_bound, +1, 1.0
+        statement="No trained heads are below the lower bound for any value maps (smallest ratio of error to bound).",
+        measure=_over_bound,
+        side=+1,
+        line=1.0,
+        applies=lambda rows: "bound_any" in rows,
+        learned=None,  # it is a bound for all weights
+        is_check=True,
+        control=Control("every error a hundredth below the bound", _below_bound),
     ),
-    "amsel_vote_formula": _theory(
-        "A majority vote of random rank-1 heads errs as its formula says (largest deviation in standard errors).",
-        *(_vote_deviation, -1, 4.0),
+    "amsel_vote_formula": _formula(
+        statement="A majority vote of random rank-1 heads errs as its formula says (largest deviation in standard "
+        "errors).",
+        measure=_vote_deviation,
+        side=-1,
+        line=4.0,
+        is_check=True,
+        control=Control("votes that err five standard errors more", _votes_off),
     ),
-    "amsel_construction": _theory(
-        "Two layers of rank-1 heads take that vote (mean relative deviation from its formula).",
-        *(_construction_deviation, -1, 0.15),
+    "amsel_construction": _formula(
+        statement="Two layers of rank-1 heads take that vote (mean relative deviation from its formula).",
+        measure=_construction_deviation,
+        side=-1,
+        line=0.15,
+        is_check=True,
+        control=Control("a network that errs a fifth more than the vote", _construction_off),
     ),
-    "amsel_bound_is_tight": _theory(
-        "The lower bound for rank 1 is tight: random heads with their best weights err less than twice as much.",
-        *(_random_over_bound, -1, 2.0),
+    "amsel_bound_is_tight": _formula(
+        statement="The lower bound for rank 1 is tight: random heads with their best weights err little more (the "
+        "largest ratio over the numbers of heads; our line: 2).",
+        measure=_random_over_bound,
+        side=-1,
+        line=2.0,
+        control=Control("heads that err 2.1 times as much as the bound", _worse_random_heads),
     ),
-    "amsel_full_rank_exact": _theory(
-        "One full-rank hardmax head is the nearest neighbour (error).", _full_rank_misses, -1, 1e-20, exact=True
+    "amsel_full_rank_exact": _formula(
+        statement="One full-rank hardmax head is the nearest neighbour (error).",
+        measure=_full_rank_misses,
+        side=-1,
+        line=1e-20,
+        is_check=True,
+        exact=True,
+        control=Control("the vote of the fewest rank-1 heads in its place", _vote_for_full_rank),
     ),
     "garg_many_heads_fail": Claim(
-        "In-context regression is worse with many heads of low rank (error of the most heads over that of the fewest).",
-        *(GARG, "head_rank", _many_over_few_heads, +1, 2.0),
-        learned=None,
+        statement="In-context regression is worse with many heads of low rank (error behind the last example of the "
+        "most heads over that of the fewest; our line: 2).",
+        source=GARG,
+        table="head_rank",
+        measure=_many_over_few_heads,
+        side=+1,
+        line=2.0,
         across=True,
+        learned=_few_heads_in_training,
+        control=Control("the most heads err 1.9 times as much as the fewest", _many_heads_nearly_as_good),
     ),
     "garg_learns_regression": Claim(
-        "The best network beats averaging behind the last example (ratio of the errors).",
-        *(GARG, "head_rank", _over_averaging, -1, 1.0),
-        learned=None,
+        statement="The best network beats averaging behind the last example (ratio of the errors).",
+        source=GARG,
+        table="head_rank",
+        measure=_over_averaging,
+        side=-1,
+        line=1.0,
         across=True,
+        learned=None,  # that it learns is what is claimed
+        control=Control(
+            "the networks with their initial weights", functools.partial(_initial_for_trained, of="network")
+        ),
     ),
 }

@@ -3,99 +3,166 @@
 The blog says that paths are weakly interdependent where these hold, and prints no numbers; the lines are ours.
 """
 
-from collections.abc import Callable
+import functools
 
 import pandas as pd
 
-from rankbench.claims.claim import Claim
+from rankbench.claims.claim import Claim, Control, NotMeasurable
 
 SMALL = 0.1  # of a measure that is 1 where two paths are the same
 NATS = 0.1  # of mutual information: that of Gaussian numbers with a correlation of .43
 LOST = 0.05  # of accuracy: what few paths may miss of the whole network
+FEW = 0.1  # of the paths
+EXACT = 1e-10  # of the output: rounding in float64 leaves 1e-15 of it, in float32 more than 1e-8
 
 # Measures: one seed's rows -> a number
 
 
-def _of_paths(rows: pd.DataFrame, column: str) -> float:
-    return rows[rows.of == "paths"][column].abs().mean()
-
-
-def _cosine(rows: pd.DataFrame) -> float:
-    return _of_paths(rows, "cosine")
-
-
-def _correlation(rows: pd.DataFrame) -> float:
-    return _of_paths(rows, "correlation")
+def _size(rows: pd.DataFrame, of: str, column: str) -> float:
+    """Mean size of a column."""
+    return rows[rows.of == of][column].abs().mean()
 
 
 def _information(rows: pd.DataFrame) -> float:
-    return _of_paths(rows, "information_ksg")
+    return rows[rows.of == "paths"].information_ksg.mean()
 
 
-def _pair_interaction(rows: pd.DataFrame) -> float:
-    return _of_paths(rows[rows.scheme == "recomputed"], "interaction")
+def _other_heads(rows: pd.DataFrame) -> pd.Series:
+    """Which rows are of two different heads."""
+    return (rows.of == "heads") & (rows["first"] != rows["second"])
 
 
-def _whole_interaction(rows: pd.DataFrame) -> float:
-    return rows[rows.of == "network"].interaction.mean()
+def _cross_gradient(rows: pd.DataFrame) -> float:
+    return rows[_other_heads(rows)].cross_gradient_relative.mean()
 
 
-def _other_heads(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[(rows.of == "heads") & (rows["first"] != rows["second"])]
-
-
-def _largest_cross_gradient(rows: pd.DataFrame) -> float:
-    return _other_heads(rows).cross_gradient_rms.max()
-
-
-def _relative_cross_gradient(rows: pd.DataFrame) -> float:
-    return _other_heads(rows).cross_gradient_relative.mean()
-
-
-def _share_needed(rows: pd.DataFrame) -> float:
+def _share_needed(rows: pd.DataFrame, order: str) -> float:
     """Smallest share of the paths that comes within LOST of the whole network's accuracy; mean over repeats."""
-    enough = rows[rows.accuracy >= rows.whole_accuracy - LOST]
+    enough = rows[(rows.order == order) & (rows.accuracy >= rows.whole_accuracy - LOST)]
+    if enough.empty:
+        raise NotMeasurable(f"no paths in the order {order}")
     return enough.groupby("repeat", dropna=False).kept_share.min().mean()
 
 
+# Where claims apply, and controls
+
+
+def _has_paths(rows: pd.DataFrame, column: str) -> bool:
+    return rows[rows.of == "paths"][column].notna().any()
+
+
+def _is_scheme(rows: pd.DataFrame, scheme: str) -> bool:
+    return bool(((rows.scheme == scheme) & (rows.of == "network")).any())
+
+
+def _has_order(rows: pd.DataFrame, order: str) -> bool:
+    return (rows.order == order).any()
+
+
+def _larger(rows: pd.DataFrame, of: str, column: str, by: float) -> pd.DataFrame:
+    return rows.assign(**{column: rows[column].where(rows.of != of, rows[column].abs() + by)})
+
+
+def _own_for_cross(rows: pd.DataFrame) -> pd.DataFrame:
+    own = rows[(rows.of == "heads") & (rows["first"] == rows["second"])]
+    return own.assign(second="another head")
+
+
+def _random_for(rows: pd.DataFrame, order: str) -> pd.DataFrame:
+    return rows[rows.order == "random"].assign(order=order)
+
+
 SOURCE = "Attention-paths blog, weak interdependence"
+_condition = functools.partial(Claim, source=SOURCE, table="independence", side=-1)
 
 
-def _path_pairs(statement: str, measure: Callable[[pd.DataFrame], float], line: float) -> Claim:
-    """A condition judged under both schemes."""
-    return Claim(statement, SOURCE, "independence", measure, -1, line, by=("scheme",))
+def _control(of: str, column: str, by: float) -> Control:
+    return Control(
+        f"the same, where {column} is {by:g} larger", functools.partial(_larger, of=of, column=column, by=by)
+    )
+
+
+def _pairs(column: str, **claim) -> Claim:
+    """A condition on the size of a column, over pairs of paths, that is judged under both schemes."""
+    return _condition(
+        measure=functools.partial(_size, of="paths", column=column),
+        line=SMALL,
+        by=("scheme",),
+        applies=functools.partial(_has_paths, column=column),
+        control=_control("paths", column, 1.1 * SMALL),
+        **claim,
+    )
+
+
+def _pruned(order: str, statement: str) -> Claim:
+    return Claim(
+        statement=statement,
+        source="Attention-paths blog, why paths matter",
+        table="pruning",
+        measure=functools.partial(_share_needed, order=order),
+        side=-1,
+        line=FEW,
+        applies=functools.partial(_has_order, order=order),
+        scale="share",
+        control=Control("paths in random order", functools.partial(_random_for, order=order)),
+    )
 
 
 BLOG: dict[str, Claim] = {
-    "blog_paths_orthogonal": _path_pairs(
-        "1: outputs of two paths are orthogonal (mean size of their cosine below .1).", _cosine, SMALL
+    "blog_paths_orthogonal": _pairs(
+        "cosine", statement="1: outputs of two paths are orthogonal (mean size of their cosine)."
     ),
-    "blog_paths_uncorrelated": _path_pairs(
-        "2: outputs of two paths hardly covary over inputs (mean size of their correlation below .1).",
-        *(_correlation, SMALL),
+    "blog_paths_uncorrelated": _pairs(
+        "correlation", statement="2: outputs of two paths hardly covary over inputs (mean size of their correlation)."
     ),
-    "blog_paths_additive": _path_pairs(
-        "3: the output is nearly the sum of all paths (relative rest below .1; an identity for frozen paths).",
-        *(_whole_interaction, SMALL),
+    "blog_frozen_paths_add_up": _condition(
+        statement="3, of frozen paths: the output is the sum of all paths (relative rest; Theorem 2.1 of Dong et al. "
+        "2021).",
+        measure=functools.partial(_size, of="network", column="interaction"),
+        line=EXACT,
+        by=("scheme",),
+        applies=functools.partial(_is_scheme, scheme="frozen"),
+        learned=None,
+        is_check=True,
+        exact=True,
+        control=_control("network", "interaction", 1e-8),
     ),
-    "blog_pairs_additive": Claim(
-        "3: two recomputed paths hardly interact in one network (mean relative interaction below .1).",
-        *(SOURCE, "independence", _pair_interaction, -1, SMALL),
+    "blog_paths_additive": _condition(
+        statement="3, of recomputed paths: the output is nearly the sum of all paths (relative rest).",
+        measure=functools.partial(_size, of="network", column="interaction"),
+        line=SMALL,
+        by=("scheme",),
+        applies=functools.partial(_is_scheme, scheme="recomputed"),
+        control=_control("network", "interaction", 1.1 * SMALL),
     ),
-    "blog_cross_gradients_small": Claim(
-        "4: second derivatives of the loss by two heads' parameters are much smaller than 1 (largest rms below .01).",
-        *(SOURCE, "independence", _largest_cross_gradient, -1, 0.01),
+    "blog_pairs_additive": _pairs(
+        "interaction",
+        statement="3, of recomputed paths: two paths hardly interact in one network (mean relative interaction).",
     ),
-    "blog_cross_gradients_below_own": Claim(
-        "4: they are small beside the heads' own second derivatives (mean ratio below .1).",
-        *(SOURCE, "independence", _relative_cross_gradient, -1, SMALL),
+    "blog_cross_gradients_below_own": _condition(
+        statement="4: second derivatives of the loss by two heads' parameters are small beside the heads' own (mean "
+        "ratio; the blog compares them with 1, which the scale of the parameters decides).",
+        measure=_cross_gradient,
+        line=SMALL,
+        applies=lambda rows: bool(_other_heads(rows).any()),
+        control=Control("each head beside itself", _own_for_cross),
     ),
-    "blog_paths_independent": _path_pairs(
-        "5: outputs of two paths share little information (mean KSG estimate below .1 nats).", _information, NATS
+    "blog_paths_independent": _condition(
+        statement="5: outputs of two paths share little information (mean KSG estimate, nats).",
+        measure=_information,
+        line=NATS,
+        by=("scheme",),
+        applies=functools.partial(_has_paths, column="information_ksg"),
+        control=_control("paths", "information_ksg", 1.1 * NATS),
     ),
-    "blog_few_paths_suffice": Claim(
-        "A few paths carry the prediction: a tenth of them comes within 5 points of the whole network.",
-        *("Attention-paths blog, why paths matter", "pruning", _share_needed, -1, 0.1),
-        by=("order",),
+    "blog_few_paths_suffice": _pruned(
+        "greedy",
+        "A few paths carry the prediction: the share of paths, each taken for the loss that it saves, that comes "
+        "within 5 points of the whole network's accuracy.",
+    ),
+    "blog_largest_paths_suffice": _pruned(
+        "norm",
+        "The few paths with the largest outputs carry the prediction: the share of paths that comes within 5 points of "
+        "the whole network's accuracy.",
     ),
 }

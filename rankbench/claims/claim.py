@@ -7,7 +7,7 @@ made from the same rows in which what is claimed is not so.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from rankbench.tables import interval95
 HELD, FAILED, UNDECIDED = "held", "failed", "undecided"
 PASSED, BROKEN = "passed", "broken"  # of a check
 FEWEST = 3  # seeds, or steps, that an interval is taken over
+STILL_FALLS = 0.02  # nats: a language model whose test loss falls by more over its last quarter is still in training
 LEARNED = 0.9  # share of the reachable accuracy below which the paths of a network say nothing about a claim
 
 
@@ -50,6 +51,16 @@ def learned_by_accuracy(rows: pd.DataFrame) -> str:
     return "" if accuracy >= LEARNED else f"the network has not learned its task (accuracy {accuracy:.3f})"
 
 
+def learned_by_loss(rows: pd.DataFrame) -> str:
+    """Why the language model counts as untrained, empty if it does not: its test loss still falls (loss_fall)."""
+    if "loss_fall" not in rows:
+        return "this table does not say whether the test loss still fell; run the analysis again"
+    fall = rows.groupby("seed").loss_fall.first().mean()
+    if fall <= STILL_FALLS:
+        return ""
+    return f"the test loss still fell by {fall:.2g} nats over the last quarter of training"
+
+
 def everywhere(rows: pd.DataFrame) -> bool:
     """Where a claim without a condition applies."""
     return True
@@ -66,8 +77,10 @@ class Claim:
     networks. exact: no chance is in the number, the worst seed decides. scale: `real`; `share` for a number in [0, 1];
     `rate` for a 0 or 1 of each seed. published: the number that the paper prints for what is measured, or a function of
     the rows that gives it for what they hold. across: compares the configurations of a sweep, so that it is judged
-    once, on all of them together. repeats: the column whose values are measurements of the same thing, seed or step;
-    steps at which there is nothing to measure are left out.
+    once, on all of them together. along: compares the values of this key of a sweep, so that it is judged on all of
+    them together, once for each value of the other keys. exists: says that there is such a network, so that an example
+    holds it, and the lack of one leaves it undecided. repeats: the column whose values are measurements of the same
+    thing, seed or step; steps at which there is nothing to measure are left out.
     """
 
     statement: str
@@ -85,6 +98,8 @@ class Claim:
     scale: str = "real"
     published: float | Callable[[pd.DataFrame], float] | None = None
     across: bool = False
+    along: str = ""
+    exists: bool = False
     repeats: str = "seed"
 
 
@@ -101,7 +116,10 @@ class Judgement(NamedTuple):
     reason: str
 
 
-def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: str | None = None) -> list[dict]:
+Facet = str | Sequence[str] | None  # the column, or columns, of the keys that a sweep varies
+
+
+def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: Facet = None) -> list[dict]:
     """Verdicts of one claim on a table: one for each value of the columns it is judged by and of the facet, among
     those that it speaks of. Where it speaks of none, one that says so."""
     verdicts = [
@@ -115,8 +133,9 @@ def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: str | None 
     return [_verdict(name, claim, table, "", nothing)]
 
 
-def _settings(claim: Claim, table: pd.DataFrame, facet: str | None) -> Iterator[tuple[str, pd.DataFrame]]:
-    axes = [*([facet] if facet and not claim.across else []), *claim.by]
+def _settings(claim: Claim, table: pd.DataFrame, facet: Facet) -> Iterator[tuple[str, pd.DataFrame]]:
+    varied = [facet] if isinstance(facet, str) else [*(facet or ())]
+    axes = [*(key for key in varied if not claim.across and key != claim.along), *claim.by]
     if not axes:
         yield "", table
         return
@@ -151,8 +170,11 @@ def _verdict(name: str, claim: Claim, rows: pd.DataFrame, where: str, judged: Ju
 
 
 def _controlled(claim: Claim, rows: pd.DataFrame) -> Judgement:
-    """The judgement of the rows; undecided where it is "held" and the negative control does not fail."""
+    """The judgement of the rows; undecided where it is "held" and the negative control does not fail, and where it is
+    "failed" but the claim is that there is an example."""
     judged = _judge(claim, rows)
+    if judged.outcome == FAILED and claim.exists:
+        return judged._replace(outcome=UNDECIDED, reason="no example here, which does not refute that there is one")
     if judged.outcome != HELD:
         return judged
     control = _judge(claim, claim.control.doctor(rows.copy()))
@@ -163,6 +185,8 @@ def _controlled(claim: Claim, rows: pd.DataFrame) -> Judgement:
 
 
 def _judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
+    if rows.empty:
+        return _undecided("there are no such rows")
     try:
         values = [claim.measure(rows_of_repeat) for _, rows_of_repeat in rows.groupby(claim.repeats)]
     except NotMeasurable as reason:

@@ -1,14 +1,19 @@
 """Claims of Dong et al. 2021 on paths, their lengths, and what networks do with them."""
 
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from rankbench.claims.claim import Claim
+from rankbench.claims.claim import Claim, Control, NotMeasurable
+from rankbench.claims.sweeps import in_reverse, rows_by_value
 
 AT_CHANCE = 0.05  # "not much better than a random guess", taken as within five points of the commonest class
+# "consistently": of six lengths no more than two neighbours may stand in the wrong order (-.94; two such pairs: -.89)
+CONSISTENTLY = -0.9
+HARDLY_OBSERVABLE = 128  # the width at which the paper says so of the collapse (sec. 4.2)
+FIG3 = "Dong et al. 2021, sec. 4.2 and Fig. 3"
 SUM = "Dong et al. 2021, Theorem 2.1"
 FIG4 = "Dong et al. 2021, sec. 4.3"
 FIG5 = "Dong et al. 2021, app. B.1 and Fig. 5"
@@ -17,26 +22,27 @@ FIG5 = "Dong et al. 2021, app. B.1 and Fig. 5"
 
 
 def _sampled(rows: pd.DataFrame, length: int) -> float:
-    return rows[(rows.selection == "sampled") & (rows.path_length == length)].accuracy.mean()
+    of_length = rows[(rows.selection == "sampled") & (rows.path_length == length)]
+    if of_length.empty:
+        raise NotMeasurable(f"there are no sampled paths of length {length}")
+    return of_length.accuracy.mean()
 
 
-def _length_one(rows: pd.DataFrame) -> float:
-    return _sampled(rows, 1)
+def _longest_from_chance(rows: pd.DataFrame) -> float:
+    return abs(_sampled(rows, rows.path_length.max()) - rows.majority_accuracy.mean())
 
 
-def _longest_above_majority(rows: pd.DataFrame) -> float:
-    return _sampled(rows, rows.path_length.max()) - rows.majority_accuracy.mean()
-
-
-def _shortest_above_majority(rows: pd.DataFrame) -> float:
+def _shortest_above_chance(rows: pd.DataFrame) -> float:
     return _sampled(rows, 0) - rows.majority_accuracy.mean()
 
 
 def _rank_correlation_with_length(rows: pd.DataFrame) -> float:
     sampled = rows[(rows.selection == "sampled") & (rows.path_length >= 1)]
     by_length = sampled.groupby("path_length").accuracy.mean()
+    if len(by_length) < 3:
+        raise NotMeasurable("it takes paths of three lengths from 1 on")
     if by_length.nunique() < 2:
-        return float("nan")
+        raise NotMeasurable("paths of all lengths are equally good")
     return stats.spearmanr(by_length.index, by_length).statistic
 
 
@@ -45,11 +51,25 @@ def whole_accuracy(rows: pd.DataFrame) -> float:
     return rows.whole_accuracy.mean()
 
 
-def _does_as_said(rows: pd.DataFrame) -> float:
-    network = rows[rows.weights == "trained"].iloc[0]
-    if network.one_step_error >= 1:  # no better than standing still: it has not learned to go round
-        return float("nan")
-    return float(network.collapsed == (not network["skip"] and not network["mlp"]))
+def _trained_layer(rows: pd.DataFrame) -> pd.Series:
+    return rows[rows.weights == "trained"].iloc[0]
+
+
+def _collapses(rows: pd.DataFrame) -> float:
+    return float(_trained_layer(rows).collapsed)
+
+
+def _stays(rows: pd.DataFrame) -> float:
+    layer = _trained_layer(rows)
+    return float(not layer.collapsed and not layer.escaped)
+
+
+def _fewer_when_wide(rows: pd.DataFrame) -> float:
+    widths = rows_by_value(rows, "model.width")
+    if len(widths) < 2:
+        raise NotMeasurable("it takes a sweep over model.width")
+    narrow, *_, wide = widths.values()
+    return _collapses(narrow) - _collapses(wide)
 
 
 def _remainder_digits(rows: pd.DataFrame) -> float:
@@ -74,95 +94,203 @@ def _gpt3_ahead(rows: pd.DataFrame, column: str) -> float:
     return values["GPT-3"] - values.drop("GPT-3").max()
 
 
-def _gpt3_ahead_in_heads(rows: pd.DataFrame) -> float:
-    return _gpt3_ahead(rows, "mean")
-
-
-def _gpt3_ahead_in_share(rows: pd.DataFrame) -> float:
-    return _gpt3_ahead(rows, "mean_over_layers")
-
-
 def _rank_of_small_berts(rows: pd.DataFrame, column: str) -> float:
     """Place of the lower one of DistilBERT and MobileBERT, from the largest number down."""
     return _by_architecture(rows)[column].rank(ascending=False)[["DistilBERT", "MobileBERT"]].max()
 
 
-def _rank_in_heads(rows: pd.DataFrame) -> float:
-    return _rank_of_small_berts(rows, "sd")
+def _is_attention_alone(rows: pd.DataFrame) -> bool:
+    return not rows["skip"].any() and not rows.mlp.any()
 
 
-def _rank_over_layers(rows: pd.DataFrame) -> float:
-    return _rank_of_small_berts(rows, "sd_over_layers")
+def _should_collapse(rows: pd.DataFrame) -> bool:
+    """Attention alone, not at the width at which the paper itself hardly observes it."""
+    wide = "model.width" in rows and (rows["model.width"].astype(float) >= HARDLY_OBSERVABLE).any()
+    return _is_attention_alone(rows) and not wide
 
 
-def _counted(statement: str, measure: Callable[[pd.DataFrame], float], side: int, line: float) -> Claim:
-    """A claim on path lengths, which are arithmetic: no chance, no training."""
-    return Claim(statement, FIG5, "path_counts", measure, side, line, learned=None, exact=True)
+def _every_seed_goes_round(rows: pd.DataFrame) -> str:
+    """The paper trains "until it could perfectly memorize the next step": here better than standing still."""
+    trained = rows[rows.weights == "trained"].drop_duplicates(["run", "seed"])
+    lost = int((trained.one_step_error >= 1).sum())
+    return f"{lost} of {len(trained)} networks have not learned a step of the circle" if lost else ""
 
 
-def _whole(statement: str, line: float, published: float) -> Claim:
-    """A claim of Fig. 4 on the accuracy of the whole network."""
-    return Claim(statement, FIG4, "paths", whole_accuracy, +1, line, learned=None, published=published)
+def _turned_round(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows.assign(collapsed=1 - rows.collapsed, escaped=0)
 
 
-def _protocol(statement: str, measure: Callable[[pd.DataFrame], float], side: int, line: float) -> Claim:
-    """A claim of Fig. 4 on sampled paths, judged under both schemes: the paper's own protocol is `recomputed`."""
-    return Claim(statement, FIG4, "paths", measure, side, line, by=("scheme",))
+def _lengths_reversed(rows: pd.DataFrame) -> pd.DataFrame:
+    later = rows.path_length >= 1
+    turned = rows.path_length.max() + rows.path_length[later].min() - rows.path_length
+    return rows.assign(path_length=turned.where(later, rows.path_length))
+
+
+def _exchanged(rows: pd.DataFrame, name: str, other: str) -> pd.DataFrame:
+    return rows.replace({"architecture": {name: other, other: name}})
+
+
+# A claim on path lengths, which are arithmetic: no chance, no training
+_counted = partial(Claim, source=FIG5, table="path_counts", learned=None, exact=True)
+# Of Fig. 4: on the accuracy of the whole network, and on sampled paths, under both schemes (the paper's protocol is
+# `recomputed`)
+_whole = partial(Claim, source=FIG4, table="paths", measure=whole_accuracy, side=+1, scale="share", learned=None)
+_protocol = partial(Claim, source=FIG4, table="paths", by=("scheme",))
+GPT3_SMALL = Control("GPT-3 exchanged with DeiT-T", partial(_exchanged, name="GPT-3", other="DeiT-T"))
+
+
+def _accuracy(value: float) -> Control:
+    return Control(
+        f"an accuracy of {value:g} in every seed", lambda rows: rows.assign(whole_accuracy=value, accuracy=value)
+    )
+
+
+def _length_one(task: str, line: float) -> Claim:
+    return _protocol(
+        statement=f"Length-1 paths attain an accuracy above {line:g} on {task}.",
+        measure=partial(_sampled, length=1),
+        side=+1,
+        line=line,
+        scale="share",
+        control=Control(
+            f"length-1 paths with an accuracy of {line - 0.01:g} in every seed",
+            lambda rows: rows.assign(accuracy=line - 0.01),
+        ),
+    )
 
 
 DONG_PATHS: dict[str, Claim] = {
     "paths_sum_to_output": Claim(
-        "The frozen paths and the biases add up to the output (log10 of the relative remainder, float64).",
-        *(SUM, "paths", _remainder_digits, -1, -10.0),
+        statement="The frozen paths and the biases add up to the output (log10 of the relative remainder, float64).",
+        source=SUM,
+        table="paths",
+        measure=_remainder_digits,
+        side=-1,
+        line=-10.0,
         learned=None,
-    ),
-    "dong_fig4_whole_sorting": _whole("The whole network sorts (published accuracy .98; the line is .95).", 0.95, 0.98),
-    "dong_fig4_length_1_sorting": _protocol(
-        "Length-1 paths attain an accuracy above .6 on sorting.", _length_one, +1, 0.6
+        is_check=True,
+        exact=True,
+        control=Control("a remainder of 1.1e-10", lambda rows: rows.assign(remainder=1.1e-10)),
     ),
     "dong_fig3_collapse": Claim(
-        "Run freely, attention alone collapses to one point, and an MLP or a skip prevents it (share of seeds).",
-        *("Dong et al. 2021, sec. 4.2", "rollout", _does_as_said, +1, 0.5),
-        learned=None,
+        statement="Run freely, attention alone collapses to one point (share of seeds; the line, half of them, is "
+        "ours; not at width 128, where the paper says that it is hardly observable).",
+        source=FIG3,
+        table="rollout",
+        measure=_collapses,
+        side=+1,
+        line=0.5,
+        scale="rate",
+        learned=_every_seed_goes_round,
+        applies=_should_collapse,
+        control=Control("every run that collapses does not, and the others do", _turned_round),
     ),
+    "dong_fig3_prevented": Claim(
+        statement="Run freely, a layer with an MLP or a skip does not collapse to one point, nor does it escape to "
+        "infinity, which is no success of what prevents a collapse (share of seeds; the line, half of them, is ours).",
+        source=FIG3,
+        table="rollout",
+        measure=_stays,
+        side=+1,
+        line=0.5,
+        scale="rate",
+        learned=_every_seed_goes_round,
+        applies=lambda rows: not _is_attention_alone(rows),
+        control=Control("every run that collapses does not, and the others do", _turned_round),
+    ),
+    "dong_fig3_slower_when_wide": Claim(
+        statement="The wider the layer, the more slowly attention alone collapses: over as many steps fewer seeds do "
+        "(share of seeds at the smallest width less that at the largest).",
+        source=FIG3,
+        table="rollout",
+        measure=_fewer_when_wide,
+        side=+1,
+        line=0.0,
+        along="model.width",
+        learned=_every_seed_goes_round,
+        applies=_is_attention_alone,
+        control=in_reverse("model.width"),
+    ),
+    "dong_fig4_whole_sorting": _whole(
+        statement="The whole network sorts (the line of .95 is ours).",
+        line=0.95,
+        published=0.98,
+        control=_accuracy(0.94),
+    ),
+    "dong_fig4_length_1_sorting": _length_one("sorting", 0.6),
     "dong_fig4_whole_convex_hull": _whole(
-        "The whole network finds the convex hull (published accuracy about .9; the line is .85).", 0.85, 0.9
+        statement="The whole network finds the convex hull (in the paper's figure about .9; the line of .85 is ours).",
+        line=0.85,
+        published=0.9,
+        control=_accuracy(0.84),
     ),
-    "dong_fig4_length_1_convex_hull": _protocol(
-        "Length-1 paths attain an accuracy above .65 on convex hulls.", _length_one, +1, 0.65
-    ),
+    "dong_fig4_length_1_convex_hull": _length_one("convex hulls", 0.65),
     "dong_fig4_whole_memorization": _whole(
-        "The whole network memorises (published accuracy .85; the line is .8).", 0.8, 0.85
+        statement="The whole network memorises (the line of .8 is ours).",
+        line=0.8,
+        published=0.85,
+        control=_accuracy(0.79),
     ),
-    "dong_fig4_length_1_memorization": _protocol(
-        "Length-1 paths attain an accuracy above .8 on memorization.", _length_one, +1, 0.8
-    ),
+    "dong_fig4_length_1_memorization": _length_one("memorization", 0.8),
     "dong_fig4_falls_with_length": _protocol(
-        "Accuracy falls with path length, from 1 on (Spearman's rank correlation below 0).",
-        *(_rank_correlation_with_length, -1, 0.0),
+        statement="Accuracy consistently deteriorates with path length, from 1 on (Spearman's rank correlation; below "
+        "-.9, of six lengths two neighbours in the wrong order at most, which is our line).",
+        measure=_rank_correlation_with_length,
+        side=-1,
+        line=CONSISTENTLY,
+        control=Control("the accuracies of the lengths from 1 on in reverse order", _lengths_reversed),
     ),
     "dong_fig4_longest_at_chance": _protocol(
-        "The longest paths are not much better than chance (less than 5 points above the commonest class).",
-        *(_longest_above_majority, -1, AT_CHANCE),
+        statement="The longest paths are as good as a random guess (distance of their accuracy from that of the "
+        "commonest class, either way; the line of 5 points is ours).",
+        measure=_longest_from_chance,
+        side=-1,
+        line=AT_CHANCE,
+        control=Control(
+            "every accuracy 6 points above the commonest class",
+            lambda rows: rows.assign(accuracy=rows.majority_accuracy + 0.06),
+        ),
     ),
-    "dong_fig4_length_0_at_chance": _protocol(
-        "Length-0 paths hold no useful information (less than 5 points above the commonest class).",
-        *(_shortest_above_majority, -1, AT_CHANCE),
+    "dong_fig4_length_0_no_information": _protocol(
+        statement="Length-0 paths hold no useful information (accuracy above that of the commonest class, which takes "
+        "none; the line of 5 points is ours).",
+        measure=_shortest_above_chance,
+        side=-1,
+        line=AT_CHANCE,
+        control=Control(
+            "every accuracy 6 points above the commonest class",
+            lambda rows: rows.assign(accuracy=rows.majority_accuracy + 0.06),
+        ),
     ),
     "dong_fig5_gpt3_longest": _counted(
-        "GPT-3 has the longest paths of the nine (its mean length less the longest of the others, in heads).",
-        *(_gpt3_ahead_in_heads, +1, 0.0),
+        statement="GPT-3 has the longest paths of the nine (its mean length less the longest of the others, in heads).",
+        measure=partial(_gpt3_ahead, column="mean"),
+        side=+1,
+        line=0.0,
+        control=GPT3_SMALL,
     ),
     "dong_fig5_gpt3_most_long_paths": _counted(
-        "GPT-3 is the most long-paths-focused of the nine (mean length over layers, less the largest of the others).",
-        *(_gpt3_ahead_in_share, +1, 0.0),
+        statement="GPT-3 is the most long-paths-focused of the nine (mean length over layers, less the largest of the "
+        "others).",
+        measure=partial(_gpt3_ahead, column="mean_over_layers"),
+        side=+1,
+        line=0.0,
+        control=GPT3_SMALL,
     ),
     "dong_fig5_small_berts_diverse": _counted(
-        "DistilBERT's and MobileBERT's path lengths over layers are among the three most diverse (place by sd).",
-        *(_rank_over_layers, -1, 3.5),
+        statement="DistilBERT's and MobileBERT's path lengths over layers are among the three most diverse (place of "
+        "the lower one by standard deviation).",
+        measure=partial(_rank_of_small_berts, column="sd_over_layers"),
+        side=-1,
+        line=3.5,
+        control=Control("DistilBERT exchanged with T5-11B", partial(_exchanged, name="DistilBERT", other="T5-11B")),
     ),
     "dong_fig5_small_berts_diverse_in_heads": _counted(
-        "DistilBERT's and MobileBERT's path lengths in heads are among the three most diverse (place by sd).",
-        *(_rank_in_heads, -1, 3.5),
+        statement="DistilBERT's and MobileBERT's path lengths in heads are among the three most diverse (place of the "
+        "lower one by standard deviation).",
+        measure=partial(_rank_of_small_berts, column="sd"),
+        side=-1,
+        line=3.5,
+        control=Control("DistilBERT exchanged with T5-11B", partial(_exchanged, name="DistilBERT", other="T5-11B")),
     ),
 }

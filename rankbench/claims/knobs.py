@@ -1,101 +1,246 @@
-"""Claims of later papers on knobs that change how fast tokens become one, each a hypothesis, as tests on the tables."""
+"""Claims of later papers on knobs that change how fast tokens become one, each a hypothesis, as tests on the tables.
 
-from collections.abc import Callable
+Each knob has a claim on the direction, judged over all values of the sweep, and one on its far end, where the paper
+says that the collapse is over. "Enough" of a knob is a statement that there is such a value: an example holds it.
+"""
 
-import numpy as np
+import math
+from functools import partial
+
 import pandas as pd
 
-from rankbench.claims.claim import Claim
-from rankbench.claims.dong_collapse import A_TENTH, VANISHED, log10_kept
+from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable
+from rankbench.claims.dong_collapse import TENTH, log10_kept, share
+from rankbench.claims.sweeps import MOSTLY, at_end, from_other_end, in_reverse, rows_at, rows_by_value, trend
 from rankbench.tables import last_of_layer
 
 HALF = 0.5  # of a rank or an entropy: what is above it counts as kept
+# Of the relative residual: dynamics.csv says nothing of rounding, and a network can have trained in float32
+ROUNDING = 1e-4
 
 # Measures: one seed's rows -> a number
 
 
-def _kept(rows: pd.DataFrame) -> float:
+def log10_kept_followed(rows: pd.DataFrame) -> float:
+    """log10 of the share of the embedding's relative residual that the whole network leaves; table `collapse`."""
     return log10_kept(rows, "full")
 
 
-def _share_of_first(rows: pd.DataFrame, metric: str) -> float:
-    """A metric of the state behind the last layer, over that of the embedding."""
-    states = last_of_layer(rows)
-    return states[states.layer == states.layer.max()][metric].iloc[0] / states[states.layer == 0][metric].iloc[0]
+def kept_followed(rows: pd.DataFrame) -> float:
+    """The share itself."""
+    return share(log10_kept_followed(rows))
+
+
+def kept_measured(rows: pd.DataFrame) -> float:
+    """The same from the table `residual`, of networks that cannot be followed: a bound where a sequence is below its
+    noise floor, which is then at most what is measured or the floor, over the size of the tokens."""
+    first, last = _ends(rows)
+    kept = last.relative_residual / first.relative_residual
+    if not last.below_floor:
+        return kept
+    if not last.residual > 0:
+        raise NotMeasurable("rounding has left nothing of the residual")
+    return AtMost(kept * max(1.0, last.noise_floor / last.residual))
+
+
+def _ends(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """The rows of the embedding and of the state behind the last layer."""
+    states = last_of_layer(rows[rows.variant == "full"])
+    first, last = (states[states.layer == layer].iloc[0] for layer in (0, states.layer.max()))
+    if not math.isfinite(last.relative_residual):
+        raise NotMeasurable("the tokens behind the last layer are all zero")
+    return first, last
 
 
 def _rank_kept(rows: pd.DataFrame) -> float:
-    return _share_of_first(rows, "effective_rank")
+    first, last = _ends(rows)
+    return last.effective_rank / first.effective_rank
 
 
 def _rank_of_residual_kept(rows: pd.DataFrame) -> float:
-    return _share_of_first(rows, "effective_rank_centred")
+    first, last = _ends(rows)
+    if last.below_floor:
+        raise NotMeasurable("the residual behind the last layer is rounding")
+    return last.effective_rank_centred / first.effective_rank_centred
+
+
+def _kept_with_scaled_branches(rows: pd.DataFrame) -> float:
+    """At the largest branch scale of the sweep that is 1/sqrt(layers) at most, but for its printed digits."""
+    largest = 1.01 / math.sqrt(rows.layer.max())
+    small = [value for value in rows_by_value(rows, "model.branch_scale") if value <= largest]
+    if not small:
+        raise NotMeasurable("the sweep has no model.branch_scale of 1/sqrt(model.layers) or less")
+    return kept_followed(rows_by_value(rows, "model.branch_scale")[small[-1]])
 
 
 def _entropy_kept(rows: pd.DataFrame) -> float:
     """Entropy of attention at the last step over that at the first, mean over heads, in the layer that loses most."""
-    by_layer = rows[rows.sublayer == "weights"].groupby(["layer", "step"]).attention_entropy.mean().unstack()
+    of_sigma = rows_at(rows, "model.weight_norm", "sigma")
+    weights = of_sigma[of_sigma.sublayer == "weights"]
+    by_layer = weights.groupby(["layer", "step"]).attention_entropy.mean().unstack()
     return (by_layer.iloc[:, -1] / by_layer.iloc[:, 0]).min()
 
 
 def _least_kept_in_training(rows: pd.DataFrame) -> float:
-    """log10_kept of the whole network, at the step at which it is smallest."""
-    states = pd.concat([last_of_layer(one) for _, one in rows.groupby("step")])
+    """The share that the network with skips keeps, at the step at which it is smallest."""
+    with_skips = rows_at(rows, "model", "transformer")
+    states = pd.concat([last_of_layer(of_step) for _, of_step in with_skips.groupby("step")])
     by_step = states.pivot(index="step", columns="layer", values="relative_residual")
-    return np.log10(by_step.iloc[:, -1] / by_step.iloc[:, 0]).min()
+    least = (by_step.iloc[:, -1] / by_step.iloc[:, 0]).min()
+    return least if not least < ROUNDING else AtMost(ROUNDING)
 
 
-def _fresh(statement: str, source: str, measure: Callable[[pd.DataFrame], float], side: int, line: float) -> Claim:
-    """A claim on fresh networks, judged at each value of the knob."""
-    return Claim(statement, source, "residual", measure, side, line, learned=None)
+def _with_exchanged(key: str, first: str, second: str) -> Control:
+    return Control(
+        f"{key}={second} in place of {first}",
+        lambda rows: rows.assign(**{key: rows[key].map({first: second, second: first})}),
+    )
 
 
-def _trained(statement: str, source: str, measure: Callable[[pd.DataFrame], float], line: float) -> Claim:
-    """A claim on what happens while a network trains, whether or not it learns its task."""
-    return Claim(statement, source, "dynamics", measure, +1, line, learned=None)
+# Claims on fresh networks: the direction, and the share that is left at an end of the sweep (0: the smallest value)
 
 
-LEFT = "more than a tenth of the relative residual is left behind the last layer (log10)."
+def _falls(key: str, statement: str, source: str, table: str = "collapse") -> Claim:
+    return _trend(key, statement, source, table, side=-1)
+
+
+def _grows(key: str, statement: str, source: str, table: str = "collapse") -> Claim:
+    return _trend(key, statement, source, table, side=+1)
+
+
+def _trend(key: str, statement: str, source: str, table: str, side: int) -> Claim:
+    measure = log10_kept_followed if table == "collapse" else kept_measured
+    order = "above" if side > 0 else "below -"
+    return Claim(
+        statement=f"{statement} (Kendall's rank correlation of {key} and the share of the embedding's relative "
+        f"residual that is left; {order}{' ' if side > 0 else ''}.5, three pairs in four in this order, which is our "
+        "line).",
+        source=source,
+        table=table,
+        measure=partial(trend, key=key, measure=measure),
+        side=side,
+        line=side * MOSTLY,
+        along=key,
+        learned=None,
+        control=in_reverse(key),
+    )
+
+
+def _left_at(key: str, end: int, statement: str, source: str, table: str = "collapse", exists: bool = True) -> Claim:
+    return Claim(
+        statement=f"{statement} more than a tenth of the embedding's relative residual is left behind the last layer "
+        f"(the share at the {'largest' if end else 'smallest'} {key} of the sweep).",
+        source=source,
+        table=table,
+        measure=partial(at_end, key=key, measure=kept_followed if table == "collapse" else kept_measured, end=end),
+        side=+1,
+        line=TENTH,
+        scale="share",
+        along=key,
+        exists=exists,
+        learned=None,
+        control=from_other_end(key, end),
+    )
+
+
+NOCI = "Noci et al. 2022, Signal propagation in transformers"
+JOSEPH = "Joseph et al. 2024, Lambda-skip connections"
+GIORLANDINO = "Giorlandino and Goldt 2025, Two failure modes of deep transformers"
+ALI = "Ali, Galanti and Wolf 2023, Centered self-attention layers"
+HE = "He et al. 2023, Deep transformers without shortcuts"
+WANG = "Wang et al. 2022, Anti-oversmoothing in deep vision transformers"
 
 KNOBS: dict[str, Claim] = {
-    "knob_residual_scale": _fresh(
-        f"With branches scaled down, by 1/sqrt(layers) at least, {LEFT}",
-        *("Noci et al. 2022, Signal propagation in transformers", _kept, +1, A_TENTH),
+    "knob_residual_scale": _falls(
+        "model.branch_scale", "The smaller the scale of the branches beside the skips, the more is left", NOCI
     ),
-    "knob_lambda_skip": _fresh(
-        f"With a skip that is strong enough {LEFT}",
-        *("Joseph et al. 2024, Lambda-skip connections", _kept, +1, A_TENTH),
+    "knob_residual_scale_root": Claim(
+        statement="With branches scaled by 1/sqrt(layers) more than a tenth of the embedding's relative residual is "
+        "left behind the last layer (the share that is left).",
+        source=NOCI,
+        table="collapse",
+        measure=_kept_with_scaled_branches,
+        side=+1,
+        line=TENTH,
+        scale="share",
+        along="model.branch_scale",
+        learned=None,
+        control=from_other_end("model.branch_scale", 0),
     ),
-    "knob_temperature": _fresh(
-        f"At a temperature that is low enough {LEFT}",
-        *("Giorlandino and Goldt 2025, Two failure modes of deep transformers", _kept, +1, A_TENTH),
+    "knob_lambda_skip": _grows("model.skip_scale", "The stronger the skip, the more is left", JOSEPH),
+    "knob_lambda_skip_enough": _left_at("model.skip_scale", -1, "With a skip that is strong enough", JOSEPH),
+    "knob_temperature": _falls("model.temperature", "The lower the temperature, the more is left", GIORLANDINO),
+    "knob_temperature_enough": _left_at("model.temperature", 0, "At a temperature that is low enough", GIORLANDINO),
+    "knob_mean_removal": _left_at(
+        "model.mix_uniform", 0, "With the mean removed from attention", ALI, table="residual", exists=False
     ),
-    "knob_mean_removal": _fresh(
-        f"With the mean removed from attention {LEFT}",
-        *("Ali, Galanti and Wolf 2023, Centered self-attention layers", _kept, +1, A_TENTH),
+    "knob_mean_removal_rank": Claim(
+        statement="With the mean removed from attention more than half of the tokens' effective rank is left behind "
+        "the last layer (rank over that of the embedding).",
+        source=ALI,
+        table="residual",
+        measure=partial(at_end, key="model.mix_uniform", measure=_rank_kept, end=0),
+        side=+1,
+        line=HALF,
+        scale="share",
+        along="model.mix_uniform",
+        learned=None,
+        control=from_other_end("model.mix_uniform", 0),
     ),
-    "knob_mean_removal_rank": _fresh(
-        "With the mean removed from attention more than half of the tokens' effective rank is left.",
-        *("Ali, Galanti and Wolf 2023, Centered self-attention layers", _rank_kept, +1, HALF),
+    "knob_identity_mix": _falls(
+        "model.mix_attention",
+        "Without skips, the less of attention there is beside the identity, the more is left",
+        HE,
+        table="residual",
     ),
-    "knob_identity_mix": _fresh(
-        f"Without skips, with enough of the identity in attention, {LEFT}",
-        *("He et al. 2023, Deep transformers without shortcuts", _kept, +1, A_TENTH),
+    "knob_identity_mix_enough": _left_at(
+        "model.mix_attention", 0, "Without skips, with little enough attention beside the identity", HE, "residual"
     ),
-    "knob_uniform_mix": _fresh(
-        "Attention, a low-pass filter, makes tokens one, here with skips: less than a thousandth is left (log10).",
-        *("Wang et al. 2022, Anti-oversmoothing in deep vision transformers", _kept, -1, VANISHED),
+    "knob_uniform_mix": _falls(
+        "model.mix_uniform",
+        "Attention's uniform part, a low-pass filter, makes tokens alike: the less of it there is, the more is left",
+        WANG,
+        table="residual",
     ),
-    "knob_orthogonal_values": _fresh(
-        "With orthogonal value maps more than half of the residual's effective rank is left behind the last layer.",
-        *("Saxe et al. 2014, Exact solutions to the nonlinear dynamics of learning", _rank_of_residual_kept, +1, HALF),
+    "knob_orthogonal_values": Claim(
+        statement="With orthogonal value maps more than half of the residual's effective rank is left behind the last "
+        "layer (rank over that of the embedding).",
+        source="Saxe et al. 2014, Exact solutions to the nonlinear dynamics of learning",
+        table="residual",
+        measure=lambda rows: _rank_of_residual_kept(rows_at(rows, "model.values", "orthogonal")),
+        side=+1,
+        line=HALF,
+        scale="share",
+        along="model.values",
+        learned=None,
+        is_check=True,
+        control=_with_exchanged("model.values", "orthogonal", "free"),
     ),
-    "knob_sigma_reparam": _trained(
-        "No layer loses more than half of the entropy of its attention in training.",
-        *("Zhai et al. 2023, Preventing attention entropy collapse", _entropy_kept, HALF),
+    "knob_sigma_reparam": Claim(
+        statement="With weights over their spectral norms no layer loses more than half of its attention's entropy in "
+        "training, and without them one does (entropy at the last step over that at the first, the layer that loses "
+        "most).",
+        source="Zhai et al. 2023, Preventing attention entropy collapse",
+        table="dynamics",
+        measure=_entropy_kept,
+        side=+1,
+        line=HALF,
+        scale="share",
+        along="model.weight_norm",
+        learned=None,
+        control=_with_exchanged("model.weight_norm", "sigma", "none"),
     ),
-    "knob_dynamics": _trained(
-        "With skips more than a tenth of the relative residual is left at every moment of training (log10).",
-        *("Dong et al. 2021, sec. 4.1", _least_kept_in_training, A_TENTH),
+    "knob_dynamics": Claim(
+        statement="With skips more than a tenth of the embedding's relative residual is left at every moment of "
+        "training, and without them it is not (the share that is left, at the step at which it is smallest).",
+        source="Dong et al. 2021, sec. 4.1",
+        table="dynamics",
+        measure=_least_kept_in_training,
+        side=+1,
+        line=TENTH,
+        scale="share",
+        along="model",
+        learned=None,
+        control=_with_exchanged("model", "transformer", "transformer_no_skip"),
     ),
 }

@@ -309,13 +309,14 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
     W_K and W_V (all heads of each together) with their own fans. bert: N(0, 0.02^2). scaled: bert with the maps that
     write to the residual stream divided by sqrt(2 layers) (Radford et al. 2019). All but pytorch start biases at 0.
     attention_init = s draws the matrices of attention from U(+-s/sqrt(width)) instead (Kim et al. 2021, app. I).
-    init_gain multiplies every matrix of the blocks (with weight_norm=sigma it is the first gamma). values=orthogonal
-    draws W_V and W_O (all heads together) orthogonal instead, values=uniform as pytorch does, values=zero sets W_V and
-    its bias to 0.
+    init_gain multiplies every matrix of the blocks (with weight_norm=sigma it is the first gamma), mlp_gain those of
+    the MLPs once more. values=orthogonal draws W_V and W_O (all heads together) orthogonal instead, values=uniform as
+    pytorch does, values=zero sets W_V and its bias to 0.
     """
-    scheme, gain, layers = model.cfg.init, model.cfg.init_gain, model.cfg.layers
+    scheme, layers = model.cfg.init, model.cfg.layers
     with torch.no_grad():
         for name, module in model.named_modules():
+            gain = model.cfg.init_gain * (model.cfg.mlp_gain if ".mlp." in name else 1)
             if isinstance(module, Norm) and module.weight is not None:
                 module.weight.fill_(1)
                 if module.shift is not None:

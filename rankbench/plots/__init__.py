@@ -3,6 +3,6 @@
 A module a subject; every figure is drawn from its CSV alone.
 """
 
-from rankbench.plots.figure import KINDS, save
+from rankbench.plots.figure import KINDS, Figure, save, show_in_notebook
 
-__all__ = ["KINDS", "save"]
+__all__ = ["KINDS", "Figure", "save", "show_in_notebook"]

@@ -1,9 +1,23 @@
 """The figure of the analysis `bounds`."""
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import DODGE, GREY, INK, grid_of, legend, line, styled, title, whole_numbers
+from rankbench.plots.figure import (
+    DODGE,
+    GREY,
+    INK,
+    below_rounding,
+    grid_of,
+    legend,
+    line,
+    spread,
+    styled,
+    title,
+    whole_numbers,
+)
 from rankbench.tables import mean_and_spread
 
 NAMES = {
@@ -18,6 +32,7 @@ NAMES = {
 def draw_bounds(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """log10 of the bounds and of what they bound by layer, on an axis that is linear to +-10 and logarithmic beyond.
 
+    Where rounding explains what was measured, a triangle shows how large its error is.
     A column for each variant and a row for each kind of weights and each facet; of a single variant, a column for each
     kind of weights.
     """
@@ -33,14 +48,23 @@ def draw_bounds(table: pd.DataFrame, published: pd.DataFrame | None = None, face
                 if len(part):
                     line(axes, mean_and_spread(part, ["layer"], "log10_bound"), "layer", name, number)
             for bound, colour, name in (("layer", INK, "measured residual"), ("diameter", GREY, "measured diameter")):
-                seen = mean_and_spread(mine[mine.bound == bound], ["layer"], "log10_measured")
-                if len(seen):
-                    place = seen["layer"] + DODGE * len(NAMES)
-                    axes.plot(place, seen["mean"], color=colour, label=name, marker="x", linestyle="--")
-                    axes.fill_between(place, seen["low"], seen["high"], color=colour, alpha=0.2, linewidth=0)
+                if len(measured := mine[mine.bound == bound]):
+                    _measured(axes, measured, colour, name)
             axes.set_yscale("symlog", linthresh=10)
             axes.set_title(title(column.replace("_", " "), label.removeprefix("row=")))
             whole_numbers(axes, "layer (0: embedding)")
         row[0].set_ylabel(r"$\log_{10}$ of residual $\|R\|_{1,\infty}$ or diameter")
     legend(figure, grid)
     return figure
+
+
+def _measured(axes: Axes, rows: pd.DataFrame, colour: str, name: str) -> None:
+    """What was measured, by layer; its rounding error where that explains it."""
+    summary = mean_and_spread(rows, ["layer"], "log10_measured")
+    of_layer, place = rows.groupby("layer"), summary.layer + DODGE * len(NAMES)
+    below = (of_layer.below_floor.max() > 0).reset_index(drop=True)
+    axes.plot(place, summary["mean"].mask(below), color=colour, label=name, marker="x", linestyle="--")
+    spread(axes, place, summary, colour)
+    if "noise_floor" in rows:  # not in a table from before there was this column
+        floors = np.log10(of_layer.noise_floor.mean()).reset_index(drop=True)
+        below_rounding(axes, place, summary["mean"].mask(below, floors), below, colour)

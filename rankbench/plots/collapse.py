@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from rankbench.plots.figure import COLOURS, DODGE, GREY, INK, grid_of, legend, line, styled, title, whole_numbers
+from rankbench.plots.figure import COLOURS, DODGE, FLOOR, GREY, INK, grid_of, legend, line, styled, title, whole_numbers
 from rankbench.tables import mean_and_spread
 
 MOST_TICKS = 9  # below 1
@@ -17,8 +17,8 @@ RING = {"marker": "o", "linestyle": "none", "markerfacecolor": "none", "markered
 def draw_collapse(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """The residual by layer, its logarithm again on a logarithmic scale: what is cubed at each layer falls straight.
 
-    A line for each variant, rings where a plain forward pass can measure the same, the theorem's bound dashed. A column
-    for each kind of weights, a row for each facet.
+    A line for each variant, rings where a plain forward pass can measure the same, its rounding error dotted (the
+    largest of the variants'), the theorem's bound dashed. A column for each kind of weights, a row for each facet.
     """
     table = table.replace(-np.inf, np.nan)  # equal tokens have no place on this axis
     weights = list(dict.fromkeys(table.weights))
@@ -35,9 +35,9 @@ def draw_collapse(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                 _rings(axes, one, number)
             axes.plot([], [], color=INK, label="measured by a forward pass", **RING)
             _bound(axes, mine)
-            rounding = np.log10(mine.noise_floor.mean())
-            if mine.log10_residual.min() < rounding + 2:
-                axes.axhline(rounding, color=GREY, linestyle=":", linewidth=1, label="rounding of float64")
+            rounding = np.log10(mine.groupby("layer").noise_floor.max())
+            if mine.log10_residual.min() < rounding.max() + 2:
+                axes.plot(rounding, color=GREY, linestyle=":", linewidth=1, label=FLOOR, zorder=1)
             axes.set_title(title(f"{kind} weights", label))
             whole_numbers(axes, "layer (0: embedding)")
         row[0].set_ylabel(r"residual $\|R\|_{1,\infty}$")

@@ -6,7 +6,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.figure import COLOURS, DASHES, GREY, MARKERS, PANEL, legend, styled
+from rankbench.plots.figure import COLOURS, DASHES, GREY, MARKERS, PANEL, legend, spread, styled
 from rankbench.tables import mean_and_spread
 
 BASE = "causal"  # the variant whose time is 1
@@ -17,7 +17,7 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
     """Test loss over steps, a line for each variant and number of layers, with its spread over seeds; where several
     were run, also the loss at the best validation step against layers, and the time per token with its spread over the
     intervals between evaluations, as a multiple of that of the variant `causal` where it is among them. Published
-    numbers as open marks of the variant's colour."""
+    numbers as open marks of the variant's colour, or as a dotted line where they are of no number of layers."""
     variants = list(dict.fromkeys(table.variant))
     several = len(table[["variant", "layers"]].drop_duplicates()) > 1
     size = (PANEL[0] * (3 if several else 1), PANEL[1] + 1.0)
@@ -26,13 +26,15 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
     grid = figure.subplots(1, 3 if several else 1, squeeze=False)
     layers = sorted(table.layers.unique())
     loss = "loss (nats per token)" if "accuracy" in table else "loss (squared error)"
+    if "test_loss_per_character" in table:
+        loss = "loss (nats per symbol, ends included)"
     test = table[table.split == "test"]
     for (variant, depth), rows in test.groupby(["variant", "layers"], sort=False):
         summary = mean_and_spread(rows, ["step"], "loss")
         colour, dash = COLOURS[variants.index(variant) % len(COLOURS)], DASHES[layers.index(depth) % len(DASHES)]
         label = variant if len(layers) == 1 else None
         grid[0, 0].plot(summary.step, summary["mean"], color=colour, linestyle=dash, label=label)
-        grid[0, 0].fill_between(summary.step, summary.low, summary.high, color=colour, alpha=0.2, linewidth=0)
+        spread(grid[0, 0], summary.step, summary, colour)
     # the first losses, of untrained networks, would flatten the rest
     late = test[test.step >= 0.1 * test.step.max()].loss
     margin = 0.05 * (late.max() - late.min()) or 0.1
@@ -72,16 +74,18 @@ def _against_layers(
         if len(rows):
             summary = mean_and_spread(rows, ["layers"], value)
             aside = 0.06 * (number - (len(variants) - 1) / 2)
-            errors = (summary["mean"] - summary.low).fillna(0)
-            axes.errorbar(
-                summary.layers + aside, summary["mean"], errors, color=colour, marker=marker, capsize=2, label=variant
-            )
+            place = summary.layers + aside
+            axes.plot(place, summary["mean"], color=colour, marker=marker, label=variant)
+            spread(axes, place, summary, colour)
         if published is None:
             continue
-        told = published[published.series == variant]
-        if len(told):
+        of_variant = published[published.series == variant]
+        printed, of_any_depth = of_variant.dropna(subset="x"), of_variant[of_variant.x.isna()]
+        if len(printed):
             style = {"color": colour, "marker": marker, "mfc": "none", "markersize": 6, "linestyle": "none"}
-            axes.plot(told.x, told.value, label=f"{variant} ({told.source.iloc[0]})", **style)
+            axes.plot(printed.x, printed.value, label=f"{variant} ({printed.source.iloc[0]})", **style)
+        for row in of_any_depth.itertuples():
+            axes.axhline(row.value, color=colour, linestyle=":", label=f"{variant} ({row.source})")
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if high - low < 1:  # networks of one size

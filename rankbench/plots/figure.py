@@ -1,10 +1,13 @@
 """What all figures share: style, axes, lines with their spread, published marks, legend, and the files they end in.
 
-A line is the mean over seeds and its band one standard deviation over seeds (of the logarithms where the axis is
-logarithmic). Colours are Okabe and Ito's, told apart by the colour-blind; every series has a marker of its own.
+A line is the mean over seeds (of the logarithms where the axis is logarithmic). Up to ten seeds are drawn one by one
+behind it; of more there is a band of one standard deviation. Colours are Okabe and Ito's, told apart by the
+colour-blind; every series has a marker of its own.
 """
 
 import functools
+import io
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +28,13 @@ DASHES = ["-", "--", ":", "-."]
 MARKERS = ["o", "s", "^", "D", "v", "P"]
 KINDS = (".png", ".pdf")  # of the files that a figure is saved in
 INK, GREY = "#000000", "#777777"
+FLOOR, BELOW = "rounding error of a forward pass", "at or below its rounding error"
+TRIANGLE = {"marker": "v", "markerfacecolor": "white", "markeredgewidth": 0.8, "markersize": 5.5}
 DODGE = 0.06  # of a layer, from one series to the next
 PANEL = (3.25, 2.6)  # inches: a panel is a column wide, so its 8 pt letters are 8 pt in print
 LETTER, LINE = 0.05, 0.145  # inches: a letter and a line of a legend's 7 pt
+FEW_SEEDS = 10  # up to which each is drawn: the standard deviation of so few says little
+FEW_PLACES = 30  # along x, up to which seeds are points; beyond they are thin lines
 LINES = 3  # of a legend that every figure has room for
 STYLE = {
     "font.size": 8,
@@ -56,6 +63,21 @@ def save(figure: Figure, path: Path, kinds: tuple[str, ...] = KINDS) -> list[Pat
                 figure.savefig(part, format=suffix[1:], metadata={date: None})
             written.append(target)
     return written
+
+
+def show_in_notebook() -> None:
+    """Let a notebook show a Figure that is the last value of a cell, also before pyplot has drawn one there."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is not None and Figure not in (png := shell.display_formatter.formatters["image/png"]):
+        png.for_type(Figure, _png)
+
+
+def _png(figure: Figure) -> bytes:
+    image = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(image, format="png", dpi="figure")
+    return image.getvalue()
 
 
 def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
@@ -89,11 +111,42 @@ def title(*parts: str) -> str:
 
 
 def line(axes: Axes, summary: pd.DataFrame, x: str, label: str, number: int) -> None:
-    """The mean of a summary over seeds along x, with its band; number: which of the panel's series it is, from 0."""
+    """The mean of a summary over seeds along x, with its seeds; number: which of the panel's series it is, from 0."""
     colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
     place = summary[x] + DODGE * number  # side by side, so that equal values do not hide each other
     axes.plot(place, summary["mean"], color=colour, marker=marker, label=label)
-    axes.fill_between(place, summary["low"], summary["high"], color=colour, alpha=0.2, linewidth=0)
+    spread(axes, place, summary, colour)
+
+
+def spread(axes: Axes, place: pd.Series, summary: pd.DataFrame, colour: Any) -> None:
+    """The seeds behind a line of means at these places along x: each of a few, else their standard deviation."""
+    num_seeds = summary.num_seeds.max()
+    if num_seeds > FEW_SEEDS:
+        axes.fill_between(place, summary["low"], summary["high"], color=colour, alpha=0.2, linewidth=0)
+    elif num_seeds > 1:
+        by_seed = pd.DataFrame(list(summary.of_seed), index=place.to_numpy())
+        if len(by_seed) > FEW_PLACES:
+            axes.plot(by_seed, color=colour, alpha=0.35, linewidth=0.5, zorder=1)
+        else:
+            points = by_seed.stack()
+            places = points.index.get_level_values(0)
+            axes.scatter(places, points, s=7, color=colour, alpha=0.45, linewidths=0, zorder=1.5)
+
+
+def below_rounding(axes: Axes, place: pd.Series, values: pd.Series, below: pd.Series, colour: Any) -> None:
+    """Open triangles where a value is no larger than its rounding error and drawn as large as that, on a dotted line
+    that leads there: no measurement."""
+    if below.any():
+        reached = below | below.shift(1, fill_value=False) | below.shift(-1, fill_value=False)
+        axes.plot(place, values.where(reached), linestyle=":", linewidth=0.8, color=colour, zorder=1.5)
+        axes.plot(place[below], values[below], linestyle="none", color=colour, zorder=3, **TRIANGLE)
+        axes.plot([], [], linestyle="none", color=INK, label=BELOW, **TRIANGLE)
+
+
+def floor(axes: Axes, floors: pd.Series) -> None:
+    """The rounding error of a forward pass by what is its index, dotted, where the panel reaches down to it."""
+    if len(floors) and axes.get_ylim()[0] < 100 * floors.max():
+        axes.plot(floors.index, floors, color=GREY, linestyle=":", linewidth=1, label=FLOOR, zorder=1)
 
 
 def level(axes: Axes, rows: pd.DataFrame, column: str, label: str, colour: str, dashes: str) -> None:
@@ -102,9 +155,12 @@ def level(axes: Axes, rows: pd.DataFrame, column: str, label: str, colour: str, 
         return
     per_seed = rows.groupby("seed")[column].mean().dropna()
     axes.axhline(per_seed.mean(), color=colour, linestyle=dashes, linewidth=1, label=label, zorder=1)
-    if len(per_seed) > 1:
-        spread = per_seed.std()
-        axes.axhspan(per_seed.mean() - spread, per_seed.mean() + spread, color=colour, alpha=0.1, linewidth=0, zorder=0)
+    if len(per_seed) > FEW_SEEDS:
+        sd = per_seed.std()
+        axes.axhspan(per_seed.mean() - sd, per_seed.mean() + sd, color=colour, alpha=0.1, linewidth=0, zorder=0)
+    elif len(per_seed) > 1:
+        across = {"xmin": 0, "xmax": 1, "transform": axes.get_yaxis_transform()}
+        axes.hlines(per_seed, **across, color=colour, linestyle=dashes, linewidth=0.5, alpha=0.35, zorder=0)
 
 
 def published_marks(axes: Axes, published: pd.DataFrame | None, label: str, ours: dict[str, int] | None = None) -> None:
@@ -127,13 +183,6 @@ def published_marks(axes: Axes, published: pd.DataFrame | None, label: str, ours
             axes.axhline(rows.value.iloc[0], xmin=0.94, color=COLOURS[-1 - number % 5], linewidth=2.5, label=name)
 
 
-def floor(axes: Axes, rows: pd.DataFrame) -> None:
-    """A line at the rounding of the rows' number type, where the panel reaches down to it."""
-    epsilon = np.finfo(rows["dtype"].iloc[0]).eps
-    if axes.get_ylim()[0] < epsilon * 100:
-        axes.axhline(epsilon, color=GREY, linestyle=":", linewidth=1, label=f"rounding of {rows['dtype'].iloc[0]}")
-
-
 def whole_numbers(axes: Axes, label: str) -> None:
     """An x axis that counts, with its label on the outer panels alone."""
     axes.set_xlabel(label)
@@ -148,6 +197,7 @@ def legend(figure: Figure, grid: np.ndarray) -> None:
         found |= {
             label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True) if label not in found
         }
+    found |= {label: found.pop(label) for label in (BELOW, FLOOR) if label in found}  # behind the series
     # as many columns as the longest label leaves room for, with its handle and the space between columns
     room = figure.get_figwidth() / (0.5 + LETTER * max(map(len, found), default=1))
     columns = max(1, min(len(found), int(room), 2 if len(found) > 4 else 4))

@@ -12,6 +12,7 @@ from rankbench.plots.figure import (
     grid_of,
     legend,
     published_marks,
+    spread,
     styled,
     tick,
     ticks,
@@ -78,7 +79,7 @@ def _drawn(axes: Axes, rows: pd.DataFrame, x: str, value: str, label: str, numbe
     found = mean_and_spread(rows, [x], value)
     colour = COLOURS[number % len(COLOURS)]
     axes.plot(found[x], found["mean"], color=colour, marker=MARKERS[number % len(MARKERS)], label=label, **style)
-    axes.fill_between(found[x], found.low.clip(lower=rows[value].min()), found.high, color=colour, alpha=0.15, lw=0)
+    spread(axes, found[x], found, colour)
 
 
 def _best_seed(axes: Axes, rows: pd.DataFrame, x: str) -> None:
@@ -132,7 +133,7 @@ def _angles(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | No
     ticks(axes, rows[x] if published is None else pd.concat([rows[x], published.x]))
     axes.set_ylim(0, 185)
     axes.set_xlabel(X_LABELS[x])
-    axes.set_ylabel(r"angle of $W_{QK}$ to $I$ (degrees)")
+    axes.set_ylabel(r"angle of $W_{QK}$ to $I$ (degrees)" + "\nmedian over heads")
     published_marks(axes, published, label, {name: number for number, (name, _) in enumerate(parts)})
 
 

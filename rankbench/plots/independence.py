@@ -8,7 +8,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, GREY, MARKERS, line, styled, whole_numbers
+from rankbench.plots.figure import COLOURS, FEW_SEEDS, GREY, MARKERS, line, styled, whole_numbers
 from rankbench.tables import mean_and_spread
 
 MAPS = {
@@ -105,14 +105,20 @@ def _interference(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
 
 
 def _single_paths(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
-    """Mean size of each measure over pairs of single paths: mean and one standard deviation over seeds."""
+    """Mean size of each measure over pairs of single paths: mean over seeds, and the seeds as in figure.spread."""
     pairs = rows[rows.of == "paths"]
     for number, scheme in enumerate(schemes):
         mine = pairs[pairs.scheme == scheme]
         per_seed = mine.assign(**mine[list(SIZES)].abs()).groupby("seed")[list(SIZES)].mean()
         place = np.arange(len(SIZES)) + 0.15 * (number - (len(schemes) - 1) / 2)
-        style = {"color": COLOURS[number], "marker": MARKERS[number], "linestyle": "none", "capsize": 2}
-        axes.errorbar(place, per_seed.mean(), per_seed.std().fillna(0), label=scheme, **style)
+        style = {"color": COLOURS[number], "marker": MARKERS[number], "linestyle": "none"}
+        if len(per_seed) > FEW_SEEDS:
+            axes.errorbar(place, per_seed.mean(), per_seed.std(), label=scheme, capsize=2, **style)
+            continue
+        axes.plot(place, per_seed.mean(), label=scheme, **style)
+        if len(per_seed) > 1:
+            look = {"s": 7, "color": COLOURS[number], "alpha": 0.45, "linewidths": 0}
+            axes.scatter(np.tile(place, len(per_seed)), per_seed.to_numpy().ravel(), **look)
     axes.axhline(0, color=GREY, linestyle="--", linewidth=1)
     axes.set_xticks(range(len(SIZES)), SIZES.values(), rotation=30, ha="right", rotation_mode="anchor", fontsize=6)
     axes.set_ylim(-0.05, 1.5)  # room for the legend

@@ -11,6 +11,7 @@ from rankbench.plots.figure import (
     grid_of,
     legend,
     published_marks,
+    spread,
     styled,
     title,
     whole_numbers,
@@ -49,7 +50,7 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
                 look = {"linestyle": DASHES[style % len(DASHES)], "marker": MARKERS[number % len(MARKERS)]}
                 look |= {"markevery": max(1, len(summary) // 8), "color": colour, "markersize": 3}
                 axes.plot(summary.iteration, summary["mean"], label=name, **look)
-                axes.fill_between(summary.iteration, summary.low, summary.high, color=colour, alpha=0.2, linewidth=0)
+                spread(axes, summary.iteration, summary, colour)
             published_marks(axes, published, label)
             axes.set_yscale("log")
             axes.set_title(title(label.removeprefix("row="), "inputs in [{}, {}]".format(*inputs.split(".."))))

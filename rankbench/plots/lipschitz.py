@@ -14,6 +14,7 @@ from rankbench.plots.figure import (
     legend,
     published_marks,
     spans_orders,
+    spread,
     styled,
     title,
     whole_numbers,
@@ -94,7 +95,7 @@ def _draw(axes: Axes, rows: pd.DataFrame, axis: str) -> None:
         axes.plot(
             best[axis], best["mean"], label=label, marker=mark, zorder=3 if name.startswith("exact") else 2, **style
         )
-        axes.fill_between(best[axis], best["low"], best["high"], color=colour, alpha=0.15, linewidth=0)
+        spread(axes, best[axis], best, colour)
         others = some[some.start > 1].groupby([axis, "start"]).value.mean().reset_index()
         if len(others) and dashes != "none":
             axes.plot(others[axis], others.value, ".", color=colour, alpha=0.35, markersize=3, label="its next best")

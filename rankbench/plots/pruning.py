@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, GREY, INK, MARKERS, grid_of, legend, level, styled, title
+from rankbench.plots.figure import COLOURS, GREY, INK, MARKERS, grid_of, legend, level, spread, styled, title
 from rankbench.tables import mean_and_spread
 
 NAMES = {"greedy": "greedy", "norm": "largest first", "random": "random order"}
@@ -29,7 +29,7 @@ def draw_pruning(table: pd.DataFrame, published: pd.DataFrame | None = None, fac
                     markevery=6,
                     label=NAMES.get(order, order),
                 )
-                axes.fill_between(summary.kept, summary.low, summary.high, color=colour, alpha=0.2, linewidth=0)
+                spread(axes, summary.kept, summary, colour)
             level(axes, rows, f"whole_{value}", "whole network", INK, "-")
             axes.set_xscale("symlog", linthresh=1)
             axes.set_xlim(left=0)

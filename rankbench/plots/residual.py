@@ -4,7 +4,18 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, floor, grid_of, legend, line, styled, title, whole_numbers
+from rankbench.plots.figure import (
+    COLOURS,
+    DODGE,
+    below_rounding,
+    floor,
+    grid_of,
+    legend,
+    line,
+    styled,
+    title,
+    whole_numbers,
+)
 from rankbench.tables import last_of_layer, mean_and_spread
 
 
@@ -12,12 +23,14 @@ from rankbench.tables import last_of_layer, mean_and_spread
 def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Relative residual by layer, a line for each variant; a column for each kind of weights, a row for each facet.
 
-    Where there is one variant alone, the facet's values are the lines of one row, if they are no more than colours.
+    What is below its rounding error is drawn there, marked. Where there is one variant alone, the facet's values are
+    the lines of one row, if they are no more than colours.
     """
     last = last_of_layer(table)
-    # what is below rounding is drawn there: an exact 0 has no place on a logarithmic axis
-    rounding = last["dtype"].map(lambda name: np.finfo(name).eps)
-    last = last.assign(relative_residual=last.relative_residual.clip(lower=rounding))
+    if "relative_noise_floor" not in last:  # a table from before there was this column
+        last = last.assign(relative_noise_floor=last["dtype"].map(lambda name: np.finfo(name).eps))
+        last = last.assign(below_floor=last.relative_residual <= last.relative_noise_floor)
+    last = last.assign(relative_residual=last.relative_residual.clip(lower=last.relative_noise_floor))
     weights = list(dict.fromkeys(last.weights))
     names = last.variant.str.replace("_", " ")
     if facet is not None and last.variant.nunique() == 1 and last[facet].nunique() <= len(COLOURS):
@@ -29,11 +42,13 @@ def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
             for number, name in enumerate(last.line.unique()):
                 mine = rows[(rows.weights == kind) & (rows.line == name)]
                 summary = mean_and_spread(mine, ["layer"], "relative_residual", geometric=True)
-                line(axes, summary, "layer", name, number)
+                below, place = summary.layer.isin(mine.layer[mine.below_floor > 0]), summary.layer + DODGE * number
+                line(axes, summary.assign(mean=summary["mean"].mask(below)), "layer", name, number)
+                below_rounding(axes, place, summary["mean"], below, COLOURS[number % len(COLOURS)])
             axes.set_yscale("log")
             axes.set_title(title(f"{kind} weights", label))
             whole_numbers(axes, "layer (0: embedding)")
-            floor(axes, rows)
+            floor(axes, rows[rows.weights == kind].groupby("layer").relative_noise_floor.max())
         row[0].set_ylabel(r"relative residual $\|R\|_{1,\infty}/\|X\|_{1,\infty}$")
     legend(figure, grid)
     return figure

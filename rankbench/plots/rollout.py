@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, DASHES, GREY, PANEL, grid_of, legend, styled, title
+from rankbench.plots.figure import COLOURS, DASHES, FEW_SEEDS, GREY, PANEL, grid_of, legend, styled, title
 from rankbench.tables import mean_and_spread
 
 LOWEST = 1e-6  # of the first distance: what is below is one point for the eye, and drawn there
@@ -75,7 +75,8 @@ def _distance(axes: Axes, rows: pd.DataFrame, radius: float, number: int, label:
     whole = by_seed.melt(ignore_index=False, value_name="share").reset_index()
     summary = mean_and_spread(whole, ["step"], "share", geometric=True)
     axes.plot(summary.step, summary["mean"], color=colour, linestyle=dashes, linewidth=2, label=label)
-    axes.fill_between(summary.step, summary.low, summary.high, color=colour, alpha=0.2, linewidth=0)
+    if summary.num_seeds.max() > FEW_SEEDS:
+        axes.fill_between(summary.step, summary.low, summary.high, color=colour, alpha=0.2, linewidth=0)
     axes.set_yscale("log")
     axes.set_ylim(LOWEST / 2, 2 * HIGHEST)
 

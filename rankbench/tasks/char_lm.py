@@ -17,7 +17,7 @@ from torch import Tensor
 from rankbench.config import ConfigError
 from rankbench.data import CORPORA, SPLITS, folder_of
 from rankbench.seeds import generator_for
-from rankbench.tasks.task import ABSENT, Batch, Corpus
+from rankbench.tasks.task import ABSENT, Batch, Corpus, is_scored
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,9 @@ class CharLm(Corpus):
     beginning among the inputs and the end among the targets. With the alphabet a b, the sentence `abb` and room for 5:
 
         inputs: 2 0 1 1 -1        targets: 0 1 1 2 -1
+
+    The end is a symbol like the characters: this sentence has 3 characters and 4 predicted symbols, and the loss is
+    nats per predicted symbol.
 
     path: see conf/task/char_lm.yaml; null: sentences of the grammar below. Blanks at the ends of lines, and blank
     lines, are left out. unk=symbol makes one character of each `<unk>`, and of each character of the other splits that
@@ -121,6 +124,12 @@ class CharLm(Corpus):
         """The text of the targets or of the inputs of a sentence, without its beginning, end and padding."""
         known = [number for number in characters_N.tolist() if 0 <= number < len(self.alphabet)]
         return "".join(self.alphabet[number] for number in known).replace(UNKNOWN, UNKNOWN_WORD)
+
+    def symbols_per_character(self, batch: Batch) -> float:
+        """Predicted symbols over predicted characters: times a loss per symbol it is all nats, those for the ends of
+        sentences included, per character."""
+        symbols = int(is_scored(batch.targets).sum())
+        return symbols / (symbols - int((batch.targets == len(self.alphabet)).sum()))
 
     def _read(self) -> tuple[str, dict[str, Batch]]:
         return encoded(self, tuple(file.stat().st_mtime_ns for file in self.files))

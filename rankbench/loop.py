@@ -5,18 +5,16 @@ import io
 import logging
 import math
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from tqdm import tqdm
-
 from rankbench.config import TrainConfig
 from rankbench.events import EventFiles
 from rankbench.files import write_json, write_text
 from rankbench.machine import Machine
+from rankbench.progress import bar
 from rankbench.run import Run
 from rankbench.tasks import build_task
 from rankbench.training import DYNAMICS, METRICS, Training
@@ -30,24 +28,26 @@ class Interrupted(Exception):
     """A signal asked training to stop; a checkpoint has been written."""
 
 
-def train(cfg: TrainConfig, run: Run) -> dict:
+def train(cfg: TrainConfig, run: Run, command: list[str] | None = None) -> dict:
     """Train every seed of `cfg` in `run`'s folder, continuing what is there; returns what summary.json holds.
+
+    command: what the run's record names as the command line; None for this process' own.
 
     Bit for bit on a CPU: stopped at any moment and continued, it leaves the metrics (but for wall-clock columns) and
     the weights that an uninterrupted run leaves. Raises ConfigError if the folder holds another config's run.
     """
     machine = Machine.prepare(cfg)
     with run.locked():
-        return _train(cfg, run, machine)
+        return _train(cfg, run, machine, command)
 
 
-def _train(cfg: TrainConfig, run: Run, machine: Machine) -> dict:
+def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | None) -> dict:
     if run.status in ("finished", "diverged"):
         run.begin(cfg, {})  # refuses another config's folder
         run.drop_state()  # a kill can have come just before it was dropped
         log.info("%s is trained already", run.folder)
         return run.summary()
-    run.begin(cfg, machine.record())
+    run.begin(cfg, machine.record(command))
     seeds = list(range(cfg.seed, cfg.seed + cfg.replicas))
     training = Training(cfg, build_task(cfg.task), machine, seeds)
     resumed = run.state()
@@ -168,23 +168,23 @@ def stopping_on_signals() -> Iterator[list[int]]:
 
 @contextmanager
 def progress_bar(num_steps: int, step: int) -> Iterator[Callable[[int, list[dict]], None]]:
-    """A function that shows where training is: a bar on a terminal, a log line now and then elsewhere."""
-    bar = tqdm(total=num_steps, initial=step, unit="step", disable=not sys.stderr.isatty())
-    spoke = time.monotonic()
+    """A function that shows how far training is: in a bar, or where there is none, in a log line now and then."""
+    progress = bar(total=num_steps, initial=step, unit="step")
+    last_line = time.monotonic()
 
     def report(step: int, rows: list[dict]) -> None:
-        nonlocal spoke
+        nonlocal last_line
         test = [row for row in rows if row["split"] == "test"]
         accuracy, loss = (sum(row[key] for row in test) / len(test) for key in ("accuracy", "loss"))
-        told = f"test accuracy {accuracy:.3f}, loss {loss:.3f} nats"
+        numbers = f"test accuracy {accuracy:.3f}, loss {loss:.3f} nats"
         if math.isnan(accuracy):  # a regression
-            told = f"test loss {loss:.3g}"
-        told += f" (mean of {len(test)} seeds)"
-        bar.set_description(told, refresh=False)
-        bar.update(step - bar.n)
-        if bar.disable and (time.monotonic() - spoke > SECONDS_BETWEEN_LINES or step == num_steps):
-            log.info("step %d/%d: %s", step, num_steps, told)
-            spoke = time.monotonic()
+            numbers = f"test loss {loss:.3g}"
+        numbers += f" (mean of {len(test)} seeds)"
+        progress.set_description(numbers, refresh=False)
+        progress.update(step - progress.n)
+        if progress.disable and (time.monotonic() - last_line > SECONDS_BETWEEN_LINES or step == num_steps):
+            log.info("step %d/%d: %s", step, num_steps, numbers)
+            last_line = time.monotonic()
 
-    with bar:
+    with progress:
         yield report

@@ -4,24 +4,23 @@ import dataclasses
 import hashlib
 import json
 import logging
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from tqdm import tqdm
 
 from rankbench import __version__, plots
 from rankbench.analyses import ANALYSES, Subject
-from rankbench.claims import CLAIMS, figures_published, judge, published, verdict_line
+from rankbench.claims import CLAIMS, Facet, figures_published, judge, published, verdict_line
 from rankbench.config import AnalyzeConfig, BaseConfig, ConfigError, TrainConfig, typed, unknown
-from rankbench.files import write_json
+from rankbench.files import write_json, write_text
 from rankbench.machine import Machine, git_state, source_digest
 from rankbench.model import build_model, initial_model
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
-from rankbench.run import Run
+from rankbench.progress import bar
+from rankbench.run import Run, config_text, find_run
 from rankbench.seeds import generator_for
 from rankbench.tables import read_table, with_who, write_table
 from rankbench.tasks import Corpus, Task, build_task
@@ -69,7 +68,7 @@ def check_analyses(cfg: BaseConfig) -> dict[str, Any]:
 
 def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
     """Every seed of a trained run that has not diverged, with its trained and its initial weights."""
-    cfg, stacked = run.config(), run.weights()
+    cfg, stacked = run.config, run.weights()
     task = build_task(cfg.task)
     diverged = {one["seed"] for one in run.summary().get("seeds", ()) if one["status"] == "diverged"}
     for seed in sorted(diverged):
@@ -93,7 +92,9 @@ def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
         told = {HISTORIES[name]: rows for name, rows in mine.items()}
         subjects.append(_subject(run.name, task, seed, models, machine, **told))
     if not subjects:
-        raise ConfigError(f"run={run.folder}: every seed diverged; there is nothing to analyse")
+        raise ConfigError(
+            f"run={run.folder}: every seed diverged; train it with a lower optimizer.lr, or with trainer.clip"
+        )
     return subjects
 
 
@@ -125,6 +126,32 @@ def _subject(
     return Subject(run, seed, task, train, test, placed, **told)
 
 
+def analyze_trained(cfg: TrainConfig, run: Run) -> list[str]:
+    """The analyses that a training config names, in its run's folder. They are in float64, whatever the network was
+    trained in, because sums are checked to rounding. Returns lines for the reader."""
+    machine = Machine.prepare(dataclasses.replace(cfg, precision="fp64"))
+    return analyze(cfg, subjects_of_run(run, machine), run.folder)
+
+
+def analyze_into(cfg: AnalyzeConfig, command: list[str] | None = None) -> list[str]:
+    """Everything that `rankbench analyze` leaves in the folder `cfg.out`: a record of config and machine, the tables,
+    figures and verdicts, and a summary. command: see `Machine.record`. Returns lines for the reader."""
+    machine, folder = Machine.prepare(cfg), Path(cfg.out)
+    write_text(folder / "config.yaml", config_text(cfg))
+    write_json(folder / "environment.json", machine.record(command))
+    run = None if cfg.run is None else find_run(cfg.run)
+    subjects = fresh_subjects(cfg, machine) if run is None else subjects_of_run(run, machine)
+    lines = analyze(cfg, subjects, folder)
+    summary = {
+        "status": "finished",
+        "run": None if run is None else str(run.folder.resolve()),
+        "analyses": list(cfg.analysis),
+        "seeds": [{"seed": subject.seed, "status": "finished"} for subject in subjects],
+    }
+    write_json(folder / "summary.json", summary)
+    return lines
+
+
 def analyze(cfg: BaseConfig, subjects: list[Subject], folder: Path) -> list[str]:
     """Run each analysis of the config on every subject and write <name>.csv, .png and .pdf; then verdicts.csv.
 
@@ -149,7 +176,7 @@ def analyze(cfg: BaseConfig, subjects: list[Subject], folder: Path) -> list[str]
         else:
             log.info("%s is computed%s", csv, reason)
             began = time.perf_counter()
-            write_table(_table(name, chosen, subjects), csv)
+            write_table(measure(name, chosen, subjects), csv)
             done[name] = key | {"git": git_state(), "seconds": round(time.perf_counter() - began, 2)}
             write_json(done_file, done)
         tables[name] = read_table(csv)
@@ -189,12 +216,13 @@ def _why_computed(csv: Path, record: dict[str, Any] | None, key: dict[str, Any])
     return f" again: {', '.join(changed)} changed" if changed else None
 
 
-def _table(name: str, options: Any, subjects: list[Subject]) -> pd.DataFrame:
-    bar = tqdm(subjects, desc=name, unit="seed", disable=not sys.stderr.isatty())
+def measure(name: str, options: Any, subjects: list[Subject]) -> pd.DataFrame:
+    """The table of one analysis: the rows of every subject, one subject below the other."""
+    progress = bar(subjects, desc=name, unit="seed")
     parts = []
-    for number, subject in enumerate(bar, 1):
+    for number, subject in enumerate(progress, 1):
         parts.append(with_who(ANALYSES[name].table(subject, options), **subject.who))
-        if bar.disable:
+        if progress.disable:
             log.info("%s: seed %d (%d of %d)", name, subject.seed, number, len(subjects))
     return pd.concat(parts, ignore_index=True)
 
@@ -222,7 +250,7 @@ def draw(
     return lines
 
 
-def judge_all(claims: list[str], tables: dict[str, pd.DataFrame], folder: Path, facet: str | None = None) -> list[str]:
+def judge_all(claims: list[str], tables: dict[str, pd.DataFrame], folder: Path, facet: Facet = None) -> list[str]:
     """Verdicts on the claims, written to verdicts.csv where there are any; returns them as lines."""
     if not claims:
         return []

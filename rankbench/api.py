@@ -1,0 +1,264 @@
+"""rankbench from Python: train, load, load_sweep, analyze and plot, each of which does what its command does.
+
+A mistake is a ConfigError with the line that the command prints. Nothing is left behind: the working directory, torch's
+threads, Hydra's state and the loggers are afterwards what they were before.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+import torch
+
+from rankbench.analyses import ANALYSES
+from rankbench.analyses.runner import (
+    analyze_into,
+    analyze_trained,
+    check_analyses,
+    fresh_subjects,
+    measure,
+    subjects_of_run,
+)
+from rankbench.claims import figures_published
+from rankbench.claims import published as published_numbers
+from rankbench.config import AnalyzeConfig, ConfigError, FigureKeys, TrainConfig, closest, compose, unknown
+from rankbench.gate import check_everything
+from rankbench.loop import Interrupted
+from rankbench.loop import train as train_run
+from rankbench.machine import Machine
+from rankbench.plots import Figure, show_in_notebook
+from rankbench.progress import logging_to
+from rankbench.report import Runs, final_figure, load_runs, one_facet, runs_in
+from rankbench.run import Run, find_run
+from rankbench.tasks import check_corpus
+
+__all__ = ["analyze", "load", "load_sweep", "plot", "train"]
+
+Folder = str | os.PathLike[str]
+
+
+@contextmanager
+def _keeping_threads() -> Iterator[None]:
+    """Give torch its number of threads back at the end."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _logging_to(path: Path | None) -> AbstractContextManager[None]:
+    # a notebook or a program that shows logs of its own shows rankbench's among them
+    return logging_to(path, to_terminal=not logging.getLogger().handlers)
+
+
+@_keeping_threads()
+def train(*overrides: str, out: Folder | None = None) -> Run:
+    """Train a run as `rankbench train` does, and make the analyses that its config names.
+
+        run = rankbench.train("model=san", "model.layers=12", "replicas=5")
+
+    overrides: the words of the command line. out: the run's folder; None for a new one under outputs/train. A run that
+    this folder holds already is continued, and one that has finished is returned as it is.
+
+    Raises ConfigError for a config that cannot be, and for a sweep, which only the command can run. Interrupted, it
+    writes a checkpoint and raises KeyboardInterrupt: the same call with the same folder continues.
+    """
+    cfg = cast(TrainConfig, compose("train", *overrides))
+    if out is not None:
+        if twice := [word for word in overrides if word.startswith("out=")]:
+            raise ConfigError(
+                f"{twice[0]}: the keyword out={os.fspath(out)} names a folder, too; leave one of them out"
+            )
+        cfg.out = os.fspath(out)
+    check_everything(cfg)
+    check_corpus(cfg.task)
+    run = Run(Path(cfg.out))
+    with _logging_to(run.folder / "train.log"):
+        try:
+            train_run(cfg, run, _command("train", overrides, out))
+        except Interrupted as stop:
+            raise KeyboardInterrupt(f"{stop}; the same call with out={cfg.out!r} continues") from None
+        if cfg.analysis:
+            analyze_trained(cfg, run)
+    return run
+
+
+def load(folder: Folder) -> Run:
+    """The run in a folder, or the newest one under outputs/ for "latest"; ConfigError where there is none."""
+    run = find_run(os.fspath(folder))
+    if not (run.folder / "config.yaml").exists() and runs_in(run.folder):
+        raise ConfigError(f"{folder}: a folder of runs; rankbench.load_sweep reads them, or give the folder of one")
+    _ = run.config  # refuses a folder that holds no run
+    return run
+
+
+def load_sweep(folder: Folder) -> Runs:
+    """The runs of a sweep's folder, with their varied keys and joined tables.
+
+        runs = rankbench.load_sweep("outputs/train/heads")
+        runs.keys, runs.final, runs.table("paths"), runs[0].config
+
+    folder: also a folder of such folders, a glob of them, or "latest". ConfigError where there is no run.
+    """
+    return load_runs(os.fspath(folder))
+
+
+@_keeping_threads()
+def analyze(
+    subject: Run | Folder | Sequence[str],
+    *names: str,
+    out: Folder | None = None,
+    device: str | None = None,
+    precision: str | None = None,
+    threads: int | None = None,
+    **options: Any,
+) -> dict[str, pd.DataFrame]:
+    """The tables of analyses, by their names, as `rankbench analyze` makes them.
+
+        rankbench.analyze(run, "residual", "paths", sequences=64)
+        rankbench.analyze(["model=san", "model.layers=12", "replicas=3"], "residual")
+
+    subject: a run or its folder, or "latest"; for fresh models a list with the words of the command line. names: None
+    for those of the command, or of the words' preset. out: a folder for the tables, figures and verdicts; without one,
+    nothing is written and no claim is judged. device, precision, threads: as the keys of the command; its precision is
+    fp64 unless one is given.
+
+    options: each goes to all of these analyses that have it. For one analysis alone, give its name and a dict:
+    paths={"sequences": 64}.
+
+    Raises ConfigError for what cannot be measured, and for an option that none of the analyses has.
+    """
+    for name in names:
+        if str(name) not in ANALYSES:
+            raise ConfigError(unknown("analysis", name, ANALYSES))
+    words = [f"analysis=[{','.join(names)}]"] if names else []
+    given = {"device": device, "precision": precision, "threads": threads}
+    words += [f"{key}={value}" for key, value in given.items() if value is not None]
+    run = None
+    if isinstance(subject, list | tuple):
+        words = [*subject, *words]
+    elif isinstance(subject, Run | str | os.PathLike):
+        run = subject if isinstance(subject, Run) else _load_subject(subject)
+    else:
+        raise ConfigError(f"{subject!r}: nothing to analyse; give a run, a run's folder, or a list of overrides")
+    cfg = cast(AnalyzeConfig, compose("analyze", *words))
+    for word in words:
+        if word.startswith(("out=", "run=")):
+            raise ConfigError(f"{word}: not in the list; give the folder as {'subject' if word[0] == 'r' else 'out='}")
+    if out is not None:
+        cfg.out = os.fspath(out)
+    if run is not None:
+        cfg.run = str(run.folder)
+        words.append(f"run={cfg.run}")
+    words += _set_options(cfg, options)
+    check_everything(cfg, writes=out is not None)
+    check_corpus(cfg.task)
+    with _logging_to(None if out is None else Path(cfg.out) / "analyze.log"):
+        if out is not None:
+            analyze_into(cfg, _command("analyze", words, out))
+            return {name: Run(Path(cfg.out)).table(name) for name in cfg.analysis}
+        machine = Machine.prepare(cfg)
+        subjects = fresh_subjects(cfg, machine) if run is None else subjects_of_run(run, machine)
+        tables = {name: measure(name, chosen, subjects) for name, chosen in check_analyses(cfg).items()}
+    for name, table in tables.items():
+        table.attrs["analysis"] = name
+    return tables
+
+
+def plot(
+    table: pd.DataFrame, *, analysis: str | None = None, facet: str | None = None, published: str | None = None
+) -> Figure:
+    """The figure of an analysis' table, or of a sweep's final numbers (`runs.final`), to change and save at will.
+
+    analysis: whose table it is; None to tell by `table.attrs` or by its columns. facet: the column whose values are
+    panels; None for no panels, and for the varied keys in a joined table of several runs. published: which figure's
+    published numbers are drawn beside ours.
+
+    Raises ConfigError for a table that no analysis makes.
+    """
+    name = _analysis_of(table) if analysis is None else analysis
+    drawable = [one for one, made in ANALYSES.items() if made.figure is not None]
+    if name in ANALYSES and name not in drawable:
+        raise ConfigError(f"analysis={name}: has no figure; allowed are {', '.join(drawable)}")
+    if name not in (*drawable, "sweep"):
+        raise ConfigError(unknown("analysis", name, [*drawable, "sweep"]))
+    if table.empty:
+        raise ConfigError(f"analysis={name}: the table has no rows to draw")
+    if facet is not None and facet not in table:
+        raise ConfigError(unknown("facet", facet, map(str, table.columns)))
+    if published is not None and published not in (known := list(figures_published())):
+        raise ConfigError(unknown("published", published, known))
+    columns = ("job_status",) if name == "sweep" else ANALYSES[name].columns
+    if missing := [column for column in columns if column not in table]:
+        raise ConfigError(f"analysis={name}: not its table, which has a column {missing[0]}")
+    varied = [key for key in table.attrs.get("varied", ()) if key in table]
+    if name == "sweep":
+        drawn = final_figure(table, varied, FigureKeys(None, None, facet))
+        if drawn is None:
+            raise ConfigError("analysis=sweep: no final numbers of finished runs, or no key that varies between them")
+        figure = drawn[0]
+    else:
+        if facet is None and varied:
+            table, facet = one_facet(table, varied), varied[0]
+        draw = ANALYSES[name].figure
+        assert draw is not None  # one of the drawable
+        figure = draw(table, None if published is None else published_numbers(published), facet)
+    show_in_notebook()
+    return figure
+
+
+def _analysis_of(table: pd.DataFrame) -> str:
+    """Whose table it is: by its name in `attrs`, else by the columns that only one analysis' table has."""
+    named = table.attrs.get("analysis")
+    if named in ANALYSES or named == "sweep":
+        return str(named)
+    fitting = [name for name, made in ANALYSES.items() if set(made.columns) <= set(table.columns)]
+    if len(fitting) != 1:
+        raise ConfigError(
+            f"table: {'its columns fit several' if fitting else 'its columns are not those of an'} analysis; "
+            f"name it with analysis=, one of {', '.join(fitting or ANALYSES)}"
+        )
+    return fitting[0]
+
+
+def _load_subject(folder: Folder) -> Run:
+    if "=" in (text := os.fspath(folder)) and not Path(text).exists():
+        raise ConfigError(f"{text}: no such folder; the overrides of a fresh model go in a list: [{text!r}]")
+    return load(folder)
+
+
+def _set_options(cfg: AnalyzeConfig, options: Mapping[str, Any]) -> list[str]:
+    """Set keyword options in the config of the analyses that have them; returns them as words of a command line."""
+    words = []
+    for key, value in options.items():
+        if key in cfg.analysis and isinstance(value, Mapping):
+            chosen = {key: value}
+        else:
+            keys = {name: [field.name for field in fields(ANALYSES[name].options)] for name in cfg.analysis}
+            chosen = {name: {key: value} for name, held in keys.items() if key in held}
+            if not chosen:
+                allowed = list(dict.fromkeys(option for held in keys.values() for option in held))
+                raise ConfigError(
+                    f"{key}={value}: no option of {', '.join(cfg.analysis)}{closest(key, allowed)}; "
+                    f"allowed are {', '.join(allowed)}"
+                )
+        for name, values in chosen.items():
+            for option, setting in values.items():
+                plain = setting.tolist() if hasattr(setting, "tolist") else setting  # NumPy's numbers
+                cfg.analysis[name][option] = plain
+                words.append(
+                    f"analysis.{name}.{option}={plain if isinstance(plain, str) else json.dumps(plain, default=str)}"
+                )
+    return words
+
+
+def _command(name: str, words: Sequence[str], out: Folder | None) -> list[str]:
+    """The command line that does the same as this call, for the record."""
+    return [f"rankbench {name}", *words, *([] if out is None else [f"out={os.fspath(out)}"])]

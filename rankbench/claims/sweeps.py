@@ -1,0 +1,75 @@
+"""Measures and controls of claims that compare the values of one key of a sweep (Claim.along)."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pandas as pd
+from scipy import stats
+
+from rankbench.claims.claim import AtMost, Control, NotMeasurable
+
+# How far a trend may be from strictly monotone: of all pairs of values at least three in four are in the claimed order.
+MOSTLY = 0.5
+
+
+def rows_by_value(rows: pd.DataFrame, key: str) -> dict[str | float, pd.DataFrame]:
+    """The rows of each value of a swept key, the smallest first; values that are words in alphabetical order."""
+    if key not in rows:
+        raise NotMeasurable(f"it takes a sweep over {key}")
+    try:
+        values = rows[key].astype(float)
+    except ValueError:
+        values = rows[key]
+    return {value: rows[values == value] for value in sorted(values.unique())}
+
+
+def rows_at(rows: pd.DataFrame, key: str, value: str) -> pd.DataFrame:
+    """The rows of one value of a swept key."""
+    by_value = rows_by_value(rows, key)
+    if value not in by_value:
+        raise NotMeasurable(f"the sweep has no {key}={value}")
+    return by_value[value]
+
+
+def trend(rows: pd.DataFrame, key: str, measure: Callable[[pd.DataFrame], float]) -> float:
+    """Kendall's rank correlation between the values of a key and what is measured at each: 1 where it always grows
+    with the key, -1 where it always falls. Of the numbers that rounding hides one can be ranked, as the smallest."""
+    numbers = {value: measure(of_value) for value, of_value in rows_by_value(rows, key).items()}
+    if len(numbers) < 2:
+        raise NotMeasurable(f"it takes a sweep over {key}")
+    hidden = [number for number in numbers.values() if isinstance(number, AtMost)]
+    seen = [number for number in numbers.values() if not isinstance(number, AtMost)]
+    if len(hidden) > 1 or (hidden and hidden[0] >= min(seen)):
+        raise NotMeasurable(f"rounding hides what is left at {len(hidden)} of {len(numbers)} values of {key}")
+    return float(stats.kendalltau(list(numbers), list(numbers.values())).statistic)
+
+
+def at_end(rows: pd.DataFrame, key: str, measure: Callable[[pd.DataFrame], float], end: int) -> float:
+    """What is measured at the smallest (end = 0) or the largest (-1) value of a swept key."""
+    by_value = rows_by_value(rows, key)
+    return measure(by_value[list(by_value)[end]])
+
+
+def in_reverse(key: str) -> Control:
+    """The measured networks themselves, each under the value of the one at the other end of the sweep."""
+
+    def reverse(rows: pd.DataFrame) -> pd.DataFrame:
+        parts = rows_by_value(rows, key)
+        mirrored = zip(reversed(parts), parts.values(), strict=True)
+        return pd.concat([of_value.assign(**{key: value}) for value, of_value in mirrored])
+
+    return Control(f"the same networks with the values of {key} in reverse order", reverse)
+
+
+def from_other_end(key: str, end: int) -> Control:
+    """For `at_end`: the network at the other end of the sweep, where the knob does nothing, in that one's place."""
+    doctor = partial(_replace_end, key=key, end=end)
+    return Control(
+        f"the network with the {'largest' if end == 0 else 'smallest'} {key} of the sweep in its place", doctor
+    )
+
+
+def _replace_end(rows: pd.DataFrame, key: str, end: int) -> pd.DataFrame:
+    by_value = rows_by_value(rows, key)
+    values = list(by_value)
+    return by_value[values[-1 - end]].assign(**{key: values[end]})

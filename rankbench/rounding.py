@@ -1,0 +1,157 @@
+"""The error that rounding leaves in the states of a forward pass, by Monte Carlo arithmetic (Parker 1997).
+
+A residual says nothing where it is smaller than the rounding error of the tokens that it is measured in. How large that
+error is depends on all operations before: sums that cancel, norms that blow an error up, layers that carry it on. So
+the network is run again, a few times, with every rounding made visible: the result z of each floating-point operation
+becomes
+
+    z + eps u s,    u uniform in [-1, 1], independent for every number,
+
+where eps is that of z's number type and s the size of what the operation adds up:
+
+    |C| + |A| |B|   for products of matrices C + A B: the terms are rounded even where they cancel
+    |x|             for gelu(x) = x (1 + erf(x / sqrt 2)) / 2, where 1 + erf cancels
+    |z|             for everything else. Operations that are not elementwise (sums, means, softmax, LayerNorm) also see
+                    their inputs with a relative error of eps u, because they add up several numbers.
+
+Results that involve no rounding (copies, views, lookups, maxima, ReLU) stay as they are. A perturbed pass ends in
+states X + D, where D is an error of the kind that X itself has, carried through the layers. With the residual
+res(X) = X - 1 x^T, which is linear in X, the floor of a state is
+
+    floor = max(MARGIN max over passes of ||res(D)||_{1,inf},  eps ||X||_{1,inf},  smallest normal number),
+
+the second being what storing X alone can leave, the third what underflow can. MARGIN is measured in
+tests/test_rounding.py, against residuals computed in more digits. A residual of k floors is known to about 1/k of
+itself.
+
+If X was computed in a coarser number type (bfloat16, TF32) and then converted, its error is larger than this floor.
+
+Shapes: B sequence, N query token, M key token, D width, H head.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from rankbench.metrics import composite_norm, own_rounding, per_length, residual_matrix
+from rankbench.model.network import Network, Step, run
+
+NUMBERS = 256  # errors that the passes draw together for a state or a P: their norm then hardly depends on chance
+MOST_PASSES = 8
+MARGIN = 4.0
+POOL = 1 << 16
+
+aten = torch.ops.aten
+PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.mv, aten.dot, aten.addmv, aten.addbmm}
+COPIES = {aten.clone, aten.copy_, aten._unsafe_view, aten.cat, aten.stack, aten.embedding, aten.index, aten.gather}
+COPIES |= {aten.index_select, aten.constant_pad_nd, aten.where, aten.masked_fill, aten.repeat, aten.new_ones}
+COPIES |= {aten.ones_like, aten.full_like, aten.new_full, aten.sort, aten.triu, aten.tril, aten.flip, aten.roll}
+CHOICES = {aten.amax, aten.amin, aten.max, aten.min, aten.maximum, aten.minimum, aten.clamp, aten.clamp_min}
+CHOICES |= {aten.relu, aten.abs, aten.neg}
+WITHOUT_ROUNDING = COPIES | CHOICES
+
+
+class RandomRounding(TorchDispatchMode):
+    """Inside this context every floating-point operation rounds at random, as the module's docstring says.
+
+    Noise is drawn once, and each operation reads a piece of it that begins at random: drawing it anew for each would
+    take longer than the operations themselves.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.generator = generator  # on the CPU
+        self.pools: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs, family = kwargs or {}, operation.overloadpacket
+        inputs = [x for x in args if _is_float(x) or (isinstance(x, (list, tuple)) and any(map(_is_float, x)))]
+        if operation.is_view or family in WITHOUT_ROUNDING or not inputs:
+            return operation(*args, **kwargs)
+        if family in PRODUCTS:
+            result, size = operation(*args, **kwargs), operation(*map(_size, args), **kwargs)
+            return torch.addcmul(result, size, self._noise(result))
+        if family is aten.gelu:
+            result = operation(*args, **kwargs)
+            return torch.addcmul(result, inputs[0], self._noise(result))
+        if torch.Tag.pointwise not in operation.tags:
+            args = tree_map(self._rounded, args)
+        result = operation(*args, **kwargs)
+        if operation._schema.is_mutable:
+            return result.copy_(self._rounded(result))
+        return tree_map(self._rounded, result)
+
+    def _rounded(self, x: Any) -> Any:
+        return x * (1 + self._noise(x)) if _is_float(x) else x
+
+    def _noise(self, x: Tensor) -> Tensor:
+        """eps u for every number of x."""
+        pool = self.pools.get((x.dtype, x.device))
+        if pool is None or len(pool) < 2 * x.numel():
+            pool = torch.empty(max(POOL, 4 * x.numel()), dtype=x.dtype)
+            pool.uniform_(-1, 1, generator=self.generator).mul_(torch.finfo(x.dtype).eps)
+            pool = self.pools[x.dtype, x.device] = pool.to(x.device)
+        begin = torch.randint(len(pool) - x.numel() + 1, (), generator=self.generator).item()
+        return pool[begin : begin + x.numel()].view(x.shape)
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _size(x: Any) -> Any:
+    return x.abs() if _is_float(x) else x
+
+
+class Floors(NamedTuple):
+    """The floors of what a sub-layer reads and makes, in the units of the residual: of states (B,), of P (B, H)."""
+
+    input_B: Tensor
+    output_B: Tensor
+    weights_BH: Tensor | None
+
+
+@torch.no_grad()
+def run_with_floors(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[tuple[Step, Floors]]:
+    """Every sub-layer's step with its floors. The plain and the perturbed passes go on side by side, so that no more
+    than one sub-layer of them is held. generator: on the CPU."""
+    num_tokens, lengths_B = inputs.shape[1], network.lengths(inputs)
+    passes = max(1, min(MOST_PASSES, NUMBERS // (num_tokens * min(num_tokens, network.width))))
+    perturbed_steps = run(network, inputs.repeat(passes, *[1] * (inputs.dim() - 1)))
+    rounding, input_B = RandomRounding(generator), None
+
+    def floor(x: Tensor, perturbed_x: Tensor) -> Tensor:
+        largest = _by_length(own_rounding, x, lengths_B).clamp(min=torch.finfo(x.dtype).tiny)
+        for perturbed_part in perturbed_x.split(len(x)):
+            error = _by_length(lambda part: composite_norm(residual_matrix(part)), perturbed_part - x, lengths_B)
+            largest = torch.maximum(largest, MARGIN * error)
+        return largest
+
+    for step in run(network, inputs):
+        with rounding:
+            perturbed = next(perturbed_steps)
+        if input_B is None:
+            input_B = floor(step.input_BND, perturbed.input_BND)
+        output_B = floor(step.output_BND, perturbed.output_BND)
+        weights_BH = None if step.weights_BHNM is None else floor(step.weights_BHNM, perturbed.weights_BHNM)
+        yield step, Floors(input_B, output_B, weights_BH)
+        input_B = output_B
+
+
+def states_with_floors(network: Network, inputs: Tensor, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+    """The embedding and the state behind each layer, each with its floor; L + 1 in all."""
+    by_layer: dict[int, tuple[Tensor, Tensor]] = {}
+    for step, floors in run_with_floors(network, inputs, generator):
+        by_layer.setdefault(step.sublayer.layer - 1, (step.input_BND, floors.input_B))
+        by_layer[step.sublayer.layer] = step.output_BND, floors.output_B
+    return list(by_layer.values())
+
+
+def _by_length(measure: Callable[[Tensor], Tensor], x: Tensor, lengths_B: Tensor | None) -> Tensor:
+    if lengths_B is None:
+        return measure(x)
+    return per_length(lambda part: {"": measure(part)}, x, lengths_B, axes=(1,) if x.dim() == 3 else (2, 3))[""]

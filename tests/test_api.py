@@ -1,0 +1,465 @@
+"""The Python API: beside what the command leaves, in a program with a Hydra app of its own, and line by line."""
+
+import dataclasses
+import importlib.util
+import io
+import json
+import logging
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from hydra.core.global_hydra import GlobalHydra
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+import rankbench as rb
+from rankbench.analyses import ANALYSES
+from rankbench.config import compose
+from rankbench.tables import read_table
+from rankbench.training import Training
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = ["model.layers=2", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20"]
+SMALL += ["task.test_size=10"]
+STEPS = ["trainer.steps=4", "trainer.batch_size=10", "trainer.eval_every=2", "trainer.dynamics_every=2"]
+TRAINED = [*SMALL, *STEPS, "replicas=2", "analysis=[residual]"]
+FEW = {"subset_sizes": [2], "repeats": 2}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(autouse=True)
+def at_home(home, monkeypatch):
+    monkeypatch.chdir(home)
+
+
+@pytest.fixture(scope="module")
+def run(home):
+    """A small run of two seeds, trained once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        return rb.Run((home / rb.train(*TRAINED).folder).resolve())
+
+
+@pytest.fixture(scope="module")
+def sweep(home):
+    """Two runs whose number of heads differs."""
+    for heads in (1, 2):
+        rb.train(*TRAINED, f"model.heads={heads}", "model.layers=1", out=home / "sweep" / f"heads_{heads}")
+    return home / "sweep"
+
+
+def refused(function, *arguments, **options):
+    """The line of the ConfigError that this call raises."""
+    with pytest.raises(rb.ConfigError) as error:
+        function(*arguments, **options)
+    line = str(error.value)
+    assert line and "\n" not in line
+    return line
+
+
+def numbers(table):
+    """A table without the name of its run and the columns of wall-clock times."""
+    return table.drop(columns=["run", "seconds", "tokens_per_second"], errors="ignore")
+
+
+def python(program, at):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=at, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# --- the package -----------------------------------------------------------------------------------------------------
+
+
+def test_importing_rankbench_loads_nothing_heavy(tmp_path):
+    heavy = ("torch", "pandas", "numpy", "hydra", "omegaconf", "matplotlib")
+    program = f"""
+import sys
+import rankbench
+print([name for name in {heavy} if name in sys.modules], set(rankbench.__all__) <= set(dir(rankbench)))
+"""
+    assert python(program, tmp_path) == "[] True\n"
+
+
+def test_no_module_can_take_the_place_of_a_function():
+    """Importing a submodule sets an attribute of its package."""
+    assert [name for name in rb.__all__ if importlib.util.find_spec(f"rankbench.{name}")] == []
+    for name in rb.__all__:
+        assert getattr(rb, name).__doc__
+    with pytest.raises(AttributeError, match="no attribute 'tarin'"):
+        _ = rb.tarin
+
+
+def test_the_package_says_that_it_is_typed():
+    assert (ROOT / "rankbench" / "py.typed").exists()
+
+
+def test_the_block_of_the_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert '"experiment=demo", "replicas=3"' in block
+    names = {}
+    exec(
+        block.replace('"experiment=demo"', '"experiment=demo", "budget=smoke", "model.layers=2", "task.test_size=50"'),
+        names,
+    )
+    assert names["run"].status == "finished" and sorted(set(names["run"].metrics.seed)) == [0, 1, 2]
+    assert set(names["tables"]) == {"residual", "paths"}
+    assert isinstance(names["figure"], Figure)
+    assert [path.name for path in Path("outputs").iterdir()] == ["train"]
+
+
+# --- train -----------------------------------------------------------------------------------------------------------
+
+
+def test_train_leaves_what_the_command_leaves(run, tmp_path):
+    words = [sys.executable, "-m", "rankbench", "train", *TRAINED, "out=of_the_command"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run(words, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    command = rb.Run(tmp_path / "of_the_command")
+    names = {path.name for path in command.folder.iterdir()}
+    assert {path.name for path in run.folder.iterdir()} == names - {".hydra"}
+    pd.testing.assert_frame_equal(numbers(run.metrics), numbers(command.metrics))
+    pd.testing.assert_frame_equal(numbers(run.table("residual")), numbers(command.table("residual")))
+    assert dataclasses.replace(run.config, out="") == dataclasses.replace(command.config, out="")
+    weights = [(one.folder / "checkpoint.safetensors").read_bytes() for one in (run, command)]
+    assert weights[0] == weights[1]
+    assert "step 4/4: test accuracy" in (run.folder / "train.log").read_text()
+
+
+def test_the_record_names_the_command_line_that_does_the_same(run, sweep):
+    def recorded(run):
+        return json.loads((run.folder / "environment.json").read_text())["command"]
+
+    assert recorded(run) == ["rankbench train", *TRAINED]
+    assert recorded(rb.load(sweep / "heads_1"))[-1] == f"out={sweep}/heads_1"
+
+
+def test_a_finished_run_is_returned_as_it_is(run):
+    before = {path.name: path.read_bytes() for path in run.folder.iterdir() if path.suffix in (".csv", ".safetensors")}
+    again = rb.train(*TRAINED, out=run.folder)
+    assert again == run
+    assert all((run.folder / name).read_bytes() == content for name, content in before.items())
+    assert refused(rb.train, *TRAINED, "seed=3", out=run.folder).startswith("seed=3: the run in ")
+
+
+def test_an_interrupted_run_continues(run, tmp_path, monkeypatch):
+    def interrupted(training, update=Training.update):
+        update(training)
+        if training.progress.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "update", interrupted)
+        with pytest.raises(KeyboardInterrupt, match=r"stopped at step 2 of 4; the same call with out='.*' continues"):
+            rb.train(*TRAINED, out=tmp_path / "run")
+    assert rb.load(tmp_path / "run").status == "running"
+    again = rb.train(*TRAINED, out=tmp_path / "run")
+    assert again.status == "finished"
+    pd.testing.assert_frame_equal(numbers(again.metrics), numbers(run.metrics))
+
+
+def test_nothing_is_left_behind(home):
+    def state():
+        logger = logging.getLogger("rankbench")
+        return os.getcwd(), torch.get_num_threads(), GlobalHydra.instance().hydra, logger.level, logger.handlers[:]
+
+    torch.set_num_threads(2)
+    before = state()
+    try:
+        rb.train(*SMALL, *STEPS, out="one")
+        rb.analyze("one", "residual", threads=1)
+        refused(rb.train, "model.layers=0")
+        assert state() == before
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_it_works_inside_a_hydra_app(tmp_path):
+    program = f"""
+import hydra, os
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobRuntime
+from hydra.version import getbase
+
+def state():
+    own = GlobalHydra.instance()
+    return own, own.hydra, HydraConfig.get(), JobRuntime.instance().get("name"), getbase(), os.getcwd()
+
+@hydra.main(version_base="1.2", config_path=None)
+def app(cfg):
+    import rankbench as rb
+
+    before = state()
+    for out in ("a", "b"):
+        assert rb.train(*{[*SMALL, *STEPS]}, out=out).status == "finished"
+    assert all(now is then or now == then for now, then in zip(state(), before, strict=True))
+    assert hydra.compose(overrides=["+a=3"]) == {{"a": 3}}
+    print("well")
+
+app()
+"""
+    assert python(program, tmp_path).endswith("well\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["model=sann"], ["model=sann: unknown, did you mean san?; allowed are "]),
+        (["model.layers=0"], ["model.layers=0: out of range"]),
+        (["demo"], ["demo: not understood; give key=value"]),
+        (["task=char_lm", "task.path=nowhere.txt"], ["nowhere.txt"]),
+        ([{"model": "san"}], ["{'model': 'san'}: not an override"]),
+        (["-m", "model.layers=1"], ["-m: a sweep; run `rankbench train -m model.layers=1` ", "rankbench.load_sweep"]),
+        (["model.layers=1,2"], ["model.layers=1,2: a sweep; run `rankbench train -m model.layers=1,2` "]),
+        (["experiment=knob_lambda_skip"], ["rankbench train -m exp", "or give one value for model.skip_scale"]),
+        (["cluster=slurm"], ["cluster=slurm: "]),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line_and_leaves_nothing(words, parts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = refused(rb.train, *words)
+    assert all(part in line for part in parts), line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_named_once():
+    assert refused(rb.train, "out=a", out="b").startswith("out=a: the keyword out=b names a folder, too")
+
+
+def test_a_preset_that_sweeps_is_one_run_where_its_keys_have_one_value():
+    assert compose("train", "experiment=knob_lambda_skip", "model.skip_scale=0.5").model.skip_scale == 0.5
+
+
+# --- load ------------------------------------------------------------------------------------------------------------
+
+
+def test_load_finds_a_run_by_its_folder_and_the_newest(run, tmp_path, monkeypatch):
+    assert rb.load(run.folder) == rb.load(str(run.folder)) == run
+    monkeypatch.chdir(tmp_path)
+    assert "run=latest: no run with a checkpoint" in refused(rb.load, "latest")
+    newest = rb.train(*SMALL, *STEPS, "replicas=1")
+    assert rb.load("latest") == newest
+
+
+def test_load_refuses_what_is_no_run(home, sweep):
+    assert refused(rb.load, "nowhere").startswith("run=nowhere: no config.yaml there; give the folder of a run")
+    assert "rankbench.load_sweep reads them" in refused(rb.load, sweep)
+    (home / "file").write_text("")
+    assert "no config.yaml there" in refused(rb.load, "file")
+
+
+def test_a_sweep_has_its_varied_keys_in_every_table(sweep):
+    runs = rb.load_sweep(sweep)
+    assert runs.keys == ["model.heads"] and len(runs) == 2
+    assert (
+        [run.config.model.heads for run in runs] == [1, 2] == [runs[0].config.model.heads, runs[1].config.model.heads]
+    )
+    for table, one in (
+        (runs.table("residual"), lambda run: run.table("residual")),
+        (runs.metrics, lambda run: run.metrics),
+    ):
+        parts = [one(run).assign(**{"model.heads": run.config.model.heads}) for run in runs]
+        pd.testing.assert_frame_equal(table, pd.concat(parts, ignore_index=True))
+    final = runs.final
+    assert list(final["model.heads"]) == [1, 1, 2, 2] and set(final.status) == {"finished"}
+    accuracy = [seed["test_accuracy"] for run in runs for seed in run.summary()["seeds"]]
+    assert list(final.test_accuracy) == accuracy
+    assert "residul: no run has such a table, did you mean residual?; there are layers, m" in refused(
+        runs.table, "residul"
+    )
+    assert refused(rb.load_sweep, "nowhere").startswith("runs=nowhere: no run there")
+
+
+# --- analyze ---------------------------------------------------------------------------------------------------------
+
+
+def test_analyze_returns_the_tables_that_the_command_writes(run, home, tmp_path):
+    before = sorted(home.rglob("*"))
+    tables = rb.analyze(run, "residual", "paths", sequences=4, paths=FEW)
+    assert sorted(home.rglob("*")) == before  # nothing is written
+    written = rb.analyze(str(run.folder), "residual", "paths", sequences=4, paths=FEW, out=tmp_path / "out")
+    assert {name: table.attrs["analysis"] for name, table in tables.items()} == {
+        "residual": "residual",
+        "paths": "paths",
+    }
+    for name, table in tables.items():
+        pd.testing.assert_frame_equal(written[name], table)
+        pd.testing.assert_frame_equal(read_table(tmp_path / "out" / f"{name}.csv"), table)
+        assert (tmp_path / "out" / f"{name}.png").exists()
+    command = json.loads((tmp_path / "out" / "environment.json").read_text())["command"]
+    assert command[:2] == ["rankbench analyze", "analysis=[residual,paths]"]
+    options = ["analysis.residual.sequences=4", "analysis.paths.sequences=4", "analysis.paths.subset_sizes=[2]"]
+    assert command[2:] == [f"run={run.folder}", *options, "analysis.paths.repeats=2", f"out={tmp_path / 'out'}"]
+
+
+def test_the_recorded_words_of_an_analysis_compose_to_its_config(run, tmp_path):
+    rb.analyze(run, "paths", schemes=["frozen"], paths=FEW, readout="raw", sequences=np.int64(3), out=tmp_path / "out")
+    command, *words = json.loads((tmp_path / "out" / "environment.json").read_text())["command"]
+    recorded = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert command == "rankbench analyze" and dataclasses.asdict(compose("analyze", *words)) == recorded
+
+
+def test_options_go_to_the_analyses_that_have_them(run):
+    tables = rb.analyze(run, "path_counts", "paths", sequences=3, paths=FEW)
+    one = rb.analyze(run, "paths", paths=FEW | {"sequences": 3})
+    pd.testing.assert_frame_equal(tables["paths"], one["paths"])
+    all_of_them = rb.analyze(run, "paths", paths=FEW)["paths"]
+    assert not all_of_them.accuracy.equals(one["paths"].accuracy)
+
+
+def test_numpys_numbers_are_numbers(run):
+    lists = rb.analyze(run, "paths", sequences=3, subset_sizes=[2, 3], repeats=1)["paths"]
+    arrays = rb.analyze(run, "paths", sequences=np.int64(3), subset_sizes=np.arange(2, 4), repeats=1)["paths"]
+    pd.testing.assert_frame_equal(arrays, lists)
+
+
+def test_a_fresh_model_comes_from_a_list_of_words():
+    table = rb.analyze([*SMALL, "model=san", "replicas=2"], "residual", precision="fp32")["residual"]
+    assert set(table.run) == {"fresh"} and set(table.model) == {"san"} and set(table.seed) == {0, 1}
+    assert set(table.dtype) == {"float32"}
+    names = rb.analyze([*SMALL, "experiment=dong_fig5_path_lengths"])
+    assert list(names) == ["path_counts"]
+
+
+def test_what_cannot_be_analysed_is_one_line(run, home):
+    before = sorted(home.rglob("*"))
+    line = refused(rb.analyze, run, "residual", "path_counts", sequence=3)
+    assert line.startswith(
+        "sequence=3: no option of residual, path_counts, did you mean sequences?; allowed are variants"
+    )
+    assert refused(rb.analyze, run, "paths", sequences="many") == "analysis.paths.sequences=many: wants an integer"
+    assert "analysis.paths.length: unknown key" in refused(rb.analyze, run, "paths", paths={"length": 3})
+    assert "analysis.paths.repeats=0: must be at least 1" in refused(rb.analyze, run, "paths", repeats=0)
+    assert "analysis=path: unknown, did you mean paths?" in refused(rb.analyze, run, "path")
+    assert "go in a list: ['model=san']" in refused(rb.analyze, "model=san", "paths")
+    assert refused(rb.analyze, ["run=x"], "paths").startswith("run=x: not in the list; give the folder as subject")
+    assert refused(rb.analyze, ["out=x"], "paths").startswith("out=x: not in the list; give the folder as out=")
+    assert "nothing to analyse; give a run, " in refused(rb.analyze, 3, "paths")
+    assert "the folder of a training run" in refused(rb.analyze, run, "paths", out=run.folder)
+    assert "device=tpu: unknown, did you mean cpu?" in refused(rb.analyze, run, "paths", device="tpu")
+    assert "a sweep" in refused(rb.analyze, ["model.layers=1,2"], "paths")
+    assert sorted(home.rglob("*")) == before
+
+
+def test_analyses_are_refused_by_the_runs_own_model(tmp_path):
+    run = rb.Run(tmp_path / "run")
+    run.begin(compose("train", "task=char_lm", "model=lstm"), {})
+    run.save_weights({"any": torch.zeros(1)})
+    assert "takes Transformers apart, not model.kind=lstm" in refused(rb.analyze, run, "residual")
+
+
+# --- plot ------------------------------------------------------------------------------------------------------------
+
+
+# a small subject and small options for every analysis that the trained run is too small for
+LIPSCHITZ = {"layer": "l2", "tokens": [3], "starts": 2, "steps": 2, "keep": 1}
+SUBJECTS = {
+    "independence": ([*SMALL, "task.test_size=30"], {"sequences": 30, "hessian_sequences": 2, "probes": 2}),
+    "rollout": (["task=circle_arcs", *SMALL[:2]], {"steps": 10}),
+    "samples": (["task=char_lm", "model=causal", "task.length_limit=10", *SMALL[:2]], {"number": 1}),
+    "head_rank": (["task=nearest_neighbor", *SMALL[:2], "task.test_size=5"], {}),
+    "rank_theory": (SMALL, {"dimensions": [4], "ranks": [1], "heads": [1], "votes": [1], "samples": 5, "tokens": [4]}),
+    "lipschitz": (SMALL, LIPSCHITZ),
+    "invertibility": (
+        SMALL,
+        {"tokens": [3], "sequences": 2, "iterations": 2, "coefficients": [0.5], "ranges": [[0, 1]]},
+    ),
+    "histograms": (SMALL, {"tokens": 4, "sequences": 2}),
+    "paths": (None, FEW),
+    "pruning": (None, {"random_orders": 1, "counts": 3}),
+}
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_a_table_is_known_by_its_columns(name, run):
+    words, options = SUBJECTS.get(name, (None, {}))
+    table = rb.analyze(run if words is None else words, name, **options)[name]
+    fitting = [other for other, analysis in ANALYSES.items() if set(analysis.columns) <= set(table.columns)]
+    assert fitting == [name]
+    bare = table.copy()
+    bare.attrs = {}
+    if ANALYSES[name].figure is None:
+        assert f"analysis={name}: has no figure" in refused(rb.plot, bare)
+    else:
+        assert isinstance(rb.plot(bare), Figure)
+
+
+def test_a_figure_is_free_to_be_changed_shown_and_saved(run):
+    figure = rb.plot(run.table("residual"))
+    figure.axes[0].set_title("mine")
+    for kind, begins in (("png", b"\x89PNG"), ("pdf", b"%PDF-"), ("svg", b"<?xml")):
+        file = io.BytesIO()
+        figure.savefig(file, format=kind)
+        assert file.getvalue().startswith(begins)
+    assert pickle.loads(pickle.dumps(figure)).axes[0].get_title() == "mine"
+    canvas = FigureCanvasSVG(figure)  # stands for a window's or a widget's
+    assert figure.canvas is canvas
+    assert "matplotlib.pyplot" not in sys.modules or not matplotlib.pyplot.get_fignums()
+
+
+def test_a_notebook_shows_a_figure(run, monkeypatch):
+    class Formatter(dict):
+        def for_type(self, kind, function):
+            self[kind] = function
+
+    png = Formatter()
+    shell = SimpleNamespace(display_formatter=SimpleNamespace(formatters={"image/png": png}))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    figure = rb.plot(run.table("residual"))
+    assert png[Figure](figure).startswith(b"\x89PNG")
+    png[Figure] = None  # pyplot's own, when it has drawn
+    rb.plot(run.table("residual"))
+    assert png[Figure] is None
+
+
+def test_the_figure_of_several_runs_has_a_panel_for_each(sweep):
+    runs = rb.load_sweep(sweep)
+    table = runs.table("residual")
+    titles = [axes.get_title() for axes in rb.plot(table).axes]
+    assert [title for title in titles if "model.heads=2" in title] and len(titles) == 4
+    assert len(rb.plot(table[table["model.heads"] == 1], facet="seed").axes) == 4
+    final = rb.plot(runs.final)
+    assert final.axes[0].get_xlabel() == "model.heads"
+    assert "no key that varies" in refused(rb.plot, rb.load_sweep(sweep / "heads_1").final)
+
+
+def test_published_numbers_are_drawn_by_name(run):
+    tables = rb.analyze(run, "paths", paths=FEW)
+    before, after = rb.plot(tables["paths"]), rb.plot(tables["paths"], published="dong_fig4_sorting_code")
+
+    def labels(figure):
+        return {text.get_text() for text in figure.legends[0].get_texts()}
+
+    assert any("authors' code" in label for label in labels(after) - labels(before))
+
+
+def test_what_cannot_be_drawn_is_one_line(run):
+    table = run.table("residual")
+    assert "table: its columns are not those of an analysis; name it with analysis=, one of " in refused(
+        rb.plot, pd.DataFrame({"a": [1]})
+    )
+    assert "analysis=paths: not its table, which has a column scheme" in refused(rb.plot, table, analysis="paths")
+    assert "analysis=sweep: not its table, which has a column job_status" in refused(rb.plot, table, analysis="sweep")
+    assert "analysis=path: unknown, did you mean paths?" in refused(rb.plot, table, analysis="path")
+    assert "facet=heads: unknown, did you mean head?" in refused(rb.plot, table, facet="heads")
+    assert "published=dong: unknown; allowed are " in refused(rb.plot, table, published="dong")
+    assert "the table has no rows" in refused(rb.plot, table[:0])

@@ -1,0 +1,123 @@
+"""rankbench.claims.blog: each condition on a table that supports it, on its control, and on tables that refute it."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rankbench.claims import CLAIMS, judge
+from rankbench.claims.blog import BLOG
+
+PATHS = {"cosine": 0.05, "correlation": -0.05, "information_ksg": 0.02, "interaction": 0.04}
+
+
+def of_pairs(rest=1e-15, scheme="frozen", cross=0.02, scale=1.0, whole_accuracy=1.0, **paths):
+    """An independence table of one scheme: pairs of paths with these numbers, one of each sign, the whole network's
+    relative rest, and pairs of heads, whose second derivatives have a scale of their own."""
+    rows = [{"of": "network", "scheme": scheme, "interaction": rest}]
+    for sign in (-1, 1):
+        numbers = {name: sign * value for name, value in (PATHS | paths).items() if name != "information_ksg"}
+        numbers["information_ksg"] = (PATHS | paths)["information_ksg"] + sign * 0.01  # an estimate, around its mean
+        numbers["interaction"] = abs(numbers["interaction"]) if scheme == "recomputed" else math.nan
+        rows.append({"of": "paths", "scheme": scheme, "first": "1-0", "second": "0-1", **numbers})
+    for first, second, relative in (("L1H1", "L1H1", 1.0), ("L1H1", "L2H1", cross), ("L2H1", "L2H1", 1.0)):
+        size = {"cross_gradient_relative": relative, "cross_gradient_rms": scale * relative}
+        rows.append({"of": "heads", "scheme": None, "first": first, "second": second, **size})
+    one = pd.DataFrame(rows).assign(whole_accuracy=whole_accuracy)
+    numbers = one.select_dtypes("number").columns.difference(["whole_accuracy"])
+    seeds = [one.assign(seed=seed, **{name: one[name] * (1 + 0.001 * seed) for name in numbers}) for seed in range(3)]
+    return pd.concat(seeds, ignore_index=True)
+
+
+def of_pruning(greedy=0.02, norm=0.03, random=0.6, whole_accuracy=1.0):
+    """A pruning table: from these shares of the paths on, the network's accuracy is reached, but for four points."""
+    shares = np.linspace(0, 1, 101)
+    rows = []
+    for seed in range(3):
+        for order, enough, repeat in (("greedy", greedy, None), ("norm", norm, None), ("random", random, 0)):
+            reached = whole_accuracy * np.where(shares >= enough + 0.01 * seed - 1e-9, 0.96, 0.5)
+            common = {"seed": seed, "order": order, "repeat": repeat, "whole_accuracy": whole_accuracy}
+            rows += [common | {"kept_share": s, "accuracy": a} for s, a in zip(shares, reached, strict=True)]
+    return pd.DataFrame(rows)
+
+
+RECOMPUTED = {"scheme": "recomputed", "rest": 0.05}
+SUPPORTING = {
+    "blog_paths_orthogonal": of_pairs(),
+    "blog_paths_uncorrelated": of_pairs(**RECOMPUTED),
+    "blog_frozen_paths_add_up": of_pairs(),
+    "blog_paths_additive": of_pairs(**RECOMPUTED),
+    "blog_pairs_additive": of_pairs(**RECOMPUTED),
+    "blog_cross_gradients_below_own": of_pairs(),
+    "blog_paths_independent": of_pairs(),
+    "blog_few_paths_suffice": of_pruning(),
+    "blog_largest_paths_suffice": of_pruning(),
+}
+REFUTING = {
+    "blog_paths_orthogonal": [of_pairs(cosine=0.3), of_pairs(cosine=-0.3)],
+    "blog_paths_uncorrelated": [of_pairs(correlation=0.2)],
+    "blog_frozen_paths_add_up": [of_pairs(rest=1e-8)],
+    "blog_paths_additive": [of_pairs(scheme="recomputed", rest=1.4)],
+    "blog_pairs_additive": [of_pairs(**RECOMPUTED, interaction=0.7)],
+    # derivatives that are much smaller than 1, but as large as the heads' own
+    "blog_cross_gradients_below_own": [of_pairs(cross=0.9, scale=1e-6), of_pairs(cross=0.9)],
+    "blog_paths_independent": [of_pairs(information_ksg=0.5)],
+    "blog_few_paths_suffice": [of_pruning(greedy=0.4)],
+    "blog_largest_paths_suffice": [of_pruning(norm=0.4, random=0.5)],
+}
+
+
+def verdict(name, table):
+    (row,) = judge(name, table)
+    return row
+
+
+@pytest.mark.parametrize("name", BLOG)
+def test_a_condition_holds_on_a_table_that_supports_it_and_fails_on_its_control(name, outcomes_with_control):
+    right, wrong = ("passed", "broken") if CLAIMS[name].is_check else ("held", "failed")
+    assert outcomes_with_control(name, SUPPORTING[name]) == ({right}, {wrong})
+    assert [verdict(name, table)["outcome"] for table in REFUTING[name]] == [wrong] * len(REFUTING[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "measured"),
+    [
+        ("blog_paths_orthogonal", 0.05),
+        ("blog_paths_uncorrelated", 0.05),
+        ("blog_paths_independent", 0.02),  # estimates below 0 are as good as those above
+        ("blog_cross_gradients_below_own", 0.02),
+    ],
+)
+def test_measures_by_hand(name, measured):
+    assert verdict(name, of_pairs())["measured"] == pytest.approx(measured, rel=2e-3)  # seeds differ by .001
+
+
+def test_the_smallest_share_that_suffices_is_a_share():
+    row = verdict("blog_few_paths_suffice", of_pruning(greedy=0.02))
+    assert row["measured"] == pytest.approx(0.03) and row["interval"] == "t of logits" and row["low95"] > 0
+
+
+def test_without_paths_in_random_order_there_is_no_control():
+    table = of_pruning()
+    row = verdict("blog_few_paths_suffice", table[table.order != "random"])
+    assert row["outcome"] == "undecided" and "its control did not fail (undecided)" in row["reason"]
+
+
+def test_each_scheme_is_judged_by_the_conditions_that_speak_of_it():
+    both = pd.concat([of_pairs(), of_pairs(scheme="recomputed", rest=1.4)])
+    names = [name for name, claim in BLOG.items() if claim.table == "independence"]
+    where = {name: [(row["where"], row["outcome"]) for row in judge(name, both)] for name in names}
+    assert where["blog_frozen_paths_add_up"] == [("scheme=frozen", "passed")]
+    assert where["blog_paths_additive"] == [("scheme=recomputed", "failed")]
+    assert where["blog_pairs_additive"] == [("scheme=recomputed", "held")]
+    assert where["blog_paths_orthogonal"] == [("scheme=frozen", "held"), ("scheme=recomputed", "held")]
+    assert where["blog_cross_gradients_below_own"] == [("", "held")]
+
+
+@pytest.mark.parametrize("name", [name for name, claim in BLOG.items() if not claim.is_check])
+def test_networks_that_have_not_learned_are_not_judged(name):
+    for table in (SUPPORTING[name], REFUTING[name][0]):
+        scaled = table.assign(whole_accuracy=0.5, **({"accuracy": table.accuracy / 2} if "accuracy" in table else {}))
+        assert "not learned its task (accuracy 0.500)" in verdict(name, scaled)["reason"]
+    assert verdict("blog_frozen_paths_add_up", of_pairs(whole_accuracy=0.1))["outcome"] == "passed"

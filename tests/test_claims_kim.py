@@ -1,0 +1,288 @@
+"""rankbench.claims.kim: each claim on a table that supports it, on its control, and on tables that refute it.
+
+The constants of the tables are computed by scipy's Lambert W, apart from rankbench.lipschitz.
+"""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.special import lambertw
+
+from rankbench import lipschitz
+from rankbench.claims import CLAIMS, judge
+from rankbench.claims.kim import KIM, ROUNDING
+
+TOKENS = (11, 101, 1001)
+NOTHING = "nothing in this table that the claim speaks of"
+
+
+def w0(x):
+    return float(np.real(lambertw(x)))
+
+
+def theorem(tokens, p):
+    """Theorem 3.2 for one head of width 1 with all weights 1."""
+    return (4 * w0((tokens - 1) / math.e) + 1) * (1 if p == math.inf else math.sqrt(tokens))
+
+
+def exact(tokens):
+    return 1 + 4 * w0((tokens - 1) * math.exp(-1.5))
+
+
+def of_seeds(rows, jitter=(), **columns):
+    """The rows for three seeds; the numbers in the columns `jitter` differ a little between them."""
+    one = pd.DataFrame(rows).assign(**columns)
+    scaled = [{name: one[name] * (1 - 1e-7 * seed) for name in jitter} for seed in range(3)]
+    return pd.concat([one.assign(seed=seed, **scaled[seed]) for seed in range(3)], ignore_index=True)
+
+
+def of_head(p=math.inf, ascent=exact, mirrored=None):
+    """A lipschitz table of one head of width 1: bounds, and ascents that end at these functions of N."""
+    rows = []
+    for tokens in TOKENS:
+        found = {"start": 1, "step": 600, "kind": "lower_bound"}
+        own = exact(tokens) if p == math.inf else 4 * math.log(tokens) ** 2
+        rows += [
+            {"tokens": tokens, "quantity": "theorem", "kind": "bound", "value": theorem(tokens, p)},
+            {
+                "tokens": tokens,
+                "quantity": "one_dimension",
+                "kind": "exact" if p == math.inf else "bound",
+                "value": own,
+            },
+            # an estimate, so it is not judged
+            {"tokens": tokens, "quantity": "theorem_printed", "kind": "estimate", "value": 1.0},
+            {"tokens": tokens, "quantity": "ascent", **found, "value": ascent(tokens)},
+        ]
+        if mirrored is not None:
+            rows.append({"tokens": tokens, "quantity": "ascent_mirrored", **found, "value": mirrored(tokens)})
+    where = {"weights": "fresh", "part": "attention", "layer": 0, "attention": "l2", "p": p}
+    return of_seeds(rows, **where).fillna({"start": 0, "step": 0})
+
+
+def of_ascent(power=2.0, weights="trained", attention="dot"):
+    """||J||_inf over the steps of an ascent."""
+    rows = [{"step": step, "value": step**power} for step in (1, 50, 100, 200)]
+    where = {"weights": weights, "part": "attention", "layer": 1, "attention": attention, "tokens": 8, "p": math.inf}
+    return of_seeds(rows, jitter=["value"], **where, quantity="ascent", kind="lower_bound", start=1)
+
+
+def of_training(grows=4.0):
+    """Bounds over training steps, in the second layer twice as large at the end; not measured at step 10."""
+    rows = [
+        {"step": step, "layer": layer, "lipschitz_inf": bound}
+        for layer in (1, 2)
+        for step, bound in ((0, 1.5), (10, math.nan), (20, 1.5 * grows * layer))
+    ]
+    return of_seeds(rows, jitter=["lipschitz_inf"])
+
+
+def inverted(attention, rate=0.3, first=2.0, weights="fresh", coefficient=0.5, floor=1e-16, **columns):
+    """Errors over 50 iterations, which fall by a rate down to a floor; the largest entry is 10."""
+    errors = [max(first * rate**k, 10 * floor) for k in range(51)]
+    rows = [{"iteration": k, "error": error, "relative_error": error / 10} for k, error in enumerate(errors)]
+    where = {"part": "attention", "layer": 1, "tokens": 8, "width": 8, "inputs": "0..10", "coefficient": coefficient}
+    return of_seeds(rows, attention=attention, weights=weights, **(where | columns))
+
+
+def of_network(attention, left):
+    """The inverse of a whole network: the last iteration alone."""
+    rows = [{"iteration": 50, "error": 3 * left, "relative_error": left, "layer": layer} for layer in (1, 2)]
+    where = {"part": "network", "tokens": 8, "width": 8, "inputs": "test", "coefficient": 1.0, "weights": "trained"}
+    return of_seeds(rows, attention=attention, **where, loss_fall=0.001)
+
+
+def of_entries(attention, widens, sd=1.0, fall=0.001, weights="trained"):
+    """Histograms of inputs from 0 to 10 and outputs around 0, two bins each."""
+    rows = [
+        {"of": of, "bin": number, "smallest": smallest, "largest": smallest + width, "sd": spread}
+        for of, smallest, width, spread in (("input", 0.0, 10.0, 3.0), ("output", -4.0, 10 * widens, 3 * sd))
+        for number in (0, 1)
+    ]
+    return of_seeds(rows, weights=weights, layer=1, attention=attention, inputs="0..10", loss_fall=fall)
+
+
+TRAINED = {"weights": "trained", "loss_fall": 0.001}
+SUPPORTING = {
+    "kim_bound_holds": lambda: of_head(),
+    "kim_own_bound_holds": lambda: of_head(),
+    "kim_fig2_exact": lambda: of_head(ascent=lambda n: exact(n) - 0.2, mirrored=lambda n: exact(n) - 1e-6),
+    "kim_fig2_slope": lambda: of_head(),
+    "kim_fig7_log": lambda: of_head(p=2.0, ascent=lambda n: 2 + math.log(n)),
+    "kim_fig8_diverges": of_ascent,
+    "kim_bound_grows": of_training,
+    "kim_fig3_dot_not_inverted": lambda: pd.concat([inverted("dot", rate=1.1), inverted("l2")]),
+    "kim_fig3_l2_inverted": lambda: pd.concat([inverted("l2"), inverted("l2", rate=1.1, coefficient=0.9)]),
+    "kim_fig3_contractive_inverted": lambda: inverted("contractive_l2"),
+    "kim_fig5_dot_not_inverted": lambda: inverted("dot", rate=0.98, **TRAINED),
+    "kim_fig5_contractive_inverted": lambda: inverted("contractive_l2", weights="trained"),
+    "kim_fig10_dot_widens": lambda: of_entries("dot", 5.0),
+    "kim_fig10_l2_keeps_range": lambda: of_entries("l2", 1.2),
+}
+
+
+def verdict(name, table):
+    (row,) = judge(name, table)
+    return row
+
+
+@pytest.mark.parametrize("name", KIM)
+def test_a_claim_holds_on_a_table_that_supports_it_and_fails_on_its_control(name, outcomes_with_control):
+    wanted = ({"passed"}, {"broken"}) if CLAIMS[name].is_check else ({"held"}, {"failed"})
+    assert outcomes_with_control(name, SUPPORTING[name]()) == wanted
+
+
+REFUTING = {
+    "kim_bound_holds": [of_head(ascent=lambda n: theorem(n, math.inf) + 0.1)],
+    # an ascent above the constant that is called exact, though far below the theorem's bound
+    "kim_own_bound_holds": [of_head(ascent=lambda n: exact(n) + 1.0), of_head(p=2.0, ascent=lambda n: n)],
+    "kim_fig2_exact": [of_head(ascent=lambda n: exact(n) + 1.0), of_head(ascent=lambda n: exact(n) - 0.002)],
+    "kim_fig2_slope": [of_head(ascent=lambda n: math.log(n)), of_head(ascent=lambda n: 9 * math.log(n))],
+    "kim_fig7_log": [of_head(p=2.0, ascent=lambda n: n**0.6)],
+    "kim_fig8_diverges": [of_ascent(0.1)],
+    "kim_bound_grows": [of_training(0.4)],
+    "kim_fig3_dot_not_inverted": [inverted("dot", rate=0.5)],
+    "kim_fig3_l2_inverted": [inverted("l2", rate=0.98), inverted("l2", rate=1.1)],
+    "kim_fig3_contractive_inverted": [inverted("contractive_l2", rate=0.6), inverted("contractive_l2", floor=1e-9)],
+    "kim_fig5_dot_not_inverted": [inverted("dot", rate=0.5, **TRAINED), of_network("dot", 1e-7)],
+    "kim_fig5_contractive_inverted": [
+        inverted("contractive_l2", rate=0.98, **TRAINED),
+        of_network("contractive_l2", 0.1),
+    ],
+    # the spread of the entries says nothing about their range
+    "kim_fig10_dot_widens": [of_entries("dot", 1.2, sd=5.0)],
+    "kim_fig10_l2_keeps_range": [of_entries("l2", 5.0, sd=1.0)],
+}
+
+
+@pytest.mark.parametrize("name", KIM)
+def test_a_claim_fails_on_every_table_that_refutes_it(name):
+    for table in REFUTING[name]:
+        assert verdict(name, table)["outcome"] == ("broken" if CLAIMS[name].is_check else "failed")
+
+
+def test_each_bound_is_judged_by_itself():
+    theorem_alone = verdict("kim_bound_holds", of_head(p=2.0, ascent=lambda n: 2 + math.log(n)))
+    own = verdict("kim_own_bound_holds", of_head(p=2.0, ascent=lambda n: 2 + math.log(n)))
+    assert theorem_alone["measured"] == pytest.approx(theorem(11, 2.0) / (2 + math.log(11)), rel=1e-12)
+    assert own["measured"] == pytest.approx(min(4 * math.log(n) ** 2 / (2 + math.log(n)) for n in TOKENS), rel=1e-12)
+    # what refutes our constant leaves the theorem as it is
+    assert verdict("kim_bound_holds", of_head(ascent=lambda n: exact(n) + 1.0))["outcome"] == "passed"
+
+
+def test_the_worst_seed_decides_about_a_bound():
+    table = of_head()
+    table.loc[(table.seed == 1) & (table.tokens == 101) & (table.quantity == "ascent"), "value"] = 20.0
+    assert verdict("kim_bound_holds", table)["outcome"] == "broken"
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "measured"),
+    [
+        ("kim_fig2_exact", of_head(mirrored=lambda n: exact(n) + 0.0005), 0.0005),
+        ("kim_fig2_slope", of_head(ascent=lambda n: 2 * theorem(n, math.inf)), 1.0),
+        ("kim_fig7_log", of_head(p=2.0, ascent=lambda n: n**0.3), 0.3),
+        ("kim_fig8_diverges", of_ascent(2.0), 4.0),
+        ("kim_bound_grows", of_training(4.0), math.log10(4)),  # of the first layer, where it grows less
+        ("kim_fig3_dot_not_inverted", inverted("dot", rate=0.8), 50 * math.log10(0.8)),
+        ("kim_fig3_contractive_inverted", inverted("contractive_l2", rate=0.3), math.log10(0.3 / 0.5)),
+        ("kim_fig5_dot_not_inverted", of_network("dot", 1e-2), -2.0),
+        ("kim_fig10_dot_widens", of_entries("dot", 3.5), 3.5),
+    ],
+)
+def test_measures_by_hand(name, table, measured):
+    assert verdict(name, table)["measured"] == pytest.approx(measured, rel=1e-6)
+
+
+def test_l2_is_judged_at_the_smallest_coefficient():
+    table = pd.concat([inverted("l2", rate=0.8, coefficient=0.7), inverted("l2", rate=2.0, coefficient=0.9)])
+    assert verdict("kim_fig3_l2_inverted", table)["measured"] == pytest.approx(50 * math.log10(0.8), rel=1e-9)
+
+
+def test_what_rounding_hides_of_an_error_is_an_upper_bound():
+    for floor in (0.0, 1e-16):
+        row = verdict("kim_fig3_l2_inverted", inverted("l2", rate=0.1, first=2.0, floor=floor))
+        assert row["is_bound"] and row["outcome"] == "held"
+        assert row["measured"] == pytest.approx(math.log10(ROUNDING * 10 / 2.0), rel=1e-12)
+    # rounding of a first error that is hardly above it leaves nothing to be said
+    assert verdict("kim_fig3_l2_inverted", inverted("l2", first=1e-11))["reason"] == "rounding hides the number"
+
+
+@pytest.mark.parametrize("kind", ["l2", "dot"])
+def test_rounding_leaves_far_less_of_an_error_than_is_taken_for_rounding(kind):
+    """Where the iteration has converged what is left is rounding alone: at most a quarter of ROUNDING."""
+    left = []
+    for seed in range(6):
+        generator = torch.Generator().manual_seed(seed)
+        limits = dict.fromkeys("qkvo", (0.5, 1.0, 1.7)[seed % 3] * 16**-0.5)
+        layer = lipschitz.fresh_layer(kind, 16, 4, limits, generator)
+        for largest, coefficient in ((1, 0.5), (1, 0.9), (10, 0.5)):
+            x_BND = largest * torch.rand(4, 16, 16, generator=generator, dtype=torch.float64)
+            x_BND[:, 0] = 0
+
+            def branch(x_BND, layer=layer, coefficient=coefficient):
+                return coefficient * lipschitz.attend(layer, x_BND)
+
+            found = lipschitz.invert(branch, x_BND + branch(x_BND), 1000)
+            errors = [((x - x_BND).abs().max() / x_BND.abs().max()).item() for x in found]
+            if errors[-1] < 1e-9:  # it has converged: the other inputs are not inverted
+                left.append(max(errors[-20:]))
+    assert len(left) > 6 and 0 < max(left) < ROUNDING / 4
+
+
+def test_an_iteration_that_overflows_has_no_number():
+    for number in (math.inf, math.nan):
+        table = inverted("dot", rate=1.1)
+        table.loc[table.iteration == 50, ["error", "relative_error"]] = number
+        assert "range of float64" in verdict("kim_fig3_dot_not_inverted", table)["reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("kim_bound_holds", of_ascent(attention="dot")),
+        ("kim_own_bound_holds", of_ascent(attention="dot")),
+        ("kim_fig8_diverges", of_ascent(attention="l2")),
+        ("kim_bound_grows", of_training().assign(lipschitz_inf=math.inf)),  # dot products have none
+        ("kim_bound_grows", of_training().assign(lipschitz_inf=1.0)),  # divided out
+        ("kim_fig3_l2_inverted", inverted("dot")),
+        ("kim_fig3_dot_not_inverted", inverted("l2")),
+        ("kim_fig5_dot_not_inverted", inverted("contractive_l2", **TRAINED)),
+        ("kim_fig5_contractive_inverted", inverted("dot", **TRAINED)),
+        ("kim_fig5_dot_not_inverted", inverted("dot")),  # fresh
+        ("kim_fig10_dot_widens", of_entries("l2", 3.0)),
+        ("kim_fig10_l2_keeps_range", of_entries("dot", 3.0)),
+        ("kim_fig10_l2_keeps_range", of_entries("l2", 3.0, weights="initialised")),
+    ],
+)
+def test_a_claim_says_nothing_about_what_its_paper_does_not_speak_of(name, table):
+    row = verdict(name, table)
+    assert (row["outcome"], row["reason"]) == ("undecided", NOTHING)
+
+
+def test_the_trained_weights_are_judged():
+    trained, initial = inverted("dot", rate=0.5, **TRAINED), inverted("dot", rate=1.1, weights="initialised")
+    assert verdict("kim_fig5_dot_not_inverted", pd.concat([trained, initial]))["outcome"] == "failed"
+    both = pd.concat([of_ascent(0.1), of_ascent(2.0, weights="initialised")])
+    assert verdict("kim_fig8_diverges", both)["outcome"] == "failed"
+
+
+@pytest.mark.parametrize("name", ["kim_fig5_dot_not_inverted", "kim_fig10_dot_widens", "kim_fig10_l2_keeps_range"])
+def test_a_network_that_still_learns_is_not_judged(name):
+    for table in (SUPPORTING[name](), REFUTING[name][0]):
+        row = verdict(name, table.assign(loss_fall=0.031 + 0.001 * table.seed))
+        assert row["outcome"] == "undecided"
+        assert row["reason"] == "the test loss still fell by 0.032 nats over the last quarter of training"
+        assert "run the analysis again" in verdict(name, table.drop(columns="loss_fall"))["reason"]
+    # what holds for all weights is judged all the same
+    table = inverted("contractive_l2", weights="trained", loss_fall=1.0)
+    assert verdict("kim_fig5_contractive_inverted", table)["outcome"] == "held"
+
+
+def test_what_follows_from_theorems_is_a_check_of_the_tool():
+    checks = {name for name, claim in KIM.items() if claim.is_check}
+    theorems = {"kim_bound_holds", "kim_own_bound_holds", "kim_fig3_contractive_inverted"}
+    assert checks == theorems | {"kim_fig2_exact", "kim_fig2_slope", "kim_fig7_log"}

@@ -1,0 +1,220 @@
+"""rankbench.claims.kim_charlm: each claim on a table that supports it, on its control, on tables that refute it, and on
+the tables that the paper prints."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+
+from rankbench.claims import CLAIMS, judge, published, verdict_line
+from rankbench.claims.kim_charlm import KIM_CHARLM
+from rankbench.tables import fall_in_last_quarter
+
+SPEED = {
+    "kim_l2_as_fast": "causal_l2",
+    "kim_tied_as_fast": "causal_l2_tied",
+    "kim_contractive_as_fast": "causal_contractive_l2",
+}
+
+
+def curves(losses, times=None, width=512, seeds=3, jitter=0.001):
+    """A table of curves with these test losses by (variant, layers), for every seed a thousandth of a nat more, reached
+    before the last quarter of the steps; times per token by variant, on a machine that gets slower, for all alike."""
+    rows = []
+    for (variant, layers), loss in losses.items():
+        for seed in range(seeds):
+            final = loss + jitter * seed
+            facts = {"variant": variant, "layers": layers, "width": width, "test_loss": final, "seed": seed}
+            time = (times or {}).get((variant, layers), (times or {}).get(variant, 10.0 * layers))
+            for step, more in ((0, 9.0), (10, 0.5), (20, 0.1), (30, 0.0), (40, 0.0)):
+                timed = time * (1 + step / 10) if step > 10 else math.nan
+                for split in ("valid", "test"):
+                    row = {"step": step, "split": split, "loss": final + more, "microseconds_per_token": timed}
+                    rows.append(facts | row)
+    return pd.DataFrame(rows)
+
+
+def verdict(name, table, facet=None):
+    (row,) = judge(name, table, facet)
+    return row
+
+
+def losses(layers=1, **by_variant):
+    return {(variant, layers): loss for variant, loss in by_variant.items()}
+
+
+SUPPORTING = {
+    "kim_l2_loses_little": curves(losses(causal=1.0, causal_l2=0.99)),
+    "kim_tying_loses": curves(losses(causal_l2=1.0, causal_l2_tied=1.05)),
+    "kim_contraction_loses": curves(losses(causal_l2_tied=1.0, causal_contractive_l2=1.3)),
+    "kim_contraction_gains_from_depth": curves({("causal_contractive_l2", n): 1.5 - 0.1 * n for n in (1, 2, 4)}),
+    "kim_lstm": curves(losses(lstm=1.01)),
+    "kim_transformer_beats_lstm": curves(losses(3, causal=0.95, lstm=1.0) | losses(1, causal=1.2, lstm=1.1)),
+    **{name: curves(losses(2, **{"causal": 1.0, variant: 1.0})) for name, variant in SPEED.items()},
+    "kim_dot_fails_deep": curves(losses(12, causal=3.0, causal_l2_tied=1.0)),
+    "kim_tying_not_parameters": curves(losses(causal_l2=0.9, causal_l2_matched=1.0)),
+    "kim_matched_as_tied": curves(losses(causal_l2_tied=1.0, causal_l2_matched=0.995)),
+}
+REFUTING = {
+    "kim_l2_loses_little": curves(losses(causal=1.0, causal_l2=1.05)),
+    "kim_tying_loses": curves(losses(causal_l2=1.0, causal_l2_tied=0.9)),
+    "kim_contraction_loses": curves(losses(causal_l2_tied=1.0, causal_contractive_l2=1.001)),
+    "kim_contraction_gains_from_depth": curves({("causal_contractive_l2", n): 1.0 + 0.1 * n for n in (1, 2, 4)}),
+    "kim_lstm": curves(losses(lstm=1.2)),
+    "kim_transformer_beats_lstm": curves(losses(3, causal=1.1, lstm=1.0)),
+    **{name: curves(losses(2, **{"causal": 1.0, variant: 1.0}), {variant: 23.0}) for name, variant in SPEED.items()},
+    "kim_dot_fails_deep": curves(
+        losses(12, causal=1.0, causal_l2_tied=1.0) | losses(2, causal=9.0, causal_l2_tied=1.0)
+    ),
+    "kim_tying_not_parameters": curves(losses(causal_l2=1.0, causal_l2_matched=0.9)),
+    "kim_matched_as_tied": curves(losses(causal_l2_tied=1.0, causal_l2_matched=0.9)),
+}
+
+
+@pytest.mark.parametrize("name", KIM_CHARLM)
+def test_a_claim_holds_on_a_table_that_supports_it_and_fails_on_its_control(name, outcomes_with_control):
+    assert outcomes_with_control(name, SUPPORTING[name]) == ({"held"}, {"failed"})
+    assert verdict(name, REFUTING[name])["outcome"] == "failed"
+
+
+# --- the paper's own tables -------------------------------------------------------------------------------------------
+
+
+def printed(figure, layers):
+    """The paper's numbers by (variant, layers); one that it gives for no number of layers stands at all of these."""
+    cells = {}
+    for row in published(figure).itertuples():
+        numbers = layers if math.isnan(row.x) else {int(row.x)} & set(layers)
+        cells |= {(row.series, number): row.value for number in numbers}
+    return cells
+
+
+TABLE_2 = {
+    # what the paper's Table 2 (and its LSTM of about one nat) comes to at some numbers of layers
+    "kim_l2_loses_little": {(1,): -0.030, (1, 2, 4): -0.011, (1, 2, 3, 4, 5): -0.0046},
+    "kim_tying_loses": {(1,): 0.103, (1, 2, 4): 0.223 / 3, (1, 2, 3, 4, 5): 0.0686},
+    "kim_contraction_loses": {(1,): 0.321, (1, 2, 4): 0.916 / 3, (1, 2, 3, 4, 5): 0.288},
+    "kim_contraction_gains_from_depth": {(1, 2): -0.105, (1, 2, 4): -0.367, (1, 5, 14): -0.553},
+    "kim_lstm": {(1,): 1.0, (1, 2, 3, 4, 5): 1.0},
+    "kim_transformer_beats_lstm": {(1, 2, 4): -0.057, (1, 2, 3, 4, 5): -0.06},
+}
+
+
+@pytest.mark.parametrize(("name", "layers"), [(name, layers) for name, cases in TABLE_2.items() for layers in cases])
+def test_table_2_holds_its_claims_and_stands_beside_ours_at_the_same_layers(name, layers):
+    number = TABLE_2[name][layers]
+    row = verdict(name, curves(printed("kim_table2", layers), jitter=0.0))
+    assert row["outcome"] == "held"
+    assert (row["measured"], row["published"]) == (pytest.approx(number, abs=1e-9), pytest.approx(number, abs=1e-9))
+    # beside other numbers, of those layers, the same
+    ours = {cell: loss + 0.5 + 0.1 * len(cell[0]) for cell, loss in printed("kim_table2", layers).items()}
+    assert verdict(name, curves(ours))["published"] == pytest.approx(number, abs=1e-9)
+
+
+def test_with_one_layer_table_2_is_not_better_than_the_lstm_and_the_claim_says_nothing():
+    cells = printed("kim_table2", (1,))
+    assert cells["causal", 1] - cells["lstm", 1] == pytest.approx(0.164)
+    row = verdict("kim_transformer_beats_lstm", curves(cells))
+    assert (row["outcome"], row["reason"]) == ("undecided", "nothing in this table that the claim speaks of")
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "ratio", "outcome"),
+    [
+        ("kim_l2_as_fast", (1, 2, 3, 4, 5), 1.003, "held"),
+        ("kim_tied_as_fast", (1, 2, 3, 4, 5), 1.0174, "held"),
+        ("kim_contractive_as_fast", (1, 2, 3, 4, 5), 1.0774, "held"),
+        ("kim_contractive_as_fast", (1, 3), 1.026, "held"),
+        ("kim_contractive_as_fast", (4, 5), 1.132, "failed"),  # the paper's own ratios there are above our line
+    ],
+)
+def test_table_1_stands_beside_ours_at_the_same_layers(name, layers, ratio, outcome):
+    times = printed("kim_table1_speed", layers)
+    row = verdict(name, curves(dict.fromkeys(times, 1.0), times))
+    assert row["outcome"] == outcome
+    assert (row["measured"], row["published"]) == (pytest.approx(ratio, abs=1e-9), pytest.approx(ratio, abs=1e-9))
+
+
+def test_table_3_has_no_dot_products_where_they_are_said_to_fail():
+    row = verdict("kim_dot_fails_deep", curves(printed("kim_table3_fixed_lr", tuple(range(2, 20, 2)))))
+    assert row["outcome"] == "undecided" and row["published"] is None
+    assert "no number of layers (at least 11) at which there are both causal and causal_l2_tied" in row["reason"]
+    row = verdict("kim_dot_fails_deep", curves(printed("kim_table3_fixed_lr", (2, 4, 6, 8, 10))))
+    assert row["reason"] == "nothing in this table that the claim speaks of"
+
+
+# --- when it is judged ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name, claim in KIM_CHARLM.items() if claim.repeats == "seed"])
+def test_language_models_that_still_learn_are_not_judged(name):
+    for tables in (SUPPORTING, REFUTING):
+        still = tables[name].copy()
+        began = still.split.eq("test") & still.step.eq(30)  # of the last quarter
+        still.loc[began, "loss"] += 0.03
+        row = verdict(name, still)
+        assert row["outcome"] == "undecided" and math.isfinite(row["measured"])
+        assert "still fell by 0.03 nats over the last quarter of training" in row["reason"]
+        still.loc[began, "loss"] -= 0.02  # a hundredth of a nat is no more than what the line is about
+        assert verdict(name, still)["outcome"] != "undecided"
+
+
+def test_the_network_that_falls_most_is_named():
+    table = curves(losses(causal=1.0, causal_l2=0.99) | losses(3, causal=1.0, causal_l2=0.99))
+    slow = (table.variant == "causal_l2") & (table.layers == 3) & (table.step == 30)
+    reason = verdict("kim_l2_loses_little", table.assign(loss=table.loss + 0.25 * slow))["reason"]
+    assert (
+        reason == "the test loss of causal_l2 with 3 layers still fell by 0.25 nats over the last quarter of training"
+    )
+    # networks that are not compared may still learn
+    other = (table.variant == "causal_l2") & (table.step == 30)
+    deep = table.assign(layers=table.layers + 7)
+    both = pd.concat([table, deep.assign(loss=deep.loss + other)])
+    assert verdict("kim_l2_loses_little", both)["outcome"] == "held"
+
+
+def test_the_last_quarter_of_a_curve():
+    assert fall_in_last_quarter(pd.Series([3.0, 1.0, 0.8], index=[0, 40, 80])) == pytest.approx(0.1)  # .9 at step 60
+    assert fall_in_last_quarter(pd.Series([3.0, 1.0, 1.5], index=[0, 90, 120])) == pytest.approx(-0.5)
+    assert fall_in_last_quarter(pd.Series([3.0, 1.0, math.nan], index=[0, 100, 200])) == pytest.approx(0.5)
+
+
+def test_the_loss_of_the_lstm_is_judged_at_the_papers_width():
+    assert "nothing in this table" in verdict("kim_lstm", curves(losses(lstm=1.4), width=64))["reason"]
+    assert "nothing in this table" in verdict("kim_lstm", curves(losses(lstm=1.4)).drop(columns="width"))["reason"]
+
+
+def test_times_have_their_spread_over_intervals():
+    table = curves(losses(causal=1.0, causal_l2=1.0))
+    ratios = {20: 0.99, 30: 1.16, 40: 1.04}
+    factors = table.step.map(ratios).where(table.variant == "causal_l2", 1.0)
+    table["microseconds_per_token"] *= factors
+    row, values = verdict("kim_l2_as_fast", table), list(ratios.values())
+    low, high = scipy.stats.t.interval(0.95, 2, np.mean(values), scipy.stats.sem(values))
+    assert row["outcome"] == "undecided" and (row["num_seeds"], row["num_repeats"], row["repeats"]) == (3, 3, "step")
+    assert (row["measured"], row["low95"], row["high95"]) == pytest.approx((np.mean(values), low, high), rel=1e-9)
+    assert "(95 %, 3 steps)" in verdict_line(row) and "over the intervals between evaluations" in row["statement"]
+    row = verdict("kim_l2_as_fast", table.assign(microseconds_per_token=math.nan))
+    assert (row["outcome"], row["reason"]) == ("undecided", "not measurable in every step")
+
+
+def test_claims_of_pairs_need_both_and_judge_all_jobs_together():
+    table = curves({("causal", 1): 1.0, ("causal_l2", 2): 1.0})
+    assert "at which there are both causal_l2 and causal" in verdict("kim_l2_loses_little", table)["reason"]
+    table = SUPPORTING["kim_l2_loses_little"].assign(model=lambda rows: rows.variant)
+    assert verdict("kim_l2_loses_little", table, "model")["where"] == ""
+    assert all(claim.across and claim.table == "curves" for claim in KIM_CHARLM.values())
+
+
+def test_layers_that_the_paper_has_not_are_left_out():
+    cells = losses(1, causal=1.0, causal_l2=0.99) | losses(8, causal=1.0, causal_l2=5.0)
+    row = verdict("kim_l2_loses_little", curves(cells))
+    assert (row["measured"], row["published"]) == (pytest.approx(-0.01), pytest.approx(-0.030))
+
+
+def test_no_claim_is_without_a_line_that_its_statement_names():
+    for name, claim in KIM_CHARLM.items():
+        assert claim.line == 0 or "our line" in claim.statement, name
+        assert claim is CLAIMS[name]

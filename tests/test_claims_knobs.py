@@ -1,0 +1,295 @@
+"""The claims on knobs: each holds on a sweep that supports it, fails in its control and on sweeps that refute it."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from rankbench.analyses import ANALYSES, Subject
+from rankbench.claims import CLAIMS, judge, verdict_line
+from rankbench.claims.knobs import KNOBS, kept_measured
+from rankbench.model import initial_model
+from rankbench.tables import with_who
+
+FLOOR = 1e-14  # of the tokens' size, in the tables written here
+
+# --- tables: {value of the knob: what is left} ------------------------------------------------------------------------
+
+
+def followed(key, kept, layers=24, seeds=5):
+    """A table of the analysis collapse: kept maps each value of the knob to the share of the embedding's relative
+    residual (.5) that is left; seeds are a per cent apart."""
+    rows = [
+        {"seed": seed, "weights": "initialised", "variant": "full", "layer": layer, key: str(value)}
+        | {"log10_relative_residual": math.log10(0.5 * (share * (1 + 0.01 * seed) if layer else 1))}
+        for value, share in kept.items()
+        for seed in range(seeds)
+        for layer in (0, layers)
+    ]
+    return pd.DataFrame(rows)
+
+
+def measured(key, kept, rank=None, seeds=5, size=20.0, **more):
+    """A table of the analysis residual of two layers, likewise; what is below FLOOR is hidden by rounding of that size.
+    A state behind the attention, before the MLP, must not count. rank: of the last state, by value; the first has 8."""
+    rows = []
+    for value, share in kept.items():
+        for seed in range(seeds):
+            last = 0.5 * share * (1 + 0.01 * seed)
+            hidden = float(last < FLOOR)
+            for layer, sublayer, left in (
+                (0, "input", 0.5),
+                (2, "weights", math.nan),
+                (2, "attention", 7.0),
+                (2, "mlp", last),
+            ):
+                behind = layer == 2
+                row = {"seed": seed, "weights": "initialised", "variant": "full", "layer": layer, "sublayer": sublayer}
+                row |= {
+                    "relative_residual": left,
+                    "residual": size * left,
+                    "noise_floor": size * FLOOR,
+                    key: str(value),
+                }
+                row |= {"below_floor": hidden if behind else 0.0}
+                ranks = 8.0 if not behind or rank is None else rank[value] * (1 + 0.01 * seed)
+                rows.append(row | {"effective_rank": ranks, "effective_rank_centred": ranks, **more})
+    return pd.DataFrame(rows)
+
+
+def training(key, entropy, left, seeds=5):
+    """A table of the analysis dynamics of two layers and three steps. entropy: by value of the key, of layer 2 at the
+    last step, mean over two heads, over that at the first; left: the share behind layer 2 at the middle step."""
+    rows = []
+    for value in entropy:
+        for seed in range(seeds):
+            for step in (0, 10, 20):
+                at = {"seed": seed, "step": step, key: value}
+                rows.append({**at, "layer": 0, "sublayer": "input", "relative_residual": 0.8})
+                for layer in (1, 2):
+                    last = layer == 2 and step == 20
+                    mean = 0.9 * (entropy[value] * (1 + 0.001 * seed) if last else 1)
+                    for head, offset in ((1, -0.05), (2, 0.05)):
+                        weights = {"sublayer": "weights", "head": head, "attention_entropy": mean + offset}
+                        rows.append({**at, "layer": layer, **weights})
+                    share = 0.8 * (left[value] if layer == 2 and step == 10 else 0.9) * (1 + 0.001 * seed)
+                    rows.append({**at, "layer": layer, "sublayer": "attention", "relative_residual": 3.0})
+                    rows.append({**at, "layer": layer, "sublayer": "mlp", "relative_residual": share})
+    return pd.DataFrame(rows)
+
+
+def of_sigma(with_sigma=0.6, without=0.3):
+    entropy = {"none": without, "sigma": with_sigma}
+    return training("model.weight_norm", entropy, dict.fromkeys(entropy, 0.5))
+
+
+def of_skips(with_skips=0.5, without=1e-3):
+    left = {"transformer": with_skips, "transformer_no_skip": without}
+    return training("model", dict.fromkeys(left, 0.6), left)
+
+
+BRANCH, SKIP, HEAT = "model.branch_scale", "model.skip_scale", "model.temperature"
+UNIFORM, MIX, VALUES = "model.mix_uniform", "model.mix_attention", "model.values"
+MEAN = 1.02  # of 1 to 1.04, over the seeds
+
+# name: (a table that supports it, the number measured on it, tables that refute it)
+TABLES = {
+    "knob_residual_scale": (
+        followed(BRANCH, {1: 0.01, 0.5: 0.3, 0.204: 0.9, 0.1: 0.8}),
+        -4 / 6,  # of six pairs five in the claimed order
+        [followed(BRANCH, {1: 0.9, 0.5: 0.3, 0.204: 0.1}), followed(BRANCH, {1: 0.2, 0.5: 0.3, 0.204: 0.1})],
+    ),
+    "knob_residual_scale_root": (
+        followed(BRANCH, {1: 0.01, 0.5: 0.01, 0.204: 0.8, 0.1: 0.01}),
+        0.8 * MEAN,
+        [followed(BRANCH, {1: 0.01, 0.204: 0.05, 0.1: 0.9})],
+    ),
+    "knob_lambda_skip": (
+        followed(SKIP, {0: 1e-200, 0.5: 1e-9, 1: 1e-3, 2: 0.2}),
+        1.0,
+        [followed(SKIP, {0: 0.2, 1: 0.1, 2: 0.05})],
+    ),
+    "knob_lambda_skip_enough": (followed(SKIP, {0: 1e-200, 1: 1e-3, 2: 0.2}), 0.2 * MEAN, []),
+    "knob_temperature": (
+        followed(HEAT, {0.03: 0.02, 0.1: 0.01, 1: 1e-3}),
+        -1.0,
+        [followed(HEAT, {0.03: 1e-3, 1: 0.2})],
+    ),
+    "knob_temperature_enough": (followed(HEAT, {0.03: 0.3, 0.1: 0.01, 1: 1e-3}), 0.3 * MEAN, []),
+    "knob_mean_removal": (measured(UNIFORM, {0: 1e-3, -1: 0.7}), 0.7 * MEAN, [measured(UNIFORM, {0: 1e-3, -1: 0.05})]),
+    "knob_mean_removal_rank": (
+        measured(UNIFORM, {0: 1e-3, -1: 0.7}, rank={0: 1.1, -1: 6.0}),
+        0.75 * MEAN,
+        [measured(UNIFORM, {0: 1e-3, -1: 0.7}, rank={0: 1.1, -1: 2.0})],
+    ),
+    "knob_identity_mix": (
+        measured(MIX, {1: 1e-16, 0.3: 1e-3, 0.1: 0.2, 0.03: 0.8}),  # one of them is hidden
+        -1.0,
+        [measured(MIX, {1: 0.9, 0.3: 0.5, 0.1: 0.2})],
+    ),
+    "knob_identity_mix_enough": (measured(MIX, {1: 1e-16, 0.03: 0.8}), 0.8 * MEAN, []),
+    "knob_uniform_mix": (
+        measured(UNIFORM, {-0.5: 0.5, 0: 1e-3, 1: 1e-6}),
+        -1.0,
+        [measured(UNIFORM, {-0.5: 1e-6, 0: 1e-3, 1: 0.5})],
+    ),
+    "knob_orthogonal_values": (
+        measured(VALUES, {"free": 0.9, "orthogonal": 0.9}, rank={"free": 2.0, "orthogonal": 7.0}),
+        7 / 8 * MEAN,
+        [measured(VALUES, {"free": 0.9, "orthogonal": 0.9}, rank={"free": 2.0, "orthogonal": 3.0})],
+    ),
+    "knob_sigma_reparam": (of_sigma(), 0.6 * 1.002, [of_sigma(with_sigma=0.3)]),
+    "knob_dynamics": (of_skips(), 0.5 * 1.002, [of_skips(with_skips=0.05)]),  # though there is enough at the end
+}
+
+
+def word(name, outcome):
+    return {"held": "passed", "failed": "broken"}[outcome] if KNOBS[name].is_check else outcome
+
+
+def test_no_claim_is_left_out_of_these_tests():
+    assert set(TABLES) == set(KNOBS)
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_every_claim_holds_on_a_sweep_that_supports_it(name):
+    table, wanted, _ = TABLES[name]
+    (verdict,) = judge(name, table, KNOBS[name].along)
+    assert verdict["outcome"] == word(name, "held") and verdict["where"] == ""
+    # the first share, of .5, is divided by
+    assert verdict["measured"] == pytest.approx(wanted, rel=1e-9)
+    assert "\n" not in verdict_line(verdict) and verdict["control"]
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_every_claim_fails_in_its_control(name, monkeypatch):
+    # that a claim is of an example is no way out of its control
+    monkeypatch.setitem(CLAIMS, name, dataclasses.replace(KNOBS[name], exists=False))
+    table = TABLES[name][0]
+    before = table.copy()
+    (verdict,) = judge(name, KNOBS[name].control.doctor(table.copy()))
+    assert verdict["outcome"] == word(name, "failed")
+    pd.testing.assert_frame_equal(table, before)
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_every_claim_fails_on_sweeps_that_refute_it(name):
+    tables = TABLES[name][2]
+    assert tables or KNOBS[name].exists
+    for table in tables:
+        assert [verdict["outcome"] for verdict in judge(name, table)] == [word(name, "failed")]
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "reason"),
+    [
+        # the neutral network does as well: what the knob does is not told
+        ("knob_lambda_skip_enough", followed(SKIP, {0: 0.3, 2: 0.4}), "its control did not fail"),
+        ("knob_sigma_reparam", of_sigma(without=0.7), "its control did not fail"),
+        ("knob_dynamics", of_skips(without=0.4), "its control did not fail"),
+        ("knob_mean_removal", measured(UNIFORM, {0: 0.6, -1: 0.7}), "its control did not fail"),
+        # the lack of an example
+        ("knob_temperature_enough", followed(HEAT, {0.03: 0.02, 1: 1e-3}), "does not refute that there is one"),
+        ("knob_lambda_skip_enough", followed(SKIP, {0: 1e-200, 2: 1e-180}), "does not refute that there is one"),
+        # no sweep, or not over what the paper speaks of
+        ("knob_temperature", followed(HEAT, {1: 0.1}), "takes a sweep over model.temperature"),
+        ("knob_uniform_mix", measured(UNIFORM, {0: 0.1}).drop(columns=UNIFORM), "takes a sweep over model.mix_uniform"),
+        ("knob_residual_scale_root", followed(BRANCH, {1: 0.01, 0.5: 0.7}), "no model.branch_scale of 1/sqrt"),
+        ("knob_orthogonal_values", measured(VALUES, {"free": 0.9}), "no model.values=orthogonal"),
+        # rounding
+        ("knob_identity_mix", measured(MIX, {1: 1e-16, 0.3: 1e-17, 0.1: 0.2}), "hides what is left at 2 of 3 values"),
+        ("knob_identity_mix", measured(MIX, {1: 0.0, 0.3: 0.1, 0.1: 0.2}), "rounding has left nothing"),
+        (
+            "knob_orthogonal_values",
+            measured(VALUES, {"free": 1e-16, "orthogonal": 1e-16}),
+            "the residual behind the last layer is rounding",
+        ),
+    ],
+)
+def test_what_cannot_be_judged_is_undecided_and_says_why(name, table, reason):
+    (verdict,) = judge(name, table)
+    assert verdict["outcome"] == "undecided" and reason in verdict["reason"]
+
+
+def test_a_state_that_is_all_zero_has_no_residual_to_judge():
+    table = measured(UNIFORM, {0: 1e-3, -1: 0.7})
+    table.loc[(table.layer == 2) & (table.seed == 3), "relative_residual"] = math.nan
+    (verdict,) = judge("knob_mean_removal", table)
+    assert verdict["outcome"] == "undecided" and "all zero" in verdict["reason"]
+
+
+def test_what_rounding_hides_is_at_most_its_floor():
+    hidden = measured(UNIFORM, {0: 1e-17}, seeds=1)
+    number = kept_measured(hidden)
+    assert type(number).__name__ == "AtMost" and number == pytest.approx(FLOOR / 0.5, rel=1e-12)
+    seen = kept_measured(measured(UNIFORM, {0: 1e-3}, seeds=1))
+    assert type(seen).__name__ == "float64" and seen == pytest.approx(1e-3, rel=1e-12)
+    # sequences above the floor, too: then what is measured is more than it
+    some = measured(UNIFORM, {0: 1e-3}, seeds=1).assign(below_floor=0.25)
+    assert type(kept_measured(some)).__name__ == "AtMost" and kept_measured(some) == pytest.approx(1e-3, rel=1e-12)
+
+
+def test_a_hidden_share_fails_a_claim_from_below_and_holds_none_from_above():
+    (verdict,) = judge("knob_mean_removal", measured(UNIFORM, {0: 1e-3, -1: 1e-16}))
+    assert (verdict["outcome"], verdict["is_bound"]) == ("failed", True)
+    (verdict,) = judge("knob_dynamics", of_skips(with_skips=1e-7))
+    assert (verdict["outcome"], verdict["is_bound"], verdict["measured"]) == ("failed", True, 1e-4)
+
+
+def test_other_keys_of_the_sweep_are_judged_one_by_one():
+    both = [measured(UNIFORM, {0: 1e-3, -1: share}).assign(model=model) for model, share in (("a", 0.7), ("b", 0.01))]
+    for keys in (["model", UNIFORM], [UNIFORM, "model"]):
+        found = [
+            (verdict["where"], verdict["outcome"]) for verdict in judge("knob_mean_removal", pd.concat(both), keys)
+        ]
+        assert found == [("model=a", "held"), ("model=b", "failed")]
+
+
+# --- on networks ------------------------------------------------------------------------------------------------------
+
+PLAIN = {"layers": 12, "width": 16, "heads": 2, "mlp": False, "mlp_skip": False, "bias": False}
+
+
+def sweep(model_config, sorting_task, analysis, key, values, **changes):
+    """The table of a sweep over a key of the model, three fresh networks at each value, in float64."""
+    task, parts = sorting_task(length=8, test_size=4), []
+    for value in values:
+        for seed in range(3):
+            cfg = model_config(**{**PLAIN, **changes, key.removeprefix("model."): value})
+            model = initial_model(cfg, task, seed).double().requires_grad_(False)
+            batch = task.sample(4, torch.Generator().manual_seed(seed))
+            subject = Subject("fresh", seed, task, batch, batch, {"initialised": model})
+            table = ANALYSES[analysis].table(subject, ANALYSES[analysis].options(["full"], 4))
+            parts.append(with_who(table, **subject.who).assign(**{key: str(value)}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_skips_between_networks_that_collapse_far_below_rounding(model_config, sorting_task):
+    """A lambda of 0 and one of 1e-6 both leave less than rounding: in residual coordinates they are told apart."""
+    table = sweep(model_config, sorting_task, "collapse", SKIP, (0.0, 1e-6, 8.0), norm_affine=False)
+    last = table[table.layer == 12].groupby(SKIP).log10_relative_residual.max()
+    assert last["0.0"] < last["1e-06"] < -30 and last["8.0"] > -1
+    (verdict,) = judge("knob_lambda_skip", table, SKIP)
+    assert (verdict["outcome"], verdict["measured"]) == ("held", 1.0)
+    assert judge("knob_lambda_skip_enough", table, SKIP)[0]["outcome"] == "held"
+
+
+def test_mixes_that_rounding_hides_are_not_compared(model_config, sorting_task):
+    plain = {"skip": False, "norm": "none", "init": "glorot"}
+    table = sweep(model_config, sorting_task, "residual", MIX, (1.0, 2.0), mix_identity=0.0, **plain)
+    last = table[(table.layer == 12) & (table.sublayer == "attention")]
+    assert (last.below_floor > 0).all()
+    (verdict,) = judge("knob_identity_mix", table, MIX)
+    assert verdict["outcome"] == "undecided" and "rounding" in verdict["reason"]
+
+
+def test_orthogonal_values_keep_the_rank_of_the_residual(model_config, sorting_task):
+    plain = {"skip": False, "norm": "none", "init": "glorot", "mix_identity": 1.0, "mix_attention": 0.1}
+    table = sweep(model_config, sorting_task, "residual", VALUES, ("free", "orthogonal"), layers=24, **plain)
+    ranks = table[(table.layer == 24) & (table.sublayer == "attention")].groupby(VALUES).effective_rank_centred.mean()
+    assert ranks["orthogonal"] > 2 * ranks["free"] and np.isfinite(ranks).all()
+    (verdict,) = judge("knob_orthogonal_values", table, VALUES)
+    assert (verdict["kind"], verdict["outcome"]) == ("check", "passed")

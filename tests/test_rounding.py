@@ -1,0 +1,228 @@
+"""rankbench.rounding: the noise floor against the error that a computation in more digits shows.
+
+Shapes: B batch, N token, D width.
+"""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rankbench.collapse import log_residual, propagate
+from rankbench.config import compose
+from rankbench.layers import metrics_by_layer
+from rankbench.metrics import composite_norm, own_rounding, residual, residual_matrix
+from rankbench.model import initial_model
+from rankbench.model.network import run, without
+from rankbench.rounding import RandomRounding, run_with_floors, states_with_floors
+from rankbench.seeds import generator_for
+from rankbench.tasks import build_task
+
+EPS = 2.0**-52
+
+
+def noisy(operation, *args, seed=0):
+    with RandomRounding(torch.Generator().manual_seed(seed)):
+        return operation(*args)
+
+
+def draws(operation, *args):
+    return torch.stack([noisy(operation, *args, seed=seed) for seed in range(200)])
+
+
+# --- one operation ----------------------------------------------------------------------------------------------------
+
+ONE = torch.ones(1, 1, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("operation", "args", "size"),
+    [
+        (torch.mm, (torch.tensor([[3.0, -3.0]]).double(), torch.ones(2, 1).double()), 6),  # 3 - 3, of size 6
+        (torch.bmm, (torch.tensor([[[3.0, -3.0]]]).double(), torch.ones(1, 2, 1).double()), 6),
+        (torch.addmm, (-6 * ONE[0], 2 * ONE, 3 * ONE), 12),  # -6 + 2 * 3
+        (F.linear, (2 * ONE, 3 * ONE, -6 * ONE[0]), 12),
+        (torch.mul, (2 * ONE, 3 * ONE), 6),
+        (torch.exp, (ONE,), np.e),
+        (F.gelu, (-8 * ONE,), 8),  # gelu(-8) is 5e-15: 1 + erf cancels
+        (lambda x: x.clone().mul_(3), (ONE,), 3),  # in place
+    ],
+)
+def test_an_operation_is_off_by_eps_times_what_it_adds_up(operation, args, size):
+    error = draws(operation, *args) - operation(*args)
+    # uniform in [-1, 1] eps size, to the nearest float64: up to 2 eps of a number apart
+    assert 0.7 * EPS * size < error.abs().max() <= 1.7 * EPS * size
+    assert error.min() < 0 < error.max()
+
+
+def test_a_sum_that_cancels_is_off_by_eps_of_its_terms():
+    x = torch.tensor([3.0, -3.0]).double()
+    assert 2 * EPS < draws(torch.sum, x).abs().max() < 8.1 * EPS  # 3 eps of each, to the nearest float64: 4
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        *(torch.neg, torch.abs, F.relu, torch.clone, lambda x: x.T, lambda x: x[:, 1:], lambda x: x.amax(0)),
+        *(lambda x: torch.cat([x, x]), lambda x: F.pad(x, (0, 1)), lambda x: x.contiguous().view(-1)),
+        *(lambda x: x.masked_fill(x > 0, 1.0), lambda x: torch.where(x > 0, x, 0), lambda x: x.argmax(0)),
+        lambda x: F.embedding(torch.tensor([1, 0]), x),
+    ],
+)
+def test_what_involves_no_rounding_stays(operation):
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert torch.equal(noisy(operation, x), operation(x))
+
+
+def test_hidden_keys_stay_hidden():
+    scores = torch.tensor([[1.0, -torch.inf], [2.0, 3.0]]).double()
+    p = noisy(lambda x: x.softmax(-1), scores)
+    assert p[0, 1] == 0 and p.isfinite().all() and not torch.equal(p, scores.softmax(-1))
+    assert noisy(lambda x: x - 1, scores)[0, 1] == -torch.inf
+
+
+def test_noise_is_a_function_of_its_generator_and_of_nothing_else():
+    x, before = torch.randn(5, 5, generator=torch.Generator().manual_seed(0)), torch.get_rng_state()
+    assert torch.equal(noisy(torch.exp, x, seed=1), noisy(torch.exp, x, seed=1))
+    assert not torch.equal(noisy(torch.exp, x, seed=1), noisy(torch.exp, x, seed=2))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# --- whole networks: the margin ---------------------------------------------------------------------------------------
+
+WIDTHS, LAYERS, LENGTHS = (4, 8, 32, 96), (1, 2, 4, 8), (2, 4, 10, 16)
+KINDS = {
+    "heads": (1, 2, 4),
+    "mlp_ratio": (1, 4),
+    "norm": ("none", "pre", "post"),
+    "norm_kind": ("layernorm", "rmsnorm"),
+    "init": ("pytorch", "glorot", "bert"),
+    "mask": ("none", "causal"),
+    "activation": ("relu", "gelu"),
+    "attention": ("dot", "l2", "cosine"),
+    "bias": (True, False),
+    "init_gain": (1.0, 2.0),
+}
+
+
+def networks(number, model_config, sorting_task):
+    """Networks of random kinds, in float32, with and without skips and MLPs, each with eight sequences."""
+    draw = np.random.default_rng(0)
+    for seed in range(number):
+        kind = {key: values[draw.integers(len(values))] for key, values in KINDS.items()}
+        task = sorting_task(length=int(draw.choice(LENGTHS)), alphabet=10)
+        cfg = model_config(layers=int(draw.choice(LAYERS)), width=int(draw.choice(WIDTHS)), **kind)
+        model = initial_model(cfg, task, seed).requires_grad_(False)
+        inputs = task.sample(8, torch.Generator().manual_seed(seed)).inputs
+        yield without(model, skip=bool(draw.integers(2)), mlp=bool(draw.integers(2))), inputs
+
+
+def test_no_error_of_single_precision_reaches_its_floor_and_floors_are_not_much_larger(model_config, sorting_task):
+    """float64, nine digits more, is the truth. Worst of 400 networks when MARGIN was chosen: 0.56 floors."""
+    ratios = {"output": [], "weights": []}
+    for seed, (model, inputs) in enumerate(networks(60, model_config, sorting_task)):
+        exact = copy.deepcopy(model)
+        exact.whole.double()
+        single, double = run_with_floors(model, inputs, generator_for(seed, "rounding")), run(exact, inputs)
+        for (step, floors), true in zip(single, double, strict=True):
+            pairs = {"input": (step.input_BND, true.input_BND, floors.input_B)}
+            pairs |= {"output": (step.output_BND, true.output_BND, floors.output_B)}
+            if step.weights_BHNM is not None:
+                pairs["weights"] = step.weights_BHNM, true.weights_BHNM, floors.weights_BH
+            for kind, (x, true_x, floor) in pairs.items():
+                error = composite_norm(residual_matrix(x.double() - true_x))
+                assert (error <= floor).all(), (seed, step.sublayer.name, kind, error / floor)
+                if kind in ratios:
+                    ratios[kind] += (floor / error)[error > 0].flatten().tolist()
+    for kind, values in ratios.items():
+        assert 5 < np.median(values) < 50, kind  # 14 of states, 22 of P
+    assert len(ratios["output"]) > 2000
+
+
+def test_the_rounding_of_the_tokens_alone_is_less_than_the_error(model_config, sorting_task):
+    """What the floor was once taken to be: an MLP of ratio 4 without skips exceeds it."""
+    task = sorting_task(length=16)
+    model = initial_model(model_config(layers=4, width=96, mlp_ratio=4), task, 0).requires_grad_(False)
+    network, inputs = without(model.double(), skip=True), task.sample(8, torch.Generator().manual_seed(0)).inputs
+    *_, (x_BND, floor_B) = states_with_floors(network, inputs, torch.Generator().manual_seed(0))
+    measured_B = composite_norm(residual_matrix(x_BND))  # of a residual below 1e-50
+    assert (own_rounding(x_BND) < measured_B).any() and (measured_B < floor_B).all()
+    assert (floor_B < 100 * own_rounding(x_BND)).all()
+
+
+def test_tokens_that_cancel_keep_the_error_of_what_they_were():
+    """Two opposite tokens: each layer averages them to nearly nothing, and their rounding stays where they were."""
+    words = "model=san task=circle_arcs model.init=glorot model.bias=false model.positions=none model.layers=4"
+    cfg = compose("analyze", *words.split())
+    task = build_task(cfg.task)
+    model = initial_model(cfg.model, task, 0).requires_grad_(False).double()
+    inputs = task.sample(32, torch.Generator().manual_seed(0)).inputs
+    _, *floored_states = states_with_floors(model, inputs, torch.Generator().manual_seed(0))
+    _, *true_states = propagate(model, inputs)
+    for layer, (state, (x_BND, floor_B)) in enumerate(zip(true_states, floored_states, strict=True)):
+        true_B = log_residual(state).exp()  # 1e-3, 1e-10, 1e-34, 1e-103
+        assert ((residual(x_BND) - true_B).abs() <= floor_B).all()
+        if layer > 1:
+            assert (true_B < 1e-6 * floor_B).all()
+    x_BND, floor_B = floored_states[1]
+    assert (own_rounding(x_BND) < 1e-4 * floor_B).all()
+
+
+def test_absent_tokens_are_no_part_of_a_floor(model_config, sorting_task):
+    task = sorting_task(length=6)
+    cfg = model_config(layers=3, width=8, heads=2, positions="none")
+    model = initial_model(cfg, task, 0).requires_grad_(False)
+    with torch.device("meta"):
+        padded = type(model)(cfg, **{**model.sizes, "padded": True})
+    padded.load_state_dict(model.state_dict(), assign=True)
+    inputs = task.sample(4, torch.Generator().manual_seed(0)).inputs
+    filled = inputs.clone()
+    filled[:, 4:] = -1
+    both = ((padded, filled), (model, inputs[:, :4]))
+    steps = [list(run_with_floors(network, tokens, torch.Generator().manual_seed(0))) for network, tokens in both]
+    for (step, floors), (_, alone) in zip(*steps, strict=True):
+        for floor, wanted in zip(floors, alone, strict=True):
+            # other noise, drawn for 4 sequences
+            assert floor is None or ((floor / wanted).log2().abs() < 1.5).all(), step.sublayer.name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tokens_of_zero_have_the_smallest_floor(model_config, sorting_task, dtype):
+    task = sorting_task(length=4)
+    cfg = model_config(layers=2, width=8, norm="none", skip=False, mlp=False, mlp_skip=False, bias=False, values="zero")
+    model = initial_model(cfg, task, 0).requires_grad_(False).to(dtype)
+    inputs = task.sample(3, torch.Generator().manual_seed(0)).inputs
+    rows = [values for place, values in metrics_by_layer(model, inputs, torch.Generator()) if place["layer"] == 2]
+    assert rows[-1]["noise_floor"].tolist() == [torch.finfo(dtype).tiny] * 3
+    assert rows[-1]["below_floor"].all() and rows[-1]["relative_noise_floor"].isnan().all()
+
+
+def test_the_columns_of_the_floor_are_consistent(model_config, sorting_task):
+    task = sorting_task(length=5)
+    model = initial_model(model_config(layers=2, width=8), task, 0).requires_grad_(False)
+    inputs = task.sample(6, torch.Generator().manual_seed(0)).inputs
+    once, again = (list(metrics_by_layer(model, inputs, generator_for(0, "rounding"))) for _ in range(2))
+    for (place, values), (_, same) in zip(once, again, strict=True):
+        assert all(torch.equal(values[name], same[name]) for name in values if not values[name].isnan().any())
+        prefix = "attention_" if place["sublayer"] == "weights" else ""
+        floor, relative, below = (
+            values[prefix + name] for name in ("noise_floor", "relative_noise_floor", "below_floor")
+        )
+        assert torch.equal(below, values[f"{prefix}relative_residual"] <= relative)
+        if not prefix:
+            size = values["residual"] / values["relative_residual"]
+            torch.testing.assert_close(floor / size, relative, rtol=1e-5, atol=0)
+        assert not {name for name in values if name.endswith("own_rounding")}
+
+
+@pytest.mark.parametrize("attention", ["contractive_l2", "cosine"])
+def test_every_part_of_a_network_can_be_perturbed(model_config, sorting_task, attention):
+    task = sorting_task(length=4)
+    more = {"contraction": 1.0, "tied_qk": True} if attention == "contractive_l2" else {"latent_width": 3}
+    cfg = model_config(layers=2, width=8, heads=2, attention=attention, norm_kind="l2norm", **more)
+    model = initial_model(cfg, task, 0).requires_grad_(False)
+    inputs = task.sample(3, torch.Generator().manual_seed(0)).inputs
+    for _, floors in run_with_floors(model, inputs, torch.Generator().manual_seed(0)):
+        assert all(floor.isfinite().all() and (floor > 0).all() for floor in floors if floor is not None)
