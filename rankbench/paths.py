@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rankbench.metrics import frobenius_norm
 from rankbench.model.attention import Attention
 from rankbench.model.network import Network, Step, Sublayer, run
 from rankbench.model.transformer import Norm, plain_norm
@@ -42,9 +43,12 @@ class PathSums(NamedTuple):
     state_BND: Tensor
 
     def remainder(self) -> Tensor:
-        """||state - sum of all parts||_F / ||state||_F of each sequence, shape (B,): rounding, if all is right."""
-        missing_BND = self.state_BND - self.by_length_KBND.sum(0) - self.bias_BND
-        return missing_BND.flatten(1).norm(dim=1) / self.state_BND.flatten(1).norm(dim=1)
+        """||state - sum of all parts||_F / ||state||_F of each sequence, shape (B,): rounding, if all is right.
+
+        0 where nothing is missing, of a state of zero too.
+        """
+        missing_B = frobenius_norm(self.state_BND - self.by_length_KBND.sum(0) - self.bias_BND)
+        return torch.where(missing_B > 0, missing_B / frobenius_norm(self.state_BND), missing_B)
 
 
 def sums_by_length(network: Network, inputs: Tensor, mlp: str = "gate") -> PathSums:

@@ -71,14 +71,16 @@ class Interval(NamedTuple):
     mean: float
     low: float
     high: float
-    method: str  # t | t of logits | Clopper-Pearson | none
+    method: str  # t | t of logits | t of logarithms | Clopper-Pearson | none
 
 
 def interval95(values: Sequence[float] | np.ndarray | pd.Series, scale: str = "real") -> Interval:
     """Mean of one number a seed, with a 95 % interval that stays within the numbers' scale.
 
     real: Student's t. share, of numbers in [0, 1]: Student's t for the logit of the mean, whose standard error is that
-    of the mean over mean (1 - mean) (delta method). rate, of numbers that are 0 or 1: Clopper and Pearson's exact one.
+    of the mean over mean (1 - mean) (delta method). positive, of numbers above 0 without a largest: likewise for the
+    logarithm of the mean, whose standard error is that of the mean over the mean. rate, of numbers that are 0 or 1:
+    Clopper and Pearson's exact one.
     """
     values = np.asarray(values, dtype=float)
     mean, count = float(values.mean()), len(values)
@@ -92,6 +94,9 @@ def interval95(values: Sequence[float] | np.ndarray | pd.Series, scale: str = "r
         halfwidth /= mean * (1 - mean)
         low, high = special.expit(special.logit(mean) + np.array([-halfwidth, halfwidth]))
         return Interval(mean, float(low), float(high), "t of logits")
+    if scale == "positive" and mean > 0:
+        ends = mean * np.exp(np.array([-halfwidth, halfwidth]) / mean)
+        return Interval(mean, float(ends[0]), float(ends[1]), "t of logarithms")
     return Interval(mean, float(mean - halfwidth), float(mean + halfwidth), "t")
 
 

@@ -334,6 +334,32 @@ def test_without_values_paths_are_nothing_and_no_number_is_lost_but_the_ratio(su
     assert table[used].loss.to_numpy() == pytest.approx(wanted, **EXACT)
 
 
+def test_a_network_of_zeros_has_a_remainder_of_zero_and_no_warning(subject, caplog):
+    one = subject(**{**BARE, "skip": False, "bias": False})
+    for block in one.model.blocks:
+        block.attention.qkv.weight[-6:] = 0
+    with caplog.at_level("INFO", "rankbench"):
+        table = paths.table(one, paths_options(schemes=["frozen"]))
+    assert "path sums and output differ by 0.0e+00" in caplog.text and "more than rounding" not in caplog.text
+    exact = pick(table, selection="all")
+    assert (exact.remainder == 0).all() and (exact.num_undefined == 12).all()
+    assert exact[["norm_share", "bias_norm_share", "relative_residual"]].isna().all(axis=None)
+
+
+def test_one_sequence_of_zeros_leaves_the_shares_of_the_others(subject):
+    one = subject(**BARE, positions="none")
+    one.model.read_in.weight[2] = 0
+    one.test.inputs[one.test.inputs.eq(2).all(1)] = 3
+    one.test.inputs[1] = 2
+    table = pick(paths.table(one, paths_options(schemes=["frozen"])), selection="all")
+    others = dataclasses.replace(one, test=one.test[[0, *range(2, 12)]])
+    wanted = pick(paths.table(others, paths_options(schemes=["frozen"])), selection="all")
+    assert (table.num_undefined == 1).all() and (wanted.num_undefined == 0).all()
+    for name in ("norm_share", "relative_residual", "bias_norm_share"):
+        assert table[name].to_numpy() == pytest.approx(wanted[name].to_numpy(), rel=1e-9)
+    assert table.remainder.max() < 1e-12
+
+
 def test_sums_that_rounding_does_not_explain_are_told(subject, monkeypatch, caplog):
     one = subject()
     with caplog.at_level("INFO", "rankbench"):

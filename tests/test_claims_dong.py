@@ -17,7 +17,7 @@ from rankbench.claims.dong_collapse import DONG_COLLAPSE, layers_ahead
 from rankbench.claims.dong_paths import DONG_PATHS
 from rankbench.config import conf_dir, typed
 from rankbench.model import initial_model
-from rankbench.tables import with_who
+from rankbench.tables import interval95, with_who
 
 BOTH = ("trained", "initialised")
 CLAIMED = DONG_COLLAPSE | DONG_PATHS
@@ -332,6 +332,20 @@ def test_a_share_that_float64_cannot_hold_is_bounded():
         (verdict,) = judge(name, collapse(LAST | {"no_skip": -26e9, "attention_only": -26e9}))
         assert (verdict["outcome"], verdict["is_bound"], verdict["measured"]) == ("held", True, 1e-150)
         assert "measured at most 1e-150" in verdict_line(verdict)
+
+
+def test_the_interval_of_what_is_left_stays_positive_and_has_no_end_above():
+    values = [3e-56, 1e-57, 1e-60]  # of a collapse: Student's interval would reach below 0
+    mean, low, high, method = interval95(values, "positive")
+    halfwidth = scipy.stats.t.ppf(0.975, 2) * scipy.stats.sem(values) / mean
+    wanted = np.log(mean) + np.array([-halfwidth, halfwidth])
+    assert np.log([low, high]) == pytest.approx(wanted, rel=1e-12) and method == "t of logarithms"
+    values = [1.02, 0.98, 0.995]  # what is kept: about all, and more than 1 is no less possible than less
+    _, low, high, _ = interval95(values, "positive")
+    wanted = scipy.stats.t.interval(0.95, 2, np.mean(values), scipy.stats.sem(values))
+    # the logarithm is straight there: its curvature moves the ends by half the square of the half-width of .05
+    assert [low, high] == pytest.approx(wanted, abs=2e-3) and high > 1
+    assert interval95([0.0, 0.0], "positive")[:3] == (0.0, 0.0, 0.0)
 
 
 def test_layers_ahead_counts_the_layers_of_a_cubed_residual():

@@ -267,3 +267,15 @@ def test_figures_show_the_tables_means(tables):
     drawn = {line.get_label(): line for line in panels[0].get_lines()}
     rows = pick(table, order="greedy").groupby("kept").accuracy.mean()
     np.testing.assert_allclose(drawn["greedy"].get_ydata(), rows)
+
+
+def test_a_sequence_of_zeros_is_counted_and_leaves_the_mean_of_the_others(subject):
+    one = subject(norm="none", mlp=False, mlp_skip=False, bias=False, positions="none")
+    one.model.read_in.weight[2] = 0
+    one.test.inputs[one.test.inputs.eq(2).all(1)] = 3
+    one.test.inputs[1] = 2
+    table = path_mass.table(one, options("path_mass"))
+    others = Subject(one.run, one.seed, one.task, one.train, one.test[[0, *range(2, 12)]], one.models)
+    wanted = path_mass.table(others, options("path_mass"))
+    assert (table.num_undefined == 1).all() and (wanted.num_undefined == 0).all()
+    assert table.mass.to_numpy() == pytest.approx(wanted.mass.to_numpy(), **EXACT)

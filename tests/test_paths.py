@@ -340,6 +340,15 @@ def test_the_remainder_is_what_is_missing_relative_to_the_state():
         assert got[sequence].item() == pytest.approx(math.sqrt(missing / whole), rel=1e-12)
 
 
+def test_nothing_is_missing_of_a_state_of_zero():
+    zero, one = torch.zeros(2, 3, 4, 5), torch.ones(3, 4, 5)
+    assert PathSums(zero, one * 0, one * 0).remainder().tolist() == [0, 0, 0]
+    assert PathSums(zero, one * 1e-30, one * 0).remainder().tolist() == [math.inf] * 3  # but parts that sum to no zero
+    tiny = 1e-200 * torch.ones(3, 4, 5, dtype=torch.float64)  # whose squares are none
+    lost = PathSums(tiny[None] / 2, tiny * 0, tiny).remainder()
+    torch.testing.assert_close(lost, torch.full_like(lost, 0.5))
+
+
 def test_a_lost_path_shows_in_the_remainder(network):
     sums = sums_by_length(network(), tokens())
     lost = sums._replace(by_length_KBND=sums.by_length_KBND[:-1])

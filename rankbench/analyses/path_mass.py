@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.config import ConfigError
-from rankbench.metrics import attention_metrics
+from rankbench.metrics import attention_metrics, frobenius_norm
 from rankbench.model.attention import visible_keys
 from rankbench.model.network import run
 from rankbench.model.transformer import Transformer
@@ -42,7 +42,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: part, a part of the output X_L: length (all paths of path_length), head (all paths through `head` of
     `layer`), bias (what does not come from the input). Lengths and bias add up to X_L; heads overlap.
 
-    Columns: num_paths; mass, the part's Frobenius norm over that of X_L (mean over sequences); gradient_mass, the
+    Columns: num_paths; mass, the part's Frobenius norm over that of X_L (mean over the sequences whose X_L is not zero;
+    num_undefined of them are); gradient_mass, the
     inner product <d loss / d X_L, part> in nats per token: by how much the loss grows, to first order, if the part
     grows by 100 % (negative: the part lowers the loss); loss_without and accuracy_without, of X_L less the part, read
     out: what is left when these frozen paths are cut. For heads, means over sequences of its attention's ranks and
@@ -61,7 +62,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     tokens, num_sequences = total["tokens"], len(test.inputs)
     rows = []
     for number, part in enumerate(parts):
-        row = dict.fromkeys(COLUMNS) | part | {"mass": total["mass_T"][number].item() / num_sequences}
+        row = dict.fromkeys(COLUMNS) | part | {"num_undefined": int(total["num_undefined"])}
+        row["mass"] = (total["mass_T"][number] / (num_sequences - total["num_undefined"])).item()
         for name in ("gradient_mass", "loss_without", "accuracy_without"):
             row[name] = (total[f"{name}_T"][number] / tokens).item()
         if part["part"] == "length":
@@ -89,9 +91,10 @@ def _sums(model: Transformer, some: Batch, mlp: str) -> dict[str, Tensor]:
     left = [score(model.read_out(state_BND - part_BND), some.targets) for part_BND in parts_TBND]
     present_BN = model.present(some.inputs)
     there = 1.0 if present_BN is None else present_BN[..., None]
-    norms_TB = (parts_TBND * there).flatten(2).norm(dim=2) / (state_BND * there).flatten(1).norm(dim=1)
+    sizes_TB, size_B = frobenius_norm(parts_TBND * there), frobenius_norm(state_BND * there)
     return {
-        "mass_T": norms_TB.sum(1),
+        "mass_T": torch.where(size_B > 0, sizes_TB / size_B, 0).sum(1),
+        "num_undefined": (size_B == 0).sum(),
         "gradient_mass_T": (parts_TBND * gradient_BND).flatten(1).sum(1),
         "loss_without_T": torch.stack([one.loss for one in left]),
         "accuracy_without_T": torch.stack([one.right for one in left]),
@@ -125,6 +128,6 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-COLUMNS = ["part", "path_length", "layer", "head", "num_paths", "mass", "gradient_mass", "loss_without"]
-COLUMNS += ["accuracy_without", *RANKS]
+COLUMNS = ["part", "path_length", "layer", "head", "num_paths", "mass", "num_undefined", "gradient_mass"]
+COLUMNS += ["loss_without", "accuracy_without", *RANKS]
 ANALYSIS = Analysis(Options, table, draw_path_mass, digest, ("gradient_mass",))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.config import ConfigError
-from rankbench.metrics import composite_norm, per_length, residual_matrix
+from rankbench.metrics import composite_norm, frobenius_norm, per_length, residual_matrix
 from rankbench.model.transformer import Transformer
 from rankbench.paths import (
     FrozenNetwork,
@@ -77,8 +77,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: scheme, selection, path_length, subset_size, repeat; one row for each sum of paths that was read out.
 
     selection=all sums every path of the length (subset_size and repeat empty), sampled a random subset. Columns:
-    accuracy (share of tokens), loss (nats per token), relative_residual of the sum, norm_share (Frobenius norm of the
-    sum over that of all lengths and the bias together; selection=all), num_paths in the sum, remainder (largest over
+    accuracy (share of tokens), loss (nats per token), relative_residual of the sum (mean over the sequences whose sum
+    is not zero; num_undefined of them are), norm_share (Frobenius norm of the sum over that of all lengths and the bias
+    together; selection=all), num_paths in the sum, remainder (largest over
     sequences of ||state - sum of all lengths - bias|| / ||state||; frozen, all); then path_share (of all paths, those
     of this length), bias_norm_share, readout, and measured on the same sequences the baselines: whole network,
     commonest class, commonest class of each position, and (networks without positions and masks) the ceiling that
@@ -130,12 +131,13 @@ class Reading(NamedTuple):
         return cls(torch.stack(scores).sum(0), *(torch.cat(one, dim=1) for one in rest))
 
     def row(self, group: int) -> dict[str, float]:
-        """Accuracy, loss and relative residual of one group's sum."""
+        """Accuracy, loss and relative residual of one group's sum, and for how many sequences the last is undefined."""
         found = Score(*self.score_G3[group])
         return {
             "accuracy": found.accuracy.item(),
             "loss": found.mean_loss.item(),
             "relative_residual": self.residual_GB[group].nanmean().item(),
+            "num_undefined": int(self.residual_GB[group].isnan().sum()),
         }
 
 
@@ -145,7 +147,7 @@ def _relative(x_BND: Tensor) -> dict[str, Tensor]:
 
 def _norms(x: Tensor, present_BN: Tensor | None) -> Tensor:
     """Frobenius norm of each (N, D), without absent tokens."""
-    return (x if present_BN is None else x * present_BN[..., None]).flatten(-2).norm(dim=-1)
+    return frobenius_norm(x if present_BN is None else x * present_BN[..., None])
 
 
 def _batches(test: Batch, model: Transformer, num_groups: int) -> Iterator[Batch]:
@@ -187,8 +189,9 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
     for length in lengths:
         if counts[length]:
             row = _row(subject, scheme, "all", length) | reading.row(length)
-            row |= {"norm_share": (reading.norm_GB[length] / total_B).mean().item(), "num_paths": counts[length]}
-            rows.append(row | {"remainder": remainder, "bias_norm_share": (bias_B / total_B).mean().item()})
+            shares = {"norm_share": reading.norm_GB[length], "bias_norm_share": bias_B}
+            row |= {name: (norm_B / total_B).nanmean().item() for name, norm_B in shares.items()}
+            rows.append(row | {"num_paths": counts[length], "remainder": remainder})
     return rows
 
 
@@ -257,7 +260,8 @@ def digest(table: pd.DataFrame) -> str:
 
 COLUMNS = [
     *("scheme", "selection", "path_length", "subset_size", "repeat"),
-    *("accuracy", "loss", "relative_residual", "norm_share", "num_paths", "remainder", "path_share", "bias_norm_share"),
+    *("accuracy", "loss", "relative_residual", "norm_share", "num_paths", "remainder", "path_share"),
+    *("bias_norm_share", "num_undefined"),
 ]
 NUMBERS_AT_A_TIME = 1 << 25  # in the sums of all groups: 256 MiB of float64
 # Largest remainder that rounding explains, with a margin of 10^4 on what a few hundred additions lose.

@@ -75,12 +75,13 @@ class Claim:
     the claim speaks of these rows at all. learned: says why a network is too little trained to be judged; None where
     training is no matter. is_check: an identity or a theorem, so a check of the tool rather than a statement about
     networks. exact: no chance is in the number, the worst seed decides. scale: `real`; `share` for a number in [0, 1];
-    `rate` for a 0 or 1 of each seed. published: the number that the paper prints for what is measured, or a function of
-    the rows that gives it for what they hold. across: compares the configurations of a sweep, so that it is judged
-    once, on all of them together. along: compares the values of this key of a sweep, so that it is judged on all of
-    them together, once for each value of the other keys. exists: says that there is such a network, so that an example
-    holds it, and the lack of one leaves it undecided. repeats: the column whose values are measurements of the same
-    thing, seed or step; steps at which there is nothing to measure are left out.
+    `positive` for one above 0 without a largest; `rate` for a 0 or 1 of each seed. published: the number that the paper
+    prints for what is measured, or a function of the rows that gives it for what they hold. across: compares the
+    configurations of a sweep, so that it is judged once, on all of them together. along: compares the values of this
+    key of a sweep, so that it is judged on all of them together, once for each value of the other keys. exists: says
+    that there is such a network, so that an example holds it, and the lack of one leaves it undecided. repeats: the
+    column whose values are measurements of the same thing, seed or step; steps at which there is nothing to measure are
+    left out.
     """
 
     statement: str
