@@ -15,13 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from rankbench.model.attention import Attention
-    from rankbench.model.transformer import MLP, Norm
 
 Tokens = TypeVar("Tokens")
 
@@ -44,13 +40,67 @@ class HeadMaps(NamedTuple):
     b_o_D: Tensor
 
 
+class AttentionPart(Protocol):
+    """What the algebra needs of an attention; score_name, mask, window and mixes as in model.attention.Attention."""
+
+    heads: int
+    head_width: int
+    score_name: str
+    mask: str
+    window: int | None
+    mixes: bool
+
+    def __call__(self, x_BND: Tensor, present_BN: Tensor | None = None, *, kernel: str = "table") -> Tensor:
+        """The layer's output, (B, N, D)."""
+
+    def observe(self, x_BND: Tensor, present_BN: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """The output, and what it was made of: weights_BHNM, mixing_BHNM and mixed_BHNK of `Step`."""
+
+    def maps_as_applied(self) -> HeadMaps:
+        """Its heads as linear maps."""
+
+
+class TokenwisePart(Protocol):
+    """A map of each token by itself, act(z) W + b of a hidden z: what the algebra needs of an MLP."""
+
+    activation_name: str
+
+    def __call__(self, x_BND: Tensor) -> Tensor:
+        """The layer's output, (B, N, D)."""
+
+    def hidden(self, x_BND: Tensor) -> Tensor:
+        """What enters the activation, z_BNF."""
+
+    def from_hidden(self, z_BNF: Tensor) -> Tensor:
+        """The rest of it."""
+
+    def gate(self, z_BNF: Tensor) -> Tensor:
+        """act(z)/z, the factor that makes the part linear once it is frozen."""
+
+
+class NormPart(Protocol):
+    """A norm of each token: a linear map, times the token's own scale, and a shift."""
+
+    kind: str
+    width: int
+
+    def __call__(self, x_BND: Tensor) -> Tensor:
+        """The normed tokens."""
+
+    def with_scale(self, x_BND: Tensor) -> tuple[Tensor, Tensor]:
+        """The normed tokens, and the scale of each, (B, N, 1)."""
+
+    def linear(self, x_BND: Tensor, scale_BN1: Tensor) -> Tensor:
+        """The norm with this scale and without its shift: linear in x."""
+
+
 class Sublayer(NamedTuple):
     """One sub-layer of layer `layer` (from 1). place: post | pre | none, none if and only if there is no norm."""
 
     layer: int
     kind: str  # attention | mlp
-    part: Attention | MLP
-    norm: Norm | None
+    part: AttentionPart | TokenwisePart
+    norm: NormPart | None
     place: str
     skip: float
     branch: float
@@ -104,7 +154,7 @@ class Network:
     name: str
     width: int
     sublayers: tuple[Sublayer, ...]
-    last_norm: Norm | None  # behind the last sub-layer of a pre-norm network
+    last_norm: NormPart | None  # behind the last sub-layer of a pre-norm network
     read_out: nn.Module
     norm_kind: str  # of its norms; in a network without norms, of the one that sums of paths are read out behind
 
@@ -122,7 +172,7 @@ class Network:
         return None if present_BN is None else present_BN.sum(-1)
 
     @property
-    def attentions(self) -> list[Attention]:
+    def attentions(self) -> list[AttentionPart]:
         """The attention of each layer, in order."""
         return [sublayer.part for sublayer in self.sublayers if sublayer.kind == "attention"]
 
@@ -175,7 +225,7 @@ class Reduced(Network):
 
     whole: Network
     sublayers: tuple[Sublayer, ...]
-    last_norm: Norm | None
+    last_norm: NormPart | None
 
     @property
     def name(self) -> str:
@@ -264,7 +314,7 @@ def _step(sublayer: Sublayer, x_BND: Tensor, present_BN: Tensor | None) -> Step:
 
     def part(read_BND: Tensor) -> Tensor:
         if sublayer.kind == "mlp":
-            inside["hidden_BNF"] = sublayer.part.up(read_BND)
+            inside["hidden_BNF"] = sublayer.part.hidden(read_BND)
             return sublayer.part.from_hidden(inside["hidden_BNF"])
         output_BND, tables = sublayer.part.observe(read_BND, present_BN)
         inside.update(tables)

@@ -104,7 +104,11 @@ class MLP(nn.Module):
         return (z_BNF > 0).to(z_BNF.dtype)
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        return self.from_hidden(self.up(x_BND))
+        return self.from_hidden(self.hidden(x_BND))
+
+    def hidden(self, x_BND: Tensor) -> Tensor:
+        """What enters the activation, (B, N, F)."""
+        return self.up(x_BND)
 
     def from_hidden(self, z_BNF: Tensor) -> Tensor:
         """The rest of it, from what enters the activation."""
