@@ -27,6 +27,7 @@ from rankbench.tables import thinned
 log = logging.getLogger(__name__)
 
 LN10 = math.log(10)
+BOUNDS = ("log10_contraction", "log10_bound")
 # How far above its floor a measured residual must be to be compared with the propagated one, and how close they then
 # are: a residual of 1e6 floors is known to about 1e-6 of itself, with a margin of 100 for what layers add.
 ABOVE_FLOOR, AGREEMENT = 1e6, 1e-4
@@ -52,7 +53,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     stays; of means over sequences, empty where the layer before has no relative residual below 1.
     log10_contraction, log10_bound: of Lemma A.2's bound on ||R|| over the ||R|| that entered the layer, and of Theorem
     2.3's on ||R||, with each layer's own constant, from the first layer on that the lemma says is a contraction in all
-    sequences. Unmasked attention alone.
+    sequences. Unmasked attention alone; columns without a number are left out.
     For a trained classifier also whole_accuracy, as in the table of the analysis `residual`.
     """
     inputs, rows, refused = subject.test.inputs[: options.sequences], [], {}
@@ -77,7 +78,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     log.info("%s seed %d: propagated and measured log10 residuals differ by %.1e", subject.run, subject.seed, worst)
     if worst > AGREEMENT:
         log.warning("that is more than rounding explains (%.0e)", AGREEMENT)
-    return found.assign(**learned(subject))
+    without = [name for name in BOUNDS if found[name].isna().all()]
+    return found.drop(columns=without).assign(**learned(subject))
 
 
 def _rows(network: Transformer, inputs: Tensor) -> Iterator[dict]:
@@ -137,7 +139,7 @@ def _with_floor(x_BND: Tensor) -> dict[str, Tensor]:
 
 def _bounds(network: Transformer, logs_B: list[Tensor]) -> list[dict[str, float]]:
     """log10_contraction and log10_bound of each layer from 0 on, as in `table`."""
-    cfg, nowhere = network.cfg, {"log10_contraction": float("nan"), "log10_bound": float("nan")}
+    cfg, nowhere = network.cfg, dict.fromkeys(BOUNDS, float("nan"))
     if cfg.skip or cfg.mlp or cfg.norm != "none" or cfg.mask != "none":
         return [nowhere] * len(logs_B)
     differ_B = logs_B[0] > -math.inf
