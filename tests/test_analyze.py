@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import rankbench
 from rankbench import plots
 from rankbench.analyses import ANALYSES
 from rankbench.analyses import runner as module
@@ -232,7 +233,7 @@ def test_a_record_of_an_earlier_version_is_no_proof(tmp_path, fresh, calls, capl
 def test_the_source_digest_sees_every_file_of_the_package(tmp_path):
     """Of a copy of the package, in a process of its own: a changed comment in one file and a new file."""
     package = tmp_path / "rankbench"
-    shutil.copytree(Path(module.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(rankbench.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
 
     def digest():
         code = "from rankbench.machine import source_digest; print(source_digest())"
@@ -320,9 +321,10 @@ def test_claims_leave_verdicts(tmp_path, fresh):
     lines = analyze(cfg, fresh, tmp_path)
     verdicts = read_table(tmp_path / "verdicts.csv")
     assert verdicts.claim.tolist() == ["paths_sum_to_output", *["dong_fig4_length_0_no_information"] * 2]
-    assert (verdicts.outcome == "undecided").all() and (verdicts.num_seeds == 2).all()  # two seeds are too few
+    # two seeds are too few, but for an exact sum
+    assert verdicts.outcome.tolist() == ["passed", "undecided", "undecided"] and (verdicts.num_seeds == 2).all()
     assert str(tmp_path / "verdicts.csv") in lines[-1]
-    assert [line.split()[1].strip(":") for line in lines[-4:-1]] == verdicts.claim.tolist()
+    assert all(name in line for name, line in zip(verdicts.claim, lines[-4:-1], strict=True))
 
 
 def test_present_judges_and_draws_each_value_of_a_facet(tmp_path, fresh, monkeypatch):

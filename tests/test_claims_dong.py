@@ -365,6 +365,7 @@ def test_layers_ahead_counts_the_layers_of_a_cubed_residual():
         ("dong_fig2_retrained_slower", retrained(accuracy=0.125), "accuracy 0.125"),
         ("dong_fig2_collapses", collapse({"full": -1.0, "no_skip": -9.0}), "no variant attention_only"),
         ("dong_thm_rate_bound", collapse().assign(log10_bound=math.nan), "of no layer that it contracts"),
+        ("dong_thm_rate_bound", collapse().drop(columns="log10_bound"), "of no layer that it contracts"),
         ("dong_thm_rate_mlp_slows", collapse(), "sweep over model.mlp_gain"),
         ("dong_bound_holds", bounds((3.0, math.nan, math.nan)), "rounding hides the residual of 2 of 3 layers"),
         ("wu_layernorm_keeps_rank", collapse(), "does not refute that there is one"),

@@ -631,6 +631,18 @@ def test_the_digest_shows_residuals_and_the_last_exponent(subject):
     assert f"{both.disagreement.max():.1e}" in lines[-1]
 
 
+def test_without_attention_alone_there_are_no_columns_of_its_bound(subject):
+    causal = subject(**ALONE, mask="causal")
+    for one, variant in ((causal, "attention_only_no_norm"), (subject(), "full")):
+        found = table(one, options(variant))
+        assert not {"log10_contraction", "log10_bound"} & set(found) and not found.isna().all().any()
+        (axes, _) = draw_collapse(with_who(found, **one.who)).axes
+        assert "Theorem 2.3: slope log 3" not in {line.get_label() for line in axes.lines}
+    assert {"log10_contraction", "log10_bound"} <= set(
+        table(subject(**ALONE, deviation=0.3), options("full", "no_mlp"))
+    )
+
+
 def test_the_figure_draws_what_the_table_holds(subject):
     both = several(subject, **ALONE, deviation=0.3, layers=5)
     both["model.heads"] = both.seed.map({3: "1", 4: "4"})

@@ -29,6 +29,7 @@ from rankbench.tables import thinned
 log = logging.getLogger(__name__)
 
 LN10 = math.log(10)
+BOUNDS = ("log10_contraction", "log10_bound")
 # How far above its floor a measured residual must be to be compared with the propagated one, and how close they then
 # are: a residual of 1e4 floors is known to 1e-4 of itself, which is 4e-5 of its log10.
 ABOVE_FLOOR, AGREEMENT = 1e4, 1e-4
@@ -56,7 +57,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     stays; of means over sequences, empty where the layer before has no relative residual below 1.
     log10_contraction, log10_bound: of Lemma A.2's bound on ||R|| over the ||R|| that entered the layer, and of Theorem
     2.3's on ||R||, with each layer's own constant, from the first layer on that the lemma says is a contraction in all
-    sequences. Unmasked attention alone.
+    sequences. Unmasked attention alone; columns without a number are left out.
     For a trained classifier also whole_accuracy, as in the table of the analysis `residual`.
     """
     inputs, rows, refused = subject.test.inputs[: options.sequences], [], {}
@@ -82,7 +83,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     log.info("%s seed %d: propagated and measured log10 residuals differ by %.1e", subject.run, subject.seed, worst)
     if worst > AGREEMENT:
         log.warning("that is more than rounding explains (%.0e)", AGREEMENT)
-    return found.assign(**learned(subject))
+    without = [name for name in BOUNDS if found[name].isna().all()]
+    return found.drop(columns=without).assign(**learned(subject))
 
 
 def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[dict]:
@@ -138,7 +140,7 @@ def _measured(network: Network, inputs: Tensor, generator: torch.Generator) -> l
 
 def _bounds(network: Network, logs_B: list[Tensor]) -> list[dict[str, float]]:
     """log10_contraction and log10_bound of each layer from 0 on, as in `table`."""
-    nowhere = {"log10_contraction": float("nan"), "log10_bound": float("nan")}
+    nowhere = dict.fromkeys(BOUNDS, float("nan"))
     masked = any(attention.mask != "none" for attention in network.attentions)
     if network.has_skips or network.has_mlps or network.has_norms or masked:
         return [nowhere] * len(logs_B)

@@ -53,6 +53,8 @@ def _rings(axes: Axes, rows: pd.DataFrame, number: int) -> None:
 
 
 def _bound(axes: Axes, rows: pd.DataFrame) -> None:
+    if "log10_bound" not in rows:
+        return
     bounded = rows[rows.log10_bound.notna()]
     if bounded.layer.nunique() > 1:
         bound = _in_every_seed(rows[rows.variant == bounded.variant.iloc[0]], "log10_bound")
