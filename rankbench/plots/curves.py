@@ -27,7 +27,7 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
     layers = sorted(table.layers.unique())
     loss = "loss (nats per token)" if "accuracy" in table else "loss (squared error)"
     if "test_loss_per_character" in table:
-        loss = "loss (nats per symbol, ends included)"
+        loss = "loss (nats per symbol)"
     test = table[table.split == "test"]
     for (variant, depth), rows in test.groupby(["variant", "layers"], sort=False):
         summary = mean_and_spread(rows, ["step"], "loss")
