@@ -83,8 +83,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     log.info("%s seed %d: propagated and measured log10 residuals differ by %.1e", subject.run, subject.seed, worst)
     if worst > AGREEMENT:
         log.warning("that is more than rounding explains (%.0e)", AGREEMENT)
-    without = [name for name in BOUNDS if found[name].isna().all()]
-    return found.drop(columns=without).assign(**learned(subject))
+    without_number = [name for name in BOUNDS if found[name].isna().all()]
+    return found.drop(columns=without_number).assign(**learned(subject))
 
 
 def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[dict]:
