@@ -15,8 +15,9 @@ from tqdm import tqdm
 from rankbench import plots
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.claims import CLAIMS, figures_published, judge, published, verdict_line
-from rankbench.config import AnalyzeConfig, BaseConfig, ConfigError, TrainConfig, typed, unknown
+from rankbench.config import AnalyzeConfig, BaseConfig, ConfigError, TrainConfig
 from rankbench.files import write_json
+from rankbench.keys import typed, unknown
 from rankbench.machine import Machine
 from rankbench.model import build_model, initial_model
 from rankbench.model.lstm import Lstm

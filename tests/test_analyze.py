@@ -18,7 +18,8 @@ from rankbench import plots
 from rankbench.analyses import ANALYSES
 from rankbench.analyze import analyze, check_analyses, fresh_subjects, present, subjects_of_run
 from rankbench.claims import CLAIMS
-from rankbench.config import ConfigError, conf_dir, register, resolve
+from rankbench.compose import register, resolve
+from rankbench.config import ConfigError, conf_dir
 from rankbench.files import write_json
 from rankbench.machine import Machine
 from rankbench.model import initial_model

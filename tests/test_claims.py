@@ -16,7 +16,8 @@ from rankbench import claims
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.claims import CLAIMS, Claim, figures_published, judge, published, verdict_line
 from rankbench.claims.claim import AtMost, Control, NotMeasurable
-from rankbench.config import conf_dir, typed
+from rankbench.config import conf_dir
+from rankbench.keys import typed
 from rankbench.model import initial_model
 from rankbench.tables import with_who
 

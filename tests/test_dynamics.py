@@ -8,7 +8,8 @@ import torch
 
 from rankbench.analyses import ANALYSES
 from rankbench.analyze import check_analyses, subjects_of_run
-from rankbench.config import ConfigError, compose
+from rankbench.compose import compose
+from rankbench.config import ConfigError
 from rankbench.constants import HEAD_METRICS, LIPSCHITZ_METRICS
 from rankbench.layers import metrics_by_layer
 from rankbench.machine import Machine

@@ -5,7 +5,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from rankbench.config import ConfigError, compose, conf_dir
+from rankbench.compose import compose
+from rankbench.config import ConfigError, conf_dir
 from rankbench.run import Run
 from rankbench.tasks import build_task
 from rankbench.tasks.linear_regression import BASELINES, examples_of

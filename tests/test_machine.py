@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import rankbench.machine
-from rankbench.config import ConfigError, conf_dir, register, resolve
+from rankbench.compose import register, resolve
+from rankbench.config import ConfigError, conf_dir
 from rankbench.machine import RECORDED_PACKAGES, Machine
 from rankbench.run import Run
 from rankbench.train import train

@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 
 import rankbench.train
 import rankbench.training
-from rankbench.config import ConfigError, conf_dir, register, resolve
+from rankbench.compose import register, resolve
+from rankbench.config import ConfigError, conf_dir
 from rankbench.machine import Machine
 from rankbench.model import build_model, initial_model
 from rankbench.run import Run, config_text

@@ -5,9 +5,9 @@ Every number here is float64, whatever the network's precision. Formulas and the
 Shapes: B batch, N token, D width, H head, K head width, F hidden width of the MLP, L layer.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.variants import VARIANTS as EVERYWHERE
 from rankbench.analyses.variants import VariantOptions
 from rankbench.config import ConfigError
+from rankbench.keys import key
 from rankbench.metrics import composite_norm, inf_norm, noise_floor, one_norm, per_length, residual_matrix
 from rankbench.model.trace import Trace
 from rankbench.model.transformer import MLP, Block, Norm, Transformer
@@ -36,10 +37,11 @@ CLEAR = 100  # times the noise floor: what is this far above rounding can say wh
 
 @dataclass(frozen=True)
 class Options(VariantOptions):
-    """With the variants that have no norms, too."""
+    """Which variants of a network are measured, on how many sequences. Some have no norms."""
 
-    analysis: ClassVar[str] = "bounds"
-    allowed: ClassVar[Iterable[str]] = VARIANTS
+    variants: list[str] = key(
+        "Variants of the network, with its weights as they are.", choices=VARIANTS, may_be_empty=False
+    )
 
 
 class Layer(NamedTuple):

@@ -6,15 +6,14 @@ Shapes: B batch.
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
 
 import pandas as pd
 import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.analyses.variants import VARIANTS, VariantOptions
+from rankbench.analyses.variants import VARIANTS
+from rankbench.analyses.variants import VariantOptions as Options
 from rankbench.collapse import State, check, log_lemma_constant, log_residual, propagate, tokens
 from rankbench.config import ConfigError
 from rankbench.metrics import composite_norm, noise_floor, per_length, residual
@@ -29,13 +28,6 @@ LN10 = math.log(10)
 # How far above its floor a measured residual must be to be compared with the propagated one, and how close they then
 # are: a residual of 1e6 floors is known to about 1e-6 of itself, with a margin of 100 for what layers add.
 ABOVE_FLOOR, AGREEMENT = 1e6, 1e-4
-
-
-@dataclass(frozen=True)
-class Options(VariantOptions):
-    """As analyses.variants says."""
-
-    analysis: ClassVar[str] = "collapse"
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
