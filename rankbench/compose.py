@@ -7,18 +7,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rankbench.config import (
-    KEYS,
-    SCHEMAS,
-    AnalyzeConfig,
-    ConfigError,
-    DataConfig,
-    ReportConfig,
-    TrainConfig,
-    check,
-    conf_dir,
-)
-from rankbench.keys import closest, wanted
+from rankbench.config import KEYS, SCHEMAS, Config, ConfigError, check, conf_dir
+from rankbench.keys import refuse_unknown, wanted
 from rankbench.resolvers import RESOLVERS
 
 
@@ -37,12 +27,12 @@ def composed(command: str, *overrides: str) -> DictConfig:
         return hydra.compose(command, list(overrides))
 
 
-def compose(command: str, *overrides: str) -> TrainConfig | AnalyzeConfig:
+def compose(command: str, *overrides: str) -> Config:
     """The config of a command line, checked: compose("train", "model.layers=12", "replicas=5")."""
     return resolve(composed(command, *overrides))
 
 
-def resolve(cfg: DictConfig) -> TrainConfig | AnalyzeConfig | ReportConfig | DataConfig:
+def resolve(cfg: DictConfig) -> Config:
     """The composed Hydra config as a checked dataclass, every interpolation resolved."""
     if "budget" in cfg:  # the resolvers look it up
         KEYS["budget"].check("budget", cfg.budget)
@@ -60,11 +50,7 @@ def _check_names(cfg: DictConfig, prefix: str = "") -> None:
     schema = OmegaConf.get_type(cfg)
     if dataclasses.is_dataclass(schema):
         allowed = [field.name for field in dataclasses.fields(schema)]
-        for name in cfg:
-            if name not in allowed:
-                raise ConfigError(
-                    f"{prefix}{name}: unknown key{closest(name, allowed)}; allowed are {', '.join(allowed)}"
-                )
+        refuse_unknown(cfg, allowed, prefix)
         for name in allowed:
             if name not in cfg or OmegaConf.is_missing(cfg, name):
                 raise ConfigError(f"{prefix}{name}: missing; leave ~{prefix}{name} out, or give it a value")

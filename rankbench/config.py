@@ -4,14 +4,16 @@ This module knows no torch, so that a wrong config is refused before anything he
 """
 
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from rankbench.keys import ConfigError, Key, as_typed, check_keys, entries, key
+from rankbench.keys import ConfigError, Key, as_typed, entries, key
 
 BUDGETS = ("smoke", "laptop", "paper")
+SIZE, STEPS, POSITIVE, FACTOR = (1, 65536), (1, 10**12), (1e-6, 1e6), (-1e6, 1e6)  # ranges of several keys
 
 # What a search can look for, and which way
 OBJECTIVES = {
@@ -32,18 +34,12 @@ class ModelSize:
     name: str = key("Name of this variant in tables and figures.")
     kind: str = key("Architecture. lstm: `layers` layers of `width` cells.", choices=("transformer", "lstm"))
     layers: int = key("Number of layers.", between=(1, 1024))
-    heads: int = key("Number of attention heads in each layer.", between=(1, 65536))
-    width: int = key("Width of the state of a token.", between=(1, 65536))
-    head_width: int | None = key("Width of a head's queries and keys. null: width / heads.", between=(1, 65536))
-    value_width: int | None = key("Width of a head's values. null: head_width.", between=(1, 65536))
-    kv_groups: int | None = key(
-        "Number of groups of heads that share keys and values. null: heads, so that none are shared.",
-        between=(1, 65536),
-    )
-    latent_width: int | None = key(
-        "Width of the latent from which keys and values are read. null: the model's width (no latent).",
-        between=(1, 65536),
-    )
+    heads: int = key("Number of attention heads in each layer.", between=SIZE)
+    width: int = key("Width of the state of a token.", between=SIZE)
+    head_width: int | None = key("Width of a head's queries and keys. null: width / heads.", between=SIZE)
+    value_width: int | None = key("Width of a head's values. null: head_width.", between=SIZE)
+    kv_groups: int | None = key("Number of groups of heads that share keys and values. null: heads.", between=SIZE)
+    latent_width: int | None = key("Width of the latent that keys and values come from. null: no latent.", between=SIZE)
 
 
 @dataclass
@@ -55,38 +51,26 @@ class ModelAttention:
         "cosine: queries, keys and values divided by their lengths.",
         choices=("dot", "l2", "contractive_l2", "cosine"),
     )
-    contraction: float | None = key(
-        "Lipschitz constant in the infinity norm to which contractive_l2 scales l2.", between=(1e-6, 1e6)
-    )
+    contraction: float | None = key("Lipschitz constant (p = inf) to which contractive_l2 scales l2.", between=POSITIVE)
     contraction_when: str = key(
-        "When contractive_l2 scales. above: only where the bound of l2 exceeds model.contraction.",
-        choices=("always", "above"),
+        "When contractive_l2 scales. above: where l2's bound is above contraction.", choices=("always", "above")
     )
     contraction_keys: int | None = key(
-        "Number of keys that the bound of contractive_l2 assumes. null: the sequence's length, which a causal network "
-        "then depends on; give language models a number.",
+        "Number of keys that the bound assumes. null: the sequence's length; language models need a number.",
         between=(1, 10**6),
     )
     tied_qk: bool = key("Whether W_Q = W_K.")
-    temperature: float = key("Divides the scores before the softmax.", between=(1e-6, 1e6))
+    temperature: float = key("Divides the scores before the softmax.", between=POSITIVE)
     mix_attention: float = key(
-        "a in the matrix a P + b I + c U that is applied to the values, where P is the attention matrix and U averages "
-        "over the keys that a query sees.",
-        between=(-1e6, 1e6),
+        "a in a P + b I + c U, which multiplies the values: P is attention, U averages what is seen.", between=FACTOR
     )
-    mix_identity: float = key("b in the same sum, the share of the identity.", between=(-1e6, 1e6))
-    mix_uniform: float = key("c in the same sum, the share of the average. -1 removes the mean.", between=(-1e6, 1e6))
+    mix_identity: float = key("b in the same sum, the share of the identity.", between=FACTOR)
+    mix_uniform: float = key("c in the same sum, the share of the average. -1 removes the mean.", between=FACTOR)
     head_reduction: str = key(
-        "How heads are combined. mean: their sum is divided by heads * head_width / width, where that exceeds 1.",
-        choices=("sum", "mean"),
+        "How heads are combined. mean: their sum over heads * head_width / width, if above 1.", choices=("sum", "mean")
     )
-    mask: str = key(
-        "Which tokens a query sees. window: those within model.window; others: all but its own.",
-        choices=("none", "causal", "window", "others"),
-    )
-    window: int | None = key(
-        "Number of tokens that mask=window shows on either side.", unit="tokens", between=(0, 10**6)
-    )
+    mask: str = key("Tokens a query sees. others: all but its own.", choices=("none", "causal", "window", "others"))
+    window: int | None = key("Number of tokens that mask=window shows on either side.", between=(0, 10**6))
 
 
 @dataclass
@@ -94,18 +78,14 @@ class ModelSublayers:
     """Around a sub-layer f of the model: skips, norms and the MLP, as in norm(a x + b f(x)) and a x + b f(norm(x))."""
 
     skip: bool = key("Whether attention has a skip. Without skips a = 0.")
-    skip_scale: float = key("a, which multiplies what a skip carries.", between=(-1e6, 1e6))
-    branch_scale: float = key(
-        "b, which multiplies what a sub-layer adds. 1 / sqrt(layers) keeps deep networks tame.", between=(-1e6, 1e6)
-    )
+    skip_scale: float = key("a, which multiplies what a skip carries.", between=FACTOR)
+    branch_scale: float = key("b, which multiplies what a sub-layer adds. 1 / sqrt(layers) is common.", between=FACTOR)
     mlp: bool = key("Whether each layer has an MLP.")
     mlp_ratio: float = key("Hidden width of the MLP over the model's width.", between=(1e-3, 1e3))
     mlp_skip: bool = key("Whether the MLP has a skip.")
     activation: str = key("Activation of the MLP.", choices=("relu", "gelu"))
     norm: str = key("Where the norm stands: before (pre) or after (post) a sub-layer.", choices=("none", "pre", "post"))
-    norm_kind: str = key(
-        "Kind of norm. l2norm: x / ||x|| times one learned number.", choices=("layernorm", "rmsnorm", "l2norm")
-    )
+    norm_kind: str = key("Kind of norm. l2norm: x / ||x|| times a number.", choices=("layernorm", "rmsnorm", "l2norm"))
     norm_affine: bool = key("Whether norms have a learned scale and shift.")
     bias: bool = key("Whether the linear maps of the layers have biases.")
     dropout: float = key("Share of entries that dropout sets to zero.", between=(0.0, 0.99))
@@ -116,19 +96,16 @@ class ModelEnds:
     """In and out of the model: from the task's inputs to the first state, and from the last state to the outputs."""
 
     positions: str = key(
-        "Position embeddings. learned and sinusoidal ones are added; concatenated ones are learned and fill the width "
-        "that the coordinates leave.",
+        "Position embeddings. concatenated: learned, in the width that coordinates leave.",
         choices=("none", "learned", "sinusoidal", "concatenated"),
     )
     embedding_norm: bool = key("Whether a norm of norm_kind follows the read-in and its positions, as in BERT.")
     read_in: str = key(
-        "How inputs become states. mlp: two linear maps of the coordinates with the activation between them; "
-        "identity: the coordinates are the state.",
+        "How inputs become states. mlp: two linear maps and the activation; identity: inputs are states.",
         choices=("linear", "mlp", "identity"),
     )
     read_out: str = key(
-        "How states become outputs. identity: the first coordinates of the state are the output.",
-        choices=("linear", "identity"),
+        "How states become outputs. identity: the first coordinates are the output.", choices=("linear", "identity")
     )
 
 
@@ -138,17 +115,14 @@ class ModelWeights:
 
     init: str = key("Scheme of initialisation.", choices=("pytorch", "glorot", "bert", "scaled"))
     attention_init: float | None = key(
-        "s: draws the matrices of attention from U(-s/sqrt(width), s/sqrt(width)). null: as model.init says.",
-        between=(1e-6, 1e6),
+        "s: matrices of attention begin in U(-s/sqrt(width), s/sqrt(width)). null: as init says.", between=POSITIVE
     )
-    init_gain: float = key("Multiplies every matrix of the layers at initialisation.", between=(0.0, 1e6))
+    init_gain: float = key("Multiplies every matrix of the layers at the start.", between=(0.0, 1e6))
     values: str = key(
-        "W_V and W_O at initialisation. free: as model.init says; uniform: as init=pytorch draws them.",
+        "W_V and W_O at the start. free: as init says; uniform: as init=pytorch does.",
         choices=("free", "orthogonal", "uniform", "zero"),
     )
-    weight_norm: str = key(
-        "sigma: every matrix of the layers is gamma W / ||W||_2 with a learned gamma.", choices=("none", "sigma")
-    )
+    weight_norm: str = key("sigma: matrices are gamma W / ||W||_2, with gamma learned.", choices=("none", "sigma"))
 
 
 @dataclass
@@ -167,8 +141,7 @@ class OptimizerConfig:
     beta1: float = key("Decay rate of the first moment in adam and adamw.", between=(0.0, 0.999999))
     beta2: float = key("Decay rate of the second moment in adam and adamw.", between=(0.0, 0.999999))
     schedule: str = key(
-        "Course of the learning rate after the warm-up.",
-        choices=("constant", "linear", "cosine", "multistep", "inverse_sqrt"),
+        "Learning rate after the warm-up.", choices=("constant", "linear", "cosine", "multistep", "inverse_sqrt")
     )
     warmup: int = key("Length of the linear warm-up.", unit="steps", between=(0, 10**12))
     milestones: list[int] = key("When schedule=multistep multiplies the rate by optimizer.decay.", unit="steps")
@@ -179,36 +152,20 @@ class OptimizerConfig:
 class TrainerConfig:
     """Trainer: how long training lasts, how much it reads at a time, and how often it is looked at."""
 
-    steps: int | None = key(
-        "Length of training. Give either this or trainer.epochs.", unit="steps", between=(0, 10**12)
-    )
-    epochs: float | None = key(
-        "Length of training in passes through the training set.", unit="epochs", between=(0.0, 1e9)
-    )
-    batch_size: int = key("Size of a batch.", unit="sequences", between=(1, 10**9))
-    accumulate: int = key(
-        "Number of passes in which a batch is taken where memory is short. The step stays the same.",
-        unit="passes",
-        between=(1, 10**9),
-    )
-    eval_every: int = key("Interval between rows of metrics.csv.", unit="steps", between=(1, 10**12))
-    checkpoint_every: int = key(
-        "Interval between checkpoints: the most that a kill can lose.", unit="steps", between=(1, 10**12)
-    )
+    steps: int | None = key("Length of training, unless epochs is given.", unit="steps", between=(0, 10**12))
+    epochs: float | None = key("Length of training, unless steps is given.", unit="epochs", between=(0.0, 1e9))
+    batch_size: int = key("Number of sequences in a batch.", between=(1, 10**9))
+    accumulate: int = key("Number of passes that take a batch in parts, to save memory.", between=(1, 10**9))
+    eval_every: int = key("Interval between rows of metrics.csv.", unit="steps", between=STEPS)
+    checkpoint_every: int = key("Interval between checkpoints: the most a kill loses.", unit="steps", between=STEPS)
     clip: float | None = key("Largest gradient norm of each seed. null: no clipping.", between=(1e-12, 1e12))
     compile: bool = key("Whether torch.compile compiles the forward pass.")
-    target_accuracy: float | None = key(
-        "Test accuracy at which a seed stops. null: none stops early.", between=(0.0, 1.0)
-    )
-    tensorboard: bool = key("Whether TensorBoard's event files are written beside metrics.csv. Needs the extra.")
+    target_accuracy: float | None = key("Test accuracy at which a seed stops. null: none stops.", between=(0.0, 1.0))
+    tensorboard: bool = key("Whether event files are written beside metrics.csv. Needs the extra `tensorboard`.")
     dynamics_every: int | None = key(
-        "Interval between rows of layers.csv: rank, entropy and constants of every layer. null: no rows.",
-        unit="steps",
-        between=(1, 10**12),
+        "Interval between rows of layers.csv. null: no such rows.", unit="steps", between=STEPS
     )
-    dynamics_sequences: int = key(
-        "Number of test sequences over which layers.csv takes its means.", unit="sequences", between=(1, 10**6)
-    )
+    dynamics_sequences: int = key("Number of test sequences behind a row of layers.csv.", between=(1, 10**6))
 
 
 @dataclass
@@ -220,9 +177,7 @@ class BaseConfig:
     device: str = key("Device to compute on.", choices=("auto", "cpu", "cuda"))
     precision: str = key("Number type.", choices=("fp32", "bf16", "fp64"))
     threads: int = key("Threads of each process. More than one rarely pays for models of this size.", between=(1, 1024))
-    budget: str | None = key(
-        "Scale of a preset. smoke and laptop shrink what the preset states for them; null: paper.", choices=BUDGETS
-    )
+    budget: str | None = key("Size of a preset. null: paper, as large as in its paper.", choices=BUDGETS)
     out: str = key("Folder that the command writes.")
     model: ModelConfig
     task: dict[str, Any] = key("Keys of the task. Choose one with task=<name>.")
@@ -253,11 +208,9 @@ class AnalyzeConfig(BaseConfig):
 class BenchConfig(TrainConfig):
     """rankbench bench, where trainer.steps is the length of one timed block of training."""
 
-    bench: list[str] = key(
-        "Benchmarks to run.", choices=("paths", "training", "startup", "attention"), may_be_empty=False
-    )
+    bench: list[str] = key("Benchmarks.", choices=("paths", "training", "startup", "attention"), nonempty=True)
     repeats: int = key("Number of paired repetitions: A B A B ...", between=(1, 10_000))
-    sequences: int = key("Number of sequences whose paths are summed.", unit="sequences", between=(1, 10**9))
+    sequences: int = key("Number of sequences whose paths are summed.", between=(1, 10**9))
 
 
 @dataclass
@@ -274,14 +227,9 @@ class ReportConfig:
     """rankbench report, whose runs have the model."""
 
     runs: str = key("Runs to gather: the folder of a run or a sweep, a folder of such folders, a glob, or `latest`.")
-    scoreboard: str | None = key(
-        "Typed as experiment=<preset> or experiment=all: the scoreboard of presets that have been run under outputs/."
-    )
+    scoreboard: str | None = key("Scoreboard of a preset, or of all. Typed as experiment=<preset> or experiment=all.")
     out: str = key("Folder that the command writes.")
-    statistic: str = key(
-        "What the figure shows of the seeds: their mean with its 95 % confidence interval, or the best.",
-        choices=("mean", "best"),
-    )
+    statistic: str = key("What the figure shows of seeds: mean with 95 % interval, or best.", choices=("mean", "best"))
     report: FigureKeys
 
 
@@ -293,6 +241,7 @@ class DataConfig:
     folder: str | None = key("Where its files go. null: a cache folder, where task.path=<corpus> finds them.")
 
 
+Config = TrainConfig | AnalyzeConfig | BenchConfig | ReportConfig | DataConfig
 SCHEMAS: dict[str, type] = {
     "train": TrainConfig,
     "analyze": AnalyzeConfig,
@@ -312,9 +261,10 @@ def conf_dir() -> Path:
     return packaged if packaged.is_dir() else package.parent / "conf"
 
 
-def check(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
+def check(cfg: Config) -> None:
     """Raise ConfigError for a value that is not among the allowed ones or does not go with another."""
-    check_keys(cfg)
+    for entry in entries(type(cfg)):
+        entry.key.check(entry.name, attrgetter(entry.name)(cfg))
     if isinstance(cfg, BaseConfig):
         _check_model(cfg.model)
         if cfg.model.kind == "lstm":
@@ -365,26 +315,15 @@ def _check_contraction(model: ModelConfig) -> None:
                     f"model.{name}={value}: only model.attention=contractive_l2 has one; got {model.attention}"
                 )
         return
-    if model.contraction is None:
-        raise ConfigError(
-            "model.contraction=null: model.attention=contractive_l2 needs a Lipschitz constant to stay below; "
-            "set model.contraction=1, or take model=contractive_l2"
-        )
-    if not model.tied_qk:
-        raise ConfigError(
-            "model.tied_qk=false: model.attention=contractive_l2 has no Lipschitz constant with free keys; "
-            "set model.tied_qk=true"
-        )
-    if model.mask == "others":
-        raise ConfigError(
-            "model.mask=others: model.attention=contractive_l2 has a Lipschitz constant where each token sees itself; "
-            "use none, causal or window"
-        )
-    if model.values == "zero":
-        raise ConfigError(
-            "model.values=zero: model.attention=contractive_l2 would divide by the norm of W_V; "
-            "use free, orthogonal or uniform"
-        )
+    demands = {
+        "contraction": (model.contraction is None, "needs a Lipschitz constant; set model.contraction=1"),
+        "tied_qk": (not model.tied_qk, "has no Lipschitz constant with free keys; set model.tied_qk=true"),
+        "mask": (model.mask == "others", "has none where a token does not see itself; use none, causal or window"),
+        "values": (model.values == "zero", "would divide by the norm of W_V; use free, orthogonal or uniform"),
+    }
+    for name, (broken, why) in demands.items():
+        if broken:
+            raise ConfigError(f"model.{name}={as_typed(getattr(model, name))}: model.attention=contractive_l2 {why}")
 
 
 # The keys that an LSTM has. Every other key of the model must stay as conf/model/lstm.yaml sets it.

@@ -7,10 +7,11 @@ import dataclasses
 import difflib
 import inspect
 import math
+import operator
 import re
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +20,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 Keys = TypeVar("Keys")
 NOUNS = {int: "integer", float: "number", str: "text"}
+LIMITS = {  # attribute of Key: its word, and what holds for a number within it
+    "at_least": ("from", operator.ge),
+    "above": ("above", operator.gt),
+    "at_most": ("to", operator.le),
+    "below": ("and below", operator.lt),
+}
 
 
 class ConfigError(ValueError):
@@ -36,14 +43,8 @@ class Key:
     at_most: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
-    may_be_empty: bool = True  # of a list
+    nonempty: bool = False  # of a list
     why: str | None = None  # the reason for the bounds, which a refusal gives
-
-    @property
-    def bounds(self) -> str:
-        """The range in words, as in `from 1 to 8`; empty where every number is allowed."""
-        limits = {"from": self.at_least, "above": self.above, "to": self.at_most, "and below": self.below}
-        return " ".join(f"{word} {_short(limit)}" for word, limit in limits.items() if limit is not None)
 
     def allowed(self, type_: Any, plural: str = "") -> str:
         """The allowed values in words, for a key of this type: `integer from 1 (steps), or null`."""
@@ -54,36 +55,30 @@ class Key:
             return f"list{plural} of {self.allowed(members[0], 's')}"
         if typing.get_origin(type_) is dict or type_ is bool:
             return "true, false" if type_ is bool else "keys of its own"
-        parts = (
-            ", ".join(self.choices) or f"{NOUNS[type_]}{plural}",
-            self.bounds,
-            f"({self.unit})" if self.unit else "",
-        )
-        return " ".join(part for part in parts if part)
+        return self._within(", ".join(self.choices) or f"{NOUNS[type_]}{plural}")
 
     def check(self, name: str, value: Any) -> None:
         """Raise ConfigError unless the key of this name may have this value."""
-        entries = value if isinstance(value, list) else [value]
-        if not entries and not self.may_be_empty:
+        if value == [] and self.nonempty:
             raise ConfigError(f"{name}=[]: name at least one{' of ' if self.choices else ''}{', '.join(self.choices)}")
-        for entry in entries:
+        for entry in value if isinstance(value, list) else [value]:
             if self.choices and entry is not None and entry not in self.choices:
                 raise ConfigError(unknown(name, entry, self.choices))
-            if isinstance(entry, int | float) and not self._contains(entry):
-                kind = "values" if self.bounds and -math.inf < entry < math.inf else "finite values"
-                allowed = " ".join(part for part in (kind, self.bounds, f"({self.unit})" if self.unit else "") if part)
-                why = f"; {self.why}" if self.why else ""
-                raise ConfigError(f"{name}={as_typed(value)}: out of range; allowed are {allowed}{why}")
+            if isinstance(entry, int | float):
+                finite = -math.inf < entry < math.inf  # nan is not
+                if not finite or not all(holds(entry, limit) for _, holds, limit in self._limits()):
+                    allowed = self._within("values" if finite else "finite values")
+                    why = f"; {self.why}" if self.why else ""
+                    raise ConfigError(f"{name}={as_typed(value)}: out of range; allowed are {allowed}{why}")
 
-    def _contains(self, number: float) -> bool:
-        """Whether a number lies in the range. No range holds nan or an infinity."""
-        return (
-            -math.inf < number < math.inf
-            and (self.at_least is None or number >= self.at_least)
-            and (self.above is None or number > self.above)
-            and (self.at_most is None or number <= self.at_most)
-            and (self.below is None or number < self.below)
-        )
+    def _within(self, noun: str) -> str:
+        """A noun with the range and the unit, as in `values from 1 to 8 (steps)`."""
+        range_ = (f"{word} {_short(limit)}" for word, _, limit in self._limits())
+        return " ".join([noun, *range_, *([f"({self.unit})"] if self.unit else [])])
+
+    def _limits(self) -> list[tuple[str, Callable[[float, float], bool], float]]:
+        limits = [(word, holds, getattr(self, name)) for name, (word, holds) in LIMITS.items()]
+        return [limit for limit in limits if limit[-1] is not None]
 
 
 def key(meaning: str, *, choices: Iterable[str] = (), between: tuple[float, float] | None = None, **others: Any) -> Any:
@@ -117,24 +112,10 @@ def entries(cls: type, prefix: str = "") -> list[Entry]:
     return own + nested
 
 
-def check_keys(values: Any, prefix: str = "") -> None:
-    """Raise ConfigError for the first value of a dataclass of keys, or of those in its fields, that is not allowed."""
-    for field in dataclasses.fields(values):
-        name, value = f"{prefix}{field.name}", getattr(values, field.name)
-        if dataclasses.is_dataclass(value):
-            check_keys(value, f"{name}.")
-        elif "key" in field.metadata:
-            field.metadata["key"].check(name, value)
-
-
 def typed(cls: type[Keys], values: dict[str, Any], prefix: str) -> Keys:
     """An instance of dataclass `cls` from plain values; ConfigError for a key or a value that does not fit."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    for name in values:
-        if name not in fields:
-            raise ConfigError(
-                f"{prefix}.{name}: unknown key{closest(name, list(fields))}; allowed are {', '.join(fields)}"
-            )
+    refuse_unknown(values, fields, f"{prefix}.")
     schema = OmegaConf.structured(cls)
     OmegaConf.set_readonly(schema, False)  # a frozen dataclass gives a read-only schema
     for name in fields:
@@ -149,6 +130,14 @@ def typed(cls: type[Keys], values: dict[str, Any], prefix: str) -> Keys:
         if "key" in fields[name].metadata:
             fields[name].metadata["key"].check(f"{prefix}.{name}", value)
     return OmegaConf.to_object(schema)
+
+
+def refuse_unknown(names: Iterable[str], allowed: Iterable[str], prefix: str) -> None:
+    """Raise ConfigError for the first of these keys that is not among the allowed ones."""
+    allowed = list(allowed)
+    for name in names:
+        if name not in allowed:
+            raise ConfigError(f"{prefix}{name}: unknown key{closest(name, allowed)}; allowed are {', '.join(allowed)}")
 
 
 def wanted(message: str) -> str:

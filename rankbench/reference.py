@@ -5,7 +5,7 @@ The keys of tasks and analyses stand in modules that import torch, which takes s
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
@@ -40,11 +40,12 @@ def page() -> str:
     from rankbench.tasks import TASKS
 
     sections: dict[str, dict[str, Row]] = {}
-    for command, schema in SCHEMAS.items():
+    for command in SCHEMAS:
         cfg = composed(command)
-        for entry in entries(schema):
-            if not isinstance(value := _shipped(cfg, entry.name), dict | DictConfig):  # tasks and analyses follow
-                sections.setdefault(entry.heading, {}).setdefault(entry.name, row(entry, value))
+        if "out" in cfg:
+            cfg.out = f"outputs/{command}/<time>"
+        for heading, one in rows_of(command, cfg):
+            sections.setdefault(heading, {}).setdefault(one.name, one)
     described = {f"task={name}": (f"task.{name}", task, task) for name, task in TASKS.items()}
     described |= {f"analysis=[{name}]": (f"analysis.{name}", one.options, one.table) for name, one in ANALYSES.items()}
     for choice, (path, keys, part) in described.items():
@@ -55,6 +56,13 @@ def page() -> str:
         rows = (row(entry, cfg[entry.name.removeprefix(prefix)]) for entry in entries(keys, prefix))
         sections[f"`{choice}`: {subject}"] = {one.name: one for one in rows}
     return "\n".join([INTRODUCTION, *(_section(heading, rows.values()) for heading, rows in sections.items())])
+
+
+def rows_of(command: str, cfg: DictConfig) -> Iterator[tuple[str, Row]]:
+    """The keys of a command, each with the heading it stands under, but for those of its task and its analyses."""
+    for entry in entries(SCHEMAS[command]):
+        if not isinstance(value := OmegaConf.select(cfg, entry.name), DictConfig):
+            yield entry.heading, row(entry, value)
 
 
 def row(entry: Entry, value: Any) -> Row:
@@ -75,13 +83,6 @@ def written() -> dict[str, tuple[str, list[Row]]]:
         rows = [Row(*(cell.replace("\0", "|") for cell in cells)) for cells in ROW.findall(table)]
         sections[heading.partition("`")[0]] = (heading.replace("`", "", 1), rows)
     return sections
-
-
-def _shipped(cfg: Any, name: str) -> Any:
-    """The value of a key; a text that depends on the time stays as it is written."""
-    parent, _, last = name.rpartition(".")
-    raw = OmegaConf.to_container(OmegaConf.select(cfg, parent) if parent else cfg, resolve=False)[last]
-    return raw if "${now:" in str(raw) else OmegaConf.select(cfg, name)
 
 
 def _section(heading: str, rows: Iterable[Row]) -> str:

@@ -3,18 +3,14 @@
 import hashlib
 import os
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankbench.config import OBJECTIVES
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 LONGEST_FOLDER = 100  # characters of a job's folder name: file systems allow 255 bytes, and terminals less
 
 
-def by_budget(scales: "DictConfig | dict", *, _root_: "DictConfig") -> Any:
+def by_budget(scales: Any, *, _root_: Any) -> Any:
     """`${by_budget:{paper:3000,laptop:600,smoke:20}}`: the value of a key at each scale of a preset."""
     return scales[_root_.budget or "paper"]
 
@@ -54,12 +50,4 @@ def job_folder(number: int, overrides: str) -> str:
     return f"{number}_{readable}" if overrides else str(number)
 
 
-RESOLVERS: tuple[Callable[..., Any], ...] = (
-    by_budget,
-    noam_peak,
-    columns,
-    heads_of,
-    direction_of,
-    at_a_time,
-    job_folder,
-)
+RESOLVERS = (by_budget, noam_peak, columns, heads_of, direction_of, at_a_time, job_folder)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from rankbench.compose import composed
-from rankbench.config import SCHEMAS, ConfigError, conf_dir
-from rankbench.keys import closest, entries
-from rankbench.reference import Row, in_words, row, written
+from rankbench.config import ConfigError, conf_dir
+from rankbench.keys import closest
+from rankbench.reference import Row, in_words, rows_of, written
 
 COLUMN = 34  # where meanings begin
 HEAD = """Usage: rankbench {command} [key=value ...] [-m] [--cfg job]
@@ -44,10 +44,7 @@ def usage(command: str, words: list[str]) -> str:
 
 def _rows(command: str, cfg: DictConfig, every_analysis: bool) -> Iterator[tuple[str, Row]]:
     """The keys of a command with their values, each with the heading that it stands under."""
-    for entry in entries(SCHEMAS[command]):
-        value = OmegaConf.select(cfg, entry.name)
-        if not isinstance(value, DictConfig):  # tasks and analyses follow, with their own keys
-            yield entry.heading, row(entry, value)
+    yield from rows_of(command, cfg)
     chosen = {f"task={cfg.task.name}", *(f"analysis=[{name}]" for name in cfg.analysis)} if "task" in cfg else set()
     for choice, (heading, rows) in written().items():
         if choice in chosen or (every_analysis and chosen and choice.startswith("analysis")):

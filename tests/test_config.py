@@ -21,7 +21,7 @@ from rankbench.keys import as_typed, closest, entries, typed
 from rankbench.tasks import TASKS
 
 CHOICES = {name: key.choices for name, key in KEYS.items() if key.choices}
-RANGES = {name: (key.at_least, key.at_most) for name, key in KEYS.items() if key.bounds}
+RANGES = {name: (key.at_least, key.at_most) for name, key in KEYS.items() if key.at_least is not None}
 HOLDERS = {"statistic": "report", "corpus": "data"}  # the command that has the key, where bench has it not
 
 
@@ -228,8 +228,8 @@ def test_what_goes_together_passes(cfg, changes):
         ({"at_least": 0}, math.inf, "k=inf: out of range; allowed are finite values from 0"),
         ({}, math.nan, "k=nan: out of range; allowed are finite values"),
         ({"at_least": 1}, [3, 0], "k=[3,0]: out of range; allowed are values from 1"),
-        ({"may_be_empty": False}, [], "k=[]: name at least one"),
-        ({"may_be_empty": False, "choices": ["a", "b"]}, [], "k=[]: name at least one of a, b"),
+        ({"nonempty": True}, [], "k=[]: name at least one"),
+        ({"nonempty": True, "choices": ["a", "b"]}, [], "k=[]: name at least one of a, b"),
         (
             {"choices": ["left", "right"]},
             ["left", "rigt"],

@@ -222,7 +222,11 @@ def test_greedy_for_regression_takes_the_best_of_the_squared_errors():
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("path_mass", {"mlp": "gates"}, "analysis.path_mass.mlp=gates: unknown; allowed are gate, source"),
+        (
+            "path_mass",
+            {"mlp": "gates"},
+            "analysis.path_mass.mlp=gates: unknown, did you mean gate?; allowed are gate, source",
+        ),
         ("path_mass", {"sequences": 0}, "analysis.path_mass.sequences=0: out of range; allowed are values from 1"),
         ("pruning", {"orders": []}, "analysis.pruning.orders=[]: name at least one of greedy, norm, random"),
         ("pruning", {"orders": ["gredy"]}, "analysis.pruning.orders=gredy: unknown, did you mean greedy?"),

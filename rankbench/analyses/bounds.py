@@ -39,9 +39,7 @@ CLEAR = 100  # times the noise floor: what is this far above rounding can say wh
 class Options(VariantOptions):
     """Which variants of a network are measured, on how many sequences. Some have no norms."""
 
-    variants: list[str] = key(
-        "Variants of the network, with its weights as they are.", choices=VARIANTS, may_be_empty=False
-    )
+    variants: list[str] = key("Networks to measure: the model with parts left out.", choices=VARIANTS, nonempty=True)
 
 
 class Layer(NamedTuple):

@@ -15,9 +15,7 @@ from rankbench.tables import over_seeds
 class Options:
     """Which losses are drawn."""
 
-    splits: list[str] = key(
-        "Splits that have rows. Rows of train are means since the row before.", choices=("train", "valid", "test")
-    )
+    splits: list[str] = key("Splits with rows. train: means since the row before.", choices=("train", "valid", "test"))
 
     def __post_init__(self) -> None:
         if "test" not in self.splits:

@@ -17,7 +17,7 @@ METRICS = (*STATE_METRICS, *ATTENTION_METRICS, *HEAD_METRICS, *LIPSCHITZ_METRICS
 class Options:
     """What is drawn of layers.csv."""
 
-    metrics: list[str] = key("Metrics of layers.csv to draw.", choices=METRICS, may_be_empty=False)
+    metrics: list[str] = key("Metrics of layers.csv to draw.", choices=METRICS, nonempty=True)
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:

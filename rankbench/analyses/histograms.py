@@ -21,9 +21,7 @@ class Options:
 
     tokens: int = key("Number of tokens of an input.", at_least=2)
     sequences: int = key("Number of inputs.", at_least=1)
-    ranges: list[list[float]] = key(
-        "Ranges [low,high] of the inputs, which are uniform but for the first token at 0.", may_be_empty=False
-    )
+    ranges: list[list[float]] = key("Ranges [low,high] of inputs, whose first token is 0.", nonempty=True)
     bins: int = key("Number of bins from the smallest to the largest entry.", at_least=2)
 
     def __post_init__(self) -> None:

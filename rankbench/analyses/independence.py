@@ -44,7 +44,6 @@ from rankbench.tasks.task import is_scored, score
 
 log = logging.getLogger(__name__)
 
-SCHEMES = ("frozen", "recomputed")
 FEWEST = 30  # sequences behind an estimate over inputs
 SEQUENCES_AT_A_TIME = 100  # in products with the Hessian: what they keep of a forward pass is several times its size
 Network = FrozenNetwork | RecomputedNetwork
@@ -54,7 +53,7 @@ Network = FrozenNetwork | RecomputedNetwork
 class Options:
     """How dependence between paths is estimated."""
 
-    schemes: list[str] = key("Which paths are measured.", choices=SCHEMES, may_be_empty=False)
+    schemes: list[str] = key("Which paths are measured.", choices=("frozen", "recomputed"), nonempty=True)
     sequences: int | None = key("Number of test sequences. null: all.", at_least=FEWEST)
     tokens: int = key("Number of places of a sequence at which dependence over inputs is measured.", at_least=1)
     paths_per_length: int = key("Number of sampled paths of each length, all pairs of which are measured.", at_least=1)

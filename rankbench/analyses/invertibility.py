@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.analyses.lipschitz import TWO_TOKENS, contracted, fresh
+from rankbench.analyses.lipschitz import contracted, fresh
 from rankbench.constants import COVERED
 from rankbench.keys import ConfigError, key
 from rankbench.lipschitz import attend, invert
@@ -29,20 +29,16 @@ class Options:
     """Which layers are inverted, at which inputs."""
 
     attentions: list[str] = key("Fresh layers of these kinds. []: the layers of the model.", choices=COVERED)
-    tokens: list[int] = key("Numbers of tokens of an input.", at_least=2, may_be_empty=False, why=TWO_TOKENS)
-    widths: list[int] = key("Widths of fresh layers, each with all of tokens.", at_least=1, may_be_empty=False)
+    tokens: list[int] = key("Numbers of tokens of an input.", at_least=2, nonempty=True)
+    widths: list[int] = key("Widths of fresh layers, each with all of tokens.", at_least=1, nonempty=True)
     heads: int = key("Number of heads of a fresh layer.", at_least=1)
     tied: bool = key("Whether a fresh l2 layer has W_Q = W_K.")
-    gain: float = key("g: weights of a fresh layer are uniform in [-g / sqrt(width), g / sqrt(width)].", above=0)
-    coefficients: list[float] = key("The c of x + c f(x).", may_be_empty=False)
-    ranges: list[list[float]] = key(
-        "Ranges [low,high] of the inputs, which are uniform but for the first token at 0.", may_be_empty=False
-    )
+    gain: float = key("g: weights of a fresh layer are uniform in [-g/sqrt(width), g/sqrt(width)].", above=0)
+    coefficients: list[float] = key("The c of x + c f(x).", nonempty=True)
+    ranges: list[list[float]] = key("Ranges [low,high] of inputs, whose first token is 0.", nonempty=True)
     sequences: int = key("Number of inputs.", at_least=1)
     iterations: int = key("Number of iterations of an inversion.", at_least=1)
-    network: bool = key(
-        "Whether to invert the whole model on its test set too, from its last state to its embedding. Needs norm=none."
-    )
+    network: bool = key("Whether to invert the whole model on its test set, too. Needs model.norm=none.")
 
     def __post_init__(self) -> None:
         check_ranges("invertibility", self.ranges)

@@ -24,8 +24,6 @@ from rankbench.model.transformer import Block, Transformer
 from rankbench.plots.lipschitz import draw_lipschitz
 from rankbench.seeds import generator_for
 
-TWO_TOKENS = "attention needs at least 2 tokens"
-
 
 @dataclass(frozen=True)
 class Options:
@@ -36,13 +34,9 @@ class Options:
     heads: int = key("Number of heads of the fresh layer.", at_least=1)
     tied: bool = key("Whether a fresh l2 layer has W_Q = W_K.")
     mask: str = key("Mask of the fresh layer.", choices=("none", "causal"))
-    gain: float | None = key(
-        "g: weights of the fresh layer are uniform in [-g / sqrt(width), g / sqrt(width)]. null: the identity.", above=0
-    )
-    tokens: list[int] = key(
-        "Numbers of tokens of the fresh layer's inputs.", at_least=2, may_be_empty=False, why=TWO_TOKENS
-    )
-    norms: list[str] = key("p of the constants.", choices=("inf", "2"), may_be_empty=False)
+    gain: float | None = key("g: weights are uniform in [-g/sqrt(width), g/sqrt(width)]. null: the identity.", above=0)
+    tokens: list[int] = key("Numbers of tokens of the fresh layer's inputs.", at_least=2, nonempty=True)
+    norms: list[str] = key("p of the constants.", choices=("inf", "2"), nonempty=True)
     radius: float = key("Radius of the ball in which dot-product attention is bounded.", above=0)
     sequences: int | None = key("Number of test sequences at which the model is measured. null: all.", at_least=1)
     starts: int = key("Number of random inputs at which the ascent begins. 0: no ascent.", at_least=0)
@@ -50,12 +44,8 @@ class Options:
     steps: int = key("Number of steps of the ascent.", at_least=1)
     lr: float = key("Learning rate of the ascent, which is Adam's.", above=0)
     keep: int = key("Number of starts, the best ones, that have rows.", at_least=1)
-    record_every: int | None = key(
-        "Interval between rows of the ascent. null: the last step alone.", unit="steps", at_least=1
-    )
-    mirror: bool = key(
-        "Whether a second ascent for p = inf moves tokens across half-way. For layer=l2 of width 1 with mask=none."
-    )
+    record_every: int | None = key("Interval between rows of the ascent. null: its end.", unit="steps", at_least=1)
+    mirror: bool = key("Whether a second ascent moves tokens across half-way. Needs layer=l2, width=1, mask=none.")
 
     def __post_init__(self) -> None:
         if self.width % self.heads:

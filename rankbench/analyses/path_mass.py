@@ -27,10 +27,7 @@ RANKS = ("attention_stable_rank", "attention_effective_rank", "attention_relativ
 class Options:
     """How paths are followed, on how many sequences."""
 
-    mlp: str = key(
-        "MLPs of frozen paths. gate: linear, with frozen gates; source: a constant, counted with the biases.",
-        choices=("gate", "source"),
-    )
+    mlp: str = key("MLPs of frozen paths: linear with frozen gates, or a constant.", choices=("gate", "source"))
     sequences: int | None = key("Number of test sequences. null: all.", at_least=1)
 
 

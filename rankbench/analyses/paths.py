@@ -40,15 +40,12 @@ log = logging.getLogger(__name__)
 class Options:
     """Which paths are summed, and how the sums are read out."""
 
-    schemes: list[str] = key("Which paths are measured.", choices=("frozen", "recomputed"), may_be_empty=False)
+    schemes: list[str] = key("Which paths are measured.", choices=("frozen", "recomputed"), nonempty=True)
     subset_sizes: list[int] = key("Numbers of sampled paths in a subset, as in the published protocol.", at_least=1)
     repeats: int = key("Number of subsets of each size.", at_least=1)
     replacement: bool = key("Whether a subset may hold a path twice. The authors' code: yes.")
     readout: str = key("Which sum is read out: normalised or raw.", choices=("normalised", "raw"))
-    mlp: str = key(
-        "MLPs of frozen paths. gate: linear, with frozen gates; source: a constant, counted with the biases.",
-        choices=("gate", "source"),
-    )
+    mlp: str = key("MLPs of frozen paths: linear with frozen gates, or a constant.", choices=("gate", "source"))
     recomputed_mlp: bool = key("Whether recomputed paths keep their MLPs. The authors' code: no.")
     sequences: int | None = key("Number of test sequences. null: all.", at_least=1)
     max_paths: int = key("Largest number of recomputed paths that are all run.", at_least=1)

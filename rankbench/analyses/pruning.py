@@ -31,18 +31,13 @@ ORDERS = ("greedy", "norm", "random")
 class Options:
     """In which order paths are kept, and where the prediction is scored."""
 
-    orders: list[str] = key("Orders in which paths are kept.", choices=("greedy", "norm", "random"), may_be_empty=False)
-    mlp: str = key(
-        "MLPs of frozen paths. gate: linear, with frozen gates; source: a constant, counted with the biases.",
-        choices=("gate", "source"),
-    )
+    orders: list[str] = key("Orders in which paths are kept.", choices=("greedy", "norm", "random"), nonempty=True)
+    mlp: str = key("MLPs of frozen paths: linear with frozen gates, or a constant.", choices=("gate", "source"))
     random_orders: int = key("Number of random orders.", at_least=1)
     selection_sequences: int = key("Number of training sequences on which paths are chosen.", at_least=1)
     sequences: int | None = key("Number of test sequences. null: all.", at_least=1)
     counts: int = key("Numbers of paths at which the prediction is scored, spaced evenly on a log axis.", at_least=1)
-    max_paths: int = key(
-        "Most paths that a network may have. Greedy selection takes the square of their number.", at_least=1
-    )
+    max_paths: int = key("Most paths of a network. Greedy selection takes the square of their number.", at_least=1)
 
 
 @torch.no_grad()

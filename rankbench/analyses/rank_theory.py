@@ -38,11 +38,11 @@ BARE |= {"weight_norm": "none"}
 class Options:
     """Sizes at which bounds, random heads and random attention are computed."""
 
-    dimensions: list[int] = key("Dimensions of the bounds.", at_least=3, may_be_empty=False)
+    dimensions: list[int] = key("Dimensions of the bounds.", at_least=3, nonempty=True)
     ranks: list[int] = key("Ranks of the bounds, up to the dimension.", at_least=1)
     heads: list[int] = key("Numbers of heads of the bounds.", at_least=1)
     errors: list[float] = key(
-        "Errors for which the fewest heads are counted.", above=0, below=0.5, why="heads of rank 0 reach 0.5"
+        "Errors whose fewest heads are counted.", above=0, below=0.5, why="heads of rank 0 reach 0.5"
     )
     votes: list[int] = key("Numbers of random rank-1 heads.", at_least=1)
     samples: int = key("Number of pairs of points on which random heads are tried.", at_least=2)

@@ -27,9 +27,7 @@ class Options:
 
     steps: int | None = key("How often the network is applied. null: once for each point of an arc.", at_least=1)
     every: int = key("Interval between rows. The last step is a row too.", unit="steps", at_least=1)
-    collapsed_below: float = key(
-        "Share of the tokens' first distance below which they count as one point.", above=0, below=1
-    )
+    collapsed_below: float = key("Share of the first distance below which tokens count as one point.", above=0, below=1)
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:

@@ -25,7 +25,7 @@ class Options:
     """Which sentences are written."""
 
     number: int = key("Number of sentences for each temperature.", at_least=1)
-    temperatures: list[float] = key("Divide the logits. Small ones are greedy.", above=0, may_be_empty=False)
+    temperatures: list[float] = key("Divide the logits. Small ones are greedy.", above=0, nonempty=True)
     begin: str = key("What every sentence begins with.")
 
 

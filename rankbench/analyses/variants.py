@@ -19,7 +19,5 @@ VARIANTS: dict[str, dict[str, bool]] = {
 class VariantOptions:
     """Which variants of a network are measured, and on how many sequences."""
 
-    variants: list[str] = key(
-        "Variants of the network, with its weights as they are.", choices=VARIANTS, may_be_empty=False
-    )
+    variants: list[str] = key("Networks to measure: the model with parts left out.", choices=VARIANTS, nonempty=True)
     sequences: int = key("Number of test sequences. Dong et al. took 32.", at_least=1)

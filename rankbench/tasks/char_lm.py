@@ -43,18 +43,11 @@ class CharLm(Corpus):
 
     name: str = key("Name of the task.")
     path: str | None = key(
-        "Text, one sentence a line: ptb (after `rankbench data corpus=ptb`), a folder with train.txt, valid.txt and "
-        "test.txt, or one file. null: generated sentences."
+        "Text, one sentence a line: ptb, one file, or a folder with train.txt, valid.txt, test.txt. null: generated."
     )
-    held_out: float = key(
-        "Share of the lines of a single file that is held out for validation, and as much again for the test.",
-        above=0,
-        below=0.5,
-    )
+    held_out: float = key("Share of one file's lines held out to validate, and again to test.", above=0, below=0.5)
     unk: str = key("How `<unk>` is read: as five characters, or as one symbol.", choices=("characters", "symbol"))
-    length_limit: int = key(
-        "Length of a sentence with its beginning. The rest of a longer one is cut off.", unit="characters", at_least=2
-    )
+    length_limit: int = key("Length at which sentences are cut off, beginning included.", unit="characters", at_least=2)
     pad_to: int = key("Batches are padded to a multiple of this.", unit="characters", at_least=1)
     train_size: int | None = key("Size of the training set. null: the whole text.", unit="sentences", at_least=1)
     valid_size: int | None = key("Size of the validation set. null: the whole text.", unit="sentences", at_least=1)

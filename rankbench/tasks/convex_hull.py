@@ -20,17 +20,15 @@ class ConvexHull:
     """Points uniform in a square of side `scale` with a corner at the origin, all of a set shifted by one normal vector
     of standard deviation `shift_sd`; class 1 for a vertex of the set's convex hull, 0 for the others.
 
-    The paper has scale 1 and shift_sd 1, the authors' code 10 and 3.3. A vertex is an extreme point: one that no
-    segment between two other places of the set contains. So the ends of points in a line are vertices, points on an
-    edge are not, and equal points share their label. The four corners and the middle of a square: 1 1 1 1 0.
+    A vertex is an extreme point: one that no segment between two other places of the set contains. So the ends of
+    points in a line are vertices, points on an edge are not, and equal points share their label. The four corners and
+    the middle of a square: 1 1 1 1 0.
     """
 
     name: str = key("Name of the task.")
     points: int = key("Number of points in a set.", at_least=4, why="fewer points are all vertices of their hull")
     scale: float = key("Side of the square that points are drawn from. The authors' code: 10.", above=0)
-    shift_sd: float = key(
-        "Standard deviation of the normal vector that shifts a set. The authors' code: 3.3.", at_least=0
-    )
+    shift_sd: float = key("Standard deviation of the normal shift of a set. The authors' code: 3.3.", at_least=0)
     train_size: int | None = key("Size of the training set. null: fresh sets at every step.", unit="sets", at_least=1)
     test_size: int = key("Size of the test set.", unit="sets", at_least=1)
 

@@ -24,8 +24,7 @@ class LinearRegression:
         inputs: 1 2 -3 (-6 is left out: nothing follows it)        targets: 2 nan -6
 
     Squared errors over the dimension, in which the paper counts, are the loss over `dimension`; predicting 0 has the
-    error 1 in them. Curriculum: training begins with start_points points of which start_dimension coordinates are not
-    0, and every `curriculum_every` steps there are 2 points and 1 coordinate more; null: all from the start.
+    error 1 in them.
     """
 
     name: str = key("Name of the task.")
@@ -35,9 +34,7 @@ class LinearRegression:
     start_dimension: int = key("Curriculum: number of coordinates that are not 0 at the beginning.", at_least=1)
     start_points: int = key("Curriculum: number of examples in a sequence at the beginning.", at_least=1)
     curriculum_every: int | None = key(
-        "Curriculum: interval after which there are 2 points and 1 coordinate more. null: all from the start.",
-        unit="steps",
-        at_least=1,
+        "Curriculum: steps until there are 2 points and 1 coordinate more. null: no curriculum.", at_least=1
     )
     train_size: int | None = key("Size of the training set. null: fresh functions.", unit="sequences", at_least=1)
     test_size: int = key("Size of the test set.", unit="sequences", at_least=1)

@@ -34,10 +34,7 @@ class NearestNeighbor:
     dimension: int = key("Number of coordinates of a point.", at_least=2, why="in 1 dimension a sphere is two points")
     points: int = key("Number of points in a set.", at_least=2, why="a nearest point needs at least 2 to choose from")
     mode: str = key("Which point answers a query.", choices=MODES)
-    queries: str = key(
-        "Who asks. self: every point; separate: one more token, behind orthonormal points.",
-        choices=("self", "separate"),
-    )
+    queries: str = key("Who asks: every point, or one token behind orthonormal points.", choices=("self", "separate"))
     train_size: int | None = key("Size of the training set. null: fresh points at every step.", unit="sets", at_least=1)
     test_size: int = key("Size of the test set.", unit="sets", at_least=1)
 

@@ -26,9 +26,7 @@ class Sorting:
     length: int = key("Number of letters in a sequence.", at_least=2, why="a single letter is sorted")
     alphabet: int = key("Number of letters in the alphabet.", at_least=2, why="there must be letters to tell apart")
     label: str = key(
-        "Class of a token. position: the place of its letter in the sorted sequence; value: at slot i, the i-th "
-        "smallest letter.",
-        choices=("position", "value"),
+        "What a token's class is: the rank of its letter, or the letter at its rank.", choices=("position", "value")
     )
     repeats: bool = key("Whether a letter may occur more than once.")
     train_size: int | None = key("Size of the training set. null: fresh sequences.", unit="sequences", at_least=1)
