@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-extras lint format smoke wheel clean
+.PHONY: help setup demo test test-slow test-extras lint format smoke docs wheel clean
 
 # One thread a process: two pytest workers with spinning thread pools slow each other down many times over.
 test test-slow test-extras smoke wheel: export OMP_NUM_THREADS = 1
@@ -53,6 +53,9 @@ format: setup ## fix what lint can fix by itself
 
 smoke: setup ## run every shipped preset at budget=smoke
 	$(BIN)/pytest -n 2 -m smoke tests/test_presets.py
+
+docs: setup ## write docs/CONFIG.md, the page of all keys, from the code
+	$(BIN)/python -m rankbench.reference
 
 wheel: setup ## build sdist and wheel, then run the wheel from an empty folder
 	rm -rf dist

@@ -27,8 +27,10 @@ from rankbench.analyses.runner import (
 )
 from rankbench.claims import figures_published
 from rankbench.claims import published as published_numbers
-from rankbench.config import AnalyzeConfig, ConfigError, FigureKeys, TrainConfig, closest, compose, unknown
+from rankbench.compose import compose
+from rankbench.config import AnalyzeConfig, FigureKeys, TrainConfig
 from rankbench.gate import check_everything
+from rankbench.keys import ConfigError, closest, unknown
 from rankbench.loop import Interrupted
 from rankbench.loop import train as train_run
 from rankbench.machine import Machine

@@ -72,7 +72,7 @@ def _dispatch(words: list[str]) -> None:
     elif words[0] in COMMANDS:
         _run(words[0], words[1:])
     else:
-        from rankbench.config import closest
+        from rankbench.keys import closest
 
         _refuse(
             "", f"{words[0]}: unknown command{closest(words[0], list(COMMANDS))}; commands are {', '.join(COMMANDS)}"
@@ -86,7 +86,8 @@ def _run(command: str, words: list[str]) -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from rankbench.config import ConfigError, conf_dir, register
+    from rankbench.compose import register
+    from rankbench.config import ConfigError, conf_dir
     from rankbench.messages import explain
 
     register()
@@ -99,14 +100,18 @@ def _run(command: str, words: list[str]) -> None:
     parser = get_args_parser()
     parser.error = lambda message: _refuse(command, f"{message}; options are -m, --cfg job, --info defaults, --help")
     parsed, unknown = parser.parse_known_args(words)
-    if unknown:
-        parser.error(f"{unknown[0]}: unknown option")
+    if wrong := [word for word in unknown if word.startswith("-") or not parsed.help]:
+        parser.error(f"{wrong[0]}: unknown option")
     if parsed.overrides:  # beside the others: argparse takes positional words in one piece only
         place = words.index(parsed.overrides[0])
         words = [*words[:place], *_named_after_what_varies(parsed.overrides), *words[place:]]
     sys.argv = [f"rankbench {command}", *words]
     task = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(JOBS[command])
     try:
+        if parsed.help:
+            from rankbench.usage import usage
+
+            return print(usage(command, [*parsed.overrides, *unknown]))
         with _gathering_after_a_failure():
             task()
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
@@ -272,7 +277,7 @@ def data_job(config: "DictConfig") -> None:
     """`rankbench data`."""
     from pathlib import Path
 
-    from rankbench.config import resolve
+    from rankbench.compose import resolve
     from rankbench.data import CORPORA, fetch, folder_of
 
     cfg = resolve(config)
@@ -285,7 +290,7 @@ def _prepared(config: "DictConfig") -> Any:
     """The job's config, checked, with `out` the folder that Hydra gave it: in a sweep each job has its own."""
     from hydra.core.hydra_config import HydraConfig
 
-    from rankbench.config import resolve
+    from rankbench.compose import resolve
     from rankbench.gate import check_everything
 
     cfg = resolve(config)

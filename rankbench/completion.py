@@ -1,7 +1,11 @@
 """Tab completion of commands, groups and keys in bash. Hydra's own script drops the subcommand; this one keeps it."""
 
+from typing import get_origin
+
 from rankbench.cli import COMMANDS
-from rankbench.config import CHOICES, ConfigError, conf_dir, register
+from rankbench.compose import register
+from rankbench.config import SCHEMAS, ConfigError, conf_dir
+from rankbench.keys import entries
 
 SCRIPT = """_rankbench_complete() {
     local word="${COMP_WORDS[COMP_CWORD]}"
@@ -29,8 +33,9 @@ def candidates(words: list[str]) -> list[str]:
     if command not in COMMANDS or not (conf_dir() / f"{command}.yaml").exists():
         return []
     key, equals, _ = word.partition("=")
-    if equals and key in CHOICES:
-        return [found for value in CHOICES[key] if (found := f"{key}={value}").startswith(word)]
+    entry = next((entry for entry in entries(SCHEMAS[command]) if entry.name == key), None)
+    if equals and entry and entry.key.choices and get_origin(entry.type) is not list:
+        return [choice for value in entry.key.choices if (choice := f"{key}={value}").startswith(word)]
     if equals and command == "report" and key == "experiment":
         names = ["all", *sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))]
         return [found for name in names if (found := f"{key}={name}").startswith(word)]

@@ -4,7 +4,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankbench.config import ConfigError, unknown
+from rankbench.config import ConfigError
+from rankbench.keys import unknown
 
 SPLITS = ("train", "valid", "test")
 PATIENCE = 30  # seconds without an answer after which there is no network

@@ -20,8 +20,9 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from rankbench.compose import register, resolve
 from rankbench.config import (
-    CHOICES,
+    OBJECTIVES,
     AnalyzeConfig,
     BaseConfig,
     BenchConfig,
@@ -29,11 +30,9 @@ from rankbench.config import (
     DataConfig,
     ReportConfig,
     TrainConfig,
-    job_folder,
-    register,
-    resolve,
 )
 from rankbench.messages import explain
+from rankbench.resolvers import job_folder
 from rankbench.sweep import Job, Sweep
 
 
@@ -122,7 +121,7 @@ def _check_search(config: DictConfig, config_name: str) -> None:
     if not isinstance(cfg, TrainConfig):
         raise ConfigError(f"hydra/sweeper: {config_name} returns no number to search by; only train does")
     if cfg.objective is None:
-        raise ConfigError(f"objective=null: a search needs one; allowed are {', '.join(CHOICES['objective'])}")
+        raise ConfigError(f"objective=null: a search needs one; allowed are {', '.join(OBJECTIVES)}")
     if len(same) == len(words) and not config.hydra.sweeper.params:
         raise ConfigError("search=optuna: nothing to vary; add a range, as optimizer.lr='tag(log,interval(1e-5,1e-2))'")
 

@@ -6,18 +6,8 @@ import re
 from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf
 
-from rankbench.config import (
-    CHOICES,
-    SCHEMAS,
-    ConfigError,
-    ModelConfig,
-    OptimizerConfig,
-    TrainerConfig,
-    closest,
-    conf_dir,
-    unknown,
-    wanted,
-)
+from rankbench.config import KEYS, SCHEMAS, ConfigError, ModelConfig, OptimizerConfig, TrainerConfig, conf_dir
+from rankbench.keys import closest, unknown, wanted
 
 
 def explain(error: Exception, command: str, words: list[str]) -> str:
@@ -63,7 +53,7 @@ def _unknown_key(found: re.Match, text: str, command: str, words: list[str]) -> 
 def _wrong_type(found: re.Match, text: str, command: str, words: list[str]) -> str:
     full = re.search(r"full_key: (\S+)", text)
     key = full[1] if full else "config"
-    allowed = f"; allowed are {', '.join(CHOICES[key])}" if key in CHOICES else ""
+    allowed = f"; allowed are {', '.join(KEYS[key].choices)}" if key in KEYS and KEYS[key].choices else ""
     got = "null" if found[0].startswith("field") else found[1]
     return f"{key}={got}: {wanted(text[found.start() :])}{allowed}"
 

@@ -20,8 +20,9 @@ from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from rankbench.config import BaseConfig, ConfigError, TrainConfig, check, closest, conf_dir
+from rankbench.config import BaseConfig, TrainConfig, check, conf_dir
 from rankbench.files import replacing, write_json, write_text
+from rankbench.keys import ConfigError, closest
 from rankbench.tables import WHO, read_table
 
 OUTPUTS = Path("outputs")
@@ -212,13 +213,13 @@ def config_text(cfg: BaseConfig) -> str:
 
 def _with_later_keys(plain: dict[str, Any]) -> dict[str, Any]:
     """A run's config with the keys that came after it: the shipped value of a new key is what there was before it."""
-    train = _shipped("train")
+    training = _shipped("training")
     shipped = {
         "model": _shipped("model/transformer"),
         "optimizer": _shipped("optimizer/adam"),
-        "trainer": train["trainer"],
+        "trainer": training["trainer"],
     }
-    later = {"objective": train["objective"]}
+    later = {"objective": training["objective"]}
     for section, values in shipped.items():
         if isinstance(held := plain.get(section), dict):
             later[section] = {key: value for key, value in values.items() if "${" not in str(value)} | held

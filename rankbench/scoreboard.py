@@ -11,8 +11,9 @@ import pandas as pd
 import yaml
 
 from rankbench.claims import measured_text, over_text
-from rankbench.config import CHOICES, ConfigError, conf_dir, unknown
+from rankbench.config import BUDGETS, ConfigError, conf_dir
 from rankbench.files import write_text
+from rankbench.keys import unknown
 from rankbench.page import link_to, records, render
 from rankbench.report import runs_in, status_of
 from rankbench.run import OUTPUTS
@@ -38,7 +39,7 @@ class PresetRun:
     @property
     def rank(self) -> tuple[bool, int, float]:
         """Of several runs of a preset the last one by this order is shown: complete, at the largest scale, newest."""
-        return self.complete, CHOICES["budget"].index(self.budget), self.written
+        return self.complete, BUDGETS.index(self.budget), self.written
 
     def figures(self) -> list[Path]:
         """Its figures, without the one of final numbers that every sweep has."""

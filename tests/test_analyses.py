@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 
 from rankbench.analyses import ANALYSES, Subject, paths, residual
-from rankbench.config import ConfigError, conf_dir, typed
+from rankbench.config import ConfigError, conf_dir
+from rankbench.keys import typed
 from rankbench.metrics import attention_metrics, state_metrics
 from rankbench.model import initial_model
 from rankbench.model.transformer import Transformer
@@ -379,10 +380,10 @@ def test_sums_that_rounding_does_not_explain_are_told(subject, monkeypatch, capl
         ({"schemes": ["frozen", "thawed"]}, "analysis.paths.schemes=thawed: unknown; allowed are frozen, recomputed"),
         ({"readout": "pretty"}, "analysis.paths.readout=pretty: unknown; allowed are normalised, raw"),
         ({"mlp": "skip"}, "analysis.paths.mlp=skip: unknown; allowed are gate, source"),
-        ({"repeats": 0}, "analysis.paths.repeats=0: must be at least 1"),
-        ({"sequences": 0}, "analysis.paths.sequences=0: must be at least 1"),
-        ({"max_paths": -1}, "analysis.paths.max_paths=-1: must be at least 1"),
-        ({"subset_sizes": [5, 0]}, "analysis.paths.subset_sizes=[5, 0]: a subset needs at least 1 path"),
+        ({"repeats": 0}, "analysis.paths.repeats=0: out of range; allowed are values from 1"),
+        ({"sequences": 0}, "analysis.paths.sequences=0: out of range; allowed are values from 1"),
+        ({"max_paths": -1}, "analysis.paths.max_paths=-1: out of range; allowed are values from 1"),
+        ({"subset_sizes": [5, 0]}, "analysis.paths.subset_sizes=[5,0]: out of range; allowed are values from 1"),
         ({"repeats": "many"}, "analysis.paths.repeats=many: wants an integer"),
         ({"repeat": 3}, "analysis.paths.repeat: unknown key, did you mean repeats?"),
         ({"max_paths": None}, "analysis.paths.max_paths=null: null is not allowed here"),
@@ -591,7 +592,7 @@ def test_skips_without_values_keep_the_residual(subject, bias):
     ("changes", "said"),
     [
         ({"variants": ["no_skips"]}, "analysis.residual.variants=no_skips: unknown, did you mean no_skip?"),
-        ({"sequences": 0}, "analysis.residual.sequences=0: at least one is needed"),
+        ({"sequences": 0}, "analysis.residual.sequences=0: out of range; allowed are values from 1"),
         ({"sequences": None}, "analysis.residual.sequences=null: null is not allowed here"),
     ],
 )

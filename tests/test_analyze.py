@@ -22,7 +22,8 @@ from rankbench.analyses import ANALYSES
 from rankbench.analyses import runner as module
 from rankbench.analyses.runner import analyze, check_analyses, fresh_subjects, present, subjects_of_run
 from rankbench.claims import CLAIMS
-from rankbench.config import ConfigError, conf_dir, register, resolve
+from rankbench.compose import register, resolve
+from rankbench.config import ConfigError, conf_dir
 from rankbench.files import write_json
 from rankbench.loop import train
 from rankbench.machine import Machine

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 
 import rankbench as rb
 from rankbench.analyses import ANALYSES
-from rankbench.config import compose
+from rankbench.compose import compose
 from rankbench.tables import read_table
 from rankbench.training import Training
 

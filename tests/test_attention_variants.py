@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankbench import bench
 from rankbench.collapse import log_lemma_constant, log_residual, propagate, tokens
-from rankbench.config import ConfigError, compose, conf_dir
+from rankbench.compose import compose
+from rankbench.config import ConfigError, conf_dir
 from rankbench.layers import metrics_by_layer
 from rankbench.loop import train
 from rankbench.machine import Machine
@@ -207,9 +208,9 @@ def test_scores_are_those_of_their_definition(seed, name, width, size):
 
 
 def test_scores_of_every_name_in_the_config():
-    from rankbench.config import CHOICES
+    from rankbench.config import KEYS
 
-    assert set(SCORES) == set(CHOICES["model.attention"])
+    assert set(SCORES) == set(KEYS["model.attention"].choices)
 
 
 # --- fused ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from rankbench import bench
-from rankbench.config import ConfigError, conf_dir, register, resolve
+from rankbench.compose import register, resolve
+from rankbench.config import ConfigError, conf_dir
 from rankbench.gate import check_everything
 from rankbench.machine import Machine
 from rankbench.model import initial_model

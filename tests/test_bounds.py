@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 
 from rankbench.analyses import ANALYSES, Subject, bounds
-from rankbench.config import ConfigError, conf_dir, typed
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError, typed
 from rankbench.model import initial_model
 from rankbench.model.network import states_by_layer, without
 from rankbench.model.transformer import Transformer
@@ -288,7 +289,7 @@ def test_a_residual_above_the_bound_is_reported(subject):
     [
         ({"variants": ["no_norms"]}, "analysis.bounds.variants=no_norms: unknown, did you mean no_norm?"),
         ({"variants": []}, "analysis.bounds.variants=[]: name at least one of full"),
-        ({"sequences": 0}, "analysis.bounds.sequences=0: at least one is needed"),
+        ({"sequences": 0}, "analysis.bounds.sequences=0: out of range; allowed are values from 1"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(changes, said):

@@ -22,12 +22,15 @@ from rankbench.analyses import ANALYSES, Subject, curves, samples
 from rankbench.analyses.runner import analyze, subjects_of_run
 from rankbench.buckets import batches_of_epoch, chunks_by_length, padded_lengths
 from rankbench.claims import published
-from rankbench.config import ConfigError, OptimizerConfig, compose, conf_dir, noam_peak
+from rankbench.compose import compose
+from rankbench.config import OptimizerConfig, conf_dir
+from rankbench.keys import ConfigError, typed
 from rankbench.loop import train
 from rankbench.machine import Machine
 from rankbench.model import build_model, initial_model
 from rankbench.optimizers import learning_rate
 from rankbench.plots.curves import draw_curves
+from rankbench.resolvers import noam_peak
 from rankbench.run import Run
 from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
@@ -157,9 +160,9 @@ def test_a_changed_file_is_read_again(text):
     [
         ({"unk": "word"}, "task.unk=word: unknown; allowed are characters, symbol"),
         ({"held_out": 0.5}, "task.held_out=0.5"),
-        ({"length_limit": 1}, "task.length_limit=1: must be at least 2"),
-        ({"pad_to": 0}, "task.pad_to=0: must be at least 1"),
-        ({"valid_size": 0}, "task.valid_size=0: at least one"),
+        ({"length_limit": 1}, "task.length_limit=1: out of range; allowed are values from 2"),
+        ({"pad_to": 0}, "task.pad_to=0: out of range; allowed are values from 1"),
+        ({"valid_size": 0}, "task.valid_size=0: out of range; allowed are values from 1"),
         ({"train_size": None}, "task.train_size=null: generated sentences have no end"),
         ({"path": "nowhere.txt"}, "task.path=nowhere.txt: no such file or folder"),
     ],
@@ -563,13 +566,13 @@ def test_the_table_of_samples(tmp_path, name):
 
 
 def test_what_cannot_be_sampled_is_refused(sorting_task, model_config):
-    for keys, said in (
-        ((0, [1.0], ""), "number=0"),
-        ((1, [], ""), r"temperatures=\[\]"),
-        ((1, [0.0], ""), "a number above 0"),
+    for changes, said in (
+        ({"number": 0}, "number=0"),
+        ({"temperatures": []}, r"temperatures=\[\]: name at least one"),
+        ({"temperatures": [0.0]}, "allowed are values above 0"),
     ):
         with pytest.raises(ConfigError, match=said):
-            samples.Options(*keys)
+            typed(samples.Options, {"number": 1, "temperatures": [1.0], "begin": "", **changes}, "analysis.samples")
     task = sorting_task()
     model = initial_model(model_config(), task, 0)
     batch = Batch(torch.zeros(1, 8).long(), torch.zeros(1, 8).long())
@@ -636,7 +639,7 @@ def test_curves_of_a_task_without_a_validation_set(tmp_path):
 
 def test_curves_options():
     with pytest.raises(ConfigError, match="splits=dev: unknown"):
-        curves.Options(["dev", "test"])
+        typed(curves.Options, {"splits": ["dev", "test"]}, "analysis.curves")
     with pytest.raises(ConfigError, match="leave it among them"):
         curves.Options(["train"])
 

@@ -84,8 +84,8 @@ def test_sampling_uses_its_generator_alone():
 @pytest.mark.parametrize(
     ("changes", "begins"),
     [
-        ({"points": 1}, "task.points=1: an arc needs"),
-        ({"radius": 0.0}, "task.radius=0.0: a number above 0"),
+        ({"points": 1}, "task.points=1: out of range; allowed are values from 2"),
+        ({"radius": 0.0}, "task.radius=0.0: out of range; allowed are values above 0"),
         ({"radius": float("inf")}, "task.radius=inf:"),
         ({"train_size": 5}, "task.train_size: unknown key"),
     ],

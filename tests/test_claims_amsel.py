@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 from rankbench.analyses import ANALYSES, Subject, rank_theory
 from rankbench.claims import CLAIMS, judge, published
 from rankbench.claims.amsel import AMSEL, LEARNED_ERROR
-from rankbench.config import conf_dir, typed
+from rankbench.config import conf_dir
+from rankbench.keys import typed
 from rankbench.model import initial_model
 from rankbench.tables import with_who
 from rankbench.tasks.nearest_neighbor import NearestNeighbor

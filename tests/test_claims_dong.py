@@ -15,7 +15,8 @@ from rankbench.analyses import ANALYSES, Subject
 from rankbench.claims import CLAIMS, judge, published, verdict_line
 from rankbench.claims.dong_collapse import DONG_COLLAPSE, layers_ahead
 from rankbench.claims.dong_paths import DONG_PATHS
-from rankbench.config import conf_dir, typed
+from rankbench.config import conf_dir
+from rankbench.keys import typed
 from rankbench.model import initial_model
 from rankbench.tables import interval95, with_who
 

@@ -23,7 +23,8 @@ from rankbench import collapse
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses.collapse import Options, digest, table
 from rankbench.collapse import check, log_lemma_constant, log_residual, propagate, residual_coordinates, tokens
-from rankbench.config import ConfigError, compose
+from rankbench.compose import compose
+from rankbench.keys import ConfigError, typed
 from rankbench.metrics import own_rounding, residual
 from rankbench.model import initial_model
 from rankbench.model.network import run, states_by_layer, without
@@ -596,12 +597,12 @@ def test_a_disagreement_is_told(subject, monkeypatch, caplog):
     [
         ({"variants": []}, "analysis.collapse.variants=[]: name at least one of full, "),
         ({"variants": ["no_skips"]}, "analysis.collapse.variants=no_skips: unknown, did you mean no_skip?"),
-        ({"sequences": 0}, "analysis.collapse.sequences=0: at least one is needed"),
+        ({"sequences": 0}, "analysis.collapse.sequences=0: out of range; allowed are values from 1"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(changes, said):
     with pytest.raises(ConfigError) as error:
-        Options(**{"variants": ["full"], "sequences": 5, **changes})
+        typed(Options, {"variants": ["full"], "sequences": 5, **changes}, "analysis.collapse")
     assert str(error.value).startswith(said) and "\n" not in str(error.value)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from rankbench.cli import COMMANDS
 from rankbench.completion import candidates, script
-from rankbench.config import CHOICES, ConfigError, conf_dir
+from rankbench.config import SCHEMAS, ConfigError, conf_dir
+from rankbench.keys import entries
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -59,9 +60,17 @@ def test_a_preset_after_a_plus():
     assert set(candidates(["train", "+experiment="])) == {f"+{word}" for word in choices("experiment")}
 
 
-@pytest.mark.parametrize("key", CHOICES)
-def test_values_of_an_enumerated_key(key):
-    assert candidates(["train", f"{key}="]) == [f"{key}={value}" for value in CHOICES[key]]
+@pytest.mark.parametrize(
+    ("command", "key", "choices"),
+    [
+        (command, entry.name, entry.key.choices)
+        for command, schema in SCHEMAS.items()
+        for entry in entries(schema)
+        if entry.key.choices and entry.type != list[str]
+    ],
+)
+def test_values_of_an_enumerated_key(command, key, choices):
+    assert candidates([command, f"{key}="]) == [f"{key}={value}" for value in choices]
 
 
 @pytest.mark.parametrize("words", [["train", ""], ["train", "-m", ""], ["train", "model=san", ""]])

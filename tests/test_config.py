@@ -3,27 +3,26 @@
 import copy
 import dataclasses
 import math
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
 
-import hydra
 import pytest
 from omegaconf import OmegaConf
 
-from rankbench.config import (
-    CHOICES,
-    RANGES,
-    ConfigError,
-    ModelConfig,
-    TrainConfig,
-    check,
-    closest,
-    conf_dir,
-    register,
-    resolve,
-    typed,
-)
+from rankbench import compose, keys
+from rankbench.analyses import ANALYSES
+from rankbench.bench import BENCHMARKS
+from rankbench.compose import register, resolve
+from rankbench.config import KEYS, SCHEMAS, ConfigError, ModelConfig, OptimizerConfig, TrainConfig, check, conf_dir
+from rankbench.data import CORPORA
+from rankbench.keys import as_typed, closest, entries, typed
+from rankbench.tasks import TASKS
+
+CHOICES = {name: key.choices for name, key in KEYS.items() if key.choices}
+RANGES = {name: (key.at_least, key.at_most) for name, key in KEYS.items() if key.at_least is not None}
+HOLDERS = {"statistic": "report", "corpus": "data"}  # the command that has the key, where bench has it not
 
 
 def shipped(group):
@@ -31,9 +30,7 @@ def shipped(group):
 
 
 def composed(*overrides, command="train"):
-    register()
-    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return hydra.compose(command, list(overrides))
+    return compose.composed(command, *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +46,8 @@ def cfg(default):
 
 
 def holder_of(key, cfg):
-    """The config that has the key: the default one, or the report's."""
-    return resolve(composed(command="report")) if key == "statistic" else cfg
+    """A config that has the key."""
+    return resolve(composed(command=HOLDERS[key])) if key in HOLDERS else cfg
 
 
 def put(cfg, key, value):
@@ -95,7 +92,7 @@ def test_every_value_on_the_list_passes(cfg, key, value):
     if value == "lstm":
         cfg.model = resolve(composed("model=lstm")).model
     put(cfg, key, value)
-    if key == "statistic":
+    if key in HOLDERS:
         return check(cfg)
     # what these need beside them
     cfg.model.window = 2 if cfg.model.mask == "window" else None
@@ -118,10 +115,10 @@ def test_a_value_out_of_range_is_refused(cfg, key):
     for value in wrong:
         put(cfg, key, value)
         message = refusal(check, cfg)
-        assert message.startswith(f"{key}={value}: out of range; allowed are values from ")
-        low, high = message.split(" from ")[1].split(" to ")
-        # printed with six digits
-        assert float(low) == pytest.approx(smallest, rel=1e-5) and float(high) == pytest.approx(largest, rel=1e-5)
+        finite = "" if math.isfinite(value) else "finite "
+        assert message.startswith(f"{key}={value}: out of range; allowed are {finite}values from ")
+        low, high = message.split(" from ")[1].split(" (")[0].split(" to ")
+        assert (float(low), float(high)) == (smallest, largest)
 
 
 @pytest.mark.parametrize("key", RANGES)
@@ -144,6 +141,10 @@ def test_the_ends_of_a_range_pass(cfg, key):
         if key == "model.mlp_ratio":
             changed.model.width = 2000
         check(changed)
+
+
+def test_what_a_key_names_is_what_the_code_has():
+    assert KEYS["bench"].choices == tuple(BENCHMARKS) and KEYS["corpus"].choices == tuple(CORPORA)
 
 
 def test_every_number_of_the_config_has_a_range(cfg):
@@ -211,6 +212,82 @@ def test_what_goes_together_passes(cfg, changes):
     check(cfg)
 
 
+# --- one key ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "value", "said"),
+    [
+        ({"at_least": 2}, 1, "k=1: out of range; allowed are values from 2"),
+        ({"above": 0, "below": 0.5}, 0.5, "k=0.5: out of range; allowed are values above 0 and below 0.5"),
+        ({"above": 0, "below": 0.5}, 0.0, "k=0.0: out of range; allowed are values above 0 and below 0.5"),
+        ({"between": (1, 4)}, 5, "k=5: out of range; allowed are values from 1 to 4"),
+        ({"between": (0, 2**32 - 1)}, -1, "k=-1: out of range; allowed are values from 0 to 4294967295"),
+        ({"at_least": 1, "unit": "steps"}, 0, "k=0: out of range; allowed are values from 1 (steps)"),
+        ({"at_least": 2, "why": "one has no rank"}, 1, "k=1: out of range; allowed are values from 2; one has no rank"),
+        ({"at_least": 0}, math.inf, "k=inf: out of range; allowed are finite values from 0"),
+        ({}, math.nan, "k=nan: out of range; allowed are finite values"),
+        ({"at_least": 1}, [3, 0], "k=[3,0]: out of range; allowed are values from 1"),
+        ({"nonempty": True}, [], "k=[]: name at least one"),
+        ({"nonempty": True, "choices": ["a", "b"]}, [], "k=[]: name at least one of a, b"),
+        (
+            {"choices": ["left", "right"]},
+            ["left", "rigt"],
+            "k=rigt: unknown, did you mean right?; allowed are left, right",
+        ),
+    ],
+)
+def test_a_key_refuses_in_one_line(limits, value, said):
+    assert refusal(keys.key("Meaning.", **limits).metadata["key"].check, "k", value) == said
+
+
+@pytest.mark.parametrize(
+    ("limits", "value"),
+    [
+        ({"at_least": 2}, None),  # null is the type's matter
+        ({"at_least": 2}, 10**400),  # an integer that no float holds
+        ({"above": 0, "below": 0.5}, 0.25),
+        ({"at_least": 1}, []),
+        ({"choices": ["a"]}, ["a", "a"]),
+        ({}, True),
+        ({}, {"a": 1}),
+    ],
+)
+def test_a_key_takes_what_is_allowed(limits, value):
+    keys.key("Meaning.", **limits).metadata["key"].check("k", value)
+
+
+@pytest.mark.parametrize(
+    ("type_", "limits", "words"),
+    [
+        (int, {"between": (1, 8)}, "integer from 1 to 8"),
+        (float | None, {"above": 0, "unit": "steps"}, "number above 0 (steps), or null"),
+        (bool, {}, "true, false"),
+        (str, {"choices": ["a", "b"]}, "a, b"),
+        (str | None, {}, "text, or null"),
+        (list[int], {"at_least": 2}, "list of integers from 2"),
+        (list[list[float]], {}, "list of lists of numbers"),
+        (dict[str, list[int]], {}, "keys of its own"),
+    ],
+)
+def test_what_is_allowed_in_words(type_, limits, words):
+    assert keys.key("Meaning.", **limits).metadata["key"].allowed(type_) == words
+
+
+def test_ranges_are_checked_before_a_dataclass_checks_itself():
+    @dataclass(frozen=True)
+    class Sized:
+        width: int = keys.key("Width.")
+        heads: int = keys.key("Heads.", at_least=1)
+
+        def __post_init__(self):
+            if self.width % self.heads:
+                raise ConfigError("not divisible")
+
+    assert refusal(typed, Sized, {"width": 4, "heads": 0}, "task").startswith("task.heads=0: out of range")
+    assert refusal(typed, Sized, {"width": 4, "heads": 3}, "task") == "not divisible"
+
+
 # --- typed -----------------------------------------------------------------------------------------------------------
 
 
@@ -269,8 +346,7 @@ def test_typed_suggests_nothing_where_nothing_is_near():
 )
 def test_typed_says_what_is_wanted(key, value, wants):
     message = refusal(typed, Options, {**GOOD, key: value}, "task")
-    text = {None: "null", True: "true"}.get(value, str(value)) if not isinstance(value, list) else str(value)
-    assert message.startswith(f"task.{key}={text}: ") and wants in message
+    assert message.startswith(f"task.{key}={as_typed(value)}: ") and wants in message
 
 
 @pytest.mark.parametrize("key", GOOD)
@@ -327,9 +403,43 @@ def test_the_default_is_a_checked_dataclass(default):
     assert default.model.mlp_skip is True  # ${model.mlp}, resolved
 
 
-def test_transformer_yaml_sets_every_key_of_the_model():
-    keys = set(OmegaConf.load(conf_dir() / "model" / "transformer.yaml"))
-    assert keys == {field.name for field in dataclasses.fields(ModelConfig)}
+WHOLE = {  # shipped files that set every key of a dataclass: (file, its dataclass)
+    "model/transformer": ModelConfig,
+    "optimizer/adam": OptimizerConfig,
+    **{f"task/{name}": task for name, task in TASKS.items()},
+    **{f"analysis/{name}": analysis.options for name, analysis in ANALYSES.items()},
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_shipped_file_sets_every_key_and_no_other(name):
+    names = [str(key) for key in OmegaConf.load(conf_dir() / f"{name}.yaml")]
+    assert sorted(names) == sorted(field.name for field in dataclasses.fields(WHOLE[name]))
+
+
+@pytest.mark.parametrize("group", ["model", "optimizer", "task", "analysis"])
+def test_no_shipped_file_has_an_unknown_key(group):
+    for name in shipped(group):
+        schema = WHOLE.get(f"{group}/{name}", {"model": ModelConfig, "optimizer": OptimizerConfig}.get(group))
+        names = {str(key) for key in OmegaConf.load(conf_dir() / group / f"{name}.yaml")} - {"defaults"}
+        assert names <= {field.name for field in dataclasses.fields(schema)}, name
+
+
+@pytest.mark.parametrize("command", SCHEMAS)
+def test_a_command_sets_every_key_of_its_schema_and_no_other(command):
+    cfg = composed(command=command)
+    for part in (cfg, *(cfg[name] for name in ("model", "optimizer", "trainer", "report") if cfg.get(name))):
+        names = [field.name for field in dataclasses.fields(OmegaConf.get_type(part))]
+        assert sorted(part) == sorted(names) and not any(OmegaConf.is_missing(part, name) for name in names)
+
+
+@pytest.mark.parametrize("cls", [*SCHEMAS.values(), *TASKS.values(), *(one.options for one in ANALYSES.values())])
+def test_every_key_has_a_meaning_of_its_own(cls):
+    found = entries(cls)  # raises for a field that is no key
+    assert len({entry.name for entry in found}) == len(found)
+    for entry in found:
+        assert re.match(r"[A-Za-z`].*\.$", entry.key.meaning), entry
+        assert entry.key.allowed(entry.type), entry
 
 
 # name: (skip, mlp, mlp_skip, norm), as the file's first line says
@@ -384,6 +494,6 @@ def test_a_key_that_nothing_reads_is_refused(override):
     assert override[1:].split("=")[0] in refusal(resolve, composed(override))
 
 
-def test_config_loads_without_torch():
-    program = "import sys, rankbench.config; sys.exit('torch' in sys.modules)"
+def test_config_loads_without_torch_and_hydra():
+    program = "import sys, rankbench.config; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=conf_dir().parent).returncode == 0

@@ -121,12 +121,12 @@ def test_sampling_uses_its_generator_alone():
 @pytest.mark.parametrize(
     ("changes", "begins"),
     [
-        ({"points": 3}, "task.points=3: fewer than 4"),
-        ({"scale": 0.0}, "task.scale=0.0: the side"),
+        ({"points": 3}, "task.points=3: out of range; allowed are values from 4; fewer points are all vertices"),
+        ({"scale": 0.0}, "task.scale=0.0: out of range; allowed are values above 0"),
         ({"scale": float("nan")}, "task.scale=nan:"),
-        ({"shift_sd": -1.0}, "task.shift_sd=-1.0: a standard deviation"),
-        ({"train_size": 0}, "task.train_size=0: at least one"),
-        ({"test_size": 0}, "task.test_size=0: at least one"),
+        ({"shift_sd": -1.0}, "task.shift_sd=-1.0: out of range; allowed are values from 0"),
+        ({"train_size": 0}, "task.train_size=0: out of range; allowed are values from 1"),
+        ({"test_size": 0}, "task.test_size=0: out of range; allowed are values from 1"),
         ({"test_size": None}, "task.test_size=null: null is not allowed"),
         ({"pointz": 3}, "task.pointz: unknown key, did you mean points?"),
     ],

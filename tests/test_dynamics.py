@@ -8,8 +8,9 @@ import torch
 
 from rankbench.analyses import ANALYSES
 from rankbench.analyses.runner import check_analyses, subjects_of_run
-from rankbench.config import ConfigError, compose
+from rankbench.compose import compose
 from rankbench.constants import HEAD_METRICS, LIPSCHITZ_METRICS
+from rankbench.keys import ConfigError
 from rankbench.layers import metrics_by_layer
 from rankbench.loop import train
 from rankbench.machine import Machine

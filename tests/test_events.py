@@ -3,7 +3,8 @@
 import pandas as pd
 import pytest
 
-from rankbench.config import ConfigError, compose
+from rankbench.compose import compose
+from rankbench.config import ConfigError
 from rankbench.events import SCALARS, check_tensorboard
 from rankbench.loop import train
 from rankbench.run import Run

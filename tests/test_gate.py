@@ -3,7 +3,8 @@
 import hydra
 import pytest
 
-from rankbench.config import ConfigError, conf_dir, register, resolve
+from rankbench.compose import register, resolve
+from rankbench.config import ConfigError, conf_dir
 from rankbench.gate import Gate, check_everything
 
 

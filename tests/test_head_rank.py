@@ -16,7 +16,8 @@ from rankbench import constants
 from rankbench import rank_theory as theory
 from rankbench.analyses import ANALYSES, Subject, head_rank
 from rankbench.analyses.rank_theory import full_rank_head, pairs
-from rankbench.config import ConfigError, conf_dir, typed
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError, typed
 from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.paths import FrozenNetwork, all_paths, sums_by_length, sums_of_groups
 from rankbench.tables import with_who
@@ -314,7 +315,7 @@ def test_published_numbers_of_a_series_of_ours_are_stars_of_its_colour():
 @pytest.mark.parametrize(("key", "value"), [("heads", -1), ("spectrum", 0), ("sequences", 0)])
 def test_options_that_cannot_be_are_refused(key, value):
     with pytest.raises(ConfigError, match=f"analysis.head_rank.{key}={value}"):
-        head_rank.Options(**(dataclasses.asdict(OPTIONS) | {key: value}))
+        typed(head_rank.Options, dataclasses.asdict(OPTIONS) | {key: value}, "analysis.head_rank")
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 
 from rankbench import dependence
 from rankbench.analyses import Subject, independence
-from rankbench.config import ConfigError, conf_dir, typed
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError, typed
 from rankbench.paths import (
     FrozenNetwork,
     RecomputedNetwork,
@@ -311,9 +312,9 @@ def test_head_rows_hold_the_norms_in_three_units(subject):
     [
         ({"schemes": []}, "analysis.independence.schemes=[]: name at least one of frozen, recomputed"),
         ({"schemes": ["frosen"]}, "analysis.independence.schemes=frosen: unknown, did you mean frozen?"),
-        ({"sequences": 29}, "analysis.independence.sequences=29: must be at least 30"),
-        ({"tokens": 0}, "analysis.independence.tokens=0: must be at least 1"),
-        ({"probes": 1}, "analysis.independence.probes=1: must be at least 2"),
+        ({"sequences": 29}, "analysis.independence.sequences=29: out of range; allowed are values from 30"),
+        ({"tokens": 0}, "analysis.independence.tokens=0: out of range; allowed are values from 1"),
+        ({"probes": 1}, "analysis.independence.probes=1: out of range; allowed are values from 2"),
         ({"components": 15}, "analysis.independence.components=15, neighbours=4: twice the components"),
     ],
 )

@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 
 from rankbench import lipschitz
 from rankbench.analyses import ANALYSES, Subject, histograms, invertibility
-from rankbench.config import ConfigError, conf_dir, typed
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError, typed
 from rankbench.model import initial_model
 from rankbench.tables import read_table, with_who, write_table
 
@@ -160,9 +161,12 @@ def test_a_network_with_norms_is_not_undone(subject):
     [
         ({"attentions": ["l3"]}, "analysis.invertibility.attentions=l3: unknown; allowed are dot, l2, contractive_l2"),
         ({"coefficients": []}, "analysis.invertibility.coefficients=[]: name at least one"),
-        ({"iterations": 0}, "analysis.invertibility.iterations=0: must be at least 1"),
-        ({"gain": -1.0}, "analysis.invertibility.gain=-1.0: must be above 0"),
-        ({"tokens": [1]}, "analysis.invertibility.tokens=[1]: attention needs at least 2 tokens"),
+        ({"iterations": 0}, "analysis.invertibility.iterations=0: out of range; allowed are values from 1"),
+        ({"gain": -1.0}, "analysis.invertibility.gain=-1.0: out of range; allowed are values above 0"),
+        (
+            {"tokens": [1]},
+            "analysis.invertibility.tokens=[1]: out of range; allowed are values from 2; attention needs",
+        ),
         ({"ranges": [[1, 0]]}, "analysis.invertibility.ranges=[[1.0, 0.0]]: wants pairs [low,high]"),
         ({"widths": [5]}, "analysis.invertibility.widths=[5]: 5 is not divisible by heads=2"),
         ({"attentions": ["l2"], "network": True}, "analysis.invertibility.network=true: of the subject's model"),
@@ -178,7 +182,7 @@ def test_wrong_options_are_refused_in_one_line(changes, said):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"bins": 1}, "analysis.histograms.bins=1: must be at least 2"),
+        ({"bins": 1}, "analysis.histograms.bins=1: out of range; allowed are values from 2"),
         ({"ranges": []}, "analysis.histograms.ranges=[]: name at least one"),
         ({"ranges": [[2, 2]]}, "analysis.histograms.ranges=[[2.0, 2.0]]: wants pairs"),
     ],

@@ -17,7 +17,9 @@ import yaml
 
 from rankbench import machine
 from rankbench.cli import _missing_extra
-from rankbench.config import ConfigError, compose, direction_of
+from rankbench.compose import compose
+from rankbench.config import ConfigError
+from rankbench.resolvers import direction_of
 from rankbench.run import objective_value
 
 ROOT = Path(__file__).resolve().parent.parent

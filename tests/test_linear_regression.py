@@ -5,7 +5,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from rankbench.config import ConfigError, compose, conf_dir
+from rankbench.compose import compose
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError
 from rankbench.loop import train
 from rankbench.run import Run
 from rankbench.tasks import build_task

@@ -20,7 +20,8 @@ from omegaconf import OmegaConf
 from rankbench import constants, lipschitz
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses import lipschitz as analysis
-from rankbench.config import ConfigError, conf_dir, typed
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError, typed
 from rankbench.lipschitz import Layer
 from rankbench.model import initial_model
 from rankbench.model.attention import Attention
@@ -579,9 +580,12 @@ def test_the_figures_show_every_quantity(subject, fresh_table):
         ({"mask": "window"}, "analysis.lipschitz.mask=window: unknown"),
         ({"norms": ["1"]}, "analysis.lipschitz.norms=1: unknown"),
         ({"norms": []}, "analysis.lipschitz.norms=[]: name at least one"),
-        ({"tokens": [1]}, "analysis.lipschitz.tokens=[1]: attention needs at least 2 tokens"),
-        ({"steps": 0}, "analysis.lipschitz.steps=0: must be at least 1"),
-        ({"gain": 0.0}, "analysis.lipschitz.gain=0.0: must be above 0"),
+        (
+            {"tokens": [1]},
+            "analysis.lipschitz.tokens=[1]: out of range; allowed are values from 2; attention needs at least 2 tokens",
+        ),
+        ({"steps": 0}, "analysis.lipschitz.steps=0: out of range; allowed are values from 1"),
+        ({"gain": 0.0}, "analysis.lipschitz.gain=0.0: out of range; allowed are values above 0"),
         ({"width": 3, "heads": 2}, "analysis.lipschitz.width=3: not divisible"),
         ({"layer": "contractive_l2", "tied": False}, "analysis.lipschitz.tied=false: layer=contractive_l2"),
         ({"mirror": True}, "analysis.lipschitz.mirror=true: for layer=l2 of width=1"),

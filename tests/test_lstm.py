@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from rankbench.analyses.runner import check_analyses
-from rankbench.config import ConfigError, compose
+from rankbench.compose import compose
+from rankbench.keys import ConfigError
 from rankbench.model import initial_model
 from rankbench.seeds import generator_for
 from rankbench.tasks import build_task

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import rankbench.machine
-from rankbench.config import ConfigError, conf_dir, register, resolve
+from rankbench.compose import register, resolve
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError
 from rankbench.loop import train
 from rankbench.machine import RECORDED_PACKAGES, Machine
 from rankbench.run import Run

@@ -172,12 +172,12 @@ def test_a_model_of_the_task_sees_no_padding(text, model_config):
 @pytest.mark.parametrize(
     ("changes", "begins"),
     [
-        ({"vocabulary": 1}, "task.vocabulary=1: must be at least 2"),
-        ({"length": 1}, "task.length=1: must be at least 2"),
-        ({"classes": 1}, "task.classes=1: must be at least 2"),
-        ({"train_size": 0}, "task.train_size=0: must be at least 1"),
+        ({"vocabulary": 1}, "task.vocabulary=1: out of range; allowed are values from 2"),
+        ({"length": 1}, "task.length=1: out of range; allowed are values from 2"),
+        ({"classes": 1}, "task.classes=1: out of range; allowed are values from 2"),
+        ({"train_size": 0}, "task.train_size=0: out of range; allowed are values from 1"),
         ({"train_size": None}, "task.train_size=null: null is not allowed"),
-        ({"zipf_exponent": -1.0}, "task.zipf_exponent=-1.0: a number from 0"),
+        ({"zipf_exponent": -1.0}, "task.zipf_exponent=-1.0: out of range; allowed are values from 0"),
         ({"zipf_exponent": float("nan")}, "task.zipf_exponent=nan:"),
         ({"test_size": 3}, "task.test_size: unknown key"),
     ],

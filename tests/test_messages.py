@@ -5,7 +5,8 @@ import pytest
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from rankbench.config import ConfigError, conf_dir, register
+from rankbench.compose import register
+from rankbench.config import ConfigError, conf_dir
 from rankbench.messages import PATTERNS, explain
 
 

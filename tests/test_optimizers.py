@@ -6,7 +6,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from rankbench.config import RANGES, OptimizerConfig, conf_dir
+from rankbench.config import KEYS, OptimizerConfig, conf_dir
 from rankbench.optimizers import build_optimizer, learning_rate
 
 # a handful of roundings in float64, each at most eps = 2.2e-16 of its value
@@ -130,5 +130,6 @@ def test_state_has_an_entry_for_each_element(rule, keys):
 @pytest.mark.parametrize("key", ["lr", "weight_decay", "momentum", "beta1", "beta2"])
 @pytest.mark.parametrize("end", [0, 1])
 def test_whatever_the_config_allows_can_be_built(name, key, end):
-    cfg = optimizer_config(name=name, **{key: RANGES[f"optimizer.{key}"][end]})
+    limits = KEYS[f"optimizer.{key}"]
+    cfg = optimizer_config(name=name, **{key: (limits.at_least, limits.at_most)[end]})
     assert build_optimizer(cfg, [torch.ones(2, requires_grad=True)]).param_groups

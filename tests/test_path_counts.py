@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 
 from rankbench.analyses import ANALYSES, Subject, path_counts
 from rankbench.claims import published
-from rankbench.config import ConfigError, conf_dir, typed
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError, typed
 from rankbench.model import build_model
 from rankbench.tables import read_table, with_who, write_table
 
@@ -94,9 +95,9 @@ def test_without_skips_all_paths_are_long(subject):
     ("changes", "said"),
     [
         ({"architectures": ["GPT3"]}, "analysis.path_counts.architectures=GPT3: unknown, did you mean GPT-3?"),
-        ({"layers": 0}, "analysis.path_counts.layers=0: layers out of range; allowed are values from 1 to 1024"),
-        ({"heads": 10**6}, "analysis.path_counts.heads=1000000: heads out of range"),
-        ({"known": {"mine": [2, 0]}}, "analysis.path_counts.known.mine=0: heads out of range"),
+        ({"layers": 0}, "analysis.path_counts.layers=0: out of range; allowed are values from 1 to 1024"),
+        ({"heads": 10**6}, "analysis.path_counts.heads=1000000: out of range"),
+        ({"known": {"mine": [2, 0]}}, "analysis.path_counts.known.mine: heads=0: out of range"),
         ({"known": {"mine": [2]}}, "analysis.path_counts.known.mine=[2]: wants [layers,heads]"),
     ],
     ids=str,

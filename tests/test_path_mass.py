@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 
 from rankbench.analyses import Subject, path_mass, pruning
-from rankbench.config import ConfigError, conf_dir, typed
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError, typed
 from rankbench.metrics import attention_metrics
 from rankbench.model.network import run
 from rankbench.paths import FrozenNetwork, all_paths, sums_by_length, sums_of_groups, sums_through_heads
@@ -218,12 +219,16 @@ def test_greedy_for_regression_takes_the_best_of_the_squared_errors():
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("path_mass", {"mlp": "gates"}, "analysis.path_mass.mlp=gates: unknown; allowed are gate, source"),
-        ("path_mass", {"sequences": 0}, "analysis.path_mass.sequences=0: must be at least 1"),
+        (
+            "path_mass",
+            {"mlp": "gates"},
+            "analysis.path_mass.mlp=gates: unknown, did you mean gate?; allowed are gate, source",
+        ),
+        ("path_mass", {"sequences": 0}, "analysis.path_mass.sequences=0: out of range; allowed are values from 1"),
         ("pruning", {"orders": []}, "analysis.pruning.orders=[]: name at least one of greedy, norm, random"),
         ("pruning", {"orders": ["gredy"]}, "analysis.pruning.orders=gredy: unknown, did you mean greedy?"),
         ("pruning", {"mlp": "none"}, "analysis.pruning.mlp=none: unknown; allowed are gate, source"),
-        ("pruning", {"counts": 0}, "analysis.pruning.counts=0: must be at least 1"),
+        ("pruning", {"counts": 0}, "analysis.pruning.counts=0: out of range; allowed are values from 1"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(name, changes, said):

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rankbench.paths
-from rankbench.config import conf_dir, register, resolve
+from rankbench.compose import register, resolve
+from rankbench.config import conf_dir
 from rankbench.loop import train
 from rankbench.model import build_model
 from rankbench.model.transformer import Transformer

@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from rankbench.config import CHOICES, conf_dir, register, resolve
+from rankbench.compose import register, resolve
+from rankbench.config import BUDGETS, conf_dir
 from rankbench.scoreboard import presets
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +47,7 @@ def test_composes_at_every_budget_and_budgets_are_ordered(name):
         return each * cfg.replicas
 
     sums = {}
-    for budget in CHOICES["budget"]:
+    for budget in BUDGETS:
         configs = jobs(name, f"budget={budget}", most=None if budget == "smoke" else 2)
         for cfg in configs:
             check_everything(cfg)

@@ -12,7 +12,8 @@ from scipy import integrate, special
 
 from rankbench import rank_theory as theory
 from rankbench.analyses import ANALYSES, Subject, rank_theory
-from rankbench.config import ConfigError, conf_dir, typed
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError, typed
 from rankbench.model import initial_model
 from rankbench.tables import with_who
 from rankbench.tasks.nearest_neighbor import on_sphere
@@ -221,7 +222,7 @@ def test_the_figure_and_the_digest_are_drawn(table):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"dimensions": []}, "give at least one"),
+        ({"dimensions": []}, "dimensions=[]: name at least one"),
         ({"ranks": [0]}, "ranks="),
         ({"errors": [0.6]}, "errors="),
         ({"samples": 1}, "samples=1"),
@@ -229,7 +230,7 @@ def test_the_figure_and_the_digest_are_drawn(table):
 )
 def test_what_cannot_be_is_refused(changes, says):
     with pytest.raises(ConfigError, match=says.replace("[", r"\[")):
-        rank_theory.Options(**{**OPTIONS, **changes})
+        typed(rank_theory.Options, {**OPTIONS, **changes}, "analysis.rank_theory")
 
 
 def test_the_shipped_options_are_allowed():

@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 
 from rankbench import plots
 from rankbench.analyses import ANALYSES, Subject, rollout
-from rankbench.config import ConfigError, conf_dir, typed
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError, typed
 from rankbench.model import initial_model
 from rankbench.plots.rollout import HIGHEST, LOWEST
 from rankbench.seeds import generator_for
@@ -147,11 +148,17 @@ def test_another_task_has_no_trajectory(model_config, sorting_task):
 @pytest.mark.parametrize(
     ("changes", "begins"),
     [
-        ({"steps": 0}, "analysis.rollout.steps=0: must be at least 1"),
-        ({"every": 0}, "analysis.rollout.every=0: must be at least 1"),
+        ({"steps": 0}, "analysis.rollout.steps=0: out of range; allowed are values from 1"),
+        ({"every": 0}, "analysis.rollout.every=0: out of range; allowed are values from 1"),
         ({"every": None}, "analysis.rollout.every=null: null is not allowed"),
-        ({"collapsed_below": 0.0}, "analysis.rollout.collapsed_below=0.0: a share"),
-        ({"collapsed_below": 1.0}, "analysis.rollout.collapsed_below=1.0: a share"),
+        (
+            {"collapsed_below": 0.0},
+            "analysis.rollout.collapsed_below=0.0: out of range; allowed are values above 0 and below 1",
+        ),
+        (
+            {"collapsed_below": 1.0},
+            "analysis.rollout.collapsed_below=1.0: out of range; allowed are values above 0 and below 1",
+        ),
     ],
 )
 def test_a_wrong_option_is_refused_in_one_line(changes, begins):

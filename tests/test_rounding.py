@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from rankbench.collapse import log_residual, propagate
-from rankbench.config import compose
+from rankbench.compose import compose
 from rankbench.layers import metrics_by_layer
 from rankbench.metrics import composite_norm, own_rounding, residual, residual_matrix
 from rankbench.model import initial_model

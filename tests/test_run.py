@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from rankbench.config import ConfigError, compose, conf_dir, register, resolve
+from rankbench.compose import compose, register, resolve
+from rankbench.config import ConfigError, conf_dir
 from rankbench.run import Run, config_text, find_run
 from rankbench.tables import write_table
 

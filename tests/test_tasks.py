@@ -106,13 +106,13 @@ def test_sampling_uses_its_generator_alone(sorting_task, repeats):
 @pytest.mark.parametrize(
     ("changes", "begins", "says"),
     [
-        ({"length": 1}, "task.length=1:", "at least 2"),
-        ({"length": -3}, "task.length=-3:", "at least 2"),
-        ({"alphabet": 1}, "task.alphabet=1:", "at least 2"),
+        ({"length": 1}, "task.length=1: out of range", "values from 2; a single letter is sorted"),
+        ({"length": -3}, "task.length=-3: out of range", "values from 2"),
+        ({"alphabet": 1}, "task.alphabet=1: out of range", "values from 2"),
         ({"repeats": False, "length": 5, "alphabet": 4}, "task.alphabet=4:", "at least 5"),
         ({"label": "rank"}, "task.label=rank:", "allowed are position, value"),
-        ({"train_size": 0}, "task.train_size=0:", "at least one"),
-        ({"test_size": 0}, "task.test_size=0:", "at least one"),
+        ({"train_size": 0}, "task.train_size=0:", "values from 1 (sequences)"),
+        ({"test_size": 0}, "task.test_size=0:", "values from 1 (sequences)"),
         ({"test_size": None}, "task.test_size=", "null is not allowed"),
         ({"length": 2.5}, "task.length=2.5:", "wants an integer"),
         ({"lenght": 8}, "task.lenght:", "did you mean length?"),

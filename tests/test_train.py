@@ -27,7 +27,9 @@ from hypothesis import strategies as st
 
 import rankbench.loop
 import rankbench.training
-from rankbench.config import ConfigError, conf_dir, register, resolve
+from rankbench.compose import register, resolve
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError
 from rankbench.loop import Interrupted, train
 from rankbench.machine import Machine
 from rankbench.model import build_model, initial_model

@@ -6,10 +6,10 @@ Shapes: B batch, N token, D width, H head, K head width, F hidden width of the M
 """
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,7 @@ from rankbench.analyses.variants import VARIANTS as EVERYWHERE
 from rankbench.analyses.variants import VariantOptions
 from rankbench.collapse import State, check, propagate
 from rankbench.config import ConfigError
+from rankbench.keys import key
 from rankbench.metrics import composite_norm, inf_norm, one_norm, per_length, residual_matrix
 from rankbench.model.network import Network, Step, run, without
 from rankbench.model.transformer import MLP
@@ -41,10 +42,9 @@ CLEAR = 10  # times the noise floor: such a residual is known to a tenth of itse
 
 @dataclass(frozen=True)
 class Options(VariantOptions):
-    """With the variants that have no norms, too."""
+    """Which variants of a network are measured, on how many sequences. Some have no norms."""
 
-    analysis: ClassVar[str] = "bounds"
-    allowed: ClassVar[Iterable[str]] = VARIANTS
+    variants: list[str] = key("Networks to measure: the model with parts left out.", choices=VARIANTS, nonempty=True)
 
 
 class Layer(NamedTuple):

@@ -7,8 +7,6 @@ import copy
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
 
 import pandas as pd
 import torch
@@ -16,7 +14,8 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.residual import learned
-from rankbench.analyses.variants import VARIANTS, VariantOptions
+from rankbench.analyses.variants import VARIANTS
+from rankbench.analyses.variants import VariantOptions as Options
 from rankbench.collapse import State, check, log_lemma_constant, log_residual, propagate, tokens
 from rankbench.config import ConfigError
 from rankbench.metrics import composite_norm, per_length, residual
@@ -33,13 +32,6 @@ BOUNDS = ("log10_contraction", "log10_bound")
 # How far above its floor a measured residual must be to be compared with the propagated one, and how close they then
 # are: a residual of 1e4 floors is known to 1e-4 of itself, which is 4e-5 of its log10.
 ABOVE_FLOOR, AGREEMENT = 1e4, 1e-4
-
-
-@dataclass(frozen=True)
-class Options(VariantOptions):
-    """As analyses.variants says."""
-
-    analysis: ClassVar[str] = "collapse"
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError, key
 from rankbench.plots.curves import draw_curves
 from rankbench.tables import over_seeds
 from rankbench.tasks.char_lm import CharLm
@@ -14,14 +14,11 @@ from rankbench.tasks.char_lm import CharLm
 
 @dataclass(frozen=True)
 class Options:
-    """splits: whose rows there are, of train (means since the row before), valid and test."""
+    """Which losses are drawn."""
 
-    splits: list[str]
+    splits: list[str] = key("Splits with rows. train: means since the row before.", choices=("train", "valid", "test"))
 
     def __post_init__(self) -> None:
-        for split in self.splits:
-            if split not in ("train", "valid", "test"):
-                raise ConfigError(f"analysis.curves.splits={split}: unknown; allowed are train, valid, test")
         if "test" not in self.splits:
             raise ConfigError("analysis.curves.splits: test is what the figure shows; leave it among them")
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.config import ConfigError, unknown
 from rankbench.constants import HEAD_METRICS, LIPSCHITZ_METRICS
+from rankbench.keys import ConfigError, key
 from rankbench.metrics import ATTENTION_FLOORS, ATTENTION_METRICS, STATE_FLOORS, STATE_METRICS
 from rankbench.plots.dynamics import draw_dynamics
 
@@ -15,16 +15,9 @@ METRICS = (*STATE_METRICS, *ATTENTION_METRICS, *HEAD_METRICS, *LIPSCHITZ_METRICS
 
 @dataclass(frozen=True)
 class Options:
-    """metrics: which of those in layers.csv, by their names in rankbench.metrics and rankbench.constants."""
+    """What is drawn of layers.csv."""
 
-    metrics: list[str]
-
-    def __post_init__(self) -> None:
-        if not self.metrics:
-            raise ConfigError(f"analysis.dynamics.metrics=[]: name at least one of {', '.join(METRICS)}")
-        for metric in self.metrics:
-            if metric not in METRICS:
-                raise ConfigError(unknown("analysis.dynamics.metrics", metric, METRICS))
+    metrics: list[str] = key("Metrics of layers.csv to draw.", choices=METRICS, nonempty=True)
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:

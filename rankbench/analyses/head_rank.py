@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rankbench import rank_theory
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.config import ConfigError
 from rankbench.constants import head_maps, spectra
+from rankbench.keys import ConfigError, key
 from rankbench.model.transformer import Transformer
 from rankbench.plots.head_rank import draw_head_rank
 from rankbench.tasks import Batch, Task
@@ -28,18 +28,11 @@ HARD = 1e-30  # the temperature of a softmax that is a hardmax: float64 scores t
 
 @dataclass(frozen=True)
 class Options:
-    """heads: of how many heads of each layer the matrices are measured, from the first; null: all. spectrum: how many
-    of their singular values are kept. sequences: how many of the test set errors are measured on; null: all.
-    """
+    """How many heads, singular values and sequences are measured."""
 
-    heads: int | None
-    spectrum: int
-    sequences: int | None
-
-    def __post_init__(self) -> None:
-        for key, least in (("heads", 0), ("spectrum", 1), ("sequences", 1)):
-            if (value := getattr(self, key)) is not None and value < least:
-                raise ConfigError(f"analysis.head_rank.{key}={value}: must be at least {least}")
+    heads: int | None = key("Number of heads of each layer whose matrices are measured. null: all.", at_least=0)
+    spectrum: int = key("Number of singular values kept of each matrix.", at_least=1)
+    sequences: int | None = key("Number of test sequences on which errors are measured. null: all.", at_least=1)
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:

@@ -10,31 +10,23 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.analyses.invertibility import inputs_of
-from rankbench.config import ConfigError
+from rankbench.analyses.invertibility import check_ranges, inputs_of
+from rankbench.keys import key
 from rankbench.plots.histograms import draw_histograms
 from rankbench.seeds import generator_for
 
 
 @dataclass(frozen=True)
 class Options:
-    """tokens, sequences: of the inputs, which are uniform in each of ranges but for the first token, which is 0; bins:
-    how many, from the smallest to the largest of inputs and outputs."""
+    """The inputs, and the bins of the histograms."""
 
-    tokens: int
-    sequences: int
-    ranges: list[list[float]]
-    bins: int
+    tokens: int = key("Number of tokens of an input.", at_least=2)
+    sequences: int = key("Number of inputs.", at_least=1)
+    ranges: list[list[float]] = key("Ranges [low,high] of inputs, whose first token is 0.", nonempty=True)
+    bins: int = key("Number of bins from the smallest to the largest entry.", at_least=2)
 
     def __post_init__(self) -> None:
-        for key, least in (("tokens", 2), ("sequences", 1), ("bins", 2)):
-            if getattr(self, key) < least:
-                raise ConfigError(f"analysis.histograms.{key}={getattr(self, key)}: must be at least {least}")
-        if not self.ranges:
-            raise ConfigError("analysis.histograms.ranges=[]: name at least one pair [low,high]")
-        for pair in self.ranges:
-            if len(pair) != 2 or not pair[0] < pair[1]:
-                raise ConfigError(f"analysis.histograms.ranges={self.ranges}: wants pairs [low,high], low below high")
+        check_ranges("histograms", self.ranges)
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rankbench import dependence
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.config import ConfigError, unknown
+from rankbench.keys import ConfigError, key
 from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.paths import (
     NUMBERS_AT_A_TIME,
@@ -44,7 +44,6 @@ from rankbench.tasks.task import is_scored, score
 
 log = logging.getLogger(__name__)
 
-SCHEMES = ("frozen", "recomputed")
 FEWEST = 30  # sequences behind an estimate over inputs
 SEQUENCES_AT_A_TIME = 100  # in products with the Hessian: what they keep of a forward pass is several times its size
 Network = FrozenNetwork | RecomputedNetwork
@@ -52,34 +51,20 @@ Network = FrozenNetwork | RecomputedNetwork
 
 @dataclass(frozen=True)
 class Options:
-    """schemes: frozen, recomputed or both. sequences: how many of the test set; null for all. tokens: at how many
-    places of the sequence dependence over inputs is measured. paths_per_length: sampled paths, all pairs of which are
-    measured. components: of each output, in estimates of information. neighbours: k of the KSG estimator. probes:
-    random directions per head for the Hessian; hessian_sequences: of the test set, for it. max_paths: up to how many
-    paths are all run; sign_draws: random signs in place of them.
-    """
+    """How dependence between paths is estimated."""
 
-    schemes: list[str]
-    sequences: int | None
-    tokens: int
-    paths_per_length: int
-    components: int
-    neighbours: int
-    probes: int
-    hessian_sequences: int
-    max_paths: int
-    sign_draws: int
+    schemes: list[str] = key("Which paths are measured.", choices=("frozen", "recomputed"), nonempty=True)
+    sequences: int | None = key("Number of test sequences. null: all.", at_least=FEWEST)
+    tokens: int = key("Number of places of a sequence at which dependence over inputs is measured.", at_least=1)
+    paths_per_length: int = key("Number of sampled paths of each length, all pairs of which are measured.", at_least=1)
+    components: int = key("Number of components of an output that estimates of information use.", at_least=1)
+    neighbours: int = key("k of the KSG estimator.", at_least=1)
+    probes: int = key("Number of random directions for each head, for cross-gradients.", at_least=2)
+    hessian_sequences: int = key("Number of test sequences for cross-gradients.", at_least=1)
+    max_paths: int = key("Largest number of paths that are all run.", at_least=0)
+    sign_draws: int = key("Number of random signs where not all paths are run.", at_least=2)
 
     def __post_init__(self) -> None:
-        if not self.schemes:
-            raise ConfigError(f"analysis.independence.schemes=[]: name at least one of {', '.join(SCHEMES)}")
-        for scheme in self.schemes:
-            if scheme not in SCHEMES:
-                raise ConfigError(unknown("analysis.independence.schemes", scheme, SCHEMES))
-        fewest = {"sequences": FEWEST, "probes": 2, "sign_draws": 2, "max_paths": 0}
-        for key, value in vars(self).items():
-            if isinstance(value, int) and value < fewest.get(key, 1):
-                raise ConfigError(f"analysis.independence.{key}={value}: must be at least {fewest.get(key, 1)}")
         if max(2 * self.components, self.neighbours) >= FEWEST:
             raise ConfigError(
                 f"analysis.independence.components={self.components}, neighbours={self.neighbours}: "

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.lipschitz import contracted, fresh
-from rankbench.config import ConfigError, unknown
 from rankbench.constants import COVERED
+from rankbench.keys import ConfigError, key
 from rankbench.lipschitz import attend, invert
 from rankbench.model.network import Network, Sublayer, run
 from rankbench.plots.invertibility import draw_invertibility
@@ -27,51 +27,36 @@ from rankbench.seeds import generator_for
 
 @dataclass(frozen=True)
 class Options:
-    """attentions: of COVERED, fresh layers of the next four keys; []: the subject's model. tokens, widths: every pair
-    is a layer of its own (of a model: its width); heads, tied (l2: W_Q = W_K); gain: weights are uniform in
-    +-gain/sqrt(width). coefficients: the c. ranges: [low, high] of the inputs, uniform but for the first token, which
-    is 0. sequences: how many of them. iterations: of the inversion. network: invert the subject's model on its test
-    set too, from its last state to its embedding; it must have norm=none.
-    """
+    """Which layers are inverted, at which inputs."""
 
-    attentions: list[str]
-    tokens: list[int]
-    widths: list[int]
-    heads: int
-    tied: bool
-    gain: float
-    coefficients: list[float]
-    ranges: list[list[float]]
-    sequences: int
-    iterations: int
-    network: bool
+    attentions: list[str] = key("Fresh layers of these kinds. []: the layers of the model.", choices=COVERED)
+    tokens: list[int] = key("Numbers of tokens of an input.", at_least=2, nonempty=True)
+    widths: list[int] = key("Widths of fresh layers, each with all of tokens.", at_least=1, nonempty=True)
+    heads: int = key("Number of heads of a fresh layer.", at_least=1)
+    tied: bool = key("Whether a fresh l2 layer has W_Q = W_K.")
+    gain: float = key("g: weights of a fresh layer are uniform in [-g/sqrt(width), g/sqrt(width)].", above=0)
+    coefficients: list[float] = key("The c of x + c f(x).", nonempty=True)
+    ranges: list[list[float]] = key("Ranges [low,high] of inputs, whose first token is 0.", nonempty=True)
+    sequences: int = key("Number of inputs.", at_least=1)
+    iterations: int = key("Number of iterations of an inversion.", at_least=1)
+    network: bool = key("Whether to invert the whole model on its test set, too. Needs model.norm=none.")
 
     def __post_init__(self) -> None:
-        for attention in self.attentions:
-            if attention not in COVERED:
-                raise ConfigError(unknown("analysis.invertibility.attentions", attention, COVERED))
-        for key in ("tokens", "widths", "coefficients", "ranges"):
-            if not getattr(self, key):
-                raise ConfigError(f"analysis.invertibility.{key}=[]: name at least one")
-        for key, least in (("heads", 1), ("sequences", 1), ("iterations", 1)):
-            if getattr(self, key) < least:
-                raise ConfigError(f"analysis.invertibility.{key}={getattr(self, key)}: must be at least {least}")
-        if not self.gain > 0:
-            raise ConfigError(f"analysis.invertibility.gain={self.gain}: must be above 0")
-        if min(self.tokens) < 2:
-            raise ConfigError(f"analysis.invertibility.tokens={self.tokens}: attention needs at least 2 tokens")
-        for pair in self.ranges:
-            if len(pair) != 2 or not pair[0] < pair[1]:
-                raise ConfigError(
-                    f"analysis.invertibility.ranges={self.ranges}: wants pairs [low,high], low below high"
-                )
+        check_ranges("invertibility", self.ranges)
         for width in self.widths:
-            if width < 1 or width % self.heads:
+            if width % self.heads:
                 raise ConfigError(
                     f"analysis.invertibility.widths={self.widths}: {width} is not divisible by heads={self.heads}"
                 )
         if self.network and self.attentions:
             raise ConfigError("analysis.invertibility.network=true: of the subject's model; set attentions to []")
+
+
+def check_ranges(analysis: str, ranges: list[list[float]]) -> None:
+    """Raise ConfigError unless every range of inputs is a pair, the lower number first."""
+    for pair in ranges:
+        if len(pair) != 2 or not pair[0] < pair[1]:
+            raise ConfigError(f"analysis.{analysis}.ranges={ranges}: wants pairs [low,high], low below high")
 
 
 def inputs_of(low: float, high: float, sequences: int, tokens: int, width: int, generator: torch.Generator) -> Tensor:

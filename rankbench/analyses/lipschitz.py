@@ -17,7 +17,6 @@ from torch import Tensor
 
 from rankbench import lipschitz
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.config import ConfigError, unknown
 from rankbench.constants import (
     COVERED,
     attention_bound,
@@ -28,68 +27,37 @@ from rankbench.constants import (
     sublayer_bound,
     theorem,
 )
+from rankbench.keys import ConfigError, key
 from rankbench.lipschitz import Layer
 from rankbench.model.attention import visible_keys
 from rankbench.model.network import Network, Sublayer, run
 from rankbench.plots.lipschitz import draw_lipschitz
 from rankbench.seeds import generator_for
 
-NORMS = ("inf", "2")
-MASKS = ("none", "causal")
-
 
 @dataclass(frozen=True)
 class Options:
-    """layer: null for the subject's model, or one of COVERED for a fresh layer of its own, of the next five keys.
+    """Which layer is bounded and measured, and how the ascent looks for inputs."""
 
-    width, heads, tied (l2: W_Q = W_K), mask; gain: its weights are uniform in +-gain/sqrt(width), null for the identity
-    (at width 1 all weights are 1). tokens: numbers of tokens of the fresh layer. norms: of NORMS. radius: of the ball
-    in which dot-product attention is bounded. sequences: of the test set, at which the subject's model is measured;
-    null: all.
-
-    starts: how many random inputs the ascent begins at, 0 for no ascent; start_range: the largest c of their U[-c, c];
-    steps, lr: of Adam; keep: of how many starts, the best, there are rows; record_every: every so many steps are a row
-    too, null for the last step alone. mirror: of a fresh layer of width 1, a second ascent for p = inf that moves
-    tokens across half-way (rankbench.lipschitz.ascend).
-    """
-
-    layer: str | None
-    width: int
-    heads: int
-    tied: bool
-    mask: str
-    gain: float | None
-    tokens: list[int]
-    norms: list[str]
-    radius: float
-    sequences: int | None
-    starts: int
-    start_range: float
-    steps: int
-    lr: float
-    keep: int
-    record_every: int | None
-    mirror: bool
+    layer: str | None = key("A fresh layer of this kind. null: the layers of the model.", choices=COVERED)
+    width: int = key("Width of the fresh layer.", at_least=1)
+    heads: int = key("Number of heads of the fresh layer.", at_least=1)
+    tied: bool = key("Whether a fresh l2 layer has W_Q = W_K.")
+    mask: str = key("Mask of the fresh layer.", choices=("none", "causal"))
+    gain: float | None = key("g: weights are uniform in [-g/sqrt(width), g/sqrt(width)]. null: the identity.", above=0)
+    tokens: list[int] = key("Numbers of tokens of the fresh layer's inputs.", at_least=2, nonempty=True)
+    norms: list[str] = key("p of the constants.", choices=("inf", "2"), nonempty=True)
+    radius: float = key("Radius of the ball in which dot-product attention is bounded.", above=0)
+    sequences: int | None = key("Number of test sequences at which the model is measured. null: all.", at_least=1)
+    starts: int = key("Number of random inputs at which the ascent begins. 0: no ascent.", at_least=0)
+    start_range: float = key("Largest c of the U[-c, c] from which they are drawn.", above=0)
+    steps: int = key("Number of steps of the ascent.", at_least=1)
+    lr: float = key("Learning rate of the ascent, which is Adam's.", above=0)
+    keep: int = key("Number of starts, the best ones, that have rows.", at_least=1)
+    record_every: int | None = key("Interval between rows of the ascent. null: its end.", unit="steps", at_least=1)
+    mirror: bool = key("Whether a second ascent moves tokens across half-way. Needs layer=l2, width=1, mask=none.")
 
     def __post_init__(self) -> None:
-        for key, allowed in (("layer", COVERED), ("mask", MASKS)):
-            if getattr(self, key) is not None and getattr(self, key) not in allowed:
-                raise ConfigError(unknown(f"analysis.lipschitz.{key}", getattr(self, key), allowed))
-        for norm in self.norms:
-            if norm not in NORMS:
-                raise ConfigError(unknown("analysis.lipschitz.norms", norm, NORMS))
-        for key in ("norms", "tokens"):
-            if not getattr(self, key):
-                raise ConfigError(f"analysis.lipschitz.{key}=[]: name at least one")
-        smallest = {"width": 1, "heads": 1, "sequences": 1, "starts": 0, "steps": 1, "keep": 1, "record_every": 1}
-        for key, least in smallest.items():
-            if getattr(self, key) is not None and getattr(self, key) < least:
-                raise ConfigError(f"analysis.lipschitz.{key}={getattr(self, key)}: must be at least {least}")
-        for key in ("gain", "radius", "start_range", "lr"):
-            if getattr(self, key) is not None and not getattr(self, key) > 0:
-                raise ConfigError(f"analysis.lipschitz.{key}={getattr(self, key)}: must be above 0")
-        if min(self.tokens) < 2:
-            raise ConfigError(f"analysis.lipschitz.tokens={self.tokens}: attention needs at least 2 tokens")
         if self.width % self.heads:
             raise ConfigError(
                 f"analysis.lipschitz.width={self.width}: not divisible by analysis.lipschitz.heads={self.heads}"

@@ -6,23 +6,20 @@ from dataclasses import dataclass
 import pandas as pd
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.config import ConfigError, unknown
+from rankbench.config import KEYS
+from rankbench.keys import ConfigError, key, unknown
 from rankbench.plots.path_counts import draw_path_counts
 from rankbench.theory import path_length_distribution
-
-LARGEST = {"layers": 1024, "heads": 65536}  # as for a model
 
 
 @dataclass(frozen=True)
 class Options:
-    """architectures: names in `known`, which maps a name to its layers and heads. layers, heads: of one more network,
-    with skips; null: the subject's. With architectures and neither of the two, the architectures alone.
-    """
+    """Which networks are counted. The model itself is not, where architectures or layers and heads name others."""
 
-    architectures: list[str]
-    layers: int | None
-    heads: int | None
-    known: dict[str, list[int]]
+    architectures: list[str] = key("Names in known. []: the model, or the network of the next two keys.")
+    layers: int | None = key("Layers of one more network with skips. null: the model's.", between=(1, 1024))
+    heads: int | None = key("Heads of one more network with skips. null: the model's.", between=(1, 65536))
+    known: dict[str, list[int]] = key("Layers and heads of architectures by name, as {BERT-Base: [12, 12]}.")
 
     def __post_init__(self) -> None:
         for name in self.architectures:
@@ -31,14 +28,8 @@ class Options:
         for name, sizes in self.known.items():
             if len(sizes) != 2:
                 raise ConfigError(f"analysis.path_counts.known.{name}={sizes}: wants [layers,heads]")
-        named = {f"known.{name}": dict(zip(LARGEST, sizes, strict=True)) for name, sizes in self.known.items()}
-        for place, sizes in {"": {"layers": self.layers, "heads": self.heads}, **named}.items():
-            for key, size in sizes.items():
-                if size is not None and not 1 <= size <= LARGEST[key]:
-                    raise ConfigError(
-                        f"analysis.path_counts.{place or key}={size}: {key} out of range; "
-                        f"allowed are values from 1 to {LARGEST[key]}"
-                    )
+            for part, size in zip(("layers", "heads"), sizes, strict=True):
+                KEYS[f"model.{part}"].check(f"analysis.path_counts.known.{name}: {part}", size)
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.config import ConfigError
+from rankbench.keys import key
 from rankbench.metrics import attention_metrics, frobenius_norm
 from rankbench.model.attention import visible_keys
 from rankbench.model.network import run
@@ -25,16 +25,10 @@ RANKS = ("attention_stable_rank", "attention_effective_rank", "attention_relativ
 
 @dataclass(frozen=True)
 class Options:
-    """mlp: how frozen paths pass an MLP, gate or source. sequences: how many of the test set; null for all."""
+    """How paths are followed, on how many sequences."""
 
-    mlp: str
-    sequences: int | None
-
-    def __post_init__(self) -> None:
-        if self.mlp not in ("gate", "source"):
-            raise ConfigError(f"analysis.path_mass.mlp={self.mlp}: unknown; allowed are gate, source")
-        if self.sequences is not None and self.sequences < 1:
-            raise ConfigError(f"analysis.path_mass.sequences={self.sequences}: must be at least 1")
+    mlp: str = key("MLPs of frozen paths: linear with frozen gates, or a constant.", choices=("gate", "source"))
+    sequences: int | None = key("Number of test sequences. null: all.", at_least=1)
 
 
 @torch.no_grad()

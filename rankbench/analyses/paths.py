@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.config import ConfigError
+from rankbench.keys import key
 from rankbench.metrics import composite_norm, frobenius_norm, per_length, residual_matrix
 from rankbench.model.transformer import Transformer
 from rankbench.paths import (
@@ -35,41 +35,20 @@ from rankbench.tasks.task import Score, majority_baselines, repeated_token_ceili
 
 log = logging.getLogger(__name__)
 
-ALLOWED = {"schemes": ("frozen", "recomputed"), "readout": ("normalised", "raw"), "mlp": ("gate", "source")}
-
 
 @dataclass(frozen=True)
 class Options:
-    """schemes: frozen, recomputed or both. subset_sizes x repeats: the published protocol, subsets of sampled paths.
-    replacement: whether a subset may hold a path twice (the authors' code: yes). readout: of the normalised or the raw
-    sum. mlp: how frozen paths pass an MLP. recomputed_mlp: keep MLPs in recomputed paths (the authors' code: no).
-    sequences: how many of the test set; null for all. max_paths: up to how many recomputed paths are all run.
-    """
+    """Which paths are summed, and how the sums are read out."""
 
-    schemes: list[str]
-    subset_sizes: list[int]
-    repeats: int
-    replacement: bool
-    readout: str
-    mlp: str
-    recomputed_mlp: bool
-    sequences: int | None
-    max_paths: int
-
-    def __post_init__(self) -> None:
-        for key, allowed in ALLOWED.items():
-            values = getattr(self, key) if key == "schemes" else [getattr(self, key)]
-            if not values:
-                raise ConfigError(f"analysis.paths.{key}=[]: name at least one of {', '.join(allowed)}")
-            for value in values:
-                if value not in allowed:
-                    raise ConfigError(f"analysis.paths.{key}={value}: unknown; allowed are {', '.join(allowed)}")
-        for key in ("repeats", "sequences", "max_paths"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"analysis.paths.{key}={value}: must be at least 1")
-        if any(size < 1 for size in self.subset_sizes):
-            raise ConfigError(f"analysis.paths.subset_sizes={self.subset_sizes}: a subset needs at least 1 path")
+    schemes: list[str] = key("Which paths are measured.", choices=("frozen", "recomputed"), nonempty=True)
+    subset_sizes: list[int] = key("Numbers of sampled paths in a subset, as in the published protocol.", at_least=1)
+    repeats: int = key("Number of subsets of each size.", at_least=1)
+    replacement: bool = key("Whether a subset may hold a path twice. The authors' code: yes.")
+    readout: str = key("Which sum is read out: normalised or raw.", choices=("normalised", "raw"))
+    mlp: str = key("MLPs of frozen paths: linear with frozen gates, or a constant.", choices=("gate", "source"))
+    recomputed_mlp: bool = key("Whether recomputed paths keep their MLPs. The authors' code: no.")
+    sequences: int | None = key("Number of test sequences. null: all.", at_least=1)
+    max_paths: int = key("Largest number of recomputed paths that are all run.", at_least=1)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.config import ConfigError, unknown
+from rankbench.keys import ConfigError, key
 from rankbench.model.transformer import Transformer
 from rankbench.paths import NUMBERS_AT_A_TIME, FrozenNetwork, all_paths, num_paths, sums_of_groups
 from rankbench.plots.pruning import draw_pruning
@@ -29,31 +29,15 @@ ORDERS = ("greedy", "norm", "random")
 
 @dataclass(frozen=True)
 class Options:
-    """orders: in which paths are kept. mlp: how frozen paths pass an MLP. random_orders: how many of these.
-    selection_sequences: of the training set, on which paths are chosen. sequences: of the test set; null for all.
-    counts: at how many numbers of paths the prediction is scored. max_paths: the most that a network may have.
-    """
+    """In which order paths are kept, and where the prediction is scored."""
 
-    orders: list[str]
-    mlp: str
-    random_orders: int
-    selection_sequences: int
-    sequences: int | None
-    counts: int
-    max_paths: int
-
-    def __post_init__(self) -> None:
-        if not self.orders:
-            raise ConfigError(f"analysis.pruning.orders=[]: name at least one of {', '.join(ORDERS)}")
-        for order in self.orders:
-            if order not in ORDERS:
-                raise ConfigError(unknown("analysis.pruning.orders", order, ORDERS))
-        if self.mlp not in ("gate", "source"):
-            raise ConfigError(f"analysis.pruning.mlp={self.mlp}: unknown; allowed are gate, source")
-        for key in ("random_orders", "selection_sequences", "sequences", "counts", "max_paths"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"analysis.pruning.{key}={value}: must be at least 1")
+    orders: list[str] = key("Orders in which paths are kept.", choices=("greedy", "norm", "random"), nonempty=True)
+    mlp: str = key("MLPs of frozen paths: linear with frozen gates, or a constant.", choices=("gate", "source"))
+    random_orders: int = key("Number of random orders.", at_least=1)
+    selection_sequences: int = key("Number of training sequences on which paths are chosen.", at_least=1)
+    sequences: int | None = key("Number of test sequences. null: all.", at_least=1)
+    counts: int = key("Numbers of paths at which the prediction is scored, spaced evenly on a log axis.", at_least=1)
+    max_paths: int = key("Most paths of a network. Greedy selection takes the square of their number.", at_least=1)
 
 
 @torch.no_grad()

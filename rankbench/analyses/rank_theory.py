@@ -17,7 +17,8 @@ from torch import Tensor
 from rankbench import rank_theory as theory
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.head_rank import hard
-from rankbench.config import ConfigError, ModelConfig
+from rankbench.config import ModelConfig
+from rankbench.keys import key
 from rankbench.model.transformer import Transformer
 from rankbench.plots.rank_theory import draw_rank_theory
 from rankbench.seeds import generator_for
@@ -35,33 +36,18 @@ BARE |= {"weight_norm": "none"}
 
 @dataclass(frozen=True)
 class Options:
-    """dimensions, ranks, heads: of the bounds, in all combinations with a rank up to the dimension. errors: for which
-    the fewest heads are counted. votes: numbers of random rank-1 heads. samples: pairs of points to try them on.
-    tokens, matrices: sizes N of random N x N attention matrices, and how many of each.
-    """
+    """Sizes at which bounds, random heads and random attention are computed."""
 
-    dimensions: list[int]
-    ranks: list[int]
-    heads: list[int]
-    errors: list[float]
-    votes: list[int]
-    samples: int
-    tokens: list[int]
-    matrices: int
-
-    def __post_init__(self) -> None:
-        for key, least in (("dimensions", 3), ("ranks", 1), ("heads", 1), ("votes", 1), ("tokens", 3)):
-            if any(value < least for value in getattr(self, key)):
-                raise ConfigError(f"analysis.rank_theory.{key}={getattr(self, key)}: each must be at least {least}")
-        if not self.dimensions:
-            raise ConfigError("analysis.rank_theory.dimensions=[]: give at least one")
-        if any(not 0 < error < 0.5 for error in self.errors):
-            raise ConfigError(
-                f"analysis.rank_theory.errors={self.errors}: errors above 0 and below 0.5, which heads of rank 0 reach"
-            )
-        for key in ("samples", "matrices"):
-            if getattr(self, key) < 2:
-                raise ConfigError(f"analysis.rank_theory.{key}={getattr(self, key)}: at least 2, for a spread")
+    dimensions: list[int] = key("Dimensions of the bounds.", at_least=3, nonempty=True)
+    ranks: list[int] = key("Ranks of the bounds, up to the dimension.", at_least=1)
+    heads: list[int] = key("Numbers of heads of the bounds.", at_least=1)
+    errors: list[float] = key(
+        "Errors whose fewest heads are counted.", above=0, below=0.5, why="heads of rank 0 reach 0.5"
+    )
+    votes: list[int] = key("Numbers of random rank-1 heads.", at_least=1)
+    samples: int = key("Number of pairs of points on which random heads are tried.", at_least=2)
+    tokens: list[int] = key("Sizes N of random N x N attention matrices.", at_least=3)
+    matrices: int = key("Number of random attention matrices of each size.", at_least=2)
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:

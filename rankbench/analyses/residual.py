@@ -1,26 +1,17 @@
 """Rank and collapse metrics, layer by layer (Dong et al. 2021, Fig. 2; formulas in rankbench.metrics)."""
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import pandas as pd
 import torch
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.analyses.variants import VARIANTS, VariantOptions
+from rankbench.analyses.variants import VARIANTS
+from rankbench.analyses.variants import VariantOptions as Options
 from rankbench.layers import metrics_by_layer, moments
 from rankbench.model.network import Network, without
 from rankbench.plots.residual import draw_residual
 from rankbench.seeds import generator_for
 from rankbench.tables import last_of_layer, thinned
 from rankbench.tasks.task import score
-
-
-@dataclass(frozen=True)
-class Options(VariantOptions):
-    """Dong et al. took 32 sequences."""
-
-    analysis: ClassVar[str] = "residual"
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError, key
 from rankbench.model.transformer import Transformer
 from rankbench.plots.rollout import draw_rollout
 from rankbench.tasks.circle_arcs import CircleArcs
@@ -23,20 +23,11 @@ ROUNDING = 1e-12  # of the first distance: below it, float64 positions of the ar
 
 @dataclass(frozen=True)
 class Options:
-    """steps: how often the network is applied; null: once for each point of an arc. every: of so many steps one is a
-    row, and the last. collapsed_below: the share of the tokens' first distance under which they count as one point.
-    """
+    """How far the network runs, and when its tokens count as one point."""
 
-    steps: int | None
-    every: int
-    collapsed_below: float
-
-    def __post_init__(self) -> None:
-        for key in ("steps", "every"):
-            if (value := getattr(self, key)) is not None and value < 1:
-                raise ConfigError(f"analysis.rollout.{key}={value}: must be at least 1")
-        if not 0 < self.collapsed_below < 1:
-            raise ConfigError(f"analysis.rollout.collapsed_below={self.collapsed_below}: a share between 0 and 1")
+    steps: int | None = key("How often the network is applied. null: once for each point of an arc.", at_least=1)
+    every: int = key("Interval between rows. The last step is a row too.", unit="steps", at_least=1)
+    collapsed_below: float = key("Share of the first distance below which tokens count as one point.", above=0, below=1)
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:

@@ -13,8 +13,9 @@ import pandas as pd
 from rankbench import __version__, plots
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.claims import CLAIMS, Facet, figures_published, judge, published, verdict_line
-from rankbench.config import AnalyzeConfig, BaseConfig, ConfigError, TrainConfig, typed, unknown
+from rankbench.config import AnalyzeConfig, BaseConfig, TrainConfig
 from rankbench.files import write_json, write_text
+from rankbench.keys import ConfigError, typed, unknown
 from rankbench.machine import Machine, git_state, source_digest
 from rankbench.model import build_model, initial_model
 from rankbench.model.lstm import Lstm

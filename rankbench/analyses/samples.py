@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError, key
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
 from rankbench.seeds import generator_for
@@ -22,22 +22,11 @@ SHOWN = 3  # sentences in the digest
 
 @dataclass(frozen=True)
 class Options:
-    """number: sentences for each of the temperatures, which divide the logits; begin: what each begins with."""
+    """Which sentences are written."""
 
-    number: int
-    temperatures: list[float]
-    begin: str
-
-    def __post_init__(self) -> None:
-        if self.number < 1:
-            raise ConfigError(f"analysis.samples.number={self.number}: at least one is needed")
-        if not self.temperatures:
-            raise ConfigError("analysis.samples.temperatures=[]: name at least one, as [1.0]")
-        for temperature in self.temperatures:
-            if not 0 < temperature < float("inf"):
-                raise ConfigError(
-                    f"analysis.samples.temperatures={temperature}: a number above 0; small ones are greedy"
-                )
+    number: int = key("Number of sentences for each temperature.", at_least=1)
+    temperatures: list[float] = key("Divide the logits. Small ones are greedy.", above=0, nonempty=True)
+    begin: str = key("What every sentence begins with.")
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:

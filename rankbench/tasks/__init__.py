@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from rankbench.config import ConfigError, typed, unknown
+from rankbench.config import ConfigError
+from rankbench.keys import typed, unknown
 from rankbench.tasks.char_lm import CharLm
 from rankbench.tasks.circle_arcs import CircleArcs
 from rankbench.tasks.convex_hull import ConvexHull

@@ -14,14 +14,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rankbench.config import ConfigError
 from rankbench.data import CORPORA, SPLITS, folder_of
+from rankbench.keys import ConfigError, key
 from rankbench.seeds import generator_for
 from rankbench.tasks.task import ABSENT, Batch, Corpus, is_scored
 
 log = logging.getLogger(__name__)
 
-UNK = ("characters", "symbol")
 UNKNOWN_WORD = "<unk>"
 UNKNOWN = "\ufffd"  # how the one symbol stands in our texts
 SHOWN = 5  # unseen characters that an error names
@@ -39,38 +38,30 @@ class CharLm(Corpus):
     The end is a symbol like the characters: this sentence has 3 characters and 4 predicted symbols, and the loss is
     nats per predicted symbol.
 
-    path: see conf/task/char_lm.yaml; null: sentences of the grammar below. Blanks at the ends of lines, and blank
-    lines, are left out. unk=symbol makes one character of each `<unk>`, and of each character of the other splits that
-    the training sentences have not; with unk=characters such a text is refused. train_size, valid_size, test_size: so
-    many sentences, drawn at random, the same for all seeds; null: all.
+    Generated sentences come from the grammar below. Of a text, blanks at the ends of lines and blank lines are left
+    out. unk=symbol makes one character of each `<unk>`, and of each character of the other splits that the training
+    sentences do not have; with unk=characters such a text is refused. Sentences are drawn at random, the same for all
+    seeds.
     """
 
-    name: str
-    path: str | None
-    held_out: float
-    unk: str
-    length_limit: int
-    pad_to: int
-    train_size: int | None
-    valid_size: int | None
-    test_size: int | None
+    name: str = key("Name of the task.")
+    path: str | None = key(
+        "Text, one sentence a line: ptb, one file, or a folder with train.txt, valid.txt, test.txt. null: generated."
+    )
+    held_out: float = key("Share of one file's lines held out to validate, and again to test.", above=0, below=0.5)
+    unk: str = key("How `<unk>` is read: as five characters, or as one symbol.", choices=("characters", "symbol"))
+    length_limit: int = key("Length at which sentences are cut off, beginning included.", unit="characters", at_least=2)
+    pad_to: int = key("Batches are padded to a multiple of this.", unit="characters", at_least=1)
+    train_size: int | None = key("Size of the training set. null: the whole text.", unit="sentences", at_least=1)
+    valid_size: int | None = key("Size of the validation set. null: the whole text.", unit="sentences", at_least=1)
+    test_size: int | None = key("Size of the test set. null: the whole text.", unit="sentences", at_least=1)
 
     input_kind: ClassVar[str] = "tokens"
     padded: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.unk not in UNK:
-            raise ConfigError(f"task.unk={self.unk}: unknown; allowed are {', '.join(UNK)}")
-        if not 0 < self.held_out < 0.5:
-            raise ConfigError(f"task.held_out={self.held_out}: a share between 0 and 0.5, which is taken twice")
-        for key, least in (("length_limit", 2), ("pad_to", 1)):
-            if (value := getattr(self, key)) < least:
-                raise ConfigError(f"task.{key}={value}: must be at least {least}")
         for split in SPLITS:
-            size = self.size_of(split)
-            if size is not None and size < 1:
-                raise ConfigError(f"task.{split}_size={size}: at least one sentence is needed")
-            if size is None and self.path is None:
+            if self.size_of(split) is None and self.path is None:
                 raise ConfigError(f"task.{split}_size=null: generated sentences have no end; give a number")
         if self.path is not None and self.path not in CORPORA and not Path(self.path).exists():
             raise ConfigError(

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rankbench.config import ConfigError
+from rankbench.keys import key
 from rankbench.tasks.task import Batch
 
 
@@ -25,9 +25,9 @@ class CircleArcs:
         (-.3, 0) (.3, 0) -> (0, -.3) (0, .3)        (0, -.3) (0, .3) -> (.3, 0) (-.3, 0)
     """
 
-    name: str
-    points: int
-    radius: float
+    name: str = key("Name of the task.")
+    points: int = key("Number of steps along each arc, which is half a turn.", at_least=2)
+    radius: float = key("Radius of the circle.", above=0)
 
     input_kind: ClassVar[str] = "coordinates"
     padded: ClassVar[bool] = False
@@ -35,12 +35,6 @@ class CircleArcs:
     num_outputs: ClassVar[int] = 2
     length: ClassVar[int] = 2
     test_size: ClassVar[None] = None
-
-    def __post_init__(self) -> None:
-        if self.points < 2:
-            raise ConfigError(f"task.points={self.points}: an arc needs at least 2 points")
-        if not 0 < self.radius < math.inf:
-            raise ConfigError(f"task.radius={self.radius}: a number above 0")
 
     @property
     def train_size(self) -> int:

@@ -11,7 +11,7 @@ import torch
 from scipy.spatial import ConvexHull as Hull
 from scipy.spatial import QhullError
 
-from rankbench.config import ConfigError
+from rankbench.keys import key
 from rankbench.tasks.task import Batch
 
 
@@ -20,33 +20,22 @@ class ConvexHull:
     """Points uniform in a square of side `scale` with a corner at the origin, all of a set shifted by one normal vector
     of standard deviation `shift_sd`; class 1 for a vertex of the set's convex hull, 0 for the others.
 
-    The paper has scale 1 and shift_sd 1, the authors' code 10 and 3.3. A vertex is an extreme point: one that no
-    segment between two other places of the set contains. So the ends of points in a line are vertices, points on an
-    edge are not, and equal points share their label. The four corners and the middle of a square: 1 1 1 1 0.
+    A vertex is an extreme point: one that no segment between two other places of the set contains. So the ends of
+    points in a line are vertices, points on an edge are not, and equal points share their label. The four corners and
+    the middle of a square: 1 1 1 1 0.
     """
 
-    name: str
-    points: int
-    scale: float
-    shift_sd: float
-    train_size: int | None
-    test_size: int
+    name: str = key("Name of the task.")
+    points: int = key("Number of points in a set.", at_least=4, why="fewer points are all vertices of their hull")
+    scale: float = key("Side of the square that points are drawn from. The authors' code: 10.", above=0)
+    shift_sd: float = key("Standard deviation of the normal shift of a set. The authors' code: 3.3.", at_least=0)
+    train_size: int | None = key("Size of the training set. null: fresh sets at every step.", unit="sets", at_least=1)
+    test_size: int = key("Size of the test set.", unit="sets", at_least=1)
 
     input_kind: ClassVar[str] = "coordinates"
     padded: ClassVar[bool] = False
     num_inputs: ClassVar[int] = 2
     num_outputs: ClassVar[int] = 2
-
-    def __post_init__(self) -> None:
-        if self.points < 4:
-            raise ConfigError(f"task.points={self.points}: fewer than 4 points are all vertices of their hull")
-        if not 0 < self.scale < float("inf"):
-            raise ConfigError(f"task.scale={self.scale}: the side of a square, a number above 0")
-        if not 0 <= self.shift_sd < float("inf"):
-            raise ConfigError(f"task.shift_sd={self.shift_sd}: a standard deviation, a number from 0")
-        for key, size in (("train_size", self.train_size), ("test_size", self.test_size)):
-            if size is not None and size < 1:
-                raise ConfigError(f"task.{key}={size}: at least one set of points is needed")
 
     @property
     def length(self) -> int:

@@ -3,14 +3,13 @@
 Shapes: B batch, E example, D dimension, N token.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError, key
 from rankbench.tasks.task import Batch
 
 
@@ -25,36 +24,29 @@ class LinearRegression:
         inputs: 1 2 -3 (-6 is left out: nothing follows it)        targets: 2 nan -6
 
     Squared errors over the dimension, in which the paper counts, are the loss over `dimension`; predicting 0 has the
-    error 1 in them. Curriculum: training begins with start_points points of which start_dimension coordinates are not
-    0, and every `curriculum_every` steps there are 2 points and 1 coordinate more; null: all from the start.
+    error 1 in them.
     """
 
-    name: str
-    dimension: int
-    points: int
-    noise: float
-    start_dimension: int
-    start_points: int
-    curriculum_every: int | None
-    train_size: int | None
-    test_size: int
+    name: str = key("Name of the task.")
+    dimension: int = key("Number of coordinates of an x.", at_least=1)
+    points: int = key("Number of examples in a sequence. The last one asks for its y.", at_least=1)
+    noise: float = key("Standard deviation of the noise on y.", at_least=0)
+    start_dimension: int = key("Curriculum: number of coordinates that are not 0 at the beginning.", at_least=1)
+    start_points: int = key("Curriculum: number of examples in a sequence at the beginning.", at_least=1)
+    curriculum_every: int | None = key(
+        "Curriculum: steps until there are 2 points and 1 coordinate more. null: no curriculum.", at_least=1
+    )
+    train_size: int | None = key("Size of the training set. null: fresh functions.", unit="sequences", at_least=1)
+    test_size: int = key("Size of the test set.", unit="sequences", at_least=1)
 
     input_kind: ClassVar[str] = "coordinates"
     padded: ClassVar[bool] = False
     num_outputs: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        for key in ("dimension", "points", "start_dimension", "start_points"):
-            if (value := getattr(self, key)) < 1:
-                raise ConfigError(f"task.{key}={value}: must be at least 1")
-        for key in ("dimension", "points"):
-            if (start := getattr(self, f"start_{key}")) > (whole := getattr(self, key)):
-                raise ConfigError(f"task.start_{key}={start}: more than task.{key}={whole}, to which it grows")
-        if not 0 <= self.noise < math.inf:
-            raise ConfigError(f"task.noise={self.noise}: a standard deviation, a number from 0")
-        for key in ("curriculum_every", "train_size", "test_size"):
-            if (value := getattr(self, key)) is not None and value < 1:
-                raise ConfigError(f"task.{key}={value}: must be at least 1")
+        for name in ("dimension", "points"):
+            if (start := getattr(self, f"start_{name}")) > (whole := getattr(self, name)):
+                raise ConfigError(f"task.start_{name}={start}: more than task.{name}={whole}, to which it grows")
         if self.curriculum_every is not None and self.train_size is not None:
             raise ConfigError(
                 f"task.curriculum_every={self.curriculum_every}: only fresh sequences can grow; "

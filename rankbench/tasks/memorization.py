@@ -5,7 +5,6 @@ Shapes: B batch, N token.
 
 import io
 import logging
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError, key
 from rankbench.tasks.task import ABSENT, Batch
 
 log = logging.getLogger(__name__)
@@ -36,24 +35,19 @@ class Memorization:
         inputs: 17 4 17 -1 -1        targets: 1 0 0 -1 -1
     """
 
-    name: str
-    path: str | None
-    vocabulary: int
-    length: int
-    classes: int
-    zipf_exponent: float
-    train_size: int
+    name: str = key("Name of the task.")
+    path: str | None = key("Text file, one sentence a line (needs the extra `text`). null: generated tokens.")
+    vocabulary: int = key("Number of different tokens, of a file the most pieces.", at_least=2)
+    length: int = key("Length of the longest sentence.", unit="tokens", at_least=SHORTEST)
+    classes: int = key("Number of classes of the random labels.", at_least=2)
+    zipf_exponent: float = key("s in the frequencies 1, 2^-s, 3^-s ... of generated tokens. 0: all equal.", at_least=0)
+    train_size: int = key("Size of the training set, which is also the test set.", unit="sentences", at_least=1)
 
     input_kind: ClassVar[str] = "tokens"
     padded: ClassVar[bool] = True
     test_size: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        for key, least in (("vocabulary", 2), ("length", SHORTEST), ("classes", 2), ("train_size", 1)):
-            if (value := getattr(self, key)) < least:
-                raise ConfigError(f"task.{key}={value}: must be at least {least}")
-        if not 0 <= self.zipf_exponent < math.inf:
-            raise ConfigError(f"task.zipf_exponent={self.zipf_exponent}: a number from 0 (all tokens equally likely)")
         if self.path is not None:
             self._refuse_more_than_there_are(self.train_size)
 

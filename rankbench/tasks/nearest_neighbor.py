@@ -9,11 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError, key
 from rankbench.tasks.task import Batch
 
 MODES = {"nearest": 1.0, "farthest": -1.0}
-QUERIES = ("self", "separate")
 
 
 @dataclass(frozen=True)
@@ -31,33 +30,23 @@ class NearestNeighbor:
     has the error 1 in them.
     """
 
-    name: str
-    dimension: int
-    points: int
-    mode: str
-    queries: str
-    train_size: int | None
-    test_size: int
+    name: str = key("Name of the task.")
+    dimension: int = key("Number of coordinates of a point.", at_least=2, why="in 1 dimension a sphere is two points")
+    points: int = key("Number of points in a set.", at_least=2, why="a nearest point needs at least 2 to choose from")
+    mode: str = key("Which point answers a query.", choices=MODES)
+    queries: str = key("Who asks: every point, or one token behind orthonormal points.", choices=("self", "separate"))
+    train_size: int | None = key("Size of the training set. null: fresh points at every step.", unit="sets", at_least=1)
+    test_size: int = key("Size of the test set.", unit="sets", at_least=1)
 
     input_kind: ClassVar[str] = "coordinates"
     padded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.dimension < 2:
-            raise ConfigError(f"task.dimension={self.dimension}: a sphere with more than two points needs at least 2")
-        if self.points < 2:
-            raise ConfigError(f"task.points={self.points}: a nearest point needs at least 2 to choose from")
-        for key, allowed in (("mode", MODES), ("queries", QUERIES)):
-            if getattr(self, key) not in allowed:
-                raise ConfigError(f"task.{key}={getattr(self, key)}: unknown; allowed are {', '.join(allowed)}")
         if self.queries == "separate" and self.points > self.dimension:
             raise ConfigError(
                 f"task.points={self.points}: no more than task.dimension={self.dimension} points can be orthonormal; "
                 "use fewer, or task.queries=self"
             )
-        for key, size in (("train_size", self.train_size), ("test_size", self.test_size)):
-            if size is not None and size < 1:
-                raise ConfigError(f"task.{key}={size}: at least one set of points is needed")
 
     @property
     def num_inputs(self) -> int:

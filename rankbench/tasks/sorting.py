@@ -8,10 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError, key
 from rankbench.tasks.task import Batch
-
-LABELS = ("position", "value")
 
 
 @dataclass(frozen=True)
@@ -24,32 +22,25 @@ class Sorting:
         position: 2 1 3 0        value: 0 1 3 3
     """
 
-    name: str
-    length: int
-    alphabet: int
-    label: str
-    repeats: bool
-    train_size: int | None
-    test_size: int
+    name: str = key("Name of the task.")
+    length: int = key("Number of letters in a sequence.", at_least=2, why="a single letter is sorted")
+    alphabet: int = key("Number of letters in the alphabet.", at_least=2, why="there must be letters to tell apart")
+    label: str = key(
+        "What a token's class is: the rank of its letter, or the letter at its rank.", choices=("position", "value")
+    )
+    repeats: bool = key("Whether a letter may occur more than once.")
+    train_size: int | None = key("Size of the training set. null: fresh sequences.", unit="sequences", at_least=1)
+    test_size: int = key("Size of the test set.", unit="sequences", at_least=1)
 
     input_kind: ClassVar[str] = "tokens"
     padded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.length < 2:
-            raise ConfigError(f"task.length={self.length}: a sequence to sort needs at least 2 letters")
-        if self.alphabet < 2:
-            raise ConfigError(f"task.alphabet={self.alphabet}: sorting needs at least 2 letters to tell apart")
         if not self.repeats and self.alphabet < self.length:
             raise ConfigError(
                 f"task.alphabet={self.alphabet}: too few letters for task.length={self.length} without repeats; "
                 f"use at least {self.length}, or task.repeats=true"
             )
-        if self.label not in LABELS:
-            raise ConfigError(f"task.label={self.label}: unknown; allowed are {', '.join(LABELS)}")
-        for key, size in (("train_size", self.train_size), ("test_size", self.test_size)):
-            if size is not None and size < 1:
-                raise ConfigError(f"task.{key}={size}: at least one sequence is needed")
 
     @property
     def num_inputs(self) -> int:

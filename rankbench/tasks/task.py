@@ -49,10 +49,8 @@ class Score(NamedTuple):
 
 
 class Task(Protocol):
-    """A frozen dataclass of its options with these members; `__post_init__` raises ConfigError for what cannot be.
-
-    A task that reads texts also has `files`, their paths.
-    """
+    """A frozen dataclass of its keys with these members. `__post_init__` raises ConfigError for keys that do not go
+    together; the range of each key is checked before. A task that reads texts also has `files`, their paths."""
 
     name: str
     train_size: int | None  # sequences of the training set; None: fresh ones at every step

@@ -1,0 +1,116 @@
+"""From the words of a command line to a checked config, by Hydra."""
+
+import dataclasses
+import shlex
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobRuntime
+from hydra.errors import HydraException
+from hydra.version import VersionBase
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from rankbench.config import KEYS, SCHEMAS, Config, ConfigError, check, conf_dir
+from rankbench.keys import refuse_unknown, wanted
+from rankbench.messages import explain
+from rankbench.resolvers import RESOLVERS
+
+
+def register() -> None:
+    """Make the schemas known to Hydra and the resolvers to OmegaConf. It can be called twice."""
+    for name, schema in SCHEMAS.items():
+        ConfigStore.instance().store(group="schema", name=name, node=schema, package="_global_")
+    for resolver in RESOLVERS:
+        OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
+
+
+def composed(command: str, *overrides: str, **options: bool) -> DictConfig:
+    """The config of a command line as Hydra composes it, unchecked; options as of hydra.compose."""
+    register()
+    with _beside_other_hydras(), hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return hydra.compose(command, list(overrides), **options)
+
+
+def compose(command: str, *words: str) -> Config:
+    """The config of a command line that asks for one job, checked: compose("train", "model.layers=12", "replicas=5").
+
+    ConfigError, in the one line that the command prints, for words that cannot be, and for those that ask for a sweep.
+    """
+    for word in words:
+        if not isinstance(word, str):
+            raise ConfigError(f"{word!r}: not an override; give texts, as in 'model=san', 'model.layers=12'")
+        if word in ("-m", "--multirun"):
+            raise ConfigError(_sweep_refused(word, command, words))
+        if word.startswith(("hydra.", "hydra/", "cluster=", "search=")):
+            raise ConfigError(f"{word}: is about jobs that Hydra starts, and here it starts none; leave it out")
+    # `experiment` has a default, so Hydra would refuse the + that its own documentation uses
+    words = tuple(word.removeprefix("+") if word.startswith("+experiment=") else word for word in words)
+    try:
+        overrides = OverridesParser.create().parse_overrides(list(words))
+        for override in overrides:
+            if override.is_sweep_override():
+                raise ConfigError(_sweep_refused(override.input_line, command, words))
+        config = composed(command, *words, return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(explain(error, command, list(words))) from None
+    except ValueError as error:
+        if "Config group override" not in str(error):  # Hydra's, for model=null; any other is a fault of ours
+            raise
+        raise ConfigError(explain(error, command, list(words))) from None
+    typed_keys = {override.get_key_element() for override in overrides}
+    varied = [key for key in config.hydra.sweeper.params or () if key not in typed_keys]
+    if config.hydra.mode is not None and config.hydra.mode.name == "MULTIRUN" and varied:
+        preset = next(word for word in words if word.startswith("experiment="))
+        raise ConfigError(f"{_sweep_refused(preset, command, words)}; or give one value for {', '.join(varied)}")
+    with open_dict(config):
+        del config["hydra"]
+    return resolve(config)
+
+
+def _sweep_refused(word: str, command: str, words: Iterable[str]) -> str:
+    line = shlex.join(["rankbench", command, "-m", *(word for word in words if word not in ("-m", "--multirun"))])
+    return f"{word}: a sweep; run `{line}` in a terminal and read its folder with rankbench.load_sweep"
+
+
+@contextmanager
+def _beside_other_hydras() -> Iterator[None]:
+    """Let Hydra be initialised here, and leave the global state of a Hydra app that is running as it was."""
+    running, version, job = GlobalHydra.instance(), VersionBase.instance(), JobRuntime.instance()
+    before = running.hydra, version.version_base, job.conf.copy()
+    running.clear()
+    try:
+        yield
+    finally:
+        GlobalHydra.set_instance(running)  # Hydra puts a copy in its place
+        running.hydra, version.version_base, job.conf = before
+
+
+def resolve(cfg: DictConfig) -> Config:
+    """The composed Hydra config as a checked dataclass, every interpolation resolved."""
+    if "budget" in cfg:  # the resolvers look it up
+        KEYS["budget"].check("budget", cfg.budget)
+    _check_names(cfg)
+    try:
+        resolved = OmegaConf.to_object(cfg)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{getattr(error, 'full_key', None) or 'config'}: {wanted(str(error))}") from None
+    check(resolved)
+    return resolved
+
+
+def _check_names(cfg: DictConfig, prefix: str = "") -> None:
+    """Refuse a key that the schema does not have (with a + before it, Hydra adds any key) and one that is missing."""
+    schema = OmegaConf.get_type(cfg)
+    if dataclasses.is_dataclass(schema):
+        allowed = [field.name for field in dataclasses.fields(schema)]
+        refuse_unknown(cfg, allowed, prefix)
+        for name in allowed:
+            if name not in cfg or OmegaConf.is_missing(cfg, name):
+                raise ConfigError(f"{prefix}{name}: missing; leave ~{prefix}{name} out, or give it a value")
+            if not OmegaConf.is_interpolation(cfg, name) and isinstance(cfg[name], DictConfig):
+                _check_names(cfg[name], f"{prefix}{name}.")

@@ -1,0 +1,181 @@
+"""What a key of the config is. It is stated once; its check, its help and its row of docs/CONFIG.md follow from that.
+
+This module knows neither Hydra nor torch, so that a wrong value is refused before anything heavy is loaded.
+"""
+
+import dataclasses
+import difflib
+import inspect
+import math
+import operator
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+Keys = TypeVar("Keys")
+NOUNS = {int: "integer", float: "number", str: "text"}
+LIMITS = {  # attribute of Key: its word, and what holds for a number within it
+    "at_least": ("from", operator.ge),
+    "above": ("above", operator.gt),
+    "at_most": ("to", operator.le),
+    "below": ("and below", operator.lt),
+}
+
+
+class ConfigError(ValueError):
+    """A user's mistake in one line: what is wrong, what was given, what is allowed, what to do next."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a key means and which values it takes. Of a list, bounds and choices hold for every entry; null passes."""
+
+    meaning: str
+    unit: str | None = None
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    nonempty: bool = False  # of a list
+    why: str | None = None  # the reason for the bounds, which a refusal gives
+
+    def allowed(self, type_: Any, plural: str = "") -> str:
+        """The allowed values in words, for a key of this type: `integer from 1 (steps), or null`."""
+        members = [member for member in typing.get_args(type_) if member is not types.NoneType]
+        if isinstance(type_, types.UnionType):
+            return f"{self.allowed(members[0])}, or null"
+        if typing.get_origin(type_) is list:
+            return f"list{plural} of {self.allowed(members[0], 's')}"
+        if typing.get_origin(type_) is dict or type_ is bool:
+            return "true, false" if type_ is bool else "keys of its own"
+        return self._within(", ".join(self.choices) or f"{NOUNS[type_]}{plural}")
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise ConfigError unless the key of this name may have this value."""
+        if value == [] and self.nonempty:
+            raise ConfigError(f"{name}=[]: name at least one{' of ' if self.choices else ''}{', '.join(self.choices)}")
+        for entry in value if isinstance(value, list) else [value]:
+            if self.choices and entry is not None and entry not in self.choices:
+                raise ConfigError(unknown(name, entry, self.choices))
+            if isinstance(entry, int | float):
+                finite = -math.inf < entry < math.inf  # nan is not
+                if not finite or not all(holds(entry, limit) for _, holds, limit in self._limits()):
+                    allowed = self._within("values" if finite else "finite values")
+                    why = f"; {self.why}" if self.why else ""
+                    raise ConfigError(f"{name}={as_typed(value)}: out of range; allowed are {allowed}{why}")
+
+    def _within(self, noun: str) -> str:
+        """A noun with the range and the unit, as in `values from 1 to 8 (steps)`."""
+        range_ = (f"{word} {_short(limit)}" for word, _, limit in self._limits())
+        return " ".join([noun, *range_, *([f"({self.unit})"] if self.unit else [])])
+
+    def _limits(self) -> list[tuple[str, Callable[[float, float], bool], float]]:
+        limits = [(word, holds, getattr(self, name)) for name, (word, holds) in LIMITS.items()]
+        return [limit for limit in limits if limit[-1] is not None]
+
+
+def key(meaning: str, *, choices: Iterable[str] = (), between: tuple[float, float] | None = None, **others: Any) -> Any:
+    """A field of a dataclass of keys. between: at_least and at_most. others: attributes of Key by their names."""
+    if between is not None:
+        others["at_least"], others["at_most"] = between
+    return dataclasses.field(metadata={"key": Key(meaning, choices=tuple(choices), **others)})
+
+
+class Entry(NamedTuple):
+    """One key of a dataclass of keys, under the heading of the class that states it."""
+
+    heading: str
+    name: str  # as it is typed: model.heads
+    key: Key
+    type: Any
+
+
+def entries(cls: type, prefix: str = "") -> list[Entry]:
+    """All keys of a dataclass and of the dataclasses in its fields, which come last."""
+    own, nested = [], []
+    for field in dataclasses.fields(cls):
+        name = f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(field.type):
+            nested += entries(field.type, f"{name}.")
+        else:
+            stating = next(base for base in cls.__mro__ if field.name in inspect.get_annotations(base))
+            own.append(
+                Entry(inspect.getdoc(stating).partition("\n")[0].rstrip("."), name, field.metadata["key"], field.type)
+            )
+    return own + nested
+
+
+def typed(cls: type[Keys], values: dict[str, Any], prefix: str) -> Keys:
+    """An instance of dataclass `cls` from plain values; ConfigError for a key or a value that does not fit."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    refuse_unknown(values, fields, f"{prefix}.")
+    schema = OmegaConf.structured(cls)
+    OmegaConf.set_readonly(schema, False)  # a frozen dataclass gives a read-only schema
+    for name in fields:
+        if name not in values:
+            raise ConfigError(f"{prefix}.{name}: missing; conf/{prefix.replace('.', '/')} sets it")
+        try:
+            schema[name] = values[name]
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{prefix}.{name}={as_typed(values[name])}: {wanted(str(error))}") from None
+    # before the dataclass is built: what it checks itself may rely on the ranges
+    for name, value in OmegaConf.to_container(schema).items():
+        if "key" in fields[name].metadata:
+            fields[name].metadata["key"].check(f"{prefix}.{name}", value)
+    return OmegaConf.to_object(schema)
+
+
+def refuse_unknown(names: Iterable[str], allowed: Iterable[str], prefix: str) -> None:
+    """Raise ConfigError for the first of these keys that is not among the allowed ones."""
+    allowed = list(allowed)
+    for name in names:
+        if name not in allowed:
+            raise ConfigError(f"{prefix}{name}: unknown key{closest(name, allowed)}; allowed are {', '.join(allowed)}")
+
+
+def wanted(message: str) -> str:
+    """What OmegaConf's complaint about a value asks for: `wants an integer`."""
+    names = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}
+    for word, meaning in names.items():
+        if re.search(rf"(to|not a valid) {word}", message, re.IGNORECASE):
+            return f"wants {meaning}"
+    if "List" in message or "list" in message:
+        return "wants a list, as [a,b]"
+    if "not Optional" in message or "non-optional" in message.lower():
+        return "null is not allowed here"
+    return message.split("\n")[0]
+
+
+def unknown(name: str, got: Any, allowed: Iterable[str]) -> str:
+    """The refusal of a value that is not among the allowed ones."""
+    allowed = list(allowed)
+    return f"{name}={got}: unknown{closest(got, allowed)}; allowed are {', '.join(allowed)}"
+
+
+def closest(got: str, allowed: tuple[str, ...] | list[str]) -> str:
+    """`, did you mean x?` where one of the allowed words is near, else nothing."""
+    near = difflib.get_close_matches(str(got), allowed, n=1)
+    return f", did you mean {near[0]}?" if near else ""
+
+
+def as_typed(value: Any) -> str:
+    """A value as a command line has it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(as_typed, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{name}:{as_typed(held)}' for name, held in value.items())}}}"
+    if value is None or value == "":
+        return '""' if value == "" else "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _short(limit: float) -> str:
+    """A limit in as few characters as keep its value."""
+    return f"{limit:g}" if float(f"{limit:g}") == limit else str(limit)

@@ -1,0 +1,61 @@
+"""What conf/*.yaml computes with: the functions behind `${name:...}`. This module knows neither Hydra nor torch."""
+
+import hashlib
+import os
+import re
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from rankbench.config import OBJECTIVES
+
+LONGEST_FOLDER = 100  # characters of a job's folder name: file systems allow 255 bytes, and terminals less
+
+
+def by_budget(scales: Any, *, _root_: Any) -> Any:
+    """`${by_budget:{paper:3000,laptop:600,smoke:20}}`: the value of a key at each scale of a preset."""
+    return scales[_root_.budget or "paper"]
+
+
+def noam_peak(gamma: float, width: int, warmup: int) -> float:
+    """gamma / sqrt(width * warmup): with this as its lr, and this warmup, optimizer.schedule=inverse_sqrt is
+    gamma width^-1/2 min(t^-1/2, t warmup^-3/2) at the steps t = 1, 2, ... (Vaswani et al. 2017, eq. 3)."""
+    return gamma / (width * warmup) ** 0.5
+
+
+def columns(width: int, heads: int, times: int) -> int:
+    """A multiple of the usual head width."""
+    return times * width // heads
+
+
+def heads_of(width: int, head_width: int | None, power: float) -> int:
+    """Number of heads of this width that hold width^power numbers: width^power / head_width, rounded."""
+    return max(1, round(width**power / (head_width or width)))
+
+
+def direction_of(objective: str | None) -> str:
+    """Which way a search goes for this objective. An unknown one is refused later, when the config is checked."""
+    return OBJECTIVES.get(objective, "minimize")
+
+
+def at_a_time(launcher: str) -> int | None:
+    """Number of jobs that a launcher is given at a time, None for all. submitit's local one starts all it is given."""
+    return os.cpu_count() if launcher.endswith("submitit_launcher.LocalLauncher") else None
+
+
+def job_folder(number: int, overrides: str, *, _root_: DictConfig | None = None) -> str:
+    """The folder of a sweep's job, `3_model.layers=6`. A long or slashed text becomes a readable part and a digest.
+
+    _root_: the job's config, whose value stands in the name for a reference to another key, as in `${model.skip}`.
+    """
+    if _root_ is not None:
+        reference = r"\$\\?\{([\w.]+)\\?\}"  # Hydra hands a job its braces with a backslash before each
+        overrides = re.sub(reference, lambda match: str(OmegaConf.select(_root_, match[1])), overrides)
+    readable = re.sub(r"[^\w.,=+-]", "-", str(overrides))
+    if readable != overrides or len(readable) > LONGEST_FOLDER:
+        digest = hashlib.sha256(str(overrides).encode()).hexdigest()[:8]
+        readable = f"{readable[:LONGEST_FOLDER]}~{digest}"
+    return f"{number}_{readable}" if overrides else str(number)
+
+
+RESOLVERS = (by_budget, noam_peak, columns, heads_of, direction_of, at_a_time, job_folder)

@@ -1,0 +1,69 @@
+"""`rankbench COMMAND --help`: the groups, then each key with its value, its meaning and what is allowed."""
+
+import shutil
+import textwrap
+from collections.abc import Iterator
+
+from omegaconf import DictConfig, OmegaConf
+
+from rankbench.compose import composed
+from rankbench.config import ConfigError, conf_dir
+from rankbench.keys import closest
+from rankbench.reference import Row, in_words, rows_of, written
+
+COLUMN = 34  # where meanings begin
+HEAD = """Usage: rankbench {command} [key=value ...] [-m] [--cfg job]
+       rankbench {command} --help GROUP    its keys alone: --help model, --help analysis.paths
+
+Groups (group=choice):
+{groups}
+
+Keys (key=value), with the values of this command line:
+"""
+FOOT = """
+-m runs every combination of comma-separated values. --cfg job prints the config and runs nothing."""
+
+
+def usage(command: str, words: list[str]) -> str:
+    """The help for a command line. A word without `=` asks for the keys below it alone: `model`, `analysis.paths`."""
+    asked = [word for word in words if "=" not in word]
+    cfg = composed(command, *(word for word in words if "=" in word))
+    sections: dict[str, list[Row]] = {}
+    for heading, one in _rows(command, cfg, every_analysis=bool(asked)):
+        if not asked or any(one.name == word or one.name.startswith(f"{word}.") for word in asked):
+            sections.setdefault(heading, []).append(one)
+    if not sections:
+        groups = sorted({one.name.partition(".")[0] for _, one in _rows(command, cfg, True) if "." in one.name})
+        raise ConfigError(
+            f"--help {asked[0]}: no keys there{closest(asked[0], groups)}; groups are {', '.join(groups)}"
+        )
+    width = min(max(shutil.get_terminal_size().columns, 80), 120)
+    text = "\n\n".join("\n".join([head, *(_lines(one, width) for one in rows)]) for head, rows in sections.items())
+    return text if asked else f"{HEAD.format(command=command, groups=_groups(command))}\n{text}\n{FOOT}"
+
+
+def _rows(command: str, cfg: DictConfig, every_analysis: bool) -> Iterator[tuple[str, Row]]:
+    """The keys of a command with their values, each with the heading that it stands under."""
+    yield from rows_of(command, cfg)
+    chosen = {f"task={cfg.task.name}", *(f"analysis=[{name}]" for name in cfg.analysis)} if "task" in cfg else set()
+    for choice, (heading, rows) in written().items():
+        if choice in chosen or (every_analysis and chosen and choice.startswith("analysis")):
+            for one in rows:
+                yield heading, one._replace(value=in_words(OmegaConf.select(cfg, one.name, default=one.value)))
+
+
+def _lines(one: Row, width: int) -> str:
+    label, indent = f"  {one.name}={one.value}", " " * COLUMN
+    start = label.ljust(COLUMN) if len(label) < COLUMN - 1 else indent
+    text = textwrap.fill(
+        f"{one.meaning} [{one.allowed}]", width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False
+    )
+    return text if start != indent else f"{label}\n{text}"
+
+
+def _groups(command: str) -> str:
+    """The config groups of a command with their choices."""
+    defaults = OmegaConf.load(conf_dir() / f"{command}.yaml").defaults
+    names = [str(name) for entry in defaults if not isinstance(entry, str) for name in entry if "/" not in str(name)]
+    choices = {name: sorted(path.stem for path in (conf_dir() / name).glob("*.yaml")) for name in sorted(names)}
+    return "\n".join(f"  {name}: {', '.join(stems)}" for name, stems in choices.items()) or "  none"

@@ -1,0 +1,79 @@
+"""rankbench.usage and rankbench.reference: help and docs/CONFIG.md say what the fields of the dataclasses say."""
+
+import re
+
+import pytest
+
+from rankbench.analyses import ANALYSES
+from rankbench.config import SCHEMAS, ConfigError
+from rankbench.keys import entries
+from rankbench.reference import PAGE, page, written
+from rankbench.tasks import TASKS
+from rankbench.usage import usage
+
+
+def plain(text):
+    """The text without its line breaks and columns."""
+    return " ".join(text.split())
+
+
+def test_the_page_is_what_the_code_generates():
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `make docs`"
+
+
+def test_the_page_has_every_task_and_every_analysis():
+    assert set(written()) == {f"task={name}" for name in TASKS} | {f"analysis=[{name}]" for name in ANALYSES}
+
+
+def test_what_is_read_from_the_page_is_what_the_fields_say():
+    for name, task in TASKS.items():
+        found = [(row.name, row.meaning, row.allowed) for row in written()[f"task={name}"][1]]
+        assert found == [(one.name, one.key.meaning, one.key.allowed(one.type)) for one in entries(task, "task.")]
+    bounds = {row.name: row for row in written()["analysis=[bounds]"][1]}
+    assert bounds["analysis.bounds.sequences"].value == "32"
+
+
+@pytest.mark.parametrize("command", SCHEMAS)
+def test_help_says_the_value_the_meaning_and_the_allowed_values_of_every_key(command):
+    text = usage(command, [])
+    for entry in entries(SCHEMAS[command]):
+        if "dict" not in str(entry.type):
+            assert re.search(rf"^  {re.escape(entry.name)}=", text, re.MULTILINE), entry.name
+            assert plain(f"{entry.key.meaning} [{entry.key.allowed(entry.type)}]") in plain(text), entry.name
+
+
+@pytest.mark.parametrize("words", [["task=char_lm"], ["analysis=[bounds,lipschitz]"]])
+def test_help_has_the_keys_of_the_task_and_of_the_chosen_analyses(words):
+    text = usage("train", words)
+    chosen = entries(TASKS["char_lm"], "task.") if words[0].startswith("task") else []
+    for name in ("bounds", "lipschitz") if not chosen else ():
+        chosen += entries(ANALYSES[name].options, f"analysis.{name}.")
+    for entry in chosen:
+        assert f"  {entry.name}=" in text and plain(entry.key.meaning) in plain(text)
+    assert "analysis.pruning" not in text
+
+
+def test_help_shows_the_values_of_the_command_line():
+    text = usage("train", ["model=san", "task.length=5", "analysis=[paths]", "analysis.paths.subset_sizes=[3]"])
+    for said in ("model.name=san", "model.mlp=false", "task.length=5", "analysis.paths.subset_sizes=[3]", "clip=null"):
+        assert re.search(rf"{re.escape(said)}\s", text), said
+
+
+def test_help_of_one_group_is_its_keys_alone():
+    names = re.findall(r"^  (\S+?)=", usage("train", ["model", "model.layers=3"]), re.MULTILINE)
+    assert names and all(name.startswith("model.") for name in names)
+    assert "model.layers=3 " in usage("train", ["model", "model.layers=3"])
+    assert re.findall(r"^  (\S+?)=", usage("analyze", ["analysis.curves"]), re.MULTILINE) == ["analysis.curves.splits"]
+
+
+def test_help_of_a_misspelt_group_suggests_one():
+    with pytest.raises(ConfigError) as error:
+        usage("train", ["modle"])
+    assert str(error.value).startswith("--help modle: no keys there, did you mean model?; groups are analysis, model, ")
+
+
+@pytest.mark.parametrize("columns", ["60", "100", "200"])
+def test_help_fits_the_terminal(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = [line for line in usage("train", ["model"]).splitlines() if line.startswith("  ")]
+    assert max(map(len, lines)) <= min(max(int(columns), 80), 120)
