@@ -41,6 +41,9 @@ class Analysis:
     Subject.who. figure: the function of rankbench.plots that draws the table of all subjects, given published numbers
     and the column whose values are panels, or None; None where there is nothing to draw. digest: the same table in a
     few lines of text. any_model: whether it works on models other than the Transformer, too.
+
+    Of a sweep's figure: lines, the column whose values are its lines, which a varied key can join; most_panels, of one
+    file; drawn_apart, for a figure that takes no facet, the columns by which it tells runs apart.
     """
 
     options: type
@@ -48,3 +51,6 @@ class Analysis:
     figure: Callable[[pd.DataFrame, pd.DataFrame | None, str | None], Figure] | None
     digest: Callable[[pd.DataFrame], str]
     any_model: bool = False
+    lines: str | None = None
+    most_panels: int = 24
+    drawn_apart: tuple[str, ...] = ()

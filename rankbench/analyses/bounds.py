@@ -259,4 +259,4 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_bounds, digest)
+ANALYSIS = Analysis(Options, table, draw_bounds, digest, most_panels=6)

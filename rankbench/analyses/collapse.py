@@ -164,4 +164,4 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_collapse, digest)
+ANALYSIS = Analysis(Options, table, draw_collapse, digest, lines="variant")

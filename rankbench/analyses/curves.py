@@ -68,4 +68,6 @@ def digest(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-ANALYSIS = Analysis(Options, table, draw_curves, digest, any_model=True)
+ANALYSIS = Analysis(
+    Options, table, draw_curves, digest, any_model=True, lines="variant", drawn_apart=("variant", "layers")
+)

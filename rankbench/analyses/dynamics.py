@@ -56,4 +56,4 @@ def digest(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-ANALYSIS = Analysis(Options, table, draw_dynamics, digest)
+ANALYSIS = Analysis(Options, table, draw_dynamics, digest, most_panels=6)

@@ -177,4 +177,4 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_head_rank, digest)
+ANALYSIS = Analysis(Options, table, draw_head_rank, digest, drawn_apart=("layers", "heads", "copies", "examples"))

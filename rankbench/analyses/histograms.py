@@ -79,4 +79,4 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_histograms, digest)
+ANALYSIS = Analysis(Options, table, draw_histograms, digest, most_panels=12)

@@ -208,4 +208,4 @@ COLUMNS = [
     *("weights", "part", "layer", "attention", "tokens", "width", "inputs", "coefficient", "iteration"),
     *("error", "relative_error", "error_median"),
 ]
-ANALYSIS = Analysis(Options, table, draw_invertibility, digest)
+ANALYSIS = Analysis(Options, table, draw_invertibility, digest, most_panels=6)

@@ -310,4 +310,4 @@ def digest(table: pd.DataFrame) -> str:
 
 
 COLUMNS = ["weights", "part", "layer", "attention", "tokens", "p", "quantity", "kind", "start", "step", "value"]
-ANALYSIS = Analysis(Options, table, draw_lipschitz, digest)
+ANALYSIS = Analysis(Options, table, draw_lipschitz, digest, most_panels=12)

@@ -77,4 +77,4 @@ def digest(table: pd.DataFrame) -> str:
     return f"paths by length\n{shown.to_string(index=False)}"
 
 
-ANALYSIS = Analysis(Options, table, draw_path_counts, digest)
+ANALYSIS = Analysis(Options, table, draw_path_counts, digest, most_panels=12)

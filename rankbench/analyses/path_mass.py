@@ -123,4 +123,4 @@ def digest(table: pd.DataFrame) -> str:
 
 COLUMNS = ["part", "path_length", "layer", "head", "num_paths", "mass", "gradient_mass", "loss_without"]
 COLUMNS += ["accuracy_without", *RANKS]
-ANALYSIS = Analysis(Options, table, draw_path_mass, digest)
+ANALYSIS = Analysis(Options, table, draw_path_mass, digest, most_panels=6)

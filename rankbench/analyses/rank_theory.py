@@ -231,4 +231,4 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_rank_theory, digest)
+ANALYSIS = Analysis(Options, table, draw_rank_theory, digest, drawn_apart=("dimension", "rank", "heads"))

@@ -61,4 +61,4 @@ def digest(table: pd.DataFrame) -> str:
     return f"relative residual by layer (mean of {table.seed.nunique()} seeds)\n{shown.to_string()}"
 
 
-ANALYSIS = Analysis(Options, table, draw_residual, digest)
+ANALYSIS = Analysis(Options, table, draw_residual, digest, lines="variant")

@@ -3,6 +3,7 @@
 A module a subject; every figure is drawn from its CSV alone.
 """
 
-from rankbench.plots.figure import KINDS, save
+from rankbench.plots.figure import KINDS, save, save_pages, tick
+from rankbench.plots.pages import Page
 
-__all__ = ["KINDS", "save"]
+__all__ = ["KINDS", "Page", "save", "save_pages", "tick"]

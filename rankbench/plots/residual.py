@@ -4,25 +4,19 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, floor, grid_of, legend, line, styled, title, whole_numbers
+from rankbench.plots.figure import floor, grid_of, in_words, legend, line, styled, title, whole_numbers
 from rankbench.tables import last_of_layer, mean_and_spread
 
 
 @styled
 def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """Relative residual by layer, a line for each variant; a column for each kind of weights, a row for each facet.
-
-    Where there is one variant alone, the facet's values are the lines of one row, if they are no more than colours.
-    """
+    """Relative residual by layer, a line for each variant; a column for each kind of weights, a row for each facet."""
     last = last_of_layer(table)
     # what is below rounding is drawn there: an exact 0 has no place on a logarithmic axis
     rounding = last["dtype"].map(lambda name: np.finfo(name).eps)
     last = last.assign(relative_residual=last.relative_residual.clip(lower=rounding))
     weights = list(dict.fromkeys(last.weights))
-    names = last.variant.str.replace("_", " ")
-    if facet is not None and last.variant.nunique() == 1 and last[facet].nunique() <= len(COLOURS):
-        names, facet = f"{facet}=" + last[facet].astype(str), None
-    last = last.assign(line=names)
+    last = last.assign(line=last.variant.map(in_words))
     figure, grid, facets = grid_of(last, facet, len(weights))
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, kind in zip(row, weights, strict=True):
