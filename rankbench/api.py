@@ -36,7 +36,7 @@ from rankbench.loop import train as train_run
 from rankbench.machine import Machine
 from rankbench.plots import Figure, show_in_notebook
 from rankbench.progress import logging_to
-from rankbench.report import Runs, final_figure, load_runs, one_facet, runs_in
+from rankbench.report import Runs, final_pages, load_runs, one_facet, runs_in
 from rankbench.run import Run, find_run
 from rankbench.tasks import check_corpus
 
@@ -202,10 +202,10 @@ def plot(
         raise ConfigError(f"analysis={name}: not its table, which has a column {missing[0]}")
     varied = [key for key in table.attrs.get("varied", ()) if key in table]
     if name == "sweep":
-        drawn = final_figure(table, varied, FigureKeys(None, None, facet))
-        if drawn is None:
+        pages = final_pages(table, varied, FigureKeys(None, None, facet))
+        if not pages:
             raise ConfigError("analysis=sweep: no final numbers of finished runs, or no key that varies between them")
-        figure = drawn[0]
+        figure, _, _ = pages[0]
     else:
         if facet is None and varied:
             table, facet = one_facet(table, varied), varied[0]

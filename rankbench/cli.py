@@ -138,7 +138,9 @@ def _named_after_what_varies(words: list[str]) -> list[str]:
         overrides = OverridesParser.create().parse_overrides(words)
     except OverrideParseException:  # Hydra says what is wrong with it
         return []
-    same = [one.key_or_group for one in overrides if not one.is_sweep_override() and not one.is_delete()]
+    varied = {one.key_or_group for one in overrides if one.is_sweep_override()}
+    fixed = [one.key_or_group for one in overrides if not one.is_sweep_override() and not one.is_delete()]
+    same = [key for key in fixed if key not in varied]
     return [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(same)}]"] if same else []
 
 

@@ -20,6 +20,7 @@ from rankbench.config import ConfigError, FigureKeys
 from rankbench.files import write_text
 from rankbench.keys import closest
 from rankbench.page import write_page
+from rankbench.plots.pages import joined, pages_of_analysis, pages_of_final_numbers
 from rankbench.plots.sweep import draw_sweep
 from rankbench.run import OUTPUTS, Run
 from rankbench.sweep import Sweep
@@ -29,7 +30,7 @@ from rankbench.tables import WHO, booleans_as_words, latex, markdown, over_seeds
 SILENT = ("out", "seed", "replicas", "device", "threads", "run", "analysis", "claims", "published")
 SILENT += ("trainer.eval_every", "trainer.checkpoint_every")
 KINDS = (*plots.KINDS, ".svg")
-MOST_ROWS = 12  # of a figure: with more configurations its rows are the first key's values
+MOST_PANELS = 24  # of the figure of final numbers, in one file
 
 
 @dataclass(frozen=True)
@@ -162,8 +163,9 @@ def gather_sweep(folder: Path, varied: list[str]) -> list[str]:
     """What a sweep leaves at its end: the report of its jobs, in its own folder. varied: the keys it went through."""
     jobs = [job for job in runs_in(folder) if job != folder and not {"bench", "runs"} & _config(job).keys()]
     known = {key for job in jobs for key in _flat(_config(job))} | set(WHO)
-    # a sweep over presets or groups varies more keys than it names
-    named = [key for key in varied if key not in SILENT] if set(varied) <= known | set(SILENT) else None
+    # a sweep over presets, groups or runs varies more keys than it names
+    is_named = set(varied) <= (known | set(SILENT)) - {"run"}
+    named = [key for key in varied if key not in SILENT] if is_named else None
     return gather(jobs, folder, named) if any((job / "config.yaml").exists() for job in jobs) else []
 
 
@@ -203,7 +205,6 @@ def gather(
         write_text(folder / "summary.tex", latex(summary))
         lines.append(f"-> {folder / 'summary.csv'}, .md and .tex")
     captions = _draw_final(seeds, keys, chosen, statistic, folder)
-    lines += [f"-> {folder / name}.png, .pdf and .svg" for name in captions]
     tables = {name: table for name in ANALYSES if (table := _joined(name, jobs, names, values)) is not None}
     for name, table in tables.items():
         write_table(table, folder / f"{name}.csv")
@@ -213,13 +214,9 @@ def gather(
     drawn = list({config.get("published") for config in configs.values() if config.get("published")})
     figure_published = drawn[0] if len(drawn) == 1 and drawn[0] in figures_published() else None
     facets = [key for key in keys if key not in ("run", "seed")]
-    together = {name: one_facet(table, facets) for name, table in tables.items()}
-    facet = facets[0] if facets else None
-    many = any(table[facet].nunique() > MOST_ROWS for table in together.values()) if facet else False
-    lines += draw(tables if many else together, folder, figure_published, facet, KINDS)
+    captions |= _draw_analyses(tables, facets, chosen, figure_published, folder)
+    lines += [f"-> {folder / name}.png, .pdf and .svg" for name in captions]
     lines += judge_all(claims, tables, folder, facets)
-    over = f", averaged over {', '.join(facets[1:])}" if many else ""
-    captions |= {name: f"{name}{over}: drawn from {name}.csv" for name in tables if ANALYSES[name].figure}
     write_page(
         folder,
         {names[job]: (job, statuses[job], _values(job, keys)) for job in jobs},
@@ -241,11 +238,7 @@ def varying_keys(jobs: list[Path]) -> tuple[list[str], dict[str, list[str]]]:
     configs = [_flat(config) for job in jobs if (config := _config(job))]
     every = dict.fromkeys(key for config in configs for key in config)
     values = {key: [config.get(key, "") for config in configs] for key in every}
-    differ = [
-        key
-        for key in every
-        if len(set(values[key])) > 1 and not any(key == one or key.startswith(f"{one}.") for one in SILENT)
-    ]
+    differ = [key for key in every if not _is_silent(key) and _num_values(key, values[key]) > 1]
     leaders = [key for key in differ if key == "budget" or (key.endswith(".name") and key.count(".") == 1)]
     keys, follows = [], {}
     for key in differ:
@@ -255,6 +248,20 @@ def varying_keys(jobs: list[Path]) -> tuple[list[str], dict[str, list[str]]]:
         else:
             follows.setdefault(leader.removesuffix(".name"), []).append(key)
     return keys, follows
+
+
+def _is_option(key: str) -> bool:
+    """Whether the key is an option of an analysis."""
+    return key.startswith("analysis.") and key.count(".") > 1
+
+
+def _is_silent(key: str) -> bool:
+    return not _is_option(key) and any(key == one or key.startswith(f"{one}.") for one in SILENT)
+
+
+def _num_values(key: str, values: list[str]) -> int:
+    """How many values of a key there are; of an analysis' option among the runs that have the analysis."""
+    return len(set(values) - ({""} if _is_option(key) else set()))
 
 
 def _leads(leader: str, key: str, values: dict[str, list[str]]) -> bool:
@@ -286,30 +293,59 @@ def summarise(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 def _draw_final(
     seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None, statistic: str, folder: Path
 ) -> dict[str, str]:
-    """Write the figure of the final numbers by the varied keys, where there is one; returns its caption."""
-    drawn = final_figure(seeds, keys, chosen, statistic)
-    if drawn is None:
-        return {}
-    figure, caption = drawn
-    plots.save(figure, folder / "sweep", KINDS)
-    return {"sweep": caption}
+    """Write the figure of the final numbers by the varied keys, where there is one; returns its pages' captions."""
+    pages = final_pages(seeds, keys, chosen, statistic)
+    names = plots.save_pages(((figure, note) for figure, note, _ in pages), folder / "sweep", KINDS)
+    return {name: caption for name, (_, _, caption) in zip(names, pages, strict=True)}
 
 
-def final_figure(
+def final_pages(
     seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None = None, statistic: str = "mean"
-) -> tuple[plots.Figure, str] | None:
-    """The figure of the final numbers by the varied keys, and its caption; None where there is nothing to draw."""
+) -> list[tuple[plots.Figure, str, str]]:
+    """The figure of the final numbers by the varied keys, a page after the other: figure, note and caption of each.
+
+    Keys without a place in it are panels, too; where the user has named both series and facet, they are averaged over.
+    """
     keys = [key for key in keys if key in seeds and key not in ("run", "seed")]
     done = seeds[(seeds.job_status == "finished") & (seeds.status != "diverged")]
     value = next((name for name in ("test_accuracy", "test_loss") if name in done and done[name].notna().any()), None)
     if value is None or not keys:
-        return None
+        return []
     x, series, facet = figure_keys(done, keys, chosen)
     rest = [key for key in keys if key not in (x, series, facet)]
-    over = f", averaged over {', '.join(rest)}" if rest else ""
+    averaged = rest if chosen and chosen.series and chosen.facet else []
+    panels = [key for key in (facet, *rest) if key and key not in averaged]
+    pages = pages_of_final_numbers(_without_gaps(done, keys), panels, averaged, MOST_PANELS, (chosen and chosen.facet,))
     what = "best of the seeds" if statistic == "best" else "mean over seeds; bars: 95 % confidence interval"
-    caption = f"final {value.replace('_', ' ')}: {what}{over}"
-    return draw_sweep(done, x, series, facet, value, statistic), caption
+    names = [joined(f"final {value.replace('_', ' ')}: {what}", page.note) for page in pages]
+    figures = [draw_sweep(page.rows, x, series, page.facet, value, statistic) for page in pages]
+    return [(figure, page.note, name) for figure, page, name in zip(figures, pages, names, strict=True)]
+
+
+def _without_gaps(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """The table with words in the columns of keys that some runs do not have: a panel of these runs, too."""
+    gaps = [key for key in keys if seeds[key].isna().any()]
+    return seeds.assign(**{key: seeds[key].map(plots.tick, na_action="ignore").fillna("none") for key in gaps})
+
+
+def _draw_analyses(
+    tables: dict[str, pd.DataFrame],
+    keys: list[str],
+    chosen: FigureKeys | None,
+    figure_published: str | None,
+    folder: Path,
+) -> dict[str, str]:
+    """Write the figures of the analyses, each line of one configuration; returns their captions by file name."""
+    captions = {}
+    picked = (chosen.x, chosen.series, chosen.facet) if chosen else (None, None, None)
+    for name, table in tables.items():
+        if (analysis := ANALYSES[name]).figure is not None:
+            how = (analysis.lines, analysis.drawn_apart, analysis.most_panels)
+            pages = pages_of_analysis(table, keys, *picked, *how)
+            files = draw({name: pages}, folder, figure_published, KINDS)
+            for figure, page in zip(files, pages, strict=True):
+                captions[figure] = f"{joined(name, page.note)}: drawn from {name}.csv"
+    return captions
 
 
 def figure_keys(
@@ -378,8 +414,18 @@ def status_of(job: Path) -> str:
 
 
 def _config(job: Path) -> dict[str, Any]:
-    """The run's config as it is written; empty where it has none. What is not a config is refused."""
-    path = job / "config.yaml"
+    """The run's config as it is written; empty where it has none. What is not a config is refused.
+
+    An analysis of a trained run has that run's network, task and training, as far as the run is still there.
+    """
+    config = _config_at(job / "config.yaml")
+    if config.get("run") is None or status_of(job) != "finished":
+        return config
+    trained = _config_at(Path(Run(job).summary().get("run") or config["run"]) / "config.yaml")
+    return config | {key: trained[key] for key in ("model", "task", "optimizer", "trainer") if key in trained}
+
+
+def _config_at(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:

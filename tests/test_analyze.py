@@ -71,13 +71,13 @@ def machine():
 def without_figures(monkeypatch):
     """Nearly all the time of a small analysis goes into its figures: tests that look at them ask for `figures`."""
     monkeypatch.setattr(
-        plots, "save", lambda figure, path, kinds=(): [path.with_suffix(".png"), path.with_suffix(".pdf")]
+        plots.figure, "save", lambda figure, path, kinds=(): [path.with_suffix(".png"), path.with_suffix(".pdf")]
     )
 
 
 @pytest.fixture
 def figures(without_figures, monkeypatch):
-    monkeypatch.setattr(plots, "save", SAVE)
+    monkeypatch.setattr(plots.figure, "save", SAVE)
 
 
 @pytest.fixture(scope="module")

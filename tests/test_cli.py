@@ -493,6 +493,12 @@ def test_a_sweep_over_a_boolean_key_ends_with_its_figure_and_page(tmp_path):
         assert all((folder / name).stat().st_size for name in ("sweep.png", "sweep.svg", "report.html"))
 
 
+def test_a_key_that_is_fixed_first_and_varied_then_is_in_the_names_of_the_jobs(tmp_path):
+    succeeds("train", "-m", *TINY, "model.layers=1,3", "out=sweep", at=tmp_path)
+    names = sorted(path.name for path in (tmp_path / "sweep").iterdir() if path.is_dir())
+    assert names == ["0_model.layers=1", "1_model.layers=3"]
+
+
 def test_a_reference_to_another_key_is_each_jobs_own(tmp_path):
     """Every job's words, folder and config hold its own value, so that the same command skips what is finished."""
     words = ["train", "-m", *TINY, "model.skip=true,false", "model.mlp_skip=${model.skip},true"]
@@ -573,6 +579,23 @@ def test_a_check_that_fails_by_a_fault_of_ours_ends_the_command(error, line, tmp
         result = rankbench(*words, at=tmp_path)
         assert result.code == 1 and result.err.splitlines()[-1].startswith(line)
         assert list(tmp_path.iterdir()) == []
+
+
+def test_analyses_of_unlike_runs_are_told_apart_by_what_the_runs_differ_in(tmp_path):
+    """Neither the runs nor the options of an analysis are pooled: `run` and `analysis` were keys that no table had."""
+    for skip in ("true", "false"):
+        succeeds("train", *TINY, f"model.skip={skip}", f"out={skip}", at=tmp_path)
+    words = ["analyze", "-m", "run=true,false", "analysis=[residual]", "analysis.residual.variants=[full]"]
+    succeeds(*words, "analysis.residual.sequences=2,3", "out=sweep", at=tmp_path)
+    succeeds("report", "runs=sweep", "out=report", at=tmp_path)
+    for folder in (tmp_path / "sweep", tmp_path / "report"):
+        table = pd.read_csv(folder / "residual.csv", dtype=str)
+        told = table.groupby("run", sort=False)[["model.skip", "analysis.residual.sequences"]].agg(set)
+        assert [next(iter(values)) for values in told["model.skip"]] == ["true", "true", "false", "false"]
+        assert [next(iter(values)) for values in told["analysis.residual.sequences"]] == ["2", "3", "2", "3"]
+        drawn = (folder / "residual.svg").read_text()
+        for text in ("model.skip=true", "model.skip=false", "sequences=2", "sequences=3"):
+            assert text in drawn
 
 
 def test_the_scoreboard_shows_what_has_been_run(tmp_path):

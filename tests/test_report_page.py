@@ -168,6 +168,25 @@ def test_verdicts_environment_published_and_figures_are_there(place, page):
         assert all((place / "report" / f"{name}{kind}").stat().st_size for kind in (".png", ".pdf", ".svg", ".csv"))
 
 
+def test_pages_of_a_figure_are_all_in_the_report_with_their_captions(tmp_path):
+    """30 values of a key are more panels than a file has; a report of fewer runs into the same folder removes it."""
+    for number in range(30):
+        run = run_at(tmp_path / "runs" / str(number), lr=number / 100)
+        row = {"run": run.name, "task": "sorting", "model": "san", "seed": 0, "weights": "trained", "dtype": "float64"}
+        row |= {"layer": 0, "sublayer": "input", "relative_residual": 0.5}
+        pd.DataFrame([row | {"variant": variant} for variant in ("full", "no_skip")]).to_csv(run / "residual.csv")
+    (tmp_path / "report").mkdir()
+    lines = gather(find_runs(str(tmp_path / "runs")), tmp_path / "report")
+    names = ["residual_1", "residual_2"]
+    assert [name for name in names if f"-> {tmp_path / 'report' / name}.png, .pdf and .svg" in lines] == names
+    assert not (tmp_path / "report" / "residual.png").exists()
+    text = " ".join("".join(Page((tmp_path / "report" / "report.html").read_text()).texts).split())
+    assert "residual; optimizer.lr=0.0 to 0.23: drawn from residual.csv." in text
+    assert "residual; optimizer.lr=0.24 to 0.29: drawn from residual.csv." in text
+    gather(find_runs(str(tmp_path / "runs" / "?")), tmp_path / "report")
+    assert {path.stem for path in (tmp_path / "report").glob("residual*")} == {"residual"}
+
+
 def test_the_command_repeats_the_run_elsewhere(tmp_path):
     run = run_at(tmp_path / "sweep" / "3_x")
     assert command_of(run) == "rankbench train model.heads=1 'analysis=[]'"
@@ -240,7 +259,8 @@ def test_booleans_are_words_in_every_role(role, tmp_path):
         "facet": [a.title for a in figure.axes],
     }
     prefix = "" if role == "x" else "flag="
-    assert [text.get_text() for text in shown[role]] == [f"{prefix}false", f"{prefix}true"]
+    words = ["true", "false"] if role == "facet" else ["false", "true"]  # panels come as their rows do
+    assert [text.get_text() for text in shown[role]] == [prefix + word for word in words]
     if role == "x":  # false stands left of true, with its own numbers
         (line,) = [one for one in axes.get_lines() if len(one.get_xdata()) == 2][:1]
         assert list(line.get_ydata()) == [0.2, 0.5]

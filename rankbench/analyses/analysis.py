@@ -52,6 +52,9 @@ class Analysis:
     and the column whose values are panels, or None; None where there is nothing to draw. digest: the same table in a
     few lines of text. columns: some that its table alone has, by which a table is recognised. any_model: whether it
     works on models other than the Transformer, too.
+
+    Of a sweep's figure: lines, the column whose values are its lines, which a varied key can join; most_panels, of one
+    file; drawn_apart, for a figure that takes no facet, the columns by which it tells runs apart.
     """
 
     options: type
@@ -60,3 +63,6 @@ class Analysis:
     digest: Callable[[pd.DataFrame], str]
     columns: tuple[str, ...]
     any_model: bool = False
+    lines: str | None = None
+    most_panels: int = 24
+    drawn_apart: tuple[str, ...] = ()

@@ -306,4 +306,4 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_bounds, digest, ("slack",))
+ANALYSIS = Analysis(Options, table, draw_bounds, digest, ("slack",), most_panels=6)

@@ -162,4 +162,4 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_collapse, digest, ("log10_relative_residual",))
+ANALYSIS = Analysis(Options, table, draw_collapse, digest, ("log10_relative_residual",), lines="variant")

@@ -81,4 +81,13 @@ def digest(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-ANALYSIS = Analysis(Options, table, draw_curves, digest, ("best_step",), any_model=True)
+ANALYSIS = Analysis(
+    Options,
+    table,
+    draw_curves,
+    digest,
+    ("best_step",),
+    any_model=True,
+    lines="variant",
+    drawn_apart=("variant", "layers"),
+)

@@ -52,4 +52,4 @@ def digest(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-ANALYSIS = Analysis(Options, table, draw_dynamics, digest, ("step", "sublayer"))
+ANALYSIS = Analysis(Options, table, draw_dynamics, digest, ("step", "sublayer"), most_panels=6)

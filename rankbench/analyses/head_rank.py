@@ -171,4 +171,6 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_head_rank, digest, ("angle_limit",))
+ANALYSIS = Analysis(
+    Options, table, draw_head_rank, digest, ("angle_limit",), drawn_apart=("layers", "heads", "copies", "examples")
+)

@@ -73,4 +73,4 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_histograms, digest, ("density",))
+ANALYSIS = Analysis(Options, table, draw_histograms, digest, ("density",), most_panels=12)

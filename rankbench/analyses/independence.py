@@ -403,4 +403,4 @@ DEPENDENCE += ["alignment_linear", "alignment_gaussian"]
 COLUMNS = ["of", "scheme", "first", "second", "first_length", "second_length", "cosine", *DEPENDENCE, "interaction"]
 COLUMNS += ["num_paths", "interference", "interference_se"]
 COLUMNS += [f"cross_gradient{kind}" for kind in ("", "_se", "_rms", "_relative")]
-ANALYSIS = Analysis(Options, table, draw_independence, digest, ("interference",))
+ANALYSIS = Analysis(Options, table, draw_independence, digest, ("interference",), most_panels=6)

@@ -186,4 +186,4 @@ COLUMNS = [
     *("weights", "part", "layer", "attention", "tokens", "width", "inputs", "coefficient", "iteration"),
     *("error", "relative_error", "error_median"),
 ]
-ANALYSIS = Analysis(Options, table, draw_invertibility, digest, ("coefficient", "iteration"))
+ANALYSIS = Analysis(Options, table, draw_invertibility, digest, ("coefficient", "iteration"), most_panels=6)

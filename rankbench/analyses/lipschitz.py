@@ -294,4 +294,4 @@ def digest(table: pd.DataFrame) -> str:
 
 
 COLUMNS = ["weights", "part", "layer", "attention", "tokens", "p", "quantity", "kind", "start", "step", "value"]
-ANALYSIS = Analysis(Options, table, draw_lipschitz, digest, ("quantity", "start"))
+ANALYSIS = Analysis(Options, table, draw_lipschitz, digest, ("quantity", "start"), most_panels=12)

@@ -68,4 +68,4 @@ def digest(table: pd.DataFrame) -> str:
     return f"paths by length\n{shown.to_string(index=False)}"
 
 
-ANALYSIS = Analysis(Options, table, draw_path_counts, digest, ("log10_count",))
+ANALYSIS = Analysis(Options, table, draw_path_counts, digest, ("log10_count",), most_panels=12)

@@ -124,4 +124,4 @@ def digest(table: pd.DataFrame) -> str:
 
 COLUMNS = ["part", "path_length", "layer", "head", "num_paths", "mass", "num_undefined", "gradient_mass"]
 COLUMNS += ["loss_without", "accuracy_without", *RANKS]
-ANALYSIS = Analysis(Options, table, draw_path_mass, digest, ("gradient_mass",))
+ANALYSIS = Analysis(Options, table, draw_path_mass, digest, ("gradient_mass",), most_panels=6)

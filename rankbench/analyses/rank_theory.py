@@ -217,4 +217,6 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_rank_theory, digest, ("quantity", "form"))
+ANALYSIS = Analysis(
+    Options, table, draw_rank_theory, digest, ("quantity", "form"), drawn_apart=("dimension", "rank", "heads")
+)

@@ -58,4 +58,4 @@ def digest(table: pd.DataFrame) -> str:
     return f"relative residual by layer (mean of {table.seed.nunique()} seeds)\n{shown.to_string()}"
 
 
-ANALYSIS = Analysis(Options, table, draw_residual, digest, ("variant", "sublayer"))
+ANALYSIS = Analysis(Options, table, draw_residual, digest, ("variant", "sublayer"), lines="variant")

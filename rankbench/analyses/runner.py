@@ -230,25 +230,30 @@ def measure(name: str, options: Any, subjects: list[Subject]) -> pd.DataFrame:
 
 def present(cfg: BaseConfig, tables: dict[str, pd.DataFrame], folder: Path, facet: str | None = None) -> list[str]:
     """Figures of the tables and verdicts on the claims, written to the folder; returns lines that say so."""
-    return draw(tables, folder, cfg.published, facet) + judge_all(cfg.claims, tables, folder, facet)
+    pages = {name: [plots.Page(table, facet, "")] for name, table in tables.items()}
+    lines = [drawn_line(files) for files in draw(pages, folder, cfg.published).values()]
+    return lines + judge_all(cfg.claims, tables, folder, facet)
 
 
 def draw(
-    tables: dict[str, pd.DataFrame],
+    pages: dict[str, list[plots.Page]],
     folder: Path,
     figure_published: str | None,
-    facet: str | None = None,
     kinds: tuple[str, ...] = plots.KINDS,
-) -> list[str]:
-    """A figure of each analysis' table, in files of these kinds; returns lines that name them."""
-    lines = []
+) -> dict[str, list[Path]]:
+    """A figure of each page of the analyses that have one, in files of these kinds; returns the files by figure."""
+    files = {}
     beside = published(figure_published) if figure_published else None
-    for name, table in tables.items():
-        if ANALYSES[name].figure is None:
-            continue
-        paths = plots.save(ANALYSES[name].figure(table, beside, facet), folder / name, kinds)
-        lines.append(f"-> {' and '.join(str(path) for path in paths)}")
-    return lines
+    for name, pages_of_name in pages.items():
+        if (figure := ANALYSES[name].figure) is not None:
+            figures = ((figure(page.rows, beside, page.facet), page.note) for page in pages_of_name)
+            files |= plots.save_pages(figures, folder / name, kinds)
+    return files
+
+
+def drawn_line(files: list[Path]) -> str:
+    """The line for the reader that names a figure's files."""
+    return f"-> {' and '.join(map(str, files))}"
 
 
 def judge_all(claims: list[str], tables: dict[str, pd.DataFrame], folder: Path, facet: Facet = None) -> list[str]:

@@ -6,7 +6,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from rankbench.plots.figure import COLOURS, DODGE, FLOOR, GREY, INK, grid_of, legend, line, styled, title, whole_numbers
+from rankbench.plots.figure import (
+    COLOURS,
+    FLOOR,
+    GREY,
+    INK,
+    beside,
+    grid_of,
+    in_words,
+    legend,
+    line,
+    styled,
+    title,
+    whole_numbers,
+)
 from rankbench.tables import mean_and_spread
 
 MOST_TICKS = 9  # below 1
@@ -29,9 +42,7 @@ def draw_collapse(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
             mine = rows[rows.weights == kind]
             for number, variant in enumerate(variants):
                 one = mine[mine.variant == variant]
-                line(
-                    axes, mean_and_spread(one, ["layer"], "log10_residual"), "layer", variant.replace("_", " "), number
-                )
+                line(axes, mean_and_spread(one, ["layer"], "log10_residual"), "layer", in_words(variant), number)
                 _rings(axes, one, number)
             axes.plot([], [], color=INK, label="measured by a forward pass", **RING)
             _bound(axes, mine)
@@ -49,7 +60,7 @@ def draw_collapse(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
 def _rings(axes: Axes, rows: pd.DataFrame, number: int) -> None:
     measured = _in_every_seed(rows, "log10_measured")
     style = RING | {"color": COLOURS[number % len(COLOURS)]}
-    axes.plot(measured.layer + DODGE * number, measured["mean"], **style)
+    axes.plot(beside(measured.layer, number), measured["mean"], **style)
 
 
 def _bound(axes: Axes, rows: pd.DataFrame) -> None:

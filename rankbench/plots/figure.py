@@ -7,9 +7,10 @@ colour-blind; every series has a marker of its own.
 
 import functools
 import io
+import re
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ LETTER, LINE = 0.05, 0.145  # inches: a letter and a line of a legend's 7 pt
 FEW_SEEDS = 10  # up to which each is drawn: the standard deviation of so few says little
 FEW_PLACES = 30  # along x, up to which seeds are points; beyond they are thin lines
 LINES = 3  # of a legend that every figure has room for
+MOST_ROWS, SIDE_BY_SIDE = 6, 4  # facets below each other, and panels side by side where there are more facets
 STYLE = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -80,6 +82,24 @@ def _png(figure: Figure) -> bytes:
     return image.getvalue()
 
 
+def save_pages(
+    figures: Iterable[tuple[Figure, str]], path: Path, kinds: tuple[str, ...] = KINDS
+) -> dict[str, list[Path]]:
+    """Write one figure as <path>, several as <path>_1, <path>_2 ..., each with its note at the top, and remove what
+    an earlier call with another number of figures left; returns the files by the figures' names."""
+    figures = list(figures)
+    names = [path.name] if len(figures) == 1 else [f"{path.name}_{number}" for number in range(1, len(figures) + 1)]
+    for old in path.parent.glob(f"{path.name}*"):
+        if re.fullmatch(rf"{re.escape(path.name)}(_\d+)?\.(png|pdf|svg)", old.name) and old.stem not in names:
+            old.unlink()
+    written = {}
+    for name, (figure, note) in zip(names, figures, strict=True):
+        if note:
+            figure.suptitle(textwrap.fill(note, int(figure.get_figwidth() / LETTER)), fontsize=STYLE["font.size"])
+        written[name] = save(figure, path.with_name(name), kinds)
+    return written
+
+
 def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
     """Letters and lines of STYLE for whatever the function draws."""
 
@@ -94,15 +114,23 @@ def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
 def grid_of(
     table: pd.DataFrame, facet: str | None, columns: int, share_y: bool = True, share_x: bool | str = True
 ) -> tuple[Figure, np.ndarray, list[tuple[str, pd.DataFrame]]]:
-    """An empty figure with a row of axes for each value of the facet, and these values' rows under their labels."""
+    """An empty figure with a row of axes for each value of the facet, and these values' rows under their labels.
+
+    Many facets stand side by side, so that the figure does not become a ribbon.
+    """
     facets = [("", table)]
     if facet is not None:
         facets = [(f"{facet}={value}", rows) for value, rows in table.groupby(facet, sort=False)]
-    size = (PANEL[0] * columns, PANEL[1] * len(facets) + 0.7)
+    beside = max(1, SIDE_BY_SIDE // columns) if len(facets) > MOST_ROWS else 1
+    num_rows = -(-len(facets) // beside)
+    size = (PANEL[0] * columns * beside, PANEL[1] * num_rows + 0.7)
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(len(facets), columns, squeeze=False, sharex=share_x, sharey=share_y)
-    return figure, grid, facets
+    axes = figure.subplots(num_rows, columns * beside, squeeze=False, sharex=share_x, sharey=share_y)
+    grid = axes.reshape(num_rows * beside, columns)
+    for unused in grid[len(facets) :].flat:
+        unused.remove()
+    return figure, grid[: len(facets)], facets
 
 
 def title(*parts: str) -> str:
@@ -113,8 +141,9 @@ def title(*parts: str) -> str:
 def line(axes: Axes, summary: pd.DataFrame, x: str, label: str, number: int) -> None:
     """The mean of a summary over seeds along x, with its seeds; number: which of the panel's series it is, from 0."""
     colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-    place = summary[x] + DODGE * number  # side by side, so that equal values do not hide each other
-    axes.plot(place, summary["mean"], color=colour, marker=marker, label=label)
+    place = beside(summary[x], number)
+    dashes = DASHES[number // len(COLOURS) % len(DASHES)]
+    axes.plot(place, summary["mean"], color=colour, marker=marker, linestyle=dashes, label=label)
     spread(axes, place, summary, colour)
 
 
@@ -147,6 +176,16 @@ def floor(axes: Axes, floors: pd.Series) -> None:
     """The rounding error of a forward pass by what is its index, dotted, where the panel reaches down to it."""
     if len(floors) and axes.get_ylim()[0] < 100 * floors.max():
         axes.plot(floors.index, floors, color=GREY, linestyle=":", linewidth=1, label=FLOOR, zorder=1)
+
+
+def beside(x: pd.Series, number: int) -> pd.Series:
+    """Where the panel's series of this number is drawn: side by side, so that equal values do not hide each other."""
+    return x + DODGE * (number % len(COLOURS))
+
+
+def in_words(variant: str) -> str:
+    """A variant's name for a legend; the key of a sweep that may stand behind it keeps its spelling."""
+    return ", ".join(part if "=" in part else part.replace("_", " ") for part in variant.split(", "))
 
 
 def level(axes: Axes, rows: pd.DataFrame, column: str, label: str, colour: str, dashes: str) -> None:
@@ -188,10 +227,13 @@ def whole_numbers(axes: Axes, label: str) -> None:
     axes.set_xlabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.label_outer()
+    if len(axes.get_shared_y_axes().get_siblings(axes)) == 1:  # numbers of its own
+        axes.tick_params(labelleft=True)
 
 
 def legend(figure: Figure, grid: np.ndarray) -> None:
     """One legend under the panels, with each label once; the figure grows by what it takes of the panels' height."""
+    _label_lowest(grid)
     found = {}
     for axes in grid.flat:
         found |= {
@@ -204,6 +246,18 @@ def legend(figure: Figure, grid: np.ndarray) -> None:
     lines = -(-len(found) // columns)
     figure.set_figheight(figure.get_figheight() + LINE * max(0, lines - LINES))
     figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns)
+
+
+def _label_lowest(grid: np.ndarray) -> None:
+    """Give the panels above an empty place the x labels and numbers that the row below would have."""
+    lowest = {}
+    for axes in grid.flat:
+        lowest[axes.get_subplotspec().colspan.start] = axes
+    for column, axes in lowest.items():
+        below = grid[-1, column % grid.shape[1]]
+        if axes.get_visible() and axes is not below and axes.get_subplotspec() != below.get_subplotspec():
+            axes.tick_params(labelbottom=True)
+            axes.set_xlabel(below.get_xlabel())
 
 
 def spans_orders(values: pd.Series) -> bool:

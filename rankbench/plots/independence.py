@@ -31,7 +31,11 @@ def draw_independence(table: pd.DataFrame, published: pd.DataFrame | None = None
     sqrt(1 - exp(-2 I)), the correlation of two Gaussian numbers with this information (Linfoot 1957), so that all maps
     share one scale: 0 independent, 1 determined."""
     table = table.assign(information=np.sqrt(-np.expm1(-2 * table.information_ksg.clip(lower=0))))
-    facets = [("", table)] if facet is None else [(f"{facet}={value}", rows) for value, rows in table.groupby(facet)]
+    facets = (
+        [("", table)]
+        if facet is None
+        else [(f"{facet}={value}", rows) for value, rows in table.groupby(facet, sort=False)]
+    )
     schemes = list(dict.fromkeys(table.scheme.dropna()))
     heights = [HEIGHT * len(schemes), LAST_HEIGHT] * len(facets)
     figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")

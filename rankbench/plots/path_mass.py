@@ -17,7 +17,11 @@ CELLS = 12  # a side, up to which the numbers are written into the cells
 @styled
 def draw_path_mass(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Mass and gradient mass by path length, and the mass through every head, a layer x head map; a row a facet."""
-    facets = [("", table)] if facet is None else [(f"{facet}={value}", rows) for value, rows in table.groupby(facet)]
+    facets = (
+        [("", table)]
+        if facet is None
+        else [(f"{facet}={value}", rows) for value, rows in table.groupby(facet, sort=False)]
+    )
     figure = Figure(figsize=(PANEL[0] * 2, PANEL[1] * 2 * len(facets)), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(2 * len(facets), 2, squeeze=False)

@@ -13,9 +13,7 @@ NAMES = {"greedy": "greedy", "norm": "largest first", "random": "random order"}
 @styled
 def draw_pruning(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Accuracy, and loss, against the number of paths kept, a line for each order; a row for each facet."""
-    figure, _, facets = grid_of(table, facet, 2)
-    figure.clear()
-    grid = figure.subplots(len(facets), 2, squeeze=False, sharex=True)
+    figure, grid, facets = grid_of(table, facet, 2, share_y=False)
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, value in zip(row, ("accuracy", "loss"), strict=True):
             for number, order in enumerate(dict.fromkeys(rows.order)):

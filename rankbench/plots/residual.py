@@ -6,10 +6,11 @@ from matplotlib.figure import Figure
 
 from rankbench.plots.figure import (
     COLOURS,
-    DODGE,
     below_rounding,
+    beside,
     floor,
     grid_of,
+    in_words,
     legend,
     line,
     styled,
@@ -23,8 +24,7 @@ from rankbench.tables import last_of_layer, mean_and_spread
 def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Relative residual by layer, a line for each variant; a column for each kind of weights, a row for each facet.
 
-    What is below its rounding error is drawn there, marked. Where there is one variant alone, the facet's values are
-    the lines of one row, if they are no more than colours.
+    What is below its rounding error is drawn there, marked.
     """
     last = last_of_layer(table)
     if "relative_noise_floor" not in last:  # a table from before there was this column
@@ -32,17 +32,14 @@ def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
         last = last.assign(below_floor=last.relative_residual <= last.relative_noise_floor)
     last = last.assign(relative_residual=last.relative_residual.clip(lower=last.relative_noise_floor))
     weights = list(dict.fromkeys(last.weights))
-    names = last.variant.str.replace("_", " ")
-    if facet is not None and last.variant.nunique() == 1 and last[facet].nunique() <= len(COLOURS):
-        names, facet = f"{facet}=" + last[facet].astype(str), None
-    last = last.assign(line=names)
+    last = last.assign(line=last.variant.map(in_words))
     figure, grid, facets = grid_of(last, facet, len(weights))
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, kind in zip(row, weights, strict=True):
             for number, name in enumerate(last.line.unique()):
                 mine = rows[(rows.weights == kind) & (rows.line == name)]
                 summary = mean_and_spread(mine, ["layer"], "relative_residual", geometric=True)
-                below, place = summary.layer.isin(mine.layer[mine.below_floor > 0]), summary.layer + DODGE * number
+                below, place = summary.layer.isin(mine.layer[mine.below_floor > 0]), beside(summary.layer, number)
                 line(axes, summary.assign(mean=summary["mean"].mask(below)), "layer", name, number)
                 below_rounding(axes, place, summary["mean"], below, COLOURS[number % len(COLOURS)])
             axes.set_yscale("log")

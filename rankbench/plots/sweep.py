@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, DASHES, MARKERS, PANEL, legend, spans_orders, styled, tick, ticks
+from rankbench.plots.figure import COLOURS, DASHES, MARKERS, PANEL, legend, spans_orders, styled, tick, ticks, title
 from rankbench.tables import booleans_as_words, over_seeds
 
 
@@ -20,11 +20,12 @@ def draw_sweep(
     """A final number against a varied key: mean over seeds, bars its 95 % interval; or, with
     statistic="best", the best seed's (the largest accuracy, the smallest loss).
 
-    A line for each value of `series`, a panel for each value of `facet`. Keys that are none of the three are averaged
-    over within each seed. An x of words is spaced evenly; true and false are words.
+    A line for each value of `series`, a panel for each value of `facet` (words in the order of the rows). Keys that are
+    none of the three are averaged over within each seed. An x of words is spaced evenly; true and false are words.
     """
     table = booleans_as_words(table)
-    facets = list(table.groupby(facet, sort=True)) if facet else [("", table)]
+    is_ordered = facet is not None and pd.api.types.is_numeric_dtype(table[facet])
+    facets = list(table.groupby(facet, sort=is_ordered)) if facet else [("", table)]
     lines = sorted(table[series].unique()) if series else [""]
     columns = min(len(facets), 3)
     rows = -(-len(facets) // columns)
@@ -50,7 +51,7 @@ def draw_sweep(
                 below, above = summary["mean"] - summary.low95, summary.high95 - summary["mean"]
                 axes.errorbar(place, summary["mean"], [below, above], label=name, **style)
         if facet:
-            axes.set_title(f"{facet}={tick(label)}")
+            axes.set_title(title(f"{facet}={tick(label)}"))
         axes.set_xlabel(x)
         if words:
             axes.set_xticks(range(len(words)), words, rotation=30 if max(map(len, words)) > 8 else 0)

@@ -1,0 +1,163 @@
+"""How the configurations of a sweep share figures: which keys are lines, which are panels, and where a new page begins.
+
+Two configurations never share a line, unless the user leaves a key out by naming both others: then the line is the mean
+over that key's values, and the figure says so.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from rankbench.plots.figure import COLOURS, DASHES, in_words
+
+MOST_LINES = len(COLOURS) * len(DASHES)  # that can be told apart
+OWN_LINES = "network"  # how panels are called that take the place of a figure's own lines
+
+
+@dataclass(frozen=True)
+class Page:
+    """Rows of one figure. facet: the column whose values are its panels; note: what stands in the figure about all of
+    its rows."""
+
+    rows: pd.DataFrame
+    facet: str | None
+    note: str
+
+
+def pages_of_final_numbers(
+    table: pd.DataFrame,
+    panels: list[str],
+    averaged: list[str],
+    most_panels: int,
+    kept: tuple[str | None, ...] = (),
+) -> list[Page]:
+    """Pages of the table with a panel for each combination of the keys in `panels`.
+
+    averaged: keys for the note. kept: keys whose values share a page as far as they can, because the user chose them.
+    """
+    note = f"averaged over {', '.join(averaged)}" if averaged else ""
+    return [replace(page, note=joined(page.note, note)) for page in _split(table, panels, most_panels, kept)]
+
+
+def pages_of_analysis(
+    table: pd.DataFrame,
+    keys: list[str],
+    x: str | None,
+    series: str | None,
+    facet: str | None,
+    lines: str | None,
+    drawn_apart: tuple[str, ...],
+    most_panels: int,
+) -> list[Page]:
+    """Pages of an analysis' table from runs that differ in the keys.
+
+    x, series, facet: the keys that the user chose. Where series and facet are chosen, the figure averages over the keys
+    that are none of the three. Its x axis is its own, so the values of the key x are panels.
+    lines: the column whose values are the figure's lines. A series joins them while there are colours, and takes their
+    place where there are not; without such a column the series' values are panels.
+    drawn_apart: for a figure that takes no facet, the columns by which it tells runs apart. Configurations that it
+    would mix get lines of their own, or pages.
+    """
+    keys = [key for key in keys if table[key].nunique() > 1]
+    averaged = [key for key in keys if key not in (x, series, facet)] if series and facet else []
+    panels = [key for key in keys if key not in averaged and key not in (series, facet)]
+    panels = [key for key in (facet, series) if key in keys] + panels
+    if drawn_apart:
+        of_run = table.groupby("run")[[*drawn_apart, *panels]].max()
+        panels = [key for key in panels if of_run.groupby(list(drawn_apart), dropna=False)[key].nunique().max() > 1]
+        most_panels = 1
+        if lines and panels and table.groupby([lines, *panels], dropna=False).ngroups <= len(COLOURS):
+            table, panels = table.assign(**{lines: _line_names(table, lines, panels)}), []
+    elif lines:
+        series = series if series in panels else None if series else _series_of_choice(table, lines, panels, facet)
+        if series and table[series].nunique() <= MOST_LINES:
+            panels.remove(series)
+            if table[lines].nunique() > max(1, len(COLOURS) // table[series].nunique()):  # too many for one panel
+                panels.append(OWN_LINES)
+                table = table.assign(**{OWN_LINES: table[lines].map(_unbroken), lines: ""})
+            table = table.assign(**{lines: _line_names(table, lines, [series])})
+    return pages_of_final_numbers(table, panels, averaged, most_panels, (series, facet))
+
+
+def _series_of_choice(table: pd.DataFrame, lines: str, panels: list[str], facet: str | None) -> str | None:
+    """The key whose values take the place of a figure's only line: numbers before words, and the most values that there
+    are colours for."""
+    fit = [key for key in panels if key != facet and table[key].nunique() <= len(COLOURS)]
+    if table[lines].nunique() > 1 or not fit:
+        return None
+    return max(fit, key=lambda key: (pd.to_numeric(table[key], errors="coerce").notna().all(), table[key].nunique()))
+
+
+def _line_names(table: pd.DataFrame, lines: str, keys: list[str]) -> pd.Series:
+    """What each row's line is called when the keys join the column `lines`: `no_skip, model.layers=2`, or, where that
+    column has one value, `model.layers=2`."""
+    parts = [f"{key}=" + table[key].astype(str) for key in keys]
+    if table[lines].nunique() > 1:
+        parts = [table[lines], *parts]
+    names = parts[0]
+    for part in parts[1:]:
+        names = names + ", " + part
+    return names
+
+
+def _split(table: pd.DataFrame, panels: list[str], most_panels: int, kept: tuple[str | None, ...]) -> Iterator[Page]:
+    """A page of all rows if their panels are not too many, else one for each value of some key, and so on; of a single
+    key with very many values, pages of `most_panels` values each. kept: keys that share a page as far as they can."""
+    if not panels:
+        yield Page(table, None, "")
+        return
+    combinations = table[panels].drop_duplicates()
+    if len(panels) > 1:  # the first key's values stay together
+        ranks = {key: {value: rank for rank, value in enumerate(dict.fromkeys(table[key]))} for key in panels}
+        combinations = combinations.sort_values(panels, key=lambda column: column.map(ranks[column.name]))
+    if len(combinations) <= most_panels and most_panels > 1:
+        yield Page(_with_facet(table, panels, combinations), panels[0], "")
+    elif len(panels) > 1 or most_panels == 1:
+        key = _page_key(combinations, [key for key in panels if key not in kept] or panels, most_panels)
+        others = [other for other in panels if other != key]
+        for value in dict.fromkeys(combinations[key]):
+            for page in _split(table[table[key] == value], others, most_panels, kept):
+                yield replace(page, note=joined(f"{key}={value}", page.note))
+    else:
+        values = list(combinations[panels[0]])
+        for begin in range(0, len(values), most_panels):
+            shown = values[begin : begin + most_panels]
+            rows = table[table[panels[0]].isin(shown)]
+            yield Page(rows, panels[0], f"{panels[0]}={shown[0]} to {shown[-1]}")
+
+
+def _page_key(combinations: pd.DataFrame, keys: list[str], most_panels: int) -> str:
+    """The key whose values make the fewest pages that are small enough; where none does, the one with most values."""
+    enough = [key for key in keys if combinations.groupby(key).size().max() <= most_panels]
+    num_values = combinations.nunique()
+    return min(enough, key=num_values.get) if enough else max(keys, key=num_values.get)
+
+
+def _with_facet(table: pd.DataFrame, panels: list[str], combinations: pd.DataFrame) -> pd.DataFrame:
+    """The table with the values of all the keys in the first one's column, in the order of the combinations: under
+    model.heads for example `2, model.layers=6`."""
+    if len(panels) == 1:
+        return table
+    texts = {
+        values: ", ".join(
+            [str(values[0]), *(f"{key}={value}" for key, value in zip(panels[1:], values[1:], strict=True))]
+        )
+        for values in combinations.itertuples(index=False, name=None)
+    }
+    places = {values: place for place, values in enumerate(texts)}
+    own = list(table[panels].itertuples(index=False, name=None))
+    ordered = table.assign(
+        **{panels[0]: [texts[values] for values in own], "place": [places[values] for values in own]}
+    )
+    return ordered.sort_values("place", kind="stable").drop(columns="place")
+
+
+def joined(*parts: str) -> str:
+    """The parts that say something, with semicolons between them."""
+    return "; ".join(part for part in parts if part)
+
+
+def _unbroken(variant: str) -> str:
+    """A variant's name with spaces at which no title breaks."""
+    return in_words(variant).replace(" ", "\N{NO-BREAK SPACE}")
