@@ -3,13 +3,17 @@
 Attention alone shrinks the residual doubly exponentially (Dong et al. 2021, Theorem 2.2): after a few layers it is
 less than the rounding of the tokens, and no forward pass shows it. So the tokens are held as
 
-    x_i = mean + exp(log_scale) unit_i,    sum_i unit_i = 0,  largest |unit| = 1,
+    x_i = exp(log_mean) direction + exp(log_scale) unit_i,    sum_i unit_i = 0,  largest |direction| and |unit| 1,
 
-and every part of the network is written as a map of these three, without a difference of nearly equal numbers: float64
-then follows a residual of 1e-1000000 as exactly as one of 1. Every formula is exact, not an expansion: a limit is taken
-only where the next term is below rounding. What is lost is what float64 always loses: about 1e-16 of the largest entry
-of a layer's residual, or of its largest summand where heads, skip and value maps cancel. So of tokens that have merged
-while others have not, no difference below that is followed: a later layer that merges the others shows too little.
+and every part of the network is written as a map of these, without a difference of nearly equal numbers: float64 then
+follows a residual of 1e-1000000 as exactly as one of 1. Every formula is exact, not an expansion: a limit is taken only
+where the next term is below rounding. What is lost is what float64 always loses: about 1e-16 of the largest entry of a
+layer's residual, or of its largest summand where heads, skip and value maps cancel. So of tokens that have merged while
+others have not, no difference below that is followed: a later layer that merges the others shows too little.
+
+The mean is as good, but for one case: where the terms that make it cancel (tokens that are mirror images of one
+another), what is left of it is rounding. A residual that collapses behind that would seem small beside a mean that is
+none. `mean_errors` says how much of the mean rounding can have made.
 
 Shapes: B batch, N query token, M key token, D width, H head, K head width, F hidden width of the MLP.
 """
@@ -28,21 +32,45 @@ from rankbench.metrics import composite_norm, one_norm
 from rankbench.model.attention import Attention
 from rankbench.model.network import Network, Sublayer
 from rankbench.model.transformer import MLP, Norm
+from rankbench.rounding import MARGIN, RandomRounding
 
 NORMS = ("layernorm", "rmsnorm")  # whose kinds are followed; likewise of attention
 ATTENTIONS = ("dot", "l2")
+DOUBTFUL = 1e-8  # of the largest tokens of any layer: a mean above it is far above what rounding adds to it
+MEAN_PASSES = 4
+
+
+class Scaled(NamedTuple):
+    """exp(log) times a matrix whose largest entry is 1, for each sequence; a matrix of zeros has log -inf."""
+
+    log_B: Tensor  # natural
+    matrix_BND: Tensor
 
 
 class State(NamedTuple):
-    """Tokens mean + exp(log_scale) unit. mean_BD, log_scale_B (natural log), unit_BND.
+    """Tokens mean + exp(log_scale) unit, the mean itself exp(log_mean) direction; natural logarithms.
 
-    Equal tokens have log_scale -inf and unit 0; -inf also stands for a logarithm that float64 cannot hold, after some
-    640 cubings. Absent tokens of a padded batch have unit 0 and are in no mean.
+    Equal tokens have log_scale -inf and unit 0, a mean of zero likewise; -inf also stands for a logarithm that float64
+    cannot hold, after some 640 cubings. Absent tokens of a padded batch have unit 0 and are in no mean.
     """
 
-    mean_BD: Tensor
+    log_mean_B: Tensor
+    direction_BD: Tensor
     log_scale_B: Tensor
     unit_BND: Tensor
+
+    @classmethod
+    def of(cls, mean: Scaled, rows: Scaled) -> "State":
+        return cls(mean.log_B, mean.matrix_BND[:, 0], *rows)
+
+    @property
+    def mean(self) -> Scaled:
+        return Scaled(self.log_mean_B, self.direction_BD[:, None])
+
+    @property
+    def mean_BD(self) -> Tensor:
+        """The mean token itself, as far as float64 holds it."""
+        return self.log_mean_B.exp()[:, None] * self.direction_BD
 
 
 def propagate(network: Network, inputs: Tensor) -> list[State]:
@@ -54,18 +82,49 @@ def propagate(network: Network, inputs: Tensor) -> list[State]:
     check(network)
     present_BN = network.present(inputs)
     with torch.no_grad():
-        states = [residual_coordinates(network.embed(inputs), present_BN)]
-        for number, sublayers in enumerate(network.layers, 1):
-            state = states[-1]
-            for its in sublayers:
-                state = sublayer(state, its, present_BN)
-            states.append(state)
-            if not state.mean_BD.isfinite().all() or state.log_scale_B.isnan().any():
-                raise ConfigError(
-                    f"model.layers={network.num_layers}: the tokens overflow float64 in layer {number}; "
-                    "use fewer layers, a lower model.init_gain, or a norm"
-                )
+        states = _through_layers(network, residual_coordinates(network.embed(inputs), present_BN), present_BN)
+    for number, state in enumerate(states):
+        if not state.mean_BD.isfinite().all() or state.log_scale_B.isnan().any():
+            raise ConfigError(
+                f"model.layers={network.num_layers}: the tokens overflow float64 in layer {number}; "
+                "use fewer layers, a lower model.init_gain, or a norm"
+            )
     return states
+
+
+def _through_layers(network: Network, state: State, present_BN: Tensor | None) -> list[State]:
+    states = [state]
+    for sublayers in network.layers:
+        for its in sublayers:
+            state = sublayer(state, its, present_BN)
+        states.append(state)
+    return states
+
+
+@torch.no_grad()
+def mean_errors(network: Network, inputs: Tensor, states: list[State], generator: torch.Generator) -> list[Tensor]:
+    """log of what rounding can have added to the largest entry of each state's mean, natural; (B,) for each state.
+
+    By random rounding (rankbench.rounding) of all that `propagate` does behind the embedding; the embedding counts as
+    exact. -inf for sequences whose mean is nowhere DOUBTFUL of the tokens: rounding cannot have made these means.
+    generator: on the CPU.
+    """
+    present_BN = network.present(inputs)
+    means_LB = torch.stack([state.log_mean_B for state in states])
+    sizes_LB = torch.stack([log_size(state, present_BN) for state in states])
+    errors_LB = torch.full_like(means_LB, -math.inf)
+    doubtful = (means_LB <= sizes_LB.amax(0) + math.log(DOUBTFUL)).any(0).nonzero()[:, 0]
+    if len(doubtful) == 0:
+        return list(errors_LB)
+    copies = doubtful.repeat(MEAN_PASSES)
+    start = State(*(part[copies] for part in states[0]))
+    with RandomRounding(generator):
+        perturbed = _through_layers(network, start, None if present_BN is None else present_BN[copies])
+    for errors_B, state, other in zip(errors_LB, states, perturbed, strict=True):
+        minus_mean = Scaled(state.log_mean_B[copies], -state.direction_BD[copies, None])
+        change_B = _sum(other.mean, minus_mean).log_B
+        errors_B[doubtful] = change_B.unflatten(0, (MEAN_PASSES, -1)).amax(0) + math.log(MARGIN)
+    return list(errors_LB)
 
 
 def check(network: Network) -> None:
@@ -94,6 +153,14 @@ def log_residual(state: State) -> Tensor:
     return state.log_scale_B + composite_norm(state.unit_BND).log()
 
 
+def log_size(state: State, present_BN: Tensor | None = None, without_mean_B: Tensor | None = None) -> Tensor:
+    """log ||X||_{1,inf}, natural; shape (B,). Absent tokens are none of X; nor is the mean, where without_mean_B."""
+    log_B, x_BND = _sum(state.mean, Scaled(state.log_scale_B, state.unit_BND))
+    x_BND = x_BND if present_BN is None else torch.where(present_BN[..., None], x_BND, 0)
+    size_B = log_B + composite_norm(x_BND).log()
+    return size_B if without_mean_B is None else torch.where(without_mean_B, log_residual(state), size_B)
+
+
 def tokens(state: State) -> Tensor:
     """The tokens X themselves, (B, N, D), as far as float64 holds them; absent ones mean nothing."""
     return state.mean_BD[:, None] + state.log_scale_B.exp()[:, None, None] * state.unit_BND
@@ -119,36 +186,56 @@ def log_lemma_constant(its: Sublayer) -> float:
 
 def residual_coordinates(x_BND: Tensor, present_BN: Tensor | None = None) -> State:
     """The tokens in residual coordinates."""
-    first_BD = x_BND[:, 0]
-    zeros_B = x_BND.new_zeros(len(x_BND))
+    present_BN1 = None if present_BN is None else present_BN[..., None]
+    mean = _scaled(_mean(x_BND if present_BN1 is None else torch.where(present_BN1, x_BND, 0), present_BN1))
     # from the first token on, so that equal tokens have residual 0 and not the rounding of their mean
-    return _recentred(first_BD, zeros_B, x_BND - first_BD[:, None], present_BN)
+    rows = _recentred(mean, x_BND.new_zeros(len(x_BND)), x_BND - x_BND[:, :1], present_BN)
+    return State.of(mean, Scaled(rows.log_scale_B, rows.unit_BND))
 
 
-def _recentred(mean_BD: Tensor, log_scale_B: Tensor, rows_BND: Tensor, present_BN: Tensor | None) -> State:
+def _mean(x_BND: Tensor, present_BN1: Tensor | None) -> Tensor:
+    """Mean token (B, 1, D) in twice the digits: tokens that cancel leave what they truly leave. Knuth's two-sum."""
+    total_BD, lost_BD = torch.zeros_like(x_BND[:, 0]), torch.zeros_like(x_BND[:, 0])
+    for x_BD in x_BND.unbind(1):
+        sum_BD = total_BD + x_BD
+        added_BD = sum_BD - total_BD
+        lost_BD = lost_BD + (total_BD - (sum_BD - added_BD)) + (x_BD - added_BD)
+        total_BD = sum_BD
+    number = x_BND.shape[1] if present_BN1 is None else present_BN1.sum(1, keepdim=True)
+    return (total_BD + lost_BD)[:, None] / number
+
+
+def _recentred(mean: Scaled, log_scale_B: Tensor, rows_BND: Tensor, present_BN: Tensor | None) -> State:
     """Tokens mean + exp(log_scale) rows, whatever the mean of the rows."""
     if present_BN is None:
-        average_BD = rows_BND.mean(1)
-        rows_BND = rows_BND - average_BD[:, None]
+        average_B1D = rows_BND.mean(1, keepdim=True)
+        rows_BND = rows_BND - average_B1D
     else:
         present_BN1 = present_BN[..., None]
-        average_BD = torch.where(present_BN1, rows_BND, 0).sum(1) / present_BN1.sum(1)
-        rows_BND = torch.where(present_BN1, rows_BND - average_BD[:, None], 0)
-    return State(mean_BD + log_scale_B.exp()[:, None] * average_BD, *_normalised(log_scale_B, rows_BND))
+        average_B1D = torch.where(present_BN1, rows_BND, 0).sum(1, keepdim=True) / present_BN1.sum(1, keepdim=True)
+        rows_BND = torch.where(present_BN1, rows_BND - average_B1D, 0)
+    return State.of(_sum(mean, Scaled(log_scale_B, average_B1D)), _scaled(rows_BND, log_scale_B))
 
 
-def _normalised(log_scale_B: Tensor, x_BND: Tensor) -> tuple[Tensor, Tensor]:
+def _scaled(x_BND: Tensor, log_B: Tensor | float = 0.0) -> Scaled:
+    """exp(log) X with the size of X taken into the logarithm."""
     size_B = x_BND.abs().amax((1, 2))
-    return log_scale_B + size_B.log(), x_BND / torch.where(size_B > 0, size_B, 1)[:, None, None]
+    return Scaled(log_B + size_B.log(), x_BND / torch.where(size_B > 0, size_B, 1)[:, None, None])
 
 
-def _sum(log_a_B: Tensor, a_BND: Tensor, log_b_B: Tensor, b_BND: Tensor) -> tuple[Tensor, Tensor]:
-    """exp(log_a) A + exp(log_b) B in the scale of the larger."""
-    (log_a_B, a_BND), (log_b_B, b_BND) = _normalised(log_a_B, a_BND), _normalised(log_b_B, b_BND)
+def _sum(a: Scaled, b: Scaled) -> Scaled:
+    """A + B, in the scale of the sum."""
+    (log_a_B, a_BND), (log_b_B, b_BND) = (_scaled(x_BND, log_B) for log_B, x_BND in (a, b))
     log_B = torch.maximum(log_a_B, log_b_B)
     finite_B = torch.where(log_B > -math.inf, log_B, 0)  # both are zero: any scale will do
     share_a_B11, share_b_B11 = ((one_B - finite_B).exp()[:, None, None] for one_B in (log_a_B, log_b_B))
-    return log_B, share_a_B11 * a_BND + share_b_B11 * b_BND
+    return _scaled(share_a_B11 * a_BND + share_b_B11 * b_BND, log_B)
+
+
+def _times(x: Scaled, w: Tensor, bias: Tensor | None = None) -> Scaled:
+    """X W^T + bias, as torch.nn.Linear has it."""
+    product = _scaled(x.matrix_BND @ w.T, x.log_B)
+    return product if bias is None else _sum(product, _scaled(bias.expand_as(product.matrix_BND)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -168,8 +255,9 @@ def sublayer(state: State, its: Sublayer, present_BN: Tensor | None = None) -> S
 
 def weighted_sum(a: float, x: State, b: float, y: State) -> State:
     """a X + b Y."""
-    log_B, rows_BND = _sum(x.log_scale_B, a * x.unit_BND, y.log_scale_B, b * y.unit_BND)
-    return State(a * x.mean_BD + b * y.mean_BD, *_normalised(log_B, rows_BND))
+    rows = _sum(Scaled(x.log_scale_B, a * x.unit_BND), Scaled(y.log_scale_B, b * y.unit_BND))
+    mean = _sum(Scaled(x.mean.log_B, a * x.mean.matrix_BND), Scaled(y.mean.log_B, b * y.mean.matrix_BND))
+    return State.of(mean, rows)
 
 
 def attention(state: State, module: Attention, present_BN: Tensor | None = None) -> State:
@@ -189,14 +277,14 @@ def attention(state: State, module: Attention, present_BN: Tensor | None = None)
 
         P X W + b = 1 (x W + b) + Q R W + (P - Q) R W,    W = W_V W_O, summed over heads.
 
-    Where all tokens see the same keys, Q R is the same row for all of them: it moves the mean, and the residual is the
-    last term, of third order. Where they do not (causal and window masks) the rows of Q R differ, the residual is of
-    first order in R, and its decay is no faster than exponential. Sequences with an |E| above 1/2 are far from collapse
-    and use P R as it is. Values are taken relative to those of the key that is attended to most, so that attention to
-    next to nothing but one key loses no digits either.
+    Where all N tokens see the same keys, Q R is the same row for all of them: it moves the mean by
+    sum_j (Q_j - 1/N) R_j, and the residual is the last term, of third order. Where they do not (causal and window
+    masks) the rows of Q R differ, the residual is of first order in R, and its decay is no faster than exponential.
+    Sequences with an |E| above 1/2 are far from collapse and use P R as it is. Values are taken relative to those of
+    the key that is attended to most, so that attention to next to nothing but one key loses no digits either.
     """
     w = module.maps_as_applied()
-    mean_BD, log_B, unit_BND = state
+    mean_BD, log_B, unit_BND = state.mean_BD, state.log_scale_B, state.unit_BND
     scale_B111, factor = log_B.exp()[:, None, None, None], module.head_width**-0.5 / module.temperature
     seen = _seen(module, present_BN, unit_BND)
     unit_B1ND = unit_BND[:, None]
@@ -215,18 +303,41 @@ def attention(state: State, module: Attention, present_BN: Tensor | None = None)
     log_change_B, change_BHNM = _change_of_softmax(q_BHNM, 2 * log_B, e_BHNM)
     change_BHNM = torch.where(far_B111, 0, change_BHNM)
 
+    def joined(x_BHNK: Tensor) -> Tensor:
+        return (x_BHNK @ w.w_o_HKD).sum(1)
+
+    constant = _scaled((joined(w.b_v_HK[None, :, None]) + w.b_o_D).expand_as(state.mean.matrix_BND))
+    mean = _sum(Scaled(state.log_mean_B, joined(state.direction_BD[:, None, None] @ w.w_v_HDK)), constant)
+    shift = Scaled(log_B, joined(_excess_over_uniform(r_BHNM[:, :, :1]) @ value_BHMK))
     most_BH11 = q_BHNM.mean(-2, keepdim=True).argmax(-1, keepdim=True)
     reference_BH1K = value_BHMK.take_along_dim(most_BH11, -2)
     value_BHMK = value_BHMK - reference_BH1K
-    mean_BH1K = mean_BD[:, None, None] @ w.w_v_HDK + w.b_v_HK[:, None] + scale_B111 * reference_BH1K
-    mean_BD = (mean_BH1K @ w.w_o_HKD).sum((1, 2)) + w.b_o_D
-    first_order_BND = ((q_BHNM @ value_BHMK) @ w.w_o_HKD).sum(1)
-    third_order_BND = ((change_BHNM @ value_BHMK) @ w.w_o_HKD).sum(1)
-    moved = _recentred(mean_BD, log_B, first_order_BND, present_BN)
-    same_B11 = _all_see_the_same(seen, present_BN, unit_BND)[:, None, None] & ~far_B111[:, 0]
-    first_order_BND = torch.where(same_B11, 0.0, moved.unit_BND)  # rounding, where it is exactly zero
-    rows = _sum(moved.log_scale_B, first_order_BND, log_B + log_change_B, third_order_BND)
-    return _recentred(moved.mean_BD, *rows, present_BN)
+    first_order_BND, third_order_BND = joined(q_BHNM @ value_BHMK), joined(change_BHNM @ value_BHMK)
+    moved = _recentred(_sum(mean, Scaled(log_B, joined(reference_BH1K))), log_B, first_order_BND, present_BN)
+    same_B = _all_see_the_same(seen, present_BN, unit_BND) & ~far_B111[:, 0, 0, 0]
+    mean = _either(same_B, _sum(mean, shift), moved.mean)
+    first_order_BND = torch.where(same_B[:, None, None], 0.0, moved.unit_BND)  # rounding, where it is exactly zero
+    third_order = Scaled(log_B + log_change_B, third_order_BND)
+    rows = _sum(Scaled(moved.log_scale_B, first_order_BND), third_order)
+    return _recentred(mean, *rows, present_BN)
+
+
+def _either(choice_B: Tensor, one: Scaled, other: Scaled) -> Scaled:
+    matrix_BND = torch.where(choice_B[:, None, None], one.matrix_BND, other.matrix_BND)
+    return Scaled(torch.where(choice_B, one.log_B, other.log_B), matrix_BND)
+
+
+def _excess_over_uniform(r_BH1M: Tensor) -> Tensor:
+    """softmax(r) - 1 / number of keys with a finite r, 0 for the others: exactly 0 where all r are equal, and as small
+    as their differences where these are small."""
+    seen_BH1M = r_BH1M > -math.inf
+    number_BH11 = seen_BH1M.sum(-1, keepdim=True)
+    r_BH1M = torch.where(seen_BH1M, r_BH1M - r_BH1M.amax(-1, keepdim=True), 0)
+    near_BH1M = r_BH1M.clamp(min=-1)  # so far the logarithm of the mean of exp(r) loses no digits
+    mean_BH11 = torch.where(seen_BH1M, near_BH1M.expm1(), 0).sum(-1, keepdim=True) / number_BH11
+    excess_BH1M = (near_BH1M - mean_BH11.log1p()).expm1() / number_BH11
+    far_BH1M = torch.where(seen_BH1M, r_BH1M, -math.inf).softmax(-1) - 1 / number_BH11
+    return torch.where(seen_BH1M, torch.where((r_BH1M < -1).any(-1, keepdim=True), far_BH1M, excess_BH1M), 0)
 
 
 def _change_of_softmax(q_BHNM: Tensor, log_B: Tensor, e_BHNM: Tensor) -> tuple[Tensor, Tensor]:
@@ -284,26 +395,35 @@ def norm(state: State, module: Norm, present_BN: Tensor | None = None) -> State:
     s_B11, moved_BN1 = (module.scale(x).reciprocal() for x in (c_B1D, c_B1D + scale_B11 * d_BND))
     tilt_BN1 = (2 * c_B1D * d_BND + scale_B11 * d_BND.square()).mean(-1, keepdim=True)
     rows_BND = d_BND / moved_BN1 - c_B1D * tilt_BN1 / (s_B11 * moved_BN1 * (s_B11 + moved_BN1))
+    direction_B1D = state.mean.matrix_BND
+    if module.kind == "layernorm":
+        direction_B1D = direction_B1D - direction_B1D.mean(-1, keepdim=True)
+    direction_B1D = direction_B1D / s_B11
     if module.weight is not None:
-        rows_BND = rows_BND * module.weight
-    return _recentred(module(state.mean_BD), state.log_scale_B, rows_BND, present_BN)
+        rows_BND, direction_B1D = rows_BND * module.weight, direction_B1D * module.weight
+    mean = Scaled(state.log_mean_B, direction_B1D)
+    if module.shift is not None:
+        mean = _sum(mean, _scaled(module.shift.expand_as(direction_B1D)))
+    return _recentred(mean, state.log_scale_B, rows_BND, present_BN)
 
 
 def mlp(state: State, module: MLP, present_BN: Tensor | None = None) -> State:
     """The MLP of each token: how its hidden units differ from the mean token's, then the second linear map."""
-    z_B1F, d_BNF = module.up(state.mean_BD)[:, None], state.unit_BND @ module.up.weight.T
-    rows_BNF = CHANGES[module.activation_name](z_B1F, state.log_scale_B[:, None, None], d_BNF)
-    mean_BD = module(state.mean_BD)
-    return _recentred(mean_BD, state.log_scale_B, rows_BNF @ module.down.weight.T, present_BN)
+    log_z_B, z_B1F = z = _times(state.mean, module.up.weight, module.up.bias)
+    d_BNF, log_z_B11 = state.unit_BND @ module.up.weight.T, log_z_B[:, None, None]
+    rows_BNF = CHANGES[module.activation_name](z_B1F, state.log_scale_B[:, None, None], d_BNF, log_z_B11)
+    gated = z._replace(matrix_BND=module.gate(log_z_B11.exp() * z_B1F) * z_B1F)  # activation(z), however small z is
+    mean = _times(gated, module.down.weight, module.down.bias)
+    return _recentred(mean, state.log_scale_B, rows_BNF @ module.down.weight.T, present_BN)
 
 
-def _gelu_change(z: Tensor, log_scale: Tensor, d: Tensor) -> Tensor:
-    """(gelu(z + e d) - gelu(z)) / e, e = exp(log_scale).
+def _gelu_change(z: Tensor, log_scale: Tensor, d: Tensor, log_z: Tensor | float = 0.0) -> Tensor:
+    """(gelu(z + e d) - gelu(z)) / e, e = exp(log_scale), with exp(log_z) z for z.
 
     For |e d| <= 1 it is d times the mean of gelu' between the two, by Gauss and Legendre's rule on ten points: its
     error is below 1e-20, from (10!)^4 / (21 (20!)^3) |e d|^20 and |gelu's 21st derivative| < 1e10. Else as it stands.
     """
-    scale = log_scale.exp()
+    scale, z = log_scale.exp(), torch.as_tensor(log_z).exp() * z
     points, weights = np.polynomial.legendre.leggauss(10)
     slope = sum(
         weight / 2 * _gelu_slope(z + (1 + point) / 2 * scale * d) for point, weight in zip(points, weights, strict=True)
@@ -315,13 +435,14 @@ def _gelu_slope(z: Tensor) -> Tensor:
     return 0.5 * torch.erfc(-z * math.sqrt(0.5)) + z * (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi)
 
 
-def _relu_change(z: Tensor, log_scale: Tensor, d: Tensor) -> Tensor:
-    """(relu(z + e d) - relu(z)) / e, e = exp(log_scale): exact, with tokens on both sides of the kink too.
+def _relu_change(z: Tensor, log_scale: Tensor, d: Tensor, log_z: Tensor | float = 0.0) -> Tensor:
+    """(relu(z + e d) - relu(z)) / e, e = exp(log_scale), with exp(log_z) z for z: exact, with tokens on both sides of
+    the kink too.
 
     On which side a mean token lies is known if z is not within rounding of 0 by chance; z = 0 itself is exact.
     """
-    z = torch.where(z == 0, 0, z * (-log_scale).exp())  # infinite where d cannot reach the kink
+    z = torch.where(z == 0, 0, z * (log_z - log_scale).exp())  # infinite where d cannot reach the kink
     return torch.where(z > 0, torch.maximum(d, -z), (d + z).clamp(min=0))
 
 
-CHANGES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"gelu": _gelu_change, "relu": _relu_change}
+CHANGES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {"gelu": _gelu_change, "relu": _relu_change}

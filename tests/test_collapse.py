@@ -22,10 +22,21 @@ from mpmath import mpf
 from rankbench import collapse
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses.collapse import Options, digest, table
-from rankbench.collapse import check, log_lemma_constant, log_residual, propagate, residual_coordinates, tokens
+from rankbench.analyses.runner import fresh_subjects
+from rankbench.collapse import (
+    check,
+    log_lemma_constant,
+    log_residual,
+    log_size,
+    mean_errors,
+    propagate,
+    residual_coordinates,
+    tokens,
+)
 from rankbench.compose import compose
 from rankbench.keys import ConfigError, typed
-from rankbench.metrics import own_rounding, residual
+from rankbench.machine import Machine
+from rankbench.metrics import composite_norm, own_rounding, residual
 from rankbench.model import initial_model
 from rankbench.model.network import run, states_by_layer, without
 from rankbench.model.transformer import Transformer
@@ -204,6 +215,114 @@ LINEAR = [
 @pytest.mark.parametrize(("changes", "layers"), LINEAR, ids=str)
 def test_with_skips_or_masks_it_is_the_exact_residual(network, changes, layers):
     assert_same_as_exact(network(seed=2, **changes, layers=layers), INPUTS[:1], 250, 3)
+
+
+# --- the mean: zero, tiny, ordinary -----------------------------------------------------------------------------------
+
+# Multiples of 1/64 below 1: sums of four of them and their mean are exact in float64.
+A, B, C = ([n / 64 for n in row] for row in ([24, -40, 8, 48, -16], [-56, 8, 32, 16, 40], [16, 48, -24, -8, 32]))
+MIRRORED = torch.tensor([A, B, [-a for a in A], [-b for b in B]]).double()
+BALANCED = torch.tensor([A, B, C, [-a - b - c for a, b, c in zip(A, B, C, strict=True)]]).double()
+NO_BIAS = {**ALONE, "bias": False, "positions": "none", "norm_affine": False}
+
+
+def relative_residual_and_doubt(model, inputs):
+    """Each state's log ||R|| / ||X||, whether its mean counts as zero, and the mean's error relative to it."""
+    states = propagate(model, inputs)
+    errors = mean_errors(model, inputs, states, torch.Generator().manual_seed(0))
+    for state, error_B in zip(states, errors, strict=True):
+        is_zero_B = state.log_mean_B <= error_B
+        doubt_B = (error_B - state.log_mean_B).exp()
+        yield log_residual(state) - log_size(state, model.present(inputs), is_zero_B), is_zero_B, doubt_B
+
+
+def exact_log_size(x):
+    columns = max(mpmath.fsum(map(abs, column)) for column in zip(*x, strict=True))
+    return (mpmath.log(columns) + mpmath.log(max(mpmath.fsum(map(abs, row)) for row in x))) / 2
+
+
+def with_tokens(network, tokens_ND, deviation=0.3, **changes):
+    model = network(seed=2, deviation=deviation, **{**NO_BIAS, **changes})
+    model.read_in.weight[:4] = tokens_ND
+    return model, torch.arange(4)[None]
+
+
+MEANS = [
+    # name, tokens, keys, whether the mean is a zero that rounding alone hides, by state
+    ("mirrored", MIRRORED, {}, True),
+    ("mirrored", MIRRORED, {"tied_qk": True, "temperature": 0.7}, True),
+    ("mirrored", MIRRORED, {"norm": "post", "norm_kind": "rmsnorm"}, True),
+    ("mirrored", MIRRORED, {"attention": "l2"}, True),
+    ("balanced", BALANCED, {}, False),
+    ("balanced", BALANCED, {"mask": "causal"}, False),
+    ("balanced", BALANCED, {"mlp": True, "activation": "gelu"}, False),
+    ("balanced", BALANCED, {"mlp": True, "activation": "relu", "heads": 1}, False),
+    ("tiny", MIRRORED + 2.0**-40, {}, False),
+    ("tiny", BALANCED - 2.0**-40, {"norm": "post", "norm_kind": "layernorm"}, False),
+    ("ordinary", MIRRORED + 0.25, {"norm": "pre", "norm_kind": "rmsnorm"}, False),
+    ("ordinary", MIRRORED + 0.25, {"skip": True}, False),
+]
+
+
+@pytest.mark.parametrize(("name", "tokens_ND", "changes", "hidden"), MEANS, ids=str)
+def test_the_relative_residual_is_exact_whatever_the_mean(network, name, tokens_ND, changes, hidden):
+    model, inputs = with_tokens(network, tokens_ND, layers=5, **changes)
+    got = list(relative_residual_and_doubt(model, inputs))
+    if changes.get("attention") == "l2":  # the forward pass in digits has the dot product alone: by symmetry
+        assert [log_B.item() for log_B, *_ in got] == [0] * 6
+        return
+    with mpmath.workdps(600):
+        states = forward(model, exact(model.embed(inputs)[0]))
+        wanted = [float(logs_and_direction(x)[0] - exact_log_size(x)) for x in states]
+    for number, ((log_B, is_zero_B, doubt_B), log) in enumerate(zip(got, wanted, strict=True)):
+        # a mean that is small beside the tokens before it is known to fewer digits, and its error says how many
+        doubt = 0 if hidden else doubt_B.nan_to_num(0).item()
+        assert log_B.item() == pytest.approx(log, rel=1e-10, abs=1e-10 + doubt), number
+        assert doubt < 1e-3, number
+        assert is_zero_B.item() == (hidden or (name == "balanced" and number == 0)), number
+    if hidden:
+        assert wanted == pytest.approx([0] * 6, abs=1e-12)
+    if name == "tiny":
+        assert wanted[0] > -1e-9 and (changes or wanted[-1] < -20)  # at first nothing beside the residual
+
+
+def test_a_mean_may_be_smaller_than_float64_can_hold(network):
+    """W_V W_O = 1e-4: the mean is as much smaller behind each layer, and 1e-400 behind a hundred."""
+    model = identity_network(network, 2, layers=100, positions="none")
+    for block in model.blocks:
+        block.attention.out.weight.mul_(1e-4)
+    states, got = propagate(model, INPUTS), list(relative_residual_and_doubt(model, INPUTS))
+    means = torch.stack([state.log_mean_B for state in states])
+    # the residual behind the first layer is 1e-4, and what it adds to the mean 1e-8 of it and less
+    torch.testing.assert_close(means[2:] - means[2], -4 * LN10 * torch.arange(99.0).double()[:, None].expand(-1, 2))
+    assert (states[-1].mean_BD == 0).all() and (means[-1] < -390 * LN10).all()
+    for state, (log_B, is_zero_B, _) in zip(states[2:], got[2:], strict=True):
+        assert not is_zero_B.any()
+        size_B = state.log_mean_B + composite_norm(state.direction_BD[:, None].expand(-1, 4, -1)).log()
+        torch.testing.assert_close(log_B, log_residual(state) - size_B, rtol=1e-7, atol=1e-7)
+
+
+def test_equal_tokens_of_zero_have_no_size(network):
+    model, inputs = with_tokens(network, torch.zeros(4, 5), layers=3)
+    for state in propagate(model, inputs):
+        assert log_size(state) == log_residual(state) == state.log_mean_B == -math.inf
+
+
+def test_an_ordinary_mean_costs_no_second_run(network, monkeypatch):
+    model = network(seed=2, layers=4)
+    states = propagate(model, INPUTS)
+    monkeypatch.setattr(collapse, "_through_layers", None)
+    assert all((error_B == -math.inf).all() for error_B in mean_errors(model, INPUTS, states, torch.Generator()))
+
+
+def test_absent_tokens_are_no_part_of_the_size(network):
+    inputs = torch.tensor([[0, 1, 2, 3], [0, 1, -1, -1]])
+    padded, _ = with_tokens(network, MIRRORED + 0.25, layers=3, padded=True)
+    alone, _ = with_tokens(network, MIRRORED + 0.25, layers=3)
+    for whole, short in zip(
+        relative_residual_and_doubt(padded, inputs), relative_residual_and_doubt(alone, inputs[1:, :2]), strict=True
+    ):
+        assert whole[0][1].item() == pytest.approx(short[0].item(), rel=1e-11, abs=1e-11)
 
 
 # a window of 2 hides nothing from three tokens and one from four
@@ -451,7 +570,7 @@ def test_an_activation_matters_only_where_there_is_an_mlp(model_config):
 def test_coordinates_of_given_tokens():
     x_BND = torch.tensor([[[1.0, 5.0], [3.0, 1.0], [100.0, 100.0]]], dtype=torch.float64)
     state = residual_coordinates(x_BND, torch.tensor([[True, True, False]]))
-    assert state.mean_BD.tolist() == [[2, 3]]
+    assert state.mean_BD[0].tolist() == pytest.approx([2, 3], rel=1e-15)
     assert state.log_scale_B.item() == pytest.approx(math.log(2))
     assert state.unit_BND.tolist() == [[[-0.5, 1], [0.5, -1], [0, 0]]]
     # column sums 2 and 4, row sums 3 and 3
@@ -536,6 +655,18 @@ def test_rows_of_the_table_by_hand(subject):
     assert found[found.variant == "full"][["log10_contraction", "log10_bound"]].isna().all(axis=None)
     # measured residuals are 1e4 floors and more
     assert found.disagreement.max() < 4e-5 and found.disagreement.notna().any()
+
+
+def test_two_opposite_tokens_have_a_relative_residual_of_one_at_every_depth():
+    words = "model=san task=circle_arcs model.init=glorot model.bias=false model.positions=none model.layers=8"
+    cfg = compose("analyze", *words.split())
+    (one,) = fresh_subjects(cfg, Machine.prepare(cfg))
+    found = table(one, options("full", sequences=32))
+    assert (found.log10_relative_residual == 0).all() and (found.mean_below_rounding == 1).all()
+    assert found.growth_exponent.isna().all() and found.log10_residual.iloc[-1] < -8000
+    assert found.log10_measured.notna().tolist() == [True] * 3 + [False] * 6
+    close = found.dropna(subset="log10_measured")
+    assert close.log10_measured.to_numpy() == pytest.approx(close.log10_residual.to_numpy(), abs=1e-6)
 
 
 def test_rounding_does_not_stand_as_a_measurement(model_config, sorting_task):

@@ -16,9 +16,9 @@ from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.residual import learned
 from rankbench.analyses.variants import VARIANTS
 from rankbench.analyses.variants import VariantOptions as Options
-from rankbench.collapse import State, check, log_lemma_constant, log_residual, propagate, tokens
+from rankbench.collapse import check, log_lemma_constant, log_residual, log_size, mean_errors, propagate
 from rankbench.config import ConfigError
-from rankbench.metrics import composite_norm, per_length, residual
+from rankbench.metrics import per_length, residual
 from rankbench.model.network import Network, without
 from rankbench.plots.collapse import draw_collapse
 from rankbench.rounding import states_with_floors
@@ -32,6 +32,7 @@ BOUNDS = ("log10_contraction", "log10_bound")
 # How far above its floor a measured residual must be to be compared with the propagated one, and how close they then
 # are: a residual of 1e4 floors is known to 1e-4 of itself, which is 4e-5 of its log10.
 ABOVE_FLOOR, AGREEMENT = 1e4, 1e-4
+ROUNDING = 1e-9  # of log10_relative_residual: above -ROUNDING the tokens' mean is nothing beside their residual
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
@@ -40,7 +41,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     Means over those sequences whose tokens are not all exactly equal (num_sequences of them), in float64, of log10 of
     composite norms; _sd is the sample standard deviation over sequences.
 
-    log10_residual, log10_relative_residual: of ||R|| and ||R|| / ||X||, propagated in residual coordinates.
+    log10_residual, log10_relative_residual: of ||R|| and ||R|| / ||X||, propagated in residual coordinates. A mean that
+    is no larger than what rounding can have added to it (rankbench.collapse.mean_errors) counts as zero, so that
+    ||X|| = ||R||: of the share mean_below_rounding of these sequences, which has the means that are exactly zero.
     log10_measured: of ||R|| in a plain forward pass; empty where any of these sequences is below its noise floor.
     noise_floor: the error of that pass by rounding (units of X; rankbench.rounding), mean; below_floor: share of these
     sequences that measure no more than it.
@@ -81,26 +84,31 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[dict]:
     states, measured = propagate(network, inputs), _measured(network, inputs, generator)
+    errors, present_BN = mean_errors(network, inputs, states, generator), network.present(inputs)
     logs_B = [log_residual(state) / LN10 for state in states]
     bounds = _bounds(network, logs_B)
     before = float("nan")
-    for layer, (state, log_B, (residual_B, floor_B)) in enumerate(zip(states, logs_B, measured, strict=True)):
+    for layer, (state, log_B, error_B) in enumerate(zip(states, logs_B, errors, strict=True)):
+        residual_B, floor_B = measured[layer]
         differ_B = log_B > -math.inf
         log_measured_B = residual_B.log10()
         # equal tokens may well measure rounding, and are no disagreement
         clear_B = differ_B & (residual_B > ABOVE_FLOOR * floor_B)
         below_B = (residual_B <= floor_B)[differ_B]
-        relative = _moments("log10_relative_residual", (log_B - _log_size(state, network.present(inputs)))[differ_B])
+        is_zero_B = state.log_mean_B <= error_B
+        relative_B = log_B - log_size(state, present_BN, is_zero_B) / LN10
+        relative = _moments("log10_relative_residual", relative_B[differ_B])
         now = relative["log10_relative_residual"]
         yield {
             "layer": layer,
             **_moments("log10_residual", log_B[differ_B]),
             **relative,
+            "mean_below_rounding": is_zero_B[differ_B].double().mean().item(),
             "log10_measured": float("nan") if below_B.any() else log_measured_B[differ_B].mean().item(),
             "noise_floor": floor_B[differ_B].mean().item(),
             "below_floor": below_B.double().mean().item(),
             "disagreement": (log_measured_B - log_B)[clear_B].abs().max().item() if clear_B.any() else float("nan"),
-            "growth_exponent": now / before if before < 0 else float("nan"),
+            "growth_exponent": now / before if before < -ROUNDING else float("nan"),
             **bounds[layer],
             "num_sequences": int(differ_B.sum()),
         }
@@ -110,11 +118,6 @@ def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Itera
 def _moments(name: str, values: Tensor) -> dict[str, float]:
     mean = values.mean().item() if len(values) else -math.inf
     return {name: mean, f"{name}_sd": values.std().item() if len(values) > 1 else float("nan")}
-
-
-def _log_size(state: State, present_BN: Tensor | None) -> Tensor:
-    x_BND = tokens(state)
-    return composite_norm(x_BND if present_BN is None else torch.where(present_BN[..., None], x_BND, 0)).log10()
 
 
 @torch.no_grad()
