@@ -157,15 +157,15 @@ def check_everything(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
     from rankbench.analyze import check_analyses
     from rankbench.events import check_tensorboard
     from rankbench.machine import Machine
-    from rankbench.model import check_fits
     from rankbench.run import Run, find_run
     from rankbench.tasks import build_task
+    from rankbench.training import check_scores
 
     _check_folder(Path(cfg.out))
     Machine.prepare(cfg)
-    check_fits(cfg.model, build_task(cfg.task))
-    check_analyses(cfg)
+    check_analyses(cfg, _measured(cfg))
     if type(cfg) is TrainConfig:
+        check_scores(cfg, build_task(cfg.task))
         Run(Path(cfg.out)).check_same(cfg)
         if cfg.trainer.tensorboard:
             check_tensorboard()
@@ -176,9 +176,6 @@ def check_everything(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
             raise ConfigError(f"out={cfg.out}: the folder of a training run; give analyze a folder of its own")
         if cfg.run is not None:
             run = find_run(cfg.run)
-            if run.folder.is_file():
-                raise ConfigError(f"run={cfg.run}: a file; give the folder of a run, or run=latest")
-            run.config()
             if not (weights := run.folder / "checkpoint.safetensors").exists():
                 raise ConfigError(f"{weights}: missing; the run there has not reached its first checkpoint")
     if isinstance(cfg, BenchConfig):
@@ -187,13 +184,28 @@ def check_everything(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
         check_benchmarks(cfg)
 
 
+def _measured(cfg: BaseConfig) -> BaseConfig:
+    """The config whose task and model the command works with: its own, or that of the run in run=."""
+    if not isinstance(cfg, AnalyzeConfig) or cfg.run is None:
+        return cfg
+    from rankbench.run import find_run
+
+    run = find_run(cfg.run)
+    if run.folder.is_file():
+        raise ConfigError(f"run={cfg.run}: a file; give the folder of a run, or run=latest")
+    return run.config()
+
+
 def _check_corpus(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
-    """Refuse a text that is not there or does not fit: apart from the rest, as a preset is sound without its text."""
+    """Refuse a text that does not exist or does not fit. Kept apart: a preset is valid without its corpus."""
     if isinstance(cfg, BaseConfig):
+        from rankbench.model import build_model
         from rankbench.tasks import Corpus, build_task
 
-        if isinstance(task := build_task(cfg.task), Corpus):
+        measured = _measured(cfg)
+        if isinstance(task := build_task(measured.task), Corpus):
             task.splits()
+            build_model(measured.model, task)
 
 
 def _check_report(cfg: ReportConfig) -> None:

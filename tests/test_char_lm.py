@@ -575,7 +575,7 @@ def test_what_cannot_be_sampled_is_refused(sorting_task, model_config):
     task = sorting_task()
     model = initial_model(model_config(), task, 0)
     batch = Batch(torch.zeros(1, 8).long(), torch.zeros(1, 8).long())
-    with pytest.raises(ConfigError, match="has no text"):
+    with pytest.raises(ConfigError, match=r"needs a task with text; task\.name=sorting has none; use task=char_lm"):
         samples.table(Subject("run", 0, task, batch, batch, {"initialised": model}), samples.Options(1, [1.0], ""))
     lm = char_lm(length_limit=4)
     subject = Subject("run", 0, lm, batch, batch, {"initialised": model})

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from rankbench.config import TrainConfig
+from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
 from rankbench.tasks import Batch, Task
 
@@ -35,12 +37,21 @@ class Subject:
         return {"run": self.run, "task": self.task.name, "model": self.model.cfg.name, "seed": self.seed}
 
 
+class Plan(NamedTuple):
+    """What is to be measured, before it exists."""
+
+    task: Task
+    model: Transformer | Lstm  # without values, on the meta device
+    training: TrainConfig | None  # what trains or has trained the model; None: it stays fresh
+
+
 @dataclass(frozen=True)
 class Analysis:
     """options: a dataclass, one field a key of conf/analysis/<name>.yaml. table: one subject's rows, without
     Subject.who. figure: the function of rankbench.plots that draws the table of all subjects, given published numbers
     and the column whose values are panels, or None; None where there is nothing to draw. digest: the same table in a
-    few lines of text. any_model: whether it works on models other than the Transformer, too.
+    few lines of text. any_model: whether it works on models other than the Transformer, too. check: raises ConfigError,
+    before anything is written, for a plan that has not what the analysis needs; None where it needs nothing.
     """
 
     options: type
@@ -48,3 +59,4 @@ class Analysis:
     figure: Callable[[pd.DataFrame, pd.DataFrame | None, str | None], Figure] | None
     digest: Callable[[pd.DataFrame], str]
     any_model: bool = False
+    check: Callable[[Plan, Any], None] | None = None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rankbench import theory
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.analyses.variants import VARIANTS as EVERYWHERE
 from rankbench.analyses.variants import VariantOptions
 from rankbench.config import ConfigError
@@ -90,11 +90,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 def _rows(model: Transformer, inputs: Tensor) -> Iterator[dict]:
     cfg = model.cfg
-    if cfg.attention != "dot" or any(block.attention.mixes for block in model.blocks):
-        raise ConfigError(
-            "analysis=[bounds]: the bounds are of softmax attention alone; use model.attention=dot, mix_attention=1, "
-            "mix_identity=0 and mix_uniform=0"
-        )
+    _check_attention(model)
     trace = Trace("embedding", ".output", "norm_scale")
     model(inputs, trace=trace)
     states = [trace["embedding"]]
@@ -259,4 +255,17 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_bounds, digest)
+def check_plan(plan: Plan, _: Options) -> None:
+    """ConfigError for an attention that the bounds are not about."""
+    _check_attention(plan.model)
+
+
+def _check_attention(model: Transformer) -> None:
+    if model.cfg.attention != "dot" or any(block.attention.mixes for block in model.blocks):
+        raise ConfigError(
+            "analysis=bounds: needs the softmax of dot products alone; use model.attention=dot, mix_attention=1, "
+            "mix_identity=0, mix_uniform=0 and, with more than one copy of the heads, head_reduction=sum"
+        )
+
+
+ANALYSIS = Analysis(Options, table, draw_bounds, digest, check=check_plan)

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.collapse import State, check, log_lemma_constant, log_residual, propagate, tokens
 from rankbench.config import ConfigError
@@ -164,4 +164,16 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_collapse, digest)
+def check_plan(plan: Plan, options: Options) -> None:
+    """ConfigError where no rule follows any of the variants."""
+    refused = []
+    for variant in options.variants:
+        try:
+            check(plan.model.without(**VARIANTS[variant]).cfg)
+        except ConfigError as error:
+            refused.append(error)
+    if len(refused) == len(options.variants):
+        raise refused[0]
+
+
+ANALYSIS = Analysis(Options, table, draw_collapse, digest, check=check_plan)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.config import ConfigError
 from rankbench.plots.curves import draw_curves
 from rankbench.tables import over_seeds
@@ -68,4 +68,10 @@ def digest(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-ANALYSIS = Analysis(Options, table, draw_curves, digest, any_model=True)
+def check_plan(plan: Plan, _: Options) -> None:
+    """ConfigError for a fresh model."""
+    if plan.training is None:
+        raise ConfigError("analysis=curves: needs a training; a fresh model has none; give run=<folder>")
+
+
+ANALYSIS = Analysis(Options, table, draw_curves, digest, any_model=True, check=check_plan)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rankbench import rank_theory
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.config import ConfigError
 from rankbench.constants import head_maps, spectra
 from rankbench.model.transformer import Transformer
@@ -30,6 +30,8 @@ HARD = 1e-30  # the temperature of a softmax that is a hardmax: float64 scores t
 class Options:
     """heads: of how many heads of each layer the matrices are measured, from the first; null: all. spectrum: how many
     of their singular values are kept. sequences: how many of the test set errors are measured on; null: all.
+
+    The matrices are measured whatever the task. Errors are those of a regression.
     """
 
     heads: int | None
@@ -52,27 +54,29 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
       rankbench.constants.head_maps has them for each attention), frobenius_norm, spectral_norm, effective_rank (exp of
       the entropy of s / sum s), angle (degrees to the identity, arccos(tr M / (||M||_F sqrt D))), sigma_1 ...
 
-    In all rows layers, heads, rank (head width), width, copies (heads * rank / width), angle_limit (the largest angle
+    Networks and baselines have rows where the task is a regression; else error, evaluation and examples are empty. In
+    all rows layers, heads, rank (head width), width, copies (heads * rank / width), angle_limit (the largest angle
     of that rank), and where the lower bounds of rankbench.rank_theory apply, bound_sharp, bound_slide and bound_any.
-    Raises ConfigError for a task that is no regression.
     """
     task, cfg = subject.task, subject.model.cfg
-    if not subject.test.targets.is_floating_point():
-        raise ConfigError(f"analysis=[head_rank]: wants a regression task; task={task.name} has classes")
+    is_regression = subject.test.targets.is_floating_point()
+    _check_heads(is_regression, options)
     test = subject.test[: options.sequences]
     rows = []
     for weights, model in subject.models.items():
-        for evaluation, network in (("soft", model), ("hard", hard(model))):
+        for evaluation, network in (("soft", model), ("hard", hard(model))) if is_regression else ():
             outputs = torch.cat([network(some) for some in test.inputs.split(AT_A_TIME)])
             rows += [
                 {"of": "network", "weights": weights, "evaluation": evaluation, **row}
                 for row in errors(task, outputs, test)
             ]
         rows += [{"of": "head", "weights": weights, **row} for row in _heads(model, options)]
-    for name, outputs in baselines(task, subject.train[:10_000], test):
+    for name, outputs in baselines(task, subject.train[:10_000], test) if is_regression else ():
         rows += [
             {"of": "baseline", "weights": "none", "evaluation": name, **row} for row in errors(task, outputs, test)
         ]
+    if not is_regression:
+        rows = [row | {"evaluation": None, "examples": float("nan"), "error": float("nan")} for row in rows]
     rank = subject.model.blocks[0].attention.head_width
     common = {"layers": cfg.layers, "heads": cfg.heads, "rank": rank, "width": cfg.width}
     common |= {"copies": cfg.heads * rank / cfg.width}
@@ -167,15 +171,27 @@ def _heads(model: Transformer, options: Options) -> Iterator[dict]:
 
 def digest(table: pd.DataFrame) -> str:
     """Errors and angles, means over seeds, for a terminal."""
-    found = table[table.of != "head"]
-    error = found.groupby(["weights", "evaluation"], sort=False).error.mean()
+    networks = table[table.of != "head"]
+    error = networks.groupby(["weights", "evaluation"], sort=False).error.mean()
+    errors = f"error, mean of {table.seed.nunique()} seeds\n{error.round(4).to_string()}\n" if len(error) else ""
     heads = table[table.of == "head"]
     measured = heads.groupby(["weights", "layer", "matrix"], sort=False)[["angle", "effective_rank", "frobenius_norm"]]
     bounds = [f"{name} {table[name].iloc[0]:.4f}" for name in table if name.startswith("bound_")]
-    return (
-        f"error, mean of {table.seed.nunique()} seeds (predicting 0: about 1)\n{error.round(4).to_string()}\n"
-        f"heads, medians\n{measured.median().round(2).to_string()}" + ("\n" + ", ".join(bounds) if bounds else "")
+    return f"{errors}heads, medians\n{measured.median().round(2).to_string()}" + (
+        "\n" + ", ".join(bounds) if bounds else ""
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_head_rank, digest)
+def check_plan(plan: Plan, options: Options) -> None:
+    """ConfigError where neither heads nor errors are measured."""
+    _check_heads(plan.task.target_kind == "numbers", options)
+
+
+def _check_heads(is_regression: bool, options: Options) -> None:
+    if options.heads == 0 and not is_regression:
+        raise ConfigError(
+            "analysis.head_rank.heads=0: leaves nothing to measure, for errors are those of a regression; use 1 or more"
+        )
+
+
+ANALYSIS = Analysis(Options, table, draw_head_rank, digest, check=check_plan)

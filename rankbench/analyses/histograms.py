@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.analyses.invertibility import inputs_of
 from rankbench.config import ConfigError
 from rankbench.plots.histograms import draw_histograms
@@ -79,4 +79,9 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_histograms, digest)
+def check_plan(plan: Plan, options: Options) -> None:
+    """ConfigError where the model is contractive for fewer keys than there are tokens."""
+    plan.model.blocks[0].attention.num_keys(options.tokens)
+
+
+ANALYSIS = Analysis(Options, table, draw_histograms, digest, check=check_plan)

@@ -13,9 +13,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.analyses.lipschitz import contracted, fresh
-from rankbench.config import ConfigError, unknown
+from rankbench.config import ConfigError, ModelConfig, unknown
 from rankbench.constants import COVERED
 from rankbench.lipschitz import attend, invert
 from rankbench.model.trace import Trace
@@ -157,11 +157,7 @@ def _errors(found_BND: Tensor, x_BND: Tensor) -> dict[str, float]:
 def _rows_of_network(model: Transformer, subject: Subject, options: Options) -> Iterator[dict]:
     """From the last state to the embedding, every sub-layer y = a x + b f(x) undone as x = y/a - (b/a) f(x)."""
     cfg = model.cfg
-    if cfg.norm != "none" or not cfg.skip or (cfg.mlp and not cfg.mlp_skip):
-        raise ConfigError(
-            "analysis.invertibility.network=true: layers are undone where x + f(x) is all they do; use model.norm=none "
-            "and skips round every sub-layer, or set network to false"
-        )
+    _check_network(cfg)
     inputs = subject.test.inputs[: options.sequences]
     present_BN = model.present(inputs)
     trace = Trace(".attention.input", "embedding", "state")
@@ -208,4 +204,22 @@ COLUMNS = [
     *("weights", "part", "layer", "attention", "tokens", "width", "inputs", "coefficient", "iteration"),
     *("error", "relative_error", "error_median"),
 ]
-ANALYSIS = Analysis(Options, table, draw_invertibility, digest)
+
+
+def check_plan(plan: Plan, options: Options) -> None:
+    """ConfigError for a network that has no inverse here, and where it is contractive for too few keys."""
+    if options.network:
+        _check_network(plan.model.cfg)
+    if not options.attentions:
+        plan.model.blocks[0].attention.num_keys(max(options.tokens))
+
+
+def _check_network(cfg: ModelConfig) -> None:
+    if cfg.norm != "none" or not cfg.skip or (cfg.mlp and not cfg.mlp_skip):
+        raise ConfigError(
+            "analysis.invertibility.network=true: layers are undone where x + f(x) is all they do; use model.norm=none "
+            "and skips round every sub-layer, or set network to false"
+        )
+
+
+ANALYSIS = Analysis(Options, table, draw_invertibility, digest, check=check_plan)

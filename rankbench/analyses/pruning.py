@@ -6,7 +6,7 @@ Paths are chosen on training sequences and scored on the test set.
 Shapes: B batch, N token, D width, L layer, P path, C class or output dimension.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.config import ConfigError, unknown
+from rankbench.analyses.analysis import Analysis, Plan, Subject
+from rankbench.config import ConfigError, ModelConfig, unknown
 from rankbench.model.transformer import Transformer
 from rankbench.paths import NUMBERS_AT_A_TIME, FrozenNetwork, all_paths, num_paths, sums_of_groups
 from rankbench.plots.pruning import draw_pruning
@@ -66,13 +66,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     token), path_length (mean over the kept paths); then the whole network and the commonest class.
     """
     model, cfg = subject.model, subject.model.cfg
-    lengths = range(cfg.layers + 1) if cfg.skip else [cfg.layers]
-    number = sum(num_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths)
-    if number > options.max_paths:
-        raise ConfigError(
-            f"analysis.pruning.max_paths={options.max_paths}: the network has {number:.3g} paths; "
-            "raise it, or take fewer layers or heads"
-        )
+    lengths = _lengths(cfg)
+    number = _check_number(cfg, options)
     paths_PL = np.concatenate([all_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in lengths])
     chosen, test = subject.train[: options.selection_sequences], subject.test[: options.sequences]
     orders = list(_orders(subject, chosen, paths_PL, options))
@@ -96,6 +91,27 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         whole_loss=whole.mean_loss.item(),
         majority_accuracy=majority_baselines(subject.train, test, subject.task.num_outputs)["majority"],
     )
+
+
+def _lengths(cfg: ModelConfig) -> Iterable[int]:
+    """Of the paths that the network has."""
+    return range(cfg.layers + 1) if cfg.skip else [cfg.layers]
+
+
+def _check_number(cfg: ModelConfig, options: Options) -> int:
+    """How many paths the network has; ConfigError if more than analysis.pruning.max_paths."""
+    number = sum(num_paths(cfg.layers, cfg.heads, length, cfg.skip) for length in _lengths(cfg))
+    if number > options.max_paths:
+        raise ConfigError(
+            f"analysis.pruning.max_paths={options.max_paths}: the network has {number:.3g} paths; "
+            "raise it, or take fewer layers or heads"
+        )
+    return number
+
+
+def check_plan(plan: Plan, options: Options) -> None:
+    """ConfigError for a network of too many paths."""
+    _check_number(plan.model.cfg, options)
 
 
 def _orders(
@@ -186,4 +202,4 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_pruning, digest)
+ANALYSIS = Analysis(Options, table, draw_pruning, digest, check=check_plan)

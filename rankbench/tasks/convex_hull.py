@@ -33,6 +33,7 @@ class ConvexHull:
     test_size: int
 
     input_kind: ClassVar[str] = "coordinates"
+    target_kind: ClassVar[str] = "classes"
     padded: ClassVar[bool] = False
     num_inputs: ClassVar[int] = 2
     num_outputs: ClassVar[int] = 2

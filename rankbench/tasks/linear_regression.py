@@ -40,6 +40,7 @@ class LinearRegression:
     test_size: int
 
     input_kind: ClassVar[str] = "coordinates"
+    target_kind: ClassVar[str] = "numbers"
     padded: ClassVar[bool] = False
     num_outputs: ClassVar[int] = 1
 

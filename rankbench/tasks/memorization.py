@@ -45,6 +45,7 @@ class Memorization:
     train_size: int
 
     input_kind: ClassVar[str] = "tokens"
+    target_kind: ClassVar[str] = "classes"
     padded: ClassVar[bool] = True
     test_size: ClassVar[None] = None
 

@@ -40,6 +40,7 @@ class NearestNeighbor:
     test_size: int
 
     input_kind: ClassVar[str] = "coordinates"
+    target_kind: ClassVar[str] = "numbers"
     padded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

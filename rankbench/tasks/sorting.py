@@ -33,6 +33,7 @@ class Sorting:
     test_size: int
 
     input_kind: ClassVar[str] = "tokens"
+    target_kind: ClassVar[str] = "classes"
     padded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
