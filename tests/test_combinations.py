@@ -117,6 +117,7 @@ def test_a_model_is_refused_before_or_runs(name):
     task, fit = build_task(config(name, "transformer").task), []
     batch = task.splits()["test"][:2] if isinstance(task, Corpus) else task.sample(2, generator_for(0, "test"))
     inputs = batch.to("cpu", torch.float32).inputs
+    assert batch.targets.is_floating_point() == (task.target_kind == "numbers")
     for model in MODELS:
         cfg = config("nearest_neighbor" if model != "lstm" else "sorting", model).model
         try:
