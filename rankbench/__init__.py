@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rankbench.api import analyze, load, load_sweep, plot, train
-    from rankbench.config import ConfigError
+    from rankbench.keys import ConfigError
     from rankbench.report import Runs
     from rankbench.run import Run
 

@@ -29,7 +29,7 @@ from rankbench.claims import figures_published
 from rankbench.claims import published as published_numbers
 from rankbench.compose import compose
 from rankbench.config import AnalyzeConfig, FigureKeys, TrainConfig
-from rankbench.gate import check_everything
+from rankbench.gate import check_corpus, check_everything
 from rankbench.keys import ConfigError, closest, unknown
 from rankbench.loop import Interrupted
 from rankbench.loop import train as train_run
@@ -38,7 +38,6 @@ from rankbench.plots import Figure, show_in_notebook
 from rankbench.progress import logging_to
 from rankbench.report import Runs, final_pages, load_runs, one_facet, runs_in
 from rankbench.run import Run, find_run
-from rankbench.tasks import check_corpus
 
 __all__ = ["analyze", "load", "load_sweep", "plot", "train"]
 
@@ -80,7 +79,7 @@ def train(*overrides: str, out: Folder | None = None) -> Run:
             )
         cfg.out = os.fspath(out)
     check_everything(cfg)
-    check_corpus(cfg.task)
+    check_corpus(cfg)
     run = Run(Path(cfg.out))
     with _logging_to(run.folder / "train.log"):
         try:
@@ -161,7 +160,7 @@ def analyze(
         words.append(f"run={cfg.run}")
     words += _set_options(cfg, options)
     check_everything(cfg, writes=out is not None)
-    check_corpus(cfg.task)
+    check_corpus(cfg)
     with _logging_to(None if out is None else Path(cfg.out) / "analyze.log"):
         if out is not None:
             analyze_into(cfg, _command("analyze", words, out))

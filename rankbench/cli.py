@@ -87,7 +87,8 @@ def _run(command: str, words: list[str]) -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     from rankbench.compose import register
-    from rankbench.config import ConfigError, conf_dir
+    from rankbench.config import conf_dir
+    from rankbench.keys import ConfigError
     from rankbench.messages import explain
 
     register()
@@ -184,7 +185,7 @@ def one_line(job: Callable[["DictConfig"], Any]) -> Callable[["DictConfig"], Any
         from hydra.core.hydra_config import HydraConfig
         from hydra.types import RunMode
 
-        from rankbench.config import ConfigError
+        from rankbench.keys import ConfigError
 
         try:
             return job(config)

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError
 from rankbench.metrics import composite_norm, one_norm
 from rankbench.model.attention import Attention
 from rankbench.model.network import Network, Sublayer

@@ -4,8 +4,8 @@ from typing import get_origin
 
 from rankbench.cli import COMMANDS
 from rankbench.compose import register
-from rankbench.config import SCHEMAS, ConfigError, conf_dir
-from rankbench.keys import entries
+from rankbench.config import SCHEMAS, conf_dir
+from rankbench.keys import ConfigError, entries
 
 SCRIPT = """_rankbench_complete() {
     local word="${COMP_WORDS[COMP_CWORD]}"

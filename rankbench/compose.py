@@ -15,8 +15,8 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from rankbench.config import KEYS, SCHEMAS, Config, ConfigError, check, conf_dir
-from rankbench.keys import refuse_unknown, wanted
+from rankbench.config import KEYS, SCHEMAS, Config, check, conf_dir
+from rankbench.keys import ConfigError, refuse_unknown, wanted
 from rankbench.messages import explain
 from rankbench.resolvers import RESOLVERS
 

@@ -4,8 +4,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankbench.config import ConfigError
-from rankbench.keys import unknown
+from rankbench.keys import ConfigError, unknown
 
 SPLITS = ("train", "valid", "test")
 PATIENCE = 30  # seconds without an answer after which there is no network

@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError
 
 SCALARS = ("loss", "accuracy", "learning_rate", "tokens_per_second")
 

@@ -1,6 +1,5 @@
 """Hydra's callback: what happens before a command's folder is made, and after a sweep's last job."""
 
-import dataclasses
 import os
 import re
 import shutil
@@ -26,11 +25,11 @@ from rankbench.config import (
     AnalyzeConfig,
     BaseConfig,
     BenchConfig,
-    ConfigError,
     DataConfig,
     ReportConfig,
     TrainConfig,
 )
+from rankbench.keys import ConfigError
 from rankbench.messages import explain
 from rankbench.resolvers import job_folder
 from rankbench.sweep import Job, Sweep
@@ -46,7 +45,7 @@ class Gate(Callback):
         """Check the config of a single run."""
         with refusing(config.hydra.job.name):
             check_everything(_job_config(config))
-            _check_corpus(_job_config(config))
+            check_corpus(_job_config(config))
             _check_overrides(_job_config(config), _typed_words(config))
 
     def __reduce__(self) -> tuple:
@@ -117,7 +116,7 @@ def _check_search(config: DictConfig, config_name: str) -> None:
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, config_name, words)) from None
     check_everything(cfg)
-    _check_corpus(cfg)
+    check_corpus(cfg)
     if not isinstance(cfg, TrainConfig):
         raise ConfigError(f"hydra/sweeper: {config_name} returns no number to search by; only train does")
     if cfg.objective is None:
@@ -136,7 +135,7 @@ def _checked_jobs(config: DictConfig, config_name: str, sweep: Sweep) -> Iterato
             raise ConfigError(explain(error, config_name, words)) from None
         cfg = _job_config(composed)
         check_everything(cfg)
-        _check_corpus(cfg)
+        check_corpus(cfg)
         _check_overrides(cfg, words)
         own_words = tuple(_resolved(word, composed) for word in words)
         job = Job(job_folder(number, composed.hydra.job.override_dirname, _root_=composed), own_words)
@@ -199,16 +198,16 @@ def check_everything(cfg: BaseConfig | ReportConfig | DataConfig, writes: bool =
     from rankbench.analyses.runner import check_analyses
     from rankbench.events import check_tensorboard
     from rankbench.machine import Machine
-    from rankbench.model import check_fits
     from rankbench.run import Run, find_run
     from rankbench.tasks import build_task
+    from rankbench.training import check_scores
 
     if writes:
         _check_folder(Path(cfg.out))
     Machine.prepare(cfg)
-    check_fits(cfg.model, build_task(cfg.task))
-    check_analyses(cfg)
+    check_analyses(cfg, _measured(cfg))
     if type(cfg) is TrainConfig:
+        check_scores(cfg, build_task(cfg.task))
         Run(Path(cfg.out)).check_same(cfg)
         if cfg.trainer.tensorboard:
             check_tensorboard()
@@ -219,9 +218,6 @@ def check_everything(cfg: BaseConfig | ReportConfig | DataConfig, writes: bool =
             raise ConfigError(f"out={cfg.out}: the folder of a training run; give analyze a folder of its own")
         if cfg.run is not None:
             run = find_run(cfg.run)
-            if run.folder.is_file():
-                raise ConfigError(f"run={cfg.run}: a file; give the folder of a run, or run=latest")
-            check_analyses(dataclasses.replace(cfg, model=run.config.model))
             if not (weights := run.folder / "checkpoint.safetensors").exists():
                 raise ConfigError(f"{weights}: missing; the run there has not reached its first checkpoint")
     if isinstance(cfg, BenchConfig):
@@ -230,11 +226,28 @@ def check_everything(cfg: BaseConfig | ReportConfig | DataConfig, writes: bool =
         check_benchmarks(cfg)
 
 
-def _check_corpus(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
-    if isinstance(cfg, BaseConfig):
-        from rankbench.tasks import check_corpus
+def _measured(cfg: BaseConfig) -> BaseConfig:
+    """The config whose task and model the command works with: its own, or that of the run in run=."""
+    if not isinstance(cfg, AnalyzeConfig) or cfg.run is None:
+        return cfg
+    from rankbench.run import find_run
 
-        check_corpus(cfg.task)
+    run = find_run(cfg.run)
+    if run.folder.is_file():
+        raise ConfigError(f"run={cfg.run}: a file; give the folder of a run, or run=latest")
+    return run.config
+
+
+def check_corpus(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
+    """Refuse a text that does not exist or does not fit. Kept apart: a preset is valid without its corpus."""
+    if isinstance(cfg, BaseConfig):
+        from rankbench.model import build_model
+        from rankbench.tasks import Corpus, build_task
+
+        measured = _measured(cfg)
+        if isinstance(task := build_task(measured.task), Corpus):
+            task.splits()
+            build_model(measured.model, task)
 
 
 def _check_report(cfg: ReportConfig) -> None:

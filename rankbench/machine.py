@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from rankbench.config import BaseConfig, ConfigError
+from rankbench.config import BaseConfig
+from rankbench.keys import ConfigError
 
 RECORDED_PACKAGES = (
     "rankbench",

@@ -6,8 +6,8 @@ import re
 from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf
 
-from rankbench.config import KEYS, SCHEMAS, ConfigError, ModelConfig, OptimizerConfig, TrainerConfig, conf_dir
-from rankbench.keys import closest, unknown, wanted
+from rankbench.config import KEYS, SCHEMAS, ModelConfig, OptimizerConfig, TrainerConfig, conf_dir
+from rankbench.keys import ConfigError, closest, unknown, wanted
 
 
 def explain(error: Exception, command: str, words: list[str]) -> str:

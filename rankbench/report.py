@@ -16,9 +16,9 @@ from rankbench import plots
 from rankbench.analyses import ANALYSES
 from rankbench.analyses.runner import draw, judge_all
 from rankbench.claims import CLAIMS, figures_published
-from rankbench.config import ConfigError, FigureKeys
+from rankbench.config import FigureKeys
 from rankbench.files import write_text
-from rankbench.keys import closest
+from rankbench.keys import ConfigError, closest
 from rankbench.page import write_page
 from rankbench.plots.pages import joined, pages_of_analysis, pages_of_final_numbers
 from rankbench.plots.sweep import draw_sweep

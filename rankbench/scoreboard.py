@@ -11,9 +11,9 @@ import pandas as pd
 import yaml
 
 from rankbench.claims import measured_text, over_text
-from rankbench.config import BUDGETS, ConfigError, conf_dir
+from rankbench.config import BUDGETS, conf_dir
 from rankbench.files import write_text
-from rankbench.keys import unknown
+from rankbench.keys import ConfigError, unknown
 from rankbench.page import link_to, records, render
 from rankbench.report import runs_in, status_of
 from rankbench.run import OUTPUTS

@@ -4,8 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rankbench.config import ConfigError
 from rankbench.files import write_json
+from rankbench.keys import ConfigError
 
 JOBS = "jobs.json"
 

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from scipy import special, stats
 
-from rankbench.config import ConfigError
 from rankbench.files import write_text
+from rankbench.keys import ConfigError
 
 WHO = ["run", "task", "model", "seed"]
 

@@ -18,6 +18,7 @@ from torch.func import functional_call, vmap
 from rankbench.buckets import batches_of_epoch, chunks_by_length, padded_lengths
 from rankbench.config import TrainConfig
 from rankbench.constants import HEAD_METRICS, LIPSCHITZ_METRICS, constants_by_layer
+from rankbench.keys import ConfigError
 from rankbench.layers import metrics_by_layer, moments
 from rankbench.machine import Machine
 from rankbench.metrics import ATTENTION_FLOORS, ATTENTION_METRICS, STATE_FLOORS, STATE_METRICS
@@ -37,6 +38,24 @@ DYNAMICS += [*HEAD_METRICS, *LIPSCHITZ_METRICS, *STATE_FLOORS, *ATTENTION_FLOORS
 METRICS = ["step", "seed", "split", "loss", "accuracy", "learning_rate", "seconds", "tokens_per_second"]
 EVALUATION_SEQUENCES = 1000  # test sequences in one forward pass
 EVALUATION_TOKENS = 16384  # of a corpus, whose sequences are longer, in one forward pass
+
+
+def check_scores(cfg: TrainConfig, task: Task) -> None:
+    """ConfigError for an objective or a target that training on this task has no number for."""
+    allowed = ["test_loss", "train_seconds"]
+    if isinstance(task, Corpus):
+        allowed = ["valid_loss", *allowed]
+    elif task.target_kind == "classes":
+        allowed = ["test_accuracy", *allowed]
+    if cfg.objective is not None and cfg.objective not in allowed:
+        raise ConfigError(
+            f"objective={cfg.objective}: task.name={task.name} leaves none; allowed are {', '.join(allowed)}"
+        )
+    if cfg.trainer.target_accuracy is not None and task.target_kind == "numbers":
+        raise ConfigError(
+            f"trainer.target_accuracy={cfg.trainer.target_accuracy}: task.name={task.name} is a regression, "
+            "which has no accuracy; use null"
+        )
 
 
 @dataclass

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from rankbench.compose import composed
-from rankbench.config import ConfigError, conf_dir
-from rankbench.keys import closest
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError, closest
 from rankbench.reference import Row, in_words, rows_of, written
 
 COLUMN = 34  # where meanings begin

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 
 from rankbench.analyses import ANALYSES, Subject, paths, residual
-from rankbench.config import ConfigError, conf_dir
-from rankbench.keys import typed
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError, typed
 from rankbench.metrics import attention_metrics, state_metrics
 from rankbench.model import initial_model
 from rankbench.model.transformer import Transformer

@@ -20,11 +20,12 @@ import rankbench
 from rankbench import plots
 from rankbench.analyses import ANALYSES
 from rankbench.analyses import runner as module
-from rankbench.analyses.runner import analyze, check_analyses, fresh_subjects, present, subjects_of_run
+from rankbench.analyses.runner import analyze, fresh_subjects, options_of, present, subjects_of_run
 from rankbench.claims import CLAIMS
 from rankbench.compose import register, resolve
-from rankbench.config import ConfigError, conf_dir
+from rankbench.config import conf_dir
 from rankbench.files import write_json
+from rankbench.keys import ConfigError
 from rankbench.loop import train
 from rankbench.machine import Machine
 from rankbench.model import initial_model
@@ -138,7 +139,7 @@ def test_analyze_leaves_tables_figures_and_a_record(tmp_path, fresh, calls, figu
     assert (tmp_path / "paths.pdf").read_bytes().startswith(b"%PDF")
     record = json.loads((tmp_path / "analyses.json").read_text())
     assert list(record) == ["residual", "paths"]
-    for name, options in check_analyses(config()).items():
+    for name, options in options_of(config()).items():
         assert record[name]["options"] == dataclasses.asdict(options)
         assert record[name]["seconds"] >= 0
     for name in ("residual", "paths"):
@@ -149,7 +150,7 @@ def test_analyze_leaves_tables_figures_and_a_record(tmp_path, fresh, calls, figu
 
 def test_a_table_holds_every_subject_in_full_precision(tmp_path, fresh):
     analyze(config(), fresh, tmp_path)
-    options = check_analyses(config())
+    options = options_of(config())
     for name in ("residual", "paths"):
         table = read_table(tmp_path / f"{name}.csv")
         assert list(table.columns[:4]) == ["run", "task", "model", "seed"]
@@ -330,7 +331,7 @@ def test_claims_leave_verdicts(tmp_path, fresh):
 
 def test_present_judges_and_draws_each_value_of_a_facet(tmp_path, fresh, monkeypatch):
     cfg, drawn = config("claims=[paths_sum_to_output]", "published=dong_fig4_sorting"), []
-    (table,) = (ANALYSES["paths"].table(one, check_analyses(cfg)["paths"]).assign(seed=one.seed) for one in fresh[:1])
+    (table,) = (ANALYSES["paths"].table(one, options_of(cfg)["paths"]).assign(seed=one.seed) for one in fresh[:1])
     both = pd.concat([table.assign(**{"task.label": label}) for label in ("position", "value")], ignore_index=True)
     paths = ANALYSES["paths"]
     spied = dataclasses.replace(paths, figure=lambda *given: drawn.append(given) or paths.figure(*given))
@@ -342,11 +343,11 @@ def test_present_judges_and_draws_each_value_of_a_facet(tmp_path, fresh, monkeyp
     assert len(lines) == 1 + 2 + 1 and str(tmp_path / "paths.png") in lines[0]
 
 
-# --- check_analyses ---------------------------------------------------------------------------------------------------
+# --- options_of -------------------------------------------------------------------------------------------------------
 
 
 def test_options_are_typed():
-    options = check_analyses(config("analysis.paths.sequences=3"))
+    options = options_of(config("analysis.paths.sequences=3"))
     assert {name: type(one) for name, one in options.items()} == {name: ANALYSES[name].options for name in options}
     assert options["paths"].sequences == 3
 
@@ -371,7 +372,7 @@ def test_options_are_typed():
 )
 def test_what_cannot_be_is_refused_in_one_line(changes, said):
     with pytest.raises(ConfigError) as error:
-        check_analyses(dataclasses.replace(config(), **changes))
+        options_of(dataclasses.replace(config(), **changes))
     one_line(error, *said)
 
 
@@ -437,7 +438,7 @@ def test_a_float64_run_is_measured_with_its_own_weights(tmp_path):
 def test_a_subject_of_trained_weights_alone_is_measured(fresh):
     trained = dataclasses.replace(fresh[0], models={"trained": fresh[0].model})
     assert trained.model is fresh[0].model and trained.who == fresh[0].who
-    assert set(ANALYSES["residual"].table(trained, check_analyses(config())["residual"]).weights) == {"trained"}
+    assert set(ANALYSES["residual"].table(trained, options_of(config())["residual"]).weights) == {"trained"}
 
 
 def test_an_endless_stream_is_sampled_for_the_baselines(tmp_path, monkeypatch):

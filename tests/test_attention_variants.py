@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rankbench import bench
 from rankbench.collapse import log_lemma_constant, log_residual, propagate, tokens
 from rankbench.compose import compose
-from rankbench.config import ConfigError, conf_dir
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError
 from rankbench.layers import metrics_by_layer
 from rankbench.loop import train
 from rankbench.machine import Machine

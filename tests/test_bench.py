@@ -12,8 +12,9 @@ import torch
 
 from rankbench import bench
 from rankbench.compose import register, resolve
-from rankbench.config import ConfigError, conf_dir
+from rankbench.config import conf_dir
 from rankbench.gate import check_everything
+from rankbench.keys import ConfigError
 from rankbench.machine import Machine
 from rankbench.model import initial_model
 from rankbench.paths import RecomputedNetwork, all_paths, sums_of_groups

@@ -7,7 +7,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from rankbench.config import ConfigError, conf_dir
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError
 from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
 

@@ -677,6 +677,14 @@ BAD = [
     ("model.window=3", ["model.window=3: ", "model.mask=none"]),
     ("model.mlp=false model.mlp_skip=true", ["model.mlp_skip=true: ", "model.mlp=true"]),
     ("optimizer.schedule=multistep", ["optimizer.milestones=[]: ", "optimizer.schedule=multistep"]),
+    ("analysis=[samples]", ["analysis=samples: needs a task with text; task.name=sorting has none; use task=char_lm"]),
+    ("analysis=[rollout]", ["analysis=rollout: needs a task with a trajectory", "use task=circle_arcs"]),
+    ("-m analysis=[residual],[bounds] model=l2", ["analysis=bounds: needs the softmax of dot products alone"]),
+    ("task=convex_hull model=lstm", ["model.kind=lstm: reads tokens, and this task has coordinates"]),
+    ("task=char_lm model.width=16", ["model.mask=none: ", "use model.mask=causal"]),
+    ("task=circle_arcs objective=test_accuracy", ["objective=test_accuracy: ", "allowed are test_loss, train_seconds"]),
+    ("objective=valid_loss", ["objective=valid_loss: ", "allowed are test_accuracy, test_loss, train_seconds"]),
+    ("task=circle_arcs trainer.target_accuracy=0.9", ["trainer.target_accuracy=0.9: ", "use null"]),
     ("task.repeats=false task.alphabet=3", ["task.alphabet=3: ", "task.length=8", "at least 8"]),
     # out of range
     ("seed=-1", ["seed=-1: out of range", "from 0 to"]),
@@ -728,6 +736,8 @@ def test_cuda_where_there_is_none(tmp_path, monkeypatch):
         ("trainer.steps=3", ["trainer.steps: analyze does not train", "rankbench train"]),
         ("optimizer=sgd", ["optimizer: no such group", "task"]),
         ("analysis.residual.sequences=0", ["analysis.residual.sequences=0: out of range; allowed are values from 1"]),
+        ("analysis=[curves]", ["analysis=curves: needs a training; a fresh model has none; give run=<folder>"]),
+        ("analysis=[dynamics]", ["analysis=dynamics: needs a training that looked at the layers"]),
         ("model.layers=0", ["model.layers=0: out of range"]),
     ],
 )
@@ -787,6 +797,19 @@ def test_a_run_without_a_checkpoint_is_refused_before_a_folder_is_made(copied, t
     (copied / "checkpoint.safetensors").unlink()
     line = refused("analyze", "run=copied", at=tmp_path)
     assert "checkpoint.safetensors" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["copied"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("rollout", "task.name=sorting has none"), ("dynamics", "needs trainer.dynamics_every, "), ("bounds", "")],
+)
+def test_an_analysis_that_does_not_fit_the_run_is_refused_before_a_folder_is_made(copied, tmp_path, name, said):
+    if name == "bounds":  # the run's own model counts, not the one that analyze has by default
+        text = (copied / "config.yaml").read_text()
+        (copied / "config.yaml").write_text(text.replace("attention: dot", "attention: l2"))
+    assert f"analysis={name}: needs" in (line := refused("analyze", "run=copied", f"analysis=[{name}]", at=tmp_path))
+    assert said in line
     assert [path.name for path in tmp_path.iterdir()] == ["copied"]
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from rankbench.cli import COMMANDS
 from rankbench.completion import candidates, script
-from rankbench.config import SCHEMAS, ConfigError, conf_dir
-from rankbench.keys import entries
+from rankbench.config import SCHEMAS, conf_dir
+from rankbench.keys import ConfigError, entries
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -15,9 +15,9 @@ from rankbench import compose, keys
 from rankbench.analyses import ANALYSES
 from rankbench.bench import BENCHMARKS
 from rankbench.compose import register, resolve
-from rankbench.config import KEYS, SCHEMAS, ConfigError, ModelConfig, OptimizerConfig, TrainConfig, check, conf_dir
+from rankbench.config import KEYS, SCHEMAS, ModelConfig, OptimizerConfig, TrainConfig, check, conf_dir
 from rankbench.data import CORPORA
-from rankbench.keys import as_typed, closest, entries, typed
+from rankbench.keys import ConfigError, as_typed, closest, entries, typed
 from rankbench.tasks import TASKS
 
 CHOICES = {name: key.choices for name, key in KEYS.items() if key.choices}

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from rankbench.config import ConfigError, conf_dir
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError
 from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
 from rankbench.tasks.convex_hull import hull_labels

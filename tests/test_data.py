@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from rankbench import data
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError
 from rankbench.tasks import build_task
 
 TEXTS = {"train": "a b\nb a\n", "valid": "b\n", "test": "a a\n"}

@@ -7,7 +7,7 @@ import scipy.special
 import torch
 
 from rankbench.analyses import ANALYSES
-from rankbench.analyses.runner import check_analyses, subjects_of_run
+from rankbench.analyses.runner import check_analyses, options_of, subjects_of_run
 from rankbench.compose import compose
 from rankbench.constants import HEAD_METRICS, LIPSCHITZ_METRICS
 from rankbench.keys import ConfigError
@@ -141,7 +141,7 @@ def test_without_it_nothing_is_written(tmp_path):
 
 def test_the_table_holds_the_metrics_that_were_asked_for(trained):
     cfg = config("analysis.dynamics.metrics=[stable_rank,attention_entropy]")
-    options = check_analyses(cfg)["dynamics"]
+    options = options_of(cfg)["dynamics"]
     (first, second) = subjects_of_run(trained, Machine.prepare(cfg))
     table = ANALYSES["dynamics"].table(second, options)
     chosen = ["step", "layer", "sublayer", "head", "stable_rank", "attention_entropy"]
@@ -195,19 +195,23 @@ def test_a_bound_that_is_none_or_stays_is_drawn_so(bounds, text, limits):
 
 
 def test_what_cannot_be_is_refused_in_one_line(trained):
-    with pytest.raises(ConfigError, match=r"analysis=\[dynamics\]: needs trainer.dynamics_every, "):
-        check_analyses(config("trainer.dynamics_every=null"))
+    cfg = config("trainer.dynamics_every=null")
+    with pytest.raises(ConfigError, match=r"analysis=dynamics: needs trainer.dynamics_every, "):
+        check_analyses(cfg, cfg)
+    cfg = compose("analyze", "analysis=[dynamics]")
+    with pytest.raises(ConfigError, match=r"analysis=dynamics: needs a training .* a fresh model has none; give run="):
+        check_analyses(cfg, cfg)
     for words, said in (("metrics=[]", "metrics=[]: name at least one"), ("metrics=[rank]", "metrics=rank: unknown")):
         with pytest.raises(ConfigError) as error:
-            check_analyses(config(f"analysis.dynamics.{words}"))
+            options_of(config(f"analysis.dynamics.{words}"))
         assert f"analysis.dynamics.{said}" in str(error.value)
     (subject, _) = subjects_of_run(trained, Machine.prepare(config()))
     old = subject.__class__(**{**vars(subject), "history": subject.history.drop(columns="qk_norm")})
     with pytest.raises(ConfigError, match=r"layers\.csv has no qk_norm; train it again, or name others"):
-        ANALYSES["dynamics"].table(old, check_analyses(config("analysis.dynamics.metrics=[qk_norm]"))["dynamics"])
+        ANALYSES["dynamics"].table(old, options_of(config("analysis.dynamics.metrics=[qk_norm]"))["dynamics"])
     fresh = subject.__class__(**{**vars(subject), "history": None})
     with pytest.raises(ConfigError, match=r"has no layers\.csv; train it with trainer\.dynamics_every=<steps>"):
-        ANALYSES["dynamics"].table(fresh, check_analyses(config())["dynamics"])
+        ANALYSES["dynamics"].table(fresh, options_of(config())["dynamics"])
 
 
 def test_an_eigenvalue_solver_that_gives_up_leaves_nan_for_that_matrix_alone(monkeypatch):

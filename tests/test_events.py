@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 from rankbench.compose import compose
-from rankbench.config import ConfigError
 from rankbench.events import SCALARS, check_tensorboard
+from rankbench.keys import ConfigError
 from rankbench.loop import train
 from rankbench.run import Run
 

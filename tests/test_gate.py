@@ -4,8 +4,9 @@ import hydra
 import pytest
 
 from rankbench.compose import register, resolve
-from rankbench.config import ConfigError, conf_dir
+from rankbench.config import conf_dir
 from rankbench.gate import Gate, check_everything
+from rankbench.keys import ConfigError
 
 
 def composed(command, *words, with_hydra=False):
@@ -55,6 +56,19 @@ def test_a_run_with_a_broken_config_is_refused(run):
     (run.folder / "config.yaml").write_text("model: {layers: many}\n")
     with pytest.raises(ConfigError, match=r"run/config\.yaml: not a run's config"):
         check_everything(cfg)
+
+
+def test_an_analysis_is_checked_with_the_task_of_the_run(tmp_path):
+    from rankbench.run import Run
+
+    circle = Run(tmp_path / "run")
+    circle.begin(resolve(composed("train", "task=circle_arcs", "trainer.dynamics_every=5")), {})
+    (circle.folder / "checkpoint.safetensors").write_bytes(b"")
+    check_everything(resolve(composed("analyze", "run=run", "analysis=[rollout,dynamics,curves]")))
+    with pytest.raises(
+        ConfigError, match=r"^analysis=samples: needs a task with text; task\.name=circle_arcs has none"
+    ):
+        check_everything(resolve(composed("analyze", "run=run", "analysis=[samples]")))
 
 
 def test_a_run_without_weights_is_refused(run):

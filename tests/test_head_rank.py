@@ -16,11 +16,12 @@ from rankbench import constants
 from rankbench import rank_theory as theory
 from rankbench.analyses import ANALYSES, Subject, head_rank
 from rankbench.analyses.rank_theory import full_rank_head, pairs
+from rankbench.claims import judge
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
 from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.paths import FrozenNetwork, all_paths, sums_by_length, sums_of_groups
-from rankbench.tables import with_who
+from rankbench.tables import read_table, with_who, write_table
 from rankbench.tasks import build_task
 
 OPTIONS = typed(head_rank.Options, {"heads": None, "spectrum": 3, "sequences": None}, "analysis.head_rank")
@@ -251,10 +252,27 @@ def test_bounds_stand_where_they_apply_and_heads_are_above_them(network, model_c
     assert found[(found.of == "network") & (found.evaluation == "hard")].error.item() < 1e-28
 
 
-def test_a_task_with_classes_is_refused(network, sorting_task):
-    task = sorting_task(length=4, alphabet=4, test_size=8)
-    with pytest.raises(ConfigError, match="wants a regression task"):
-        head_rank.table(subject_of(task, {"initialised": network()}), OPTIONS)
+def test_a_task_with_classes_has_spectra_and_no_errors(random_network, sorting_task, tmp_path):
+    task = sorting_task(length=4, alphabet=5, test_size=8)
+    model, _ = random_network(1, 0)
+    one = subject_of(task, {"initialised": model})
+    write_table(with_who(head_rank.table(one, OPTIONS), **one.who), tmp_path / "head_rank.csv")
+    table = read_table(tmp_path / "head_rank.csv")
+    assert set(table.of) == {"head"} and table[["evaluation", "examples", "error"]].isna().all(axis=None)
+    for row in table.itertuples():
+        w = model.blocks[row.layer - 1].attention.maps()
+        left, right = (w.w_q_HDK, w.w_k_HDK.mT) if row.matrix == "qk" else (w.w_v_HDK, w.w_o_HKD)
+        scale = 2**-0.5 if row.matrix == "qk" else 1  # heads of width 2
+        sigma = np.linalg.svd((left @ right)[row.head - 1].numpy() * scale, compute_uv=False)
+        assert [row.sigma_1, row.sigma_2] == pytest.approx(sigma[:2], rel=1e-10)
+    assert "error" not in head_rank.digest(table) and "effective_rank" in head_rank.digest(table)
+    axes = head_rank.draw_head_rank(table, None, None).axes
+    assert [one.get_ylabel() for one in axes] == [f"singular value of ${name}$" for name in ("W_{QK}", "W_{VO}")]
+    drawn = {line.get_label(): line.get_ydata() for line in axes[0].lines}
+    first = table[(table.layer == 1) & (table.matrix == "qk")]
+    assert drawn["layer 1"] == pytest.approx([first.sigma_1.mean(), first.sigma_2.mean()], rel=1e-12)
+    # claims on errors have nothing to be judged by
+    assert {verdict["outcome"] for verdict in judge("garg_learns_regression", table)} == {"undecided"}
 
 
 # --- the figure, on tables by hand ------------------------------------------------------------------------------------

@@ -327,7 +327,7 @@ def test_wrong_options_are_refused_in_one_line(changes, said):
 def test_too_small_a_test_set_is_refused(subject):
     one = subject()
     small = Subject(one.run, one.seed, one.task, one.train, one.test[:29], one.models)
-    with pytest.raises(ConfigError, match="29 test sequences; at least 30"):
+    with pytest.raises(ConfigError, match="needs at least 30 test sequences; this task has 29"):
         independence.table(small, options(sequences=None))
 
 

@@ -18,7 +18,7 @@ import yaml
 from rankbench import machine
 from rankbench.cli import _missing_extra
 from rankbench.compose import compose
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError
 from rankbench.resolvers import direction_of
 from rankbench.run import objective_value
 

@@ -6,7 +6,8 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from rankbench.compose import register
-from rankbench.config import ConfigError, conf_dir
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError
 from rankbench.messages import PATTERNS, explain
 
 

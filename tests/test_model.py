@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError
 from rankbench.model import build_model, initial_model
 from rankbench.model.attention import FUSED_FROM_TOKENS, visible_keys
 from rankbench.model.network import Sublayer, run, weighted_sum, without

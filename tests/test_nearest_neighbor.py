@@ -7,7 +7,8 @@ import scipy.stats
 import torch
 from omegaconf import OmegaConf
 
-from rankbench.config import ConfigError, conf_dir
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError
 from rankbench.tasks import build_task
 from rankbench.tasks.nearest_neighbor import orthonormal
 

@@ -13,7 +13,8 @@ import pytest
 import yaml
 from scipy import stats
 
-from rankbench.config import ConfigError, FigureKeys
+from rankbench.config import FigureKeys
+from rankbench.keys import ConfigError
 from rankbench.page import command_of
 from rankbench.plots.sweep import draw_sweep
 from rankbench.report import figure_keys, find_runs, gather, varying_keys

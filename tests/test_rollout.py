@@ -141,7 +141,9 @@ def test_another_task_has_no_trajectory(model_config, sorting_task):
     sorting = sorting_task()
     batch = sorting.sample(2, generator_for(0, "train"))
     model = initial_model(model_config(layers=1), sorting, 0)
-    with pytest.raises(ConfigError, match=r"^analysis=rollout: task.name=sorting has no trajectory .* circle_arcs$"):
+    with pytest.raises(
+        ConfigError, match=r"^analysis=rollout: needs a task with a trajectory; .* use task=circle_arcs$"
+    ):
         rollout.table(Subject("fresh", 0, sorting, batch, batch, {"initialised": model}), options())
 
 

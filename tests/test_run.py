@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from rankbench.compose import compose, register, resolve
-from rankbench.config import ConfigError, conf_dir
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError
 from rankbench.run import Run, config_text, find_run
 from rankbench.tables import write_table
 

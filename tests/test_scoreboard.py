@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError
 from rankbench.scoreboard import check_experiment, presets, scoreboard
 from rankbench.tables import read_table
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError
 from rankbench.report import find_runs, gather, gather_sweep
 from rankbench.sweep import Job, Sweep
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch, build_task
 from rankbench.tasks.task import ABSENT, majority_baselines, repeated_token_ceiling, score

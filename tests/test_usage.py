@@ -5,8 +5,8 @@ import re
 import pytest
 
 from rankbench.analyses import ANALYSES
-from rankbench.config import SCHEMAS, ConfigError
-from rankbench.keys import entries
+from rankbench.config import SCHEMAS
+from rankbench.keys import ConfigError, entries
 from rankbench.reference import PAGE, page, written
 from rankbench.tasks import TASKS
 from rankbench.usage import usage

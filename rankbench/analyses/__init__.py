@@ -19,9 +19,9 @@ from rankbench.analyses import (
     rollout,
     samples,
 )
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 
-__all__ = ["ANALYSES", "Analysis", "Subject"]
+__all__ = ["ANALYSES", "Analysis", "Plan", "Subject"]
 
 ANALYSES: dict[str, Analysis] = {
     "residual": residual.ANALYSIS,

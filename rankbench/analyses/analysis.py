@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
 
+from rankbench.config import TrainConfig
+from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
 from rankbench.tables import fall_in_last_quarter
 from rankbench.tasks import Batch, Task
@@ -45,13 +47,22 @@ class Subject:
         return {"run": self.run, "task": self.task.name, "model": self.model.cfg.name, "seed": self.seed}
 
 
+class Plan(NamedTuple):
+    """What is to be measured, before it exists."""
+
+    task: Task
+    model: Transformer | Lstm  # without values, on the meta device
+    training: TrainConfig | None  # what trains or has trained the model; None: it stays fresh
+
+
 @dataclass(frozen=True)
 class Analysis:
     """options: a dataclass, one field a key of conf/analysis/<name>.yaml. table: one subject's rows, without
     Subject.who. figure: the function of rankbench.plots that draws the table of all subjects, given published numbers
     and the column whose values are panels, or None; None where there is nothing to draw. digest: the same table in a
     few lines of text. columns: some that its table alone has, by which a table is recognised. any_model: whether it
-    works on models other than the Transformer, too.
+    works on models other than the Transformer, too. check: raises ConfigError, before anything is written, for a plan
+    that has not what the analysis needs; None where it needs nothing.
 
     Of a sweep's figure: lines, the column whose values are its lines, which a varied key can join; most_panels, of one
     file; drawn_apart, for a figure that takes no facet, the columns by which it tells runs apart.
@@ -66,3 +77,4 @@ class Analysis:
     lines: str | None = None
     most_panels: int = 24
     drawn_apart: tuple[str, ...] = ()
+    check: Callable[[Plan, Any], None] | None = None

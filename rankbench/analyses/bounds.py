@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from rankbench import theory
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.analyses.variants import VARIANTS as EVERYWHERE
 from rankbench.analyses.variants import VariantOptions
 from rankbench.collapse import State, check, propagate
-from rankbench.config import ConfigError
-from rankbench.keys import key
+from rankbench.keys import ConfigError, key
 from rankbench.metrics import composite_norm, inf_norm, one_norm, per_length, residual_matrix
 from rankbench.model.network import Network, Step, run, without
 from rankbench.model.transformer import MLP
@@ -100,11 +99,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[dict]:
-    if any(attention.score_name != "dot" or attention.mixes for attention in network.attentions):
-        raise ConfigError(
-            "analysis=[bounds]: the bounds are of softmax attention alone; use model.attention=dot, mix_attention=1, "
-            "mix_identity=0 and mix_uniform=0"
-        )
+    _check_attention(network)
     present_BN = network.present(inputs)
     steps_of_layers = [list(steps) for _, steps in groupby(run(network, inputs), key=lambda step: step.sublayer.layer)]
     measured, followed = _residuals(network, inputs, generator)
@@ -306,4 +301,17 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_bounds, digest, ("slack",), most_panels=6)
+def check_plan(plan: Plan, _: Options) -> None:
+    """ConfigError for an attention that the bounds are not about."""
+    _check_attention(plan.model)
+
+
+def _check_attention(network: Network) -> None:
+    if any(attention.score_name != "dot" or attention.mixes for attention in network.attentions):
+        raise ConfigError(
+            "analysis=bounds: needs the softmax of dot products alone; use model.attention=dot, mix_attention=1, "
+            "mix_identity=0, mix_uniform=0 and, with more than one copy of the heads, head_reduction=sum"
+        )
+
+
+ANALYSIS = Analysis(Options, table, draw_bounds, digest, ("slack",), most_panels=6, check=check_plan)

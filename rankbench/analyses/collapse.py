@@ -12,12 +12,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.analyses.residual import learned
 from rankbench.analyses.variants import VARIANTS
 from rankbench.analyses.variants import VariantOptions as Options
 from rankbench.collapse import check, log_lemma_constant, log_residual, log_size, mean_errors, propagate
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError
 from rankbench.metrics import per_length, residual
 from rankbench.model.network import Network, without
 from rankbench.plots.collapse import draw_collapse
@@ -165,4 +165,18 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_collapse, digest, ("log10_relative_residual",), lines="variant")
+def check_plan(plan: Plan, options: Options) -> None:
+    """ConfigError where no rule follows any of the variants."""
+    refused = []
+    for variant in options.variants:
+        try:
+            check(without(plan.model, **VARIANTS[variant]))
+        except ConfigError as error:
+            refused.append(error)
+    if len(refused) == len(options.variants):
+        raise refused[0]
+
+
+ANALYSIS = Analysis(
+    Options, table, draw_collapse, digest, ("log10_relative_residual",), lines="variant", check=check_plan
+)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.plots.curves import draw_curves
 from rankbench.tables import over_seeds
@@ -81,6 +81,12 @@ def digest(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def check_plan(plan: Plan, _: Options) -> None:
+    """ConfigError for a fresh model."""
+    if plan.training is None:
+        raise ConfigError("analysis=curves: needs a training; a fresh model has none; give run=<folder>")
+
+
 ANALYSIS = Analysis(
     Options,
     table,
@@ -89,5 +95,6 @@ ANALYSIS = Analysis(
     ("best_step",),
     any_model=True,
     lines="variant",
+    check=check_plan,
     drawn_apart=("variant", "layers"),
 )

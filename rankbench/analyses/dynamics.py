@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.constants import HEAD_METRICS, LIPSCHITZ_METRICS
 from rankbench.keys import ConfigError, key
 from rankbench.metrics import ATTENTION_FLOORS, ATTENTION_METRICS, STATE_FLOORS, STATE_METRICS
@@ -52,4 +52,18 @@ def digest(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-ANALYSIS = Analysis(Options, table, draw_dynamics, digest, ("step", "sublayer"), most_panels=6)
+def check_plan(plan: Plan, _: Options) -> None:
+    """ConfigError where no training looks at the layers."""
+    if plan.training is None:
+        raise ConfigError(
+            "analysis=dynamics: needs a training that looked at the layers; a fresh model has none; "
+            "give run=<folder> of a run with trainer.dynamics_every"
+        )
+    if plan.training.trainer.dynamics_every is None:
+        raise ConfigError(
+            "analysis=dynamics: needs trainer.dynamics_every, the steps between two looks at the layers; "
+            "got trainer.dynamics_every=null"
+        )
+
+
+ANALYSIS = Analysis(Options, table, draw_dynamics, digest, ("step", "sublayer"), most_panels=6, check=check_plan)

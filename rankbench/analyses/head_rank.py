@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rankbench import rank_theory
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.constants import head_maps, spectra
 from rankbench.keys import ConfigError, key
 from rankbench.model.transformer import Transformer
@@ -28,7 +28,7 @@ HARD = 1e-30  # the temperature of a softmax that is a hardmax: float64 scores t
 
 @dataclass(frozen=True)
 class Options:
-    """How many heads, singular values and sequences are measured."""
+    """How many heads, singular values and sequences are measured. Errors are measured of a regression alone."""
 
     heads: int | None = key("Number of heads of each layer whose matrices are measured. null: all.", at_least=0)
     spectrum: int = key("Number of singular values kept of each matrix.", at_least=1)
@@ -45,27 +45,29 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
       rankbench.constants.head_maps has them for each attention), frobenius_norm, spectral_norm, effective_rank (exp of
       the entropy of s / sum s), angle (degrees to the identity, arccos(tr M / (||M||_F sqrt D))), sigma_1 ...
 
-    In all rows layers, heads, rank (head width), width, copies (heads * rank / width), angle_limit (the largest angle
+    Networks and baselines have rows where the task is a regression; else error, evaluation and examples are empty. In
+    all rows layers, heads, rank (head width), width, copies (heads * rank / width), angle_limit (the largest angle
     of that rank), and where the lower bounds of rankbench.rank_theory apply, bound_sharp, bound_slide and bound_any.
-    Raises ConfigError for a task that is no regression.
     """
     task, cfg = subject.task, subject.model.cfg
-    if not subject.test.targets.is_floating_point():
-        raise ConfigError(f"analysis=[head_rank]: wants a regression task; task={task.name} has classes")
+    is_regression = subject.test.targets.is_floating_point()
+    _check_heads(is_regression, options)
     test = subject.test[: options.sequences]
     rows = []
     for weights, model in subject.models.items():
-        for evaluation, network in (("soft", model), ("hard", hard(model))):
+        for evaluation, network in (("soft", model), ("hard", hard(model))) if is_regression else ():
             outputs = torch.cat([network(some) for some in test.inputs.split(AT_A_TIME)])
             rows += [
                 {"of": "network", "weights": weights, "evaluation": evaluation, **row}
                 for row in errors(task, outputs, test)
             ]
         rows += [{"of": "head", "weights": weights, **row} for row in _heads(model, options)]
-    for name, outputs in baselines(task, subject.train[:10_000], test):
+    for name, outputs in baselines(task, subject.train[:10_000], test) if is_regression else ():
         rows += [
             {"of": "baseline", "weights": "none", "evaluation": name, **row} for row in errors(task, outputs, test)
         ]
+    if not is_regression:
+        rows = [row | {"evaluation": None, "examples": float("nan"), "error": float("nan")} for row in rows]
     rank = subject.model.attentions[0].head_width
     common = {"layers": cfg.layers, "heads": cfg.heads, "rank": rank, "width": cfg.width}
     common |= {"copies": cfg.heads * rank / cfg.width}
@@ -160,17 +162,35 @@ def _heads(model: Transformer, options: Options) -> Iterator[dict]:
 
 def digest(table: pd.DataFrame) -> str:
     """Errors and angles, means over seeds, for a terminal."""
-    found = table[table.of != "head"]
-    error = found.groupby(["weights", "evaluation"], sort=False).error.mean()
+    networks = table[table.of != "head"]
+    error = networks.groupby(["weights", "evaluation"], sort=False).error.mean()
+    errors = f"error, mean of {table.seed.nunique()} seeds\n{error.round(4).to_string()}\n" if len(error) else ""
     heads = table[table.of == "head"]
     measured = heads.groupby(["weights", "layer", "matrix"], sort=False)[["angle", "effective_rank", "frobenius_norm"]]
     bounds = [f"{name} {table[name].iloc[0]:.4f}" for name in table if name.startswith("bound_")]
-    return (
-        f"error, mean of {table.seed.nunique()} seeds (predicting 0: about 1)\n{error.round(4).to_string()}\n"
-        f"heads, medians\n{measured.median().round(2).to_string()}" + ("\n" + ", ".join(bounds) if bounds else "")
+    return f"{errors}heads, medians\n{measured.median().round(2).to_string()}" + (
+        "\n" + ", ".join(bounds) if bounds else ""
     )
 
 
+def check_plan(plan: Plan, options: Options) -> None:
+    """ConfigError where neither heads nor errors are measured."""
+    _check_heads(plan.task.target_kind == "numbers", options)
+
+
+def _check_heads(is_regression: bool, options: Options) -> None:
+    if options.heads == 0 and not is_regression:
+        raise ConfigError(
+            "analysis.head_rank.heads=0: leaves nothing to measure, for errors are those of a regression; use 1 or more"
+        )
+
+
 ANALYSIS = Analysis(
-    Options, table, draw_head_rank, digest, ("angle_limit",), drawn_apart=("layers", "heads", "copies", "examples")
+    Options,
+    table,
+    draw_head_rank,
+    digest,
+    ("angle_limit",),
+    drawn_apart=("layers", "heads", "copies", "examples"),
+    check=check_plan,
 )

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.analyses.invertibility import check_ranges, inputs_of
 from rankbench.keys import key
 from rankbench.plots.histograms import draw_histograms
@@ -73,4 +73,9 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_histograms, digest, ("density",), most_panels=12)
+def check_plan(plan: Plan, options: Options) -> None:
+    """ConfigError where the model is contractive for fewer keys than there are tokens."""
+    plan.model.attentions[0].num_keys(options.tokens)
+
+
+ANALYSIS = Analysis(Options, table, draw_histograms, digest, ("density",), most_panels=12, check=check_plan)

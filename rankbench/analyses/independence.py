@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rankbench import dependence
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.paths import (
@@ -39,7 +39,7 @@ from rankbench.paths import (
 )
 from rankbench.plots.independence import draw_independence
 from rankbench.seeds import generator_for
-from rankbench.tasks import Batch
+from rankbench.tasks import Batch, Corpus
 from rankbench.tasks.task import is_scored, score
 
 log = logging.getLogger(__name__)
@@ -89,8 +89,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     product of both heads' own).
     """
     test = subject.test[: options.sequences]
-    if len(test.inputs) < FEWEST:
-        raise ConfigError(f"analysis.independence: {len(test.inputs)} test sequences; at least {FEWEST} are needed")
+    _check_number(len(test.inputs))
     rows = []
     for scheme in options.schemes:
         for part in (_length_rows, _path_rows):
@@ -312,13 +311,18 @@ def hessian_product(
 
 
 def _head_parameters(model: Transformer) -> list[dict[str, tuple]]:
-    """For each head, where in which parameter its own stand."""
+    """For each head, where in which parameter its own stand. ConfigError where heads share parameters."""
+    if model.cfg.weight_norm != "none":
+        raise ConfigError(
+            "analysis=independence: needs heads with parameters of their own, but with "
+            f"model.weight_norm={model.cfg.weight_norm} the heads of a layer share a scale; use none"
+        )
     parts = []
     for layer, attention in enumerate(model.attentions):
         inner, width = attention.heads * attention.head_width, attention.head_width
         if attention.from_latent is not None or {attention.out.in_features, *attention.rows} != {inner}:
             raise ConfigError(
-                "analysis=[independence]: cross-gradients are of heads with parameters of their own, of one width; "
+                "analysis=independence: needs heads with parameters of their own, of one width; "
                 "set model.value_width, model.kv_groups and model.latent_width to null"
             )
         for head in range(attention.heads):
@@ -403,4 +407,20 @@ DEPENDENCE += ["alignment_linear", "alignment_gaussian"]
 COLUMNS = ["of", "scheme", "first", "second", "first_length", "second_length", "cosine", *DEPENDENCE, "interaction"]
 COLUMNS += ["num_paths", "interference", "interference_se"]
 COLUMNS += [f"cross_gradient{kind}" for kind in ("", "_se", "_rms", "_relative")]
-ANALYSIS = Analysis(Options, table, draw_independence, digest, ("interference",), most_panels=6)
+
+
+def check_plan(plan: Plan, _: Options) -> None:
+    """ConfigError for too few test sequences, and for heads that share parameters."""
+    task = plan.task
+    number = task.train_size if task.test_size is None and not isinstance(task, Corpus) else task.test_size
+    if number is not None:  # all that a text has, which is not read here
+        _check_number(number)
+    _head_parameters(plan.model)
+
+
+def _check_number(number: int) -> None:
+    if number < FEWEST:
+        raise ConfigError(f"analysis=independence: needs at least {FEWEST} test sequences; this task has {number}")
+
+
+ANALYSIS = Analysis(Options, table, draw_independence, digest, ("interference",), most_panels=6, check=check_plan)

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.analyses.lipschitz import contracted, fresh
 from rankbench.constants import COVERED
 from rankbench.keys import ConfigError, key
@@ -137,11 +137,7 @@ def _errors(found_BND: Tensor, x_BND: Tensor) -> dict[str, float]:
 
 def _rows_of_network(network: Network, subject: Subject, options: Options) -> Iterator[dict]:
     """From the last state to the embedding, every sub-layer y = a x + b f(x) undone as x = y/a - (b/a) f(x)."""
-    if network.has_norms or any(sublayer.skip == 0 for sublayer in network.sublayers):
-        raise ConfigError(
-            "analysis.invertibility.network=true: layers are undone where x + f(x) is all they do; use model.norm=none "
-            "and skips round every sub-layer, or set network to false"
-        )
+    _check_network(network)
     inputs = subject.test.inputs[: options.sequences]
     present_BN = network.present(inputs)
     steps = list(run(network, inputs))
@@ -186,4 +182,24 @@ COLUMNS = [
     *("weights", "part", "layer", "attention", "tokens", "width", "inputs", "coefficient", "iteration"),
     *("error", "relative_error", "error_median"),
 ]
-ANALYSIS = Analysis(Options, table, draw_invertibility, digest, ("coefficient", "iteration"), most_panels=6)
+
+
+def check_plan(plan: Plan, options: Options) -> None:
+    """ConfigError for a network that has no inverse here, and where it is contractive for too few keys."""
+    if options.network:
+        _check_network(plan.model)
+    if not options.attentions:
+        plan.model.attentions[0].num_keys(max(options.tokens))
+
+
+def _check_network(network: Network) -> None:
+    if network.has_norms or any(sublayer.skip == 0 for sublayer in network.sublayers):
+        raise ConfigError(
+            "analysis.invertibility.network=true: layers are undone where x + f(x) is all they do; use model.norm=none "
+            "and skips round every sub-layer, or set network to false"
+        )
+
+
+ANALYSIS = Analysis(
+    Options, table, draw_invertibility, digest, ("coefficient", "iteration"), most_panels=6, check=check_plan
+)

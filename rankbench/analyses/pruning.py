@@ -6,7 +6,7 @@ Paths are chosen on training sequences and scored on the test set.
 Shapes: B batch, N token, D width, L layer, P path, C class or output dimension.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.model.transformer import Transformer
 from rankbench.paths import NUMBERS_AT_A_TIME, FrozenNetwork, all_paths, num_paths, sums_of_groups
@@ -50,14 +50,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     token), path_length (mean over the kept paths); then the whole network and the commonest class.
     """
     model = subject.model
+    number, lengths = _check_number(model, options), _lengths(model)
     layers, heads, skip = model.path_choices
-    lengths = range(layers + 1) if skip else [layers]
-    number = sum(num_paths(layers, heads, length, skip) for length in lengths)
-    if number > options.max_paths:
-        raise ConfigError(
-            f"analysis.pruning.max_paths={options.max_paths}: the network has {number:.3g} paths; "
-            "raise it, or take fewer layers or heads"
-        )
     paths_PL = np.concatenate([all_paths(layers, heads, length, skip) for length in lengths])
     chosen, test = subject.train[: options.selection_sequences], subject.test[: options.sequences]
     orders = list(_orders(subject, chosen, paths_PL, options))
@@ -81,6 +75,29 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         whole_loss=whole.mean_loss.item(),
         majority_accuracy=majority_baselines(subject.train, test, subject.task.num_outputs)["majority"],
     )
+
+
+def _lengths(model: Transformer) -> Iterable[int]:
+    """Of the paths that the network has."""
+    layers, _, skip = model.path_choices
+    return range(layers + 1) if skip else [layers]
+
+
+def _check_number(model: Transformer, options: Options) -> int:
+    """How many paths the network has; ConfigError if more than analysis.pruning.max_paths."""
+    layers, heads, skip = model.path_choices
+    number = sum(num_paths(layers, heads, length, skip) for length in _lengths(model))
+    if number > options.max_paths:
+        raise ConfigError(
+            f"analysis.pruning.max_paths={options.max_paths}: the network has {number:.3g} paths; "
+            "raise it, or take fewer layers or heads"
+        )
+    return number
+
+
+def check_plan(plan: Plan, options: Options) -> None:
+    """ConfigError for a network of too many paths."""
+    _check_number(plan.model, options)
 
 
 def _orders(
@@ -171,4 +188,4 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_pruning, digest, ("kept_share",))
+ANALYSIS = Analysis(Options, table, draw_pruning, digest, ("kept_share",), check=check_plan)

@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.model.transformer import Transformer
 from rankbench.plots.rollout import draw_rollout
 from rankbench.tasks.circle_arcs import CircleArcs
+from rankbench.tasks.task import Task
 
 ESCAPED = 100  # times the arcs' radius: so far out at the end, a run has left the circle for good
 OVERFLOW = 1e6  # times the radius: where a run is stopped, long before its numbers are infinite
@@ -44,8 +45,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     rounding is left of it.
     """
     task = subject.task
-    if not isinstance(task, CircleArcs):
-        raise ConfigError(f"analysis=rollout: task.name={task.name} has no trajectory to run along; use circle_arcs")
+    _check_task(task)
     steps = task.points if options.steps is None else options.steps
     parts = []
     for weights, model in subject.models.items():
@@ -124,4 +124,16 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_rollout, digest, ("half_step",))
+def check_plan(plan: Plan, _: Options) -> None:
+    """ConfigError for a task without a trajectory."""
+    _check_task(plan.task)
+
+
+def _check_task(task: Task) -> None:
+    if not isinstance(task, CircleArcs):
+        raise ConfigError(
+            f"analysis=rollout: needs a task with a trajectory; task.name={task.name} has none; use task=circle_arcs"
+        )
+
+
+ANALYSIS = Analysis(Options, table, draw_rollout, digest, ("half_step",), check=check_plan)

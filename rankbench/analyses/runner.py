@@ -11,13 +11,13 @@ from typing import Any
 import pandas as pd
 
 from rankbench import __version__, plots
-from rankbench.analyses import ANALYSES, Subject
+from rankbench.analyses import ANALYSES, Plan, Subject
 from rankbench.claims import CLAIMS, Facet, figures_published, judge, published, verdict_line
 from rankbench.config import AnalyzeConfig, BaseConfig, TrainConfig
 from rankbench.files import write_json, write_text
 from rankbench.keys import ConfigError, typed, unknown
 from rankbench.machine import Machine, git_state, source_digest
-from rankbench.model import build_model, initial_model
+from rankbench.model import build_model, initial_model, skeleton
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
 from rankbench.progress import bar
@@ -43,14 +43,29 @@ BASELINE_SEQUENCES = 10_000  # of an endless training stream, to count its commo
 CORPUS_SEQUENCES = 1_000  # of a corpus' training set, whose sequences are longer, for the same
 
 
-def check_analyses(cfg: BaseConfig) -> dict[str, Any]:
-    """The options of each analysis that the config names, typed; ConfigError for what does not exist or fit."""
+def check_analyses(cfg: BaseConfig, measured: BaseConfig) -> None:
+    """ConfigError where an analysis does not exist, its options cannot be, or it does not fit task, model or training.
+
+    measured: the config of the task and the model, a run's own where the command measures a run.
+    """
+    options, task = options_of(cfg), build_task(measured.task)
+    training = measured if isinstance(measured, TrainConfig) else None
+    plan = Plan(task, skeleton(measured.model, task), training)
+    for name, chosen in options.items():
+        if not isinstance(plan.model, Transformer) and not ANALYSES[name].any_model:
+            fit = ", ".join(other for other, analysis in ANALYSES.items() if analysis.any_model)
+            raise ConfigError(
+                f"analysis={name}: takes Transformers apart, not model.kind={measured.model.kind}; use {fit}"
+            )
+        if (check := ANALYSES[name].check) is not None:
+            check(plan, chosen)
+
+
+def options_of(cfg: BaseConfig) -> dict[str, Any]:
+    """The options of each analysis that the config names, typed; ConfigError for what does not exist."""
     for name in cfg.analysis:
         if name not in ANALYSES:
             raise ConfigError(unknown("analysis", name, ANALYSES))
-        if cfg.model.kind != "transformer" and not ANALYSES[name].any_model:
-            fit = ", ".join(one for one, analysis in ANALYSES.items() if analysis.any_model)
-            raise ConfigError(f"analysis={name}: takes Transformers apart, not model.kind={cfg.model.kind}; use {fit}")
     for name in cfg.claims:
         if name not in CLAIMS:
             raise ConfigError(unknown("claims", name, CLAIMS))
@@ -60,10 +75,6 @@ def check_analyses(cfg: BaseConfig) -> dict[str, Any]:
             )
     if cfg.published is not None and cfg.published not in (known := list(figures_published())):
         raise ConfigError(f"published={cfg.published}: no published numbers; allowed are {', '.join(known)}")
-    if "dynamics" in cfg.analysis and isinstance(cfg, TrainConfig) and cfg.trainer.dynamics_every is None:
-        raise ConfigError(
-            "analysis=[dynamics]: needs trainer.dynamics_every, the steps between two looks at the layers"
-        )
     return {name: typed(ANALYSES[name].options, options, f"analysis.{name}") for name, options in cfg.analysis.items()}
 
 
@@ -159,7 +170,7 @@ def analyze(cfg: BaseConfig, subjects: list[Subject], folder: Path) -> list[str]
     A table that the folder holds already is not computed again, if everything in KEY is the same. Returns lines for the
     reader: digests, where the files are, verdicts.
     """
-    options = check_analyses(cfg)
+    options = options_of(cfg)
     done_file = folder / "analyses.json"
     done = json.loads(done_file.read_text()) if done_file.exists() else {}
     same = {

@@ -9,13 +9,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
 from rankbench.seeds import generator_for
 from rankbench.tasks.char_lm import CharLm
-from rankbench.tasks.task import ABSENT
+from rankbench.tasks.task import ABSENT, Task
 
 SHOWN = 3  # sentences in the digest
 
@@ -34,11 +34,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     end within task.length_limit), log_likelihood (nats, of what the model wrote, at temperature 1) and characters (that
     it wrote, the end included). ConfigError for another task."""
     task = subject.task
-    if not isinstance(task, CharLm):
-        raise ConfigError(f"analysis=samples: task.name={task.name} has no text; use char_lm")
-    begin_N = torch.tensor([len(task.alphabet), *task.encode(options.begin)])
-    if len(begin_N) >= task.length_limit:
-        raise ConfigError(f"analysis.samples.begin: as long as task.length_limit={task.length_limit}; give less")
+    _check_task(task)
+    begin_N = torch.tensor([len(task.alphabet), *_begin(task, options)])
     rows = []
     for weights, model in subject.models.items():
         for temperature in options.temperatures:
@@ -93,4 +90,24 @@ def digest(table: pd.DataFrame) -> str:
     return "\n".join([f"written by {rows.model.iloc[0]} ({rows.weights.iloc[0]}):", *(f"  {text}" for text in texts)])
 
 
-ANALYSIS = Analysis(Options, table, None, digest, ("log_likelihood",), any_model=True)
+def check_plan(plan: Plan, options: Options) -> None:
+    """ConfigError for a task without text, and for a beginning that cannot be."""
+    _check_task(plan.task)
+    if options.begin:  # else there is no need to read the text
+        _begin(plan.task, options)
+
+
+def _check_task(task: Task) -> None:
+    if not isinstance(task, CharLm):
+        raise ConfigError(f"analysis=samples: needs a task with text; task.name={task.name} has none; use task=char_lm")
+
+
+def _begin(task: CharLm, options: Options) -> list[int]:
+    """The characters that every sentence begins with."""
+    begin = task.encode(options.begin)
+    if len(begin) + 1 >= task.length_limit:
+        raise ConfigError(f"analysis.samples.begin: as long as task.length_limit={task.length_limit}; give less")
+    return begin
+
+
+ANALYSIS = Analysis(Options, table, None, digest, ("log_likelihood",), any_model=True, check=check_plan)

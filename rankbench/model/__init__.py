@@ -2,7 +2,8 @@
 
 import torch
 
-from rankbench.config import ConfigError, ModelConfig
+from rankbench.config import ModelConfig
+from rankbench.keys import ConfigError
 from rankbench.model.lstm import Lstm, initialise_lstm
 from rankbench.model.transformer import Transformer, initialise
 from rankbench.seeds import generator_for
@@ -11,20 +12,30 @@ from rankbench.tasks.task import Corpus, Task
 KINDS: dict[str, type[Transformer] | type[Lstm]] = {"transformer": Transformer, "lstm": Lstm}
 
 
-def check_fits(cfg: ModelConfig, task: Task) -> None:
-    """ConfigError for a model that would see what it is to predict."""
+def build_model(cfg: ModelConfig, task: Task) -> Transformer | Lstm:
+    """The model on the meta device: shapes without values, and no draw from torch's global generator.
+
+    ConfigError where model and task do not fit.
+    """
+    return _on_meta(cfg, task, task.num_inputs, task.num_outputs)
+
+
+def skeleton(cfg: ModelConfig, task: Task) -> Transformer | Lstm:
+    """As build_model, for checks: no text is read, and what its alphabet decides has the size 1."""
+    num_inputs = 1 if task.input_kind == "tokens" else task.num_inputs
+    model = _on_meta(cfg, task, num_inputs, 1 if isinstance(task, Corpus) else task.num_outputs)
+    if isinstance(model, Transformer) and not task.padded:  # how long padded sequences are, their text decides
+        model.blocks[0].attention.num_keys(task.length)
+    return model
+
+
+def _on_meta(cfg: ModelConfig, task: Task, num_inputs: int, num_outputs: int) -> Transformer | Lstm:
     if isinstance(task, Corpus) and cfg.mask != "causal":
         raise ConfigError(
             f"model.mask={cfg.mask}: task={task.name} asks for the next token, which this model would see; "
-            "use model.mask=causal, or model=causal"
+            "use model.mask=causal"
         )
-
-
-def build_model(cfg: ModelConfig, task: Task) -> Transformer | Lstm:
-    """The model on the meta device: shapes without values, and no draw from torch's global generator."""
-    check_fits(cfg, task)
-    # before the device is changed: a task may have to read its text to know
-    sizes = {"num_inputs": task.num_inputs, "num_outputs": task.num_outputs, "length": task.length}
+    sizes = {"num_inputs": num_inputs, "num_outputs": num_outputs, "length": task.length}
     with torch.device("meta"):
         return KINDS[cfg.kind](cfg, input_kind=task.input_kind, padded=task.padded, **sizes)
 

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankbench.config import ConfigError, ModelConfig
+from rankbench.config import ModelConfig
+from rankbench.keys import ConfigError
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
 from rankbench.model.fused import fused_mixing
 from rankbench.model.linear import linear
@@ -187,23 +188,24 @@ class Attention(nn.Module):
         w, (attention, *others) = self.maps(), map(abs, self.mix.values())
         return l2_bound_inf(w.w_q_HDK, w.w_v_HDK, w.w_o_HKD, inverse, attention, sum(others))
 
-    def gains(self, v_BHMK: Tensor, present_BN: Tensor | None) -> Tensor | None:
-        """What the attention multiplies each value by, (B, H, M) or fewer; None for 1.
+    def num_keys(self, num_tokens: int) -> int:
+        """The most keys that a query of so many tokens can see; ConfigError if more than model.contraction_keys."""
+        most = num_tokens if self.window is None else min(num_tokens, 2 * self.window + 1)
+        if self.contraction_keys is not None and most > self.contraction_keys:
+            raise ConfigError(
+                f"model.contraction_keys={self.contraction_keys}: here a query may see {most} keys; "
+                f"set it to {most} or more"
+            )
+        return most
 
-        ConfigError if a query can see more keys than model.contraction_keys.
-        """
+    def gains(self, v_BHMK: Tensor, present_BN: Tensor | None) -> Tensor | None:
+        """What the attention multiplies each value by, (B, H, M) or fewer; None for 1. ConfigError as `num_keys`."""
         if self.score_name == "cosine":
             return inverse_length(v_BHMK).squeeze(-1)
         if self.score_name != "contractive_l2":
             return None
-        num_tokens = v_BHMK.shape[-2]
-        most = num_tokens if self.window is None else min(num_tokens, 2 * self.window + 1)
+        most = self.num_keys(v_BHMK.shape[-2])
         if self.contraction_keys is not None:
-            if most > self.contraction_keys:
-                raise ConfigError(
-                    f"model.contraction_keys={self.contraction_keys}: here a query may see {most} keys; "
-                    f"set it to {most} or more"
-                )
             inverse_B1 = v_BHMK.new_full((1,), self.inverse_phi)
         elif present_BN is None:
             inverse_B1 = v_BHMK.new_full((1,), inverse_phi(most))

@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rankbench.config import ConfigError, ModelConfig
+from rankbench.config import ModelConfig
+from rankbench.keys import ConfigError
 from rankbench.model.padding import Padded
 
 

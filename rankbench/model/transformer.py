@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankbench.config import ConfigError, ModelConfig
+from rankbench.config import ModelConfig
+from rankbench.keys import ConfigError
 from rankbench.model.attention import Attention
 from rankbench.model.linear import SigmaReparam, free_weight, linear
 from rankbench.model.network import Network, Sublayer, weighted_sum

@@ -1,8 +1,11 @@
 """The figure of the analysis `head_rank`."""
 
+import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from rankbench.plots.figure import (
     COLOURS,
@@ -24,6 +27,7 @@ BOUNDS = {"bound_sharp": "--", "bound_any": ":"}
 BASELINES = {"zero": "-", "linear": "--", "linear attention": ":", "least squares": "-", "averaging": "--"}
 BASELINES |= {"3 nearest neighbours": ":"}
 SERIES = ("copies", "points")
+LINES = 6  # layers whose spectra are shown, where there are more
 X_LABELS = {"share": "rank r / width d", "heads": "heads H"}
 
 
@@ -36,8 +40,13 @@ def draw_head_rank(table: pd.DataFrame, published: pd.DataFrame | None = None, f
     largest that the rank allows. Heads that have all one rank are shown by their number. For regression in context,
     left the errors by examples and right those behind the last example by the number of heads, with the best seed. The
     sweep's own facets are not needed: the table has the sizes.
+
+    Where not every run is a regression, and so not every one has errors, the spectra of W_QK and W_VO instead, a row
+    for each kind of network.
     """
     trained = "trained" if (table.weights == "trained").any() else "initialised"
+    if not (table.of == "network").groupby(table.run).any().all():
+        return _spectra(table[(table.of == "head") & (table.weights == trained)], trained, facet)
     shown = table[table.weights.isin([trained, "none"])].assign(share=table["rank"] / table.width)
     shown = shown.assign(points=shown.groupby(["seed", "run"]).examples.transform("max").astype(int))
     in_context = shown.groupby(["run", "seed"]).examples.nunique().max() > 1
@@ -55,6 +64,32 @@ def draw_head_rank(table: pd.DataFrame, published: pd.DataFrame | None = None, f
         row[0].set_ylabel("squared error (predicting 0: 1)")
     for axes in grid.flat:
         axes.xaxis.set_tick_params(labelbottom=True)
+    legend(figure, grid)
+    return figure
+
+
+def _spectra(heads: pd.DataFrame, weights: str, facet: str | None) -> Figure:
+    """Singular values by their number, a line for each layer: the mean over heads, their geometric mean over seeds."""
+    numbers = [name for name in heads if name.startswith("sigma_")]
+    kinds = [*([facet] if facet else []), "task", "model", "layers", "heads", "rank"]
+    label = heads[kinds].astype(str).agg(lambda row: ", ".join(f"{key}={row[key]}" for key in kinds), axis=1)
+    long = heads.assign(kind=label).melt(["run", "seed", "kind", "layer", "head", "matrix"], numbers, "number", "sigma")
+    long = long.assign(number=long.number.str.removeprefix("sigma_").astype(int)).dropna(subset="sigma")
+    figure, grid, facets = grid_of(long, "kind", 2, share_y=False)
+    for row, (_, rows) in zip(grid, facets, strict=True):
+        for axes, (matrix, name) in zip(row, (("qk", "W_{QK}"), ("vo", "W_{VO}")), strict=True):
+            mine = rows[(rows.matrix == matrix) & (rows.sigma > 0)]
+            layers = np.sort(mine.layer.unique())
+            for layer in layers[np.linspace(0, len(layers) - 1, min(len(layers), LINES)).round().astype(int)]:
+                summary = mean_and_spread(mine[mine.layer == layer], ["number"], "sigma", geometric=True)
+                colour = matplotlib.colormaps["viridis"](0.9 * layer / heads.layer.max())
+                axes.plot(summary.number, summary["mean"], color=colour, marker=".", label=f"layer {layer}")
+                axes.fill_between(summary.number, summary.low, summary.high, color=colour, alpha=0.2, linewidth=0)
+            axes.set_yscale("log")
+            axes.set_ylabel(f"singular value of ${name}$")
+            axes.set_title(title(rows.kind.iloc[0], f"{weights} weights"))
+            axes.set_xlabel("number of the singular value")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend(figure, grid)
     return figure
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from rankbench.config import ConfigError
-from rankbench.keys import typed, unknown
+from rankbench.keys import ConfigError, typed, unknown
 from rankbench.tasks.char_lm import CharLm
 from rankbench.tasks.circle_arcs import CircleArcs
 from rankbench.tasks.convex_hull import ConvexHull
@@ -13,7 +12,7 @@ from rankbench.tasks.nearest_neighbor import NearestNeighbor
 from rankbench.tasks.sorting import Sorting
 from rankbench.tasks.task import Batch, Corpus, Task
 
-__all__ = ["TASKS", "Batch", "Corpus", "Task", "build_task", "check_corpus"]
+__all__ = ["TASKS", "Batch", "Corpus", "Task", "build_task"]
 
 TASKS: dict[str, type[Task]] = {
     "sorting": Sorting,
@@ -32,10 +31,3 @@ def build_task(options: dict[str, Any]) -> Task:
     if not isinstance(name, str) or name not in TASKS:
         raise ConfigError(unknown("task.name", name, TASKS))
     return typed(TASKS[name], options, "task")
-
-
-def check_corpus(options: dict[str, Any]) -> None:
-    """ConfigError for a task whose text is missing or does not fit. Kept apart from the other checks, because a preset
-    is valid without its text."""
-    if isinstance(task := build_task(options), Corpus):
-        task.splits()

@@ -30,6 +30,7 @@ class CircleArcs:
     radius: float = key("Radius of the circle.", above=0)
 
     input_kind: ClassVar[str] = "coordinates"
+    target_kind: ClassVar[str] = "numbers"
     padded: ClassVar[bool] = False
     num_inputs: ClassVar[int] = 2
     num_outputs: ClassVar[int] = 2

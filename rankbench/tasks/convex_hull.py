@@ -33,6 +33,7 @@ class ConvexHull:
     test_size: int = key("Size of the test set.", unit="sets", at_least=1)
 
     input_kind: ClassVar[str] = "coordinates"
+    target_kind: ClassVar[str] = "classes"
     padded: ClassVar[bool] = False
     num_inputs: ClassVar[int] = 2
     num_outputs: ClassVar[int] = 2

@@ -40,6 +40,7 @@ class LinearRegression:
     test_size: int = key("Size of the test set.", unit="sequences", at_least=1)
 
     input_kind: ClassVar[str] = "coordinates"
+    target_kind: ClassVar[str] = "numbers"
     padded: ClassVar[bool] = False
     num_outputs: ClassVar[int] = 1
 

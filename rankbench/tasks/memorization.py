@@ -44,6 +44,7 @@ class Memorization:
     train_size: int = key("Size of the training set, which is also the test set.", unit="sentences", at_least=1)
 
     input_kind: ClassVar[str] = "tokens"
+    target_kind: ClassVar[str] = "classes"
     padded: ClassVar[bool] = True
     test_size: ClassVar[None] = None
 

@@ -39,6 +39,7 @@ class NearestNeighbor:
     test_size: int = key("Size of the test set.", unit="sets", at_least=1)
 
     input_kind: ClassVar[str] = "coordinates"
+    target_kind: ClassVar[str] = "numbers"
     padded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -33,6 +33,7 @@ class Sorting:
     test_size: int = key("Size of the test set.", unit="sequences", at_least=1)
 
     input_kind: ClassVar[str] = "tokens"
+    target_kind: ClassVar[str] = "classes"
     padded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -56,6 +56,7 @@ class Task(Protocol):
     train_size: int | None  # sequences of the training set; None: fresh ones at every step
     test_size: int | None  # None: tested on the training set itself
     input_kind: ClassVar[str]  # tokens | coordinates
+    target_kind: ClassVar[str]  # classes | numbers (a regression)
     padded: ClassVar[bool]  # whether inputs can hold ABSENT tokens
 
     @property
@@ -78,6 +79,7 @@ class Corpus(ABC):
     """A task whose sequences are there once and for all, the same for every seed: a text. Each target is the input that
     comes next, so no model may look ahead. train_size, test_size: None for all sequences that there are."""
 
+    target_kind: ClassVar[str] = "classes"
     pad_to: int  # batches are padded to a multiple of so many tokens
 
     @abstractmethod

@@ -1,0 +1,166 @@
+"""Every analysis with every task and with every model: refused before anything is written, or measured."""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+
+from rankbench.analyses import ANALYSES
+from rankbench.analyses.runner import check_analyses, options_of, subjects_of_run
+from rankbench.compose import compose
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError
+from rankbench.loop import train
+from rankbench.machine import Machine
+from rankbench.model import initial_model, skeleton
+from rankbench.run import Run
+from rankbench.seeds import generator_for
+from rankbench.tasks import TASKS, Corpus, build_task
+
+MODELS = sorted(path.stem for path in (conf_dir() / "model").glob("*.yaml"))
+COUNTS = ["task.train_size=32", "task.test_size=32"]  # independence needs 30 sequences
+TASK_WORDS = {
+    "sorting": ["task.length=4", *COUNTS],
+    "memorization": ["task.length=4", "task.vocabulary=9", COUNTS[0]],
+    "convex_hull": ["task.points=4", *COUNTS],
+    "circle_arcs": ["task.points=32"],
+    "char_lm": ["task.length_limit=8", "task.valid_size=4", *COUNTS, "model.mask=causal"],
+    "nearest_neighbor": ["task.points=4", "task.dimension=6", *COUNTS],
+    "linear_regression": ["task.points=4", "task.dimension=3", *COUNTS, "task.curriculum_every=null"],
+}
+TASK_WORDS["linear_regression"] += ["task.start_dimension=3", "task.start_points=4"]
+TINY = ["model.layers=2", "trainer.steps=1", "trainer.batch_size=4", "trainer.eval_every=1", "replicas=1"]
+WIDTHS = ["model.width=6", "model.heads=2"]
+SMALL_OPTIONS = {
+    "residual": ["sequences=2"],
+    "collapse": ["sequences=2"],
+    "bounds": ["sequences=2"],
+    "paths": ["sequences=2", "repeats=1", "subset_sizes=[2]"],
+    "independence": [
+        "sequences=30",
+        "tokens=1",
+        "paths_per_length=1",
+        "probes=2",
+        "hessian_sequences=2",
+        "max_paths=9",
+    ],
+    "path_mass": ["sequences=2"],
+    "pruning": ["sequences=2", "selection_sequences=2", "random_orders=1"],
+    "rollout": ["steps=2"],
+    "samples": ["number=1"],
+    "lipschitz": ["sequences=1"],
+    "invertibility": ["tokens=[3]", "sequences=2", "iterations=1"],
+    "histograms": ["tokens=3", "sequences=2"],
+    "rank_theory": ["dimensions=[3]", "ranks=[1]", "heads=[1]", "errors=[]", "votes=[1]", "samples=2", "matrices=2"],
+}
+SMALL_OPTIONS["rank_theory"] += ["tokens=[3]"]
+OPTION_WORDS = [f"analysis=[{','.join(ANALYSES)}]"]
+OPTION_WORDS += [f"analysis.{name}.{word}" for name, words in SMALL_OPTIONS.items() for word in words]
+
+REFUSED = {  # beside rollout and samples, which each have one task
+    "lstm": {name for name in ANALYSES if not ANALYSES[name].any_model},
+    "contractive_l2": {"collapse", "bounds"},
+    "causal_contractive_l2": {"collapse", "bounds"},
+    "cosine": {"collapse", "bounds"},
+    "causal_l2_matched": {"bounds", "independence"},
+    **{model: {"bounds"} for model in ("l2", "l2_tied", "causal_l2", "causal_l2_tied")},
+    **{model: {"collapse"} for model in ("amsel", "amsel_d15", "amsel_d20")},
+}
+
+
+@functools.cache
+def config(task, model):
+    words = [f"task={task}", f"model={model}", *TASK_WORDS[task], *TINY, *(WIDTHS if model != "lstm" else WIDTHS[:1])]
+    if model.startswith("amsel"):
+        words.remove("model.heads=2")
+    if model != "lstm":
+        words.append("trainer.dynamics_every=1")
+    return compose("train", *words, *OPTION_WORDS)
+
+
+def test_here_is_every_task():
+    assert set(TASK_WORDS) == set(TASKS)
+
+
+@pytest.mark.parametrize(
+    ("task", "model"),
+    [
+        *((task, "transformer") for task in TASKS if task != "sorting"),
+        *(("nearest_neighbor" if model.startswith("amsel") else "sorting", model) for model in MODELS),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:An input array is constant")  # of networks that hardly differ
+def test_an_analysis_is_refused_before_or_measured(task, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg, refused = config(task, model), {}
+    for name, options in cfg.analysis.items():
+        try:
+            alone = dataclasses.replace(cfg, analysis={name: options})
+            check_analyses(alone, alone)
+        except ConfigError as error:
+            refused[name] = str(error)
+    assert list(tmp_path.iterdir()) == []
+    assert all("\n" not in line for line in refused.values())
+    of_task = {"rollout"} - ({"rollout"} if task == "circle_arcs" else set())
+    of_task |= {"samples"} - ({"samples"} if task == "char_lm" else set())
+    assert set(refused) == of_task | REFUSED.get(model, set())
+    run = Run(tmp_path / "run")
+    train(dataclasses.replace(cfg, analysis={}), run)
+    (subject,) = subjects_of_run(run, Machine.prepare(compose("analyze")))
+    for name, options in options_of(cfg).items():
+        if name not in refused:
+            assert len(ANALYSES[name].table(subject, options)), name
+
+
+@pytest.mark.parametrize("name", TASKS)
+@torch.no_grad()
+def test_a_model_is_refused_before_or_runs(name):
+    task, fit = build_task(config(name, "transformer").task), []
+    batch = task.splits()["test"][:2] if isinstance(task, Corpus) else task.sample(2, generator_for(0, "test"))
+    inputs = batch.to("cpu", torch.float32).inputs
+    assert batch.targets.is_floating_point() == (task.target_kind == "numbers")
+    for model in MODELS:
+        cfg = config("nearest_neighbor" if model != "lstm" else "sorting", model).model
+        try:
+            skeleton(cfg, task)
+        except ConfigError:
+            continue
+        fit.append(model)
+        assert initial_model(cfg, task, 0)(inputs).shape[-1] == task.num_outputs
+    reads_points = {"amsel", "amsel_d15", "amsel_d20"}
+    causal = {model for model in MODELS if model.startswith("causal")} | {"lstm"}
+    wanted = {
+        "char_lm": causal,
+        "nearest_neighbor": set(MODELS) - {"lstm"},
+        **{task: set(MODELS) - reads_points for task in ("sorting", "memorization")},
+    }
+    of_coordinates = set(MODELS) - reads_points - {"lstm"}
+    assert set(fit) == wanted.get(name, of_coordinates)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["analysis=[head_rank]", "analysis.head_rank.heads=0"], "analysis.head_rank.heads=0: leaves nothing"),
+        (["analysis=[pruning]", "analysis.pruning.max_paths=8"], "analysis.pruning.max_paths=8: the network has 729"),
+        (["analysis=[independence]", "task.test_size=29"], "analysis=independence: needs at least 30 test sequences"),
+        (["analysis=[independence]", "model.weight_norm=sigma"], "analysis=independence: needs heads with parameters"),
+        (["analysis=[independence]", "model.kv_groups=1"], "analysis=independence: needs heads with parameters"),
+        (["analysis=[bounds]", "model.mix_uniform=0.5"], "analysis=bounds: needs the softmax of dot products alone"),
+        (["analysis=[invertibility]", "analysis.invertibility.network=true"], "analysis.invertibility.network=true: "),
+        (["analysis=[histograms]", "model=contractive_l2", "model.contraction_keys=9"], "model.contraction_keys=9: "),
+        (
+            ["analysis=[invertibility]", "model=contractive_l2", "model.contraction_keys=9"],
+            "model.contraction_keys=9: ",
+        ),
+        (["model=contractive_l2", "model.contraction_keys=7"], "model.contraction_keys=7: here a query may see 8 keys"),
+        (["task=char_lm", "model.mask=causal", "analysis=[samples]", "analysis.samples.begin='%'"], "% are not"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_options_and_sizes_rule_out_is_refused_before(words, said):
+    cfg = compose("train", *words)
+    with pytest.raises(ConfigError) as error:
+        check_analyses(cfg, cfg)
+    assert said in str(error.value) and "\n" not in str(error.value)
