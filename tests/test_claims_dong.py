@@ -362,6 +362,7 @@ def test_layers_ahead_counts_the_layers_of_a_cubed_residual():
         ("dong_layernorm_plays_no_role", collapse(LAST | {"attention_only": -math.inf}), "does not hold the logarithm"),
         ("dong_fig2_trained_alike", fig2(LAST | {"no_skip": 0.2}), "no collapse to compare"),
         ("dong_fig2_trained_alike", fig2(accuracy=0.3), "accuracy 0.300"),
+        ("dong_fig2_trained_alike", collapse(), "takes trained and initialised weights"),
         ("dong_fig2_trained_alike", collapse(weights=BOTH), "does not say whether the network has learned"),
         ("dong_fig2_retrained_slower", retrained(accuracy=0.125), "accuracy 0.125"),
         ("dong_fig2_collapses", collapse({"full": -1.0, "no_skip": -9.0}), "no variant attention_only"),

@@ -1,9 +1,9 @@
 """Claims of Dong et al. 2021 on the collapse of the residual, and of those who answered them.
 
-A residual is judged where the table `collapse` follows it, far below floating point: nothing is hidden there. What is
-left of it is judged as a share, and below 10^-150 as a bound, because a mean over seeds of logarithms would be that of
--100 and -100,000. Two collapses are compared by the ratio of their logarithms, in layers: attention alone triples the
-logarithm in each layer (Theorem 2.3), so that log3 of the ratio is by how many layers one is ahead of the other.
+A residual is judged in the table `collapse`, which follows it far below floating point: nothing is hidden there. What
+is left of it is averaged over seeds as a share: logarithms of -100 and -100,000 have no mean that says anything. A
+share below 10^-150 is given as a bound. Two collapses are compared by the ratio of their logarithms: attention alone
+triples the logarithm in each layer (Theorem 2.3), so log3 of the ratio is the number of layers by which one is ahead.
 """
 
 import math
@@ -83,6 +83,8 @@ def _delay_by_retraining(rows: pd.DataFrame) -> float:
 
 def _largest_shift_by_training(rows: pd.DataFrame) -> float:
     trained, initialised = (rows[rows.weights == kind] for kind in ("trained", "initialised"))
+    if trained.empty or initialised.empty:
+        raise NotMeasurable("it takes trained and initialised weights of the same network")
     variants = ("no_skip", "attention_only")
     return max(abs(layers_ahead(log10_kept(trained, name), log10_kept(initialised, name))) for name in variants)
 
@@ -211,7 +213,7 @@ def _ahead(column: str, value: str, of: str) -> Control:
         base = rows[rows[column] == of]
         by_layer = base.groupby(["seed", "weights", "variant"]).log10_relative_residual
         logs = base.log10_relative_residual - by_layer.transform("first")
-        slower, faster = (base.assign(**{"log10_relative_residual": times * logs}) for times in (1, 3.3))
+        slower, faster = (base.assign(log10_relative_residual=times * logs) for times in (1, 3.3))
         return pd.concat([slower, faster.assign(**{column: value})])
 
     return Control(f"for {column}={value} the logarithms of {column}={of} times 3.3, 1.09 layers ahead", doctor)

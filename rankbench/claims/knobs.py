@@ -110,11 +110,10 @@ def _grows(key: str, statement: str, source: str, table: str = "collapse") -> Cl
 
 def _trend(key: str, statement: str, source: str, table: str, side: int) -> Claim:
     measure = log10_kept_followed if table == "collapse" else kept_measured
-    order = "above" if side > 0 else "below -"
+    line = "above .5" if side > 0 else "below -.5"
     return Claim(
         statement=f"{statement} (Kendall's rank correlation of {key} and the share of the embedding's relative "
-        f"residual that is left; {order}{' ' if side > 0 else ''}.5, three pairs in four in this order, which is our "
-        "line).",
+        f"residual that is left; {line}, three pairs in four in this order, which is our line).",
         source=source,
         table=table,
         measure=partial(trend, key=key, measure=measure),
