@@ -8,6 +8,7 @@ activation, frozen, and may be attention weights. It may not be added: what it d
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -26,8 +27,10 @@ WEIGHT, CONSTANT, ACTIVATION = range(3)
 LINEAR, GATED, PRODUCT, OTHER, SOFTMAX = range(5)
 
 OUTSIDE = "a tensor that no recorded call made (TorchScript, numpy, or held outside of the module: make it a buffer)"
-# Calls that take numbers out of torch, where nothing can follow them.
-EXITS = {"numpy", "tolist", "item", "__float__", "__int__", "__array__", "__iter__"}
+# Calls that take numbers out of torch, or put them elsewhere, where nothing can follow them.
+EXITS = {"numpy", "tolist", "item", "__float__", "__int__", "__array__", "__set__"}
+# Calls that tell of a tensor and neither read nor make numbers.
+DESCRIBES = {"shape", "dtype", "device", "ndim", "size", "dim", "stride", "numel", "is_contiguous", "is_nested"}
 
 
 @dataclass(frozen=True)
@@ -178,9 +181,9 @@ class Recorder(TorchFunctionMode):
             tensor = next((x for x in tensors_in(result) if x.is_floating_point()), None)
             if tensor is not None and self.begin is not None and name == self.begin:
                 self._begin(tensor)
-            if tensor is not None:
+            if tensor is not None and self.keeps_tape:
                 tag = self.tag(tensor)
-                self.results.setdefault(name, []).append((tag, None if tag.has_paths or self.watch else tensor))
+                self.results.setdefault(name, []).append((tag, None if tag.has_paths else tensor))
 
         hooks = [torch_module.register_module_forward_pre_hook(enter), torch_module.register_module_forward_hook(leave)]
         try:
@@ -257,18 +260,22 @@ class Recorder(TorchFunctionMode):
     # --- every call --------------------------------------------------------------------------------------------------
 
     def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name, changes, full_name = _name(func)
+        if name in DESCRIBES:
+            return func(*args, **(kwargs or {}))
         kwargs = dict(kwargs or {})
-        if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in tensors_in([args, kwargs])):
-            return func(*args, **kwargs)
         if not args and "condition" not in kwargs:
-            args = tuple(kwargs.pop(name) for name in ("input", "tensors") if name in kwargs)
+            args = tuple(kwargs.pop(key) for key in ("input", "tensors") if key in kwargs)
         if len(args) == 1 and "other" in kwargs:
             args = (*args, kwargs.pop("other"))
-        name, in_place = _name(func, kwargs)
+        given = tensors_in(args) + tensors_in(kwargs)
+        if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in given):
+            return func(*args, **kwargs)
+        in_place = changes or bool(kwargs.get("inplace"))
         self.num_calls += 1
-        call = Call(self.num_calls, resolve_name(func) or name, self._modules[-1] if self._modules else "")
-        self._check_views(call, name, args, kwargs)
-        tags = [self.tag(x) for x in tensors_in([args, kwargs])]
+        call = Call(self.num_calls, full_name, self._modules[-1] if self._modules else "")
+        self._check_views(call, name, args, given)
+        tags = [self.tag(x) for x in given]
         read = args
         if in_place and any(tag.kind == ACTIVATION for tag in tags):
             old = args[0].clone()  # for the tape: the call overwrites it
@@ -276,9 +283,9 @@ class Recorder(TorchFunctionMode):
             read = (old, *args[1:])
         result = func(*args, **kwargs)
         made = args[0] if in_place else result
-        if not any(True for _ in tensors_in(made)):
+        if not tensors_in(made):
             if name in EXITS and any(tag.has_paths for tag in tags):
-                raise ConfigError(f"{call}: takes an activation out of torch; its paths cannot be followed from there")
+                raise ConfigError(f"{call}: hands an activation on where the tape cannot follow; use calls of torch")
             return result
         rule, new = self.rules.get(name), None
         if rule is not None and kwargs.get("out") is None:
@@ -304,9 +311,9 @@ class Recorder(TorchFunctionMode):
             if tag.node is not None and (self.wanted is None or tag.node.index in self.wanted):
                 self.values.setdefault(tag.node.index, tensor.clone())
 
-    def _check_views(self, call: Call, name: str, args: tuple, kwargs: dict) -> None:
+    def _check_views(self, call: Call, name: str, args: tuple, given: list[Tensor]) -> None:
         """ConfigError if an argument was changed in place through another tensor that shares its memory."""
-        for x in tensors_in([args, kwargs]):
+        for x in given:
             tag = self.tags.get(x)
             if tag is None or tag.version == version(x) or not (self.has_paths or tag.kind == ACTIVATION):
                 continue
@@ -319,17 +326,17 @@ class Recorder(TorchFunctionMode):
             )
 
 
-def tensors_in(x: Any) -> Iterator[Tensor]:
+def tensors_in(x: Any) -> list[Tensor]:
     """All tensors in nested tuples, lists, dicts and slices."""
     if isinstance(x, Tensor):
-        yield x
-    elif isinstance(x, (tuple, list)):
-        for part in x:
-            yield from tensors_in(part)
-    elif isinstance(x, dict):
-        yield from tensors_in(list(x.values()))
+        return [x]
+    if isinstance(x, dict):
+        x = list(x.values())
     elif isinstance(x, slice):
-        yield from tensors_in((x.start, x.stop, x.step))
+        x = (x.start, x.stop, x.step)
+    if isinstance(x, (tuple, list)):
+        return [tensor for part in x if part is not None for tensor in tensors_in(part)]
+    return []
 
 
 def _share_memory(x: Tensor, y: Tensor) -> bool:
@@ -349,15 +356,16 @@ ALIASES = {
 CHANGES_IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__"}
 
 
-def _name(func: Callable, kwargs: dict) -> tuple[str, bool]:
-    """The function's name without the forms it comes in, and whether it changes its first argument."""
+@cache
+def _name(func: Callable) -> tuple[str, bool, str]:
+    """The function's name without the forms it comes in, whether it changes its first argument, and its full name."""
     name = getattr(func, "__name__", str(func))
     if name == "__get__":  # a property, as x.T
         name = getattr(func.__self__, "__name__", name)
-    in_place = name in CHANGES_IN_PLACE or bool(kwargs.get("inplace"))
+    in_place, full_name = name in CHANGES_IN_PLACE, resolve_name(func) or name
     if name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
         name, in_place = name.removesuffix("_"), True
-    return ALIASES.get(name, name), in_place
+    return ALIASES.get(name, name), in_place, full_name
 
 
 def _set_item(x: Tensor, index: Any, value: Tensor | float) -> Tensor:

@@ -228,8 +228,9 @@ class Affine:
 
 @dataclass(eq=False)
 class Sum:
-    """a x + b y, with broadcasting."""
+    """a x + b y of this type, with broadcasting."""
 
+    dtype: torch.dtype
     factors: tuple[float, float] = (1, 1)
     new: bool = True
 
@@ -237,13 +238,18 @@ class Sum:
         terms = [(x, factor, mine) for x, factor, mine in zip(inputs, self.factors, own, strict=True) if x is not None]
         low, high = min(x.low for x, *_ in terms), max(x.high for x, *_ in terms)
         shape = torch.broadcast_shapes(*(x.rows.shape[1:] for x, *_ in terms))
+
+        def takes_all(x: Slots, mine: bool) -> bool:
+            fits = (x.low, x.high, x.rows.dtype) == (low, high, self.dtype) and x.rows.shape[1:] == shape
+            return mine and fits and 0 not in x.rows.stride()
+
         # the rows to add to: those of a term that has all slots and is not needed any more, else new ones
-        terms.sort(key=lambda term: not (term[2] and (term[0].low, term[0].high) == (low, high)))
+        terms.sort(key=lambda term: not takes_all(term[0], term[2]))
         (x, factor, mine), *others = terms
-        if mine and (x.low, x.high) == (low, high) and x.rows.shape[1:] == shape and 0 not in x.rows.stride():
+        if takes_all(x, mine):
             rows = x.rows if factor == 1 else x.rows.mul_(factor)
         else:
-            rows, others = x.rows.new_zeros(high - low, *shape), terms
+            rows, others = x.rows.new_zeros(high - low, *shape, dtype=self.dtype), terms
         for y, weight, _ in others:
             rows[y.low - low : y.high - low].add_(_aligned(y.rows, len(shape)), alpha=weight)
         return Slots(low, rows)
@@ -258,7 +264,7 @@ class Gate:
     def __call__(self) -> Tensor:
         """The gate, computed when it is first needed."""
         if self.gate is None:
-            with torch.enable_grad():
+            with torch.inference_mode(False), torch.enable_grad():
                 zero = self.z.new_zeros(1, requires_grad=True)
                 at_zero = self.function(zero)
                 (slope,) = torch.autograd.grad(at_zero.sum(), zero)
@@ -279,12 +285,12 @@ class Scaled:
     def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
         (x,) = inputs
         factor = self.factor() if callable(self.factor) else self.factor
-        shape = x.rows.shape[1:]
-        rows = x.rows
+        shape, rows = x.rows.shape[1:], x.rows
         if isinstance(factor, Tensor):
             shape = torch.broadcast_shapes(shape, factor.shape)
             rows = _aligned(rows, len(shape))
-        in_place = own[0] and rows.shape[1:] == shape and 0 not in rows.stride()
+        fits = rows.shape[1:] == shape and torch.result_type(rows, factor) == rows.dtype
+        in_place = own[0] and fits and 0 not in rows.stride()
         out = rows if in_place else None
         scaled = Slots(x.low, torch.div(rows, factor, out=out) if self.divides else torch.mul(rows, factor, out=out))
         return _with_constant(sweep, scaled, self.constant)
@@ -355,7 +361,9 @@ class Mixed:
         values, bias = self.values(sweep, inputs[0])
         p = self.weights()
         mixed = Slots(values.low + sweep.shift, self.mix(p, values.rows))
-        return mixed if bias is None else Sum()(sweep, [mixed, Slots(0, self.mix(p, bias[None]))], [True, True])
+        if bias is None:
+            return mixed
+        return Sum(mixed.rows.dtype)(sweep, [mixed, Slots(0, self.mix(p, bias[None]))], [True, True])
 
     def values(self, sweep: Sweep, v: Slots) -> tuple[Slots, Tensor | None]:
         """The slots that pass the heads, and the values' bias where it does not pass them as a path."""

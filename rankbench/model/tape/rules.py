@@ -108,7 +108,7 @@ def _split(recorder: Recorder, seen: Seen) -> list[Tag]:
 
 def _moved(recorder: Recorder, seen: Seen, function: Callable[[Tensor], Tensor], result: Tensor | None = None) -> Tag:
     """The tag behind a call that moves the numbers of its first argument."""
-    indices = list(tensors_in([seen.args[1:], seen.kwargs]))
+    indices = tensors_in([seen.args[1:], seen.kwargs])
     tag = _through(recorder, seen, [seen.args[0]], function, result=result, reads=indices)
     origin = recorder.tag(seen.args[0]).origin
     tag.origin = None if origin is None else origin.moved(function)
@@ -179,7 +179,7 @@ def _jointly(recorder: Recorder, seen: Seen, positions: tuple[int, ...], constan
     """
     if len(seen.args) <= max(positions):
         return None
-    data = list(tensors_in([seen.args[position] for position in positions]))
+    data = tensors_in([seen.args[position] for position in positions])
     tags = [recorder.tag(x) for x in data]
     others = [x for x in tensors_in([seen.args, seen.kwargs]) if not any(x is y for y in data)]
     if any(recorder.tag(x).has_paths for x in others):
@@ -260,7 +260,7 @@ def _sum(recorder: Recorder, seen: Seen, terms: tuple[Any, Any], factors: tuple[
     tag = recorder.combined(tags)
     if any(tag.node is not None for tag in tags):
         parents = tuple(recorder.parent(x, seen.result) for x in terms)
-        tag.node = recorder.node(seen.call, parents, Sum(factors), seen.result.shape)
+        tag.node = recorder.node(seen.call, parents, Sum(seen.result.dtype, factors), seen.result.shape)
     for base, x, other, factor in ((tags[0], terms[1], tags[1], factors[1]), (tags[1], terms[0], tags[0], factors[0])):
         if base.kind == ACTIVATION and other.kind == WEIGHT and isinstance(x, Tensor):
             tag.origin = _with_bias(base.origin, seen.result.shape, factor, x)
@@ -516,7 +516,7 @@ def _weights_side(left: Tag, right: Tag) -> int | None:
 def _activation(recorder: Recorder, seen: Seen) -> Tag | None:
     """act(z) = act(0) + gate z."""
     z, function, others, kwargs = seen.args[0], seen.function, seen.args[1:], seen.kwargs
-    if not isinstance(z, Tensor) or any(True for _ in tensors_in([others, kwargs])):
+    if not isinstance(z, Tensor) or tensors_in([others, kwargs]):
         return None
     exponent = seen.get(1, "exponent")
     if seen.name == "pow" and not (isinstance(exponent, (int, float)) and exponent in range(1, 10)):
@@ -576,9 +576,13 @@ def _norm(recorder: Recorder, seen: Seen) -> Tag | list[Tag] | None:
         return None
     made = recorder.value_only(seen.call, [tag], LINEAR) if tag.opaque is not None else recorder.combined([tag])
     if tag.node is not None:
-        axes = tuple(range(-len(shape) if not isinstance(shape, int) else -1, 0))
-        square = x.var(axes, correction=0, keepdim=True) if centred else x.square().mean(axes, keepdim=True)
-        step = Normed((square + epsilon).rsqrt(), axes, centred, weight, shift)
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        axes = tuple(range(-len(shape), 0))
+        if centred:
+            _, _, scale = torch.native_layer_norm(x, shape, None, None, epsilon)
+        else:
+            scale = (x.square().mean(axes, keepdim=True) + epsilon).rsqrt()
+        step = Normed(scale, axes, centred, weight, shift)
         made.node = recorder.node(seen.call, (tag.node,), step, result.shape, "scale of the norm", [weight, shift])
     if isinstance(seen.result, Tensor):
         return made
