@@ -358,17 +358,11 @@ def _embedding(recorder: Recorder, seen: Seen) -> Tag | None:
 @rule("matmul", "rmatmul")
 def _matmul(recorder: Recorder, seen: Seen) -> Tag | None:
     a, b = seen.args[:2] if seen.name == "matmul" else reversed(seen.args[:2])
-    return _matrix_product(recorder, seen, a, b)
-
-
-def _matrix_product(recorder: Recorder, seen: Seen, a: Tensor, b: Tensor) -> Tag | None:
     if b.ndim == 2 and a.ndim > 1 and recorder.tag(b).kind == WEIGHT and recorder.tag(a).kind != WEIGHT:
         return _affine(recorder, seen, a, b.mT, None)
-    layouts = None
-    if a.ndim > 1 and b.ndim > 1:
-        layouts = ((_unchanged,) * 3, (_transposed,) * 3)
-    scores = (a, b.mT) if layouts else None
-    return _product(recorder, seen, a, b, torch.matmul, layouts, scores)
+    if a.ndim == 1 or b.ndim == 1:
+        return _product(recorder, seen, a, b, torch.matmul, None, None)
+    return _product(recorder, seen, a, b, torch.matmul, ((_unchanged,) * 3, (_transposed,) * 3), (a, b.mT))
 
 
 def _transposed(x: Tensor) -> Tensor:
@@ -466,33 +460,24 @@ def _product(
 ) -> Tag | None:
     """A product of two tensors that sums over an axis: a linear map, attention, or scores.
 
-    layouts: how to read it as P v with P on the left, and with P on the right.
+    layouts: how to read it as P v with P on the left, and with P on the right. scores: its factors as queries and keys.
     """
-    left, right = recorder.tag(a), recorder.tag(b)
-    tags = [left, right]
-    if left.kind == right.kind == ACTIVATION:
-        side = _weights_side(left, right)
-        if layouts is not None and side is not None:
-            p, v = (a, b) if side == 0 else (b, a)
-            to_weights, to_values, back = layouts[side]
-            p = to_weights(p)
-            return _attention(recorder, seen, lambda: p, v, to_values, back, tags[side].scores, reads=[p])
-        if left.has_paths == right.has_paths or left.opaque is not None or right.opaque is not None:
+    tags = [recorder.tag(a), recorder.tag(b)]
+    if all(tag.kind == ACTIVATION for tag in tags):
+        side = _weights_side(*tags)
+        if layouts is None or side is None:
             tag = recorder.value_only(seen.call, tags, PRODUCT)
-            tag.opaque, tag.mixes = tag.opaque or seen.call, True
-            tag.scores = scores if recorder.watch else None
+            tag.opaque, tag.mixes, tag.scores = tag.opaque or seen.call, True, scores if recorder.watch else None
             return tag
-    if left.has_paths and right.has_paths:
-        return None
-    x, other, carried = (a, b, left) if left.has_paths else (b, a, right)
-    function = (lambda x: multiply(x, other)) if left.has_paths else (lambda x: multiply(other, x))
-    tag = _through(recorder, seen, [x], function, reads=[other])
-    if tag.node is not None and recorder.tag(other).kind == ACTIVATION:
-        tag.node.frozen = f"{'right' if left.has_paths else 'left'} factor{_made_by(recorder.tag(other))}"
-    if carried.opaque is None:
-        tag = _as_map(tag)
-        tag.scores = scores if recorder.watch and left.kind == right.kind == ACTIVATION else None
-    return tag
+        to_weights, to_values, back = layouts[side]
+        p, v = (a, b) if side == 0 else (b, a)
+        p = to_weights(p)
+        return _attention(recorder, seen, lambda: p, v, to_values, back, tags[side].scores, reads=[p])
+    if tags[0].has_paths:
+        tag = _through(recorder, seen, [a], lambda x: multiply(x, b), reads=[b])
+    else:
+        tag = _through(recorder, seen, [b], lambda x: multiply(a, x), reads=[a])
+    return tag if tag.opaque is not None else _as_map(tag)
 
 
 def _weights_side(left: Tag, right: Tag) -> int | None:
