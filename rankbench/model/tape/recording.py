@@ -1,0 +1,385 @@
+"""Recording: one ordinary forward pass of any torch module, watched call by call.
+
+Every tensor of the pass has a tag that says what is known of it. It is a constant, or an activation with a node, which
+is linear in what came before, or a value alone, made by a call that is not covered. A value alone may multiply another
+activation, frozen, and may be attention weights. It may not be added: what it does to single paths is not known.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from rankbench.config import ConfigError
+from rankbench.model.tape.replay import Affine, Call, Node, Source, Step, version
+
+# What a tensor comes from.
+WEIGHT, CONSTANT, ACTIVATION = range(3)
+# How an activation was made: by linear maps; by a covered elementwise function or product; by a product of two
+# activations that sums over an axis, as scores are; by a function that is not covered; by a softmax.
+LINEAR, GATED, PRODUCT, OTHER, SOFTMAX = range(5)
+
+OUTSIDE = "a tensor that no recorded call made (TorchScript, numpy, or held outside of the module: make it a buffer)"
+# Calls that take numbers out of torch, or put them elsewhere, where nothing can follow them.
+EXITS = {"numpy", "tolist", "item", "__float__", "__int__", "__array__", "__set__"}
+# Calls that tell of a tensor and neither read nor make numbers.
+DESCRIBES = {"shape", "dtype", "device", "ndim", "size", "dim", "stride", "numel", "is_contiguous", "is_nested"}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A tensor as what became of x W^T + constant: `chain` moves the numbers of that, of this shape, into the tensor.
+
+    read, affine: x and the map; None where the map is not known. constant: None where there is none.
+    """
+
+    shape: torch.Size
+    chain: Callable[[Tensor], Tensor]
+    constant: Callable[[], Tensor] | None
+    read: Node | None = None
+    affine: Affine | None = None
+
+    def moved(self, function: Callable[[Tensor], Tensor]) -> "Origin":
+        """The same behind another call that only moves numbers."""
+        chain = self.chain
+        return replace(self, chain=lambda x: function(chain(x)))
+
+    def bias(self) -> Tensor:
+        """The part of the tensor that is the constant."""
+        return self.chain(self.constant().expand(self.shape))
+
+
+@dataclass
+class Tag:
+    """What is known of a tensor.
+
+    opaque: the call from which on only the value is known. mixes: whether a product of activations that sums over an
+    axis is in it, as scores are. maker: the call that made the tensor. scores: the queries and keys whose product it
+    came of, (*batch, N or M, K).
+    """
+
+    kind: int
+    level: int = LINEAR
+    node: Node | None = None
+    opaque: Call | None = None
+    mixes: bool = False
+    origin: Origin | None = None
+    maker: Call | None = None
+    scores: tuple[Tensor, Tensor] | None = None
+    version: int = 0
+
+    @property
+    def has_paths(self) -> bool:
+        """Whether paths can be in the tensor."""
+        return self.node is not None or self.opaque is not None
+
+
+@dataclass
+class Seen:
+    """A call with its arguments and its result.
+
+    function: what was called; where that changes its first argument, its twin that makes a new tensor.
+    """
+
+    call: Call
+    name: str
+    function: Callable
+    args: tuple
+    kwargs: dict[str, Any]
+    result: Any
+
+    def get(self, position: int, name: str, default: Any = None) -> Any:
+        """The argument at this position or of this name."""
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+
+
+class AttentionCall(NamedTuple):
+    """One attention call: its weights P (*batch, N, M); its values, queries and keys, (*batch, N or M, K).
+
+    batch is (B, H), or what the module has in its place. Groups of query heads may share heads of keys and values.
+    queries and keys are None where the module does not multiply them by matmul, bmm or einsum.
+    """
+
+    index: int  # from 1
+    call: Call
+    weights: Tensor
+    values: Tensor
+    queries: Tensor | None
+    keys: Tensor | None
+
+
+class Recorder(TorchFunctionMode):
+    """Tags every tensor of a forward pass, and makes the tape's nodes.
+
+    rules: what is known of each function, by name. begin: name of the submodule whose result begins the paths, or
+    "inputs"; None: everything in front of an attention call is slot 0. watch: is given each attention call. wanted:
+    which nodes' values to keep by index, for a second pass; None keeps all of them. With either there is no tape.
+    """
+
+    def __init__(
+        self,
+        module: Callable,
+        rules: dict[str, Callable],
+        begin: str | None = None,
+        watch: Callable[[AttentionCall], None] | None = None,
+        wanted: set[int] | None = frozenset(),
+    ) -> None:
+        super().__init__()
+        self.module, self.rules, self.begin, self.watch, self.wanted = module, rules, begin, watch, wanted
+        self.keeps_tape = watch is None and wanted == frozenset()
+        self.tags = WeakTensorKeyDictionary()
+        self.num_calls = self.num_nodes = self.num_attention = 0
+        self.has_paths = False  # whether any tensor has them by now
+        self.attention: list[Node] = []  # of each attention call its result
+        self.results: dict[str, list[tuple[Tag, Tensor | None]]] = {}  # by submodule, one for each time it ran
+        self.values: dict[int, Tensor] = {}
+        self.epsilon = 0.0  # the coarsest rounding in the pass
+        self._modules: list[str] = []
+
+    # --- the pass ----------------------------------------------------------------------------------------------------
+
+    def run(self, args: tuple, kwargs: dict) -> Any:
+        """The module's own result."""
+        with torch.inference_mode(False), torch.no_grad():
+            self._tag_inputs(args, kwargs)
+            with self._named_modules(), self:
+                return self.module(*args, **kwargs)
+
+    def _tag_inputs(self, args: tuple, kwargs: dict) -> None:
+        for submodule in self.module.modules() if isinstance(self.module, nn.Module) else ():
+            if isinstance(submodule, torch.jit.ScriptModule):
+                name = type(submodule).__name__
+                raise ConfigError(f"{name}: TorchScript runs unseen by the tape; give the module as Python code")
+            # also tensors that a module holds without registering them
+            for tensor in tensors_in(vars(submodule)):
+                self.set_tag(tensor, Tag(WEIGHT))
+        for tensor in tensors_in([args, kwargs]):
+            self.set_tag(tensor, Tag(ACTIVATION if tensor.is_floating_point() else CONSTANT))
+            if self.begin == "inputs" and tensor.is_floating_point():
+                self._begin(tensor)
+
+    @contextmanager
+    def _named_modules(self) -> Iterator[None]:
+        names = {}
+        if isinstance(self.module, nn.Module):
+            names = {id(module): name for name, module in self.module.named_modules()}
+        if self.begin not in (None, "inputs", *names.values()):
+            raise ConfigError(f"begin={self.begin}: no such submodule; allowed: inputs, {', '.join(names.values())}")
+
+        def enter(module: nn.Module, _) -> None:
+            self._modules.append(names.get(id(module), type(module).__name__))
+
+        def leave(module: nn.Module, _, result: Any) -> None:
+            name = self._modules.pop()
+            tensor = next((x for x in tensors_in(result) if x.is_floating_point()), None)
+            if tensor is not None and self.begin is not None and name == self.begin:
+                self._begin(tensor)
+            if tensor is not None and self.keeps_tape:
+                tag = self.tag(tensor)
+                self.results.setdefault(name, []).append((tag, None if tag.has_paths else tensor))
+
+        hooks = [torch_module.register_module_forward_pre_hook(enter), torch_module.register_module_forward_hook(leave)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _begin(self, tensor: Tensor) -> None:
+        call = Call(self.num_calls, "the beginning of the paths", self.begin)
+        # a copy, because the module may change the tensor in place
+        self.set_tag(tensor, Tag(ACTIVATION, node=self.node(call, (), Source(tensor.clone()), tensor.shape)))
+        self.has_paths = True
+
+    # --- tags and nodes ----------------------------------------------------------------------------------------------
+
+    def set_tag(self, tensor: Tensor, tag: Tag) -> None:
+        """Note what is known of a tensor as it is now."""
+        tag.version = version(tensor)
+        self.tags[tensor] = tag
+
+    def tag(self, x: Any) -> Tag:
+        """What is known of a tensor; a number is as a weight."""
+        if not isinstance(x, Tensor):
+            return Tag(WEIGHT)
+        tag = self.tags.get(x)
+        if tag is None:
+            tag = Tag(WEIGHT if isinstance(x, nn.Parameter) else CONSTANT)
+            if self.has_paths and tag.kind == CONSTANT and x.is_floating_point():
+                call = Call(self.num_calls, OUTSIDE, self._modules[-1] if self._modules else "")
+                tag = Tag(ACTIVATION, OTHER, opaque=call, maker=call)
+            self.set_tag(x, tag)
+        return tag
+
+    def node(
+        self,
+        call: Call,
+        parents: tuple[Node | Tensor, ...],
+        step: Step,
+        shape: torch.Size,
+        frozen: str | None = None,
+        reads: Sequence[Tensor | None] = (),
+    ) -> Node:
+        """A new node. frozen: what the step holds frozen. reads: the tensors in which it holds that."""
+        self.num_nodes += 1
+        if not self.keeps_tape:  # its number alone, so that it keeps no tensor alive
+            return Node(self.num_nodes, call, (), Source(torch.empty(0)), shape)
+        held = [(x, version(x)) for x in (*parents, *reads) if isinstance(x, Tensor)]
+        return Node(self.num_nodes, call, parents, step, shape, frozen, held)
+
+    def parent(self, x: Any, like: Tensor) -> Node | Tensor:
+        """What stands for an argument among a node's parents."""
+        if not isinstance(x, Tensor):
+            return torch.as_tensor(x, dtype=like.dtype, device=like.device)
+        return self.tag(x).node or x
+
+    def value_only(self, call: Call, tags: Sequence[Tag], level: int = OTHER) -> Tag:
+        """The tag of a result of which only the value is known."""
+        opaque = next((tag.opaque for tag in tags if tag.opaque is not None), None)
+        if opaque is None and any(tag.node is not None for tag in tags):
+            opaque = call
+        tag = self.combined(tags)
+        return replace(tag, level=max(level, tag.level), opaque=opaque, mixes=any(tag.mixes for tag in tags))
+
+    @staticmethod
+    def combined(tags: Sequence[Tag]) -> Tag:
+        """The kind, level and scores of what is made of these tensors; levels of those with paths, if there are any."""
+        kind = max((tag.kind for tag in tags), default=CONSTANT)
+        with_paths = [tag for tag in tags if tag.has_paths]
+        levels = [tag.level for tag in with_paths or tags if tag.kind == ACTIVATION]
+        scores = next((tag.scores for tag in tags if tag.scores is not None), None)
+        return Tag(kind, max(levels, default=LINEAR), scores=scores)
+
+    # --- every call --------------------------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name, changes, full_name = _name(func)
+        if name in DESCRIBES:
+            return func(*args, **(kwargs or {}))
+        kwargs = dict(kwargs or {})
+        if not args and "condition" not in kwargs:
+            args = tuple(kwargs.pop(key) for key in ("input", "tensors") if key in kwargs)
+        if len(args) == 1 and "other" in kwargs:
+            args = (*args, kwargs.pop("other"))
+        given = tensors_in(args) + tensors_in(kwargs)
+        if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in given):
+            return func(*args, **kwargs)
+        in_place = changes or bool(kwargs.get("inplace"))
+        self.num_calls += 1
+        call = Call(self.num_calls, full_name, self._modules[-1] if self._modules else "")
+        self._check_views(call, name, args, given)
+        tags = [self.tag(x) for x in given]
+        read = args
+        if in_place and any(tag.kind == ACTIVATION for tag in tags):
+            old = args[0].clone()  # for the tape: the call overwrites it
+            self.set_tag(old, replace(self.tag(args[0])))
+            read = (old, *args[1:])
+        result = func(*args, **kwargs)
+        made = args[0] if in_place else result
+        if not tensors_in(made):
+            if name in EXITS and any(tag.has_paths for tag in tags):
+                raise ConfigError(f"{call}: hands an activation on where the tape cannot follow; use calls of torch")
+            return result
+        rule, new = self.rules.get(name), None
+        if rule is not None and kwargs.get("out") is None:
+            seen = Seen(call, name, _out_of_place(func, name, in_place), read, kwargs, made)
+            seen.kwargs.pop("inplace", None)
+            new = rule(self, seen)
+        self._tag_results(call, made, self.value_only(call, tags) if new is None else new)
+        return result
+
+    def _tag_results(self, call: Call, made: Any, new: Tag | Sequence[Tag]) -> None:
+        tensors = [made] if isinstance(made, Tensor) else list(made)
+        new = [replace(new) for _ in tensors] if isinstance(new, Tag) else new
+        for tensor, tag in zip(tensors, new, strict=True):
+            if not isinstance(tensor, Tensor):
+                continue
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                tag = Tag(CONSTANT)
+            tag.maker = call
+            if tag.has_paths:
+                self.has_paths = True
+                self.epsilon = max(self.epsilon, torch.finfo(tensor.dtype).eps)
+            self.set_tag(tensor, tag)
+            if tag.node is not None and (self.wanted is None or tag.node.index in self.wanted):
+                self.values.setdefault(tag.node.index, tensor.clone())
+
+    def _check_views(self, call: Call, name: str, args: tuple, given: list[Tensor]) -> None:
+        """ConfigError if an argument was changed in place through another tensor that shares its memory."""
+        for x in given:
+            tag = self.tags.get(x)
+            if tag is None or tag.version == version(x) or not (self.has_paths or tag.kind == ACTIVATION):
+                continue
+            # x[i] += y: the view was changed, and is now put back where it already is
+            if name == "setitem" and x is args[0] and isinstance(args[2], Tensor) and _share_memory(x, args[2]):
+                continue
+            raise ConfigError(
+                f"{call}: reads a tensor that was changed in place through a view of it; "
+                "change the module to make a new tensor there"
+            )
+
+
+def tensors_in(x: Any) -> list[Tensor]:
+    """All tensors in nested tuples, lists, dicts and slices."""
+    if isinstance(x, Tensor):
+        return [x]
+    if isinstance(x, dict):
+        x = list(x.values())
+    elif isinstance(x, slice):
+        x = (x.start, x.stop, x.step)
+    if isinstance(x, (tuple, list)):
+        return [tensor for part in x if part is not None for tensor in tensors_in(part)]
+    return []
+
+
+def _share_memory(x: Tensor, y: Tensor) -> bool:
+    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+
+
+ALIASES = {
+    **dict.fromkeys(("__add__", "__radd__", "__iadd__"), "add"),
+    **dict.fromkeys(("__sub__", "__isub__", "subtract"), "sub"),
+    **dict.fromkeys(("__mul__", "__rmul__", "__imul__", "multiply"), "mul"),
+    **dict.fromkeys(("__truediv__", "__itruediv__", "divide", "true_divide"), "div"),
+    **dict.fromkeys(("__matmul__", "bmm", "mm", "mv"), "matmul"),
+    **dict.fromkeys(("concat", "concatenate"), "cat"),
+    **{"__rsub__": "rsub", "__rmatmul__": "rmatmul", "__neg__": "neg", "negative": "neg", "__pow__": "pow"},
+    **{"__getitem__": "getitem", "__setitem__": "setitem", "clip": "clamp", "baddbmm": "addmm"},
+}
+CHANGES_IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__"}
+
+
+@cache
+def _name(func: Callable) -> tuple[str, bool, str]:
+    """The function's name without the forms it comes in, whether it changes its first argument, and its full name."""
+    name = getattr(func, "__name__", str(func))
+    if name == "__get__":  # a property, as x.T
+        name = getattr(func.__self__, "__name__", name)
+    in_place, full_name = name in CHANGES_IN_PLACE, resolve_name(func) or name
+    if name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
+        name, in_place = name.removesuffix("_"), True
+    return ALIASES.get(name, name), in_place, full_name
+
+
+def _set_item(x: Tensor, index: Any, value: Tensor | float) -> Tensor:
+    changed = x.clone()
+    changed[index] = value
+    return changed
+
+
+def _out_of_place(func: Callable, name: str, in_place: bool) -> Callable:
+    """The function, or its twin that makes a new tensor."""
+    if not in_place or not func.__name__.endswith("_"):
+        return func
+    if name == "setitem":
+        return _set_item
+    if name == "copy":
+        return lambda x, source, *_: source.expand_as(x).to(x.dtype)
+    return getattr(torch.Tensor, name, None) or getattr(torch, name, None) or getattr(nn.functional, name, func)

@@ -1,0 +1,742 @@
+"""What the tape knows of each torch function: a rule by name, from a call that was seen to tags of its results.
+
+A rule gives None where it does not cover what it was given; then only the value of the result is known.
+
+Shapes: B batch, H head, N query token, M key token, D and F widths, K head width.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rankbench.config import ConfigError
+from rankbench.model.tape.recording import (
+    ACTIVATION,
+    CONSTANT,
+    GATED,
+    LINEAR,
+    PRODUCT,
+    SOFTMAX,
+    WEIGHT,
+    AttentionCall,
+    Origin,
+    Recorder,
+    Seen,
+    Tag,
+    tensors_in,
+)
+from rankbench.model.tape.replay import Affine, Gate, Mixed, Node, Normed, Scaled, Sum, Through
+
+Rule = Callable[[Recorder, Seen], Tag | Sequence[Tag] | None]
+RULES: dict[str, Rule] = {}
+
+COVERED = (
+    "attention (scaled_dot_product_attention, multi_head_attention_forward, softmax(...) times v by matmul, bmm or "
+    "einsum), linear maps, convolutions, norms, elementwise activation functions, products of which one side is "
+    "frozen, sums, and calls that move numbers"
+)
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Make a function the rule of the torch functions with these names."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+# --- calls that are linear -------------------------------------------------------------------------------------------
+
+
+@rule("contiguous", "clone", "detach", "data", "requires_grad_", "positive", "alias")
+def _same(recorder: Recorder, seen: Seen) -> Tag:
+    tag = recorder.tag(seen.args[0])
+    return Tag(tag.kind, tag.level, tag.node, tag.opaque, tag.mixes, tag.origin, scores=tag.scores)
+
+
+@rule("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+def _dropout(recorder: Recorder, seen: Seen) -> Tag:
+    training = seen.get(2, "training", seen.kwargs.get("train", True))
+    _refuse_dropout(seen, seen.get(1, "p", 0.5) if training else 0.0)
+    return _same(recorder, seen)
+
+
+def _refuse_dropout(seen: Seen, probability: float) -> None:
+    if probability > 0:
+        raise ConfigError(f"{seen.call}: dropout is on, and no two passes agree; call module.eval() first")
+
+
+@rule("reshape", "view", "reshape_as", "view_as", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze")
+def _reshape(recorder: Recorder, seen: Seen) -> Tag | None:
+    if any(isinstance(x, torch.dtype) for x in (*seen.args[1:], *seen.kwargs.values())):  # the bits as another type
+        return None
+    shape = seen.result.shape
+    return _moved(recorder, seen, lambda x: x.reshape(shape))
+
+
+@rule("expand", "expand_as", "broadcast_to")
+def _expand(recorder: Recorder, seen: Seen) -> Tag:
+    shape = seen.result.shape
+    return _moved(recorder, seen, lambda x: x.expand(shape))
+
+
+@rule("transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "T", "mT", "adjoint")
+@rule("getitem", "narrow", "select", "index_select", "gather", "take_along_dim", "diagonal", "roll", "flip")
+@rule("repeat", "tile", "repeat_interleave")
+def _move(recorder: Recorder, seen: Seen) -> Tag:
+    function, others, kwargs = seen.function, seen.args[1:], seen.kwargs
+    return _moved(recorder, seen, lambda x: function(x, *others, **kwargs))
+
+
+@rule("split", "split_with_sizes", "chunk", "tensor_split", "unbind", "hsplit", "vsplit", "dsplit")
+def _split(recorder: Recorder, seen: Seen) -> list[Tag]:
+    function, others, kwargs = seen.function, seen.args[1:], seen.kwargs
+
+    def part(index: int) -> Callable[[Tensor], Tensor]:
+        return lambda x: function(x, *others, **kwargs)[index]
+
+    return [_moved(recorder, seen, part(index), result) for index, result in enumerate(seen.result)]
+
+
+def _moved(recorder: Recorder, seen: Seen, function: Callable[[Tensor], Tensor], result: Tensor | None = None) -> Tag:
+    """The tag behind a call that moves the numbers of its first argument."""
+    indices = tensors_in([seen.args[1:], seen.kwargs])
+    tag = _through(recorder, seen, [seen.args[0]], function, result=result, reads=indices)
+    origin = recorder.tag(seen.args[0]).origin
+    tag.origin = None if origin is None else origin.moved(function)
+    return tag
+
+
+@rule("to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "cuda")
+def _cast(recorder: Recorder, seen: Seen) -> Tag:
+    if seen.result is seen.args[0]:
+        return _same(recorder, seen)
+    dtype, device = seen.result.dtype, seen.result.device
+    return _through(recorder, seen, [seen.args[0]], lambda x: x.to(device, dtype))
+
+
+@rule("neg", "sum", "mean", "cumsum", "diff", "tril", "triu", "pixel_shuffle", "pixel_unshuffle", "interpolate")
+@rule("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d")
+def _linear_in_first(recorder: Recorder, seen: Seen) -> Tag | None:
+    return _jointly(recorder, seen, (0,), constant=False)
+
+
+@rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
+def _convolution(recorder: Recorder, seen: Seen) -> Tag | None:
+    tag = _jointly(recorder, seen, (0,), constant=seen.get(2, "bias") is not None)
+    return tag if tag is None or tag.opaque is not None else _as_map(tag)
+
+
+@rule("batch_norm")
+def _batch_norm(recorder: Recorder, seen: Seen) -> Tag | None:
+    return None if seen.get(5, "training", False) else _jointly(recorder, seen, (0,), constant=True)
+
+
+@rule("pad")
+def _pad(recorder: Recorder, seen: Seen) -> Tag | None:
+    return _jointly(recorder, seen, (0,), constant=bool(seen.get(3, "value")))
+
+
+@rule("cat", "stack", "hstack", "vstack")
+def _join(recorder: Recorder, seen: Seen) -> Tag | None:
+    return _jointly(recorder, seen, (0,))
+
+
+@rule("masked_fill", "copy", "setitem")
+def _fill(recorder: Recorder, seen: Seen) -> Tag | None:
+    return _jointly(recorder, seen, (0, 1) if seen.name == "copy" else (0, 2))
+
+
+@rule("where")
+def _where(recorder: Recorder, seen: Seen) -> Tag | None:
+    return _jointly(recorder, seen, (1, 2))
+
+
+@rule("index_add", "index_copy", "scatter", "scatter_add")
+def _scatter(recorder: Recorder, seen: Seen) -> Tag | None:
+    if seen.kwargs:
+        return None
+    return _jointly(recorder, seen, (0, 3))
+
+
+@rule("zero", "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full")
+def _constant(recorder: Recorder, seen: Seen) -> Tag:
+    return Tag(CONSTANT)
+
+
+def _jointly(recorder: Recorder, seen: Seen, positions: tuple[int, ...], constant: bool | None = None) -> Tag | None:
+    """The tag behind a call that is affine in the arguments at these positions jointly, or in a list that stands there.
+
+    constant: whether the rest of the call adds a constant; None: where a number or a constant tensor stands there.
+    """
+    if len(seen.args) <= max(positions):
+        return None
+    data = tensors_in([seen.args[position] for position in positions])
+    tags = [recorder.tag(x) for x in data]
+    others = [x for x in tensors_in([seen.args, seen.kwargs]) if not any(x is y for y in data)]
+    if any(recorder.tag(x).has_paths for x in others):
+        return None
+    if any(tag.opaque is not None for tag in tags):
+        return recorder.value_only(seen.call, tags, LINEAR)
+    # constants enter slot 0; single numbers, and what is empty, stay where they are
+    parents = [x for x, tag in zip(data, tags, strict=True) if tag.node is not None or (x.ndim and x.numel())]
+    if constant is None:
+        numbers = [x for position in positions if isinstance(x := seen.args[position], (int, float)) and x != 0]
+        constant = bool(numbers) or any(not x.ndim for x, tag in zip(data, tags, strict=True) if tag.node is None)
+    function, kwargs = seen.function, seen.kwargs
+    args = _with_holes(seen.args, parents)
+    return _through(
+        recorder,
+        seen,
+        parents or data,
+        lambda *values: function(*_filled(args, values), **kwargs),
+        affine=constant,
+        reads=others,
+    )
+
+
+def _through(
+    recorder: Recorder,
+    seen: Seen,
+    data: list[Tensor],
+    function: Callable[..., Tensor],
+    affine: bool = False,
+    result: Tensor | None = None,
+    reads: Sequence[Tensor] = (),
+) -> Tag:
+    """The tag of a function that is linear, or affine, in these tensors jointly."""
+    tags = [recorder.tag(x) for x in data]
+    if any(tag.opaque is not None for tag in tags):
+        return recorder.value_only(seen.call, tags, LINEAR)
+    tag = recorder.combined([*tags, *(recorder.tag(x) for x in reads)])
+    if any(tag.node is not None for tag in tags):
+        parents = tuple(tag.node or x for x, tag in zip(data, tags, strict=True))
+        shape = (seen.result if result is None else result).shape
+        tag.node = recorder.node(seen.call, parents, Through(function, affine), shape, reads=reads)
+    return tag
+
+
+class _Hole(int):
+    """The place of an argument, by number."""
+
+
+def _with_holes(x: Any, data: list[Tensor]) -> Any:
+    """Arguments without these tensors, so that keeping them does not keep the tensors alive."""
+    for index, tensor in enumerate(data):
+        if x is tensor:
+            return _Hole(index)
+    return type(x)(_with_holes(part, data) for part in x) if type(x) in (tuple, list) else x
+
+
+def _filled(x: Any, values: Sequence[Tensor]) -> Any:
+    if isinstance(x, _Hole):
+        return values[x]
+    return type(x)(_filled(part, values) for part in x) if type(x) in (tuple, list) else x
+
+
+# --- sums ------------------------------------------------------------------------------------------------------------
+
+
+@rule("add", "sub", "rsub")
+def _add(recorder: Recorder, seen: Seen) -> Tag | None:
+    first, second = seen.args[:2]
+    alpha = seen.kwargs.get("alpha", 1)
+    factors = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[seen.name]
+    return _sum(recorder, seen, (first, second), factors)
+
+
+def _sum(recorder: Recorder, seen: Seen, terms: tuple[Any, Any], factors: tuple[float, float]) -> Tag:
+    tags = [recorder.tag(x) for x in terms]
+    if any(tag.opaque is not None for tag in tags):
+        return recorder.value_only(seen.call, tags, LINEAR)
+    tag = recorder.combined(tags)
+    if any(tag.node is not None for tag in tags):
+        parents = tuple(recorder.parent(x, seen.result) for x in terms)
+        tag.node = recorder.node(seen.call, parents, Sum(seen.result.dtype, factors), seen.result.shape)
+    for base, x, other, factor in ((tags[0], terms[1], tags[1], factors[1]), (tags[1], terms[0], tags[0], factors[0])):
+        if base.kind == ACTIVATION and other.kind == WEIGHT and isinstance(x, Tensor):
+            tag.origin = _with_bias(base.origin, seen.result.shape, factor, x)
+    return tag
+
+
+def _with_bias(origin: Origin | None, shape: torch.Size, factor: float, bias: Tensor) -> Origin:
+    def constant() -> Tensor:
+        return factor * bias + (0 if origin is None or origin.constant is None else origin.bias())
+
+    return Origin(shape, _unchanged, constant)
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
+
+
+# --- products --------------------------------------------------------------------------------------------------------
+
+
+@rule("mul")
+def _mul(recorder: Recorder, seen: Seen) -> Tag | None:
+    sides = seen.args[:2]
+    tags = [recorder.tag(x) for x in sides]
+    left, right = tags
+    if left.has_paths and right.has_paths:
+        carrier = 1 if left.level >= right.level else 0  # the less linear side is frozen; of two alike, the left
+    else:
+        carrier = 0 if left.has_paths else 1
+    return _scaled(recorder, seen, sides[carrier], sides[1 - carrier], "right" if carrier == 0 else "left")
+
+
+@rule("div")
+def _div(recorder: Recorder, seen: Seen) -> Tag | None:
+    if seen.kwargs.get("rounding_mode") is not None:
+        return None
+    return _scaled(recorder, seen, *seen.args[:2], "divisor")
+
+
+def _scaled(recorder: Recorder, seen: Seen, x: Any, factor: Any, side: str) -> Tag:
+    carried, other = recorder.tag(x), recorder.tag(factor)
+    tag = recorder.combined([carried, other])
+    if carried.opaque is not None or (carried.node is None and other.has_paths):
+        return recorder.value_only(seen.call, [carried, other], GATED)
+    if other.mixes and side != "divisor":  # P v, written as a product and a sum: which heads it has is not known
+        return recorder.value_only(seen.call, [carried, other], GATED)
+    if other.kind == carried.kind == ACTIVATION:
+        tag.level = max(GATED, min(carried.level, other.level))
+    if carried.node is not None:
+        frozen = None
+        if other.kind == ACTIVATION:
+            frozen = f"{side if side == 'divisor' else side + ' factor'}{_made_by(other)}"
+        step = Scaled(factor, divides=side == "divisor")
+        tag.node = recorder.node(seen.call, (carried.node,), step, seen.result.shape, frozen, [factor])
+    return tag
+
+
+def _made_by(tag: Tag) -> str:
+    return "" if tag.maker is None else f", of {tag.maker}"
+
+
+@rule("linear")
+def _linear(recorder: Recorder, seen: Seen) -> Tag | None:
+    x, weight_FD, bias = seen.args[0], seen.get(1, "weight"), seen.get(2, "bias")
+    if recorder.tag(weight_FD).has_paths or recorder.tag(bias).has_paths:
+        return None
+    return _affine(recorder, seen, x, weight_FD, bias)
+
+
+def _affine(recorder: Recorder, seen: Seen, x: Tensor, weight_FD: Tensor, bias: Tensor | None) -> Tag | None:
+    """x W^T + b with constant W and b."""
+    if weight_FD.ndim != 2:
+        return None
+    before, shape = recorder.tag(x), seen.result.shape
+    if before.opaque is not None:
+        return recorder.value_only(seen.call, [before], LINEAR)
+    affine = Affine(weight_FD, bias)
+    tag = _as_map(recorder.combined([before]))
+    if before.node is not None:
+        tag.node = recorder.node(seen.call, (before.node,), affine, shape, reads=[weight_FD, bias])
+    tag.origin = Origin(shape, _unchanged, None if bias is None else lambda: bias, before.node, affine)
+    return tag
+
+
+def _as_map(tag: Tag) -> Tag:
+    """The tag of what a map of weights makes: an activation."""
+    return replace(tag, kind=ACTIVATION if tag.kind == CONSTANT else tag.kind, level=LINEAR)
+
+
+@rule("embedding")
+def _embedding(recorder: Recorder, seen: Seen) -> Tag | None:
+    return None if recorder.tag(seen.get(1, "weight")).has_paths else Tag(ACTIVATION)
+
+
+@rule("matmul", "rmatmul")
+def _matmul(recorder: Recorder, seen: Seen) -> Tag | None:
+    a, b = seen.args[:2] if seen.name == "matmul" else reversed(seen.args[:2])
+    if b.ndim == 2 and a.ndim > 1 and recorder.tag(b).kind == WEIGHT and recorder.tag(a).kind != WEIGHT:
+        return _affine(recorder, seen, a, b.mT, None)
+    if a.ndim == 1 or b.ndim == 1:
+        return _product(recorder, seen, a, b, torch.matmul, None, None)
+    return _product(recorder, seen, a, b, torch.matmul, ((_unchanged,) * 3, (_transposed,) * 3), (a, b.mT))
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return x.mT
+
+
+@rule("addmm")
+def _addmm(recorder: Recorder, seen: Seen) -> Tag | None:
+    c, a, b = seen.args[0], seen.get(1, "mat1"), seen.get(2, "mat2")
+    if a is None or b is None or b.ndim != 2 or recorder.tag(b).kind != WEIGHT or recorder.tag(c).has_paths:
+        return None
+    alpha, beta = seen.kwargs.get("alpha", 1), seen.kwargs.get("beta", 1)
+    return _affine(recorder, seen, a, b.mT if alpha == 1 else alpha * b.mT, c if beta == 1 else beta * c)
+
+
+@rule("einsum")
+def _einsum(recorder: Recorder, seen: Seen) -> Tag | None:
+    equation, *operands = seen.args
+    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
+        operands = list(operands[0])
+    if not isinstance(equation, str):
+        return None
+    if len(operands) == 1:
+        return _through(recorder, seen, operands, lambda x: torch.einsum(equation, x))
+    if len(operands) != 2:
+        return None
+    terms = _letters(equation, operands[0].ndim, operands[1].ndim)
+    layouts, scores = None, None
+    if terms is not None:
+        a, b, out = terms
+        layouts = (_layout(a, b, out), _layout(b, a, out))
+        layouts = None if None in layouts else layouts
+        scores = _queries_and_keys(a, b, out, *operands)
+    return _product(recorder, seen, *operands, lambda x, y: torch.einsum(equation, x, y), layouts, scores)
+
+
+def _letters(equation: str, *ndims: int) -> tuple[str, str, str] | None:
+    """The letters of both terms and of the result, "..." written out; None where a term repeats a letter."""
+    equation = equation.replace(" ", "")
+    given, arrow, out = equation.partition("->")
+    terms = given.split(",")
+    free = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation]
+    if not arrow:
+        letters = sorted(letter for letter in set(given) - {",", "."} if given.count(letter) == 1)
+        out = ("..." if "..." in given else "") + "".join(letters)
+    widths = [ndim - len(term.replace("...", "")) for term, ndim in zip(terms, ndims, strict=True)]
+    most = max([width for width, term in zip(widths, terms, strict=True) if "..." in term], default=0)
+    terms = [term.replace("...", "".join(free[most - width : most])) for term, width in zip(terms, widths, strict=True)]
+    terms.append(out.replace("...", "".join(free[:most])))
+    return None if any(len(set(term)) < len(term) for term in terms) else tuple(terms)
+
+
+Layout = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+
+
+def _layout(weights: str, values: str, out: str) -> Layout | None:
+    """How to bring weights to (*batch, N, M) and values to (*batch, M, K), and (*batch, N, K) to the result."""
+    batch = [x for x in weights if x in values and x in out]
+    queries = [x for x in weights if x not in values and x in out]
+    keys = [x for x in weights if x in values and x not in out]
+    features = [x for x in values if x not in weights and x in out]
+    if not len(queries) == len(keys) == len(features) == 1 or len(batch) + 2 != len(weights):
+        return None
+    if len(batch) + 2 != len(values) or len(batch) + 2 != len(out):
+        return None
+    return (
+        _permuted(weights, [*batch, *queries, *keys]),
+        _permuted(values, [*batch, *keys, *features]),
+        _permuted([*batch, *queries, *features], out),
+    )
+
+
+def _permuted(given: Sequence[str], wanted: Sequence[str]) -> Callable[[Tensor], Tensor]:
+    order = [given.index(letter) for letter in wanted]
+    return lambda x: x.permute(order)
+
+
+def _queries_and_keys(a: str, b: str, out: str, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor] | None:
+    batch = [x for x in out if x in a and x in b]
+    queries, keys = [x for x in out if x not in b], [x for x in out if x not in a]
+    features = [x for x in a if x in b and x not in out]
+    if not len(queries) == len(keys) == len(features) == 1 or len(a) != len(batch) + 2 or len(b) != len(batch) + 2:
+        return None
+    return _permuted(a, [*batch, *queries, *features])(q), _permuted(b, [*batch, *keys, *features])(k)
+
+
+def _product(
+    recorder: Recorder,
+    seen: Seen,
+    a: Tensor,
+    b: Tensor,
+    multiply: Callable[[Tensor, Tensor], Tensor],
+    layouts: tuple[Layout, Layout] | None,
+    scores: tuple[Tensor, Tensor] | None,
+) -> Tag | None:
+    """A product of two tensors that sums over an axis: a linear map, attention, or scores.
+
+    layouts: how to read it as P v with P on the left, and with P on the right. scores: its factors as queries and keys.
+    """
+    tags = [recorder.tag(a), recorder.tag(b)]
+    if all(tag.kind == ACTIVATION for tag in tags):
+        side = _weights_side(*tags)
+        if layouts is None or side is None:
+            tag = recorder.value_only(seen.call, tags, PRODUCT)
+            tag.opaque, tag.mixes, tag.scores = tag.opaque or seen.call, True, scores if recorder.watch else None
+            return tag
+        to_weights, to_values, back = layouts[side]
+        p, v = (a, b) if side == 0 else (b, a)
+        p = to_weights(p)
+        return _attention(recorder, seen, lambda: p, v, to_values, back, tags[side].scores, reads=[p])
+    if tags[0].has_paths:
+        tag = _through(recorder, seen, [a], lambda x: multiply(x, b), reads=[b])
+    else:
+        tag = _through(recorder, seen, [b], lambda x: multiply(a, x), reads=[a])
+    return tag if tag.opaque is not None else _as_map(tag)
+
+
+def _weights_side(left: Tag, right: Tag) -> int | None:
+    """Which side of a product is attention weights: 0 the left, 1 the right; None where neither is.
+
+    Scores that are used as they are must stand on the left, as in (q k^T) v: in q (k^T v) the product of keys and
+    values would be taken for weights.
+    """
+    is_weights = [tag.mixes or tag.level == SOFTMAX for tag in (left, right)]
+    if is_weights[0] and (not is_weights[1] or left.level >= right.level):
+        return 0
+    return 1 if is_weights[1] and right.level > PRODUCT else None
+
+
+# --- functions of one activation -------------------------------------------------------------------------------------
+
+
+@rule("relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "hardswish", "erf")
+@rule("hardtanh", "hardsigmoid", "tanh", "sigmoid", "softsign", "tanhshrink", "clamp", "clamp_min", "clamp_max", "abs")
+@rule("pow", "square")
+def _activation(recorder: Recorder, seen: Seen) -> Tag | None:
+    """act(z) = act(0) + gate z."""
+    z, function, others, kwargs = seen.args[0], seen.function, seen.args[1:], seen.kwargs
+    if not isinstance(z, Tensor) or tensors_in([others, kwargs]):
+        return None
+    exponent = seen.get(1, "exponent")
+    if seen.name == "pow" and not (isinstance(exponent, (int, float)) and exponent in range(1, 10)):
+        return None
+    tag = recorder.tag(z)
+    if tag.opaque is not None:
+        return recorder.value_only(seen.call, [tag], GATED)
+    made = recorder.combined([tag])
+    made.level = max(GATED, made.level)
+    if tag.node is not None:
+        gate = Gate(lambda x: function(x, *others, **kwargs), z)
+        at_zero = gate.function(z.new_zeros(()))
+        step = Scaled(gate, at_zero if at_zero != 0 else None)
+        frozen = "act(z)/z" if at_zero == 0 else "(act(z) - act(0))/z"
+        made.node = recorder.node(seen.call, (tag.node,), step, seen.result.shape, frozen, [z])
+    return made
+
+
+@rule("glu")
+def _glu(recorder: Recorder, seen: Seen) -> Tag | None:
+    """a * sigmoid(b) of the two halves, sigmoid(b) frozen."""
+    x, axis = seen.args[0], seen.get(1, "dim", -1)
+    tag = _through(recorder, seen, [x], lambda x: x.chunk(2, axis)[0])
+    tag.level = max(GATED, tag.level)
+    if tag.node is not None:
+        gate = x.chunk(2, axis)[1].sigmoid()
+        frozen = "sigmoid of the second half"
+        tag.node = recorder.node(seen.call, (tag.node,), Scaled(gate), seen.result.shape, frozen)
+    return tag
+
+
+@rule("softmax")
+def _softmax(recorder: Recorder, seen: Seen) -> Tag:
+    return recorder.value_only(seen.call, [recorder.tag(seen.args[0])], SOFTMAX)
+
+
+@rule("var_mean", "std_mean")
+def _moments(recorder: Recorder, seen: Seen) -> list[Tag] | None:
+    axes, keepdim = seen.kwargs.get("dim", seen.args[1] if len(seen.args) > 1 else None), seen.kwargs.get("keepdim")
+    if keepdim is None or isinstance(axes, bool):
+        return None
+    mean = _through(recorder, seen, [seen.args[0]], lambda x: x.mean(axes, keepdim), result=seen.result[1])
+    return [recorder.value_only(seen.call, [recorder.tag(seen.args[0])]), mean]
+
+
+# --- norms -----------------------------------------------------------------------------------------------------------
+
+
+@rule("layer_norm", "native_layer_norm", "rms_norm")
+def _norm(recorder: Recorder, seen: Seen) -> Tag | list[Tag] | None:
+    x, shape, weight = seen.args[0], seen.get(1, "normalized_shape"), seen.get(2, "weight")
+    centred = seen.name != "rms_norm"
+    shift, epsilon = (seen.get(3, "bias"), seen.get(4, "eps", 1e-5)) if centred else (None, seen.get(3, "eps"))
+    epsilon = torch.finfo(x.dtype).eps if epsilon is None else epsilon
+    tag, result = recorder.tag(x), seen.result if isinstance(seen.result, Tensor) else seen.result[0]
+    if any(recorder.tag(other).has_paths for other in (weight, shift)):
+        return None
+    made = recorder.value_only(seen.call, [tag], LINEAR) if tag.opaque is not None else recorder.combined([tag])
+    if tag.node is not None:
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        axes = tuple(range(-len(shape), 0))
+        if centred:
+            _, _, scale = torch.native_layer_norm(x, shape, None, None, epsilon)
+        else:
+            scale = (x.square().mean(axes, keepdim=True) + epsilon).rsqrt()
+        step = Normed(scale, axes, centred, weight, shift)
+        made.node = recorder.node(seen.call, (tag.node,), step, result.shape, "scale of the norm", [weight, shift])
+    if isinstance(seen.result, Tensor):
+        return made
+    return [made, *(recorder.value_only(seen.call, [tag]) for _ in seen.result[1:])]
+
+
+@rule("normalize")
+def _normalize(recorder: Recorder, seen: Seen) -> Tag | None:
+    p, axis, epsilon = seen.get(1, "p", 2.0), seen.get(2, "dim", 1), seen.get(3, "eps", 1e-12)
+    x, tag = seen.args[0], recorder.tag(seen.args[0])
+    made = recorder.value_only(seen.call, [tag], LINEAR) if tag.opaque is not None else recorder.combined([tag])
+    if tag.node is not None:
+        length = x.norm(p, axis, keepdim=True).clamp_min(epsilon)
+        step = Scaled(length, divides=True)
+        made.node = recorder.node(seen.call, (tag.node,), step, seen.result.shape, "length of the vectors")
+    return made
+
+
+# --- attention -------------------------------------------------------------------------------------------------------
+
+
+def _attention(
+    recorder: Recorder,
+    seen: Seen,
+    weights: Callable[[], Tensor],
+    v: Tensor,
+    to_values: Callable[[Tensor], Tensor],
+    back: Callable[[Tensor], Tensor],
+    scores: tuple[Tensor, Tensor] | None,
+    reads: Sequence[Tensor | None],
+    grouped: bool = False,
+) -> Tag:
+    """The tag of P v. to_values brings v to (*batch, M, K); back brings (*batch, N, K) to the result."""
+    tag, values = recorder.tag(v), to_values(v)
+    origin = None if tag.origin is None else tag.origin.moved(to_values)
+    _show(recorder, seen, weights, values, scores)
+    if tag.opaque is not None:
+        return recorder.value_only(seen.call, [tag], LINEAR)
+    parent = values if tag.node is None else _values(recorder, seen, tag.node, origin, to_values, values.shape)
+    bias = origin.bias if origin is not None and origin.constant is not None else None
+    step, shape = Mixed(weights, bias, grouped), seen.result.shape
+    node = recorder.node(seen.call, (parent,), step, shape, "attention weights", reads)
+    if back is not _unchanged:
+        node = recorder.node(seen.call, (node,), Through(back), shape)
+    recorder.attention.append(node)
+    return Tag(ACTIVATION, node=node)
+
+
+def _show(recorder: Recorder, seen: Seen, weights: Callable, values: Tensor, scores: tuple | None) -> None:
+    recorder.num_attention += 1
+    if recorder.watch is not None:
+        queries, keys = scores or (None, None)
+        recorder.watch(AttentionCall(recorder.num_attention, seen.call, weights(), values, queries, keys))
+
+
+def _values(
+    recorder: Recorder, seen: Seen, v: Node, origin: Origin | None, to_values: Callable, shape: torch.Size
+) -> Node:
+    """The node of the values; where they are some columns of a linear map, of those columns alone.
+
+    So a replay does not compute the queries and keys that the same map made.
+    """
+    if origin is None or origin.read is None:
+        return v if to_values is _unchanged else recorder.node(seen.call, (v,), Through(to_values), shape)
+    affine = origin.affine
+    width = len(affine.weight_FD)
+    # follow the number of each column to the values
+    numbers = torch.arange(width, device=affine.weight_FD.device).expand(origin.shape)
+    smallest, largest = (x.item() for x in origin.chain(numbers).aminmax())
+    columns = None if (smallest, largest + 1) == (0, width) else slice(smallest, largest + 1)
+    part = Affine(affine.weight_FD, affine.bias, columns)
+    reads = [affine.weight_FD, affine.bias]
+    node = recorder.node(seen.call, (origin.read,), part, origin.shape, reads=reads)
+    return recorder.node(seen.call, (node,), Through(origin.chain), shape)
+
+
+def weights_of(q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """softmax(scale q k^T + mask), (*batch, N, M); rows that see no key are 0. Groups of query heads may share keys."""
+    if k.ndim > 2 and q.shape[-3] != k.shape[-3]:
+        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+    scores = (q * scale) @ k.mT
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(-1).masked_fill(scores.amax(-1, keepdim=True) == -math.inf, 0)
+
+
+@rule("scaled_dot_product_attention")
+def _fused(recorder: Recorder, seen: Seen) -> Tag | None:
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    q, k, v, mask, dropout, causal, scale, grouped = (seen.get(i, name) for i, name in enumerate(names))
+    _refuse_dropout(seen, dropout or 0.0)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if causal:
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    grouped = bool(grouped) and v.shape[-3] != q.shape[-3]
+    reads = [q, k, mask]
+    return _attention(
+        recorder, seen, lambda: weights_of(q, k, mask, scale), v, _unchanged, _unchanged, (q, k), reads, grouped
+    )
+
+
+@rule("multi_head_attention_forward")
+def _multi_head(recorder: Recorder, seen: Seen) -> list[Tag] | None:
+    """torch.nn.MultiheadAttention: (N, B, D) in and out."""
+    given = inspect.signature(F.multi_head_attention_forward).bind(*seen.args, **seen.kwargs)
+    given.apply_defaults()
+    at = given.arguments
+    _refuse_dropout(seen, at["dropout_p"] if at["training"] else 0.0)
+    refused = ("bias_k", "bias_v", "static_k", "static_v")
+    if any(at[name] is not None for name in refused) or at["add_zero_attn"]:
+        return None
+    query, key, value = at["query"], at["key"], at["value"]
+    if query.ndim == 2:
+        query, key, value = (x[:, None] for x in (query, key, value))
+    heads, width = at["num_heads"], query.shape[-1]
+    if at["use_separate_proj_weight"]:
+        maps = [at[f"{name}_proj_weight"] for name in "qkv"]
+    else:
+        maps = at["in_proj_weight"].chunk(3)
+    biases = [None] * 3 if at["in_proj_bias"] is None else at["in_proj_bias"].chunk(3)
+
+    def by_head(x_NBD: Tensor) -> Tensor:  # (B, H, N, K)
+        return x_NBD.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
+
+    def back(x_BHNK: Tensor) -> Tensor:
+        return x_BHNK.permute(2, 0, 1, 3).flatten(-2)
+
+    mask = _additive_mask(at["attn_mask"], at["key_padding_mask"], heads, query)
+
+    def queries_and_keys() -> tuple[Tensor, Tensor]:
+        return tuple(by_head(F.linear(x, w, b)) for x, w, b in zip((query, key), maps, biases, strict=False))
+
+    def weights() -> Tensor:
+        q_BHNK, k_BHMK = queries_and_keys()
+        return weights_of(q_BHNK, k_BHMK, mask, q_BHNK.shape[-1] ** -0.5)
+
+    tag, shape_NBD = recorder.tag(at["value"]), torch.Size((*value.shape[:-1], width))
+    if recorder.watch is None:
+        _show(recorder, seen, weights, value, None)
+    else:
+        _show(recorder, seen, weights, by_head(F.linear(value, maps[2], biases[2])), queries_and_keys())
+    average = recorder.value_only(seen.call, [recorder.tag(at["query"])], SOFTMAX)
+    if tag.opaque is not None:
+        return [recorder.value_only(seen.call, [tag], LINEAR), average]
+    unbatched = at["query"].ndim == 2
+    bias = None if biases[2] is None else lambda: by_head(biases[2].expand(shape_NBD))
+    steps = [
+        *([Through(lambda x: x[:, None])] if unbatched and tag.node is not None else []),
+        *(Affine(maps[2], biases[2]), Through(by_head), Mixed(weights, bias), Through(back)),
+        Affine(at["out_proj_weight"], at["out_proj_bias"]),
+        *([Through(lambda x: x[:, 0])] if unbatched else []),
+    ]
+    node = tag.node or value
+    for step in steps:
+        frozen, reads = ("attention weights", [query, key, mask]) if isinstance(step, Mixed) else (None, ())
+        node = recorder.node(seen.call, (node,), step, seen.result[0].shape, frozen, reads)
+    recorder.attention.append(node)
+    return [Tag(ACTIVATION, node=node), average]
+
+
+def _additive_mask(mask: Tensor | None, padding: Tensor | None, heads: int, query: Tensor) -> Tensor | None:
+    """What multi_head_attention_forward adds to the scores, (B or 1, H or 1, N or 1, M): True in its masks hides."""
+    parts = []
+    if mask is not None:
+        parts.append(mask.unflatten(0, (-1, heads)) if mask.ndim == 3 else mask[None, None])
+    if padding is not None:
+        parts.append((padding if padding.ndim == 2 else padding[None])[:, None, None])
+    added = [
+        torch.zeros_like(part, dtype=query.dtype).masked_fill(part, -math.inf) if part.dtype == torch.bool else part
+        for part in parts
+    ]
+    return sum(added) if added else None
