@@ -55,7 +55,7 @@ smoke: setup ## run every shipped preset at budget=smoke
 	$(BIN)/pytest -n 2 -m smoke tests/test_presets.py
 
 docs: setup ## write docs/CONFIG.md, the page of all keys, from the code
-	$(BIN)/python -m rankbench.reference
+	$(BIN)/python -m rankbench.commands.reference
 
 wheel: setup ## build sdist and wheel, then run the wheel from an empty folder
 	rm -rf dist

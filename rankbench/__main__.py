@@ -1,6 +1,6 @@
 """`python -m rankbench`: the same commands as the installed `rankbench`."""
 
-from rankbench.cli import main
+from rankbench.commands.cli import main
 
 if __name__ == "__main__":
     main()

@@ -27,17 +27,17 @@ from rankbench.analyses.runner import (
 )
 from rankbench.claims import figures_published
 from rankbench.claims import published as published_numbers
-from rankbench.compose import compose
+from rankbench.commands.callback import check_corpus, check_everything
+from rankbench.commands.compose import compose
 from rankbench.config import AnalyzeConfig, FigureKeys, TrainConfig
-from rankbench.gate import check_corpus, check_everything
 from rankbench.keys import ConfigError, closest, unknown
-from rankbench.loop import Interrupted
-from rankbench.loop import train as train_run
-from rankbench.machine import Machine
 from rankbench.plots import Figure, show_in_notebook
 from rankbench.progress import logging_to
-from rankbench.report import Runs, final_pages, load_runs, one_facet, runs_in
-from rankbench.run import Run, find_run
+from rankbench.report.report import Runs, final_pages, load_runs, one_facet, runs_in
+from rankbench.runs.machine import Machine
+from rankbench.runs.run import Run, find_run
+from rankbench.training.loop import Interrupted
+from rankbench.training.loop import train as train_run
 
 __all__ = ["analyze", "load", "load_sweep", "plot", "train"]
 

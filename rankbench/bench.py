@@ -24,16 +24,16 @@ from torch import Tensor, nn
 
 from rankbench.config import BenchConfig
 from rankbench.keys import ConfigError
-from rankbench.loop import train
-from rankbench.machine import Machine
+from rankbench.measures.paths import RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
 from rankbench.model import initial_model
 from rankbench.model.transformer import ACTIVATIONS, NORM_EPSILON, Transformer, plain_norm
-from rankbench.paths import RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
-from rankbench.run import Run
+from rankbench.runs.machine import Machine
+from rankbench.runs.run import Run
+from rankbench.runs.tables import write_table
 from rankbench.seeds import generator_for
-from rankbench.tables import write_table
 from rankbench.tasks import Task, build_task
-from rankbench.training import Training, per_seed
+from rankbench.training.loop import train
+from rankbench.training.seeds_side_by_side import Training, per_seed
 
 MLP_RATIOS = (1.0, 4.0)  # the authors' code's, and the usual one
 # Of the paths that run alone one in so many is timed, of each length at least one: all of them would take minutes.

@@ -19,11 +19,11 @@ from omegaconf import OmegaConf
 from rankbench.analyses import ANALYSES, Subject, paths, residual
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
-from rankbench.metrics import attention_metrics, state_metrics
+from rankbench.measures.metrics import attention_metrics, state_metrics
+from rankbench.measures.paths import RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
 from rankbench.model import initial_model
 from rankbench.model.transformer import Transformer
-from rankbench.paths import RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
-from rankbench.tables import with_who
+from rankbench.runs.tables import with_who
 
 # Float64, the same few hundred operations in another order.
 EXACT = {"rel": 1e-11, "abs": 1e-13}

@@ -22,17 +22,17 @@ from rankbench.analyses import ANALYSES
 from rankbench.analyses import runner as module
 from rankbench.analyses.runner import analyze, fresh_subjects, options_of, present, subjects_of_run
 from rankbench.claims import CLAIMS
-from rankbench.compose import register, resolve
+from rankbench.commands.compose import register, resolve
 from rankbench.config import conf_dir
-from rankbench.files import write_json
 from rankbench.keys import ConfigError
-from rankbench.loop import train
-from rankbench.machine import Machine
 from rankbench.model import initial_model
-from rankbench.run import Run
+from rankbench.runs.files import write_json
+from rankbench.runs.machine import Machine
+from rankbench.runs.run import Run
+from rankbench.runs.tables import read_table
 from rankbench.seeds import generator_for
-from rankbench.tables import read_table
 from rankbench.tasks import build_task
+from rankbench.training.loop import train
 
 TINY = [
     "replicas=2",
@@ -238,7 +238,7 @@ def test_the_source_digest_sees_every_file_of_the_package(tmp_path):
     shutil.copytree(Path(rankbench.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
 
     def digest():
-        code = "from rankbench.machine import source_digest; print(source_digest())"
+        code = "from rankbench.runs.machine import source_digest; print(source_digest())"
         return subprocess.run(
             [sys.executable, "-c", code],
             cwd=tmp_path,

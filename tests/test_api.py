@@ -26,9 +26,9 @@ from matplotlib.figure import Figure
 
 import rankbench as rb
 from rankbench.analyses import ANALYSES
-from rankbench.compose import compose
-from rankbench.tables import read_table
-from rankbench.training import Training
+from rankbench.commands.compose import compose
+from rankbench.runs.tables import read_table
+from rankbench.training.seeds_side_by_side import Training
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["model.layers=2", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20"]

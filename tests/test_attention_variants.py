@@ -18,20 +18,20 @@ from torch.func import functional_call, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankbench import bench
-from rankbench.collapse import log_lemma_constant, log_residual, propagate, tokens
-from rankbench.compose import compose
+from rankbench.commands.compose import compose
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
-from rankbench.layers import metrics_by_layer
-from rankbench.loop import train
-from rankbench.machine import Machine
+from rankbench.measures.by_layer import metrics_by_layer
+from rankbench.measures.paths import FrozenNetwork, RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
+from rankbench.measures.residual_coordinates import log_lemma_constant, log_residual, propagate, tokens
 from rankbench.model.attention import COSINE_EPSILON, FUSED_FROM_TOKENS, SCORES
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
 from rankbench.model.network import run, states_by_layer
 from rankbench.model.transformer import Transformer
-from rankbench.paths import FrozenNetwork, RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
-from rankbench.run import Run
-from rankbench.tables import read_table
+from rankbench.runs.machine import Machine
+from rankbench.runs.run import Run
+from rankbench.runs.tables import read_table
+from rankbench.training.loop import train
 
 # Float64 against another float64 route: a few hundred terms of order 1 to 10, eps = 2.2e-16.
 EXACT = {"rtol": 1e-12, "atol": 1e-12}

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from rankbench import bench
-from rankbench.compose import register, resolve
+from rankbench.commands.callback import check_everything
+from rankbench.commands.compose import register, resolve
 from rankbench.config import conf_dir
-from rankbench.gate import check_everything
 from rankbench.keys import ConfigError
-from rankbench.machine import Machine
+from rankbench.measures.paths import RecomputedNetwork, all_paths, sums_of_groups
 from rankbench.model import initial_model
-from rankbench.paths import RecomputedNetwork, all_paths, sums_of_groups
+from rankbench.runs.machine import Machine
+from rankbench.runs.tables import read_table
 from rankbench.seeds import generator_for
-from rankbench.tables import read_table
 from rankbench.tasks import build_task
-from rankbench.training import Training
+from rankbench.training.seeds_side_by_side import Training
 
 TINY = ("budget=smoke", "device=cpu", "sequences=8", "trainer.batch_size=10")
 

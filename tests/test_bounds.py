@@ -19,7 +19,7 @@ from rankbench.keys import ConfigError, typed
 from rankbench.model import initial_model
 from rankbench.model.network import states_by_layer, without
 from rankbench.model.transformer import Transformer
-from rankbench.tables import read_table, with_who, write_table
+from rankbench.runs.tables import read_table, with_who, write_table
 
 VARIANTS = ["attention_only_no_norm", "no_mlp_no_norm", "no_skip_no_norm", "no_norm"]
 

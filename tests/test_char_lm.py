@@ -20,23 +20,23 @@ from omegaconf import OmegaConf
 
 from rankbench.analyses import ANALYSES, Subject, curves, samples
 from rankbench.analyses.runner import analyze, subjects_of_run
-from rankbench.buckets import batches_of_epoch, chunks_by_length, padded_lengths
 from rankbench.claims import published
-from rankbench.compose import compose
+from rankbench.commands.compose import compose
+from rankbench.commands.resolvers import noam_peak
 from rankbench.config import OptimizerConfig, conf_dir
 from rankbench.keys import ConfigError, typed
-from rankbench.loop import train
-from rankbench.machine import Machine
 from rankbench.model import build_model, initial_model
-from rankbench.optimizers import learning_rate
 from rankbench.plots.curves import draw_curves
-from rankbench.resolvers import noam_peak
-from rankbench.run import Run
+from rankbench.runs.machine import Machine
+from rankbench.runs.run import Run
 from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
 from rankbench.tasks import char_lm as grammar
 from rankbench.tasks.task import ABSENT, Batch
-from rankbench.training import Training
+from rankbench.training.batches import batches_of_epoch, chunks_by_length, padded_lengths
+from rankbench.training.loop import train
+from rankbench.training.optimizers import learning_rate
+from rankbench.training.seeds_side_by_side import Training
 
 PTB = Path(__file__).resolve().parents[2] / "shared" / "data" / "ptb"
 TINY = [

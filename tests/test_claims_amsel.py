@@ -13,7 +13,7 @@ from rankbench.claims.amsel import AMSEL, LEARNED_ERROR
 from rankbench.config import conf_dir
 from rankbench.keys import typed
 from rankbench.model import initial_model
-from rankbench.tables import with_who
+from rankbench.runs.tables import with_who
 from rankbench.tasks.nearest_neighbor import NearestNeighbor
 
 NOTHING = "nothing in this table that the claim speaks of"

@@ -18,7 +18,7 @@ from rankbench.claims.dong_paths import DONG_PATHS
 from rankbench.config import conf_dir
 from rankbench.keys import typed
 from rankbench.model import initial_model
-from rankbench.tables import interval95, with_who
+from rankbench.runs.tables import interval95, with_who
 
 BOTH = ("trained", "initialised")
 CLAIMED = DONG_COLLAPSE | DONG_PATHS

@@ -1,6 +1,6 @@
 """rankbench.claims.kim: each claim on a table that supports it, on its control, and on tables that refute it.
 
-The constants of the tables are computed by scipy's Lambert W, apart from rankbench.lipschitz.
+The constants of the tables are computed by scipy's Lambert W, apart from rankbench.measures.lipschitz.
 """
 
 import math
@@ -11,9 +11,9 @@ import pytest
 import torch
 from scipy.special import lambertw
 
-from rankbench import lipschitz
 from rankbench.claims import CLAIMS, judge
 from rankbench.claims.kim import KIM, ROUNDING
+from rankbench.measures import lipschitz
 
 TOKENS = (11, 101, 1001)
 NOTHING = "nothing in this table that the claim speaks of"

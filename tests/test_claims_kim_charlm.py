@@ -10,7 +10,7 @@ import scipy.stats
 
 from rankbench.claims import CLAIMS, judge, published, verdict_line
 from rankbench.claims.kim_charlm import KIM_CHARLM
-from rankbench.tables import fall_in_last_quarter
+from rankbench.runs.tables import fall_in_last_quarter
 
 SPEED = {
     "kim_l2_as_fast": "causal_l2",

@@ -12,7 +12,7 @@ from rankbench.analyses import ANALYSES, Subject
 from rankbench.claims import CLAIMS, judge, verdict_line
 from rankbench.claims.knobs import KNOBS, kept_measured
 from rankbench.model import initial_model
-from rankbench.tables import with_who
+from rankbench.runs.tables import with_who
 
 FLOOR = 1e-14  # of the tokens' size, in the tables written here
 

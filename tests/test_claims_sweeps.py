@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rankbench.claims import CLAIMS, Claim, judge
 from rankbench.claims.claim import AtMost, Control, NotMeasurable
 from rankbench.claims.sweeps import at_end, from_other_end, in_reverse, rows_at, rows_by_value, trend
-from rankbench.report import gather_sweep
+from rankbench.report.report import gather_sweep
 
 KEY = "model.knob"
 
@@ -106,8 +106,8 @@ def test_the_key_is_compared_and_all_others_are_judged_one_by_one(along):
 
 
 def test_a_report_hands_over_all_the_keys_of_a_sweep(along, tmp_path, monkeypatch):
-    monkeypatch.setattr("rankbench.report.draw", lambda *_: [])  # the table has nothing that a figure draws
-    monkeypatch.setattr("rankbench.report.write_page", lambda *_: None)
+    monkeypatch.setattr("rankbench.report.report.draw", lambda *_: [])  # the table has nothing that a figure draws
+    monkeypatch.setattr("rankbench.report.report.write_page", lambda *_: None)
     number = 0
     for heads in (1, 4):
         for knob in (0.5, 2, 10):

@@ -1,4 +1,5 @@
-"""rankbench.cli: the commands as a user types them, run in this process; a few subprocesses prove the real thing."""
+"""rankbench.commands.cli: the commands as a user types them, run in this process; a few subprocesses prove the real
+thing."""
 
 import contextlib
 import hashlib
@@ -24,11 +25,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from rankbench import __version__, cli
-from rankbench.compose import register, resolve
+from rankbench import __version__
+from rankbench.commands import cli
+from rankbench.commands.compose import register, resolve
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
-from rankbench.tables import WHO
+from rankbench.runs.tables import WHO
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = [
@@ -123,7 +125,7 @@ def copied(trained, tmp_path):
 def test_help_and_composing_load_neither_torch_nor_too_much():
     program = """
 import sys
-from rankbench.cli import main
+from rankbench.commands.cli import main
 
 def call(line):
     sys.argv = line.split()
@@ -520,7 +522,8 @@ def test_a_reference_to_another_key_is_each_jobs_own(tmp_path):
 
 @pytest.mark.parametrize("job_fails", [False, True])
 def test_a_report_that_fails_at_the_end_of_a_sweep_fails_the_command(job_fails, tmp_path, monkeypatch):
-    from rankbench import loop, report
+    from rankbench.report.report import report
+    from rankbench.training.seeds_side_by_side import loop
 
     def broken(*_, **__):
         raise TypeError("no such\nfigure")
@@ -549,7 +552,7 @@ def test_a_report_that_fails_at_the_end_of_a_sweep_fails_the_command(job_fails, 
 
 
 def test_a_sweep_is_gathered_whatever_one_of_its_jobs_raises(tmp_path, monkeypatch):
-    from rankbench import loop
+    from rankbench.training.seeds_side_by_side import loop
 
     trained = loop.train
 
@@ -569,12 +572,12 @@ def test_a_sweep_is_gathered_whatever_one_of_its_jobs_raises(tmp_path, monkeypat
     ("error", "line"), [(OSError("disk full"), "rankbench train: disk full"), (KeyError("x"), "Key")]
 )
 def test_a_check_that_fails_by_a_fault_of_ours_ends_the_command(error, line, tmp_path, monkeypatch):
-    from rankbench import gate
+    from rankbench.commands import callback
 
     def broken(_):
         raise error
 
-    monkeypatch.setattr(gate, "check_everything", broken)
+    monkeypatch.setattr(callback, "check_everything", broken)
     for words in (["train", *TINY], ["train", "-m", *TINY, "seed=0,1"]):
         result = rankbench(*words, at=tmp_path)
         assert result.code == 1 and result.err.splitlines()[-1].startswith(line)

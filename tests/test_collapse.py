@@ -1,4 +1,5 @@
-"""rankbench.collapse and its analysis: residual coordinates against the plain network in hundreds of digits.
+"""rankbench.measures.residual_coordinates and its analysis: residual coordinates against the plain network in hundreds
+of digits.
 
 Shapes: B batch, N token, D width.
 """
@@ -19,11 +20,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from mpmath import mpf
 
-from rankbench import collapse
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses.collapse import Options, digest, table
 from rankbench.analyses.runner import fresh_subjects
-from rankbench.collapse import (
+from rankbench.commands.compose import compose
+from rankbench.keys import ConfigError, typed
+from rankbench.measures import residual_coordinates as module
+from rankbench.measures.metrics import composite_norm, own_rounding, residual
+from rankbench.measures.residual_coordinates import (
     check,
     log_lemma_constant,
     log_residual,
@@ -33,17 +37,14 @@ from rankbench.collapse import (
     residual_coordinates,
     tokens,
 )
-from rankbench.compose import compose
-from rankbench.keys import ConfigError, typed
-from rankbench.machine import Machine
-from rankbench.metrics import composite_norm, own_rounding, residual
+from rankbench.measures.rounding import states_with_floors
 from rankbench.model import initial_model
 from rankbench.model.network import run, states_by_layer, without
 from rankbench.model.transformer import Transformer
 from rankbench.plots.collapse import draw_collapse
-from rankbench.rounding import states_with_floors
+from rankbench.runs.machine import Machine
+from rankbench.runs.tables import with_who
 from rankbench.seeds import generator_for
-from rankbench.tables import with_who
 from rankbench.tasks import Batch
 
 LN10 = math.log(10)
@@ -311,7 +312,7 @@ def test_equal_tokens_of_zero_have_no_size(network):
 def test_an_ordinary_mean_costs_no_second_run(network, monkeypatch):
     model = network(seed=2, layers=4)
     states = propagate(model, INPUTS)
-    monkeypatch.setattr(collapse, "_through_layers", None)
+    monkeypatch.setattr(module, "_through_layers", None)
     assert all((error_B == -math.inf).all() for error_B in mean_errors(model, INPUTS, states, torch.Generator()))
 
 
@@ -424,7 +425,7 @@ def test_a_skip_around_nothing_keeps_the_residual(network):
     log_scale=st.one_of(st.floats(-3, 4), st.floats(-300, 0)),
 )
 def test_the_change_of_gelu_is_exact(z, d, log_scale):
-    got = collapse._gelu_change(*(torch.tensor(one, dtype=torch.float64) for one in (z, log_scale, d))).item()
+    got = module._gelu_change(*(torch.tensor(one, dtype=torch.float64) for one in (z, log_scale, d))).item()
     with mpmath.workdps(320):
         scale = mpmath.exp(mpf(log_scale))
         wanted = float((activated(z + scale * mpf(d), "gelu") - activated(mpf(z), "gelu")) / scale)
@@ -439,7 +440,7 @@ def test_the_change_of_gelu_is_exact(z, d, log_scale):
     log_scale=st.one_of(st.floats(-30, 4), st.just(-2000.0)),
 )
 def test_the_change_of_relu_is_exact(z, d, log_scale):
-    got = collapse._relu_change(*(torch.tensor(one, dtype=torch.float64) for one in (z, log_scale, d))).item()
+    got = module._relu_change(*(torch.tensor(one, dtype=torch.float64) for one in (z, log_scale, d))).item()
     with mpmath.workdps(1000):
         scale = mpmath.exp(mpf(log_scale))
         wanted = float((activated(z + scale * mpf(d), "relu") - activated(mpf(z), "relu")) / scale)
@@ -453,7 +454,7 @@ def test_the_change_of_a_softmax_is_exact(seed, log_scale):
     generator = torch.Generator().manual_seed(seed)
     r, e = (torch.randn(1, 2, rows, 4, generator=generator, dtype=torch.float64) for rows in (1, 3))
     e[0, 0] *= 1e-6  # a head whose rows take another formula than the other's
-    log_B, change = collapse._change_of_softmax(r.softmax(-1), torch.tensor([log_scale], dtype=torch.float64), e)
+    log_B, change = module._change_of_softmax(r.softmax(-1), torch.tensor([log_scale], dtype=torch.float64), e)
     assert log_B.item() == pytest.approx(log_scale + e.abs().max().log().item(), rel=1e-14)
     with mpmath.workdps(420):
         scale, unit = mpmath.exp(mpf(log_scale)), mpmath.exp(mpf(log_B.item()))

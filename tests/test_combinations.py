@@ -8,15 +8,15 @@ import torch
 
 from rankbench.analyses import ANALYSES
 from rankbench.analyses.runner import check_analyses, options_of, subjects_of_run
-from rankbench.compose import compose
+from rankbench.commands.compose import compose
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
-from rankbench.loop import train
-from rankbench.machine import Machine
 from rankbench.model import initial_model, skeleton
-from rankbench.run import Run
+from rankbench.runs.machine import Machine
+from rankbench.runs.run import Run
 from rankbench.seeds import generator_for
 from rankbench.tasks import TASKS, Corpus, build_task
+from rankbench.training.loop import train
 
 MODELS = sorted(path.stem for path in (conf_dir() / "model").glob("*.yaml"))
 COUNTS = ["task.train_size=32", "task.test_size=32"]  # independence needs 30 sequences

@@ -1,4 +1,4 @@
-"""rankbench.completion: what Tab offers, from the functions and from a real bash."""
+"""rankbench.commands.completion: what Tab offers, from the functions and from a real bash."""
 
 import os
 import subprocess
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rankbench.cli import COMMANDS
-from rankbench.completion import candidates, script
+from rankbench.commands.cli import COMMANDS
+from rankbench.commands.completion import candidates, script
 from rankbench.config import SCHEMAS, conf_dir
 from rankbench.keys import ConfigError, entries
 

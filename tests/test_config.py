@@ -11,14 +11,15 @@ from dataclasses import dataclass
 import pytest
 from omegaconf import OmegaConf
 
-from rankbench import compose, keys
+from rankbench import keys
 from rankbench.analyses import ANALYSES
 from rankbench.bench import BENCHMARKS
-from rankbench.compose import register, resolve
+from rankbench.commands import compose
+from rankbench.commands.compose import register, resolve
 from rankbench.config import KEYS, SCHEMAS, ModelConfig, OptimizerConfig, TrainConfig, check, conf_dir
-from rankbench.data import CORPORA
 from rankbench.keys import ConfigError, as_typed, closest, entries, typed
 from rankbench.tasks import TASKS
+from rankbench.tasks.corpora import CORPORA
 
 CHOICES = {name: key.choices for name, key in KEYS.items() if key.choices}
 RANGES = {name: (key.at_least, key.at_most) for name, key in KEYS.items() if key.at_least is not None}

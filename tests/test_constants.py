@@ -1,10 +1,10 @@
-"""rankbench.constants: a head's W_QK against derivatives of the scores that enter the softmax."""
+"""rankbench.measures.lipschitz_of_networks: a head's W_QK against derivatives of the scores that enter the softmax."""
 
 import pytest
 import torch
 from torch.func import jacrev
 
-from rankbench.constants import constants_by_layer, head_maps
+from rankbench.measures.lipschitz_of_networks import constants_by_layer, head_maps
 from rankbench.model.attention import COSINE_EPSILON
 
 ROUNDING = 1e-12  # float64, some hundred operations of order 1

@@ -1,4 +1,4 @@
-"""rankbench.dependence against definitions written out as loops, closed forms of Gaussian laws, and numpy.
+"""rankbench.measures.dependence against definitions written out as loops, closed forms of Gaussian laws, and numpy.
 
 Shapes: N observation, D and E width.
 """
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.special import digamma
 
-from rankbench.dependence import (
+from rankbench.measures.dependence import (
     alignment,
     correlation,
     covariance,

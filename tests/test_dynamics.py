@@ -8,13 +8,11 @@ import torch
 
 from rankbench.analyses import ANALYSES
 from rankbench.analyses.runner import check_analyses, options_of, subjects_of_run
-from rankbench.compose import compose
-from rankbench.constants import HEAD_METRICS, LIPSCHITZ_METRICS
+from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
-from rankbench.layers import metrics_by_layer
-from rankbench.loop import train
-from rankbench.machine import Machine
-from rankbench.metrics import (
+from rankbench.measures.by_layer import metrics_by_layer
+from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS
+from rankbench.measures.metrics import (
     ATTENTION_FLOORS,
     ATTENTION_METRICS,
     STATE_FLOORS,
@@ -23,11 +21,13 @@ from rankbench.metrics import (
     attention_metrics,
 )
 from rankbench.model import initial_model
-from rankbench.run import Run
+from rankbench.runs.machine import Machine
+from rankbench.runs.run import Run
+from rankbench.runs.tables import read_table
 from rankbench.seeds import generator_for
-from rankbench.tables import read_table
 from rankbench.tasks import build_task
-from rankbench.training import Training
+from rankbench.training.loop import train
+from rankbench.training.seeds_side_by_side import Training
 
 TINY = ["model.layers=2", "model.width=8", "task.length=4", "task.train_size=20", "task.test_size=6", "replicas=2"]
 TINY += ["precision=fp64", "trainer.steps=7", "trainer.eval_every=7", "trainer.dynamics_every=3"]

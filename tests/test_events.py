@@ -1,20 +1,20 @@
-"""rankbench.events: event files hold what metrics.csv holds."""
+"""rankbench.training.tensorboard: event files hold what metrics.csv holds."""
 
 import pandas as pd
 import pytest
 
-from rankbench.compose import compose
-from rankbench.events import SCALARS, check_tensorboard
+from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
-from rankbench.loop import train
-from rankbench.run import Run
+from rankbench.runs.run import Run
+from rankbench.training.loop import train
+from rankbench.training.tensorboard import SCALARS, check_tensorboard
 
 TINY = ["model.layers=1", "model.width=8", "task.length=4", "task.train_size=10", "task.test_size=10", "replicas=2"]
 TINY += ["trainer.steps=6", "trainer.eval_every=2", "trainer.tensorboard=true"]
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr("rankbench.events.find_spec", lambda name: None)
+    monkeypatch.setattr("rankbench.training.tensorboard.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"trainer.tensorboard=true: needs the extra: pip install"):
         check_tensorboard()
 

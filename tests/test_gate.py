@@ -1,11 +1,11 @@
-"""rankbench.gate: a wrong config is refused before its folder is made."""
+"""rankbench.commands.callback: a wrong config is refused before its folder is made."""
 
 import hydra
 import pytest
 
-from rankbench.compose import register, resolve
+from rankbench.commands.callback import Gate, check_everything
+from rankbench.commands.compose import register, resolve
 from rankbench.config import conf_dir
-from rankbench.gate import Gate, check_everything
 from rankbench.keys import ConfigError
 
 
@@ -24,7 +24,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(tmp_path):
-    from rankbench.run import Run
+    from rankbench.runs.run import Run
 
     begun = Run(tmp_path / "run")
     begun.begin(resolve(composed("train", "model.layers=2")), {})
@@ -59,7 +59,7 @@ def test_a_run_with_a_broken_config_is_refused(run):
 
 
 def test_an_analysis_is_checked_with_the_task_of_the_run(tmp_path):
-    from rankbench.run import Run
+    from rankbench.runs.run import Run
 
     circle = Run(tmp_path / "run")
     circle.begin(resolve(composed("train", "task=circle_arcs", "trainer.dynamics_every=5")), {})

@@ -12,16 +12,16 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from rankbench import constants
-from rankbench import rank_theory as theory
 from rankbench.analyses import ANALYSES, Subject, head_rank
 from rankbench.analyses.rank_theory import full_rank_head, pairs
 from rankbench.claims import judge
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
+from rankbench.measures import amsel_theory as theory
+from rankbench.measures import lipschitz_of_networks
+from rankbench.measures.paths import FrozenNetwork, all_paths, sums_by_length, sums_of_groups
 from rankbench.model.transformer import Transformer, plain_norm
-from rankbench.paths import FrozenNetwork, all_paths, sums_by_length, sums_of_groups
-from rankbench.tables import read_table, with_who, write_table
+from rankbench.runs.tables import read_table, with_who, write_table
 from rankbench.tasks import build_task
 
 OPTIONS = typed(head_rank.Options, {"heads": None, "spectrum": 3, "sequences": None}, "analysis.head_rank")
@@ -159,7 +159,7 @@ def test_a_hard_network_takes_the_largest_score(network):
 @pytest.mark.parametrize("width", [2, 4, 7])
 def test_spectra_and_angles_are_those_of_the_whole_matrix(width):
     left, right = normal(6, 3, 4, width), normal(7, 3, 4, width)
-    sigma, angle = constants.spectra(left, right)
+    sigma, angle = lipschitz_of_networks.spectra(left, right)
     for a, b, s, degrees in zip(left.numpy(), right.numpy(), sigma, angle, strict=True):
         matrix = a @ b.T
         wanted = np.linalg.svd(matrix, compute_uv=False)[: min(4, width)]
@@ -170,7 +170,7 @@ def test_spectra_and_angles_are_those_of_the_whole_matrix(width):
 
 def test_the_angle_of_minus_a_projection_is_the_limit():
     basis = torch.linalg.qr(normal(8, 6, 2)).Q[None]
-    _, angle = constants.spectra(-basis, basis)
+    _, angle = lipschitz_of_networks.spectra(-basis, basis)
     assert angle.item() == pytest.approx(theory.angle_limit(6, 2), abs=1e-6)
 
 

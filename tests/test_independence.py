@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
 
-from rankbench import dependence
 from rankbench.analyses import Subject, independence
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
-from rankbench.paths import (
+from rankbench.measures import dependence
+from rankbench.measures.paths import (
     FrozenNetwork,
     RecomputedNetwork,
     all_paths,
@@ -28,8 +28,8 @@ from rankbench.paths import (
     with_signs,
 )
 from rankbench.plots.independence import draw_independence
+from rankbench.runs.tables import with_who
 from rankbench.seeds import generator_for
-from rankbench.tables import with_who
 
 EXACT = {"rel": 1e-10, "abs": 1e-12}  # float64, a few hundred operations in another order
 SMALL = {"tokens": 2, "paths_per_length": 2, "probes": 2, "hessian_sequences": 8, "sequences": 40}
@@ -66,7 +66,7 @@ def pick(table, **wanted):
     return table
 
 
-# --- joint networks and signs (rankbench.paths) ---------------------------------------------------------------------
+# --- joint networks and signs (rankbench.measures.paths) ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("changes", STRUCTURES, ids=str)

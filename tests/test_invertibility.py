@@ -13,12 +13,12 @@ import scipy.optimize
 import torch
 from omegaconf import OmegaConf
 
-from rankbench import lipschitz
 from rankbench.analyses import ANALYSES, Subject, histograms, invertibility
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
+from rankbench.measures import lipschitz
 from rankbench.model import initial_model
-from rankbench.tables import read_table, with_who, write_table
+from rankbench.runs.tables import read_table, with_who, write_table
 
 SHIPPED, SHIPPED_HISTOGRAMS = (
     OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / f"{name}.yaml"), resolve=True)

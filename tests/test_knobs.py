@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from rankbench.analyses import ANALYSES, Subject, collapse, residual
 from rankbench.claims.knobs import KNOBS
 from rankbench.config import conf_dir
-from rankbench.metrics import relative_residual_frobenius
+from rankbench.measures.metrics import relative_residual_frobenius
 from rankbench.model import initial_model
 from rankbench.model.network import states_by_layer
 

@@ -15,12 +15,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from rankbench import machine
-from rankbench.cli import _missing_extra
-from rankbench.compose import compose
+from rankbench.commands.cli import _missing_extra
+from rankbench.commands.compose import compose
+from rankbench.commands.resolvers import direction_of
 from rankbench.keys import ConfigError
-from rankbench.resolvers import direction_of
-from rankbench.run import objective_value
+from rankbench.runs import machine
+from rankbench.runs.run import objective_value
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = [

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from rankbench.measures.paths import sums_by_length
 from rankbench.model.linear import free_weight, linear
 from rankbench.model.transformer import Transformer, initialise
-from rankbench.paths import sums_by_length
 
 SIZES = {"input_kind": "tokens", "num_inputs": 7, "num_outputs": 3, "length": 5}
 

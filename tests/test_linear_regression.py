@@ -5,14 +5,14 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from rankbench.compose import compose
+from rankbench.commands.compose import compose
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
-from rankbench.loop import train
-from rankbench.run import Run
+from rankbench.runs.run import Run
 from rankbench.tasks import build_task
 from rankbench.tasks.linear_regression import BASELINES, examples_of
 from rankbench.tasks.task import score
+from rankbench.training.loop import train
 
 SHIPPED = OmegaConf.to_container(OmegaConf.load(conf_dir() / "task" / "linear_regression.yaml"))
 

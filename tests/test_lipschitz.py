@@ -1,5 +1,5 @@
-"""rankbench.lipschitz and its analysis: closed forms against torch.func, bounds against random and optimised Jacobians,
-constants against brute force.
+"""rankbench.measures.lipschitz and its analysis: closed forms against torch.func, bounds against random and optimised
+Jacobians, constants against brute force.
 
 Shapes: B sequence or start, N token, M key token, D width, H head, K head width.
 """
@@ -17,15 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from rankbench import constants, lipschitz
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses import lipschitz as analysis
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
-from rankbench.lipschitz import Layer
+from rankbench.measures import lipschitz, lipschitz_of_networks
+from rankbench.measures.lipschitz import Layer
 from rankbench.model import initial_model
 from rankbench.model.attention import Attention
-from rankbench.tables import read_table, with_who, write_table
+from rankbench.runs.tables import read_table, with_who, write_table
 
 # Float64, a few hundred operations in another order.
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
@@ -409,7 +409,7 @@ MODELS = [
 @pytest.mark.parametrize("changes", MODELS, ids=str)
 def test_a_models_layer_is_the_functional_one(subject, changes):
     attention = subject(**changes).model.blocks[0].attention
-    layer = constants.layer_of(attention, 4)
+    layer = lipschitz_of_networks.layer_of(attention, 4)
     if changes.get("attention") == "cosine":
         assert layer is None
         return
@@ -440,7 +440,7 @@ def test_cosine_attention_moves_no_more_than_its_bound(model_config, changes, p)
     def attend(x_ND):
         return attention(x_ND[None])[0]
 
-    bound = constants.attention_bound(attention, 4, p)
+    bound = lipschitz_of_networks.attention_bound(attention, 4, p)
     for exponent in (-math.inf, -5, -4, -3, -2, 0, 1):
         x_ND = 10**exponent * torch.randn(4, changes["width"], generator=draws, dtype=torch.float64)
         found.append(lipschitz.jacobian_norm(attend, x_ND, p))
@@ -605,5 +605,5 @@ def test_shipped_options_are_the_fields_of_the_dataclass():
 def test_there_is_no_bound_where_a_query_does_not_see_itself(subject):
     one = subject(attention="l2", tied_qk=True, mask="others")
     for block in one.model.blocks:
-        layer = constants.layer_of(block.attention, 4)
-        assert constants.theorem(layer, 4, "inf") == constants.theorem(layer, 4, "2") == np.inf
+        layer = lipschitz_of_networks.layer_of(block.attention, 4)
+        assert lipschitz_of_networks.theorem(layer, 4, "inf") == lipschitz_of_networks.theorem(layer, 4, "2") == np.inf

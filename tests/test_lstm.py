@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rankbench.analyses.runner import check_analyses
-from rankbench.compose import compose
+from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
 from rankbench.model import initial_model
 from rankbench.seeds import generator_for

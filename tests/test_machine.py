@@ -1,4 +1,4 @@
-"""rankbench.machine: device, number type, and a record that names what made a run."""
+"""rankbench.runs.machine: device, number type, and a record that names what made a run."""
 
 import json
 import math
@@ -11,13 +11,13 @@ import hydra
 import pytest
 import torch
 
-import rankbench.machine
-from rankbench.compose import register, resolve
+import rankbench.runs.machine
+from rankbench.commands.compose import register, resolve
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
-from rankbench.loop import train
-from rankbench.machine import RECORDED_PACKAGES, Machine
-from rankbench.run import Run
+from rankbench.runs.machine import RECORDED_PACKAGES, Machine
+from rankbench.runs.run import Run
+from rankbench.training.loop import train
 
 TINY = [
     "model.layers=1",
@@ -153,12 +153,12 @@ def commit_of(checkout):
     return next(line.split()[0] for line in packed if line.endswith(head.removeprefix("ref: ")))
 
 
-CHECKOUT = Path(rankbench.machine.__file__).resolve().parents[1]
+CHECKOUT = Path(rankbench.runs.machine.__file__).resolve().parents[2]
 
 
 def is_tracked():
     index = CHECKOUT / ".git/index"
-    return index.is_file() and b"rankbench/machine.py" in index.read_bytes()
+    return index.is_file() and b"rankbench/runs/machine.py" in index.read_bytes()
 
 
 @pytest.mark.skipif(not is_tracked(), reason="rankbench does not run from a checkout that tracks it")
@@ -178,7 +178,7 @@ def answers(monkeypatch, texts):
     monkeypatch.setattr(subprocess, "run", fake)
 
 
-@pytest.mark.parametrize("changes, dirty", [("", False), (" M rankbench/loop.py\n", True)])
+@pytest.mark.parametrize("changes, dirty", [("", False), (" M rankbench/training/loop.py\n", True)])
 def test_the_record_tells_a_changed_checkout(monkeypatch, changes, dirty):
     answers(monkeypatch, {"ls-files": "machine.py\n", "rev-parse": "abc123\n", "status": changes})
     assert Machine.prepare(config()).record()["git"] == {"commit": "abc123", "dirty": dirty}

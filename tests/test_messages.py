@@ -1,14 +1,15 @@
-"""rankbench.messages: real complaints of Hydra and OmegaConf, each as one line with key, value and what is allowed."""
+"""rankbench.commands.messages: real complaints of Hydra and OmegaConf, each as one line with key, value and what is
+allowed."""
 
 import hydra
 import pytest
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from rankbench.compose import register
+from rankbench.commands.compose import register
+from rankbench.commands.messages import PATTERNS, explain
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
-from rankbench.messages import PATTERNS, explain
 
 
 def explained(command, *words):

@@ -1,4 +1,5 @@
-"""rankbench.metrics against numpy and scipy loops, closed forms and, for what holds for all inputs, hypothesis.
+"""rankbench.measures.metrics against numpy and scipy loops, closed forms and, for what holds for all inputs,
+hypothesis.
 
 Shapes: B batch, N query token, M key token, D width, H head.
 """
@@ -14,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankbench import metrics
-from rankbench.metrics import (
+from rankbench.measures import metrics
+from rankbench.measures.metrics import (
     ATTENTION_FLOORS,
     ATTENTION_METRICS,
     STATE_FLOORS,

@@ -1,4 +1,5 @@
-"""rankbench.optimizers: schedules against numbers worked out by hand, stacked seeds against one optimiser each."""
+"""rankbench.training.optimizers: schedules against numbers worked out by hand, stacked seeds against one optimiser
+each."""
 
 import math
 
@@ -7,7 +8,7 @@ import torch
 from omegaconf import OmegaConf
 
 from rankbench.config import KEYS, OptimizerConfig, conf_dir
-from rankbench.optimizers import build_optimizer, learning_rate
+from rankbench.training.optimizers import build_optimizer, learning_rate
 
 # a handful of roundings in float64, each at most eps = 2.2e-16 of its value
 ROUNDING = 1e-14

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from rankbench.metrics import attention_metrics, state_metrics
+from rankbench.measures.metrics import attention_metrics, state_metrics
+from rankbench.measures.paths import FrozenNetwork, RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
 from rankbench.model.attention import FUSED_FROM_TOKENS, visible_keys
 from rankbench.model.network import run
 from rankbench.model.transformer import Transformer, initialise
-from rankbench.paths import FrozenNetwork, RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
 from rankbench.tasks.task import ABSENT
 
 LENGTHS = (5, 1, 3, 5, 2)

@@ -12,7 +12,7 @@ from rankbench.analyses import ANALYSES
 from rankbench.config import FigureKeys
 from rankbench.plots import figure as figures
 from rankbench.plots.pages import pages_of_analysis, pages_of_final_numbers
-from rankbench.report import _draw_final
+from rankbench.report.report import _draw_final
 
 KEYS = {"model.skip": ["true", "false"], "model.norm": ["none", "pre", "post"], "model.layers": ["2", "4", "6"]}
 LRS = {"optimizer.lr": [f"0.{number:02}" for number in range(1, 31)]}
@@ -194,7 +194,7 @@ def final_numbers(keys):
 def drawn(monkeypatch):
     """What is handed to draw_sweep: rows, x, series, facet."""
     calls = []
-    monkeypatch.setattr("rankbench.report.draw_sweep", lambda *given: calls.append(given) or Figure())
+    monkeypatch.setattr("rankbench.report.report.draw_sweep", lambda *given: calls.append(given) or Figure())
     return calls
 
 

@@ -13,7 +13,7 @@ from rankbench.claims import published
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
 from rankbench.model import build_model
-from rankbench.tables import read_table, with_who, write_table
+from rankbench.runs.tables import read_table, with_who, write_table
 
 SHIPPED = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "path_counts.yaml"))
 NINE = list(SHIPPED["known"])

@@ -16,12 +16,12 @@ from omegaconf import OmegaConf
 from rankbench.analyses import Subject, path_mass, pruning
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
-from rankbench.metrics import attention_metrics
+from rankbench.measures.metrics import attention_metrics
+from rankbench.measures.paths import FrozenNetwork, all_paths, sums_by_length, sums_of_groups, sums_through_heads
 from rankbench.model.network import run
-from rankbench.paths import FrozenNetwork, all_paths, sums_by_length, sums_of_groups, sums_through_heads
 from rankbench.plots.path_mass import draw_path_mass
 from rankbench.plots.pruning import draw_pruning
-from rankbench.tables import with_who
+from rankbench.runs.tables import with_who
 
 EXACT = {"rel": 1e-10, "abs": 1e-12}  # float64, a few hundred operations in another order
 LAYERS, HEADS = 3, 2

@@ -1,4 +1,4 @@
-"""rankbench.paths against every path multiplied out by hand in numpy, closed forms, and itertools.
+"""rankbench.measures.paths against every path multiplied out by hand in numpy, closed forms, and itertools.
 
 Shapes: B batch, N token, D width, H head, K head width, F MLP width, L layer, P path, G group of paths.
 """
@@ -15,13 +15,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import rankbench.paths
-from rankbench.compose import register, resolve
+import rankbench.measures.paths
+from rankbench.commands.compose import register, resolve
 from rankbench.config import conf_dir
-from rankbench.loop import train
-from rankbench.model import build_model
-from rankbench.model.transformer import Transformer
-from rankbench.paths import (
+from rankbench.measures.paths import (
     FrozenNetwork,
     PathSums,
     PathTree,
@@ -34,9 +31,12 @@ from rankbench.paths import (
     sums_by_length,
     sums_of_groups,
 )
-from rankbench.run import Run
+from rankbench.model import build_model
+from rankbench.model.transformer import Transformer
+from rankbench.runs.run import Run
 from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
+from rankbench.training.loop import train
 
 # Float64, a few hundred additions: eps = 2.2e-16, so 1e-12 of the largest part leaves a margin of ten to a hundred.
 ROUNDING = 1e-12
@@ -436,11 +436,11 @@ def test_the_sweep_does_not_care_how_many_sequences_it_takes(network, monkeypatc
             built.append(len(inputs))
             super().__init__(model, inputs, mlp)
 
-    monkeypatch.setattr(rankbench.paths, "FrozenNetwork", Counted)
+    monkeypatch.setattr(rankbench.measures.paths, "FrozenNetwork", Counted)
     sums = {}
     # the terms of one sequence: (layers + 2) x 4 tokens x 6 numbers of 8 bytes
     for size in (1, 2 * 5 * 4 * 6 * 8, 1 << 40):
-        monkeypatch.setattr(rankbench.paths, "SWEEP_BYTES", size)
+        monkeypatch.setattr(rankbench.measures.paths, "SWEEP_BYTES", size)
         sums[size] = sums_by_length(model, inputs, mlp)
     assert built == [1] * 7 + [2, 2, 2, 1] + [7]
     first, *others = sums.values()
@@ -598,7 +598,7 @@ def test_groups_do_not_care_how_much_is_held_at_a_time(network, monkeypatch, kin
     )
     # the tree over GROUPS has 6 leaves of 4 x 6 numbers for each sequence
     for size in (1, 2 * 6 * 4 * 6, 1 << 40):
-        monkeypatch.setattr(rankbench.paths, "NUMBERS_AT_A_TIME", size)
+        monkeypatch.setattr(rankbench.measures.paths, "NUMBERS_AT_A_TIME", size)
         sums.append(sums_of_groups(kind(model, inputs), GROUPS))
     assert {one.stop - one.start for one in slices} >= {1, 2}
     close(sums[0], sums[2])

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from rankbench import plots
 from rankbench.analyses import ANALYSES
 from rankbench.plots.figure import BELOW, FLOOR, spread
-from rankbench.tables import mean_and_spread, read_table, write_table
+from rankbench.runs.tables import mean_and_spread, read_table, write_table
 
 LENGTHS = range(4)
 

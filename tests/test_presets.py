@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from rankbench.compose import register, resolve
+from rankbench.commands.compose import register, resolve
 from rankbench.config import BUDGETS, conf_dir
-from rankbench.scoreboard import presets
+from rankbench.report.scoreboard import presets
 
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
@@ -38,7 +38,7 @@ def test_there_are_presets():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_composes_at_every_budget_and_budgets_are_ordered(name):
-    from rankbench.gate import check_everything
+    from rankbench.commands.callback import check_everything
 
     def updates(cfg):
         each = cfg.trainer.steps

@@ -1,4 +1,5 @@
-"""rankbench.rank_theory against mpmath, scipy, exact rational sums and networks that are run; and its analysis."""
+"""rankbench.measures.amsel_theory against mpmath, scipy, exact rational sums and networks that are run; and its
+analysis."""
 
 import math
 
@@ -10,12 +11,12 @@ import torch
 from omegaconf import OmegaConf
 from scipy import integrate, special
 
-from rankbench import rank_theory as theory
 from rankbench.analyses import ANALYSES, Subject, rank_theory
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
+from rankbench.measures import amsel_theory as theory
 from rankbench.model import initial_model
-from rankbench.tables import with_who
+from rankbench.runs.tables import with_who
 from rankbench.tasks.nearest_neighbor import on_sphere
 
 

@@ -1,11 +1,11 @@
-"""rankbench.report: the tables of a sweep's jobs as one, checked against tables written by hand."""
+"""rankbench.report.report: the tables of a sweep's jobs as one, checked against tables written by hand."""
 
 import json
 
 import pandas as pd
 import yaml
 
-from rankbench.report import gather_sweep
+from rankbench.report.report import gather_sweep
 
 ROWS = {"task": "sorting", "model": "san", "seed": [0, 1], "weights": "trained", "variant": "full", "layer": [0, 1]}
 CONFIG = {"task": {"name": "sorting"}, "seed": 0}

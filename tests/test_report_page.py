@@ -15,10 +15,10 @@ from scipy import stats
 
 from rankbench.config import FigureKeys
 from rankbench.keys import ConfigError
-from rankbench.page import command_of
 from rankbench.plots.sweep import draw_sweep
-from rankbench.report import figure_keys, find_runs, gather, varying_keys
-from rankbench.tables import latex, markdown
+from rankbench.report.page import command_of
+from rankbench.report.report import figure_keys, find_runs, gather, varying_keys
+from rankbench.runs.tables import latex, markdown
 
 NASTY = "<script>alert(1)&"
 CHROMIUM = shutil.which("chromium")

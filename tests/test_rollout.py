@@ -19,8 +19,8 @@ from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
 from rankbench.model import initial_model
 from rankbench.plots.rollout import HIGHEST, LOWEST
+from rankbench.runs.tables import read_table, with_who, write_table
 from rankbench.seeds import generator_for
-from rankbench.tables import read_table, with_who, write_table
 from rankbench.tasks import build_task
 
 POINTS = 40

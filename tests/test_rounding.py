@@ -1,4 +1,4 @@
-"""rankbench.rounding: the noise floor against the error that a computation in more digits shows.
+"""rankbench.measures.rounding: the noise floor against the error that a computation in more digits shows.
 
 Shapes: B batch, N token, D width.
 """
@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rankbench.collapse import log_residual, propagate
-from rankbench.compose import compose
-from rankbench.layers import metrics_by_layer
-from rankbench.metrics import composite_norm, own_rounding, residual, residual_matrix
+from rankbench.commands.compose import compose
+from rankbench.measures.by_layer import metrics_by_layer
+from rankbench.measures.metrics import composite_norm, own_rounding, residual, residual_matrix
+from rankbench.measures.residual_coordinates import log_residual, propagate
+from rankbench.measures.rounding import RandomRounding, run_with_floors, states_with_floors
 from rankbench.model import initial_model
 from rankbench.model.network import run, without
-from rankbench.rounding import RandomRounding, run_with_floors, states_with_floors
 from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
 

@@ -1,4 +1,4 @@
-"""rankbench.run: what is stored comes back, what is broken is named in one line, nothing stored is executed."""
+"""rankbench.runs.run: what is stored comes back, what is broken is named in one line, nothing stored is executed."""
 
 import dataclasses
 import json
@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from rankbench.compose import compose, register, resolve
+from rankbench.commands.compose import compose, register, resolve
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
-from rankbench.run import Run, config_text, find_run
-from rankbench.tables import write_table
+from rankbench.runs.run import Run, config_text, find_run
+from rankbench.runs.tables import write_table
 
 
 def config(*overrides):
@@ -268,7 +268,7 @@ def test_missing_weights_are_named(tmp_path):
 
 def test_a_full_disk_is_named_and_leaves_what_was_there(run, monkeypatch):
     before = {path.name: path.read_bytes() for path in run.folder.iterdir()}
-    monkeypatch.setattr("rankbench.run.shutil.disk_usage", lambda _: SimpleNamespace(free=100))
+    monkeypatch.setattr("rankbench.runs.run.shutil.disk_usage", lambda _: SimpleNamespace(free=100))
     with pytest.raises(ConfigError) as error:
         run.save_weights({"a": torch.zeros(1 << 19)})
     one_line(error, run.folder / "checkpoint.safetensors", "less than 4 MiB free")

@@ -1,4 +1,4 @@
-"""rankbench.scoreboard: which run of a preset is shown, and what is said of it."""
+"""rankbench.report.scoreboard: which run of a preset is shown, and what is said of it."""
 
 import html.parser
 import json
@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from rankbench.keys import ConfigError
-from rankbench.scoreboard import check_experiment, presets, scoreboard
-from rankbench.tables import read_table
+from rankbench.report.scoreboard import check_experiment, presets, scoreboard
+from rankbench.runs.tables import read_table
 
 CLAIM = {"claim": "dong_fig4_whole_sorting", "kind": "claim", "where": "", "outcome": "held", "measured": 0.99}
 CLAIM |= {"low95": 0.98, "high95": 0.995, "interval": "t of logits", "is_bound": False, "published": 0.98}

@@ -1,4 +1,4 @@
-"""rankbench.sweep: the list of a sweep's jobs, and what becomes of jobs that never began."""
+"""rankbench.runs.sweep: the list of a sweep's jobs, and what becomes of jobs that never began."""
 
 import json
 
@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from rankbench.keys import ConfigError
-from rankbench.report import find_runs, gather, gather_sweep
-from rankbench.sweep import Job, Sweep
+from rankbench.report.report import find_runs, gather, gather_sweep
+from rankbench.runs.sweep import Job, Sweep
 
 JOBS = [Job(f"{number}_model.heads={heads}", (f"model.heads={heads}",)) for number, heads in enumerate((1, 2, 4))]
 

@@ -1,4 +1,4 @@
-"""rankbench.tables and rankbench.files: what is written comes back bit for bit, and is whole or absent."""
+"""rankbench.runs.tables and rankbench.runs.files: what is written comes back bit for bit, and is whole or absent."""
 
 import json
 import math
@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from rankbench.files import replacing, write_json, write_text
-from rankbench.tables import WHO, interval95, mean_and_spread, read_table, thinned, with_who, write_table
+from rankbench.runs.files import replacing, write_json, write_text
+from rankbench.runs.tables import WHO, interval95, mean_and_spread, read_table, thinned, with_who, write_table
 
 every = settings(max_examples=25, deadline=None)
 
@@ -76,7 +76,7 @@ def test_write_json_turns_nan_to_null_however_deep(tmp_path):
 
 @pytest.mark.parametrize("loss", [math.inf, -math.inf])
 def test_write_json_writes_an_infinite_number(tmp_path, loss):
-    # a diverged seed's loss is as often inf as nan, and rankbench.loop writes it to summary.json
+    # a diverged seed's loss is as often inf as nan, and rankbench.training.loop writes it to summary.json
     write_json(tmp_path / "a.json", {"loss": loss})
     assert "loss" in json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail)
 

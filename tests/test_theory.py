@@ -1,5 +1,5 @@
-"""rankbench.theory: bounds against brute force in big-number arithmetic, path counts against enumerations, and concrete
-inputs for which the paper's bounds fail.
+"""rankbench.measures.dong_theory: bounds against brute force in big-number arithmetic, path counts against
+enumerations, and concrete inputs for which the paper's bounds fail.
 
 Shapes: N token, D width.
 """
@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from rankbench import theory
+from rankbench.measures import dong_theory
 
 every = settings(max_examples=40, deadline=None)
 logs = st.floats(-30, 30)
@@ -45,7 +45,7 @@ def test_theorems_2_2_and_2_3_are_the_lemma_again_and_again(beta, residual, head
         coefficient, bound = 4 * big(beta) * heads / mpmath.sqrt(width), big(residual)
         for _ in range(layers):
             bound = coefficient * bound**3
-        assert theory.thm_2_3(beta, heads, width, layers, residual) == pytest.approx(log10_of(bound), **CLOSE)
+        assert dong_theory.thm_2_3(beta, heads, width, layers, residual) == pytest.approx(log10_of(bound), **CLOSE)
         printed = coefficient ** ((3**layers - 1) // 2) * big(residual) ** (3**layers)
         assert mpmath.almosteq(printed, bound, 1e-40)
 
@@ -57,7 +57,7 @@ def test_corollary_3_2_multiplies_every_layer_by_lambda(beta, lam, residual, hea
         bound = big(residual)
         for _ in range(layers):
             bound = big(lam) * 4 * big(beta) * heads / mpmath.sqrt(width) * bound**3
-        got = theory.cor_3_2(beta, lam, heads, width, layers, residual)
+        got = dong_theory.cor_3_2(beta, lam, heads, width, layers, residual)
         assert got == pytest.approx(log10_of(bound), **CLOSE)
 
 
@@ -71,12 +71,14 @@ def test_corollary_3_1_is_the_largest_of_all_orders_of_cubing_and_doubling(beta,
             for cubes in order:
                 bound = 8 * big(beta) * heads / mpmath.sqrt(width) * bound**3 if cubes else 2 * heads * bound
             leaves.append(bound)
-        assert theory.cor_3_1(beta, heads, width, layers, residual) == pytest.approx(log10_of(max(leaves)), **CLOSE)
+        assert dong_theory.cor_3_1(beta, heads, width, layers, residual) == pytest.approx(
+            log10_of(max(leaves)), **CLOSE
+        )
 
 
 def test_the_order_of_cubing_and_doubling_matters():
     """The proof of Corollary 3.1 says that it does not: (2 r)^3 is not 2 r^3."""
-    assert theory.cor_3_1(math.log10(1 / 8), 1, 1, 2, 0.0) == pytest.approx(math.log10(2**3))  # double, then cube
+    assert dong_theory.cor_3_1(math.log10(1 / 8), 1, 1, 2, 0.0) == pytest.approx(math.log10(2**3))  # double, then cube
     assert math.log10(2**3) > math.log10(2)  # cube, then double
 
 
@@ -85,7 +87,7 @@ def test_the_order_of_cubing_and_doubling_matters():
 def test_a_layer_is_lambda_times_skip_and_cube(residual, coefficient, lam, skip):
     with mpmath.workdps(60):
         wanted = big(lam) * (abs(skip) * big(residual) + big(coefficient) * big(residual) ** 3)
-        got = theory.layer_bound(residual, coefficient, skip, lam)
+        got = dong_theory.layer_bound(residual, coefficient, skip, lam)
         assert got == pytest.approx(log10_of(wanted), **CLOSE)
 
 
@@ -96,29 +98,29 @@ def test_contraction_is_of_the_product_of_beta_and_the_squared_residual(beta, re
     product = math.log10(4 * heads / math.sqrt(width)) + beta + 2 * residual
     if abs(product) < 1e-9:
         return
-    coefficient = theory.attention_coefficient(beta, heads, width)
-    assert theory.is_contractive(residual, coefficient) == (product < 0)
-    falls = theory.thm_2_3(beta, heads, width, 3, residual) < theory.thm_2_3(beta, heads, width, 2, residual)
+    coefficient = dong_theory.attention_coefficient(beta, heads, width)
+    assert dong_theory.is_contractive(residual, coefficient) == (product < 0)
+    falls = dong_theory.thm_2_3(beta, heads, width, 3, residual) < dong_theory.thm_2_3(beta, heads, width, 2, residual)
     assert falls == (product < 0)
     # the bound with skips never contracts; a cube below 1e-16 of the residual rounding leaves to either side
-    assert product < -10 or not theory.is_contractive(residual, coefficient, skip=1.0)
+    assert product < -10 or not dong_theory.is_contractive(residual, coefficient, skip=1.0)
 
 
 def test_bounds_of_deep_networks_end_at_infinity_and_not_at_nan():
     for layers in (500, 1024):
-        assert theory.thm_2_3(1.0, 2, 16, layers, -9.0) < -1e200
-        assert theory.thm_2_3(1.0, 2, 16, layers, 9.0) > 1e200
-        assert theory.thm_2_3(-math.log10(4), 1, 1, layers, 0.0) == 0  # the fixed point
-        assert theory.cor_3_1(1.0, 2, 16, layers, 9.0) > 1e200
+        assert dong_theory.thm_2_3(1.0, 2, 16, layers, -9.0) < -1e200
+        assert dong_theory.thm_2_3(1.0, 2, 16, layers, 9.0) > 1e200
+        assert dong_theory.thm_2_3(-math.log10(4), 1, 1, layers, 0.0) == 0  # the fixed point
+        assert dong_theory.cor_3_1(1.0, 2, 16, layers, 9.0) > 1e200
 
 
 def test_arrays_are_bounded_one_by_one():
     residuals = np.array([-3.0, 0.0, 2.0])
-    for bound in (theory.thm_2_3, theory.cor_3_1):
+    for bound in (dong_theory.thm_2_3, dong_theory.cor_3_1):
         assert bound(0.5, 2, 9, 3, residuals) == pytest.approx([bound(0.5, 2, 9, 3, one) for one in residuals])
     values = ([0.1, -0.4], [0.3, 0.2], 4, 1.0, 0.2)
-    one_by_one = [theory.diameter_layer(one, *values) for one in residuals]
-    assert theory.diameter_layer(residuals, *values) == pytest.approx(one_by_one)
+    one_by_one = [dong_theory.diameter_layer(one, *values) for one in residuals]
+    assert dong_theory.diameter_layer(residuals, *values) == pytest.approx(one_by_one)
 
 
 @pytest.mark.parametrize("name", ["relu", "gelu"])
@@ -127,7 +129,7 @@ def test_activation_constants_are_the_largest_slopes(name):
     z = np.linspace(-6, 6, 12001)
     slopes = np.diff([act(one) for one in z]) / np.diff(z)
     # a difference quotient is a mean slope over 1e-3, short of the largest by |f'''| 1e-6 / 24 at the most
-    assert slopes.max() == pytest.approx(theory.ACTIVATION_LIPSCHITZ[name], abs=1e-7)
+    assert slopes.max() == pytest.approx(dong_theory.ACTIVATION_LIPSCHITZ[name], abs=1e-7)
 
 
 # --- one layer of attention against its bounds ------------------------------------------------------------------------
@@ -175,7 +177,7 @@ def test_the_diameter_bound_holds_for_every_input(seed, spread, skip):
     x, w_qk, w, bias, d_qk = drawn(seed, spread)
     got = attend(x, w_qk, w, bias, d_qk) + skip * x
     scores, values = np.log10(np.abs(w_qk).max((1, 2))), np.log10([inf_norm(one) for one in w])
-    bound = theory.diameter_layer(np.log10(diameter(x)), scores, values, d_qk, float(skip))
+    bound = dong_theory.diameter_layer(np.log10(diameter(x)), scores, values, d_qk, float(skip))
     # rounding: a few eps of the states' size, not of their diameter
     assert diameter(got) <= 10 ** float(bound) * (1 + 1e-9) + 1e-13 * sum(map(inf_norm, w)) * np.abs(x).sum(1).max()
 
@@ -185,14 +187,14 @@ def test_the_diameter_bound_is_attained():
     for a in (1e-3, 0.5, 2.0, 5.0):
         x, one = np.array([[a], [-a]]), np.ones((1, 1, 1))
         got = diameter(attend(x, one, one, np.zeros((1, 1)), 1))
-        bound = 10 ** theory.diameter_layer(np.log10(2 * a), [0.0], [0.0], 1)
+        bound = 10 ** dong_theory.diameter_layer(np.log10(2 * a), [0.0], [0.0], 1)
         assert got == pytest.approx(bound, rel=1e-9)  # tanh(1e-6) in float64, from differences of e^1e-6
 
 
 def test_tiny_diameters_are_cubed_far_below_float64():
-    assert theory.diameter_layer(-400.0, [0.0], [0.0], 1) == pytest.approx(-1200 - math.log10(4))
-    assert theory.diameter_layer(50.0, [0.0], [0.0], 1) == pytest.approx(50)  # tanh is 1
-    assert theory.diameter_layer(-400.0, [0.0], [0.0], 1, masked=True) == pytest.approx(-400)
+    assert dong_theory.diameter_layer(-400.0, [0.0], [0.0], 1) == pytest.approx(-1200 - math.log10(4))
+    assert dong_theory.diameter_layer(50.0, [0.0], [0.0], 1) == pytest.approx(50)  # tanh is 1
+    assert dong_theory.diameter_layer(-400.0, [0.0], [0.0], 1, masked=True) == pytest.approx(-400)
 
 
 @settings(max_examples=300, deadline=None)
@@ -226,8 +228,9 @@ def test_lemma_a_1_holds_where_its_steps_do(seed, spread):
         return
     centre = x.mean(0) + q @ r
     got = composite(attend(x, w_qk, w, bias, d_qk) - centre @ w[0])
-    bound = theory.layer_bound(
-        np.log10(composite(r)), theory.attention_coefficient(np.log10(one_norm(w_qk[0]) * composite(w[0])), 1, d_qk)
+    bound = dong_theory.layer_bound(
+        np.log10(composite(r)),
+        dong_theory.attention_coefficient(np.log10(one_norm(w_qk[0]) * composite(w[0])), 1, d_qk),
     )
     assert got <= 10 ** float(bound) * (1 + 1e-9) + 1e-12 * inf_norm(w[0]) * inf_norm(x)
 
@@ -273,7 +276,7 @@ def test_theorem_2_2_fails_for_one_head_and_one_layer(followers, tilt, ratio):
     c = np.linspace(0, apart, 10001)
     sums, largest = followers * np.abs(apart - c) + (3 * followers + 1) * c, np.maximum(apart - c, c)
     measured = np.sqrt((sums * largest).min())
-    bound = 10 ** theory.thm_2_3(math.log10(tilt), 1, 1, 1, 0.0)
+    bound = 10 ** dong_theory.thm_2_3(math.log10(tilt), 1, 1, 1, 0.0)
     assert bound == pytest.approx(4 * tilt)
     assert measured > ratio * bound
 
@@ -294,7 +297,7 @@ def test_theorem_2_3_fails_for_two_heads():
     row = math.tanh(tilt) * sum((u @ one).toarray()[0] for one in w)
     measured = composite(np.stack([row, -row]))  # the mean of two tokens is the best centre for both norms
     residual = composite(np.stack([u.toarray()[0], -u.toarray()[0]]))
-    bound = 10 ** theory.thm_2_3(0.0, 2, 1, 1, math.log10(residual))
+    bound = 10 ** dong_theory.thm_2_3(0.0, 2, 1, 1, math.log10(residual))
     assert measured == pytest.approx(2 * bound, rel=0.02)
 
 
@@ -306,9 +309,9 @@ def test_corollary_3_1_fails_for_one_head():
     w = np.zeros((width, width))
     w[:, 0] = width**-0.5
     got = x + attend(x, [np.eye(width)], [w], [np.zeros(width)], 1)
-    bound = 10 ** theory.cor_3_1(math.log10(composite(w)), 1, 1, 1, math.log10(composite(x)))
+    bound = 10 ** dong_theory.cor_3_1(math.log10(composite(w)), 1, 1, 1, math.log10(composite(x)))
     assert composite(got - got.mean(0)) > 1.2 * bound
-    proved = 10 ** theory.diameter_layer(np.log10(diameter(x)), [0.0], [math.log10(inf_norm(w))], 1, skip=1.0)
+    proved = 10 ** dong_theory.diameter_layer(np.log10(diameter(x)), [0.0], [math.log10(inf_norm(w))], 1, skip=1.0)
     assert diameter(got) <= proved
 
 
@@ -320,7 +323,7 @@ def test_corollary_3_1_fails_for_one_head():
 def test_path_lengths_against_every_path(layers, heads, skip):
     choices = range(0 if skip else 1, heads + 1)
     lengths = [sum(choice > 0 for choice in path) for path in itertools.product(choices, repeat=layers)]
-    got = theory.path_length_distribution(layers, heads, skip)
+    got = dong_theory.path_length_distribution(layers, heads, skip)
     counts = np.bincount(lengths, minlength=layers + 1)
     assert 10**got.log10_count == pytest.approx(counts, rel=1e-12)
     assert got.share == pytest.approx(counts / len(lengths), rel=1e-14)
@@ -332,7 +335,7 @@ def test_path_lengths_against_every_path(layers, heads, skip):
 @example(96, 96)
 @example(1024, 65536)
 def test_path_lengths_are_binomial_however_many_there_are(layers, heads):
-    got = theory.path_length_distribution(layers, heads)
+    got = dong_theory.path_length_distribution(layers, heads)
     length = np.arange(layers + 1)
     # scipy by log-gamma: about 1e-16 of the logarithm, which is 1e4 at the most
     log_count = (
@@ -345,11 +348,11 @@ def test_path_lengths_are_binomial_however_many_there_are(layers, heads):
     wanted = scipy.stats.binom(layers, heads / (heads + 1)).pmf(length)
     assert got.share == pytest.approx(wanted, rel=1e-8, abs=1e-300)  # scipy's error grows with the logarithm
     assert got.share.sum() == pytest.approx(1, rel=1e-13) and got.cumulative_share[-1] == 1
-    assert [theory.length_share(layers, heads, int(k)) for k in (0, layers)] == [got.share[0], got.share[-1]]
+    assert [dong_theory.length_share(layers, heads, int(k)) for k in (0, layers)] == [got.share[0], got.share[-1]]
 
 
 def test_gpt_3_has_10_to_the_190_paths():
-    got = theory.path_length_distribution(96, 96)
+    got = dong_theory.path_length_distribution(96, 96)
     for length in range(97):
         digits = str(math.comb(96, length) * 96**length)
         assert math.floor(got.log10_count[length]) == len(digits) - 1

@@ -1,4 +1,4 @@
-"""rankbench.loop against a plain PyTorch loop, against itself interrupted, and the files that it leaves.
+"""rankbench.training.loop against a plain PyTorch loop, against itself interrupted, and the files that it leaves.
 
 Shapes: S seed, B batch, N token.
 """
@@ -25,18 +25,18 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import rankbench.loop
-import rankbench.training
-from rankbench.compose import register, resolve
+import rankbench.training.loop
+import rankbench.training.seeds_side_by_side
+from rankbench.commands.compose import register, resolve
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
-from rankbench.loop import Interrupted, train
-from rankbench.machine import Machine
 from rankbench.model import build_model, initial_model
-from rankbench.run import Run, config_text
+from rankbench.runs.machine import Machine
+from rankbench.runs.run import Run, config_text
 from rankbench.seeds import generator_for
 from rankbench.tasks import TASKS, Batch, build_task
-from rankbench.training import METRICS, Training, clipped, compiled
+from rankbench.training.loop import Interrupted, train
+from rankbench.training.seeds_side_by_side import METRICS, Training, clipped, compiled
 
 TINY = [
     "model.layers=1",
@@ -365,16 +365,16 @@ def test_training_works_outside_the_main_thread(tmp_path, uninterrupted):
 KILLER = """
 import dataclasses, json, os, signal, sys, time
 from pathlib import Path
-import rankbench.run, rankbench.loop
-from rankbench.run import Run
-from rankbench.loop import StepsFile, train
-from rankbench.training import Training
+import rankbench.runs.run, rankbench.training.loop
+from rankbench.runs.run import Run
+from rankbench.training.loop import StepsFile, train
+from rankbench.training.seeds_side_by_side import Training
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 def plan(kind, number):
-    update, add, save_file = Training.update, StepsFile.add, rankbench.run.save_file
+    update, add, save_file = Training.update, StepsFile.add, rankbench.runs.run.save_file
     calls = []
 
     def dying_update(self):
@@ -399,7 +399,7 @@ def plan(kind, number):
             os.truncate(path, os.path.getsize(path) // 2)
             die()
 
-    Training.update, StepsFile.add, rankbench.run.save_file = dying_update, dying_add, dying_save
+    Training.update, StepsFile.add, rankbench.runs.run.save_file = dying_update, dying_add, dying_save
 
 cfg = Run(Path(sys.argv[1])).config
 trainer = dataclasses.replace(cfg.trainer, steps=1)
@@ -423,7 +423,7 @@ def train_and_kill(tmp_path, cfg, kills):
     """Train in child processes, each killed at its moment; returns how they ended (minus the signal's number)."""
     (tmp_path / "command").mkdir()
     (tmp_path / "command" / "config.yaml").write_text(config_text(cfg))
-    checkout = str(Path(rankbench.loop.__file__).parents[1])
+    checkout = str(Path(rankbench.training.loop.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", KILLER, str(tmp_path / "command"), json.dumps([[str(f), k, n] for f, k, n in kills])],
         capture_output=True,
@@ -505,7 +505,7 @@ def spoil(monkeypatch, spoilt, how):
             model.read_out.bias.data.copy_(torch.tensor([3e38, -3e38, -3e38, -3e38]))
         return model
 
-    monkeypatch.setattr(rankbench.training, "initial_model", spoilt_model)
+    monkeypatch.setattr(rankbench.training.seeds_side_by_side, "initial_model", spoilt_model)
 
 
 @pytest.mark.parametrize("how", ["nan", "inf"])

@@ -1,15 +1,16 @@
-"""rankbench.usage and rankbench.reference: help and docs/CONFIG.md say what the fields of the dataclasses say."""
+"""rankbench.commands.usage and rankbench.commands.reference: help and docs/CONFIG.md say what the fields of the
+dataclasses say."""
 
 import re
 
 import pytest
 
 from rankbench.analyses import ANALYSES
+from rankbench.commands.reference import PAGE, page, written
+from rankbench.commands.usage import usage
 from rankbench.config import SCHEMAS
 from rankbench.keys import ConfigError, entries
-from rankbench.reference import PAGE, page, written
 from rankbench.tasks import TASKS
-from rankbench.usage import usage
 
 
 def plain(text):

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from rankbench.config import TrainConfig
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
-from rankbench.tables import fall_in_last_quarter
+from rankbench.plots.figure import Figure
+from rankbench.runs.tables import fall_in_last_quarter
 from rankbench.tasks import Batch, Task
 
 

@@ -1,6 +1,6 @@
 """Upper bounds on the residual beside the residual (Dong et al. 2021, Theorems 2.2 and 2.3, Corollaries 3.1 and 3.2).
 
-Every number here is float64, whatever the network's precision. Formulas and their gaps: rankbench.theory.
+Every number here is float64, whatever the network's precision. Formulas and their gaps: rankbench.measures.dong_theory.
 
 Shapes: B batch, N token, D width, H head, K head width, F hidden width of the MLP, L layer.
 """
@@ -16,19 +16,19 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench import theory
 from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.analyses.variants import VARIANTS as EVERYWHERE
 from rankbench.analyses.variants import VariantOptions
-from rankbench.collapse import State, check, propagate
 from rankbench.keys import ConfigError, key
-from rankbench.metrics import composite_norm, inf_norm, one_norm, per_length, residual_matrix
+from rankbench.measures import dong_theory
+from rankbench.measures.metrics import composite_norm, inf_norm, one_norm, per_length, residual_matrix
+from rankbench.measures.residual_coordinates import State, check, propagate
+from rankbench.measures.rounding import states_with_floors
 from rankbench.model.network import Network, Step, run, without
 from rankbench.model.transformer import MLP
 from rankbench.plots.bounds import draw_bounds
-from rankbench.rounding import states_with_floors
+from rankbench.runs.tables import thinned
 from rankbench.seeds import generator_for
-from rankbench.tables import thinned
 
 # The bounds are of networks without norms, so each of the analysis residual's variants is there without them too.
 VARIANTS = EVERYWHERE | {
@@ -69,20 +69,20 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
     bound: theorem, the closed form with the largest beta and lambda of the network, where the paper has one for it;
     recursion, Lemmas A.1 and A.2 layer by layer with each layer's own; layer, the same for one layer, from the
-    residual measured at its input; diameter, rankbench's own (theory.diameter_layer), proved for all networks without
-    norms. source: where the bound is from; covered: whether that speaks of this network. The paper's bounds know no
-    masks, no norms, and skips or MLPs but not both. With norms, recursion and layer take these as sec. 3.3 does, as a
-    right multiplication, here by the sequence's largest scale; but a norm scales every token on its own.
+    residual measured at its input; diameter, rankbench's own (dong_theory.diameter_layer), proved for all networks
+    without norms. source: where the bound is from; covered: whether that speaks of this network. The paper's bounds
+    know no masks, no norms, and skips or MLPs but not both. With norms, recursion and layer take these as sec. 3.3
+    does, as a right multiplication, here by the sequence's largest scale; but a norm scales every token on its own.
 
     log10_measured: ||X - 1 x^T||_{1,inf}, x the token mean (diameter: max_ij ||x_i - x_j||_1), mean over sequences;
     log10_bound likewise. In residual coordinates (followed), where nothing is hidden; sequences of equal tokens count
-    nowhere. Networks that rankbench.collapse does not follow are measured in a plain forward pass, and log10_measured
-    is empty where rounding explains the residual of any sequence. below_floor: the share of these; noise_floor: the
-    error of the residual by rounding (units of X, mean; rankbench.rounding), empty where it is followed. A bound of one
-    layer begins at the residual measured before it or, where that is below, at the floor. Of sequences ten times above
-    the floor: compared, how many; slack, bound - measured in decades, mean and smallest; holds, the share with
-    measured <= bound; refuted, the share whose residual is above the bound for whatever x (the paper's is the best
-    one).
+    nowhere. Networks that rankbench.measures.residual_coordinates does not follow are measured in a plain forward pass,
+    and log10_measured is empty where rounding explains the residual of any sequence. below_floor: the share of these;
+    noise_floor: the error of the residual by rounding (units of X, mean; rankbench.measures.rounding), empty where it
+    is followed. A bound of one layer begins at the residual measured before it or, where that is below, at the floor.
+    Of sequences ten times above the floor: compared, how many; slack, bound - measured in decades, mean and smallest;
+    holds, the share with measured <= bound; refuted, the share whose residual is above the bound for whatever x (the
+    paper's is the best one).
     contractive: share of sequences whose bound behind this layer is below the measured residual that it starts from.
     log10_beta, log10_lambda: this layer's; lambda of all that stands behind the attention (MLP, its skip, norms).
     """
@@ -117,7 +117,9 @@ def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Itera
             row |= {"log10_beta": np.nan, "log10_lambda": np.nan}
             if number:
                 layer = layers[number - 1]
-                falls_B = theory.is_contractive(residuals[number - 1], layer.coefficient_B, layer.skip, layer.lam_B)
+                falls_B = dong_theory.is_contractive(
+                    residuals[number - 1], layer.coefficient_B, layer.skip, layer.lam_B
+                )
                 falls_B = falls_B[residuals[number - 1] > -np.inf]
                 row |= {"contractive": _mean(falls_B), "log10_beta": layer.beta, "log10_lambda": layer.lam_B.mean()}
             yield row
@@ -154,27 +156,32 @@ def _bounds(
     depths = range(network.num_layers + 1)
     first = residuals[0]
     if plain and not skips and mlps:
-        closed = [theory.cor_3_2(beta, lam, heads, width, depth, first) for depth in depths]
+        closed = [dong_theory.cor_3_2(beta, lam, heads, width, depth, first) for depth in depths]
         yield "theorem", "Corollary 3.2", True, closed
     elif plain and not skips:
-        closed = [theory.thm_2_3(beta, heads, width, depth, first) for depth in depths]
+        closed = [dong_theory.thm_2_3(beta, heads, width, depth, first) for depth in depths]
         yield "theorem", "Theorem 2.2" if heads == 1 else "Theorem 2.3", True, closed
     elif plain and not mlps and network.sublayers[0].skip == 1:
-        yield "theorem", "Corollary 3.1", True, [theory.cor_3_1(beta, heads, width, depth, first) for depth in depths]
+        yield (
+            "theorem",
+            "Corollary 3.1",
+            True,
+            [dong_theory.cor_3_1(beta, heads, width, depth, first) for depth in depths],
+        )
     source = "lemmas of app. A" if not norms else "norms as right multiplications, sec. 3.3"
     covered = plain and not (skips and mlps)
     recursion, single = [first], [first]
     for layer, before in zip(layers, residuals, strict=False):
         constants = (layer.coefficient_B, layer.skip, layer.lam_B)
-        recursion.append(theory.layer_bound(recursion[-1], *constants))
-        single.append(theory.layer_bound(before, *constants))
+        recursion.append(dong_theory.layer_bound(recursion[-1], *constants))
+        single.append(dong_theory.layer_bound(before, *constants))
     yield "recursion", source, covered, recursion
     yield "layer", source, covered, single
     if not norms:
         proved = [diameters[0]]
         for one in layers:
             values = (one.scores_H, one.values_H, width, one.skip, one.lam_inf, masked)
-            proved.append(theory.diameter_layer(proved[-1], *values))
+            proved.append(dong_theory.diameter_layer(proved[-1], *values))
         yield "diameter", "rankbench, proved", True, proved
 
 
@@ -200,7 +207,7 @@ def _layer(steps: list[Step], present_BN: Tensor | None) -> Layer:
             norm=lambda x, by=gain_2B: by * x,
             add=lambda a, x, b, y: abs(a) * x + abs(b) * y,
         )
-    coefficient = theory.attention_coefficient(beta, attention.heads, attention.head_width)
+    coefficient = dong_theory.attention_coefficient(beta, attention.heads, attention.head_width)
     return Layer(
         beta=float(beta),
         coefficient_B=coefficient + 3 * _log10(before_2B.prod(0).sqrt()),
@@ -220,7 +227,7 @@ def mlp_stretch(mlp: MLP) -> Tensor:
     ||f(Y) - f(1 y^T)||_p <= ||M||_p ||Y - 1 y^T||_p for p = 1, inf: what the proof of Cor. 3.2 uses, with
     lambda_{1,inf} = sqrt(||M||_1 ||M||_inf). The least such constants are NP-hard to find (sec. 3.2).
     """
-    slope = theory.ACTIVATION_LIPSCHITZ[mlp.activation_name]
+    slope = dong_theory.ACTIVATION_LIPSCHITZ[mlp.activation_name]
     m_DD = slope * mlp.up.weight.T.abs() @ mlp.down.weight.T.abs()
     return torch.stack([one_norm(m_DD), inf_norm(m_DD)])
 
@@ -261,7 +268,7 @@ def _sizes(x_BND: Tensor) -> dict[str, Tensor]:
 
 def _followed(state: State, lengths_B: Tensor | None) -> dict[str, np.ndarray]:
     """log10 of the sizes, -inf for equal tokens; all are clear but these. No rounding hides any: noise_floor is nan."""
-    unit_BND, log10_scale_B = state.unit_BND, (state.log_scale_B / theory.LN10).cpu().numpy()
+    unit_BND, log10_scale_B = state.unit_BND, (state.log_scale_B / dong_theory.LN10).cpu().numpy()
     sizes = _sizes(unit_BND) if lengths_B is None else per_length(_sizes, unit_BND, lengths_B)
     differ_B = log10_scale_B > -np.inf
     logs = {name: np.where(differ_B, _log10(size_B) + log10_scale_B, -np.inf) for name, size_B in sizes.items()}

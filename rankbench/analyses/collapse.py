@@ -1,4 +1,5 @@
-"""The residual by layer, below the rounding of the tokens (Dong et al. 2021, Theorem 2.3; rankbench.collapse).
+"""The residual by layer, below the rounding of the tokens (Dong et al. 2021, Theorem 2.3;
+rankbench.measures.residual_coordinates).
 
 Shapes: B batch.
 """
@@ -16,14 +17,21 @@ from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.analyses.residual import learned
 from rankbench.analyses.variants import VARIANTS
 from rankbench.analyses.variants import VariantOptions as Options
-from rankbench.collapse import check, log_lemma_constant, log_residual, log_size, mean_errors, propagate
 from rankbench.keys import ConfigError
-from rankbench.metrics import per_length, residual
+from rankbench.measures.metrics import per_length, residual
+from rankbench.measures.residual_coordinates import (
+    check,
+    log_lemma_constant,
+    log_residual,
+    log_size,
+    mean_errors,
+    propagate,
+)
+from rankbench.measures.rounding import states_with_floors
 from rankbench.model.network import Network, without
 from rankbench.plots.collapse import draw_collapse
-from rankbench.rounding import states_with_floors
+from rankbench.runs.tables import thinned
 from rankbench.seeds import generator_for
-from rankbench.tables import thinned
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +50,11 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     composite norms; _sd is the sample standard deviation over sequences.
 
     log10_residual, log10_relative_residual: of ||R|| and ||R|| / ||X||, propagated in residual coordinates. A mean that
-    is no larger than what rounding can have added to it (rankbench.collapse.mean_errors) counts as zero, so that
-    ||X|| = ||R||: of the share mean_below_rounding of these sequences, which has the means that are exactly zero.
-    log10_measured: of ||R|| in a plain forward pass; empty where any of these sequences is below its noise floor.
-    noise_floor: the error of that pass by rounding (units of X; rankbench.rounding), mean; below_floor: share of these
-    sequences that measure no more than it.
+    is no larger than what rounding can have added to it (rankbench.measures.residual_coordinates.mean_errors) counts as
+    zero, so that ||X|| = ||R||: of the share mean_below_rounding of these sequences, which has the means that are
+    exactly zero. log10_measured: of ||R|| in a plain forward pass; empty where any of these sequences is below its
+    noise floor. noise_floor: the error of that pass by rounding (units of X; rankbench.measures.rounding), mean;
+    below_floor: share of these sequences that measure no more than it.
     disagreement: the largest |log10| ratio of the two over sequences that measure more than 1e4 noise floors.
     growth_exponent: log_relative_residual over that of the layer before: 3 where the residual is cubed, 1 where it
     stays; of means over sequences, empty where the layer before has no relative residual below 1.

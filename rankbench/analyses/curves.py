@@ -8,7 +8,7 @@ import pandas as pd
 from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.plots.curves import draw_curves
-from rankbench.tables import over_seeds
+from rankbench.runs.tables import over_seeds
 from rankbench.tasks.char_lm import CharLm
 
 

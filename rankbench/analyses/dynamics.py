@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from rankbench.analyses.analysis import Analysis, Plan, Subject
-from rankbench.constants import HEAD_METRICS, LIPSCHITZ_METRICS
 from rankbench.keys import ConfigError, key
-from rankbench.metrics import ATTENTION_FLOORS, ATTENTION_METRICS, STATE_FLOORS, STATE_METRICS
+from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS
+from rankbench.measures.metrics import ATTENTION_FLOORS, ATTENTION_METRICS, STATE_FLOORS, STATE_METRICS
 from rankbench.plots.dynamics import draw_dynamics
 
 METRICS = (*STATE_METRICS, *ATTENTION_METRICS, *HEAD_METRICS, *LIPSCHITZ_METRICS)
@@ -24,9 +24,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: step, layer, sublayer, head, as in the table of the analysis `residual`; columns: the metrics, means over
     trainer.dynamics_sequences test sequences; of weights (layer, sublayer and head as of what they make) the spectral
     norms of a head's W_QK, the bilinear form of the scores that enter the softmax, and of its W_VO (both as
-    rankbench.constants.head_maps), and bounds on the Lipschitz constant of attention on as many tokens, infinite where
-    there is none; then the noise floors of states and of P, as there. ConfigError for a run that was trained without
-    trainer.dynamics_every."""
+    rankbench.measures.lipschitz_of_networks.head_maps), and bounds on the Lipschitz constant of attention on as many
+    tokens, infinite where there is none; then the noise floors of states and of P, as there. ConfigError for a run that
+    was trained without trainer.dynamics_every."""
     if subject.history is None:
         raise ConfigError(
             f"analysis=[dynamics]: {subject.run} has no layers.csv; train it with trainer.dynamics_every=<steps>"

@@ -11,10 +11,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench import rank_theory
 from rankbench.analyses.analysis import Analysis, Plan, Subject
-from rankbench.constants import head_maps, spectra
 from rankbench.keys import ConfigError, key
+from rankbench.measures import amsel_theory
+from rankbench.measures.lipschitz_of_networks import head_maps, spectra
 from rankbench.model.transformer import Transformer
 from rankbench.plots.head_rank import draw_head_rank
 from rankbench.tasks import Batch, Task
@@ -42,12 +42,14 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
       (points, or examples seen in context), error: as the papers count it, so that predicting 0 has the error 1;
     - baseline: evaluation names it, its error on the same sequences;
     - head: layer, head, matrix (qk: W_QK, the bilinear form of the scores that enter the softmax; vo: W_VO, both as
-      rankbench.constants.head_maps has them for each attention), frobenius_norm, spectral_norm, effective_rank (exp of
-      the entropy of s / sum s), angle (degrees to the identity, arccos(tr M / (||M||_F sqrt D))), sigma_1 ...
+      rankbench.measures.lipschitz_of_networks.head_maps has them for each attention), frobenius_norm, spectral_norm,
+      effective_rank (exp of the entropy of s / sum s), angle (degrees to the identity, arccos(tr M / (||M||_F sqrt
+      D))), sigma_1 ...
 
     Networks and baselines have rows where the task is a regression; else error, evaluation and examples are empty. In
     all rows layers, heads, rank (head width), width, copies (heads * rank / width), angle_limit (the largest angle
-    of that rank), and where the lower bounds of rankbench.rank_theory apply, bound_sharp, bound_slide and bound_any.
+    of that rank), and where the lower bounds of rankbench.measures.amsel_theory apply, bound_sharp, bound_slide and
+    bound_any.
     """
     task, cfg = subject.task, subject.model.cfg
     is_regression = subject.test.targets.is_floating_point()
@@ -71,10 +73,10 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     rank = subject.model.attentions[0].head_width
     common = {"layers": cfg.layers, "heads": cfg.heads, "rank": rank, "width": cfg.width}
     common |= {"copies": cfg.heads * rank / cfg.width}
-    common["angle_limit"] = rank_theory.angle_limit(cfg.width, min(rank, cfg.width))
+    common["angle_limit"] = amsel_theory.angle_limit(cfg.width, min(rank, cfg.width))
     if bounded(subject.model, task):
-        for form in rank_theory.FORMS:
-            common[f"bound_{form}"] = rank_theory.lower_bound(task.dimension, rank, cfg.heads, form)[0]
+        for form in amsel_theory.FORMS:
+            common[f"bound_{form}"] = amsel_theory.lower_bound(task.dimension, rank, cfg.heads, form)[0]
     return pd.DataFrame(rows).assign(**common)
 
 

@@ -1,10 +1,10 @@
 """Do paths work independently? The five measures of weak interdependence, and the interference of paths of a length.
 
 1 orthogonality of outputs, 2 covariance over inputs, 3 additivity, 4 cross-gradients of the loss, 5 mutual information
-(estimators in rankbench.dependence). Frozen paths add up to the output whatever the network does (Theorem 2.1 of Dong
-et al. 2021), so the third is a question to recomputed paths alone. And all paths are functions of one input, without
-noise: where two such functions are injective their information is the entropy of the input, so what can be small is
-only what an estimator of finite resolution sees.
+(estimators in rankbench.measures.dependence). Frozen paths add up to the output whatever the network does (Theorem 2.1
+of Dong et al. 2021), so the third is a question to recomputed paths alone. And all paths are functions of one input,
+without noise: where two such functions are injective their information is the entropy of the input, so what can be
+small is only what an estimator of finite resolution sees.
 
 Shapes: B batch, N token, D width, L layer, H head, K path length, U unit (a sum or a path), A head of the network.
 """
@@ -21,11 +21,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench import dependence
 from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
-from rankbench.model.transformer import Transformer, plain_norm
-from rankbench.paths import (
+from rankbench.measures import dependence
+from rankbench.measures.paths import (
     NUMBERS_AT_A_TIME,
     FrozenNetwork,
     RecomputedNetwork,
@@ -37,6 +36,7 @@ from rankbench.paths import (
     sums_of_groups,
     with_signs,
 )
+from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.plots.independence import draw_independence
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch, Corpus

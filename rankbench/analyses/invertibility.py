@@ -17,9 +17,9 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.analyses.lipschitz import contracted, fresh
-from rankbench.constants import COVERED
 from rankbench.keys import ConfigError, key
-from rankbench.lipschitz import attend, invert
+from rankbench.measures.lipschitz import attend, invert
+from rankbench.measures.lipschitz_of_networks import COVERED
 from rankbench.model.network import Network, Sublayer, run
 from rankbench.plots.invertibility import draw_invertibility
 from rankbench.seeds import generator_for

@@ -1,6 +1,6 @@
 """Lipschitz constants of a layer, of blocks, of a network: bounds, certificates at data, what is measured.
 
-Kim et al. 2021, Figs. 2, 7 and 8; formulas in rankbench.lipschitz. Every number here is float64.
+Kim et al. 2021, Figs. 2, 7 and 8; formulas in rankbench.measures.lipschitz. Every number here is float64.
 
 Shapes: B sequence, N token, D width, H head, K head width.
 """
@@ -15,9 +15,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench import lipschitz
 from rankbench.analyses.analysis import Analysis, Subject
-from rankbench.constants import (
+from rankbench.keys import ConfigError, key
+from rankbench.measures import lipschitz
+from rankbench.measures.lipschitz import Layer
+from rankbench.measures.lipschitz_of_networks import (
     COVERED,
     attention_bound,
     layer_of,
@@ -27,8 +29,6 @@ from rankbench.constants import (
     sublayer_bound,
     theorem,
 )
-from rankbench.keys import ConfigError, key
-from rankbench.lipschitz import Layer
 from rankbench.model.attention import visible_keys
 from rankbench.model.network import Network, Sublayer, run
 from rankbench.plots.lipschitz import draw_lipschitz
@@ -76,7 +76,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     weight. kind: what `value` is to the Lipschitz constant: exact; bound, never below it; lower_bound, never above it;
     estimate, neither. Quantities:
 
-    theorem: Kim et al., Theorem 3.2 as proved, of cosine attention rankbench.lipschitz.cosine_bound (inf: not
+    theorem: Kim et al., Theorem 3.2 as proved, of cosine attention rankbench.measures.lipschitz.cosine_bound (inf: not
     Lipschitz, or none known); of blocks and networks the product of the parts' constants (Lemma 2.1). theorem_printed:
     p = 2 as printed, an estimate. one_dimension: rankbench's own for one head of width 1. ball, ball_castin:
     dot-product attention with tokens within `radius`, alone. jacobian: the largest ||J||_p at the test sequences.

@@ -1,4 +1,5 @@
-"""How many paths of each length a network has (Dong et al. 2021, Fig. 5; formulas in rankbench.theory)."""
+"""How many paths of each length a network has (Dong et al. 2021, Fig. 5; formulas in
+rankbench.measures.dong_theory)."""
 
 import math
 from dataclasses import dataclass
@@ -8,8 +9,8 @@ import pandas as pd
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.config import KEYS
 from rankbench.keys import ConfigError, key, unknown
+from rankbench.measures.dong_theory import path_length_distribution
 from rankbench.plots.path_counts import draw_path_counts
-from rankbench.theory import path_length_distribution
 
 
 @dataclass(frozen=True)

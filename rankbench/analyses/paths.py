@@ -1,4 +1,4 @@
-"""What paths of each length can predict (Dong et al. 2021, sec. 4.3, Fig. 4; formulas in rankbench.paths).
+"""What paths of each length can predict (Dong et al. 2021, sec. 4.3, Fig. 4; formulas in rankbench.measures.paths).
 
 Shapes: B batch, N token, D width, C class, G group of paths.
 """
@@ -15,9 +15,8 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.keys import key
-from rankbench.metrics import composite_norm, frobenius_norm, per_length, residual_matrix
-from rankbench.model.transformer import Transformer
-from rankbench.paths import (
+from rankbench.measures.metrics import composite_norm, frobenius_norm, per_length, residual_matrix
+from rankbench.measures.paths import (
     FrozenNetwork,
     RecomputedNetwork,
     all_paths,
@@ -28,6 +27,7 @@ from rankbench.paths import (
     sums_by_length,
     sums_of_groups,
 )
+from rankbench.model.transformer import Transformer
 from rankbench.plots.paths import draw_paths
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
+from rankbench.measures.paths import NUMBERS_AT_A_TIME, FrozenNetwork, all_paths, num_paths, sums_of_groups
 from rankbench.model.transformer import Transformer
-from rankbench.paths import NUMBERS_AT_A_TIME, FrozenNetwork, all_paths, num_paths, sums_of_groups
 from rankbench.plots.pruning import draw_pruning
+from rankbench.runs.tables import thinned
 from rankbench.seeds import generator_for
-from rankbench.tables import thinned
 from rankbench.tasks import Batch
 from rankbench.tasks.task import Score, is_scored, majority_baselines, score
 

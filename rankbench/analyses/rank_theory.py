@@ -1,4 +1,5 @@
-"""What heads of a rank can and cannot do, by formula and by trying it out (formulas in rankbench.rank_theory).
+"""What heads of a rank can and cannot do, by formula and by trying it out (formulas in
+rankbench.measures.amsel_theory).
 
 The task is the nearer of two orthonormal points for a uniform query; no trained network takes part.
 Shapes: B batch, H head, D dimension.
@@ -14,11 +15,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench import rank_theory as theory
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.head_rank import hard
 from rankbench.config import ModelConfig
 from rankbench.keys import key
+from rankbench.measures import amsel_theory as theory
 from rankbench.model.transformer import Transformer
 from rankbench.plots.rank_theory import draw_rank_theory
 from rankbench.seeds import generator_for

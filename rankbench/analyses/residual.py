@@ -1,4 +1,4 @@
-"""Rank and collapse metrics, layer by layer (Dong et al. 2021, Fig. 2; formulas in rankbench.metrics)."""
+"""Rank and collapse metrics, layer by layer (Dong et al. 2021, Fig. 2; formulas in rankbench.measures.metrics)."""
 
 import pandas as pd
 import torch
@@ -6,11 +6,11 @@ import torch
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.analyses.variants import VARIANTS
 from rankbench.analyses.variants import VariantOptions as Options
-from rankbench.layers import metrics_by_layer, moments
+from rankbench.measures.by_layer import metrics_by_layer, moments
 from rankbench.model.network import Network, without
 from rankbench.plots.residual import draw_residual
+from rankbench.runs.tables import last_of_layer, thinned
 from rankbench.seeds import generator_for
-from rankbench.tables import last_of_layer, thinned
 from rankbench.tasks.task import score
 
 
@@ -20,8 +20,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     sublayer: input (the embedding, layer 0), attention or mlp (the state after it, layers 1..L), weights (metrics of P,
     one row a head). A metric is the mean over the sequences for which it is defined, metric_sd their sample standard
     deviation; num_undefined of all sequences lack one metric or more (layers.moments). noise_floor is the error of the
-    residual by rounding (rankbench.rounding), relative_noise_floor the same over ||X||, below_floor the share of
-    sequences whose residual is no larger: what is said of these residuals is no measurement. Rows of a head have the
+    residual by rounding (rankbench.measures.rounding), relative_noise_floor the same over ||X||, below_floor the share
+    of sequences whose residual is no larger: what is said of these residuals is no measurement. Rows of a head have the
     same of P, attention_noise_floor and so on. For a trained classifier also whole_accuracy, of the trained network on
     the whole test set (share of tokens).
     """

@@ -14,16 +14,16 @@ from rankbench import __version__, plots
 from rankbench.analyses import ANALYSES, Plan, Subject
 from rankbench.claims import CLAIMS, Facet, figures_published, judge, published, verdict_line
 from rankbench.config import AnalyzeConfig, BaseConfig, TrainConfig
-from rankbench.files import write_json, write_text
 from rankbench.keys import ConfigError, typed, unknown
-from rankbench.machine import Machine, git_state, source_digest
 from rankbench.model import build_model, initial_model, skeleton
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
 from rankbench.progress import bar
-from rankbench.run import Run, config_text, find_run
+from rankbench.runs.files import write_json, write_text
+from rankbench.runs.machine import Machine, git_state, source_digest
+from rankbench.runs.run import Run, config_text, find_run
+from rankbench.runs.tables import read_table, with_who, write_table
 from rankbench.seeds import generator_for
-from rankbench.tables import read_table, with_who, write_table
 from rankbench.tasks import Corpus, Task, build_task
 
 HISTORIES = {"layers.csv": "history", "metrics.csv": "curve"}  # what training wrote, and the field of Subject

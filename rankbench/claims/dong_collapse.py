@@ -262,7 +262,7 @@ _collapse = partial(Claim, table="collapse", by=("weights",), learned=None)
 
 def _bound_holds(bound: str, statement: str, source: str) -> Claim:
     """A claim that a bound of the table `bounds` holds wherever the paper says so. Its proofs have gaps
-    (rankbench.theory): one that does not hold is a finding."""
+    (rankbench.measures.dong_theory): one that does not hold is a finding."""
     return Claim(
         statement=statement,
         source=source,

@@ -14,7 +14,7 @@ import pandas as pd
 
 from rankbench.claims.claim import STILL_FALLS, Claim, Control, NotMeasurable
 from rankbench.claims.published import published
-from rankbench.tables import fall_in_last_quarter
+from rankbench.runs.tables import fall_in_last_quarter
 
 DOT, L2, TIED = "causal", "causal_l2", "causal_l2_tied"
 CONTRACTIVE, MATCHED, LSTM = "causal_contractive_l2", "causal_l2_matched", "lstm"

@@ -12,7 +12,7 @@ import pandas as pd
 from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable
 from rankbench.claims.dong_collapse import TENTH, log10_kept, share
 from rankbench.claims.sweeps import MOSTLY, at_end, from_other_end, in_reverse, rows_at, rows_by_value, trend
-from rankbench.tables import last_of_layer
+from rankbench.runs.tables import last_of_layer
 
 HALF = 0.5  # of a rank or an entropy: what is above it counts as kept
 # Of the relative residual: dynamics.csv says nothing of rounding, and a network can have trained in float32

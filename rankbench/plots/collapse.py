@@ -20,7 +20,7 @@ from rankbench.plots.figure import (
     title,
     whole_numbers,
 )
-from rankbench.tables import mean_and_spread
+from rankbench.runs.tables import mean_and_spread
 
 MOST_TICKS = 9  # below 1
 RING = {"marker": "o", "linestyle": "none", "markerfacecolor": "none", "markeredgewidth": 0.7, "markersize": 7}

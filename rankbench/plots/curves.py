@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rankbench.plots.figure import COLOURS, DASHES, GREY, MARKERS, PANEL, legend, spread, styled
-from rankbench.tables import mean_and_spread
+from rankbench.runs.tables import mean_and_spread
 
 BASE = "causal"  # the variant whose time is 1
 

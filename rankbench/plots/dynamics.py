@@ -5,9 +5,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.metrics import ATTENTION_FLOORS, OF_RESIDUAL, STATE_FLOORS
+from rankbench.measures.metrics import ATTENTION_FLOORS, OF_RESIDUAL, STATE_FLOORS
 from rankbench.plots.figure import below_rounding, grid_of, legend, spread, styled, title
-from rankbench.tables import WHO, last_of_layer, mean_and_spread
+from rankbench.runs.tables import WHO, last_of_layer, mean_and_spread
 
 FLOORS = (*STATE_FLOORS, *ATTENTION_FLOORS)
 AXES = (*WHO, "step", "layer", "sublayer", "head")

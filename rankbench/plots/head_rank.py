@@ -21,7 +21,7 @@ from rankbench.plots.figure import (
     ticks,
     title,
 )
-from rankbench.tables import mean_and_spread
+from rankbench.runs.tables import mean_and_spread
 
 BOUNDS = {"bound_sharp": "--", "bound_any": ":"}
 BASELINES = {"zero": "-", "linear": "--", "linear attention": ":", "least squares": "-", "averaging": "--"}

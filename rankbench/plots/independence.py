@@ -9,7 +9,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import COLOURS, FEW_SEEDS, GREY, MARKERS, line, styled, whole_numbers
-from rankbench.tables import mean_and_spread
+from rankbench.runs.tables import mean_and_spread
 
 MAPS = {
     "cosine": "cosine",

@@ -19,7 +19,7 @@ from rankbench.plots.figure import (
     title,
     whole_numbers,
 )
-from rankbench.tables import mean_and_spread
+from rankbench.runs.tables import mean_and_spread
 
 # quantity: (label, colour, marker, dashes)
 DRAWN = {

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rankbench.plots.figure import GREY, line, styled, title
-from rankbench.tables import mean_and_spread
+from rankbench.runs.tables import mean_and_spread
 
 PANEL = (3.25, 2.3)  # inches
 CELLS = 12  # a side, up to which the numbers are written into the cells

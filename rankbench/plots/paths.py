@@ -15,7 +15,7 @@ from rankbench.plots.figure import (
     title,
     whole_numbers,
 )
-from rankbench.tables import mean_and_spread
+from rankbench.runs.tables import mean_and_spread
 
 
 @styled

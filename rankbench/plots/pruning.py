@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import COLOURS, GREY, INK, MARKERS, grid_of, legend, level, spread, styled, title
-from rankbench.tables import mean_and_spread
+from rankbench.runs.tables import mean_and_spread
 
 NAMES = {"greedy": "greedy", "norm": "largest first", "random": "random order"}
 

@@ -17,7 +17,7 @@ from rankbench.plots.figure import (
     title,
     whole_numbers,
 )
-from rankbench.tables import last_of_layer, mean_and_spread
+from rankbench.runs.tables import last_of_layer, mean_and_spread
 
 
 @styled

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import COLOURS, DASHES, FEW_SEEDS, GREY, PANEL, grid_of, legend, styled, title
-from rankbench.tables import mean_and_spread
+from rankbench.runs.tables import mean_and_spread
 
 LOWEST = 1e-6  # of the first distance: what is below is one point for the eye, and drawn there
 HIGHEST = 1e3

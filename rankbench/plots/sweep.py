@@ -5,7 +5,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import COLOURS, DASHES, MARKERS, PANEL, legend, spans_orders, styled, tick, ticks, title
-from rankbench.tables import booleans_as_words, over_seeds
+from rankbench.runs.tables import booleans_as_words, over_seeds
 
 
 @styled

@@ -14,9 +14,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rankbench.data import CORPORA, SPLITS, folder_of
 from rankbench.keys import ConfigError, key
 from rankbench.seeds import generator_for
+from rankbench.tasks.corpora import CORPORA, SPLITS, folder_of
 from rankbench.tasks.task import ABSENT, Batch, Corpus, is_scored
 
 log = logging.getLogger(__name__)

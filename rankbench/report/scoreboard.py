@@ -12,12 +12,12 @@ import yaml
 
 from rankbench.claims import measured_text, over_text
 from rankbench.config import BUDGETS, conf_dir
-from rankbench.files import write_text
 from rankbench.keys import ConfigError, unknown
-from rankbench.page import link_to, records, render
-from rankbench.report import runs_in, status_of
-from rankbench.run import OUTPUTS
-from rankbench.tables import latex, markdown, read_table, short, write_table
+from rankbench.report.page import link_to, records, render
+from rankbench.report.report import runs_in, status_of
+from rankbench.runs.files import write_text
+from rankbench.runs.run import OUTPUTS
+from rankbench.runs.tables import latex, markdown, read_table, short, write_table
 
 EVERY = "all"
 COLUMNS = ["preset", "budget", "kind", "claim", "where", "outcome", "measured", "low95", "high95", "interval"]

@@ -19,7 +19,9 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from rankbench.compose import register, resolve
+from rankbench.commands.compose import register, resolve
+from rankbench.commands.messages import explain
+from rankbench.commands.resolvers import job_folder
 from rankbench.config import (
     OBJECTIVES,
     AnalyzeConfig,
@@ -30,9 +32,7 @@ from rankbench.config import (
     TrainConfig,
 )
 from rankbench.keys import ConfigError
-from rankbench.messages import explain
-from rankbench.resolvers import job_folder
-from rankbench.sweep import Job, Sweep
+from rankbench.runs.sweep import Job, Sweep
 
 
 class Gate(Callback):
@@ -73,7 +73,7 @@ class Gate(Callback):
 
     def on_multirun_end(self, **_: Any) -> None:
         """Join what the jobs wrote. Hydra does not call this when a job failed: the command line does then."""
-        from rankbench.report import gather_sweep
+        from rankbench.report.report import gather_sweep
 
         config, Gate.open_sweep = Gate.open_sweep, None
         folder = Path(config.hydra.sweep.dir)
@@ -126,7 +126,7 @@ def _check_search(config: DictConfig, config_name: str) -> None:
 
 
 def _checked_jobs(config: DictConfig, config_name: str, sweep: Sweep) -> Iterator[Job]:
-    from rankbench.run import Run
+    from rankbench.runs.run import Run
 
     for number, words in enumerate(BasicSweeper.split_arguments(_sweep_overrides(config), None)[0]):
         try:
@@ -196,11 +196,11 @@ def check_everything(cfg: BaseConfig | ReportConfig | DataConfig, writes: bool =
         _check_report(cfg)
         return
     from rankbench.analyses.runner import check_analyses
-    from rankbench.events import check_tensorboard
-    from rankbench.machine import Machine
-    from rankbench.run import Run, find_run
+    from rankbench.runs.machine import Machine
+    from rankbench.runs.run import Run, find_run
     from rankbench.tasks import build_task
-    from rankbench.training import check_scores
+    from rankbench.training.seeds_side_by_side import check_scores
+    from rankbench.training.tensorboard import check_tensorboard
 
     if writes:
         _check_folder(Path(cfg.out))
@@ -230,7 +230,7 @@ def _measured(cfg: BaseConfig) -> BaseConfig:
     """The config whose task and model the command works with: its own, or that of the run in run=."""
     if not isinstance(cfg, AnalyzeConfig) or cfg.run is None:
         return cfg
-    from rankbench.run import find_run
+    from rankbench.runs.run import find_run
 
     run = find_run(cfg.run)
     if run.folder.is_file():
@@ -251,8 +251,8 @@ def check_corpus(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
 
 
 def _check_report(cfg: ReportConfig) -> None:
-    from rankbench.report import check_figure_keys, find_runs
-    from rankbench.scoreboard import check_experiment
+    from rankbench.report.report import check_figure_keys, find_runs
+    from rankbench.report.scoreboard import check_experiment
 
     _check_folder(Path(cfg.out))
     if (Path(cfg.out) / "config.yaml").exists():  # its tables would be written over

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from rankbench.compose import composed
+from rankbench.commands.compose import composed
 from rankbench.config import SCHEMAS, conf_dir
 from rankbench.keys import Entry, as_typed, entries
 

@@ -28,11 +28,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankbench.keys import ConfigError
-from rankbench.metrics import composite_norm, one_norm
+from rankbench.measures.metrics import composite_norm, one_norm
+from rankbench.measures.rounding import MARGIN, RandomRounding
 from rankbench.model.attention import Attention
 from rankbench.model.network import Network, Sublayer
 from rankbench.model.transformer import MLP, Norm
-from rankbench.rounding import MARGIN, RandomRounding
 
 NORMS = ("layernorm", "rmsnorm")  # whose kinds are followed; likewise of attention
 ATTENTIONS = ("dot", "l2")
@@ -105,9 +105,9 @@ def _through_layers(network: Network, state: State, present_BN: Tensor | None) -
 def mean_errors(network: Network, inputs: Tensor, states: list[State], generator: torch.Generator) -> list[Tensor]:
     """log of what rounding can have added to the largest entry of each state's mean, natural; (B,) for each state.
 
-    By random rounding (rankbench.rounding) of all that `propagate` does behind the embedding; the embedding counts as
-    exact. -inf for sequences whose mean is nowhere DOUBTFUL of the tokens: rounding cannot have made these means.
-    generator: on the CPU.
+    By random rounding (rankbench.measures.rounding) of all that `propagate` does behind the embedding; the embedding
+    counts as exact. -inf for sequences whose mean is nowhere DOUBTFUL of the tokens: rounding cannot have made these
+    means. generator: on the CPU.
     """
     present_BN = network.present(inputs)
     means_LB = torch.stack([state.log_mean_B for state in states])

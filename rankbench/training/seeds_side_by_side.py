@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from rankbench.buckets import batches_of_epoch, chunks_by_length, padded_lengths
 from rankbench.config import TrainConfig
-from rankbench.constants import HEAD_METRICS, LIPSCHITZ_METRICS, constants_by_layer
 from rankbench.keys import ConfigError
-from rankbench.layers import metrics_by_layer, moments
-from rankbench.machine import Machine
-from rankbench.metrics import ATTENTION_FLOORS, ATTENTION_METRICS, STATE_FLOORS, STATE_METRICS
+from rankbench.measures.by_layer import metrics_by_layer, moments
+from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS, constants_by_layer
+from rankbench.measures.metrics import ATTENTION_FLOORS, ATTENTION_METRICS, STATE_FLOORS, STATE_METRICS
 from rankbench.model import build_model, initial_model
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
-from rankbench.optimizers import build_optimizer, learning_rate
-from rankbench.run import Run
+from rankbench.runs.machine import Machine
+from rankbench.runs.run import Run
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch, Corpus, Task
 from rankbench.tasks.task import Score, is_scored, score
+from rankbench.training.batches import batches_of_epoch, chunks_by_length, padded_lengths
+from rankbench.training.optimizers import build_optimizer, learning_rate
 
 log = logging.getLogger(__name__)
 

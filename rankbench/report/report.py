@@ -17,14 +17,14 @@ from rankbench.analyses import ANALYSES
 from rankbench.analyses.runner import draw, judge_all
 from rankbench.claims import CLAIMS, figures_published
 from rankbench.config import FigureKeys
-from rankbench.files import write_text
 from rankbench.keys import ConfigError, closest
-from rankbench.page import write_page
 from rankbench.plots.pages import joined, pages_of_analysis, pages_of_final_numbers
 from rankbench.plots.sweep import draw_sweep
-from rankbench.run import OUTPUTS, Run
-from rankbench.sweep import Sweep
-from rankbench.tables import WHO, booleans_as_words, latex, markdown, over_seeds, read_table, write_table
+from rankbench.report.page import write_page
+from rankbench.runs.files import write_text
+from rankbench.runs.run import OUTPUTS, Run
+from rankbench.runs.sweep import Sweep
+from rankbench.runs.tables import WHO, booleans_as_words, latex, markdown, over_seeds, read_table, write_table
 
 # Keys that tell runs apart but are no variables of an experiment: where, on what, how often looked at, what measured.
 SILENT = ("out", "seed", "replicas", "device", "threads", "run", "analysis", "claims", "published")

@@ -11,13 +11,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from rankbench.config import TrainConfig
-from rankbench.events import EventFiles
-from rankbench.files import write_json, write_text
-from rankbench.machine import Machine
 from rankbench.progress import bar
-from rankbench.run import Run
+from rankbench.runs.files import write_json, write_text
+from rankbench.runs.machine import Machine
+from rankbench.runs.run import Run
 from rankbench.tasks import build_task
-from rankbench.training import DYNAMICS, METRICS, Training
+from rankbench.training.seeds_side_by_side import DYNAMICS, METRICS, Training
+from rankbench.training.tensorboard import EventFiles
 
 log = logging.getLogger(__name__)
 

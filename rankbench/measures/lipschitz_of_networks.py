@@ -1,7 +1,7 @@
 """Constants of a network's parts from its weights alone: Lipschitz bounds and spectral norms.
 
-Formulas of attention in rankbench.lipschitz, which knows no model (Kim et al. 2021); of blocks the product and sum of
-their parts' (Lemma 2.1). An infinite bound says that there is none.
+Formulas of attention in rankbench.measures.lipschitz, which knows no model (Kim et al. 2021); of blocks the product and
+sum of their parts' (Lemma 2.1). An infinite bound says that there is none.
 
 Shapes: D width, H head, K head width.
 """
@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankbench import lipschitz
-from rankbench.lipschitz import Layer
+from rankbench.measures import lipschitz
+from rankbench.measures.dong_theory import ACTIVATION_LIPSCHITZ
+from rankbench.measures.lipschitz import Layer
 from rankbench.model.attention import COSINE_EPSILON, Attention, visible_keys
 from rankbench.model.network import Network, Sublayer
 from rankbench.model.transformer import MLP, NORM_EPSILON, Norm
-from rankbench.theory import ACTIVATION_LIPSCHITZ
 
-COVERED = ("dot", "l2", "contractive_l2")  # kinds of attention that are layers of rankbench.lipschitz
+COVERED = ("dot", "l2", "contractive_l2")  # kinds of attention that are layers of rankbench.measures.lipschitz
 LIPSCHITZ_METRICS = {"lipschitz_inf": "inf", "lipschitz_2": "2"}  # column name -> p: a bound on Lip_p
 HEAD_METRICS = ("qk_norm", "vo_norm")  # spectral norms of a head's maps
 
@@ -27,7 +27,8 @@ STEEPEST_NORM = NORM_EPSILON**-0.5  # 1 / standard deviation, of an input withou
 
 
 def layer_of(attention: Attention, num_tokens: int) -> Layer | None:
-    """A model's attention as the layer of rankbench.lipschitz; None where the formulas there do not cover it."""
+    """A model's attention as the layer of rankbench.measures.lipschitz; None where the formulas there do not cover
+    it."""
     mix = attention.mix
     covered = attention.score_name in COVERED and not (mix["identity"] or mix["uniform"])
     if not covered or (attention.is_l2 and attention.temperature != 1):
@@ -124,8 +125,9 @@ def spectra(left_HDK: Tensor, right_HDK: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def constants_by_layer(network: Network, num_tokens: int) -> dict[tuple[int, str, int | None], dict[str, float]]:
-    """The constants of each place (layer, sublayer, head) as in rankbench.layers.metrics_by_layer, in float64: the
-    HEAD_METRICS of each head (sublayer weights), the LIPSCHITZ_METRICS of each attention on so many tokens."""
+    """The constants of each place (layer, sublayer, head) as in rankbench.measures.by_layer.metrics_by_layer, in
+    float64: the HEAD_METRICS of each head (sublayer weights), the LIPSCHITZ_METRICS of each attention on so many
+    tokens."""
     found: dict[tuple, dict[str, float]] = {}
     for number, attention in enumerate(copy.deepcopy(network).double().attentions, 1):
         for matrix, maps in head_maps(attention).items():

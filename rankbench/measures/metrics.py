@@ -368,7 +368,7 @@ def _mean_cosine(x_BND: Tensor) -> Tensor:
 def own_rounding(x: Tensor) -> Tensor:
     """eps of x's dtype times ||X||_{1,inf}: what storing X can put into its residual, in units of X; (...).
 
-    The error of computing X is larger: rankbench.rounding.noise_floors.
+    The error of computing X is larger: rankbench.measures.rounding.noise_floors.
     """
     return torch.finfo(x.dtype).eps * composite_norm(x)
 
@@ -395,8 +395,9 @@ def state_metrics(x_BND: Tensor, lengths_B: Tensor | None = None, floor_B: Tenso
     """Every metric in STATE_METRICS by column name, each of shape (B,); nan for a sequence where it is undefined.
 
     Two singular value decompositions in all. lengths_B: how many tokens each sequence has, in a padded batch; absent
-    tokens are no part of any metric. floor_B: the error of each residual (rankbench.rounding.noise_floors). With it
-    the columns of STATE_FLOORS are there too; without it own_rounding, which knows nothing of the error of computing X.
+    tokens are no part of any metric. floor_B: the error of each residual (rankbench.measures.rounding.noise_floors).
+    With it the columns of STATE_FLOORS are there too; without it own_rounding, which knows nothing of the error of
+    computing X.
     """
     values = _state_values(x_BND) if lengths_B is None else per_length(_state_values, x_BND, lengths_B)
     return values if floor_B is None else _with_floor(values, values["residual"], floor_B, "")
@@ -553,7 +554,7 @@ def attention_metrics(
     """Every metric in ATTENTION_METRICS by column name, each of shape (B, H), nan where undefined.
 
     lengths_B: how many tokens each sequence has, in a padded batch. floor_BH: the error of each P's residual
-    (rankbench.rounding.noise_floors). With it the columns of ATTENTION_FLOORS are there too; without it
+    (rankbench.measures.rounding.noise_floors). With it the columns of ATTENTION_FLOORS are there too; without it
     attention_own_rounding.
     """
 

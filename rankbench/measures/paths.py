@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankbench.metrics import frobenius_norm
+from rankbench.measures.dong_theory import length_share as length_share
+from rankbench.measures.dong_theory import num_paths
+from rankbench.measures.metrics import frobenius_norm
 from rankbench.model.attention import Attention
 from rankbench.model.network import Network, Step, Sublayer, run
 from rankbench.model.transformer import Norm, plain_norm
-from rankbench.theory import length_share as length_share
-from rankbench.theory import num_paths
 
 # States that the tree over paths holds at a time, in numbers. Larger chunks fall out of the cache, smaller ones pay
 # more calls; between 2^19 and 2^22 the time is flat within 5 % on one core.

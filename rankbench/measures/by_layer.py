@@ -1,4 +1,4 @@
-"""Rank and collapse metrics of every layer of a network, in one forward pass (formulas in rankbench.metrics).
+"""Rank and collapse metrics of every layer of a network, in one forward pass (formulas in rankbench.measures.metrics).
 
 Shapes: B sequence, H head, N query token, M key token.
 """
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rankbench.metrics import attention_metrics, state_metrics
+from rankbench.measures.metrics import attention_metrics, state_metrics
+from rankbench.measures.rounding import run_with_floors
 from rankbench.model.attention import visible_keys
 from rankbench.model.network import Network
-from rankbench.rounding import run_with_floors
 
 
 @torch.no_grad()

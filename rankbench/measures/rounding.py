@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from rankbench.metrics import composite_norm, own_rounding, per_length, residual_matrix
+from rankbench.measures.metrics import composite_norm, own_rounding, per_length, residual_matrix
 from rankbench.model.network import Network, Step, run
 
 NUMBERS = 256  # errors that the passes draw together for a state or a P: their norm then hardly depends on chance

@@ -15,8 +15,8 @@ from markupsafe import Markup
 
 from rankbench import __version__
 from rankbench.claims import over_text, published
-from rankbench.files import write_text
-from rankbench.tables import read_table, short
+from rankbench.runs.files import write_text
+from rankbench.runs.tables import read_table, short
 
 Runs = dict[str, tuple[Path, str, dict[str, str]]]  # name: folder, status, values of the varied keys
 
@@ -63,7 +63,7 @@ def write_page(
 
 def render(kind: str, folder: Path, **content: Any) -> str:
     """The page of this kind for a folder, from its template; texts in the content are escaped."""
-    loader = PackageLoader("rankbench", "templates")
+    loader = PackageLoader("rankbench.report", "templates")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["short"] = short
     template = environment.get_template(f"{kind}.html.j2")

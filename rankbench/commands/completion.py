@@ -2,8 +2,8 @@
 
 from typing import get_origin
 
-from rankbench.cli import COMMANDS
-from rankbench.compose import register
+from rankbench.commands.cli import COMMANDS
+from rankbench.commands.compose import register
 from rankbench.config import SCHEMAS, conf_dir
 from rankbench.keys import ConfigError, entries
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
-from rankbench.compose import composed
+from rankbench.commands.compose import composed
+from rankbench.commands.reference import Row, in_words, rows_of, written
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, closest
-from rankbench.reference import Row, in_words, rows_of, written
 
 COLUMN = 34  # where meanings begin
 HEAD = """Usage: rankbench {command} [key=value ...] [-m] [--cfg job]

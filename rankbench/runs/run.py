@@ -21,9 +21,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from rankbench.config import BaseConfig, TrainConfig, check, conf_dir
-from rankbench.files import replacing, write_json, write_text
 from rankbench.keys import ConfigError, closest
-from rankbench.tables import WHO, read_table
+from rankbench.runs.files import replacing, write_json, write_text
+from rankbench.runs.tables import WHO, read_table
 
 OUTPUTS = Path("outputs")
 # Keys that may differ between the command that began a run and the one that continues it: none changes a number of it.

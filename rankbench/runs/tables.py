@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from scipy import special, stats
 
-from rankbench.files import write_text
 from rankbench.keys import ConfigError
+from rankbench.runs.files import write_text
 
 WHO = ["run", "task", "model", "seed"]
 

@@ -4,8 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rankbench.files import write_json
 from rankbench.keys import ConfigError
+from rankbench.runs.files import write_json
 
 JOBS = "jobs.json"
 

@@ -90,7 +90,7 @@ def share_gpus(job: int) -> None:
 @cache
 def source_digest() -> str:
     """A digest of the package's Python files, those that git has not seen among them."""
-    package, digest = Path(__file__).parent, hashlib.sha256()
+    package, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         text = path.read_bytes()
         digest.update(f"{path.relative_to(package).as_posix()} {len(text)}\n".encode() + text)

@@ -15,10 +15,10 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from rankbench.commands.messages import explain
+from rankbench.commands.resolvers import RESOLVERS
 from rankbench.config import KEYS, SCHEMAS, Config, check, conf_dir
 from rankbench.keys import ConfigError, refuse_unknown, wanted
-from rankbench.messages import explain
-from rankbench.resolvers import RESOLVERS
 
 
 def register() -> None:

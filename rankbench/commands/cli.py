@@ -58,13 +58,13 @@ def _dispatch(words: list[str]) -> None:
 
         print(f"rankbench {__version__}")
     elif words[0] == "completion":
-        from rankbench import completion
-        from rankbench.gate import refusing
+        from rankbench.commands import completion
+        from rankbench.commands.callback import refusing
 
         with refusing("completion"):
             print(completion.script(words[1:]))
     elif words[0] == "__complete":
-        from rankbench import completion
+        from rankbench.commands import completion
 
         print("\n".join(completion.candidates(words[1:])))
     elif words[0] == "data" and (sweep := {"-m", "--multirun"} & set(words)):
@@ -86,10 +86,10 @@ def _run(command: str, words: list[str]) -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from rankbench.compose import register
+    from rankbench.commands.compose import register
+    from rankbench.commands.messages import explain
     from rankbench.config import conf_dir
     from rankbench.keys import ConfigError
-    from rankbench.messages import explain
 
     register()
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
@@ -110,7 +110,7 @@ def _run(command: str, words: list[str]) -> None:
     task = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(JOBS[command])
     try:
         if parsed.help:
-            from rankbench.usage import usage
+            from rankbench.commands.usage import usage
 
             return print(usage(command, [*parsed.overrides, *unknown]))
         with _gathering_after_a_failure():
@@ -156,7 +156,7 @@ def _missing_extra(error: Exception, words: list[str]) -> str | None:
 
 def _open_sweep() -> "Path | None":
     """The folder of the sweep that has begun and not been gathered."""
-    gate = sys.modules.get("rankbench.gate")
+    gate = sys.modules.get("rankbench.commands.callback")
     return None if gate is None or gate.Gate.open_sweep is None else gate.Gate.open_sweep.hydra.sweep.dir
 
 
@@ -168,7 +168,7 @@ def _gathering_after_a_failure() -> Iterator[None]:
     except Exception:
         if _open_sweep() is not None:
             with suppress(SystemExit):  # a failed report has printed its line, and the command fails anyway
-                sys.modules["rankbench.gate"].Gate().on_multirun_end()
+                sys.modules["rankbench.commands.callback"].Gate().on_multirun_end()
         raise
 
 
@@ -206,9 +206,9 @@ def train_job(config: "DictConfig") -> float:
     from hydra.types import RunMode
 
     from rankbench.analyses.runner import analyze_trained
-    from rankbench.loop import Interrupted, train
     from rankbench.progress import logging_to
-    from rankbench.run import Run, objective_value
+    from rankbench.runs.run import Run, objective_value
+    from rankbench.training.loop import Interrupted, train
 
     cfg = _prepared(config)
     run = Run(Path(cfg.out))
@@ -248,8 +248,8 @@ def report_job(config: "DictConfig") -> None:
     """`rankbench report`."""
     from pathlib import Path
 
-    from rankbench.report import find_runs, gather
-    from rankbench.scoreboard import scoreboard
+    from rankbench.report.report import find_runs, gather
+    from rankbench.report.scoreboard import scoreboard
 
     cfg = _prepared(config)
     if cfg.scoreboard is not None:
@@ -264,9 +264,9 @@ def bench_job(config: "DictConfig") -> None:
     from pathlib import Path
 
     from rankbench.bench import bench
-    from rankbench.files import write_json, write_text
-    from rankbench.machine import Machine
-    from rankbench.run import config_text
+    from rankbench.runs.files import write_json, write_text
+    from rankbench.runs.machine import Machine
+    from rankbench.runs.run import config_text
 
     cfg = _prepared(config)
     machine, folder = Machine.prepare(cfg), Path(cfg.out)
@@ -280,8 +280,8 @@ def data_job(config: "DictConfig") -> None:
     """`rankbench data`."""
     from pathlib import Path
 
-    from rankbench.compose import resolve
-    from rankbench.data import CORPORA, fetch, folder_of
+    from rankbench.commands.compose import resolve
+    from rankbench.tasks.corpora import CORPORA, fetch, folder_of
 
     cfg = resolve(config)
     folder = folder_of(cfg.corpus) if cfg.folder is None else Path(cfg.folder)
@@ -293,12 +293,12 @@ def _prepared(config: "DictConfig") -> Any:
     """The job's config, checked, with `out` the folder that Hydra gave it: in a sweep each job has its own."""
     from hydra.core.hydra_config import HydraConfig
 
-    from rankbench.compose import resolve
-    from rankbench.gate import check_everything
+    from rankbench.commands.callback import check_everything
+    from rankbench.commands.compose import resolve
 
     cfg = resolve(config)
     if HydraConfig.get().runtime.choices.get("hydra/launcher") in ("joblib", "submitit_local"):
-        from rankbench.machine import share_gpus
+        from rankbench.runs.machine import share_gpus
 
         share_gpus(HydraConfig.get().job.num)  # ray and Slurm hand out GPUs themselves
     check_everything(cfg)

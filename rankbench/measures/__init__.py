@@ -1,0 +1,1 @@
+"""Formulas, tensors in and numbers out: metrics, path sums, residual coordinates, Lipschitz constants, theorems."""
