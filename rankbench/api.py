@@ -20,9 +20,9 @@ from rankbench.analyses import ANALYSES
 from rankbench.analyses.runner import (
     analyze_into,
     analyze_trained,
-    check_analyses,
     fresh_subjects,
     measure,
+    options_of,
     subjects_of_run,
 )
 from rankbench.claims import figures_published
@@ -167,7 +167,7 @@ def analyze(
             return {name: Run(Path(cfg.out)).table(name) for name in cfg.analysis}
         machine = Machine.prepare(cfg)
         subjects = fresh_subjects(cfg, machine) if run is None else subjects_of_run(run, machine)
-        tables = {name: measure(name, chosen, subjects) for name, chosen in check_analyses(cfg).items()}
+        tables = {name: measure(name, chosen, subjects) for name, chosen in options_of(cfg).items()}
     for name, table in tables.items():
         table.attrs["analysis"] = name
     return tables

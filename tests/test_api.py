@@ -348,7 +348,7 @@ def test_what_cannot_be_analysed_is_one_line(run, home):
     )
     assert refused(rb.analyze, run, "paths", sequences="many") == "analysis.paths.sequences=many: wants an integer"
     assert "analysis.paths.length: unknown key" in refused(rb.analyze, run, "paths", paths={"length": 3})
-    assert "analysis.paths.repeats=0: must be at least 1" in refused(rb.analyze, run, "paths", repeats=0)
+    assert "analysis.paths.repeats=0: out of range; allowed are" in refused(rb.analyze, run, "paths", repeats=0)
     assert "analysis=path: unknown, did you mean paths?" in refused(rb.analyze, run, "path")
     assert "go in a list: ['model=san']" in refused(rb.analyze, "model=san", "paths")
     assert refused(rb.analyze, ["run=x"], "paths").startswith("run=x: not in the list; give the folder as subject")

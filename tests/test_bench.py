@@ -158,7 +158,7 @@ def test_torch_loop_leaves_the_global_generator_alone(train_size):
 @pytest.mark.parametrize(
     ("override", "parts"),
     [
-        ("bench=[]", ["nothing to measure", "paths, training, startup"]),
+        ("bench=[]", ["bench=[]: name at least one of", "paths, training, startup"]),
         ("bench=[pahts]", ["bench=pahts", "did you mean paths?", "paths, training, startup"]),
         ("repeats=0", ["repeats=0", "out of range"]),
         ("sequences=0", ["sequences=0", "out of range"]),

@@ -106,7 +106,9 @@ def test_the_key_is_compared_and_all_others_are_judged_one_by_one(along):
 
 
 def test_a_report_hands_over_all_the_keys_of_a_sweep(along, tmp_path, monkeypatch):
-    monkeypatch.setattr("rankbench.report.report.draw", lambda *_: [])  # the table has nothing that a figure draws
+    monkeypatch.setattr(
+        "rankbench.report.report.draw", lambda pages, *_: dict.fromkeys(map(str, range(len(pages["residual"]))))
+    )
     monkeypatch.setattr("rankbench.report.report.write_page", lambda *_: None)
     number = 0
     for heads in (1, 4):
@@ -118,7 +120,9 @@ def test_a_report_hands_over_all_the_keys_of_a_sweep(along, tmp_path, monkeypatc
             (folder / "config.yaml").write_text(yaml.safe_dump(config))
             values = np.arange(3) * 0.01 + (knob if heads == 1 else -knob)
             who = {"run": str(number), "task": "sorting", "model": "san", "seed": range(3)}
-            pd.DataFrame({**who, "value": values, "hidden": False}).to_csv(folder / "residual.csv", index=False)
+            pd.DataFrame({**who, "variant": "full", "value": values, "hidden": False}).to_csv(
+                folder / "residual.csv", index=False
+            )
             number += 1
     gather_sweep(tmp_path, ["model.heads", KEY])
     verdicts = pd.read_csv(tmp_path / "verdicts.csv")

@@ -553,19 +553,21 @@ def test_tokens_that_overflow_are_refused(network):
         ("mix_identity", 0.5),
         ("mix_uniform", -1.0),
         ("mix_attention", 2.0),
-        ("activation", "sine"),
     ],
 )
-def test_what_no_rule_follows_is_refused_in_one_line(model_config, key, value):
-    check(model_config())
+def test_what_no_rule_follows_is_refused_in_one_line(network, key, value):
+    check(network())
     with pytest.raises(ConfigError) as error:
-        check(model_config(**{key: value}))
+        check(network(**{key: value}))
     assert str(error.value).startswith(f"model.{key}={value}: residual coordinates follow ")
     assert "\n" not in str(error.value) and "analysis=[residual]" in str(error.value)
 
 
-def test_an_activation_matters_only_where_there_is_an_mlp(model_config):
-    check(model_config(activation="sine", mlp=False, mlp_skip=False))
+def test_an_activation_matters_only_where_there_is_an_mlp(network, monkeypatch):
+    monkeypatch.delitem(module.CHANGES, "gelu")
+    check(network(activation="gelu", mlp=False, mlp_skip=False))
+    with pytest.raises(ConfigError, match=r"^model.activation=gelu: residual coordinates follow relu alone; measure"):
+        check(network(activation="gelu"))
 
 
 def test_coordinates_of_given_tokens():

@@ -65,7 +65,6 @@ REFUSED = {  # beside rollout and samples, which each have one task
     "cosine": {"collapse", "bounds"},
     "causal_l2_matched": {"bounds", "independence"},
     **{model: {"bounds"} for model in ("l2", "l2_tied", "causal_l2", "causal_l2_tied")},
-    **{model: {"collapse"} for model in ("amsel", "amsel_d15", "amsel_d20")},
 }
 
 

@@ -18,6 +18,7 @@ from rankbench.config import conf_dir
 from rankbench.measures.metrics import relative_residual_frobenius
 from rankbench.model import initial_model
 from rankbench.model.network import states_by_layer
+from rankbench.plots.pages import pages_of_analysis
 
 BOTH = ("trained", "initialised")
 
@@ -60,17 +61,21 @@ def states(share, **more):
 def test_one_variant_alone_has_the_facets_values_as_lines():
     scales = ("1", "0.5", "0.204")
     table = pd.concat([states(0.1 * n, **{"model.branch_scale": s}) for n, s in enumerate(scales, 1)])
-    figure = ANALYSES["residual"].figure(table, None, "model.branch_scale")
-    (axes,) = figure.axes
+
+    def drawn(rows):
+        (page,) = pages_of_analysis(rows, ["model.branch_scale"], None, None, None, "variant", (), 24)
+        return ANALYSES["residual"].figure(page.rows, None, page.facet).axes
+
+    (axes,) = drawn(table)
     shown = {line.get_label(): line.get_ydata() for line in axes.get_lines() if line.get_label()[0] != "_"}
     assert list(shown) == [f"model.branch_scale={scale}" for scale in scales]
     for number, values in enumerate(shown.values(), 1):
         mean = 0.5 * 0.1 * number * np.exp(np.log(1 + 0.01 * np.arange(5)).mean())
         np.testing.assert_allclose(values, [0.5, 0.3, mean], rtol=1e-12)
     both = pd.concat([table, table.assign(variant="no_mlp")])
-    assert len(ANALYSES["residual"].figure(both, None, "model.branch_scale").axes) == 3
+    assert len(drawn(both)) == 3
     many = pd.concat([table.assign(**{"model.branch_scale": str(number)}) for number in range(7)])
-    assert len(ANALYSES["residual"].figure(many, None, "model.branch_scale").axes) == 7  # colours would come twice
+    assert len(drawn(many)) == 7  # colours would come twice
 
 
 # --- presets ----------------------------------------------------------------------------------------------------------

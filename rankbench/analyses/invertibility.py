@@ -30,7 +30,9 @@ class Options:
     """Which layers are inverted, at which inputs."""
 
     attentions: list[str] = key("Fresh layers of these kinds. []: the layers of the model.", choices=COVERED)
-    tokens: list[int] = key("Numbers of tokens of an input.", at_least=2, nonempty=True)
+    tokens: list[int] = key(
+        "Numbers of tokens of an input.", at_least=2, nonempty=True, why="attention needs at least 2 tokens"
+    )
     widths: list[int] = key("Widths of fresh layers, each with all of tokens.", at_least=1, nonempty=True)
     heads: int = key("Number of heads of a fresh layer.", at_least=1)
     tied: bool = key("Whether a fresh l2 layer has W_Q = W_K.")

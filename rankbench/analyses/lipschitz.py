@@ -45,7 +45,12 @@ class Options:
     tied: bool = key("Whether a fresh l2 layer has W_Q = W_K.")
     mask: str = key("Mask of the fresh layer.", choices=("none", "causal"))
     gain: float | None = key("g: weights are uniform in [-g/sqrt(width), g/sqrt(width)]. null: the identity.", above=0)
-    tokens: list[int] = key("Numbers of tokens of the fresh layer's inputs.", at_least=2, nonempty=True)
+    tokens: list[int] = key(
+        "Numbers of tokens of the fresh layer's inputs.",
+        at_least=2,
+        nonempty=True,
+        why="attention needs at least 2 tokens",
+    )
     norms: list[str] = key("p of the constants.", choices=("inf", "2"), nonempty=True)
     radius: float = key("Radius of the ball in which dot-product attention is bounded.", above=0)
     sequences: int | None = key("Number of test sequences at which the model is measured. null: all.", at_least=1)

@@ -137,8 +137,9 @@ def check(network: Network) -> None:
         if its.kind == "attention":
             if its.part.score_name not in ATTENTIONS:
                 raise _not_followed("attention", its.part.score_name, ATTENTIONS)
-            if its.part.mixes:
-                raise _not_followed("mix_*", its.part.mix, ["P alone"])
+            for part, share in {"attention": 1.0, "identity": 0.0, "uniform": 0.0}.items():
+                if its.part.mix[part] != share:
+                    raise _not_followed(f"mix_{part}", its.part.mix[part], [share])
 
 
 def _not_followed(key: str, got: object, allowed: Iterable[object]) -> ConfigError:
