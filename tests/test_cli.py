@@ -522,8 +522,8 @@ def test_a_reference_to_another_key_is_each_jobs_own(tmp_path):
 
 @pytest.mark.parametrize("job_fails", [False, True])
 def test_a_report_that_fails_at_the_end_of_a_sweep_fails_the_command(job_fails, tmp_path, monkeypatch):
-    from rankbench.report.report import report
-    from rankbench.training.seeds_side_by_side import loop
+    from rankbench.report import report
+    from rankbench.training import loop
 
     def broken(*_, **__):
         raise TypeError("no such\nfigure")
@@ -552,7 +552,7 @@ def test_a_report_that_fails_at_the_end_of_a_sweep_fails_the_command(job_fails, 
 
 
 def test_a_sweep_is_gathered_whatever_one_of_its_jobs_raises(tmp_path, monkeypatch):
-    from rankbench.training.seeds_side_by_side import loop
+    from rankbench.training import loop
 
     trained = loop.train
 

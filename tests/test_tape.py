@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError
 from rankbench.measures.paths import FrozenNetwork, sums_by_length, sums_through_heads
 from rankbench.model.tape import record, tap
 from rankbench.model.tape.rules import RULES
@@ -69,9 +69,9 @@ class Blocks(nn.Module):
         self.model = model
 
     def forward(self, x):
-        for index, block in enumerate(self.model.blocks):
-            x = block(x, f"layers.{index}")
-        return x if self.model.last_norm is None else self.model.last_norm(x, "", None)
+        for sublayer in self.model.sublayers:
+            x = sublayer(x, kernel="fused")
+        return x if self.model.last_norm is None else self.model.last_norm(x)
 
 
 def own_network(model_config, num_tokens=4, **changes):

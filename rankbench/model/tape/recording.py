@@ -17,7 +17,7 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError
 from rankbench.model.tape.replay import Affine, Call, Node, Source, Step, version
 
 # What a tensor comes from.

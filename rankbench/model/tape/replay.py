@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError
 
 
 class Call(NamedTuple):

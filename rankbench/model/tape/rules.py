@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError
 from rankbench.model.tape.recording import (
     ACTIVATION,
     CONSTANT,

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankbench.config import ConfigError
+from rankbench.keys import ConfigError
 from rankbench.model.tape.recording import AttentionCall, Recorder, Tag, tensors_in
 from rankbench.model.tape.replay import Call, Frozen, Mixed, Node, Slots, Sweep, by_head, nodes_of
 from rankbench.model.tape.rules import COVERED, RULES
