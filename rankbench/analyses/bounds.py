@@ -79,10 +79,10 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     nowhere. Networks that rankbench.measures.residual_coordinates does not follow are measured in a plain forward pass,
     and log10_measured is empty where rounding explains the residual of any sequence. below_floor: the share of these;
     noise_floor: the error of the residual by rounding (units of X, mean; rankbench.measures.rounding), empty where it
-    is followed. A bound of one layer begins at the residual measured before it or, where that is below, at the floor.
-    Of sequences ten times above the floor: compared, how many; slack, bound - measured in decades, mean and smallest;
-    holds, the share with measured <= bound; refuted, the share whose residual is above the bound for whatever x (the
-    paper's is the best one).
+    is followed; no column where all are. A bound of one layer begins at the residual measured before it or, where that
+    is below, at the floor. Of sequences ten times above the floor: compared, how many; slack, bound - measured in
+    decades, mean and smallest; holds, the share with measured <= bound; refuted, the share whose residual is above the
+    bound for whatever x (the paper's is the best one).
     contractive: share of sequences whose bound behind this layer is below the measured residual that it starts from.
     log10_beta, log10_lambda: this layer's; lambda of all that stands behind the attention (MLP, its skip, norms).
     """
@@ -95,7 +95,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             inputs = inputs.double() if inputs.is_floating_point() else inputs
             generator = generator_for(subject.seed, "rounding")
             rows += [{"weights": weights, "variant": variant, **row} for row in _rows(network, inputs, generator)]
-    return pd.DataFrame(rows)
+    whole = pd.DataFrame(rows)
+    return whole if whole.noise_floor.notna().any() else whole.drop(columns="noise_floor")
 
 
 def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[dict]:
