@@ -184,3 +184,12 @@ def test_nothing_run_yet_and_unknown_presets_are_told(outputs, tmp_path):
     with pytest.raises(ConfigError, match=r"experiment=dmo: unknown, did you mean demo\?; allowed are all, "):
         check_experiment("dmo")
     check_experiment("all")
+
+
+def test_the_figures_of_final_numbers_are_left_out_however_many_pages_they_have(outputs, tmp_path):
+    folder = run_of(outputs, "one")
+    for name in ("sweep", "sweep_1", "sweep_12", "residual_1"):
+        (folder / f"{name}.png").write_bytes(PIXEL)
+    shown(outputs, tmp_path, "demo")
+    page = (tmp_path / "scoreboard.html").read_text()
+    assert "residual_1 of demo" in page and "paths of demo" in page and "sweep" not in page.split("<main>")[1]

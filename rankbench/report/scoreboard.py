@@ -1,6 +1,7 @@
 """The scoreboard: every preset that has been run, with its figures, its claims' verdicts, and the published numbers."""
 
 import base64
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -42,8 +43,8 @@ class PresetRun:
         return self.complete, BUDGETS.index(self.budget), self.written
 
     def figures(self) -> list[Path]:
-        """Its figures, without the one of final numbers that every sweep has."""
-        return [path for path in sorted(self.folder.glob("*.png")) if path.stem != "sweep"]
+        """Its figures, without those of final numbers that every sweep has."""
+        return [path for path in sorted(self.folder.glob("*.png")) if not re.fullmatch(r"sweep(_\d+)?", path.stem)]
 
     def verdicts(self) -> pd.DataFrame:
         """Its rows of the scoreboard; one that says so where it has judged nothing."""
