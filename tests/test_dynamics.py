@@ -194,6 +194,30 @@ def test_a_bound_that_is_none_or_stays_is_drawn_so(bounds, text, limits):
         assert axes.get_ylim() == pytest.approx(limits)
 
 
+def test_metrics_of_a_residual_that_rounding_explains_are_marked():
+    """Layer 2 is below its floor from step 5 on: its residual is drawn at the floor, its rank where it is."""
+    rows = [
+        {"seed": seed, "step": step, "layer": layer, "sublayer": "mlp", "head": None}
+        | {"relative_residual": 1e-3 if clear else 1e-12, "relative_noise_floor": 1e-9, "below_floor": float(not clear)}
+        | {"effective_rank_centred": 3.0 + step, "stable_rank": 1.5}
+        for seed in (0, 1)
+        for step in (0, 5, 10)
+        for layer in (1, 2)
+        for clear in [layer == 1 or step == 0]
+    ]
+    panels = ANALYSES["dynamics"].figure(pd.DataFrame(rows), None, None).axes
+    assert [axes.get_ylabel() for axes in panels] == ["relative residual", "effective rank centred", "stable rank"]
+    shown = [{line.get_label(): line for line in axes.get_lines()} for axes in panels]
+    marks = [[x for x in axes.get_lines() if x.get_marker() == "v" and len(x.get_xdata())] for axes in panels]
+    assert [len(triangles) for triangles in marks] == [1, 1, 0]
+    assert list(marks[0][0].get_xdata()) == [5, 10] and list(marks[0][0].get_ydata()) == [1e-9, 1e-9]
+    assert list(marks[1][0].get_ydata()) == [8, 13]
+    for lines in shown[:2]:  # no line goes on through what is not measured
+        assert np.isnan(lines["layer 2"].get_ydata()).tolist() == [False, True, True]
+        assert np.isfinite(lines["layer 1"].get_ydata()).all()
+    assert np.isfinite(shown[2]["layer 2"].get_ydata()).all()
+
+
 def test_what_cannot_be_is_refused_in_one_line(trained):
     cfg = config("trainer.dynamics_every=null")
     with pytest.raises(ConfigError, match=r"analysis=dynamics: needs trainer.dynamics_every, "):

@@ -105,9 +105,9 @@ def _through_layers(network: Network, state: State, present_BN: Tensor | None) -
 def mean_errors(network: Network, inputs: Tensor, states: list[State], generator: torch.Generator) -> list[Tensor]:
     """log of what rounding can have added to the largest entry of each state's mean, natural; (B,) for each state.
 
-    By random rounding (rankbench.measures.rounding) of all that `propagate` does behind the embedding; the embedding
-    counts as exact. -inf for sequences whose mean is nowhere DOUBTFUL of the tokens: rounding cannot have made these
-    means. generator: on the CPU.
+    By random rounding (rankbench.measures.rounding) of the embedding and of all that `propagate` does behind it; inputs
+    and weights count as exact. -inf for sequences whose mean is nowhere DOUBTFUL of the tokens: rounding cannot have
+    made these means. generator: on the CPU.
     """
     present_BN = network.present(inputs)
     means_LB = torch.stack([state.log_mean_B for state in states])
@@ -117,9 +117,13 @@ def mean_errors(network: Network, inputs: Tensor, states: list[State], generator
     if len(doubtful) == 0:
         return list(errors_LB)
     copies = doubtful.repeat(MEAN_PASSES)
-    start = State(*(part[copies] for part in states[0]))
-    with RandomRounding(generator):
-        perturbed = _through_layers(network, start, None if present_BN is None else present_BN[copies])
+    present_BN = None if present_BN is None else present_BN[copies]
+    rounded = RandomRounding(generator)
+    with rounded:
+        embedding_BND = network.embed(inputs[copies])
+    start = residual_coordinates(embedding_BND, present_BN)  # exact: it sums in twice the digits
+    with rounded:
+        perturbed = _through_layers(network, start, present_BN)
     for errors_B, state, other in zip(errors_LB, states, perturbed, strict=True):
         minus_mean = Scaled(state.log_mean_B[copies], -state.direction_BD[copies, None])
         change_B = _sum(other.mean, minus_mean).log_B
