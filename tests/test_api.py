@@ -113,7 +113,7 @@ def test_the_package_says_that_it_is_typed():
 
 def test_the_block_of_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    block, tape = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     assert '"experiment=demo", "replicas=3"' in block
     names = {}
     exec(
@@ -124,6 +124,10 @@ def test_the_block_of_the_readme_runs(tmp_path, monkeypatch):
     assert set(names["tables"]) == {"residual", "paths"}
     assert isinstance(names["figure"], Figure)
     assert [path.name for path in Path("outputs").iterdir()] == ["train"]
+    encoder = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    names = {"model": encoder, "inputs": torch.ones(1, 3, 8)}
+    exec(tape, names)
+    assert len(names["sums"].by_length_KBND) == 2 and names["sums"].remainder < 1e-5  # float32
 
 
 # --- train -----------------------------------------------------------------------------------------------------------
