@@ -32,8 +32,9 @@ from rankbench.commands.compose import compose
 from rankbench.config import AnalyzeConfig, FigureKeys, TrainConfig
 from rankbench.keys import ConfigError, closest, unknown
 from rankbench.plots import Figure, show_in_notebook
+from rankbench.plots.pages import one_facet
 from rankbench.progress import logging_to
-from rankbench.report.report import Runs, final_pages, load_runs, one_facet, runs_in
+from rankbench.report.report import Runs, final_pages, load_runs, runs_in
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run, find_run
 from rankbench.training.loop import Interrupted

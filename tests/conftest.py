@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from rankbench.claims import CLAIMS, judge
 from rankbench.config import ModelConfig, conf_dir
+from rankbench.model.network import run
 from rankbench.model.transformer import Transformer
 from rankbench.tasks import Batch, Task, build_task
 
@@ -89,3 +90,17 @@ def outcomes_with_control() -> Callable[[str, pd.DataFrame], tuple[set[str], set
 
 def _raw(config) -> dict:
     return OmegaConf.to_container(config, resolve=False)
+
+
+@pytest.fixture(scope="session")
+def states_by_layer() -> Callable[..., list[torch.Tensor]]:
+    """states_by_layer(network, inputs): the embedding and the state behind each layer, L + 1 in all."""
+
+    def states(network, inputs):
+        by_layer = {}
+        for step in run(network, inputs):
+            by_layer.setdefault(step.sublayer.layer - 1, step.input_BND)
+            by_layer[step.sublayer.layer] = step.output_BND
+        return list(by_layer.values())
+
+    return states

@@ -26,7 +26,7 @@ from rankbench.measures.paths import FrozenNetwork, RecomputedNetwork, all_paths
 from rankbench.measures.residual_coordinates import log_lemma_constant, log_residual, propagate, tokens
 from rankbench.model.attention import COSINE_EPSILON, FUSED_FROM_TOKENS, SCORES
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
-from rankbench.model.network import run, states_by_layer
+from rankbench.model.network import run
 from rankbench.model.transformer import Transformer
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
@@ -607,7 +607,9 @@ def test_residuals_of_l2_attention_are_the_exact_ones(network, changes, lowest):
     st.sampled_from([0.1, 0.5, 2.0]),
 )
 @torch.no_grad()
-def test_residual_coordinates_are_a_forward_pass_of_l2_attention(network, seed, tied, padded, norm, mask, deviation):
+def test_residual_coordinates_are_a_forward_pass_of_l2_attention(
+    network, states_by_layer, seed, tied, padded, norm, mask, deviation
+):
     model = network(seed, padded, deviation, attention="l2", tied_qk=tied, norm=norm, temperature=0.5, **mask)
     inputs = torch.randint(7, (2, 4), generator=torch.Generator().manual_seed(seed))
     if padded:

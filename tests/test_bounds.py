@@ -17,7 +17,7 @@ from rankbench.analyses import ANALYSES, Subject, bounds
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
 from rankbench.model import initial_model
-from rankbench.model.network import states_by_layer, without
+from rankbench.model.network import without
 from rankbench.model.transformer import Transformer
 from rankbench.runs.tables import read_table, with_who, write_table
 
@@ -85,7 +85,7 @@ def reduced_config(cfg, skip=False, mlp=False, norm=False):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_number_by_hand(subject, variant):
+def test_every_number_by_hand(subject, states_by_layer, variant):
     one = subject(gain=2.0)  # no residual near rounding
     table = table_of(one, variant)
     model = one.model.double().requires_grad_(False)
@@ -212,7 +212,7 @@ def test_norms_count_as_right_multiplications_by_the_largest_scale(subject, norm
     assert got.log10_bound.item() == pytest.approx(math.log10(wanted), rel=1e-6)
 
 
-def test_every_layer_is_compared_far_below_rounding(subject):
+def test_every_layer_is_compared_far_below_rounding(subject, states_by_layer):
     one = subject(layers=8, gain=0.5)
     table = table_of(one, "attention_only_no_norm")
     assert table.followed.all() and (table.below_floor == 0).all() and (table.compared == 9).all()

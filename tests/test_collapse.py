@@ -39,7 +39,7 @@ from rankbench.measures.residual_coordinates import (
 )
 from rankbench.measures.rounding import states_with_floors
 from rankbench.model import initial_model
-from rankbench.model.network import run, states_by_layer, without
+from rankbench.model.network import run, without
 from rankbench.model.transformer import Transformer
 from rankbench.plots.collapse import draw_collapse
 from rankbench.runs.machine import Machine
@@ -496,7 +496,7 @@ KEYS = st.fixed_dictionaries(
 
 @settings(max_examples=60, deadline=None)
 @given(keys=KEYS, seed=st.integers(0, 10**6), deviation=st.sampled_from([0.1, 0.5, 2.0]), padded=st.booleans())
-def test_it_is_what_a_forward_pass_gives_above_its_floor(network, keys, seed, deviation, padded):
+def test_it_is_what_a_forward_pass_gives_above_its_floor(network, states_by_layer, keys, seed, deviation, padded):
     keys |= {"mlp_skip": keys["mlp"] and keys["skip"], "window": 1 if keys["mask"] == "window" else None}
     model = network(seed, deviation, padded, **keys)
     inputs = torch.randint(7, (3, 4), generator=torch.Generator().manual_seed(seed))

@@ -17,7 +17,6 @@ from rankbench.claims.knobs import KNOBS
 from rankbench.config import conf_dir
 from rankbench.measures.metrics import relative_residual_frobenius
 from rankbench.model import initial_model
-from rankbench.model.network import states_by_layer
 from rankbench.plots.pages import pages_of_analysis
 
 BOTH = ("trained", "initialised")
@@ -131,7 +130,9 @@ def test_every_knob_has_a_preset_that_judges_it():
     ],
     ids=str,
 )
-def test_uniform_attention_loses_as_much_as_theory_says(model_config, sorting_task, changes, mean, rest):
+def test_uniform_attention_loses_as_much_as_theory_says(
+    model_config, states_by_layer, sorting_task, changes, mean, rest
+):
     """With P = U, which W_Q = 0 gives, and random orthogonal maps the energy of the mean token is multiplied by `mean`
     at each layer, in expectation, and that of the residual by `rest` (as in Noci et al. 2022)."""
     layers, task, measured, wanted = 24, sorting_task(length=16), [], []

@@ -100,19 +100,13 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS).assign(whole_accuracy=score(outputs, test.targets).accuracy.item())
 
 
-def _lengths(model: Transformer) -> list[int]:
-    """Of the paths that the network has."""
-    layers, _, skip = model.path_choices
-    return list(range(layers + 1)) if skip else [layers]
-
-
 def _network(model: Transformer, inputs: Tensor, scheme: str) -> Network:
     return FrozenNetwork(model, inputs) if scheme == "frozen" else RecomputedNetwork(model, inputs)
 
 
 def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) -> Iterator[dict]:
     """The whole network, and pairs of sums by length; nothing where these would need too many recomputed paths."""
-    model, lengths = subject.model, _lengths(subject.model)
+    model, lengths = subject.model, subject.model.path_lengths
     layers, heads, skip = model.path_choices
     present_BN = model.present(inputs)
     counts = [num_paths(layers, heads, length, skip) for length in lengths]
@@ -151,7 +145,7 @@ def _path_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) 
     generator = generator_for(subject.seed, "independence")
     sampled = [
         sample_paths(layers, heads, length, number, generator, replacement=False, skip=skip)
-        for length in _lengths(model)
+        for length in model.path_lengths
     ]
     paths_PL = np.concatenate(sampled)
     interactions = _pair_interactions(model, inputs, paths_PL, options.max_paths) if scheme == "recomputed" else {}

@@ -177,8 +177,7 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
 def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) -> list[dict]:
     model = subject.model
     layers, heads, skip = model.path_choices
-    lengths = range(layers + 1) if skip else [layers]
-    places = list(product(lengths, options.subset_sizes, range(options.repeats)))
+    places = list(product(model.path_lengths, options.subset_sizes, range(options.repeats)))
     if not places:
         return []
     groups = []

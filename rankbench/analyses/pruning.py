@@ -6,7 +6,7 @@ Paths are chosen on training sequences and scored on the test set.
 Shapes: B batch, N token, D width, L layer, P path, C class or output dimension.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +23,6 @@ from rankbench.runs.tables import thinned
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
 from rankbench.tasks.task import Score, is_scored, majority_baselines, score
-
-ORDERS = ("greedy", "norm", "random")
 
 
 @dataclass(frozen=True)
@@ -50,9 +48,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     token), path_length (mean over the kept paths); then the whole network and the commonest class.
     """
     model = subject.model
-    number, lengths = _check_number(model, options), _lengths(model)
+    number = _check_number(model, options)
     layers, heads, skip = model.path_choices
-    paths_PL = np.concatenate([all_paths(layers, heads, length, skip) for length in lengths])
+    paths_PL = np.concatenate([all_paths(layers, heads, length, skip) for length in model.path_lengths])
     chosen, test = subject.train[: options.selection_sequences], subject.test[: options.sequences]
     orders = list(_orders(subject, chosen, paths_PL, options))
     counts = np.unique(np.r_[0, np.geomspace(1, number, options.counts).round().astype(int)])
@@ -77,16 +75,10 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     )
 
 
-def _lengths(model: Transformer) -> Iterable[int]:
-    """Of the paths that the network has."""
-    layers, _, skip = model.path_choices
-    return range(layers + 1) if skip else [layers]
-
-
 def _check_number(model: Transformer, options: Options) -> int:
     """How many paths the network has; ConfigError if more than analysis.pruning.max_paths."""
     layers, heads, skip = model.path_choices
-    number = sum(num_paths(layers, heads, length, skip) for length in _lengths(model))
+    number = sum(num_paths(layers, heads, length, skip) for length in model.path_lengths)
     if number > options.max_paths:
         raise ConfigError(
             f"analysis.pruning.max_paths={options.max_paths}: the network has {number:.3g} paths; "

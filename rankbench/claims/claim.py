@@ -38,9 +38,6 @@ class Control(NamedTuple):
     doctor: Callable[[pd.DataFrame], pd.DataFrame]
 
 
-NO_CONTROL = Control("none yet", lambda rows: rows)
-
-
 def learned_by_accuracy(rows: pd.DataFrame) -> str:
     """Why the network counts as untrained, empty if it does not: its accuracy, as a share of what it can reach where
     that is known (ceiling_accuracy)."""
@@ -90,7 +87,7 @@ class Claim:
     measure: Callable[[pd.DataFrame], float]
     side: int
     line: float
-    control: Control = NO_CONTROL  # required once every claim has one
+    control: Control
     by: tuple[str, ...] = ()
     applies: Callable[[pd.DataFrame], bool] = everywhere
     learned: Callable[[pd.DataFrame], str] | None = learned_by_accuracy

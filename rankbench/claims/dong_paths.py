@@ -136,7 +136,13 @@ _counted = partial(Claim, source=FIG5, table="path_counts", learned=None, exact=
 # `recomputed`)
 _whole = partial(Claim, source=FIG4, table="paths", measure=whole_accuracy, side=+1, scale="share", learned=None)
 _protocol = partial(Claim, source=FIG4, table="paths", by=("scheme",))
+TURNED_ROUND = Control("every run that collapses does not, and the others do", _turned_round)
+SIX_POINTS_ABOVE = Control(
+    "every accuracy 6 points above the commonest class",
+    lambda rows: rows.assign(accuracy=rows.majority_accuracy + 0.06),
+)
 GPT3_SMALL = Control("GPT-3 exchanged with DeiT-T", partial(_exchanged, name="GPT-3", other="DeiT-T"))
+DISTILBERT_LARGE = Control("DistilBERT exchanged with T5-11B", partial(_exchanged, name="DistilBERT", other="T5-11B"))
 
 
 def _accuracy(value: float) -> Control:
@@ -183,7 +189,7 @@ DONG_PATHS: dict[str, Claim] = {
         scale="rate",
         learned=_every_seed_goes_round,
         applies=_should_collapse,
-        control=Control("every run that collapses does not, and the others do", _turned_round),
+        control=TURNED_ROUND,
     ),
     "dong_fig3_prevented": Claim(
         statement="Run freely, a layer with an MLP or a skip does not collapse to one point, nor does it escape to "
@@ -196,7 +202,7 @@ DONG_PATHS: dict[str, Claim] = {
         scale="rate",
         learned=_every_seed_goes_round,
         applies=lambda rows: not _is_attention_alone(rows),
-        control=Control("every run that collapses does not, and the others do", _turned_round),
+        control=TURNED_ROUND,
     ),
     "dong_fig3_slower_when_wide": Claim(
         statement="The wider the layer, the more slowly attention alone collapses: over as many steps fewer seeds do "
@@ -246,10 +252,7 @@ DONG_PATHS: dict[str, Claim] = {
         measure=_longest_from_chance,
         side=-1,
         line=AT_CHANCE,
-        control=Control(
-            "every accuracy 6 points above the commonest class",
-            lambda rows: rows.assign(accuracy=rows.majority_accuracy + 0.06),
-        ),
+        control=SIX_POINTS_ABOVE,
     ),
     "dong_fig4_length_0_no_information": _protocol(
         statement="Length-0 paths hold no useful information (accuracy above that of the commonest class, which takes "
@@ -257,10 +260,7 @@ DONG_PATHS: dict[str, Claim] = {
         measure=_shortest_above_chance,
         side=-1,
         line=AT_CHANCE,
-        control=Control(
-            "every accuracy 6 points above the commonest class",
-            lambda rows: rows.assign(accuracy=rows.majority_accuracy + 0.06),
-        ),
+        control=SIX_POINTS_ABOVE,
     ),
     "dong_fig5_gpt3_longest": _counted(
         statement="GPT-3 has the longest paths of the nine (its mean length less the longest of the others, in heads).",
@@ -283,7 +283,7 @@ DONG_PATHS: dict[str, Claim] = {
         measure=partial(_rank_of_small_berts, column="sd_over_layers"),
         side=-1,
         line=3.5,
-        control=Control("DistilBERT exchanged with T5-11B", partial(_exchanged, name="DistilBERT", other="T5-11B")),
+        control=DISTILBERT_LARGE,
     ),
     "dong_fig5_small_berts_diverse_in_heads": _counted(
         statement="DistilBERT's and MobileBERT's path lengths in heads are among the three most diverse (place of the "
@@ -291,6 +291,6 @@ DONG_PATHS: dict[str, Claim] = {
         measure=partial(_rank_of_small_berts, column="sd"),
         side=-1,
         line=3.5,
-        control=Control("DistilBERT exchanged with T5-11B", partial(_exchanged, name="DistilBERT", other="T5-11B")),
+        control=DISTILBERT_LARGE,
     ),
 }

@@ -207,6 +207,11 @@ class Network:
         """What paths are made of: the number of layers, the heads of each, and whether a path can pass one by."""
         return self.num_layers, self.num_heads, self.has_skips
 
+    @property
+    def path_lengths(self) -> list[int]:
+        """How many heads a path can take: without skips one of every layer."""
+        return list(range(self.num_layers + 1)) if self.has_skips else [self.num_layers]
+
     def state(self, inputs: Tensor, kernel: str = "table") -> Tensor:
         """What the read-out reads, (B, N, D); kernel as in Attention.forward."""
         x_BND, present_BN = self.embed(inputs), self.present(inputs)
@@ -294,15 +299,6 @@ def run(network: Network, inputs: Tensor) -> Iterator[Step]:
         step = _step(sublayer, x_BND, present_BN)
         x_BND = step.output_BND
         yield step
-
-
-def states_by_layer(network: Network, inputs: Tensor) -> list[Tensor]:
-    """The embedding and the state behind each layer, L + 1 in all."""
-    by_layer: dict[int, Tensor] = {}
-    for step in run(network, inputs):
-        by_layer.setdefault(step.sublayer.layer - 1, step.input_BND)
-        by_layer[step.sublayer.layer] = step.output_BND
-    return list(by_layer.values())
 
 
 def _step(sublayer: Sublayer, x_BND: Tensor, present_BN: Tensor | None) -> Step:

@@ -134,23 +134,24 @@ def _page_key(combinations: pd.DataFrame, keys: list[str], most_panels: int) -> 
     return min(enough, key=num_values.get) if enough else max(keys, key=num_values.get)
 
 
+def one_facet(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """The table with each row's values of all the keys in the first one's column, so that a panel is of one
+    configuration: under model.heads, `2, model.layers=6`."""
+    if len(keys) < 2:
+        return table
+    texts = table[keys[0]].astype(str)
+    for key in keys[1:]:
+        texts = texts + f", {key}=" + table[key].astype(str)
+    return table.assign(**{keys[0]: texts})
+
+
 def _with_facet(table: pd.DataFrame, panels: list[str], combinations: pd.DataFrame) -> pd.DataFrame:
-    """The table with the values of all the keys in the first one's column, in the order of the combinations: under
-    model.heads for example `2, model.layers=6`."""
+    """The table with one facet for all the panels' keys, its rows in the order of the combinations."""
     if len(panels) == 1:
         return table
-    texts = {
-        values: ", ".join(
-            [str(values[0]), *(f"{key}={value}" for key, value in zip(panels[1:], values[1:], strict=True))]
-        )
-        for values in combinations.itertuples(index=False, name=None)
-    }
-    places = {values: place for place, values in enumerate(texts)}
-    own = list(table[panels].itertuples(index=False, name=None))
-    ordered = table.assign(
-        **{panels[0]: [texts[values] for values in own], "place": [places[values] for values in own]}
-    )
-    return ordered.sort_values("place", kind="stable").drop(columns="place")
+    places = {values: place for place, values in enumerate(combinations.itertuples(index=False, name=None))}
+    own = [places[values] for values in table[panels].itertuples(index=False, name=None)]
+    return one_facet(table.assign(place=own).sort_values("place", kind="stable").drop(columns="place"), panels)
 
 
 def joined(*parts: str) -> str:

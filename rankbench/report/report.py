@@ -361,17 +361,6 @@ def figure_keys(
     return x, series, picked["facet"] or (free.pop(0) if free else None)
 
 
-def one_facet(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """The table with each row's values of all varied keys in the first one's column, so that a panel or a verdict is
-    of one configuration: under model.heads, `2, model.layers=6`."""
-    if len(keys) < 2:
-        return table
-    texts = table[keys[0]].astype(str)
-    for key in keys[1:]:
-        texts = texts + f", {key}=" + table[key].astype(str)
-    return table.assign(**{keys[0]: texts})
-
-
 def _joined(
     name: str, jobs: list[Path], names: dict[Path, str], values: dict[Path, dict[str, str]]
 ) -> pd.DataFrame | None:
