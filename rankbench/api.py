@@ -15,15 +15,16 @@ from typing import Any, cast
 
 import pandas as pd
 import torch
+from torch import nn
 
 from rankbench.analyses import ANALYSES
+from rankbench.analyses.modules import offering
 from rankbench.analyses.runner import (
     analyze_into,
     analyze_trained,
-    fresh_subjects,
     measure,
     options_of,
-    subjects_of_run,
+    subjects_of,
 )
 from rankbench.claims import figures_published
 from rankbench.claims import published as published_numbers
@@ -114,8 +115,8 @@ def load_sweep(folder: Folder) -> Runs:
 
 @_keeping_threads()
 def analyze(
-    subject: Run | Folder | Sequence[str],
-    *names: str,
+    subject: Run | Folder | Sequence[str] | nn.Module,
+    *names: Any,
     out: Folder | None = None,
     device: str | None = None,
     precision: str | None = None,
@@ -126,17 +127,26 @@ def analyze(
 
         rankbench.analyze(run, "residual", "paths", sequences=64)
         rankbench.analyze(["model=san", "model.layers=12", "replicas=3"], "residual")
+        rankbench.analyze(module, inputs, "spectrum", "attention")
 
-    subject: a run or its folder, or "latest"; for fresh models a list with the words of the command line. names: None
-    for those of the command, or of the words' preset. out: a folder for the tables, figures and verdicts; without one,
-    nothing is written and no claim is judged. device, precision, threads: as the keys of the command; its precision is
-    fp64 unless one is given.
+    subject: a run or its folder, or "latest"; for fresh models a list with the words of the command line; or any torch
+    module, which is copied, with inputs behind it: a tensor, a tuple of arguments, or a dict of them by name, in which
+    `targets` is what the output is scored by. names: None for those of the command, or of the words' preset. out: a
+    folder for the tables, figures and verdicts; without one, nothing is written and no claim is judged. device,
+    precision, threads: as the keys of the command; its precision is fp64 unless one is given.
 
     options: each goes to all of these analyses that have it. For one analysis alone, give its name and a dict:
     paths={"sequences": 64}.
 
     Raises ConfigError for what cannot be measured, and for an option that none of the analyses has.
     """
+    if isinstance(subject, nn.Module):
+        if not names or isinstance(names[0], str):
+            raise ConfigError(f"{type(subject).__name__}: needs inputs; as in analyze(module, inputs, 'spectrum')")
+        with offering(subject, names[0]) as spec:
+            named = names[1:] or ("residual", "spectrum", "attention")
+            keys = {"out": out, "device": device, "precision": precision, "threads": threads}
+            return analyze([f"module={spec}"], *named, **keys, **options)
     for name in names:
         if str(name) not in ANALYSES:
             raise ConfigError(unknown("analysis", name, ANALYSES))
@@ -167,7 +177,7 @@ def analyze(
             analyze_into(cfg, _command("analyze", words, out))
             return {name: Run(Path(cfg.out)).table(name) for name in cfg.analysis}
         machine = Machine.prepare(cfg)
-        subjects = fresh_subjects(cfg, machine) if run is None else subjects_of_run(run, machine)
+        subjects = subjects_of(cfg, machine)
         tables = {name: measure(name, chosen, subjects) for name, chosen in options_of(cfg).items()}
     for name, table in tables.items():
         table.attrs["analysis"] = name

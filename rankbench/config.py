@@ -204,6 +204,13 @@ class AnalyzeConfig(BaseConfig):
     """rankbench analyze."""
 
     run: str | None = key("Run to analyse: a folder, or `latest`. null: a fresh model.")
+    module: str | None = key(
+        "Torch module of yours: `<file>.py:<function>`, which returns it. Typed as model=<file>.py:<function>."
+    )
+    checkpoint: str | None = key(
+        "Public network: hub id or local folder. Typed as model=pretrained model.path=<hub id or folder>."
+    )
+    inputs: str | None = key("What module or checkpoint is measured on: a .npy, .safetensors or .txt file.")
     optimizer: dict[str, Any] = key("Ignored: a preset may bring it for train.")
     trainer: dict[str, Any] = key("Ignored: a preset may bring it for train.")
 

@@ -125,8 +125,9 @@ def test_the_block_of_the_readme_runs(tmp_path, monkeypatch):
     assert isinstance(names["figure"], Figure)
     assert [path.name for path in Path("outputs").iterdir()] == ["train"]
     encoder = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    names = {"model": encoder, "inputs": torch.ones(1, 3, 8)}
+    names |= {"model": encoder, "inputs": torch.ones(1, 3, 8)}
     exec(tape, names)
+    assert set(names["tables"]) == {"spectrum", "attention"}
     assert len(names["sums"].by_length_KBND) == 2 and names["sums"].remainder < 1e-5  # float32
 
 

@@ -27,7 +27,7 @@ from hydra.errors import HydraException
 
 from rankbench import __version__
 from rankbench.commands import cli
-from rankbench.commands.compose import register, resolve
+from rankbench.commands.compose import as_keys, register, resolve
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
 from rankbench.runs.tables import WHO
@@ -229,8 +229,7 @@ def documented():
 @pytest.mark.parametrize("line", documented())
 def test_every_documented_command_composes(line):
     command, *words = shlex.split(line)[1:]
-    words = [re.sub("^experiment=", "scoreboard=", word) if command == "report" else word for word in words]
-    overrides = [word.removeprefix("+") for word in words if not word.startswith("-")]
+    overrides = [word for word in as_keys(command, words) if not word.startswith("-")]
     parsed = OverridesParser.create().parse_overrides(overrides)
     if not any(override.is_sweep_override() for override in parsed):
         jobs = [overrides]

@@ -1,6 +1,7 @@
 """The analyses by name. A new one is a file here, a YAML in conf/analysis and a line in ANALYSES."""
 
 from rankbench.analyses import (
+    attention,
     bounds,
     collapse,
     curves,
@@ -18,14 +19,17 @@ from rankbench.analyses import (
     residual,
     rollout,
     samples,
+    spectrum,
 )
-from rankbench.analyses.analysis import Analysis, Plan, Subject
+from rankbench.analyses.analysis import Analysis, ModuleSubject, Plan, Subject
 
-__all__ = ["ANALYSES", "Analysis", "Plan", "Subject"]
+__all__ = ["ANALYSES", "Analysis", "ModuleSubject", "Plan", "Subject"]
 
 ANALYSES: dict[str, Analysis] = {
     "residual": residual.ANALYSIS,
     "paths": paths.ANALYSIS,
+    "spectrum": spectrum.ANALYSIS,
+    "attention": attention.ANALYSIS,
     "collapse": collapse.ANALYSIS,
     "bounds": bounds.ANALYSIS,
     "path_counts": path_counts.ANALYSIS,

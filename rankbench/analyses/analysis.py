@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
+from torch import nn
 
 from rankbench.config import TrainConfig
 from rankbench.model.lstm import Lstm
+from rankbench.model.modules import Example
 from rankbench.model.transformer import Transformer
 from rankbench.plots.figure import Figure
 from rankbench.runs.tables import fall_in_last_quarter
@@ -46,6 +48,29 @@ class Subject:
         """The columns that every table begins with."""
         return {"run": self.run, "task": self.task.name, "model": self.model.cfg.name, "seed": self.seed}
 
+    def as_modules(self) -> "ModuleSubject":
+        """The same as any modules with inputs, the test set, for measurements that ask nothing else of a network."""
+        inputs, targets = self.test.inputs, self.test.targets
+        example = Example((inputs,), {}, targets, self.model.lengths(inputs))
+        return ModuleSubject(self.run, self.task.name, self.model.cfg.name, self.seed, self.models, example)
+
+
+@dataclass(frozen=True)
+class ModuleSubject:
+    """Any torch modules with inputs: a network that is not ours, or one of ours seen from outside."""
+
+    name: str  # as the user named it
+    inputs: str  # name of the inputs
+    model: str
+    seed: int
+    modules: dict[str, nn.Module]  # by weights: given, trained, initialised
+    example: Example
+
+    @property
+    def who(self) -> dict[str, str | int]:
+        """The columns that every table begins with."""
+        return {"run": self.name, "task": self.inputs, "model": self.model, "seed": self.seed}
+
 
 class Plan(NamedTuple):
     """What is to be measured, before it exists."""
@@ -62,7 +87,8 @@ class Analysis:
     and the column whose values are panels, or None; None where there is nothing to draw. digest: the same table in a
     few lines of text. columns: some that its table alone has, by which a table is recognised. any_model: whether it
     works on models other than the Transformer, too. check: raises ConfigError, before anything is written, for a plan
-    that has not what the analysis needs; None where it needs nothing.
+    that has not what the analysis needs; None where it needs nothing. of_module: the rows of modules that are not ours;
+    None where it cannot measure them. check_module: raises ConfigError for such a module that it cannot measure.
 
     Of a sweep's figure: lines, the column whose values are its lines, which a varied key can join; most_panels, of one
     file; drawn_apart, for a figure that takes no facet, the columns by which it tells runs apart.
@@ -78,3 +104,5 @@ class Analysis:
     most_panels: int = 24
     drawn_apart: tuple[str, ...] = ()
     check: Callable[[Plan, Any], None] | None = None
+    of_module: Callable[[ModuleSubject, Any], pd.DataFrame] | None = None
+    check_module: Callable[[nn.Module, Example], Any] | None = None

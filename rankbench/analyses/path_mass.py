@@ -3,22 +3,29 @@
 Shapes: B batch, N token, D width, L layer, H head, K path length, T part of the output.
 """
 
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
 from rankbench.keys import key
 from rankbench.measures.metrics import attention_metrics, frobenius_norm
+from rankbench.measures.module_paths import Heads, check_sums, heads_of, norms, recorded, without_absent
 from rankbench.measures.paths import NUMBERS_AT_A_TIME, FrozenNetwork, num_paths, sums_through_heads
 from rankbench.model.attention import visible_keys
+from rankbench.model.modules import Example
 from rankbench.model.network import run
+from rankbench.model.tape import Sums, Tape
 from rankbench.model.transformer import Transformer
 from rankbench.plots.path_mass import draw_path_mass
 from rankbench.tasks import Batch
 from rankbench.tasks.task import majority_baselines, score
+
+log = logging.getLogger(__name__)
 
 RANKS = ("attention_stable_rank", "attention_effective_rank", "attention_relative_residual")
 
@@ -111,6 +118,67 @@ def _ranks(model: Transformer, inputs: Tensor) -> dict[str, Tensor]:
     return {name: torch.stack([metrics[name].sum(0) for metrics in by_layer]) for name in RANKS}
 
 
+@torch.no_grad()
+def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
+    """The table of a module that is not ours, of parts of its output X (logits, where there are any).
+
+    layer is the depth of the attention. A bias is a path that begins where it is added, of length 0 where it passes no
+    head, so that no row is a bias. MLPs are linear with frozen gates, whatever the option mlp says. Columns of loss and
+    accuracy are nan without targets; there are no baselines.
+    """
+    if options.mlp != "gate":
+        log.info("%s: analysis.path_mass.mlp=%s is for networks of ours; gates are frozen", subject.name, options.mlp)
+    example, rows = subject.example[: options.sequences], []
+    for weights, module in subject.modules.items():
+        heads = heads_of(module, example)
+        sums: dict[tuple, dict[str, Tensor]] = {}
+        for some, tape in recorded(module, example, heads):
+            lengths = tape.sums()
+            state = lengths.state_BND
+            gradient = None
+            if some.targets is not None:
+                gradient = torch.func.grad(lambda x, targets: score(x, targets).loss)(state, some.targets)
+            for place, part in (*_parts(tape, lengths, heads), (("whole", None, None, None), torch.zeros_like(state))):
+                numbers = _of_part(part, state, gradient, some)
+                before = sums.get(place, dict.fromkeys(numbers, 0))
+                sums[place] = {name: before[name] + number for name, number in numbers.items()}
+        whole = sums.pop(("whole", None, None, None))
+        for (kind, length, layer, head), numbers in sums.items():
+            count = heads.num_paths[length] if kind == "length" else heads.num_paths_through(layer)
+            row = dict.fromkeys(COLUMNS) | {"part": kind, "path_length": length, "layer": layer, "head": head}
+            row |= {"num_paths": count, "num_undefined": int(numbers["undefined"])}
+            row["mass"] = (numbers["mass"] / (example.num_sequences - numbers["undefined"])).item()
+            for name in ("gradient_mass", "loss_without", "accuracy_without"):
+                row[name] = (numbers[name] / numbers["tokens"]).item()
+            for name in ("loss", "accuracy"):
+                row[f"whole_{name}"] = (whole[f"{name}_without"] / whole["tokens"]).item()
+            rows.append(row | {"weights": weights})
+    return pd.DataFrame(rows)
+
+
+def _parts(tape: Tape, lengths: Sums, heads: Heads) -> Iterator[tuple[tuple, Tensor]]:
+    """Kind, length, layer and head of each part of the output, and the part."""
+    for length, sum_BND in enumerate(lengths.by_length_KBND):
+        yield ("length", length, None, None), sum_BND
+    for through in tape.through_heads(heads=heads.in_batch_axis):
+        depth, first = heads.first[through.call.index]
+        for number, sum_BND in enumerate(through.sums):
+            yield ("head", None, depth, first + number), sum_BND
+
+
+def _of_part(part: Tensor, state: Tensor, gradient: Tensor | None, example: Example) -> dict[str, Tensor]:
+    """Sums over sequences, or over their scored tokens, of what the table's rows are means of."""
+    size_B, part_B = norms(without_absent(state, example), 0), norms(without_absent(part, example), 0)
+    numbers = {"mass": torch.where(size_B > 0, part_B / size_B, 0).sum(), "undefined": (size_B == 0).sum()}
+    if gradient is None:
+        return numbers | dict.fromkeys(
+            ("gradient_mass", "loss_without", "accuracy_without", "tokens"), torch.full((), float("nan"))
+        )
+    left = score(state - part, example.targets)
+    numbers |= {"gradient_mass": (part * gradient).sum(), "loss_without": left.loss, "accuracy_without": left.right}
+    return numbers | {"tokens": left.tokens}
+
+
 def digest(table: pd.DataFrame) -> str:
     """Mass and gradient mass by length and by head, mean over seeds, for a terminal."""
     heads = table[table.part == "head"].pivot_table("mass", "layer", "head", "mean")
@@ -124,4 +192,13 @@ def digest(table: pd.DataFrame) -> str:
 
 COLUMNS = ["part", "path_length", "layer", "head", "num_paths", "mass", "num_undefined", "gradient_mass"]
 COLUMNS += ["loss_without", "accuracy_without", *RANKS]
-ANALYSIS = Analysis(Options, table, draw_path_mass, digest, ("gradient_mass",), most_panels=6)
+ANALYSIS = Analysis(
+    Options,
+    table,
+    draw_path_mass,
+    digest,
+    ("gradient_mass",),
+    most_panels=6,
+    of_module=of_module,
+    check_module=check_sums,
+)

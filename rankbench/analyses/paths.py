@@ -13,9 +13,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
 from rankbench.keys import key
 from rankbench.measures.metrics import composite_norm, frobenius_norm, per_length, residual_matrix
+from rankbench.measures.module_paths import check_sums, heads_of
+from rankbench.measures.module_paths import sums_by_length as module_sums
 from rankbench.measures.paths import (
     FrozenNetwork,
     RecomputedNetwork,
@@ -96,10 +98,7 @@ class Reading(NamedTuple):
         """Of one batch; absent tokens are in no number."""
         scores = [score(read_out(subject.model, sum_BND, readout), batch.targets) for sum_BND in sums_GBND]
         lengths_B, present_BN = subject.model.lengths(batch.inputs), subject.model.present(batch.inputs)
-        residuals = [
-            _relative(sum_BND)[""] if lengths_B is None else per_length(_relative, sum_BND, lengths_B)[""]
-            for sum_BND in sums_GBND
-        ]
+        residuals = [_relative_residual(sum_BND, lengths_B) for sum_BND in sums_GBND]
         score_G3 = torch.stack([torch.stack([part.double() for part in one]) for one in scores])
         return cls(score_G3, _norms(sums_GBND, present_BN), torch.stack(residuals))
 
@@ -118,6 +117,10 @@ class Reading(NamedTuple):
             "relative_residual": self.residual_GB[group].nanmean().item(),
             "num_undefined": int(self.residual_GB[group].isnan().sum()),
         }
+
+
+def _relative_residual(x_BND: Tensor, lengths_B: Tensor | None) -> Tensor:
+    return _relative(x_BND)[""] if lengths_B is None else per_length(_relative, x_BND, lengths_B)[""]
 
 
 def _relative(x_BND: Tensor) -> dict[str, Tensor]:
@@ -216,6 +219,39 @@ def _row(subject: Subject, scheme: str, selection: str, length: int) -> dict:
     return dict.fromkeys(COLUMNS) | place | {"path_share": length_share(layers, heads, length, skip)}
 
 
+@torch.no_grad()
+def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
+    """The rows scheme=frozen, selection=all of a module that is not ours: its output (logits, where there are any) as
+    sums over all paths of a length. Biases count as paths; accuracy and loss are nan without targets, and so are all
+    baselines but the whole network.
+    """
+    log.info("%s: sums of all frozen paths alone; single paths are taken from networks of ours", subject.name)
+    example, rows = subject.example[: options.sequences], []
+    for weights, module in subject.modules.items():
+        heads, parts, remainder = heads_of(module, example), [], 0.0
+        for some, sums in module_sums(module, example, heads):
+            sums_KBNC = torch.cat([sums.by_length_KBND, sums.state_BND[None]])
+            present = some.present(sums_KBNC.shape[-2])
+            scores_G3 = torch.full((len(sums_KBNC), 3), float("nan"), dtype=torch.float64)
+            if some.targets is not None:
+                each = [score(sum_BNC, some.targets) for sum_BNC in sums_KBNC]
+                scores_G3 = torch.stack([torch.stack([number.double() for number in of_sum]) for of_sum in each])
+            residuals = [_relative_residual(sum_BNC, some.lengths_B) for sum_BNC in sums_KBNC]
+            parts.append(Reading(scores_G3, _norms(sums_KBNC, present), torch.stack(residuals)))
+            remainder = max(remainder, sums.remainder)
+        log.info("%s, %s weights: path sums and output differ by %.1e (relative)", subject.name, weights, remainder)
+        reading, counts = Reading.joined(parts), heads.num_paths
+        whole, total_B = Score(*reading.score_G3[-1]), reading.norm_GB[:-1].sum(0)
+        for length in range(len(reading.norm_GB) - 1):
+            row = dict.fromkeys(COLUMNS) | {"scheme": "frozen", "selection": "all", "path_length": length}
+            row |= reading.row(length) | {"num_paths": counts[length], "path_share": counts[length] / sum(counts)}
+            row |= {"norm_share": (reading.norm_GB[length] / total_B).nanmean().item(), "remainder": remainder}
+            row |= {"whole_accuracy": whole.accuracy.item(), "whole_loss": whole.mean_loss.item()}
+            rows.append(row | {"weights": weights, "readout": "raw"})
+    nothing = {"majority_accuracy": float("nan"), "position_majority_accuracy": float("nan")}
+    return pd.DataFrame(rows).astype({"subset_size": float}).assign(**nothing)
+
+
 def _order_blind(model: Transformer) -> bool:
     """Whether the network cannot tell equal tokens of a sequence apart."""
     return model.input_kind == "tokens" and model.cfg.positions == "none" and model.cfg.mask == "none"
@@ -244,4 +280,6 @@ COLUMNS = [
 NUMBERS_AT_A_TIME = 1 << 25  # in the sums of all groups: 256 MiB of float64
 # Largest remainder that rounding explains, with a margin of 10^4 on what a few hundred additions lose.
 ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-3}
-ANALYSIS = Analysis(Options, table, draw_paths, digest, ("scheme", "selection"))
+ANALYSIS = Analysis(
+    Options, table, draw_paths, digest, ("scheme", "selection"), of_module=of_module, check_module=check_sums
+)

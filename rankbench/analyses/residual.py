@@ -1,17 +1,24 @@
 """Rank and collapse metrics, layer by layer (Dong et al. 2021, Fig. 2; formulas in rankbench.measures.metrics)."""
 
+import logging
+
 import pandas as pd
 import torch
+from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
 from rankbench.analyses.variants import VARIANTS
 from rankbench.analyses.variants import VariantOptions as Options
 from rankbench.measures.by_layer import metrics_by_layer, moments
+from rankbench.measures.metrics import state_metrics
+from rankbench.measures.module_states import layers_of, states_with_floors
 from rankbench.model.network import Network, without
 from rankbench.plots.residual import draw_residual
 from rankbench.runs.tables import last_of_layer, thinned
 from rankbench.seeds import generator_for
 from rankbench.tasks.task import score
+
+log = logging.getLogger(__name__)
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
@@ -38,6 +45,36 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(**learned(subject))
 
 
+SEQUENCES_AT_A_TIME = 8  # of a module that is not ours
+
+
+@torch.no_grad()
+def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
+    """The rows of states in `table`, of modules that are not ours, variant full: parts cannot be taken out of these.
+
+    sublayer: input (what enters the first layer) or layer (what a layer returns; rankbench.measures.module_states).
+    submodule: the layer's name in the module; of a network of one layer, see there that its skip is inside.
+    """
+    if options.variants != ["full"]:
+        log.info("%s: no parts can be taken out of it; variant full alone is measured", subject.name)
+    example, rows = subject.example[: options.sequences], []
+    for weights, module in subject.modules.items():
+        layers = layers_of(module, example[:1])
+        generator = generator_for(subject.seed, "rounding")
+        by_layer: list[list[dict[str, Tensor]]] = [[] for _ in range(len(layers) + 1)]
+        for some in example.split(SEQUENCES_AT_A_TIME):
+            states = states_with_floors(module, layers, some, generator)
+            for parts, (state_BND, floor_B) in zip(by_layer, states, strict=True):
+                parts.append(state_metrics(state_BND, some.lengths_B, floor_B))
+        for layer, parts in enumerate(by_layer):
+            values = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            place = {"layer": layer, "sublayer": "layer" if layer else "input", "head": None}
+            place["submodule"] = layers[layer - 1].name if layer else None
+            dtype = str(state_BND.dtype).removeprefix("torch.")
+            rows.append({"weights": weights, "variant": "full", **place, "dtype": dtype, **moments(values)})
+    return pd.DataFrame(rows)
+
+
 def learned(subject: Subject) -> dict[str, float]:
     """whole_accuracy, of a trained classifier on the whole test set (share of tokens); else nothing."""
     if "trained" not in subject.models or subject.test.targets.is_floating_point():
@@ -58,4 +95,13 @@ def digest(table: pd.DataFrame) -> str:
     return f"relative residual by layer (mean of {table.seed.nunique()} seeds)\n{shown.to_string()}"
 
 
-ANALYSIS = Analysis(Options, table, draw_residual, digest, ("variant", "sublayer"), lines="variant")
+ANALYSIS = Analysis(
+    Options,
+    table,
+    draw_residual,
+    digest,
+    ("variant", "sublayer"),
+    lines="variant",
+    of_module=of_module,
+    check_module=layers_of,
+)

@@ -11,7 +11,8 @@ from typing import Any
 import pandas as pd
 
 from rankbench import __version__, plots
-from rankbench.analyses import ANALYSES, Plan, Subject
+from rankbench.analyses import ANALYSES, ModuleSubject, Plan, Subject
+from rankbench.analyses.modules import checked_modules, module_subjects
 from rankbench.claims import CLAIMS, Facet, figures_published, judge, published, verdict_line
 from rankbench.config import AnalyzeConfig, BaseConfig, TrainConfig
 from rankbench.keys import ConfigError, typed, unknown
@@ -48,7 +49,19 @@ def check_analyses(cfg: BaseConfig, measured: BaseConfig) -> None:
 
     measured: the config of the task and the model, a run's own where the command measures a run.
     """
-    options, task = options_of(cfg), build_task(measured.task)
+    options = options_of(cfg)
+    if is_foreign(cfg):
+        for name in options:
+            if ANALYSES[name].of_module is None:
+                fit = ", ".join(other for other, analysis in ANALYSES.items() if analysis.of_module is not None)
+                raise ConfigError(f"analysis={name}: takes networks of ours apart, not model={cfg.module}; use {fit}")
+        for subject in checked_modules(cfg):
+            for name in options:
+                for module in subject.modules.values():
+                    if (check := ANALYSES[name].check_module) is not None:
+                        check(module, subject.example[:1])
+        return
+    task = build_task(measured.task)
     training = measured if isinstance(measured, TrainConfig) else None
     plan = Plan(task, skeleton(measured.model, task), training)
     for name, chosen in options.items():
@@ -59,6 +72,11 @@ def check_analyses(cfg: BaseConfig, measured: BaseConfig) -> None:
             )
         if (check := ANALYSES[name].check) is not None:
             check(plan, chosen)
+
+
+def is_foreign(cfg: BaseConfig) -> bool:
+    """Whether the config asks for a network that is not ours."""
+    return isinstance(cfg, AnalyzeConfig) and cfg.module is not None
 
 
 def options_of(cfg: BaseConfig) -> dict[str, Any]:
@@ -76,6 +94,13 @@ def options_of(cfg: BaseConfig) -> dict[str, Any]:
     if cfg.published is not None and cfg.published not in (known := list(figures_published())):
         raise ConfigError(f"published={cfg.published}: no published numbers; allowed are {', '.join(known)}")
     return {name: typed(ANALYSES[name].options, options, f"analysis.{name}") for name, options in cfg.analysis.items()}
+
+
+def subjects_of(cfg: AnalyzeConfig, machine: Machine) -> list[Subject] | list[ModuleSubject]:
+    """What the config asks to measure: a run, a network that is not ours, or fresh models."""
+    if cfg.run is not None:
+        return subjects_of_run(find_run(cfg.run), machine)
+    return module_subjects(cfg, machine) if is_foreign(cfg) else fresh_subjects(cfg, machine)
 
 
 def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
@@ -149,10 +174,10 @@ def analyze_into(cfg: AnalyzeConfig, command: list[str] | None = None) -> list[s
     """Everything that `rankbench analyze` leaves in the folder `cfg.out`: a record of config and machine, the tables,
     figures and verdicts, and a summary. command: see `Machine.record`. Returns lines for the reader."""
     machine, folder = Machine.prepare(cfg), Path(cfg.out)
+    subjects = subjects_of(cfg, machine)
     write_text(folder / "config.yaml", config_text(cfg))
     write_json(folder / "environment.json", machine.record(command))
     run = None if cfg.run is None else find_run(cfg.run)
-    subjects = fresh_subjects(cfg, machine) if run is None else subjects_of_run(run, machine)
     lines = analyze(cfg, subjects, folder)
     summary = {
         "status": "finished",
@@ -164,7 +189,7 @@ def analyze_into(cfg: AnalyzeConfig, command: list[str] | None = None) -> list[s
     return lines
 
 
-def analyze(cfg: BaseConfig, subjects: list[Subject], folder: Path) -> list[str]:
+def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], folder: Path) -> list[str]:
     """Run each analysis of the config on every subject and write <name>.csv, .png and .pdf; then verdicts.csv.
 
     A table that the folder holds already is not computed again, if everything in KEY is the same. Returns lines for the
@@ -177,7 +202,7 @@ def analyze(cfg: BaseConfig, subjects: list[Subject], folder: Path) -> list[str]
         "subjects": _fingerprint(subjects),
         "rankbench": __version__,
         "code": source_digest(),
-        "corpus": _corpus_digest(subjects[0].task),
+        "corpus": None if isinstance(subjects[0], ModuleSubject) else _corpus_digest(subjects[0].task),
     }
     lines, tables = [], {}
     for name, chosen in options.items():
@@ -196,10 +221,20 @@ def analyze(cfg: BaseConfig, subjects: list[Subject], folder: Path) -> list[str]
     return lines + present(cfg, tables, folder)
 
 
-def _fingerprint(subjects: list[Subject]) -> str:
+def _fingerprint(subjects: list[Subject] | list[ModuleSubject]) -> str:
     """A digest of all that an analysis sees: seeds, task, model, number type, every weight, what training recorded."""
     digest = hashlib.sha256()
     for subject in subjects:
+        if isinstance(subject, ModuleSubject):
+            digest.update(repr((subject.who, subject.modules)).encode())
+            weights_and_inputs = [
+                tensor for module in subject.modules.values() for tensor in module.state_dict().values()
+            ]
+            example = subject.example
+            weights_and_inputs += [x for x in (*example.tensors, example.targets, example.lengths_B) if x is not None]
+            for tensor in weights_and_inputs:
+                digest.update(repr((tensor.dtype, tensor.shape)).encode() + tensor.cpu().contiguous().numpy().tobytes())
+            continue
         digest.update(repr((subject.who, subject.task)).encode())
         for weights, model in subject.models.items():
             digest.update(repr((weights, model.cfg, model.read_out.weight.dtype)).encode())
@@ -228,12 +263,13 @@ def _why_computed(csv: Path, record: dict[str, Any] | None, key: dict[str, Any])
     return f" again: {', '.join(changed)} changed" if changed else None
 
 
-def measure(name: str, options: Any, subjects: list[Subject]) -> pd.DataFrame:
+def measure(name: str, options: Any, subjects: list[Subject] | list[ModuleSubject]) -> pd.DataFrame:
     """The table of one analysis: the rows of every subject, one subject below the other."""
     progress = bar(subjects, desc=name, unit="seed")
     parts = []
     for number, subject in enumerate(progress, 1):
-        parts.append(with_who(ANALYSES[name].table(subject, options), **subject.who))
+        rows_of = ANALYSES[name].of_module if isinstance(subject, ModuleSubject) else ANALYSES[name].table
+        parts.append(with_who(rows_of(subject, options), **subject.who))
         if progress.disable:
             log.info("%s: seed %d (%d of %d)", name, subject.seed, number, len(subjects))
     return pd.concat(parts, ignore_index=True)

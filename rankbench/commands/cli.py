@@ -36,6 +36,7 @@ Examples:
   rankbench train model=san_skip model.layers=12 replicas=5
   rankbench train -m model.heads=1,2,4 replicas=3
   rankbench analyze run=latest analysis=[paths] analysis.paths.readout=raw
+  rankbench analyze model=mine.py:build inputs=tokens.npy analysis=[spectrum,residual]
   rankbench report runs=latest
   rankbench report experiment=all
 """
@@ -86,7 +87,7 @@ def _run(command: str, words: list[str]) -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from rankbench.commands.compose import register
+    from rankbench.commands.compose import as_keys, register
     from rankbench.commands.messages import explain
     from rankbench.config import conf_dir
     from rankbench.keys import ConfigError
@@ -94,10 +95,10 @@ def _run(command: str, words: list[str]) -> None:
     register()
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra hand us its exceptions instead of printing them
-    # `experiment` has a default, so Hydra would refuse the + that its own documentation uses
-    words = [word.removeprefix("+") if word.startswith("+experiment=") else word for word in words]
-    if command == "report":  # there it is no group: nothing is composed from it
-        words = [re.sub("^experiment=", "scoreboard=", word) for word in words]
+    try:
+        words = as_keys(command, words)
+    except ConfigError as error:
+        _refuse(command, str(error))
     parser = get_args_parser()
     parser.error = lambda message: _refuse(command, f"{message}; options are -m, --cfg job, --info defaults, --help")
     parsed, unknown = parser.parse_known_args(words)

@@ -1,6 +1,7 @@
 """From the words of a command line to a checked config, by Hydra."""
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,29 @@ from rankbench.commands.messages import explain
 from rankbench.commands.resolvers import RESOLVERS
 from rankbench.config import KEYS, SCHEMAS, Config, check, conf_dir
 from rankbench.keys import ConfigError, refuse_unknown, wanted
+
+
+def as_keys(command: str, words: Iterable[str]) -> list[str]:
+    """The words of a command line with those that Hydra would misread put as it needs them.
+
+    +experiment=: the + of Hydra's own documentation, which it refuses because `experiment` has a default. Of report,
+    experiment= is no group. Of analyze, model=mine.py:build and model=pretrained model.path= name no group, either.
+    """
+    spelled = []
+    for word in words:
+        word = word.removeprefix("+") if word.startswith("+experiment=") else word
+        if command == "report":
+            word = re.sub("^experiment=", "scoreboard=", word)
+        if command == "analyze" and re.match(r"model=[^\[{]*[^\s:]:[^\s:]+$", word):
+            word = word.replace("model=", "module=", 1)
+        spelled.append(word)
+    if command == "analyze" and "model=pretrained" in spelled:
+        paths = [word for word in spelled if word.startswith("model.path=")]
+        if not paths:
+            raise ConfigError("model=pretrained: which one? give model.path=<hub id or local folder>")
+        spelled = [word for word in spelled if word != "model=pretrained"]
+        spelled = [word.replace("model.path=", "checkpoint=", 1) for word in spelled]
+    return spelled
 
 
 def register() -> None:
@@ -48,8 +72,7 @@ def compose(command: str, *words: str) -> Config:
             raise ConfigError(_sweep_refused(word, command, words))
         if word.startswith(("hydra.", "hydra/", "cluster=", "search=")):
             raise ConfigError(f"{word}: is about jobs that Hydra starts, and here it starts none; leave it out")
-    # `experiment` has a default, so Hydra would refuse the + that its own documentation uses
-    words = tuple(word.removeprefix("+") if word.startswith("+experiment=") else word for word in words)
+    words = as_keys(command, words)
     try:
         overrides = OverridesParser.create().parse_overrides(list(words))
         for override in overrides:

@@ -29,7 +29,7 @@ If X was computed in a coarser number type (bfloat16, TF32) and then converted, 
 Shapes: B sequence, N query token, M key token, D width, H head.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -119,17 +119,12 @@ class Floors(NamedTuple):
 def run_with_floors(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[tuple[Step, Floors]]:
     """Every sub-layer's step with its floors. The plain and the perturbed passes go on side by side, so that no more
     than one sub-layer of them is held. generator: on the CPU."""
-    num_tokens, lengths_B = inputs.shape[1], network.lengths(inputs)
-    passes = max(1, min(MOST_PASSES, NUMBERS // (num_tokens * min(num_tokens, network.width))))
+    passes, lengths_B = num_passes(inputs.shape[1], network.width), network.lengths(inputs)
     perturbed_steps = run(network, inputs.repeat(passes, *[1] * (inputs.dim() - 1)))
     rounding, input_B = RandomRounding(generator), None
 
     def floor(x: Tensor, perturbed_x: Tensor) -> Tensor:
-        largest = _by_length(own_rounding, x, lengths_B).clamp(min=torch.finfo(x.dtype).tiny)
-        for perturbed_part in perturbed_x.split(len(x)):
-            error = _by_length(lambda part: composite_norm(residual_matrix(part)), perturbed_part - x, lengths_B)
-            largest = torch.maximum(largest, MARGIN * error)
-        return largest
+        return floor_of(x, perturbed_x.split(len(x)), lengths_B)
 
     for step in run(network, inputs):
         with rounding:
@@ -140,6 +135,20 @@ def run_with_floors(network: Network, inputs: Tensor, generator: torch.Generator
         weights_BH = None if step.weights_BHNM is None else floor(step.weights_BHNM, perturbed.weights_BHNM)
         yield step, Floors(input_B, output_B, weights_BH)
         input_B = output_B
+
+
+def num_passes(num_tokens: int, width: int) -> int:
+    """How many perturbed passes draw enough errors for a state of this size."""
+    return max(1, min(MOST_PASSES, NUMBERS // (num_tokens * min(num_tokens, width))))
+
+
+def floor_of(x: Tensor, perturbed: Iterable[Tensor], lengths_B: Tensor | None) -> Tensor:
+    """The floor of the residual of a state, (B,), or of P, (B, H), given the same of each perturbed pass."""
+    largest = _by_length(own_rounding, x, lengths_B).clamp(min=torch.finfo(x.dtype).tiny)
+    for perturbed_x in perturbed:
+        error = _by_length(lambda part: composite_norm(residual_matrix(part)), perturbed_x - x, lengths_B)
+        largest = torch.maximum(largest, MARGIN * error)
+    return largest
 
 
 def states_with_floors(network: Network, inputs: Tensor, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:

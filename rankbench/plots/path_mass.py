@@ -39,7 +39,13 @@ def draw_path_mass(table: pd.DataFrame, published: pd.DataFrame | None = None, f
         by_gradient.set_ylabel(r"$\langle \partial\,\mathrm{loss}/\partial X_L,\, S_k\rangle$ (nats)")
         heads = rows[rows.part == "head"].assign(harm=lambda own: own.loss_without - own.whole_loss)
         _map(figure, by_head, heads, "mass", "sum M of all paths through a head", r"mass $\|M\|/\|X_L\|$")
-        _map(figure, by_loss, heads, "harm", "loss added by cutting these", "nats per token")
+        if heads.harm.isna().all():
+            for axes in (by_gradient, by_loss):
+                axes.clear()
+                axes.set_axis_off()
+                axes.text(0.5, 0.5, "no targets, so no loss", ha="center", va="center", transform=axes.transAxes)
+        else:
+            _map(figure, by_loss, heads, "harm", "loss added by cutting these", "nats per token")
     return figure
 
 

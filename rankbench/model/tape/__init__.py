@@ -11,6 +11,7 @@ Memory is that of one batch: for many texts, record them batch by batch.
 
 from rankbench.model.tape.recording import AttentionCall
 from rankbench.model.tape.replay import Call, Frozen
+from rankbench.model.tape.rules import COVERED
 from rankbench.model.tape.sums import Sums, Tape, ThroughHeads, record, tap
 
-__all__ = ["AttentionCall", "Call", "Frozen", "Sums", "Tape", "ThroughHeads", "record", "tap"]
+__all__ = ["COVERED", "AttentionCall", "Call", "Frozen", "Sums", "Tape", "ThroughHeads", "record", "tap"]

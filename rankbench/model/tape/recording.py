@@ -62,7 +62,8 @@ class Tag:
 
     opaque: the call from which on only the value is known. mixes: whether a product of activations that sums over an
     axis is in it, as scores are. maker: the call that made the tensor. scores: the queries and keys whose product it
-    came of, (*batch, N or M, K).
+    came of, (*batch, N or M, K). logits: what a softmax read, masks included. depth: how many attention calls lie one
+    behind the other in front of it.
     """
 
     kind: int
@@ -73,6 +74,8 @@ class Tag:
     origin: Origin | None = None
     maker: Call | None = None
     scores: tuple[Tensor, Tensor] | None = None
+    logits: Tensor | None = None
+    depth: int = 0
     version: int = 0
 
     @property
@@ -104,7 +107,9 @@ class AttentionCall(NamedTuple):
     """One attention call: its weights P (*batch, N, M); its values, queries and keys, (*batch, N or M, K).
 
     batch is (B, H), or what the module has in its place. Groups of query heads may share heads of keys and values.
-    queries and keys are None where the module does not multiply them by matmul, bmm or einsum.
+    queries and keys are None where the module does not multiply them by matmul, bmm or einsum. logits(): what the
+    softmax read, scaled and masked, of the shape of P; None where no softmax made P. depth: 1 where no other attention
+    call lies in front of it, else one more than the deepest that does; heads side by side share it.
     """
 
     index: int  # from 1
@@ -113,6 +118,8 @@ class AttentionCall(NamedTuple):
     values: Tensor
     queries: Tensor | None
     keys: Tensor | None
+    logits: Callable[[], Tensor] | None
+    depth: int
 
 
 class Recorder(TorchFunctionMode):
@@ -136,6 +143,7 @@ class Recorder(TorchFunctionMode):
         self.keeps_tape = watch is None and wanted == frozenset()
         self.tags = WeakTensorKeyDictionary()
         self.num_calls = self.num_nodes = self.num_attention = 0
+        self.depth = 0  # of the call that is being recorded
         self.has_paths = False  # whether any tensor has them by now
         self.attention: list[Node] = []  # of each attention call its result
         self.results: dict[str, list[tuple[Tag, Tensor | None]]] = {}  # by submodule, one for each time it ran
@@ -255,7 +263,8 @@ class Recorder(TorchFunctionMode):
         with_paths = [tag for tag in tags if tag.has_paths]
         levels = [tag.level for tag in with_paths or tags if tag.kind == ACTIVATION]
         scores = next((tag.scores for tag in tags if tag.scores is not None), None)
-        return Tag(kind, max(levels, default=LINEAR), scores=scores)
+        logits = next((tag.logits for tag in tags if tag.logits is not None), None)
+        return Tag(kind, max(levels, default=LINEAR), scores=scores, logits=logits)
 
     # --- every call --------------------------------------------------------------------------------------------------
 
@@ -287,15 +296,17 @@ class Recorder(TorchFunctionMode):
             if name in EXITS and any(tag.has_paths for tag in tags):
                 raise ConfigError(f"{call}: hands an activation on where the tape cannot follow; use calls of torch")
             return result
+        self.depth, num_before = max((tag.depth for tag in tags), default=0), self.num_attention
         rule, new = self.rules.get(name), None
         if rule is not None and kwargs.get("out") is None:
             seen = Seen(call, name, _out_of_place(func, name, in_place), read, kwargs, made)
             seen.kwargs.pop("inplace", None)
             new = rule(self, seen)
-        self._tag_results(call, made, self.value_only(call, tags) if new is None else new)
+        new = self.value_only(call, tags) if new is None else new
+        self._tag_results(call, made, new, self.depth + (self.num_attention > num_before))
         return result
 
-    def _tag_results(self, call: Call, made: Any, new: Tag | Sequence[Tag]) -> None:
+    def _tag_results(self, call: Call, made: Any, new: Tag | Sequence[Tag], depth: int) -> None:
         tensors = [made] if isinstance(made, Tensor) else list(made)
         new = [replace(new) for _ in tensors] if isinstance(new, Tag) else new
         for tensor, tag in zip(tensors, new, strict=True):
@@ -303,7 +314,7 @@ class Recorder(TorchFunctionMode):
                 continue
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 tag = Tag(CONSTANT)
-            tag.maker = call
+            tag.maker, tag.depth = call, depth
             if tag.has_paths:
                 self.has_paths = True
                 self.epsilon = max(self.epsilon, torch.finfo(tensor.dtype).eps)

@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -472,7 +473,10 @@ def _product(
         to_weights, to_values, back = layouts[side]
         p, v = (a, b) if side == 0 else (b, a)
         p = to_weights(p)
-        return _attention(recorder, seen, lambda: p, v, to_values, back, tags[side].scores, reads=[p])
+        logits, of_weights = tags[side].logits, None
+        if logits is not None and logits.shape == (a, b)[side].shape:
+            of_weights = partial(to_weights, logits)
+        return _attention(recorder, seen, lambda: p, v, to_values, back, tags[side].scores, of_weights, reads=[p])
     if tags[0].has_paths:
         tag = _through(recorder, seen, [a], lambda x: multiply(x, b), reads=[b])
     else:
@@ -535,7 +539,9 @@ def _glu(recorder: Recorder, seen: Seen) -> Tag | None:
 
 @rule("softmax")
 def _softmax(recorder: Recorder, seen: Seen) -> Tag:
-    return recorder.value_only(seen.call, [recorder.tag(seen.args[0])], SOFTMAX)
+    made = recorder.value_only(seen.call, [recorder.tag(seen.args[0])], SOFTMAX)
+    made.logits = seen.args[0] if recorder.watch else None
+    return made
 
 
 @rule("var_mean", "std_mean")
@@ -597,13 +603,14 @@ def _attention(
     to_values: Callable[[Tensor], Tensor],
     back: Callable[[Tensor], Tensor],
     scores: tuple[Tensor, Tensor] | None,
+    logits: Callable[[], Tensor] | None,
     reads: Sequence[Tensor | None],
     grouped: bool = False,
 ) -> Tag:
     """The tag of P v. to_values brings v to (*batch, M, K); back brings (*batch, N, K) to the result."""
     tag, values = recorder.tag(v), to_values(v)
     origin = None if tag.origin is None else tag.origin.moved(to_values)
-    _show(recorder, seen, weights, values, scores)
+    _show(recorder, seen, weights, values, scores, logits)
     if tag.opaque is not None:
         return recorder.value_only(seen.call, [tag], LINEAR)
     parent = values if tag.node is None else _values(recorder, seen, tag.node, origin, to_values, values.shape)
@@ -616,11 +623,19 @@ def _attention(
     return Tag(ACTIVATION, node=node)
 
 
-def _show(recorder: Recorder, seen: Seen, weights: Callable, values: Tensor, scores: tuple | None) -> None:
+def _show(
+    recorder: Recorder,
+    seen: Seen,
+    weights: Callable[[], Tensor],
+    values: Tensor,
+    scores: tuple[Tensor, Tensor] | None,
+    logits: Callable[[], Tensor] | None,
+) -> None:
+    """Count an attention call, and give it to whoever watches."""
     recorder.num_attention += 1
     if recorder.watch is not None:
-        queries, keys = scores or (None, None)
-        recorder.watch(AttentionCall(recorder.num_attention, seen.call, weights(), values, queries, keys))
+        about, (queries, keys) = (recorder.num_attention, seen.call), scores or (None, None)
+        recorder.watch(AttentionCall(*about, weights(), values, queries, keys, logits, recorder.depth + 1))
 
 
 def _values(
@@ -644,13 +659,19 @@ def _values(
     return recorder.node(seen.call, (node,), Through(origin.chain), shape)
 
 
-def weights_of(q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """softmax(scale q k^T + mask), (*batch, N, M); rows that see no key are 0. Groups of query heads may share keys."""
+def logits_of(q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """scale q k^T + mask, (*batch, N, M). Groups of query heads may share keys."""
     if k.ndim > 2 and q.shape[-3] != k.shape[-3]:
         k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
     scores = (q * scale) @ k.mT
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    return scores
+
+
+def weights_of(q: Tensor, k: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """softmax(scale q k^T + mask), (*batch, N, M); rows that see no key are 0. Groups of query heads may share keys."""
+    scores = logits_of(q, k, mask, scale)
     return scores.softmax(-1).masked_fill(scores.amax(-1, keepdim=True) == -math.inf, 0)
 
 
@@ -664,9 +685,8 @@ def _fused(recorder: Recorder, seen: Seen) -> Tag | None:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
     grouped = bool(grouped) and v.shape[-3] != q.shape[-3]
     reads = [q, k, mask]
-    return _attention(
-        recorder, seen, lambda: weights_of(q, k, mask, scale), v, _unchanged, _unchanged, (q, k), reads, grouped
-    )
+    weights, logits = (partial(function, q, k, mask, scale) for function in (weights_of, logits_of))
+    return _attention(recorder, seen, weights, v, _unchanged, _unchanged, (q, k), logits, reads, grouped)
 
 
 @rule("multi_head_attention_forward")
@@ -700,15 +720,18 @@ def _multi_head(recorder: Recorder, seen: Seen) -> list[Tag] | None:
     def queries_and_keys() -> tuple[Tensor, Tensor]:
         return tuple(by_head(F.linear(x, w, b)) for x, w, b in zip((query, key), maps, biases, strict=False))
 
-    def weights() -> Tensor:
+    def of_scores(function: Callable) -> Tensor:
         q_BHNK, k_BHMK = queries_and_keys()
-        return weights_of(q_BHNK, k_BHMK, mask, q_BHNK.shape[-1] ** -0.5)
+        return function(q_BHNK, k_BHMK, mask, q_BHNK.shape[-1] ** -0.5)
+
+    weights, logits = partial(of_scores, weights_of), partial(of_scores, logits_of)
 
     tag, shape_NBD = recorder.tag(at["value"]), torch.Size((*value.shape[:-1], width))
     if recorder.watch is None:
-        _show(recorder, seen, weights, value, None)
+        _show(recorder, seen, weights, value, None, None)
     else:
-        _show(recorder, seen, weights, by_head(F.linear(value, maps[2], biases[2])), queries_and_keys())
+        values = by_head(F.linear(value, maps[2], biases[2]))
+        _show(recorder, seen, weights, values, queries_and_keys(), logits)
     average = recorder.value_only(seen.call, [recorder.tag(at["query"])], SOFTMAX)
     if tag.opaque is not None:
         return [recorder.value_only(seen.call, [tag], LINEAR), average]

@@ -1,0 +1,170 @@
+"""What the heads of any network attend to, head by head: entropy, sinks, rank of P, the largest logit.
+
+One attention call is in memory at a time (rankbench.model.tape.tap).
+
+Shapes: B sequence, H head, N query token, M key token, K width of the values.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
+from rankbench.keys import key
+from rankbench.measures.by_layer import moments
+from rankbench.measures.metrics import ATTENTION_METRICS, attention_metrics
+from rankbench.measures.module_paths import heads_of
+from rankbench.model.modules import Example
+from rankbench.model.tape import AttentionCall, tap
+from rankbench.plots.attention import draw_attention
+
+SEQUENCES_AT_A_TIME = 8
+
+
+@dataclass(frozen=True)
+class Options:
+    """On how many sequences."""
+
+    sequences: int | None = key("Number of sequences. null: all.", at_least=1)
+
+
+def table(subject: Subject, options: Options) -> pd.DataFrame:
+    """The table of `of_module`, of a network of ours."""
+    return of_module(subject.as_modules(), options)
+
+
+@torch.no_grad()
+def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
+    """Rows: weights, layer (depth of the attention, from 1), head (from 1). A metric is the mean over the sequences for
+    which it is defined, <metric>_sd their standard deviation; num_undefined of all lack one metric or more.
+
+    P is what the values are multiplied by. row_sum: the mean sum of its rows, 1 of a softmax. The metrics of P in
+    rankbench.measures.metrics are of rows divided by their sums, nan where an entry is negative. sink_weight: the mean
+    weight on the key that gets most of all; first_weight, own_weight: on the first key, and on the query's own token.
+    distance_to_identity, distance_to_uniform: ||P - I||_F / sqrt(N), and the same to the average over the keys that a
+    query sees. largest_logit: the largest |logit| of a key that is seen (nan where no softmax made P). value_cosine:
+    mean cosine between a head's output at a token and the token's own value.
+    """
+    example, rows = subject.example[: options.sequences], []
+    for weights, module in subject.modules.items():
+        values: dict[tuple[int, int], list[dict[str, Tensor]]] = {}
+        flattened = heads_of(module, example).in_batch_axis
+        for some in example.split(SEQUENCES_AT_A_TIME):
+            for depth, head, metrics in _metrics(module, some, flattened):
+                values.setdefault((depth, head), []).append(metrics)
+        for (depth, head), parts in sorted(values.items()):
+            joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            rows.append({"weights": weights, "layer": depth, "head": head, **moments(joined)})
+    return pd.DataFrame(rows)
+
+
+def _metrics(
+    module: nn.Module, example: Example, flattened: int | None
+) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
+    """Depth, head and metrics (B,) of each head; heads of calls side by side are numbered through."""
+    results: list[tuple[int, int, dict[str, Tensor]]] = []
+    num_heads: dict[int, int] = {}
+
+    def watch(call: AttentionCall) -> None:
+        call = _by_head(call, example.num_sequences, flattened)
+        metrics = _of_call(call, example.lengths_B)
+        first = num_heads.get(call.depth, 0)
+        heads = call.weights.shape[1]
+        num_heads[call.depth] = first + heads
+        results.extend(
+            (call.depth, first + head + 1, {name: value_BH[:, head] for name, value_BH in metrics.items()})
+            for head in range(heads)
+        )
+
+    tap(module, watch, *example.args, **example.kwargs)
+    yield from results
+
+
+def _by_head(call: AttentionCall, num_sequences: int, flattened: int | None) -> AttentionCall:
+    """The call with weights and logits (B, H, N, M), and values alike."""
+
+    def of(x: Tensor) -> Tensor:
+        if x.dim() < 4:
+            x = x[None, None] if x.dim() == 2 else x.unflatten(0, (num_sequences, -1)) if flattened else x[:, None]
+        return x
+
+    weights_BHNM, values = of(call.weights), of(call.values)
+    num_heads = weights_BHNM.shape[1]
+    if values.shape[1] != num_heads:  # query heads may share values
+        values = values.repeat_interleave(num_heads // values.shape[1], 1)
+    logits = None if call.logits is None else lambda: of(call.logits())
+    return call._replace(weights=weights_BHNM, values=values, logits=logits)
+
+
+def _of_call(call: AttentionCall, lengths_B: Tensor | None) -> dict[str, Tensor]:
+    """Metrics of the heads of one call, (B, H), sequences of one length at a time."""
+    if lengths_B is None or call.weights.shape[-1] != call.weights.shape[-2]:
+        return _of_one_length(call)
+    metrics: dict[str, Tensor] = {}
+    for length in lengths_B.unique().tolist():
+        rows = (lengths_B == length).nonzero().squeeze(-1)
+        cut = {"weights": call.weights[rows][..., :length, :length], "values": call.values[rows][..., :length, :]}
+        if call.logits is not None:
+            cut["logits"] = partial(_cut, call.logits, rows, length)
+        for name, value_BH in _of_one_length(call._replace(**cut)).items():
+            metrics.setdefault(name, value_BH.new_empty(len(lengths_B), *value_BH.shape[1:]))[rows] = value_BH
+    return metrics
+
+
+def _cut(logits: Callable[[], Tensor], rows: Tensor, length: int) -> Tensor:
+    return logits()[rows][..., :length, :length]
+
+
+def _of_one_length(call: AttentionCall) -> dict[str, Tensor]:
+    p_BHNM, v_BHMK = call.weights, call.values
+    num_queries, num_keys = p_BHNM.shape[-2:]
+    # a key that no query of any sequence and head gives weight to is one that the mask hides
+    visible_NM = (p_BHNM != 0).flatten(0, 1).any(0)
+    uniform_NM = visible_NM / visible_NM.sum(-1, keepdim=True).clamp(min=1)
+    metrics = _of_probabilities(p_BHNM, visible_NM)
+    metrics["row_sum"] = p_BHNM.sum(-1).mean(-1)
+    metrics["sink_weight"] = p_BHNM.mean(-2).amax(-1)
+    metrics["first_weight"] = p_BHNM[..., 0].mean(-1)
+    metrics["distance_to_uniform"] = (p_BHNM - uniform_NM).square().sum((-2, -1)).div(num_queries).sqrt()
+    metrics["largest_logit"] = torch.full_like(metrics["sink_weight"], float("nan"))
+    if call.logits is not None:
+        metrics["largest_logit"] = call.logits().abs().masked_fill(~visible_NM, 0).amax((-2, -1))
+    if num_queries == num_keys:
+        eye_NM = torch.eye(num_keys, dtype=p_BHNM.dtype, device=p_BHNM.device)
+        metrics["own_weight"] = p_BHNM.diagonal(dim1=-2, dim2=-1).mean(-1)
+        metrics["distance_to_identity"] = (p_BHNM - eye_NM).square().sum((-2, -1)).div(num_queries).sqrt()
+        metrics["value_cosine"] = torch.cosine_similarity(p_BHNM @ v_BHMK, v_BHMK, dim=-1).mean(-1)
+    return metrics
+
+
+def _of_probabilities(p_BHNM: Tensor, visible_NM: Tensor) -> dict[str, Tensor]:
+    """The metrics of P with rows divided by their sums; nan where these are no probabilities."""
+    sums_BHN1 = p_BHNM.sum(-1, keepdim=True)
+    is_mean = bool((p_BHNM >= 0).all() and (sums_BHN1 > 0).all())
+    if not is_mean:
+        return {name: torch.full_like(p_BHNM[..., 0, 0], float("nan")) for name in ATTENTION_METRICS}
+    metrics = attention_metrics(p_BHNM / sums_BHN1, visible_NM)
+    return {name: value for name, value in metrics.items() if name in ATTENTION_METRICS}
+
+
+def digest(table: pd.DataFrame) -> str:
+    """A few metrics by layer, mean over heads and seeds, for a terminal."""
+    columns = ["attention_entropy", "sink_weight", "attention_effective_rank", "largest_logit", "value_cosine"]
+    mean = table.groupby(["weights", "layer"], sort=False)[[name for name in columns if name in table]].mean()
+    return f"attention by layer (mean of its heads)\n{mean.map('{:.3g}'.format).to_string()}"
+
+
+ANALYSIS = Analysis(
+    Options,
+    table,
+    draw_attention,
+    digest,
+    ("sink_weight",),
+    lines="weights",
+    of_module=of_module,
+    check_module=heads_of,
+)

@@ -1,0 +1,137 @@
+"""The path-length spectrum of any network: how much of its output, and of its loss, comes from paths of each length.
+
+All paths of a length are summed exactly, with attention weights, norm scales and gates frozen at the full forward pass
+(Dong et al. 2021, Theorem 2.1; rankbench.model.tape). Embeddings and biases that pass no head are of length 0.
+
+Shapes: B sequence, K path length, N token, C classes or output dimensions.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
+from rankbench.keys import key
+from rankbench.measures.module_paths import Heads, check_sums, heads_of, norms, scores, sums_by_length, without_absent
+from rankbench.model.modules import Example
+from rankbench.plots.spectrum import draw_spectrum
+
+log = logging.getLogger(__name__)
+
+MEASURED = ("mass", "share", "error_upto", "loss_upto", "accuracy_upto")
+WHOLE = ("whole_loss", "whole_accuracy")
+
+
+@dataclass(frozen=True)
+class Options:
+    """On how many sequences, and where the biases of values count."""
+
+    value_biases: str = key(
+        "Biases of values: of length 1 with their head, or 0 as a source.", choices=("head", "source")
+    )
+    sequences: int | None = key("Number of sequences. null: all.", at_least=1)
+    resamples: int = key("Number of resamples of the bootstrap over sequences.", at_least=100)
+
+
+def table(subject: Subject, options: Options) -> pd.DataFrame:
+    """The table of `of_module`, of a network of ours."""
+    return of_module(subject.as_modules(), options)
+
+
+@torch.no_grad()
+def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
+    """Rows: weights, path_length k. S_k sums all paths of k heads, X is the output (logits, where there are any).
+
+    Columns, each a mean over the sequences with <column>_low and <column>_high, a 95 % bootstrap interval over them
+    (nan of one sequence): mass, ||S_k||_F / ||X||_F; share, <S_k, X> / ||X||_F^2, which sums to 1; error_upto,
+    ||X - (S_0 + ... + S_k)||_F / ||X||_F; loss_upto (nats per scored token) and accuracy_upto of S_0 + ... + S_k, nan
+    without targets. num_paths: choices of k heads, at most one of each depth. remainder: the largest
+    ||X - sum_k S_k|| / ||X|| of a batch. Then num_sequences, and whole_loss and whole_accuracy of X.
+    """
+    example, rows = subject.example[: options.sequences], []
+    for weights, module in subject.modules.items():
+        heads = heads_of(module, example)
+        values, remainder = _values(module, example, heads, options.value_biases)
+        log.info("%s, %s weights: path sums and output differ by %.1e (relative)", subject.name, weights, remainder)
+        for length, count in enumerate(heads.num_paths):
+            row = {"weights": weights, "path_length": length, "num_paths": float(count), "remainder": remainder}
+            for name in MEASURED:
+                row |= _interval(name, values[name][length], options.resamples)
+            whole = {name: values[name].mean().item() for name in WHOLE}
+            rows.append(row | whole | {"num_sequences": example.num_sequences})
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _values(module: nn.Module, example: Example, heads: Heads, value_biases: str) -> tuple[dict[str, Tensor], float]:
+    """The numbers of each length and sequence, (K, B), those of the whole output, (B,), and the largest remainder."""
+    parts: dict[str, list[Tensor]] = {name: [] for name in (*MEASURED, *WHOLE)}
+    remainder, num_lengths = 0.0, len(heads.by_depth) + 1
+    for some, sums in sums_by_length(module, example, heads, value_biases):
+        S_K = without_absent(sums.by_length_KBND, some)
+        S_K = torch.cat([S_K, S_K.new_zeros(num_lengths - len(S_K), *S_K.shape[1:])])
+        X = without_absent(sums.state_BND, some)
+        size_B = norms(X, 0)
+        upto_K = S_K.cumsum(0)
+        parts["mass"].append(norms(S_K, 1) / size_B)
+        parts["share"].append((S_K * X).flatten(2).sum(-1) / size_B.square())
+        parts["error_upto"].append(norms(X - upto_K, 1) / size_B)
+        remainder = max(remainder, sums.remainder)
+        read = [upto_K[length] for length in range(num_lengths)]
+        scored = [_scored(x, some) for x in (*read, sums.state_BND)]
+        for column, name in (("loss_upto", "whole_loss"), ("accuracy_upto", "whole_accuracy")):
+            losses = torch.stack([score_2B[int(column == "accuracy_upto")] for score_2B in scored])
+            parts[column].append(losses[:-1])
+            parts[name].append(losses[-1])
+    return {name: torch.cat(part, dim=-1).double().cpu() for name, part in parts.items()}, remainder
+
+
+def _scored(outputs: Tensor, example: Example) -> Tensor:
+    """Loss per scored token and accuracy of each sequence, (2, B); nan without targets."""
+    if example.targets is None:
+        return torch.full((2, example.num_sequences), float("nan"))
+    each = scores(outputs, example)
+    return torch.stack([torch.stack([one.mean_loss, one.accuracy]).double() for one in each], dim=1)
+
+
+def _interval(name: str, values_B: Tensor, resamples: int) -> dict[str, float]:
+    """The mean over sequences with the ends of its bootstrap interval."""
+    numbers = values_B.numpy()
+    low = high = float("nan")
+    if len(numbers) > 1 and np.isfinite(numbers).all():
+        # the same resamples for every row, so that neighbouring rows differ by what they measure alone
+        interval = stats.bootstrap(
+            (numbers,), np.mean, n_resamples=resamples, method="percentile", rng=np.random.default_rng(0)
+        ).confidence_interval
+        low, high = float(interval.low), float(interval.high)
+    return {name: float(numbers.mean()), f"{name}_low": low, f"{name}_high": high}
+
+
+def digest(table: pd.DataFrame) -> str:
+    """Mass, error and loss by length, mean over seeds, for a terminal."""
+    mean = table.groupby(["weights", "path_length"], sort=False)[["num_paths", *MEASURED]].mean()
+    shown = mean.dropna(axis=1, how="all").map("{:.3g}".format)
+    return (
+        f"sums of all paths by length (mean of {table.num_sequences.iloc[0]} sequences)\n{shown.to_string()}\n"
+        f"largest remainder of the exact sums: {table.remainder.max():.1e}"
+    )
+
+
+COLUMNS = ["weights", "path_length", "num_paths"]
+COLUMNS += [f"{name}{end}" for name in MEASURED for end in ("", "_low", "_high")]
+COLUMNS += ["remainder", *WHOLE, "num_sequences"]
+ANALYSIS = Analysis(
+    Options,
+    table,
+    draw_spectrum,
+    digest,
+    ("error_upto",),
+    lines="weights",
+    most_panels=6,
+    of_module=of_module,
+    check_module=check_sums,
+)

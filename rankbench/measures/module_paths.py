@@ -1,0 +1,111 @@
+"""Sums of all paths by length of a torch module that is not ours, a few sequences at a time (rankbench.model.tape).
+
+Shapes: B sequence, K path length; `...` the axes of the module's output behind the sequences.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rankbench.keys import ConfigError
+from rankbench.model.modules import Example
+from rankbench.model.tape import COVERED, AttentionCall, Sums, Tape, record, tap
+from rankbench.model.tape.recording import tensors_in
+from rankbench.tasks.task import Score, score
+
+# In the sums of all lengths: 256 MiB of float64.
+NUMBERS_AT_A_TIME = 1 << 25
+
+
+class Heads(NamedTuple):
+    """The heads of a module, as a forward pass of one sequence shows them.
+
+    by_depth: how many heads stand side by side, for each depth of attention. in_batch_axis: how many of them share the
+    first axis of attention weights with the sequences; None where they have an axis of their own. first: by the index
+    of an attention call, its depth and the number of its first head there, both from 1. numbers: in the output.
+    """
+
+    by_depth: list[int]
+    in_batch_axis: int | None
+    first: dict[int, tuple[int, int]]
+    numbers: int
+
+    @property
+    def num_paths(self) -> list[int]:
+        """How many choices there are of k heads, at most one of each depth; k = 0 .. L."""
+        counts = [1]
+        for heads in self.by_depth:
+            counts = [a + heads * b for a, b in zip([*counts, 0], [0, *counts], strict=True)]
+        return counts
+
+    def num_paths_through(self, depth: int) -> int:
+        """How many of these choices there are with one given head of this depth."""
+        return math.prod(heads + 1 for other, heads in enumerate(self.by_depth, start=1) if other != depth)
+
+
+@torch.no_grad()
+def heads_of(module: nn.Module, example: Example) -> Heads:
+    """What one sequence shows of the module's heads."""
+    by_depth: dict[int, int] = {}
+    first: dict[int, tuple[int, int]] = {}
+    flattened: set[int] = set()
+
+    def watch(call: AttentionCall) -> None:
+        shape = call.weights.shape
+        heads = shape[-3] if len(shape) > 2 else 1
+        first[call.call.index] = call.depth, by_depth.get(call.depth, 0) + 1
+        by_depth[call.depth] = by_depth.get(call.depth, 0) + heads
+        if len(shape) == 3 and heads > 1:
+            flattened.add(heads)
+
+    one = example[:1]
+    output = tap(module, watch, *one.args, **one.kwargs)
+    if not by_depth:
+        raise ConfigError(f"{type(module).__name__}: made no attention call that the tape knows; covered: {COVERED}")
+    numbers = max(x.numel() for x in tensors_in(output) if x.is_floating_point())
+    return Heads([by_depth[depth] for depth in sorted(by_depth)], min(flattened, default=None), first, numbers)
+
+
+def check_sums(module: nn.Module, example: Example) -> None:
+    """ConfigError if the module's output is not the sum of its paths, tried on one sequence."""
+    one = example[:1]
+    for _ in sums_by_length(module, one, heads_of(module, one)):
+        pass
+
+
+@torch.no_grad()
+def recorded(module: nn.Module, example: Example, heads: Heads) -> Iterator[tuple[Example, Tape]]:
+    """The tape of some sequences at a time: as many as memory has room for."""
+    at_a_time = max(1, NUMBERS_AT_A_TIME // (heads.numbers * (len(heads.by_depth) + 1)))
+    for some in example.split(at_a_time):
+        yield some, record(module, *some.args, **some.kwargs)
+
+
+@torch.no_grad()
+def sums_by_length(
+    module: nn.Module, example: Example, heads: Heads, value_biases: str = "head"
+) -> Iterator[tuple[Example, Sums]]:
+    """The module's output as the sum of its paths by length, some sequences at a time; ConfigError where it is none."""
+    for some, tape in recorded(module, example, heads):
+        yield some, tape.sums(value_biases=value_biases)
+
+
+def without_absent(x: Tensor, example: Example) -> Tensor:
+    """(..., B, N, C) with zeros in the place of absent tokens."""
+    present_BN = example.present(x.shape[-2]) if x.dim() > 2 else None
+    return x if present_BN is None else x * present_BN[..., None]
+
+
+def norms(x: Tensor, batch_axis: int) -> Tensor:
+    """Frobenius norm of each sequence's part, (..., B)."""
+    return torch.linalg.vector_norm(x.flatten(batch_axis + 1), dim=-1)
+
+
+def scores(outputs: Tensor, example: Example) -> list[Score]:
+    """The score of each sequence by the example's targets."""
+    return [
+        score(outputs[index : index + 1], example.targets[index : index + 1]) for index in range(example.num_sequences)
+    ]

@@ -1,0 +1,142 @@
+"""The states of a torch module that is not ours, layer by layer, as its own submodules return them.
+
+Calls of attention have a depth: 1 for the first, one more behind each. The layer of a depth is the outermost submodule
+that holds all calls of this depth and no other, and returns a tensor of the shape that it is given. What one layer
+returns must be what the next is given: else the submodules are branches, and their results no states of the network. A
+submodule that runs several times (shared layers) counts each time.
+
+Shapes: B sequence, N token, D width.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rankbench.keys import ConfigError
+from rankbench.measures.rounding import RandomRounding, floor_of, num_passes
+from rankbench.model.modules import Example
+from rankbench.model.tape import COVERED, AttentionCall, tap
+from rankbench.model.tape.recording import tensors_in
+
+
+class Run(NamedTuple):
+    """One of the times, from 0, that a submodule runs in a forward pass."""
+
+    name: str
+    time: int
+
+
+class _Hooks:
+    """Follows the runs of all submodules in a forward pass. seen(run, input, output): called at the end of each run
+    that is given and returns a tensor of floats."""
+
+    def __init__(self, module: nn.Module, seen: Callable[[Run, Tensor, Tensor], None]) -> None:
+        self.module, self.seen = module, seen
+        self.running: list[Run] = []
+        self.counts: dict[str, int] = {}
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        handles = []
+        for name, submodule in self.module.named_modules():
+            if name:
+                handles.append(submodule.register_forward_pre_hook(self._entering(name)))
+                handles.append(submodule.register_forward_hook(self._leave, with_kwargs=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _entering(self, name: str) -> Callable:
+        def enter(module: nn.Module, args: Any) -> None:
+            self.running.append(Run(name, self.counts.get(name, 0)))
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+        return enter
+
+    def _leave(self, module: nn.Module, args: tuple, kwargs: dict, result: Any) -> None:
+        run = self.running.pop()
+        inputs, outputs = _first_floats((args, kwargs)), _first_floats(result)
+        if inputs is not None and outputs is not None:
+            self.seen(run, inputs, outputs)
+
+
+def _first_floats(x: Any) -> Tensor | None:
+    return next((tensor for tensor in tensors_in(x) if tensor.is_floating_point()), None)
+
+
+@torch.no_grad()
+def layers_of(module: nn.Module, example: Example) -> list[Run]:
+    """The run of a submodule that is the layer of each depth; ConfigError where no submodule is one."""
+    depths: dict[Run, set[int]] = {}
+    holders: dict[int, list[list[Run]]] = {}  # by depth, for each attention call the runs around it
+    ends: dict[Run, tuple[Tensor, Tensor]] = {}  # what a submodule that keeps the shape is given and returns
+
+    def seen(run: Run, x: Tensor, y: Tensor) -> None:
+        if x.shape == y.shape and x.dim() == 3:
+            ends[run] = x, y
+
+    hooks = _Hooks(module, seen)
+
+    def watch(call: AttentionCall) -> None:
+        holders.setdefault(call.depth, []).append(list(hooks.running))
+        for run in hooks.running:
+            depths.setdefault(run, set()).add(call.depth)
+
+    with hooks.attached():
+        tap(module, watch, *example.args, **example.kwargs)
+    if not holders:
+        raise ConfigError(f"{type(module).__name__}: made no attention call that the tape knows; covered: {COVERED}")
+    layers = []
+    for depth, around in sorted(holders.items()):
+        shared = [run for run in around[0] if all(run in others for others in around)]
+        fitting = [run for run in shared if depths[run] == {depth} and run in ends]
+        if not fitting:
+            raise ConfigError(
+                f"{type(module).__name__}: the attention calls of depth {depth} have no submodule of their own that "
+                "returns states of the shape (B, N, D) that it is given; put each layer into a submodule"
+            )
+        layers.append(fitting[0])
+    for earlier, later in pairwise(layers):
+        if not torch.equal(ends[earlier][1], ends[later][0]):
+            raise ConfigError(
+                f"{type(module).__name__}: what {later.name} is given is not what {earlier.name} returns, so these are "
+                "no layers but branches; put each layer, with its skips, into a submodule"
+            )
+    return layers
+
+
+@torch.no_grad()
+def states_of(module: nn.Module, layers: list[Run], example: Example) -> list[Tensor]:
+    """What enters the first layer and what each layer returns, L + 1 states (B, N, D)."""
+    states: dict[Run | None, Tensor] = {}
+
+    def seen(run: Run, x: Tensor, y: Tensor) -> None:
+        if run == layers[0]:
+            states[None] = x
+        if run in layers:
+            states[run] = y
+
+    with _Hooks(module, seen).attached():
+        module(*example.args, **example.kwargs)
+    return [states[None], *(states[run] for run in layers)]
+
+
+@torch.no_grad()
+def states_with_floors(
+    module: nn.Module, layers: list[Run], example: Example, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each state with the floor of its residual, (B,), as rankbench.measures.rounding has them. generator: on the CPU,
+    of the perturbed passes."""
+    states, lengths_B = states_of(module, layers, example), example.lengths_B
+    perturbed_passes = []
+    for _ in range(num_passes(*states[0].shape[1:])):
+        with RandomRounding(generator):
+            perturbed_passes.append(states_of(module, layers, example))
+    for state_BND, *perturbed in zip(states, *perturbed_passes, strict=True):
+        yield state_BND, floor_of(state_BND, perturbed, lengths_B)

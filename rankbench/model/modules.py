@@ -1,0 +1,214 @@
+"""A torch module that is not ours, and the inputs that it is measured on.
+
+    module, example = build("mine.py:build")
+    example = read_inputs("texts.safetensors")
+
+The function returns a module, (module, inputs) or (module, inputs, targets). `build` runs the file that the user names;
+nothing else here executes code, because inputs are read as data.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from rankbench.keys import ConfigError, closest
+
+TARGETS = "targets"  # the name of the tensor in a file of inputs that the output is scored by
+PRESENT = "attention_mask"  # the keyword that says which tokens of a padded batch are there, 1 or True
+
+
+@dataclass(frozen=True)
+class Example:
+    """Arguments of a module. The first axis of the first tensor counts sequences; of other tensors it does if it is as
+    long.
+
+    targets: what the output is scored by, as in tasks.Batch: classes (B, N), -1 where none is scored, or numbers of the
+    output's shape. lengths_B: how many tokens each sequence of a padded batch has, the absent ones behind them; None
+    where all are there.
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    targets: Tensor | None = None
+    lengths_B: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors among the arguments."""
+        return [leaf for leaf in tree_flatten((self.args, dict(self.kwargs)))[0] if isinstance(leaf, Tensor)]
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.tensors[0])
+
+    def present(self, num_tokens: int) -> Tensor | None:
+        """Which of this many tokens are there, (B, N) bool; None where all are."""
+        if self.lengths_B is None:
+            return None
+        return torch.arange(num_tokens, device=self.lengths_B.device) < self.lengths_B[:, None]
+
+    def split(self, size: int) -> Iterator["Example"]:
+        """Some sequences at a time."""
+        for start in range(0, self.num_sequences, size):
+            yield self[start : start + size]
+
+    def __getitem__(self, index: slice) -> "Example":
+        """Some of the sequences."""
+        count = self.num_sequences
+
+        def part(x: Any) -> Any:
+            return x[index] if isinstance(x, Tensor) and x.dim() and len(x) == count else x
+
+        if len(range(*index.indices(count))) == count:
+            return self
+        for x in self.tensors[1:]:
+            if x.dim() == 2 and x.shape == (count, count):
+                raise ConfigError(
+                    f"inputs: a tensor of shape {tuple(x.shape)} beside {count} sequences may be a mask or one row a "
+                    "sequence; give another number of sequences"
+                )
+        rest = (None if x is None else x[index] for x in (self.targets, self.lengths_B))
+        return Example(*tree_map(part, (self.args, dict(self.kwargs))), *rest)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Example":
+        """On `device`, numbers in `dtype`; tokens, classes and masks stay what they are."""
+
+        def moved(x: Any) -> Any:
+            return x.to(device, dtype if x.is_floating_point() else None) if isinstance(x, Tensor) else x
+
+        rest = (moved(self.targets), moved(self.lengths_B))
+        return Example(*tree_map(moved, (self.args, dict(self.kwargs))), *rest)
+
+
+def is_spec(text: str) -> bool:
+    """Whether a word names a function that builds a module: mine.py:build, package.module:build."""
+    return ":" in text and not text.startswith(("{", "[")) and "://" not in text
+
+
+def build(spec: str) -> tuple[nn.Module, Example | None]:
+    """The module that the function `spec` returns, and its own example of inputs where it has one.
+
+    spec: <file>.py:<function> or <package.module>:<function>. Runs that code. ConfigError for what is no such function.
+    """
+    source, _, name = spec.rpartition(":")
+    code = _import(source, spec)
+    function = getattr(code, name, None)
+    if not callable(function):
+        functions = [other for other, value in vars(code).items() if callable(value) and not other.startswith("_")]
+        raise ConfigError(
+            f"model={spec}: {source} has no function {name}{closest(name, functions)}; "
+            f"it has {', '.join(functions) or 'none'}"
+        )
+    return unpacked(function(), f"model={spec}")
+
+
+def unpacked(built: Any, name: str) -> tuple[nn.Module, Example | None]:
+    """A module, (module, inputs) or (module, inputs, targets) as module and example."""
+    parts = built if isinstance(built, tuple) else (built,)
+    if not isinstance(parts[0], nn.Module) or len(parts) > 3:
+        kinds = ", ".join(type(part).__name__ for part in parts)
+        raise ConfigError(
+            f"{name}: gave ({kinds}); allowed are an nn.Module, (module, inputs), (module, inputs, targets)"
+        )
+    module = parts[0].eval().requires_grad_(False)
+    if len(parts) == 1:
+        return module, None
+    example = as_example(parts[1], name)
+    return module, example if len(parts) == 2 else replace(example, targets=parts[2])
+
+
+def as_example(inputs: Any, name: str) -> Example:
+    """Inputs as a user gives them: a tensor, a tuple of arguments, or a mapping of keyword arguments."""
+    if isinstance(inputs, Example):
+        return inputs
+    if isinstance(inputs, Mapping):
+        keywords = dict(inputs)
+        example = Example((), keywords, keywords.pop(TARGETS, None))
+    else:
+        example = Example(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,))
+    if not example.tensors or not example.tensors[0].dim():
+        raise ConfigError(
+            f"{name}: inputs hold no tensor; give a tensor, a tuple of arguments, or a dict of them by name"
+        )
+    return replace(example, lengths_B=_lengths(example.kwargs.get(PRESENT)))
+
+
+def _lengths(mask: Any) -> Tensor | None:
+    """How many tokens a mask (B, N) leaves of each sequence; None where all are there."""
+    if not isinstance(mask, Tensor) or mask.dim() != 2 or bool(mask.bool().all()):
+        return None
+    present_BN = mask.bool()
+    if (present_BN[:, 1:] & ~present_BN[:, :-1]).any():
+        raise ConfigError(f"{PRESENT}: padding stands in front of a token; pad sequences at their end")
+    return present_BN.sum(-1)
+
+
+def _import(source: str, spec: str) -> ModuleType:
+    if not source.endswith(".py"):
+        sys.path.insert(0, os.getcwd())
+        try:
+            return importlib.import_module(source)
+        except ModuleNotFoundError as error:
+            if error.name is not None and source.startswith(error.name):
+                raise ConfigError(
+                    f"model={spec}: no module {error.name} to import; give <file>.py:<function> or <module>:<function>"
+                ) from None
+            raise
+        finally:
+            sys.path.remove(os.getcwd())
+    path = Path(source)
+    if not path.is_file():
+        raise ConfigError(f"model={spec}: no file {path}; give <file>.py:<function> or <package.module>:<function>")
+    file_spec = importlib.util.spec_from_file_location(path.stem, path)
+    code = importlib.util.module_from_spec(file_spec)
+    sys.path.insert(0, str(path.resolve().parent))  # as `python mine.py` finds the modules beside it
+    sys.modules[path.stem] = code
+    try:
+        file_spec.loader.exec_module(code)
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    return code
+
+
+def read_inputs(path: str, tokenize: Callable[[list[str]], Mapping[str, Tensor]] | None = None) -> Example:
+    """Inputs from a file. .npy: the one argument. .safetensors: keyword arguments by name, `inputs` the one positional
+    argument, `targets` the targets. .txt: one sequence a line, read by `tokenize`; without it, a ConfigError.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"inputs={path}: no such file; allowed are files .npy, .safetensors and .txt")
+    if file.suffix == ".npy":
+        try:
+            return as_example(torch.from_numpy(np.load(file, allow_pickle=False)), f"inputs={path}")
+        except (ValueError, TypeError, EOFError) as error:
+            raise ConfigError(f"inputs={path}: not an array of numbers ({error}); write it with numpy.save") from None
+    if file.suffix == ".safetensors":
+        try:
+            tensors = load_file(file)
+        except SafetensorError as error:
+            raise ConfigError(f"inputs={path}: not readable ({error}); write it with safetensors") from None
+        targets = tensors.pop(TARGETS, None)
+        positional = (tensors.pop("inputs"),) if "inputs" in tensors else ()
+        example = as_example(positional or tensors, f"inputs={path}")
+        return replace(example, kwargs=tensors, targets=targets, lengths_B=_lengths(tensors.get(PRESENT)))
+    if file.suffix == ".txt":
+        if tokenize is None:
+            raise ConfigError(f"inputs={path}: a text needs a tokenizer; give model=pretrained, or token ids in a .npy")
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        if not lines:
+            raise ConfigError(f"inputs={path}: has no text; give one sequence a line")
+        return as_example(tokenize(lines), f"inputs={path}")
+    raise ConfigError(f"inputs={path}: unknown kind {file.suffix or 'of file'}; allowed are .npy, .safetensors, .txt")

@@ -1,0 +1,38 @@
+"""The figure of the analysis `attention`."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from rankbench.plots.figure import COLOURS, MARKERS, beside, grid_of, legend, styled, title, whole_numbers
+
+PANELS = {
+    "attention_entropy": ("entropy of the rows of P", "entropy / its largest value"),
+    "sink_weight": ("weight on the key that gets most", "mean attention weight"),
+    "attention_effective_rank": ("effective rank of P", "effective rank"),
+    "largest_logit": ("largest logit of a key seen", "|logit|"),
+}
+
+
+@styled
+def draw_attention(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
+    """Four metrics of P by layer: a point for each head, their mean as a line, a colour for each kind of weights."""
+    shown = [name for name in PANELS if name in table and not table[name].isna().all()]
+    figure, grid, facets = grid_of(table, facet, len(shown), share_y=False)
+    for row, (label, rows) in zip(grid, facets, strict=True):
+        for axes, name in zip(row, shown, strict=True):
+            for number, (weights, of_weights) in enumerate(rows.groupby("weights", sort=False)):
+                colour = COLOURS[number % len(COLOURS)]
+                heads = of_weights.groupby(["layer", "head"])[name].mean().reset_index()
+                mean = heads.groupby("layer")[name].mean()
+                places = beside(mean.index.to_series(), number)
+                marker = MARKERS[number % len(MARKERS)]
+                axes.plot(places, mean, color=colour, marker=marker, label=f"{weights} weights, mean of the heads")
+                axes.scatter(beside(heads.layer, number), heads[name], s=7, color=colour, alpha=0.4, linewidths=0)
+            values = rows[name][rows[name] > 0]
+            if name == "largest_logit" and len(values) and values.max() > 100 * values.min():
+                axes.set_yscale("log")
+            axes.set_title(title(PANELS[name][0], label))
+            whole_numbers(axes, "layer")
+            axes.set_ylabel(PANELS[name][1])
+    legend(figure, grid)
+    return figure

@@ -1,0 +1,60 @@
+"""The figure of the analysis `spectrum`."""
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rankbench.plots.figure import COLOURS, GREY, beside, grid_of, legend, level, line, styled, title, whole_numbers
+from rankbench.runs.tables import mean_and_spread
+
+PANELS = {
+    "mass": ("sum $S_k$ of all paths of k heads", r"mass $\|S_k\|_F/\|X\|_F$"),
+    "error_upto": ("all longer paths left out", r"$\|X - \sum_{j\leq k} S_j\|_F/\|X\|_F$"),
+    "loss_upto": ("read out: paths of up to k heads", "loss (nats per token)"),
+}
+
+
+@styled
+def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
+    """Mass by path length; error and loss of the sum of all paths up to a length; a line for each kind of weights.
+
+    Of one seed, the band is the 95 % bootstrap interval over sequences.
+    """
+    shown = [name for name in PANELS if not table[name].isna().all()]
+    figure, grid, facets = grid_of(table, facet, len(shown), share_y=False)
+    for row, (label, of_facet) in zip(grid, facets, strict=True):
+        for axes, name in zip(row, shown, strict=True):
+            heading, ylabel = PANELS[name]
+            rows = of_facet
+            if name == "error_upto":  # with all lengths nothing is left out but rounding
+                rows = of_facet[of_facet.path_length < of_facet.path_length.max()]
+            for number, (weights, of_weights) in enumerate(rows.groupby("weights", sort=False)):
+                summary = mean_and_spread(of_weights, ["path_length"], name)
+                line(axes, summary, "path_length", f"{weights} weights", number)
+                if of_weights.seed.nunique() == 1:
+                    _band(axes, of_weights.sort_values("path_length"), name, number)
+                if name == "loss_upto":
+                    colour = COLOURS[number % len(COLOURS)]
+                    level(axes, of_weights, "whole_loss", f"whole network, {weights} weights", colour, ":")
+            values = rows[name][rows[name] > 0]
+            if len(values) and values.max() > 100 * values.min():
+                axes.set_yscale("log")
+            if name == "error_upto":
+                axes.axhline(0.05, color=GREY, linewidth=1, linestyle="--", label="5 % of the output")
+            axes.set_title(title(heading, label))
+            whole_numbers(axes, "path length k (heads)")
+            axes.set_ylabel(ylabel)
+    legend(figure, grid)
+    return figure
+
+
+def _band(axes: Axes, rows: pd.DataFrame, name: str, number: int) -> None:
+    """The interval over sequences."""
+    axes.fill_between(
+        beside(rows.path_length, number),
+        rows[f"{name}_low"],
+        rows[f"{name}_high"],
+        color=COLOURS[number % len(COLOURS)],
+        alpha=0.2,
+        linewidth=0,
+    )

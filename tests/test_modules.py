@@ -1,0 +1,522 @@
+"""rankbench.analyses on torch modules that are not ours: what is found in them, and what is refused."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import nn
+
+import rankbench
+from rankbench.analyses.runner import fresh_subjects
+from rankbench.commands.compose import compose
+from rankbench.keys import ConfigError
+from rankbench.measures.module_paths import heads_of
+from rankbench.measures.module_states import Run, layers_of, states_of
+from rankbench.measures.paths import sums_by_length
+from rankbench.model.modules import Example, as_example, build, read_inputs
+from rankbench.runs.machine import Machine
+from rankbench.tasks import Batch
+
+
+class Head(nn.Module):
+    """A causal head as students write it, one module a head."""
+
+    def __init__(self, width, head_width):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, head_width, bias=False) for _ in range(3))
+
+    def weights(self, x):
+        scores = self.q(x) @ self.k(x).mT * self.q.out_features**-0.5
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        return scores.masked_fill(hidden, float("-inf")).softmax(-1)
+
+    def forward(self, x):
+        return self.weights(x) @ self.v(x)
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = nn.ModuleList(Head(width, width // heads) for _ in range(heads))
+        self.out, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+
+    def forward(self, x):
+        y = self.norm(x)
+        x = x + self.out(torch.cat([head(y) for head in self.heads], -1))
+        return x + self.mlp(x)
+
+
+class Language(nn.Module):
+    def __init__(self, tokens=11, width=12, heads=3, layers=3):
+        super().__init__()
+        self.embedding = nn.Embedding(tokens, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, tokens))
+
+    def forward(self, ids):
+        return self.head(self.blocks(self.embedding(ids)))
+
+
+@pytest.fixture
+def language():
+    torch.manual_seed(0)
+    return Language().double().eval().requires_grad_(False)
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(11, (5, 7), generator=torch.Generator().manual_seed(1))
+
+
+def next_token(ids):
+    return torch.cat([ids[:, 1:], torch.full((len(ids), 1), -1)], 1)
+
+
+# --- what is found ---------------------------------------------------------------------------------------------------
+
+
+def test_layers_and_states_of_heads_side_by_side(language, ids):
+    example = Example((ids,))
+    layers = layers_of(language, example)
+    assert layers == [Run(f"blocks.{index}", 0) for index in range(3)]
+    x = language.embedding(ids)
+    expected = [x]
+    for block in language.blocks:
+        expected.append(block(expected[-1]))
+    for state, wanted in zip(states_of(language, layers, example), expected, strict=True):
+        assert torch.equal(state, wanted)
+    heads = heads_of(language, example)
+    assert heads.by_depth == [3, 3, 3]
+    assert heads.num_paths == [1, 9, 27, 27] and heads.num_paths_through(2) == 16
+
+
+class Shared(nn.Module):
+    """One layer, run several times, with torch's own attention."""
+
+    def __init__(self, layers=4):
+        super().__init__()
+        self.layer, self.layers = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), layers
+
+    def forward(self, x):
+        for _ in range(self.layers):
+            x = self.layer(x)
+        return x
+
+
+def test_a_shared_layer_counts_each_time_it_runs():
+    module = Shared().double().eval().requires_grad_(False)
+    layers = layers_of(module, Example((torch.randn(2, 5, 8, dtype=torch.float64),)))
+    assert layers == [Run("layer", time) for time in range(4)]
+
+
+def test_cross_attention_lies_behind_the_encoder():
+    torch.manual_seed(0)
+    module = nn.Transformer(8, 2, 2, 1, 16, batch_first=True).double().eval().requires_grad_(False)
+    x, y = torch.randn(2, 2, 5, 8, dtype=torch.float64)
+    # two layers of the encoder, the decoder's own attention beside the first, its cross-attention behind the second
+    assert heads_of(module, Example((x, y))).by_depth == [4, 2, 2]
+
+
+def test_layers_without_a_submodule_of_their_own_are_refused():
+    class Bare(nn.Module):
+        def forward(self, x):
+            for _ in range(2):
+                x = x + F.scaled_dot_product_attention(x, x, x)
+            return x
+
+    with pytest.raises(ConfigError, match="put each layer into a submodule"):
+        layers_of(Bare(), Example((torch.randn(2, 5, 8),)))
+
+
+# --- the tables ------------------------------------------------------------------------------------------------------
+
+
+def test_spectrum_against_single_forward_passes(language, ids):
+    table = rankbench.analyze(language, {"ids": ids, "targets": next_token(ids)}, "spectrum")["spectrum"]
+    assert table.path_length.tolist() == [0, 1, 2, 3] and table.num_paths.tolist() == [1, 9, 27, 27]
+    assert table.remainder.max() < 1e-14
+    logits = language(ids)
+    losses = F.cross_entropy(logits[:, :-1].mT, ids[:, 1:], reduction="none").mean(1)
+    accuracy = (logits.argmax(-1)[:, :-1] == ids[:, 1:]).double().mean(1)
+    assert table.whole_loss.to_numpy() == pytest.approx(losses.mean().item(), rel=1e-12)
+    assert table.loss_upto.iloc[-1] == pytest.approx(losses.mean().item(), rel=1e-12)
+    assert table.accuracy_upto.iloc[-1] == pytest.approx(accuracy.mean().item())
+    assert table.share.sum() == pytest.approx(1, abs=1e-12)
+    assert (table.mass_low < table.mass).all() and (table.mass < table.mass_high).all()
+    # without heads, the logits of paths of length 0: heads cut out, norms and gates as they were
+    scales, x = [], language.embedding(ids)
+    for block in language.blocks:
+        middle = x + block.out(torch.cat([head(block.norm(x)) for head in block.heads], -1))
+        scales.append((middle, block.mlp))
+        x = middle + block.mlp(middle)
+    y = language.embedding(ids)
+    for block, (middle, mlp) in zip(language.blocks, scales, strict=True):
+        y = y + block.out.bias
+        hidden = mlp[1](mlp[0](middle))
+        gate = F.gelu(hidden) / hidden
+        y = y + mlp[3](gate * mlp[1](frozen_norm(mlp[0], y, middle)))
+    zero = language.head[1](frozen_norm(language.head[0], y, x))
+    mass = zero.flatten(1).norm(dim=1) / logits.flatten(1).norm(dim=1)
+    assert table.mass.iloc[0] == pytest.approx(mass.mean().item(), rel=1e-10)
+
+
+def frozen_norm(norm, y, x):
+    """LayerNorm of y with the scale that it has at x."""
+    scale = (x.var(-1, unbiased=False, keepdim=True) + norm.eps).rsqrt()
+    return (y - y.mean(-1, keepdim=True)) * scale * norm.weight + norm.bias
+
+
+def test_spectrum_of_a_network_of_ours_is_its_paths():
+    words = ["model=san_skip", "model.layers=3", "model.width=8", "model.heads=2", "model.bias=false"]
+    words += ["task.length=4", "task.test_size=6", "task.train_size=20", "replicas=2"]
+    tables = rankbench.analyze(words, "spectrum", "paths", paths={"schemes": ["frozen"], "subset_sizes": []})
+    assert set(tables["spectrum"].seed) == {0, 1}
+    everything = tables["paths"][tables["paths"].selection == "all"]
+    assert tables["spectrum"].num_paths.tolist() == everything.num_paths.tolist()
+    # the read-out's bias is a path of length 0 here, and none at all there
+    cfg = compose("analyze", *words)
+    for subject in fresh_subjects(cfg, Machine.prepare(cfg)):
+        sums, model = sums_by_length(subject.model, subject.test.inputs), subject.model
+        parts = F.linear(sums.by_length_KBND, model.read_out.weight)
+        parts[0] += F.linear(sums.bias_BND, model.read_out.weight, getattr(model.read_out, "bias", None))
+        whole = parts.sum(0)
+        mass = parts.flatten(2).norm(dim=2) / whole.flatten(1).norm(dim=1)
+        rows = tables["spectrum"][tables["spectrum"].seed == subject.seed]
+        assert rows.mass.to_numpy() == pytest.approx(mass.mean(1).detach().numpy(), rel=1e-9)
+
+
+class OneLayer(nn.Module):
+    """A layer of a network of ours as a submodule."""
+
+    def __init__(self, sublayers):
+        super().__init__()
+        self.sublayers = sublayers
+
+    def forward(self, x):
+        for sublayer in self.sublayers:
+            x = sublayer(x)
+        return x
+
+
+class InLayers(nn.Module):
+    """A network of ours whose layers are submodules."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network, self.layers = network, nn.Sequential(*map(OneLayer, network.layers))
+
+    def forward(self, inputs):
+        return self.network.read_out(self.network.finish(self.layers(self.network.embed(inputs))))
+
+
+def test_residual_of_a_network_of_ours_seen_as_a_module():
+    words = ["model.layers=3", "model.width=8", "model.heads=2", "task.length=5", "task.test_size=9"]
+    words += ["task.train_size=9"]
+    own = rankbench.analyze(words, "residual", variants=["full"], sequences=9)["residual"]
+    cfg = compose("analyze", *words)
+    (subject,) = fresh_subjects(cfg, Machine.prepare(cfg))
+    seen = rankbench.analyze(InLayers(subject.model), subject.test.inputs, "residual", sequences=9)["residual"]
+    ours = own[own.sublayer.isin(["input", "mlp"])]
+    assert seen.layer.tolist() == ours.layer.tolist() == [0, 1, 2, 3]
+    assert seen.submodule.tolist()[1:] == ["layers.0", "layers.1", "layers.2"]
+    for name in ("relative_residual", "effective_rank", "mean_cosine", "relative_residual_sd"):
+        assert seen[name].to_numpy() == pytest.approx(ours[name].to_numpy(), rel=1e-12)
+    # random passes: a factor of 3 is what 8 of them can differ by
+    ratio = seen.noise_floor.to_numpy() / ours.noise_floor.to_numpy()
+    assert ((ratio > 1 / 3) & (ratio < 3)).all()
+    with pytest.raises(ConfigError, match="no layers but branches"):  # its own submodules are parts of sub-layers
+        rankbench.analyze(subject.model, subject.test.inputs, "residual")
+
+
+def test_attention_of_heads_side_by_side(language, ids):
+    table = rankbench.analyze(language, ids, "attention")["attention"]
+    assert list(zip(table.layer, table["head"], strict=True)) == [
+        (layer, head) for layer in (1, 2, 3) for head in (1, 2, 3)
+    ]
+    x = language.embedding(ids)
+    for layer, block in enumerate(language.blocks, start=1):
+        y = block.norm(x)
+        for number, head in enumerate(block.heads, start=1):
+            p, v = head.weights(y), head.v(y)
+            (row,) = table[(table.layer == layer) & (table["head"] == number)].itertuples()
+            assert row.sink_weight == pytest.approx(p.mean(1).amax(-1).mean().item())
+            assert row.first_weight == pytest.approx(p[..., 0].mean().item())
+            assert row.own_weight == pytest.approx(p.diagonal(dim1=1, dim2=2).mean().item())
+            entropies = torch.distributions.Categorical(p[:, 1:]).entropy() / torch.arange(2.0, 8.0).log()
+            assert row.attention_entropy == pytest.approx(entropies.mean().item())
+            uniform = torch.ones(7, 7, dtype=p.dtype).tril() / torch.arange(1.0, 8.0, dtype=p.dtype)[:, None]
+            expected = (p - uniform).flatten(1).norm(dim=1).mean().item() / 7**0.5
+            assert row.distance_to_uniform == pytest.approx(expected)
+            expected = (p - torch.eye(7)).flatten(1).norm(dim=1).mean().item() / 7**0.5
+            assert row.distance_to_identity == pytest.approx(expected)
+            logits = (head.q(y) @ head.k(y).mT / 2).tril()  # head width 4; above the diagonal nothing is seen
+            assert row.largest_logit == pytest.approx(logits.abs().amax((1, 2)).mean().item())
+            assert row.value_cosine == pytest.approx(F.cosine_similarity(p @ v, v, dim=-1).mean().item())
+        x = block(x)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_attention_of_torchs_own_layers(norm_first):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first)
+    module = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double().eval().requires_grad_(False)
+    x = torch.randn(4, 5, 8, dtype=torch.float64)
+    table = rankbench.analyze(module, x, "attention")["attention"]
+    read = module.layers[0].norm1(x) if norm_first else x
+    _, p_BHNM = module.layers[0].self_attn(read, read, read, average_attn_weights=False)
+    expected = p_BHNM.diagonal(dim1=2, dim2=3).mean((0, 2))
+    assert table[table.layer == 1].own_weight.to_numpy() == pytest.approx(expected.numpy())
+    assert table.largest_logit.notna().all()
+
+
+class Padded(nn.Module):
+    """Attends to the tokens that attention_mask says are there."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.layers = nn.Embedding(11, 8), nn.ModuleList(PaddedLayer() for _ in range(2))
+
+    def forward(self, ids, attention_mask=None):
+        x = self.embedding(ids)
+        mask = None if attention_mask is None else attention_mask.bool()[:, None, None]
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x
+
+
+class PaddedLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.maps, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x, mask):
+        q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in self.maps(x).chunk(3, -1))
+        return x + self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("name", ["attention", "residual", "spectrum", "paths", "path_mass"])
+def test_padding_is_in_no_metric(name):
+    torch.manual_seed(0)
+    module, ids = Padded().double().eval().requires_grad_(False), torch.randint(11, (2, 6))
+    mask = torch.ones(2, 6, dtype=torch.int64)
+    mask[1, 4:] = 0
+    both = rankbench.analyze(module, {"ids": ids, "attention_mask": mask}, name)[name]
+    long = rankbench.analyze(module, {"ids": ids[:1]}, name)[name]
+    short = rankbench.analyze(module, {"ids": ids[1:, :4]}, name)[name]
+    checked = {
+        "attention": ["attention_entropy", "sink_weight", "largest_logit", "value_cosine", "distance_to_uniform"],
+        "residual": ["relative_residual", "effective_rank", "mean_cosine"],
+        "spectrum": ["mass", "share", "error_upto"],
+        "paths": ["relative_residual", "norm_share"],
+        "path_mass": ["mass"],
+    }
+    for column in checked[name]:
+        expected = (long[column] + short[column]) / 2
+        # error_upto of all lengths is rounding
+        assert both[column].to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-9, abs=1e-14)
+
+
+def test_path_mass_of_heads_adds_up(language, ids):
+    """In the last layer no path goes through two heads, so these are the paths that do not pass it by."""
+    example = {"ids": ids, "targets": next_token(ids)}
+    table = rankbench.analyze(language, example, "path_mass")["path_mass"]
+    assert table.part.tolist() == ["length"] * 4 + ["head"] * 9
+    assert table.gradient_mass.notna().all() and table.whole_loss.nunique() == 1
+    # first order: all parts of X together are X itself
+    logits = language(ids).requires_grad_(True)
+    F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum").backward()
+    expected = (logits.grad * logits).sum().item() / ids[:, 1:].numel()
+    assert table[table.part == "length"].gradient_mass.sum() == pytest.approx(expected)
+
+
+# --- inputs and modules ----------------------------------------------------------------------------------------------
+
+
+def test_inputs_from_files(tmp_path, ids):
+    np.save(tmp_path / "ids.npy", ids.numpy())
+    assert torch.equal(read_inputs(str(tmp_path / "ids.npy")).args[0], ids)
+    save_file({"ids": ids, "targets": ids + 1}, tmp_path / "ids.safetensors")
+    example = read_inputs(str(tmp_path / "ids.safetensors"))
+    assert torch.equal(example.kwargs["ids"], ids) and torch.equal(example.targets, ids + 1) and not example.args
+    (tmp_path / "texts.txt").write_text("a b\n\nc d\n")
+    example = read_inputs(
+        str(tmp_path / "texts.txt"), lambda lines: {"ids": torch.tensor([[len(line)] for line in lines])}
+    )
+    assert example.kwargs["ids"].tolist() == [[3], [3]]
+
+
+def test_a_pickle_in_an_npy_is_not_opened(tmp_path):
+    np.save(tmp_path / "x.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(ConfigError, match="not an array of numbers"):
+        read_inputs(str(tmp_path / "x.npy"))
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("none.npy", "no such file"),
+        ("texts.txt", "needs a tokenizer"),
+        ("table.csv", "allowed are .npy, .safetensors, .txt"),
+        ("torn.safetensors", "not readable"),
+    ],
+)
+def test_inputs_refused(tmp_path, name, message):
+    if name != "none.npy":
+        (tmp_path / name).write_text("a")
+    with pytest.raises(ConfigError, match=message):
+        read_inputs(str(tmp_path / name))
+
+
+def test_some_sequences_of_an_example(ids):
+    mask = torch.ones(7, 7)
+    example = as_example({"ids": ids, "mask": mask, "scale": 2.0}, "")
+    assert len(example[:2].kwargs["ids"]) == 2 and example[:2].kwargs["mask"] is mask
+    square = replace(example, kwargs={"ids": ids[:, :5], "mask": torch.ones(5, 5)})
+    assert square[:5] is square
+    with pytest.raises(ConfigError, match="may be a mask"):
+        square[:2]
+
+
+@pytest.mark.parametrize(
+    "code, spec, message",
+    [
+        ("", "mine.py:build", "has no function build"),
+        ("def biuld(): pass", "mine.py:build", "did you mean biuld"),
+        ("def build(): return 3", "mine.py:build", r"gave \(int\)"),
+        ("", "other.py:build", "no file other.py"),
+        ("", "no_such_package.module:build", "no module no_such_package"),
+        ("from torch import nn\ndef build(): return nn.Linear(2, 2), 5", "mine.py:build", "hold no tensor"),
+    ],
+)
+def test_modules_refused(tmp_path, monkeypatch, code, spec, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(code)
+    with pytest.raises(ConfigError, match=message):
+        build(spec)
+
+
+@pytest.mark.parametrize(
+    "names, options, message",
+    [
+        (("collapse",), {}, "takes networks of ours apart"),
+        (("spectrum",), {"replicas": 2}, None),
+    ],
+)
+def test_analyses_refused(language, ids, names, options, message):
+    if message is None:
+        with pytest.raises(ConfigError, match="no option of spectrum"):
+            rankbench.analyze(language, ids, *names, **options)
+        return
+    with pytest.raises(ConfigError, match=message):
+        rankbench.analyze(language, ids, *names, **options)
+
+
+def test_what_does_not_run_is_refused(language):
+    with pytest.raises(ConfigError, match="does not run on inputs"):
+        rankbench.analyze(language, torch.randn(2, 3), "spectrum")
+    with pytest.raises(ConfigError, match="no attention call"):
+        rankbench.analyze(nn.Linear(3, 3), torch.randn(2, 3), "attention")
+
+
+def test_the_users_module_stays_as_it_was(language, ids):
+    module = language.float().train().requires_grad_(True)
+    rankbench.analyze(module, ids, "spectrum")
+    assert module.training and all(p.requires_grad and p.dtype == torch.float32 for p in module.parameters())
+
+
+FILE = """
+import torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(3, 5, 8)
+
+def opaque():
+    class Sorts(nn.Module):
+        def forward(self, x):
+            return nn.functional.scaled_dot_product_attention(x, x, x).sort(-2).values
+    return Sorts(), torch.randn(3, 5, 8)
+"""
+
+
+def rankbench_command(*words, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "rankbench", *words], cwd=cwd, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_the_command_on_a_file(tmp_path):
+    (tmp_path / "mine.py").write_text(FILE)
+    words = ["analyze", "model=mine.py:build", "analysis=[residual,paths,path_mass,attention,spectrum]", "out=out"]
+    done = rankbench_command(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "remainder" in done.stdout
+    for name in ("residual", "paths", "path_mass", "attention", "spectrum"):
+        table = pd.read_csv(tmp_path / "out" / f"{name}.csv")
+        assert len(table) and set(table.run) == {"mine.py:build"} and set(table.model) == {"TransformerEncoder"}
+        assert (tmp_path / "out" / f"{name}.png").exists()
+    again = rankbench_command(*words, cwd=tmp_path)
+    assert "spectrum.csv is there already" in again.stderr
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["model=mine.py:opaque", "analysis=[spectrum]"], "not covered"),
+        (["model=mine.py:build", "analysis=[spectrum]", "task.length=4"], "has no task.length"),
+        (["model=mine.py:build", "analysis=[spectrum]", "replicas=2"], "use replicas=1"),
+        (["model=mine.py:none", "analysis=[spectrum]"], "has no function none"),
+        (["model=pretrained", "analysis=[spectrum]"], "give model.path="),
+    ],
+)
+def test_the_command_refuses_and_writes_nothing(tmp_path, words, message):
+    (tmp_path / "mine.py").write_text(FILE)
+    refused = rankbench_command("analyze", *words, "out=out", cwd=tmp_path)
+    assert refused.returncode == 1 and message in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_targets_score_as_in_a_task(language, ids):
+    batch = Batch(ids, next_token(ids))
+    example = Example((batch.inputs,), {}, batch.targets)
+    table = rankbench.analyze(language, example, "paths")["paths"]
+    right = (language(ids).argmax(-1)[:, :-1] == ids[:, 1:]).double().mean().item()
+    assert table.whole_accuracy.iloc[0] == pytest.approx(right)
+
+
+class Linear(nn.Module):
+    """Attention without a softmax: rows of P that sum to anything, or hold negative entries."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.q, self.k = function, nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x + self.function(self.q(x) @ self.k(x).mT) @ x
+
+
+@pytest.mark.parametrize("function, is_mean", [(torch.exp, True), (torch.tanh, False)])
+def test_weights_that_are_no_probabilities(function, is_mean):
+    torch.manual_seed(0)
+    x, module = torch.randn(3, 5, 4, dtype=torch.float64), Linear(function).double()
+    (row,) = rankbench.analyze(module, x, "attention")["attention"].itertuples()
+    p = function(module.q(x) @ module.k(x).mT).detach()
+    assert row.row_sum == pytest.approx(p.sum(-1).mean().item())
+    if is_mean:
+        entropy = torch.distributions.Categorical(p).entropy().mean().item() / np.log(5)
+        assert row.attention_entropy == pytest.approx(entropy)
+    else:
+        assert np.isnan(row.attention_entropy)
+    assert np.isnan(row.largest_logit)
