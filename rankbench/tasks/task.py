@@ -114,8 +114,10 @@ def majority_baselines(train: Batch, test: Batch, num_classes: int) -> dict[str,
     for regression."""
     if train.targets.is_floating_point():
         return {"majority": float("nan"), "position_majority": float("nan")}
-    # absent targets are a class of their own here, which is then left out
-    counts_NC = F.one_hot(train.targets + 1, num_classes + 1).sum(0)[:, 1:]
+    num_tokens = train.targets.shape[-1]
+    position_BN = torch.arange(num_tokens, device=train.targets.device).expand_as(train.targets)
+    number_P = (position_BN * num_classes + train.targets)[is_scored(train.targets)]
+    counts_NC = torch.bincount(number_P, minlength=num_tokens * num_classes).view(num_tokens, num_classes)
     scored = is_scored(test.targets)
     return {
         "majority": float((test.targets == counts_NC.sum(0).argmax())[scored].double().mean()),
