@@ -53,7 +53,7 @@ class PathSums(NamedTuple):
 
 def sums_by_length(network: Network, inputs: Tensor, mlp: str = "gate") -> PathSums:
     """All paths of a network, frozen, summed by length (FrozenNetwork.sums_by_length), a few sequences at a time."""
-    numbers = inputs.shape[1] * network.width * (network.num_layers + 2)
+    numbers = network.num_tokens(inputs) * network.width * (network.num_layers + 2)
     at_a_time = max(1, SWEEP_BYTES // (numbers * network.read_out.weight.element_size()))
     parts = [FrozenNetwork(network, some, mlp).sums_by_length() for some in inputs.split(at_a_time)]
     by_length, bias, state = zip(*parts, strict=True)

@@ -119,7 +119,7 @@ class Floors(NamedTuple):
 def run_with_floors(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[tuple[Step, Floors]]:
     """Every sub-layer's step with its floors. The plain and the perturbed passes go on side by side, so that no more
     than one sub-layer of them is held. generator: on the CPU."""
-    num_tokens, lengths_B = inputs.shape[1], network.lengths(inputs)
+    num_tokens, lengths_B = network.num_tokens(inputs), network.lengths(inputs)
     passes = max(1, min(MOST_PASSES, NUMBERS // (num_tokens * min(num_tokens, network.width))))
     perturbed_steps = run(network, inputs.repeat(passes, *[1] * (inputs.dim() - 1)))
     rounding, input_B = RandomRounding(generator), None

@@ -166,6 +166,10 @@ class Network:
         """Which tokens of a padded batch are there, (B, N) bool; None where all are."""
         raise NotImplementedError
 
+    def num_tokens(self, inputs: Tensor) -> int:
+        """How many tokens the states of these inputs have, absent ones included."""
+        return inputs.shape[1]
+
     def lengths(self, inputs: Tensor) -> Tensor | None:
         """How many tokens each sequence has, (B,); None where all are there."""
         present_BN = self.present(inputs)
@@ -253,6 +257,9 @@ class Reduced(Network):
 
     def present(self, inputs: Tensor) -> Tensor | None:
         return self.whole.present(inputs)
+
+    def num_tokens(self, inputs: Tensor) -> int:
+        return self.whole.num_tokens(inputs)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Outputs (B, N, C)."""

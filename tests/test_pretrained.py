@@ -1,0 +1,390 @@
+"""rankbench.model.pretrained against the library's own hidden states and attention, and against the tape.
+
+All models are tiny and random; nothing is downloaded, but for the last test, which says so.
+
+Shapes: K path length, B batch, H head, N query token, M key token, D width.
+"""
+
+import copy
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from rankbench.keys import ConfigError
+from rankbench.measures.by_layer import metrics_by_layer
+from rankbench.measures.paths import sums_by_length
+from rankbench.measures.residual_coordinates import propagate, tokens
+from rankbench.model.network import run, without
+from rankbench.model.pretrained import as_network
+from rankbench.model.pretrained.parts import ACTIVATION_NAMES, PretrainedMlp
+from rankbench.model.tape import record, tap
+
+transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'rankbench[pretrained]'")
+
+# Float64 with a few hundred operations, each good to 2.2e-16 of states of size 1 to 10.
+ROUNDING = {"rtol": 0, "atol": 1e-12}
+B, N, LETTERS = 3, 6, 50
+
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}
+TEXT = {**SIZES, "vocab_size": LETTERS, "max_position_embeddings": 32}
+IMAGE = {**SIZES, "image_size": 8, "patch_size": 4}
+DISTILBERT = {"dim": 16, "hidden_dim": 24, "n_layers": 3, "n_heads": 2, "vocab_size": LETTERS}
+GPT2 = {"n_embd": 16, "n_layer": 3, "n_head": 2, "vocab_size": LETTERS, "n_positions": 32}
+FAMILIES = {
+    "Bert": ("BertModel", TEXT),
+    "Bert, causal": ("BertModel", {**TEXT, "is_decoder": True}),
+    "Bert, masked LM": ("BertForMaskedLM", TEXT),
+    "Bert, pretraining": ("BertForPreTraining", TEXT),
+    "Roberta": ("RobertaModel", TEXT),
+    "Roberta, masked LM": ("RobertaForMaskedLM", TEXT),
+    "DistilBert": ("DistilBertModel", DISTILBERT),
+    "DistilBert, masked LM": ("DistilBertForMaskedLM", DISTILBERT),
+    "Albert": ("AlbertModel", {**TEXT, "embedding_size": 12}),
+    "Albert, groups": ("AlbertModel", {**TEXT, "embedding_size": 12, "num_hidden_groups": 2, "inner_group_num": 2}),
+    "Albert, masked LM": ("AlbertForMaskedLM", {**TEXT, "embedding_size": 12}),
+    "GPT2": ("GPT2Model", GPT2),
+    "GPT2, scaled by layer": ("GPT2Model", {**GPT2, "scale_attn_by_inverse_layer_idx": True}),
+    "GPT2, not scaled": ("GPT2Model", {**GPT2, "scale_attn_weights": False, "activation_function": "relu"}),
+    "GPT2, causal LM": ("GPT2LMHeadModel", GPT2),
+    "ViT": ("ViTModel", IMAGE),
+    "ViT, no biases": ("ViTModel", {**IMAGE, "qkv_bias": False, "hidden_act": "quick_gelu"}),
+    "ViT, classes": ("ViTForImageClassification", IMAGE),
+    "DeiT": ("DeiTModel", IMAGE),
+}
+IMAGES = [name for name in FAMILIES if name.startswith(("ViT", "DeiT"))]
+TEXTS = [name for name in FAMILIES if name not in IMAGES]
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def built(family, implementation="sdpa"):
+    """A model of the library in float64: its own start, and on top of it noise, so that no bias is 0 and no scale 1."""
+    name, sizes = FAMILIES[family]
+    config = getattr(transformers, f"{name.partition('Model')[0].partition('For')[0].removesuffix('LMHead')}Config")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = getattr(transformers, name)(config(**sizes, attn_implementation=implementation))
+    model = model.double().eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return model
+
+
+def inputs_of(family, padding=None):
+    """Inputs of the network, and those of the library; the second and third text end in 2 and 3 absent tokens."""
+    generator = torch.Generator().manual_seed(2)
+    if family in IMAGES:
+        pixels = torch.randn(B, 3, 8, 8, generator=generator, dtype=torch.float64)
+        return pixels, {"pixel_values": pixels}
+    ids = torch.randint(3, LETTERS, (B, N), generator=generator)
+    if padding is None:
+        return ids, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    mask = (torch.arange(N) < torch.tensor([[N], [N - 2], [N - 3]])).long()
+    fill = padding if padding >= 0 else 0
+    return ids.masked_fill(mask == 0, padding), {"input_ids": ids.masked_fill(mask == 0, fill), "attention_mask": mask}
+
+
+def close(got, wanted, **tolerance):
+    torch.testing.assert_close(got, wanted, **(tolerance or ROUNDING))
+
+
+def layers_of(network, inputs):
+    """The states that enter the first layer and those that leave each, and P of each layer."""
+    steps = list(run(network, inputs))
+    states = [step.input_BND for step in steps if step.sublayer.kind == "attention"] + [steps[-1].output_BND]
+    return states, [step.weights_BHNM for step in steps if step.sublayer.kind == "attention"]
+
+
+def same_as_the_library(model, network, inputs, call):
+    """Every state, every P and the last state, at all tokens that are there."""
+    present_BN = call.get("attention_mask", torch.ones(len(inputs), network.num_tokens(inputs))).bool()
+    own = model.base_model(**call, output_hidden_states=True)
+    states, weights = layers_of(network, inputs)
+    wanted = list(own.hidden_states)
+    if network.last_norm is not None:  # the library's last hidden state stands behind the last norm
+        states[-1] = states[-1] if model.config.model_type in ("vit", "deit") else network.finish(states[-1])
+    assert len(states) == len(wanted)
+    for state, hidden in zip([*states, network.state(inputs)], [*wanted, own.last_hidden_state], strict=True):
+        close(state[present_BN], hidden[present_BN])
+    close(network.state(inputs, kernel="fused")[present_BN], own.last_hidden_state[present_BN])
+    calls = []
+    tap(model.base_model, calls.append, **call)
+    assert len(calls) == len(weights)
+    for p_BHNM, observed in zip(weights, calls, strict=True):
+        close(p_BHNM.transpose(1, 2)[present_BN], observed.weights.transpose(1, 2)[present_BN])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_states_and_weights_are_the_librarys(family):
+    model = built(family)
+    network = as_network(model)
+    same_as_the_library(model, network, *inputs_of(family))
+    assert (network.width, network.num_heads, network.norm_kind) == (16, 2, "layernorm")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_are_output_attentions(family):
+    model = built(family, "eager")
+    inputs, call = inputs_of(family)
+    attentions = model.base_model(**call, output_attentions=True).attentions
+    _, weights = layers_of(as_network(model), inputs)
+    # eager ViT takes its softmax in float32
+    tolerance = {"rtol": 0, "atol": 1e-6} if family in IMAGES else ROUNDING
+    for p_BHNM, wanted in zip(weights, attentions, strict=True):
+        close(p_BHNM, wanted, **tolerance)
+
+
+@pytest.mark.parametrize("absent", ["-1", "the model's own"])
+@pytest.mark.parametrize("family", TEXTS)
+def test_padded_texts_are_those_of_the_attention_mask(family, absent):
+    model = built(family)
+    padding = model.config.pad_token_id
+    if absent != "-1" and padding is None:
+        pytest.skip("this model has no padding of its own")
+    inputs, call = inputs_of(family, -1 if absent == "-1" else padding)
+    call["input_ids"] = call["input_ids"].masked_fill(call["attention_mask"] == 0, padding or 0)
+    network = as_network(model)
+    assert network.lengths(inputs).tolist() == [N, N - 2, N - 3]
+    same_as_the_library(model, network, inputs, call)
+    alone = inputs[1:2, : N - 2]
+    assert network.lengths(alone) is None
+    close(network.state(alone), network.state(inputs)[1:2, : N - 2])
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if "LM" in name])
+def test_the_read_out_is_the_librarys(family):
+    model = built(family)
+    inputs, call = inputs_of(family)
+    close(as_network(model)(inputs), model(**call).logits)
+
+
+# --- weights are the module's own ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_are_views(family):
+    model = built(family)
+    network = as_network(model)
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    for sublayer in network.sublayers:
+        part, norm = sublayer.part, sublayer.norm
+        held = [norm.weight, norm.shift]
+        if sublayer.kind == "attention":
+            without_bias = model.config.to_dict().get("qkv_bias") is False
+            held += [x for name, x in part.maps_as_applied()._asdict().items() if not (without_bias and "b_" in name)]
+        else:
+            held += [part.up.weight, part.up.bias, part.down.weight, part.down.bias]
+        assert {x.untyped_storage().data_ptr() for x in held} <= own
+    assert {id(parameter) for parameter in network.parameters()} == {id(parameter) for parameter in model.parameters()}
+
+
+@pytest.mark.parametrize("family", ["Bert", "Albert", "GPT2", "ViT"])
+def test_the_network_follows_its_module(family):
+    model = built(family)
+    network = as_network(model)
+    inputs, call = inputs_of(family)
+    before = network.state(inputs)
+    for parameter in model.parameters():
+        parameter.mul_(0.9)
+    close(network.state(inputs), model(**call).last_hidden_state)
+    assert (network.state(inputs) - before).abs().max() > 0.01
+    network.float()
+    assert network.state(inputs).dtype == torch.float32
+    assert next(model.parameters()).dtype == torch.float32
+
+
+def test_a_copy_of_the_network_has_a_module_of_its_own():
+    network = as_network(built("GPT2"))
+    inputs, _ = inputs_of("GPT2")
+    other, before = copy.deepcopy(network), network.state(inputs)
+    for parameter in other.module.parameters():
+        parameter.mul_(0.9)
+    assert torch.equal(network.state(inputs), before)
+    close(other.state(inputs), other.module(inputs).last_hidden_state)
+
+
+# --- parts taken out -------------------------------------------------------------------------------------------------
+
+NOTHING = {"skip": False, "mlp": False, "norm": False}
+VARIANTS = [{"skip": True}, {"mlp": True}, {"norm": True}, {"skip": True, "mlp": True}, dict.fromkeys(NOTHING, True)]
+
+
+def bert_without(model, skip, mlp, norm):
+    """The library's own BERT with the forward of its layers patched."""
+    model = copy.deepcopy(model)
+
+    def sum_of(self, hidden_states, input_tensor):
+        hidden_states = self.dense(hidden_states)
+        return self.LayerNorm(hidden_states if skip else hidden_states + input_tensor)
+
+    for layer in model.encoder.layer:
+        for output in (layer.attention.output, layer.output):
+            output.forward = types.MethodType(sum_of, output)
+            if norm:
+                output.LayerNorm = nn.Identity()
+        if mlp:
+            layer.feed_forward_chunk = lambda attention_output: attention_output
+    return model
+
+
+def gpt2_without(model, skip, mlp, norm):
+    model = copy.deepcopy(model)
+
+    def forward(self, hidden_states, *args, attention_mask=None, **kwargs):
+        mask = args[1] if len(args) > 1 else attention_mask
+        attended = self.attn(self.ln_1(hidden_states), attention_mask=mask)[0]
+        hidden_states = attended if skip else hidden_states + attended
+        if mlp:
+            return hidden_states
+        fed = self.mlp(self.ln_2(hidden_states))
+        return fed if skip else hidden_states + fed
+
+    for layer in model.h:
+        layer.forward = types.MethodType(forward, layer)
+        if norm:
+            layer.ln_1 = layer.ln_2 = nn.Identity()
+    if norm:
+        model.ln_f = nn.Identity()
+    return model
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=lambda changes: "+".join(changes))
+@pytest.mark.parametrize(("family", "patched"), [("Bert", bert_without), ("GPT2", gpt2_without)])
+def test_parts_taken_out_against_the_library_patched(family, patched, changes):
+    model = built(family)
+    inputs, call = inputs_of(family, -1)
+    wanted = patched(model, **{**NOTHING, **changes})(**call).last_hidden_state
+    network = without(as_network(model), **changes)
+    present_BN = call["attention_mask"].bool()
+    scale = wanted[present_BN].abs().max().item()  # without norms states grow
+    close(network.state(inputs)[present_BN], wanted[present_BN], rtol=0, atol=1e-12 * max(1, scale))
+
+
+# --- measures --------------------------------------------------------------------------------------------------------
+
+
+# where the embedding is the result of a submodule, as the tape wants it
+BEGIN = {
+    "Bert": "embeddings",
+    "Roberta": "embeddings",
+    "DistilBert": "embeddings",
+    "Albert": "encoder.embedding_hidden_mapping_in",
+    "GPT2": "drop",
+    "ViT": "embeddings",
+    "DeiT": "embeddings",
+}
+
+
+@pytest.mark.parametrize("family", BEGIN)
+def test_path_sums_are_those_of_the_tape(family):
+    model = built(family)
+    inputs, call = inputs_of(family, -1)
+    present_BN = call.get("attention_mask", torch.ones(B, 1)).bool().expand(B, as_network(model).num_tokens(inputs))
+    wanted = record(model, begin=BEGIN[family], **call).sums()
+    sums = sums_by_length(as_network(model), inputs)
+    atol = 1e-12 * wanted.state_BND.abs().max().item()
+    close(sums.by_length_KBND[:, present_BN], wanted.by_length_KBND[:, present_BN], rtol=0, atol=atol)
+    close(sums.bias_BND[present_BN], wanted.bias_BND[present_BN], rtol=0, atol=atol)
+    assert sums.remainder().max() < 1e-12
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_metrics_of_every_layer(family):
+    network = as_network(built(family))
+    inputs, _ = inputs_of(family, -1)
+    rows = list(metrics_by_layer(network, inputs, torch.Generator().manual_seed(0)))
+    layers = len(network.layers)
+    assert len(rows) == 1 + layers * (2 + network.num_heads)
+    for place, metrics in rows:
+        assert all(len(value_B) == B for value_B in metrics.values()), place
+        assert all(value_B.isfinite().all() for name, value_B in metrics.items() if "rank" in name), place
+
+
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "DistilBert", "ViT", "DeiT", "GPT2, not scaled"])
+def test_residual_coordinates_are_those_of_the_states(family):
+    """Where they are followed: gelu_new, of ALBERT's and GPT-2's defaults, is not yet."""
+    network = as_network(built(family))
+    inputs, _ = inputs_of(family, -1)
+    states, _ = layers_of(network, inputs)
+    present_BN = torch.ones(B, network.num_tokens(inputs)).bool() if family in IMAGES else inputs >= 0
+    for state, wanted in zip(propagate(network, inputs), states, strict=True):
+        # tokens of size up to 10 that go through a mean and back
+        close(tokens(state)[present_BN], wanted[present_BN], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ACTIVATION_NAMES)
+def test_activations_and_their_gates_are_the_librarys(name):
+    from transformers.activations import ACT2FN
+
+    z = torch.cat([torch.zeros(1, dtype=torch.float64), torch.linspace(-12, 12, 4000, dtype=torch.float64)])
+    z.requires_grad_()
+    linear = nn.Linear(1, 1)
+    part = PretrainedMlp(linear, linear, name)
+    act = ACT2FN[name](z)
+    tolerance = 1e-10 if name == "gelu_fast" else 1e-14  # its constant has ten digits
+    close(part.activation(z), act, rtol=0, atol=tolerance)
+    close(part.gate(z) * z, act, rtol=0, atol=tolerance)
+    (slope,) = torch.autograd.grad(act[0], z)
+    assert part.gate(z)[0].item() == pytest.approx(slope[0].item(), abs=1e-15)
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def message(function, *args, **kwargs):
+    """The one line with which it is refused."""
+    with pytest.raises(ConfigError) as refused:
+        function(*args, **kwargs)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_other_families_are_refused_with_those_covered_and_the_tape():
+    model = transformers.LlamaModel(transformers.LlamaConfig(**TEXT, num_key_value_heads=2)).eval()
+    text = message(as_network, model)
+    assert text.startswith("llama: no adapter for this family; covered: bert, roberta, distilbert, albert, gpt2, vit")
+    assert "rankbench.model.tape" in text
+    assert message(as_network, nn.Linear(2, 2)).startswith("Linear: no adapter")
+
+
+def test_a_module_in_training_mode_is_refused():
+    assert "eval()" in message(as_network, built("Bert").train())
+
+
+def test_an_activation_without_a_gate_is_refused():
+    config = transformers.BertConfig(**{**TEXT, "hidden_act": "mish"})
+    assert message(as_network, transformers.BertModel(config).eval()).startswith("activation mish: ")
+
+
+@pytest.mark.parametrize(
+    ("ids", "wanted"),
+    [
+        ([[0, 0, 5, 6]], "padding before a token"),
+        ([[5, -1, 6, 7]], "padding before a token"),
+        ([[5, 6], [0, 0]], "a text without tokens"),
+        ([[5, 50]], "token id 50; its vocabulary ends with 49"),
+        ([[5] * 33], "texts of 33 tokens; it has positions for 32"),
+    ],
+)
+def test_texts_that_do_not_fit_are_refused(ids, wanted):
+    network = as_network(built("Bert"))
+    assert wanted in message(lambda: list(run(network, torch.tensor(ids))))
+
+
+def test_roberta_has_fewer_positions_than_its_table_has_rows():
+    network = as_network(built("Roberta"))
+    assert "positions for 30" in message(network.embed, torch.full((1, 31), 5))
+    assert network.state(torch.full((1, 30), 5)).isfinite().all()
+
+
+def test_padding_that_also_begins_or_ends_texts_is_absent_only_at_the_end():
+    model = built("GPT2")
+    model.config.pad_token_id = model.config.eos_token_id = 7
+    present = as_network(model).present(torch.tensor([[7, 1, 7, 2], [7, 3, 7, 7]]))
+    assert present.tolist() == [[True] * 4, [True, True, False, False]]
