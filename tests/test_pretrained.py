@@ -23,7 +23,7 @@ from torch import nn
 
 from rankbench.keys import ConfigError
 from rankbench.measures.by_layer import metrics_by_layer
-from rankbench.measures.paths import sums_by_length
+from rankbench.measures.paths import RecomputedNetwork, sums_by_length
 from rankbench.measures.residual_coordinates import propagate, tokens
 from rankbench.model.network import run, without
 from rankbench.model.pretrained import as_network, load_checkpoint
@@ -41,6 +41,7 @@ TEXT = {**SIZES, "vocab_size": LETTERS, "max_position_embeddings": 32}
 IMAGE = {**SIZES, "image_size": 8, "patch_size": 4}
 DISTILBERT = {"dim": 16, "hidden_dim": 24, "n_layers": 3, "n_heads": 2, "vocab_size": LETTERS}
 GPT2 = {"n_embd": 16, "n_layer": 3, "n_head": 2, "vocab_size": LETTERS, "n_positions": 32}
+T5 = {"d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": 3, "num_heads": 2, "vocab_size": LETTERS}
 FAMILIES = {
     "Bert": ("BertModel", TEXT),
     "Bert, causal": ("BertModel", {**TEXT, "is_decoder": True}),
@@ -57,12 +58,21 @@ FAMILIES = {
     "GPT2, scaled by layer": ("GPT2Model", {**GPT2, "scale_attn_by_inverse_layer_idx": True}),
     "GPT2, not scaled": ("GPT2Model", {**GPT2, "scale_attn_weights": False, "activation_function": "relu"}),
     "GPT2, causal LM": ("GPT2LMHeadModel", GPT2),
+    "T5": ("T5EncoderModel", T5),
+    "T5, gated": ("T5EncoderModel", {**T5, "feed_forward_proj": "gated-gelu", "relative_attention_num_buckets": 4}),
+    "Llama": ("LlamaModel", {**TEXT, "num_key_value_heads": 1}),
+    "Llama, biases": ("LlamaModel", {**TEXT, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}),
+    "Llama, head width": ("LlamaModel", {**TEXT, "head_dim": 6, "num_key_value_heads": 1}),
+    "Llama, causal LM": ("LlamaForCausalLM", {**TEXT, "num_key_value_heads": 1}),
+    "Mistral": ("MistralModel", {**TEXT, "num_key_value_heads": 1, "sliding_window": 8}),
+    "Qwen2": ("Qwen2Model", {**TEXT, "num_key_value_heads": 1}),
     "ViT": ("ViTModel", IMAGE),
     "ViT, no biases": ("ViTModel", {**IMAGE, "qkv_bias": False, "hidden_act": "quick_gelu"}),
     "ViT, classes": ("ViTForImageClassification", IMAGE),
     "DeiT": ("DeiTModel", IMAGE),
 }
 IMAGES = [name for name in FAMILIES if name.startswith(("ViT", "DeiT"))]
+RMSNORM = [name for name in FAMILIES if name.startswith(("T5", "Llama", "Mistral", "Qwen2"))]
 TEXTS = [name for name in FAMILIES if name not in IMAGES]
 
 
@@ -73,17 +83,29 @@ def offline(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
-def built(family, implementation="sdpa"):
-    """A model of the library in float64: its own start, and on top of it noise, so that no bias is 0 and no scale 1."""
+def rms_norm(self, x):
+    """The library's own passes through float32, whatever the number type of the model."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon) * self.weight
+
+
+def built(family, implementation="sdpa", patch=True):
+    """A model of the library in float64: its own start, and on top of it noise, so that no bias is 0 and no scale 1.
+
+    patch: RMSNorm in float64 too.
+    """
     name, sizes = FAMILIES[family]
-    config = getattr(transformers, f"{name.partition('Model')[0].partition('For')[0].removesuffix('LMHead')}Config")
+    model_class = getattr(transformers, name)
+    config = model_class.config_class(**sizes, attn_implementation=implementation)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = getattr(transformers, name)(config(**sizes, attn_implementation=implementation))
+        model = model_class(config)
     model = model.double().eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    for part in model.modules() if patch else ():
+        if hasattr(part, "variance_epsilon"):
+            part.forward = types.MethodType(rms_norm, part)
     return model
 
 
@@ -136,7 +158,15 @@ def test_states_and_weights_are_the_librarys(family):
     model = built(family)
     network = as_network(model)
     same_as_the_library(model, network, *inputs_of(family))
-    assert (network.width, network.num_heads, network.norm_kind) == (16, 2, "layernorm")
+    norm_kind = "rmsnorm" if family in RMSNORM else "layernorm"
+    assert (network.width, network.num_heads, network.norm_kind) == (16, 2, norm_kind)
+
+
+@pytest.mark.parametrize("family", RMSNORM)
+def test_states_are_the_librarys_to_the_float32_of_its_norms(family):
+    model = built(family, patch=False)
+    inputs, call = inputs_of(family)
+    close(as_network(model).state(inputs), model.base_model(**call).last_hidden_state, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -145,20 +175,24 @@ def test_weights_are_output_attentions(family):
     inputs, call = inputs_of(family)
     attentions = model.base_model(**call, output_attentions=True).attentions
     _, weights = layers_of(as_network(model), inputs)
-    # eager ViT takes its softmax in float32
-    tolerance = {"rtol": 0, "atol": 1e-6} if family in IMAGES else ROUNDING
+    # eager attention of these takes its softmax in float32
+    coarse = family.startswith(("ViT", "DeiT", "Llama", "Mistral", "Qwen2"))
+    tolerance = {"rtol": 0, "atol": 1e-6} if coarse else ROUNDING
     for p_BHNM, wanted in zip(weights, attentions, strict=True):
         close(p_BHNM, wanted, **tolerance)
 
 
-@pytest.mark.parametrize("absent", ["-1", "the model's own"])
-@pytest.mark.parametrize("family", TEXTS)
-def test_padded_texts_are_those_of_the_attention_mask(family, absent):
+WITH_PADDING = [name for name in TEXTS if name.startswith(("Bert", "Roberta", "DistilBert", "Albert", "T5"))]
+
+
+@pytest.mark.parametrize(
+    ("family", "is_own"), [*((name, False) for name in TEXTS), *((name, True) for name in WITH_PADDING)]
+)
+def test_padded_texts_are_those_of_the_attention_mask(family, is_own):
+    """With -1 for absent tokens, and with the model's own padding."""
     model = built(family)
     padding = model.config.pad_token_id
-    if absent != "-1" and padding is None:
-        pytest.skip("this model has no padding of its own")
-    inputs, call = inputs_of(family, -1 if absent == "-1" else padding)
+    inputs, call = inputs_of(family, padding if is_own else -1)
     call["input_ids"] = call["input_ids"].masked_fill(call["attention_mask"] == 0, padding or 0)
     network = as_network(model)
     assert network.lengths(inputs).tolist() == [N, N - 2, N - 3]
@@ -187,11 +221,13 @@ def test_weights_are_views(family):
         part, norm = sublayer.part, sublayer.norm
         held = [norm.weight, norm.shift]
         if sublayer.kind == "attention":
-            without_bias = model.config.to_dict().get("qkv_bias") is False
-            held += [x for name, x in part.maps_as_applied()._asdict().items() if not (without_bias and "b_" in name)]
+            held += [linear.weight for linear in (part.query, part.key, part.value, part.out)]
+            shared = part.groups < part.heads  # heads that share a map each need one
+            held += [] if shared else part.maps_as_applied()[:4]
+            held += [linear.bias for linear in (part.query, part.key, part.value, part.out)]
         else:
             held += [part.up.weight, part.up.bias, part.down.weight, part.down.bias]
-        assert {x.untyped_storage().data_ptr() for x in held} <= own
+        assert {x.untyped_storage().data_ptr() for x in held if x is not None} <= own
     assert {id(parameter) for parameter in network.parameters()} == {id(parameter) for parameter in model.parameters()}
 
 
@@ -283,10 +319,16 @@ def test_parts_taken_out_against_the_library_patched(family, patched, changes):
 # where the embedding is the result of a submodule, as the tape wants it
 BEGIN = {
     "Bert": "embeddings",
+    "Bert, causal": "embeddings",
     "Roberta": "embeddings",
     "DistilBert": "embeddings",
     "Albert": "encoder.embedding_hidden_mapping_in",
     "GPT2": "drop",
+    "T5": "encoder.embed_tokens",
+    "T5, gated": "encoder.embed_tokens",
+    "Llama": "embed_tokens",
+    "Llama, biases": "embed_tokens",
+    "Llama, head width": "embed_tokens",
     "ViT": "embeddings",
     "DeiT": "embeddings",
 }
@@ -357,9 +399,11 @@ def message(function, *args, **kwargs):
 
 
 def test_other_families_are_refused_with_those_covered_and_the_tape():
-    model = transformers.LlamaModel(transformers.LlamaConfig(**TEXT, num_key_value_heads=2)).eval()
+    model = transformers.OPTModel(transformers.OPTConfig(**SIZES, ffn_dim=24, vocab_size=LETTERS)).eval()
     text = message(as_network, model)
-    assert text.startswith("llama: no adapter for this family; covered: bert, roberta, distilbert, albert, gpt2, vit")
+    assert text.startswith(
+        "opt: no adapter for this family; covered: bert, roberta, distilbert, albert, gpt2, t5, llama"
+    )
     assert "rankbench.model.tape" in text
     assert message(as_network, nn.Linear(2, 2)).startswith("Linear: no adapter")
 
@@ -392,6 +436,19 @@ def test_roberta_has_fewer_positions_than_its_table_has_rows():
     network = as_network(built("Roberta"))
     assert "positions for 30" in message(network.embed, torch.full((1, 31), 5))
     assert network.state(torch.full((1, 30), 5)).isfinite().all()
+
+
+def test_texts_longer_than_a_sliding_window_are_refused():
+    assert "positions for 8" in message(as_network(built("Mistral")).embed, torch.full((1, 9), 5))
+
+
+@pytest.mark.parametrize("family", ["T5", "Llama"])
+def test_scores_of_positions_are_refused_where_scores_must_be_products(family):
+    network = as_network(built(family))
+    inputs, _ = inputs_of(family)
+    name = {"T5": "dot with a bias of positions", "Llama": "rotary"}[family]
+    assert name in message(propagate, network, inputs)
+    assert name in message(RecomputedNetwork, network, inputs)
 
 
 def test_padding_that_also_begins_or_ends_texts_is_absent_only_at_the_end():

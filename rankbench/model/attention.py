@@ -103,6 +103,8 @@ class Heads(nn.Module):
     mask, window, temperature = "none", None, 1.0
     mix: Mapping[str, float] = ATTENTION_ALONE
 
+    fusible = True  # whether the scores are the product of their factors alone, as the fused kernel wants them
+
     heads: int
     head_width: int
     value_width: int
@@ -143,16 +145,26 @@ class Heads(nn.Module):
         themselves_BNM = torch.eye(num_tokens, dtype=torch.bool, device=device) & alone_BN[..., None]
         return present_BN[..., None, :] & visible_NM | themselves_BNM
 
+    def factors(self, q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
+        """The scores as a product, before the temperature."""
+        return SCORES[self.score_name](q_BHNK, k_BHMK)
+
+    def score_bias(self, q_BHNK: Tensor) -> Tensor | None:
+        """What the scores have beside the product of their factors, (B or 1, H, N, M); None for nothing."""
+        return None
+
     @property
     def score_scale(self) -> float:
         """What multiplies the products q_i k_j in the scores that enter the softmax."""
         one_token = torch.zeros(1, 1, 1, self.head_width)
-        return SCORES[self.score_name](one_token, one_token)[2] / self.temperature
+        return self.factors(one_token, one_token)[2] / self.temperature
 
     def weights(self, q_BHNK: Tensor, k_BHMK: Tensor, seen_NM: Tensor | None) -> Tensor:
         """Attention weights P, row-stochastic; shape (B, H, N, M)."""
-        q_BHNE, k_BHME, scale = SCORES[self.score_name](q_BHNK, k_BHMK)
+        q_BHNE, k_BHME, scale = self.factors(q_BHNK, k_BHMK)
         scores_BHNM = (q_BHNE * (scale / self.temperature)) @ k_BHME.transpose(-2, -1)
+        if (bias_BHNM := self.score_bias(q_BHNK)) is not None:
+            scores_BHNM = scores_BHNM + bias_BHNM
         if seen_NM is not None:
             scores_BHNM = scores_BHNM.masked_fill(~seen_NM, float("-inf"))
         return softmax_of_rows(scores_BHNM)
@@ -211,14 +223,14 @@ class Heads(nn.Module):
         return mixed_BHNK @ self.maps_as_applied().w_o_HKD
 
     def _fuses(self, num_tokens: int) -> bool:
-        plain = not (self.mix["identity"] or self.mix["uniform"])
+        plain = self.fusible and not (self.mix["identity"] or self.mix["uniform"])
         return plain and (num_tokens >= FUSED_FROM_TOKENS or self.head_width == 1)
 
     def _fused(self, x_BND: Tensor, present_BN: Tensor | None, side_by_side: bool) -> Tensor:
         """The mixed values, without a table of N x M numbers. Absent tokens may get other states than elsewhere."""
         q_BHNK, k_BHMK, v_BHMV = self.queries_keys_values(x_BND)
         present_B1N = _for_all_heads(present_BN)
-        q_BHNE, k_BHME, scale = SCORES[self.score_name](q_BHNK, k_BHMK)
+        q_BHNE, k_BHME, scale = self.factors(q_BHNK, k_BHMK)
         if (gains_BHM := self.gains(v_BHMV, present_B1N)) is not None:
             v_BHMV = v_BHMV * gains_BHM[..., None]
         causal = self.mask == "causal"  # absent tokens are the last: only they see them

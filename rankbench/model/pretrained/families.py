@@ -3,6 +3,9 @@
 A network computes what the library's module computes in eval mode, with token types 0. A head that classifies a whole
 text or image is left out: a read-out reads each token.
 
+Scores of T5 have a bias of positions, those of Llama depend on positions by rotations: what is said of scores as
+products of two tokens' maps (bounds, Lipschitz constants, residual coordinates) does not hold for them.
+
 Shapes: B batch, N token, D width.
 """
 
@@ -15,19 +18,27 @@ from torch import Tensor, nn
 
 from rankbench.keys import ConfigError
 from rankbench.model.network import Network, NormPart, Sublayer
-from rankbench.model.pretrained.parts import PretrainedAttention, PretrainedMlp, PretrainedNorm, Transposed
+from rankbench.model.pretrained.parts import (
+    BiasedAttention,
+    GatedMlp,
+    PretrainedAttention,
+    PretrainedMlp,
+    PretrainedNorm,
+    RotaryAttention,
+    Transposed,
+)
 
 
 class Parts(NamedTuple):
     """What a family's function finds in a module.
 
-    embed: token ids or pixels to the states that enter the first layer. num_tokens: the most tokens of a text, or
-    those of every image.
+    embed: token ids or pixels to the states that enter the first layer. num_tokens: the most tokens of a text (None:
+    any number), or those of every image.
     """
 
     sublayers: list[Sublayer]
     embed: nn.Module
-    num_tokens: int
+    num_tokens: int | None
     last_norm: NormPart | None = None
     read_out: nn.Module | None = None
 
@@ -133,6 +144,36 @@ def _vit(model: nn.Module, base: nn.Module) -> Parts:
     return Parts(sublayers, base.embeddings, num_tokens, PretrainedNorm(base.layernorm))
 
 
+def _t5(model: nn.Module, base: nn.Module) -> Parts:
+    """The encoder of T5, alone or of the whole."""
+    config, encoder, sublayers = model.config, base.encoder, []
+    for number, block in enumerate(encoder.block, 1):
+        (of_attention, of_mlp), holder = block.layer, encoder.block[0].layer[0].SelfAttention
+        its, feed = of_attention.SelfAttention, of_mlp.DenseReluDense
+        attention = BiasedAttention(its.n_heads, its.q, its.k, its.v, its.o, its.scaling, holder=holder)
+        if config.is_gated_act:
+            mlp = GatedMlp(feed.wi_0, feed.wi_1, feed.wo, config.dense_act_fn)
+        else:
+            mlp = PretrainedMlp(feed.wi, feed.wo, config.dense_act_fn)
+        sublayers += _layer(number, "pre", attention, of_attention.layer_norm, mlp, of_mlp.layer_norm)
+    return Parts(sublayers, encoder.embed_tokens, None, PretrainedNorm(encoder.final_layer_norm))
+
+
+def _llama(model: nn.Module, base: nn.Module) -> Parts:
+    """Llama and those built like it. Texts are no longer than a sliding window, which then hides nothing."""
+    config, sublayers = model.config, []
+    for number, layer in enumerate(base.layers, 1):
+        its, feed = layer.self_attn, layer.mlp
+        maps = (its.q_proj, its.k_proj, its.v_proj, its.o_proj)
+        heads, groups = config.num_attention_heads, config.num_key_value_heads
+        attention = RotaryAttention(heads, *maps, its.scaling, "causal", groups, rotary=base.rotary_emb)
+        mlp = GatedMlp(feed.gate_proj, feed.up_proj, feed.down_proj, config.hidden_act)
+        sublayers += _layer(number, "pre", attention, layer.input_layernorm, mlp, layer.post_attention_layernorm)
+    window = getattr(config, "sliding_window", None) or config.max_position_embeddings
+    longest, head = min(config.max_position_embeddings, window), getattr(model, "lm_head", None)
+    return Parts(sublayers, base.embed_tokens, longest, PretrainedNorm(base.norm), head)
+
+
 # By the library's model_type.
 TEXT: dict[str, Callable[[nn.Module, nn.Module], Parts]] = {
     "bert": _bert,
@@ -140,6 +181,10 @@ TEXT: dict[str, Callable[[nn.Module, nn.Module], Parts]] = {
     "distilbert": _distilbert,
     "albert": _albert,
     "gpt2": _gpt2,
+    "t5": _t5,
+    "llama": _llama,
+    "mistral": _llama,
+    "qwen2": _llama,
 }
 IMAGES = {"vit": _vit, "deit": _vit}
 FAMILIES = TEXT | IMAGES
@@ -165,13 +210,11 @@ def as_network(module: nn.Module) -> "PretrainedNetwork":
 class PretrainedNetwork(Network, nn.Module):
     """A library's module, sub-layer by sub-layer."""
 
-    norm_kind = "layernorm"
-
     def __init__(self, module: nn.Module, parts: Parts) -> None:
         super().__init__()
         self.module = module
         self.sublayers, self.last_norm = tuple(parts.sublayers), parts.last_norm
-        self.width = module.config.hidden_size
+        self.width, self.norm_kind = module.config.hidden_size, self.sublayers[0].norm.kind
         self.read_out = States(self) if parts.read_out is None else parts.read_out
         self._embed, self._num_tokens = parts.embed, parts.num_tokens
 
@@ -197,7 +240,7 @@ class PretrainedText(PretrainedNetwork):
 
     def embed(self, inputs: Tensor) -> Tensor:
         longest, letters = self._num_tokens, self.module.config.vocab_size
-        if inputs.shape[1] > longest:
+        if longest is not None and inputs.shape[1] > longest:
             raise ConfigError(f"{self.name}: texts of {inputs.shape[1]} tokens; it has positions for {longest}")
         if (largest := int(inputs.max())) >= letters:
             raise ConfigError(f"{self.name}: token id {largest}; its vocabulary ends with {letters - 1}")
@@ -205,18 +248,18 @@ class PretrainedText(PretrainedNetwork):
 
     @property
     def _padding(self) -> int | None:
-        return self.module.config.pad_token_id
+        return getattr(self.module.config, "pad_token_id", None)
 
     def present(self, inputs: Tensor) -> Tensor | None:
         """Which tokens are there, (B, N) bool; None where all are. ConfigError for padding on the left."""
-        config, padding = self.module.config, self._padding
+        padding = self._padding
         is_token_BN = inputs >= 0 if padding is None else (inputs >= 0) & (inputs != padding)
         if is_token_BN.all():
             return None
         # all up to the last token
         present_BN = is_token_BN.flip(-1).cumsum(-1).flip(-1) > 0
         inside_BN = present_BN & ~is_token_BN
-        if padding in (config.bos_token_id, config.eos_token_id):
+        if padding in (getattr(self.module.config, name, None) for name in ("bos_token_id", "eos_token_id")):
             inside_BN = inside_BN & (inputs < 0)
         if inside_BN.any() or not present_BN.any(-1).all():
             raise ConfigError(

@@ -3,15 +3,17 @@
 Each holds the library's own modules and reads their weights whenever it is called: nothing is copied, and what changes
 there changes here.
 
-Shapes: B batch, N token, D width, H head, K head width, I input, O output of a linear map.
+Shapes: B batch, N query token, M key token, D width, H head, K head width, F hidden width of the MLP; of a linear map,
+I input, O output.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankbench.keys import ConfigError
 from rankbench.model.activations import ACTIVATIONS
-from rankbench.model.attention import Heads
+from rankbench.model.attention import Factors, Heads, dot_scores
 from rankbench.model.network import HeadMaps
 from rankbench.model.transformer import MLP, Norm
 
@@ -54,7 +56,7 @@ class Transposed(nn.Module):
 class PretrainedAttention(Heads):
     """Dot-product attention of linear maps to the queries, keys and values of all heads side by side.
 
-    scaling: what multiplies the products q_i k_j.
+    scaling: what multiplies the products q_i k_j. groups: how many heads keys and values have, where heads share them.
     """
 
     def __init__(
@@ -66,23 +68,77 @@ class PretrainedAttention(Heads):
         out: nn.Module,
         scaling: float,
         mask: str = "none",
+        groups: int | None = None,
     ) -> None:
         super().__init__()
         self.query, self.key, self.value, self.out = query, key, value, out
-        self.heads, self.mask = heads, mask
-        self.head_width, self.value_width = len(query.weight) // heads, len(value.weight) // heads
+        self.heads, self.groups, self.mask = heads, groups or heads, mask
+        self.head_width, self.value_width = len(query.weight) // heads, len(value.weight) // self.groups
         self.temperature = self.head_width**-0.5 / scaling
 
     def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        of_all_heads = (linear(x_BND) for linear in (self.query, self.key, self.value))
-        return tuple(part.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for part in of_all_heads)
+        return tuple(self._by_head(linear(x_BND), -1).transpose(-3, -2) for linear in self._inputs)
 
     def maps(self) -> HeadMaps:
-        inputs = (self.query, self.key, self.value)
-        w_HDK = (linear.weight.unflatten(0, (self.heads, -1)).mT for linear in inputs)
-        b_HK = (bias_of(linear).unflatten(0, (self.heads, -1)) for linear in inputs)
+        w_HDK = (self._by_head(linear.weight, 0).mT for linear in self._inputs)
+        b_HK = (self._by_head(bias_of(linear), 0) for linear in self._inputs)
         w_o_HKD = self.out.weight.T.unflatten(0, (self.heads, -1))
         return HeadMaps(*w_HDK, w_o_HKD, *b_HK, bias_of(self.out))
+
+    @property
+    def _inputs(self) -> tuple[nn.Module, nn.Module, nn.Module]:
+        return self.query, self.key, self.value
+
+    def _by_head(self, x: Tensor, dim: int) -> Tensor:
+        """The heads that lie side by side along `dim`, those of a group repeated for each of its heads."""
+        heads = x.shape[dim] // self.head_width
+        x = x.unflatten(dim, (heads, -1))
+        return x if heads == self.heads else x.repeat_interleave(self.heads // heads, dim - (dim < 0))
+
+
+class BiasedAttention(PretrainedAttention):
+    """T5's: a number for each head and distance is added to the scores.
+
+    holder: the module of the first layer, which computes it for all layers.
+    """
+
+    score_name, fusible = "dot with a bias of positions", False
+
+    def __init__(self, *args: object, holder: nn.Module) -> None:
+        super().__init__(*args)
+        self.holder = holder
+
+    def factors(self, q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
+        return dot_scores(q_BHNK, k_BHMK)
+
+    def score_bias(self, q_BHNK: Tensor) -> Tensor:
+        num_tokens = q_BHNK.shape[-2]
+        return self.holder.compute_bias(num_tokens, num_tokens)
+
+
+class RotaryAttention(PretrainedAttention):
+    """Queries and keys are turned by angles of their positions (Su et al. 2021), which `rotary` gives."""
+
+    score_name = "rotary"
+
+    def __init__(self, *args: object, rotary: nn.Module) -> None:
+        super().__init__(*args)
+        self.rotary = rotary
+
+    def factors(self, q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
+        positions_1N = torch.arange(q_BHNK.shape[-2], device=q_BHNK.device)[None]
+        cos_1NK, sin_1NK = self.rotary(q_BHNK, positions_1N)
+        return dot_scores(*(x * cos_1NK + _turned(x) * sin_1NK for x in (q_BHNK, k_BHMK)))
+
+    def maps(self) -> HeadMaps:
+        """Without those to queries and keys: they depend on where the tokens stand."""
+        return super().maps()._replace(w_q_HDK=None, w_k_HDK=None)
+
+
+def _turned(x: Tensor) -> Tensor:
+    """By a quarter, in the planes of coordinates k and K/2 + k."""
+    first, second = x.chunk(2, -1)
+    return torch.cat([-second, first], -1)
 
 
 def bias_of(linear: nn.Module) -> Tensor:
@@ -104,18 +160,40 @@ class PretrainedMlp(MLP):
         self.activation = ACTIVATIONS[self.activation_name]
 
 
-class PretrainedNorm(Norm):
-    """A LayerNorm of the library, with its own epsilon."""
+class GatedMlp(PretrainedMlp):
+    """(act(z) u) W + b, with z = x W_gate + b_gate and u = x W_up + b_up. Its hidden is z and u side by side."""
 
-    def __init__(self, module: nn.LayerNorm) -> None:
+    def __init__(self, gate: nn.Module, up: nn.Module, down: nn.Module, activation: str) -> None:
+        super().__init__(up, down, activation)
+        self.gate_map, self.activation_name = gate, f"gated {self.activation_name}"
+
+    def gate(self, z_BNF: Tensor) -> Tensor:
+        """act(z)."""
+        return self.activation(z_BNF.chunk(2, -1)[0])
+
+    def hidden(self, x_BND: Tensor) -> Tensor:
+        """z and u, (B, N, 2 F)."""
+        return torch.cat([self.gate_map(x_BND), self.up(x_BND)], -1)
+
+    def from_hidden(self, z_BNF: Tensor) -> Tensor:
+        """The rest of it, from z and u."""
+        return self.down(self.gate(z_BNF) * z_BNF.chunk(2, -1)[1])
+
+
+class PretrainedNorm(Norm):
+    """A LayerNorm or RMSNorm of the library, with its own epsilon; in the number type of the tokens, where some of the
+    library's pass through float32."""
+
+    def __init__(self, module: nn.Module) -> None:
         nn.Module.__init__(self)
-        self.module, self.epsilon = module, module.eps
-        self.kind, (self.width,) = "layernorm", module.normalized_shape
+        self.module, self.width = module, len(module.weight)
+        is_layernorm = isinstance(module, nn.LayerNorm)
+        self.kind, self.epsilon = ("layernorm", module.eps) if is_layernorm else ("rmsnorm", module.variance_epsilon)
 
     @property
     def weight(self) -> Tensor:
         return self.module.weight
 
     @property
-    def shift(self) -> Tensor:
-        return self.module.bias
+    def shift(self) -> Tensor | None:
+        return self.module.bias if self.kind == "layernorm" else None
