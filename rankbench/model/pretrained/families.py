@@ -3,8 +3,8 @@
 A network computes what the library's module computes in eval mode, with token types 0. A head that classifies a whole
 text or image is left out: a read-out reads each token.
 
-Scores of T5 have a bias of positions, those of Llama depend on positions by rotations: what is said of scores as
-products of two tokens' maps (bounds, Lipschitz constants, residual coordinates) does not hold for them.
+Scores of T5 and XLNet have terms of positions, those of Llama depend on positions by rotations: what is said of scores
+as products of two tokens' maps (bounds, Lipschitz constants, residual coordinates) does not hold for them.
 
 Shapes: B batch, N token, D width.
 """
@@ -24,6 +24,7 @@ from rankbench.model.pretrained.parts import (
     PretrainedAttention,
     PretrainedMlp,
     PretrainedNorm,
+    RelativeAttention,
     RotaryAttention,
     Transposed,
 )
@@ -174,6 +175,20 @@ def _llama(model: nn.Module, base: nn.Module) -> Parts:
     return Parts(sublayers, base.embed_tokens, longest, PretrainedNorm(base.norm), head)
 
 
+def _xlnet(model: nn.Module, base: nn.Module) -> Parts:
+    config, sublayers = model.config, []
+    if config.bi_data:
+        raise ConfigError(
+            "xlnet with bi_data=true: half of each batch runs backwards; set bi_data=false in config.json"
+        )
+    for number, layer in enumerate(base.layer, 1):
+        its, feed = layer.rel_attn, layer.ff
+        attention = RelativeAttention(its, base, "causal" if config.attn_type == "uni" else "none")
+        mlp = PretrainedMlp(feed.layer_1, feed.layer_2, config.ff_activation)
+        sublayers += _layer(number, "post", attention, its.layer_norm, mlp, feed.layer_norm)
+    return Parts(sublayers, base.word_embedding, None, read_out=getattr(model, "lm_loss", None))
+
+
 # By the library's model_type.
 TEXT: dict[str, Callable[[nn.Module, nn.Module], Parts]] = {
     "bert": _bert,
@@ -185,6 +200,7 @@ TEXT: dict[str, Callable[[nn.Module, nn.Module], Parts]] = {
     "llama": _llama,
     "mistral": _llama,
     "qwen2": _llama,
+    "xlnet": _xlnet,
 }
 IMAGES = {"vit": _vit, "deit": _vit}
 FAMILIES = TEXT | IMAGES

@@ -4,7 +4,7 @@ Each holds the library's own modules and reads their weights whenever it is call
 there changes here.
 
 Shapes: B batch, N query token, M key token, D width, H head, K head width, F hidden width of the MLP; of a linear map,
-I input, O output.
+I input, O output; R distance of two tokens.
 """
 
 import torch
@@ -51,6 +51,25 @@ class Transposed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+
+class OfHeads(nn.Module):
+    """A linear map from the width to the heads side by side, or back, that holder.name stores as (D, H, K)."""
+
+    bias = None
+
+    def __init__(self, holder: nn.Module, name: str, back: bool = False) -> None:
+        super().__init__()
+        self.holder, self.name, self.back = holder, name, back
+
+    @property
+    def weight(self) -> Tensor:
+        """(O, I), as in nn.Linear."""
+        weight_DI = getattr(self.holder, self.name).flatten(1)
+        return weight_DI if self.back else weight_DI.T
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
 
 
 class PretrainedAttention(Heads):
@@ -132,6 +151,34 @@ class RotaryAttention(PretrainedAttention):
 
     def maps(self) -> HeadMaps:
         """Without those to queries and keys: they depend on where the tokens stand."""
+        return super().maps()._replace(w_q_HDK=None, w_k_HDK=None)
+
+
+class RelativeAttention(PretrainedAttention):
+    """XLNet's (Yang et al. 2019), its content stream without segments: (q + b_w) k + (q + b_r) r for the distance's r.
+
+    base: the model, which gives the embedding of each distance.
+    """
+
+    score_name, fusible = "relative", False
+
+    def __init__(self, module: nn.Module, base: nn.Module, mask: str) -> None:
+        maps = (OfHeads(module, name) for name in "qkv")
+        super().__init__(module.n_head, *maps, OfHeads(module, "o", back=True), module.scale, mask)
+        self.module, self.base = module, base
+
+    def factors(self, q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
+        return dot_scores(q_BHNK + self.module.r_w_bias[:, None], k_BHMK)
+
+    def score_bias(self, q_BHNK: Tensor) -> Tensor:
+        num_tokens = q_BHNK.shape[-2]
+        distances_RD = self.base.relative_positional_encoding(num_tokens, num_tokens)[:, 0].to(q_BHNK)
+        r_RHK = torch.einsum("rd,dhk->rhk", distances_RD, self.module.r)
+        scores_BHNR = torch.einsum("bhnk,rhk->bhnr", q_BHNK + self.module.r_r_bias[:, None], r_RHK)
+        return self.module.scale * self.module.rel_shift_bnij(scores_BHNR, klen=num_tokens)
+
+    def maps(self) -> HeadMaps:
+        """Without those to queries and keys: scores depend on where the tokens stand."""
         return super().maps()._replace(w_q_HDK=None, w_k_HDK=None)
 
 
