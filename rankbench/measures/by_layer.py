@@ -25,7 +25,7 @@ def metrics_by_layer(
     CPU, of the perturbed passes that give the noise floors.
     """
     lengths_B, attention = network.lengths(inputs), network.attentions[0]
-    visible_NM = visible_keys(attention.mask, attention.window, inputs.shape[1], inputs.device)
+    visible_NM = visible_keys(attention.mask, attention.window, network.num_tokens(inputs), inputs.device)
     for number, (step, floors) in enumerate(run_with_floors(network, inputs, generator)):
         if number == 0:
             embedding = state_metrics(step.input_BND, lengths_B, floors.input_B)

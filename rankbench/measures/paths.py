@@ -20,10 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rankbench.keys import ConfigError
 from rankbench.measures.dong_theory import length_share as length_share
 from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.metrics import frobenius_norm
-from rankbench.model.attention import Attention
+from rankbench.model.attention import SCORES, Attention
 from rankbench.model.network import Network, Step, Sublayer, run
 from rankbench.model.transformer import Norm, plain_norm
 
@@ -53,7 +54,7 @@ class PathSums(NamedTuple):
 
 def sums_by_length(network: Network, inputs: Tensor, mlp: str = "gate") -> PathSums:
     """All paths of a network, frozen, summed by length (FrozenNetwork.sums_by_length), a few sequences at a time."""
-    numbers = inputs.shape[1] * network.width * (network.num_layers + 2)
+    numbers = network.num_tokens(inputs) * network.width * (network.num_layers + 2)
     at_a_time = max(1, SWEEP_BYTES // (numbers * network.read_out.weight.element_size()))
     parts = [FrozenNetwork(network, some, mlp).sums_by_length() for some in inputs.split(at_a_time)]
     by_length, bias, state = zip(*parts, strict=True)
@@ -236,6 +237,12 @@ class RecomputedNetwork:
     """
 
     def __init__(self, network: Network, inputs: Tensor, mlp: bool = False) -> None:
+        for attention in network.attentions:
+            if attention.score_name not in SCORES:
+                raise ConfigError(
+                    f"{network.name}: its scores, {attention.score_name}, are not those of one head's queries and keys "
+                    "alone, so no path can be run as a network of its own; take frozen paths"
+                )
         with torch.no_grad():
             self.embedding_BND, self.present_BN = network.embed(inputs), network.present(inputs)
             self.layers = network.layers if mlp else [[attention] for attention, *_ in network.layers]

@@ -119,7 +119,7 @@ class Floors(NamedTuple):
 def run_with_floors(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[tuple[Step, Floors]]:
     """Every sub-layer's step with its floors. The plain and the perturbed passes go on side by side, so that no more
     than one sub-layer of them is held. generator: on the CPU."""
-    passes, lengths_B = num_passes(inputs.shape[1], network.width), network.lengths(inputs)
+    passes, lengths_B = num_passes(network.num_tokens(inputs), network.width), network.lengths(inputs)
     perturbed_steps = run(network, inputs.repeat(passes, *[1] * (inputs.dim() - 1)))
     rounding, input_B = RandomRounding(generator), None
 

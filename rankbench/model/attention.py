@@ -3,7 +3,7 @@
 Shapes: B batch, N query token, M key token, D width, H head, K head width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ SHORT_ROW = 32
 # no dropout. side_by_side: the same for networks under vmap, and only there. table: always with the
 # N x N table of weights. Jacobians, second derivatives and compiled networks under vmap need the table.
 KERNELS = ("fused", "side_by_side", "table")
+ATTENTION_ALONE = {"attention": 1.0, "identity": 0.0, "uniform": 0.0}
 COSINE_EPSILON = 1e-6  # added to squared lengths: the cosine's Lipschitz constant grows as its power -1/2
 
 # What a score function gives: q' (B, H, N, E), k' (B, H, M, E) and c, for scores c q' k'^T, (B, H, N, M).
@@ -89,68 +90,46 @@ def visible_keys(mask: str, window: int | None, num_tokens: int, device: torch.d
     return distance_NM.abs() <= window
 
 
-class Attention(nn.Module):
-    """H heads of width K on a width of D; K is free of D/H, so a head's W_QK and W_VO can have any rank up to D.
+class Heads(nn.Module):
+    """Attention of several heads: all that follows from what a subclass says of its maps.
 
-    Values can have a width of their own; keys and values can be shared by groups of heads, or be read from a latent of
-    few numbers a token (Ainslie et al. 2023; DeepSeek-AI 2024, without its separate part for positions).
-
-    dot:             P_h (x W_V,h + b_V,h)
-    l2:              P_h (x A_h W_V,h + b_V,h),  A_h = W_Q,h W_Q,h^T / sqrt(K); Kim et al. 2021, app. F: free keys too
-    contractive_l2:  the same times c / bound, or min(1, c / bound): the bound of `bound_inf`, c model.contraction
-    cosine:          P_h times the values each over its length, sqrt(||v||^2 + epsilon) (Qi et al. 2023)
-
-    Biases of queries, keys and values are constants that the papers leave out; no Lipschitz constant here depends on
-    them, for with tied queries and keys they cancel in q - k.
+    The subclass sets heads, head_width, value_width and `out`, the linear map from the heads side by side to the width,
+    and the fields below where they differ; it defines queries_keys_values and maps. `queries_keys_values` gives those
+    of every head, each (B, H, N, K); values (B, H, N, V) where they have a width of their own. `maps` gives the heads'
+    parameters as separate maps, views wherever that is possible.
     """
 
-    def __init__(self, cfg: ModelConfig) -> None:
-        super().__init__()
-        self.heads, self.head_width = cfg.heads, cfg.head_width or cfg.width // cfg.heads
-        self.tied_qk, self.mask, self.window = cfg.tied_qk, cfg.mask, cfg.window
-        self.temperature = cfg.temperature
-        self.value_width, self.groups = cfg.value_width or self.head_width, cfg.kv_groups or self.heads
-        copies = self.heads * self.head_width / cfg.width if cfg.head_reduction == "mean" else 1.0
-        mix = {"attention": cfg.mix_attention, "identity": cfg.mix_identity, "uniform": cfg.mix_uniform}
-        self.mix = {part: share / max(copies, 1.0) for part, share in mix.items()}
-        self.mixes = self.mix != {"attention": 1.0, "identity": 0.0, "uniform": 0.0}
-        self.score_name, self.is_l2 = cfg.attention, cfg.attention in ("l2", "contractive_l2")
-        self.contraction, self.contraction_keys = cfg.contraction, cfg.contraction_keys
-        self.inverse_phi = None if cfg.contraction_keys is None else inverse_phi(cfg.contraction_keys)
-        self.contracts_always = cfg.contraction_when == "always"
-        inner, keys_and_values = self.heads * self.head_width, [self.groups * self.head_width] * (not self.tied_qk)
-        keys_and_values += [self.groups * self.value_width]
-        # One matrix for queries (, keys) and values: one large product instead of three small ones.
-        self.rows = [inner, *keys_and_values] if cfg.latent_width is None else [inner, cfg.latent_width]
-        self.qkv = linear(cfg, cfg.width, sum(self.rows), len(self.rows))
-        self.rows_of_latent = keys_and_values
-        self.from_latent = linear(cfg, cfg.latent_width, sum(keys_and_values)) if cfg.latent_width else None
-        self.out = linear(cfg, self.heads * self.value_width, cfg.width)
+    score_name, is_l2 = "dot", False
+    mask, window, temperature = "none", None, 1.0
+    mix: Mapping[str, float] = ATTENTION_ALONE
+
+    fusible = True  # whether the scores are the product of their factors alone, as the fused kernel wants them
+
+    heads: int
+    head_width: int
+    value_width: int
+    out: nn.Module
 
     def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of every head, each (B, H, N, K); values (B, H, N, V) where they have a width of
-        their own."""
-        if self.is_l2:
-            return self._l2_queries_keys_values(x_BND)
-        # split before the heads are: the gradient of that is one copy, of unbind it is two
-        parts = self.qkv(x_BND).split(self.rows, -1)
-        if self.from_latent is not None:
-            parts = [parts[0], *self.from_latent(parts[1]).split(self.rows_of_latent, -1)]
-        parts = [part.unflatten(-1, shape).transpose(-3, -2) for part, shape in zip(parts, self._shapes, strict=True)]
-        return self._of_all_heads(parts, -3)
+        """Queries, keys and values of every head."""
+        raise NotImplementedError
 
-    def _l2_queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As queries_keys_values, the values read from the queries: x A_h W_V,h = (x W_Q,h) (W_Q,h^T W_V,h / sqrt(K)),
-        products with small matrices in the place of the one with W_V."""
-        w = self.maps()
-        read = [(w.w_q_HDK, w.b_q_HK)] if self.tied_qk else [(w.w_q_HDK, w.b_q_HK), (w.w_k_HDK, w.b_k_HK)]
-        weight = torch.cat([w_HDK.transpose(-2, -1).flatten(0, 1) for w_HDK, _ in read])
-        parts = F.linear(x_BND, weight, torch.cat([b_HK.flatten() for _, b_HK in read]))
-        q_BHNK, *keys = parts.unflatten(-1, (-1, self.head_width)).transpose(-3, -2).split(self.heads, -3)
-        small_HKV = w.w_q_HDK.transpose(-2, -1) @ w.w_v_HDK * self.head_width**-0.5
-        v_BHNV = q_BHNK @ small_HKV
-        shift_H1V = w.b_v_HK[:, None] - w.b_q_HK[:, None] @ small_HKV  # the queries' bias is no part of the values
-        return q_BHNK, *(keys or [q_BHNK]), v_BHNV + shift_H1V.to(v_BHNV.dtype)
+    def maps(self) -> HeadMaps:
+        """The heads' parameters as separate maps."""
+        raise NotImplementedError
+
+    def maps_as_applied(self) -> HeadMaps:
+        """The heads as separate maps, as they are applied."""
+        return self.maps()
+
+    @property
+    def mixes(self) -> bool:
+        """Whether the values are mixed by anything but P."""
+        return self.mix != ATTENTION_ALONE
+
+    def gains(self, v_BHMK: Tensor, present_BN: Tensor | None) -> Tensor | None:
+        """What the attention multiplies each value by, (B, H, M) or fewer; None for 1."""
+        return None
 
     def seen(self, present_BN: Tensor | None, num_tokens: int, device: torch.device) -> Tensor | None:
         """Which keys each query sees, (N, M) or with absent tokens (B, N or 1, M) bool; None when it sees all of them.
@@ -166,54 +145,29 @@ class Attention(nn.Module):
         themselves_BNM = torch.eye(num_tokens, dtype=torch.bool, device=device) & alone_BN[..., None]
         return present_BN[..., None, :] & visible_NM | themselves_BNM
 
+    def factors(self, q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
+        """The scores as a product, before the temperature."""
+        return SCORES[self.score_name](q_BHNK, k_BHMK)
+
+    def score_bias(self, q_BHNK: Tensor) -> Tensor | None:
+        """What the scores have beside the product of their factors, (B or 1, H, N, M); None for nothing."""
+        return None
+
     @property
     def score_scale(self) -> float:
         """What multiplies the products q_i k_j in the scores that enter the softmax."""
         one_token = torch.zeros(1, 1, 1, self.head_width)
-        return SCORES[self.score_name](one_token, one_token)[2] / self.temperature
+        return self.factors(one_token, one_token)[2] / self.temperature
 
     def weights(self, q_BHNK: Tensor, k_BHMK: Tensor, seen_NM: Tensor | None) -> Tensor:
         """Attention weights P, row-stochastic; shape (B, H, N, M)."""
-        q_BHNE, k_BHME, scale = SCORES[self.score_name](q_BHNK, k_BHMK)
+        q_BHNE, k_BHME, scale = self.factors(q_BHNK, k_BHMK)
         scores_BHNM = (q_BHNE * (scale / self.temperature)) @ k_BHME.transpose(-2, -1)
+        if (bias_BHNM := self.score_bias(q_BHNK)) is not None:
+            scores_BHNM = scores_BHNM + bias_BHNM
         if seen_NM is not None:
             scores_BHNM = scores_BHNM.masked_fill(~seen_NM, float("-inf"))
         return softmax_of_rows(scores_BHNM)
-
-    def bound_inf(self, num_keys: int) -> Tensor:
-        """Upper bound on the Lipschitz constant in the infinity norm of l2 with tied keys, before any contraction."""
-        return self._bound_inf(inverse_phi(num_keys))
-
-    def _bound_inf(self, inverse: float | Tensor) -> Tensor:
-        w, (attention, *others) = self.maps(), map(abs, self.mix.values())
-        return l2_bound_inf(w.w_q_HDK, w.w_v_HDK, w.w_o_HKD, inverse, attention, sum(others))
-
-    def num_keys(self, num_tokens: int) -> int:
-        """The most keys that a query of so many tokens can see; ConfigError if more than model.contraction_keys."""
-        most = num_tokens if self.window is None else min(num_tokens, 2 * self.window + 1)
-        if self.contraction_keys is not None and most > self.contraction_keys:
-            raise ConfigError(
-                f"model.contraction_keys={self.contraction_keys}: here a query may see {most} keys; "
-                f"set it to {most} or more"
-            )
-        return most
-
-    def gains(self, v_BHMK: Tensor, present_BN: Tensor | None) -> Tensor | None:
-        """What the attention multiplies each value by, (B, H, M) or fewer; None for 1. ConfigError as `num_keys`."""
-        if self.score_name == "cosine":
-            return inverse_length(v_BHMK).squeeze(-1)
-        if self.score_name != "contractive_l2":
-            return None
-        most = self.num_keys(v_BHMK.shape[-2])
-        if self.contraction_keys is not None:
-            inverse_B1 = v_BHMK.new_full((1,), self.inverse_phi)
-        elif present_BN is None:
-            inverse_B1 = v_BHMK.new_full((1,), inverse_phi(most))
-        else:
-            of_number = v_BHMK.new_tensor([inverse_phi(number) for number in range(1, most + 1)])
-            inverse_B1 = of_number[present_BN.sum(-1, keepdim=True).clamp(1, most) - 1]
-        bound_B1 = self._bound_inf(inverse_B1)
-        return self.contraction / (bound_B1 if self.contracts_always else bound_B1.clamp(min=self.contraction))
 
     def mixing(self, p_BHNM: Tensor, seen_NM: Tensor | None, gains_BHM: Tensor | None) -> Tensor:
         """What the values are multiplied by: P itself, or its mix with the identity and the average of what is seen;
@@ -269,20 +223,118 @@ class Attention(nn.Module):
         return mixed_BHNK @ self.maps_as_applied().w_o_HKD
 
     def _fuses(self, num_tokens: int) -> bool:
-        plain = not (self.mix["identity"] or self.mix["uniform"])
+        plain = self.fusible and not (self.mix["identity"] or self.mix["uniform"])
         return plain and (num_tokens >= FUSED_FROM_TOKENS or self.head_width == 1)
 
     def _fused(self, x_BND: Tensor, present_BN: Tensor | None, side_by_side: bool) -> Tensor:
         """The mixed values, without a table of N x M numbers. Absent tokens may get other states than elsewhere."""
         q_BHNK, k_BHMK, v_BHMV = self.queries_keys_values(x_BND)
         present_B1N = _for_all_heads(present_BN)
-        q_BHNE, k_BHME, scale = SCORES[self.score_name](q_BHNK, k_BHMK)
+        q_BHNE, k_BHME, scale = self.factors(q_BHNK, k_BHMK)
         if (gains_BHM := self.gains(v_BHMV, present_B1N)) is not None:
             v_BHMV = v_BHMV * gains_BHM[..., None]
         causal = self.mask == "causal"  # absent tokens are the last: only they see them
         seen_NM = None if causal else self.seen(present_B1N, q_BHNE.shape[-2], q_BHNE.device)
         mixed_BHNV = fused_mixing(q_BHNE, k_BHME, v_BHMV, seen_NM, causal, scale / self.temperature, side_by_side)
         return mixed_BHNV if self.mix["attention"] == 1 else self.mix["attention"] * mixed_BHNV
+
+
+class Attention(Heads):
+    """H heads of width K on a width of D; K is free of D/H, so a head's W_QK and W_VO can have any rank up to D.
+
+    Values can have a width of their own; keys and values can be shared by groups of heads, or be read from a latent of
+    few numbers a token (Ainslie et al. 2023; DeepSeek-AI 2024, without its separate part for positions).
+
+    dot:             P_h (x W_V,h + b_V,h)
+    l2:              P_h (x A_h W_V,h + b_V,h),  A_h = W_Q,h W_Q,h^T / sqrt(K); Kim et al. 2021, app. F: free keys too
+    contractive_l2:  the same times c / bound, or min(1, c / bound): the bound of `bound_inf`, c model.contraction
+    cosine:          P_h times the values each over its length, sqrt(||v||^2 + epsilon) (Qi et al. 2023)
+
+    Biases of queries, keys and values are constants that the papers leave out; no Lipschitz constant here depends on
+    them, for with tied queries and keys they cancel in q - k.
+    """
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.head_width = cfg.heads, cfg.head_width or cfg.width // cfg.heads
+        self.tied_qk, self.mask, self.window = cfg.tied_qk, cfg.mask, cfg.window
+        self.temperature = cfg.temperature
+        self.value_width, self.groups = cfg.value_width or self.head_width, cfg.kv_groups or self.heads
+        copies = self.heads * self.head_width / cfg.width if cfg.head_reduction == "mean" else 1.0
+        mix = {"attention": cfg.mix_attention, "identity": cfg.mix_identity, "uniform": cfg.mix_uniform}
+        self.mix = {part: share / max(copies, 1.0) for part, share in mix.items()}
+        self.score_name, self.is_l2 = cfg.attention, cfg.attention in ("l2", "contractive_l2")
+        self.contraction, self.contraction_keys = cfg.contraction, cfg.contraction_keys
+        self.inverse_phi = None if cfg.contraction_keys is None else inverse_phi(cfg.contraction_keys)
+        self.contracts_always = cfg.contraction_when == "always"
+        inner, keys_and_values = self.heads * self.head_width, [self.groups * self.head_width] * (not self.tied_qk)
+        keys_and_values += [self.groups * self.value_width]
+        # One matrix for queries (, keys) and values: one large product instead of three small ones.
+        self.rows = [inner, *keys_and_values] if cfg.latent_width is None else [inner, cfg.latent_width]
+        self.qkv = linear(cfg, cfg.width, sum(self.rows), len(self.rows))
+        self.rows_of_latent = keys_and_values
+        self.from_latent = linear(cfg, cfg.latent_width, sum(keys_and_values)) if cfg.latent_width else None
+        self.out = linear(cfg, self.heads * self.value_width, cfg.width)
+
+    def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of every head, each (B, H, N, K); values (B, H, N, V) where they have a width of
+        their own."""
+        if self.is_l2:
+            return self._l2_queries_keys_values(x_BND)
+        # split before the heads are: the gradient of that is one copy, of unbind it is two
+        parts = self.qkv(x_BND).split(self.rows, -1)
+        if self.from_latent is not None:
+            parts = [parts[0], *self.from_latent(parts[1]).split(self.rows_of_latent, -1)]
+        parts = [part.unflatten(-1, shape).transpose(-3, -2) for part, shape in zip(parts, self._shapes, strict=True)]
+        return self._of_all_heads(parts, -3)
+
+    def _l2_queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As queries_keys_values, the values read from the queries: x A_h W_V,h = (x W_Q,h) (W_Q,h^T W_V,h / sqrt(K)),
+        products with small matrices in the place of the one with W_V."""
+        w = self.maps()
+        read = [(w.w_q_HDK, w.b_q_HK)] if self.tied_qk else [(w.w_q_HDK, w.b_q_HK), (w.w_k_HDK, w.b_k_HK)]
+        weight = torch.cat([w_HDK.transpose(-2, -1).flatten(0, 1) for w_HDK, _ in read])
+        parts = F.linear(x_BND, weight, torch.cat([b_HK.flatten() for _, b_HK in read]))
+        q_BHNK, *keys = parts.unflatten(-1, (-1, self.head_width)).transpose(-3, -2).split(self.heads, -3)
+        small_HKV = w.w_q_HDK.transpose(-2, -1) @ w.w_v_HDK * self.head_width**-0.5
+        v_BHNV = q_BHNK @ small_HKV
+        shift_H1V = w.b_v_HK[:, None] - w.b_q_HK[:, None] @ small_HKV  # the queries' bias is no part of the values
+        return q_BHNK, *(keys or [q_BHNK]), v_BHNV + shift_H1V.to(v_BHNV.dtype)
+
+    def bound_inf(self, num_keys: int) -> Tensor:
+        """Upper bound on the Lipschitz constant in the infinity norm of l2 with tied keys, before any contraction."""
+        return self._bound_inf(inverse_phi(num_keys))
+
+    def _bound_inf(self, inverse: float | Tensor) -> Tensor:
+        w, (attention, *others) = self.maps(), map(abs, self.mix.values())
+        return l2_bound_inf(w.w_q_HDK, w.w_v_HDK, w.w_o_HKD, inverse, attention, sum(others))
+
+    def num_keys(self, num_tokens: int) -> int:
+        """The most keys that a query of so many tokens can see; ConfigError if more than model.contraction_keys."""
+        most = num_tokens if self.window is None else min(num_tokens, 2 * self.window + 1)
+        if self.contraction_keys is not None and most > self.contraction_keys:
+            raise ConfigError(
+                f"model.contraction_keys={self.contraction_keys}: here a query may see {most} keys; "
+                f"set it to {most} or more"
+            )
+        return most
+
+    def gains(self, v_BHMK: Tensor, present_BN: Tensor | None) -> Tensor | None:
+        """What the attention multiplies each value by, (B, H, M) or fewer; None for 1. ConfigError as `num_keys`."""
+        if self.score_name == "cosine":
+            return inverse_length(v_BHMK).squeeze(-1)
+        if self.score_name != "contractive_l2":
+            return None
+        most = self.num_keys(v_BHMK.shape[-2])
+        if self.contraction_keys is not None:
+            inverse_B1 = v_BHMK.new_full((1,), self.inverse_phi)
+        elif present_BN is None:
+            inverse_B1 = v_BHMK.new_full((1,), inverse_phi(most))
+        else:
+            of_number = v_BHMK.new_tensor([inverse_phi(number) for number in range(1, most + 1)])
+            inverse_B1 = of_number[present_BN.sum(-1, keepdim=True).clamp(1, most) - 1]
+        bound_B1 = self._bound_inf(inverse_B1)
+        return self.contraction / (bound_B1 if self.contracts_always else bound_B1.clamp(min=self.contraction))
 
     def maps_as_applied(self) -> HeadMaps:
         """The heads as separate maps, as they are applied: W_V is A_h W_V in l2. Else as `maps`."""

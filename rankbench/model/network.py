@@ -27,11 +27,11 @@ class HeadMaps(NamedTuple):
 
     M_h is what the attention multiplies the values by: P_h, or its mix with the identity and the average, or P_h with
     scaled columns. w_q_HDK, w_k_HDK, w_v_HDK, w_o_HKD; b_q_HK, b_k_HK, b_v_HK, b_o_D (zeros without biases). In w_v,
-    w_o and b_v, K is the width of the values.
+    w_o and b_v, K is the width of the values. w_q and w_k are None where scores are no product of two tokens' maps.
     """
 
-    w_q_HDK: Tensor
-    w_k_HDK: Tensor
+    w_q_HDK: Tensor | None
+    w_k_HDK: Tensor | None
     w_v_HDK: Tensor
     w_o_HKD: Tensor
     b_q_HK: Tensor
@@ -61,7 +61,11 @@ class AttentionPart(Protocol):
 
 
 class TokenwisePart(Protocol):
-    """A map of each token by itself, act(z) W + b of a hidden z: what the algebra needs of an MLP."""
+    """A map of each token by itself, act(z) W + b of a hidden z: what the algebra needs of an MLP.
+
+    A gated one, (act(z) u) W + b with z and u of two maps: its hidden is z and u side by side, its gate is act(z), and
+    `up` is the map to u.
+    """
 
     activation_name: str
 
@@ -75,7 +79,7 @@ class TokenwisePart(Protocol):
         """The rest of it."""
 
     def gate(self, z_BNF: Tensor) -> Tensor:
-        """act(z)/z, the factor that makes the part linear once it is frozen."""
+        """act(z)/z or a gated part's act(z): the factor that makes the part linear once it is frozen."""
 
 
 class NormPart(Protocol):
@@ -166,6 +170,10 @@ class Network:
         """Which tokens of a padded batch are there, (B, N) bool; None where all are."""
         raise NotImplementedError
 
+    def num_tokens(self, inputs: Tensor) -> int:
+        """How many tokens the states of these inputs have, absent ones included."""
+        return inputs.shape[1]
+
     def lengths(self, inputs: Tensor) -> Tensor | None:
         """How many tokens each sequence has, (B,); None where all are there."""
         present_BN = self.present(inputs)
@@ -253,6 +261,9 @@ class Reduced(Network):
 
     def present(self, inputs: Tensor) -> Tensor | None:
         return self.whole.present(inputs)
+
+    def num_tokens(self, inputs: Tensor) -> int:
+        return self.whole.num_tokens(inputs)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Outputs (B, N, C)."""

@@ -5,7 +5,6 @@ Shapes: B batch, N token, D width, H head, C classes or output dimensions, F hid
 
 import functools
 import math
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -14,12 +13,12 @@ from torch import Tensor, nn
 
 from rankbench.config import ModelConfig
 from rankbench.keys import ConfigError
+from rankbench.model.activations import ACTIVATIONS, GATES
 from rankbench.model.attention import Attention
 from rankbench.model.linear import SigmaReparam, free_weight, linear
 from rankbench.model.network import Network, Sublayer, weighted_sum
 from rankbench.model.padding import Padded
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 ACTIVATION_LAYERS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 NORM_EPSILON = 1e-5  # torch's own default for LayerNorm; kept for RMSNorm so that the two compare
 
@@ -34,13 +33,13 @@ class Norm(nn.Module):
 
     def __init__(self, cfg: ModelConfig, affine: bool) -> None:
         super().__init__()
-        self.kind, self.width = cfg.norm_kind, cfg.width
+        self.kind, self.width, self.epsilon = cfg.norm_kind, cfg.width, NORM_EPSILON
         self.weight = nn.Parameter(torch.ones(1 if cfg.norm_kind == "l2norm" else cfg.width)) if affine else None
         self.shift = nn.Parameter(torch.zeros(cfg.width)) if affine and cfg.norm_kind == "layernorm" else None
 
     def scale(self, x_BND: Tensor) -> Tensor:
         """norm_scale of its kind, (B, N, 1)."""
-        return norm_scale(self.kind, x_BND)
+        return norm_scale(self.kind, x_BND, self.epsilon)
 
     def linear(self, x_BND: Tensor, scale_BN1: Tensor) -> Tensor:
         """The norm with its scale frozen and without its shift: linear in x."""
@@ -53,7 +52,7 @@ class Norm(nn.Module):
         """The normed tokens, and their `scale`."""
         if self.kind == "layernorm":  # the kernel has the scale at hand
             normed_BND, _, scale_BN1 = torch.native_layer_norm(
-                x_BND, (self.width,), self.weight, self.shift, NORM_EPSILON
+                x_BND, (self.width,), self.weight, self.shift, self.epsilon
             )
             return normed_BND, scale_BN1
         return self(x_BND), self.scale(x_BND)
@@ -63,16 +62,16 @@ class Norm(nn.Module):
             scale_BN1 = self.scale(x_BND)
             return x_BND * (scale_BN1 if self.weight is None else scale_BN1 * self.weight)
         if self.kind == "layernorm":
-            return F.layer_norm(x_BND, (self.width,), self.weight, self.shift, NORM_EPSILON)
-        return F.rms_norm(x_BND, (self.width,), self.weight, NORM_EPSILON)
+            return F.layer_norm(x_BND, (self.width,), self.weight, self.shift, self.epsilon)
+        return F.rms_norm(x_BND, (self.width,), self.weight, self.epsilon)
 
 
-def norm_scale(kind: str, x_BND: Tensor) -> Tensor:
+def norm_scale(kind: str, x_BND: Tensor, epsilon: float = NORM_EPSILON) -> Tensor:
     """One over the token's standard deviation (layernorm), root mean square (rmsnorm) or norm (l2norm); (B, N, 1)."""
     if kind == "l2norm":
-        return (x_BND.square().sum(-1, keepdim=True) + NORM_EPSILON).rsqrt()
+        return (x_BND.square().sum(-1, keepdim=True) + epsilon).rsqrt()
     centred = x_BND - x_BND.mean(-1, keepdim=True) if kind == "layernorm" else x_BND
-    return (centred.square().mean(-1, keepdim=True) + NORM_EPSILON).rsqrt()
+    return (centred.square().mean(-1, keepdim=True) + epsilon).rsqrt()
 
 
 def plain_norm(kind: str, x_BND: Tensor) -> Tensor:
@@ -99,10 +98,7 @@ class MLP(nn.Module):
 
     def gate(self, z_BNF: Tensor) -> Tensor:
         """activation(z)/z elementwise, act'(0) at z = 0: the factor that, frozen, makes the MLP linear."""
-        # gelu(z)/z = Phi(z) and relu(z)/z = [z > 0] hold without a division; the derivative at 0 is 1/2 and 0.
-        if self.activation is F.gelu:
-            return 0.5 * torch.erfc(-z_BNF * math.sqrt(0.5))
-        return (z_BNF > 0).to(z_BNF.dtype)
+        return GATES[self.activation_name](z_BNF)
 
     def forward(self, x_BND: Tensor) -> Tensor:
         return self.from_hidden(self.hidden(x_BND))

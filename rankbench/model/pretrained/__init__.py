@@ -1,0 +1,10 @@
+"""Public checkpoints as networks of this package: their weights as views, never as copies.
+
+checkpoint = load_checkpoint("folder or name on the hub", initialised_seed=0)
+network = as_network(checkpoint.trained)
+"""
+
+from rankbench.model.pretrained.checkpoint import Checkpoint, load_checkpoint
+from rankbench.model.pretrained.families import FAMILIES, PretrainedNetwork, as_network
+
+__all__ = ["FAMILIES", "Checkpoint", "PretrainedNetwork", "as_network", "load_checkpoint"]

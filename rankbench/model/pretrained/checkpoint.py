@@ -1,0 +1,175 @@
+"""Public checkpoints: weights and tokenizer from a folder or from the Hugging Face hub, as data alone.
+
+Weights come from safetensors, or from a pickle that may hold nothing but tensors. No code that lies beside them is run.
+"""
+
+import contextlib
+import copy
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import safetensors
+import torch
+from torch import nn
+
+from rankbench.keys import ConfigError
+
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+TOKENIZER = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
+FETCH = (
+    f"fetch config.json, {' or '.join(WEIGHTS)}, and tokenizer.json or the tokenizer's other files, "
+    "put them into one folder and give its path"
+)
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+# What the library raises for files that are missing, unfit or need code of their own.
+REFUSALS = (
+    OSError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+    ImportError,
+    pickle.UnpicklingError,
+    safetensors.SafetensorError,
+)
+
+
+class Checkpoint(NamedTuple):
+    """A model as it was trained, the same architecture with fresh weights, and its tokenizer; both models in eval mode.
+
+    Weights are float32. no_tokenizer: why there is none, else None.
+    """
+
+    name: str
+    trained: nn.Module
+    initialised: nn.Module
+    tokenizer: Any | None
+    no_tokenizer: str | None
+
+
+def load_checkpoint(path: str, initialised_seed: int) -> Checkpoint:
+    """A causal language model, a masked one, or the model without a head, by what config.json says it is.
+
+    path: a folder, or a name on the hub. initialised_seed: of the fresh weights, drawn as the library draws them.
+    torch's global generator is left as it was. ConfigError where the extra, a file or a weight is missing, where a
+    file holds more than tensors, and where the model needs code of its own.
+    """
+    transformers = _transformers()
+    folder = Path(path).expanduser()
+    is_local = folder.is_dir()
+    if is_local:
+        _check_files(folder)
+    elif not HUB_ID.fullmatch(path):
+        raise ConfigError(f"{path}: no such folder; {FETCH}")
+    source = {
+        "pretrained_model_name_or_path": str(folder) if is_local else path,
+        "local_files_only": is_local,
+        "trust_remote_code": False,
+    }
+    with _quiet(transformers), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(initialised_seed)
+        try:
+            config = transformers.AutoConfig.from_pretrained(**source)
+            auto = _auto_class(transformers, config)
+            with torch.device("meta"):
+                model_class = type(auto.from_config(copy.deepcopy(config), attn_implementation="eager"))
+            # said explicitly, because a config.json may name a kernel to fetch and run; the tape covers both
+            kind = {"attn_implementation": "sdpa" if model_class._supports_sdpa else "eager", "dtype": torch.float32}
+            checks = {"weights_only": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
+            trained, report = auto.from_pretrained(**source, **kind, **checks, config=config)
+            initialised = auto.from_config(copy.deepcopy(config), **kind)
+        except REFUSALS as error:
+            raise ConfigError(_refused(path, is_local, error)) from error
+        _check_weights(path, model_class.__name__, report)
+        tokenizer, no_tokenizer = _tokenizer(transformers, source, config)
+    for model in (trained, initialised):
+        model.eval().requires_grad_(False)
+    name = folder.resolve().name if is_local else path.rpartition("/")[2]
+    return Checkpoint(name, trained, initialised, tokenizer, no_tokenizer)
+
+
+def _transformers() -> ModuleType:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigError("transformers is not installed: pip install 'rankbench[pretrained]'") from error
+    return transformers
+
+
+def _check_files(folder: Path) -> None:
+    if not (folder / "config.json").exists():
+        raise ConfigError(f"{folder}: has no config.json; {FETCH}")
+    if not any((folder / f"{name}{part}").exists() for name in WEIGHTS for part in ("", ".index.json")):
+        raise ConfigError(f"{folder}: has no {' or '.join(WEIGHTS)}; {FETCH}")
+
+
+def _check_weights(path: str, model: str, report: dict[str, Any]) -> None:
+    """ConfigError if a weight is missing, which the library would draw at random. The pooler may be missing: nothing
+    here measures it."""
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise ConfigError(f"{path}: lacks {len(missing)} weights of {model}: {', '.join(missing[:3])}, ...; {FETCH}")
+    for key, got, wanted in sorted(report["mismatched_keys"]):
+        raise ConfigError(
+            f"{path}: {key} has the shape {tuple(got)}, by config.json it is {tuple(wanted)}; fetch both from one place"
+        )
+
+
+def _auto_class(transformers: ModuleType, config: Any) -> Any:
+    """The library's class that reads the weights of this architecture."""
+    architecture = (config.architectures or [""])[0]
+    if architecture.endswith(("ForCausalLM", "LMHeadModel")):
+        return transformers.AutoModelForCausalLM
+    if architecture.endswith("ForMaskedLM"):
+        return transformers.AutoModelForMaskedLM
+    return transformers.AutoModel
+
+
+def _refused(path: str, is_local: bool, error: BaseException) -> str:
+    """What to do about it, in one line."""
+    if "trust_remote_code" in str(error) or "custom code" in str(error):
+        return f"{path}: needs code of its own, which is never run; models of the library itself can be read"
+    if isinstance(error, pickle.UnpicklingError):
+        return f"{path}: pytorch_model.bin holds more than tensors, and nothing of it was run; use model.safetensors"
+    reason = re.split(r"(?<=[.!?])\s|\n", str(error).strip(), maxsplit=1)[0].rstrip(".")
+    if is_local:
+        return f"{path}: cannot be read: {reason}; fetch its config.json and weights again"
+    return f"{path}: no folder of this name, and none from the hub: {reason}; {FETCH}"
+
+
+def _tokenizer(transformers: ModuleType, source: dict[str, Any], config: Any) -> tuple[Any | None, str | None]:
+    """The tokenizer, or None and why there is none."""
+    folder, letters = Path(source["pretrained_model_name_or_path"]), getattr(config, "vocab_size", None)
+    if letters is None:
+        return None, "the model reads no tokens"
+    if folder.is_dir() and not any((folder / name).exists() for name in TOKENIZER):
+        return None, f"the folder has none of the files {', '.join(TOKENIZER)}"
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
+    except (*REFUSALS, TypeError, AttributeError) as error:
+        return None, str(error).strip().partition("\n")[0]
+    # where a file is not the one that its class reads, the library makes a tokenizer of the special tokens alone
+    if len(tokenizer) < letters / 2:
+        return (
+            None,
+            f"{type(tokenizer).__name__} reads {len(tokenizer)} tokens from these files, the model has {letters}",
+        )
+    return tokenizer, None
+
+
+@contextlib.contextmanager
+def _quiet(transformers: ModuleType) -> Iterator[None]:
+    """Without the library's progress bars and reports, which are then as they were."""
+    logging = transformers.utils.logging
+    verbosity, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shows_bars:
+            logging.enable_progress_bar()

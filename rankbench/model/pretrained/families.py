@@ -1,0 +1,330 @@
+"""Hugging Face models as networks: one short function a family, which reads where the library keeps what.
+
+A network computes what the library's module computes in eval mode, with token types 0. A head that classifies a whole
+text or image is left out: a read-out reads each token.
+
+Scores of T5 and XLNet have terms of positions, those of Llama depend on positions by rotations: what is said of scores
+as products of two tokens' maps (bounds, Lipschitz constants, residual coordinates) does not hold for them.
+
+Shapes: B batch, N token, D width.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rankbench.keys import ConfigError
+from rankbench.model.network import Network, NormPart, Sublayer
+from rankbench.model.pretrained.parts import (
+    BiasedAttention,
+    GatedMlp,
+    PretrainedAttention,
+    PretrainedMlp,
+    PretrainedNorm,
+    RelativeAttention,
+    RotaryAttention,
+    Transposed,
+)
+
+
+class Parts(NamedTuple):
+    """What a family's function finds in a module.
+
+    embed: token ids or pixels to the states that enter the first layer. num_tokens: the most tokens of a text (None:
+    any number), or those of every image.
+    """
+
+    sublayers: list[Sublayer]
+    embed: nn.Module
+    num_tokens: int | None
+    last_norm: NormPart | None = None
+    read_out: nn.Module | None = None
+
+
+def _layer(
+    number: int, place: str, attention: PretrainedAttention, before: nn.Module, mlp: PretrainedMlp, behind: nn.Module
+) -> list[Sublayer]:
+    """Layer `number`, from 1, with the norms of its attention and of its MLP."""
+    return [
+        Sublayer(number, "attention", attention, PretrainedNorm(before), place, skip=1.0, branch=1.0),
+        Sublayer(number, "mlp", mlp, PretrainedNorm(behind), place, skip=1.0, branch=1.0),
+    ]
+
+
+def _bert(model: nn.Module, base: nn.Module) -> Parts:
+    """BERT and RoBERTa."""
+    config, sublayers = model.config, []
+    for number, layer in enumerate(base.encoder.layer, 1):
+        its, out = layer.attention.self, layer.attention.output
+        maps = (its.query, its.key, its.value, out.dense)
+        mask = "causal" if config.is_decoder else "none"
+        attention = PretrainedAttention(its.num_attention_heads, *maps, its.scaling, mask)
+        mlp = PretrainedMlp(layer.intermediate.dense, layer.output.dense, config.hidden_act)
+        sublayers += _layer(number, "post", attention, out.LayerNorm, mlp, layer.output.LayerNorm)
+    head = getattr(getattr(model, "cls", None), "predictions", None) or getattr(model, "lm_head", None)
+    # RoBERTa counts positions from the one behind the padding's
+    first = getattr(base.embeddings, "padding_idx", -1) + 1
+    num_tokens = config.max_position_embeddings - first
+    return Parts(sublayers, base.embeddings, num_tokens, read_out=head and Head(head, head.decoder))
+
+
+def _distilbert(model: nn.Module, base: nn.Module) -> Parts:
+    config, sublayers = model.config, []
+    for number, layer in enumerate(base.transformer.layer, 1):
+        its = layer.attention
+        attention = PretrainedAttention(its.n_heads, its.q_lin, its.k_lin, its.v_lin, its.out_lin, its.scaling)
+        mlp = PretrainedMlp(layer.ffn.lin1, layer.ffn.lin2, config.activation)
+        sublayers += _layer(number, "post", attention, layer.sa_layer_norm, mlp, layer.output_layer_norm)
+    head = None
+    if hasattr(model, "vocab_projector"):
+        in_turn = (model.vocab_transform, model.activation, model.vocab_layer_norm, model.vocab_projector)
+        head = Head(nn.Sequential(*in_turn), model.vocab_projector)
+    return Parts(sublayers, base.embeddings, config.max_position_embeddings, read_out=head)
+
+
+def _albert(model: nn.Module, base: nn.Module) -> Parts:
+    """ALBERT: few layers, each used several times."""
+    config, sublayers, groups = model.config, [], base.encoder.albert_layer_groups
+    for index in range(config.num_hidden_layers):
+        for layer in groups[int(index / (config.num_hidden_layers / config.num_hidden_groups))].albert_layers:
+            its, number = layer.attention, len(sublayers) // 2 + 1
+            maps = (its.query, its.key, its.value, its.dense)
+            attention = PretrainedAttention(its.num_attention_heads, *maps, its.scaling)
+            mlp = PretrainedMlp(layer.ffn, layer.ffn_output, config.hidden_act)
+            sublayers += _layer(number, "post", attention, its.LayerNorm, mlp, layer.full_layer_layer_norm)
+    head = getattr(model, "predictions", None)
+    return Parts(
+        sublayers,
+        nn.Sequential(base.embeddings, base.encoder.embedding_hidden_mapping_in),
+        config.max_position_embeddings,
+        read_out=head and Head(head, head.decoder),
+    )
+
+
+def _gpt2(model: nn.Module, base: nn.Module) -> Parts:
+    config, sublayers = model.config, []
+    for number, layer in enumerate(base.h, 1):
+        its, width = layer.attn, config.hidden_size
+        thirds = (Transposed(its.c_attn, slice(begin, begin + width)) for begin in (0, width, 2 * width))
+        attention = PretrainedAttention(its.num_heads, *thirds, Transposed(its.c_proj), its.scaling, "causal")
+        mlp = PretrainedMlp(Transposed(layer.mlp.c_fc), Transposed(layer.mlp.c_proj), config.activation_function)
+        sublayers += _layer(number, "pre", attention, layer.ln_1, mlp, layer.ln_2)
+    return Parts(
+        sublayers,
+        TokensAndPositions(base.wte, base.wpe),
+        config.max_position_embeddings,
+        PretrainedNorm(base.ln_f),
+        getattr(model, "lm_head", None),
+    )
+
+
+class TokensAndPositions(nn.Module):
+    """The sum of two tables: of token ids and of positions."""
+
+    def __init__(self, tokens: nn.Embedding, positions: nn.Embedding) -> None:
+        super().__init__()
+        self.tokens, self.positions = tokens, positions
+
+    def forward(self, ids_BN: Tensor) -> Tensor:
+        return self.tokens(ids_BN) + self.positions.weight[: ids_BN.shape[1]]
+
+
+def _vit(model: nn.Module, base: nn.Module) -> Parts:
+    """ViT and DeiT: patches, behind a class token and, in DeiT, one of distillation."""
+    config, sublayers = model.config, []
+    for number, layer in enumerate(base.layers, 1):
+        its = layer.attention
+        maps = (its.q_proj, its.k_proj, its.v_proj, its.o_proj)
+        attention = PretrainedAttention(its.num_attention_heads, *maps, its.scaling)
+        mlp = PretrainedMlp(layer.mlp.fc1, layer.mlp.fc2, config.hidden_act)
+        sublayers += _layer(number, "pre", attention, layer.layernorm_before, mlp, layer.layernorm_after)
+    num_tokens = base.embeddings.position_embeddings.shape[1]
+    return Parts(sublayers, base.embeddings, num_tokens, PretrainedNorm(base.layernorm))
+
+
+def _t5(model: nn.Module, base: nn.Module) -> Parts:
+    """The encoder of T5, alone or of the whole."""
+    config, encoder, sublayers = model.config, base.encoder, []
+    for number, block in enumerate(encoder.block, 1):
+        (of_attention, of_mlp), holder = block.layer, encoder.block[0].layer[0].SelfAttention
+        its, feed = of_attention.SelfAttention, of_mlp.DenseReluDense
+        attention = BiasedAttention(its.n_heads, its.q, its.k, its.v, its.o, its.scaling, holder=holder)
+        if config.is_gated_act:
+            mlp = GatedMlp(feed.wi_0, feed.wi_1, feed.wo, config.dense_act_fn)
+        else:
+            mlp = PretrainedMlp(feed.wi, feed.wo, config.dense_act_fn)
+        sublayers += _layer(number, "pre", attention, of_attention.layer_norm, mlp, of_mlp.layer_norm)
+    return Parts(sublayers, encoder.embed_tokens, None, PretrainedNorm(encoder.final_layer_norm))
+
+
+def _llama(model: nn.Module, base: nn.Module) -> Parts:
+    """Llama and those built like it. Texts are no longer than a sliding window, which then hides nothing."""
+    config, sublayers = model.config, []
+    for number, layer in enumerate(base.layers, 1):
+        its, feed = layer.self_attn, layer.mlp
+        maps = (its.q_proj, its.k_proj, its.v_proj, its.o_proj)
+        heads, groups = config.num_attention_heads, config.num_key_value_heads
+        attention = RotaryAttention(heads, *maps, its.scaling, "causal", groups, rotary=base.rotary_emb)
+        mlp = GatedMlp(feed.gate_proj, feed.up_proj, feed.down_proj, config.hidden_act)
+        sublayers += _layer(number, "pre", attention, layer.input_layernorm, mlp, layer.post_attention_layernorm)
+    window = getattr(config, "sliding_window", None) or config.max_position_embeddings
+    longest, head = min(config.max_position_embeddings, window), getattr(model, "lm_head", None)
+    return Parts(sublayers, base.embed_tokens, longest, PretrainedNorm(base.norm), head)
+
+
+def _xlnet(model: nn.Module, base: nn.Module) -> Parts:
+    config, sublayers = model.config, []
+    if config.bi_data:
+        raise ConfigError(
+            "xlnet with bi_data=true: half of each batch runs backwards; set bi_data=false in config.json"
+        )
+    for number, layer in enumerate(base.layer, 1):
+        its, feed = layer.rel_attn, layer.ff
+        attention = RelativeAttention(its, base, "causal" if config.attn_type == "uni" else "none")
+        mlp = PretrainedMlp(feed.layer_1, feed.layer_2, config.ff_activation)
+        sublayers += _layer(number, "post", attention, its.layer_norm, mlp, feed.layer_norm)
+    return Parts(sublayers, base.word_embedding, None, read_out=getattr(model, "lm_loss", None))
+
+
+# By the library's model_type.
+TEXT: dict[str, Callable[[nn.Module, nn.Module], Parts]] = {
+    "bert": _bert,
+    "roberta": _bert,
+    "distilbert": _distilbert,
+    "albert": _albert,
+    "gpt2": _gpt2,
+    "t5": _t5,
+    "llama": _llama,
+    "mistral": _llama,
+    "qwen2": _llama,
+    "xlnet": _xlnet,
+}
+IMAGES = {"vit": _vit, "deit": _vit}
+FAMILIES = TEXT | IMAGES
+
+
+def as_network(module: nn.Module) -> "PretrainedNetwork":
+    """A Hugging Face module as a network, which shares its weights. Inputs are token ids (B, N), or pixels.
+
+    ConfigError for a family that is not covered, and for a module in training mode.
+    """
+    family = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
+    if family not in FAMILIES:
+        raise ConfigError(
+            f"{family}: no adapter for this family; covered: {', '.join(FAMILIES)}; "
+            "for path sums and attention rankbench.model.tape takes any module as it is"
+        )
+    if module.training:
+        raise ConfigError(f"{type(module).__name__}: in training mode, where dropout is on; call eval() first")
+    network = PretrainedText if family in TEXT else PretrainedVision
+    return network(module, FAMILIES[family](module, module.base_model))
+
+
+class PretrainedNetwork(Network, nn.Module):
+    """A library's module, sub-layer by sub-layer."""
+
+    def __init__(self, module: nn.Module, parts: Parts) -> None:
+        super().__init__()
+        self.module = module
+        self.sublayers, self.last_norm = tuple(parts.sublayers), parts.last_norm
+        self.width, self.norm_kind = module.config.hidden_size, self.sublayers[0].norm.kind
+        self.read_out = States(self) if parts.read_out is None else parts.read_out
+        self._embed, self._num_tokens = parts.embed, parts.num_tokens
+
+    @property
+    def name(self) -> str:
+        """As tables and figures call it: the last part of where it came from, or its family."""
+        return Path(self.module.config.name_or_path or self.module.config.model_type).name
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        return self._embed(inputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """What the read-out makes of each token; the last states where there is none."""
+        return self.read_out(self.state(inputs))
+
+
+class PretrainedText(PretrainedNetwork):
+    """A network of token ids.
+
+    Sequences of one batch may end in absent tokens: -1 as in all of this package, or the model's own padding. Padding
+    that is also the token of a text's begin or end is absent only behind the last other token.
+    """
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        longest, letters = self._num_tokens, self.module.config.vocab_size
+        if longest is not None and inputs.shape[1] > longest:
+            raise ConfigError(f"{self.name}: texts of {inputs.shape[1]} tokens; it has positions for {longest}")
+        if (largest := int(inputs.max())) >= letters:
+            raise ConfigError(f"{self.name}: token id {largest}; its vocabulary ends with {letters - 1}")
+        return self._embed(inputs.masked_fill(inputs < 0, self._padding or 0))
+
+    @property
+    def _padding(self) -> int | None:
+        return getattr(self.module.config, "pad_token_id", None)
+
+    def present(self, inputs: Tensor) -> Tensor | None:
+        """Which tokens are there, (B, N) bool; None where all are. ConfigError for padding on the left."""
+        padding = self._padding
+        is_token_BN = inputs >= 0 if padding is None else (inputs >= 0) & (inputs != padding)
+        if is_token_BN.all():
+            return None
+        # all up to the last token
+        present_BN = is_token_BN.flip(-1).cumsum(-1).flip(-1) > 0
+        inside_BN = present_BN & ~is_token_BN
+        if padding in (getattr(self.module.config, name, None) for name in ("bos_token_id", "eos_token_id")):
+            inside_BN = inside_BN & (inputs < 0)
+        if inside_BN.any() or not present_BN.any(-1).all():
+            raise ConfigError(
+                f"{self.name}: padding before a token, or a text without tokens; absent tokens (-1 or {padding}) must "
+                "be the last ones of their text: let the tokenizer pad on the right"
+            )
+        return None if present_BN.all() else present_BN
+
+
+class PretrainedVision(PretrainedNetwork):
+    """A network of images, (B, C, height, width)."""
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        return self._embed(inputs.to(self.read_out.weight.dtype))
+
+    def present(self, inputs: Tensor) -> None:
+        """None: all tokens are there."""
+
+    def num_tokens(self, inputs: Tensor) -> int:
+        return self._num_tokens
+
+
+class Head(nn.Module):
+    """A read-out of several steps. weight: that of its last linear map, for its number type and device alone."""
+
+    def __init__(self, module: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.module, self.last = module, last
+
+    @property
+    def weight(self) -> Tensor:
+        return self.last.weight
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        return self.module(x_BND)
+
+
+class States(nn.Module):
+    """The read-out of a module without one: the states themselves."""
+
+    def __init__(self, network: PretrainedNetwork) -> None:
+        super().__init__()
+        self.network = [network]  # in a list: no part of this module
+
+    @property
+    def weight(self) -> Tensor:
+        """(D, D): the identity."""
+        own: Any = next(self.network[0].module.parameters())
+        return torch.eye(self.network[0].width, dtype=own.dtype, device=own.device)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        return x_BND

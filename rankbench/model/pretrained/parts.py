@@ -1,0 +1,246 @@
+"""The parts of a Hugging Face layer, as those of rankbench.model.network.
+
+Each holds the library's own modules and reads their weights whenever it is called: nothing is copied, and what changes
+there changes here.
+
+Shapes: B batch, N query token, M key token, D width, H head, K head width, F hidden width of the MLP; of a linear map,
+I input, O output; R distance of two tokens.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankbench.keys import ConfigError
+from rankbench.model.activations import ACTIVATIONS
+from rankbench.model.attention import Factors, Heads, dot_scores
+from rankbench.model.network import HeadMaps
+from rankbench.model.transformer import MLP, Norm
+
+# The library's names of an activation, and ours. gelu_fast rounds a constant of gelu_new to ten digits.
+ACTIVATION_NAMES = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_new",
+    "gelu_accurate": "gelu_new",
+    "gelu_fast": "gelu_new",
+    "gelu_pytorch_tanh": "gelu_new",
+    "gelu_python_tanh": "gelu_new",
+    "quick_gelu": "quick_gelu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+class Transposed(nn.Module):
+    """A linear map from `columns` of a module whose weight is stored as (I, O), as GPT-2's Conv1D has it."""
+
+    def __init__(self, module: nn.Module, columns: slice = slice(None)) -> None:
+        super().__init__()
+        self.module, self.columns = module, columns
+
+    @property
+    def weight(self) -> Tensor:
+        """(O, I), as in nn.Linear."""
+        return self.module.weight[:, self.columns].T
+
+    @property
+    def bias(self) -> Tensor:
+        return self.module.bias[self.columns]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class OfHeads(nn.Module):
+    """A linear map from the width to the heads side by side, or back, that holder.name stores as (D, H, K)."""
+
+    bias = None
+
+    def __init__(self, holder: nn.Module, name: str, back: bool = False) -> None:
+        super().__init__()
+        self.holder, self.name, self.back = holder, name, back
+
+    @property
+    def weight(self) -> Tensor:
+        """(O, I), as in nn.Linear."""
+        weight_DI = getattr(self.holder, self.name).flatten(1)
+        return weight_DI if self.back else weight_DI.T
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+class PretrainedAttention(Heads):
+    """Dot-product attention of linear maps to the queries, keys and values of all heads side by side.
+
+    scaling: what multiplies the products q_i k_j. groups: how many heads keys and values have, where heads share them.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        query: nn.Module,
+        key: nn.Module,
+        value: nn.Module,
+        out: nn.Module,
+        scaling: float,
+        mask: str = "none",
+        groups: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = query, key, value, out
+        self.heads, self.groups, self.mask = heads, groups or heads, mask
+        self.head_width, self.value_width = len(query.weight) // heads, len(value.weight) // self.groups
+        self.temperature = self.head_width**-0.5 / scaling
+
+    def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return tuple(self._by_head(linear(x_BND), -1).transpose(-3, -2) for linear in self._inputs)
+
+    def maps(self) -> HeadMaps:
+        w_HDK = (self._by_head(linear.weight, 0).mT for linear in self._inputs)
+        b_HK = (self._by_head(bias_of(linear), 0) for linear in self._inputs)
+        w_o_HKD = self.out.weight.T.unflatten(0, (self.heads, -1))
+        return HeadMaps(*w_HDK, w_o_HKD, *b_HK, bias_of(self.out))
+
+    @property
+    def _inputs(self) -> tuple[nn.Module, nn.Module, nn.Module]:
+        return self.query, self.key, self.value
+
+    def _by_head(self, x: Tensor, dim: int) -> Tensor:
+        """The heads that lie side by side along `dim`, those of a group repeated for each of its heads."""
+        heads = x.shape[dim] // self.head_width
+        x = x.unflatten(dim, (heads, -1))
+        return x if heads == self.heads else x.repeat_interleave(self.heads // heads, dim - (dim < 0))
+
+
+class BiasedAttention(PretrainedAttention):
+    """T5's: a number for each head and distance is added to the scores.
+
+    holder: the module of the first layer, which computes it for all layers.
+    """
+
+    score_name, fusible = "dot with a bias of positions", False
+
+    def __init__(self, *args: object, holder: nn.Module) -> None:
+        super().__init__(*args)
+        self.holder = holder
+
+    def factors(self, q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
+        return dot_scores(q_BHNK, k_BHMK)
+
+    def score_bias(self, q_BHNK: Tensor) -> Tensor:
+        num_tokens = q_BHNK.shape[-2]
+        return self.holder.compute_bias(num_tokens, num_tokens)
+
+
+class RotaryAttention(PretrainedAttention):
+    """Queries and keys are turned by angles of their positions (Su et al. 2021), which `rotary` gives."""
+
+    score_name = "rotary"
+
+    def __init__(self, *args: object, rotary: nn.Module) -> None:
+        super().__init__(*args)
+        self.rotary = rotary
+
+    def factors(self, q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
+        positions_1N = torch.arange(q_BHNK.shape[-2], device=q_BHNK.device)[None]
+        cos_1NK, sin_1NK = self.rotary(q_BHNK, positions_1N)
+        return dot_scores(*(x * cos_1NK + _turned(x) * sin_1NK for x in (q_BHNK, k_BHMK)))
+
+    def maps(self) -> HeadMaps:
+        """Without those to queries and keys: they depend on where the tokens stand."""
+        return super().maps()._replace(w_q_HDK=None, w_k_HDK=None)
+
+
+class RelativeAttention(PretrainedAttention):
+    """XLNet's (Yang et al. 2019), its content stream without segments: (q + b_w) k + (q + b_r) r for the distance's r.
+
+    base: the model, which gives the embedding of each distance.
+    """
+
+    score_name, fusible = "relative", False
+
+    def __init__(self, module: nn.Module, base: nn.Module, mask: str) -> None:
+        maps = (OfHeads(module, name) for name in "qkv")
+        super().__init__(module.n_head, *maps, OfHeads(module, "o", back=True), module.scale, mask)
+        self.module, self.base = module, base
+
+    def factors(self, q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
+        return dot_scores(q_BHNK + self.module.r_w_bias[:, None], k_BHMK)
+
+    def score_bias(self, q_BHNK: Tensor) -> Tensor:
+        num_tokens = q_BHNK.shape[-2]
+        distances_RD = self.base.relative_positional_encoding(num_tokens, num_tokens)[:, 0].to(q_BHNK)
+        r_RHK = torch.einsum("rd,dhk->rhk", distances_RD, self.module.r)
+        scores_BHNR = torch.einsum("bhnk,rhk->bhnr", q_BHNK + self.module.r_r_bias[:, None], r_RHK)
+        return self.module.scale * self.module.rel_shift_bnij(scores_BHNR, klen=num_tokens)
+
+    def maps(self) -> HeadMaps:
+        """Without those to queries and keys: scores depend on where the tokens stand."""
+        return super().maps()._replace(w_q_HDK=None, w_k_HDK=None)
+
+
+def _turned(x: Tensor) -> Tensor:
+    """By a quarter, in the planes of coordinates k and K/2 + k."""
+    first, second = x.chunk(2, -1)
+    return torch.cat([-second, first], -1)
+
+
+def bias_of(linear: nn.Module) -> Tensor:
+    """The bias of a linear map, zeros for one without."""
+    return linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias
+
+
+class PretrainedMlp(MLP):
+    """Two linear maps and an activation, by the library's name of it."""
+
+    def __init__(self, up: nn.Module, down: nn.Module, activation: str) -> None:
+        nn.Module.__init__(self)
+        if activation not in ACTIVATION_NAMES:
+            raise ConfigError(
+                f"activation {activation}: its gate act(z)/z is not covered; covered: {', '.join(ACTIVATION_NAMES)}; "
+                "rankbench.model.tape takes the module as it is"
+            )
+        self.up, self.down, self.activation_name = up, down, ACTIVATION_NAMES[activation]
+        self.activation = ACTIVATIONS[self.activation_name]
+
+
+class GatedMlp(PretrainedMlp):
+    """(act(z) u) W + b, with z = x W_gate + b_gate and u = x W_up + b_up. Its hidden is z and u side by side."""
+
+    def __init__(self, gate: nn.Module, up: nn.Module, down: nn.Module, activation: str) -> None:
+        super().__init__(up, down, activation)
+        self.gate_map, self.activation_name = gate, f"gated {self.activation_name}"
+
+    def gate(self, z_BNF: Tensor) -> Tensor:
+        """act(z)."""
+        return self.activation(z_BNF.chunk(2, -1)[0])
+
+    def hidden(self, x_BND: Tensor) -> Tensor:
+        """z and u, (B, N, 2 F)."""
+        return torch.cat([self.gate_map(x_BND), self.up(x_BND)], -1)
+
+    def from_hidden(self, z_BNF: Tensor) -> Tensor:
+        """The rest of it, from z and u."""
+        return self.down(self.gate(z_BNF) * z_BNF.chunk(2, -1)[1])
+
+
+class PretrainedNorm(Norm):
+    """A LayerNorm or RMSNorm of the library, with its own epsilon; in the number type of the tokens, where some of the
+    library's pass through float32."""
+
+    def __init__(self, module: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.module, self.width = module, len(module.weight)
+        is_layernorm = isinstance(module, nn.LayerNorm)
+        self.kind, self.epsilon = ("layernorm", module.eps) if is_layernorm else ("rmsnorm", module.variance_epsilon)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.module.weight
+
+    @property
+    def shift(self) -> Tensor | None:
+        return self.module.bias if self.kind == "layernorm" else None
