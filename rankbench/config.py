@@ -211,6 +211,10 @@ class AnalyzeConfig(BaseConfig):
         "Public network: hub id or local folder. Typed as model=pretrained model.path=<hub id or folder>."
     )
     inputs: str | None = key("What module or checkpoint is measured on: a .npy, .safetensors or .txt file.")
+    tokens: int = key("Number of tokens of a checkpoint's texts that are kept.", between=(2, 10**6))
+    masked: float = key(
+        "Share of tokens that a masked language model has to fill in, and is scored on.", between=(0, 1)
+    )
     optimizer: dict[str, Any] = key("Ignored: a preset may bring it for train.")
     trainer: dict[str, Any] = key("Ignored: a preset may bring it for train.")
 

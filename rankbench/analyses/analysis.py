@@ -28,6 +28,8 @@ class Subject:
     models: dict[str, Transformer]  # by weights: trained, initialised, or one of the two
     history: pd.DataFrame | None = None  # this seed's rows of layers.csv, where training wrote one
     curve: pd.DataFrame | None = None  # this seed's rows of metrics.csv, where it was trained
+    modules: dict[str, nn.Module] | None = None  # of a checkpoint, by weights: the library's own modules
+    example: Example | None = None  # and their arguments
 
     @property
     def model(self) -> Transformer:
@@ -46,13 +48,15 @@ class Subject:
     @property
     def who(self) -> dict[str, str | int]:
         """The columns that every table begins with."""
-        return {"run": self.run, "task": self.task.name, "model": self.model.cfg.name, "seed": self.seed}
+        return {"run": self.run, "task": self.task.name, "model": self.model.name, "seed": self.seed}
 
     def as_modules(self) -> "ModuleSubject":
         """The same as any modules with inputs, the test set, for measurements that ask nothing else of a network."""
-        inputs, targets = self.test.inputs, self.test.targets
-        example = Example((inputs,), {}, targets, self.model.lengths(inputs))
-        return ModuleSubject(self.run, self.task.name, self.model.cfg.name, self.seed, self.models, example)
+        modules, example = self.modules, self.example
+        if modules is None or example is None:
+            inputs, targets = self.test.inputs, self.test.targets
+            modules, example = self.models, Example((inputs,), {}, targets, self.model.lengths(inputs))
+        return ModuleSubject(self.run, self.task.name, self.model.name, self.seed, modules, example)
 
 
 @dataclass(frozen=True)
@@ -85,10 +89,13 @@ class Analysis:
     """options: a dataclass, one field a key of conf/analysis/<name>.yaml. table: one subject's rows, without
     Subject.who. figure: the function of rankbench.plots that draws the table of all subjects, given published numbers
     and the column whose values are panels, or None; None where there is nothing to draw. digest: the same table in a
-    few lines of text. columns: some that its table alone has, by which a table is recognised. any_model: whether it
-    works on models other than the Transformer, too. check: raises ConfigError, before anything is written, for a plan
-    that has not what the analysis needs; None where it needs nothing. of_module: the rows of modules that are not ours;
-    None where it cannot measure them. check_module: raises ConfigError for such a module that it cannot measure.
+    few lines of text. columns: some that its table alone has, by which a table is recognised. check: raises
+    ConfigError, before anything is written, for a plan that has not what the analysis needs; None where it needs
+    nothing.
+
+    Beyond our Transformer: any_model, whether it measures our other models, too; any_network, whether it measures the
+    sub-layers of public checkpoints; of_module, the rows of any torch modules, None where it cannot measure them;
+    check_module raises ConfigError for a module that it cannot measure.
 
     Of a sweep's figure: lines, the column whose values are its lines, which a varied key can join; most_panels, of one
     file; drawn_apart, for a figure that takes no facet, the columns by which it tells runs apart.
@@ -100,6 +107,7 @@ class Analysis:
     digest: Callable[[pd.DataFrame], str]
     columns: tuple[str, ...]
     any_model: bool = False
+    any_network: bool = False
     lines: str | None = None
     most_panels: int = 24
     drawn_apart: tuple[str, ...] = ()

@@ -167,4 +167,5 @@ ANALYSIS = Analysis(
     lines="weights",
     of_module=of_module,
     check_module=heads_of,
+    any_network=True,
 )

@@ -186,5 +186,12 @@ def check_plan(plan: Plan, options: Options) -> None:
 
 
 ANALYSIS = Analysis(
-    Options, table, draw_collapse, digest, ("log10_relative_residual",), lines="variant", check=check_plan
+    Options,
+    table,
+    draw_collapse,
+    digest,
+    ("log10_relative_residual",),
+    lines="variant",
+    check=check_plan,
+    any_network=True,
 )

@@ -1,22 +1,29 @@
-"""The subjects of `rankbench analyze` that are not networks of ours: a user's module with its inputs."""
+"""The subjects of `rankbench analyze` that are not networks of ours: a user's module, and a public checkpoint."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from rankbench.analyses.analysis import ModuleSubject
+from rankbench.analyses.analysis import ModuleSubject, Subject
 from rankbench.config import AnalyzeConfig
 from rankbench.keys import ConfigError
 from rankbench.model.modules import Example, as_example, build, read_inputs, unpacked
+from rankbench.model.pretrained import FAMILIES, Checkpoint, as_network, load_checkpoint
 from rankbench.runs.machine import Machine
+from rankbench.seeds import generator_for
+from rankbench.tasks import Batch
+from rankbench.tasks.task import ABSENT
 
 # By spec: checked before anything is written, and measured later, so that the user's code runs once.
 BUILT: dict[str, tuple[nn.Module, Example | None]] = {}
+load_once = lru_cache(maxsize=1)(load_checkpoint)
 
 
 @contextmanager
@@ -31,23 +38,39 @@ def offering(module: nn.Module, inputs: Any) -> Iterator[str]:
         del BUILT[spec]
 
 
-def checked_modules(cfg: AnalyzeConfig) -> list[ModuleSubject]:
-    """The modules of the config, run on one sequence; ConfigError for what cannot be."""
+def is_foreign(cfg: Any) -> bool:
+    """Whether the config asks for a network that is not ours."""
+    return isinstance(cfg, AnalyzeConfig) and (cfg.module is not None or cfg.checkpoint is not None)
+
+
+def checked_subjects(cfg: AnalyzeConfig) -> list[ModuleSubject] | list[Subject]:
+    """The subjects of the config, each module run on one sequence; ConfigError for what cannot be."""
+    named = {name: value for name in ("run", "module", "checkpoint") if (value := getattr(cfg, name)) is not None}
+    if len(named) > 1:
+        given = " ".join(f"{name}={value}" for name, value in named.items())
+        raise ConfigError(f"{given}: several networks to measure; leave all but one out")
+    (name,) = named.values()
     if cfg.claims:
         raise ConfigError(f"claims=[{','.join(cfg.claims)}]: claims are about networks of ours; leave them out")
-    for name in ("run", "checkpoint"):
-        if (value := getattr(cfg, name)) is not None:
-            raise ConfigError(f"{name}={value}: beside model={cfg.module}; leave one of the two out")
-    if cfg.replicas != 1:
-        raise ConfigError(f"replicas={cfg.replicas}: model={cfg.module} has one set of weights; use replicas=1")
-    subjects = module_subjects(cfg, Machine.prepare(cfg))
+    if cfg.module is not None and cfg.replicas != 1:
+        raise ConfigError(f"replicas={cfg.replicas}: model={name} has one set of weights; use replicas=1")
+    if cfg.module is not None and cfg.masked:
+        raise ConfigError(f"masked={cfg.masked}: is for texts of a checkpoint; use masked=0, and targets of your own")
+    subjects = foreign_subjects(cfg, Machine.prepare(cfg))
     for subject in subjects:
-        check_runs(subject)
+        check_runs(subject if isinstance(subject, ModuleSubject) else subject.as_modules())
     return subjects
 
 
-def module_subjects(cfg: AnalyzeConfig, machine: Machine) -> list[ModuleSubject]:
-    """The user's module with the inputs of the config, or else with its own."""
+def foreign_subjects(cfg: AnalyzeConfig, machine: Machine) -> list[ModuleSubject] | list[Subject]:
+    """The user's module, or the checkpoint of the config with fresh weights for each seed beside it."""
+    if cfg.module is not None:
+        return [_of_user(cfg, machine)]
+    return [_of_checkpoint(cfg, seed, machine) for seed in range(cfg.seed, cfg.seed + cfg.replicas)]
+
+
+def _of_user(cfg: AnalyzeConfig, machine: Machine) -> ModuleSubject:
+    """The user's module with the inputs of the config, or else with its own; it is moved in place."""
     if cfg.module not in BUILT:
         BUILT[cfg.module] = build(cfg.module)
     module, example = BUILT[cfg.module]
@@ -58,17 +81,108 @@ def module_subjects(cfg: AnalyzeConfig, machine: Machine) -> list[ModuleSubject]
             f"inputs=null: model={cfg.module} brings none; give inputs=<file>, or return (module, inputs)"
         )
     inputs = "own" if cfg.inputs is None else Path(cfg.inputs).name
-    return [subject_of(module, example, machine, name=cfg.module, inputs=inputs, seed=cfg.seed)]
-
-
-def subject_of(
-    module: nn.Module, example: Example, machine: Machine, name: str, inputs: str, seed: int
-) -> ModuleSubject:
-    """A module with its inputs, on the machine and in its number type; both are changed in place."""
     module = module.to(machine.device, machine.dtype)
-    return ModuleSubject(
-        name, inputs, type(module).__name__, seed, {"given": module}, example.to(machine.device, machine.dtype)
-    )
+    modules, example = {"given": module}, example.to(machine.device, machine.dtype)
+    return ModuleSubject(cfg.module, inputs, type(module).__name__, cfg.seed, modules, example)
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What stands in the place of a task: inputs from a file."""
+
+    name: str
+    num_outputs: int
+    target_kind: str = "classes"
+
+
+def _of_checkpoint(cfg: AnalyzeConfig, seed: int, machine: Machine) -> ModuleSubject | Subject:
+    """A checkpoint with its trained weights and, beside them, fresh ones of this seed; of later seeds the fresh alone.
+
+    A family without an adapter is a ModuleSubject: what is measured of any module can be measured of it.
+    """
+    checkpoint = load_once(cfg.checkpoint, seed)
+    models = {"trained": checkpoint.trained, "initialised": checkpoint.initialised}
+    models = {name: model.to(machine.device, machine.dtype) for name, model in models.items()}
+    if seed != cfg.seed:
+        del models["trained"]
+    config = checkpoint.trained.config
+    inputs, targets = _inputs(cfg, checkpoint)
+    example, name = _example(inputs, targets, config).to(machine.device, machine.dtype), Path(cfg.inputs).name
+    modules = {name: model.get_encoder() if config.is_encoder_decoder else model for name, model in models.items()}
+    if config.model_type not in FAMILIES:
+        return ModuleSubject(cfg.checkpoint, name, checkpoint.name, seed, modules, example)
+    networks = {name: as_network(model) for name, model in models.items()}
+    if targets is None:
+        num_tokens = next(iter(networks.values())).num_tokens(inputs)
+        targets = torch.full((len(inputs), num_tokens), ABSENT)
+    batch = Batch(inputs, targets).to(machine.device, machine.dtype)
+    task = Texts(name, getattr(config, "vocab_size", None) or config.hidden_size)
+    return Subject(cfg.checkpoint, seed, task, batch, batch, networks, modules=modules, example=example)
+
+
+def _inputs(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor | None]:
+    """Token ids (B, N), ABSENT behind a text's end, or pixels (B, C, height, width); and targets, None without any."""
+    if cfg.inputs is None:
+        raise ConfigError(
+            "inputs=null: give inputs=<file>: texts in a .txt, one a line, or token ids or pixels in a .npy"
+        )
+    tokenizer = checkpoint.tokenizer
+    if tokenizer is None and cfg.inputs.endswith(".txt"):
+        raise ConfigError(
+            f"inputs={cfg.inputs}: {cfg.checkpoint} has no tokenizer ({checkpoint.no_tokenizer}); "
+            "give token ids in a .npy"
+        )
+
+    def tokenize(lines: list[str]) -> dict[str, Tensor]:
+        texts = [tokenizer.encode(line)[: cfg.tokens] for line in lines]
+        longest = max(map(len, texts))
+        return {"inputs": torch.tensor([text + [ABSENT] * (longest - len(text)) for text in texts])}
+
+    (inputs,) = read_inputs(cfg.inputs, tokenize).tensors[:1]
+    if inputs.is_floating_point():
+        return inputs, None
+    if inputs.dim() != 2:
+        raise ConfigError(f"inputs={cfg.inputs}: token ids of shape {tuple(inputs.shape)}; give (sequences, tokens)")
+    inputs = inputs.long()[:, : cfg.tokens]
+    letters = checkpoint.trained.config.vocab_size
+    if (largest := int(inputs.max())) >= letters:
+        raise ConfigError(
+            f"inputs={cfg.inputs}: token id {largest}; the vocabulary of {cfg.checkpoint} ends with {letters - 1}"
+        )
+    return _with_targets(inputs, cfg, checkpoint)
+
+
+def _with_targets(ids_BN: Tensor, cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor | None]:
+    """The next token of a causal language model; of a masked one the tokens that `masked` hides; None of others."""
+    kind = type(checkpoint.trained).__name__
+    if kind.endswith(("ForCausalLM", "LMHeadModel")) and not cfg.masked:
+        return ids_BN, torch.cat([ids_BN[:, 1:], torch.full_like(ids_BN[:, :1], ABSENT)], dim=1)
+    if not cfg.masked:
+        return ids_BN, None
+    mask_token = getattr(checkpoint.tokenizer, "mask_token_id", None)
+    if not kind.endswith("ForMaskedLM") or mask_token is None:
+        raise ConfigError(
+            f"masked={cfg.masked}: {cfg.checkpoint} is no masked language model with a tokenizer; use masked=0"
+        )
+    special = torch.tensor(checkpoint.tokenizer.all_special_ids)
+    drawn_BN = torch.rand(ids_BN.shape, generator=generator_for(cfg.seed, "masked tokens")) < cfg.masked
+    hidden_BN = drawn_BN & (ids_BN != ABSENT) & ~torch.isin(ids_BN, special)
+    return ids_BN.masked_fill(hidden_BN, mask_token), ids_BN.masked_fill(~hidden_BN, ABSENT)
+
+
+def _example(inputs: Tensor, targets: Tensor | None, config: Any) -> Example:
+    """The same as the library's own arguments."""
+    if inputs.is_floating_point():
+        return Example((), {"pixel_values": inputs})
+    present_BN = inputs != ABSENT
+    padding = 0 if config.pad_token_id is None else config.pad_token_id
+    arguments = {"input_ids": inputs.masked_fill(~present_BN, padding)}
+    if not present_BN.all():
+        arguments["attention_mask"] = present_BN.long()
+    return replace(as_example(arguments, "inputs"), targets=targets)
 
 
 @torch.no_grad()

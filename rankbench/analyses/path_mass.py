@@ -160,8 +160,9 @@ def _parts(tape: Tape, lengths: Sums, heads: Heads) -> Iterator[tuple[tuple, Ten
     """Kind, length, layer and head of each part of the output, and the part."""
     for length, sum_BND in enumerate(lengths.by_length_KBND):
         yield ("length", length, None, None), sum_BND
+    first_of = dict(zip(tape.calls, heads.first, strict=True))
     for through in tape.through_heads(heads=heads.in_batch_axis):
-        depth, first = heads.first[through.call.index]
+        depth, first = first_of[through.call]
         for number, sum_BND in enumerate(through.sums):
             yield ("head", None, depth, first + number), sum_BND
 
@@ -201,4 +202,5 @@ ANALYSIS = Analysis(
     most_panels=6,
     of_module=of_module,
     check_module=check_sums,
+    any_network=True,
 )

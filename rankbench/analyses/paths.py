@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
+from rankbench.analyses.analysis import Analysis, ModuleSubject, Plan, Subject
 from rankbench.keys import key
 from rankbench.measures.metrics import composite_norm, frobenius_norm, per_length, residual_matrix
 from rankbench.measures.module_paths import check_sums, heads_of
@@ -22,6 +22,7 @@ from rankbench.measures.paths import (
     FrozenNetwork,
     RecomputedNetwork,
     all_paths,
+    check_recomputed,
     length_share,
     num_paths,
     read_out,
@@ -254,7 +255,15 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
 
 def _order_blind(model: Transformer) -> bool:
     """Whether the network cannot tell equal tokens of a sequence apart."""
+    if not isinstance(model, Transformer):
+        return False
     return model.input_kind == "tokens" and model.cfg.positions == "none" and model.cfg.mask == "none"
+
+
+def check_plan(plan: Plan, options: Options) -> None:
+    """ConfigError for recomputed paths of a network that has none."""
+    if "recomputed" in options.schemes:
+        check_recomputed(plan.model)
 
 
 def digest(table: pd.DataFrame) -> str:
@@ -281,5 +290,13 @@ NUMBERS_AT_A_TIME = 1 << 25  # in the sums of all groups: 256 MiB of float64
 # Largest remainder that rounding explains, with a margin of 10^4 on what a few hundred additions lose.
 ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-3}
 ANALYSIS = Analysis(
-    Options, table, draw_paths, digest, ("scheme", "selection"), of_module=of_module, check_module=check_sums
+    Options,
+    table,
+    draw_paths,
+    digest,
+    ("scheme", "selection"),
+    of_module=of_module,
+    check_module=check_sums,
+    check=check_plan,
+    any_network=True,
 )

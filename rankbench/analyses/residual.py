@@ -104,4 +104,5 @@ ANALYSIS = Analysis(
     lines="variant",
     of_module=of_module,
     check_module=layers_of,
+    any_network=True,
 )

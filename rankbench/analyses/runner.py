@@ -12,7 +12,7 @@ import pandas as pd
 
 from rankbench import __version__, plots
 from rankbench.analyses import ANALYSES, ModuleSubject, Plan, Subject
-from rankbench.analyses.modules import checked_modules, module_subjects
+from rankbench.analyses.modules import checked_subjects, foreign_subjects, is_foreign
 from rankbench.claims import CLAIMS, Facet, figures_published, judge, published, verdict_line
 from rankbench.config import AnalyzeConfig, BaseConfig, TrainConfig
 from rankbench.keys import ConfigError, typed, unknown
@@ -51,15 +51,7 @@ def check_analyses(cfg: BaseConfig, measured: BaseConfig) -> None:
     """
     options = options_of(cfg)
     if is_foreign(cfg):
-        for name in options:
-            if ANALYSES[name].of_module is None:
-                fit = ", ".join(other for other, analysis in ANALYSES.items() if analysis.of_module is not None)
-                raise ConfigError(f"analysis={name}: takes networks of ours apart, not model={cfg.module}; use {fit}")
-        for subject in checked_modules(cfg):
-            for name in options:
-                for module in subject.modules.values():
-                    if (check := ANALYSES[name].check_module) is not None:
-                        check(module, subject.example[:1])
+        _check_foreign(cfg, options)
         return
     task = build_task(measured.task)
     training = measured if isinstance(measured, TrainConfig) else None
@@ -74,9 +66,26 @@ def check_analyses(cfg: BaseConfig, measured: BaseConfig) -> None:
             check(plan, chosen)
 
 
-def is_foreign(cfg: BaseConfig) -> bool:
-    """Whether the config asks for a network that is not ours."""
-    return isinstance(cfg, AnalyzeConfig) and cfg.module is not None
+def _check_foreign(cfg: AnalyzeConfig, options: dict[str, Any]) -> None:
+    """The same for a network that is not ours."""
+    for subject in checked_subjects(cfg):
+        is_module = isinstance(subject, ModuleSubject)
+        fit = [
+            name
+            for name, analysis in ANALYSES.items()
+            if analysis.of_module is not None or (analysis.any_network and not is_module)
+        ]
+        for name, chosen in options.items():
+            if name not in fit:
+                measured = f"model={cfg.module}" if cfg.checkpoint is None else f"model.path={cfg.checkpoint}"
+                raise ConfigError(
+                    f"analysis={name}: takes networks of ours apart, not {measured}; use {', '.join(fit)}"
+                )
+            if is_module and ANALYSES[name].check_module is not None:
+                for module in subject.modules.values():
+                    ANALYSES[name].check_module(module, subject.example[:1])
+            if not is_module and ANALYSES[name].check is not None:
+                ANALYSES[name].check(Plan(subject.task, subject.model, None), chosen)
 
 
 def options_of(cfg: BaseConfig) -> dict[str, Any]:
@@ -100,7 +109,7 @@ def subjects_of(cfg: AnalyzeConfig, machine: Machine) -> list[Subject] | list[Mo
     """What the config asks to measure: a run, a network that is not ours, or fresh models."""
     if cfg.run is not None:
         return subjects_of_run(find_run(cfg.run), machine)
-    return module_subjects(cfg, machine) if is_foreign(cfg) else fresh_subjects(cfg, machine)
+    return foreign_subjects(cfg, machine) if is_foreign(cfg) else fresh_subjects(cfg, machine)
 
 
 def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
@@ -237,11 +246,14 @@ def _fingerprint(subjects: list[Subject] | list[ModuleSubject]) -> str:
             continue
         digest.update(repr((subject.who, subject.task)).encode())
         for weights, model in subject.models.items():
-            digest.update(repr((weights, model.cfg, model.read_out.weight.dtype)).encode())
+            digest.update(repr((weights, getattr(model, "cfg", type(model)), model.read_out.weight.dtype)).encode())
             for parameter in model.parameters():
                 digest.update(parameter.detach().cpu().numpy().tobytes())
         for recorded in (subject.history, subject.curve):
             digest.update(b"" if recorded is None else recorded.to_csv().encode())
+        if subject.example is not None:
+            for tensor in subject.test.inputs, subject.test.targets:
+                digest.update(tensor.cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -134,4 +134,5 @@ ANALYSIS = Analysis(
     most_panels=6,
     of_module=of_module,
     check_module=check_sums,
+    any_network=True,
 )

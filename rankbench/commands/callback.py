@@ -240,7 +240,9 @@ def _measured(cfg: BaseConfig) -> BaseConfig:
 
 def check_corpus(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
     """Refuse a text that does not exist or does not fit. Kept apart: a preset is valid without its corpus."""
-    if isinstance(cfg, BaseConfig) and not (isinstance(cfg, AnalyzeConfig) and cfg.module is not None):
+    from rankbench.analyses.modules import is_foreign
+
+    if isinstance(cfg, BaseConfig) and not is_foreign(cfg):
         from rankbench.model import build_model
         from rankbench.tasks import Corpus, build_task
 
@@ -281,7 +283,6 @@ def _check_overrides(cfg: BaseConfig | ReportConfig, words: list[str]) -> None:
             key = word.lstrip("+~").partition("=")[0]
             if cfg.run is not None and key.split(".")[0] in ("model", "task", "seed", "replicas"):
                 raise ConfigError(f"{word}: the run in run={cfg.run} has its own {key}; leave one of the two out")
-            if cfg.module is not None and key.split(".")[0] in ("model", "task"):
-                raise ConfigError(
-                    f"{word}: model={cfg.module} is not of ours and has no {key}; leave one of the two out"
-                )
+            foreign = cfg.module or cfg.checkpoint
+            if foreign is not None and key.split(".")[0] in ("model", "task"):
+                raise ConfigError(f"{word}: {foreign} is no network of ours and has no {key}; leave one of the two out")

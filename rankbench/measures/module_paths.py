@@ -24,13 +24,13 @@ class Heads(NamedTuple):
     """The heads of a module, as a forward pass of one sequence shows them.
 
     by_depth: how many heads stand side by side, for each depth of attention. in_batch_axis: how many of them share the
-    first axis of attention weights with the sequences; None where they have an axis of their own. first: by the index
-    of an attention call, its depth and the number of its first head there, both from 1. numbers: in the output.
+    first axis of attention weights with the sequences; None where they have an axis of their own. first: for each
+    attention call in turn, its depth and the number of its first head there, both from 1. numbers: in the output.
     """
 
     by_depth: list[int]
     in_batch_axis: int | None
-    first: dict[int, tuple[int, int]]
+    first: list[tuple[int, int]]
     numbers: int
 
     @property
@@ -50,13 +50,13 @@ class Heads(NamedTuple):
 def heads_of(module: nn.Module, example: Example) -> Heads:
     """What one sequence shows of the module's heads."""
     by_depth: dict[int, int] = {}
-    first: dict[int, tuple[int, int]] = {}
+    first: list[tuple[int, int]] = []
     flattened: set[int] = set()
 
     def watch(call: AttentionCall) -> None:
         shape = call.weights.shape
         heads = shape[-3] if len(shape) > 2 else 1
-        first[call.call.index] = call.depth, by_depth.get(call.depth, 0) + 1
+        first.append((call.depth, by_depth.get(call.depth, 0) + 1))
         by_depth[call.depth] = by_depth.get(call.depth, 0) + heads
         if len(shape) == 3 and heads > 1:
             flattened.add(heads)

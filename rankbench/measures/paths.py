@@ -228,6 +228,16 @@ def frozen_norm(x: Tensor, norm: Norm, scale_BN1: Tensor, has_bias: bool) -> Ten
     return normed
 
 
+def check_recomputed(network: Network) -> None:
+    """ConfigError for scores of more than one head's queries and keys: no path can then run as a network of its own."""
+    for attention in network.attentions:
+        if attention.score_name not in SCORES:
+            raise ConfigError(
+                f"{network.name}: its scores, {attention.score_name}, are not those of one head's queries and keys "
+                "alone, so no path can be run as a network of its own; take analysis.paths.schemes=[frozen]"
+            )
+
+
 class RecomputedNetwork:
     """Each path as a network of its own, as the authors' code evaluates it.
 
@@ -237,12 +247,7 @@ class RecomputedNetwork:
     """
 
     def __init__(self, network: Network, inputs: Tensor, mlp: bool = False) -> None:
-        for attention in network.attentions:
-            if attention.score_name not in SCORES:
-                raise ConfigError(
-                    f"{network.name}: its scores, {attention.score_name}, are not those of one head's queries and keys "
-                    "alone, so no path can be run as a network of its own; take frozen paths"
-                )
+        check_recomputed(network)
         with torch.no_grad():
             self.embedding_BND, self.present_BN = network.embed(inputs), network.present(inputs)
             self.layers = network.layers if mlp else [[attention] for attention, *_ in network.layers]

@@ -41,6 +41,10 @@ class Lstm(Padded, nn.Module):
         self.layers = nn.ModuleList(nn.LSTM(cfg.width, cfg.width, batch_first=True) for _ in range(cfg.layers))
         self.read_out = nn.Linear(cfg.width, num_outputs)
 
+    @property
+    def name(self) -> str:
+        return self.cfg.name
+
     def forward(self, inputs: Tensor, dropout: dict[str, Tensor] | None = None) -> Tensor:
         """Outputs (B, N, C). dropout: masks by place, from `dropout_masks`; None turns dropout off."""
         x_BND = self.read_in(inputs.clamp(min=0) if self.padded else inputs)
