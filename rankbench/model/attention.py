@@ -16,18 +16,18 @@ from rankbench.model.fused import fused_mixing
 from rankbench.model.linear import linear
 from rankbench.model.network import HeadMaps
 
-# With an N x N table that fits the cache the explicit softmax is the faster one; beyond it the fused kernel is.
-# Measured on one core at D=48..512: the two cross between 64 and 128 tokens. Heads of rank 1 are always faster fused,
-# 2 to 4 times with 16 tokens: a product of a column and a row wastes the matrix kernels.
+# The explicit softmax is faster while the N x N table fits the cache, the fused kernel beyond that. Measured on one
+# core at D=48..512, the two cross between 64 and 128 tokens. Heads of rank 1 are always faster fused, 2 to 4 times with
+# 16 tokens, because a product of a column and a row wastes the matrix kernels.
 FUSED_FROM_TOKENS = 96
 SHORT_ROW = 32
-# How the values are mixed, for the caller to say. fused: by torch's fused kernel where that is faster and there is
-# no dropout. side_by_side: the same for networks under vmap, and only there. table: always with the
-# N x N table of weights. Jacobians, second derivatives and compiled networks under vmap need the table.
+# How the values are mixed; the caller chooses. fused: by torch's fused kernel if that is faster and there is no
+# dropout. side_by_side: the same for networks under vmap, and only there. table: always with the N x N table of
+# weights, which Jacobians, second derivatives and compiled networks under vmap need.
 KERNELS = ("fused", "side_by_side", "table")
 COSINE_EPSILON = 1e-6  # added to squared lengths: the cosine's Lipschitz constant grows as its power -1/2
 
-# What a score function gives: q' (B, H, N, E), k' (B, H, M, E) and c, for scores c q' k'^T, (B, H, N, M).
+# Result of a score function: q' (B, H, N, E), k' (B, H, M, E) and c, for scores c q' k'^T, (B, H, N, M).
 Factors = tuple[Tensor, Tensor, float]
 
 
@@ -37,10 +37,10 @@ def dot_scores(q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
 
 
 def l2_scores(q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
-    """-||q_i - k_j||^2 / sqrt(K) but for ||q_i||^2, which no softmax sees: (2 q_i k_j - ||k_j||^2) / sqrt(K).
+    """-||q_i - k_j||^2 / sqrt(K) without ||q_i||^2, which cancels in the softmax: (2 q_i k_j - ||k_j||^2) / sqrt(K).
 
-    One column more, 1 in q' and -||k_j||^2 / 2 in k', makes it a dot product. Kim et al. 2021, eq. 10 and 16, where K =
-    D/H: with another head width the scale is that of K, as in the dot product.
+    An extra column, 1 in q' and -||k_j||^2 / 2 in k', makes it a dot product. Kim et al. 2021, eq. 10 and 16, where K =
+    D/H. For other head widths K sets the scale, as in the dot product.
     """
     half_BHM1 = -0.5 * k_BHMK.square().sum(-1, keepdim=True)
     return F.pad(q_BHNK, (0, 1), value=1.0), torch.cat([k_BHMK, half_BHM1], -1), 2 * q_BHNK.shape[-1] ** -0.5
@@ -52,7 +52,7 @@ def cosine_scores(q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
 
 
 def inverse_length(x: Tensor) -> Tensor:
-    """1 / sqrt(||x||^2 + epsilon) over the last axis, which stays, with length 1."""
+    """1 / sqrt(||x||^2 + epsilon) over the last axis, which is kept with length 1."""
     return (x.square().sum(-1, keepdim=True) + COSINE_EPSILON).rsqrt()
 
 
@@ -65,8 +65,10 @@ SCORES: dict[str, Callable[[Tensor, Tensor], Factors]] = {
 
 
 def softmax_of_rows(scores: Tensor) -> Tensor:
-    """Softmax over the last axis, spelt out where rows are short: torch's kernel takes rows one by one and needs five
-    times as long for rows of 8 on a CPU."""
+    """Softmax over the last axis, written out for short rows on a CPU.
+
+    torch's kernel processes rows one by one there and takes five times as long for rows of 8.
+    """
     if scores.shape[-1] > SHORT_ROW or scores.device.type != "cpu":
         return scores.softmax(-1)
     powers = (scores - scores.detach().amax(-1, keepdim=True)).exp()
@@ -74,10 +76,10 @@ def softmax_of_rows(scores: Tensor) -> Tensor:
 
 
 def visible_keys(mask: str, window: int | None, num_tokens: int, device: torch.device | None = None) -> Tensor | None:
-    """Which keys a query may see, (N, M) bool; None when it may see all of them.
+    """Mask of the keys that each query may see, (N, M) bool; None if it may see all of them.
 
-    causal: itself and what came before. window: tokens at most `window` away, on either side. others: all but itself,
-    where there are others.
+    causal: itself and earlier tokens. window: tokens at most `window` away, on either side. others: all but itself, or
+    itself if there is no other token.
     """
     if mask == "none":
         return None
@@ -90,18 +92,18 @@ def visible_keys(mask: str, window: int | None, num_tokens: int, device: torch.d
 
 
 class Attention(nn.Module):
-    """H heads of width K on a width of D; K is free of D/H, so a head's W_QK and W_VO can have any rank up to D.
+    """H heads of width K on a width of D; K need not be D/H, so a head's W_QK and W_VO can have any rank up to D.
 
-    Values can have a width of their own; keys and values can be shared by groups of heads, or be read from a latent of
-    few numbers a token (Ainslie et al. 2023; DeepSeek-AI 2024, without its separate part for positions).
+    Values can have another width than keys. Groups of heads can share keys and values, or keys and values can be read
+    from a narrow latent of each token (Ainslie et al. 2023; DeepSeek-AI 2024, without its separate part for positions).
 
     dot:             P_h (x W_V,h + b_V,h)
     l2:              P_h (x A_h W_V,h + b_V,h),  A_h = W_Q,h W_Q,h^T / sqrt(K); Kim et al. 2021, app. F: free keys too
-    contractive_l2:  the same times c / bound, or min(1, c / bound): the bound of `bound_inf`, c model.contraction
-    cosine:          P_h times the values each over its length, sqrt(||v||^2 + epsilon) (Qi et al. 2023)
+    contractive_l2:  l2 times c / bound, or min(1, c / bound), with `bound_inf` and c = model.contraction
+    cosine:          P_h times the values, each divided by its length sqrt(||v||^2 + epsilon) (Qi et al. 2023)
 
-    Biases of queries, keys and values are constants that the papers leave out; no Lipschitz constant here depends on
-    them, for with tied queries and keys they cancel in q - k.
+    Biases of queries, keys and values are constants that the papers leave out. No Lipschitz constant here depends on
+    them, because with tied queries and keys they cancel in q - k.
     """
 
     def __init__(self, cfg: ModelConfig) -> None:
@@ -120,7 +122,7 @@ class Attention(nn.Module):
         self.contracts_always = cfg.contraction_when == "always"
         inner, keys_and_values = self.heads * self.head_width, [self.groups * self.head_width] * (not self.tied_qk)
         keys_and_values += [self.groups * self.value_width]
-        # One matrix for queries (, keys) and values: one large product instead of three small ones.
+        # one matrix for queries, keys (unless tied) and values: one large product instead of three small ones
         self.rows = [inner, *keys_and_values] if cfg.latent_width is None else [inner, cfg.latent_width]
         self.qkv = linear(cfg, cfg.width, sum(self.rows), len(self.rows))
         self.rows_of_latent = keys_and_values
@@ -128,11 +130,10 @@ class Attention(nn.Module):
         self.out = linear(cfg, self.heads * self.value_width, cfg.width)
 
     def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of every head, each (B, H, N, K); values (B, H, N, V) where they have a width of
-        their own."""
+        """Queries, keys and values of every head, each (B, H, N, K); values of another width are (B, H, N, V)."""
         if self.is_l2:
             return self._l2_queries_keys_values(x_BND)
-        # split before the heads are: the gradient of that is one copy, of unbind it is two
+        # split the maps before the heads: the gradient of split is one copy, that of unbind two
         parts = self.qkv(x_BND).split(self.rows, -1)
         if self.from_latent is not None:
             parts = [parts[0], *self.from_latent(parts[1]).split(self.rows_of_latent, -1)]
@@ -140,8 +141,10 @@ class Attention(nn.Module):
         return self._of_all_heads(parts, -3)
 
     def _l2_queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As queries_keys_values, the values read from the queries: x A_h W_V,h = (x W_Q,h) (W_Q,h^T W_V,h / sqrt(K)),
-        products with small matrices in the place of the one with W_V."""
+        """The same as queries_keys_values, for l2, where values are read from the queries.
+
+        x A_h W_V,h = (x W_Q,h) (W_Q,h^T W_V,h / sqrt(K)): products with small matrices replace the one with W_V.
+        """
         w = self.maps()
         read = [(w.w_q_HDK, w.b_q_HK)] if self.tied_qk else [(w.w_q_HDK, w.b_q_HK), (w.w_k_HDK, w.b_k_HK)]
         weight = torch.cat([w_HDK.transpose(-2, -1).flatten(0, 1) for w_HDK, _ in read])
@@ -149,13 +152,14 @@ class Attention(nn.Module):
         q_BHNK, *keys = parts.unflatten(-1, (-1, self.head_width)).transpose(-3, -2).split(self.heads, -3)
         small_HKV = w.w_q_HDK.transpose(-2, -1) @ w.w_v_HDK * self.head_width**-0.5
         v_BHNV = q_BHNK @ small_HKV
-        shift_H1V = w.b_v_HK[:, None] - w.b_q_HK[:, None] @ small_HKV  # the queries' bias is no part of the values
+        shift_H1V = w.b_v_HK[:, None] - w.b_q_HK[:, None] @ small_HKV  # the values do not contain the queries' bias
         return q_BHNK, *(keys or [q_BHNK]), v_BHNV + shift_H1V.to(v_BHNV.dtype)
 
     def seen(self, present_BN: Tensor | None, num_tokens: int, device: torch.device) -> Tensor | None:
-        """Which keys each query sees, (N, M) or with absent tokens (B, N or 1, M) bool; None when it sees all of them.
+        """Mask of the keys that each query sees, (N, M) or with absent tokens (B, N or 1, M) bool; None if it sees all.
 
-        Absent tokens are seen by nobody but, so that no row is empty, themselves; with mask=others so is one alone.
+        No token sees absent tokens, except that an absent token sees itself, so that no row is empty. With mask=others
+        the only present token of a sequence also sees itself.
         """
         visible_NM = visible_keys(self.mask, self.window, num_tokens, device)
         if present_BN is None:
@@ -168,7 +172,7 @@ class Attention(nn.Module):
 
     @property
     def score_scale(self) -> float:
-        """What multiplies the products q_i k_j in the scores that enter the softmax."""
+        """Factor of the products q_i k_j in the scores that enter the softmax."""
         one_token = torch.zeros(1, 1, 1, self.head_width)
         return SCORES[self.score_name](one_token, one_token)[2] / self.temperature
 
@@ -189,7 +193,7 @@ class Attention(nn.Module):
         return l2_bound_inf(w.w_q_HDK, w.w_v_HDK, w.w_o_HKD, inverse, attention, sum(others))
 
     def num_keys(self, num_tokens: int) -> int:
-        """The most keys that a query of so many tokens can see; ConfigError if more than model.contraction_keys."""
+        """The most keys that a query sees among this many tokens; ConfigError if more than model.contraction_keys."""
         most = num_tokens if self.window is None else min(num_tokens, 2 * self.window + 1)
         if self.contraction_keys is not None and most > self.contraction_keys:
             raise ConfigError(
@@ -199,7 +203,7 @@ class Attention(nn.Module):
         return most
 
     def gains(self, v_BHMK: Tensor, present_BN: Tensor | None) -> Tensor | None:
-        """What the attention multiplies each value by, (B, H, M) or fewer; None for 1. ConfigError as `num_keys`."""
+        """Factor of each value, (B, H, M) or broadcastable to it; None for 1. Raises ConfigError like `num_keys`."""
         if self.score_name == "cosine":
             return inverse_length(v_BHMK).squeeze(-1)
         if self.score_name != "contractive_l2":
@@ -210,14 +214,16 @@ class Attention(nn.Module):
         elif present_BN is None:
             inverse_B1 = v_BHMK.new_full((1,), inverse_phi(most))
         else:
-            of_number = v_BHMK.new_tensor([inverse_phi(number) for number in range(1, most + 1)])
-            inverse_B1 = of_number[present_BN.sum(-1, keepdim=True).clamp(1, most) - 1]
+            by_num_keys = v_BHMK.new_tensor([inverse_phi(number) for number in range(1, most + 1)])
+            inverse_B1 = by_num_keys[present_BN.sum(-1, keepdim=True).clamp(1, most) - 1]
         bound_B1 = self._bound_inf(inverse_B1)
         return self.contraction / (bound_B1 if self.contracts_always else bound_B1.clamp(min=self.contraction))
 
     def mixing(self, p_BHNM: Tensor, seen_NM: Tensor | None, gains_BHM: Tensor | None) -> Tensor:
-        """What the values are multiplied by: P itself, or its mix with the identity and the average of what is seen;
-        times the `gains` of the values."""
+        """Matrix that multiplies the values: P, or its mix with the identity and the average of the visible keys.
+
+        It includes the `gains` of the values.
+        """
         mixed_BHNM = self._mixed(p_BHNM, seen_NM) if self.mixes else p_BHNM
         return mixed_BHNM if gains_BHM is None else mixed_BHNM * gains_BHM[..., None, :]
 
@@ -265,7 +271,7 @@ class Attention(nn.Module):
         return {"weights_BHNM": weights_BHNM, "mixing_BHNM": mixing_BHNM, "mixed_BHNK": mixing_BHNM @ v_BHNK}
 
     def by_head(self, mixed_BHNK: Tensor) -> Tensor:
-        """What each head adds to the layer's output, its bias aside; (B, H, N, D)."""
+        """Contribution of each head to the layer's output, without the bias; (B, H, N, D)."""
         return mixed_BHNK @ self.maps_as_applied().w_o_HKD
 
     def _fuses(self, num_tokens: int) -> bool:
@@ -273,26 +279,26 @@ class Attention(nn.Module):
         return plain and (num_tokens >= FUSED_FROM_TOKENS or self.head_width == 1)
 
     def _fused(self, x_BND: Tensor, present_BN: Tensor | None, side_by_side: bool) -> Tensor:
-        """The mixed values, without a table of N x M numbers. Absent tokens may get other states than elsewhere."""
+        """The mixed values, without an N x M table. States of absent tokens may differ from those of the table."""
         q_BHNK, k_BHMK, v_BHMV = self.queries_keys_values(x_BND)
         present_B1N = _for_all_heads(present_BN)
         q_BHNE, k_BHME, scale = SCORES[self.score_name](q_BHNK, k_BHMK)
         if (gains_BHM := self.gains(v_BHMV, present_B1N)) is not None:
             v_BHMV = v_BHMV * gains_BHM[..., None]
-        causal = self.mask == "causal"  # absent tokens are the last: only they see them
+        causal = self.mask == "causal"  # absent tokens come last, so only they see absent tokens
         seen_NM = None if causal else self.seen(present_B1N, q_BHNE.shape[-2], q_BHNE.device)
         mixed_BHNV = fused_mixing(q_BHNE, k_BHME, v_BHMV, seen_NM, causal, scale / self.temperature, side_by_side)
         return mixed_BHNV if self.mix["attention"] == 1 else self.mix["attention"] * mixed_BHNV
 
     def maps_as_applied(self) -> HeadMaps:
-        """The heads as separate maps, as they are applied: W_V is A_h W_V in l2. Else as `maps`."""
+        """The heads as separate maps, as they are applied: in l2 W_V is A_h W_V; otherwise the same as `maps`."""
         w = self.maps()
         if not self.is_l2:
             return w
         return w._replace(w_v_HDK=w.w_q_HDK @ (w.w_q_HDK.transpose(-2, -1) @ w.w_v_HDK) * self.head_width**-0.5)
 
     def maps(self) -> HeadMaps:
-        """The heads' parameters as separate maps: views, but for those that groups share or that pass a latent."""
+        """The heads' parameters as separate maps: views, except for maps that groups share or that pass a latent."""
         weight, bias = self.qkv.weight, self.qkv.bias
         weights = weight.split(self.rows)
         biases = (weight.new_zeros(len(weight)) if bias is None else bias).split(self.rows)
@@ -309,16 +315,16 @@ class Attention(nn.Module):
 
     @property
     def _shapes(self) -> list[tuple[int, int]]:
-        """Of queries (, keys) and values: how many heads of what width."""
+        """(number of heads, width) of queries, keys (unless tied) and values."""
         keys = [] if self.tied_qk else [(self.groups, self.head_width)]
         return [(self.heads, self.head_width), *keys, (self.groups, self.value_width)]
 
     def _of_all_heads(self, parts: Sequence[Tensor], dim: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, with those that several heads share repeated for each of them."""
+        """Queries, keys and values; those that several heads share are repeated for each head."""
         if self.tied_qk:
             parts = [parts[0], *parts]
         share = self.heads // self.groups
-        return parts[0], *(one if share == 1 else one.repeat_interleave(share, dim) for one in parts[1:])
+        return parts[0], *(part if share == 1 else part.repeat_interleave(share, dim) for part in parts[1:])
 
 
 def _for_all_heads(present_BN: Tensor | None) -> Tensor | None:
