@@ -115,10 +115,8 @@ def _vote_deviation(rows: pd.DataFrame) -> float:
 
 
 def _construction_deviation(rows: pd.DataFrame) -> float:
-    """Relative deviation of the two-layer network from the vote that it takes.
-
-    The mean over numbers of heads, because a single set of heads varies by chance.
-    """
+    """Relative deviation of the two-layer network from the vote that it takes. The mean over numbers of heads, because
+    a single set of heads varies by chance."""
     vote = rows[(rows.form == "majority_vote") & (rows.kind == "formula")].groupby(["dimension", "heads"]).value.first()
     built = rows[rows.form == "construction"].set_index(["dimension", "heads"])
     return (built.value / vote.reindex(built.index) - 1).abs().mean()
@@ -193,10 +191,8 @@ def _published(rows: pd.DataFrame, measure: Callable[[pd.DataFrame], float], fig
 
 
 def _full_rank_in_training(rows: pd.DataFrame) -> str:
-    """Say why the networks count as untrained; empty if one full-rank head has learned the task.
-
-    Its error is the mean over seeds, at the number of points where that is largest.
-    """
+    """Say why the networks count as untrained; empty if one full-rank head has learned the task. Its error is the mean
+    over seeds, at the number of points where that is largest."""
     by_points = _full(_errors(rows)).groupby("examples").error.mean()
     if by_points.empty:
         return "there is no full-rank head to show whether training was long enough"
@@ -310,7 +306,7 @@ _trained = partial(
 _formula = partial(Claim, source=SLIDES, table="rank_theory", across=True, learned=None)
 
 
-def _beside(measure: Callable[[pd.DataFrame], float], figure: str = "amsel_rank_vs_heads") -> Callable:
+def _of_slides(measure: Callable[[pd.DataFrame], float], figure: str = "amsel_rank_vs_heads") -> Callable:
     return partial(_published, measure=measure, figure=figure)
 
 
@@ -322,7 +318,7 @@ AMSEL: dict[str, Claim] = {
         measure=_soft,
         side=-1,
         line=SOFT,
-        published=_beside(_soft),
+        published=_of_slides(_soft),
         control=Control("an error of .03", partial(_with_error, evaluation="soft", error=0.03)),
     ),
     "amsel_full_rank_hard": _trained(
@@ -340,16 +336,16 @@ AMSEL: dict[str, Claim] = {
         side=+1,
         line=10.0,
         applies=_has_low,
-        published=_beside(_low_over_full),
-        control=Control("the full-rank head in the place of those of low rank", _full_for_low),
+        published=_of_slides(_low_over_full),
+        control=Control("the full-rank head in place of those of low rank", _full_for_low),
     ),
     "amsel_error_falls_with_rank": _trained(
-        statement="With as many parameters, the error falls with the rank (error of one rank over that of the rank "
-        "below, the largest of these ratios).",
+        statement="With equally many parameters, the error falls with the rank (largest ratio of the error of one rank "
+        "to that of the rank below).",
         measure=_least_fall_with_rank,
         side=-1,
         line=1.0,
-        published=_beside(_least_fall_with_rank),
+        published=_of_slides(_least_fall_with_rank),
         control=Control("heads of lower rank that err a hundredth less than the full-rank head", _lower_ranks_better),
     ),
     "amsel_m_is_minus_identity": _trained(
@@ -357,7 +353,7 @@ AMSEL: dict[str, Claim] = {
         measure=_angle_alone,
         side=+1,
         line=175.0,
-        published=_beside(_angle_alone, "amsel_learned_m"),
+        published=_of_slides(_angle_alone, "amsel_learned_m"),
         control=UNTRAINED_HEADS,
     ),
     "amsel_m_of_many_heads": _trained(
@@ -366,17 +362,17 @@ AMSEL: dict[str, Claim] = {
         side=+1,
         line=150.0,
         learned=_most_heads_in_training,
-        published=_beside(_angle_of_most, "amsel_learned_m"),
+        published=_of_slides(_angle_of_most, "amsel_learned_m"),
         control=UNTRAINED_HEADS,
     ),
     "amsel_low_rank_grows_with_n": _trained(
-        statement="Heads of a quarter of the rank or less err the more, the more points there are (error at the most "
-        "points over that at the fewest, of the rank where it grows least).",
+        statement="The error of heads of a quarter of the rank or less grows with the number of points (error at the "
+        "most points over that at the fewest, of the rank where it grows least).",
         measure=_growth_with_points,
         side=+1,
         line=1.0,
         applies=_has_low,
-        published=_beside(_growth_with_points, "amsel_role_of_n"),
+        published=_of_slides(_growth_with_points, "amsel_role_of_n"),
         control=Control("the numbers of points in reverse order", partial(_reversed, column="examples")),
     ),
     "amsel_trained_above_bound": _trained(

@@ -382,9 +382,9 @@ DONG_COLLAPSE: dict[str, Claim] = {
         ),
     ),
     "dong_thm_rate_mlp_slows": _collapse(
-        statement="The larger the Lipschitz constant of the MLPs, here by weights mlp_gain times as large, the more "
-        "residual is left without skips (Kendall's rank correlation of mlp_gain and the residual of the last layer; "
-        "above .5, three pairs in four in this order, which is our line).",
+        statement="The larger the Lipschitz constant of the MLPs (here their weights are mlp_gain times as large), the "
+        "more residual is left without skips (Kendall's rank correlation of mlp_gain and the residual of the last "
+        "layer; above .5, three pairs in four in this order, which is our line).",
         source="Dong et al. 2021, sec. 3.2",
         measure=partial(trend, key="model.mlp_gain", measure=_last_log10_residual),
         side=+1,
@@ -410,8 +410,8 @@ DONG_COLLAPSE: dict[str, Claim] = {
     ),
     "dong_lemma_holds": _bound_holds(
         "layer",
-        statement="Every layer by itself keeps the residual below the bound that the theorems are made of, from the "
-        "residual that enters it, in every sequence (smallest slack in decades).",
+        statement="Every layer by itself keeps the residual below the lemmas' bound, computed from the residual that "
+        "enters it, in every sequence (smallest slack in decades).",
         source="Dong et al. 2021, Lemmas A.1 and A.2, eq. 23 and app. A.6",
     ),
     "dong_collapse_beyond_bound": Claim(

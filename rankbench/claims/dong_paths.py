@@ -192,8 +192,8 @@ DONG_PATHS: dict[str, Claim] = {
         control=TURNED_ROUND,
     ),
     "dong_fig3_prevented": _rollout(
-        statement="Run freely, a layer with an MLP or a skip does not collapse to one point, nor does it escape to "
-        "infinity, which is no success of what prevents a collapse (share of seeds; the line, half of them, is ours).",
+        statement="Run freely, a layer with an MLP or a skip does not collapse to one point, and does not escape to "
+        "infinity, which would not count as prevention (share of seeds; the line, half of them, is ours).",
         measure=_stays,
         side=+1,
         line=0.5,
@@ -202,8 +202,8 @@ DONG_PATHS: dict[str, Claim] = {
         control=TURNED_ROUND,
     ),
     "dong_fig3_slower_when_wide": _rollout(
-        statement="The wider the layer, the more slowly attention alone collapses: over as many steps fewer seeds do "
-        "(share of seeds at the smallest width less that at the largest).",
+        statement="The wider the layer, the more slowly attention alone collapses: over equally many steps fewer seeds "
+        "do (share of seeds at the smallest width less that at the largest).",
         measure=_fewer_when_wide,
         side=+1,
         line=0.0,
@@ -233,8 +233,8 @@ DONG_PATHS: dict[str, Claim] = {
     ),
     "dong_fig4_length_1_memorization": _length_one("memorization", 0.8),
     "dong_fig4_falls_with_length": _protocol(
-        statement="Accuracy consistently deteriorates with path length, from 1 on (Spearman's rank correlation; below "
-        "-.9, of six lengths two neighbours in the wrong order at most, which is our line).",
+        statement="Accuracy consistently deteriorates with path length, from 1 on (Spearman's rank correlation; our "
+        "line, -.9, allows one swapped pair of neighbours among six lengths).",
         measure=_rank_correlation_with_length,
         side=-1,
         line=CONSISTENTLY,
@@ -272,7 +272,7 @@ DONG_PATHS: dict[str, Claim] = {
         control=GPT3_SMALL,
     ),
     "dong_fig5_small_berts_diverse": _counted(
-        statement="DistilBERT's and MobileBERT's path lengths over layers are among the three most diverse (place of "
+        statement="DistilBERT's and MobileBERT's path lengths over layers are among the three most diverse (rank of "
         "the lower one by standard deviation).",
         measure=partial(_rank_of_small_berts, column="sd_over_layers"),
         side=-1,
@@ -280,7 +280,7 @@ DONG_PATHS: dict[str, Claim] = {
         control=DISTILBERT_LARGE,
     ),
     "dong_fig5_small_berts_diverse_in_heads": _counted(
-        statement="DistilBERT's and MobileBERT's path lengths in heads are among the three most diverse (place of the "
+        statement="DistilBERT's and MobileBERT's path lengths in heads are among the three most diverse (rank of the "
         "lower one by standard deviation).",
         measure=partial(_rank_of_small_berts, column="sd"),
         side=-1,

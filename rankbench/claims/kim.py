@@ -158,10 +158,8 @@ def _has_trained(rows: pd.DataFrame, attention: str) -> bool:
 
 
 def _left(rows: pd.DataFrame, attention: str) -> float:
-    """log10 of the largest error at the last iteration over the largest before the first.
-
-    For the inverse of a whole network, which has no initial error, the error is relative to the target's largest entry.
-    """
+    """log10 of the largest error at the last iteration over the largest before the first. For the inverse of a whole
+    network, which has no initial error, the error is relative to the target's largest entry."""
     rows = _of_trained(rows[rows.attention == attention])
     if rows.empty:
         raise NotMeasurable(f"no layer with attention={attention}")
@@ -193,10 +191,8 @@ def _l2_for_dot(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _beyond_contraction(rows: pd.DataFrame) -> float:
-    """log10 of the error after k iterations over c^k times the first error.
-
-    The maximum over the k at which rounding does not hide the error.
-    """
+    """log10 of the error after k iterations over c^k times the first error. The maximum over the k at which rounding
+    does not hide the error."""
     rows = rows[(rows.attention == "contractive_l2") & (rows.part == "attention")]
     first = rows[rows.iteration == 0].groupby(LAYER).error.max().rename("first")
     seen = rows[(rows.iteration > 0) & (rows.relative_error > ROUNDING)].join(first, on=LAYER)
@@ -296,7 +292,7 @@ KIM: dict[str, Claim] = {
         line=0.5,
         applies=partial(_has, quantity="ascent", kind="lower_bound", p=2),
         is_check=True,
-        control=Control("the bound of Theorem 3.2 in the place of the lower bound", _theorem_for_ascent),
+        control=Control("the bound of Theorem 3.2 in place of the lower bound", _theorem_for_ascent),
     ),
     "kim_fig8_diverges": _lipschitz(
         statement="Under ascent ||J||_inf of dot-product attention keeps growing (last over half-way; our line: 1.5).",

@@ -45,10 +45,8 @@ def _gap(rows: pd.DataFrame, variant: str, base: str, fewest: int = 1, most: flo
 
 
 def _slowdown(rows: pd.DataFrame, variant: str) -> float:
-    """Training time per token over that of dot products, mean over the numbers of layers that both have.
-
-    nan at steps whose interval was not timed.
-    """
+    """Training time per token over that of dot products, mean over the numbers of layers that both have. nan at steps
+    whose interval was not timed."""
     times, base = (_by_layers(rows, name, "microseconds_per_token", most=MOST) for name in (variant, DOT))
     return (times / base).mean()
 
@@ -73,10 +71,8 @@ def _gain_from_depth(rows: pd.DataFrame) -> float:
 
 
 def _printed(rows: pd.DataFrame, figure: str, value: str) -> pd.DataFrame:
-    """The paper's numbers in the format of the analysis' table, for the variants and numbers of layers of `rows`.
-
-    A published number without a number of layers stands for all of them.
-    """
+    """The paper's numbers in the format of the analysis' table, for the variants and numbers of layers of `rows`. A
+    published number without a number of layers stands for all of them."""
     table = published(figure)
     by_layers = table.dropna(subset="x").set_index(["series", "x"]).value
     of_variant = table[table.x.isna()].set_index("series").value
@@ -168,8 +164,8 @@ def _compared(variant: str, base: str, source: str, printed: bool, **claim) -> C
     """Claim on the variant's test loss less the base's."""
     measure = partial(_gap, variant=variant, base=base)
     learned = partial(_still_falls, variants=(variant, base), most=MOST)
-    beside = partial(_published, measure=measure) if printed else None
-    return _curves(source=source, measure=measure, learned=learned, published=beside, **claim)
+    of_paper = partial(_published, measure=measure) if printed else None
+    return _curves(source=source, measure=measure, learned=learned, published=of_paper, **claim)
 
 
 def _timed(variant: str, name: str) -> Claim:
@@ -292,7 +288,7 @@ KIM_CHARLM: dict[str, Claim] = {
         L2,
         FIG9,
         printed=False,
-        statement="As many parameters do not make up for tying (nats per symbol more than free L2).",
+        statement="Equally many parameters do not make up for tying (nats per symbol more than free L2).",
         side=+1,
         line=0.0,
         control=_exchange(MATCHED, L2),

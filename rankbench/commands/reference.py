@@ -47,9 +47,7 @@ def page() -> str:
         for heading, item in rows_of(command, cfg):
             sections.setdefault(heading, {}).setdefault(item.name, item)
     described = {f"task={name}": (f"task.{name}", task, task) for name, task in TASKS.items()}
-    described |= {
-        f"analysis=[{name}]": (f"analysis.{name}", item.options, item.table) for name, item in ANALYSES.items()
-    }
+    described |= {f"analysis=[{name}]": (f"analysis.{name}", a.options, a.table) for name, a in ANALYSES.items()}
     for choice, (path, keys, part) in described.items():
         group, _, name = path.partition(".")
         prefix = "task." if group == "task" else f"{path}."

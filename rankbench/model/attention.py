@@ -141,10 +141,8 @@ class Attention(nn.Module):
         return self._of_all_heads(parts, -3)
 
     def _l2_queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same as queries_keys_values, for l2, where values are read from the queries.
-
-        x A_h W_V,h = (x W_Q,h) (W_Q,h^T W_V,h / sqrt(K)): products with small matrices replace the one with W_V.
-        """
+        """The same as queries_keys_values, for l2, where values are read from the queries. x A_h W_V,h = (x W_Q,h)
+        (W_Q,h^T W_V,h / sqrt(K)): products with small matrices replace the one with W_V."""
         w = self.maps()
         read = [(w.w_q_HDK, w.b_q_HK)] if self.tied_qk else [(w.w_q_HDK, w.b_q_HK), (w.w_k_HDK, w.b_k_HK)]
         weight = torch.cat([w_HDK.transpose(-2, -1).flatten(0, 1) for w_HDK, _ in read])
@@ -220,10 +218,8 @@ class Attention(nn.Module):
         return self.contraction / (bound_B1 if self.contracts_always else bound_B1.clamp(min=self.contraction))
 
     def mixing(self, p_BHNM: Tensor, seen_NM: Tensor | None, gains_BHM: Tensor | None) -> Tensor:
-        """Matrix that multiplies the values: P, or its mix with the identity and the average of the visible keys.
-
-        It includes the `gains` of the values.
-        """
+        """Matrix that multiplies the values: P, or its mix with the identity and the average of the visible keys. It
+        includes the `gains` of the values."""
         mixed_BHNM = self._mixed(p_BHNM, seen_NM) if self.mixes else p_BHNM
         return mixed_BHNM if gains_BHM is None else mixed_BHNM * gains_BHM[..., None, :]
 

@@ -38,9 +38,7 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, causal: bool, 
 
 class _Folded(torch.autograd.Function):
     """The kernel under vmap: the mapped axis becomes part of the batch, while torch's own rule would make the tables.
-
-    The autograd beneath vmap records what the rule calls, so this class needs no backward.
-    """
+    The autograd beneath vmap records what the rule calls, so this class needs no backward."""
 
     forward = staticmethod(_kernel)
 

@@ -56,10 +56,8 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
 
 
 def _times(test: pd.DataFrame) -> pd.DataFrame:
-    """Times per token, as a multiple of BASE's in the same interval if it was run.
-
-    Seeds that train side by side share their times, so intervals replace the seeds.
-    """
+    """Times per token, as a multiple of BASE's in the same interval if it was run. Seeds that train side by side share
+    their times, so intervals replace the seeds."""
     keys = ["layers", "step"]
     times = test.groupby(["variant", *keys], sort=False).microseconds_per_token.mean().dropna().reset_index()
     base = times[times.variant == BASE].set_index(keys).microseconds_per_token

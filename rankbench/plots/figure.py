@@ -85,10 +85,8 @@ def _png(figure: Figure) -> bytes:
 def save_pages(
     figures: Iterable[tuple[Figure, str]], path: Path, kinds: tuple[str, ...] = KINDS
 ) -> dict[str, list[Path]]:
-    """Write one figure as <path>, several as <path>_1, <path>_2 ..., each with its note at the top.
-
-    Removes the files of an earlier call with another number of figures. Returns the files by the figures' names.
-    """
+    """Write one figure as <path>, several as <path>_1, <path>_2 ..., each with its note at the top. Removes the files
+    of an earlier call with another number of figures. Returns the files by the figures' names."""
     figures = list(figures)
     names = [path.name] if len(figures) == 1 else [f"{path.name}_{number}" for number in range(1, len(figures) + 1)]
     for old in path.parent.glob(f"{path.name}*"):

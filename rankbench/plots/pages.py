@@ -81,10 +81,8 @@ def pages_of_analysis(
 
 
 def _series_of_choice(table: pd.DataFrame, lines: str, panels: list[str], facet: str | None) -> str | None:
-    """Choose the key whose values replace a figure's only line: numbers before words, then the key with most values.
-
-    A key with more values than there are colours does not qualify.
-    """
+    """Choose the key whose values replace a figure's only line: numbers before words, then the key with most values. A
+    key with more values than there are colours does not qualify."""
     fit = [key for key in panels if key != facet and table[key].nunique() <= len(COLOURS)]
     if table[lines].nunique() > 1 or not fit:
         return None
@@ -92,10 +90,8 @@ def _series_of_choice(table: pd.DataFrame, lines: str, panels: list[str], facet:
 
 
 def _line_names(table: pd.DataFrame, lines: str, keys: list[str]) -> pd.Series:
-    """Name of each row's line when the keys join the column `lines`: `no_skip, model.layers=2`.
-
-    If that column has only one value, the name is `model.layers=2`.
-    """
+    """Name of each row's line when the keys join the column `lines`: `no_skip, model.layers=2`. If that column has only
+    one value, the name is `model.layers=2`."""
     parts = [f"{key}=" + table[key].astype(str) for key in keys]
     if table[lines].nunique() > 1:
         parts = [table[lines], *parts]
@@ -106,10 +102,8 @@ def _line_names(table: pd.DataFrame, lines: str, keys: list[str]) -> pd.Series:
 
 
 def _split(table: pd.DataFrame, panels: list[str], most_panels: int, kept: tuple[str | None, ...]) -> Iterator[Page]:
-    """Split the table into pages: one page if it has few panels, else one for each value of some key, and so on.
-
-    A single key with very many values gives pages of `most_panels` values. kept: keys that share a page if possible.
-    """
+    """Split the table into pages: one page if it has few panels, else one for each value of some key, and so on. A
+    single key with very many values gives pages of `most_panels` values. kept: keys that share a page if possible."""
     if not panels:
         yield Page(table, None, "")
         return

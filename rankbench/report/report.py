@@ -405,10 +405,8 @@ def status_of(job: Path) -> str:
 
 
 def _config(job: Path) -> dict[str, Any]:
-    """The run's config as written; empty if there is none. ConfigError for a file that is not a config.
-
-    An analysis of a trained run takes its network, task and training from that run, if the run still exists.
-    """
+    """The run's config as written; empty if there is none. ConfigError for a file that is not a config. An analysis of
+    a trained run takes its network, task and training from that run, if the run still exists."""
     config = _config_at(job / "config.yaml")
     if config.get("run") is None or status_of(job) != "finished":
         return config
@@ -446,10 +444,8 @@ def _text(value: Any) -> str:
 
 
 def _values(job: Path, keys: list[str]) -> dict[str, str]:
-    """Values of the keys in this job's config, as text; for a group, the name of the choice.
-
-    A job that has not begun only has its own overrides.
-    """
+    """Values of the keys in this job's config, as text; for a group, the name of the choice. A job that has not begun
+    only has its own overrides."""
     flat = _flat(_config(job)) or _own_words(job)
     return {key: flat.get(key, flat.get(f"{key}.name", "")) for key in keys}
 

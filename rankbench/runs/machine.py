@@ -57,10 +57,8 @@ class Machine:
         return nullcontext()
 
     def record(self, command: list[str] | None = None) -> dict:
-        """Contents of environment.json: versions, source state, device, command line.
-
-        command: the equivalent command line; None for that of this process.
-        """
+        """Contents of environment.json: versions, source state, device, command line. command: the equivalent command
+        line; None for that of this process."""
         gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else None
         return {
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -117,10 +117,8 @@ class CharLm(Corpus):
         return "".join(self.alphabet[number] for number in known).replace(UNKNOWN, UNKNOWN_WORD)
 
     def symbols_per_character(self, batch: Batch) -> float:
-        """Ratio of predicted symbols to predicted characters.
-
-        Times a loss per symbol, it gives all nats, including those for the ends of sentences, per character.
-        """
+        """Ratio of predicted symbols to predicted characters. Times a loss per symbol, it gives all nats, including
+        those for the ends of sentences, per character."""
         symbols = int(is_scored(batch.targets).sum())
         return symbols / (symbols - int((batch.targets == len(self.alphabet)).sum()))
 

@@ -103,10 +103,8 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
 
 
 class StepsFile:
-    """A CSV file of a run that grows line by line; each row begins with its step.
-
-    Opening it for a resumed run drops the rows after the checkpoint.
-    """
+    """A CSV file of a run that grows line by line; each row begins with its step. Opening it for a resumed run drops
+    the rows after the checkpoint."""
 
     def __init__(self, path: Path, columns: list[str], upto: int) -> None:
         self.path, self.columns = path, columns

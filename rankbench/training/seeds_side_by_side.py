@@ -163,18 +163,12 @@ class Training:
         if self.cfg.model.dropout == 0:
             return None
         num_sequences, num_tokens = batch.targets.shape[1:3]
-        masks_of_seeds = [
-            self.model.dropout_masks(
-                num_sequences,
-                num_tokens,
-                generator_for(self.seeds[index], "dropout", self.progress.step, self.machine.device),
-            )
+        generators = (
+            generator_for(self.seeds[index], "dropout", self.progress.step, self.machine.device)
             for index in self.progress.training
-        ]
-        return {
-            name: torch.stack([masks[name] for masks in masks_of_seeds]).to(self.machine.dtype)
-            for name in masks_of_seeds[0]
-        }
+        )
+        drawn = [self.model.dropout_masks(num_sequences, num_tokens, generator) for generator in generators]
+        return {name: torch.stack([masks[name] for masks in drawn]).to(self.machine.dtype) for name in drawn[0]}
 
     def update(self) -> None:
         """Take one step with every seed that is training."""
@@ -223,10 +217,8 @@ class Training:
 
     @torch.no_grad()
     def evaluate(self) -> list[dict]:
-        """Rows of metrics.csv: training means since the last evaluation, and current numbers on the test set.
-
-        A corpus also has rows of its validation set.
-        """
+        """Rows of metrics.csv: training means since the last evaluation, and current numbers on the test set. A corpus
+        also has rows of its validation set."""
         alive, speed = self.progress.training, round(float(self.sums["tokens"].sum()) / max(self._seconds(), 1e-9))
         scores = {split: self._score(split) for split in (("test",) if self.corpus is None else ("valid", "test"))}
         losses = {split: split_scores.mean_loss.tolist() for split, split_scores in scores.items()}
@@ -235,15 +227,15 @@ class Training:
         common = {"step": self.progress.step, "seconds": round(self.progress.seconds, 3)}
         rate = learning_rate(self.cfg.optimizer, max(self.progress.step - 1, 0), self.num_steps)
         rows = []
-        for row, index in enumerate(alive):
+        for stack_index, index in enumerate(alive):
             common["seed"] = self.seeds[index]
             if steps:
-                train = {key: self.sums[key][row].item() / steps for key in ("loss", "accuracy")}
+                train = {key: self.sums[key][stack_index].item() / steps for key in ("loss", "accuracy")}
                 rows.append({**common, "split": "train", **train, "learning_rate": rate, "tokens_per_second": speed})
             for split in scores:
-                numbers = {"loss": losses[split][row], "accuracy": accuracies[split][row]}
+                numbers = {"loss": losses[split][stack_index], "accuracy": accuracies[split][stack_index]}
                 rows.append({**common, "split": split, **numbers})
-            self._keep(index, {split: losses[split][row] for split in losses}, accuracies["test"][row])
+            self._keep(index, {split: losses[split][stack_index] for split in losses}, accuracies["test"][stack_index])
             self.progress.last_step[index] = self.progress.step
         self._forget()
         return rows
@@ -266,10 +258,8 @@ class Training:
         return Score(*torch.stack(parts).sum(0))
 
     def _keep(self, index: int, losses: dict[str, float], test_accuracy: float) -> None:
-        """Keep the numbers of a seed for summary.json: those of its last evaluation.
-
-        For a corpus, those of the smallest validation loss, with the test loss also in bits.
-        """
+        """Keep the numbers of a seed for summary.json: those of its last evaluation. For a corpus, those of the
+        smallest validation loss, with the test loss also in bits."""
         test = losses["test"]
         if "valid" not in losses:
             self.progress.final[index] = {"test_loss": test, "test_accuracy": test_accuracy}
@@ -279,19 +269,17 @@ class Training:
 
     @torch.no_grad()
     def dynamics(self) -> list[dict]:
-        """Rows of layers.csv: metrics of every layer of each seed in training, and the layer's constants.
-
-        Metrics are means over the first test sequences; constants are for the longest of these.
-        """
+        """Rows of layers.csv: metrics of every layer of each seed in training, and the layer's constants. Metrics are
+        means over the first test sequences; constants are for the longest of these."""
         rows, began, model = [], time.perf_counter(), build_model(self.cfg.model, self.task)
-        for row, index in enumerate(self.progress.training):
-            weights = {name: parameter.detach()[row] for name, parameter in self.parameters.items()}
+        for stack_index, index in enumerate(self.progress.training):
+            weights = {name: parameter.detach()[stack_index] for name, parameter in self.parameters.items()}
             model.load_state_dict(weights, assign=True)
             inputs = self.test.inputs[index, : self.cfg.trainer.dynamics_sequences]
             if all(weight.isfinite().all() for weight in weights.values()):  # a diverged network has no metrics
                 who = {"step": self.progress.step, "seed": self.seeds[index]}
-                most_tokens = inputs.shape[1] if model.lengths(inputs) is None else int(model.lengths(inputs).max())
-                constants = constants_by_layer(model, most_tokens)
+                longest = inputs.shape[1] if model.lengths(inputs) is None else int(model.lengths(inputs).max())
+                constants = constants_by_layer(model, longest)
                 generator = generator_for(self.seeds[index], "rounding", self.progress.step)
                 for where, values in metrics_by_layer(model, inputs, generator):
                     means = moments(values) | constants.get(tuple(where.values()), {})
