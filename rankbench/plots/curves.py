@@ -37,7 +37,7 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
         label = variant if len(layers) == 1 else None
         grid[0, 0].plot(summary.step, summary["mean"], color=colour, linestyle=dash, label=label)
         spread(grid[0, 0], summary.step, summary, colour)
-    # the first losses, before training, would flatten the rest
+    # the losses at the start of training would flatten the rest
     late = test[test.step >= 0.1 * test.step.max()].loss
     margin = 0.05 * (late.max() - late.min()) or 0.1
     grid[0, 0].set_ylim(late.min() - margin, late.max() + margin)
