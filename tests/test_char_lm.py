@@ -141,7 +141,7 @@ def test_sizes_choose_the_same_sentences_whoever_asks(text):
 def test_unseen_characters_are_refused_or_read_as_unknown(text):
     folder, _ = text
     (folder / "test.txt").write_text("e z\n")
-    with pytest.raises(ConfigError, match=r"1 characters that the training sentences have not \(z\)"):
+    with pytest.raises(ConfigError, match=r"1 characters are not in the training sentences \(z\)"):
         all_of(folder).splits()
     task = all_of(folder, unk="symbol")
     assert task.decode(task.splits()["test"].targets[0]) == "e <unk>"

@@ -237,7 +237,7 @@ def test_an_iteration_that_overflows_has_no_number():
     for number in (math.inf, math.nan):
         table = inverted("dot", rate=1.1)
         table.loc[table.iteration == 50, ["error", "relative_error"]] = number
-        assert "range of float64" in verdict("kim_fig3_dot_not_inverted", table)["reason"]
+        assert "overflowed in float64" in verdict("kim_fig3_dot_not_inverted", table)["reason"]
 
 
 @pytest.mark.parametrize(

@@ -195,8 +195,8 @@ def test_every_claim_fails_on_sweeps_that_refute_it(name):
         ("knob_temperature_enough", followed(HEAT, {0.03: 0.02, 1: 1e-3}), "does not refute that there is one"),
         ("knob_lambda_skip_enough", followed(SKIP, {0: 1e-200, 2: 1e-180}), "does not refute that there is one"),
         # no sweep, or not over what the paper speaks of
-        ("knob_temperature", followed(HEAT, {1: 0.1}), "takes a sweep over model.temperature"),
-        ("knob_uniform_mix", measured(UNIFORM, {0: 0.1}).drop(columns=UNIFORM), "takes a sweep over model.mix_uniform"),
+        ("knob_temperature", followed(HEAT, {1: 0.1}), "needs a sweep over model.temperature"),
+        ("knob_uniform_mix", measured(UNIFORM, {0: 0.1}).drop(columns=UNIFORM), "needs a sweep over model.mix_uniform"),
         ("knob_residual_scale_root", followed(BRANCH, {1: 0.01, 0.5: 0.7}), "no model.branch_scale of 1/sqrt"),
         ("knob_orthogonal_values", measured(VALUES, {"free": 0.9}), "no model.values=orthogonal"),
         # rounding
@@ -205,7 +205,7 @@ def test_every_claim_fails_on_sweeps_that_refute_it(name):
         (
             "knob_orthogonal_values",
             measured(VALUES, {"free": 1e-16, "orthogonal": 1e-16}),
-            "the residual behind the last layer is rounding",
+            "the residual after the last layer is rounding",
         ),
     ],
 )

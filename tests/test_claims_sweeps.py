@@ -65,7 +65,7 @@ def test_of_what_rounding_hides_one_number_can_be_ranked():
 
 def test_a_trend_needs_a_sweep():
     for rows in (of_seed(swept({"1": 0.1})), of_seed(swept({"1": 0.1})).drop(columns=KEY)):
-        with pytest.raises(NotMeasurable, match="it takes a sweep over model"):
+        with pytest.raises(NotMeasurable, match="this needs a sweep over model"):
             trend(rows, KEY, value)
 
 

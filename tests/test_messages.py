@@ -45,10 +45,10 @@ def explained(command, *words):
         ("optimizer.milestones=3", "optimizer.milestones=3: wants a list, as [a,b]"),
         ("optimizer.milestones=[a]", "optimizer.milestones[0]=a: wants an integer"),
         ("model.name=[a,b]", "model.name=[a,b]: wants a text"),
-        ("trainer=3", "trainer=3: holds keys of its own; set one of them, as trainer.<key>=<value>"),
+        ("trainer=3", "trainer=3: is a group of keys; set one of them, as in trainer.<key>=<value>"),
         (
             "analysis.paths.repeats=3",
-            "analysis.paths: this analysis is not chosen; add it to the command's list, as analysis=[paths]",
+            "analysis.paths: this analysis is not chosen; add it to the command's list, as in analysis=[paths]",
         ),
         ("foo", "foo: not understood; give key=value, in quotes where the value holds brackets or commas"),
     ],

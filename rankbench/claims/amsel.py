@@ -1,24 +1,26 @@
 """Claims of Amsel, Yehudai and Bruna, Benefits of rank in attention layers, and of Garg et al. 2022.
 
-They compare networks with each other: they are judged on all configurations of a sweep together. Errors are squared
-distances to the target; predicting 0 has the error 1. The published numbers are training losses, the best of 5 runs, at
-width 64; they stand beside networks of that width alone.
+The claims compare networks, so they are judged on all configurations of a sweep together. Errors are squared distances
+to the target; predicting 0 has the error 1. The published numbers are training losses, the best of 5 runs, at width 64;
+they are shown only beside networks of that width.
 """
 
-import functools
 from collections.abc import Callable
+from functools import partial
 
 import pandas as pd
 
 from rankbench.claims.claim import Claim, Control, NotMeasurable
 from rankbench.claims.published import published
 
-SOFT, HARD = 0.02, 0.005  # errors under which one full-rank head has learned the farthest point
-LEARNED_ERROR = 0.05  # above it a full-rank head is still in training: the slides' worst that is not has .04
-LOW = 1 / 4  # of the width: the rank that counts as low
+SOFT, HARD = 0.02, 0.005  # errors below which one full-rank head has learned the farthest point
+LEARNED_ERROR = (
+    0.05  # a full-rank head with a larger error is still in training; the slides' worst trained head has .04
+)
+LOW = 1 / 4  # share of the width up to which a rank counts as low
 WIDTH, POINTS = 64, 16  # of the published networks
 
-# What the rows hold: one seed's, or those of all seeds
+# Selections of rows: of one seed or of all seeds
 
 
 def _errors(rows: pd.DataFrame, evaluation: str = "soft") -> pd.DataFrame:
@@ -57,29 +59,29 @@ def _full_rank(rows: pd.DataFrame, evaluation: str) -> float:
 
 
 def _low_over_full(rows: pd.DataFrame) -> float:
-    """The smallest error of heads of low rank, however many, over that of one full-rank head."""
+    """Smallest error of any number of low-rank heads over the error of one full-rank head."""
     return _smallest(_low(_errors(rows)), "heads of low rank") / _full_rank(rows, "soft")
 
 
 def _least_fall_with_rank(rows: pd.DataFrame) -> float:
-    """The largest ratio of the errors of two neighbouring ranks, the higher over the lower."""
+    """Largest ratio of errors of neighbouring ranks: the higher rank's error over the lower rank's."""
     errors = _errors(rows)
     by_rank = errors[errors.copies == 1].groupby("rank").error.mean()
     if len(by_rank) < 2:
-        raise NotMeasurable("one rank alone")
+        raise NotMeasurable("only one rank")
     return (by_rank / by_rank.shift()).max()
 
 
 def _growth_with_points(rows: pd.DataFrame) -> float:
-    """The error at the most points over that at the fewest, of the low rank where it grows least."""
+    """Error at the most points over the error at the fewest; minimum over the low ranks."""
     by_points = _low(_errors(rows)).pivot_table("error", "rank", "examples")
     if by_points.shape[1] < 2:
-        raise NotMeasurable("one number of points alone")
+        raise NotMeasurable("only one number of points")
     return (by_points.iloc[:, -1] / by_points.iloc[:, 0]).min()
 
 
 def _angles(rows: pd.DataFrame) -> pd.Series:
-    """Median angle of a network's full-rank heads by how many it has, the fewest first."""
+    """Median angle of a network's full-rank heads, indexed by their number in increasing order."""
     heads = (rows.of == "head") & (rows.weights == "trained") & (rows.matrix == "qk") & (rows["rank"] == rows.width)
     return rows[heads].groupby("heads").angle.median()
 
@@ -94,7 +96,7 @@ def _angle_alone(rows: pd.DataFrame) -> float:
 def _angle_of_most(rows: pd.DataFrame) -> float:
     by_heads = _angles(rows)
     if len(by_heads) < 2:
-        raise NotMeasurable("one number of full-rank heads alone")
+        raise NotMeasurable("only one number of full-rank heads")
     return by_heads.iloc[-1]
 
 
@@ -104,25 +106,24 @@ def _over_bound(rows: pd.DataFrame) -> float:
 
 
 def _vote_deviation(rows: pd.DataFrame) -> float:
-    """Largest distance of what was tried out from the formula, in standard errors."""
+    """Largest deviation of the simulated votes from the formula, in standard errors."""
     votes = rows[rows.form == "majority_vote"]
-    # the jobs of a sweep repeat what does not depend on the network
+    # numbers that do not depend on the network are repeated in every job of a sweep
     formula = votes[votes.kind == "formula"].groupby(["dimension", "heads"]).value.first()
-    tried = votes[(votes.kind == "measured") & (votes.standard_error > 0)].set_index(["dimension", "heads"])
-    return ((tried.value - formula.reindex(tried.index)).abs() / tried.standard_error).max()
+    simulated = votes[(votes.kind == "measured") & (votes.standard_error > 0)].set_index(["dimension", "heads"])
+    return ((simulated.value - formula.reindex(simulated.index)).abs() / simulated.standard_error).max()
 
 
 def _construction_deviation(rows: pd.DataFrame) -> float:
-    """Mean relative deviation of the network of two layers from the vote that it takes; one set of heads varies by
-    itself."""
+    """Relative deviation of the two-layer network from the vote that it takes. The mean over numbers of heads, because
+    a single set of heads varies by chance."""
     vote = rows[(rows.form == "majority_vote") & (rows.kind == "formula")].groupby(["dimension", "heads"]).value.first()
     built = rows[rows.form == "construction"].set_index(["dimension", "heads"])
     return (built.value / vote.reindex(built.index) - 1).abs().mean()
 
 
 def _random_over_bound(rows: pd.DataFrame) -> float:
-    """Error of random rank-1 heads with their best weights over the sharp bound for as many; of the number of heads at
-    which it is largest."""
+    """Error of random rank-1 heads with optimal weights over the sharp bound; maximum over the numbers of heads."""
     errors = rows[(rows["rank"] == 1) & (rows.quantity == "error")]
     by_heads = errors.pivot_table("value", "heads", "form")
     if not {"optimal_weights", "bound_sharp"} <= set(by_heads):
@@ -135,7 +136,7 @@ def _full_rank_misses(rows: pd.DataFrame) -> float:
 
 
 def _in_context(rows: pd.DataFrame) -> pd.Series:
-    """Error behind the last example by the number of heads."""
+    """Error after the last example, by the number of heads."""
     errors = _errors(rows)
     return errors[errors.examples == errors.examples.max()].groupby("heads").error.mean()
 
@@ -143,7 +144,7 @@ def _in_context(rows: pd.DataFrame) -> pd.Series:
 def _many_over_few_heads(rows: pd.DataFrame) -> float:
     by_heads = _in_context(rows)
     if len(by_heads) < 2:
-        raise NotMeasurable("one number of heads alone")
+        raise NotMeasurable("only one number of heads")
     return by_heads.iloc[-1] / by_heads.iloc[0]
 
 
@@ -159,7 +160,7 @@ def _over_averaging(rows: pd.DataFrame) -> float:
 
 
 def _printed(figure: str) -> pd.DataFrame:
-    """The slides' numbers in the shape of the analysis' table."""
+    """The slides' numbers in the format of the analysis' table."""
     table = published(figure)
     common = {"width": WIDTH, "weights": "trained", "seed": 0}
     if figure == "amsel_learned_m":
@@ -177,7 +178,7 @@ def _printed(figure: str) -> pd.DataFrame:
 
 
 def _published(rows: pd.DataFrame, measure: Callable[[pd.DataFrame], float], figure: str) -> float | None:
-    """The measure of the slides' numbers, of those networks that the rows hold."""
+    """Apply the measure to the slides' numbers for the networks in the rows."""
     printed = _printed(figure)
     keys = ["heads", "rank", "width"] + (["layers", "examples"] if "error" in printed else [])
     try:
@@ -190,11 +191,11 @@ def _published(rows: pd.DataFrame, measure: Callable[[pd.DataFrame], float], fig
 
 
 def _full_rank_in_training(rows: pd.DataFrame) -> str:
-    """Why the networks count as untrained, empty if they do not: the error of one full-rank head (mean over seeds, of
-    the number of points where it is largest)."""
+    """Say why the networks count as untrained; empty if one full-rank head has learned the task. Its error is the mean
+    over seeds, at the number of points where that is largest."""
     by_points = _full(_errors(rows)).groupby("examples").error.mean()
     if by_points.empty:
-        return "no head of full rank beside them that shows whether they were trained long enough"
+        return "there is no full-rank head to show whether training was long enough"
     points, error = by_points.idxmax(), by_points.max()
     if error <= LEARNED_ERROR:
         return ""
@@ -214,11 +215,11 @@ def _few_heads_in_training(rows: pd.DataFrame) -> str:
     return f"the network of fewest heads has not learned its task (error {error:.3g}, averaging {averaging:.3g})"
 
 
-# Controls; they leave alone what shows that the networks were trained
+# Controls; they do not change the rows that show whether the networks were trained
 
 
 def _with_error(rows: pd.DataFrame, evaluation: str, error: float) -> pd.DataFrame:
-    """The same rows with this error of one full-rank head."""
+    """Set the error of one full-rank head."""
     chosen = _full(_errors(rows, evaluation)).index
     return rows.assign(error=rows.error.where(~rows.index.isin(chosen), error))
 
@@ -234,8 +235,8 @@ def _full_for_low(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _lower_ranks_better(rows: pd.DataFrame) -> pd.DataFrame:
     errors = _errors(rows)
-    of_full = errors.seed.map(_full(errors).groupby("seed").error.mean())
-    return errors.assign(error=errors.error.where(errors["rank"] == errors.width, 0.99 * of_full))
+    full_rank_error = errors.seed.map(_full(errors).groupby("seed").error.mean())
+    return errors.assign(error=errors.error.where(errors["rank"] == errors.width, 0.99 * full_rank_error))
 
 
 def _many_heads_nearly_as_good(rows: pd.DataFrame) -> pd.DataFrame:
@@ -245,14 +246,13 @@ def _many_heads_nearly_as_good(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _reversed(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The same rows with the values of a column in reverse order."""
+    """Reverse the order of a column's values."""
     values = sorted(rows[column].dropna().unique())
     return rows.assign(**{column: rows[column].map(dict(zip(values, reversed(values), strict=True)))})
 
 
 def _initial_for_trained(rows: pd.DataFrame, of: str) -> pd.DataFrame:
-    """The same rows, where what is said of trained networks (of=network), or of their heads, is of their initial
-    weights."""
+    """Put the initial weights of the networks (of=network), or of their heads, in place of the trained ones."""
     chosen = rows.of == of
     initial = rows[chosen & (rows.weights == "initialised")].assign(weights="trained")
     return pd.concat([rows[~chosen], initial])
@@ -263,7 +263,7 @@ def _below_bound(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_value(rows: pd.DataFrame, form: str, value: pd.Series) -> pd.DataFrame:
-    """The same rows with other measured values of this form."""
+    """Replace the measured values of this form."""
     return rows.assign(value=rows.value.where((rows.form != form) | (rows.kind != "measured"), value))
 
 
@@ -285,8 +285,8 @@ def _formula_of_votes(rows: pd.DataFrame) -> pd.Series:
 def _worse_random_heads(rows: pd.DataFrame) -> pd.DataFrame:
     bound = rows[(rows.form == "bound_sharp") & (rows["rank"] == 1) & (rows.quantity == "error")]
     by_heads = bound.groupby(["dimension", "heads"]).value.first().rename("bound")
-    beside = rows.join(by_heads, on=["dimension", "heads"]).bound
-    return rows.assign(value=rows.value.where(rows.form != "optimal_weights", 2.1 * beside))
+    bound_of_row = rows.join(by_heads, on=["dimension", "heads"]).bound
+    return rows.assign(value=rows.value.where(rows.form != "optimal_weights", 2.1 * bound_of_row))
 
 
 def _vote_for_full_rank(rows: pd.DataFrame) -> pd.DataFrame:
@@ -297,20 +297,20 @@ def _vote_for_full_rank(rows: pd.DataFrame) -> pd.DataFrame:
 SLIDES = "Amsel, Yehudai and Bruna"
 GARG = "Garg et al. 2022, as shown by Amsel, Yehudai and Bruna"
 UNTRAINED_HEADS = Control(
-    "the heads' initial weights in place of the trained ones", functools.partial(_initial_for_trained, of="head")
+    "the heads' initial weights in place of the trained ones", partial(_initial_for_trained, of="head")
 )
 
-_trained = functools.partial(
+_trained = partial(
     Claim, source=SLIDES, table="head_rank", across=True, applies=_has_full, learned=_full_rank_in_training
 )
-_formula = functools.partial(Claim, source=SLIDES, table="rank_theory", across=True, learned=None)
+_formula = partial(Claim, source=SLIDES, table="rank_theory", across=True, learned=None)
 
 
-def _beside(measure: Callable[[pd.DataFrame], float], figure: str = "amsel_rank_vs_heads") -> Callable:
-    return functools.partial(_published, measure=measure, figure=figure)
+def _of_slides(measure: Callable[[pd.DataFrame], float], figure: str = "amsel_rank_vs_heads") -> Callable:
+    return partial(_published, measure=measure, figure=figure)
 
 
-_soft, _hard = (functools.partial(_full_rank, evaluation=evaluation) for evaluation in ("soft", "hard"))
+_soft, _hard = (partial(_full_rank, evaluation=evaluation) for evaluation in ("soft", "hard"))
 
 AMSEL: dict[str, Claim] = {
     "amsel_full_rank_soft": _trained(
@@ -318,8 +318,8 @@ AMSEL: dict[str, Claim] = {
         measure=_soft,
         side=-1,
         line=SOFT,
-        published=_beside(_soft),
-        control=Control("an error of .03", functools.partial(_with_error, evaluation="soft", error=0.03)),
+        published=_of_slides(_soft),
+        control=Control("an error of .03", partial(_with_error, evaluation="soft", error=0.03)),
     ),
     "amsel_full_rank_hard": _trained(
         statement="What one full-rank head misses is temperature: with hardmax its error is almost 0 (error; our "
@@ -336,16 +336,16 @@ AMSEL: dict[str, Claim] = {
         side=+1,
         line=10.0,
         applies=_has_low,
-        published=_beside(_low_over_full),
-        control=Control("the full-rank head in the place of those of low rank", _full_for_low),
+        published=_of_slides(_low_over_full),
+        control=Control("the full-rank head in place of those of low rank", _full_for_low),
     ),
     "amsel_error_falls_with_rank": _trained(
-        statement="With as many parameters, the error falls with the rank (error of one rank over that of the rank "
-        "below, the largest of these ratios).",
+        statement="With equally many parameters, the error falls with the rank (largest ratio of the error of one rank "
+        "to that of the rank below).",
         measure=_least_fall_with_rank,
         side=-1,
         line=1.0,
-        published=_beside(_least_fall_with_rank),
+        published=_of_slides(_least_fall_with_rank),
         control=Control("heads of lower rank that err a hundredth less than the full-rank head", _lower_ranks_better),
     ),
     "amsel_m_is_minus_identity": _trained(
@@ -353,7 +353,7 @@ AMSEL: dict[str, Claim] = {
         measure=_angle_alone,
         side=+1,
         line=175.0,
-        published=_beside(_angle_alone, "amsel_learned_m"),
+        published=_of_slides(_angle_alone, "amsel_learned_m"),
         control=UNTRAINED_HEADS,
     ),
     "amsel_m_of_many_heads": _trained(
@@ -362,18 +362,18 @@ AMSEL: dict[str, Claim] = {
         side=+1,
         line=150.0,
         learned=_most_heads_in_training,
-        published=_beside(_angle_of_most, "amsel_learned_m"),
+        published=_of_slides(_angle_of_most, "amsel_learned_m"),
         control=UNTRAINED_HEADS,
     ),
     "amsel_low_rank_grows_with_n": _trained(
-        statement="Heads of a quarter of the rank or less err the more, the more points there are (error at the most "
-        "points over that at the fewest, of the rank where it grows least).",
+        statement="The error of heads of a quarter of the rank or less grows with the number of points (error at the "
+        "most points over that at the fewest, of the rank where it grows least).",
         measure=_growth_with_points,
         side=+1,
         line=1.0,
         applies=_has_low,
-        published=_beside(_growth_with_points, "amsel_role_of_n"),
-        control=Control("the numbers of points in reverse order", functools.partial(_reversed, column="examples")),
+        published=_of_slides(_growth_with_points, "amsel_role_of_n"),
+        control=Control("the numbers of points in reverse order", partial(_reversed, column="examples")),
     ),
     "amsel_trained_above_bound": _trained(
         statement="No trained heads are below the lower bound for any value maps (smallest ratio of error to bound).",
@@ -420,7 +420,7 @@ AMSEL: dict[str, Claim] = {
         control=Control("the vote of the fewest rank-1 heads in its place", _vote_for_full_rank),
     ),
     "garg_many_heads_fail": Claim(
-        statement="In-context regression is worse with many heads of low rank (error behind the last example of the "
+        statement="In-context regression is worse with many heads of low rank (error after the last example of the "
         "most heads over that of the fewest; our line: 2).",
         source=GARG,
         table="head_rank",
@@ -432,7 +432,7 @@ AMSEL: dict[str, Claim] = {
         control=Control("the most heads err 1.9 times as much as the fewest", _many_heads_nearly_as_good),
     ),
     "garg_learns_regression": Claim(
-        statement="The best network beats averaging behind the last example (ratio of the errors).",
+        statement="The best network beats averaging after the last example (ratio of the errors).",
         source=GARG,
         table="head_rank",
         measure=_over_averaging,
@@ -440,8 +440,6 @@ AMSEL: dict[str, Claim] = {
         line=1.0,
         across=True,
         learned=None,  # that it learns is what is claimed
-        control=Control(
-            "the networks with their initial weights", functools.partial(_initial_for_trained, of="network")
-        ),
+        control=Control("the networks with their initial weights", partial(_initial_for_trained, of="network")),
     ),
 }

@@ -1,25 +1,25 @@
 """Conditions of the attention-paths blog (on weakly interdependent paths), as tests on the tables.
 
-The blog says that paths are weakly interdependent where these hold, and prints no numbers; the lines are ours.
+The blog calls paths weakly interdependent where these conditions hold. It prints no numbers; the lines are ours.
 """
 
-import functools
+from functools import partial
 
 import pandas as pd
 
 from rankbench.claims.claim import Claim, Control, NotMeasurable
 
-SMALL = 0.1  # of a measure that is 1 where two paths are the same
-NATS = 0.1  # of mutual information: that of Gaussian numbers with a correlation of .43
-LOST = 0.05  # of accuracy: what few paths may miss of the whole network
-FEW = 0.1  # of the paths
-EXACT = 1e-10  # of the output: rounding in float64 leaves 1e-15 of it, in float32 more than 1e-8
+SMALL = 0.1  # a measure below this is small; it is 1 for two equal paths
+NATS = 0.1  # mutual information of Gaussian numbers with a correlation of .43
+LOST = 0.05  # accuracy that a few paths may lose against the whole network
+FEW = 0.1  # share of the paths that counts as few
+EXACT = 1e-10  # relative to the output: rounding leaves 1e-15 in float64, more than 1e-8 in float32
 
 # Measures: one seed's rows -> a number
 
 
 def _size(rows: pd.DataFrame, of: str, column: str) -> float:
-    """Mean size of a column."""
+    """Mean absolute value of a column."""
     return rows[rows.of == of][column].abs().mean()
 
 
@@ -28,7 +28,7 @@ def _information(rows: pd.DataFrame) -> float:
 
 
 def _other_heads(rows: pd.DataFrame) -> pd.Series:
-    """Which rows are of two different heads."""
+    """Mask of the rows on two different heads."""
     return (rows.of == "heads") & (rows["first"] != rows["second"])
 
 
@@ -37,7 +37,7 @@ def _cross_gradient(rows: pd.DataFrame) -> float:
 
 
 def _share_needed(rows: pd.DataFrame, order: str) -> float:
-    """Smallest share of the paths that comes within LOST of the whole network's accuracy; mean over repeats."""
+    """Smallest share of the paths within LOST of the whole network's accuracy; mean over repeats."""
     enough = rows[(rows.order == order) & (rows.accuracy >= rows.whole_accuracy - LOST)]
     if enough.empty:
         raise NotMeasurable(f"no paths in the order {order}")
@@ -64,8 +64,8 @@ def _larger(rows: pd.DataFrame, of: str, column: str, by: float) -> pd.DataFrame
 
 
 def _own_for_cross(rows: pd.DataFrame) -> pd.DataFrame:
-    own = rows[(rows.of == "heads") & (rows["first"] == rows["second"])]
-    return own.assign(second="another head")
+    same_head = rows[(rows.of == "heads") & (rows["first"] == rows["second"])]
+    return same_head.assign(second="another head")
 
 
 def _random_for(rows: pd.DataFrame, order: str) -> pd.DataFrame:
@@ -73,22 +73,20 @@ def _random_for(rows: pd.DataFrame, order: str) -> pd.DataFrame:
 
 
 SOURCE = "Attention-paths blog, weak interdependence"
-_condition = functools.partial(Claim, source=SOURCE, table="independence", side=-1)
+_condition = partial(Claim, source=SOURCE, table="independence", side=-1)
 
 
 def _control(of: str, column: str, by: float) -> Control:
-    return Control(
-        f"the same, where {column} is {by:g} larger", functools.partial(_larger, of=of, column=column, by=by)
-    )
+    return Control(f"the same, where {column} is {by:g} larger", partial(_larger, of=of, column=column, by=by))
 
 
 def _pairs(column: str, **claim) -> Claim:
-    """A condition on the size of a column, over pairs of paths, that is judged under both schemes."""
+    """Claim on the mean absolute value of a column over pairs of paths, judged under both schemes."""
     return _condition(
-        measure=functools.partial(_size, of="paths", column=column),
+        measure=partial(_size, of="paths", column=column),
         line=SMALL,
         by=("scheme",),
-        applies=functools.partial(_has_paths, column=column),
+        applies=partial(_has_paths, column=column),
         control=_control("paths", column, 1.1 * SMALL),
         **claim,
     )
@@ -99,12 +97,12 @@ def _pruned(order: str, statement: str) -> Claim:
         statement=statement,
         source="Attention-paths blog, why paths matter",
         table="pruning",
-        measure=functools.partial(_share_needed, order=order),
+        measure=partial(_share_needed, order=order),
         side=-1,
         line=FEW,
-        applies=functools.partial(_has_order, order=order),
+        applies=partial(_has_order, order=order),
         scale="share",
-        control=Control("paths in random order", functools.partial(_random_for, order=order)),
+        control=Control("paths in random order", partial(_random_for, order=order)),
     )
 
 
@@ -118,10 +116,10 @@ BLOG: dict[str, Claim] = {
     "blog_frozen_paths_add_up": _condition(
         statement="3, of frozen paths: the output is the sum of all paths (relative rest; Theorem 2.1 of Dong et al. "
         "2021).",
-        measure=functools.partial(_size, of="network", column="interaction"),
+        measure=partial(_size, of="network", column="interaction"),
         line=EXACT,
         by=("scheme",),
-        applies=functools.partial(_is_scheme, scheme="frozen"),
+        applies=partial(_is_scheme, scheme="frozen"),
         learned=None,
         is_check=True,
         exact=True,
@@ -129,10 +127,10 @@ BLOG: dict[str, Claim] = {
     ),
     "blog_paths_additive": _condition(
         statement="3, of recomputed paths: the output is nearly the sum of all paths (relative rest).",
-        measure=functools.partial(_size, of="network", column="interaction"),
+        measure=partial(_size, of="network", column="interaction"),
         line=SMALL,
         by=("scheme",),
-        applies=functools.partial(_is_scheme, scheme="recomputed"),
+        applies=partial(_is_scheme, scheme="recomputed"),
         control=_control("network", "interaction", 1.1 * SMALL),
     ),
     "blog_pairs_additive": _pairs(
@@ -152,7 +150,7 @@ BLOG: dict[str, Claim] = {
         measure=_information,
         line=NATS,
         by=("scheme",),
-        applies=functools.partial(_has_paths, column="information_ksg"),
+        applies=partial(_has_paths, column="information_ksg"),
         control=_control("paths", "information_ksg", 1.1 * NATS),
     ),
     "blog_few_paths_suffice": _pruned(

@@ -1,9 +1,9 @@
 """What a claim is, and how it is judged: held, failed, or undecided at this budget.
 
-A claim is judged by one number per seed and the 95 % interval of their mean: held if the interval lies on the claimed
-side of the line, failed if it lies on the other, undecided if the line is inside it, or if there are too few seeds, or
-if the network has not learned its task. A verdict of "held" counts only if the claim's negative control fails: a table
-made from the same rows in which what is claimed is not so.
+A claim is judged by one number per seed and the 95 % interval of their mean. It is held if the interval lies on the
+claimed side of the line, and failed if it lies on the other side. It is undecided if the line is inside the interval,
+if there are too few seeds, or if the network has not learned its task. A verdict of "held" counts only if the claim's
+negative control fails: a table made from the same rows for which the claim is false.
 """
 
 import math
@@ -17,30 +17,32 @@ import pandas as pd
 from rankbench.runs.tables import interval95
 
 HELD, FAILED, UNDECIDED = "held", "failed", "undecided"
-PASSED, BROKEN = "passed", "broken"  # of a check
-FEWEST = 3  # seeds, or steps, that an interval is taken over
+PASSED, BROKEN = "passed", "broken"  # outcomes of a check
+FEWEST = 3  # seeds, or steps, that an interval needs
 STILL_FALLS = 0.02  # nats: a language model whose test loss falls by more over its last quarter is still in training
-LEARNED = 0.9  # share of the reachable accuracy below which the paths of a network say nothing about a claim
+LEARNED = 0.9  # share of the reachable accuracy below which a network's paths say nothing about a claim
 
 
 class NotMeasurable(Exception):
-    """What a measure raises where the rows hold no such number; the message is the verdict's reason."""
+    """Raised by a measure where the rows do not hold its number; the message becomes the verdict's reason."""
 
 
 class AtMost(float):
-    """A number that rounding hides: only this upper bound of it is known."""
+    """Upper bound of a number that rounding hides."""
 
 
 class Control(NamedTuple):
-    """A set-up in which the claim must fail: what it is, and how its table is made from the rows that are judged."""
+    """A set-up in which the claim must fail: its description, and how its table is made from the judged rows."""
 
     statement: str
     doctor: Callable[[pd.DataFrame], pd.DataFrame]
 
 
 def learned_by_accuracy(rows: pd.DataFrame) -> str:
-    """Why the network counts as untrained, empty if it does not: its accuracy, as a share of what it can reach where
-    that is known (ceiling_accuracy)."""
+    """Say why the network counts as untrained; empty if it has learned its task.
+
+    Where `ceiling_accuracy` is known, the accuracy is taken as a share of it.
+    """
     reached = rows.whole_accuracy
     if "ceiling_accuracy" in rows:
         reached = reached / rows.ceiling_accuracy.fillna(1.0)
@@ -49,7 +51,7 @@ def learned_by_accuracy(rows: pd.DataFrame) -> str:
 
 
 def learned_by_loss(rows: pd.DataFrame) -> str:
-    """Why the language model counts as untrained, empty if it does not: its test loss still falls (loss_fall)."""
+    """Say why the language model counts as untrained; empty unless its test loss still falls (`loss_fall`)."""
     if "loss_fall" not in rows:
         return "this table does not say whether the test loss still fell; run the analysis again"
     fall = rows.groupby("seed").loss_fall.first().mean()
@@ -59,26 +61,29 @@ def learned_by_loss(rows: pd.DataFrame) -> str:
 
 
 def everywhere(rows: pd.DataFrame) -> bool:
-    """Where a claim without a condition applies."""
+    """Condition of a claim that applies to all rows."""
     return True
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of a paper and how to test it: `measure` maps one seed's rows of `table` to a number, which the
-    paper says lies above (side=+1) or below (side=-1) `line`.
+    """One sentence of a paper and how to test it.
 
-    control: in which the claim must fail. by: columns of the table whose values are judged one by one. applies: whether
-    the claim speaks of these rows at all. learned: says why a network is too little trained to be judged; None where
-    training is no matter. is_check: an identity or a theorem, so a check of the tool rather than a statement about
-    networks. exact: no chance is in the number, the worst seed decides. scale: `real`; `share` for a number in [0, 1];
-    `positive` for one above 0 without a largest; `rate` for a 0 or 1 of each seed. published: the number that the paper
-    prints for what is measured, or a function of the rows that gives it for what they hold. across: compares the
-    configurations of a sweep, so that it is judged once, on all of them together. along: compares the values of this
-    key of a sweep, so that it is judged on all of them together, once for each value of the other keys. exists: says
-    that there is such a network, so that an example holds it, and the lack of one leaves it undecided. repeats: the
-    column whose values are measurements of the same thing, seed or step; steps at which there is nothing to measure are
-    left out.
+    `measure` maps one seed's rows of `table` to a number; the paper says that it lies above (side=+1) or below
+    (side=-1) `line`.
+
+    control: a set-up in which the claim must fail.
+    by: columns of the table; each of their values is judged separately.
+    applies: whether the claim is about these rows at all.
+    learned: says why a network is too little trained to be judged; None where training does not matter.
+    is_check: an identity or a theorem, so it checks the tool rather than the networks.
+    exact: the number does not depend on chance, so the worst seed decides.
+    scale: `real`; `share` (in [0, 1]); `positive` (above 0, without an upper end); `rate` (each seed gives 0 or 1).
+    published: the paper's number, or a function that looks it up for the configurations in the rows.
+    across: compares the configurations of a sweep, so it is judged once on all of them together.
+    along: compares the values of this swept key, so it is judged once for each value of the other keys.
+    exists: says that there is such a network; an example makes it held, and the lack of one leaves it undecided.
+    repeats: `seed` or `step`, the column of repeated measurements; steps without a measurement are left out.
     """
 
     statement: str
@@ -102,7 +107,7 @@ class Claim:
 
 
 class Judgement(NamedTuple):
-    """measured: the mean over seeds, or the worst seed's number (exact), or an upper bound of it (is_bound)."""
+    """`measured` is the mean over seeds, the worst seed's number (exact), or an upper bound of it (is_bound)."""
 
     outcome: str
     measured: float
@@ -118,8 +123,10 @@ Facet = str | Sequence[str] | None  # the column, or columns, of the keys that a
 
 
 def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: Facet = None) -> list[dict]:
-    """Verdicts of one claim on a table: one for each value of the columns it is judged by and of the facet, among
-    those that it speaks of. Where it speaks of none, one that says so."""
+    """Verdicts of one claim on a table: one for each value of the claim's `by` columns and of the facet.
+
+    Rows that the claim is not about are skipped. If that leaves nothing, the only verdict says so.
+    """
     verdicts = [
         _verdict(name, claim, rows, where, _controlled(claim, rows))
         for where, rows in _settings(claim, table, facet)
@@ -132,8 +139,8 @@ def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: Facet = Non
 
 
 def _settings(claim: Claim, table: pd.DataFrame, facet: Facet) -> Iterator[tuple[str, pd.DataFrame]]:
-    varied = [facet] if isinstance(facet, str) else [*(facet or ())]
-    axes = [*(key for key in varied if not claim.across and key != claim.along), *claim.by]
+    swept_keys = [facet] if isinstance(facet, str) else [*(facet or ())]
+    axes = [*(key for key in swept_keys if not claim.across and key != claim.along), *claim.by]
     if not axes:
         yield "", table
         return
@@ -168,8 +175,10 @@ def _verdict(name: str, claim: Claim, rows: pd.DataFrame, where: str, judged: Ju
 
 
 def _controlled(claim: Claim, rows: pd.DataFrame) -> Judgement:
-    """The judgement of the rows; undecided where it is "held" and the negative control does not fail, and where it is
-    "failed" but the claim is that there is an example."""
+    """Judge the rows, and the negative control where the claim is held.
+
+    "held" becomes undecided if the control does not fail; "failed" does if the claim only says that an example exists.
+    """
     judged = _judge(claim, rows)
     if judged.outcome == FAILED and claim.exists:
         return judged._replace(outcome=UNDECIDED, reason="no example here, which does not refute that there is one")
@@ -207,7 +216,7 @@ def _judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
 
 
 def _judge_bounds(claim: Claim, rows: pd.DataFrame, values: list[float]) -> Judgement:
-    """Where rounding hides some of the numbers: decided only if all of them, whatever they are, lie below the line."""
+    """Judge numbers some of which rounding hides: decided only if all of them certainly lie below the line."""
     highest = float(max(values))
     judged = Judgement(UNDECIDED, highest, math.nan, math.nan, "none", True, len(values), "")
     if reason := _why_not_decidable(claim, rows, len(values)):
@@ -224,7 +233,7 @@ def _why_not_decidable(claim: Claim, rows: pd.DataFrame, num_repeats: int) -> st
 
 
 def _side_of(claim: Claim, low: float, high: float) -> str:
-    """On which side of the line the interval lies; a line that it touches is inside it, but of an exact number."""
+    """Outcome of an interval; a line that it touches counts as inside it, except for an exact number."""
     if low == high and claim.exact:
         return HELD if claim.side * (low - claim.line) > 0 else FAILED
     if low > claim.line:
@@ -248,7 +257,7 @@ def verdict_line(verdict: dict) -> str:
 
 
 def measured_text(verdict: dict) -> str:
-    """The measured number with its interval and what that is over: `measured 2 [1.75, 2.25] (95 %, 3 seeds)`."""
+    """The measured number, its interval and the number of repeats: `measured 2 [1.75, 2.25] (95 %, 3 seeds)`."""
     if verdict["measured"] is None or not math.isfinite(verdict["measured"]):
         return "not measured"
     over = over_text(verdict)
@@ -262,6 +271,6 @@ def measured_text(verdict: dict) -> str:
 
 
 def over_text(verdict: dict) -> str:
-    """What the measured number is over: `3 seeds`, `1 seed`, `400 steps`."""
+    """Number of repeats of a verdict: `3 seeds`, `1 seed`, `400 steps`."""
     count = verdict["num_repeats"]
     return f"{count:.0f} {verdict['repeats']}{'' if count == 1 else 's'}"

@@ -1,9 +1,9 @@
-"""Claims of Dong et al. 2021 on the collapse of the residual, and of those who answered them.
+"""Claims of Dong et al. 2021 on the collapse of the residual, and of the papers that answered them.
 
-A residual is judged in the table `collapse`, which follows it far below floating point: nothing is hidden there. What
-is left of it is averaged over seeds as a share: logarithms of -100 and -100,000 have no mean that says anything. A
-share below 10^-150 is given as a bound. Two collapses are compared by the ratio of their logarithms: attention alone
-triples the logarithm in each layer (Theorem 2.3), so log3 of the ratio is the number of layers by which one is ahead.
+Residuals are judged in the table `collapse`, which follows them far below floating point, so rounding hides nothing.
+The share that is left is averaged over seeds, not its logarithm: a mean of -100 and -100,000 would say nothing. A share
+below 10^-150 is given as a bound. Two collapses are compared by the ratio of their logarithms: attention alone triples
+the logarithm in each layer (Theorem 2.3), so log3 of the ratio is the number of layers by which one is ahead.
 """
 
 import math
@@ -17,9 +17,9 @@ from rankbench.claims.dong_paths import whole_accuracy
 from rankbench.claims.sweeps import MOSTLY, in_reverse, rows_at, trend
 
 TENTH = 0.1  # share of the relative residual above which a network has not collapsed
-VANISHED = 0.001  # and below which it counts as "converged to rank 1"
-JUST_ABOVE = 1.1  # times a line: by so much controls that doctor numbers are on its other side
-SMALLEST = -150.0  # log10 of what is left: float64 holds no squares, and so no spread, of what is smaller
+VANISHED = 0.001  # share of the relative residual below which a network has "converged to rank 1"
+JUST_ABOVE = 1.1  # factor by which controls move a number to the other side of its line
+SMALLEST = -150.0  # log10 of the smallest share whose square, and so whose spread, float64 can hold
 RATE = "Dong et al. 2021, Theorem 2.3"
 FIG2 = "Dong et al. 2021, sec. 4.1 and Fig. 2"
 LAYERNORM = "Dong et al. 2021, sec. 3.3"
@@ -29,17 +29,17 @@ WU = "Wu et al. 2024, On the role of attention masks and LayerNorm in transforme
 
 
 def share(log10: float) -> float:
-    """10^log10; only a bound where float64 does not hold its square."""
+    """10^log10, or a bound of it where its square underflows in float64."""
     return AtMost(10.0**SMALLEST) if log10 < SMALLEST else 10.0 ** min(log10, -SMALLEST)
 
 
 def log10_left(rows: pd.DataFrame, variant: str) -> float:
-    """log10 of the relative residual behind the last layer, of one kind of weights in the table `collapse`."""
+    """log10 of a variant's relative residual after the last layer; rows of one kind of weights, table `collapse`."""
     return _of_variant(rows, variant).log10_relative_residual.iloc[-1]
 
 
 def log10_kept(rows: pd.DataFrame, variant: str) -> float:
-    """The same over that of the embedding."""
+    """log10 of a variant's relative residual after the last layer over that of the embedding."""
     by_layer = _of_variant(rows, variant).log10_relative_residual
     return by_layer.iloc[-1] - by_layer.iloc[0]
 
@@ -52,11 +52,11 @@ def _of_variant(rows: pd.DataFrame, variant: str) -> pd.DataFrame:
 
 
 def layers_ahead(first: float, second: float) -> float:
-    """By how many layers the first collapse is ahead of the second, of two log10 shares that are left."""
+    """Number of layers by which the first collapse is ahead of the second, from the log10 shares that they leave."""
     if not (first < 0 and second < 0):
         raise NotMeasurable("there is no collapse to compare: the relative residual has not fallen")
     if math.isinf(first) or math.isinf(second):
-        raise NotMeasurable("float64 does not hold the logarithm of what is left: take fewer layers")
+        raise NotMeasurable("the logarithm of what is left overflows in float64: use fewer layers")
     return math.log(first / second, 3)
 
 
@@ -84,7 +84,7 @@ def _delay_by_retraining(rows: pd.DataFrame) -> float:
 def _largest_shift_by_training(rows: pd.DataFrame) -> float:
     trained, initialised = (rows[rows.weights == kind] for kind in ("trained", "initialised"))
     if trained.empty or initialised.empty:
-        raise NotMeasurable("it takes trained and initialised weights of the same network")
+        raise NotMeasurable("this needs trained and initialised weights of the same network")
     variants = ("no_skip", "attention_only")
     return max(abs(layers_ahead(log10_kept(trained, name), log10_kept(initialised, name))) for name in variants)
 
@@ -96,7 +96,7 @@ def _from_cubic(rows: pd.DataFrame, variant: str) -> float:
 def _above_bound(rows: pd.DataFrame) -> float:
     bounded = rows[rows.variant == "attention_only_no_norm"]
     if "log10_bound" not in rows or bounded.log10_bound.isna().all():
-        raise NotMeasurable("the lemma says of no layer that it contracts")
+        raise NotMeasurable("the lemma does not say that any layer contracts")
     return (bounded.log10_residual - bounded.log10_bound).max()
 
 
@@ -140,11 +140,11 @@ def _decades_by_norms(rows: pd.DataFrame) -> float:
 
 
 def _left_by_each_layer(rows: pd.DataFrame) -> float:
-    """Geometric mean over layers of what a layer leaves of the relative residual that enters it."""
+    """Share of the relative residual that a layer leaves; geometric mean over layers."""
     return share(log10_kept(rows, "attention_only_no_norm") / rows.layer.max())
 
 
-# Whom a claim speaks of, and who has learned
+# Conditions: which rows a claim is about, and whether the networks have learned
 
 
 def _has_skips(rows: pd.DataFrame) -> bool:
@@ -188,26 +188,26 @@ def _retrained_learned(rows: pd.DataFrame) -> str:
 
 
 def _as(**variants: str) -> Control:
-    """Other variants of the same network in the place of those that the claim is about: wanted=taken instead."""
+    """Control that replaces the claim's variants by others of the same network: `replaced=replacement`."""
 
     def doctor(rows: pd.DataFrame) -> pd.DataFrame:
-        parts = [rows[rows.variant == taken].assign(variant=wanted) for wanted, taken in variants.items()]
+        parts = [rows[rows.variant == new].assign(variant=old) for old, new in variants.items()]
         return pd.concat(parts)
 
-    return Control(", ".join(f"{taken} in place of {wanted}" for wanted, taken in variants.items()), doctor)
+    return Control(", ".join(f"{new} in place of {old}" for old, new in variants.items()), doctor)
 
 
 def _keeping(part: float) -> Control:
-    """An embedding that is residual alone, of which every layer of every variant leaves this share."""
+    """Control in which the embedding's relative residual is 1, and this share of it is left after every layer."""
 
     def doctor(rows: pd.DataFrame) -> pd.DataFrame:
         return rows.assign(log10_relative_residual=np.where(rows.layer == 0, 0.0, math.log10(part)))
 
-    return Control(f"a relative residual of {part:.2g} behind every layer", doctor)
+    return Control(f"a relative residual of {part:.2g} after every layer", doctor)
 
 
 def _ahead(column: str, value: str, of: str) -> Control:
-    """A collapse of which only the pace differs: log3 3.3 = 1.09 layers ahead of the one that is measured."""
+    """Control in which a collapse is log3 3.3 = 1.09 layers ahead of the measured one, and otherwise the same."""
 
     def doctor(rows: pd.DataFrame) -> pd.DataFrame:
         base = rows[rows[column] == of]
@@ -256,13 +256,15 @@ def _last_state_off(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(residual=rows.residual.where(rows.layer < rows.layer.max(), rows.residual * (1 + 1e-11)))
 
 
-# A claim on the table `collapse`, judged for trained and initialised weights by themselves, trained or not
+# A claim on the table `collapse`, judged separately for trained and initialised weights, whether learned or not
 _collapse = partial(Claim, table="collapse", by=("weights",), learned=None)
 
 
 def _bound_holds(bound: str, statement: str, source: str) -> Claim:
-    """A claim that a bound of the table `bounds` holds wherever the paper says so. Its proofs have gaps
-    (rankbench.measures.dong_theory): one that does not hold is a finding."""
+    """Claim that a bound of the table `bounds` holds wherever the paper says that it does.
+
+    The proofs have gaps (rankbench.measures.dong_theory), so a bound that does not hold is a finding.
+    """
     return Claim(
         statement=statement,
         source=source,
@@ -282,7 +284,7 @@ def _bound_holds(bound: str, statement: str, source: str) -> Claim:
 
 DONG_COLLAPSE: dict[str, Claim] = {
     "dong_fig2_learns": Claim(
-        statement="The network learns to sort (accuracy above .95), and so tells of trained networks.",
+        statement="The network learns to sort (accuracy above .95), so its weights are those of a trained network.",
         source=FIG2,
         table="residual",
         measure=whole_accuracy,
@@ -294,7 +296,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
     ),
     "dong_fig2_collapses": _collapse(
         statement="Without skips, with MLPs or without, less than a tenth of the embedding's relative residual is left "
-        "behind the last layer (the share that is left, the larger of the two).",
+        "after the last layer (the share that is left, the larger of the two).",
         source=FIG2,
         measure=_most_kept_without_skips,
         side=-1,
@@ -304,7 +306,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
     ),
     "dong_fig2_skips": _collapse(
         statement="With skips, with MLPs or without, more than a tenth of the embedding's relative residual is left "
-        "behind the last layer (the share that is left, the smaller of the two).",
+        "after the last layer (the share that is left, the smaller of the two).",
         source=FIG2,
         measure=_least_kept_with_skips,
         side=+1,
@@ -380,9 +382,9 @@ DONG_COLLAPSE: dict[str, Claim] = {
         ),
     ),
     "dong_thm_rate_mlp_slows": _collapse(
-        statement="The larger the Lipschitz constant of the MLPs, here by weights mlp_gain times as large, the more "
-        "residual is left without skips (Kendall's rank correlation of mlp_gain and the residual of the last layer; "
-        "above .5, three pairs in four in this order, which is our line).",
+        statement="The larger the Lipschitz constant of the MLPs (here their weights are mlp_gain times as large), the "
+        "more residual is left without skips (Kendall's rank correlation of mlp_gain and the residual of the last "
+        "layer; above .5, three pairs in four in this order, which is our line).",
         source="Dong et al. 2021, sec. 3.2",
         measure=partial(trend, key="model.mlp_gain", measure=_last_log10_residual),
         side=+1,
@@ -391,7 +393,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         control=in_reverse("model.mlp_gain"),
     ),
     "dong_thm_rate_skips": _collapse(
-        statement="Skips prevent the collapse: more than a tenth of the embedding's relative residual is left behind "
+        statement="Skips prevent the collapse: more than a tenth of the embedding's relative residual is left after "
         "the last layer of attention and skips (the share that is left).",
         source="Dong et al. 2021, sec. 3.1",
         measure=partial(_kept, variant="no_mlp"),
@@ -402,14 +404,14 @@ DONG_COLLAPSE: dict[str, Claim] = {
     ),
     "dong_bound_holds": _bound_holds(
         "theorem",
-        statement="The residual behind every layer is below the bound of Theorem 2.2 or 2.3, Corollary 3.1 or 3.2, in "
+        statement="The residual after every layer is below the bound of Theorem 2.2 or 2.3, Corollary 3.1 or 3.2, in "
         "every sequence (smallest slack in decades; where the bound grows with depth the first layer's).",
         source="Dong et al. 2021, Theorems 2.2 and 2.3, Corollaries 3.1 and 3.2",
     ),
     "dong_lemma_holds": _bound_holds(
         "layer",
-        statement="Every layer by itself keeps the residual below the bound that the theorems are made of, from the "
-        "residual that enters it, in every sequence (smallest slack in decades).",
+        statement="Every layer by itself keeps the residual below the lemmas' bound, computed from the residual that "
+        "enters it, in every sequence (smallest slack in decades).",
         source="Dong et al. 2021, Lemmas A.1 and A.2, eq. 23 and app. A.6",
     ),
     "dong_collapse_beyond_bound": Claim(

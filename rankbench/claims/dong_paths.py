@@ -12,7 +12,7 @@ from rankbench.claims.sweeps import in_reverse, rows_by_value
 AT_CHANCE = 0.05  # "not much better than a random guess", taken as within five points of the commonest class
 # "consistently": of six lengths no more than two neighbours may stand in the wrong order (-.94; two such pairs: -.89)
 CONSISTENTLY = -0.9
-HARDLY_OBSERVABLE = 128  # the width at which the paper says so of the collapse (sec. 4.2)
+HARDLY_OBSERVABLE = 128  # width at which the paper calls the collapse hardly observable (sec. 4.2)
 FIG3 = "Dong et al. 2021, sec. 4.2 and Fig. 3"
 SUM = "Dong et al. 2021, Theorem 2.1"
 FIG4 = "Dong et al. 2021, sec. 4.3"
@@ -40,14 +40,14 @@ def _rank_correlation_with_length(rows: pd.DataFrame) -> float:
     sampled = rows[(rows.selection == "sampled") & (rows.path_length >= 1)]
     by_length = sampled.groupby("path_length").accuracy.mean()
     if len(by_length) < 3:
-        raise NotMeasurable("it takes paths of three lengths from 1 on")
+        raise NotMeasurable("this needs paths of at least three lengths from 1 on")
     if by_length.nunique() < 2:
         raise NotMeasurable("paths of all lengths are equally good")
     return stats.spearmanr(by_length.index, by_length).statistic
 
 
 def whole_accuracy(rows: pd.DataFrame) -> float:
-    """Of the whole network: share of the scored tokens."""
+    """Accuracy of the whole network: the share of the scored tokens that are right."""
     return rows.whole_accuracy.mean()
 
 
@@ -67,7 +67,7 @@ def _stays(rows: pd.DataFrame) -> float:
 def _fewer_when_wide(rows: pd.DataFrame) -> float:
     widths = rows_by_value(rows, "model.width")
     if len(widths) < 2:
-        raise NotMeasurable("it takes a sweep over model.width")
+        raise NotMeasurable("this needs a sweep over model.width")
     narrow, *_, wide = widths.values()
     return _collapses(narrow) - _collapses(wide)
 
@@ -79,13 +79,13 @@ def _remainder_digits(rows: pd.DataFrame) -> float:
 def _by_architecture(rows: pd.DataFrame) -> pd.DataFrame:
     """Mean and standard deviation of the path length, in heads and over the number of layers."""
 
-    def moments(one: pd.DataFrame) -> pd.Series:
-        mean = (one.share * one.path_length).sum()
-        sd = (one.share * (one.path_length - mean) ** 2).sum() ** 0.5
-        layers = one.layers.iloc[0]
+    def moments(paths: pd.DataFrame) -> pd.Series:
+        mean = (paths.share * paths.path_length).sum()
+        sd = (paths.share * (paths.path_length - mean) ** 2).sum() ** 0.5
+        layers = paths.layers.iloc[0]
         return pd.Series({"mean": mean, "sd": sd, "mean_over_layers": mean / layers, "sd_over_layers": sd / layers})
 
-    return pd.DataFrame({name: moments(one) for name, one in rows.groupby("architecture", sort=False)}).T
+    return pd.DataFrame({name: moments(paths) for name, paths in rows.groupby("architecture", sort=False)}).T
 
 
 def _gpt3_ahead(rows: pd.DataFrame, column: str) -> float:
@@ -95,7 +95,7 @@ def _gpt3_ahead(rows: pd.DataFrame, column: str) -> float:
 
 
 def _rank_of_small_berts(rows: pd.DataFrame, column: str) -> float:
-    """Place of the lower one of DistilBERT and MobileBERT, from the largest number down."""
+    """Rank of the lower of DistilBERT and MobileBERT, counted from the largest number down."""
     return _by_architecture(rows)[column].rank(ascending=False)[["DistilBERT", "MobileBERT"]].max()
 
 
@@ -104,13 +104,16 @@ def _is_attention_alone(rows: pd.DataFrame) -> bool:
 
 
 def _should_collapse(rows: pd.DataFrame) -> bool:
-    """Attention alone, not at the width at which the paper itself hardly observes it."""
+    """Whether the rows are of attention alone, below the width at which the paper hardly observes the collapse."""
     wide = "model.width" in rows and (rows["model.width"].astype(float) >= HARDLY_OBSERVABLE).any()
     return _is_attention_alone(rows) and not wide
 
 
 def _every_seed_goes_round(rows: pd.DataFrame) -> str:
-    """The paper trains "until it could perfectly memorize the next step": here better than standing still."""
+    """Say which networks have not learned a step; empty if all have.
+
+    The paper trains "until it could perfectly memorize the next step"; here better than standing still is enough.
+    """
     trained = rows[rows.weights == "trained"].drop_duplicates(["run", "seed"])
     lost = int((trained.one_step_error >= 1).sum())
     return f"{lost} of {len(trained)} networks have not learned a step of the circle" if lost else ""
@@ -122,18 +125,18 @@ def _turned_round(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _lengths_reversed(rows: pd.DataFrame) -> pd.DataFrame:
     later = rows.path_length >= 1
-    turned = rows.path_length.max() + rows.path_length[later].min() - rows.path_length
-    return rows.assign(path_length=turned.where(later, rows.path_length))
+    reverse = rows.path_length.max() + rows.path_length[later].min() - rows.path_length
+    return rows.assign(path_length=reverse.where(later, rows.path_length))
 
 
 def _exchanged(rows: pd.DataFrame, name: str, other: str) -> pd.DataFrame:
     return rows.replace({"architecture": {name: other, other: name}})
 
 
-# A claim on path lengths, which are arithmetic: no chance, no training
+_rollout = partial(Claim, source=FIG3, table="rollout", learned=_every_seed_goes_round)
+# A claim on path lengths, which are computed without chance or training
 _counted = partial(Claim, source=FIG5, table="path_counts", learned=None, exact=True)
-# Of Fig. 4: on the accuracy of the whole network, and on sampled paths, under both schemes (the paper's protocol is
-# `recomputed`)
+# Claims of Fig. 4: on the whole network's accuracy, and on sampled paths under both schemes (the paper: `recomputed`)
 _whole = partial(Claim, source=FIG4, table="paths", measure=whole_accuracy, side=+1, scale="share", learned=None)
 _protocol = partial(Claim, source=FIG4, table="paths", by=("scheme",))
 TURNED_ROUND = Control("every run that collapses does not, and the others do", _turned_round)
@@ -178,42 +181,33 @@ DONG_PATHS: dict[str, Claim] = {
         exact=True,
         control=Control("a remainder of 1.1e-10", lambda rows: rows.assign(remainder=1.1e-10)),
     ),
-    "dong_fig3_collapse": Claim(
+    "dong_fig3_collapse": _rollout(
         statement="Run freely, attention alone collapses to one point (share of seeds; the line, half of them, is "
         "ours; not at width 128, where the paper says that it is hardly observable).",
-        source=FIG3,
-        table="rollout",
         measure=_collapses,
         side=+1,
         line=0.5,
         scale="rate",
-        learned=_every_seed_goes_round,
         applies=_should_collapse,
         control=TURNED_ROUND,
     ),
-    "dong_fig3_prevented": Claim(
-        statement="Run freely, a layer with an MLP or a skip does not collapse to one point, nor does it escape to "
-        "infinity, which is no success of what prevents a collapse (share of seeds; the line, half of them, is ours).",
-        source=FIG3,
-        table="rollout",
+    "dong_fig3_prevented": _rollout(
+        statement="Run freely, a layer with an MLP or a skip does not collapse to one point, and does not escape to "
+        "infinity, which would not count as prevention (share of seeds; the line, half of them, is ours).",
         measure=_stays,
         side=+1,
         line=0.5,
         scale="rate",
-        learned=_every_seed_goes_round,
         applies=lambda rows: not _is_attention_alone(rows),
         control=TURNED_ROUND,
     ),
-    "dong_fig3_slower_when_wide": Claim(
-        statement="The wider the layer, the more slowly attention alone collapses: over as many steps fewer seeds do "
-        "(share of seeds at the smallest width less that at the largest).",
-        source=FIG3,
-        table="rollout",
+    "dong_fig3_slower_when_wide": _rollout(
+        statement="The wider the layer, the more slowly attention alone collapses: over equally many steps fewer seeds "
+        "do (share of seeds at the smallest width less that at the largest).",
         measure=_fewer_when_wide,
         side=+1,
         line=0.0,
         along="model.width",
-        learned=_every_seed_goes_round,
         applies=_is_attention_alone,
         control=in_reverse("model.width"),
     ),
@@ -239,8 +233,8 @@ DONG_PATHS: dict[str, Claim] = {
     ),
     "dong_fig4_length_1_memorization": _length_one("memorization", 0.8),
     "dong_fig4_falls_with_length": _protocol(
-        statement="Accuracy consistently deteriorates with path length, from 1 on (Spearman's rank correlation; below "
-        "-.9, of six lengths two neighbours in the wrong order at most, which is our line).",
+        statement="Accuracy consistently deteriorates with path length, from 1 on (Spearman's rank correlation; our "
+        "line, -.9, allows one swapped pair of neighbours among six lengths).",
         measure=_rank_correlation_with_length,
         side=-1,
         line=CONSISTENTLY,
@@ -278,7 +272,7 @@ DONG_PATHS: dict[str, Claim] = {
         control=GPT3_SMALL,
     ),
     "dong_fig5_small_berts_diverse": _counted(
-        statement="DistilBERT's and MobileBERT's path lengths over layers are among the three most diverse (place of "
+        statement="DistilBERT's and MobileBERT's path lengths over layers are among the three most diverse (rank of "
         "the lower one by standard deviation).",
         measure=partial(_rank_of_small_berts, column="sd_over_layers"),
         side=-1,
@@ -286,7 +280,7 @@ DONG_PATHS: dict[str, Claim] = {
         control=DISTILBERT_LARGE,
     ),
     "dong_fig5_small_berts_diverse_in_heads": _counted(
-        statement="DistilBERT's and MobileBERT's path lengths in heads are among the three most diverse (place of the "
+        statement="DistilBERT's and MobileBERT's path lengths in heads are among the three most diverse (rank of the "
         "lower one by standard deviation).",
         measure=partial(_rank_of_small_berts, column="sd"),
         side=-1,

@@ -1,13 +1,12 @@
-"""Claims of Kim et al. 2021, The Lipschitz constant of self-attention, on attention layers; the language models are
-compared in kim_charlm.
+"""Claims of Kim et al. 2021, The Lipschitz constant of self-attention, on attention layers.
 
-Theorem 3.2, the constants of one head of width 1 and what follows from both are checks: they hold for all weights, so
-that a broken one says that a formula or an ascent is wrong. Figs. 2 and 7 follow: that head's constant for p = inf is
-1 + 4 W0((N - 1) e^-3/2) at odd N, whose slope against log N tends to that of the bound, and for p = 2 it is at most
-polylogarithmic in N.
+The claims on language models are in kim_charlm. Theorem 3.2 and the constants of one head of width 1 hold for all
+weights. They are therefore checks, and so is what follows from them: a broken check means a wrong formula or ascent.
+Figs. 2 and 7 follow. For p = inf the constant of that head is 1 + 4 W0((N - 1) e^-3/2) at odd N, and its slope against
+log N tends to that of the bound; for p = 2 it is at most polylogarithmic in N.
 """
 
-import functools
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -15,26 +14,26 @@ from scipy import stats
 
 from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, learned_by_loss
 
-INVERTED = -3.0  # log10 of what the iteration leaves of the error it began with: a thousandth counts as inverted
-ROUNDING = 64 * np.finfo(float).eps  # of the largest entry: what float64 leaves of an error that has vanished, at most
-WIDER = 2.0  # "remains similar" and "much wider" (app. N) are taken as below and above twice the range
-PLACE = ["seed", "weights", "part", "layer", "tokens", "p"]
+INVERTED = -3.0  # log10 of the share of the initial error that is left: a thousandth counts as inverted
+ROUNDING = 64 * np.finfo(float).eps  # relative to the largest entry: the most that rounding leaves of a vanished error
+WIDER = 2.0  # "remains similar" and "much wider" (app. N) are read as below and above twice the range
+MAP = ["seed", "weights", "part", "layer", "tokens", "p"]
 LAYER = ["seed", "weights", "attention", "layer", "tokens", "width", "inputs", "coefficient"]
 
 
 def _of_trained(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the trained weights, where there are any."""
+    """Rows of the trained weights if there are any, otherwise all rows."""
     trained = rows.weights == "trained"
     return rows[trained] if trained.any() else rows
 
 
-# Lipschitz constants: measures take one seed's rows, doctors the rows of all seeds
+# Lipschitz constants: a measure takes one seed's rows, a control's doctor the rows of all seeds
 
 
 def _upper(rows: pd.DataFrame, quantity: str) -> pd.Series:
-    """The finite bounds, or exact constants, of this name by place."""
+    """Finite bounds, or exact constants, of this quantity for each measured map."""
     known = (rows.quantity == quantity) & rows.kind.isin(["bound", "exact"]) & np.isfinite(rows.value)
-    return rows[known].groupby(PLACE).value.min()
+    return rows[known].groupby(MAP).value.min()
 
 
 def _has(rows: pd.DataFrame, quantity: str, kind: str, p: float) -> bool:
@@ -46,21 +45,21 @@ def _has_bound(rows: pd.DataFrame, quantity: str) -> bool:
 
 
 def _smallest_slack(rows: pd.DataFrame, quantity: str) -> float:
-    """Smallest ratio of this bound to the largest Jacobian norm that was found in the same place."""
-    found = rows[rows.kind == "lower_bound"].groupby(PLACE).value.max()
-    slack = (_upper(rows, quantity) / found).dropna()
+    """Smallest ratio of this bound to the largest Jacobian norm measured of the same map."""
+    largest_norm = rows[rows.kind == "lower_bound"].groupby(MAP).value.max()
+    slack = (_upper(rows, quantity) / largest_norm).dropna()
     if slack.empty:
         raise NotMeasurable("no Jacobian norm was measured where there is this bound")
     return slack.min()
 
 
 def _above_bound(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
-    bound = rows.join(_upper(rows, quantity).rename("upper"), on=PLACE).upper
+    bound = rows.join(_upper(rows, quantity).rename("upper"), on=MAP).upper
     return rows.assign(value=rows.value.where(rows.kind != "lower_bound", 1.01 * bound))
 
 
 def _by_tokens(rows: pd.DataFrame, p: float, quantity: str) -> pd.Series:
-    """By tokens; of an ascent the best start at the last step."""
+    """Values of a quantity by the number of tokens; for an ascent, its best start at the last step."""
     chosen = rows[(rows.p == p) & (rows.quantity == quantity) & (rows.start <= 1)]
     values = chosen[chosen.step == chosen.step.max()].set_index("tokens").value.sort_index()
     if len(values) < 2:
@@ -69,7 +68,7 @@ def _by_tokens(rows: pd.DataFrame, p: float, quantity: str) -> pd.Series:
 
 
 def _slope_off(rows: pd.DataFrame) -> float:
-    """How far the slope of the best lower bound against log N is from the upper bound's, relative."""
+    """Relative difference of two slopes against log N: the best lower bound's and the upper bound's."""
     curves = (_by_tokens(rows, np.inf, quantity) for quantity in ("ascent", "theorem"))
     lower, upper = (stats.linregress(np.log(values.index), values).slope for values in curves)
     return abs(lower / upper - 1)
@@ -82,7 +81,7 @@ def _flatter(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _off_exact(rows: pd.DataFrame) -> float:
-    """Largest distance over odd N of the best lower bound from the exact constant, to either side."""
+    """Largest distance, over odd N, between the best lower bound and the exact constant."""
     rows = rows[rows.p == np.inf]
     exact = rows[rows.kind == "exact"].set_index("tokens").value
     best = rows[rows.kind == "lower_bound"].groupby("tokens").value.max().reindex(exact.index)
@@ -102,7 +101,7 @@ def _exponent_2(rows: pd.DataFrame) -> float:
 
 
 def _theorem_for_ascent(rows: pd.DataFrame) -> pd.DataFrame:
-    bound = rows.join(_upper(rows, "theorem").rename("upper"), on=PLACE).upper
+    bound = rows.join(_upper(rows, "theorem").rename("upper"), on=MAP).upper
     return rows.assign(value=rows.value.where(rows.quantity != "ascent", bound))
 
 
@@ -110,34 +109,35 @@ ASCENT = ["seed", "weights", "layer", "tokens"]
 
 
 def _path_of_best(rows: pd.DataFrame) -> pd.DataFrame:
-    """The steps of the best start for p = inf."""
+    """Steps of the best start for p = inf."""
     return _of_trained(rows[(rows.quantity == "ascent") & (rows.p == np.inf) & (rows.start == 1)])
 
 
 def _half_way(path: pd.DataFrame) -> pd.Series:
-    """The largest norm until half of the steps, by layer."""
+    """Largest norm in the first half of the steps, by layer."""
     return path[path.step <= path.step.max() / 2].groupby(ASCENT).value.max()
 
 
 def _second_half(rows: pd.DataFrame) -> float:
-    """The norm that the best start reaches over what it had at half the steps; of the layer where it grows least."""
+    """Largest norm of the best start over its largest norm in the first half; in the layer where it grows least."""
     path = _path_of_best(rows)
     return (path.groupby(ASCENT).value.max() / _half_way(path)).min()
 
 
 def _stopped_half_way(rows: pd.DataFrame) -> pd.DataFrame:
     path = _path_of_best(rows)
-    return path.assign(value=path.value.clip(upper=path.join(_half_way(path).rename("most"), on=ASCENT).most))
+    half_way = path.join(_half_way(path).rename("half_way"), on=ASCENT).half_way
+    return path.assign(value=path.value.clip(upper=half_way))
 
 
 def _bound_grown(rows: pd.DataFrame) -> float:
-    """log10 of the bound for p = inf at the last training step over the one at the first; of the layer with least."""
+    """log10 of the bound for p = inf at the last training step over that at the first; minimum over the layers."""
     bounds = rows[np.isfinite(rows.lipschitz_inf)].set_index("step").sort_index().groupby("layer").lipschitz_inf
     return np.log10(bounds.last() / bounds.first()).min()
 
 
 def _bound_is_free(rows: pd.DataFrame) -> bool:
-    """Whether there are bounds that are not divided out, which would leave them the same at every step."""
+    """Whether any bound changes in training; a layer that divides by its bound keeps it the same at every step."""
     bounds = rows[np.isfinite(rows.lipschitz_inf)].groupby(["seed", "layer"]).lipschitz_inf
     return bool((bounds.max() > (1 + 1e-9) * bounds.min()).any())
 
@@ -158,8 +158,8 @@ def _has_trained(rows: pd.DataFrame, attention: str) -> bool:
 
 
 def _left(rows: pd.DataFrame, attention: str) -> float:
-    """log10 of the largest error at the last iteration over that before the first. The inverse of a whole network has
-    no first error: there, over the largest entry of the target."""
+    """log10 of the largest error at the last iteration over the largest before the first. For the inverse of a whole
+    network, which has no initial error, the error is relative to the target's largest entry."""
     rows = _of_trained(rows[rows.attention == attention])
     if rows.empty:
         raise NotMeasurable(f"no layer with attention={attention}")
@@ -169,17 +169,17 @@ def _left(rows: pd.DataFrame, attention: str) -> float:
         left = np.max(last.error.to_numpy()) / first.error.max()
         rounding *= (first.error / first.relative_error).max() / first.error.max()
     if not np.isfinite(left):
-        raise NotMeasurable("the iteration left the range of float64")
+        raise NotMeasurable("the iteration overflowed in float64")
     return float(np.log10(left)) if left > rounding else AtMost(np.log10(rounding))
 
 
 def _left_at_smallest(rows: pd.DataFrame, attention: str) -> float:
-    """As _left, with the smallest coefficient of the table."""
+    """The same as `_left`, at the smallest coefficient of the table."""
     return _left(rows[rows.coefficient == rows.coefficient.min()], attention)
 
 
 def _leaving(rows: pd.DataFrame, share: float) -> pd.DataFrame:
-    """The same rows with this share of the first error left at the last iteration."""
+    """Leave this share of the first error at the last iteration."""
     first = rows[rows.iteration == 0].groupby(LAYER).error.max().rename("first")
     last = rows.iteration == rows.iteration.max()
     left = rows.error.where(~last, share * rows.join(first, on=LAYER)["first"])
@@ -191,8 +191,8 @@ def _l2_for_dot(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _beyond_contraction(rows: pd.DataFrame) -> float:
-    """log10 of the error behind k iterations over c^k times the first; of the k, where rounding does not hide the
-    error, at which it is largest."""
+    """log10 of the error after k iterations over c^k times the first error. The maximum over the k at which rounding
+    does not hide the error."""
     rows = rows[(rows.attention == "contractive_l2") & (rows.part == "attention")]
     first = rows[rows.iteration == 0].groupby(LAYER).error.max().rename("first")
     seen = rows[(rows.iteration > 0) & (rows.relative_error > ROUNDING)].join(first, on=LAYER)
@@ -212,14 +212,14 @@ def _above_contraction(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _range_ratio(rows: pd.DataFrame) -> float:
-    """From the smallest to the largest entry of the trained layer's outputs, over the same of its inputs."""
+    """Range (largest less smallest entry) of the trained layer's outputs over that of its inputs."""
     ends = _of_trained(rows).groupby("of")[["smallest", "largest"]].first()
     ranges = ends.largest - ends.smallest
     return ranges["output"] / ranges["input"]
 
 
 def _range_of_inputs(rows: pd.DataFrame, times: float) -> pd.DataFrame:
-    """The same rows with outputs whose range is so many times that of the inputs."""
+    """Set the range of the outputs to this multiple of the inputs' range."""
     axes = ["seed", "weights", "layer", "inputs"]
     ends = rows[rows.of == "input"].groupby(axes)[["smallest", "largest"]].first()
     wanted = rows.join((times * (ends.largest - ends.smallest)).rename("wanted"), on=axes).wanted
@@ -232,13 +232,13 @@ FIG3 = "Kim et al. 2021, sec. 5.2 and Fig. 3"
 FIG5 = "Kim et al. 2021, app. J and Fig. 5"
 FIG10 = "Kim et al. 2021, app. N and Fig. 10"
 
-# No network has to have learned anything for what is said of fresh layers, or of all weights.
-_lipschitz = functools.partial(Claim, table="lipschitz", learned=None)
-_bound_check = functools.partial(_lipschitz, side=+1, line=1.0 - 1e-9, is_check=True, exact=True)
-_inverted = functools.partial(
+# These claims are about fresh layers or about all weights, so no network needs to have learned anything.
+_lipschitz = partial(Claim, table="lipschitz", learned=None)
+_bound_check = partial(_lipschitz, side=+1, line=1.0 - 1e-9, is_check=True, exact=True)
+_inverted = partial(
     Claim, table="invertibility", line=INVERTED, learned=None, by=("coefficient", "inputs", "tokens", "width")
 )
-_entries = functools.partial(
+_entries = partial(
     Claim, table="histograms", measure=_range_ratio, line=WIDER, learned=learned_by_loss, by=("layer", "inputs")
 )
 
@@ -246,22 +246,20 @@ KIM: dict[str, Claim] = {
     "kim_bound_holds": _bound_check(
         statement="No measured Jacobian norm is above the bound of Theorem 3.2 (smallest ratio of bound to norm).",
         source="Kim et al. 2021, Theorem 3.2",
-        measure=functools.partial(_smallest_slack, quantity="theorem"),
-        applies=functools.partial(_has_bound, quantity="theorem"),
+        measure=partial(_smallest_slack, quantity="theorem"),
+        applies=partial(_has_bound, quantity="theorem"),
         control=Control(
-            "each measured norm a hundredth above the theorem's bound",
-            functools.partial(_above_bound, quantity="theorem"),
+            "each measured norm a hundredth above the theorem's bound", partial(_above_bound, quantity="theorem")
         ),
     ),
     "kim_own_bound_holds": _bound_check(
         statement="No measured Jacobian norm is above rankbench's own constant of one head of width 1, exact for p = "
         "inf at odd N and else a bound (smallest ratio of constant to norm).",
         source="rankbench",
-        measure=functools.partial(_smallest_slack, quantity="one_dimension"),
-        applies=functools.partial(_has_bound, quantity="one_dimension"),
+        measure=partial(_smallest_slack, quantity="one_dimension"),
+        applies=partial(_has_bound, quantity="one_dimension"),
         control=Control(
-            "each measured norm a hundredth above that constant",
-            functools.partial(_above_bound, quantity="one_dimension"),
+            "each measured norm a hundredth above that constant", partial(_above_bound, quantity="one_dimension")
         ),
     ),
     "kim_fig2_exact": _lipschitz(
@@ -271,9 +269,9 @@ KIM: dict[str, Claim] = {
         measure=_off_exact,
         side=-1,
         line=1e-3,
-        applies=functools.partial(_has, quantity="one_dimension", kind="exact", p=np.inf),
+        applies=partial(_has, quantity="one_dimension", kind="exact", p=np.inf),
         is_check=True,
-        control=Control("each ascent ends .002 higher", functools.partial(_raised, by=0.002)),
+        control=Control("each ascent ends .002 higher", partial(_raised, by=0.002)),
     ),
     "kim_fig2_slope": _lipschitz(
         statement="The lower bound grows with log N like the bound of Theorem 3.2 (relative difference of the "
@@ -282,7 +280,7 @@ KIM: dict[str, Claim] = {
         measure=_slope_off,
         side=-1,
         line=0.1,
-        applies=functools.partial(_has, quantity="theorem", kind="bound", p=np.inf),
+        applies=partial(_has, quantity="theorem", kind="bound", p=np.inf),
         is_check=True,
         control=Control("a lower bound that grows by four fifths as much", _flatter),
     ),
@@ -292,9 +290,9 @@ KIM: dict[str, Claim] = {
         measure=_exponent_2,
         side=-1,
         line=0.5,
-        applies=functools.partial(_has, quantity="ascent", kind="lower_bound", p=2),
+        applies=partial(_has, quantity="ascent", kind="lower_bound", p=2),
         is_check=True,
-        control=Control("the bound of Theorem 3.2 in the place of the lower bound", _theorem_for_ascent),
+        control=Control("the bound of Theorem 3.2 in place of the lower bound", _theorem_for_ascent),
     ),
     "kim_fig8_diverges": _lipschitz(
         statement="Under ascent ||J||_inf of dot-product attention keeps growing (last over half-way; our line: 1.5).",
@@ -302,7 +300,7 @@ KIM: dict[str, Claim] = {
         measure=_second_half,
         side=+1,
         line=1.5,
-        applies=functools.partial(_has_attention, attention="dot"),
+        applies=partial(_has_attention, attention="dot"),
         control=Control("an ascent that gains nothing in the second half of its steps", _stopped_half_way),
     ),
     "kim_bound_grows": Claim(
@@ -321,29 +319,29 @@ KIM: dict[str, Claim] = {
         statement="Dot-product attention is not inverted (log10 of the share of the error that is left; our line: a "
         "thousandth).",
         source=FIG3,
-        measure=functools.partial(_left, attention="dot"),
+        measure=partial(_left, attention="dot"),
         side=+1,
-        applies=functools.partial(_has_attention, attention="dot"),
+        applies=partial(_has_attention, attention="dot"),
         control=Control("L2 attention at the same inputs, in its place", _l2_for_dot),
     ),
     "kim_fig3_l2_inverted": _inverted(
         statement="L2 attention is inverted for small enough c, taken as the smallest of the table (log10 of the "
         "share of the error that is left; our line: a thousandth).",
         source=FIG3,
-        measure=functools.partial(_left_at_smallest, attention="l2"),
+        measure=partial(_left_at_smallest, attention="l2"),
         side=-1,
         by=("inputs", "tokens", "width"),
-        applies=functools.partial(_has_attention, attention="l2"),
-        control=Control("two thousandths of the error left", functools.partial(_leaving, share=0.002)),
+        applies=partial(_has_attention, attention="l2"),
+        control=Control("two thousandths of the error left", partial(_leaving, share=0.002)),
     ),
     "kim_fig3_contractive_inverted": _inverted(
-        statement="Contractive L2 attention is inverted as fast as a contraction is: behind k iterations at most c^k "
+        statement="Contractive L2 attention is inverted as fast as a contraction is: after k iterations at most c^k "
         "of the error is left (log10 of the largest ratio to it).",
         source="Kim et al. 2021, sec. 4.2 (Banach's fixed-point theorem)",
         measure=_beyond_contraction,
         side=-1,
         line=0.0,
-        applies=functools.partial(_has_attention, attention="contractive_l2"),
+        applies=partial(_has_attention, attention="contractive_l2"),
         is_check=True,
         exact=True,
         control=Control("a hundredth more than c^k left", _above_contraction),
@@ -352,35 +350,35 @@ KIM: dict[str, Claim] = {
         statement="Trained, dot-product attention is not inverted, neither the layer nor (inputs=test) the network "
         "(log10 of the share of the error that is left; our line: a thousandth).",
         source=FIG5,
-        measure=functools.partial(_left, attention="dot"),
+        measure=partial(_left, attention="dot"),
         side=+1,
-        applies=functools.partial(_has_trained, attention="dot"),
+        applies=partial(_has_trained, attention="dot"),
         learned=learned_by_loss,
-        control=Control("half a thousandth of the error left", functools.partial(_leaving, share=0.0005)),
+        control=Control("half a thousandth of the error left", partial(_leaving, share=0.0005)),
     ),
     "kim_fig5_contractive_inverted": _inverted(
         statement="With trained weights, as with any, contractive L2 attention is inverted, the layer and "
         "(inputs=test) the network (log10 of the share of the error that is left; our line: a thousandth).",
         source="Kim et al. 2021, sec. 4",
-        measure=functools.partial(_left, attention="contractive_l2"),
+        measure=partial(_left, attention="contractive_l2"),
         side=-1,
-        applies=functools.partial(_has_trained, attention="contractive_l2"),
-        control=Control("two thousandths of the error left", functools.partial(_leaving, share=0.002)),
+        applies=partial(_has_trained, attention="contractive_l2"),
+        control=Control("two thousandths of the error left", partial(_leaving, share=0.002)),
     ),
     "kim_fig10_dot_widens": _entries(
         statement="Trained dot-product attention gives outputs of a much wider range than its inputs (from the "
         "smallest to the largest entry, ratio; our line).",
         source=FIG10,
         side=+1,
-        applies=functools.partial(_has_trained, attention="dot"),
-        control=Control("outputs 1.9 times as wide as the inputs", functools.partial(_range_of_inputs, times=1.9)),
+        applies=partial(_has_trained, attention="dot"),
+        control=Control("outputs 1.9 times as wide as the inputs", partial(_range_of_inputs, times=1.9)),
     ),
     "kim_fig10_l2_keeps_range": _entries(
         statement="Trained L2 attention (the paper: with tied keys) gives outputs of about the range of its inputs "
         "(from the smallest to the largest entry, ratio; our line).",
         source=FIG10,
         side=-1,
-        applies=functools.partial(_has_trained, attention="l2"),
-        control=Control("outputs 2.1 times as wide as the inputs", functools.partial(_range_of_inputs, times=2.1)),
+        applies=partial(_has_trained, attention="l2"),
+        control=Control("outputs 2.1 times as wide as the inputs", partial(_range_of_inputs, times=2.1)),
     ),
 }

@@ -1,13 +1,13 @@
 """Claims of Kim et al. 2021, The Lipschitz constant of self-attention, on language models of characters.
 
 They compare variants, so they are judged on all jobs of a sweep together, at the numbers of layers that the variants
-share and the paper speaks of. The paper prints the smallest test loss of all steps; ours is read at the best validation
-step. Losses are nats per predicted symbol, where the end of a sentence is a symbol, too: the paper does not say how it
-counts that, and differences hardly depend on it.
+share and the paper covers. The paper prints the smallest test loss of all steps; ours is read at the best validation
+step. Losses are nats per predicted symbol. The end of a sentence counts as a symbol; the paper does not say whether it
+does there, and differences hardly depend on it.
 """
 
-import functools
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -19,14 +19,14 @@ from rankbench.runs.tables import fall_in_last_quarter
 DOT, L2, TIED = "causal", "causal_l2", "causal_l2_tied"
 CONTRACTIVE, MATCHED, LSTM = "causal_contractive_l2", "causal_l2_matched", "lstm"
 LITTLE = 0.02  # nats: "hardly any loss", taken as a fifth of what tying costs at one layer in Table 2
-CLOSE = 1.1  # "the differences are rather small" is said of a Table 1 whose ratios reach 1.16, and 1.08 on average
-MOST = 5  # layers that the paper has of each variant
-SATURATING = (3, 5)  # layers at which the best Transformer is said to be better than the LSTM
-DEEP = 10  # layers beyond which dot products are said to fail at a fixed rate
-FAILS = 0.1  # nats: five times what separates the variants at ten layers
+CLOSE = 1.1  # the paper says "the differences are rather small" of Table 1, whose ratios reach 1.16 (1.08 on average)
+MOST = 5  # the most layers for which the paper has each variant
+SATURATING = (3, 5)  # numbers of layers at which the paper's best Transformer beats the LSTM
+DEEP = 10  # number of layers beyond which the paper says dot products fail at a fixed learning rate
+FAILS = 0.1  # nats: five times the difference between the variants at ten layers
 WIDTH = 512  # of the paper's networks
 
-# Measures: one seed's rows of all jobs (of times: one step's) -> a number
+# Measures: one seed's rows of all jobs (for times: one step's rows) -> a number
 
 
 def _by_layers(rows: pd.DataFrame, variant: str, value: str, fewest: int = 1, most: float = np.inf) -> pd.Series:
@@ -45,8 +45,8 @@ def _gap(rows: pd.DataFrame, variant: str, base: str, fewest: int = 1, most: flo
 
 
 def _slowdown(rows: pd.DataFrame, variant: str) -> float:
-    """Training time per token over that of dot products, mean over the numbers of layers that both have; nan in the
-    intervals that are not timed."""
+    """Training time per token over that of dot products, mean over the numbers of layers that both have. nan at steps
+    whose interval was not timed."""
     times, base = (_by_layers(rows, name, "microseconds_per_token", most=MOST) for name in (variant, DOT))
     return (times / base).mean()
 
@@ -56,7 +56,7 @@ def _best_lstm(rows: pd.DataFrame) -> float:
 
 
 def _best_over_lstm(rows: pd.DataFrame) -> float:
-    """Of dot products the best at the numbers of layers that the paper names."""
+    """Best test loss of dot products at the numbers of layers that the paper names, less the best LSTM's."""
     return _by_layers(rows, DOT, "test_loss", *SATURATING).min() - _best_lstm(rows)
 
 
@@ -67,12 +67,12 @@ def _gain_from_depth(rows: pd.DataFrame) -> float:
     return by_layers.iloc[-1] - by_layers.iloc[0]
 
 
-# What the paper prints for the rows at hand
+# The paper's numbers for the same configurations
 
 
 def _printed(rows: pd.DataFrame, figure: str, value: str) -> pd.DataFrame:
-    """The paper's table in the shape of the analysis': a row for each variant and number of layers of `rows` that it
-    has. A number that it gives for no number of layers stands for all of them."""
+    """The paper's numbers in the format of the analysis' table, for the variants and numbers of layers of `rows`. A
+    published number without a number of layers stands for all of them."""
     table = published(figure)
     by_layers = table.dropna(subset="x").set_index(["series", "x"]).value
     of_variant = table[table.x.isna()].set_index("series").value
@@ -97,8 +97,7 @@ def _published(
 
 
 def _still_falls(rows: pd.DataFrame, variants: tuple[str, ...], fewest: int = 1, most: float = np.inf) -> str:
-    """Why the networks that are compared count as untrained, empty if they do not: the test loss of one of them, mean
-    over seeds, still falls."""
+    """Say why the compared networks count as untrained; empty unless the test loss of one (mean over seeds) falls."""
     compared = rows[(rows.split == "test") & rows.variant.isin(variants) & rows.layers.between(fewest, most)]
     curves = compared.set_index("step").groupby(["variant", "layers", "seed"]).loss
     falls = curves.apply(fall_in_last_quarter).groupby(["variant", "layers"]).mean()
@@ -120,11 +119,11 @@ def _swapped(rows: pd.DataFrame, variant: str, base: str) -> pd.DataFrame:
 def _set_beside(
     rows: pd.DataFrame, variant: str, base: str, value: str, add: float = 0.0, times: float = 1.0
 ) -> pd.DataFrame:
-    """The same rows, where the variant's value is so much more than the base's of the same layers, seed and step."""
+    """Set the variant's value to `times` the base's plus `add`, at the same layers, seed and step."""
     keys = ["layers", "seed", "step", "split"]
-    beside = rows[rows.variant == base].groupby(keys)[value].first().rename("beside")
-    wanted = times * rows.join(beside, on=keys).beside + add
-    return rows.assign(**{value: rows[value].where(rows.variant != variant, wanted)})
+    of_base = rows[rows.variant == base].groupby(keys)[value].first().rename("of_base")
+    of_variant = times * rows.join(of_base, on=keys).of_base + add
+    return rows.assign(**{value: rows[value].where(rows.variant != variant, of_variant)})
 
 
 def _depths_reversed(rows: pd.DataFrame) -> pd.DataFrame:
@@ -158,20 +157,20 @@ def _has_lstm_and_depth(rows: pd.DataFrame) -> bool:
     return bool(deep.any() and (rows.variant == LSTM).any())
 
 
-_curves = functools.partial(Claim, table="curves", across=True)
+_curves = partial(Claim, table="curves", across=True)
 
 
 def _compared(variant: str, base: str, source: str, printed: bool, **claim) -> Claim:
-    """A claim on how much more the variant loses than the base."""
-    measure = functools.partial(_gap, variant=variant, base=base)
-    learned = functools.partial(_still_falls, variants=(variant, base), most=MOST)
-    beside = functools.partial(_published, measure=measure) if printed else None
-    return _curves(source=source, measure=measure, learned=learned, published=beside, **claim)
+    """Claim on the variant's test loss less the base's."""
+    measure = partial(_gap, variant=variant, base=base)
+    learned = partial(_still_falls, variants=(variant, base), most=MOST)
+    of_paper = partial(_published, measure=measure) if printed else None
+    return _curves(source=source, measure=measure, learned=learned, published=of_paper, **claim)
 
 
 def _timed(variant: str, name: str) -> Claim:
-    """A claim on training time. Seeds that train side by side share one clock: steps take their place."""
-    measure = functools.partial(_slowdown, variant=variant)
+    """Claim on training time. Seeds that train side by side share one clock, so steps are the repeats."""
+    measure = partial(_slowdown, variant=variant)
     times = "microseconds_per_token"
     return _curves(
         statement=f"{name} attention trains about as fast as dot products (time per token, ratio, over the intervals "
@@ -180,22 +179,22 @@ def _timed(variant: str, name: str) -> Claim:
         measure=measure,
         side=-1,
         line=CLOSE,
-        learned=None,  # what a step takes does not depend on it
+        learned=None,  # the time of a step does not depend on training
         repeats="step",
-        published=functools.partial(_published, measure=measure, figure="kim_table1_speed", value=times),
+        published=partial(_published, measure=measure, figure="kim_table1_speed", value=times),
         control=Control(
             "times 1.15 times those of dot products",
-            functools.partial(_set_beside, variant=variant, base=DOT, value=times, times=1.15),
+            partial(_set_beside, variant=variant, base=DOT, value=times, times=1.15),
         ),
     )
 
 
 def _exchange(variant: str, base: str) -> Control:
-    return Control(f"{variant} and {base} exchanged", functools.partial(_swapped, variant=variant, base=base))
+    return Control(f"{variant} and {base} exchanged", partial(_swapped, variant=variant, base=base))
 
 
 def _worse(variant: str, base: str) -> Control:
-    worse = functools.partial(_set_beside, variant=variant, base=base, value="test_loss", add=1.5 * LITTLE)
+    worse = partial(_set_beside, variant=variant, base=base, value="test_loss", add=1.5 * LITTLE)
     return Control(f"{variant} with a test loss .03 above that of {base}", worse)
 
 
@@ -243,8 +242,8 @@ KIM_CHARLM: dict[str, Claim] = {
         measure=_gain_from_depth,
         side=-1,
         line=0.0,
-        learned=functools.partial(_still_falls, variants=(CONTRACTIVE,)),
-        published=functools.partial(_published, measure=_gain_from_depth),
+        learned=partial(_still_falls, variants=(CONTRACTIVE,)),
+        published=partial(_published, measure=_gain_from_depth),
         control=Control("its numbers of layers in reverse order", _depths_reversed),
     ),
     "kim_lstm": _curves(
@@ -254,9 +253,9 @@ KIM_CHARLM: dict[str, Claim] = {
         side=-1,
         line=1.05,
         applies=_has_wide_lstm,
-        learned=functools.partial(_still_falls, variants=(LSTM,)),
-        published=functools.partial(_published, measure=_best_lstm),
-        control=Control("an LSTM with a test loss of 1.1", functools.partial(_with_lstm, loss=1.1)),
+        learned=partial(_still_falls, variants=(LSTM,)),
+        published=partial(_published, measure=_best_lstm),
+        control=Control("an LSTM with a test loss of 1.1", partial(_with_lstm, loss=1.1)),
     ),
     "kim_transformer_beats_lstm": _curves(
         statement="The best Transformer of 3 to 5 layers does slightly better than the best LSTM (nats per symbol "
@@ -266,8 +265,8 @@ KIM_CHARLM: dict[str, Claim] = {
         side=-1,
         line=0.0,
         applies=_has_lstm_and_depth,
-        learned=functools.partial(_still_falls, variants=(DOT, LSTM), most=MOST),
-        published=functools.partial(_published, measure=_best_over_lstm),
+        learned=partial(_still_falls, variants=(DOT, LSTM), most=MOST),
+        published=partial(_published, measure=_best_over_lstm),
         control=Control("an LSTM with a test loss .01 below that of the best Transformer", _with_better_lstm),
     ),
     "kim_l2_as_fast": _timed(L2, "L2"),
@@ -277,11 +276,11 @@ KIM_CHARLM: dict[str, Claim] = {
         statement="At a fixed rate dot products fail to train beyond 10 layers, where tied L2 trains (nats per "
         "symbol more; our line).",
         source="Kim et al. 2021, app. N, Table 3 and Fig. 11",
-        measure=functools.partial(_gap, variant=DOT, base=TIED, fewest=DEEP + 1, most=np.inf),
+        measure=partial(_gap, variant=DOT, base=TIED, fewest=DEEP + 1, most=np.inf),
         side=+1,
         line=FAILS,
         applies=_has_deep,
-        learned=functools.partial(_still_falls, variants=(DOT, TIED), fewest=DEEP + 1),
+        learned=partial(_still_falls, variants=(DOT, TIED), fewest=DEEP + 1),
         control=_exchange(DOT, TIED),
     ),
     "kim_tying_not_parameters": _compared(
@@ -289,7 +288,7 @@ KIM_CHARLM: dict[str, Claim] = {
         L2,
         FIG9,
         printed=False,
-        statement="As many parameters do not make up for tying (nats per symbol more than free L2).",
+        statement="Equally many parameters do not make up for tying (nats per symbol more than free L2).",
         side=+1,
         line=0.0,
         control=_exchange(MATCHED, L2),

@@ -1,7 +1,7 @@
-"""Claims of later papers on knobs that change how fast tokens become one, each a hypothesis, as tests on the tables.
+"""Claims of later papers on knobs that change how fast tokens become alike, as tests on the tables.
 
-Each knob has a claim on the direction, judged over all values of the sweep, and one on its far end, where the paper
-says that the collapse is over. "Enough" of a knob is a statement that there is such a value: an example holds it.
+Each knob has a claim on its direction, judged over all values of the sweep, and a claim on its far end, where the paper
+says that the collapse is over. A claim about "enough" of a knob says that such a value exists: one example is enough.
 """
 
 import math
@@ -14,8 +14,8 @@ from rankbench.claims.dong_collapse import TENTH, log10_kept, share
 from rankbench.claims.sweeps import MOSTLY, at_end, from_other_end, in_reverse, rows_at, rows_by_value, trend
 from rankbench.runs.tables import last_of_layer
 
-HALF = 0.5  # of a rank or an entropy: what is above it counts as kept
-# Of the relative residual: dynamics.csv says nothing of rounding, and a network can have trained in float32
+HALF = 0.5  # share of a rank or an entropy above which it counts as kept
+# Share of the relative residual: dynamics.csv does not tell rounding apart, and a network may have trained in float32
 ROUNDING = 1e-4
 
 # Measures: one seed's rows -> a number
@@ -27,13 +27,16 @@ def log10_kept_followed(rows: pd.DataFrame) -> float:
 
 
 def kept_followed(rows: pd.DataFrame) -> float:
-    """The share itself."""
+    """Share of the embedding's relative residual that the whole network leaves; table `collapse`."""
     return share(log10_kept_followed(rows))
 
 
 def kept_measured(rows: pd.DataFrame) -> float:
-    """The same from the table `residual`, of networks that cannot be followed: a bound where a sequence is below its
-    noise floor, which is then at most what is measured or the floor, over the size of the tokens."""
+    """Share of the embedding's relative residual that is left; table `residual`, for networks that `collapse` excludes.
+
+    It is a bound where a sequence is below its noise floor: the larger of its residual and the floor, over the size of
+    the tokens.
+    """
     first, last = _ends(rows)
     kept = last.relative_residual / first.relative_residual
     if not last.below_floor:
@@ -44,11 +47,11 @@ def kept_measured(rows: pd.DataFrame) -> float:
 
 
 def _ends(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """The rows of the embedding and of the state behind the last layer."""
+    """Rows of the embedding and of the state after the last layer."""
     states = last_of_layer(rows[rows.variant == "full"])
     first, last = (states[states.layer == layer].iloc[0] for layer in (0, states.layer.max()))
     if not math.isfinite(last.relative_residual):
-        raise NotMeasurable("the tokens behind the last layer are all zero")
+        raise NotMeasurable("the tokens after the last layer are all zero")
     return first, last
 
 
@@ -60,12 +63,12 @@ def _rank_kept(rows: pd.DataFrame) -> float:
 def _rank_of_residual_kept(rows: pd.DataFrame) -> float:
     first, last = _ends(rows)
     if last.below_floor:
-        raise NotMeasurable("the residual behind the last layer is rounding")
+        raise NotMeasurable("the residual after the last layer is rounding")
     return last.effective_rank_centred / first.effective_rank_centred
 
 
 def _kept_with_scaled_branches(rows: pd.DataFrame) -> float:
-    """At the largest branch scale of the sweep that is 1/sqrt(layers) at most, but for its printed digits."""
+    """Share that is left at the largest branch scale of at most 1/sqrt(layers), up to its printed digits."""
     largest = 1.01 / math.sqrt(rows.layer.max())
     small = [value for value in rows_by_value(rows, "model.branch_scale") if value <= largest]
     if not small:
@@ -74,7 +77,7 @@ def _kept_with_scaled_branches(rows: pd.DataFrame) -> float:
 
 
 def _entropy_kept(rows: pd.DataFrame) -> float:
-    """Entropy of attention at the last step over that at the first, mean over heads, in the layer that loses most."""
+    """Attention entropy (mean over heads) at the last step over that at the first, in the layer that loses most."""
     of_sigma = rows_at(rows, "model.weight_norm", "sigma")
     weights = of_sigma[of_sigma.sublayer == "weights"]
     by_layer = weights.groupby(["layer", "step"]).attention_entropy.mean().unstack()
@@ -82,9 +85,9 @@ def _entropy_kept(rows: pd.DataFrame) -> float:
 
 
 def _least_kept_in_training(rows: pd.DataFrame) -> float:
-    """The share that the network with skips keeps, at the step at which it is smallest."""
+    """Smallest share over the steps that the network with skips keeps."""
     with_skips = rows_at(rows, "model", "transformer")
-    states = pd.concat([last_of_layer(of_step) for _, of_step in with_skips.groupby("step")])
+    states = pd.concat([last_of_layer(rows_of_step) for _, rows_of_step in with_skips.groupby("step")])
     by_step = states.pivot(index="step", columns="layer", values="relative_residual")
     least = (by_step.iloc[:, -1] / by_step.iloc[:, 0]).min()
     return least if not least < ROUNDING else AtMost(ROUNDING)
@@ -97,7 +100,10 @@ def _with_exchanged(key: str, first: str, second: str) -> Control:
     )
 
 
-# Claims on fresh networks: the direction, and the share that is left at an end of the sweep (0: the smallest value)
+# A claim that more than a share of something is kept, whether or not a network has learned
+_keeps = partial(Claim, side=+1, scale="positive", learned=None)
+
+# Claims on fresh networks: the direction, and the share left at one end of the sweep (0: the smallest value)
 
 
 def _falls(key: str, statement: str, source: str, table: str = "collapse") -> Claim:
@@ -126,18 +132,15 @@ def _trend(key: str, statement: str, source: str, table: str, side: int) -> Clai
 
 
 def _left_at(key: str, end: int, statement: str, source: str, table: str = "collapse", exists: bool = True) -> Claim:
-    return Claim(
-        statement=f"{statement} more than a tenth of the embedding's relative residual is left behind the last layer "
+    return _keeps(
+        statement=f"{statement} more than a tenth of the embedding's relative residual is left after the last layer "
         f"(the share at the {'largest' if end else 'smallest'} {key} of the sweep).",
         source=source,
         table=table,
         measure=partial(at_end, key=key, measure=kept_followed if table == "collapse" else kept_measured, end=end),
-        side=+1,
         line=TENTH,
-        scale="positive",
         along=key,
         exists=exists,
-        learned=None,
         control=from_other_end(key, end),
     )
 
@@ -153,17 +156,14 @@ KNOBS: dict[str, Claim] = {
     "knob_residual_scale": _falls(
         "model.branch_scale", "The smaller the scale of the branches beside the skips, the more is left", NOCI
     ),
-    "knob_residual_scale_root": Claim(
+    "knob_residual_scale_root": _keeps(
         statement="With branches scaled by 1/sqrt(layers) more than a tenth of the embedding's relative residual is "
-        "left behind the last layer (the share that is left).",
+        "left after the last layer (the share that is left).",
         source=NOCI,
         table="collapse",
         measure=_kept_with_scaled_branches,
-        side=+1,
         line=TENTH,
-        scale="positive",
         along="model.branch_scale",
-        learned=None,
         control=from_other_end("model.branch_scale", 0),
     ),
     "knob_lambda_skip": _grows("model.skip_scale", "The stronger the skip, the more is left", JOSEPH),
@@ -173,17 +173,14 @@ KNOBS: dict[str, Claim] = {
     "knob_mean_removal": _left_at(
         "model.mix_uniform", 0, "With the mean removed from attention", ALI, table="residual", exists=False
     ),
-    "knob_mean_removal_rank": Claim(
-        statement="With the mean removed from attention more than half of the tokens' effective rank is left behind "
+    "knob_mean_removal_rank": _keeps(
+        statement="With the mean removed from attention more than half of the tokens' effective rank is left after "
         "the last layer (rank over that of the embedding).",
         source=ALI,
         table="residual",
         measure=partial(at_end, key="model.mix_uniform", measure=_rank_kept, end=0),
-        side=+1,
         line=HALF,
-        scale="positive",
         along="model.mix_uniform",
-        learned=None,
         control=from_other_end("model.mix_uniform", 0),
     ),
     "knob_identity_mix": _falls(
@@ -201,45 +198,36 @@ KNOBS: dict[str, Claim] = {
         WANG,
         table="residual",
     ),
-    "knob_orthogonal_values": Claim(
-        statement="With orthogonal value maps more than half of the residual's effective rank is left behind the last "
+    "knob_orthogonal_values": _keeps(
+        statement="With orthogonal value maps more than half of the residual's effective rank is left after the last "
         "layer (rank over that of the embedding).",
         source="Saxe et al. 2014, Exact solutions to the nonlinear dynamics of learning",
         table="residual",
         measure=lambda rows: _rank_of_residual_kept(rows_at(rows, "model.values", "orthogonal")),
-        side=+1,
         line=HALF,
-        scale="positive",
         along="model.values",
-        learned=None,
         is_check=True,
         control=_with_exchanged("model.values", "orthogonal", "free"),
     ),
-    "knob_sigma_reparam": Claim(
+    "knob_sigma_reparam": _keeps(
         statement="With weights over their spectral norms no layer loses more than half of its attention's entropy in "
         "training, and without them one does (entropy at the last step over that at the first, the layer that loses "
         "most).",
         source="Zhai et al. 2023, Preventing attention entropy collapse",
         table="dynamics",
         measure=_entropy_kept,
-        side=+1,
         line=HALF,
-        scale="positive",
         along="model.weight_norm",
-        learned=None,
         control=_with_exchanged("model.weight_norm", "sigma", "none"),
     ),
-    "knob_dynamics": Claim(
+    "knob_dynamics": _keeps(
         statement="With skips more than a tenth of the embedding's relative residual is left at every moment of "
         "training, and without them it is not (the share that is left, at the step at which it is smallest).",
         source="Dong et al. 2021, sec. 4.1",
         table="dynamics",
         measure=_least_kept_in_training,
-        side=+1,
         line=TENTH,
-        scale="positive",
         along="model",
-        learned=None,
         control=_with_exchanged("model", "transformer", "transformer_no_skip"),
     ),
 }

@@ -7,13 +7,13 @@ import pandas as pd
 
 
 def published(figure: str) -> pd.DataFrame:
-    """The published numbers of one figure: source, figure, where (the facet they belong to), series, x, value, unit."""
+    """Published numbers of one figure; columns: source, figure, where (their facet), series, x, value, unit."""
     with files("rankbench.claims").joinpath("published.csv").open() as opened:
         table = pd.read_csv(opened)
     return table[table.figure == figure].reset_index(drop=True)
 
 
 def figures_published() -> Iterator[str]:
-    """Names of the figures that published.csv has numbers of."""
+    """Names of the figures with numbers in published.csv."""
     with files("rankbench.claims").joinpath("published.csv").open() as opened:
         yield from pd.read_csv(opened).figure.unique()

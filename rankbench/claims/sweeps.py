@@ -8,14 +8,14 @@ from scipy import stats
 
 from rankbench.claims.claim import AtMost, Control, NotMeasurable
 
-# How far a trend may be from strictly monotone: of all pairs of values at least three in four are in the claimed order.
+# Kendall's correlation from which a sweep counts as a trend: at least three pairs in four are in the claimed order.
 MOSTLY = 0.5
 
 
 def rows_by_value(rows: pd.DataFrame, key: str) -> dict[str | float, pd.DataFrame]:
-    """The rows of each value of a swept key, the smallest first; values that are words in alphabetical order."""
+    """Rows of each value of a swept key, in increasing order; words in alphabetical order."""
     if key not in rows:
-        raise NotMeasurable(f"it takes a sweep over {key}")
+        raise NotMeasurable(f"this needs a sweep over {key}")
     try:
         values = rows[key].astype(float)
     except ValueError:
@@ -24,7 +24,7 @@ def rows_by_value(rows: pd.DataFrame, key: str) -> dict[str | float, pd.DataFram
 
 
 def rows_at(rows: pd.DataFrame, key: str, value: str) -> pd.DataFrame:
-    """The rows of one value of a swept key."""
+    """Rows of one value of a swept key."""
     by_value = rows_by_value(rows, key)
     if value not in by_value:
         raise NotMeasurable(f"the sweep has no {key}={value}")
@@ -32,11 +32,13 @@ def rows_at(rows: pd.DataFrame, key: str, value: str) -> pd.DataFrame:
 
 
 def trend(rows: pd.DataFrame, key: str, measure: Callable[[pd.DataFrame], float]) -> float:
-    """Kendall's rank correlation between the values of a key and what is measured at each: 1 where it always grows
-    with the key, -1 where it always falls. Of the numbers that rounding hides one can be ranked, as the smallest."""
+    """Kendall's rank correlation between a swept key and the measured numbers: 1 if they always grow, -1 if they fall.
+
+    One number may be hidden by rounding: it can be ranked if its bound is below all others.
+    """
     numbers = {value: measure(of_value) for value, of_value in rows_by_value(rows, key).items()}
     if len(numbers) < 2:
-        raise NotMeasurable(f"it takes a sweep over {key}")
+        raise NotMeasurable(f"this needs a sweep over {key}")
     hidden = [number for number in numbers.values() if isinstance(number, AtMost)]
     seen = [number for number in numbers.values() if not isinstance(number, AtMost)]
     if len(hidden) > 1 or (hidden and hidden[0] >= min(seen)):
@@ -45,13 +47,13 @@ def trend(rows: pd.DataFrame, key: str, measure: Callable[[pd.DataFrame], float]
 
 
 def at_end(rows: pd.DataFrame, key: str, measure: Callable[[pd.DataFrame], float], end: int) -> float:
-    """What is measured at the smallest (end = 0) or the largest (-1) value of a swept key."""
+    """Measure at the smallest (end = 0) or the largest (-1) value of a swept key."""
     by_value = rows_by_value(rows, key)
     return measure(by_value[list(by_value)[end]])
 
 
 def in_reverse(key: str) -> Control:
-    """The measured networks themselves, each under the value of the one at the other end of the sweep."""
+    """Control of a trend: the measured networks with the values of the key in reverse order."""
 
     def reverse(rows: pd.DataFrame) -> pd.DataFrame:
         parts = rows_by_value(rows, key)
@@ -62,7 +64,7 @@ def in_reverse(key: str) -> Control:
 
 
 def from_other_end(key: str, end: int) -> Control:
-    """For `at_end`: the network at the other end of the sweep, where the knob does nothing, in that one's place."""
+    """Control for `at_end`: the network at the other end of the sweep, where the knob has no effect."""
     doctor = partial(_replace_end, key=key, end=end)
     return Control(
         f"the network with the {'largest' if end == 0 else 'smallest'} {key} of the sweep in its place", doctor

@@ -1,1 +1,1 @@
-"""All that knows Hydra: the command line, its help, the callback that refuses wrong configs, and its messages."""
+"""Everything that depends on Hydra: the command line, its help, the callback that checks configs, and messages."""

@@ -10,7 +10,7 @@ from rankbench.keys import ConfigError, entries
 SCRIPT = """_rankbench_complete() {
     local word="${COMP_WORDS[COMP_CWORD]}"
     COMPREPLY=($(compgen -W "$("${COMP_WORDS[0]}" __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)" -- "$word"))
-    # a key or a group waits for its value: no space behind it
+    # a key or a group needs a value: no space after it
     [[ ${#COMPREPLY[@]} -eq 1 && "${COMPREPLY[0]}" == *[=.] ]] && compopt -o nospace
 }
 COMP_WORDBREAKS=${COMP_WORDBREAKS//=}
@@ -18,14 +18,14 @@ complete -o default -F _rankbench_complete rankbench"""
 
 
 def script(words: list[str]) -> str:
-    """The shell code that turns completion on; ConfigError for a shell that it is not written for."""
+    """The shell code that turns completion on; ConfigError for an unsupported shell."""
     if words != ["bash"]:
         raise ConfigError(f'completion {" ".join(words)}: only bash is known; use eval "$(rankbench completion bash)"')
     return SCRIPT
 
 
 def candidates(words: list[str]) -> list[str]:
-    """What the last of these words (all after `rankbench`) can become."""
+    """Completions of the last of these words (all that follow `rankbench`)."""
     word = words[-1] if words else ""
     if len(words) <= 1:
         return [name for name in (*COMMANDS, "completion", "--help", "--version") if name.startswith(word)]
@@ -38,7 +38,7 @@ def candidates(words: list[str]) -> list[str]:
         return [choice for value in entry.key.choices if (choice := f"{key}={value}").startswith(word)]
     if equals and command == "report" and key == "experiment":
         names = ["all", *sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))]
-        return [found for name in names if (found := f"{key}={name}").startswith(word)]
+        return [choice for name in names if (choice := f"{key}={name}").startswith(word)]
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.core_plugins.bash_completion import BashCompletion
     from hydra._internal.utils import create_config_search_path
@@ -48,7 +48,7 @@ def candidates(words: list[str]) -> list[str]:
     register()
     loader = ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
     try:
-        found = BashCompletion(loader)._query(config_name=command, line=" ".join(words[1:]))
+        choices = BashCompletion(loader)._query(config_name=command, line=" ".join(words[1:]))
     except (HydraException, OmegaConfBaseException):  # words that do not compose have no continuation
         return []
-    return [one for one in found if not one.startswith(("hydra", "schema"))] if not word.startswith("hydra") else found
+    return choices if word.startswith("hydra") else [c for c in choices if not c.startswith(("hydra", "schema"))]

@@ -1,4 +1,4 @@
-"""From the words of a command line to a checked config, by Hydra."""
+"""Composes the words of a command line into a checked config, by Hydra."""
 
 import dataclasses
 import re
@@ -46,7 +46,7 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
 
 
 def register() -> None:
-    """Make the schemas known to Hydra and the resolvers to OmegaConf. It can be called twice."""
+    """Register the schemas with Hydra and the resolvers with OmegaConf. It can be called twice."""
     for name, schema in SCHEMAS.items():
         ConfigStore.instance().store(group="schema", name=name, node=schema, package="_global_")
     for resolver in RESOLVERS:
@@ -54,16 +54,16 @@ def register() -> None:
 
 
 def composed(command: str, *overrides: str, **options: bool) -> DictConfig:
-    """The config of a command line as Hydra composes it, unchecked; options as of hydra.compose."""
+    """The config of a command line as Hydra composes it, unchecked; takes the options of hydra.compose."""
     register()
     with _beside_other_hydras(), hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return hydra.compose(command, list(overrides), **options)
 
 
 def compose(command: str, *words: str) -> Config:
-    """The config of a command line that asks for one job, checked: compose("train", "model.layers=12", "replicas=5").
+    """The checked config of a command line for one job: compose("train", "model.layers=12", "replicas=5").
 
-    ConfigError, in the one line that the command prints, for words that cannot be, and for those that ask for a sweep.
+    ConfigError, with the line that the command would print, for invalid words and for words that ask for a sweep.
     """
     for word in words:
         if not isinstance(word, str):
@@ -82,7 +82,7 @@ def compose(command: str, *words: str) -> Config:
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, command, list(words))) from None
     except ValueError as error:
-        if "Config group override" not in str(error):  # Hydra's, for model=null; any other is a fault of ours
+        if "Config group override" not in str(error):  # Hydra's error for model=null; any other is a bug of ours
             raise
         raise ConfigError(explain(error, command, list(words))) from None
     typed_keys = {override.get_key_element() for override in overrides}
@@ -102,20 +102,20 @@ def _sweep_refused(word: str, command: str, words: Iterable[str]) -> str:
 
 @contextmanager
 def _beside_other_hydras() -> Iterator[None]:
-    """Let Hydra be initialised here, and leave the global state of a Hydra app that is running as it was."""
+    """Let Hydra be initialised here, and restore the global state of a running Hydra app afterwards."""
     running, version, job = GlobalHydra.instance(), VersionBase.instance(), JobRuntime.instance()
     before = running.hydra, version.version_base, job.conf.copy()
     running.clear()
     try:
         yield
     finally:
-        GlobalHydra.set_instance(running)  # Hydra puts a copy in its place
+        GlobalHydra.set_instance(running)  # Hydra has replaced it by a copy
         running.hydra, version.version_base, job.conf = before
 
 
 def resolve(cfg: DictConfig) -> Config:
-    """The composed Hydra config as a checked dataclass, every interpolation resolved."""
-    if "budget" in cfg:  # the resolvers look it up
+    """Convert the composed Hydra config to a checked dataclass, with every interpolation resolved."""
+    if "budget" in cfg:  # the resolvers use it
         KEYS["budget"].check("budget", cfg.budget)
     _check_names(cfg)
     try:
@@ -127,7 +127,7 @@ def resolve(cfg: DictConfig) -> Config:
 
 
 def _check_names(cfg: DictConfig, prefix: str = "") -> None:
-    """Refuse a key that the schema does not have (with a + before it, Hydra adds any key) and one that is missing."""
+    """Refuse unknown keys (with a leading +, Hydra adds any key) and missing keys."""
     schema = OmegaConf.get_type(cfg)
     if dataclasses.is_dataclass(schema):
         allowed = [field.name for field in dataclasses.fields(schema)]

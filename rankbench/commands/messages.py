@@ -1,4 +1,4 @@
-"""What Hydra and OmegaConf complain about, in one line: what, got, allowed, next step."""
+"""Errors of Hydra and OmegaConf in one line: what, got, allowed, next step."""
 
 import dataclasses
 import re
@@ -11,7 +11,7 @@ from rankbench.keys import ConfigError, closest, unknown, wanted
 
 
 def explain(error: Exception, command: str, words: list[str]) -> str:
-    """One line for the user about an error in the words of a command line, or in a config file that they name."""
+    """Explain in one line an error in the words of a command line, or in a config file that they name."""
     if isinstance(error, ConfigError):
         return str(error)
     if isinstance(error, OverrideParseException):
@@ -19,30 +19,30 @@ def explain(error: Exception, command: str, words: list[str]) -> str:
     chain = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
-    text = "\n".join(str(one) for one in chain)
-    for pattern, tell in PATTERNS:
-        if found := re.search(pattern, text, re.DOTALL):
-            return tell(found, text, command, words)
+    text = "\n".join(map(str, chain))
+    for pattern, message in PATTERNS:
+        if match := re.search(pattern, text, re.DOTALL):
+            return message(match, text, command, words)
     return " ".join(str(chain[-1]).split())
 
 
-def _unknown_choice(found: re.Match, text: str, command: str, words: list[str]) -> str:
-    group, _, choice = found[1].rpartition("/")
+def _unknown_choice(match: re.Match, text: str, command: str, words: list[str]) -> str:
+    group, _, choice = match[1].rpartition("/")
     allowed = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
     if not allowed:
-        return f"{found[1]}: no such config; groups are {', '.join(_groups())}"
+        return f"{match[1]}: no such config; groups are {', '.join(_groups())}"
     return unknown(group, choice, allowed)
 
 
-def _unknown_key(found: re.Match, text: str, command: str, words: list[str]) -> str:
+def _unknown_key(match: re.Match, text: str, command: str, words: list[str]) -> str:
     full = re.search(r"full_key: (\S+)", text)
-    key = full[1] if full else found[1]
+    key = full[1] if full else match[1]
     prefix, _, name = key.rpartition(".")
     if command == "analyze" and prefix in ("trainer", "optimizer"):
         return f"{key}: analyze does not train; leave it out, or give it to `rankbench train`"
     allowed = _keys_beside(prefix, command, words)
     if prefix == "analysis" and (conf_dir() / "analysis" / f"{name}.yaml").exists():
-        return f"{key}: this analysis is not chosen; add it to the command's list, as analysis=[{name}]"
+        return f"{key}: this analysis is not chosen; add it to the command's list, as in analysis=[{name}]"
     return (
         f"{key}: unknown key{closest(name, allowed)}; allowed are {', '.join(allowed)}"
         if allowed
@@ -50,35 +50,35 @@ def _unknown_key(found: re.Match, text: str, command: str, words: list[str]) -> 
     )
 
 
-def _wrong_type(found: re.Match, text: str, command: str, words: list[str]) -> str:
+def _wrong_type(match: re.Match, text: str, command: str, words: list[str]) -> str:
     full = re.search(r"full_key: (\S+)", text)
     key = full[1] if full else "config"
     allowed = f"; allowed are {', '.join(KEYS[key].choices)}" if key in KEYS and KEYS[key].choices else ""
-    got = "null" if found[0].startswith("field") else found[1]
-    return f"{key}={got}: {wanted(text[found.start() :])}{allowed}"
+    got = "null" if match[0].startswith("field") else match[1]
+    return f"{key}={got}: {wanted(text[match.start() :])}{allowed}"
 
 
-def _wrong_kind(found: re.Match, text: str, command: str, words: list[str]) -> str:
-    """A list, a text or a group of keys where another of them belongs: the message does not say the value as typed."""
+def _wrong_kind(match: re.Match, text: str, command: str, words: list[str]) -> str:
+    """A list, a text or a group of keys where another kind belongs; the value comes from the words, not the error."""
     full = re.search(r"full_key: (\S+)", text)
     key = full[1] if full else "config"
-    got = next((word.partition("=")[2] for word in reversed(words) if word.lstrip("+").startswith(f"{key}=")), found[1])
-    if "is not a subclass" in found[0]:
-        return f"{key}={got}: holds keys of its own; set one of them, as {key}.<key>=<value>"
-    return f"{key}={got}: {wanted(found[0])}"
+    got = next((word.partition("=")[2] for word in reversed(words) if word.lstrip("+").startswith(f"{key}=")), match[1])
+    if "is not a subclass" in match[0]:
+        return f"{key}={got}: is a group of keys; set one of them, as in {key}.<key>=<value>"
+    return f"{key}={got}: {wanted(match[0])}"
 
 
-def _not_a_default(found: re.Match, text: str, command: str, words: list[str]) -> str:
-    return f"{found[1]}: no such group; groups are {', '.join(_groups())}"
+def _not_a_default(match: re.Match, text: str, command: str, words: list[str]) -> str:
+    return f"{match[1]}: no such group; groups are {', '.join(_groups())}"
 
 
-def _sweep_without_m(found: re.Match, text: str, command: str, words: list[str]) -> str:
-    return f"{found[1]}: several values; add -m to run one job for each, or write a list as [a,b]"
+def _sweep_without_m(match: re.Match, text: str, command: str, words: list[str]) -> str:
+    return f"{match[1]}: several values; add -m to run one job for each, or write a list as [a,b]"
 
 
-def _no_choice(found: re.Match, text: str, command: str, words: list[str]) -> str:
-    culprit = next((word for word in words if word.partition("=")[0] in ("", *_groups())), found[0])
-    return f"{culprit}: a group wants one of its choices, as in model=san; groups are {', '.join(_groups())}"
+def _no_choice(match: re.Match, text: str, command: str, words: list[str]) -> str:
+    culprit = next((word for word in words if word.partition("=")[0] in ("", *_groups())), match[0])
+    return f"{culprit}: a group needs one of its choices, as in model=san; groups are {', '.join(_groups())}"
 
 
 PATTERNS = [
@@ -103,8 +103,8 @@ def _groups() -> list[str]:
 
 
 def _keys_beside(prefix: str, command: str, words: list[str]) -> list[str]:
-    """The keys that a config may hold under this prefix: from the schemas, and for a group that has none from the YAML
-    file that the command line chooses."""
+    """The keys that a config may have under this prefix: from the schemas, or for a group without a schema from the
+    YAML file that the command line chooses."""
     schemas = {"": SCHEMAS[command], "model": ModelConfig, "optimizer": OptimizerConfig, "trainer": TrainerConfig}
     if prefix in schemas:
         return [field.name for field in dataclasses.fields(schemas[prefix])]

@@ -1,6 +1,6 @@
-"""docs/CONFIG.md, the page of all keys: written from the code by `make docs`, read by `--help`.
+"""docs/CONFIG.md, the page of all keys, which `make docs` generates from the code and `--help` reads.
 
-The keys of tasks and analyses stand in modules that import torch, which takes seconds. Their help comes from the page.
+The keys of tasks and analyses are in modules that import torch, which takes seconds, so their help comes from the page.
 """
 
 import inspect
@@ -44,22 +44,22 @@ def page() -> str:
         cfg = composed(command)
         if "out" in cfg:
             cfg.out = f"outputs/{command}/<time>"
-        for heading, one in rows_of(command, cfg):
-            sections.setdefault(heading, {}).setdefault(one.name, one)
+        for heading, item in rows_of(command, cfg):
+            sections.setdefault(heading, {}).setdefault(item.name, item)
     described = {f"task={name}": (f"task.{name}", task, task) for name, task in TASKS.items()}
-    described |= {f"analysis=[{name}]": (f"analysis.{name}", one.options, one.table) for name, one in ANALYSES.items()}
+    described |= {f"analysis=[{name}]": (f"analysis.{name}", a.options, a.table) for name, a in ANALYSES.items()}
     for choice, (path, keys, part) in described.items():
         group, _, name = path.partition(".")
         prefix = "task." if group == "task" else f"{path}."
         cfg = OmegaConf.load(conf_dir() / group / f"{name}.yaml")
         subject = inspect.getdoc(inspect.getmodule(part)).partition("\n")[0].rstrip(".:")
         rows = (row(entry, cfg[entry.name.removeprefix(prefix)]) for entry in entries(keys, prefix))
-        sections[f"`{choice}`: {subject}"] = {one.name: one for one in rows}
+        sections[f"`{choice}`: {subject}"] = {item.name: item for item in rows}
     return "\n".join([INTRODUCTION, *(_section(heading, rows.values()) for heading, rows in sections.items())])
 
 
 def rows_of(command: str, cfg: DictConfig) -> Iterator[tuple[str, Row]]:
-    """The keys of a command, each with the heading it stands under, but for those of its task and its analyses."""
+    """The keys of a command, each with its heading, without those of its task and its analyses."""
     for entry in entries(SCHEMAS[command]):
         if not isinstance(value := OmegaConf.select(cfg, entry.name), DictConfig):
             yield entry.heading, row(entry, value)
@@ -71,12 +71,12 @@ def row(entry: Entry, value: Any) -> Row:
 
 
 def in_words(value: Any) -> str:
-    """A value of a composed config as a command line has it."""
+    """A value of a composed config as it is typed on a command line."""
     return as_typed(OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value)
 
 
 def written() -> dict[str, tuple[str, list[Row]]]:
-    """The keys of tasks and analyses as the page has them: {choice: (heading, rows)}, as in `task=sorting`."""
+    """The keys of tasks and analyses from the page: {choice: (heading, rows)}, with choices such as `task=sorting`."""
     sections = {}
     for section in PAGE.read_text(encoding="utf-8").split("\n## `")[1:]:
         heading, _, table = section.replace(r"\|", "\0").partition("\n")

@@ -1,4 +1,4 @@
-"""What conf/*.yaml computes with: the functions behind `${name:...}`. This module knows neither Hydra nor torch."""
+"""Functions that conf/*.yaml calls as `${name:...}`. This module imports neither Hydra nor torch."""
 
 import hashlib
 import os
@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rankbench.config import OBJECTIVES
 
-LONGEST_FOLDER = 100  # characters of a job's folder name: file systems allow 255 bytes, and terminals less
+LONGEST_FOLDER = 100  # characters of a job's folder name; file systems allow 255 bytes, but terminals show less
 
 
 def by_budget(scales: Any, *, _root_: Any) -> Any:
@@ -18,38 +18,41 @@ def by_budget(scales: Any, *, _root_: Any) -> Any:
 
 
 def noam_peak(gamma: float, width: int, warmup: int) -> float:
-    """gamma / sqrt(width * warmup): with this as its lr, and this warmup, optimizer.schedule=inverse_sqrt is
-    gamma width^-1/2 min(t^-1/2, t warmup^-3/2) at the steps t = 1, 2, ... (Vaswani et al. 2017, eq. 3)."""
+    """Peak learning rate gamma / sqrt(width * warmup) of the schedule of Vaswani et al. 2017, eq. 3.
+
+    With this lr and warmup, optimizer.schedule=inverse_sqrt is gamma width^-1/2 min(t^-1/2, t warmup^-3/2) at the steps
+    t = 1, 2, ...
+    """
     return gamma / (width * warmup) ** 0.5
 
 
 def columns(width: int, heads: int, times: int) -> int:
-    """A multiple of the usual head width."""
+    """Multiple of the usual head width."""
     return times * width // heads
 
 
 def heads_of(width: int, head_width: int | None, power: float) -> int:
-    """Number of heads of this width that hold width^power numbers: width^power / head_width, rounded."""
+    """Number of heads of this width with width^power columns in all: width^power / head_width, rounded."""
     return max(1, round(width**power / (head_width or width)))
 
 
 def direction_of(objective: str | None) -> str:
-    """Which way a search goes for this objective. An unknown one is refused later, when the config is checked."""
+    """Direction of a search for this objective. An unknown objective is refused later, when the config is checked."""
     return OBJECTIVES.get(objective, "minimize")
 
 
 def at_a_time(launcher: str) -> int | None:
-    """Number of jobs that a launcher is given at a time, None for all. submitit's local one starts all it is given."""
+    """Number of jobs handed to a launcher at a time, None for all; submitit's local launcher starts all at once."""
     return os.cpu_count() if launcher.endswith("submitit_launcher.LocalLauncher") else None
 
 
 def job_folder(number: int, overrides: str, *, _root_: DictConfig | None = None) -> str:
-    """The folder of a sweep's job, `3_model.layers=6`. A long or slashed text becomes a readable part and a digest.
+    """Folder of a sweep's job, such as `3_model.layers=6`. A long text, or one with slashes, is cut and gets a digest.
 
-    _root_: the job's config, whose value stands in the name for a reference to another key, as in `${model.skip}`.
+    _root_: the job's config, whose values replace references to other keys, such as `${model.skip}`.
     """
     if _root_ is not None:
-        reference = r"\$\\?\{([\w.]+)\\?\}"  # Hydra hands a job its braces with a backslash before each
+        reference = r"\$\\?\{([\w.]+)\\?\}"  # Hydra puts a backslash before each brace of a job's overrides
         overrides = re.sub(reference, lambda match: str(OmegaConf.select(_root_, match[1])), overrides)
     readable = re.sub(r"[^\w.,=+-]", "-", str(overrides))
     if readable != overrides or len(readable) > LONGEST_FOLDER:

@@ -11,9 +11,9 @@ from rankbench.commands.reference import Row, in_words, rows_of, written
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, closest
 
-COLUMN = 34  # where meanings begin
+COLUMN = 34  # column in which meanings begin
 HEAD = """Usage: rankbench {command} [key=value ...] [-m] [--cfg job]
-       rankbench {command} --help GROUP    its keys alone: --help model, --help analysis.paths
+       rankbench {command} --help GROUP    only its keys: --help model, --help analysis.paths
 
 Groups (group=choice):
 {groups}
@@ -25,38 +25,42 @@ FOOT = """
 
 
 def usage(command: str, words: list[str]) -> str:
-    """The help for a command line. A word without `=` asks for the keys below it alone: `model`, `analysis.paths`."""
+    """The help for a command line. A word without `=` restricts it to the keys below: `model`, `analysis.paths`."""
     asked = [word for word in words if "=" not in word]
     cfg = composed(command, *(word for word in words if "=" in word))
     sections: dict[str, list[Row]] = {}
-    for heading, one in _rows(command, cfg, every_analysis=bool(asked)):
-        if not asked or any(one.name == word or one.name.startswith(f"{word}.") for word in asked):
-            sections.setdefault(heading, []).append(one)
+    for heading, item in _rows(command, cfg, every_analysis=bool(asked)):
+        if not asked or any(item.name == word or item.name.startswith(f"{word}.") for word in asked):
+            sections.setdefault(heading, []).append(item)
     if not sections:
-        groups = sorted({one.name.partition(".")[0] for _, one in _rows(command, cfg, True) if "." in one.name})
+        groups = sorted({item.name.partition(".")[0] for _, item in _rows(command, cfg, True) if "." in item.name})
         raise ConfigError(
             f"--help {asked[0]}: no keys there{closest(asked[0], groups)}; groups are {', '.join(groups)}"
         )
     width = min(max(shutil.get_terminal_size().columns, 80), 120)
-    text = "\n\n".join("\n".join([head, *(_lines(one, width) for one in rows)]) for head, rows in sections.items())
+    text = "\n\n".join("\n".join([head, *(_lines(item, width) for item in rows)]) for head, rows in sections.items())
     return text if asked else f"{HEAD.format(command=command, groups=_groups(command))}\n{text}\n{FOOT}"
 
 
 def _rows(command: str, cfg: DictConfig, every_analysis: bool) -> Iterator[tuple[str, Row]]:
-    """The keys of a command with their values, each with the heading that it stands under."""
+    """The keys of a command with their values, each with its heading."""
     yield from rows_of(command, cfg)
     chosen = {f"task={cfg.task.name}", *(f"analysis=[{name}]" for name in cfg.analysis)} if "task" in cfg else set()
     for choice, (heading, rows) in written().items():
         if choice in chosen or (every_analysis and chosen and choice.startswith("analysis")):
-            for one in rows:
-                yield heading, one._replace(value=in_words(OmegaConf.select(cfg, one.name, default=one.value)))
+            for item in rows:
+                yield heading, item._replace(value=in_words(OmegaConf.select(cfg, item.name, default=item.value)))
 
 
-def _lines(one: Row, width: int) -> str:
-    label, indent = f"  {one.name}={one.value}", " " * COLUMN
+def _lines(item: Row, width: int) -> str:
+    label, indent = f"  {item.name}={item.value}", " " * COLUMN
     start = label.ljust(COLUMN) if len(label) < COLUMN - 1 else indent
     text = textwrap.fill(
-        f"{one.meaning} [{one.allowed}]", width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False
+        f"{item.meaning} [{item.allowed}]",
+        width,
+        initial_indent=start,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
     )
     return text if start != indent else f"{label}\n{text}"
 

@@ -1,4 +1,4 @@
-"""The models: one Transformer with toggles, and a recurrent baseline; built for a task and drawn from a seed."""
+"""The models: a Transformer with toggles and a recurrent baseline, built for a task and drawn from a seed."""
 
 import torch
 
@@ -13,18 +13,18 @@ KINDS: dict[str, type[Transformer] | type[Lstm]] = {"transformer": Transformer, 
 
 
 def build_model(cfg: ModelConfig, task: Task) -> Transformer | Lstm:
-    """The model on the meta device: shapes without values, and no draw from torch's global generator.
+    """Build the model on the meta device: shapes without values, and no draw from torch's global generator.
 
-    ConfigError where model and task do not fit.
+    ConfigError if model and task do not fit.
     """
     return _on_meta(cfg, task, task.num_inputs, task.num_outputs)
 
 
 def skeleton(cfg: ModelConfig, task: Task) -> Transformer | Lstm:
-    """As build_model, for checks: no text is read, and what its alphabet decides has the size 1."""
+    """Build the model for checks: like build_model, but reads no text; sizes that depend on an alphabet are 1."""
     num_inputs = 1 if task.input_kind == "tokens" else task.num_inputs
     model = _on_meta(cfg, task, num_inputs, 1 if isinstance(task, Corpus) else task.num_outputs)
-    if isinstance(model, Transformer) and not task.padded:  # how long padded sequences are, their text decides
+    if isinstance(model, Transformer) and not task.padded:  # the length of padded sequences depends on their text
         model.blocks[0].attention.num_keys(task.length)
     return model
 
@@ -41,7 +41,7 @@ def _on_meta(cfg: ModelConfig, task: Task, num_inputs: int, num_outputs: int) ->
 
 
 def initial_model(cfg: ModelConfig, task: Task, seed: int) -> Transformer | Lstm:
-    """The model as training begins with it at this seed, float32, on the CPU."""
+    """The model with this seed's initial weights, float32, on the CPU."""
     model = build_model(cfg, task).to_empty(device="cpu")
     draw = initialise_lstm if isinstance(model, Lstm) else initialise
     draw(model, generator_for(seed, "initialisation"))

@@ -16,19 +16,19 @@ from rankbench.model.fused import fused_mixing
 from rankbench.model.linear import linear
 from rankbench.model.network import HeadMaps
 
-# With an N x N table that fits the cache the explicit softmax is the faster one; beyond it the fused kernel is.
-# Measured on one core at D=48..512: the two cross between 64 and 128 tokens. Heads of rank 1 are always faster fused,
-# 2 to 4 times with 16 tokens: a product of a column and a row wastes the matrix kernels.
+# The explicit softmax is faster while the N x N table fits the cache, the fused kernel beyond that. Measured on one
+# core at D=48..512, the two cross between 64 and 128 tokens. Heads of rank 1 are always faster fused, 2 to 4 times with
+# 16 tokens, because a product of a column and a row wastes the matrix kernels.
 FUSED_FROM_TOKENS = 96
 SHORT_ROW = 32
-# How the values are mixed, for the caller to say. fused: by torch's fused kernel where that is faster and there is
-# no dropout. side_by_side: the same for networks under vmap, and only there. table: always with the
-# N x N table of weights. Jacobians, second derivatives and compiled networks under vmap need the table.
+# How the values are mixed; the caller chooses. fused: by torch's fused kernel if that is faster and there is no
+# dropout. side_by_side: the same for networks under vmap, and only there. table: always with the N x N table of
+# weights, which Jacobians, second derivatives and compiled networks under vmap need.
 KERNELS = ("fused", "side_by_side", "table")
 ATTENTION_ALONE = {"attention": 1.0, "identity": 0.0, "uniform": 0.0}
 COSINE_EPSILON = 1e-6  # added to squared lengths: the cosine's Lipschitz constant grows as its power -1/2
 
-# What a score function gives: q' (B, H, N, E), k' (B, H, M, E) and c, for scores c q' k'^T, (B, H, N, M).
+# Result of a score function: q' (B, H, N, E), k' (B, H, M, E) and c, for scores c q' k'^T, (B, H, N, M).
 Factors = tuple[Tensor, Tensor, float]
 
 
@@ -38,10 +38,10 @@ def dot_scores(q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
 
 
 def l2_scores(q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
-    """-||q_i - k_j||^2 / sqrt(K) but for ||q_i||^2, which no softmax sees: (2 q_i k_j - ||k_j||^2) / sqrt(K).
+    """-||q_i - k_j||^2 / sqrt(K) without ||q_i||^2, which cancels in the softmax: (2 q_i k_j - ||k_j||^2) / sqrt(K).
 
-    One column more, 1 in q' and -||k_j||^2 / 2 in k', makes it a dot product. Kim et al. 2021, eq. 10 and 16, where K =
-    D/H: with another head width the scale is that of K, as in the dot product.
+    An extra column, 1 in q' and -||k_j||^2 / 2 in k', makes it a dot product. Kim et al. 2021, eq. 10 and 16, where K =
+    D/H. For other head widths K sets the scale, as in the dot product.
     """
     half_BHM1 = -0.5 * k_BHMK.square().sum(-1, keepdim=True)
     return F.pad(q_BHNK, (0, 1), value=1.0), torch.cat([k_BHMK, half_BHM1], -1), 2 * q_BHNK.shape[-1] ** -0.5
@@ -53,7 +53,7 @@ def cosine_scores(q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
 
 
 def inverse_length(x: Tensor) -> Tensor:
-    """1 / sqrt(||x||^2 + epsilon) over the last axis, which stays, with length 1."""
+    """1 / sqrt(||x||^2 + epsilon) over the last axis, which is kept with length 1."""
     return (x.square().sum(-1, keepdim=True) + COSINE_EPSILON).rsqrt()
 
 
@@ -66,8 +66,10 @@ SCORES: dict[str, Callable[[Tensor, Tensor], Factors]] = {
 
 
 def softmax_of_rows(scores: Tensor) -> Tensor:
-    """Softmax over the last axis, spelt out where rows are short: torch's kernel takes rows one by one and needs five
-    times as long for rows of 8 on a CPU."""
+    """Softmax over the last axis, written out for short rows on a CPU.
+
+    torch's kernel processes rows one by one there and takes five times as long for rows of 8.
+    """
     if scores.shape[-1] > SHORT_ROW or scores.device.type != "cpu":
         return scores.softmax(-1)
     powers = (scores - scores.detach().amax(-1, keepdim=True)).exp()
@@ -75,10 +77,10 @@ def softmax_of_rows(scores: Tensor) -> Tensor:
 
 
 def visible_keys(mask: str, window: int | None, num_tokens: int, device: torch.device | None = None) -> Tensor | None:
-    """Which keys a query may see, (N, M) bool; None when it may see all of them.
+    """Mask of the keys that each query may see, (N, M) bool; None if it may see all of them.
 
-    causal: itself and what came before. window: tokens at most `window` away, on either side. others: all but itself,
-    where there are others.
+    causal: itself and earlier tokens. window: tokens at most `window` away, on either side. others: all but itself, or
+    itself if there is no other token.
     """
     if mask == "none":
         return None
@@ -132,9 +134,10 @@ class Heads(nn.Module):
         return None
 
     def seen(self, present_BN: Tensor | None, num_tokens: int, device: torch.device) -> Tensor | None:
-        """Which keys each query sees, (N, M) or with absent tokens (B, N or 1, M) bool; None when it sees all of them.
+        """Mask of the keys that each query sees, (N, M) or with absent tokens (B, N or 1, M) bool; None if it sees all.
 
-        Absent tokens are seen by nobody but, so that no row is empty, themselves; with mask=others so is one alone.
+        No token sees absent tokens, except that an absent token sees itself, so that no row is empty. With mask=others
+        the only present token of a sequence also sees itself.
         """
         visible_NM = visible_keys(self.mask, self.window, num_tokens, device)
         if present_BN is None:
@@ -155,7 +158,7 @@ class Heads(nn.Module):
 
     @property
     def score_scale(self) -> float:
-        """What multiplies the products q_i k_j in the scores that enter the softmax."""
+        """Factor of the products q_i k_j in the scores that enter the softmax."""
         one_token = torch.zeros(1, 1, 1, self.head_width)
         return self.factors(one_token, one_token)[2] / self.temperature
 
@@ -170,8 +173,8 @@ class Heads(nn.Module):
         return softmax_of_rows(scores_BHNM)
 
     def mixing(self, p_BHNM: Tensor, seen_NM: Tensor | None, gains_BHM: Tensor | None) -> Tensor:
-        """What the values are multiplied by: P itself, or its mix with the identity and the average of what is seen;
-        times the `gains` of the values."""
+        """Matrix that multiplies the values: P, or its mix with the identity and the average of the visible keys. It
+        includes the `gains` of the values."""
         mixed_BHNM = self._mixed(p_BHNM, seen_NM) if self.mixes else p_BHNM
         return mixed_BHNM if gains_BHM is None else mixed_BHNM * gains_BHM[..., None, :]
 
@@ -219,7 +222,7 @@ class Heads(nn.Module):
         return {"weights_BHNM": weights_BHNM, "mixing_BHNM": mixing_BHNM, "mixed_BHNK": mixing_BHNM @ v_BHNK}
 
     def by_head(self, mixed_BHNK: Tensor) -> Tensor:
-        """What each head adds to the layer's output, its bias aside; (B, H, N, D)."""
+        """Contribution of each head to the layer's output, without the bias; (B, H, N, D)."""
         return mixed_BHNK @ self.maps_as_applied().w_o_HKD
 
     def _fuses(self, num_tokens: int) -> bool:
@@ -227,13 +230,13 @@ class Heads(nn.Module):
         return plain and (num_tokens >= FUSED_FROM_TOKENS or self.head_width == 1)
 
     def _fused(self, x_BND: Tensor, present_BN: Tensor | None, side_by_side: bool) -> Tensor:
-        """The mixed values, without a table of N x M numbers. Absent tokens may get other states than elsewhere."""
+        """The mixed values, without an N x M table. States of absent tokens may differ from those of the table."""
         q_BHNK, k_BHMK, v_BHMV = self.queries_keys_values(x_BND)
         present_B1N = _for_all_heads(present_BN)
         q_BHNE, k_BHME, scale = self.factors(q_BHNK, k_BHMK)
         if (gains_BHM := self.gains(v_BHMV, present_B1N)) is not None:
             v_BHMV = v_BHMV * gains_BHM[..., None]
-        causal = self.mask == "causal"  # absent tokens are the last: only they see them
+        causal = self.mask == "causal"  # absent tokens come last, so only they see absent tokens
         seen_NM = None if causal else self.seen(present_B1N, q_BHNE.shape[-2], q_BHNE.device)
         mixed_BHNV = fused_mixing(q_BHNE, k_BHME, v_BHMV, seen_NM, causal, scale / self.temperature, side_by_side)
         return mixed_BHNV if self.mix["attention"] == 1 else self.mix["attention"] * mixed_BHNV
@@ -337,14 +340,14 @@ class Attention(Heads):
         return self.contraction / (bound_B1 if self.contracts_always else bound_B1.clamp(min=self.contraction))
 
     def maps_as_applied(self) -> HeadMaps:
-        """The heads as separate maps, as they are applied: W_V is A_h W_V in l2. Else as `maps`."""
+        """The heads as separate maps, as they are applied: in l2 W_V is A_h W_V; otherwise the same as `maps`."""
         w = self.maps()
         if not self.is_l2:
             return w
         return w._replace(w_v_HDK=w.w_q_HDK @ (w.w_q_HDK.transpose(-2, -1) @ w.w_v_HDK) * self.head_width**-0.5)
 
     def maps(self) -> HeadMaps:
-        """The heads' parameters as separate maps: views, but for those that groups share or that pass a latent."""
+        """The heads' parameters as separate maps: views, except for maps that groups share or that pass a latent."""
         weight, bias = self.qkv.weight, self.qkv.bias
         weights = weight.split(self.rows)
         biases = (weight.new_zeros(len(weight)) if bias is None else bias).split(self.rows)
@@ -361,16 +364,16 @@ class Attention(Heads):
 
     @property
     def _shapes(self) -> list[tuple[int, int]]:
-        """Of queries (, keys) and values: how many heads of what width."""
+        """(number of heads, width) of queries, keys (unless tied) and values."""
         keys = [] if self.tied_qk else [(self.groups, self.head_width)]
         return [(self.heads, self.head_width), *keys, (self.groups, self.value_width)]
 
     def _of_all_heads(self, parts: Sequence[Tensor], dim: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, with those that several heads share repeated for each of them."""
+        """Queries, keys and values; those that several heads share are repeated for each head."""
         if self.tied_qk:
             parts = [parts[0], *parts]
         share = self.heads // self.groups
-        return parts[0], *(one if share == 1 else one.repeat_interleave(share, dim) for one in parts[1:])
+        return parts[0], *(part if share == 1 else part.repeat_interleave(share, dim) for part in parts[1:])
 
 
 def _for_all_heads(present_BN: Tensor | None) -> Tensor | None:

@@ -15,8 +15,8 @@ from torch import Tensor
 def inverse_phi(num_keys: int) -> float:
     """phi^-1(N - 1) for phi(x) = x exp(x + 1), N the number of keys: W_0((N - 1) / e), W_0 Lambert's function.
 
-    The largest variance that a softmax over N keys, one of them the query itself, can have (Lemma F.2). The paper's
-    W_0(N / e) is a misprint: x e^x = (N - 1) / e.
+    It is the largest variance of a softmax over N keys, one of which is the query itself (Lemma F.2). The paper's
+    W_0(N / e) is a misprint, because x e^x = (N - 1) / e.
     """
     return _inverse_phi(num_keys)
 
@@ -37,10 +37,10 @@ def l2_bound_inf(
     """Upper bound on the Lipschitz constant of tied L2 attention in the infinity norm; the shape of `inverse`.
 
     (4 phi^-1(N - 1) + 1 / s) max_h ||W_Q||_inf ||W_Q^T||_inf  max_h ||W_V^T||_inf  ||W_O^T||_inf, s = sqrt(K),
-    `inverse` being inverse_phi of the number of keys, W_V the map before A_h. Where the values are mixed by
-    a P + b I + c U, attention = |a| and others = |b| + |c|: I and U are constant and stochastic, so each adds ||A||_inf
-    <= ||W_Q||_inf ||W_Q^T||_inf / s. It holds at every temperature T, which divides the scores and not A: with
-    y = x W_Q / sqrt(s T) the Jacobian's covariance term is 2 sqrt(A) Cov(y) sqrt(A)^T, as without it.
+    where `inverse` is inverse_phi of the number of keys and W_V is the map before A_h. If the values are mixed by
+    a P + b I + c U, then attention = |a| and others = |b| + |c|: I and U are constant and stochastic, so each adds
+    ||A||_inf <= ||W_Q||_inf ||W_Q^T||_inf / s. The bound holds at every temperature T, which divides the scores and not
+    A: with y = x W_Q / sqrt(s T) the Jacobian's covariance term is 2 sqrt(A) Cov(y) sqrt(A)^T, as without T.
     """
     rows_H, columns_H = w_q_HDK.abs().sum(-1).amax(-1), w_q_HDK.abs().sum(-2).amax(-1)
     queries, values = (rows_H * columns_H).amax(-1), w_v_HDK.abs().sum(-2).amax((-2, -1))

@@ -1,4 +1,4 @@
-"""Attention through the fused kernel, without a table of N x N numbers, for one network or for many side by side.
+"""Attention by the fused kernel, without an N x N table, for one network or for many side by side.
 
 Shapes: B batch, H head, N query token, M key token, E and V widths.
 """
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MULTIPLE = 8  # to which widths are filled up where they have to be changed anyway
+MULTIPLE = 8  # widths that must be padded are padded to a multiple of this
 
 
 def fused_mixing(
@@ -22,11 +22,10 @@ def fused_mixing(
     """softmax(scale q k^T) v over the keys that each query sees; (B, H, N, V).
 
     seen_NM: bool, (N, M) or (B, 1, N or 1, M); None for all keys, or with `causal` for those up to the query's own.
-    side_by_side: for networks under vmap, and only there: their axis becomes part of the batch. There are no second
-    derivatives.
+    side_by_side: only for networks under vmap; their axis becomes part of the batch. Second derivatives are missing.
     """
     width = v_BHMV.shape[-1]
-    if q_BHNE.shape[-1] != width:  # the kernels want one width
+    if q_BHNE.shape[-1] != width:  # the kernels need equal widths
         common = -(-max(q_BHNE.shape[-1], width) // MULTIPLE) * MULTIPLE
         q_BHNE, k_BHME, v_BHMV = (F.pad(x, (0, common - x.shape[-1])) for x in (q_BHNE, k_BHME, v_BHMV))
     mixing = _Folded.apply if side_by_side else _kernel
@@ -38,10 +37,8 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, causal: bool, 
 
 
 class _Folded(torch.autograd.Function):
-    """The kernel under vmap, where torch's own rule would make the tables: the mapped axis goes into the batch.
-
-    What the rule calls is recorded by the autograd beneath vmap, so that there is no backward to write.
-    """
+    """The kernel under vmap: the mapped axis becomes part of the batch, while torch's own rule would make the tables.
+    The autograd beneath vmap records what the rule calls, so this class needs no backward."""
 
     forward = staticmethod(_kernel)
 
@@ -51,8 +48,8 @@ class _Folded(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims: tuple, q, k, v, seen, causal: bool, scale: float) -> tuple[Tensor, int]:
-        def folded(x: Tensor, place: int | None) -> Tensor:
-            x = x.expand(info.batch_size, *x.shape) if place is None else x.movedim(place, 0)
+        def folded(x: Tensor, mapped_dim: int | None) -> Tensor:
+            x = x.expand(info.batch_size, *x.shape) if mapped_dim is None else x.movedim(mapped_dim, 0)
             return x.flatten(0, -4)
 
         if seen is not None and seen.ndim - (in_dims[3] is not None) > 2:

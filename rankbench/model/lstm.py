@@ -15,10 +15,10 @@ from rankbench.model.padding import Padded
 
 
 class Lstm(Padded, nn.Module):
-    """Read-in, L layers of torch.nn.LSTM with as many cells as outputs, read-out; a token sees what came before it.
+    """Read-in, L layers of torch.nn.LSTM with as many cells as outputs, read-out; a token sees only earlier tokens.
 
-    num_inputs, num_outputs: sizes of the alphabets. padded: whether tokens can be absent (-1); they stand behind all
-    others, and states there mean nothing. vmap cannot run it: seeds take turns.
+    num_inputs, num_outputs: sizes of the alphabets. padded: whether tokens can be absent (-1); they come after all
+    others, and their states are meaningless. vmap cannot run an LSTM, so seeds take turns.
     """
 
     vectorised: ClassVar[bool] = False
@@ -46,13 +46,13 @@ class Lstm(Padded, nn.Module):
         return self.cfg.name
 
     def forward(self, inputs: Tensor, dropout: dict[str, Tensor] | None = None) -> Tensor:
-        """Outputs (B, N, C). dropout: masks by place, from `dropout_masks`; None turns dropout off."""
+        """Outputs (B, N, C). dropout: masks by name, from `dropout_masks`; None turns dropout off."""
         x_BND = self.read_in(inputs.clamp(min=0) if self.padded else inputs)
         if dropout is not None:
             x_BND = x_BND * dropout["embedding"]
         for index, layer in enumerate(self.layers):
             with warnings.catch_warnings():
-                # cuDNN copies weights that do not lie in one piece, as those of one seed of many do not
+                # cuDNN copies weights that are not contiguous, such as those of one of several stacked seeds
                 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
                 x_BND, _ = layer(x_BND)
             if dropout is not None:
@@ -73,10 +73,10 @@ class Lstm(Padded, nn.Module):
 
 
 def initialise_lstm(model: Lstm, generator: torch.Generator) -> None:
-    """Draw every weight from `generator`, by the scheme that the model's config names.
+    """Draw every weight from `generator`, by the scheme in the model's config.
 
-    pytorch: what torch.nn does by default, U(+-1/sqrt(D)), embeddings N(0, 1). glorot: Xavier uniform, each gate's maps
-    with their own fans, embeddings N(0, 1/D), and biases 0 but for the forget gates' 1 (Jozefowicz et al. 2015).
+    pytorch: the defaults of torch.nn, U(+-1/sqrt(D)), embeddings N(0, 1). glorot: Xavier uniform, each gate's maps with
+    their own fans, embeddings N(0, 1/D), biases 0 except 1 for the forget gates (Jozefowicz et al. 2015).
     """
     width, glorot = model.cfg.width, model.cfg.init == "glorot"
     with torch.no_grad():
@@ -90,5 +90,5 @@ def initialise_lstm(model: Lstm, generator: torch.Generator) -> None:
                         nn.init.xavier_uniform_(weight, generator=generator)
                 else:
                     parameter.zero_()
-                    if name.startswith("bias_ih"):  # of two biases that are added, one has it
+                    if name.startswith("bias_ih"):  # torch adds two biases; one of them suffices
                         parameter.chunk(4)[1].fill_(1)

@@ -1,17 +1,17 @@
-"""Sequences of several lengths in one batch: shorter ones end in absent tokens, -1."""
+"""Batches of sequences of different lengths: shorter sequences end in absent tokens, -1."""
 
 from torch import Tensor
 
 
 class Padded:
-    """A network that may be given such batches, where `padded` says so."""
+    """Mixin of a network that accepts such batches if `padded` is true."""
 
     padded: bool
 
     def present(self, inputs: Tensor) -> Tensor | None:
-        """Which tokens are there, (B, N) bool; None where all are."""
+        """Mask of the present tokens, (B, N) bool; None for a network without padding."""
         return inputs >= 0 if self.padded else None
 
     def lengths(self, inputs: Tensor) -> Tensor | None:
-        """How many tokens each sequence has, (B,); None where all are there."""
+        """Number of tokens of each sequence, (B,); None for a network without padding."""
         return self.present(inputs).sum(-1) if self.padded else None

@@ -1,4 +1,4 @@
-"""The one Transformer: every part that the theory speaks of is a toggle of its config.
+"""The Transformer: every part that the theory is about is a toggle of its config.
 
 Shapes: B batch, N token, D width, H head, C classes or output dimensions, F hidden width of the MLP.
 """
@@ -20,15 +20,14 @@ from rankbench.model.network import Network, Sublayer, weighted_sum
 from rankbench.model.padding import Padded
 
 ACTIVATION_LAYERS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
-NORM_EPSILON = 1e-5  # torch's own default for LayerNorm; kept for RMSNorm so that the two compare
+NORM_EPSILON = 1e-5  # torch's default for LayerNorm; the same for RMSNorm, so that the two can be compared
 
 
 class Norm(nn.Module):
     """LayerNorm, RMSNorm or x / ||x|| (l2norm) over the width, as scale(x) times a linear map plus a shift.
 
-    What is learned is a number for each coordinate, for l2norm one number for all (Amsel et al.).
-
-    Freezing the scale makes the norm linear; the path sums of paths.py rest on that.
+    The learned weight is a number for each coordinate, for l2norm one number for all (Amsel et al.). With its scale
+    frozen the norm is linear; the path sums of paths.py rely on that.
     """
 
     def __init__(self, cfg: ModelConfig, affine: bool) -> None:
@@ -42,15 +41,15 @@ class Norm(nn.Module):
         return norm_scale(self.kind, x_BND, self.epsilon)
 
     def linear(self, x_BND: Tensor, scale_BN1: Tensor) -> Tensor:
-        """The norm with its scale frozen and without its shift: linear in x."""
+        """The norm with frozen scale and without shift; linear in x."""
         factor = scale_BN1 if self.weight is None else scale_BN1 * self.weight
         if self.kind == "layernorm":
             return (x_BND - x_BND.mean(-1, keepdim=True)).mul_(factor)
         return x_BND * factor
 
     def with_scale(self, x_BND: Tensor) -> tuple[Tensor, Tensor]:
-        """The normed tokens, and their `scale`."""
-        if self.kind == "layernorm":  # the kernel has the scale at hand
+        """The normed tokens and their `scale`."""
+        if self.kind == "layernorm":  # the kernel returns the scale
             normed_BND, _, scale_BN1 = torch.native_layer_norm(
                 x_BND, (self.width,), self.weight, self.shift, self.epsilon
             )
@@ -77,13 +76,13 @@ def norm_scale(kind: str, x_BND: Tensor, epsilon: float = NORM_EPSILON) -> Tenso
 def plain_norm(kind: str, x_BND: Tensor) -> Tensor:
     """A norm of this kind without a learned scale or shift."""
     width = x_BND.shape[-1]
-    one = x_BND.new_ones(width)
+    ones = x_BND.new_ones(width)
     if kind == "layernorm":
-        # with a scale and shift of 1 and 0 torch takes its fast kernel: half the time of the one without
-        return F.layer_norm(x_BND, (width,), one, torch.zeros_like(one), NORM_EPSILON)
+        # an explicit scale of 1 and shift of 0 select torch's fast kernel, which takes half the time
+        return F.layer_norm(x_BND, (width,), ones, torch.zeros_like(ones), NORM_EPSILON)
     if kind == "l2norm":
         return x_BND * norm_scale(kind, x_BND)
-    return F.rms_norm(x_BND, (width,), one, NORM_EPSILON)
+    return F.rms_norm(x_BND, (width,), ones, NORM_EPSILON)
 
 
 class MLP(nn.Module):
@@ -104,16 +103,16 @@ class MLP(nn.Module):
         return self.from_hidden(self.hidden(x_BND))
 
     def hidden(self, x_BND: Tensor) -> Tensor:
-        """What enters the activation, (B, N, F)."""
+        """Input of the activation, (B, N, F)."""
         return self.up(x_BND)
 
     def from_hidden(self, z_BNF: Tensor) -> Tensor:
-        """The rest of it, from what enters the activation."""
+        """Output of the MLP from the input of the activation."""
         return self.down(self.activation(z_BNF))
 
 
 class Block(nn.Module):
-    """The parameters of one layer: attention, then an MLP, each with its own norm."""
+    """Parameters of one layer: attention, then an MLP, each with its own norm."""
 
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
@@ -128,7 +127,7 @@ class Transformer(Padded, Network, nn.Module):
 
     num_inputs: the alphabet's size for tokens, the dimension for coordinates. num_outputs: classes per token, or
     dimensions for regression. length: the longest sequence (rows of a learned position table). padded: whether tokens
-    can be absent (-1), so that no attention may see them; states at these places are finite and mean nothing.
+    can be absent (-1); no attention sees absent tokens, and their states are finite but meaningless.
     """
 
     vectorised: ClassVar[bool] = True  # vmap can run many seeds side by side
@@ -168,7 +167,7 @@ class Transformer(Padded, Network, nn.Module):
         return nn.Sequential(first, ACTIVATION_LAYERS[cfg.activation](), nn.Linear(cfg.width, cfg.width))
 
     def _check_ends(self) -> None:
-        """ConfigError where model.read_in or model.read_out do not fit the task's inputs or outputs."""
+        """Raise ConfigError if model.read_in or model.read_out do not fit the task's inputs or outputs."""
         cfg, num_inputs, num_outputs = self.cfg, self.sizes["num_inputs"], self.sizes["num_outputs"]
         if cfg.read_in != "linear" and self.input_kind == "tokens":
             raise ConfigError(
@@ -194,11 +193,11 @@ class Transformer(Padded, Network, nn.Module):
             )
 
     def embed(self, inputs: Tensor) -> Tensor:
-        """Tokens (B, N) or coordinates (B, N, C) to states (B, N, D): read in, positions added, the sum normed."""
+        """Map tokens (B, N) or coordinates (B, N, C) to states (B, N, D): read in, add positions, apply the norm."""
         x_BND = self.read_in(inputs.clamp(min=0) if self.padded else inputs)
         if self.cfg.positions == "concatenated":
-            where_ND = self.position.weight[: x_BND.shape[-2]]
-            x_BND = torch.cat([x_BND, where_ND.expand(*x_BND.shape[:-1], -1)], dim=-1)
+            positions_ND = self.position.weight[: x_BND.shape[-2]]
+            x_BND = torch.cat([x_BND, positions_ND.expand(*x_BND.shape[:-1], -1)], dim=-1)
         elif self.position is not None:
             x_BND = x_BND + self.position.weight[: x_BND.shape[-2]]
         elif self.cfg.positions == "sinusoidal":
@@ -207,8 +206,7 @@ class Transformer(Padded, Network, nn.Module):
 
     @property
     def sublayers(self) -> tuple[Sublayer, ...]:
-        """Attention and, where there is one, the MLP of each layer. Without an MLP its whole sub-layer, norm included,
-        is gone."""
+        """Attention and, if there is one, the MLP of each layer. A layer without an MLP has no norm for it either."""
         cfg = self.cfg
         skips = {"attention": cfg.skip_scale if cfg.skip else 0.0, "mlp": cfg.skip_scale if cfg.mlp_skip else 0.0}
         return tuple(
@@ -222,7 +220,7 @@ class Transformer(Padded, Network, nn.Module):
 
     @property
     def name(self) -> str:
-        """As tables and figures call it."""
+        """Name of the model in tables and figures."""
         return self.cfg.name
 
     @property
@@ -265,7 +263,7 @@ class Transformer(Padded, Network, nn.Module):
 
 
 def _dropped(sublayer: Sublayer, dropout: dict[str, Tensor], present_BN: Tensor | None, read_BND: Tensor) -> Tensor:
-    """What the part of a sub-layer makes of its input, with dropout on its weights and on its output."""
+    """Output of a sub-layer's part, with dropout on its attention weights and on its output."""
     if sublayer.kind == "attention":
         y_BND = sublayer.part(read_BND, present_BN, dropout[f"{sublayer.name}.weights"])
     else:
@@ -274,16 +272,18 @@ def _dropped(sublayer: Sublayer, dropout: dict[str, Tensor], present_BN: Tensor 
 
 
 class FirstCoordinates(nn.Module):
-    """The identity as a read-out: the state's first coordinates. Nothing is learned; weight and bias as a linear map
-    has them, in the device and number type of the network's own weights."""
+    """Read-out of the state's first coordinates. Nothing is learned.
+
+    Exposes `weight` and `bias` like nn.Linear, on the network's device and in its dtype.
+    """
 
     def __init__(self, network: Transformer, num_outputs: int) -> None:
         super().__init__()
-        self.network, self.num_outputs = [network], num_outputs  # in a list: no part of this module
+        self.network, self.num_outputs = [network], num_outputs  # in a list, so that it is not a submodule
 
     @property
     def weight(self) -> Tensor:
-        """(C, D): ones on the diagonal."""
+        """(C, D), with ones on the diagonal."""
         out = self.network[0].blocks[0].attention.out.weight
         return torch.eye(self.num_outputs, out.shape[0], dtype=out.dtype, device=out.device)
 
@@ -304,15 +304,15 @@ def sinusoidal_positions(num_tokens: int, width: int) -> Tensor:
 
 
 def initialise(model: Transformer, generator: torch.Generator) -> None:
-    """Draw every weight from `generator`, by the scheme that the model's config names.
+    """Draw every weight from `generator`, by the scheme in the model's config.
 
-    pytorch: what torch.nn does by default, U(+-1/sqrt(fan_in)), embeddings N(0, 1). glorot: Xavier uniform, W_Q,
-    W_K and W_V (all heads of each together) with their own fans. bert: N(0, 0.02^2). scaled: bert with the maps that
-    write to the residual stream divided by sqrt(2 layers) (Radford et al. 2019). All but pytorch start biases at 0.
+    pytorch: the defaults of torch.nn, U(+-1/sqrt(fan_in)), embeddings N(0, 1). glorot: Xavier uniform, W_Q, W_K and W_V
+    (all heads of each together) with their own fans. bert: N(0, 0.02^2). scaled: bert with the maps that write to the
+    residual stream divided by sqrt(2 layers) (Radford et al. 2019). All schemes but pytorch start biases at 0.
     attention_init = s draws the matrices of attention from U(+-s/sqrt(width)) instead (Kim et al. 2021, app. I).
-    init_gain multiplies every matrix of the blocks (with weight_norm=sigma it is the first gamma), mlp_gain those of
-    the MLPs once more. values=orthogonal draws W_V and W_O (all heads together) orthogonal instead, values=uniform as
-    pytorch does, values=zero sets W_V and its bias to 0.
+    init_gain multiplies every matrix of the blocks (with weight_norm=sigma it is the initial gamma); mlp_gain also
+    multiplies those of the MLPs. values=orthogonal draws W_V and W_O (all heads together) orthogonal instead;
+    values=uniform draws them like pytorch; values=zero sets W_V and its bias to 0.
     """
     scheme, layers = model.cfg.init, model.cfg.layers
     with torch.no_grad():
@@ -328,7 +328,7 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
             elif isinstance(module, SigmaReparam):
                 module.gamma.fill_(gain)
             elif isinstance(module, nn.Linear):
-                # the fused query-key-value matrix is several square-ish maps: each has its own fans
+                # the fused query-key-value matrix holds several maps, each with its own fans
                 maps = _maps(model, name)
                 for weight in free_weight(module).split(maps):
                     fan_out, fan_in = weight.shape
@@ -355,7 +355,7 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
 
 
 def _maps(model: Transformer, name: str) -> list[int]:
-    """Rows of each of the maps that the linear map of this name holds, one below the other."""
+    """Number of rows of each map that is stacked in the linear map of this name."""
     if name.endswith(("qkv", "from_latent")):
         attention = model.get_submodule(name.rpartition(".")[0])
         return attention.rows if name.endswith("qkv") else attention.rows_of_latent
@@ -363,8 +363,7 @@ def _maps(model: Transformer, name: str) -> list[int]:
 
 
 def _set_values(module: nn.Linear, maps: list[int], values: str, generator: torch.Generator) -> None:
-    """W_V or W_O orthogonal (with rows or columns orthonormal where it is not square) or uniform, or W_V and its bias
-    zero."""
+    """Draw W_V or W_O orthogonal (if not square, rows or columns orthonormal) or uniform, or set W_V and bias to 0."""
     weight = free_weight(module).split(maps)[-1]
     if values == "orthogonal":
         nn.init.orthogonal_(weight, generator=generator)

@@ -1,6 +1,6 @@
-"""Tables to figures, fit for a paper: the one package that knows matplotlib. It never sees a model.
+"""Figures of tables, ready for a paper. No other package uses matplotlib, and this one never sees a model.
 
-A module a subject; every figure is drawn from its CSV alone.
+Each subject has a module; every figure is drawn from its CSV file alone.
 """
 
 from rankbench.plots.figure import KINDS, Figure, save, save_pages, show_in_notebook, tick

@@ -30,11 +30,10 @@ NAMES = {
 
 @styled
 def draw_bounds(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """log10 of the bounds and of what they bound by layer, on an axis that is linear to +-10 and logarithmic beyond.
+    """log10 of bounds and of the bounded numbers by layer, on an axis that is linear to +-10 and logarithmic beyond.
 
-    Where rounding explains what was measured, a triangle shows how large its error is.
-    A column for each variant and a row for each kind of weights and each facet; of a single variant, a column for each
-    kind of weights.
+    Where rounding explains the measured number, a triangle shows the rounding error. A column for each variant and a
+    row for each kind of weights and each facet; for a single variant, a column for each kind of weights.
     """
     across, down = ("variant", "weights") if table.variant.nunique() > 1 else ("weights", "variant")
     columns = list(dict.fromkeys(table[across]))
@@ -42,13 +41,13 @@ def draw_bounds(table: pd.DataFrame, published: pd.DataFrame | None = None, face
     figure, grid, facets = grid_of(table.assign(row=rows_of), "row", len(columns))
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, column in zip(row, columns, strict=True):
-            mine = rows[rows[across] == column]
+            rows_of_panel = rows[rows[across] == column]
             for number, (bound, name) in enumerate(NAMES.items()):
-                part = mine[mine.bound == bound]
-                if len(part):
-                    line(axes, mean_and_spread(part, ["layer"], "log10_bound"), "layer", name, number)
+                rows_of_bound = rows_of_panel[rows_of_panel.bound == bound]
+                if len(rows_of_bound):
+                    line(axes, mean_and_spread(rows_of_bound, ["layer"], "log10_bound"), "layer", name, number)
             for bound, colour, name in (("layer", INK, "measured residual"), ("diameter", GREY, "measured diameter")):
-                if len(measured := mine[mine.bound == bound]):
+                if len(measured := rows_of_panel[rows_of_panel.bound == bound]):
                     _measured(axes, measured, colour, name)
             axes.set_yscale("symlog", linthresh=10)
             axes.set_title(title(column.replace("_", " "), label.removeprefix("row=")))
@@ -59,12 +58,12 @@ def draw_bounds(table: pd.DataFrame, published: pd.DataFrame | None = None, face
 
 
 def _measured(axes: Axes, rows: pd.DataFrame, colour: str, name: str) -> None:
-    """What was measured, by layer; its rounding error where that explains it."""
+    """Draw measured numbers by layer, or their rounding error where it explains them."""
     summary = mean_and_spread(rows, ["layer"], "log10_measured")
-    of_layer, place = rows.groupby("layer"), summary.layer + DODGE * len(NAMES)
+    of_layer, shifted_x = rows.groupby("layer"), summary.layer + DODGE * len(NAMES)
     below = (of_layer.below_floor.max() > 0).reset_index(drop=True)
-    axes.plot(place, summary["mean"].mask(below), color=colour, label=name, marker="x", linestyle="--")
-    spread(axes, place, summary, colour)
-    if "noise_floor" in rows:  # not in a table from before there was this column
+    axes.plot(shifted_x, summary["mean"].mask(below), color=colour, label=name, marker="x", linestyle="--")
+    spread(axes, shifted_x, summary, colour)
+    if "noise_floor" in rows:  # old tables lack this column
         floors = np.log10(of_layer.noise_floor.mean()).reset_index(drop=True)
-        below_rounding(axes, place, summary["mean"].mask(below, floors), below, colour)
+        below_rounding(axes, shifted_x, summary["mean"].mask(below, floors), below, colour)

@@ -22,32 +22,32 @@ from rankbench.plots.figure import (
 )
 from rankbench.runs.tables import mean_and_spread
 
-MOST_TICKS = 9  # below 1
+MOST_TICKS = 9  # of values below 1
 RING = {"marker": "o", "linestyle": "none", "markerfacecolor": "none", "markeredgewidth": 0.7, "markersize": 7}
 
 
 @styled
 def draw_collapse(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """The residual by layer, its logarithm again on a logarithmic scale: what is cubed at each layer falls straight.
+    """The residual by layer, its logarithm on a logarithmic scale: a residual that each layer cubes is a straight line.
 
-    A line for each variant, rings where a plain forward pass can measure the same, its rounding error dotted (the
-    largest of the variants'), the theorem's bound dashed. A column for each kind of weights, a row for each facet.
+    A line for each variant; rings where a plain forward pass can measure the residual; its rounding error (the largest
+    of the variants) dotted; the theorem's bound dashed. A column for each kind of weights, a row for each facet.
     """
-    table = table.replace(-np.inf, np.nan)  # equal tokens have no place on this axis
+    table = table.replace(-np.inf, np.nan)  # equal tokens cannot be drawn on this axis
     weights = list(dict.fromkeys(table.weights))
     variants = list(dict.fromkeys(table.variant))
     figure, grid, facets = grid_of(table, facet, len(weights))
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, kind in zip(row, weights, strict=True):
-            mine = rows[rows.weights == kind]
+            panel = rows[rows.weights == kind]
             for number, variant in enumerate(variants):
-                one = mine[mine.variant == variant]
-                line(axes, mean_and_spread(one, ["layer"], "log10_residual"), "layer", in_words(variant), number)
-                _rings(axes, one, number)
+                of_variant = panel[panel.variant == variant]
+                line(axes, mean_and_spread(of_variant, ["layer"], "log10_residual"), "layer", in_words(variant), number)
+                _rings(axes, of_variant, number)
             axes.plot([], [], color=INK, label="measured by a forward pass", **RING)
-            _bound(axes, mine)
-            rounding = np.log10(mine.groupby("layer").noise_floor.max())
-            if mine.log10_residual.min() < rounding.max() + 2:
+            _bound(axes, panel)
+            rounding = np.log10(panel.groupby("layer").noise_floor.max())
+            if panel.log10_residual.min() < rounding.max() + 2:
                 axes.plot(rounding, color=GREY, linestyle=":", linewidth=1, label=FLOOR, zorder=1)
             axes.set_title(title(f"{kind} weights", label))
             whole_numbers(axes, "layer (0: embedding)")
@@ -69,14 +69,7 @@ def _bound(axes: Axes, rows: pd.DataFrame) -> None:
     bounded = rows[rows.log10_bound.notna()]
     if bounded.layer.nunique() > 1:
         bound = _in_every_seed(rows[rows.variant == bounded.variant.iloc[0]], "log10_bound")
-        axes.plot(
-            bound.layer,
-            bound["mean"],
-            color=INK,
-            linestyle="--",
-            linewidth=1,
-            label="Theorem 2.3: slope log 3",
-        )
+        axes.plot(bound.layer, bound["mean"], color=INK, linestyle="--", linewidth=1, label="Theorem 2.3: slope log 3")
 
 
 def _in_every_seed(rows: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -85,21 +78,21 @@ def _in_every_seed(rows: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def _doubly_logarithmic(axes: Axes, logs: pd.Series) -> None:
-    """A symmetric logarithmic axis for log10 values, labelled with what they are the logarithms of."""
+    """Use a symmetric logarithmic axis for log10 values, labelled with the numbers themselves."""
     finite = logs[np.isfinite(logs)]
     lowest, highest = min([-1.0, *finite]), max([0.0, *finite])
     deepest = int(np.ceil(np.log10(-lowest)))
     step = -(-(deepest + 1) // MOST_TICKS)
     powers = range(step - 1, deepest + 1, step)
-    places = {0.0: "$1$"} | {-(10.0**power): _power_of_ten(power) for power in powers}
+    tick_labels = {0.0: "$1$"} | {-(10.0**power): _power_of_ten(power) for power in powers}
     if highest >= 1 and step == 1:
-        places[1.0] = "$10$"
+        tick_labels[1.0] = "$10$"
     axes.set_yscale("symlog", linthresh=1)
-    axes.set_yticks(list(places), list(places.values()))
+    axes.set_yticks(list(tick_labels), list(tick_labels.values()))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylim(-(10.0**deepest), highest + 0.5 if highest < 1 else 2 * highest)
 
 
 def _power_of_ten(power: int) -> str:
-    """Ten to minus ten to the power."""
+    """10^-(10^power) as text."""
     return f"$10^{{-{10**power}}}$" if power < 4 else f"$10^{{-10^{{{power}}}}}$"

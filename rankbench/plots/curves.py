@@ -14,10 +14,12 @@ BASE = "causal"  # the variant whose time is 1
 
 @styled
 def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """Test loss over steps, a line for each variant and number of layers, with its spread over seeds; where several
-    were run, also the loss at the best validation step against layers, and the time per token with its spread over the
-    intervals between evaluations, as a multiple of that of the variant `causal` where it is among them. Published
-    numbers as open marks of the variant's colour, or as a dotted line where they are of no number of layers."""
+    """Test loss over steps, a line for each variant and number of layers, with its spread over seeds.
+
+    If several were run: also the loss at the best validation step, and the time per token with its spread over the
+    intervals between evaluations, both against layers. The time is a multiple of that of the variant `causal` if that
+    was run. Published numbers are open marks of the variant's colour, or dotted lines if they have no number of layers.
+    """
     variants = list(dict.fromkeys(table.variant))
     several = len(table[["variant", "layers"]].drop_duplicates()) > 1
     size = (PANEL[0] * (3 if several else 1), PANEL[1] + 1.0)
@@ -35,7 +37,7 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
         label = variant if len(layers) == 1 else None
         grid[0, 0].plot(summary.step, summary["mean"], color=colour, linestyle=dash, label=label)
         spread(grid[0, 0], summary.step, summary, colour)
-    # the first losses, of untrained networks, would flatten the rest
+    # the losses at the start of training would flatten the rest
     late = test[test.step >= 0.1 * test.step.max()].loss
     margin = 0.05 * (late.max() - late.min()) or 0.1
     grid[0, 0].set_ylim(late.min() - margin, late.max() + margin)
@@ -54,8 +56,8 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
 
 
 def _times(test: pd.DataFrame) -> pd.DataFrame:
-    """Times per token, of BASE's in the same interval where there is one. Intervals take the place of seeds: those that
-    are trained side by side share their times."""
+    """Times per token, as a multiple of BASE's in the same interval if it was run. Seeds that train side by side share
+    their times, so intervals replace the seeds."""
     keys = ["layers", "step"]
     times = test.groupby(["variant", *keys], sort=False).microseconds_per_token.mean().dropna().reset_index()
     base = times[times.variant == BASE].set_index(keys).microseconds_per_token
@@ -73,10 +75,10 @@ def _against_layers(
         rows = seeds[seeds.variant == variant].dropna(subset=value)
         if len(rows):
             summary = mean_and_spread(rows, ["layers"], value)
-            aside = 0.06 * (number - (len(variants) - 1) / 2)
-            place = summary.layers + aside
-            axes.plot(place, summary["mean"], color=colour, marker=marker, label=variant)
-            spread(axes, place, summary, colour)
+            shift = 0.06 * (number - (len(variants) - 1) / 2)
+            shifted_x = summary.layers + shift
+            axes.plot(shifted_x, summary["mean"], color=colour, marker=marker, label=variant)
+            spread(axes, shifted_x, summary, colour)
         if published is None:
             continue
         of_variant = published[published.series == variant]
@@ -89,7 +91,7 @@ def _against_layers(
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if high - low < 1:  # networks of one size
-        only = int(seeds.layers.iloc[0])
-        axes.set_xlim(only - 0.5, only + 0.5)
-        axes.set_xticks([only])
+        num_layers = int(seeds.layers.iloc[0])
+        axes.set_xlim(num_layers - 0.5, num_layers + 0.5)
+        axes.set_xticks([num_layers])
     axes.set_xlabel("layers")

@@ -11,8 +11,8 @@ from rankbench.runs.tables import WHO, last_of_layer, mean_and_spread
 
 FLOORS = (*STATE_FLOORS, *ATTENTION_FLOORS)
 AXES = (*WHO, "step", "layer", "sublayer", "head")
-LINES = 6  # layers shown, where there are more
-FLAT = 1.01  # largest over smallest bound, below which it has not moved
+LINES = 6  # the most layers shown
+FLAT = 1.01  # ratio of largest to smallest bound below which the bound is constant
 LABELS = {
     "qk_norm": r"$||W_{QK}||_2$ of a head",
     "vo_norm": r"$||W_{VO}||_2$ of a head",
@@ -23,11 +23,10 @@ LABELS = {
 
 @styled
 def draw_dynamics(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """Each metric against training steps, a line for every layer (of many some, the first and the last among them).
+    """Each metric against training steps, a line for every layer (of many layers a few, with the first and the last).
 
-    A column for each metric, a row for each facet. The state of a layer is the one that it leaves; metrics of heads are
-    means over them. A residual that is below its rounding error is drawn there, and marked, as is any other metric of
-    such a residual.
+    A column for each metric, a row for each facet. A layer's state is its output; metrics of heads are means over the
+    heads. A residual below its rounding error is drawn at that error and marked, and so are other metrics of it.
     """
     metrics = [
         name for name in table if name not in (*AXES, *FLOORS, facet) and pd.api.types.is_numeric_dtype(table[name])
@@ -36,27 +35,27 @@ def draw_dynamics(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
     colours = matplotlib.colormaps["viridis"]
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, metric in zip(row, metrics, strict=True):
-            mine = _with_floor(rows[np.isfinite(rows[metric])], metric)
-            if (mine.sublayer == "weights").any():
-                mine = mine[mine.sublayer == "weights"]
-            elif (mine.sublayer == "mlp").any():  # else it is of attention alone
-                mine = last_of_layer(mine)
-            layers = np.sort(mine.layer.unique())
+            rows_of_metric = _with_floor(rows[np.isfinite(rows[metric])], metric)
+            if (rows_of_metric.sublayer == "weights").any():
+                rows_of_metric = rows_of_metric[rows_of_metric.sublayer == "weights"]
+            elif (rows_of_metric.sublayer == "mlp").any():  # else the metric is of attention only
+                rows_of_metric = last_of_layer(rows_of_metric)
+            layers = np.sort(rows_of_metric.layer.unique())
             for layer in layers[np.linspace(0, len(layers) - 1, min(len(layers), LINES)).round().astype(int)]:
-                summary = mean_and_spread(mine[mine.layer == layer], ["step"], metric)
+                summary = mean_and_spread(rows_of_metric[rows_of_metric.layer == layer], ["step"], metric)
                 colour = colours(0.9 * layer / max(table.layer.max(), 1))
                 name = "embedding" if layer == 0 else f"layer {layer}"
-                below = summary.step.isin(mine.step[(mine.layer == layer) & mine.below])
+                below = summary.step.isin(rows_of_metric.step[(rows_of_metric.layer == layer) & rows_of_metric.below])
                 axes.plot(summary.step, summary["mean"].mask(below), color=colour, label=name)
                 spread(axes, summary.step, summary, colour)
                 below_rounding(axes, summary.step, summary["mean"], below, colour)
-            if mine.empty:
+            if rows_of_metric.empty:
                 axes.text(0.5, 0.5, "none", ha="center", va="center", transform=axes.transAxes)
                 axes.set_yticks([])
             elif metric.startswith("lipschitz_"):  # bounds grow by powers of the weights
                 axes.set_yscale("log")
-                if mine[metric].max() < FLAT * mine[metric].min():  # rounding would fill the panel
-                    axes.set_ylim(mine[metric].min() / 2, 2 * mine[metric].max())
+                if rows_of_metric[metric].max() < FLAT * rows_of_metric[metric].min():  # rounding would fill the panel
+                    axes.set_ylim(rows_of_metric[metric].min() / 2, 2 * rows_of_metric[metric].max())
             axes.set_xlabel("training step")
             axes.set_ylabel(LABELS.get(metric, metric.replace("_", " ")))
             axes.set_title(title(label))
@@ -65,8 +64,7 @@ def draw_dynamics(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
 
 
 def _with_floor(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The rows with a column `below`: whether the metric is of a residual that rounding explains; no residual is below
-    its floor."""
+    """Add a column `below`, whether rounding explains the residual, and raise residuals to their rounding error."""
     prefix = "attention_" if metric.startswith("attention_") else ""
     if metric not in OF_RESIDUAL or f"{prefix}below_floor" not in rows:
         return rows.assign(below=False)

@@ -1,8 +1,8 @@
-"""What all figures share: style, axes, lines with their spread, published marks, legend, and the files they end in.
+"""Parts that all figures share: style, axes, lines with their spread, published marks, legend, and output files.
 
 A line is the mean over seeds (of the logarithms where the axis is logarithmic). Up to ten seeds are drawn one by one
-behind it; of more there is a band of one standard deviation. Colours are Okabe and Ito's, told apart by the
-colour-blind; every series has a marker of its own.
+behind it; more seeds are drawn as a band of one standard deviation. The colours are Okabe and Ito's, which colour-blind
+readers can tell apart; every series has its own marker.
 """
 
 import functools
@@ -27,17 +27,17 @@ from rankbench.runs.files import replacing
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
 DASHES = ["-", "--", ":", "-."]
 MARKERS = ["o", "s", "^", "D", "v", "P"]
-KINDS = (".png", ".pdf")  # of the files that a figure is saved in
+KINDS = (".png", ".pdf")  # file types in which a figure is saved
 INK, GREY = "#000000", "#777777"
 FLOOR, BELOW = "rounding error of a forward pass", "at or below its rounding error"
 TRIANGLE = {"marker": "v", "markerfacecolor": "white", "markeredgewidth": 0.8, "markersize": 5.5}
-DODGE = 0.06  # of a layer, from one series to the next
+DODGE = 0.06  # shift in x, in layers, from one series to the next
 PANEL = (3.25, 2.6)  # inches: a panel is a column wide, so its 8 pt letters are 8 pt in print
-LETTER, LINE = 0.05, 0.145  # inches: a letter and a line of a legend's 7 pt
-FEW_SEEDS = 10  # up to which each is drawn: the standard deviation of so few says little
-FEW_PLACES = 30  # along x, up to which seeds are points; beyond they are thin lines
-LINES = 3  # of a legend that every figure has room for
-MOST_ROWS, SIDE_BY_SIDE = 6, 4  # facets below each other, and panels side by side where there are more facets
+LETTER, LINE = 0.05, 0.145  # inches: width of a letter and height of a line in a legend of 7 pt
+FEW_SEEDS = 10  # up to this number each seed is drawn, because the standard deviation of so few says little
+FEW_POINTS = 30  # along x; up to this number seeds are drawn as points, beyond it as thin lines
+LINES = 3  # lines of a legend that fit into every figure
+MOST_ROWS, SIDE_BY_SIDE = 6, 4  # facets below each other; panels side by side where there are more facets
 STYLE = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -48,13 +48,13 @@ STYLE = {
     "axes.spines.right": False,
     "legend.frameon": False,
     "savefig.dpi": 200,
-    "pdf.fonttype": 42,  # letters stay letters
-    "svg.hashsalt": "rankbench",  # the same figure, the same bytes
+    "pdf.fonttype": 42,  # embed fonts, so that text stays text
+    "svg.hashsalt": "rankbench",  # the same figure always gives the same bytes
 }
 
 
 def save(figure: Figure, path: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
-    """Write the figure as files of these kinds beside each other; returns their paths."""
+    """Write the figure as one file of each kind; returns their paths."""
     written = []
     with matplotlib.rc_context(STYLE):
         for suffix in kinds:
@@ -68,7 +68,7 @@ def save(figure: Figure, path: Path, kinds: tuple[str, ...] = KINDS) -> list[Pat
 
 
 def show_in_notebook() -> None:
-    """Let a notebook show a Figure that is the last value of a cell, also before pyplot has drawn one there."""
+    """Let a notebook show a Figure that is the last value of a cell, even if pyplot was never used there."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if shell is not None and Figure not in (png := shell.display_formatter.formatters["image/png"]):
@@ -85,8 +85,8 @@ def _png(figure: Figure) -> bytes:
 def save_pages(
     figures: Iterable[tuple[Figure, str]], path: Path, kinds: tuple[str, ...] = KINDS
 ) -> dict[str, list[Path]]:
-    """Write one figure as <path>, several as <path>_1, <path>_2 ..., each with its note at the top, and remove what
-    an earlier call with another number of figures left; returns the files by the figures' names."""
+    """Write one figure as <path>, several as <path>_1, <path>_2 ..., each with its note at the top. Removes the files
+    of an earlier call with another number of figures. Returns the files by the figures' names."""
     figures = list(figures)
     names = [path.name] if len(figures) == 1 else [f"{path.name}_{number}" for number in range(1, len(figures) + 1)]
     for old in path.parent.glob(f"{path.name}*"):
@@ -101,7 +101,7 @@ def save_pages(
 
 
 def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    """Letters and lines of STYLE for whatever the function draws."""
+    """Decorate a drawing function to use STYLE."""
 
     @functools.wraps(draw)
     def styled(*args: Any, **kwargs: Any) -> Figure:
@@ -114,9 +114,9 @@ def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
 def grid_of(
     table: pd.DataFrame, facet: str | None, columns: int, share_y: bool = True, share_x: bool | str = True
 ) -> tuple[Figure, np.ndarray, list[tuple[str, pd.DataFrame]]]:
-    """An empty figure with a row of axes for each value of the facet, and these values' rows under their labels.
+    """An empty figure with a row of axes for each value of the facet, and (label, rows) of each value.
 
-    Many facets stand side by side, so that the figure does not become a ribbon.
+    Many facets are placed side by side, so that the figure does not become too long.
     """
     facets = [("", table)]
     if facet is not None:
@@ -134,62 +134,61 @@ def grid_of(
 
 
 def title(*parts: str) -> str:
-    """The parts in one line, or in several where they are wider than a panel."""
+    """Join the parts into one line, or several lines if they are wider than a panel."""
     return textwrap.fill(" · ".join(part for part in parts if part), 48, break_long_words=False)
 
 
 def line(axes: Axes, summary: pd.DataFrame, x: str, label: str, number: int) -> None:
-    """The mean of a summary over seeds along x, with its seeds; number: which of the panel's series it is, from 0."""
+    """Draw the mean of a summary over seeds along x, with its seeds. number: index of the series in the panel."""
     colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-    place = beside(summary[x], number)
+    shifted_x = beside(summary[x], number)
     dashes = DASHES[number // len(COLOURS) % len(DASHES)]
-    axes.plot(place, summary["mean"], color=colour, marker=marker, linestyle=dashes, label=label)
-    spread(axes, place, summary, colour)
+    axes.plot(shifted_x, summary["mean"], color=colour, marker=marker, linestyle=dashes, label=label)
+    spread(axes, shifted_x, summary, colour)
 
 
-def spread(axes: Axes, place: pd.Series, summary: pd.DataFrame, colour: Any) -> None:
-    """The seeds behind a line of means at these places along x: each of a few, else their standard deviation."""
+def spread(axes: Axes, x_values: pd.Series, summary: pd.DataFrame, colour: Any) -> None:
+    """Draw the seeds behind a line of means at these x values: one by one if few, else their standard deviation."""
     num_seeds = summary.num_seeds.max()
     if num_seeds > FEW_SEEDS:
-        axes.fill_between(place, summary["low"], summary["high"], color=colour, alpha=0.2, linewidth=0)
+        axes.fill_between(x_values, summary["low"], summary["high"], color=colour, alpha=0.2, linewidth=0)
     elif num_seeds > 1:
-        by_seed = pd.DataFrame(list(summary.of_seed), index=place.to_numpy())
-        if len(by_seed) > FEW_PLACES:
+        by_seed = pd.DataFrame(list(summary.of_seed), index=x_values.to_numpy())
+        if len(by_seed) > FEW_POINTS:
             axes.plot(by_seed, color=colour, alpha=0.35, linewidth=0.5, zorder=1)
         else:
             points = by_seed.stack()
-            places = points.index.get_level_values(0)
-            axes.scatter(places, points, s=7, color=colour, alpha=0.45, linewidths=0, zorder=1.5)
+            x_of_seeds = points.index.get_level_values(0)
+            axes.scatter(x_of_seeds, points, s=7, color=colour, alpha=0.45, linewidths=0, zorder=1.5)
 
 
-def below_rounding(axes: Axes, place: pd.Series, values: pd.Series, below: pd.Series, colour: Any) -> None:
-    """Open triangles where a value is no larger than its rounding error and drawn as large as that, on a dotted line
-    that leads there: no measurement."""
+def below_rounding(axes: Axes, x_values: pd.Series, values: pd.Series, below: pd.Series, colour: Any) -> None:
+    """Mark values that are drawn at their rounding error, so are no measurements: open triangles on a dotted line."""
     if below.any():
         reached = below | below.shift(1, fill_value=False) | below.shift(-1, fill_value=False)
-        axes.plot(place, values.where(reached), linestyle=":", linewidth=0.8, color=colour, zorder=1.5)
-        axes.plot(place[below], values[below], linestyle="none", color=colour, zorder=3, **TRIANGLE)
+        axes.plot(x_values, values.where(reached), linestyle=":", linewidth=0.8, color=colour, zorder=1.5)
+        axes.plot(x_values[below], values[below], linestyle="none", color=colour, zorder=3, **TRIANGLE)
         axes.plot([], [], linestyle="none", color=INK, label=BELOW, **TRIANGLE)
 
 
 def floor(axes: Axes, floors: pd.Series) -> None:
-    """The rounding error of a forward pass by what is its index, dotted, where the panel reaches down to it."""
+    """Draw the rounding error of a forward pass against its index, dotted, if the panel reaches down to it."""
     if len(floors) and axes.get_ylim()[0] < 100 * floors.max():
         axes.plot(floors.index, floors, color=GREY, linestyle=":", linewidth=1, label=FLOOR, zorder=1)
 
 
 def beside(x: pd.Series, number: int) -> pd.Series:
-    """Where the panel's series of this number is drawn: side by side, so that equal values do not hide each other."""
+    """Shift the x values of the series with this number, so that equal values do not hide each other."""
     return x + DODGE * (number % len(COLOURS))
 
 
 def in_words(variant: str) -> str:
-    """A variant's name for a legend; the key of a sweep that may stand behind it keeps its spelling."""
+    """A variant's name for a legend; a sweep's key that may follow it keeps its spelling."""
     return ", ".join(part if "=" in part else part.replace("_", " ") for part in variant.split(", "))
 
 
 def level(axes: Axes, rows: pd.DataFrame, column: str, label: str, colour: str, dashes: str) -> None:
-    """A horizontal line at a baseline that was measured, with its spread; nothing where it was not."""
+    """Draw a horizontal line at a measured baseline, with its spread; nothing if it was not measured."""
     if column not in rows or rows[column].isna().all():
         return
     per_seed = rows.groupby("seed")[column].mean().dropna()
@@ -203,14 +202,14 @@ def level(axes: Axes, rows: pd.DataFrame, column: str, label: str, colour: str, 
 
 
 def published_marks(axes: Axes, published: pd.DataFrame | None, label: str, ours: dict[str, int] | None = None) -> None:
-    """Published numbers of this panel: open marks where they have an x, a short line at the right where not.
+    """Mark the published numbers of this panel: open marks if they have an x, else a short line at the right.
 
-    ours: the numbers of our series that some of the published ones are of; stars in their colours.
+    ours: index of our series by the published series' name; these are drawn as stars in our series' colour.
     """
     if published is None:
         return
-    mine = published[published["where"].isna() | (published["where"] == label)]
-    for number, ((source, series), rows) in enumerate(mine.groupby(["source", "series"], sort=False)):
+    rows_of_panel = published[published["where"].isna() | (published["where"] == label)]
+    for number, ((source, series), rows) in enumerate(rows_of_panel.groupby(["source", "series"], sort=False)):
         points = rows.dropna(subset="x")
         name = f"{series} ({source})"
         if len(points):
@@ -223,33 +222,32 @@ def published_marks(axes: Axes, published: pd.DataFrame | None, label: str, ours
 
 
 def whole_numbers(axes: Axes, label: str) -> None:
-    """An x axis that counts, with its label on the outer panels alone."""
+    """Give an x axis integer ticks, and its label on the outer panels only."""
     axes.set_xlabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.label_outer()
-    if len(axes.get_shared_y_axes().get_siblings(axes)) == 1:  # numbers of its own
+    if len(axes.get_shared_y_axes().get_siblings(axes)) == 1:  # its y axis is not shared
         axes.tick_params(labelleft=True)
 
 
 def legend(figure: Figure, grid: np.ndarray) -> None:
-    """One legend under the panels, with each label once; the figure grows by what it takes of the panels' height."""
+    """Add one legend under the panels, with each label once; the figure grows so that the panels keep their height."""
     _label_lowest(grid)
-    found = {}
+    handles = {}
     for axes in grid.flat:
-        found |= {
-            label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True) if label not in found
-        }
-    found |= {label: found.pop(label) for label in (BELOW, FLOOR) if label in found}  # behind the series
-    # as many columns as the longest label leaves room for, with its handle and the space between columns
-    room = figure.get_figwidth() / (0.5 + LETTER * max(map(len, found), default=1))
-    columns = max(1, min(len(found), int(room), 2 if len(found) > 4 else 4))
-    lines = -(-len(found) // columns)
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    handles |= {label: handles.pop(label) for label in (BELOW, FLOOR) if label in handles}  # after the series
+    # as many columns as fit with the longest label, its handle and the space between columns
+    room = figure.get_figwidth() / (0.5 + LETTER * max(map(len, handles), default=1))
+    columns = max(1, min(len(handles), int(room), 2 if len(handles) > 4 else 4))
+    lines = -(-len(handles) // columns)
     figure.set_figheight(figure.get_figheight() + LINE * max(0, lines - LINES))
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
 
 
 def _label_lowest(grid: np.ndarray) -> None:
-    """Give the panels above an empty place the x labels and numbers that the row below would have."""
+    """Give the panels above an empty cell the x labels and numbers that the row below would have."""
     lowest = {}
     for axes in grid.flat:
         lowest[axes.get_subplotspec().colspan.start] = axes
@@ -261,20 +259,20 @@ def _label_lowest(grid: np.ndarray) -> None:
 
 
 def spans_orders(values: pd.Series) -> bool:
-    """Whether the values are for a logarithmic axis: positive, the largest at least eight times the smallest."""
+    """Whether the values need a logarithmic axis: positive, the largest at least eight times the smallest."""
     return bool(values.min() > 0 and values.max() >= 8 * values.min())
 
 
 def ticks(axes: Axes, values: pd.Series) -> None:
-    """Ticks at the values that were run, where they are few; a logarithmic axis where they span much."""
-    found = sorted(values.unique())
+    """Put ticks at the values if they are few, and use a logarithmic axis if they span orders of magnitude."""
+    distinct = sorted(values.unique())
     if spans_orders(values):
         axes.set_xscale("log")
-    if len(found) <= 6:
-        axes.set_xticks(found, [tick(one) for one in found])
+    if len(distinct) <= 6:
+        axes.set_xticks(distinct, [tick(value) for value in distinct])
         axes.set_xticks([], minor=True)
 
 
 def tick(value: Any) -> str:
-    """A value as an axis or a legend shows it."""
+    """A value as text for an axis or a legend."""
     return f"{value:g}" if isinstance(value, int | float | np.number) else str(value)

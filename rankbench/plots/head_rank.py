@@ -27,31 +27,31 @@ BOUNDS = {"bound_sharp": "--", "bound_any": ":"}
 BASELINES = {"zero": "-", "linear": "--", "linear attention": ":", "least squares": "-", "averaging": "--"}
 BASELINES |= {"3 nearest neighbours": ":"}
 SERIES = ("copies", "points")
-LINES = 6  # layers whose spectra are shown, where there are more
+LINES = 6  # the most layers whose spectra are shown
 X_LABELS = {"share": "rank r / width d", "heads": "heads H"}
 
 
 @styled
 def draw_head_rank(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """Errors and angles of heads by their rank over the width, lines by copies and points, a row for each depth.
+    """Errors and angles of heads by their rank over the width, with a line for each number of copies and of points.
 
-    Left the errors: softmax (filled, with the best seed as a dash), hardmax (open), baselines; where lower bounds
-    apply, by the number of heads instead, lines by rank. Right the median angle of W_QK to the identity, with the
-    largest that the rank allows. Heads that have all one rank are shown by their number. For regression in context,
-    left the errors by examples and right those behind the last example by the number of heads, with the best seed. The
-    sweep's own facets are not needed: the table has the sizes.
+    The figure has a row for each depth. Left: errors with softmax (filled, with the best seed as a dash), with hardmax
+    (open), and of baselines; where lower bounds apply, by the number of heads, with a line for each rank. Right: the
+    median angle of W_QK to the identity, with the largest angle that the rank allows. If all heads have one rank, x is
+    their number. For regression in context: left the errors by examples, right the errors after the last example by the
+    number of heads, with the best seed. The sweep's facets are not needed, because the table has the sizes.
 
-    Where not every run is a regression, and so not every one has errors, the spectra of W_QK and W_VO instead, a row
-    for each kind of network.
+    If some run is not a regression, and so has no errors, the figure shows the spectra of W_QK and W_VO instead, with a
+    row for each kind of network.
     """
     trained = "trained" if (table.weights == "trained").any() else "initialised"
     if not (table.of == "network").groupby(table.run).any().all():
         return _spectra(table[(table.of == "head") & (table.weights == trained)], trained, facet)
-    shown = table[table.weights.isin([trained, "none"])].assign(share=table["rank"] / table.width)
-    shown = shown.assign(points=shown.groupby(["seed", "run"]).examples.transform("max").astype(int))
-    in_context = shown.groupby(["run", "seed"]).examples.nunique().max() > 1
-    x = "heads" if shown["rank"].nunique() == 1 and shown.heads.nunique() > 1 else "share"
-    figure, grid, facets = grid_of(shown, "layers", 2, share_y=False, share_x="col")
+    selected = table[table.weights.isin([trained, "none"])].assign(share=table["rank"] / table.width)
+    selected = selected.assign(points=selected.groupby(["seed", "run"]).examples.transform("max").astype(int))
+    in_context = selected.groupby(["run", "seed"]).examples.nunique().max() > 1
+    x = "heads" if selected["rank"].nunique() == 1 and selected.heads.nunique() > 1 else "share"
+    figure, grid, facets = grid_of(selected, "layers", 2, share_y=False, share_x="col")
     for row, (label, rows) in zip(grid, facets, strict=True):
         if in_context:
             _by_examples(row[0], rows)
@@ -69,7 +69,7 @@ def draw_head_rank(table: pd.DataFrame, published: pd.DataFrame | None = None, f
 
 
 def _spectra(heads: pd.DataFrame, weights: str, facet: str | None) -> Figure:
-    """Singular values by their number, a line for each layer: the mean over heads, their geometric mean over seeds."""
+    """Singular values by their index, a line for each layer: the mean over heads, then geometric mean over seeds."""
     numbers = [name for name in heads if name.startswith("sigma_")]
     kinds = [*([facet] if facet else []), "task", "model", "layers", "heads", "rank"]
     label = heads[kinds].astype(str).agg(lambda row: ", ".join(f"{key}={row[key]}" for key in kinds), axis=1)
@@ -78,10 +78,10 @@ def _spectra(heads: pd.DataFrame, weights: str, facet: str | None) -> Figure:
     figure, grid, facets = grid_of(long, "kind", 2, share_y=False)
     for row, (_, rows) in zip(grid, facets, strict=True):
         for axes, (matrix, name) in zip(row, (("qk", "W_{QK}"), ("vo", "W_{VO}")), strict=True):
-            mine = rows[(rows.matrix == matrix) & (rows.sigma > 0)]
-            layers = np.sort(mine.layer.unique())
+            of_matrix = rows[(rows.matrix == matrix) & (rows.sigma > 0)]
+            layers = np.sort(of_matrix.layer.unique())
             for layer in layers[np.linspace(0, len(layers) - 1, min(len(layers), LINES)).round().astype(int)]:
-                summary = mean_and_spread(mine[mine.layer == layer], ["number"], "sigma", geometric=True)
+                summary = mean_and_spread(of_matrix[of_matrix.layer == layer], ["number"], "sigma", geometric=True)
                 colour = matplotlib.colormaps["viridis"](0.9 * layer / heads.layer.max())
                 axes.plot(summary.number, summary["mean"], color=colour, marker=".", label=f"layer {layer}")
                 axes.fill_between(summary.number, summary.low, summary.high, color=colour, alpha=0.2, linewidth=0)
@@ -99,22 +99,22 @@ def _of(published: pd.DataFrame | None, unit: str) -> pd.DataFrame | None:
 
 
 def _series(rows: pd.DataFrame, x: str) -> list[tuple[str, pd.DataFrame]]:
-    """The rows by what else varies than x: of heads of one rank, copies are what x says."""
+    """Split the rows by the columns that vary besides x; where x is the number of heads, it fixes the copies."""
     varied = [column for column in SERIES if rows[column].nunique() > 1 and (x, column) != ("heads", "copies")]
     if not varied:
         return [("", rows)]
     names = {"copies": "copies", "points": "N"}
     return [
-        (", ".join(f"{names[key]}={tick(value)}" for key, value in zip(varied, values, strict=True)), mine)
-        for values, mine in rows.groupby(varied)
+        (", ".join(f"{names[key]}={tick(value)}" for key, value in zip(varied, values, strict=True)), group)
+        for values, group in rows.groupby(varied)
     ]
 
 
 def _drawn(axes: Axes, rows: pd.DataFrame, x: str, value: str, label: str, number: int, style: dict) -> None:
-    found = mean_and_spread(rows, [x], value)
+    summary = mean_and_spread(rows, [x], value)
     colour = COLOURS[number % len(COLOURS)]
-    axes.plot(found[x], found["mean"], color=colour, marker=MARKERS[number % len(MARKERS)], label=label, **style)
-    spread(axes, found[x], found, colour)
+    axes.plot(summary[x], summary["mean"], color=colour, marker=MARKERS[number % len(MARKERS)], label=label, **style)
+    spread(axes, summary[x], summary, colour)
 
 
 def _best_seed(axes: Axes, rows: pd.DataFrame, x: str) -> None:
@@ -126,25 +126,24 @@ def _best_seed(axes: Axes, rows: pd.DataFrame, x: str) -> None:
 def _errors(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | None, label: str) -> None:
     networks, is_bounded = rows[rows.of == "network"], "bound_any" in rows
     x = "heads" if is_bounded else x
-    parts = (
-        [(f"r={tick(rank)}", mine) for rank, mine in networks.groupby("rank")] if is_bounded else _series(networks, x)
-    )
-    for number, (name, mine) in enumerate(parts):
+    by_rank = [(f"r={tick(rank)}", part) for rank, part in networks.groupby("rank")]
+    parts = by_rank if is_bounded else _series(networks, x)
+    for number, (name, part) in enumerate(parts):
         for evaluation, style in (("soft", {}), ("hard", {"mfc": "none", "linestyle": "--", "linewidth": 0.8})):
-            some = mine[mine.evaluation == evaluation]
-            label_of = ", ".join(part for part in (evaluation + "max", name) if part)
-            _drawn(axes, some, x, "error", label_of, number, style)
+            errors = part[part.evaluation == evaluation]
+            label_of = ", ".join(text for text in (evaluation + "max", name) if text)
+            _drawn(axes, errors, x, "error", label_of, number, style)
             if evaluation == "soft":
-                _best_seed(axes, some, x)
+                _best_seed(axes, errors, x)
         if is_bounded:
             colour = COLOURS[number % len(COLOURS)]
             for bound, dashes in BOUNDS.items():
-                level = mine.groupby(x)[bound].first()
+                level = part.groupby(x)[bound].first()
                 name_of = f"lower bound ({bound.removeprefix('bound_')}), {name}"
                 axes.plot(level.index, level, color=colour, linestyle=dashes, linewidth=0.8, marker=".", label=name_of)
-    for name, mine in rows[rows.of == "baseline"].groupby("evaluation", sort=False):
+    for name, part in rows[rows.of == "baseline"].groupby("evaluation", sort=False):
         if rows.points.nunique() == 1 or name == "zero":
-            axes.axhline(mine.error.mean(), color=GREY, linestyle=BASELINES[name], linewidth=1, label=name, zorder=1)
+            axes.axhline(part.error.mean(), color=GREY, linestyle=BASELINES[name], linewidth=1, label=name, zorder=1)
     ticks(axes, networks[x])
     axes.set_yscale("log")
     axes.set_xlabel(X_LABELS[x])
@@ -159,9 +158,9 @@ def _angles(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | No
     median = heads.join(points, on=["run", "seed"]).groupby(by).angle.median().reset_index()
     median = median.rename(columns={"points_of_run": "points"})
     parts = [("median angle", median)] if "bound_any" in rows else _series(median, x)
-    for number, (name, mine) in enumerate(parts):
-        label_of = name if "bound_any" in rows else ", ".join(part for part in ("softmax", name) if part)
-        _drawn(axes, mine, x, "angle", label_of, number, {})
+    for number, (name, part) in enumerate(parts):
+        label_of = name if "bound_any" in rows else ", ".join(text for text in ("softmax", name) if text)
+        _drawn(axes, part, x, "angle", label_of, number, {})
     limit = rows.groupby(x).angle_limit.first()
     axes.plot(limit.index, limit, color=INK, linestyle=":", linewidth=1, label="largest or smallest angle of the rank")
     axes.plot(limit.index, 180 - limit, color=INK, linestyle=":", linewidth=1)
@@ -174,11 +173,11 @@ def _angles(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | No
 
 def _by_examples(axes: Axes, rows: pd.DataFrame) -> None:
     soft = rows[(rows.of == "network") & (rows.evaluation == "soft")]
-    for number, (heads, mine) in enumerate(soft.groupby("heads")):
+    for number, (heads, group) in enumerate(soft.groupby("heads")):
         style = {"markevery": 5, "markersize": 3}
-        _drawn(axes, mine, "examples", "error", f"H={heads}, r={tick(mine['rank'].iloc[0])}", number, style)
-    for name, mine in rows[rows.of == "baseline"].groupby("evaluation", sort=False):
-        mean = mine.groupby("examples").error.mean()
+        _drawn(axes, group, "examples", "error", f"H={heads}, r={tick(group['rank'].iloc[0])}", number, style)
+    for name, group in rows[rows.of == "baseline"].groupby("evaluation", sort=False):
+        mean = group.groupby("examples").error.mean()
         colour = INK if name == "least squares" else GREY
         axes.plot(mean.index, mean.clip(lower=1e-3), color=colour, linestyle=BASELINES[name], linewidth=1, label=name)
     axes.set_ylim(bottom=0, top=2)
@@ -187,7 +186,7 @@ def _by_examples(axes: Axes, rows: pd.DataFrame) -> None:
 
 def _last_by_heads(axes: Axes, rows: pd.DataFrame) -> None:
     last = rows[(rows.examples == rows.examples.max()) & (rows.of == "network") & (rows.evaluation == "soft")]
-    _drawn(axes, last, "heads", "error", "behind the last example", 0, {})
+    _drawn(axes, last, "heads", "error", "after the last example", 0, {})
     _best_seed(axes, last, "heads")
     ticks(axes, last.heads)
     axes.set_xlabel("heads H (rank = width / H)")

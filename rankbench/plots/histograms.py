@@ -11,9 +11,10 @@ from rankbench.plots.figure import COLOURS, PANEL, legend, styled, title
 
 @styled
 def draw_histograms(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """Density of the entries of inputs and outputs, all seeds and layers together: a column for each range of inputs, a
-    row for each kind of attention and each facet; of the trained weights, where there are any. Kim et al. print no
-    numbers to mark."""
+    """Density of the entries of inputs and outputs, over all seeds and layers; of trained weights if there are any.
+
+    A column for each range of inputs, a row for each kind of attention and each facet. Kim et al. print no numbers.
+    """
     if (table.weights == "trained").any():
         table = table[table.weights == "trained"]
     kind = table.attention.str.replace("_", " ") + " attention, " + table.weights + " weights"
@@ -22,12 +23,12 @@ def draw_histograms(table: pd.DataFrame, published: pd.DataFrame | None = None, 
     facets = list(table.groupby(rows_of, sort=False))
     figure = Figure(figsize=(PANEL[0] * len(ranges), PANEL[1] * len(facets) + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(len(facets), len(ranges), squeeze=False)  # every panel has axes of its own
+    grid = figure.subplots(len(facets), len(ranges), squeeze=False)  # panels do not share axes
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, inputs in zip(row, ranges, strict=True):
-            mine = rows[rows.inputs == inputs]
-            for number, (of, some) in enumerate(mine.groupby("of", sort=False)):
-                edges, density = _together(some)
+            of_range = rows[rows.inputs == inputs]
+            for number, (of, entries) in enumerate(of_range.groupby("of", sort=False)):
+                edges, density = _together(entries)
                 axes.stairs(density, edges, color=COLOURS[number], fill=True, alpha=0.35)
                 axes.stairs(density, edges, color=COLOURS[number], label=of)
             axes.set_yscale("log")
@@ -40,11 +41,12 @@ def draw_histograms(table: pd.DataFrame, published: pd.DataFrame | None = None, 
 
 
 def _together(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Mean density of histograms with bins of their own, on common ones."""
-    hists = [one for _, one in rows.groupby(["seed", "layer"])]
-    edges = np.linspace(rows.low.min(), rows.high.max(), max(len(one) for one in hists) + 1)
+    """Mean density, on common bins, of histograms that each have their own bins."""
+    parts = [histogram for _, histogram in rows.groupby(["seed", "layer"])]
+    edges = np.linspace(rows.low.min(), rows.high.max(), max(len(histogram) for histogram in parts) + 1)
     total = np.zeros(len(edges) - 1)
-    for one in hists:
-        below = np.concatenate([[0.0], np.cumsum(one.density * (one.high - one.low))])  # share up to each edge
-        total += np.diff(np.interp(edges, [*one.low, one.high.iloc[-1]], below))
-    return edges, total / len(hists) / np.diff(edges)
+    for histogram in parts:
+        shares = histogram.density * (histogram.high - histogram.low)
+        below = np.concatenate([[0.0], np.cumsum(shares)])  # share up to each edge
+        total += np.diff(np.interp(edges, [*histogram.low, histogram.high.iloc[-1]], below))
+    return edges, total / len(parts) / np.diff(edges)

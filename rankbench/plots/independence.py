@@ -17,19 +17,21 @@ MAPS = {
     "alignment_linear": "linear CKA",
     "information": r"$\sqrt{1-e^{-2I}}$, I by KSG",
 }
-# of pairs of single paths; each is 0 for independent ones
+# measures of pairs of single paths; each is 0 for independent paths
 SIZES = {**MAPS, "interaction": "interaction"}
 COLOUR_MAP, SCALE = "RdBu_r", Normalize(-1, 1)
-CELLS = 8  # a side, up to which the numbers are written into the cells
-WIDTH, HEIGHT, LAST_HEIGHT = 7.2, 1.8, 2.3  # inches: a page's width, a row of maps, the row below them
+CELLS = 8  # largest side of a map whose numbers are written into the cells
+WIDTH, HEIGHT, LAST_HEIGHT = 7.2, 1.8, 2.3  # inches: width of a page, height of a row of maps and of the row below them
 
 
 @styled
 def draw_independence(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """Heat maps by pairs of path lengths, a row for each scheme; below them interference by length, single paths' mean
-    measures, and cross-gradients by pairs of heads. A block of rows for each facet. Mutual information I is drawn as
-    sqrt(1 - exp(-2 I)), the correlation of two Gaussian numbers with this information (Linfoot 1957), so that all maps
-    share one scale: 0 independent, 1 determined."""
+    """Heat maps by pairs of path lengths, a row for each scheme; a block of rows for each facet.
+
+    Below the maps: interference by length, mean measures of single paths, and cross-gradients by pairs of heads. Mutual
+    information I is drawn as sqrt(1 - exp(-2 I)), the correlation of two Gaussian numbers with this information
+    (Linfoot 1957), so that all maps share one scale: 0 independent, 1 determined.
+    """
     table = table.assign(information=np.sqrt(-np.expm1(-2 * table.information_ksg.clip(lower=0))))
     facets = (
         [("", table)]
@@ -45,9 +47,9 @@ def draw_independence(table: pd.DataFrame, published: pd.DataFrame | None = None
         upper.suptitle(label, fontsize=8)
         grid = upper.subplots(len(schemes), len(MAPS), squeeze=False, sharex=True, sharey=True)
         for scheme, line_of_axes in zip(schemes, grid, strict=True):
-            mine = rows[(rows.of == "lengths") & (rows.scheme == scheme)]
+            of_scheme = rows[(rows.of == "lengths") & (rows.scheme == scheme)]
             for axes, (measure, name) in zip(line_of_axes, MAPS.items(), strict=True):
-                _map(axes, mine, measure, ("first_length", "second_length"))
+                _map(axes, of_scheme, measure, ("first_length", "second_length"))
                 if scheme == schemes[0]:
                     axes.set_title(name)
                 if scheme == schemes[-1]:
@@ -64,7 +66,7 @@ def draw_independence(table: pd.DataFrame, published: pd.DataFrame | None = None
 
 
 def _map(axes: Axes, rows: pd.DataFrame, measure: str, sides: tuple[str, str]) -> None:
-    """Mean over seeds of a measure by pairs, mirrored at the diagonal; grey where there is none."""
+    """Draw the mean over seeds of a measure by pairs, mirrored at the diagonal; grey where it is missing."""
     names = list(dict.fromkeys([*rows[sides[0]], *rows[sides[1]]]))
     mean = rows.groupby(list(sides))[measure].mean()
     values = np.full((len(names), len(names)), np.nan)
@@ -73,11 +75,13 @@ def _map(axes: Axes, rows: pd.DataFrame, measure: str, sides: tuple[str, str]) -
         values[j, k] = values[k, j] = value
     axes.set_facecolor("#DDDDDD")
     axes.imshow(values, cmap=COLOUR_MAP, norm=SCALE, origin="lower")
-    shown = [f"{name:g}" if isinstance(name, float) else str(name) for name in names]
+    tick_labels = [f"{name:g}" if isinstance(name, float) else str(name) for name in names]
     step = max(1, len(names) // 12)
-    rotation = 90 if max(map(len, shown), default=0) > 2 else 0
-    axes.set_xticks(range(0, len(names), step), shown[::step], rotation=rotation, fontsize=6 if rotation else None)
-    axes.set_yticks(range(0, len(names), step), shown[::step], fontsize=6 if rotation else None)
+    rotation = 90 if max(map(len, tick_labels), default=0) > 2 else 0
+    axes.set_xticks(
+        range(0, len(names), step), tick_labels[::step], rotation=rotation, fontsize=6 if rotation else None
+    )
+    axes.set_yticks(range(0, len(names), step), tick_labels[::step], fontsize=6 if rotation else None)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     if len(names) <= CELLS:
@@ -87,16 +91,16 @@ def _map(axes: Axes, rows: pd.DataFrame, measure: str, sides: tuple[str, str]) -
 
 
 def _short(value: float) -> str:
-    """Two digits behind the point, without the zero before it."""
+    """The value with two decimals and no zero before the point."""
     return f"{value:.2f}".replace("0.", ".").replace("-.00", ".00")
 
 
 def _interference(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
     known = rows.dropna(subset="interference")
     for number, scheme in enumerate(schemes):
-        mine = known[known.scheme == scheme]
-        if len(mine):
-            line(axes, mean_and_spread(mine, ["first_length"], "interference"), "first_length", scheme, number)
+        of_scheme = known[known.scheme == scheme]
+        if len(of_scheme):
+            line(axes, mean_and_spread(of_scheme, ["first_length"], "interference"), "first_length", scheme, number)
     counts = known.groupby("first_length").num_paths.first()
     axes.plot(counts.index, counts, color=GREY, linestyle=":", linewidth=1, label="identical paths")
     axes.axhline(1, color=GREY, linestyle="--", linewidth=1, label="orthogonal paths")
@@ -109,20 +113,20 @@ def _interference(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
 
 
 def _single_paths(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
-    """Mean size of each measure over pairs of single paths: mean over seeds, and the seeds as in figure.spread."""
+    """Draw each measure's mean absolute value over pairs of paths: mean over seeds, and seeds as in figure.spread."""
     pairs = rows[rows.of == "paths"]
     for number, scheme in enumerate(schemes):
-        mine = pairs[pairs.scheme == scheme]
-        per_seed = mine.assign(**mine[list(SIZES)].abs()).groupby("seed")[list(SIZES)].mean()
-        place = np.arange(len(SIZES)) + 0.15 * (number - (len(schemes) - 1) / 2)
+        of_scheme = pairs[pairs.scheme == scheme]
+        per_seed = of_scheme.assign(**of_scheme[list(SIZES)].abs()).groupby("seed")[list(SIZES)].mean()
+        x_values = np.arange(len(SIZES)) + 0.15 * (number - (len(schemes) - 1) / 2)
         style = {"color": COLOURS[number], "marker": MARKERS[number], "linestyle": "none"}
         if len(per_seed) > FEW_SEEDS:
-            axes.errorbar(place, per_seed.mean(), per_seed.std(), label=scheme, capsize=2, **style)
+            axes.errorbar(x_values, per_seed.mean(), per_seed.std(), label=scheme, capsize=2, **style)
             continue
-        axes.plot(place, per_seed.mean(), label=scheme, **style)
+        axes.plot(x_values, per_seed.mean(), label=scheme, **style)
         if len(per_seed) > 1:
             look = {"s": 7, "color": COLOURS[number], "alpha": 0.45, "linewidths": 0}
-            axes.scatter(np.tile(place, len(per_seed)), per_seed.to_numpy().ravel(), **look)
+            axes.scatter(np.tile(x_values, len(per_seed)), per_seed.to_numpy().ravel(), **look)
     axes.axhline(0, color=GREY, linestyle="--", linewidth=1)
     axes.set_xticks(range(len(SIZES)), SIZES.values(), rotation=30, ha="right", rotation_mode="anchor", fontsize=6)
     axes.set_ylim(-0.05, 1.5)  # room for the legend

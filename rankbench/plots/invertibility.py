@@ -1,5 +1,7 @@
 """The figure of the analysis `invertibility`."""
 
+import itertools
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -18,15 +20,15 @@ from rankbench.plots.figure import (
 )
 from rankbench.runs.tables import mean_and_spread
 
-SMALLEST = np.finfo(float).eps  # what rounding leaves is drawn there
+SMALLEST = np.finfo(float).eps  # smaller errors, which are rounding, are drawn here
 
 
 @styled
 def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Largest reconstruction error by iteration, a colour for each c, dashes for tokens and widths where they vary.
 
-    A column for each range of inputs, a row for each kind of attention (and of weights) and each facet. Of a model with
-    several layers the worst is drawn.
+    A column for each range of inputs, a row for each kind of attention (and of weights) and each facet. For a model
+    with several layers the worst layer is drawn.
     """
     table = table[table.part == "attention"]
     kind = table.attention.str.replace("_", " ") + " attention, " + table.weights + " weights"
@@ -36,14 +38,13 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
     figure, grid, facets = grid_of(table.assign(row=rows_of), "row", len(ranges))
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, inputs in zip(row, ranges, strict=True):
-            for (number, coefficient), (style, (tokens, width)) in (
-                (one, size) for one in enumerate(coefficients) for size in enumerate(sizes)
-            ):
-                mine = rows[(rows.inputs == inputs) & (rows.coefficient == coefficient)]
-                mine = mine[(mine.tokens == tokens) & (mine.width == width)]
-                if mine.empty:
+            pairs = itertools.product(enumerate(coefficients), enumerate(sizes))
+            for (number, coefficient), (style, (tokens, width)) in pairs:
+                rows_of_line = rows[(rows.inputs == inputs) & (rows.coefficient == coefficient)]
+                rows_of_line = rows_of_line[(rows_of_line.tokens == tokens) & (rows_of_line.width == width)]
+                if rows_of_line.empty:
                     continue
-                worst = mine.groupby(["seed", "iteration"]).error.max().clip(lower=SMALLEST).reset_index()
+                worst = rows_of_line.groupby(["seed", "iteration"]).error.max().clip(lower=SMALLEST).reset_index()
                 summary = mean_and_spread(worst, ["iteration"], "error", geometric=True)
                 name = f"c={coefficient:g}" + (f", N={tokens}, D={width}" if len(sizes) > 1 else "")
                 colour = COLOURS[number % len(COLOURS)]

@@ -38,9 +38,9 @@ NAMES = {float("inf"): r"$\|J\|_\infty$", 2.0: r"$\|J\|_2$"}
 
 @styled
 def draw_lipschitz(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """Bounds and measured values: by the number of tokens, by the step of an ascent, or by layer, whatever varies.
+    """Bounds and measured values by the number of tokens, by the step of an ascent, or by layer, whichever varies.
 
-    A column for each norm and, by layer, each part; a row for each facet. A bound that is infinite is not drawn.
+    A column for each norm and, by layer, each part; a row for each facet. Infinite bounds are not drawn.
     """
     table = table[table.quantity.isin(DRAWN)]
     facets = [table] if facet is None else [rows for _, rows in table.groupby(facet, sort=False)]
@@ -50,29 +50,29 @@ def draw_lipschitz(table: pd.DataFrame, published: pd.DataFrame | None = None, f
     figure, grid, facets = grid_of(table, facet, len(columns), share_y=False)
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, (p, part) in zip(row, columns, strict=True):
-            mine = rows[(rows.p == p) & (rows.part == part)]
+            of_panel = rows[(rows.p == p) & (rows.part == part)]
             for quantity in DRAWN:
-                of_quantity = mine[(mine.quantity == quantity) & np.isfinite(mine.value)]
+                of_quantity = of_panel[(of_panel.quantity == quantity) & np.isfinite(of_panel.value)]
                 if axis != "step" and len(of_quantity):
                     of_quantity = of_quantity[of_quantity.step == of_quantity.step.max()]
                 if len(of_quantity):
                     _draw(axes, of_quantity, axis)
             published_marks(axes, published, label)
-            _finish(axes, mine, axis, title(part if axis == "layer" else "", label, _weights(rows)))
+            _finish(axes, of_panel, axis, title(part if axis == "layer" else "", label, _weights(rows)))
             axes.set_ylabel(f"{NAMES[p]} or its bound")
     legend(figure, grid)
     return figure
 
 
 def _axis(facets: list[pd.DataFrame]) -> str:
-    """What goes along x. A facet never mixes layers of its own with a model's."""
+    """Column for the x axis. A facet never mixes fresh layers with those of a model."""
     if any(rows.tokens.nunique() > 1 for rows in facets):
         return "tokens"
     return "step" if any(rows.step.nunique() > 2 for rows in facets) else "layer"
 
 
 def _weights(rows: pd.DataFrame) -> str:
-    """The kind of attention, of a fresh layer; a network's own name is in the facet's label."""
+    """The kind of attention of a fresh layer; a network's name is already in the facet's label."""
     return f"{rows.attention.iloc[0]} attention".replace("_", " ") if (rows.weights == "fresh").all() else ""
 
 
@@ -80,23 +80,23 @@ def _draw(axes: Axes, rows: pd.DataFrame, axis: str) -> None:
     name, colour, marker, dashes = DRAWN[rows.quantity.iloc[0]]
     if rows.quantity.iloc[0] == "one_dimension" and rows.p.iloc[0] == 2:
         name = "bound for head width 1"
-    for weights, some in rows.groupby("weights", sort=False):
+    for weights, of_weights in rows.groupby("weights", sort=False):
         several = rows.weights.nunique() > 1
         label = f"{name}, {weights}" if several else name
-        # of a network that was trained, what the initial weights gave is pale
+        # the initial weights of a trained network are drawn pale
         style = {"color": colour, "linestyle": dashes, "alpha": 0.4 if several and weights == "initialised" else 1.0}
         if axis == "step":
-            for _, of_layer in some.groupby("layer"):
+            for _, of_layer in of_weights.groupby("layer"):
                 _along_steps(axes, of_layer, style, label)
             continue
-        best = mean_and_spread(some[some.start <= 1], [axis], "value", geometric=True)
+        best = mean_and_spread(of_weights[of_weights.start <= 1], [axis], "value", geometric=True)
         mark = marker or ("_" if len(best) == 1 else "")  # a line of one point would not show
-        # the exact constant lies on top: where it is reached it would not show
+        # the exact constant is drawn on top, or lower bounds that reach it would hide it
         axes.plot(
             best[axis], best["mean"], label=label, marker=mark, zorder=3 if name.startswith("exact") else 2, **style
         )
         spread(axes, best[axis], best, colour)
-        others = some[some.start > 1].groupby([axis, "start"]).value.mean().reset_index()
+        others = of_weights[of_weights.start > 1].groupby([axis, "start"]).value.mean().reset_index()
         if len(others) and dashes != "none":
             axes.plot(others[axis], others.value, ".", color=colour, alpha=0.35, markersize=3, label="its next best")
 
@@ -105,9 +105,9 @@ def _along_steps(axes: Axes, rows: pd.DataFrame, style: dict, label: str) -> Non
     if rows.start.max() == 0:  # a constant of the layer: a line across
         axes.axhline(rows.value.mean(), label=label, **style)
         return
-    for (_, start), one in rows.groupby(["seed", "start"]):
+    for (_, start), steps in rows.groupby(["seed", "start"]):
         look = {"linewidth": 1.4} if start == 1 else {"linewidth": 0.6, "alpha": 0.3 * style["alpha"]}
-        axes.plot(one.step, one.value, label=label if start == 1 else "its next best", **(style | look))
+        axes.plot(steps.step, steps.value, label=label if start == 1 else "its next best", **(style | look))
 
 
 def _finish(axes: Axes, rows: pd.DataFrame, axis: str, text: str) -> None:
@@ -124,9 +124,9 @@ def _finish(axes: Axes, rows: pd.DataFrame, axis: str, text: str) -> None:
     else:
         axes.set_xscale("log")
         axes.set_xlabel("tokens N")
-        found = sorted(rows.tokens.unique())
-        shown = found if len(found) <= 5 else [found[0], found[len(found) // 2], found[-1]]
-        axes.set_xticks(shown, [str(one) for one in shown])
+        tokens = sorted(rows.tokens.unique())
+        tokens = tokens if len(tokens) <= 5 else [tokens[0], tokens[len(tokens) // 2], tokens[-1]]
+        axes.set_xticks(tokens, list(map(str, tokens)))
         axes.xaxis.set_minor_formatter(NullFormatter())
     if axes.get_yscale() == "linear":
         axes.yaxis.set_major_formatter(ScalarFormatter())

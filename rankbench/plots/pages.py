@@ -1,24 +1,24 @@
-"""How the configurations of a sweep share figures: which keys are lines, which are panels, and where a new page begins.
+"""Layout of a sweep's figures: which keys are lines, which are panels, and where a new page begins.
 
-Two configurations never share a line, unless the user leaves a key out by naming both others: then the line is the mean
-over that key's values, and the figure says so.
+Two configurations never share a line, with one exception: if the user names both series and facet, a line is the mean
+over the values of the remaining keys, and the figure says so.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 
 from rankbench.plots.figure import COLOURS, DASHES, in_words
 
-MOST_LINES = len(COLOURS) * len(DASHES)  # that can be told apart
-OWN_LINES = "network"  # how panels are called that take the place of a figure's own lines
+MOST_LINES = len(COLOURS) * len(DASHES)  # the most lines that readers can tell apart
+OWN_LINES = "network"  # facet of panels that replace a figure's own lines
 
 
 @dataclass(frozen=True)
 class Page:
-    """Rows of one figure. facet: the column whose values are its panels; note: what stands in the figure about all of
-    its rows."""
+    """Rows of one figure. facet: the column whose values are its panels; note: the figure's note on all rows."""
 
     rows: pd.DataFrame
     facet: str | None
@@ -34,7 +34,7 @@ def pages_of_final_numbers(
 ) -> list[Page]:
     """Pages of the table with a panel for each combination of the keys in `panels`.
 
-    averaged: keys for the note. kept: keys whose values share a page as far as they can, because the user chose them.
+    averaged: keys for the note. kept: keys that the user chose, whose values share a page if possible.
     """
     note = f"averaged over {', '.join(averaged)}" if averaged else ""
     return [replace(page, note=joined(page.note, note)) for page in _split(table, panels, most_panels, kept)]
@@ -52,12 +52,12 @@ def pages_of_analysis(
 ) -> list[Page]:
     """Pages of an analysis' table from runs that differ in the keys.
 
-    x, series, facet: the keys that the user chose. Where series and facet are chosen, the figure averages over the keys
-    that are none of the three. Its x axis is its own, so the values of the key x are panels.
-    lines: the column whose values are the figure's lines. A series joins them while there are colours, and takes their
-    place where there are not; without such a column the series' values are panels.
-    drawn_apart: for a figure that takes no facet, the columns by which it tells runs apart. Configurations that it
-    would mix get lines of their own, or pages.
+    x, series, facet: the keys that the user chose. If both series and facet are chosen, the figure averages over the
+    keys that are none of the three. The figure has its own x axis, so the values of the key x are panels.
+    lines: the column whose values are the figure's lines. A series joins these lines while there are enough colours,
+    and replaces them otherwise; without such a column the series' values are panels.
+    drawn_apart: for a figure without a facet, the columns by which it tells runs apart. Configurations that it would
+    mix get their own lines or pages.
     """
     keys = [key for key in keys if table[key].nunique() > 1]
     averaged = [key for key in keys if key not in (x, series, facet)] if series and facet else []
@@ -81,8 +81,8 @@ def pages_of_analysis(
 
 
 def _series_of_choice(table: pd.DataFrame, lines: str, panels: list[str], facet: str | None) -> str | None:
-    """The key whose values take the place of a figure's only line: numbers before words, and the most values that there
-    are colours for."""
+    """Choose the key whose values replace a figure's only line: numbers before words, then the key with most values. A
+    key with more values than there are colours does not qualify."""
     fit = [key for key in panels if key != facet and table[key].nunique() <= len(COLOURS)]
     if table[lines].nunique() > 1 or not fit:
         return None
@@ -90,8 +90,8 @@ def _series_of_choice(table: pd.DataFrame, lines: str, panels: list[str], facet:
 
 
 def _line_names(table: pd.DataFrame, lines: str, keys: list[str]) -> pd.Series:
-    """What each row's line is called when the keys join the column `lines`: `no_skip, model.layers=2`, or, where that
-    column has one value, `model.layers=2`."""
+    """Name of each row's line when the keys join the column `lines`: `no_skip, model.layers=2`. If that column has only
+    one value, the name is `model.layers=2`."""
     parts = [f"{key}=" + table[key].astype(str) for key in keys]
     if table[lines].nunique() > 1:
         parts = [table[lines], *parts]
@@ -102,8 +102,8 @@ def _line_names(table: pd.DataFrame, lines: str, keys: list[str]) -> pd.Series:
 
 
 def _split(table: pd.DataFrame, panels: list[str], most_panels: int, kept: tuple[str | None, ...]) -> Iterator[Page]:
-    """A page of all rows if their panels are not too many, else one for each value of some key, and so on; of a single
-    key with very many values, pages of `most_panels` values each. kept: keys that share a page as far as they can."""
+    """Split the table into pages: one page if it has few panels, else one for each value of some key, and so on. A
+    single key with very many values gives pages of `most_panels` values. kept: keys that share a page if possible."""
     if not panels:
         yield Page(table, None, "")
         return
@@ -122,21 +122,23 @@ def _split(table: pd.DataFrame, panels: list[str], most_panels: int, kept: tuple
     else:
         values = list(combinations[panels[0]])
         for begin in range(0, len(values), most_panels):
-            shown = values[begin : begin + most_panels]
-            rows = table[table[panels[0]].isin(shown)]
-            yield Page(rows, panels[0], f"{panels[0]}={shown[0]} to {shown[-1]}")
+            values_of_page = values[begin : begin + most_panels]
+            rows = table[table[panels[0]].isin(values_of_page)]
+            yield Page(rows, panels[0], f"{panels[0]}={values_of_page[0]} to {values_of_page[-1]}")
 
 
 def _page_key(combinations: pd.DataFrame, keys: list[str], most_panels: int) -> str:
-    """The key whose values make the fewest pages that are small enough; where none does, the one with most values."""
+    """The key that gives the fewest pages that are small enough; if there is none, the key with most values."""
     enough = [key for key in keys if combinations.groupby(key).size().max() <= most_panels]
     num_values = combinations.nunique()
     return min(enough, key=num_values.get) if enough else max(keys, key=num_values.get)
 
 
 def one_facet(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """The table with each row's values of all the keys in the first one's column, so that a panel is of one
-    configuration: under model.heads, `2, model.layers=6`."""
+    """Join the values of all keys in the column of the first, so that each panel has one configuration.
+
+    The column model.heads then holds `2, model.layers=6`.
+    """
     if len(keys) < 2:
         return table
     texts = table[keys[0]].astype(str)
@@ -146,19 +148,19 @@ def one_facet(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def _with_facet(table: pd.DataFrame, panels: list[str], combinations: pd.DataFrame) -> pd.DataFrame:
-    """The table with one facet for all the panels' keys, its rows in the order of the combinations."""
+    """Give the table one facet for all keys of the panels, with its rows in the order of the combinations."""
     if len(panels) == 1:
         return table
-    places = {values: place for place, values in enumerate(combinations.itertuples(index=False, name=None))}
-    own = [places[values] for values in table[panels].itertuples(index=False, name=None)]
-    return one_facet(table.assign(place=own).sort_values("place", kind="stable").drop(columns="place"), panels)
+    order = {values: number for number, values in enumerate(combinations.itertuples(index=False, name=None))}
+    numbers = [order[values] for values in table[panels].itertuples(index=False, name=None)]
+    return one_facet(table.iloc[np.argsort(numbers, kind="stable")], panels)
 
 
 def joined(*parts: str) -> str:
-    """The parts that say something, with semicolons between them."""
+    """Join the non-empty parts with semicolons."""
     return "; ".join(part for part in parts if part)
 
 
 def _unbroken(variant: str) -> str:
-    """A variant's name with spaces at which no title breaks."""
+    """A variant's name with non-breaking spaces, so that titles do not break it."""
     return in_words(variant).replace(" ", "\N{NO-BREAK SPACE}")

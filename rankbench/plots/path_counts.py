@@ -6,15 +6,14 @@ from matplotlib.figure import Figure
 
 from rankbench.plots.figure import COLOURS, DASHES, MARKERS, PANEL, legend, spans_orders, styled, title
 
-RAREST = 1e-3  # the share below which a length is not drawn
+RAREST = 1e-3  # lengths with a smaller share are not drawn
 
 
 @styled
 def draw_path_counts(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Share of paths by their length, a line for each architecture: left by the length, right by length over layers.
 
-    A row for each facet. All seeds have the same paths, so there is no spread; the figure that the paper prints has no
-    numbers to mark.
+    A row for each facet. All seeds have the same paths, so there is no spread. The paper's figure prints no numbers.
     """
     facets = [("", table)] if facet is None else list(table.groupby(facet, sort=False))
     figure = Figure(figsize=(2 * PANEL[0], PANEL[1] * len(facets) + 1), layout="constrained")
@@ -22,12 +21,12 @@ def draw_path_counts(table: pd.DataFrame, published: pd.DataFrame | None = None,
     grid = figure.subplots(len(facets), 2, squeeze=False, sharex="col", sharey=True)
     for (absolute, relative), (label, rows) in zip(grid, facets, strict=True):
         counts = rows[(rows.seed == rows.seed.min()) & (rows.share >= RAREST)]
-        for number, (name, one) in enumerate(counts.groupby("architecture", sort=False)):
-            layers, heads = one.layers.iloc[0], one.heads.iloc[0]
+        for number, (name, paths) in enumerate(counts.groupby("architecture", sort=False)):
+            layers, heads = paths.layers.iloc[0], paths.heads.iloc[0]
             style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
             style |= {"linestyle": DASHES[number // len(COLOURS) % len(DASHES)], "markersize": 3, "linewidth": 1}
-            absolute.plot(one.path_length, one.share, label=f"{name} (L={layers}, H={heads})", **style)
-            relative.plot(one.path_length / one.layers, one.share, **style)
+            absolute.plot(paths.path_length, paths.share, label=f"{name} (L={layers}, H={heads})", **style)
+            relative.plot(paths.path_length / paths.layers, paths.share, **style)
         if spans_orders(counts.path_length):
             absolute.set_xscale("log")
             layers = sorted(counts.layers.unique())

@@ -11,12 +11,12 @@ from rankbench.plots.figure import GREY, line, styled, title
 from rankbench.runs.tables import mean_and_spread
 
 PANEL = (3.25, 2.3)  # inches
-CELLS = 12  # a side, up to which the numbers are written into the cells
+CELLS = 12  # largest side of a map whose numbers are written into the cells
 
 
 @styled
 def draw_path_mass(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """Mass and gradient mass by path length, and the mass through every head, a layer x head map; a row a facet."""
+    """Mass and gradient mass by path length, and a layer x head map of the mass through every head; a row per facet."""
     facets = (
         [("", table)]
         if facet is None
@@ -37,7 +37,7 @@ def draw_path_mass(table: pd.DataFrame, published: pd.DataFrame | None = None, f
         by_length.set_ylabel(r"mass $\|S_k\|/\|X_L\|$")
         by_gradient.set_title("its part in the loss, to first order")
         by_gradient.set_ylabel(r"$\langle \partial\,\mathrm{loss}/\partial X_L,\, S_k\rangle$ (nats)")
-        heads = rows[rows.part == "head"].assign(harm=lambda own: own.loss_without - own.whole_loss)
+        heads = rows[rows.part == "head"].assign(harm=lambda head: head.loss_without - head.whole_loss)
         _map(figure, by_head, heads, "mass", "sum M of all paths through a head", r"mass $\|M\|/\|X_L\|$")
         if heads.harm.isna().all():
             for axes in (by_gradient, by_loss):
@@ -50,13 +50,13 @@ def draw_path_mass(table: pd.DataFrame, published: pd.DataFrame | None = None, f
 
 
 def _map(figure: Figure, axes: Axes, heads: pd.DataFrame, value: str, name: str, unit: str) -> None:
-    """Mean over seeds of a value, layers upwards, heads to the right."""
+    """Draw the mean over seeds of a value: layers upwards, heads to the right."""
     mean = heads.pivot_table(value, "layer", "head", "mean")
     image = axes.imshow(mean, cmap="cividis", origin="lower", aspect="auto")
     num_layers, num_heads = mean.shape
     for set_ticks, names in ((axes.set_xticks, mean.columns), (axes.set_yticks, mean.index)):
-        shown = names[:: max(1, len(names) // CELLS)]
-        set_ticks(shown - names[0], [f"{number:g}" for number in shown])
+        tick_values = names[:: max(1, len(names) // CELLS)]
+        set_ticks(tick_values - names[0], [f"{number:g}" for number in tick_values])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     if max(num_layers, num_heads) <= CELLS:

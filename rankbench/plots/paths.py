@@ -29,12 +29,12 @@ def draw_paths(table: pd.DataFrame, published: pd.DataFrame | None = None, facet
     figure, grid, facets = grid_of(table, facet, len(schemes))
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, scheme in zip(row, schemes, strict=True):
-            mine = rows[rows.scheme == scheme]
-            everything = mine[mine.selection == "all"]
-            if len(everything):
-                line(axes, mean_and_spread(everything, ["path_length"], "accuracy"), "path_length", "all paths", 0)
+            of_scheme = rows[rows.scheme == scheme]
+            all_paths = of_scheme[of_scheme.selection == "all"]
+            if len(all_paths):
+                line(axes, mean_and_spread(all_paths, ["path_length"], "accuracy"), "path_length", "all paths", 0)
             for number, size in enumerate(sizes, 1):
-                sampled = mean_and_spread(mine[mine.subset_size == size], ["path_length"], "accuracy")
+                sampled = mean_and_spread(of_scheme[of_scheme.subset_size == size], ["path_length"], "accuracy")
                 line(axes, sampled, "path_length", f"{size:.0f} sampled paths", number)
             level(axes, rows, "whole_accuracy", "whole network", INK, "-")
             level(axes, rows, "ceiling_accuracy", "ceiling (repeated tokens)", INK, ":")

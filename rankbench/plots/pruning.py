@@ -12,7 +12,7 @@ NAMES = {"greedy": "greedy", "norm": "largest first", "random": "random order"}
 
 @styled
 def draw_pruning(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """Accuracy, and loss, against the number of paths kept, a line for each order; a row for each facet."""
+    """Accuracy and loss against the number of paths kept, a line for each order; a row for each facet."""
     figure, grid, facets = grid_of(table, facet, 2, share_y=False)
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, value in zip(row, ("accuracy", "loss"), strict=True):
@@ -33,8 +33,8 @@ def draw_pruning(table: pd.DataFrame, published: pd.DataFrame | None = None, fac
             axes.set_xlim(left=0)
             axes.set_title(title(value, label))
             axes.set_xlabel("paths kept")
-            shown = [0, *(10**power for power in range(int(np.log10(max(rows.kept.max(), 1))) + 1))]
-            axes.set_xticks(shown, map(str, shown))
+            tick_values = [0, *(10**power for power in range(int(np.log10(max(rows.kept.max(), 1))) + 1))]
+            axes.set_xticks(tick_values, map(str, tick_values))
         level(row[0], rows, "majority_accuracy", "commonest class", GREY, "--")
         row[0].set_ylim(-0.02, 1.05)
         row[0].set_ylabel("accuracy (share of tokens)")

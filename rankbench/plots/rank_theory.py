@@ -10,24 +10,24 @@ FORMULAS = {"equal_weights": "equal weights", "optimal_weights": "best weights",
 
 @styled
 def draw_rank_theory(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """Left the error against the number of heads, right the fewest heads against the rank; a row for each dimension.
+    """Left: error against the number of heads. Right: fewest heads against the rank. A row for each dimension.
 
-    Left: lower bounds by rank (sharp: dashed; any value map: dotted), random rank-1 heads by formula (lines) and tried
-    out (marks, with two standard errors), and the two-layer construction.
+    The left panel has lower bounds by rank (sharp: dashed; any value map: dotted), random rank-1 heads by formula
+    (lines) and by simulation (marks, with two standard errors), and the two-layer construction.
     """
-    shown = table[table.quantity.isin(["error", "fewest_heads"])]
-    figure, grid, facets = grid_of(shown, "dimension", 2, share_y=False, share_x="col")
+    selected = table[table.quantity.isin(["error", "fewest_heads"])]
+    figure, grid, facets = grid_of(selected, "dimension", 2, share_y=False, share_x="col")
     for (left, right), (label, rows) in zip(grid, facets, strict=True):
         errors = rows[rows.quantity == "error"]
-        for number, (rank, mine) in enumerate(errors[errors.form.str.startswith("bound")].groupby("rank")):
+        for number, (rank, rows_of_line) in enumerate(errors[errors.form.str.startswith("bound")].groupby("rank")):
             for form, dashes in (("sharp", "--"), ("any", ":")):
-                mean = mine[mine.form == f"bound_{form}"].groupby("heads").value.mean()
+                mean = rows_of_line[rows_of_line.form == f"bound_{form}"].groupby("heads").value.mean()
                 name = f"lower bound ({form}), r={rank}"
                 left.plot(mean.index, mean, color=COLOURS[number % len(COLOURS)], linestyle=dashes, lw=1, label=name)
         for number, (form, name) in enumerate(FORMULAS.items()):
             style = {"color": (INK, GREY, COLOURS[-1])[number], "marker": MARKERS[number]}
-            for kind, mine in errors[errors.form == form].groupby("kind"):
-                mean, spread = mine.groupby("heads").value.mean(), _spread(mine)
+            for kind, rows_of_line in errors[errors.form == form].groupby("kind"):
+                mean, spread = rows_of_line.groupby("heads").value.mean(), _spread(rows_of_line)
                 if kind == "formula":
                     left.plot(mean.index, mean, color=style["color"], lw=1, label=f"random r=1, {name}")
                 else:
@@ -41,10 +41,10 @@ def draw_rank_theory(table: pd.DataFrame, published: pd.DataFrame | None = None,
         left.set_xlabel("heads H")
         left.set_ylabel("squared error")
         fewest = rows[(rows.quantity == "fewest_heads") & (rows.form == "bound_sharp")]
-        for number, (error, mine) in enumerate(fewest.groupby("value")):
-            found = mine.groupby("rank").heads.mean()
+        for number, (error, rows_of_line) in enumerate(fewest.groupby("value")):
+            heads_by_rank = rows_of_line.groupby("rank").heads.mean()
             style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
-            right.plot(found.index, found, label=f"fewest heads for an error of {error:g}", **style)
+            right.plot(heads_by_rank.index, heads_by_rank, label=f"fewest heads for an error of {error:g}", **style)
         right.set_xscale("log")
         right.set_yscale("log")
         ranks = sorted(fewest["rank"].unique())
@@ -60,6 +60,6 @@ def draw_rank_theory(table: pd.DataFrame, published: pd.DataFrame | None = None,
 
 
 def _spread(rows: pd.DataFrame) -> pd.Series:
-    """Two standard errors of the mean over seeds, from those of the seeds."""
+    """Two standard errors of the mean over seeds, from the standard errors of the seeds."""
     by_heads = rows.groupby("heads").standard_error
     return 2 * by_heads.apply(lambda errors: (errors**2).sum() ** 0.5 / len(errors))

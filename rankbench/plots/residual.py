@@ -24,10 +24,10 @@ from rankbench.runs.tables import last_of_layer, mean_and_spread
 def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Relative residual by layer, a line for each variant; a column for each kind of weights, a row for each facet.
 
-    What is below its rounding error is drawn there, marked.
+    A residual below its rounding error is drawn at that error and marked.
     """
     last = last_of_layer(table)
-    if "relative_noise_floor" not in last:  # a table from before there was this column
+    if "relative_noise_floor" not in last:  # old tables lack this column
         last = last.assign(relative_noise_floor=last["dtype"].map(lambda name: np.finfo(name).eps))
         last = last.assign(below_floor=last.relative_residual <= last.relative_noise_floor)
     last = last.assign(relative_residual=last.relative_residual.clip(lower=last.relative_noise_floor))
@@ -37,11 +37,12 @@ def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, kind in zip(row, weights, strict=True):
             for number, name in enumerate(last.line.unique()):
-                mine = rows[(rows.weights == kind) & (rows.line == name)]
-                summary = mean_and_spread(mine, ["layer"], "relative_residual", geometric=True)
-                below, place = summary.layer.isin(mine.layer[mine.below_floor > 0]), beside(summary.layer, number)
+                of_line = rows[(rows.weights == kind) & (rows.line == name)]
+                summary = mean_and_spread(of_line, ["layer"], "relative_residual", geometric=True)
+                below = summary.layer.isin(of_line.layer[of_line.below_floor > 0])
+                shifted_x = beside(summary.layer, number)
                 line(axes, summary.assign(mean=summary["mean"].mask(below)), "layer", name, number)
-                below_rounding(axes, place, summary["mean"], below, COLOURS[number % len(COLOURS)])
+                below_rounding(axes, shifted_x, summary["mean"], below, COLOURS[number % len(COLOURS)])
             axes.set_yscale("log")
             axes.set_title(title(f"{kind} weights", label))
             whole_numbers(axes, "layer (0: embedding)")

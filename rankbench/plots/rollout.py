@@ -8,19 +8,19 @@ from matplotlib.figure import Figure
 from rankbench.plots.figure import COLOURS, DASHES, FEW_SEEDS, GREY, PANEL, grid_of, legend, styled, title
 from rankbench.runs.tables import mean_and_spread
 
-LOWEST = 1e-6  # of the first distance: what is below is one point for the eye, and drawn there
+LOWEST = 1e-6  # share of the first distance; smaller ones, which look like one point, are drawn here
 HIGHEST = 1e3
-MANY, SIDE_BY_SIDE = 4, 3  # facets that still have trajectories; columns of those that have not
+MANY, SIDE_BY_SIDE = 4, 3  # the most facets with trajectories; columns of a figure without them
 
 
 @styled
 def draw_rollout(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """Left, where the tokens of each seed go, on top of the true arcs; right, their distance by step, each seed's and
-    the geometric mean with its spread. A row for each facet; of many facets the distances alone, side by side.
-    Trajectories are of the trained weights, where there are.
+    """Left: trajectories of each seed's tokens, on top of the true arcs. Right: the tokens' distance by step, of each
+    seed and as a geometric mean with its spread. A row for each facet; many facets show only distances, side by side.
+    Trajectories are of the trained weights if there are any.
     """
     figure, _, facets = grid_of(table, facet, 2)
-    figure.clear()  # the two columns have axes of their own
+    figure.clear()  # the two columns need different axes
     radius = table[table.step == 0].distance.iloc[0] / 2
     kinds = list(dict.fromkeys(table.weights))
     if len(facets) > MANY:
@@ -35,10 +35,10 @@ def draw_rollout(table: pd.DataFrame, published: pd.DataFrame | None = None, fac
     else:
         grid = figure.subplots(len(facets), 2, squeeze=False, sharex="col", sharey="col")
         of_distances = grid[:, 1]
-        for places, (label, rows) in zip(grid[:, 0], facets, strict=True):
-            _trajectories(places, rows[rows.weights == kinds[0]], radius)
-            places.set_title(title(f"{kinds[0]} weights", label))
-            places.set_ylabel("y")
+        for axes, (label, rows) in zip(grid[:, 0], facets, strict=True):
+            _trajectories(axes, rows[rows.weights == kinds[0]], radius)
+            axes.set_title(title(f"{kinds[0]} weights", label))
+            axes.set_ylabel("y")
         grid[-1, 0].set_xlabel("x")
         grid[-1, 1].set_xlabel("steps of free running")
     for axes, (label, rows) in zip(of_distances, facets, strict=False):
@@ -53,7 +53,7 @@ def draw_rollout(table: pd.DataFrame, published: pd.DataFrame | None = None, fac
 
 def _trajectories(axes: Axes, rows: pd.DataFrame, radius: float) -> None:
     angle = np.linspace(0, np.pi, 100)
-    for side in (-1, 1):  # under the trajectories, and twice as wide
+    for side in (-1, 1):  # drawn under the trajectories
         x, y = side * radius * np.cos(angle), side * radius * np.sin(angle)
         axes.plot(x, y, color=GREY, alpha=0.5, linewidth=4, label="true arcs", zorder=0)
     for (token, _, _), steps in rows.groupby(["token", "run", "seed"], sort=True):
@@ -70,7 +70,7 @@ def _distance(axes: Axes, rows: pd.DataFrame, radius: float, number: int, label:
     share = rows.assign(share=(rows.distance / (2 * radius)).clip(LOWEST, HIGHEST))
     for _, steps in share[share.token == 1].groupby(["run", "seed"]):
         axes.plot(steps.step, steps.share, color=colour, alpha=0.35, linewidth=0.6)
-    # past its end a run stays where it was, so that the mean is always over the same seeds
+    # a run that has ended keeps its last distance, so that the mean is always over the same seeds
     by_seed = share[share.token == 1].pivot_table("share", "step", ["run", "seed"]).sort_index().ffill()
     whole = by_seed.melt(ignore_index=False, value_name="share").reset_index()
     summary = mean_and_spread(whole, ["step"], "share", geometric=True)

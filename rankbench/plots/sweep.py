@@ -17,11 +17,11 @@ def draw_sweep(
     value: str = "test_accuracy",
     statistic: str = "mean",
 ) -> Figure:
-    """A final number against a varied key: mean over seeds, bars its 95 % interval; or, with
-    statistic="best", the best seed's (the largest accuracy, the smallest loss).
+    """A final number against a varied key: the mean over seeds, with bars for its 95 % interval.
 
-    A line for each value of `series`, a panel for each value of `facet` (words in the order of the rows). Keys that are
-    none of the three are averaged over within each seed. An x of words is spaced evenly; true and false are words.
+    With statistic="best", the number of the best seed (largest accuracy or smallest loss). A line for each value of
+    `series`, a panel for each value of `facet` (words in the order of the rows). Other keys are averaged over within
+    each seed. Words on the x axis, including true and false, are spaced evenly.
     """
     table = booleans_as_words(table)
     is_ordered = facet is not None and pd.api.types.is_numeric_dtype(table[facet])
@@ -34,22 +34,22 @@ def draw_sweep(
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     words = None if pd.api.types.is_numeric_dtype(table[x]) else sorted(table[x].unique())
     everywhere = pd.Series(range(len(words))) if words else table[x]
-    for axes, (label, mine) in zip(grid.flat, facets, strict=False):
-        for number, one in enumerate(lines):
-            summary = over_seeds(mine[mine[series] == one] if series else mine, [x], value)
+    for axes, (label, rows_of_panel) in zip(grid.flat, facets, strict=False):
+        for number, line in enumerate(lines):
+            summary = over_seeds(rows_of_panel[rows_of_panel[series] == line] if series else rows_of_panel, [x], value)
             if summary.empty:
                 continue
-            place = _aside(summary[x].map(words.index) if words else summary[x], everywhere, number, len(lines))
+            x_values = _aside(summary[x].map(words.index) if words else summary[x], everywhere, number, len(lines))
             style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
             style |= {"linestyle": DASHES[number // len(COLOURS) % len(DASHES)], "capsize": 2, "elinewidth": 0.8}
             if statistic == "best":
-                name = f"{series}={tick(one)}" if series else "best of the seeds"
+                name = f"{series}={tick(line)}" if series else "best of the seeds"
                 best = summary.largest if value == "test_accuracy" else summary.smallest
-                axes.errorbar(place, best, label=name, **style)
+                axes.errorbar(x_values, best, label=name, **style)
             else:
-                name = f"{series}={tick(one)}" if series else "mean over seeds, 95 % CI"
+                name = f"{series}={tick(line)}" if series else "mean over seeds, 95 % CI"
                 below, above = summary["mean"] - summary.low95, summary.high95 - summary["mean"]
-                axes.errorbar(place, summary["mean"], [below, above], label=name, **style)
+                axes.errorbar(x_values, summary["mean"], [below, above], label=name, **style)
         if facet:
             axes.set_title(title(f"{facet}={tick(label)}"))
         axes.set_xlabel(x)
@@ -66,10 +66,10 @@ def draw_sweep(
     return figure
 
 
-def _aside(place: pd.Series, everywhere: pd.Series, number: int, count: int) -> pd.Series:
-    """The series' places a little beside one another, so that equal values do not hide each other."""
+def _aside(x_values: pd.Series, everywhere: pd.Series, number: int, count: int) -> pd.Series:
+    """Shift the x values of a series a little, so that equal values do not hide each other."""
     low, high = everywhere.min(), everywhere.max()
     shift = 0.012 * (number - (count - 1) / 2)
     if spans_orders(everywhere):
-        return place * (high / low) ** shift
-    return place + shift * ((high - low) or 1)
+        return x_values * (high / low) ** shift
+    return x_values + shift * ((high - low) or 1)

@@ -1,1 +1,1 @@
-"""What gathers many runs: the report of a sweep, its page, and the scoreboard of presets."""
+"""Reports on many runs: the report of a sweep, its page, and the scoreboard of presets."""

@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file that holds all it shows, for any browser, from a disk, without a network."""
+"""The page of a report: one self-contained HTML file that any browser can open from disk, without a network."""
 
 import json
 import os
@@ -30,10 +30,10 @@ def write_page(
     follows: dict[str, list[str]],
     judged: bool,
 ) -> None:
-    """Write report.html from the runs and from what the report has written to the folder.
+    """Write report.html from the runs and from the files that the report has written to the folder.
 
-    captions: of the figures, by file name. follows: the keys that go with a varied one. Everything that comes from
-    files is escaped by the template; the figures are our own SVG.
+    captions: captions of the figures, by file name. follows: for each varied key, the keys that vary with it. The
+    template escapes everything that comes from files; the figures are our own SVG.
     """
     statuses = [status for _, status, _ in runs.values()]
     verdicts = records(read_table(folder / "verdicts.csv")) if judged else []
@@ -43,7 +43,7 @@ def write_page(
         folder,
         num_runs=len(runs),
         counts={status: statuses.count(status) for status in sorted(set(statuses), key=statuses.index)},
-        facts=_environment([place for place, _, _ in runs.values()]),
+        facts=_environment([run for run, _, _ in runs.values()]),
         follows=follows,
         verdicts=[row for row in verdicts if row["kind"] == "claim"],
         checks=[row for row in verdicts if row["kind"] == "check"],
@@ -62,7 +62,7 @@ def write_page(
 
 
 def render(kind: str, folder: Path, **content: Any) -> str:
-    """The page of this kind for a folder, from its template; texts in the content are escaped."""
+    """Render the page of this kind for a folder from its template, which escapes texts in the content."""
     loader = PackageLoader("rankbench.report", "templates")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["short"] = short
@@ -71,64 +71,64 @@ def render(kind: str, folder: Path, **content: Any) -> str:
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows, None where a cell is empty."""
+    """The rows as dicts, with None for empty cells."""
     return table.astype(object).where(table.notna(), None).to_dict("records")
 
 
-def _run(name: str, place: Path, status: str, values: dict[str, str], seeds: pd.DataFrame, folder: Path) -> dict:
-    mine = seeds[seeds.run.astype(str) == name]
+def _run(name: str, run_folder: Path, status: str, values: dict[str, str], seeds: pd.DataFrame, folder: Path) -> dict:
+    rows_of_run = seeds[seeds.run.astype(str) == name]
     means = {
-        column: float(mine[column].mean())
+        column: float(rows_of_run[column].mean())
         for column in ("test_accuracy", "test_loss")
-        if column in mine and mine[column].notna().any()
+        if column in rows_of_run and rows_of_run[column].notna().any()
     }
     return {
         "name": name,
-        "link": link_to(place, folder),
+        "link": link_to(run_folder, folder),
         "status": status,
         "values": values,
-        "num_seeds": len(mine),
-        "diverged": int((mine.status == "diverged").sum()),
+        "num_seeds": len(rows_of_run),
+        "diverged": int((rows_of_run.status == "diverged").sum()),
         "means": means,
-        "command": command_of(place),
+        "command": command_of(run_folder),
     }
 
 
-def link_to(place: Path, folder: Path) -> str:
-    """The address of a folder for a page that lies in another one: quoted, so that no name becomes a scheme."""
-    return quote(os.path.relpath(place.resolve(), folder.resolve()).replace(os.sep, "/")) + "/"
+def link_to(target: Path, folder: Path) -> str:
+    """Relative address of a folder for a page in another folder; quoted, so that no name is read as a URL scheme."""
+    return quote(os.path.relpath(target.resolve(), folder.resolve()).replace(os.sep, "/")) + "/"
 
 
-def command_of(place: Path) -> str:
-    """The command line that repeats a run, into a folder of its own; empty where no record is left.
+def command_of(run_folder: Path) -> str:
+    """The command line that repeats a run in a new folder; empty if the run has no record.
 
-    Of a sweep's job, its own words: environment.json holds the whole sweep's.
+    For a job of a sweep, its own overrides: environment.json holds the command of the whole sweep.
     """
-    recorded = _json(place / "environment.json").get("command")
+    recorded = _json(run_folder / "environment.json").get("command")
     words = [str(word) for word in recorded] if isinstance(recorded, list) and recorded else []
     if not words:
         return ""
-    overrides = place / ".hydra" / "overrides.yaml"
-    if (place.parent / "multirun.yaml").exists() and overrides.exists():
+    overrides = run_folder / ".hydra" / "overrides.yaml"
+    if (run_folder.parent / "multirun.yaml").exists() and overrides.exists():
         try:
-            own = yaml.safe_load(overrides.read_text(encoding="utf-8"))
+            recorded_overrides = yaml.safe_load(overrides.read_text(encoding="utf-8"))
         except (yaml.YAMLError, UnicodeDecodeError):
             return ""
-        words = [words[0], *map(str, own if isinstance(own, list) else [])]
-    # what rankbench itself hands to Hydra, and the folder: the run there would be taken for trained already
+        words = [words[0], *map(str, recorded_overrides if isinstance(recorded_overrides, list) else [])]
+    # drop what rankbench itself passes to Hydra, and the folder, where the run would count as already trained
     kept = [word for word in words[1:] if not word.startswith(("hydra.job.config.", "out="))]
     program = words[0] if words[0].startswith("rankbench ") else shlex.quote(words[0])
     return " ".join([program, *map(shlex.quote, kept)])
 
 
-def _environment(places: list[Path]) -> dict[str, str]:
-    """What made the runs: the first run's record, and what differs from it in others."""
-    records = [record for place in places if (record := _json(place / "environment.json"))]
+def _environment(folders: list[Path]) -> dict[str, str]:
+    """The environment that made the runs: the first run's record, and the values of other runs that differ."""
+    records = [record for folder in folders if (record := _json(folder / "environment.json"))]
     if not records:
         return {}
     records.sort(key=lambda record: str(record.get("started")))
     facts = {"first run": str(records[0].get("started", ""))}
-    for name, of in (
+    for name, get in (
         ("rankbench commit", _commit),
         ("device", lambda record: record.get("gpu") or record.get("device")),
         ("precision", lambda record: record.get("precision")),
@@ -136,10 +136,10 @@ def _environment(places: list[Path]) -> dict[str, str]:
         ("platform", lambda record: record.get("platform")),
         ("python", lambda record: record.get("python")),
     ):
-        facts[name] = _all_of(of(record) for record in records)
+        facts[name] = _all_of(get(record) for record in records)
     packages = [record["packages"] for record in records if isinstance(record.get("packages"), dict)]
-    for name in dict.fromkeys(name for one in packages for name in one):
-        facts[name] = _all_of(one.get(name) for one in packages)
+    for name in dict.fromkeys(name for versions in packages for name in versions):
+        facts[name] = _all_of(versions.get(name) for versions in packages)
     return facts
 
 
@@ -155,7 +155,7 @@ def _commit(record: dict) -> str | None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """What a run recorded; empty where it is missing or damaged: a page is worth having without it."""
+    """A run's record; empty if it is missing or damaged, because a page is useful without it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -164,7 +164,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _inline(path: Path, number: int) -> str:
-    """An SVG file as an element of a page: no prolog, no metadata, names of its own."""
+    """An SVG file as an element of a page, without prolog and metadata, and with ids that are unique on the page."""
     svg = path.read_text(encoding="utf-8")
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""Many runs to one: their tables gathered into one table each, a summary over seeds, figures, verdicts, and a page."""
+"""Report on many runs: their tables joined, a summary over seeds, figures, verdicts, and a page."""
 
 import fcntl
 import glob
@@ -26,7 +26,7 @@ from rankbench.runs.run import OUTPUTS, Run
 from rankbench.runs.sweep import Sweep
 from rankbench.runs.tables import WHO, booleans_as_words, latex, markdown, over_seeds, read_table, write_table
 
-# Keys that tell runs apart but are no variables of an experiment: where, on what, how often looked at, what measured.
+# Keys that are not variables of an experiment: where it runs, on what, how often it is evaluated, what is measured.
 SILENT = ("out", "seed", "replicas", "device", "threads", "run", "analysis", "claims", "published")
 SILENT += ("trainer.eval_every", "trainer.checkpoint_every")
 KINDS = (*plots.KINDS, ".svg")
@@ -35,10 +35,10 @@ MOST_PANELS = 24  # of the figure of final numbers, in one file
 
 @dataclass(frozen=True)
 class Runs:
-    """Several runs, as a sweep leaves them, and the keys whose values differ between them.
+    """Several runs, such as those of a sweep, and the keys whose values differ between them.
 
-    `runs[0]` is the first run, `for run in runs` goes through all of them: in the order of a sweep's jobs, also those
-    that failed or never began. In its tables every varied key is a column.
+    `runs[0]` is the first run; `for run in runs` visits all of them in the order of the sweep's jobs, including jobs
+    that failed or never began. In the tables every varied key is a column.
     """
 
     folders: list[Path]
@@ -54,7 +54,7 @@ class Runs:
         return map(Run, self.folders)
 
     def table(self, name: str) -> pd.DataFrame:
-        """The runs' tables of an analysis one below the other; ConfigError where no run has one."""
+        """Concatenate the runs' tables of an analysis; ConfigError if no run has one."""
         table = _joined(name, self.folders, _names(self.folders), self._values)
         if table is None:
             names = sorted({table.stem for folder in self.folders for table in folder.glob("*.csv")})
@@ -66,7 +66,7 @@ class Runs:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """`Run.metrics` of all runs that have begun to train, one below the other."""
+        """Concatenate `Run.metrics` of all runs that have begun to train."""
         names, values = _names(self.folders), self._values
         begun = [run for run in self if (run.folder / "metrics.csv").exists()]
         if not begun:
@@ -76,7 +76,7 @@ class Runs:
 
     @property
     def final(self) -> pd.DataFrame:
-        """A row for each run and seed: its status and final numbers, as in a report's sweep.csv."""
+        """A row for each run and seed with its status and final numbers, as in a report's sweep.csv."""
         statuses = {folder: status_of(folder) for folder in self.folders}
         return self._labelled(_final_numbers(_names(self.folders), statuses, self._values), "sweep")
 
@@ -86,7 +86,7 @@ class Runs:
         return {folder: _values(folder, keys) for folder in self.folders}
 
     def _labelled(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
-        """The table with numbers for the texts of the varied keys, where they are numbers, and its name in `attrs`."""
+        """Convert the values of varied keys to numbers where possible, and put the table's name into `attrs`."""
         for key in self.keys:
             with suppress(ValueError):
                 table[key] = pd.to_numeric(table[key].replace("", None))
@@ -95,23 +95,23 @@ class Runs:
 
 
 def load_runs(text: str) -> Runs:
-    """The runs that `runs=` names, with the keys that vary between them."""
+    """The runs given by `runs=`, with the keys that vary between them."""
     folders = find_runs(text)
     return Runs(folders, varying_keys(folders)[0])
 
 
 def find_runs(text: str) -> list[Path]:
-    """The runs that `runs=` names, in order; ConfigError where there is none. `latest`: the newest sweep or run.
+    """The runs given by `runs=`, in order; ConfigError if there is none. `latest`: the newest sweep or run.
 
-    Folders of analyses count only where none of training is found.
+    Folders of analyses count only if there is no folder of training.
     """
     if text == "latest":
-        found = [(max(map(_written, runs)), runs) for folder in OUTPUTS.glob("train/*") if (runs := runs_in(folder))]
-        if not found:
+        dated = [(max(map(_written, runs)), runs) for folder in OUTPUTS.glob("train/*") if (runs := runs_in(folder))]
+        if not dated:
             raise ConfigError(f"runs=latest: no run under {OUTPUTS.resolve()}; train one with `rankbench train`")
-        return max(found)[1]
-    places = [Path(text)] if Path(text).exists() else sorted(map(Path, glob.glob(text, recursive=True)))
-    jobs = list(dict.fromkeys(job for place in places for job in runs_in(place)))
+        return max(dated)[1]
+    folders = [Path(text)] if Path(text).exists() else sorted(map(Path, glob.glob(text, recursive=True)))
+    jobs = list(dict.fromkeys(job for folder in folders for job in runs_in(folder)))
     configs = {job: _config(job) for job in jobs}
     jobs = [job for job in jobs if "bench" not in configs[job]]
     trained = [job for job in jobs if "run" not in configs[job]]
@@ -121,8 +121,10 @@ def find_runs(text: str) -> list[Path]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The runs at or below a folder, jobs in the order of their numbers; of a sweep also the jobs that have no config
-    because they failed before they wrote one, or have not begun."""
+    """The runs at or below a folder, with jobs in the order of their numbers.
+
+    A sweep's jobs include those without a config, which have not begun or failed before they wrote one.
+    """
     if (folder / "config.yaml").is_file():
         return [folder]
     if (folder / ".hydra").is_dir() and (folder.parent / "multirun.yaml").exists():
@@ -143,13 +145,13 @@ def _written(job: Path) -> int:
 
 
 def _number(job: Path) -> tuple[int, str]:
-    """Jobs in the order of their numbers: 2 before 10."""
+    """Sort key for jobs by number: 2 before 10."""
     number = job.name.partition("_")[0]
     return (int(number) if number.isdigit() else -1, job.name)
 
 
 def check_figure_keys(chosen: FigureKeys, jobs: list[Path]) -> None:
-    """ConfigError for a key that no run has."""
+    """Raise ConfigError for a key that no run has."""
     known = dict.fromkeys(["task", "model", *(key for job in jobs for key in _flat(_config(job)))])
     for name, key in vars(chosen).items():
         if key is not None and key not in known:
@@ -160,7 +162,7 @@ def check_figure_keys(chosen: FigureKeys, jobs: list[Path]) -> None:
 
 
 def gather_sweep(folder: Path, varied: list[str]) -> list[str]:
-    """What a sweep leaves at its end: the report of its jobs, in its own folder. varied: the keys it went through."""
+    """Write the report of a finished sweep into its folder. varied: the keys that the sweep varied."""
     jobs = [job for job in runs_in(folder) if job != folder and not {"bench", "runs"} & _config(job).keys()]
     known = {key for job in jobs for key in _flat(_config(job))} | set(WHO)
     # a sweep over presets, groups or runs varies more keys than it names
@@ -176,17 +178,17 @@ def gather(
     chosen: FigureKeys | None = None,
     statistic: str = "mean",
 ) -> list[str]:
-    """Join what the runs wrote, with a column for each key that varied; then summarise, draw, judge, and write a page.
+    """Join the runs' tables, with a column for each varied key; then summarise, draw, judge, and write a page.
 
     sweep.csv: a row for each job and seed with its status and final numbers. summary.csv, .md and .tex: means over
-    seeds. Of each analysis, the jobs' tables one below the other. varied: None to find the keys in the runs' configs.
-    statistic: over seeds, in the figure of final numbers: mean | best.
+    seeds. For each analysis, the jobs' tables are concatenated. varied: None to find the keys in the runs' configs.
+    statistic: mean | best, over seeds, for the figure of final numbers.
     Returns lines for the reader.
     """
-    found, follows = varying_keys(jobs)
-    keys = found if varied is None else varied
-    shown = [key for key in vars(chosen).values() if key is not None and key not in keys] if chosen else []
-    keys = [*keys, *shown]
+    varying, follows = varying_keys(jobs)
+    keys = varying if varied is None else varied
+    added = [key for key in vars(chosen).values() if key is not None and key not in keys] if chosen else []
+    keys = [*keys, *added]
     names = _names(jobs)
     # run, task, model and seed are columns already
     values = {job: _values(job, [key for key in keys if key not in WHO]) for job in jobs}
@@ -209,10 +211,10 @@ def gather(
     for name, table in tables.items():
         write_table(table, folder / f"{name}.csv")
     configs = {job: _config(job) for job in jobs}
-    told = dict.fromkeys(claim for config in configs.values() for claim in config.get("claims") or ())
-    claims = [name for name in told if name in CLAIMS and CLAIMS[name].table in tables]
-    drawn = list({config.get("published") for config in configs.values() if config.get("published")})
-    figure_published = drawn[0] if len(drawn) == 1 and drawn[0] in figures_published() else None
+    requested = dict.fromkeys(claim for config in configs.values() for claim in config.get("claims") or ())
+    claims = [name for name in requested if name in CLAIMS and CLAIMS[name].table in tables]
+    figures = list({config.get("published") for config in configs.values() if config.get("published")})
+    figure_published = figures[0] if len(figures) == 1 and figures[0] in figures_published() else None
     facets = [key for key in keys if key not in ("run", "seed")]
     captions |= _draw_analyses(tables, facets, chosen, figure_published, folder)
     lines += [f"-> {folder / name}.png, .pdf and .svg" for name in captions]
@@ -230,10 +232,10 @@ def gather(
 
 
 def varying_keys(jobs: list[Path]) -> tuple[list[str], dict[str, list[str]]]:
-    """The keys whose values differ between the runs' configs, and which others go with each of them.
+    """The keys whose values differ between the runs' configs, and for each of them the keys that follow it.
 
-    A choice from a group stands for what it brings: where model.name differs, a key of the model that has one value
-    for each name goes with `model`; likewise any key with `budget`.
+    The choice of a group stands for its keys: where model.name differs, a key of the model with one value for each name
+    follows `model`. Likewise, any key can follow `budget`.
     """
     configs = [_flat(config) for job in jobs if (config := _config(job))]
     every = dict.fromkeys(key for config in configs for key in config)
@@ -242,7 +244,7 @@ def varying_keys(jobs: list[Path]) -> tuple[list[str], dict[str, list[str]]]:
     leaders = [key for key in differ if key == "budget" or (key.endswith(".name") and key.count(".") == 1)]
     keys, follows = [], {}
     for key in differ:
-        leader = next((one for one in leaders if one != key and _leads(one, key, values)), None)
+        leader = next((candidate for candidate in leaders if candidate != key and _leads(candidate, key, values)), None)
         if leader is None:
             keys.append(key.removesuffix(".name") if key in leaders else key)
         else:
@@ -256,11 +258,11 @@ def _is_option(key: str) -> bool:
 
 
 def _is_silent(key: str) -> bool:
-    return not _is_option(key) and any(key == one or key.startswith(f"{one}.") for one in SILENT)
+    return not _is_option(key) and any(key == silent or key.startswith(f"{silent}.") for silent in SILENT)
 
 
 def _num_values(key: str, values: list[str]) -> int:
-    """How many values of a key there are; of an analysis' option among the runs that have the analysis."""
+    """Number of values of a key; for an option of an analysis, among the runs that have the analysis."""
     return len(set(values) - ({""} if _is_option(key) else set()))
 
 
@@ -272,7 +274,7 @@ def _leads(leader: str, key: str, values: dict[str, list[str]]) -> bool:
 
 
 def summarise(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Final test accuracy and loss by the varied keys, over seeds of finished jobs: mean, interval, best."""
+    """Final test accuracy and loss by the varied keys, over the seeds of finished jobs: mean, interval, best."""
     axes = [key for key in keys if key in seeds and key not in ("run", "seed")] or ["task", "model"]
     done = seeds[(seeds.job_status == "finished") & (seeds.status != "diverged")]
     summary = None
@@ -293,7 +295,7 @@ def summarise(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 def _draw_final(
     seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None, statistic: str, folder: Path
 ) -> dict[str, str]:
-    """Write the figure of the final numbers by the varied keys, where there is one; returns its pages' captions."""
+    """Write the figure of the final numbers by the varied keys, if there is one; returns its pages' captions."""
     pages = final_pages(seeds, keys, chosen, statistic)
     names = plots.save_pages(((figure, note) for figure, note, _ in pages), folder / "sweep", KINDS)
     return {name: caption for name, (_, _, caption) in zip(names, pages, strict=True)}
@@ -302,9 +304,10 @@ def _draw_final(
 def final_pages(
     seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None = None, statistic: str = "mean"
 ) -> list[tuple[plots.Figure, str, str]]:
-    """The figure of the final numbers by the varied keys, a page after the other: figure, note and caption of each.
+    """Pages of the figure of the final numbers by the varied keys: figure, note and caption of each.
 
-    Keys without a place in it are panels, too; where the user has named both series and facet, they are averaged over.
+    Keys that are neither x, series nor facet are panels, too; if the user chose both series and facet, the figure
+    averages over them.
     """
     keys = [key for key in keys if key in seeds and key not in ("run", "seed")]
     done = seeds[(seeds.job_status == "finished") & (seeds.status != "diverged")]
@@ -323,7 +326,7 @@ def final_pages(
 
 
 def _without_gaps(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """The table with words in the columns of keys that some runs do not have: a panel of these runs, too."""
+    """Fill keys that some runs lack with the word `none`, so that these runs have a panel, too."""
     gaps = [key for key in keys if seeds[key].isna().any()]
     return seeds.assign(**{key: seeds[key].map(plots.tick, na_action="ignore").fillna("none") for key in gaps})
 
@@ -335,7 +338,7 @@ def _draw_analyses(
     figure_published: str | None,
     folder: Path,
 ) -> dict[str, str]:
-    """Write the figures of the analyses, each line of one configuration; returns their captions by file name."""
+    """Write the figures of the analyses, each line for one configuration; returns their captions by file name."""
     captions = {}
     picked = (chosen.x, chosen.series, chosen.facet) if chosen else (None, None, None)
     for name, table in tables.items():
@@ -351,7 +354,7 @@ def _draw_analyses(
 def figure_keys(
     seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None = None
 ) -> tuple[str, str | None, str | None]:
-    """What the figure shows along x, as series and as panels: as chosen, else by how many values the keys have."""
+    """The keys for x, series and facet of the figure: as chosen, else by the number of values of the keys."""
     picked = vars(chosen) if chosen else {"x": None, "series": None, "facet": None}
     free = [key for key in keys if key not in picked.values()]
     numbers = [key for key in free if pd.api.types.is_numeric_dtype(seeds[key])]
@@ -364,8 +367,7 @@ def figure_keys(
 def _joined(
     name: str, jobs: list[Path], names: dict[Path, str], values: dict[Path, dict[str, str]]
 ) -> pd.DataFrame | None:
-    """The runs' tables of this name one below the other, with their values of the varied keys; None where no run has
-    it."""
+    """Concatenate the runs' tables of this name, with their values of the varied keys; None if no run has it."""
     parts = [
         Run(job).table(name).assign(run=names[job], **values[job]) for job in jobs if (job / f"{name}.csv").exists()
     ]
@@ -373,7 +375,7 @@ def _joined(
 
 
 def _names(jobs: list[Path]) -> dict[Path, str]:
-    """How tables call the runs: by folder, with the sweep's before it where two are called the same."""
+    """Names of the runs in tables: the folder's name, after the sweep's name if two folders have the same."""
     counts = Counter(Run(job).name for job in jobs)
     return {
         job: Run(job).name if counts[Run(job).name] == 1 else f"{job.resolve().parent.name}/{Run(job).name}"
@@ -382,8 +384,8 @@ def _names(jobs: list[Path]) -> dict[Path, str]:
 
 
 def status_of(job: Path) -> str:
-    """The run's status; `interrupted` where the summary says running and no process is training there, `missing` for
-    a job of a sweep that never began."""
+    """Status of the run. `interrupted`: the summary says running, but no process is training there. `missing`: a job of
+    a sweep that never began."""
     if not job.exists():
         return "missing"
     try:
@@ -397,16 +399,14 @@ def status_of(job: Path) -> str:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return "running"
-    except OSError:  # no lock there: nobody is training
+    except OSError:  # there is no lock, so no process is training
         pass
     return "interrupted"
 
 
 def _config(job: Path) -> dict[str, Any]:
-    """The run's config as it is written; empty where it has none. What is not a config is refused.
-
-    An analysis of a trained run has that run's network, task and training, as far as the run is still there.
-    """
+    """The run's config as written; empty if there is none. ConfigError for a file that is not a config. An analysis of
+    a trained run takes its network, task and training from that run, if the run still exists."""
     config = _config_at(job / "config.yaml")
     if config.get("run") is None or status_of(job) != "finished":
         return config
@@ -428,13 +428,13 @@ def _config_at(path: Path) -> dict[str, Any]:
 
 def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Dotted keys and their values as a user would write them."""
-    found = {}
+    flat = {}
     for key, value in config.items():
         if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
+            flat |= _flat(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = _text(value)
-    return found
+            flat[f"{prefix}{key}"] = _text(value)
+    return flat
 
 
 def _text(value: Any) -> str:
@@ -444,15 +444,15 @@ def _text(value: Any) -> str:
 
 
 def _values(job: Path, keys: list[str]) -> dict[str, str]:
-    """What this job's config holds at the keys, as text; of a group, the choice's name. A job that has not begun has
-    its own words alone."""
+    """Values of the keys in this job's config, as text; for a group, the name of the choice. A job that has not begun
+    only has its own overrides."""
     flat = _flat(_config(job)) or _own_words(job)
     return {key: flat.get(key, flat.get(f"{key}.name", "")) for key in keys}
 
 
 def _own_words(job: Path) -> dict[str, str]:
-    own = [one.overrides for one in Sweep(job.parent).jobs() if one.folder == job.name]
-    values = dict(word.lstrip("+").split("=", 1) for words in own for word in words if "=" in word)
+    overrides = [listed.overrides for listed in Sweep(job.parent).jobs() if listed.folder == job.name]
+    values = dict(word.lstrip("+").split("=", 1) for words in overrides for word in words if "=" in word)
     return {key: text.lower() if text in ("True", "False") else text for key, text in values.items()}
 
 
@@ -468,4 +468,4 @@ def _summary_rows(job: Path, name: str, status: str, values: dict[str, str]) -> 
     who = {"run": name, "task": config.get("task.name", ""), "model": config.get("model.name", "")}
     summary = {} if status == "unreadable" else Run(job).summary()
     seeds = summary.get("seeds") or [{"seed": config.get("seed", ""), "status": status}]
-    return [{**who, "seed": one.get("seed"), **values, "job_status": status, **one} for one in seeds]
+    return [{**who, "seed": numbers.get("seed"), **values, "job_status": status, **numbers} for numbers in seeds]

@@ -1,4 +1,4 @@
-"""The scoreboard: every preset that has been run, with its figures, its claims' verdicts, and the published numbers."""
+"""The scoreboard: every preset that has been run, with its figures, verdicts and published numbers."""
 
 import base64
 import re
@@ -24,12 +24,12 @@ EVERY = "all"
 COLUMNS = ["preset", "budget", "kind", "claim", "where", "outcome", "measured", "low95", "high95", "interval"]
 COLUMNS += ["is_bound", "num_repeats", "repeats", "published", "claimed", "reason", "control", "statement", "source"]
 COLUMNS += ["folder", "finished"]
-SHORT = ["claim", "where", "outcome", "measured", "published", "claimed", "over", "reason"]  # of the tables to read
+SHORT = ["claim", "where", "outcome", "measured", "published", "claimed", "over", "reason"]  # columns for readers
 
 
 @dataclass(frozen=True)
 class PresetRun:
-    """A folder that a preset's command has filled: a run's, a sweep's, or one of analyses of fresh models."""
+    """A folder that a preset's command has written: that of a run, a sweep, or analyses of fresh models."""
 
     preset: str
     folder: Path
@@ -39,15 +39,15 @@ class PresetRun:
 
     @property
     def rank(self) -> tuple[bool, int, float]:
-        """Of several runs of a preset the last one by this order is shown: complete, at the largest scale, newest."""
+        """Sort key: of several runs of a preset the scoreboard shows the last (complete, largest scale, newest)."""
         return self.complete, BUDGETS.index(self.budget), self.written
 
     def figures(self) -> list[Path]:
-        """Its figures, without those of final numbers that every sweep has."""
+        """Figures of the run, without those of final numbers that every sweep has."""
         return [path for path in sorted(self.folder.glob("*.png")) if not re.fullmatch(r"sweep(_\d+)?", path.stem)]
 
     def verdicts(self) -> pd.DataFrame:
-        """Its rows of the scoreboard; one that says so where it has judged nothing."""
+        """Rows of the run on the scoreboard; if nothing was judged, one row that says so."""
         path = self.folder / "verdicts.csv"
         table = read_table(path) if path.exists() else pd.DataFrame([{"outcome": "not judged"}])
         if "claim" in table and "control" not in table:
@@ -62,36 +62,36 @@ class PresetRun:
 
 def presets() -> dict[str, str]:
     """The shipped presets by name, each with its command, which is the first comment line of its file."""
-    found = {}
+    commands = {}
     for path in sorted((conf_dir() / "experiment").glob("*.yaml")):
         comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
         command = next((line for line in comments if line.startswith("rankbench ")), "")
-        found[path.stem] = command.split("  ")[0]
-    return found
+        commands[path.stem] = command.split("  ")[0]
+    return commands
 
 
 def check_experiment(name: str) -> None:
-    """ConfigError for what is neither a preset nor `all`."""
+    """Raise ConfigError unless the name is that of a preset or `all`."""
     if name != EVERY and name not in presets():
         raise ConfigError(unknown("experiment", name, [EVERY, *presets()]))
 
 
 def scoreboard(experiment: str, folder: Path, outputs: Path = OUTPUTS) -> list[str]:
-    """Write scoreboard.csv, .md, .tex and .html of one preset or `all` from what lies in `outputs`.
+    """Write scoreboard.csv, .md, .tex and .html of one preset or `all` from the runs in `outputs`.
 
-    Of each preset the newest complete run at the largest scale. A preset that has not been run has a row that says so.
-    Returns lines for the reader; ConfigError where none has been run.
+    Each preset has its newest complete run at the largest scale, or a row saying that it has not been run. Returns
+    lines for the reader; ConfigError if no preset has been run.
     """
-    shown = {name: command for name, command in presets().items() if experiment in (EVERY, name)}
+    selected = {name: command for name, command in presets().items() if experiment in (EVERY, name)}
     best: dict[str, PresetRun] = {}
     for run in _preset_runs(outputs):
-        if run.preset in shown and (run.preset not in best or run.rank > best[run.preset].rank):
+        if run.preset in selected and (run.preset not in best or run.rank > best[run.preset].rank):
             best[run.preset] = run
     if not best:
-        first = shown.get(experiment) or "rankbench train experiment=demo"
+        first = selected.get(experiment) or "rankbench train experiment=demo"
         raise ConfigError(f"experiment={experiment}: not run yet under {outputs.resolve()}; run it with `{first}`")
     parts = []
-    for name in shown:
+    for name in selected:
         if name in best:
             parts.append(best[name].verdicts())
         else:
@@ -103,15 +103,15 @@ def scoreboard(experiment: str, folder: Path, outputs: Path = OUTPUTS) -> list[s
     write_text(folder / "scoreboard.md", "\n".join(_sections(readable)))
     write_text(folder / "scoreboard.tex", latex(readable[["preset", *SHORT]]))
     counts = table.outcome.value_counts()
-    boards = [_board(name, command, best.get(name), table, folder) for name, command in shown.items()]
+    boards = [_board(name, command, best.get(name), table, folder) for name, command in selected.items()]
     write_text(folder / "scoreboard.html", render("scoreboard", folder, boards=boards, counts=counts.to_dict()))
-    lines = [f"{len(best)} of {len(shown)} presets run; {', '.join(f'{n} {outcome}' for outcome, n in counts.items())}"]
-    lines += [_line(row) for row in records(table)]
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    lines = [f"{len(best)} of {len(selected)} presets run; {outcomes}", *map(_line, records(table))]
     return [*lines, f"-> {folder / 'scoreboard.csv'}, .md and .tex", f"-> {folder / 'scoreboard.html'}"]
 
 
 def _readable(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows with the measured number and its interval in one text, as a reader wants them."""
+    """Put the measured number and its interval into one text, for readers."""
     measured = [
         f"≤ {short(row.measured)}"
         if row.is_bound is True
@@ -150,13 +150,13 @@ def _preset_runs(outputs: Path) -> Iterator[PresetRun]:
 
 
 def _preset_of(folder: Path, job: Path) -> str | None:
-    """Which preset the command named, by Hydra's own record; None where it named none."""
+    """The preset that the command named, from Hydra's record; None if it named none."""
     for record in (folder / "multirun.yaml", job / ".hydra" / "hydra.yaml"):
-        found = _yaml(record)
+        value = _yaml(record)
         for key in ("hydra", "runtime", "choices", "experiment"):
-            found = found.get(key) if isinstance(found, dict) else None
-        if isinstance(found, str) and found != "null":
-            return found
+            value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, str) and value != "null":
+            return value
     return None
 
 
@@ -169,16 +169,16 @@ def _yaml(path: Path) -> dict[str, Any]:
 
 
 def _board(name: str, command: str, run: PresetRun | None, table: pd.DataFrame, folder: Path) -> dict[str, Any]:
-    """What the page shows of one preset."""
-    mine = records(table[table.preset == name])
+    """Content of the page for one preset."""
+    rows = records(table[table.preset == name])
     if run is None:
-        return {"name": name, "command": command, "rows": mine, "run": None, "figures": []}
+        return {"name": name, "command": command, "rows": rows, "run": None, "figures": []}
     figures = [
         (path.stem, f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}") for path in run.figures()
     ]
     about = {"link": link_to(run.folder, folder), "budget": run.budget, "complete": run.complete}
-    about["finished"] = mine[0]["finished"]
-    return {"name": name, "command": command, "rows": mine, "run": about, "figures": figures}
+    about["finished"] = rows[0]["finished"]
+    return {"name": name, "command": command, "rows": rows, "run": about, "figures": figures}
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -1,1 +1,1 @@
-"""What lies on disk: runs, sweeps, tables, and the record of the machine that made them."""
+"""Files on disk: runs, sweeps, tables, and the record of the machine that made them."""

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: written beside their place, then moved into it."""
+"""Atomic writes: a file is written under another name beside its target, then moved."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to; at the end it takes the place of `path` in one move: a kill leaves the old or the new."""
+    """Yield a path to write to, then move it to `path`; a kill leaves either the old file or the new one."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     os.close(handle)
     part = Path(name)

@@ -1,4 +1,4 @@
-"""The machine a command runs on: device, number type, threads, and the record of them all."""
+"""The machine that a command runs on: device, number type, threads, and the record of them all."""
 
 import hashlib
 import platform
@@ -31,7 +31,7 @@ RECORDED_PACKAGES = (
 
 @dataclass(frozen=True)
 class Machine:
-    """Where tensors live and in which type; bf16 keeps weights in float32 and computes in bfloat16."""
+    """Device and number type of the tensors; bf16 keeps weights in float32 and computes in bfloat16."""
 
     device: torch.device
     dtype: torch.dtype
@@ -40,7 +40,7 @@ class Machine:
 
     @classmethod
     def prepare(cls, cfg: BaseConfig) -> "Machine":
-        """Set torch's threads and choose the device; ConfigError when CUDA is asked for and absent."""
+        """Set torch's threads and choose the device; ConfigError if CUDA is requested and absent."""
         available = torch.cuda.is_available()
         if cfg.device == "cuda" and not available:
             raise ConfigError("device=cuda: torch sees no CUDA device here; use device=cpu or device=auto")
@@ -57,10 +57,8 @@ class Machine:
         return nullcontext()
 
     def record(self, command: list[str] | None = None) -> dict:
-        """What environment.json holds: versions, source state, device, command line.
-
-        command: the command line that does the same; None for this process' own.
-        """
+        """Contents of environment.json: versions, source state, device, command line. command: the equivalent command
+        line; None for that of this process."""
         gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else None
         return {
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -78,10 +76,10 @@ class Machine:
 
 
 def share_gpus(job: int) -> None:
-    """Let this process compute on its share of the GPUs it sees: job k of a sweep on GPU k modulo their number.
+    """Spread the jobs of a sweep over the visible GPUs: job k computes on GPU k modulo their number.
 
-    torch's own current device, not CUDA_VISIBLE_DEVICES: joblib's workers go from job to job in one process, and CUDA
-    reads that variable only once.
+    This sets torch's current device, not CUDA_VISIBLE_DEVICES: joblib's workers run several jobs in one process, and
+    CUDA reads that variable only once.
     """
     if (count := torch.cuda.device_count()) > 1:
         torch.cuda.set_device(job % count)
@@ -89,7 +87,7 @@ def share_gpus(job: int) -> None:
 
 @cache
 def source_digest() -> str:
-    """A digest of the package's Python files, those that git has not seen among them."""
+    """Digest of the package's Python files, including files that git does not track."""
     package, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         text = path.read_bytes()
@@ -105,12 +103,12 @@ def _version(package: str) -> str | None:
 
 
 def git_state() -> dict | None:
-    """Commit of the checkout that this code runs from, and whether it has changes; None outside a checkout."""
-    here = Path(__file__).resolve().parent
+    """Commit of the checkout with this code, and whether it has changes; None outside a checkout."""
+    package = Path(__file__).resolve().parent
 
     def ask(*words: str) -> str | None:
         try:
-            answer = subprocess.run(["git", "-C", here, *words], capture_output=True, text=True, timeout=10)
+            answer = subprocess.run(["git", "-C", package, *words], capture_output=True, text=True, timeout=10)
         except (OSError, subprocess.TimeoutExpired):
             return None
         return answer.stdout.strip() if answer.returncode == 0 else None

@@ -1,4 +1,4 @@
-"""A run: one folder with everything that analyze, report and resume need. Reading one never executes code from it."""
+"""A run: one folder with everything that analyze, report and resume need. Reading it never executes code from it."""
 
 import dataclasses
 import fcntl
@@ -26,13 +26,13 @@ from rankbench.runs.files import replacing, write_json, write_text
 from rankbench.runs.tables import WHO, read_table
 
 OUTPUTS = Path("outputs")
-# Keys that may differ between the command that began a run and the one that continues it: none changes a number of it.
+# Keys that may differ between the command that began a run and the one that continues it; they change no number of it
 FREE_KEYS = ("out", "analysis", "claims", "published", "objective")
 
 
 @dataclass(frozen=True)
 class Run:
-    """The folder of one training run, all its seeds. Its name is the folder's name."""
+    """The folder of one training run with all its seeds. The run's name is the folder's name."""
 
     folder: Path
 
@@ -42,11 +42,11 @@ class Run:
 
     @property
     def status(self) -> str:
-        """finished, diverged (every seed), running (also: was killed), failed, or absent."""
+        """finished, diverged (every seed), running (or killed), failed, or absent."""
         return self.summary().get("status", "absent")
 
     def summary(self) -> dict[str, Any]:
-        """What summary.json holds; empty where there is none."""
+        """Contents of summary.json; empty if there is none."""
         path = self.folder / "summary.json"
         if not path.exists():
             return {}
@@ -59,9 +59,9 @@ class Run:
         return summary
 
     def table(self, name: str) -> pd.DataFrame:
-        """A table in the run's folder by its name: of an analysis, as table("paths"), or `verdicts`, or `layers`.
+        """Read a table from the run's folder: that of an analysis, as in table("paths"), or `verdicts`, or `layers`.
 
-        Its `attrs["analysis"]` is the name. ConfigError where there is no such table.
+        Its `attrs["analysis"]` is the name. ConfigError if there is no such table.
         """
         path = self.folder / f"{name}.csv"
         if not path.is_file():
@@ -76,7 +76,7 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """What training measured: a row for each evaluated step, seed and split, behind run, task, model and seed."""
+        """Metrics of training: a row for each evaluated step, seed and split, after columns run, task, model, seed."""
         rows, cfg = self.table("metrics"), self.config
         columns = [*WHO, *rows.columns.drop("seed")]
         return rows.assign(run=self.name, task=cfg.task["name"], model=cfg.model.name)[columns]
@@ -95,11 +95,11 @@ class Run:
             yield
 
     def check_same(self, cfg: TrainConfig) -> None:
-        """ConfigError, naming the first key that differs, if the folder holds a run of another config."""
-        wanted = dataclasses.asdict(cfg)
+        """Raise ConfigError, naming the first key that differs, if the folder holds a run of another config."""
+        new = dataclasses.asdict(cfg)
         if (self.folder / "config.yaml").exists():
-            held = self._plain_config()
-            for key, (was, now) in sorted(_differences(held, wanted).items()):
+            old = self._plain_config()
+            for key, (was, now) in sorted(_differences(old, new).items()):
                 if key.split(".")[0] not in FREE_KEYS:
                     raise ConfigError(
                         f"{key}={now}: the run in {self.folder} was begun with {key}={was}; "
@@ -110,7 +110,7 @@ class Run:
         """Make the folder a run of `cfg`; ConfigError if it holds a run of another config."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.check_same(cfg)
-        # what a kill can leave half written: by files.replacing, and by safetensors below it
+        # partial files that a kill can leave: those of files.replacing, and those of safetensors within it
         for part in (*self.folder.glob(".*.part"), *self.folder.glob(".tmp??????")):
             part.unlink(missing_ok=True)
         write_text(self.folder / "config.yaml", config_text(cfg))
@@ -119,8 +119,7 @@ class Run:
 
     @property
     def config(self) -> TrainConfig:
-        """The run's config, read from its folder and checked; ConfigError where there is none or one that does not
-        fit."""
+        """The run's config, read from its folder and checked; ConfigError if it is missing or not valid."""
         plain, path = self._plain_config(), self.folder / "config.yaml"
         try:
             cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), _escaped(plain)))
@@ -145,23 +144,23 @@ class Run:
             raise ConfigError(f"{path}: not a run's config: it holds no keys")
         return _with_later_keys(plain)
 
-    # Two files at a checkpoint: checkpoint.safetensors has the weights and is what analyses read;
-    # training_state.safetensors has all that resuming needs, weights included, so that one move makes it valid.
+    # A checkpoint has two files: checkpoint.safetensors has the weights, for analyses; training_state.safetensors
+    # has everything that resuming needs, weights included, so that a single move makes it valid.
 
     def save_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Weights of all seeds, each tensor with a leading axis of seeds."""
+        """Save the weights of all seeds, each tensor with a leading axis of seeds."""
         _save_tensors(self.folder / "checkpoint.safetensors", weights, {})
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """What `save_weights` saved; ConfigError where there is none."""
+        """Load what `save_weights` saved; ConfigError if there is nothing."""
         return _load_tensors(self.folder / "checkpoint.safetensors")[0]
 
     def save_state(self, tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> None:
-        """Everything that training needs to go on: tensors, and plain facts as JSON in the file's header."""
+        """Save all that training needs to resume: tensors, and plain facts as JSON in the file's header."""
         _save_tensors(self.folder / "training_state.safetensors", tensors, {"facts": json.dumps(facts)})
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
-        """What `save_state` saved last, or None."""
+        """Load what `save_state` saved last, or None."""
         path = self.folder / "training_state.safetensors"
         if not path.exists():
             return None
@@ -171,39 +170,39 @@ class Run:
         return tensors, json.loads(header["facts"])
 
     def drop_state(self) -> None:
-        """A finished run needs no training state."""
+        """Delete the training state, which a finished run does not need."""
         (self.folder / "training_state.safetensors").unlink(missing_ok=True)
 
 
 def objective_value(summary: dict[str, Any], objective: str) -> float:
-    """What a search compares: the mean over seeds of `test_accuracy`, `test_loss` or `valid_loss`, or `train_seconds`.
+    """Number that a search compares: the mean over seeds of the objective, or the run's `train_seconds`.
 
-    A seed that diverged counts as the worst value there is: the search goes on, and a setting gains nothing by losing
-    its worst seeds. ConfigError where the task has no accuracy, or no validation set.
+    A seed that diverged counts as the worst possible value, so the search goes on and a setting gains nothing by losing
+    its worst seeds. ConfigError if the task has no accuracy or no validation set.
     """
     seeds = summary["seeds"]
-    diverged = any(one["status"] == "diverged" for one in seeds)
+    diverged = any(seed["status"] == "diverged" for seed in seeds)
     if objective == "train_seconds":
         return math.inf if diverged else summary["seconds"]
     worst = 0.0 if objective == "test_accuracy" else math.inf
-    values = [worst if one["status"] == "diverged" else one.get(objective) for one in seeds]
+    values = [worst if seed["status"] == "diverged" else seed.get(objective) for seed in seeds]
     if None in values:
         raise ConfigError(f"objective={objective}: this task has none; allowed are test_loss, train_seconds")
     return sum(values) / len(values)
 
 
 def find_run(text: str) -> Run:
-    """The run that `run=` names: a folder, or `latest`, the newest under outputs/."""
+    """The run given by `run=`: a folder, or `latest` for the newest under outputs/."""
     if text != "latest":
         return Run(Path(text))
-    found = [path.parent for path in (*OUTPUTS.glob("train/*/config.yaml"), *OUTPUTS.glob("train/*/*/config.yaml"))]
-    found = [folder for folder in found if (folder / "checkpoint.safetensors").exists()]
-    if not found:
+    folders = [path.parent for path in (*OUTPUTS.glob("train/*/config.yaml"), *OUTPUTS.glob("train/*/*/config.yaml"))]
+    folders = [folder for folder in folders if (folder / "checkpoint.safetensors").exists()]
+    if not folders:
         raise ConfigError(
             f"run=latest: no run with a checkpoint under {OUTPUTS.resolve()}; train one with `rankbench train`"
         )
-    # the folders' names are time stamps, but out= may give any name: the checkpoint's own time decides
-    return Run(max(found, key=lambda folder: (folder / "checkpoint.safetensors").stat().st_mtime_ns))
+    # by the checkpoint's time, because out= may give a folder a name that is not a time stamp
+    return Run(max(folders, key=lambda folder: (folder / "checkpoint.safetensors").stat().st_mtime_ns))
 
 
 def config_text(cfg: BaseConfig) -> str:
@@ -212,7 +211,7 @@ def config_text(cfg: BaseConfig) -> str:
 
 
 def _with_later_keys(plain: dict[str, Any]) -> dict[str, Any]:
-    """A run's config with the keys that came after it: the shipped value of a new key is what there was before it."""
+    """Fill in keys that are newer than the run: the shipped value of a new key is the behaviour before it existed."""
     training = _shipped("training")
     shipped = {
         "model": _shipped("model/transformer"),
@@ -221,8 +220,8 @@ def _with_later_keys(plain: dict[str, Any]) -> dict[str, Any]:
     }
     later = {"objective": training["objective"]}
     for section, values in shipped.items():
-        if isinstance(held := plain.get(section), dict):
-            later[section] = {key: value for key, value in values.items() if "${" not in str(value)} | held
+        if isinstance(stored := plain.get(section), dict):
+            later[section] = {key: value for key, value in values.items() if "${" not in str(value)} | stored
     return plain | later | {key: plain[key] for key in plain if key not in shipped}
 
 
@@ -230,17 +229,17 @@ def _shipped(name: str) -> dict[str, Any]:
     return yaml.safe_load((conf_dir() / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
-def _differences(held: Any, wanted: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
-    if isinstance(held, dict) and isinstance(wanted, dict):
-        found = {}
-        for name in sorted(held.keys() | wanted.keys()):
-            found |= _differences(held.get(name), wanted.get(name), f"{key}.{name}" if key else name)
-        return found
-    return {} if held == wanted else {key: (held, wanted)}
+def _differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        differences = {}
+        for name in sorted(old.keys() | new.keys()):
+            differences |= _differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
+        return differences
+    return {} if old == new else {key: (old, new)}
 
 
 def _escaped(plain: Any) -> Any:
-    """Texts with `${` taken literally: a stored config is data and must not reach OmegaConf's resolvers."""
+    """Escape `${` in texts: a stored config is data and must not reach OmegaConf's resolvers."""
     if isinstance(plain, dict):
         return {key: _escaped(value) for key, value in plain.items()}
     if isinstance(plain, list):

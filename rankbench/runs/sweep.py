@@ -1,4 +1,4 @@
-"""A sweep: a folder with a folder for each job, and the list of jobs that its command asked for."""
+"""A sweep: a folder with a folder for each job, and the list of the jobs of its command."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ JOBS = "jobs.json"
 
 @dataclass(frozen=True)
 class Job:
-    """One job: the name of its folder, and the words of the command line that are its own."""
+    """One job: the name of its folder, and the overrides that it alone has."""
 
     folder: str
     overrides: tuple[str, ...]
@@ -25,10 +25,10 @@ class Sweep:
     folder: Path
 
     def jobs(self) -> list[Job]:
-        """The jobs that the command asked for, in their order; empty where no list is left or it is not readable."""
+        """The jobs of the command, in order; empty if the list is missing or not readable."""
         try:
             listed = json.loads((self.folder / JOBS).read_text(encoding="utf-8"))
-            return [Job(str(one["folder"]), tuple(map(str, one["overrides"]))) for one in listed]
+            return [Job(str(job["folder"]), tuple(map(str, job["overrides"]))) for job in listed]
         except (OSError, ValueError, TypeError, KeyError):
             return []
 
@@ -37,15 +37,15 @@ class Sweep:
         return [job for job in self.jobs() if not (self.folder / job.folder).exists()]
 
     def check_same(self, jobs: list[Job]) -> None:
-        """ConfigError if the folder holds a sweep whose jobs had other folders: numbers would stand for two things."""
-        for number, (held, wanted) in enumerate(zip(self.jobs(), jobs, strict=False)):
-            if held.folder != wanted.folder:
+        """Raise ConfigError if the folder holds a sweep whose jobs have other folders, which would mix two sweeps."""
+        for number, (old, new) in enumerate(zip(self.jobs(), jobs, strict=False)):
+            if old.folder != new.folder:
                 raise ConfigError(
-                    f"out={self.folder}: holds another sweep, whose job {number} is {held.folder} and not "
-                    f"{wanted.folder}; give the same command to continue it, or another folder with out=<folder>"
+                    f"out={self.folder}: holds another sweep, whose job {number} is {old.folder} and not "
+                    f"{new.folder}; give the same command to continue it, or another folder with out=<folder>"
                 )
 
     def list_jobs(self, jobs: list[Job]) -> None:
-        """Make the folder, with the list of its jobs."""
+        """Make the folder and write the list of its jobs."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / JOBS, [asdict(job) for job in jobs])

@@ -1,4 +1,4 @@
-"""Tidy CSV tables: who (run, task, model, seed), then the axes, then one measured value a column."""
+"""Tidy CSV tables: columns run, task, model and seed, then the axes, then a column for each measured value."""
 
 import math
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ WHO = ["run", "task", "model", "seed"]
 
 
 def with_who(table: pd.DataFrame, **who: str | int) -> pd.DataFrame:
-    """The table with the columns of WHO in front, each filled with one value."""
+    """Put the columns of WHO in front of the table, each filled with one value."""
     front = pd.DataFrame({name: [who[name]] * len(table) for name in WHO}, index=table.index)
     return pd.concat([front, table], axis=1)
 
 
 def write_table(table: pd.DataFrame, path: Path) -> None:
-    """Write atomically; numbers with all the digits that a float64 needs to come back the same."""
+    """Write atomically, with all the digits that a float64 needs to be read back unchanged."""
     write_text(path, table.to_csv(index=False, lineterminator="\n"))
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """A table as it was written; `none` stays a word. ConfigError for a file that is no table."""
+    """Read a table as it was written; `none` stays a word. ConfigError for a file that is not a table."""
     try:
         return pd.read_csv(path, keep_default_na=False, na_values=["", "nan", "NaN"])
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
@@ -36,7 +36,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def booleans_as_words(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with `true` and `false` as a user writes them in place of booleans, which a CSV is read back with."""
+    """Replace the booleans that pandas reads from a CSV file by the words `true` and `false`, as users write them."""
 
     def word(value: Any) -> Any:
         return str(value).lower() if isinstance(value, bool | np.bool_) else value
@@ -48,9 +48,9 @@ def booleans_as_words(table: pd.DataFrame) -> pd.DataFrame:
 def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometric: bool = False) -> pd.DataFrame:
     """`value` by `axes`: mean over everything within a seed, then mean and sample standard deviation over the seeds.
 
-    Columns: the axes, mean, low, high, num_seeds, of_seed; low and high are one standard deviation away (nan for one
-    seed), of_seed the values by seed as a dict.
-    geometric: of the logarithms, for values that span orders of magnitude; zeros then count as the smallest float64.
+    Columns: the axes, mean, low, high, num_seeds, of_seed. low and high are one standard deviation away (nan for one
+    seed); of_seed is a dict of the values by seed.
+    geometric: average logarithms, for values that span orders of magnitude; zeros then count as the smallest float64.
     """
     per_seed = table.groupby([*axes, "seed"], sort=True, dropna=False)[value].mean().reset_index()
     if geometric:
@@ -66,7 +66,7 @@ def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometr
 
 
 class Interval(NamedTuple):
-    """A mean with the ends of its 95 % interval, nan where there is none, and the interval's name."""
+    """A mean, the ends of its 95 % interval (nan if there is none), and the interval's method."""
 
     mean: float
     low: float
@@ -75,12 +75,12 @@ class Interval(NamedTuple):
 
 
 def interval95(values: Sequence[float] | np.ndarray | pd.Series, scale: str = "real") -> Interval:
-    """Mean of one number a seed, with a 95 % interval that stays within the numbers' scale.
+    """Mean of one number per seed, with a 95 % interval that stays within the numbers' scale.
 
-    real: Student's t. share, of numbers in [0, 1]: Student's t for the logit of the mean, whose standard error is that
-    of the mean over mean (1 - mean) (delta method). positive, of numbers above 0 without a largest: likewise for the
-    logarithm of the mean, whose standard error is that of the mean over the mean. rate, of numbers that are 0 or 1:
-    Clopper and Pearson's exact one.
+    real: Student's t. share, for numbers in [0, 1]: Student's t for the logit of the mean, whose standard error is that
+    of the mean over mean (1 - mean) (delta method). positive, for numbers above 0 without an upper end: the same for
+    the logarithm of the mean, whose standard error is that of the mean over the mean. rate, for numbers that are 0 or
+    1: Clopper and Pearson's exact interval.
     """
     values = np.asarray(values, dtype=float)
     mean, count = float(values.mean()), len(values)
@@ -121,23 +121,25 @@ def over_seeds(table: pd.DataFrame, axes: list[str], value: str) -> pd.DataFrame
 
 
 def fall_in_last_quarter(losses: pd.Series) -> float:
-    """By how much a loss, indexed by training step, fell over the last quarter of the steps; below 0 where it rose.
-    What it was when the quarter began is interpolated between the evaluations."""
+    """Fall of a loss, indexed by training step, over the last quarter of the steps; negative if it rose.
+
+    The loss at the start of the quarter is interpolated between the evaluations.
+    """
     losses = losses.dropna().sort_index()
     last = losses.index[-1]
     return float(np.interp(0.75 * last, losses.index, losses) - losses[last])
 
 
 def last_of_layer(table: pd.DataFrame) -> pd.DataFrame:
-    """Of a table by layer and sublayer, the rows of the state that leaves each layer (layer 0: the embedding)."""
+    """Rows of the state that leaves each layer (layer 0: the embedding), from a table by layer and sublayer."""
     states = table[table.sublayer != "weights"]
-    # a layer's MLP, where it has one, stands right behind its attention
-    goes_on = (states.sublayer == "attention") & (states.sublayer.shift(-1) == "mlp")
-    return states[~goes_on]
+    # the row of a layer's MLP, if it has one, follows that of its attention
+    before_mlp = (states.sublayer == "attention") & (states.sublayer.shift(-1) == "mlp")
+    return states[~before_mlp]
 
 
 def thinned(wide: pd.DataFrame, most: int = 13) -> pd.DataFrame:
-    """Some of a wide table's columns, evenly, the first and the last among them: as many as a terminal shows."""
+    """Evenly spaced columns of a wide table, including the first and the last: as many as fit on a terminal."""
     chosen = np.unique(np.linspace(0, wide.shape[1] - 1, min(most, wide.shape[1])).round().astype(int))
     return wide.iloc[:, chosen]
 
@@ -150,7 +152,7 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def latex(table: pd.DataFrame) -> str:
-    """The table as a tabular with booktabs' rules; numbers to the right."""
+    """The table as a LaTeX tabular with booktabs' rules; numbers are right-aligned."""
     marks = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {"\n": " ", "\r": " "}
     marks |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     marks |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
@@ -165,7 +167,7 @@ def latex(table: pd.DataFrame) -> str:
 
 
 def short(value: Any) -> str:
-    """A value for a reader: four digits of a number, nothing where there is none."""
+    """A value as text for a reader: a number with four digits, an empty text if there is no value."""
     if value is None or (isinstance(value, float | np.floating) and np.isnan(value)):
         return ""
     return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)

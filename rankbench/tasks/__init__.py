@@ -1,4 +1,4 @@
-"""The tasks by name. A new one is a file here, a YAML in conf/task and a line in TASKS."""
+"""The tasks by name. A new task needs a file here, a YAML file in conf/task and a line in TASKS."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ TASKS: dict[str, type[Task]] = {
 
 
 def build_task(options: dict[str, Any]) -> Task:
-    """The task that the config's `task` group describes; ConfigError for an unknown one or wrong options."""
+    """Build the task of the config's `task` group; ConfigError for an unknown task or wrong options."""
     name = options.get("name")
     if not isinstance(name, str) or name not in TASKS:
         raise ConfigError(unknown("task.name", name, TASKS))

@@ -1,4 +1,4 @@
-"""The next character of a sentence (Kim et al. 2021, sec. 5.3): a text read as sentences, one a line.
+"""The next character of a sentence (Kim et al. 2021, sec. 5.3), on a text with one sentence a line.
 
 Shapes: B sentence, N character.
 """
@@ -22,25 +22,25 @@ from rankbench.tasks.task import ABSENT, Batch, Corpus, is_scored
 log = logging.getLogger(__name__)
 
 UNKNOWN_WORD = "<unk>"
-UNKNOWN = "\ufffd"  # how the one symbol stands in our texts
-SHOWN = 5  # unseen characters that an error names
+UNKNOWN = "\ufffd"  # the character that replaces `<unk>` with unk=symbol
+NUM_NAMED = 5  # unseen characters that an error names
 
 
 @dataclass(frozen=True)
 class CharLm(Corpus):
-    """At each place of a sentence the next character, and behind the last one the end.
+    """Predict the next character at each position of a sentence, and the end after the last character.
 
     The alphabet is that of the training sentences: characters 0 .. V-1 in the order of their code points. V is the
-    beginning among the inputs and the end among the targets. With the alphabet a b, the sentence `abb` and room for 5:
+    beginning in the inputs and the end in the targets. With the alphabet a b, the sentence `abb` and length 5:
 
         inputs: 2 0 1 1 -1        targets: 0 1 1 2 -1
 
-    The end is a symbol like the characters: this sentence has 3 characters and 4 predicted symbols, and the loss is
-    nats per predicted symbol.
+    The end is a symbol like the characters: this sentence has 3 characters and 4 predicted symbols. The loss is nats
+    per predicted symbol.
 
-    Generated sentences come from the grammar below. Of a text, blanks at the ends of lines and blank lines are left
-    out. unk=symbol makes one character of each `<unk>`, and of each character of the other splits that the training
-    sentences do not have; with unk=characters such a text is refused. Sentences are drawn at random, the same for all
+    Generated sentences come from the grammar below. In a text, blanks at the ends of lines and blank lines are ignored.
+    unk=symbol replaces each `<unk>` by one character, and likewise each character of the other splits that does not
+    occur in the training sentences; unk=characters refuses such a text. Sentences are drawn at random, the same for all
     seeds.
     """
 
@@ -70,11 +70,11 @@ class CharLm(Corpus):
 
     @property
     def files(self) -> list[Path]:
-        """The texts that the sentences come from; none for generated ones."""
+        """The files that the sentences come from; none for generated sentences."""
         return [] if self.path is None else _files(self.path)
 
     def size_of(self, split: str) -> int | None:
-        """Sentences that are asked for; None for all."""
+        """Number of sentences of a split; None for all."""
         return getattr(self, f"{split}_size")
 
     @property
@@ -83,12 +83,12 @@ class CharLm(Corpus):
 
     @property
     def num_inputs(self) -> int:
-        """The alphabet and the beginning."""
+        """Size of the alphabet, plus one for the beginning."""
         return len(self.alphabet) + 1
 
     @property
     def num_outputs(self) -> int:
-        """The alphabet and the end."""
+        """Size of the alphabet, plus one for the end."""
         return len(self.alphabet) + 1
 
     @property
@@ -96,29 +96,29 @@ class CharLm(Corpus):
         return self.length_limit
 
     def splits(self) -> dict[str, Batch]:
-        """train, valid and test, as the texts' lines come; ConfigError for texts that are not there or do not fit."""
+        """The splits train, valid and test, in the order of the lines; ConfigError for missing or unsuitable texts."""
         return self._read()[1]
 
     def sample(self, num_sequences: int, generator: torch.Generator) -> Batch:
-        """Sentences of the training set, drawn with replacement."""
+        """Draw sentences of the training set with replacement."""
         train = self.splits()["train"]
         return train[torch.randint(len(train.inputs), (num_sequences,), generator=generator)]
 
     def encode(self, text: str) -> list[int]:
-        """The characters of a text as numbers; ConfigError for one that the alphabet has not."""
+        """Encode the characters of a text as numbers; ConfigError for a character outside the alphabet."""
         text = text.replace(UNKNOWN_WORD, UNKNOWN) if self.unk == "symbol" else text
         if missing := sorted(set(text) - set(self.alphabet)):
             raise ConfigError(f"{text}: its characters {' '.join(missing)} are not in the training sentences")
         return [self.alphabet.index(character) for character in text]
 
     def decode(self, characters_N: Tensor) -> str:
-        """The text of the targets or of the inputs of a sentence, without its beginning, end and padding."""
+        """Text of a sentence's inputs or targets, without beginning, end and padding."""
         known = [number for number in characters_N.tolist() if 0 <= number < len(self.alphabet)]
         return "".join(self.alphabet[number] for number in known).replace(UNKNOWN, UNKNOWN_WORD)
 
     def symbols_per_character(self, batch: Batch) -> float:
-        """Predicted symbols over predicted characters: times a loss per symbol it is all nats, those for the ends of
-        sentences included, per character."""
+        """Ratio of predicted symbols to predicted characters. Times a loss per symbol, it gives all nats, including
+        those for the ends of sentences, per character."""
         symbols = int(is_scored(batch.targets).sum())
         return symbols / (symbols - int((batch.targets == len(self.alphabet)).sum()))
 
@@ -127,11 +127,11 @@ class CharLm(Corpus):
 
 
 def _files(path: str) -> list[Path]:
-    """The texts behind task.path: three splits, or one file; ConfigError where one is missing."""
-    place = folder_of(path) if path in CORPORA else Path(path)
-    if place.is_file():
-        return [place]
-    files = [place / f"{split}.txt" for split in SPLITS]
+    """Files of task.path: three splits, or a single file; ConfigError if a file is missing."""
+    source = folder_of(path) if path in CORPORA else Path(path)
+    if source.is_file():
+        return [source]
+    files = [source / f"{split}.txt" for split in SPLITS]
     for file in files:
         if not file.is_file():
             fetch = f"fetch it with `rankbench data corpus={path}`" if path in CORPORA else "or give one text file"
@@ -141,15 +141,15 @@ def _files(path: str) -> list[Path]:
 
 @lru_cache(maxsize=4)
 def encoded(task: CharLm, changed: tuple[int, ...]) -> tuple[str, dict[str, Batch]]:
-    """The alphabet and the splits of a task; changed: when its files were written."""
+    """The alphabet and the splits of a task. changed: the modification times of its files."""
     texts = {split: _chosen(lines, task.size_of(split), split) for split, lines in _texts(task).items()}
     alphabet = "".join(sorted(set().union(*texts["train"]) | ({UNKNOWN} if task.unk == "symbol" else set())))
     unseen = sorted(set().union(*texts["valid"], *texts["test"]) - set(alphabet))
     if unseen and task.unk == "characters":
-        shown = " ".join(unseen[:SHOWN]) + (" ..." if len(unseen) > SHOWN else "")
+        named = " ".join(unseen[:NUM_NAMED]) + (" ..." if len(unseen) > NUM_NAMED else "")
         raise ConfigError(
-            f"task.path={task.path}: {len(unseen)} characters that the training sentences have not ({shown}); "
-            "take more of these, or read such characters as <unk> with task.unk=symbol"
+            f"task.path={task.path}: {len(unseen)} characters are not in the training sentences ({named}); "
+            "use more training sentences, or read such characters as <unk> with task.unk=symbol"
         )
     numbers = {character: number for number, character in enumerate(alphabet)}
     splits = {split: _batch(lines, numbers, task.length_limit, split) for split, lines in texts.items()}
@@ -157,7 +157,7 @@ def encoded(task: CharLm, changed: tuple[int, ...]) -> tuple[str, dict[str, Batc
 
 
 def _texts(task: CharLm) -> dict[str, list[str]]:
-    """The sentences of each split, all that there are."""
+    """All sentences of each split."""
     if task.path is None:
         return {split: generated(task.size_of(split), generator_for(0, f"text {split}")) for split in SPLITS}
     texts = [_lines(file, task.unk) for file in _files(task.path)]
@@ -203,7 +203,7 @@ def _batch(lines: list[str], numbers: dict[str, int], limit: int, split: str) ->
     inputs_BN = torch.full((len(lines), width), ABSENT)
     targets_BN = inputs_BN.clone()
     for row, line in enumerate(lines):
-        characters = torch.tensor([boundary, *(numbers.get(one, unknown) for one in line), boundary])
+        characters = torch.tensor([boundary, *(numbers.get(character, unknown) for character in line), boundary])
         length = min(len(line) + 1, limit)
         inputs_BN[row, :length] = characters[:length]
         targets_BN[row, :length] = characters[1 : length + 1]
@@ -211,7 +211,7 @@ def _batch(lines: list[str], numbers: dict[str, int], limit: int, split: str) ->
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The embedded corpus: a grammar in which a verb agrees with its subject across a clause
+# The generated corpus: a grammar in which a verb agrees with its subject across a clause
 
 DETERMINERS = {"one": ("a", "the", "this", "every"), "many": ("some", "the", "these", "two")}
 ADJECTIVES = ("small", "old", "quiet", "clever", "hungry", "green")
@@ -226,10 +226,10 @@ ADJECTIVE_SHARE, CLAUSE_SHARE, OBJECT_SHARE, ADVERB_SHARE = 0.4, 0.3, 0.6, 0.3
 def generated(num_sentences: int, generator: torch.Generator) -> list[str]:
     """Sentences such as `the small cats that a king sees sleep at night .`
 
-    sentence = subject [that noun-phrase verb] verb-phrase . ; a noun phrase is a determiner, an adjective in two of
-    five, and a noun; all choices are independent, and uniform but for these: 3 of 10 subjects have a clause, 6 of 10
-    verb phrases an object, 3 of 10 others an adverb. Every sentence can be read in one way only, so that its
-    probability is the product of the choices' probabilities.
+    sentence = subject [that noun-phrase verb] verb-phrase . ; a noun phrase is a determiner, in two of five cases an
+    adjective, and a noun. All choices are independent and uniform, except that 3 of 10 subjects have a clause, 6 of 10
+    verb phrases an object, and 3 of 10 other verb phrases an adverb. Every sentence can be parsed in only one way, so
+    its probability is the product of the choices' probabilities.
     """
     draws = torch.rand(num_sentences, 20, generator=generator, dtype=torch.float64)
     return [_sentence(iter(row)) for row in draws.tolist()]

@@ -16,7 +16,7 @@ from rankbench.tasks.task import Batch
 
 @dataclass(frozen=True)
 class CircleArcs:
-    """From where both points are, where both are one step later: regression, by teacher forcing.
+    """From the positions of both points, their positions one step later: regression, by teacher forcing.
 
     Token 1 starts at (-radius, 0) and runs along the lower arc, token 2 at (radius, 0) along the upper one, both
     counter-clockwise, `points` steps to half a turn. The training set is every step once, and is also the test set.
@@ -42,13 +42,13 @@ class CircleArcs:
         return self.points
 
     def positions(self, steps_T: Tensor) -> Tensor:
-        """Where the tokens are after so many steps, (T, 2, 2), float64; past the end of the arcs they go round."""
+        """Positions of the tokens after each number of steps, (T, 2, 2), float64; after an arc's end they go on."""
         angle_T = steps_T.double() * (math.pi / self.points)
         upper_T2 = self.radius * torch.stack([angle_T.cos(), angle_T.sin()], dim=-1)
         return torch.stack([-upper_T2, upper_T2], dim=-2)
 
     def sample(self, num_sequences: int, generator: torch.Generator) -> Batch:
-        """Steps in random order, none of them again before all of them were there."""
+        """Steps in random order; none repeats before all have occurred."""
         rounds = math.ceil(num_sequences / self.points)
         steps_T = torch.cat([torch.randperm(self.points, generator=generator) for _ in range(rounds)])[:num_sequences]
         return Batch(self.positions(steps_T), self.positions(steps_T + 1))

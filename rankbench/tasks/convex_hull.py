@@ -1,4 +1,4 @@
-"""Which points of a set are corners of its convex hull (Dong et al. 2021, sec. 4.3, after Vinyals et al. 2015).
+"""Vertices of the convex hull of a set of points (Dong et al. 2021, sec. 4.3, after Vinyals et al. 2015).
 
 Shapes: B batch, N point.
 """
@@ -17,12 +17,12 @@ from rankbench.tasks.task import Batch
 
 @dataclass(frozen=True)
 class ConvexHull:
-    """Points uniform in a square of side `scale` with a corner at the origin, all of a set shifted by one normal vector
-    of standard deviation `shift_sd`; class 1 for a vertex of the set's convex hull, 0 for the others.
+    """Label each point of a set: class 1 for a vertex of the set's convex hull, 0 for the others.
 
-    A vertex is an extreme point: one that no segment between two other places of the set contains. So the ends of
-    points in a line are vertices, points on an edge are not, and equal points share their label. The four corners and
-    the middle of a square: 1 1 1 1 0.
+    Points are uniform in a square of side `scale` with a corner at the origin. Each set is shifted by one normal vector
+    of standard deviation `shift_sd`. A vertex is an extreme point: no segment between two other points of the set
+    contains it. So the ends of points on a line are vertices, points on an edge are not, and equal points share their
+    label. The four corners and the middle of a square: 1 1 1 1 0.
     """
 
     name: str = key("Name of the task.")
@@ -50,13 +50,15 @@ class ConvexHull:
 
 
 def hull_labels(points_N2: np.ndarray) -> list[int]:
-    """1 for each point at a vertex of the convex hull, else 0, by Qhull (Barber et al. 1996) with its tolerance: points
-    that rounding alone keeps off an edge lie on it."""
-    # adding 0 makes the two zeros one place
-    places_M2, place_N = np.unique(points_N2 + 0.0, axis=0, return_inverse=True)
-    labels_M = np.zeros(len(places_M2), dtype=int)
+    """1 for each point at a vertex of the convex hull, else 0, by Qhull (Barber et al. 1996).
+
+    Within Qhull's tolerance for rounding, a point beside an edge counts as on it.
+    """
+    # adding 0 makes -0 and 0 equal
+    distinct_M2, distinct_index_N = np.unique(points_N2 + 0.0, axis=0, return_inverse=True)
+    labels_M = np.zeros(len(distinct_M2), dtype=int)
     try:
-        labels_M[Hull(places_M2).vertices] = 1
-    except QhullError:  # all in a line, or fewer than three places: np.unique has sorted them along it
+        labels_M[Hull(distinct_M2).vertices] = 1
+    except QhullError:  # fewer than three distinct points, or all on a line, along which np.unique has sorted them
         labels_M[[0, -1]] = 1
-    return labels_M[place_N].tolist()
+    return labels_M[distinct_index_N].tolist()

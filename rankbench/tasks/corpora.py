@@ -1,4 +1,4 @@
-"""Public corpora: where they are, what they must hash to, and where they lie on this machine. None is shipped."""
+"""Public corpora: their addresses, their checksums, and their folders on this machine. None is shipped."""
 
 import logging
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from pathlib import Path
 from rankbench.keys import ConfigError, unknown
 
 SPLITS = ("train", "valid", "test")
-PATIENCE = 30  # seconds without an answer after which there is no network
+PATIENCE = 30  # seconds without an answer until a download fails
 
 
 @dataclass(frozen=True)
 class Source:
-    """address: of the folder on the web that holds <split>.txt; sha256: of each split's file; note: for its users."""
+    """address: the web folder that holds <split>.txt; sha256: the checksum of each split; note: a hint for users."""
 
     address: str
     sha256: dict[str, str]
@@ -21,7 +21,7 @@ class Source:
 
 CORPORA = {
     "ptb": Source(
-        # of one commit, so that what lies at the address does not change
+        # the address of one commit, whose files cannot change
         "https://raw.githubusercontent.com/harvardnlp/TextFlow/0eb8552ae5b370f69e440bca6c6c226b1734c1ba/data/ptb",
         {
             "train": "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf",
@@ -41,10 +41,9 @@ def folder_of(corpus: str) -> Path:
 
 
 def fetch(corpus: str, folder: Path) -> None:
-    """Have the files of a corpus in `folder`, each with the right checksum; what is there already is not fetched again.
+    """Fetch the files of a corpus that `folder` lacks, and check their checksums.
 
-    ConfigError for an unknown corpus, and where the network or the disk is in the way or what came is not what was
-    asked for: no file is then half written or wrong.
+    ConfigError for an unknown corpus, a failing network or disk, or a wrong checksum; no partial or wrong file is kept.
     """
     import pooch
 
@@ -56,7 +55,7 @@ def fetch(corpus: str, folder: Path) -> None:
         address = f"{source.address}/{split}.txt"
         try:
             pooch.retrieve(address, f"sha256:{sha256}", f"{split}.txt", folder, downloader=downloader)
-        except OSError as error:  # requests' errors too, whose own words are long
+        except OSError as error:  # includes the errors of requests, whose messages are long
             why = error.strerror or type(error).__name__
             raise ConfigError(
                 f"{address}: could not be fetched into {folder} ({why}); with a network and a folder that can be "

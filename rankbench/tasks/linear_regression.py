@@ -15,16 +15,16 @@ from rankbench.tasks.task import Batch
 
 @dataclass(frozen=True)
 class LinearRegression:
-    """Examples x_1, y_1, x_2, y_2 ... of one linear function a sequence, each number y a token of its own.
+    """Examples x_1, y_1, x_2, y_2 ... of one linear function per sequence; each number y is a token of its own.
 
-    x and w are normal with covariance I, y = w.x plus normal noise of standard deviation `noise`; a y is the first
-    coordinate of its token. A network that sees no later tokens predicts each y at its x; the places of the ys are not
-    scored (nan). In one dimension, w = 2, the examples x = 1, -3 give
+    x and w are normal with covariance I, and y = w.x plus normal noise of standard deviation `noise`. A y is the first
+    coordinate of its token. A network that sees no later tokens predicts each y at its x; tokens that hold a y are not
+    scored (nan). In one dimension with w = 2, the examples x = 1, -3 give
 
         inputs: 1 2 -3 (-6 is left out: nothing follows it)        targets: 2 nan -6
 
-    Squared errors over the dimension, in which the paper counts, are the loss over `dimension`; predicting 0 has the
-    error 1 in them.
+    The paper divides squared errors by the dimension: its error is the loss over `dimension`. Predicting 0 has the
+    error 1.
     """
 
     name: str = key("Name of the task.")
@@ -64,7 +64,7 @@ class LinearRegression:
 
     @property
     def error_scale(self) -> float:
-        """What the loss is multiplied by to be an error as the paper counts it."""
+        """Factor that turns the loss into the paper's error."""
         return 1 / self.dimension
 
     def sample(self, num_sequences: int, generator: torch.Generator) -> Batch:
@@ -94,12 +94,12 @@ class LinearRegression:
 
 
 def examples_of(batch: Batch) -> tuple[Tensor, Tensor]:
-    """The xs, (B, E, D), and ys, (B, E), that a batch was made of."""
+    """The xs, (B, E, D), and ys, (B, E), of a batch."""
     return batch.inputs[:, 0::2], batch.targets[:, 0::2, 0]
 
 
 def least_squares(x_BED: Tensor, y_BE: Tensor) -> Tensor:
-    """For each example what the solution of least norm on those before it predicts, (B, E); 0 for the first."""
+    """Predict each y by the least-norm least-squares solution of the examples before it, (B, E); 0 for the first."""
     predicted_BE = torch.zeros_like(y_BE)
     for e in range(1, y_BE.shape[1]):
         w_BD1 = torch.linalg.pinv(x_BED[:, :e]) @ y_BE[:, :e, None]
@@ -108,7 +108,7 @@ def least_squares(x_BED: Tensor, y_BE: Tensor) -> Tensor:
 
 
 def nearest_neighbours(x_BED: Tensor, y_BE: Tensor, number: int = 3) -> Tensor:
-    """For each example the mean y of the `number` nearest before it (all, where there are fewer), (B, E)."""
+    """Predict each y by the mean y of the `number` nearest examples before it (or of all, if fewer), (B, E)."""
     predicted_BE = torch.zeros_like(y_BE)
     for e in range(1, y_BE.shape[1]):
         distance_BE = (x_BED[:, :e] - x_BED[:, e : e + 1]).norm(dim=-1)
@@ -118,7 +118,7 @@ def nearest_neighbours(x_BED: Tensor, y_BE: Tensor, number: int = 3) -> Tensor:
 
 
 def averaging(x_BED: Tensor, y_BE: Tensor) -> Tensor:
-    """For each example w.x with w the mean of x y over those before it, (B, E): w is right on average."""
+    """Predict each y by w.x with w the mean of x y over the examples before it, (B, E); w is unbiased."""
     sums_BED = (x_BED * y_BE[..., None]).cumsum(1)
     before_E1 = torch.arange(1, y_BE.shape[1], dtype=x_BED.dtype, device=x_BED.device)[:, None]
     predicted_BE = torch.zeros_like(y_BE)

@@ -17,27 +17,27 @@ from rankbench.tasks.task import ABSENT, Batch
 
 log = logging.getLogger(__name__)
 
-SHORTEST = 2  # tokens of a sentence: one alone has nothing to attend to, and no rank but one
+SHORTEST = 2  # tokens of the shortest sentence: a single token has nothing else to attend to, and always rank one
 
 
 @dataclass(frozen=True)
 class Memorization:
-    """Sentences of up to `length` tokens, each token with a random class of `classes`; tested on the training set.
+    """Sentences of up to `length` tokens; each token has one of `classes` random classes. Tested on the training set.
 
-    path: a text file, one sentence a line, cut into the pieces of a SentencePiece model that is trained on it, of at
-    most `vocabulary` pieces (fewer where the text supports no more). Blank and repeated lines and sentences of one
-    token are left out, longer ones than `length` cut off; a seed draws its train_size sentences from the rest. null:
-    generated sentences, of a uniform length from 2 on, whose tokens 0, 1, 2 ... are independent with probabilities in
-    proportion to 1, 2^-s, 3^-s ... where s = zipf_exponent.
+    path: a text file with one sentence a line. A SentencePiece model trained on the text cuts it into at most
+    `vocabulary` different pieces (fewer if the text does not support more). Blank lines, repeated lines and sentences
+    of one token are left out; sentences longer than `length` are cut off. Each seed draws its train_size sentences from
+    the rest. null: generated sentences of a uniform length from 2 on. Their tokens 0, 1, 2 ... are independent, with
+    probabilities proportional to 1, 2^-s, 3^-s ... where s = zipf_exponent.
 
-    Targets do not depend on the inputs. Shorter sentences end in ABSENT, as in this one of 3 tokens with length 5:
+    Targets do not depend on the inputs. Shorter sentences end in ABSENT, like this one of 3 tokens with length 5:
 
         inputs: 17 4 17 -1 -1        targets: 1 0 0 -1 -1
     """
 
     name: str = key("Name of the task.")
     path: str | None = key("Text file, one sentence a line (needs the extra `text`). null: generated tokens.")
-    vocabulary: int = key("Number of different tokens, of a file the most pieces.", at_least=2)
+    vocabulary: int = key("Number of different tokens; for a text, the largest number of pieces.", at_least=2)
     length: int = key("Length of the longest sentence.", unit="tokens", at_least=SHORTEST)
     classes: int = key("Number of classes of the random labels.", at_least=2)
     zipf_exponent: float = key("s in the frequencies 1, 2^-s, 3^-s ... of generated tokens. 0: all equal.", at_least=0)
@@ -50,7 +50,7 @@ class Memorization:
 
     def __post_init__(self) -> None:
         if self.path is not None:
-            self._refuse_more_than_there_are(self.train_size)
+            self._check_size(self.train_size)
 
     @property
     def num_inputs(self) -> int:
@@ -63,7 +63,7 @@ class Memorization:
 
     @property
     def files(self) -> list[Path]:
-        """The text that the sentences come from; none for generated ones."""
+        """The file that the sentences come from; none for generated sentences."""
         return [] if self.path is None else [Path(self.path)]
 
     def sample(self, num_sequences: int, generator: torch.Generator) -> Batch:
@@ -83,15 +83,15 @@ class Memorization:
         return list(tokens.split(lengths))
 
     def _read(self, num_sequences: int, generator: torch.Generator) -> list[tuple[int, ...]]:
-        self._refuse_more_than_there_are(num_sequences)
+        self._check_size(num_sequences)
         sentences = self._text().sentences
         return [sentences[number] for number in torch.randperm(len(sentences), generator=generator)[:num_sequences]]
 
-    def _refuse_more_than_there_are(self, num_sequences: int) -> None:
-        if num_sequences > (there := len(self._text().sentences)):
+    def _check_size(self, num_sequences: int) -> None:
+        if num_sequences > (num_available := len(self._text().sentences)):
             raise ConfigError(
-                f"task.train_size={num_sequences}: task.path={self.path} has only {there} different sentences of 2 "
-                f"tokens or more; allowed are 1 to {there}"
+                f"task.train_size={num_sequences}: task.path={self.path} has only {num_available} different sentences "
+                f"of 2 tokens or more; allowed are 1 to {num_available}"
             )
 
     def _text(self) -> "Text":
@@ -104,7 +104,7 @@ class Memorization:
 
 @dataclass(frozen=True)
 class Text:
-    """A file's different sentences as numbers of pieces, and how many pieces there are."""
+    """The different sentences of a file as indices of pieces, and the number of pieces."""
 
     sentences: list[tuple[int, ...]]
     num_pieces: int
@@ -112,10 +112,10 @@ class Text:
 
 @lru_cache(maxsize=8)
 def tokenised(path: str, changed: int, vocabulary: int) -> Text:
-    """The text, cut by a SentencePiece model (unigram, Kudo 2018) trained on all of it; a function of the file alone.
+    """Cut the text by a SentencePiece model (unigram, Kudo 2018) trained on all of it; depends on the file only.
 
-    changed: when the file was written, so that another text under the same path is not taken for this one. Raises
-    ConfigError for what is no text, a text without sentences, a vocabulary that is too small, and a missing library.
+    changed: the file's modification time, so that the cache notices a new text under the same path. ConfigError for a
+    file that is not a text, a text without sentences, a vocabulary that is too small, or a missing library.
     """
     try:
         import sentencepiece
@@ -130,15 +130,15 @@ def tokenised(path: str, changed: int, vocabulary: int) -> Text:
             sentence_iterator=iter(lines),
             model_writer=written,
             vocab_size=vocabulary,
-            hard_vocab_limit=False,  # with fewer pieces where the text has no more
-            max_sentence_length=1 << 30,  # bytes; longer lines would be left out of the training
+            hard_vocab_limit=False,  # allow fewer pieces if the text does not have more
+            max_sentence_length=1 << 30,  # bytes; longer lines would be left out of training
             bos_id=-1,
             eos_id=-1,
-            num_threads=1,  # sums in the same order every time
+            num_threads=1,  # always sum in the same order
             minloglevel=2,
         )
     except RuntimeError as error:
-        why = str(error).splitlines()[0].rpartition("] ")[2]  # without the place in SentencePiece's own code
+        why = str(error).splitlines()[0].rpartition("] ")[2]  # drop the location in SentencePiece's code
         raise ConfigError(f"task.vocabulary={vocabulary}: SentencePiece refuses task.path={path}: {why}") from None
     pieces = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
     cut = dict.fromkeys(map(tuple, pieces.encode(lines)))
@@ -148,7 +148,7 @@ def tokenised(path: str, changed: int, vocabulary: int) -> Text:
 
 
 def _lines(path: str) -> list[str]:
-    """The different lines of a text that are not blank."""
+    """The different non-blank lines of a text."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:

@@ -17,24 +17,24 @@ MODES = {"nearest": 1.0, "farthest": -1.0}
 
 @dataclass(frozen=True)
 class NearestNeighbor:
-    """From unit vectors, the one with the largest (nearest) or smallest (farthest) inner product with a query.
+    """Among unit vectors, find the one with the largest (nearest) or smallest (farthest) inner product with a query.
 
-    queries=self: every one of `points` independent uniform points asks, and can be its own answer (the nearest one
-    always is). queries=separate: `points` orthonormal points, uniform among such sets, and behind them one more token
-    that asks, uniform on the sphere; only its target is scored (the others are nan). The answer is the point's
-    coordinates. On the circle, mode=farthest, queries=self, the points (1, 0), (0, 1) and (-.6, .8) give
+    queries=self: each of `points` independent uniform points is a query and may be its own answer (with nearest it
+    always is). queries=separate: `points` orthonormal points, uniform among such sets, and after them the query, a
+    token uniform on the sphere; only its target is scored (the others are nan). The answer is the point's coordinates.
+    On the circle, mode=farthest, queries=self, the points (1, 0), (0, 1) and (-.6, .8) give
 
         inputs: (1, 0) (0, 1) (-.6, .8)        targets: (-.6, .8) (1, 0) (1, 0)
 
-    Squared errors summed over coordinates, in which the papers count, are `dimension` times the loss; predicting 0
-    has the error 1 in them.
+    The papers sum squared errors over coordinates: their error is `dimension` times the loss. Predicting 0 has the
+    error 1.
     """
 
     name: str = key("Name of the task.")
     dimension: int = key("Number of coordinates of a point.", at_least=2, why="in 1 dimension a sphere is two points")
     points: int = key("Number of points in a set.", at_least=2, why="a nearest point needs at least 2 to choose from")
     mode: str = key("Which point answers a query.", choices=MODES)
-    queries: str = key("Who asks: every point, or one token behind orthonormal points.", choices=("self", "separate"))
+    queries: str = key("Queries: every point, or one token after orthonormal points.", choices=("self", "separate"))
     train_size: int | None = key("Size of the training set. null: fresh points at every step.", unit="sets", at_least=1)
     test_size: int = key("Size of the test set.", unit="sets", at_least=1)
 
@@ -63,7 +63,7 @@ class NearestNeighbor:
 
     @property
     def error_scale(self) -> float:
-        """What the loss is multiplied by to be an error as the papers count it."""
+        """Factor that turns the loss into the papers' error."""
         return float(self.dimension)
 
     def sample(self, num_sequences: int, generator: torch.Generator) -> Batch:
@@ -77,7 +77,7 @@ class NearestNeighbor:
         return Batch(torch.cat([points_BND, query_B1D], 1), torch.cat([unscored_BND, answer_B1D], 1))
 
     def answers(self, points_BMD: Tensor, queries_BND: Tensor) -> Tensor:
-        """The point that each query looks for, (B, N, D); of equally good ones the first."""
+        """Answer of each query, (B, N, D); the first of equally good points."""
         best_BN = (MODES[self.mode] * queries_BND @ points_BMD.mT).argmax(-1)
         return points_BMD.gather(1, best_BN[..., None].expand(-1, -1, self.dimension))
 
@@ -89,10 +89,10 @@ def on_sphere(shape: tuple[int, ...], dimension: int, generator: torch.Generator
 
 
 def orthonormal(num_sets: int, points: int, dimension: int, generator: torch.Generator) -> Tensor:
-    """Sets of orthonormal points, (B, N, D), float64, uniform (Haar): what rotating a set does not change.
+    """Sets of orthonormal points, (B, N, D), float64; their distribution (Haar) is invariant under rotations.
 
-    Q of a normal matrix's QR has the signs that the algorithm likes; with R's diagonal made positive it is the unique
-    factor, and rotates with the matrix (Mezzadri 2007).
+    In the QR factorisation of a normal matrix, the signs of Q depend on the algorithm. With R's diagonal made positive
+    the factor is unique and rotates with the matrix (Mezzadri 2007).
     """
     normal_BDN = torch.randn(num_sets, dimension, points, generator=generator, dtype=torch.float64)
     q_BDN, r_BNN = torch.linalg.qr(normal_BDN)

@@ -16,8 +16,8 @@ from rankbench.tasks.task import Batch
 class Sorting:
     """Sequences of letters, uniform over the alphabet.
 
-    label=position, as the paper says: each letter's place in the sorted sequence, equal letters in the order of their
-    appearance. label=value, as the authors' code does: at slot i the i-th smallest letter. For the letters 3 1 3 0:
+    label=position (the paper): each letter's position in the sorted sequence, equal letters in the order of appearance.
+    label=value (the authors' code): at position i the i-th smallest letter. For the letters 3 1 3 0:
 
         position: 2 1 3 0        value: 0 1 3 3
     """
@@ -26,7 +26,7 @@ class Sorting:
     length: int = key("Number of letters in a sequence.", at_least=2, why="a single letter is sorted")
     alphabet: int = key("Number of letters in the alphabet.", at_least=2, why="there must be letters to tell apart")
     label: str = key(
-        "What a token's class is: the rank of its letter, or the letter at its rank.", choices=("position", "value")
+        "Class of a token: the rank of its letter, or the letter at its rank.", choices=("position", "value")
     )
     repeats: bool = key("Whether a letter may occur more than once.")
     train_size: int | None = key("Size of the training set. null: fresh sequences.", unit="sequences", at_least=1)

@@ -1,4 +1,4 @@
-"""What a task is: it makes batches from a generator, and nothing else; and how its answers are scored.
+"""The interface of a task, which makes batches from a generator, and the scoring of its answers.
 
 Shapes: B batch, N token, C classes or output dimensions; `...` may hold a leading axis of seeds.
 """
@@ -11,19 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ABSENT = -1  # an input that is not there (padding, behind the others); a target that is not scored (regression: nan)
+ABSENT = -1  # an absent input (padding, after all others); a target that is not scored (regression: nan)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """inputs: tokens (..., B, N) int64 or coordinates (..., B, N, C); targets: classes (..., B, N) int64, or for
-    regression numbers (..., B, N, C). Sequences shorter than N end in ABSENT tokens, which no attention sees."""
+    """inputs: tokens (..., B, N) int64 or coordinates (..., B, N, C). targets: classes (..., B, N) int64, or numbers
+    (..., B, N, C) for regression. Sequences shorter than N end in ABSENT tokens, which no attention sees."""
 
     inputs: Tensor
     targets: Tensor
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Batch":
-        """On `device`, coordinates in `dtype`; tokens and classes stay integers."""
+        """Move to `device`, coordinates in `dtype`; tokens and classes stay integers."""
         return Batch(*(x.to(device, dtype if x.is_floating_point() else None) for x in (self.inputs, self.targets)))
 
     def __getitem__(self, index: Any) -> "Batch":
@@ -31,7 +31,7 @@ class Batch:
 
 
 class Score(NamedTuple):
-    """Sums over the scored tokens of a batch: the loss, the right answers, and how many tokens these are."""
+    """Sums over the scored tokens of a batch: the loss, the number of right answers, and the number of tokens."""
 
     loss: Tensor
     right: Tensor
@@ -39,7 +39,7 @@ class Score(NamedTuple):
 
     @property
     def mean_loss(self) -> Tensor:
-        """Per scored token."""
+        """Loss per scored token."""
         return self.loss / self.tokens
 
     @property
@@ -49,8 +49,8 @@ class Score(NamedTuple):
 
 
 class Task(Protocol):
-    """A frozen dataclass of its keys with these members. `__post_init__` raises ConfigError for keys that do not go
-    together; the range of each key is checked before. A task that reads texts also has `files`, their paths."""
+    """A frozen dataclass of the task's keys with these members. The range of each key is checked first; then
+    `__post_init__` raises ConfigError for incompatible keys. A task that reads texts also has their paths, `files`."""
 
     name: str
     train_size: int | None  # sequences of the training set; None: fresh ones at every step
@@ -65,30 +65,30 @@ class Task(Protocol):
 
     @property
     def num_outputs(self) -> int:
-        """Classes per token, or the dimension of what is to be regressed."""
+        """Classes per token, or the dimension of the regression's targets."""
 
     @property
     def length(self) -> int:
-        """Tokens of the longest sequence."""
+        """Number of tokens of the longest sequence."""
 
     def sample(self, num_sequences: int, generator: torch.Generator) -> Batch:
-        """Fresh sequences with their targets, drawn from `generator` alone."""
+        """Draw fresh sequences with their targets from `generator` only."""
 
 
 class Corpus(ABC):
-    """A task whose sequences are there once and for all, the same for every seed: a text. Each target is the input that
-    comes next, so no model may look ahead. train_size, test_size: None for all sequences that there are."""
+    """A task on a text, whose sequences are fixed and the same for every seed. Each target is the next input, so no
+    model may look ahead. train_size, test_size: None for all sequences of the text."""
 
     target_kind: ClassVar[str] = "classes"
-    pad_to: int  # batches are padded to a multiple of so many tokens
+    pad_to: int  # batches are padded to a multiple of this number of tokens
 
     @abstractmethod
     def splits(self) -> dict[str, Batch]:
-        """train, valid and test, on the CPU; to be read, not written."""
+        """The splits train, valid and test, on the CPU; read-only."""
 
 
 def is_scored(targets: Tensor) -> Tensor:
-    """Which tokens count in loss and accuracy, (..., B, N) bool: those whose target is not ABSENT (regression: nan)."""
+    """Mask of the tokens that count in loss and accuracy, (..., B, N): the target is not ABSENT (regression: nan)."""
     return ~targets.isnan().any(-1) if targets.is_floating_point() else targets != ABSENT
 
 
@@ -100,18 +100,17 @@ def score(outputs_BNC: Tensor, targets: Tensor) -> Score:
     """
     scored_BN = is_scored(targets)
     if targets.is_floating_point():
-        # where a target is nan the error must be a number, or its gradient, times 0, is nan
+        # replace nan targets: a nan error would have a nan gradient, even times 0
         error_BN = (outputs_BNC - torch.where(scored_BN[..., None], targets, 0.0)).square().mean(-1)
         loss = torch.where(scored_BN, error_BN, 0.0).sum()
         return Score(loss, torch.full_like(loss, float("nan"), dtype=torch.float64), scored_BN.sum())
     per_token = F.cross_entropy(outputs_BNC.flatten(0, -2), targets.flatten(), reduction="none", ignore_index=ABSENT)
-    right_BN = outputs_BNC.detach().argmax(-1) == targets  # never at an absent one
+    right_BN = outputs_BNC.detach().argmax(-1) == targets  # never true at an absent target
     return Score(per_token.sum(), right_BN.sum(dtype=torch.float64), scored_BN.sum())
 
 
 def majority_baselines(train: Batch, test: Batch, num_classes: int) -> dict[str, float]:
-    """Accuracy on `test` of always the commonest training class: one for all tokens, and one for each position; nan
-    for regression."""
+    """Accuracy on `test` of the commonest training class, over all tokens and at each position; nan for regression."""
     if train.targets.is_floating_point():
         return {"majority": float("nan"), "position_majority": float("nan")}
     num_tokens = train.targets.shape[-1]
@@ -126,8 +125,10 @@ def majority_baselines(train: Batch, test: Batch, num_classes: int) -> dict[str,
 
 
 def repeated_token_ceiling(batch: Batch) -> float:
-    """The best accuracy on this batch of a network that cannot tell equal tokens of a sequence apart, as one without
-    positions and masks: at each token of each sequence the commonest of its targets there. nan for regression."""
+    """Best accuracy on this batch of a network without positions and masks, which cannot tell equal tokens apart.
+
+    Such a network can at best answer each token of a sequence with the commonest of its targets. nan for regression.
+    """
     if batch.targets.is_floating_point() or batch.inputs.is_floating_point():
         return float("nan")
     scored_BN = is_scored(batch.targets)

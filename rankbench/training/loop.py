@@ -1,4 +1,4 @@
-"""Training a run: one visible loop over steps, the files that it leaves, and how it stops and goes on."""
+"""Training a run: one visible loop over steps, the files that it writes, and how it stops and resumes."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ from rankbench.training.tensorboard import EventFiles
 
 log = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_LINES = 5  # of the log, where there is no progress bar
+SECONDS_BETWEEN_LINES = 5  # between lines of the log where there is no progress bar
 
 
 class Interrupted(Exception):
@@ -29,12 +29,12 @@ class Interrupted(Exception):
 
 
 def train(cfg: TrainConfig, run: Run, command: list[str] | None = None) -> dict:
-    """Train every seed of `cfg` in `run`'s folder, continuing what is there; returns what summary.json holds.
+    """Train every seed of `cfg` in `run`'s folder, or continue the run there; returns the contents of summary.json.
 
-    command: what the run's record names as the command line; None for this process' own.
+    command: the command line for the run's record; None for that of this process.
 
-    Bit for bit on a CPU: stopped at any moment and continued, it leaves the metrics (but for wall-clock columns) and
-    the weights that an uninterrupted run leaves. Raises ConfigError if the folder holds another config's run.
+    On a CPU a run that is stopped at any moment and continued ends bit for bit with the metrics (except wall-clock
+    columns) and weights of an uninterrupted run. Raises ConfigError if the folder holds a run of another config.
     """
     machine = Machine.prepare(cfg)
     with run.locked():
@@ -44,7 +44,7 @@ def train(cfg: TrainConfig, run: Run, command: list[str] | None = None) -> dict:
 def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | None) -> dict:
     if run.status in ("finished", "diverged"):
         run.begin(cfg, {})  # refuses another config's folder
-        run.drop_state()  # a kill can have come just before it was dropped
+        run.drop_state()  # the run may have been killed just before it did this
         log.info("%s is trained already", run.folder)
         return run.summary()
     run.begin(cfg, machine.record(command))
@@ -69,7 +69,7 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
         metrics,
         watched or nullcontext(),
         events or nullcontext(),
-        telling_failure(run, training),
+        recording_failure(run, training),
         stopping_on_signals() as asked_to_stop,
         progress_bar(num_steps, training.progress.step) as report,
     ):
@@ -103,21 +103,21 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
 
 
 class StepsFile:
-    """A CSV file of a run whose rows begin with their step, growing line by line; opened for a resumed run it first
-    drops what came after the checkpoint."""
+    """A CSV file of a run that grows line by line; each row begins with its step. Opening it for a resumed run drops
+    the rows after the checkpoint."""
 
     def __init__(self, path: Path, columns: list[str], upto: int) -> None:
         self.path, self.columns = path, columns
         kept = []
         if self.path.exists():
             with self.path.open(newline="") as old:
-                # a kill can leave half a line: every whole one has all the columns and came before the checkpoint
+                # a kill can leave half a line, but only after the checkpoint; whole lines have all the columns
                 whole = [row for row in csv.DictReader(old) if None not in row.values()]
                 kept = [row for row in whole if int(row["step"]) <= upto]
         text = io.StringIO()
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(kept)  # what an older version did not measure stays empty
+        writer.writerows(kept)  # columns that an older version did not measure stay empty
         write_text(self.path, text.getvalue())
 
     def __enter__(self) -> "StepsFile":
@@ -129,14 +129,14 @@ class StepsFile:
         self.file.close()
 
     def add(self, rows: list[dict]) -> None:
-        """Append rows and hand them to the operating system, where a killed process cannot lose them."""
+        """Append rows and flush them to the operating system, so that a killed process does not lose them."""
         self.writer.writerows(rows)
         self.file.flush()
 
 
 @contextmanager
-def telling_failure(run: Run, training: "Training") -> Iterator[None]:
-    """summary.json says `running` meanwhile, and `failed` if an error ends training, but not if a signal does."""
+def recording_failure(run: Run, training: "Training") -> Iterator[None]:
+    """Write `running` to summary.json, and `failed` if an error (not a signal) ends training."""
     write_json(run.folder / "summary.json", training.summary("running"))
     failed = True
     try:
@@ -152,12 +152,12 @@ def telling_failure(run: Run, training: "Training") -> Iterator[None]:
 
 @contextmanager
 def stopping_on_signals() -> Iterator[list[int]]:
-    """A list that is filled when SIGINT or SIGTERM arrives, so that the loop can stop between two steps."""
+    """Yield a list that is filled when SIGINT or SIGTERM arrives, so that the loop can stop between two steps."""
     received: list[int] = []
     kinds = (signal.SIGINT, signal.SIGTERM)
     try:
         before = {kind: signal.signal(kind, lambda number, _: received.append(number)) for kind in kinds}
-    except ValueError:  # not the main thread: whoever runs us there handles signals
+    except ValueError:  # not the main thread: our caller handles signals there
         before = {}
     try:
         yield received
@@ -168,7 +168,7 @@ def stopping_on_signals() -> Iterator[list[int]]:
 
 @contextmanager
 def progress_bar(num_steps: int, step: int) -> Iterator[Callable[[int, list[dict]], None]]:
-    """A function that shows how far training is: in a bar, or where there is none, in a log line now and then."""
+    """Yield a function that reports progress, in a bar or, where there is none, in a log line now and then."""
     progress = bar(total=num_steps, initial=step, unit="step")
     last_line = time.monotonic()
 

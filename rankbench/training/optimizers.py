@@ -9,7 +9,7 @@ from rankbench.config import OptimizerConfig
 
 
 def build_optimizer(cfg: OptimizerConfig, parameters: list[Tensor]) -> torch.optim.Optimizer:
-    """The optimiser over stacked parameters: every rule here works element by element, so seeds do not mix."""
+    """Build the optimiser of stacked parameters. Every rule here works element by element, so seeds do not mix."""
     if cfg.name == "sgd":
         return torch.optim.SGD(parameters, cfg.lr, cfg.momentum, weight_decay=cfg.weight_decay, fused=True)
     rule = torch.optim.AdamW if cfg.name == "adamw" else torch.optim.Adam
@@ -18,7 +18,7 @@ def build_optimizer(cfg: OptimizerConfig, parameters: list[Tensor]) -> torch.opt
 
 
 def learning_rate(cfg: OptimizerConfig, step: int, num_steps: int) -> float:
-    """The rate at `step` (counted from 0) of `num_steps`.
+    """Learning rate at `step` (counted from 0) of `num_steps`.
 
     Warm-up rises linearly to lr over the first `warmup` steps. Then: constant; linear or cosine to 0 at the end;
     multistep, times `decay` at each milestone; inverse_sqrt, lr sqrt(max(warmup, 1) / (step + 1)).

@@ -1,4 +1,4 @@
-"""What trains: the seeds of a run side by side, one step of them, and their evaluation.
+"""Training of a run's seeds side by side: their stacked weights, one step, and their evaluation.
 
 Shapes: S seed (those still training), B batch, N token.
 """
@@ -37,11 +37,11 @@ DYNAMICS = ["step", "seed", "layer", "sublayer", "head", *STATE_METRICS, *ATTENT
 DYNAMICS += [*HEAD_METRICS, *LIPSCHITZ_METRICS, *STATE_FLOORS, *ATTENTION_FLOORS, "num_undefined"]
 METRICS = ["step", "seed", "split", "loss", "accuracy", "learning_rate", "seconds", "tokens_per_second"]
 EVALUATION_SEQUENCES = 1000  # test sequences in one forward pass
-EVALUATION_TOKENS = 16384  # of a corpus, whose sequences are longer, in one forward pass
+EVALUATION_TOKENS = 16384  # tokens in one forward pass on a corpus, whose sequences are longer
 
 
 def check_scores(cfg: TrainConfig, task: Task) -> None:
-    """ConfigError for an objective or a target that training on this task has no number for."""
+    """Raise ConfigError for an objective or a target accuracy that this task does not have."""
     allowed = ["test_loss", "train_seconds"]
     if isinstance(task, Corpus):
         allowed = ["valid_loss", *allowed]
@@ -49,7 +49,7 @@ def check_scores(cfg: TrainConfig, task: Task) -> None:
         allowed = ["test_accuracy", *allowed]
     if cfg.objective is not None and cfg.objective not in allowed:
         raise ConfigError(
-            f"objective={cfg.objective}: task.name={task.name} leaves none; allowed are {', '.join(allowed)}"
+            f"objective={cfg.objective}: task.name={task.name} does not measure it; allowed are {', '.join(allowed)}"
         )
     if cfg.trainer.target_accuracy is not None and task.target_kind == "numbers":
         raise ConfigError(
@@ -60,13 +60,13 @@ def check_scores(cfg: TrainConfig, task: Task) -> None:
 
 @dataclass
 class Progress:
-    """What changes while a run trains: with the weights and the optimiser, all that a checkpoint has to hold."""
+    """Progress of a run; a checkpoint holds it together with the weights and the optimiser's state."""
 
     step: int = 0
     seconds: float = 0.0
     status: list[str] = field(default_factory=list)  # per seed: training | finished | reached | diverged
     last_step: list[int] = field(default_factory=list)  # per seed
-    final: dict[int, dict[str, float]] = field(default_factory=dict)  # per seed: what its last evaluation found
+    final: dict[int, dict[str, float]] = field(default_factory=dict)  # per seed: numbers of its last evaluation
 
     @property
     def training(self) -> list[int]:
@@ -75,9 +75,9 @@ class Progress:
 
 
 class Training:
-    """The stacked weights of the seeds that are still training, with the optimiser that moves them.
+    """The stacked weights of the seeds that are still training, with their optimiser.
 
-    A seed that has reached its target or diverged leaves the stack; what it had is kept for the checkpoint.
+    A seed that has reached its target or diverged leaves the stack; its weights are kept for the checkpoint.
     """
 
     def __init__(self, cfg: TrainConfig, task: Task, machine: Machine, seeds: list[int]) -> None:
@@ -96,12 +96,12 @@ class Training:
         steps, epochs = cfg.trainer.steps, cfg.trainer.epochs
         self.num_steps = steps if steps is not None else round(epochs * batches)
         initial = [dict(initial_model(cfg.model, task, seed).named_parameters()) for seed in seeds]
-        self._stack({name: torch.stack([one[name].detach() for one in initial]) for name in initial[0]})
+        self._stack({name: torch.stack([weights[name].detach() for weights in initial]) for name in initial[0]})
         self.retired: dict[int, dict[str, Tensor]] = {}
         self._order: tuple[int, Tensor | list[tuple[int, Tensor]]] | None = None  # an epoch and its batches
-        # a corpus' sequences are long: one seed fills the machine
+        # the sequences of a corpus are long, so one seed alone keeps the machine busy
         in_turn = self.corpus is not None or not self.model.vectorised
-        # torch's compiler knows no vmap rule of ours, and would run the fused kernel seed by seed
+        # torch's compiler ignores our vmap rule and would run the fused kernel seed by seed
         self._forward = per_seed(self.model, in_turn, kernel="table" if cfg.trainer.compile else "side_by_side")
         if cfg.trainer.compile:
             self._forward = compiled(self._forward, dynamic=in_turn)
@@ -115,13 +115,13 @@ class Training:
         return stacked.to(self.machine.device, self.machine.dtype)
 
     def _read(self, task: Corpus) -> None:
-        """Put a corpus on the device: one copy for all seeds, trained on in batches of similar lengths."""
+        """Put a corpus on the device, as one copy for all seeds; its batches have sequences of similar length."""
         splits = task.splits()
         self.train_lengths = padded_lengths(splits["train"], task.pad_to)
-        placed = {name: split.to(self.machine.device, self.machine.dtype) for name, split in splits.items()}
-        self.corpus, test = placed["train"], placed["test"]
+        on_device = {name: split.to(self.machine.device, self.machine.dtype) for name, split in splits.items()}
+        self.corpus, test = on_device["train"], on_device["test"]
         self.chunks = {
-            name: chunks_by_length(placed[name], task.pad_to, EVALUATION_TOKENS) for name in ("valid", "test")
+            name: chunks_by_length(on_device[name], task.pad_to, EVALUATION_TOKENS) for name in ("valid", "test")
         }
         self.test = Batch(*(x.expand(len(self.seeds), *x.shape) for x in (test.inputs, test.targets)))  # no copies
 
@@ -139,15 +139,15 @@ class Training:
         self._since = time.perf_counter()
 
     def batch(self) -> Batch:
-        """The current step's sequences of every seed that is training, each in its own random order."""
+        """Sequences of the current step for every seed that is training, each in its own random order."""
         alive, step, size = self.progress.training, self.progress.step, self.cfg.trainer.batch_size
         if self.train is None and self.corpus is None:
             return self._sampled([self.seeds[index] for index in alive], size, "train", step)
-        epoch, place = divmod(step, self.batches_per_epoch)
+        epoch, batch_index = divmod(step, self.batches_per_epoch)
         if self.corpus is not None:
             if self._order is None or self._order[0] != epoch:
                 self._order = epoch, batches_of_epoch(self.train_lengths, size, self.seeds, epoch)
-            width, rows_SB = self._order[1][place]
+            width, rows_SB = self._order[1][batch_index]
             rows_SB = rows_SB[alive].to(self.machine.device)
             return self.corpus[:, :width][rows_SB]
         if self._order is None or self._order[0] != epoch:
@@ -155,26 +155,23 @@ class Training:
                 torch.randperm(self.task.train_size, generator=generator_for(s, "order", epoch)) for s in self.seeds
             ]
             self._order = epoch, torch.stack(orders).to(self.machine.device)
-        rows_SB = self._order[1][alive, place * size : (place + 1) * size]
+        rows_SB = self._order[1][alive, batch_index * size : (batch_index + 1) * size]
         return self.train[torch.tensor(alive, device=rows_SB.device)[:, None], rows_SB]
 
     def dropout(self, batch: Batch) -> dict[str, Tensor] | None:
-        """This step's dropout masks, stacked over seeds, each seed's from its own generator."""
+        """Dropout masks of this step, stacked over seeds, each drawn from its seed's generator."""
         if self.cfg.model.dropout == 0:
             return None
         num_sequences, num_tokens = batch.targets.shape[1:3]
-        each = [
-            self.model.dropout_masks(
-                num_sequences,
-                num_tokens,
-                generator_for(self.seeds[index], "dropout", self.progress.step, self.machine.device),
-            )
+        generators = (
+            generator_for(self.seeds[index], "dropout", self.progress.step, self.machine.device)
             for index in self.progress.training
-        ]
-        return {name: torch.stack([masks[name] for masks in each]).to(self.machine.dtype) for name in each[0]}
+        )
+        drawn = [self.model.dropout_masks(num_sequences, num_tokens, generator) for generator in generators]
+        return {name: torch.stack([masks[name] for masks in drawn]).to(self.machine.dtype) for name in drawn[0]}
 
     def update(self) -> None:
-        """One step of every seed that is training."""
+        """Take one step with every seed that is training."""
         cfg, step = self.cfg, self.progress.step
         scores, gradients = self.gradients(self.batch())
         if cfg.trainer.clip is not None:
@@ -191,7 +188,7 @@ class Training:
         self.sums["steps"] += 1
 
     def gradients(self, batch: Batch) -> tuple[Score, tuple[Tensor, ...]]:
-        """Sums over a batch of every seed, and the gradients of each seed's mean loss, in trainer.accumulate passes."""
+        """Scores of every seed on a batch, and the gradients of its mean loss, in trainer.accumulate passes."""
         weights, dropout = list(self.parameters.values()), self.dropout(batch)
         num_sequences = batch.targets.shape[1]
         size = math.ceil(num_sequences / self.cfg.trainer.accumulate)
@@ -201,50 +198,50 @@ class Training:
             part = (slice(None), slice(start, start + size))
             masks = dropout if dropout is None else {name: mask[part] for name, mask in dropout.items()}
             with self.machine.autocast():
-                found = self._forward(self.parameters, batch.inputs[part], batch.targets[part], masks)
+                part_scores = self._forward(self.parameters, batch.inputs[part], batch.targets[part], masks)
             # summed, not averaged: each seed's weights get the gradient of its own loss
-            each = torch.autograd.grad((found.loss / tokens_S).sum(), weights)
-            found = Score(*(value.detach() for value in found))
+            part_gradients = torch.autograd.grad((part_scores.loss / tokens_S).sum(), weights)
+            part_scores = Score(*(value.detach() for value in part_scores))
             if scores is None:
-                scores, gradients = found, each
+                scores, gradients = part_scores, part_gradients
             else:
-                scores = Score(*(so_far + more for so_far, more in zip(scores, found, strict=True)))
-                gradients = tuple(so_far + more for so_far, more in zip(gradients, each, strict=True))
+                scores = Score(*(so_far + more for so_far, more in zip(scores, part_scores, strict=True)))
+                gradients = tuple(so_far + more for so_far, more in zip(gradients, part_gradients, strict=True))
         return scores, gradients
 
     def _seconds(self) -> float:
-        """Of training since the last evaluation, what the device still has to do included."""
+        """Seconds of training since the last evaluation, once the device has finished its work."""
         if self.machine.device.type == "cuda":
             torch.cuda.synchronize(self.machine.device)
         return self.sums["seconds"] + time.perf_counter() - self._since
 
     @torch.no_grad()
     def evaluate(self) -> list[dict]:
-        """Rows of metrics.csv: the training mean since the last evaluation, and the test set (a corpus' validation set
-        too) now."""
+        """Rows of metrics.csv: training means since the last evaluation, and current numbers on the test set. A corpus
+        also has rows of its validation set."""
         alive, speed = self.progress.training, round(float(self.sums["tokens"].sum()) / max(self._seconds(), 1e-9))
         scores = {split: self._score(split) for split in (("test",) if self.corpus is None else ("valid", "test"))}
-        losses = {split: whole.mean_loss.tolist() for split, whole in scores.items()}
-        accuracies = {split: whole.accuracy.tolist() for split, whole in scores.items()}
+        losses = {split: split_scores.mean_loss.tolist() for split, split_scores in scores.items()}
+        accuracies = {split: split_scores.accuracy.tolist() for split, split_scores in scores.items()}
         steps = self.sums["steps"]
         common = {"step": self.progress.step, "seconds": round(self.progress.seconds, 3)}
         rate = learning_rate(self.cfg.optimizer, max(self.progress.step - 1, 0), self.num_steps)
         rows = []
-        for place, index in enumerate(alive):
+        for stack_index, index in enumerate(alive):
             common["seed"] = self.seeds[index]
             if steps:
-                train = {key: self.sums[key][place].item() / steps for key in ("loss", "accuracy")}
+                train = {key: self.sums[key][stack_index].item() / steps for key in ("loss", "accuracy")}
                 rows.append({**common, "split": "train", **train, "learning_rate": rate, "tokens_per_second": speed})
             for split in scores:
-                found = {"loss": losses[split][place], "accuracy": accuracies[split][place]}
-                rows.append({**common, "split": split, **found})
-            self._keep(index, {split: losses[split][place] for split in losses}, accuracies["test"][place])
+                numbers = {"loss": losses[split][stack_index], "accuracy": accuracies[split][stack_index]}
+                rows.append({**common, "split": split, **numbers})
+            self._keep(index, {split: losses[split][stack_index] for split in losses}, accuracies["test"][stack_index])
             self.progress.last_step[index] = self.progress.step
         self._forget()
         return rows
 
     def _score(self, split: str) -> Score:
-        """Sums over a split, of each seed that is training."""
+        """Scores on a split, of each seed that is training."""
         alive, parts = self.progress.training, []
         if self.corpus is None:
             starts = range(0, self.test.inputs.shape[1], EVALUATION_SEQUENCES)
@@ -261,8 +258,8 @@ class Training:
         return Score(*torch.stack(parts).sum(0))
 
     def _keep(self, index: int, losses: dict[str, float], test_accuracy: float) -> None:
-        """What summary.json will say of a seed: the last evaluation, or of a corpus that of the smallest validation
-        loss, with the test loss in bits too."""
+        """Keep the numbers of a seed for summary.json: those of its last evaluation. For a corpus, those of the
+        smallest validation loss, with the test loss also in bits."""
         test = losses["test"]
         if "valid" not in losses:
             self.progress.final[index] = {"test_loss": test, "test_accuracy": test_accuracy}
@@ -272,59 +269,59 @@ class Training:
 
     @torch.no_grad()
     def dynamics(self) -> list[dict]:
-        """Rows of layers.csv: the metrics of every layer of each seed in training, means over some test sequences,
-        and its constants, for as many tokens as the longest of these has."""
+        """Rows of layers.csv: metrics of every layer of each seed in training, and the layer's constants. Metrics are
+        means over the first test sequences; constants are for the longest of these."""
         rows, began, model = [], time.perf_counter(), build_model(self.cfg.model, self.task)
-        for place, index in enumerate(self.progress.training):
-            weights = {name: parameter.detach()[place] for name, parameter in self.parameters.items()}
+        for stack_index, index in enumerate(self.progress.training):
+            weights = {name: parameter.detach()[stack_index] for name, parameter in self.parameters.items()}
             model.load_state_dict(weights, assign=True)
             inputs = self.test.inputs[index, : self.cfg.trainer.dynamics_sequences]
             if all(weight.isfinite().all() for weight in weights.values()):  # a diverged network has no metrics
                 who = {"step": self.progress.step, "seed": self.seeds[index]}
-                most = inputs.shape[1] if model.lengths(inputs) is None else int(model.lengths(inputs).max())
-                constants = constants_by_layer(model, most)
+                longest = inputs.shape[1] if model.lengths(inputs) is None else int(model.lengths(inputs).max())
+                constants = constants_by_layer(model, longest)
                 generator = generator_for(self.seeds[index], "rounding", self.progress.step)
-                for spot, values in metrics_by_layer(model, inputs, generator):
-                    means = moments(values) | constants.get(tuple(spot.values()), {})
-                    rows.append(who | spot | {name: means[name] for name in DYNAMICS if name in means})
+                for where, values in metrics_by_layer(model, inputs, generator):
+                    means = moments(values) | constants.get(tuple(where.values()), {})
+                    rows.append(who | where | {name: means[name] for name in DYNAMICS if name in means})
         self._since += time.perf_counter() - began  # no part of the training's speed
         return rows
 
     def retire(self, rows: list[dict], last: bool) -> None:
-        """Take out of the stack the seeds that these rows show as diverged or at their target, and at the end all."""
+        """Take out of the stack the seeds that these rows show as diverged or at their target; at the end, all."""
         target = self.cfg.trainer.target_accuracy
-        lost = {row["seed"] for row in rows if not math.isfinite(row["loss"])}
-        there = {
-            row["seed"] for row in rows if target is not None and row["split"] == "test" and row["accuracy"] >= target
-        }
+        diverged = {row["seed"] for row in rows if not math.isfinite(row["loss"])}
+        tested = [row for row in rows if row["split"] == "test"]
+        reached = {row["seed"] for row in tested if target is not None and row["accuracy"] >= target}
         alive = self.progress.training
         leaving = {}
         for index in alive:
             seed = self.seeds[index]
-            if seed in lost:
+            if seed in diverged:
                 leaving[index] = "diverged"
                 log.warning("seed %d diverged: its loss is not finite at step %d", seed, self.progress.step)
-            elif last or seed in there:
-                leaving[index] = "reached" if seed in there else "finished"
+            elif last or seed in reached:
+                leaving[index] = "reached" if seed in reached else "finished"
         if not leaving:
             return
-        staying = [place for place, index in enumerate(alive) if index not in leaving]
-        for place, index in enumerate(alive):
+        staying = [stack_index for stack_index, index in enumerate(alive) if index not in leaving]
+        for stack_index, index in enumerate(alive):
             if index in leaving:
-                self.retired[index] = {name: p.detach()[place].cpu().clone() for name, p in self.parameters.items()}
+                weights = {name: p.detach()[stack_index].cpu().clone() for name, p in self.parameters.items()}
+                self.retired[index] = weights
                 self.progress.status[index] = leaving[index]
         if staying:
             state = self.optimizer.state_dict()["state"]
             self._stack({name: parameter.detach()[staying] for name, parameter in self.parameters.items()})
             self._set_optimizer_state(
-                {i: {k: v[staying] if v.ndim else v for k, v in one.items()} for i, one in state.items()}
+                {i: {k: v[staying] if v.ndim else v for k, v in tensors.items()} for i, tensors in state.items()}
             )
 
     def _set_optimizer_state(self, state: dict[int, dict[str, Tensor]]) -> None:
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights of all seeds, in the order of the seeds, wherever they are kept."""
+        """Weights of all seeds, in the order of the seeds, whether they are still training or retired."""
         alive = self.progress.training
         return {
             name: torch.stack(
@@ -337,7 +334,7 @@ class Training:
         }
 
     def save(self, run: Run) -> None:
-        """A checkpoint: the weights for analyses, and the training state."""
+        """Save a checkpoint: the weights for analyses, and the training state."""
         tensors = {f"weights/{name}": weight for name, weight in self.weights().items()}
         for number, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer/{number}/{key}": value for key, value in state.items() if value is not None}
@@ -348,9 +345,9 @@ class Training:
         run.save_state(tensors, facts)
 
     def restore(self, tensors: dict[str, Tensor], facts: dict) -> None:
-        """Become what `save` saved."""
+        """Load what `save` saved."""
         sums = facts.pop("sums")
-        facts["final"] = {int(index): found for index, found in facts["final"].items()}
+        facts["final"] = {int(index): numbers for index, numbers in facts["final"].items()}
         self.progress = Progress(**facts)
         alive = self.progress.training
         weights = {name: tensors[f"weights/{name}"] for name in self.parameters}
@@ -370,51 +367,51 @@ class Training:
         self.sums = {key: tensors[f"sums/{key}"].to(self.machine.device) for key in names} | sums
 
     def summary(self, status: str) -> dict:
-        """What summary.json holds."""
+        """Contents of summary.json."""
         progress = self.progress
-        # JSON knows neither nan nor the infinite loss that a diverged seed can have
-        found = [
+        # a diverged seed can have a nan or an infinite loss, which JSON cannot express
+        final = [
             {key: value if math.isfinite(value) else None for key, value in progress.final.get(i, {}).items()}
             for i in range(len(self.seeds))
         ]
         seeds = [
-            {"seed": seed, "status": progress.status[i], "steps": progress.last_step[i], **found[i]}
+            {"seed": seed, "status": progress.status[i], "steps": progress.last_step[i], **final[i]}
             for i, seed in enumerate(self.seeds)
         ]
         return {"status": status, "step": progress.step, "seconds": round(progress.seconds, 3), "seeds": seeds}
 
 
 def per_seed(model: Transformer | Lstm, in_turn: bool = False, kernel: str = "side_by_side") -> Callable[..., Score]:
-    """(stacked weights, inputs and targets of all seeds, stacked dropout masks or None) -> sums of each seed.
+    """Function (stacked weights, inputs and targets of all seeds, stacked dropout masks or None) -> Score by seed.
 
-    in_turn: run the seeds one after the other, not by vmap. kernel: of attention under vmap, as in
+    in_turn: run the seeds one after the other instead of by vmap. kernel: the attention kernel under vmap, one of
     rankbench.model.attention.KERNELS.
     """
 
     def one_seed(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor, dropout: dict | None, **how: str):
         outputs_BNC = functional_call(model, weights, (inputs, dropout), how)
-        # bfloat16 has too few digits to average in
+        # bfloat16 has too few digits for averages
         outputs_BNC = outputs_BNC if outputs_BNC.dtype == torch.float64 else outputs_BNC.float()
         return score(outputs_BNC, targets)
 
     def side_by_side(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor, dropout: dict | None):
         if len(targets) == 1:  # vmap over one seed costs time and gains nothing
-            first = {name: weight.squeeze(0) for name, weight in weights.items()}  # weight[0] has a dear backward
+            first = {name: weight.squeeze(0) for name, weight in weights.items()}  # weight[0] has a costly backward
             masks = None if dropout is None else {name: mask[0] for name, mask in dropout.items()}
             return Score(*(value[None] for value in one_seed(first, inputs[0], targets[0], masks)))
         if in_turn:
-            # unbound at once: the backward of a weight[i] for each seed writes as many whole tensors of zeros
-            alone = {name: weight.unbind() for name, weight in weights.items()}
-            each = [
+            # unbind once: the backward of weight[i] would write a whole tensor of zeros for each seed
+            unstacked = {name: weight.unbind() for name, weight in weights.items()}
+            scores = [
                 one_seed(
-                    {name: weight[place] for name, weight in alone.items()},
-                    inputs[place],
-                    targets[place],
-                    None if dropout is None else {name: mask[place] for name, mask in dropout.items()},
+                    {name: weight[seed_index] for name, weight in unstacked.items()},
+                    inputs[seed_index],
+                    targets[seed_index],
+                    None if dropout is None else {name: mask[seed_index] for name, mask in dropout.items()},
                 )
-                for place in range(len(targets))
+                for seed_index in range(len(targets))
             ]
-            return Score(*map(torch.stack, zip(*each, strict=True)))
+            return Score(*map(torch.stack, zip(*scores, strict=True)))
         together = vmap(partial(one_seed, kernel=kernel), in_dims=(0, 0, 0, None if dropout is None else 0))
         return together(weights, inputs, targets, dropout)
 
@@ -422,13 +419,13 @@ def per_seed(model: Transformer | Lstm, in_turn: bool = False, kernel: str = "si
 
 
 def compiled(forward: Callable[..., Score], dynamic: bool) -> Callable[..., Score]:
-    """The same function in one graph for each kind of batch; an error where torch cannot trace it as a whole.
+    """Compile the function into one graph for each shape of batch; an error if torch cannot trace it as a whole.
 
-    dynamic: one graph serves all sizes of a batch; torch 2.13 cannot trace a linear map under vmap that way.
+    dynamic: one graph serves all batch sizes; torch 2.13 cannot trace a linear map under vmap that way.
     """
     run = torch.compile(forward, dynamic=dynamic, fullgraph=True)
-    # The batch at an epoch's end and batches of fewer seeds take graphs of their own. These are a few times as many as
-    # there are seeds, and torch would stop at 8.
+    # The last batch of an epoch and batches of fewer seeds need graphs of their own: a few for each seed, and torch
+    # would stop at 8.
     limits = dict.fromkeys(("cache_size_limit", "accumulated_cache_size_limit"), 1 << 20)
 
     def within_limits(*arguments: Any) -> Score:
@@ -439,7 +436,7 @@ def compiled(forward: Callable[..., Score], dynamic: bool) -> Callable[..., Scor
 
 
 def clipped(gradients: tuple[Tensor, ...], largest: float) -> tuple[Tensor, ...]:
-    """Stacked gradients scaled down, seed by seed, to a Euclidean norm of at most `largest` over all parameters."""
+    """Scale stacked gradients down, seed by seed, to a Euclidean norm of at most `largest` over all parameters."""
     norm_S = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
     factor_S = (largest / norm_S).clamp(max=1.0)
     return tuple(gradient * factor_S.view(-1, *[1] * (gradient.ndim - 1)) for gradient in gradients)

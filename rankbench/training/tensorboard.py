@@ -1,4 +1,4 @@
-"""TensorBoard event files of a training run, for those who watch it there. They hold what metrics.csv holds."""
+"""TensorBoard event files of a training run. They hold the same numbers as metrics.csv."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,15 +9,15 @@ SCALARS = ("loss", "accuracy", "learning_rate", "tokens_per_second")
 
 
 def check_tensorboard() -> None:
-    """ConfigError where the package that writes event files is not installed."""
+    """Raise ConfigError if the package that writes event files is not installed."""
     if find_spec("tensorboard") is None:
         raise ConfigError("trainer.tensorboard=true: needs the extra: pip install 'rankbench[tensorboard]'")
 
 
 class EventFiles:
-    """<run>/events/seed=<seed>: an event file a seed and start of the run, scalars tagged `<split>/<column>`.
+    """Event files in <run>/events/seed=<seed>, one for each start of the run; scalars are tagged `<split>/<column>`.
 
-    Continued from a checkpoint, TensorBoard is told to forget what came after it.
+    When a run resumes from a checkpoint, TensorBoard discards the later steps.
     """
 
     def __init__(self, folder: Path, seeds: list[int], step: int) -> None:
@@ -36,7 +36,7 @@ class EventFiles:
             writer.close()
 
     def add(self, rows: list[dict]) -> None:
-        """Rows of metrics.csv."""
+        """Write rows of metrics.csv."""
         for row in rows:
             for name in SCALARS:
                 if name in row:
