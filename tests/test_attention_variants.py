@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.func import functional_call, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rankbench import bench
+from rankbench.bench import attention as attention_benchmark
 from rankbench.commands.compose import compose
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
@@ -693,11 +693,13 @@ def test_shipped_models_train(tmp_path, name):
 
 
 def test_the_benchmark_has_a_row_for_each_attention_and_length(monkeypatch):
-    monkeypatch.setattr(bench, "ATTENTION_TOKENS", (4, FUSED_FROM_TOKENS + 4))
-    monkeypatch.setattr(bench, "CHARACTER_MODEL", {"width": 16, "heads": 2, "mask": "causal"})
+    monkeypatch.setattr(attention_benchmark, "NUM_TOKENS", (4, FUSED_FROM_TOKENS + 4))
+    monkeypatch.setattr(attention_benchmark, "CHARACTER_MODEL", {"width": 16, "heads": 2, "mask": "causal"})
     cfg = compose("bench", "bench=[attention]", "budget=smoke", "device=cpu")
-    table = bench.attention(cfg, Machine.prepare(cfg))
-    assert list(table.index) == [(kind, n) for n in (4, FUSED_FROM_TOKENS + 4) for kind in bench.ATTENTIONS]
+    table = attention_benchmark.table(cfg, Machine.prepare(cfg))
+    assert list(table.index) == [
+        (kind, n) for n in (4, FUSED_FROM_TOKENS + 4) for kind in attention_benchmark.ATTENTIONS
+    ]
     assert (table.loc["dot", "ratio_step_to_dot"] == 1).all() and (table.loc["dot", "ratio_memory_to_dot"] == 1).all()
     for column in ("step_to_dot", "explicit_to_step", "memory_to_dot"):
         low, middle, high = (table[f"ratio_{column}{end}"] for end in ("_min", "", "_max"))
