@@ -21,9 +21,10 @@ from rankbench.analyses.variants import VARIANTS as EVERYWHERE
 from rankbench.analyses.variants import VariantOptions
 from rankbench.keys import ConfigError, key
 from rankbench.measures import dong_theory
-from rankbench.measures.metrics import composite_norm, inf_norm, one_norm, per_length, residual_matrix
+from rankbench.measures.norms import composite_norm, inf_norm, one_norm, residual_from_median, residual_matrix
 from rankbench.measures.residual_coordinates import State, check, propagate
 from rankbench.measures.rounding import states_with_floors
+from rankbench.measures.states import per_length
 from rankbench.model.network import Network, Step, run, without
 from rankbench.model.transformer import MLP
 from rankbench.plots.bounds import draw_bounds
@@ -263,14 +264,14 @@ def _sizes(x_BND: Tensor) -> dict[str, Tensor]:
     """The residual, what it is at least for any x, and the diameter."""
     diameter_B = torch.cdist(x_BND, x_BND, p=1).amax((1, 2))
     # the median is the best x for the 1-norm; of the inf-norm no x leaves less than half the diameter
-    least_B = one_norm(residual_matrix(x_BND, "l1")).sqrt() * (diameter_B / 2).sqrt()
+    least_B = one_norm(residual_from_median(x_BND)).sqrt() * (diameter_B / 2).sqrt()
     return {"residual": composite_norm(residual_matrix(x_BND)), "least": least_B, "diameter": diameter_B}
 
 
 def _followed(state: State, lengths_B: Tensor | None) -> dict[str, np.ndarray]:
     """log10 of the sizes, -inf for equal tokens; all are clear but these. No rounding hides any: noise_floor is nan."""
     unit_BND, log10_scale_B = state.unit_BND, (state.log_scale_B / dong_theory.LN10).cpu().numpy()
-    sizes = _sizes(unit_BND) if lengths_B is None else per_length(_sizes, unit_BND, lengths_B)
+    sizes = per_length(_sizes, unit_BND, lengths_B)
     differ_B = log10_scale_B > -np.inf
     logs = {name: np.where(differ_B, _log10(size_B) + log10_scale_B, -np.inf) for name, size_B in sizes.items()}
     nowhere = {"below_floor": np.zeros_like(differ_B), "noise_floor": np.full(len(differ_B), np.nan)}
@@ -280,7 +281,7 @@ def _followed(state: State, lengths_B: Tensor | None) -> dict[str, np.ndarray]:
 def _measured(x_BND: Tensor, floor_B: Tensor, lengths_B: Tensor | None) -> dict[str, np.ndarray]:
     """log10 of the sizes, none below the noise floor; where the residual is clear of that floor, where it is below,
     and the floor itself (units of X)."""
-    sizes = _sizes(x_BND) if lengths_B is None else per_length(_sizes, x_BND, lengths_B)
+    sizes = per_length(_sizes, x_BND, lengths_B)
     marks = {"clear": sizes["residual"] > CLEAR * floor_B, "below_floor": sizes["residual"] <= floor_B}
     logs = {name: _log10(size_B.maximum(floor_B)) for name, size_B in sizes.items()}
     return logs | {name: mark_B.cpu().numpy() for name, mark_B in (marks | {"noise_floor": floor_B}).items()}

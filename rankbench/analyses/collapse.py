@@ -18,7 +18,7 @@ from rankbench.analyses.residual import learned
 from rankbench.analyses.variants import VARIANTS
 from rankbench.analyses.variants import VariantOptions as Options
 from rankbench.keys import ConfigError
-from rankbench.measures.metrics import per_length, residual
+from rankbench.measures.norms import composite_norm, residual_matrix
 from rankbench.measures.residual_coordinates import (
     check,
     log_lemma_constant,
@@ -28,6 +28,7 @@ from rankbench.measures.residual_coordinates import (
     propagate,
 )
 from rankbench.measures.rounding import states_with_floors
+from rankbench.measures.states import check_floats, value_per_length
 from rankbench.model.network import Network, without
 from rankbench.plots.collapse import draw_collapse
 from rankbench.runs.tables import thinned
@@ -134,11 +135,11 @@ def _measured(network: Network, inputs: Tensor, generator: torch.Generator) -> l
     lengths_B = network.lengths(inputs)
 
     def residual_B(x_BND: Tensor) -> Tensor:
-        if lengths_B is None:
-            return residual(x_BND)
-        return per_length(lambda part: {"": residual(part)}, x_BND, lengths_B)[""]
+        check_floats("x_BND", x_BND, ("B", "N", "D"))
+        return composite_norm(residual_matrix(x_BND))
 
-    return [(residual_B(x_BND), floor_B) for x_BND, floor_B in states_with_floors(network, inputs, generator)]
+    states = states_with_floors(network, inputs, generator)
+    return [(value_per_length(residual_B, x_BND, lengths_B), floor_B) for x_BND, floor_B in states]
 
 
 def _bounds(network: Network, logs_B: list[Tensor]) -> list[dict[str, float]]:

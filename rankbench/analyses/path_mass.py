@@ -11,7 +11,8 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.keys import key
-from rankbench.measures.metrics import attention_metrics, frobenius_norm
+from rankbench.measures.attention_matrices import attention_metrics
+from rankbench.measures.norms import frobenius_norm
 from rankbench.measures.paths import NUMBERS_AT_A_TIME, FrozenNetwork, num_paths, sums_through_heads
 from rankbench.model.attention import visible_keys
 from rankbench.model.network import run
@@ -41,7 +42,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     inner product <d loss / d X_L, part> in nats per token: by how much the loss grows, to first order, if the part
     grows by 100 % (negative: the part lowers the loss); loss_without and accuracy_without, of X_L less the part, read
     out: what is left when these frozen paths are cut. For heads, means over sequences of its attention's ranks and
-    residual (rankbench.measures.metrics). Then the whole network's loss and accuracy, and that of the commonest class.
+    residual (rankbench.measures.attention_matrices). Then the whole network's loss and accuracy, and that of the
+    commonest class.
     """
     model = subject.model
     layers, heads, skip = model.path_choices

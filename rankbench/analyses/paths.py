@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.keys import key
-from rankbench.measures.metrics import composite_norm, frobenius_norm, per_length, residual_matrix
+from rankbench.measures.norms import composite_norm, frobenius_norm, residual_matrix
 from rankbench.measures.paths import (
     FrozenNetwork,
     RecomputedNetwork,
@@ -27,6 +27,7 @@ from rankbench.measures.paths import (
     sums_by_length,
     sums_of_groups,
 )
+from rankbench.measures.states import value_per_length
 from rankbench.model.transformer import Transformer
 from rankbench.plots.paths import draw_paths
 from rankbench.seeds import generator_for
@@ -96,10 +97,7 @@ class Reading(NamedTuple):
         """Of one batch; absent tokens are in no number."""
         scores = [score(read_out(subject.model, sum_BND, readout), batch.targets) for sum_BND in sums_GBND]
         lengths_B, present_BN = subject.model.lengths(batch.inputs), subject.model.present(batch.inputs)
-        residuals = [
-            _relative(sum_BND)[""] if lengths_B is None else per_length(_relative, sum_BND, lengths_B)[""]
-            for sum_BND in sums_GBND
-        ]
+        residuals = [value_per_length(_relative_residual, sum_BND, lengths_B) for sum_BND in sums_GBND]
         score_G3 = torch.stack([torch.stack([part.double() for part in one]) for one in scores])
         return cls(score_G3, _norms(sums_GBND, present_BN), torch.stack(residuals))
 
@@ -120,8 +118,8 @@ class Reading(NamedTuple):
         }
 
 
-def _relative(x_BND: Tensor) -> dict[str, Tensor]:
-    return {"": composite_norm(residual_matrix(x_BND)) / composite_norm(x_BND)}
+def _relative_residual(x_BND: Tensor) -> Tensor:
+    return composite_norm(residual_matrix(x_BND)) / composite_norm(x_BND)
 
 
 def _norms(x: Tensor, present_BN: Tensor | None) -> Tensor:

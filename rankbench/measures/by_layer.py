@@ -1,4 +1,6 @@
-"""Rank and collapse metrics of every layer of a network, in one forward pass (formulas in rankbench.measures.metrics).
+"""Rank and collapse metrics of every layer of a network, in one forward pass.
+
+Formulas in rankbench.measures.states and rankbench.measures.attention_matrices.
 
 Shapes: B sequence, H head, N query token, M key token.
 """
@@ -8,8 +10,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rankbench.measures.metrics import attention_metrics, state_metrics
+from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.rounding import run_with_floors
+from rankbench.measures.states import state_metrics
 from rankbench.model.attention import visible_keys
 from rankbench.model.network import Network
 

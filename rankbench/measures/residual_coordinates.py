@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankbench.keys import ConfigError
-from rankbench.measures.metrics import composite_norm, one_norm
+from rankbench.measures.norms import composite_norm, one_norm
 from rankbench.measures.rounding import MARGIN, RandomRounding
 from rankbench.model.attention import Attention
 from rankbench.model.network import Network, Sublayer

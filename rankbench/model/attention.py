@@ -180,11 +180,11 @@ class Attention(nn.Module):
             scores_BHNM = scores_BHNM.masked_fill(~seen_NM, float("-inf"))
         return softmax_of_rows(scores_BHNM)
 
-    def bound_inf(self, num_keys: int) -> Tensor:
-        """Upper bound on the Lipschitz constant in the infinity norm of l2 with tied keys, before any contraction."""
-        return self._bound_inf(inverse_phi(num_keys))
+    def bound_inf(self, inverse: float | Tensor) -> Tensor:
+        """Upper bound on the Lipschitz constant in the infinity norm of l2 with tied keys, before any contraction.
 
-    def _bound_inf(self, inverse: float | Tensor) -> Tensor:
+        inverse: inverse_phi of the number of keys.
+        """
         w, (attention, *others) = self.maps(), map(abs, self.mix.values())
         return l2_bound_inf(w.w_q_HDK, w.w_v_HDK, w.w_o_HKD, inverse, attention, sum(others))
 
@@ -212,7 +212,7 @@ class Attention(nn.Module):
         else:
             of_number = v_BHMK.new_tensor([inverse_phi(number) for number in range(1, most + 1)])
             inverse_B1 = of_number[present_BN.sum(-1, keepdim=True).clamp(1, most) - 1]
-        bound_B1 = self._bound_inf(inverse_B1)
+        bound_B1 = self.bound_inf(inverse_B1)
         return self.contraction / (bound_B1 if self.contracts_always else bound_B1.clamp(min=self.contraction))
 
     def mixing(self, p_BHNM: Tensor, seen_NM: Tensor | None, gains_BHM: Tensor | None) -> Tensor:
