@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 from rankbench.analyses import ANALYSES, Subject, histograms, invertibility
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
-from rankbench.measures import lipschitz
+from rankbench.measures.attention_layer import attend, fresh_layer
+from rankbench.measures.lipschitz_bounds import theorem_inf
 from rankbench.model import initial_model
 from rankbench.runs.tables import read_table, with_who, write_table
 
@@ -53,28 +54,28 @@ CONTRACTIVE = {"attention": "contractive_l2", "tied_qk": True, "contraction": 0.
 
 
 def test_the_fixed_point_is_a_root_finders_inverse():
-    layer = lipschitz.fresh_layer("l2", 2, 1, dict.fromkeys("qkvo", 0.8), torch.Generator().manual_seed(0))
-    layer = layer._replace(divisor=1.2 * lipschitz.theorem_inf(layer, 3))  # a contraction
+    layer = fresh_layer("l2", 2, 1, 1.1, torch.Generator().manual_seed(0))
+    layer = layer._replace(divisor=1.2 * theorem_inf(layer, 3))  # a contraction
     y_BND = torch.randn(1, 3, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    found = lipschitz.invert(lambda x: lipschitz.attend(layer, x), y_BND, 60)
-    assert len(found) == 61 and found[0] is y_BND
+    iterates = invertibility.invert(lambda x: attend(layer, x), y_BND, 60)
+    assert len(iterates) == 61 and iterates[0] is y_BND
 
     def missed(x):
         x_BND = torch.from_numpy(x).view_as(y_BND)
-        return (x_BND + lipschitz.attend(layer, x_BND) - y_BND).flatten().numpy()
+        return (x_BND + attend(layer, x_BND) - y_BND).flatten().numpy()
 
     root = scipy.optimize.root(missed, y_BND.flatten().numpy(), tol=1e-12)
-    np.testing.assert_allclose(found[-1].flatten(), root.x, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(iterates[-1].flatten(), root.x, rtol=0, atol=1e-11)
 
 
 def test_a_contraction_shrinks_the_error_by_its_bound_at_every_step():
-    layer = lipschitz.fresh_layer("l2", 4, 2, dict.fromkeys("qkvo", 1.0), torch.Generator().manual_seed(0))
+    layer = fresh_layer("l2", 4, 2, 2.0, torch.Generator().manual_seed(0))
     c = 0.8
-    layer = layer._replace(divisor=lipschitz.theorem_inf(layer, 6) / c)
+    layer = layer._replace(divisor=theorem_inf(layer, 6) / c)
     x_BND = invertibility.inputs_of(0, 5, 3, 6, 4, torch.Generator().manual_seed(1))
     assert (x_BND[:, 0] == 0).all() and x_BND.min() >= 0 and 4 < x_BND.max() <= 5
-    found = lipschitz.invert(lambda x: lipschitz.attend(layer, x), x_BND + lipschitz.attend(layer, x_BND), 10)
-    errors = [(one - x_BND).abs().max().item() for one in found]
+    iterates = invertibility.invert(lambda x: attend(layer, x), x_BND + attend(layer, x_BND), 10)
+    errors = [(iterate_BND - x_BND).abs().max().item() for iterate_BND in iterates]
     # in the infinity norm, which the bound is of; what is left of 1e-15 is rounding
     assert all(after <= c * before + 1e-14 for before, after in itertools.pairwise(errors))
 

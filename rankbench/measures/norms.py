@@ -40,6 +40,11 @@ def euclidean_norm(x: Tensor) -> Tensor:
     return scale.squeeze(-1) * torch.linalg.vector_norm(x / scale, dim=-1)
 
 
+def spectral_norm(x: Tensor) -> Tensor:
+    """||X||_2, the largest singular value by an exact SVD; shape (...). Power iteration would underestimate it."""
+    return torch.linalg.matrix_norm(x, 2)
+
+
 def residual_matrix(x: Tensor) -> Tensor:
     """Residual R = X - 1 x^T of each matrix, x its mean row; shape (..., N, D), units of X. Dong et al. 2021, sec. 2.2.
 
