@@ -202,9 +202,9 @@ def _constants(steps: list[Step], present_BN: Tensor | None) -> LayerConstants:
     lam_2B = first.after(torch.ones_like(gains[0]), lambda x: x * gains[0])
     lam_inf = torch.ones((), dtype=torch.float64)
     for step, gain_2B in zip(steps[1:], gains[1:], strict=True):
-        its, stretch_2 = step.sublayer, mlp_stretch(step.sublayer.part)
-        lam_inf = abs(its.skip) + abs(its.branch) * stretch_2[1]
-        lam_2B = its.apply(
+        sublayer, stretch_2 = step.sublayer, mlp_stretch(step.sublayer.part)
+        lam_inf = abs(sublayer.skip) + abs(sublayer.branch) * stretch_2[1]
+        lam_2B = sublayer.apply(
             lam_2B,
             part=lambda x, by=stretch_2[:, None]: by * x,
             norm=lambda x, by=gain_2B: by * x,
