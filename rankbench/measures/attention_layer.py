@@ -72,8 +72,8 @@ class AttentionLayer(NamedTuple):
 
     def queries_keys(self, x_BND: Tensor) -> tuple[Tensor, Tensor]:
         """q_BHNK, k_BHMK."""
-        x_B1ND, w = x_BND[:, None], self.maps
-        return x_B1ND @ w.w_q_HDK + w.b_q_HK[:, None], x_B1ND @ w.w_k_HDK + w.b_k_HK[:, None]
+        w = self.maps
+        return x_BND[:, None] @ w.w_q_HDK + w.b_q_HK[:, None], x_BND[:, None] @ w.w_k_HDK + w.b_k_HK[:, None]
 
     def write(self, mixed_BHNK: Tensor) -> Tensor:
         """The heads' outputs through W^O, (B, N, D)."""
@@ -106,9 +106,9 @@ def fresh_layer(
 
 def _softmax(layer: AttentionLayer, q_BHNK: Tensor, k_BHMK: Tensor, seen_NM: Tensor | None) -> Tensor:
     """P of these queries; for l2 without the term -||q||^2, which is the same along a row."""
-    scores_BHNM = (layer.slope * q_BHNK) @ k_BHMK.mT
+    scores_BHNM = q_BHNK @ k_BHMK.mT
     if layer.kind == "l2":
-        scores_BHNM = scores_BHNM - k_BHMK.square().sum(-1)[..., None, :]
+        scores_BHNM = 2 * scores_BHNM - k_BHMK.square().sum(-1)[..., None, :]
     scores_BHNM = scores_BHNM / layer.scale
     if seen_NM is not None:
         scores_BHNM = scores_BHNM.masked_fill(~seen_NM, float("-inf"))
@@ -133,9 +133,9 @@ def push(layer: AttentionLayer, x_BND: Tensor, v_BND: Tensor) -> Tensor:
     q_BHNK, k_BHMK = layer.queries_keys(x_BND)
     dq_BHNK, dk_BHMK = (v_BND[:, None] @ w_HDK for w_HDK in (layer.maps.w_q_HDK, layer.maps.w_k_HDK))
     p_BHNM = _softmax(layer, q_BHNK, k_BHMK, layer.seen_NM)
-    moved_BHNM = (layer.slope * dq_BHNK) @ k_BHMK.mT + (layer.slope * q_BHNK) @ dk_BHMK.mT
+    moved_BHNM = dq_BHNK @ k_BHMK.mT + q_BHNK @ dk_BHMK.mT
     if layer.kind == "l2":
-        moved_BHNM = moved_BHNM - 2 * (k_BHMK * dk_BHMK).sum(-1)[..., None, :]
+        moved_BHNM = 2 * moved_BHNM - 2 * (k_BHMK * dk_BHMK).sum(-1)[..., None, :]
     moved_BHNM = moved_BHNM / layer.scale
     centred_BHNM = moved_BHNM - (p_BHNM * moved_BHNM).sum(-1, keepdim=True)
     value_BHMK, dvalue_BHMK = (y_BND[:, None] @ layer.read_HDK for y_BND in (x_BND, v_BND))
