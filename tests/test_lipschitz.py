@@ -123,8 +123,8 @@ def attend_slowly(layer, x_ND):
 
 
 LAYERS = [
-    dict(zip(("kind", "tied", "mask", "bias"), one, strict=True))
-    for one in itertools.product(("dot", "l2"), (True, False), ("none", "random"), (False, True))
+    dict(zip(("kind", "tied", "mask", "bias"), values, strict=True))
+    for values in itertools.product(("dot", "l2"), (True, False), ("none", "random"), (False, True))
 ]
 
 
@@ -201,7 +201,7 @@ def test_the_theorem_holds_where_the_norm_was_maximised(shape, mask, p):
     assert (last >= first).all() and last.max() > first.max()
     bound = (theorem_inf if p == "inf" else theorem_2)(layer, tokens)
     assert last.max().item() <= bound * ROUNDING
-    # what the ascent reports is no more than the true norm where it was found
+    # what the ascent reports is no more than the true norm at its inputs
     true_B = norm_of(as_matrix(jacobian(layer, ascent.x_BND)), p)
     assert (last <= true_B * ROUNDING).all()
     if p == "inf" and mask != "random":
@@ -309,12 +309,12 @@ def row_by_hand(x):
 @pytest.mark.parametrize("tokens", [2, 3, 4, 5, 7])
 def test_the_constant_for_p_inf_against_a_global_search(tokens):
     bound = one_dimension_inf(ones(), tokens)
-    found = scipy.optimize.differential_evolution(
+    search = scipy.optimize.differential_evolution(
         lambda others: -row_by_hand([0.0, *others]), [(-4, 4)] * (tokens - 1), seed=1, tol=1e-10, maxiter=300
     )
-    assert -found.fun <= bound * ROUNDING
+    assert -search.fun <= bound * ROUNDING
     if tokens % 2:  # exact
-        assert -found.fun == pytest.approx(bound, abs=1e-6)
+        assert -search.fun == pytest.approx(bound, abs=1e-6)
         u = 1.5 + (bound - 1) / 4  # 3/2 + W0
         half = (tokens - 1) // 2
         at = [0.0, *[math.sqrt(u)] * half, *[-math.sqrt(u)] * half]
@@ -404,7 +404,7 @@ def options(**changes):
 
 
 @pytest.fixture(scope="session")
-def subject(model_config, sorting_task):
+def make_subject(model_config, sorting_task):
     def make(seed=0, kinds=("trained", "initialised"), **changes):
         task = sorting_task(length=4, alphabet=5, train_size=10, test_size=3)
         cfg = model_config(**{"name": "small", "layers": 2, "heads": 2, "width": 6, "init_gain": 3.0, **changes})
@@ -428,8 +428,8 @@ MODELS = [
 
 
 @pytest.mark.parametrize("changes", MODELS, ids=str)
-def test_a_models_layer_is_the_functional_one(subject, changes):
-    attention = subject(**changes).model.blocks[0].attention
+def test_a_models_layer_is_the_functional_one(make_subject, changes):
+    attention = make_subject(**changes).model.blocks[0].attention
     layer = lipschitz_of_networks.layer_of(attention, 4)
     if changes.get("attention") == "cosine":
         assert layer is None
@@ -454,7 +454,7 @@ def test_a_models_layer_is_the_functional_one(subject, changes):
 def test_cosine_attention_moves_no_more_than_its_bound(model_config, changes, p):
     """Also at inputs as short as sqrt(epsilon), where it is steepest: there more than a hundredth of the bound."""
     attention = Attention(model_config(attention="cosine", **changes)).double().requires_grad_(False)
-    draws, found = torch.Generator().manual_seed(5), []
+    draws, norms = torch.Generator().manual_seed(5), []
     for parameter in attention.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=draws, dtype=torch.float64) * (parameter.ndim > 1))
 
@@ -464,9 +464,9 @@ def test_cosine_attention_moves_no_more_than_its_bound(model_config, changes, p)
     bound = lipschitz_of_networks.attention_bound(attention, 4, p)
     for exponent in (-math.inf, -5, -4, -3, -2, 0, 1):
         x_ND = 10**exponent * torch.randn(4, changes["width"], generator=draws, dtype=torch.float64)
-        found.append(jacobian_norm(attend, x_ND, p))
-    assert 0.01 * bound < max(found) <= bound * ROUNDING
-    assert found[-1] < 0.001 * bound  # inputs of length 10: it is as good as flat
+        norms.append(jacobian_norm(attend, x_ND, p))
+    assert 0.01 * bound < max(norms) <= bound * ROUNDING
+    assert norms[-1] < 0.001 * bound  # inputs of length 10: it is as good as flat
 
 
 def test_the_bound_of_cosine_attention_is_reached_and_below_the_published_one():
@@ -485,8 +485,8 @@ def test_the_bound_of_cosine_attention_is_reached_and_below_the_published_one():
 
 
 @pytest.mark.parametrize("changes", MODELS, ids=str)
-def test_every_bound_of_a_model_is_above_every_lower_bound_of_the_same(subject, changes):
-    table = analysis.table(subject(**changes), options(starts=3, steps=8, sequences=2, start_range=2.0))
+def test_every_bound_of_a_model_is_above_every_lower_bound_of_the_same(make_subject, changes):
+    table = analysis.table(make_subject(**changes), options(starts=3, steps=8, sequences=2, start_range=2.0))
     assert [column for column in table if table[column].isna().any()] == []
     assert set(table.part) >= {"attention", "block", "network", "w_q", "w_o"}
     axes = ["weights", "part", "layer", "p"]
@@ -504,10 +504,10 @@ def test_every_bound_of_a_model_is_above_every_lower_bound_of_the_same(subject, 
         np.testing.assert_allclose(theorem.value, 0.9)
 
 
-def test_jacobians_of_attention_block_and_network_are_autograds(subject):
-    one = subject(attention="l2", tied_qk=True, norm="pre")
-    table = analysis.table(one, options(sequences=2))
-    model, inputs = one.model, one.test.inputs[:2]
+def test_jacobians_of_attention_block_and_network_are_autograds(make_subject):
+    subject = make_subject(attention="l2", tied_qk=True, norm="pre")
+    table = analysis.table(subject, options(sequences=2))
+    model, inputs = subject.model, subject.test.inputs[:2]
     x_BND = model.embed(inputs)
     wanted = {"attention": [], "block": [], "network": []}
     first, second = model.blocks
@@ -532,15 +532,15 @@ def test_jacobians_of_attention_block_and_network_are_autograds(subject):
         np.testing.assert_allclose(got[[math.inf, 2.0]], np.max(values, 0), rtol=1e-10)
 
 
-def test_spectral_norms_are_numpys(subject):
-    one = subject()
-    table = analysis.table(one, options(sequences=1))
-    mlp = one.model.blocks[1].mlp.up.weight.detach().numpy()
-    w_q = one.model.blocks[1].attention.qkv.weight[:6].detach().numpy()
+def test_spectral_norms_are_numpys(make_subject):
+    subject = make_subject()
+    table = analysis.table(subject, options(sequences=1))
+    mlp = subject.model.blocks[1].mlp.up.weight.detach().numpy()
+    w_q = subject.model.blocks[1].attention.qkv.weight[:6].detach().numpy()
     rows = table[(table.weights == "trained") & (table.layer == 2) & (table.quantity == "spectral_norm")]
-    found = rows.set_index("part").value
+    spectral_norms = rows.set_index("part").value
     for name, matrix in (("mlp_up", mlp), ("w_q", w_q)):
-        assert found[name] == pytest.approx(np.linalg.svd(matrix)[1][0], rel=1e-12)
+        assert spectral_norms[name] == pytest.approx(np.linalg.svd(matrix)[1][0], rel=1e-12)
     assert (rows.kind == "exact").all()
 
 
@@ -548,9 +548,9 @@ FRESH = {"layer": "l2", "tokens": [4, 5], "starts": 4, "steps": 30, "keep": 2, "
 
 
 @pytest.fixture(scope="module")
-def fresh_table(subject):
-    one = subject(kinds=("initialised",))
-    return with_who(analysis.table(one, options(**FRESH, record_every=10)), **one.who)
+def fresh_table(make_subject):
+    subject = make_subject(kinds=("initialised",))
+    return with_who(analysis.table(subject, options(**FRESH, record_every=10)), **subject.who)
 
 
 def test_rows_of_a_fresh_layer(fresh_table, tmp_path):
@@ -573,18 +573,18 @@ def test_rows_of_a_fresh_layer(fresh_table, tmp_path):
     assert "ascent_mirrored" in analysis.digest(fresh_table)
 
 
-def test_dot_product_layers_have_no_theorem_and_contractive_ones_have_1(subject):
-    one = subject(kinds=("initialised",))
-    dot = analysis.table(one, options(layer="dot", tokens=[6], width=4, heads=2, gain=1.0, radius=2.0))
+def test_dot_product_layers_have_no_theorem_and_contractive_ones_have_1(make_subject):
+    subject = make_subject(kinds=("initialised",))
+    dot = analysis.table(subject, options(layer="dot", tokens=[6], width=4, heads=2, gain=1.0, radius=2.0))
     assert np.isinf(dot[dot.quantity == "theorem"].value).all()
     assert {"ball", "ball_castin"} <= set(dot.quantity)
-    divided = analysis.table(one, options(layer="contractive_l2", tokens=[6, 9], width=4, heads=2, gain=1.0))
+    divided = analysis.table(subject, options(layer="contractive_l2", tokens=[6, 9], width=4, heads=2, gain=1.0))
     np.testing.assert_allclose(divided[(divided.quantity == "theorem") & (divided.p == math.inf)].value, 1)
 
 
-def test_the_figures_show_every_quantity(subject, fresh_table):
-    one = subject(attention="l2", tied_qk=True)
-    network = with_who(analysis.table(one, options(starts=2, steps=4, record_every=2, sequences=1)), **one.who)
+def test_the_figures_show_every_quantity(make_subject, fresh_table):
+    subject = make_subject(attention="l2", tied_qk=True)
+    network = with_who(analysis.table(subject, options(starts=2, steps=4, record_every=2, sequences=1)), **subject.who)
     by_layer = network[network.quantity != "ascent"]
     for table, panels, label in ((fresh_table, 2, "tokens N"), (network, 2, "step of"), (by_layer, 6, "layer")):
         figure = ANALYSES["lipschitz"].figure(table, None, None)
@@ -595,7 +595,7 @@ def test_the_figures_show_every_quantity(subject, fresh_table):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"layer": "L2"}, "analysis.lipschitz.layer=L2: unknown; allowed are dot, l2, contractive_l2"),
         ({"mask": "window"}, "analysis.lipschitz.mask=window: unknown"),
@@ -613,18 +613,18 @@ def test_the_figures_show_every_quantity(subject, fresh_table):
     ],
     ids=str,
 )
-def test_wrong_options_are_refused_in_one_line(changes, said):
+def test_wrong_options_are_refused_in_one_line(changes, message):
     with pytest.raises(ConfigError) as error:
         options(**changes)
-    assert str(error.value).startswith(said) and "\n" not in str(error.value)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
 
 
 def test_shipped_options_are_the_fields_of_the_dataclass():
     assert dataclasses.asdict(options()) == SHIPPED
 
 
-def test_there_is_no_bound_where_a_query_does_not_see_itself(subject):
-    one = subject(attention="l2", tied_qk=True, mask="others")
-    for block in one.model.blocks:
+def test_there_is_no_bound_where_a_query_does_not_see_itself(make_subject):
+    subject = make_subject(attention="l2", tied_qk=True, mask="others")
+    for block in subject.model.blocks:
         layer = lipschitz_of_networks.layer_of(block.attention, 4)
         assert lipschitz_of_networks.theorem(layer, 4, "inf") == lipschitz_of_networks.theorem(layer, 4, "2") == np.inf
