@@ -16,6 +16,8 @@ from torch import Tensor
 from rankbench.measures.attention_layer import AttentionLayer, push, rows_of_token, widest_token
 from rankbench.measures.norms import spectral_norm
 
+# Adam is written out, because torch.optim.Adam rounds differently: after 300 steps the values of some starts differ by
+# 1e-9 of themselves.
 ADAM = (0.9, 0.999)
 # The gradient at a token is proportional to its attention weight, which falls to 1e-40 for tokens far out; with Adam's
 # usual 1e-8 these would never move.
