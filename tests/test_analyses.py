@@ -19,8 +19,9 @@ from omegaconf import OmegaConf
 from rankbench.analyses import ANALYSES, Subject, paths, residual
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
-from rankbench.measures.metrics import attention_metrics, state_metrics
+from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.paths import RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
+from rankbench.measures.states import state_metrics
 from rankbench.model import initial_model
 from rankbench.model.transformer import Transformer
 from rankbench.runs.tables import with_who

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.func import functional_call, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rankbench import bench
+from rankbench.bench import attention as attention_benchmark
 from rankbench.commands.compose import compose
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
@@ -337,7 +337,7 @@ def test_the_bound_is_theorem_3_2(network, changes, mixed):
     model = network(3, **TIED, **changes, **mixed)
     attention = model.attentions[0]
     for num_keys in (1, 2, 30):
-        got = attention.bound_inf(num_keys)
+        got = attention.bound_inf(inverse_phi(num_keys))
         assert got.item() == pytest.approx(bound_by_hand(attention, model.cfg, num_keys), rel=1e-13)
     w = attention.maps()
     many = l2_bound_inf(w.w_q_HDK, w.w_v_HDK, w.w_o_HKD, torch.tensor([[0.0], [inverse_phi(30)]]))
@@ -362,7 +362,7 @@ def test_no_jacobian_is_above_the_bound(network, seed, mask, mixed, size, num_to
     x_ND = size * normal(seed, num_tokens, 6)
     keys = min(num_tokens, 3) if mask["mask"] == "window" else num_tokens
     plain = network(seed, **TIED, **mask, **mixed, bias=bias).attentions[0]
-    assert largest_row_sum(plain, x_ND) <= plain.bound_inf(keys).item() * (1 + 1e-12)
+    assert largest_row_sum(plain, x_ND) <= plain.bound_inf(inverse_phi(keys)).item() * (1 + 1e-12)
     for when in ("always", "above"):
         keys = {**CONTRACTIVE, "contraction_when": when}
         contractive = network(seed, **keys, **mask, **mixed, bias=bias).attentions[0]
@@ -392,7 +392,7 @@ def test_the_bound_is_near_the_exact_constant_of_one_dimension(network, num_toke
 def test_contraction_only_where_the_bound_is_above_it(layer):
     x_BND = normal(1, 2, 4, 6)
     plain = layer(2, **TIED, bias=False)
-    y_BND, bound = plain(x_BND), plain.bound_inf(4)
+    y_BND, bound = plain(x_BND), plain.bound_inf(inverse_phi(4))
     for c, when, factor in (
         (0.5, "always", 0.5 / bound),
         (2 * bound.item(), "always", 2.0),
@@ -693,11 +693,13 @@ def test_shipped_models_train(tmp_path, name):
 
 
 def test_the_benchmark_has_a_row_for_each_attention_and_length(monkeypatch):
-    monkeypatch.setattr(bench, "ATTENTION_TOKENS", (4, FUSED_FROM_TOKENS + 4))
-    monkeypatch.setattr(bench, "CHARACTER_MODEL", {"width": 16, "heads": 2, "mask": "causal"})
+    monkeypatch.setattr(attention_benchmark, "NUM_TOKENS", (4, FUSED_FROM_TOKENS + 4))
+    monkeypatch.setattr(attention_benchmark, "CHARACTER_MODEL", {"width": 16, "heads": 2, "mask": "causal"})
     cfg = compose("bench", "bench=[attention]", "budget=smoke", "device=cpu")
-    table = bench.attention(cfg, Machine.prepare(cfg))
-    assert list(table.index) == [(kind, n) for n in (4, FUSED_FROM_TOKENS + 4) for kind in bench.ATTENTIONS]
+    table = attention_benchmark.table(cfg, Machine.prepare(cfg))
+    assert list(table.index) == [
+        (kind, n) for n in (4, FUSED_FROM_TOKENS + 4) for kind in attention_benchmark.ATTENTIONS
+    ]
     assert (table.loc["dot", "ratio_step_to_dot"] == 1).all() and (table.loc["dot", "ratio_memory_to_dot"] == 1).all()
     for column in ("step_to_dot", "explicit_to_step", "memory_to_dot"):
         low, middle, high = (table[f"ratio_{column}{end}"] for end in ("_min", "", "_max"))

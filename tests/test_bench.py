@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from rankbench import bench
+from rankbench.bench import paths, startup, timing, training
 from rankbench.commands.callback import check_everything
 from rankbench.commands.compose import register, resolve
 from rankbench.config import conf_dir
@@ -62,10 +62,10 @@ def test_command_writes_a_table_for_each_benchmark(tmp_path):
         "bench_paths.csv",
         "bench_training.csv",
     }
-    paths = read_table(out / "bench_paths.csv")
+    sums = read_table(out / "bench_paths.csv")
     ratios = ["ratio_sums_to_forward", "ratio_speedup_over_one_head", "ratio_speedup_over_all_heads"]
-    check_ratios(paths, ratios)
-    frozen, recomputed = paths[paths.paths == "frozen"], paths[paths.paths == "recomputed"]
+    check_ratios(sums, ratios)
+    frozen, recomputed = sums[sums.paths == "frozen"], sums[sums.paths == "recomputed"]
     assert sorted(zip(frozen.mlp_ratio, frozen.precision, strict=True)) == [
         (ratio, precision) for ratio in (1.0, 4.0) for precision in ("fp32", "fp64")
     ]
@@ -73,47 +73,52 @@ def test_command_writes_a_table_for_each_benchmark(tmp_path):
     limit = recomputed.precision.map({"fp32": 1e-4, "fp64": 1e-12})
     assert (recomputed.largest_difference < limit * recomputed.largest_sum).all()
 
-    training = read_table(out / "bench_training.csv")
-    check_ratios(training, ["ratio_speed_to_torch_encoder", "ratio_side_by_side"])
-    assert list(training.seeds) == [1, 2, 8]
-    assert (training.sequences_per_second > 0).all()
+    steps = read_table(out / "bench_training.csv")
+    check_ratios(steps, ["ratio_speed_to_torch_encoder", "ratio_side_by_side"])
+    assert list(steps.seeds) == [1, 2, 8]
+    assert (steps.sequences_per_second > 0).all()
     for name in (*ratios, "ratio_speed_to_torch_encoder", "ratio_side_by_side"):
         assert name in done.stdout
 
 
 def test_startup_times_each_command(monkeypatch):
     ran = []
-    monkeypatch.setattr(bench, "_python", lambda *words: ran.append(words))
+    monkeypatch.setattr(startup, "run_python", lambda *words: ran.append(words))
     cfg = config("bench=[startup]")
-    table = bench.startup(cfg, Machine.prepare(cfg))
+    table = startup.table(cfg, Machine.prepare(cfg))
     check_ratios(table, ["ratio_to_import_torch"])
     assert list(table.index) == ["rankbench --help", "rankbench train --help", "rankbench train --cfg job"]
     # one warm-up and `repeats` measured
-    assert ran == [*bench.STARTUP_COMMANDS.values(), ("-c", "import torch")] * (cfg.repeats + 1)
+    assert ran == [*startup.COMMANDS.values(), ("-c", "import torch")] * (cfg.repeats + 1)
 
 
 def test_startup_commands_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    bench._python(*bench.STARTUP_COMMANDS["rankbench train --cfg job"])
+    startup.run_python(*startup.COMMANDS["rankbench train --cfg job"])
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(subprocess.CalledProcessError):
-        bench._python("-c", "raise SystemExit(3)")
+        startup.run_python("-c", "raise SystemExit(3)")
 
 
 def test_alternatives_take_turns_after_a_warm_up():
     cfg, called = config(), []
-    found = bench.paired(Machine.prepare(cfg), 3, a=lambda: called.append("a"), b=lambda: called.append("b"))
+    seconds = timing.paired(Machine.prepare(cfg), 3, a=lambda: called.append("a"), b=lambda: called.append("b"))
     assert called == ["a", "b"] * 4
-    assert {name: seconds.shape for name, seconds in found.items()} == {"a": (3,), "b": (3,)}
+    assert {name: of_name.shape for name, of_name in seconds.items()} == {"a": (3,), "b": (3,)}
 
 
 def test_spread_is_median_and_range():
-    assert bench.spread("x", np.array([4.0, 1.0, 2.0])) == {"ratio_x": 2.0, "ratio_x_min": 1.0, "ratio_x_max": 4.0}
+    assert timing.spread("ratio_x", np.array([4.0, 1.0, 2.0])) == {
+        "ratio_x": 2.0,
+        "ratio_x_min": 1.0,
+        "ratio_x_max": 4.0,
+    }
 
 
-def test_lines_leave_out_what_a_case_has_not():
-    rows = [{"seeds": 1, **bench.spread("x", np.ones(1))}, {"seeds": 5, **bench.spread("side_by_side", np.ones(1))}]
-    lines = bench.told(pd.DataFrame(rows).set_index(["seeds"]))
+def test_lines_leave_out_the_ratios_that_a_case_lacks():
+    ratios = {1: "ratio_x", 5: "ratio_side_by_side"}
+    rows = [{"seeds": seeds, **timing.spread(ratio, np.ones(1))} for seeds, ratio in ratios.items()]
+    lines = timing.lines_of(pd.DataFrame(rows).set_index(["seeds"]))
     assert len(lines) == 2
     assert "ratio_x" in lines[0] and "seeds=1" in lines[0] and "goal" not in lines[0]
     assert "ratio_side_by_side" in lines[1] and "seeds=5" in lines[1] and "goal: at least 1.25" in lines[1]
@@ -126,12 +131,12 @@ def test_paths_alone_have_the_sums_of_shared_ones(heads):
     task = build_task(cfg.task)
     model = initial_model(cfg.model, task, 0).double().eval()
     # more than one chunk of sequences, the last one short
-    inputs = task.sample(bench.ALONE_SEQUENCES + 3, generator_for(0, "test")).inputs
+    inputs = task.sample(paths.ALONE_SEQUENCES + 3, generator_for(0, "test")).inputs
     network = RecomputedNetwork(model, inputs)
     groups = [all_paths(2, heads, length) for length in range(3)]
     shared = sums_of_groups(network, groups)
-    for step in (bench._one_head(network), bench._all_heads(model)):
-        alone = bench._sums_of_paths_alone(network.embedding_BND, groups, step)
+    for step in (paths.one_head(network), paths.all_heads(model)):
+        alone = paths.sums_of_paths_alone(network.embedding_BND, groups, step)
         torch.testing.assert_close(alone, shared, rtol=1e-12, atol=1e-12)
 
 
@@ -140,7 +145,7 @@ def test_torch_encoder_has_our_shape(norm):
     cfg = config(f"model.norm={norm}", "model.mlp_ratio=2")
     task = build_task(cfg.task)
     ours = initial_model(cfg.model, task, 0)
-    theirs = bench.TorchEncoder(cfg, task)
+    theirs = training.TorchEncoder(cfg, task)
     assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in ours.parameters())
     inputs = task.sample(5, generator_for(0, "test")).inputs
     assert theirs(inputs).shape == ours(inputs).shape
@@ -150,7 +155,7 @@ def test_torch_encoder_has_our_shape(norm):
 def test_torch_loop_leaves_the_global_generator_alone(train_size):
     cfg = config(f"task.train_size={train_size}")
     before = torch.get_rng_state()
-    block = bench._torch_loop(Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0]), torch_fused=True)
+    block = training.torch_loop(Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0]), torch_fused=True)
     block()
     assert torch.equal(torch.get_rng_state(), before)
 

@@ -1,6 +1,6 @@
 """rankbench.claims.kim: each claim on a table that supports it, on its control, and on tables that refute it.
 
-The constants of the tables are computed by scipy's Lambert W, apart from rankbench.measures.lipschitz.
+The constants of the tables are computed by scipy's Lambert W, apart from rankbench.measures.lipschitz_bounds.
 """
 
 import math
@@ -11,9 +11,10 @@ import pytest
 import torch
 from scipy.special import lambertw
 
+from rankbench.analyses.invertibility import invert
 from rankbench.claims import CLAIMS, judge
 from rankbench.claims.kim import KIM, ROUNDING
-from rankbench.measures import lipschitz
+from rankbench.measures.attention_layer import attend, fresh_layer
 
 TOKENS = (11, 101, 1001)
 NOTHING = "nothing in this table that the claim speaks of"
@@ -217,16 +218,15 @@ def test_rounding_leaves_far_less_of_an_error_than_is_taken_for_rounding(kind):
     left = []
     for seed in range(6):
         generator = torch.Generator().manual_seed(seed)
-        limits = dict.fromkeys("qkvo", (0.5, 1.0, 1.7)[seed % 3] * 16**-0.5)
-        layer = lipschitz.fresh_layer(kind, 16, 4, limits, generator)
+        layer = fresh_layer(kind, 16, 4, (0.5, 1.0, 1.7)[seed % 3], generator)
         for largest, coefficient in ((1, 0.5), (1, 0.9), (10, 0.5)):
             x_BND = largest * torch.rand(4, 16, 16, generator=generator, dtype=torch.float64)
             x_BND[:, 0] = 0
 
             def branch(x_BND, layer=layer, coefficient=coefficient):
-                return coefficient * lipschitz.attend(layer, x_BND)
+                return coefficient * attend(layer, x_BND)
 
-            found = lipschitz.invert(branch, x_BND + branch(x_BND), 1000)
+            found = invert(branch, x_BND + branch(x_BND), 1000)
             errors = [((x - x_BND).abs().max() / x_BND.abs().max()).item() for x in found]
             if errors[-1] < 1e-9:  # it has converged: the other inputs are not inverted
                 left.append(max(errors[-20:]))

@@ -26,7 +26,7 @@ from rankbench.analyses.runner import fresh_subjects
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError, typed
 from rankbench.measures import residual_coordinates as module
-from rankbench.measures.metrics import composite_norm, own_rounding, residual
+from rankbench.measures.norms import composite_norm, own_rounding, residual_matrix
 from rankbench.measures.residual_coordinates import (
     check,
     log_lemma_constant,
@@ -359,7 +359,7 @@ def test_a_forward_pass_is_no_further_from_the_exact_residual_than_its_noise_flo
         with mpmath.workdps(400):
             wanted = [mpmath.exp(logs_and_direction(x)[0]) for x in forward(model, exact(embedding))[1:]]
             for layer, (true, (x_BND, floor_B)) in enumerate(zip(wanted, floored_states, strict=True)):
-                assert abs(residual(x_BND)[b].item() - true) <= floor_B[b].item(), (b, layer)
+                assert abs(composite_norm(residual_matrix(x_BND))[b].item() - true) <= floor_B[b].item(), (b, layer)
 
 
 # --- closed forms -----------------------------------------------------------------------------------------------------
@@ -515,7 +515,7 @@ def test_it_is_what_a_forward_pass_gives_above_its_floor(network, states_by_laye
             assert state.unit_BND[b].sum(0).abs().max() < 1e-13
             there = state.log_scale_B[b] > -math.inf
             assert state.unit_BND[b].abs().max() == pytest.approx(1.0 if there else 0.0, abs=1e-13)
-            measured, floor = residual(x_1ND).item(), own_rounding(x_1ND).item()
+            measured, floor = composite_norm(residual_matrix(x_1ND)).item(), own_rounding(x_1ND).item()
             if measured > 1e9 * floor:
                 # known to 1e-9, with a margin for what the layers before have added
                 assert log_residual(state)[b].item() == pytest.approx(math.log(measured), abs=1e-5)
@@ -635,7 +635,7 @@ def test_rows_of_the_table_by_hand(subject):
             assert row.log10_relative_residual == pytest.approx(relative, rel=1e-9)
             assert row.growth_exponent == pytest.approx(relative / before if before < 0 else math.nan, nan_ok=True)
             before = relative
-            measured = residual(x_BND)
+            measured = composite_norm(residual_matrix(x_BND))
             wanted = measured.log10().mean().item() if (measured > floor).all() else math.nan
             assert row.log10_measured == pytest.approx(wanted, nan_ok=True)
             assert row.noise_floor == pytest.approx(floor.mean().item())

@@ -10,16 +10,10 @@ from rankbench.analyses import ANALYSES
 from rankbench.analyses.runner import check_analyses, options_of, subjects_of_run
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
+from rankbench.measures.attention_matrices import ATTENTION_FLOORS, ATTENTION_METRICS, attention_metrics
 from rankbench.measures.by_layer import metrics_by_layer
 from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS
-from rankbench.measures.metrics import (
-    ATTENTION_FLOORS,
-    ATTENTION_METRICS,
-    STATE_FLOORS,
-    STATE_METRICS,
-    attention_gap_eigenvalue,
-    attention_metrics,
-)
+from rankbench.measures.states import STATE_FLOORS, STATE_METRICS
 from rankbench.model import initial_model
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
@@ -240,7 +234,7 @@ def test_what_cannot_be_is_refused_in_one_line(trained):
 
 def test_an_eigenvalue_solver_that_gives_up_leaves_nan_for_that_matrix_alone(monkeypatch):
     p_BHNM = torch.rand(2, 2, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
-    wanted, solve = attention_gap_eigenvalue(p_BHNM), torch.linalg.eigvals
+    wanted, solve = attention_metrics(p_BHNM)["attention_gap_eigenvalue"], torch.linalg.eigvals
 
     def gives_up(x):
         if any(torch.equal(one, p_BHNM[1, 0]) for one in x.flatten(0, -3)):

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from rankbench.analyses import ANALYSES, Subject, collapse, residual
 from rankbench.claims.knobs import KNOBS
 from rankbench.config import conf_dir
-from rankbench.measures.metrics import relative_residual_frobenius
+from rankbench.measures.states import state_metrics
 from rankbench.model import initial_model
 from rankbench.plots.pages import pages_of_analysis
 
@@ -146,9 +146,9 @@ def test_uniform_attention_loses_as_much_as_theory_says(
         )
         with torch.no_grad():
             first_BND, *_, last_BND = states_by_layer(model, inputs)
-        first_B = relative_residual_frobenius(first_BND)
+        first_B = state_metrics(first_BND)["relative_residual_frobenius"]
         ratio_B = (1 - first_B**2) / first_B**2 * (mean / rest) ** layers  # energies of mean and residual, behind
-        measured.append(relative_residual_frobenius(last_BND).log10().mean().item())
+        measured.append(state_metrics(last_BND)["relative_residual_frobenius"].log10().mean().item())
         wanted.append((1 / (1 + ratio_B)).sqrt().log10().mean().item())
     # x and x M are at a random angle, cosine 0 +- 1/8: in 24 layers at most .13 decades a seed, .07 over four; 3 of it
     assert np.mean(measured) == pytest.approx(np.mean(wanted), abs=0.2)

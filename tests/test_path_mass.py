@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from rankbench.analyses import Subject, path_mass, pruning
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
-from rankbench.measures.metrics import attention_metrics
+from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.paths import FrozenNetwork, all_paths, sums_by_length, sums_of_groups, sums_through_heads
 from rankbench.model.network import run
 from rankbench.plots.path_mass import draw_path_mass

@@ -23,7 +23,7 @@ FLOORS = [
 ]
 # Libraries that one room alone knows, and the modules of measures that are formulas alone.
 OWN_ROOM = {"hydra": "commands", "matplotlib": "plots", "jinja2": "report"}
-FORMULAS = ["metrics", "dependence", "dong_theory", "amsel_theory"]
+FORMULAS = ["norms", "states", "attention_matrices", "dependence", "dong_theory", "amsel_theory"]
 
 
 def imports_of(package):
@@ -92,7 +92,7 @@ def test_formulas_know_no_model(name):
 @pytest.mark.parametrize(
     "file, line, found",
     [
-        ("measures/metrics.py", "from rankbench.analyses import residual", upward),
+        ("measures/norms.py", "from rankbench.analyses import residual", upward),
         ("model/linear.py", "def late():\n    from rankbench import report", upward),
         ("claims/kim.py", "import matplotlib.pyplot as plt", trespassing),
         ("analyses/paths.py", "def late():\n    import hydra", trespassing),

@@ -21,9 +21,10 @@ from rankbench.analyses.variants import VARIANTS as EVERYWHERE
 from rankbench.analyses.variants import VariantOptions
 from rankbench.keys import ConfigError, key
 from rankbench.measures import dong_theory
-from rankbench.measures.metrics import composite_norm, inf_norm, one_norm, per_length, residual_matrix
+from rankbench.measures.norms import composite_norm, inf_norm, one_norm, residual_from_median, residual_matrix
 from rankbench.measures.residual_coordinates import State, check, propagate
 from rankbench.measures.rounding import states_with_floors
+from rankbench.measures.states import per_length
 from rankbench.model.network import Network, Step, run, without
 from rankbench.model.transformer import MLP
 from rankbench.plots.bounds import draw_bounds
@@ -46,11 +47,11 @@ class Options(VariantOptions):
     variants: list[str] = key("Networks to measure: the model with parts left out.", choices=VARIANTS, nonempty=True)
 
 
-class Layer(NamedTuple):
-    """What the bounds need to know of one layer, log10; a number for each sequence where norms have their say.
+class LayerConstants(NamedTuple):
+    """The constants of one layer in the bounds, log10; one for each sequence where it depends on the scales of norms.
 
-    beta is the layer's largest over heads, coefficient that of the cubed residual; lam: lambda of all that follows the
-    attention's sum, in the (1,inf) sense, lam_inf its inf-norm half without norms. scores_H = ||W_QK,h||_max and
+    beta: the largest over heads. coefficient: that of the cubed residual. lam: lambda of all that follows the
+    attention's sum, in the (1,inf) sense; lam_inf: its inf-norm half without norms. scores_H = ||W_QK,h||_max and
     values_H = ||W_h||_inf.
     """
 
@@ -104,17 +105,17 @@ def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Itera
     present_BN = network.present(inputs)
     steps_of_layers = [list(steps) for _, steps in groupby(run(network, inputs), key=lambda step: step.sublayer.layer)]
     measured, followed = _residuals(network, inputs, generator)
-    layers = [_layer(steps, present_BN) for steps in steps_of_layers]
-    residuals = [one["residual"] for one in measured]
-    for bound, source, covered, values_L in _bounds(network, layers, residuals, [one["diameter"] for one in measured]):
-        for number, (values_B, found) in enumerate(zip(values_L, measured, strict=True)):
-            seen_B = found["diameter" if bound == "diameter" else "residual"]
-            least_B = seen_B if bound == "diameter" else found["least"]
-            below_B = found["below_floor"]
+    layers = [_constants(steps, present_BN) for steps in steps_of_layers]
+    residuals, diameters = ([state[size] for state in measured] for size in ("residual", "diameter"))
+    for bound, source, covered, values_L in _bounds(network, layers, residuals, diameters):
+        for number, (values_B, state) in enumerate(zip(values_L, measured, strict=True)):
+            measured_B = state["diameter" if bound == "diameter" else "residual"]
+            least_B = measured_B if bound == "diameter" else state["least"]
+            below_B = state["below_floor"]
             row = {"bound": bound, "layer": number, "source": source, "covered": covered, "followed": followed}
-            row |= {"log10_bound": _mean(values_B), "log10_measured": np.nan if below_B.any() else _mean(seen_B)}
-            row |= _compared(values_B, seen_B, least_B, found["clear"])
-            row |= {"noise_floor": found["noise_floor"].mean(), "below_floor": below_B.mean(), "contractive": np.nan}
+            row |= {"log10_bound": _mean(values_B), "log10_measured": np.nan if below_B.any() else _mean(measured_B)}
+            row |= _compared(values_B, measured_B, least_B, state["clear"])
+            row |= {"noise_floor": state["noise_floor"].mean(), "below_floor": below_B.mean(), "contractive": np.nan}
             row |= {"log10_beta": np.nan, "log10_lambda": np.nan}
             if number:
                 layer = layers[number - 1]
@@ -132,28 +133,31 @@ def _mean(values_B: np.ndarray) -> float:
     return finite_B.mean() if len(finite_B) else np.nan
 
 
-def _compared(bound_B: np.ndarray, seen_B: np.ndarray, least_B: np.ndarray, clear_B: np.ndarray) -> dict[str, float]:
+def _compared(
+    bound_B: np.ndarray, measured_B: np.ndarray, least_B: np.ndarray, clear_B: np.ndarray
+) -> dict[str, float]:
+    """How the bound compares with the sequences that are clear of the noise floor."""
     compared = {"compared": clear_B.sum()}
     if not clear_B.any():
         return compared | dict.fromkeys(("slack", "slack_min", "holds", "refuted"), np.nan)
-    bound_B, seen_B, least_B = (values_B[clear_B] for values_B in (bound_B, seen_B, least_B))
-    slack_B, sure_B = bound_B - seen_B, bound_B - least_B
-    # of log10: measured and bound agree to more digits than that where they are equal
+    bound_B, measured_B, least_B = (values_B[clear_B] for values_B in (bound_B, measured_B, least_B))
+    slack_B, sure_B = bound_B - measured_B, bound_B - least_B
+    # Of log10. Where measured and bound are equal they agree to more digits than that.
     rounding_B = 1e-9 * np.maximum(1, np.abs(bound_B))
     shares = {"holds": (slack_B >= -rounding_B).mean(), "refuted": (sure_B < -rounding_B).mean()}
     return compared | {"slack": slack_B.mean(), "slack_min": slack_B.min()} | shares
 
 
 def _bounds(
-    network: Network, layers: list[Layer], residuals: list[np.ndarray], diameters: list[np.ndarray]
+    network: Network, layers: list[LayerConstants], residuals: list[np.ndarray], diameters: list[np.ndarray]
 ) -> Iterator[tuple[str, str, bool, list[np.ndarray]]]:
-    """(bound, source, covered, values by layer) of every bound that there is for this network."""
+    """(bound, source, covered, values by layer) of every bound on this network."""
     skips, mlps, norms = network.has_skips, network.has_mlps, network.has_norms
     first_attention = network.attentions[0]
     masked = first_attention.mask != "none"
     plain = not norms and not masked
     heads, width = first_attention.heads, first_attention.head_width
-    beta, lam = max(one.beta for one in layers), max(one.lam_B[0] for one in layers)
+    beta, lam = max(layer.beta for layer in layers), max(layer.lam_B[0] for layer in layers)
     depths = range(network.num_layers + 1)
     first = residuals[0]
     if plain and not skips and mlps:
@@ -163,12 +167,8 @@ def _bounds(
         closed = [dong_theory.thm_2_3(beta, heads, width, depth, first) for depth in depths]
         yield "theorem", "Theorem 2.2" if heads == 1 else "Theorem 2.3", True, closed
     elif plain and not mlps and network.sublayers[0].skip == 1:
-        yield (
-            "theorem",
-            "Corollary 3.1",
-            True,
-            [dong_theory.cor_3_1(beta, heads, width, depth, first) for depth in depths],
-        )
+        closed = [dong_theory.cor_3_1(beta, heads, width, depth, first) for depth in depths]
+        yield "theorem", "Corollary 3.1", True, closed
     source = "lemmas of app. A" if not norms else "norms as right multiplications, sec. 3.3"
     covered = plain and not (skips and mlps)
     recursion, single = [first], [first]
@@ -180,15 +180,17 @@ def _bounds(
     yield "layer", source, covered, single
     if not norms:
         proved = [diameters[0]]
-        for one in layers:
-            values = (one.scores_H, one.values_H, width, one.skip, one.lam_inf, masked)
-            proved.append(dong_theory.diameter_layer(proved[-1], *values))
+        for layer in layers:
+            constants = (layer.scores_H, layer.values_H, width, layer.skip, layer.lam_inf, masked)
+            proved.append(dong_theory.diameter_layer(proved[-1], *constants))
         yield "diameter", "rankbench, proved", True, proved
 
 
-def _layer(steps: list[Step], present_BN: Tensor | None) -> Layer:
-    """From what the sub-layers of a layer did. temperature and the branch's factor count as parts of W_QK and of W_h
-    and the MLP."""
+def _constants(steps: list[Step], present_BN: Tensor | None) -> LayerConstants:
+    """From the steps of a layer's sub-layers.
+
+    The temperature counts as a part of W_QK, the branch's factor as a part of W_h and of the MLP.
+    """
     first, attention = steps[0].sublayer, steps[0].sublayer.part
     maps = attention.maps_as_applied()
     scores_HDD = maps.w_q_HDK @ maps.w_k_HDK.mT / attention.temperature
@@ -200,16 +202,16 @@ def _layer(steps: list[Step], present_BN: Tensor | None) -> Layer:
     lam_2B = first.after(torch.ones_like(gains[0]), lambda x: x * gains[0])
     lam_inf = torch.ones((), dtype=torch.float64)
     for step, gain_2B in zip(steps[1:], gains[1:], strict=True):
-        its, stretch_2 = step.sublayer, mlp_stretch(step.sublayer.part)
-        lam_inf = abs(its.skip) + abs(its.branch) * stretch_2[1]
-        lam_2B = its.apply(
+        sublayer, stretch_2 = step.sublayer, mlp_stretch(step.sublayer.part)
+        lam_inf = abs(sublayer.skip) + abs(sublayer.branch) * stretch_2[1]
+        lam_2B = sublayer.apply(
             lam_2B,
             part=lambda x, by=stretch_2[:, None]: by * x,
             norm=lambda x, by=gain_2B: by * x,
             add=lambda a, x, b, y: abs(a) * x + abs(b) * y,
         )
     coefficient = dong_theory.attention_coefficient(beta, attention.heads, attention.head_width)
-    return Layer(
+    return LayerConstants(
         beta=float(beta),
         coefficient_B=coefficient + 3 * _log10(before_2B.prod(0).sqrt()),
         skip=first.skip,
@@ -249,7 +251,7 @@ def _norm_gains(step: Step, present_BN: Tensor | None) -> Tensor:
 def _residuals(
     network: Network, inputs: Tensor, generator: torch.Generator
 ) -> tuple[list[dict[str, np.ndarray]], bool]:
-    """`_measured` of the embedding and of what leaves each layer; whether in residual coordinates."""
+    """`_measured` of the embedding and of each layer's output; whether in residual coordinates."""
     lengths_B = network.lengths(inputs)
     try:
         check(network)
@@ -260,27 +262,27 @@ def _residuals(
 
 
 def _sizes(x_BND: Tensor) -> dict[str, Tensor]:
-    """The residual, what it is at least for any x, and the diameter."""
+    """The residual, a lower bound of it for any x, and the diameter."""
     diameter_B = torch.cdist(x_BND, x_BND, p=1).amax((1, 2))
-    # the median is the best x for the 1-norm; of the inf-norm no x leaves less than half the diameter
-    least_B = one_norm(residual_matrix(x_BND, "l1")).sqrt() * (diameter_B / 2).sqrt()
+    # The median is the best x for the 1-norm. In the inf-norm no x leaves less than half the diameter.
+    least_B = one_norm(residual_from_median(x_BND)).sqrt() * (diameter_B / 2).sqrt()
     return {"residual": composite_norm(residual_matrix(x_BND)), "least": least_B, "diameter": diameter_B}
 
 
 def _followed(state: State, lengths_B: Tensor | None) -> dict[str, np.ndarray]:
-    """log10 of the sizes, -inf for equal tokens; all are clear but these. No rounding hides any: noise_floor is nan."""
+    """log10 of the sizes, -inf for equal tokens. Rounding hides none: all others are clear, noise_floor is nan."""
     unit_BND, log10_scale_B = state.unit_BND, (state.log_scale_B / dong_theory.LN10).cpu().numpy()
-    sizes = _sizes(unit_BND) if lengths_B is None else per_length(_sizes, unit_BND, lengths_B)
+    sizes = per_length(_sizes, unit_BND, lengths_B)
     differ_B = log10_scale_B > -np.inf
     logs = {name: np.where(differ_B, _log10(size_B) + log10_scale_B, -np.inf) for name, size_B in sizes.items()}
-    nowhere = {"below_floor": np.zeros_like(differ_B), "noise_floor": np.full(len(differ_B), np.nan)}
-    return logs | {"clear": differ_B} | nowhere
+    floors = {"below_floor": np.zeros_like(differ_B), "noise_floor": np.full(len(differ_B), np.nan)}
+    return logs | {"clear": differ_B} | floors
 
 
 def _measured(x_BND: Tensor, floor_B: Tensor, lengths_B: Tensor | None) -> dict[str, np.ndarray]:
-    """log10 of the sizes, none below the noise floor; where the residual is clear of that floor, where it is below,
-    and the floor itself (units of X)."""
-    sizes = _sizes(x_BND) if lengths_B is None else per_length(_sizes, x_BND, lengths_B)
+    """log10 of the sizes, raised to the noise floor where they are below it. clear and below_floor: where the residual
+    is; noise_floor: the floor in units of X."""
+    sizes = per_length(_sizes, x_BND, lengths_B)
     marks = {"clear": sizes["residual"] > CLEAR * floor_B, "below_floor": sizes["residual"] <= floor_B}
     logs = {name: _log10(size_B.maximum(floor_B)) for name, size_B in sizes.items()}
     return logs | {name: mark_B.cpu().numpy() for name, mark_B in (marks | {"noise_floor": floor_B}).items()}
@@ -292,25 +294,25 @@ def _log10(value: Tensor) -> np.ndarray:
 
 
 def digest(table: pd.DataFrame) -> str:
-    """Bounds beside the measured residual by layer, mean over seeds, and whether they hold, for a terminal."""
+    """Bounds and the measured residual by layer, mean over seeds, and whether the bounds hold, for a terminal."""
     axes = ["weights", "variant", "bound"]
     last = table[table.layer == table.layer.max()]
-    seen = table[table.bound == "layer"].assign(bound="measured", log10_bound=lambda rows: rows.log10_measured)
-    mean = pd.concat([seen, table]).pivot_table("log10_bound", axes, "layer", "mean", sort=False)
-    shown = thinned(mean.sort_index(level=axes[:2], sort_remaining=False)).map("{:.4g}".format)
-    behind = table[table.layer > 0].groupby(axes, sort=False)
-    worst = behind[["slack_min", "holds"]].min().round(3)
+    measured = table[table.bound == "layer"].assign(bound="measured", log10_bound=lambda rows: rows.log10_measured)
+    mean = pd.concat([measured, table]).pivot_table("log10_bound", axes, "layer", "mean", sort=False)
+    by_layer = thinned(mean.sort_index(level=axes[:2], sort_remaining=False)).map("{:.4g}".format)
+    of_layers = table[table.layer > 0].groupby(axes, sort=False)
+    worst = of_layers[["slack_min", "holds"]].min().round(3)
     worst["layers"] = table[(table.layer > 0) & (table.compared > 0)].groupby(axes, sort=False).layer.nunique()
-    worst["of"] = behind.layer.nunique()
+    worst["of"] = of_layers.layer.nunique()
     return (
-        f"log10 of bounds and residual by layer (mean of {last.seed.nunique()} seeds)\n{shown.to_string()}\n"
+        f"log10 of bounds and residual by layer (mean of {last.seed.nunique()} seeds)\n{by_layer.to_string()}\n"
         "smallest slack in decades, and share of sequences where the bound holds (worst layer), over how many layers "
         f"of the network\n{worst.to_string()}"
     )
 
 
 def check_plan(plan: Plan, _: Options) -> None:
-    """ConfigError for an attention that the bounds are not about."""
+    """Raise ConfigError for an attention that the bounds do not cover."""
     _check_attention(plan.model)
 
 

@@ -18,7 +18,7 @@ from rankbench.analyses.residual import learned
 from rankbench.analyses.variants import VARIANTS
 from rankbench.analyses.variants import VariantOptions as Options
 from rankbench.keys import ConfigError
-from rankbench.measures.metrics import per_length, residual
+from rankbench.measures.norms import composite_norm, residual_matrix
 from rankbench.measures.residual_coordinates import (
     check,
     log_lemma_constant,
@@ -28,6 +28,7 @@ from rankbench.measures.residual_coordinates import (
     propagate,
 )
 from rankbench.measures.rounding import states_with_floors
+from rankbench.measures.states import check_floats, value_per_length
 from rankbench.model.network import Network, without
 from rankbench.plots.collapse import draw_collapse
 from rankbench.runs.tables import thinned
@@ -81,13 +82,13 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         raise next(iter(refused.values()))
     for variant, error in refused.items():
         log.warning("%s is left out: %s", variant, error)
-    found = pd.DataFrame(rows)
-    worst = found.disagreement.max()
+    whole = pd.DataFrame(rows)
+    worst = whole.disagreement.max()
     log.info("%s seed %d: propagated and measured log10 residuals differ by %.1e", subject.run, subject.seed, worst)
     if worst > AGREEMENT:
         log.warning("that is more than rounding explains (%.0e)", AGREEMENT)
-    without_number = [name for name in BOUNDS if found[name].isna().all()]
-    return found.drop(columns=without_number).assign(**learned(subject))
+    without_number = [name for name in BOUNDS if whole[name].isna().all()]
+    return whole.drop(columns=without_number).assign(**learned(subject))
 
 
 def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[dict]:
@@ -100,7 +101,7 @@ def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Itera
         residual_B, floor_B = measured[layer]
         differ_B = log_B > -math.inf
         log_measured_B = residual_B.log10()
-        # equal tokens may well measure rounding, and are no disagreement
+        # The residual that equal tokens measure is rounding, and no disagreement.
         clear_B = differ_B & (residual_B > ABOVE_FLOOR * floor_B)
         below_B = (residual_B <= floor_B)[differ_B]
         is_zero_B = state.log_mean_B <= error_B
@@ -134,31 +135,31 @@ def _measured(network: Network, inputs: Tensor, generator: torch.Generator) -> l
     lengths_B = network.lengths(inputs)
 
     def residual_B(x_BND: Tensor) -> Tensor:
-        if lengths_B is None:
-            return residual(x_BND)
-        return per_length(lambda part: {"": residual(part)}, x_BND, lengths_B)[""]
+        check_floats("x_BND", x_BND, ("B", "N", "D"))
+        return composite_norm(residual_matrix(x_BND))
 
-    return [(residual_B(x_BND), floor_B) for x_BND, floor_B in states_with_floors(network, inputs, generator)]
+    states = states_with_floors(network, inputs, generator)
+    return [(value_per_length(residual_B, x_BND, lengths_B), floor_B) for x_BND, floor_B in states]
 
 
 def _bounds(network: Network, logs_B: list[Tensor]) -> list[dict[str, float]]:
     """log10_contraction and log10_bound of each layer from 0 on, as in `table`."""
-    nowhere = dict.fromkeys(BOUNDS, float("nan"))
+    empty = dict.fromkeys(BOUNDS, float("nan"))
     masked = any(attention.mask != "none" for attention in network.attentions)
     if network.has_skips or network.has_mlps or network.has_norms or masked:
-        return [nowhere] * len(logs_B)
+        return [empty] * len(logs_B)
     differ_B = logs_B[0] > -math.inf
-    found, bound_B = [nowhere], None
-    for its, log_B in zip(network.sublayers, logs_B, strict=False):  # what enters each layer
-        constant = log_lemma_constant(its) / LN10
+    rows, bound_B = [empty], None
+    for sublayer, log_B in zip(network.sublayers, logs_B, strict=False):  # log_B: of the state that enters it
+        constant = log_lemma_constant(sublayer) / LN10
         contraction_B = (constant + 2 * log_B)[differ_B]
         if bound_B is None and (contraction_B < 0).all():
             bound_B = log_B[differ_B]
         if bound_B is not None:
             bound_B = constant + 3 * bound_B
         bound = float("nan") if bound_B is None else bound_B.mean().item()
-        found.append({"log10_contraction": contraction_B.mean().item(), "log10_bound": bound})
-    return found
+        rows.append({"log10_contraction": contraction_B.mean().item(), "log10_bound": bound})
+    return rows
 
 
 def digest(table: pd.DataFrame) -> str:
@@ -166,10 +167,10 @@ def digest(table: pd.DataFrame) -> str:
     axes = ["weights", "variant"]
     mean = table.pivot_table("log10_residual", axes, "layer", "mean", sort=False)
     last = table[table.layer == table.layer.max()].groupby(axes, sort=False).growth_exponent.mean()
-    shown = thinned(mean).map("{:.4g}".format).assign(exponent=last.map("{:.3f}".format))
+    by_layer = thinned(mean).map("{:.4g}".format).assign(exponent=last.map("{:.3f}".format))
     return (
         f"log10 residual by layer, last growth exponent (3: cubed, 1: constant); mean of {table.seed.nunique()} seeds"
-        f"\n{shown.to_string()}\nlargest disagreement with a plain forward pass: {table.disagreement.max():.1e}"
+        f"\n{by_layer.to_string()}\nlargest disagreement with a plain forward pass: {table.disagreement.max():.1e}"
     )
 
 

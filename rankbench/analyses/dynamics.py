@@ -6,8 +6,9 @@ import pandas as pd
 
 from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
+from rankbench.measures.attention_matrices import ATTENTION_FLOORS, ATTENTION_METRICS
 from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS
-from rankbench.measures.metrics import ATTENTION_FLOORS, ATTENTION_METRICS, STATE_FLOORS, STATE_METRICS
+from rankbench.measures.states import STATE_FLOORS, STATE_METRICS
 from rankbench.plots.dynamics import draw_dynamics
 
 METRICS = (*STATE_METRICS, *ATTENTION_METRICS, *HEAD_METRICS, *LIPSCHITZ_METRICS)

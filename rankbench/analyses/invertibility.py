@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Plan, Subject
-from rankbench.analyses.lipschitz import contracted, fresh
+from rankbench.analyses.lipschitz import contracted
 from rankbench.keys import ConfigError, key
-from rankbench.measures.lipschitz import attend, invert
+from rankbench.measures.attention_layer import attend, fresh_layer
 from rankbench.measures.lipschitz_of_networks import COVERED
 from rankbench.model.network import Network, Sublayer, run
 from rankbench.plots.invertibility import draw_invertibility
@@ -87,19 +87,19 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         for attention, tokens, width in product(options.attentions, options.tokens, options.widths):
             # every kind of attention is asked at the same inputs
             generator = generator_for(subject.seed, "invertibility", 1)
-            layer = fresh(attention, width, options.heads, options.gain, generator, options.tied)
+            kind = attention.removeprefix("contractive_")
+            layer = fresh_layer(kind, width, options.heads, options.gain, generator, tied=options.tied)
             layer = contracted(layer, attention, tokens)
-            place = {"weights": "fresh", "part": "attention", "layer": 0, "attention": attention}
-            parts += _of_layer(lambda x_BND, at=layer: attend(at, x_BND), tokens, width, subject.seed, options, place)
+            axes = {"weights": "fresh", "part": "attention", "layer": 0, "attention": attention}
+            parts += _of_layer(functools.partial(attend, layer), tokens, width, subject.seed, options, axes)
     else:
         for weights, given in subject.models.items():
             model = copy.deepcopy(given).double()
             for number, attention in enumerate(model.attentions, 1):
-                place = {"weights": weights, "part": "attention", "layer": number, "attention": attention.score_name}
+                axes = {"weights": weights, "part": "attention", "layer": number, "attention": attention.score_name}
+                device = model.read_out.weight.device
                 for tokens in options.tokens:
-                    parts += _of_layer(
-                        attention, tokens, model.width, subject.seed, options, place, model.read_out.weight.device
-                    )
+                    parts += _of_layer(attention, tokens, model.width, subject.seed, options, axes, device)
             if options.network:
                 parts.append(pd.DataFrame(_rows_of_network(model, subject, options)).assign(weights=weights))
     return pd.concat(parts, ignore_index=True)[COLUMNS].assign(**subject.how_trained)
@@ -111,7 +111,7 @@ def _of_layer(
     width: int,
     seed: int,
     options: Options,
-    place: dict,
+    axes: dict,
     device: torch.device | str = "cpu",
 ) -> Iterator[pd.DataFrame]:
     for low, high in options.ranges:
@@ -121,14 +121,25 @@ def _of_layer(
             def scaled(x: Tensor, c: float = coefficient) -> Tensor:
                 return c * function(x)
 
-            found = invert(scaled, x_BND + scaled(x_BND), options.iterations)
-            rows = pd.DataFrame([_errors(one, x_BND) for one in found]).assign(iteration=range(len(found)))
-            where = {"tokens": tokens, "width": width, "inputs": f"{low:g}..{high:g}", "coefficient": coefficient}
-            yield rows.assign(**place, **where)
+            iterates = invert(scaled, x_BND + scaled(x_BND), options.iterations)
+            rows = pd.DataFrame([_errors(iterate_BND, x_BND) for iterate_BND in iterates])
+            of_input = {"tokens": tokens, "width": width, "inputs": f"{low:g}..{high:g}", "coefficient": coefficient}
+            yield rows.assign(iteration=range(len(rows)), **axes, **of_input)
 
 
-def _errors(found_BND: Tensor, x_BND: Tensor) -> dict[str, float]:
-    error_B = (found_BND - x_BND).abs().flatten(1).amax(1)
+def invert(function: Callable[[Tensor], Tensor], y: Tensor, iterations: int) -> list[Tensor]:
+    """Iterates of the fixed point of x = y - f(x), from x = y: the inverse of g(x) = x + f(x) where f is a contraction.
+
+    Kim et al., sec. 4.1 (Behrmann et al. 2019). Returns iterations + 1 tensors, the first is y itself.
+    """
+    iterates = [y]
+    for _ in range(iterations):
+        iterates.append(y - function(iterates[-1]))
+    return iterates
+
+
+def _errors(iterate_BND: Tensor, x_BND: Tensor) -> dict[str, float]:
+    error_B = (iterate_BND - x_BND).abs().flatten(1).amax(1)
     largest = error_B.max().item()
     return {
         "error": largest,
@@ -150,11 +161,11 @@ def _rows_of_network(network: Network, subject: Subject, options: Options) -> It
         x_BND = invert(branch, x_BND / sublayer.skip, options.iterations)[-1]
         if sublayer.kind != "attention":
             continue
-        where = {"part": "network", "layer": sublayer.layer, "attention": sublayer.part.score_name}
-        where |= {"tokens": x_BND.shape[1], "width": network.width, "inputs": "test", "coefficient": 1.0}
-        wanted_BND = step.input_BND
-        found_BND = x_BND if present_BN is None else x_BND.where(present_BN[..., None], wanted_BND)
-        yield where | {"iteration": options.iterations} | _errors(found_BND, wanted_BND)
+        axes = {"part": "network", "layer": sublayer.layer, "attention": sublayer.part.score_name}
+        axes |= {"tokens": x_BND.shape[1], "width": network.width, "inputs": "test", "coefficient": 1.0}
+        # Absent tokens count as inverted.
+        inverse_BND = x_BND if present_BN is None else x_BND.where(present_BN[..., None], step.input_BND)
+        yield axes | {"iteration": options.iterations} | _errors(inverse_BND, step.input_BND)
 
 
 def _branch_over_skip(sublayer: Sublayer, present_BN: Tensor | None, x_BND: Tensor) -> Tensor:
@@ -175,8 +186,8 @@ def digest(table: pd.DataFrame) -> str:
     ]
     network = table[table.part == "network"]
     if len(network):
-        found = network.groupby(["weights", "layer"], sort=False).relative_error.max().map("{:.1e}".format)
-        lines += ["relative error of the whole network's inverse, at the input of each layer", found.to_string()]
+        errors = network.groupby(["weights", "layer"], sort=False).relative_error.max().map("{:.1e}".format)
+        lines += ["relative error of the whole network's inverse, at the input of each layer", errors.to_string()]
     return "\n".join(lines)
 
 

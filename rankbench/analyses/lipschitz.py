@@ -1,6 +1,6 @@
 """Lipschitz constants of a layer, of blocks, of a network: bounds, certificates at data, what is measured.
 
-Kim et al. 2021, Figs. 2, 7 and 8; formulas in rankbench.measures.lipschitz. Every number here is float64.
+Kim et al. 2021, Figs. 2, 7 and 8; formulas in rankbench.measures.lipschitz_bounds. Every number here is float64.
 
 Shapes: B sequence, N token, D width, H head, K head width.
 """
@@ -17,8 +17,9 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.keys import ConfigError, key
-from rankbench.measures import lipschitz
-from rankbench.measures.lipschitz import Layer
+from rankbench.measures import lipschitz_bounds
+from rankbench.measures.attention_layer import AttentionLayer, fresh_layer
+from rankbench.measures.jacobian_ascent import ascend, jacobian_norm, random_starts
 from rankbench.measures.lipschitz_of_networks import (
     COVERED,
     attention_bound,
@@ -81,87 +82,86 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     weight. kind: what `value` is to the Lipschitz constant: exact; bound, never below it; lower_bound, never above it;
     estimate, neither. Quantities:
 
-    theorem: Kim et al., Theorem 3.2 as proved, of cosine attention rankbench.measures.lipschitz.cosine_bound (inf: not
-    Lipschitz, or none known); of blocks and networks the product of the parts' constants (Lemma 2.1). theorem_printed:
-    p = 2 as printed, an estimate. one_dimension: rankbench's own for one head of width 1. ball, ball_castin:
-    dot-product attention with tokens within `radius`, alone. jacobian: the largest ||J||_p at the test sequences.
-    local: the largest certificate there, a bound on jacobian (not on other inputs). ascent, ascent_mirrored: the
-    largest ||J||_p found. spectral_norm: of a weight, by SVD.
+    theorem: Kim et al., Theorem 3.2 as proved, of cosine attention rankbench.measures.lipschitz_bounds.cosine_bound
+    (inf: not Lipschitz, or none known); of blocks and networks the product of the parts' constants (Lemma 2.1).
+    theorem_printed: p = 2 as printed, an estimate. one_dimension: rankbench's own for one head of width 1. ball,
+    ball_castin: dot-product attention while all tokens are within `radius`. jacobian: the largest ||J||_p at the test
+    sequences. local: the largest certificate there, a bound on jacobian (not on other inputs). ascent, ascent_mirrored:
+    the largest ||J||_p of the ascent so far. spectral_norm: of a weight, by SVD.
     """
     if options.layer is None:
         rows = list(_rows_of_subject(subject, options))
     else:
         generator = generator_for(subject.seed, "lipschitz")
-        layer = fresh(options.layer, options.width, options.heads, options.gain, generator, options.tied)
+        kind = options.layer.removeprefix("contractive_")
+        layer = fresh_layer(kind, options.width, options.heads, options.gain, generator, tied=options.tied)
         rows = []
         for num_tokens in options.tokens:
             seen_NM = visible_keys(options.mask, None, num_tokens)
-            here = contracted(layer._replace(seen_NM=seen_NM), options.layer, num_tokens)
-            place = {"weights": "fresh", "part": "attention", "layer": 0}
-            place |= {"attention": options.layer, "tokens": num_tokens}
-            bounds = {norm: theorem(here, num_tokens, norm) for norm in options.norms}
-            rows += [place | row for row in _constants(here, num_tokens, options, bounds)]
-            rows += [place | row for row in _ascents(here, num_tokens, options, generator)]
+            masked = contracted(layer._replace(seen_NM=seen_NM), options.layer, num_tokens)
+            axes = {"weights": "fresh", "part": "attention", "layer": 0}
+            axes |= {"attention": options.layer, "tokens": num_tokens}
+            bounds = {norm: theorem(masked, num_tokens, norm) for norm in options.norms}
+            rows += [axes | row for row in _constants(masked, num_tokens, options, bounds)]
+            rows += [axes | row for row in _ascents(masked, num_tokens, options, generator)]
     return pd.DataFrame(rows, columns=COLUMNS).fillna({"start": 0, "step": 0}).astype({"start": int, "step": int})
 
 
-def fresh(
-    kind: str, width: int, heads: int, gain: float | None, generator: torch.Generator, tied: bool = True
-) -> Layer:
-    """A layer of its own with weights uniform in +-gain/sqrt(width), or the identity."""
-    limits = None if gain is None else dict.fromkeys("qkvo", gain * width**-0.5)
-    return lipschitz.fresh_layer("dot" if kind == "dot" else "l2", width, heads, limits, generator, tied=tied)
-
-
-def contracted(layer: Layer, kind: str, num_tokens: int) -> Layer:
-    """For contractive_l2 the layer over its bound for p = inf, else as it is."""
+def contracted(layer: AttentionLayer, kind: str, num_tokens: int) -> AttentionLayer:
+    """For contractive_l2 the layer divided by its bound for p = inf; for other kinds the layer as it is."""
     if kind != "contractive_l2":
         return layer
-    return layer._replace(divisor=lipschitz.theorem_inf(layer._replace(divisor=1.0), num_tokens))
+    return layer._replace(divisor=lipschitz_bounds.theorem_inf(layer._replace(divisor=1.0), num_tokens))
 
 
 def _row(norm: str, quantity: str, kind: str, value: float) -> dict:
     return {"p": float(norm), "quantity": quantity, "kind": kind, "value": value}
 
 
-def _constants(layer: Layer | None, num_tokens: int, options: Options, bounds: dict[str, float]) -> Iterator[dict]:
-    """What is known of a layer from its weights alone; bounds: by norm."""
+def _constants(
+    layer: AttentionLayer | None, num_tokens: int, options: Options, bounds: dict[str, float]
+) -> Iterator[dict]:
+    """Rows of the constants that the weights of a layer give; bounds: those of the theorem, by norm."""
     for norm in options.norms:
         yield _row(norm, "theorem", "bound", bounds[norm])
         if layer is None or not np.isfinite(bounds[norm]):
             continue
         if norm == "2":
-            printed = lipschitz.theorem_2(layer, num_tokens, printed=True)
+            printed = lipschitz_bounds.theorem_2(layer, num_tokens, printed=True)
             yield _row(norm, "theorem_printed", "estimate", printed)
-        if layer.w_q_HDK.shape[0] == layer.w_q_HDK.shape[-1] == 1:
+        if layer.maps.w_q_HDK.shape[0] == layer.maps.w_q_HDK.shape[-1] == 1:
             if norm == "inf":
                 most = num_tokens if layer.seen_NM is None else int(layer.seen_NM.sum(-1).max())
-                value = lipschitz.one_dimension_inf(layer, num_tokens)
+                value = lipschitz_bounds.one_dimension_inf(layer, num_tokens)
                 yield _row(norm, "one_dimension", "exact" if most % 2 else "bound", value)
             elif layer.seen_NM is None:
-                yield _row(norm, "one_dimension", "bound", lipschitz.one_dimension_2(layer, num_tokens))
-    if layer is not None and layer.kind == "dot" and layer.seen_NM is None and "2" in options.norms:
-        plain = layer._replace(b_q_HK=None, b_k_HK=None)
-        if all(b is None or not b.any() for b in (layer.b_q_HK, layer.b_k_HK)):
-            for quantity, castin in (("ball", False), ("ball_castin", True)):
-                value = lipschitz.dot_ball_2(plain, num_tokens, options.radius, castin=castin)
-                yield _row("2", quantity, "bound", value)
+                yield _row(norm, "one_dimension", "bound", lipschitz_bounds.one_dimension_2(layer, num_tokens))
+    if (
+        layer is None
+        or layer.kind != "dot"
+        or layer.seen_NM is not None
+        or layer.has_biases
+        or "2" not in options.norms
+    ):
+        return
+    for quantity, castin in (("ball", False), ("ball_castin", True)):
+        value = lipschitz_bounds.dot_ball_2(layer, num_tokens, options.radius, castin=castin)
+        yield _row("2", quantity, "bound", value)
 
 
-def _ascents(layer: Layer, num_tokens: int, options: Options, generator: torch.Generator) -> Iterator[dict]:
+def _ascents(layer: AttentionLayer, num_tokens: int, options: Options, generator: torch.Generator) -> Iterator[dict]:
     if not options.starts:
         return
-    width = layer.w_q_HDK.shape[1]
-    starts_BND = lipschitz.random_starts(options.starts, num_tokens, width, options.start_range, generator)
-    starts_BND = starts_BND.to(layer.w_q_HDK.device)
+    w_q_HDK = layer.maps.w_q_HDK
+    starts_BND = random_starts(options.starts, num_tokens, w_q_HDK.shape[1], options.start_range, generator)
+    starts_BND = starts_BND.to(w_q_HDK.device)
+    every = options.record_every or options.steps
     for norm in options.norms:
-        for quantity, mirror in (("ascent", False), ("ascent_mirrored", True))[
-            : 1 + (options.mirror and norm == "inf")
-        ]:
-            every = options.record_every or options.steps
-            found = lipschitz.ascend(layer, starts_BND, norm, options.steps, options.lr, every, mirror=mirror)
-            best_B = found.values_TB[-1].argsort(descending=True)[: options.keep]
-            for step, values_B in zip(found.steps_T, found.values_TB[:, best_B].tolist(), strict=True):
+        for mirror in (False, True) if options.mirror and norm == "inf" else (False,):
+            quantity = "ascent_mirrored" if mirror else "ascent"
+            ascent = ascend(layer, starts_BND, norm, options.steps, options.lr, every, mirror=mirror)
+            best_B = ascent.values_TB[-1].argsort(descending=True)[: options.keep]
+            for step, values_B in zip(ascent.steps_T, ascent.values_TB[:, best_B].tolist(), strict=True):
                 if step == 0 and options.record_every is None:
                     continue
                 for start, value in enumerate(values_B, 1):
@@ -198,7 +198,7 @@ def _rows_of_parts(network: Network, num_tokens: int, options: Options) -> Itera
     for number, sublayers in enumerate(network.layers, 1):
         for sublayer in sublayers:
             for name, weight in matrices(sublayer).items():
-                row = _row("2", "spectral_norm", "exact", lipschitz.linear_norm(weight, "2"))
+                row = _row("2", "spectral_norm", "exact", lipschitz_bounds.linear_norm(weight, "2"))
                 yield _at(name, number) | row
         attention = sublayers[0].part
         bounds = {norm: attention_bound(attention, num_tokens, norm) for norm in options.norms}
@@ -217,7 +217,7 @@ def _rows_of_parts(network: Network, num_tokens: int, options: Options) -> Itera
 def _layer_bound(
     sublayers: list[Sublayer], p: str, of_attention: float, scales: dict[str, float] | None = None
 ) -> float:
-    """Bound on a layer's constant from its attention's; scales: the largest scale of the norm of each sub-layer."""
+    """Bound on a layer's constant from that of its attention; scales: the largest scale of each sub-layer's norm."""
     product = 1.0
     for sublayer in sublayers:
         of_part = of_attention if sublayer.kind == "attention" else mlp_bound(sublayer.part, p)
@@ -247,12 +247,12 @@ def _rows_at_data(network: Network, inputs: Tensor, options: Options) -> Iterato
             maps = (("attention", first.f, read_1ND), ("block", functools.partial(_through, sublayers), x_1ND))
             for norm in options.norms:
                 for part, function, at in maps:
-                    value = lipschitz.jacobian_norm(_of_one_sequence(function), at[0], norm)
+                    value = jacobian_norm(_of_one_sequence(function), at[0], norm)
                     keep(part, layer, norm, "jacobian", "lower_bound", value)
             formulas = layer_of(first.part, len(sequence))
             local_network = None if formulas is None else local_network
             if "2" in options.norms and formulas is not None:
-                local = lipschitz.local_2(formulas, read_1ND).item()
+                local = lipschitz_bounds.local_2(formulas, read_1ND).item()
                 keep("attention", layer, "2", "local", "bound", local)
                 scales = {kind: _largest_scale(step.scale_BN1) for kind, step in of_layer.items()}
                 local = _layer_bound(sublayers, "2", local, scales)
@@ -260,7 +260,7 @@ def _rows_at_data(network: Network, inputs: Tensor, options: Options) -> Iterato
                 local_network = None if local_network is None else local_network * local
         whole = _of_one_sequence(lambda x_1ND: network.finish(_through(network.sublayers, x_1ND)))
         for norm in options.norms:
-            value = lipschitz.jacobian_norm(whole, steps[0].input_BND[0], norm)
+            value = jacobian_norm(whole, steps[0].input_BND[0], norm)
             keep("network", 0, norm, "jacobian", "lower_bound", value)
         if "2" in options.norms and local_network is not None:
             if network.last_norm is not None:
@@ -272,7 +272,7 @@ def _rows_at_data(network: Network, inputs: Tensor, options: Options) -> Iterato
 
 
 def _largest_scale(scale_BN1: Tensor | None) -> float:
-    """1 where there is no norm, which then has no say."""
+    """1 where there is no norm."""
     return 1.0 if scale_BN1 is None else scale_BN1.max().item()
 
 
@@ -288,14 +288,14 @@ def _of_one_sequence(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor],
 
 
 def digest(table: pd.DataFrame) -> str:
-    """The quantities by where they are of, mean over seeds, for a terminal; of an ascent the best start at the end."""
-    told = table[(table.start <= 1) & (table.quantity != "spectral_norm")]
-    told = told[told.step == told.groupby(["quantity", "tokens"]).step.transform("max")]
+    """Each quantity, mean over seeds, for a terminal; of an ascent the best start at the end."""
+    last = table[(table.start <= 1) & (table.quantity != "spectral_norm")]
+    last = last[last.step == last.groupby(["quantity", "tokens"]).step.transform("max")]
     axes = ["weights", "part", "layer", "p"] if table.tokens.nunique() == 1 else ["attention", "p", "tokens"]
-    named = told.assign(what=told.quantity + " (" + told.kind + ")")
+    named = last.assign(what=last.quantity + " (" + last.kind + ")")
     mean = named.pivot_table("value", axes, "what", "mean", sort=False)
-    shown = mean.map(lambda value: "" if pd.isna(value) else f"{value:.4g}")
-    return f"Lipschitz constants (mean of {table.seed.nunique()} seeds)\n{shown.to_string()}"
+    numbers = mean.map(lambda value: "" if pd.isna(value) else f"{value:.4g}")
+    return f"Lipschitz constants (mean of {table.seed.nunique()} seeds)\n{numbers.to_string()}"
 
 
 COLUMNS = ["weights", "part", "layer", "attention", "tokens", "p", "quantity", "kind", "start", "step", "value"]

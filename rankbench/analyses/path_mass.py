@@ -48,7 +48,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     inner product <d loss / d X_L, part> in nats per token: by how much the loss grows, to first order, if the part
     grows by 100 % (negative: the part lowers the loss); loss_without and accuracy_without, of X_L less the part, read
     out: what is left when these frozen paths are cut. For heads, means over sequences of its attention's ranks and
-    residual (rankbench.measures.metrics). Then the whole network's loss and accuracy, and that of the commonest class.
+    residual (rankbench.measures.attention_matrices). Then the whole network's loss and accuracy, and that of the
+    commonest class.
     """
     model = subject.model
     layers, heads, skip = model.path_choices

@@ -30,6 +30,7 @@ from rankbench.measures.paths import (
     sums_by_length,
     sums_of_groups,
 )
+from rankbench.measures.states import value_per_length
 from rankbench.model.transformer import Transformer
 from rankbench.plots.paths import draw_paths
 from rankbench.seeds import generator_for
@@ -72,7 +73,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     for scheme in options.schemes:
         rows += _exact_rows(subject, test, scheme, options)
         rows += _sampled_rows(subject, test, scheme, options)
-    outputs = torch.cat([subject.model(some) for some in test.inputs.split(1000)])
+    outputs = torch.cat([subject.model(chunk) for chunk in test.inputs.split(1000)])
     whole = score(outputs, test.targets)
     majority = majority_baselines(subject.train, test, subject.task.num_outputs)
     return pd.DataFrame(rows).assign(
@@ -86,8 +87,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 class Reading(NamedTuple):
-    """What is read out of sums of paths, for each group of them: the score of the read-out over all sequences, and
-    each sequence's Frobenius norm and relative residual (nan for 0 / 0: a sum without signal, as where all W_V = 0).
+    """Of each group's sum of paths: the score of its read-out over all sequences, and each sequence's Frobenius norm
+    and relative residual (nan for 0 / 0: a sum without signal, as where all W_V = 0).
     """
 
     score_G3: Tensor
@@ -96,7 +97,7 @@ class Reading(NamedTuple):
 
     @classmethod
     def of(cls, subject: Subject, sums_GBND: Tensor, batch: Batch, readout: str) -> "Reading":
-        """Of one batch; absent tokens are in no number."""
+        """The reading of one batch, without its absent tokens."""
         scores = [score(read_out(subject.model, sum_BND, readout), batch.targets) for sum_BND in sums_GBND]
         lengths_B, present_BN = subject.model.lengths(batch.inputs), subject.model.present(batch.inputs)
         residuals = [_relative_residual(sum_BND, lengths_B) for sum_BND in sums_GBND]
@@ -105,16 +106,16 @@ class Reading(NamedTuple):
 
     @classmethod
     def joined(cls, parts: list["Reading"]) -> "Reading":
-        """Of several batches as of one."""
+        """The reading of several batches together."""
         scores, *rest = zip(*parts, strict=True)
-        return cls(torch.stack(scores).sum(0), *(torch.cat(one, dim=1) for one in rest))
+        return cls(torch.stack(scores).sum(0), *(torch.cat(batches, dim=1) for batches in rest))
 
     def row(self, group: int) -> dict[str, float]:
         """Accuracy, loss and relative residual of one group's sum, and for how many sequences the last is undefined."""
-        found = Score(*self.score_G3[group])
+        of_group = Score(*self.score_G3[group])
         return {
-            "accuracy": found.accuracy.item(),
-            "loss": found.mean_loss.item(),
+            "accuracy": of_group.accuracy.item(),
+            "loss": of_group.mean_loss.item(),
             "relative_residual": self.residual_GB[group].nanmean().item(),
             "num_undefined": int(self.residual_GB[group].isnan().sum()),
         }
@@ -216,8 +217,8 @@ def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) 
 
 def _row(subject: Subject, scheme: str, selection: str, length: int) -> dict:
     layers, heads, skip = subject.model.path_choices
-    place = {"scheme": scheme, "selection": selection, "path_length": length}
-    return dict.fromkeys(COLUMNS) | place | {"path_share": length_share(layers, heads, length, skip)}
+    axes = {"scheme": scheme, "selection": selection, "path_length": length}
+    return dict.fromkeys(COLUMNS) | axes | {"path_share": length_share(layers, heads, length, skip)}
 
 
 @torch.no_grad()
@@ -273,10 +274,10 @@ def digest(table: pd.DataFrame) -> str:
     baselines = table[["whole_accuracy", "majority_accuracy", "position_majority_accuracy"]].mean()
     whole, majority, position = (f"{value:.3f}" for value in baselines)
     ceiling = table.get("ceiling_accuracy", pd.Series(dtype=float)).mean()
-    told = "" if pd.isna(ceiling) else f"; repeated tokens allow at most {ceiling:.3f}"
+    at_most = "" if pd.isna(ceiling) else f"; repeated tokens allow at most {ceiling:.3f}"
     return (
         f"accuracy by path length (mean of {table.seed.nunique()} seeds)\n{mean.round(3).to_string()}\n"
-        f"whole network {whole}, commonest class {majority}, commonest class of each position {position}{told}\n"
+        f"whole network {whole}, commonest class {majority}, commonest class of each position {position}{at_most}\n"
         f"largest remainder of the exact sums: {table.remainder.max():.1e}"
     )
 

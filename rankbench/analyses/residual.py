@@ -1,4 +1,4 @@
-"""Rank and collapse metrics, layer by layer (Dong et al. 2021, Fig. 2; formulas in rankbench.measures.metrics)."""
+"""Rank and collapse metrics, layer by layer (Dong et al. 2021, Fig. 2; formulas in rankbench.measures.states)."""
 
 import logging
 

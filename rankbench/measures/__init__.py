@@ -1,1 +1,1 @@
-"""Formulas, tensors in and numbers out: metrics, path sums, residual coordinates, Lipschitz constants, theorems."""
+"""Formulas, tensors in and numbers out: norms, metrics, path sums, residual coordinates, Lipschitz constants."""

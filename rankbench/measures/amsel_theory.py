@@ -4,7 +4,8 @@ The task is the nearer one of two orthonormal points x_1, x_2 of the sphere S^(d
 u = (x_1 - x_2) / sqrt 2 a head T gives a function of u and y, and E||f - T||^2 >= E(sgn(u.y) - sqrt 2 u.T)^2 / 2: what
 is written here as an error is half of a squared distance from the kernel sgn(u.y), in squared error summed over
 coordinates. On the sphere, sgn(u.y) = sum over odd l of eta_l sum over i of Y_li(u) Y_li(y), with the harmonics Y
-orthonormal in the uniform probability, N(d, l) of degree l, and sum eta_l^2 N(d, l) = 1.
+orthonormal in the uniform probability, N(d, l) of degree l, eta_l = (-1)^((l-1)/2) B(l/2, d/2) / pi, and
+sum eta_l^2 N(d, l) = 1.
 """
 
 import math
@@ -18,13 +19,6 @@ from torch import Tensor
 
 DEGREES = 2001  # up to which degree sums are taken, where nothing else is said; what is left is bounded
 FORMS = ("sharp", "slide", "any")
-
-
-def eta(dimension: int, degree: int) -> float:
-    """eta_l = (-1)^((l-1)/2) B(l/2, d/2) / pi for odd l, else 0: the coefficient of sgn at degree l."""
-    if degree % 2 == 0:
-        return 0.0
-    return (-1) ** ((degree - 1) // 2) * math.exp(special.betaln(degree / 2, dimension / 2)) / math.pi
 
 
 def num_harmonics(dimension: int, degree: int) -> int:

@@ -1,4 +1,6 @@
-"""Rank and collapse metrics of every layer of a network, in one forward pass (formulas in rankbench.measures.metrics).
+"""Rank and collapse metrics of every layer of a network, in one forward pass.
+
+Formulas in rankbench.measures.states and rankbench.measures.attention_matrices.
 
 Shapes: B sequence, H head, N query token, M key token.
 """
@@ -8,8 +10,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rankbench.measures.metrics import attention_metrics, state_metrics
+from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.rounding import run_with_floors
+from rankbench.measures.states import state_metrics
 from rankbench.model.attention import visible_keys
 from rankbench.model.network import Network
 
@@ -18,11 +21,11 @@ from rankbench.model.network import Network
 def metrics_by_layer(
     network: Network, inputs: Tensor, generator: torch.Generator
 ) -> Iterator[tuple[dict, dict[str, Tensor]]]:
-    """Each place with its metrics, shape (B,).
+    """Layer, sublayer and head of each state and each P, with its metrics, shape (B,).
 
-    A place is layer, sublayer and head: the embedding (layer 0, sublayer input), the state after a sub-layer (layers
-    1..L, attention or mlp), or one head's P (sublayer weights; the only place with a head, from 1). generator: on the
-    CPU, of the perturbed passes that give the noise floors.
+    The embedding has layer 0 and sublayer input; the state after a sub-layer has layer 1..L and sublayer attention or
+    mlp; one head's P has sublayer weights and, alone, a head from 1 on. generator: on the CPU, of the perturbed passes
+    that give the noise floors.
     """
     lengths_B, attention = network.lengths(inputs), network.attentions[0]
     visible_NM = visible_keys(attention.mask, attention.window, network.num_tokens(inputs), inputs.device)
@@ -34,10 +37,10 @@ def metrics_by_layer(
         if kind == "attention":
             of_weights = attention_metrics(step.weights_BHNM, visible_NM, lengths_B, floors.weights_BH)
             for head in range(step.sublayer.part.heads):
-                place = {"layer": layer, "sublayer": "weights", "head": head + 1}
-                yield place, {metric: value_BH[:, head] for metric, value_BH in of_weights.items()}
-        place = {"layer": layer, "sublayer": kind, "head": None}
-        yield place, state_metrics(step.output_BND, lengths_B, floors.output_B)
+                axes = {"layer": layer, "sublayer": "weights", "head": head + 1}
+                yield axes, {metric: value_BH[:, head] for metric, value_BH in of_weights.items()}
+        axes = {"layer": layer, "sublayer": kind, "head": None}
+        yield axes, state_metrics(step.output_BND, lengths_B, floors.output_B)
 
 
 def moments(values: dict[str, Tensor]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Constants of a network's parts from its weights alone: Lipschitz bounds and spectral norms.
 
-Formulas of attention in rankbench.measures.lipschitz, which knows no model (Kim et al. 2021); of blocks the product and
-sum of their parts' (Lemma 2.1). An infinite bound says that there is none.
+Formulas of attention are in rankbench.measures.lipschitz_bounds (Kim et al. 2021). A block's bound is made of products
+and sums of the bounds of its parts (Lemma 2.1). An infinite bound says that there is none.
 
 Shapes: D width, H head, K head width.
 """
@@ -12,23 +12,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankbench.measures import lipschitz
+from rankbench.measures import lipschitz_bounds
+from rankbench.measures.attention_layer import AttentionLayer
 from rankbench.measures.dong_theory import ACTIVATION_LIPSCHITZ
-from rankbench.measures.lipschitz import Layer
 from rankbench.model.attention import COSINE_EPSILON, Attention, visible_keys
 from rankbench.model.network import Network, Sublayer
 from rankbench.model.transformer import MLP, NORM_EPSILON, Norm
 
-COVERED = ("dot", "l2", "contractive_l2")  # kinds of attention that are layers of rankbench.measures.lipschitz
+COVERED = ("dot", "l2", "contractive_l2")  # kinds of attention that can be an AttentionLayer
 LIPSCHITZ_METRICS = {"lipschitz_inf": "inf", "lipschitz_2": "2"}  # column name -> p: a bound on Lip_p
 HEAD_METRICS = ("qk_norm", "vo_norm")  # spectral norms of a head's maps
 
 STEEPEST_NORM = NORM_EPSILON**-0.5  # 1 / standard deviation, of an input without any
 
 
-def layer_of(attention: Attention, num_tokens: int) -> Layer | None:
-    """A model's attention as the layer of rankbench.measures.lipschitz; None where the formulas there do not cover
-    it."""
+def layer_of(attention: Attention, num_tokens: int) -> AttentionLayer | None:
+    """A model's attention on so many tokens as an AttentionLayer; None where that has no form for it."""
     mix = attention.mix
     covered = attention.score_name in COVERED and not (mix["identity"] or mix["uniform"])
     if not covered or (attention.is_l2 and attention.temperature != 1):
@@ -36,36 +35,32 @@ def layer_of(attention: Attention, num_tokens: int) -> Layer | None:
     w = attention.maps()
     gains = attention.gains(w.w_v_HDK.new_zeros(1, attention.heads, num_tokens, attention.value_width), None)
     divisor = 1.0 if gains is None else 1 / gains.flatten()[0].item()
-    return Layer(
-        "l2" if attention.is_l2 else "dot",
-        w.w_q_HDK / attention.temperature,
-        w.w_k_HDK,
-        w.w_v_HDK,
-        w.w_o_HKD * mix["attention"],
-        w.b_q_HK / attention.temperature,
-        w.b_k_HK,
-        visible_keys(attention.mask, attention.window, num_tokens, w.w_q_HDK.device),
-        divisor,
+    maps = w._replace(
+        w_q_HDK=w.w_q_HDK / attention.temperature,
+        b_q_HK=w.b_q_HK / attention.temperature,
+        w_o_HKD=w.w_o_HKD * mix["attention"],
     )
+    seen_NM = visible_keys(attention.mask, attention.window, num_tokens, w.w_q_HDK.device)
+    return AttentionLayer("l2" if attention.is_l2 else "dot", maps, seen_NM, divisor)
 
 
-def theorem(layer: Layer | None, num_tokens: int, p: str) -> float:
+def theorem(layer: AttentionLayer | None, num_tokens: int, p: str) -> float:
     """Bound on Lip_p of attention on so many tokens (Kim et al., Theorem 3.2 as proved); infinite without one."""
     if layer is None or layer.kind == "dot" or not layer.tied:
         return np.inf
     if layer.seen_NM is not None and not layer.seen_NM.diagonal().all():  # the proof wants each query to see itself
         return np.inf
-    return (lipschitz.theorem_inf if p == "inf" else lipschitz.theorem_2)(layer, num_tokens)
+    return (lipschitz_bounds.theorem_inf if p == "inf" else lipschitz_bounds.theorem_2)(layer, num_tokens)
 
 
 def attention_bound(attention: Attention, num_tokens: int, p: str) -> float:
-    """Bound on Lip_p of a model's attention on so many tokens; infinite where there is or is known none."""
+    """Bound on Lip_p of a model's attention on so many tokens; infinite where none exists or none is known."""
     mix = attention.mix
     if attention.score_name != "cosine" or mix["identity"] or mix["uniform"]:
         return theorem(layer_of(attention, num_tokens), num_tokens, p)
     w = attention.maps()
-    weights = (w.w_q_HDK, w.w_k_HDK, w.w_v_HDK, w.w_o_HKD * mix["attention"])
-    return lipschitz.cosine_bound(weights, 1 / attention.temperature, COSINE_EPSILON, num_tokens, p)
+    maps = w._replace(w_o_HKD=w.w_o_HKD * mix["attention"])
+    return lipschitz_bounds.cosine_bound(maps, 1 / attention.temperature, COSINE_EPSILON, num_tokens, p)
 
 
 def matrices(sublayer: Sublayer) -> dict[str, Tensor]:
@@ -80,12 +75,12 @@ def matrices(sublayer: Sublayer) -> dict[str, Tensor]:
 
 def norm_bound(norm: Norm, p: str, largest_scale: float = STEEPEST_NORM) -> float:
     """Bound on Lip_p of a norm that divides its input by at least 1 / largest_scale."""
-    return lipschitz.norm_bound(norm.width, norm.weight, largest_scale, p, norm.kind == "layernorm")
+    return lipschitz_bounds.norm_bound(norm.width, norm.weight, largest_scale, p, norm.kind == "layernorm")
 
 
 def mlp_bound(mlp: MLP, p: str) -> float:
     """Bound on Lip_p of an MLP: its activation's constant times the norms of its two maps."""
-    weights = lipschitz.linear_norm(mlp.up.weight, p) * lipschitz.linear_norm(mlp.down.weight, p)
+    weights = lipschitz_bounds.linear_norm(mlp.up.weight, p) * lipschitz_bounds.linear_norm(mlp.down.weight, p)
     return weights * ACTIVATION_LIPSCHITZ[mlp.activation_name]
 
 
@@ -125,14 +120,16 @@ def spectra(left_HDK: Tensor, right_HDK: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def constants_by_layer(network: Network, num_tokens: int) -> dict[tuple[int, str, int | None], dict[str, float]]:
-    """The constants of each place (layer, sublayer, head) as in rankbench.measures.by_layer.metrics_by_layer, in
-    float64: the HEAD_METRICS of each head (sublayer weights), the LIPSCHITZ_METRICS of each attention on so many
-    tokens."""
-    found: dict[tuple, dict[str, float]] = {}
+    """The HEAD_METRICS of each head, and the LIPSCHITZ_METRICS of each attention on so many tokens, in float64.
+
+    By (layer, sublayer, head) as in rankbench.measures.by_layer.metrics_by_layer: the head metrics are of the sublayer
+    weights.
+    """
+    constants: dict[tuple, dict[str, float]] = {}
     for number, attention in enumerate(copy.deepcopy(network).double().attentions, 1):
         for matrix, maps in head_maps(attention).items():
             for head, norm in enumerate(spectra(*maps)[0][:, 0].tolist(), 1):
-                found.setdefault((number, "weights", head), {})[f"{matrix}_norm"] = norm
+                constants.setdefault((number, "weights", head), {})[f"{matrix}_norm"] = norm
         bounds = {name: attention_bound(attention, num_tokens, p) for name, p in LIPSCHITZ_METRICS.items()}
-        found[number, "attention", None] = bounds
-    return found
+        constants[number, "attention", None] = bounds
+    return constants

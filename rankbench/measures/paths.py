@@ -56,14 +56,14 @@ def sums_by_length(network: Network, inputs: Tensor, mlp: str = "gate") -> PathS
     """All paths of a network, frozen, summed by length (FrozenNetwork.sums_by_length), a few sequences at a time."""
     numbers = network.num_tokens(inputs) * network.width * (network.num_layers + 2)
     at_a_time = max(1, SWEEP_BYTES // (numbers * network.read_out.weight.element_size()))
-    parts = [FrozenNetwork(network, some, mlp).sums_by_length() for some in inputs.split(at_a_time)]
+    parts = [FrozenNetwork(network, chunk, mlp).sums_by_length() for chunk in inputs.split(at_a_time)]
     by_length, bias, state = zip(*parts, strict=True)
     return PathSums(torch.cat(by_length, dim=1), torch.cat(bias), torch.cat(state))
 
 
 class FrozenSublayer(NamedTuple):
-    """A sub-layer made linear at one batch: what its norm scales tokens by, what its attention mixes values by, and the
-    gate of its MLP, or the MLP's whole output where that is a source of its own (mlp="source")."""
+    """A sub-layer made linear at one batch, by what is held fixed there: the scales of its norm, the matrices by which
+    its attention mixes values, and the gate of its MLP or, with mlp="source", the MLP's whole output."""
 
     sublayer: Sublayer
     scale_BN1: Tensor | None
@@ -73,7 +73,7 @@ class FrozenSublayer(NamedTuple):
 
     @classmethod
     def of(cls, step: Step, mlp: str) -> "FrozenSublayer":
-        """Frozen at what it did to a batch."""
+        """The sub-layer frozen at its step on a batch."""
         if step.sublayer.kind == "attention":
             return cls(step.sublayer, step.scale_BN1, mixing_BHNM=step.mixing_BHNM)
         if mlp == "gate":
@@ -177,7 +177,7 @@ class FrozenNetwork:
         with torch.no_grad():
             steps = list(run(network, inputs))
             frozen = [FrozenSublayer.of(step, mlp) for step in steps]
-            starts = [place for place, step in enumerate(steps) if step.sublayer.kind == "attention"]
+            starts = [number for number, step in enumerate(steps) if step.sublayer.kind == "attention"]
             self.embedding_BND, last_BND = steps[0].input_BND, steps[-1].output_BND
             self.state_BND, self.last_scale_BN1 = (
                 (last_BND, None) if self.last_norm is None else self.last_norm.with_scale(last_BND)
@@ -343,11 +343,15 @@ def sums_of_groups(network: FrozenNetwork | RecomputedNetwork, groups: list[np.n
         sequences = slice(begin, begin + at_a_time)
         states_PBND = network.start(sequences)[None]
         for layer, children in enumerate(tree.children):
-            made = (network.step(_rows(states_PBND, parents), layer, choice, sequences) for choice, parents in children)
+            after = (
+                network.step(_rows(states_PBND, parents), layer, choice, sequences) for choice, parents in children
+            )
             if layer < len(tree.children) - 1:
-                states_PBND = torch.cat(list(made))
-        for part, leaves_PBND in zip(last_counts, made, strict=True):
-            sums_GBND[:, sequences] += torch.sparse.mm(part, leaves_PBND.flatten(1)).view_as(sums_GBND[:, sequences])
+                states_PBND = torch.cat(list(after))
+        for counts_of_choice, leaves_PBND in zip(last_counts, after, strict=True):
+            sums_GBND[:, sequences] += torch.sparse.mm(counts_of_choice, leaves_PBND.flatten(1)).view_as(
+                sums_GBND[:, sequences]
+            )
         sums_GBND[:, sequences] = network.finish(sums_GBND[:, sequences], sequences)
     return sums_GBND
 
@@ -424,9 +428,9 @@ def sums_through_heads(network: FrozenNetwork) -> Tensor:
     everything, heads = slice(None), network.layers[0][0].sublayer.part.heads
     terms_TBND = network.start(everything)[None]  # term 0: all paths; the others: all paths through one head
     for layer in range(len(network.layers)):
-        made = [network.step(terms_TBND, layer, choice, everything) for choice in range(heads + 1)]
-        through_HBND = torch.stack([by_head_TBND[0] for by_head_TBND in made[1:]])
-        terms_TBND = torch.cat([sum(made), through_HBND])
+        by_choice = [network.step(terms_TBND, layer, choice, everything) for choice in range(heads + 1)]
+        through_HBND = torch.stack([by_head_TBND[0] for by_head_TBND in by_choice[1:]])
+        terms_TBND = torch.cat([sum(by_choice), through_HBND])
     return network.finish(terms_TBND[1:], everything).unflatten(0, (len(network.layers), heads))
 
 

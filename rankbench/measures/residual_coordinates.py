@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankbench.keys import ConfigError
-from rankbench.measures.metrics import composite_norm, one_norm
+from rankbench.measures.norms import composite_norm, one_norm
 from rankbench.measures.rounding import MARGIN, RandomRounding
 from rankbench.model.attention import Attention
 from rankbench.model.network import Network, Sublayer
@@ -74,10 +74,10 @@ class State(NamedTuple):
 
 
 def propagate(network: Network, inputs: Tensor) -> list[State]:
-    """The state that enters the first layer and those that leave each layer, in float64; L + 1 in all.
+    """The state that enters the first layer and the state that leaves each layer, in float64; L + 1 in all.
 
-    The last norm of a pre-norm network and the read-out are no part of it, and dropout is off. The network's weights
-    must be float64. ConfigError for a part without a rule here, and where the tokens themselves overflow.
+    The last norm of a pre-norm network and the read-out are left out, and dropout is off. The network's weights must be
+    float64. Raises ConfigError for a part without a rule here, and where the tokens themselves overflow.
     """
     check(network)
     present_BN = network.present(inputs)
@@ -95,8 +95,8 @@ def propagate(network: Network, inputs: Tensor) -> list[State]:
 def _through_layers(network: Network, state: State, present_BN: Tensor | None) -> list[State]:
     states = [state]
     for sublayers in network.layers:
-        for its in sublayers:
-            state = sublayer(state, its, present_BN)
+        for sublayer in sublayers:
+            state = through_sublayer(state, sublayer, present_BN)
         states.append(state)
     return states
 
@@ -124,26 +124,26 @@ def mean_errors(network: Network, inputs: Tensor, states: list[State], generator
     start = residual_coordinates(embedding_BND, present_BN)  # exact: it sums in twice the digits
     with rounded:
         perturbed = _through_layers(network, start, present_BN)
-    for errors_B, state, other in zip(errors_LB, states, perturbed, strict=True):
+    for errors_B, state, perturbed_state in zip(errors_LB, states, perturbed, strict=True):
         minus_mean = Scaled(state.log_mean_B[copies], -state.direction_BD[copies, None])
-        change_B = _sum(other.mean, minus_mean).log_B
+        change_B = _sum(perturbed_state.mean, minus_mean).log_B
         errors_B[doubtful] = change_B.unflatten(0, (MEAN_PASSES, -1)).amax(0) + math.log(MARGIN)
     return list(errors_LB)
 
 
 def check(network: Network) -> None:
-    """ConfigError if the network has a part that no rule here follows."""
-    for its in network.sublayers:
-        if its.norm is not None and its.norm.kind not in NORMS:
-            raise _not_followed("norm_kind", its.norm.kind, NORMS)
-        if its.kind == "mlp" and its.part.activation_name not in CHANGES:
-            raise _not_followed("activation", its.part.activation_name, CHANGES)
-        if its.kind == "attention":
-            if its.part.score_name not in ATTENTIONS:
-                raise _not_followed("attention", its.part.score_name, ATTENTIONS)
+    """Raise ConfigError for a part of the network that no rule here follows."""
+    for sublayer in network.sublayers:
+        if sublayer.norm is not None and sublayer.norm.kind not in NORMS:
+            raise _not_followed("norm_kind", sublayer.norm.kind, NORMS)
+        if sublayer.kind == "mlp" and sublayer.part.activation_name not in CHANGES:
+            raise _not_followed("activation", sublayer.part.activation_name, CHANGES)
+        if sublayer.kind == "attention":
+            if sublayer.part.score_name not in ATTENTIONS:
+                raise _not_followed("attention", sublayer.part.score_name, ATTENTIONS)
             for part, share in {"attention": 1.0, "identity": 0.0, "uniform": 0.0}.items():
-                if its.part.mix[part] != share:
-                    raise _not_followed(f"mix_{part}", its.part.mix[part], [share])
+                if sublayer.part.mix[part] != share:
+                    raise _not_followed(f"mix_{part}", sublayer.part.mix[part], [share])
 
 
 def _not_followed(key: str, got: object, allowed: Iterable[object]) -> ConfigError:
@@ -171,16 +171,16 @@ def tokens(state: State) -> Tensor:
     return state.mean_BD[:, None] + state.log_scale_B.exp()[:, None, None] * state.unit_BND
 
 
-def log_lemma_constant(its: Sublayer) -> float:
+def log_lemma_constant(sublayer: Sublayer) -> float:
     """log(4 beta H / sqrt(K)), natural, of one layer; beta = max_h ||W_QK,h||_1 ||W_V,h W_O,h||_{1,inf}.
 
     Dong et al. 2021, Lemma A.2: ||R'|| is at most this constant times ||R||^3 in an unmasked layer of attention alone.
     Its proof has gaps (it drops the absolute values of R), so it is a number to compare with and not a certificate. L2
     attention has 2 W_QK in the place of W_QK, and A_h W_V,h in that of W_V,h.
     """
-    w, module = its.part.maps_as_applied(), its.part
+    w, module = sublayer.part.maps_as_applied(), sublayer.part
     w_qk_HDD = (2 if module.is_l2 else 1) * w.w_q_HDK @ w.w_k_HDK.mT / module.temperature
-    w_vo_HDD = its.branch * w.w_v_HDK @ w.w_o_HKD
+    w_vo_HDD = sublayer.branch * w.w_v_HDK @ w.w_o_HKD
     beta = (one_norm(w_qk_HDD) * composite_norm(w_vo_HDD)).max()
     return (4 * beta * module.heads / math.sqrt(module.head_width)).log().item()
 
@@ -233,7 +233,7 @@ def _sum(a: Scaled, b: Scaled) -> Scaled:
     (log_a_B, a_BND), (log_b_B, b_BND) = (_scaled(x_BND, log_B) for log_B, x_BND in (a, b))
     log_B = torch.maximum(log_a_B, log_b_B)
     finite_B = torch.where(log_B > -math.inf, log_B, 0)  # both are zero: any scale will do
-    share_a_B11, share_b_B11 = ((one_B - finite_B).exp()[:, None, None] for one_B in (log_a_B, log_b_B))
+    share_a_B11, share_b_B11 = ((x_B - finite_B).exp()[:, None, None] for x_B in (log_a_B, log_b_B))
     return _scaled(share_a_B11 * a_BND + share_b_B11 * b_BND, log_B)
 
 
@@ -247,13 +247,13 @@ def _times(x: Scaled, w: Tensor, bias: Tensor | None = None) -> Scaled:
 # The parts of a network
 
 
-def sublayer(state: State, its: Sublayer, present_BN: Tensor | None = None) -> State:
+def through_sublayer(state: State, sublayer: Sublayer, present_BN: Tensor | None = None) -> State:
     """One sub-layer of the network, run on residual coordinates."""
-    part = attention if its.kind == "attention" else mlp
-    return its.apply(
+    part = attention if sublayer.kind == "attention" else mlp
+    return sublayer.apply(
         state,
-        part=lambda read: part(read, its.part, present_BN),
-        norm=lambda tokens: norm(tokens, its.norm, present_BN),
+        part=lambda read: part(read, sublayer.part, present_BN),
+        norm=lambda tokens: norm(tokens, sublayer.norm, present_BN),
         add=weighted_sum,
     )
 
@@ -327,9 +327,10 @@ def attention(state: State, module: Attention, present_BN: Tensor | None = None)
     return _recentred(mean, *rows, present_BN)
 
 
-def _either(choice_B: Tensor, one: Scaled, other: Scaled) -> Scaled:
-    matrix_BND = torch.where(choice_B[:, None, None], one.matrix_BND, other.matrix_BND)
-    return Scaled(torch.where(choice_B, one.log_B, other.log_B), matrix_BND)
+def _either(choice_B: Tensor, a: Scaled, b: Scaled) -> Scaled:
+    """A where the choice is true, else B."""
+    matrix_BND = torch.where(choice_B[:, None, None], a.matrix_BND, b.matrix_BND)
+    return Scaled(torch.where(choice_B, a.log_B, b.log_B), matrix_BND)
 
 
 def _excess_over_uniform(r_BH1M: Tensor) -> Tensor:

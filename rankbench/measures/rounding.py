@@ -37,7 +37,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from rankbench.measures.metrics import composite_norm, own_rounding, per_length, residual_matrix
+from rankbench.measures.norms import composite_norm, own_rounding, residual_matrix
+from rankbench.measures.states import value_per_length
 from rankbench.model.network import Network, Step, run
 
 NUMBERS = 256  # errors that the passes draw together for a state or a P: their norm then hardly depends on chance
@@ -161,6 +162,5 @@ def states_with_floors(network: Network, inputs: Tensor, generator: torch.Genera
 
 
 def _by_length(measure: Callable[[Tensor], Tensor], x: Tensor, lengths_B: Tensor | None) -> Tensor:
-    if lengths_B is None:
-        return measure(x)
-    return per_length(lambda part: {"": measure(part)}, x, lengths_B, axes=(1,) if x.dim() == 3 else (2, 3))[""]
+    """`measure` of states or of attention matrices, each without its absent tokens."""
+    return value_per_length(measure, x, lengths_B, axes=(1,) if x.dim() == 3 else (2, 3))

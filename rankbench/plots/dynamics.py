@@ -5,7 +5,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.measures.metrics import ATTENTION_FLOORS, OF_RESIDUAL, STATE_FLOORS
+from rankbench.measures.attention_matrices import ATTENTION_FLOORS
+from rankbench.measures.states import OF_RESIDUAL, STATE_FLOORS
 from rankbench.plots.figure import below_rounding, grid_of, legend, spread, styled, title
 from rankbench.runs.tables import WHO, last_of_layer, mean_and_spread
 

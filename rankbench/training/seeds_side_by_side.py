@@ -17,9 +17,10 @@ from torch.func import functional_call, vmap
 
 from rankbench.config import TrainConfig
 from rankbench.keys import ConfigError
+from rankbench.measures.attention_matrices import ATTENTION_FLOORS, ATTENTION_METRICS
 from rankbench.measures.by_layer import metrics_by_layer, moments
 from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS, constants_by_layer
-from rankbench.measures.metrics import ATTENTION_FLOORS, ATTENTION_METRICS, STATE_FLOORS, STATE_METRICS
+from rankbench.measures.states import STATE_FLOORS, STATE_METRICS
 from rankbench.model import build_model, initial_model
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer

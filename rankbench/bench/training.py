@@ -1,0 +1,204 @@
+"""Training: our steps against a plain loop over torch.nn.TransformerEncoder, seeds side by side against in turn.
+
+Shapes: B batch, N token, C output.
+"""
+
+import copy
+import dataclasses
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankbench.bench.timing import medians, paired, spread
+from rankbench.config import BenchConfig, ModelConfig
+from rankbench.keys import ConfigError
+from rankbench.model.transformer import ACTIVATIONS, NORM_EPSILON
+from rankbench.runs.machine import Machine
+from rankbench.runs.run import Run
+from rankbench.seeds import generator_for
+from rankbench.tasks import Task, build_task
+from rankbench.training.loop import train
+from rankbench.training.seeds_side_by_side import Training, per_seed
+
+LOOP_BLOCKS = 5  # of trainer.steps: the whole training loop is timed over enough steps to evaluate and save in it
+
+# What the model must be to have a twin in torch.nn.TransformerEncoder.
+TORCH_ENCODER_HAS = {
+    "attention": ("dot",),
+    "tied_qk": (False,),
+    "skip": (True,),
+    "skip_scale": (1.0,),
+    "mlp": (True,),
+    "mlp_skip": (True,),
+    "norm": ("pre", "post"),
+    "norm_kind": ("layernorm",),
+    "norm_affine": (True,),
+    "mask": ("none",),
+    "positions": ("learned",),
+    "embedding_norm": (False,),
+    "head_width": (None,),
+    "value_width": (None,),
+    "kv_groups": (None,),
+    "latent_width": (None,),
+    "head_reduction": ("sum",),
+    "read_in": ("linear",),
+    "read_out": ("linear",),
+    "dropout": (0.0,),
+}
+
+
+def check_model(model: ModelConfig) -> None:
+    """Raise ConfigError for a model without a twin in torch.nn.TransformerEncoder."""
+    for key, allowed in TORCH_ENCODER_HAS.items():
+        if (value := getattr(model, key)) not in allowed:
+            raise ConfigError(
+                f"model.{key}={value}: torch.nn.TransformerEncoder, which bench=training is measured against, has "
+                f"only {' and '.join(map(str, allowed))}; set that, or leave training out of bench"
+            )
+
+
+def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
+    """Seconds of blocks of trainer.steps steps.
+
+    `replicas` seeds train side by side, and four times as many for a quarter of the steps. For one seed the table also
+    has the share of train()'s time that is neither forward pass nor backward pass nor optimiser: drawing batches,
+    counting, evaluating, writing.
+    """
+    task, steps = build_task(cfg.task), cfg.trainer.steps
+    first = _against_torch_encoder(cfg, task, machine) | _outside_the_step(cfg, task, machine)
+    rows = [{"seeds": 1, "steps": steps} | first]
+    for seeds, block in ((cfg.replicas, steps), (4 * cfg.replicas, math.ceil(steps / 4))):
+        rows.append({"seeds": seeds, "steps": block} | _side_by_side(cfg, task, machine, seeds, block))
+    columns = {"batch_size": cfg.trainer.batch_size, "num_tokens": task.length, "device": machine.device.type}
+    columns |= {"precision": machine.precision, "repeats": cfg.repeats}
+    return pd.DataFrame(rows).assign(**columns).set_index("seeds")
+
+
+def _train_steps(training: Training, steps: int) -> None:
+    training.progress.step = 0  # each block starts with the first epoch, because schedules end
+    for _ in range(steps):
+        training.update()
+
+
+def _against_torch_encoder(cfg: BenchConfig, task: Task, machine: Machine) -> dict[str, float]:
+    ours = Training(cfg, task, machine, [cfg.seed])
+    loops = {
+        "torch_encoder": torch_loop(ours, torch_fused=False),
+        "torch_encoder_fused_optimizer": torch_loop(ours, torch_fused=True),
+    }
+    seconds = paired(machine, cfg.repeats, ours=lambda: _train_steps(ours, cfg.trainer.steps), **loops)
+    fastest = min((seconds[name] for name in loops), key=np.median)
+    sequences = cfg.trainer.steps * cfg.trainer.batch_size
+    return {
+        **medians(seconds),
+        "sequences_per_second": float(sequences / np.median(seconds["ours"])),
+        "sequences_per_second_of_torch_encoder": float(sequences / np.median(fastest)),
+        **spread("ratio_speed_to_torch_encoder", fastest / seconds["ours"]),
+    }
+
+
+class TorchEncoder(nn.Module):
+    """Our Transformer of the same sizes, made of torch's own layers."""
+
+    def __init__(self, cfg: BenchConfig, task: Task) -> None:
+        super().__init__()
+        model = cfg.model
+        self.read_in = nn.Embedding(task.num_inputs, model.width)
+        self.position = nn.Embedding(task.length, model.width)
+        layer = nn.TransformerEncoderLayer(
+            model.width,
+            model.heads,
+            dim_feedforward=round(model.mlp_ratio * model.width),
+            dropout=0.0,
+            activation=ACTIVATIONS[model.activation],
+            layer_norm_eps=NORM_EPSILON,
+            batch_first=True,
+            norm_first=model.norm == "pre",
+            bias=model.bias,
+        )
+        last_norm = nn.LayerNorm(model.width, NORM_EPSILON) if model.norm == "pre" else None
+        self.layers = nn.TransformerEncoder(layer, model.layers, last_norm, enable_nested_tensor=False)
+        self.read_out = nn.Linear(model.width, task.num_outputs)
+
+    def forward(self, inputs_BN: Tensor) -> Tensor:
+        return self.read_out(self.layers(self.read_in(inputs_BN) + self.position.weight))
+
+
+def torch_loop(ours: Training, torch_fused: bool) -> Callable[[], None]:
+    """One block of steps of an ordinary PyTorch loop with the same data, sizes and update rule."""
+    cfg, machine = ours.cfg, ours.machine
+    with torch.random.fork_rng(devices=[]):  # torch's layers draw their weights from its global generator
+        torch.manual_seed(cfg.seed)
+        model = TorchEncoder(cfg, ours.task).to(machine.device, machine.dtype)
+    rule, options = type(ours.optimizer), {"lr": cfg.optimizer.lr, "weight_decay": cfg.optimizer.weight_decay}
+    optimizer = rule(model.parameters(), **options, fused=True if torch_fused else None)
+    size = cfg.trainer.batch_size
+    # An endless stream costs us the drawing of each batch. This loop gets its batches for nothing.
+    data = ours.batch()[0] if ours.train is None else ours.train[0]
+    generator = generator_for(cfg.seed, "order")
+
+    def block() -> None:
+        for step in range(cfg.trainer.steps):
+            batch_of_epoch = step % ours.batches_per_epoch
+            if batch_of_epoch == 0:
+                order = torch.randperm(len(data.inputs), generator=generator).to(machine.device)
+            rows = order[batch_of_epoch * size : (batch_of_epoch + 1) * size]
+            with machine.autocast():
+                outputs_BNC = model(data.inputs[rows])
+            loss = F.cross_entropy(outputs_BNC.flatten(0, 1), data.targets[rows].flatten())
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+
+    return block
+
+
+def _side_by_side(cfg: BenchConfig, task: Task, machine: Machine, num_seeds: int, steps: int) -> dict[str, float]:
+    seeds = list(range(cfg.seed, cfg.seed + num_seeds))
+    together = Training(cfg, task, machine, seeds)
+    trainings = [Training(cfg, task, machine, [seed]) for seed in seeds]
+    seconds = paired(
+        machine,
+        cfg.repeats,
+        side_by_side=lambda: _train_steps(together, steps),
+        in_turn=lambda: [_train_steps(training, steps) for training in trainings],
+    )
+    speed = steps * cfg.trainer.batch_size * num_seeds / np.median(seconds["side_by_side"])
+    return {
+        **medians(seconds),
+        "sequences_per_second": float(speed),
+        **spread("ratio_side_by_side", seconds["in_turn"] / seconds["side_by_side"]),
+    }
+
+
+def _outside_the_step(cfg: BenchConfig, task: Task, machine: Machine) -> dict[str, float]:
+    """Share of train()'s time that forward, backward and optimiser on a batch at hand do not need. Noise can make it
+    negative."""
+    training = Training(cfg, task, machine, [cfg.seed])
+    forward, batch, steps = per_seed(training.model), training.batch(), LOOP_BLOCKS * cfg.trainer.steps
+    long = dataclasses.replace(cfg, replicas=1, trainer=dataclasses.replace(cfg.trainer, steps=steps))
+    loop_seconds = []
+
+    def bare() -> None:
+        parameters = list(training.parameters.values())
+        for _ in range(steps):
+            with machine.autocast():
+                loss_S = forward(training.parameters, batch.inputs, batch.targets, None).mean_loss
+            for parameter, gradient in zip(parameters, torch.autograd.grad(loss_S.sum(), parameters), strict=True):
+                parameter.grad = gradient.contiguous()
+            training.optimizer.step()
+
+    def whole() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            # train()'s own seconds leave out building the model and opening the folder
+            loop_seconds.append(train(copy.deepcopy(long), Run(Path(folder)))["seconds"])
+
+    bare_seconds = paired(machine, cfg.repeats, bare=bare, whole=whole)["bare"]
+    return spread("share_outside_step", 1 - bare_seconds / np.array(loop_seconds[1:]))

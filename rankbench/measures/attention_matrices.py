@@ -1,0 +1,135 @@
+"""Rank and collapse metrics of attention matrices P: one formula for each CSV column.
+
+As in rankbench.measures.states, a metric is nan where it is undefined, and keeps the dtype of P.
+
+Shapes: B batch, H head, N query token, M key token.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rankbench.measures.norms import Spectrum, composite_norm, own_rounding, residual_matrix
+from rankbench.measures.states import STATE_FLOORS, check_floats, per_length, with_floor
+
+ATTENTION_FLOORS = [f"attention_{name}" for name in STATE_FLOORS]
+
+
+@dataclass(frozen=True)
+class AttentionMatrices:
+    """A batch of attention matrices with what its metrics share: one singular value decomposition in all."""
+
+    p_BHNM: Tensor
+    visible_NM: Tensor | None  # which keys each query sees; None: all
+    residual_BH: Tensor  # ||P - 1 q^T|| in the composite norm, q the mean row
+    spectrum: Spectrum
+
+
+def _entropy(matrices: AttentionMatrices) -> Tensor:
+    """Row entropy (nats) over log of the number of visible keys, its maximum; mean over rows, in [0, 1].
+
+    1 for uniform attention over the visible keys, whatever the mask; 0 for attention to one key. A row that sees one
+    key is left out: its entropy 0 is also its maximum log 1. nan if no query sees two keys.
+    """
+    p_BHNM, visible_NM = matrices.p_BHNM, matrices.visible_NM
+    entropy_BHN = torch.special.entr(p_BHNM).sum(-1)
+    if visible_NM is None:
+        visible_NM = p_BHNM.new_ones(p_BHNM.shape[-2:], dtype=torch.bool)
+    num_visible_N = visible_NM.sum(-1)
+    has_choice_N = num_visible_N > 1
+    maximum_N = num_visible_N[has_choice_N].to(p_BHNM.dtype).log()
+    return (entropy_BHN[..., has_choice_N] / maximum_N).mean(-1)
+
+
+def _gap_eigenvalue(matrices: AttentionMatrices) -> Tensor:
+    """1 - |lambda_2| of square P, the Markov chain's spectral gap, in [0, 1]; 1 if there is a single token.
+
+    Equals the gap of singular values for symmetric P, not in general. nan for N != M.
+    """
+    p_BHNM = matrices.p_BHNM
+    if p_BHNM.shape[-2] != p_BHNM.shape[-1]:
+        return torch.full_like(p_BHNM[..., 0, 0], math.nan)
+    # Of causal P the eigenvalues are the diagonal: exact, where a solver need not be (P is far from normal), and free.
+    is_causal = (p_BHNM.triu(1) == 0).all()
+    modulus_BHN = p_BHNM.diagonal(dim1=-2, dim2=-1) if is_causal else _eigenvalue_moduli(p_BHNM)
+    if modulus_BHN.shape[-1] == 1:
+        return torch.ones_like(modulus_BHN[..., 0])
+    return 1 - modulus_BHN.sort(-1, descending=True).values[..., 1]
+
+
+def _eigenvalue_moduli(p_BHNM: Tensor) -> Tensor:
+    """|lambda| of each matrix, (B, H, N); nan for one on which the solver does not converge."""
+    try:
+        return torch.linalg.eigvals(p_BHNM).abs()
+    except torch.linalg.LinAlgError:
+        if p_BHNM[..., 0, 0].numel() == 1:
+            return torch.full_like(p_BHNM[..., 0], math.nan)
+        moduli = [_eigenvalue_moduli(p_NM[None, None])[0, 0] for p_NM in p_BHNM.flatten(0, 1)]
+        return torch.stack(moduli).view(p_BHNM.shape[:-1])
+
+
+def _gap_singular(matrices: AttentionMatrices) -> Tensor:
+    """s_1 - s_2 of P, the gap of P as a matrix; s_1 if there is no s_2. s_1 itself can exceed 1."""
+    return matrices.spectrum.largest * (1 - matrices.spectrum.second)
+
+
+# Column name -> formula, shape (B, H).
+ATTENTION_METRICS: dict[str, Callable[[AttentionMatrices], Tensor]] = {
+    "attention_entropy": _entropy,
+    "attention_stable_rank": lambda matrices: matrices.spectrum.stable_rank,
+    "attention_effective_rank": lambda matrices: matrices.spectrum.effective_rank,
+    # Zero if all queries attend alike.
+    "attention_relative_residual": lambda matrices: matrices.residual_BH / composite_norm(matrices.p_BHNM),
+    "attention_gap_eigenvalue": _gap_eigenvalue,  # Levin et al. 2009, ch. 12
+    "attention_gap_singular": _gap_singular,
+}
+
+
+def attention_metrics(
+    p_BHNM: Tensor,
+    visible_NM: Tensor | None = None,
+    lengths_B: Tensor | None = None,
+    floor_BH: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Every metric in ATTENTION_METRICS by column name, each of shape (B, H).
+
+    visible_NM: which keys each query sees; None: all. lengths_B: how many tokens each sequence of a padded batch has.
+    floor_BH: the error of each P's residual (rankbench.measures.rounding.noise_floors). With it the columns of
+    ATTENTION_FLOORS are there too; without it attention_own_rounding.
+    """
+
+    def of_one_length(p_BHNM: Tensor) -> dict[str, Tensor]:
+        length = p_BHNM.shape[-1]
+        return _values(p_BHNM, visible_NM if visible_NM is None or lengths_B is None else visible_NM[:length, :length])
+
+    values = per_length(of_one_length, p_BHNM, lengths_B, axes=(2, 3))
+    residual_BH = values.pop("attention_residual")
+    return values if floor_BH is None else with_floor(values, residual_BH, floor_BH, "attention_")
+
+
+def _values(p_BHNM: Tensor, visible_NM: Tensor | None) -> dict[str, Tensor]:
+    _check(p_BHNM, visible_NM)
+    residual_BH = composite_norm(residual_matrix(p_BHNM))
+    matrices = AttentionMatrices(p_BHNM, visible_NM, residual_BH, Spectrum.of(p_BHNM))
+    values = {name: formula(matrices) for name, formula in ATTENTION_METRICS.items()}
+    return values | {"attention_own_rounding": own_rounding(p_BHNM), "attention_residual": residual_BH}
+
+
+def _check(p_BHNM: Tensor, visible_NM: Tensor | None) -> None:
+    check_floats("p_BHNM", p_BHNM, ("B", "H", "N", "M"))
+    # Looks for scores passed as weights; a softmax computed in bfloat16 (8 bits) must pass, so 1% and not rounding.
+    error = (p_BHNM.sum(-1) - 1).abs()
+    if (p_BHNM < 0).any() or (error > 0.01).any():
+        raise ValueError("p_BHNM: got rows that are no probabilities, wanted entries >= 0 with row sums 1 (within 1%)")
+    if visible_NM is None:
+        return
+    if visible_NM.dtype != torch.bool or visible_NM.shape != p_BHNM.shape[-2:]:
+        got, wanted = tuple(visible_NM.shape), tuple(p_BHNM.shape[-2:])
+        raise ValueError(f"visible_NM: got {visible_NM.dtype} of shape {got}, wanted torch.bool of shape {wanted}")
+    if (p_BHNM.masked_fill(visible_NM, 0).sum(-1) > 0.01).any():
+        raise ValueError(
+            "visible_NM: got a mask that hides keys which p_BHNM attends to, wanted the mask P was made with"
+        )

@@ -1,0 +1,195 @@
+"""Norms of Jacobians, each a lower bound of a Lipschitz constant: at given inputs, and maximised over inputs.
+
+Shapes: B sequence or start, N token, D width, T recorded step.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import LinearOperator, svds
+from torch import Tensor
+
+from rankbench.measures.attention_layer import AttentionLayer, push, rows_of_token, widest_token
+from rankbench.measures.norms import spectral_norm
+
+# Adam is written out, because torch.optim.Adam rounds differently: after 300 steps the values of some starts differ by
+# 1e-9 of themselves.
+ADAM = (0.9, 0.999)
+# The gradient at a token is proportional to its attention weight, which falls to 1e-40 for tokens far out; with Adam's
+# usual 1e-8 these would never move.
+ADAM_EPSILON = 1e-30
+NUMBERS_AT_A_TIME = 2_000_000  # of P or of a row of J: as many as stay near the cache; the memory would hold more
+FULL_SVD_UP_TO = 1024  # rows of a Jacobian; larger ones get Lanczos' largest singular value
+
+
+def jacobian_norm(function: Callable[[Tensor], Tensor], x: Tensor, p: str, chunk: int = 256) -> float:
+    """||J(x)||_p of any differentiable map from x (any shape) to a tensor of any shape.
+
+    p = inf: every row, by reverse differentiation, `chunk` rows at a time. p = 2: exact SVD up to FULL_SVD_UP_TO rows
+    or columns, else Lanczos on products with J and J^T (a lower bound of the norm to its tolerance of 1e-10).
+    """
+    y, pull = torch.func.vjp(function, x)
+    if p == "2" and min(x.numel(), y.numel()) > FULL_SVD_UP_TO:
+        return _largest_singular_value(x, y, pull)
+    unit = torch.eye(y.numel(), dtype=y.dtype, device=y.device)
+    parts = []
+    for rows in unit.split(chunk):
+        (pulled,) = torch.func.vmap(pull)(rows.view(-1, *y.shape))
+        parts.append(pulled.flatten(1) if p == "2" else pulled.flatten(1).abs().sum(1))
+    return spectral_norm(torch.cat(parts)).item() if p == "2" else torch.cat(parts).max().item()
+
+
+def _largest_singular_value(x: Tensor, y: Tensor, pull: Callable) -> float:
+    # J v is the derivative of u -> J^T u, pulled back: forward differentiation by two reverse ones
+    _, forward = torch.func.vjp(lambda u: pull(u)[0], torch.zeros_like(y))
+
+    def product(apply: Callable, like: Tensor) -> Callable[[np.ndarray], np.ndarray]:
+        return lambda v: (
+            apply(torch.from_numpy(np.ascontiguousarray(v)).to(like).view_as(like))[0].flatten().cpu().numpy()
+        )
+
+    operator = LinearOperator(
+        (y.numel(), x.numel()), matvec=product(forward, x), rmatvec=product(pull, y), dtype=np.float64
+    )
+    start = np.random.default_rng(0).standard_normal(min(operator.shape))
+    return float(svds(operator, k=1, tol=1e-10, v0=start, return_singular_vectors=False)[0])
+
+
+class Ascent(NamedTuple):
+    """values_TB: the largest ||J||_p so far of each start, at each recorded step; steps_T; x_BND, where the largest is.
+
+    Each value is attained at some input, so it is a lower bound of the Lipschitz constant.
+    """
+
+    steps_T: list[int]
+    values_TB: Tensor
+    x_BND: Tensor
+
+
+def random_starts(number: int, num_tokens: int, width: int, largest: float, generator: torch.Generator) -> Tensor:
+    """Inputs uniform in [-c, c], c uniform in [0, largest] for each start, (B, N, D), float64. Kim et al., app. I."""
+    c_B11 = largest * torch.rand(number, 1, 1, generator=generator, dtype=torch.float64)
+    return c_B11 * (2 * torch.rand(number, num_tokens, width, generator=generator, dtype=torch.float64) - 1)
+
+
+def ascend(
+    layer: AttentionLayer,
+    starts_BND: Tensor,
+    p: str,
+    steps: int,
+    lr: float,
+    record_every: int,
+    *,
+    mirror: bool = False,
+) -> Ascent:
+    """Maximise ||J(X)||_p over inputs with Adam from all starts at once (Kim et al. 2021, app. I: lr .1).
+
+    p = inf: the largest absolute sum among the rows of one token (widest_token). p = 2: u^T J v, where u and v make one
+    step of power iteration for each step of the ascent and are held fixed for its gradient; unit vectors keep it below
+    ||J||_2. The best value so far is kept, so a step too far loses nothing.
+
+    mirror, for one head of width 1: half-way every token keeps its distance to the widest token, and the tokens go to
+    alternate sides of it, which centres their mean. P stays as it is. Adam alone cannot take a token across, and ends
+    where the first draw left more tokens on one side.
+    """
+    _, num_tokens, width = starts_BND.shape
+    numbers_per_start = num_tokens * (num_tokens * len(layer.maps.w_q_HDK) if p == "2" else width * width)
+    parts = [
+        _ascend(layer, x_BND.clone(), p, steps, lr, record_every, mirror)
+        for x_BND in starts_BND.split(max(1, NUMBERS_AT_A_TIME // numbers_per_start))
+    ]
+    values_TB, x_BND = torch.cat([part.values_TB for part in parts], 1), torch.cat([part.x_BND for part in parts])
+    return Ascent(parts[0].steps_T, values_TB, x_BND)
+
+
+def _ascend(
+    layer: AttentionLayer, x_BND: Tensor, p: str, steps: int, lr: float, record_every: int, mirror: bool
+) -> Ascent:
+    value_and_gradient = _objective(layer, x_BND, p)
+    mean_BND, square_BND = torch.zeros_like(x_BND), torch.zeros_like(x_BND)
+    best_B, best_BND = x_BND.new_full((len(x_BND),), -math.inf), x_BND.clone()
+    recorded = {}
+    for step in range(steps + 1):
+        value_B, gradient_BND = value_and_gradient(x_BND)
+        better_B = value_B > best_B
+        best_B = torch.where(better_B, value_B, best_B)
+        best_BND = torch.where(better_B[:, None, None], x_BND, best_BND)
+        if step % record_every == 0 or step == steps:
+            recorded[step] = best_B
+        mean_BND = torch.lerp(gradient_BND, mean_BND, ADAM[0])
+        square_BND = torch.lerp(gradient_BND.square(), square_BND, ADAM[1])
+        root_BND = (square_BND / (1 - ADAM[1] ** (step + 1))).sqrt() + ADAM_EPSILON
+        x_BND = x_BND + lr / (1 - ADAM[0] ** (step + 1)) * mean_BND / root_BND
+        if mirror and step == steps // 2:
+            x_BND, mean_BND = mirrored(x_BND, widest_token(layer)), torch.zeros_like(mean_BND)
+    return Ascent(list(recorded), torch.stack(list(recorded.values())), best_BND)
+
+
+ValueAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]  # x_BND -> the value of each start (B,), its gradient
+
+
+def _objective(layer: AttentionLayer, starts_BND: Tensor, p: str) -> ValueAndGradient:
+    if p == "2":
+        return _power_iteration(layer, starts_BND)
+    if layer.kind == "l2" and layer.tied and layer.maps.w_q_HDK.shape == (1, 1, 1) and layer.seen_NM is None:
+        return functools.partial(row_of_width_1, layer)
+    return functools.partial(_largest_row, layer, widest_token(layer))
+
+
+def _largest_row(layer: AttentionLayer, token: int, x_BND: Tensor) -> tuple[Tensor, Tensor]:
+    x_BND = x_BND.detach().requires_grad_()
+    value_B = rows_of_token(layer, x_BND, token).abs().sum((-2, -1)).amax(-1)
+    return value_B.detach(), torch.autograd.grad(value_B.sum(), x_BND)[0]
+
+
+def _power_iteration(layer: AttentionLayer, starts_BND: Tensor) -> ValueAndGradient:
+    """u^T J v, one step of power iteration at each call."""
+    v_BND = torch.ones_like(starts_BND) + starts_BND / (1 + starts_BND.abs().amax((1, 2), keepdim=True))
+    v_BND = v_BND / v_BND.flatten(1).norm(dim=1)[:, None, None]
+
+    def value_and_gradient(x_BND: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal v_BND
+        x_BND, right_BND = x_BND.detach().requires_grad_(), v_BND.detach().requires_grad_()
+        pushed_BND = push(layer, x_BND, right_BND)
+        length_B = pushed_BND.detach().flatten(1).norm(dim=1).clamp(min=torch.finfo(x_BND.dtype).tiny)
+        left_BND = pushed_BND.detach() / length_B[:, None, None]
+        gradient_BND, pulled_BND = torch.autograd.grad((left_BND * pushed_BND).sum(), (x_BND, right_BND))
+        v_BND = pulled_BND / pulled_BND.flatten(1).norm(dim=1).clamp(min=1e-300)[:, None, None]
+        return length_B, gradient_BND
+
+    return value_and_gradient
+
+
+def row_of_width_1(layer: AttentionLayer, x_BN1: Tensor) -> tuple[Tensor, Tensor]:
+    """The absolute sum of one row of J for D = H = K = 1, tied l2, and its gradient, written out: no graph is built.
+
+    In d = w (x - x_0): 1 + 2 F, F = sum_j P_j t_j, t_j = (2 d_j (d_j - m) - 1)^+, times |w^2 v o|.
+    """
+    w = layer.maps.w_q_HDK.item()
+    factor = abs(layer.values_HDD.item())
+    d_BN = w * (x_BN1 - x_BN1[:, :1])[..., 0]
+    p_BN = (-d_BN.square()).softmax(-1)
+    mean_B1 = (p_BN * d_BN).sum(-1, keepdim=True)
+    raw_BN = 2 * d_BN * (d_BN - mean_B1) - 1
+    counted_BN = (raw_BN > 0).to(d_BN)
+    weighted_BN = p_BN * counted_BN
+    f_B1 = (weighted_BN * raw_BN).sum(-1, keepdim=True)
+    sum_B1 = (weighted_BN * d_BN).sum(-1, keepdim=True)
+    gradient_BN = p_BN * (2 * d_BN * (f_B1 - counted_BN * raw_BN) + 2 * sum_B1 * raw_BN)
+    gradient_BN += weighted_BN * (4 * d_BN - 2 * mean_B1)
+    gradient_BN[:, 0] -= gradient_BN.sum(-1)
+    return factor * (1 + 2 * f_B1[:, 0]), (2 * factor * w * gradient_BN)[..., None]
+
+
+def mirrored(x_BN1: Tensor, token: int) -> Tensor:
+    """Each token at its distance from the given one, on alternate sides in the order of the distances."""
+    if x_BN1.shape[-1] != 1:
+        raise ValueError(f"mirror: tokens of width 1 have two sides, got width {x_BN1.shape[-1]}")
+    centre_B11 = x_BN1[:, token : token + 1]
+    distance_BN = (x_BN1 - centre_B11).abs()[..., 0]
+    order_BN = distance_BN.argsort(-1).argsort(-1)  # 0 is the given token itself
+    return centre_B11 + (distance_BN * torch.where(order_BN % 2 == 1, 1.0, -1.0))[..., None]

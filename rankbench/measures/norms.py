@@ -1,0 +1,120 @@
+"""Norms, residual and singular values of matrices (..., N, D), such as sequences of tokens and attention matrices.
+
+Input of float32 or float64 gives output of the same dtype.
+
+Shapes: N row, D column, R singular value (R = min(N, D), largest first).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def one_norm(x: Tensor) -> Tensor:
+    """Operator norm ||X||_1, the largest column sum of |X|; shape (...)."""
+    return x.abs().sum(-2).amax(-1)
+
+
+def inf_norm(x: Tensor) -> Tensor:
+    """Operator norm ||X||_inf, the largest row sum of |X|; shape (...)."""
+    return x.abs().sum(-1).amax(-1)
+
+
+def composite_norm(x: Tensor) -> Tensor:
+    """Composite norm ||X||_{1,inf} = sqrt(||X||_1 ||X||_inf); shape (...). No triangle inequality. Dong et al. 2021."""
+    # Two roots, because the product of two small norms underflows: sqrt(1e-200 * 1e-200) is 0 in float64.
+    return one_norm(x).sqrt() * inf_norm(x).sqrt()
+
+
+def frobenius_norm(x: Tensor) -> Tensor:
+    """Frobenius norm sqrt(sum X_ij^2); shape (...)."""
+    return euclidean_norm(x.flatten(-2))
+
+
+def euclidean_norm(x: Tensor) -> Tensor:
+    """Euclidean norm over the last axis."""
+    # Scaled first, because a collapsed residual is small enough for its squares to underflow (1e-23 in float32).
+    scale = x.abs().amax(-1, keepdim=True)
+    scale = torch.where(scale > 0, scale, 1)
+    return scale.squeeze(-1) * torch.linalg.vector_norm(x / scale, dim=-1)
+
+
+def spectral_norm(x: Tensor) -> Tensor:
+    """||X||_2, the largest singular value by an exact SVD; shape (...). Power iteration would underestimate it."""
+    return torch.linalg.matrix_norm(x, 2)
+
+
+def residual_matrix(x: Tensor) -> Tensor:
+    """Residual R = X - 1 x^T of each matrix, x its mean row; shape (..., N, D), units of X. Dong et al. 2021, sec. 2.2.
+
+    The mean row minimises ||R||_F.
+    """
+    differences = _from_first_row(x)
+    return differences - differences.mean(-2, keepdim=True)
+
+
+def residual_from_median(x: Tensor) -> Tensor:
+    """Residual R = X - 1 x^T of each matrix with the x that minimises ||R||_1; shape (..., N, D), units of X.
+
+    x is the median of each column: it minimises each column sum, so also the largest.
+    """
+    differences = _from_first_row(x)
+    # Middle of the median interval. torch.median would take its lower end, and then -X would not mirror X.
+    ordered, num_rows = differences.sort(-2).values, x.shape[-2]
+    low, high = (num_rows - 1) // 2, num_rows // 2
+    return differences - (ordered[..., low : low + 1, :] + ordered[..., high : high + 1, :]) / 2
+
+
+def _from_first_row(x: Tensor) -> Tensor:
+    # In a nearly collapsed sequence these differences are exact (Sterbenz). So equal tokens have residual 0 and not the
+    # rounding error of their mean.
+    return x - x[..., :1, :]
+
+
+def own_rounding(x: Tensor) -> Tensor:
+    """eps of x's dtype times ||X||_{1,inf}: what storing X can put into its residual, in units of X; (...).
+
+    The error of computing X is larger: rankbench.measures.rounding.noise_floors.
+    """
+    return torch.finfo(x.dtype).eps * composite_norm(x)
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Singular values s of a batch of matrices, relative to the largest because every rank is a function of s / s_1."""
+
+    largest: Tensor  # (...), s_1
+    relative: Tensor  # (..., R), s / s_1; nan for a zero matrix
+    tolerance: float  # max(N, D) eps: a relative singular value below it is rounding error
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Spectrum":
+        # Of X and not of the smaller X X^T, which loses every s / s_1 below the square root of eps.
+        s = torch.linalg.svdvals(x)
+        return cls(s[..., 0], s / s[..., :1], max(x.shape[-2:]) * torch.finfo(x.dtype).eps)
+
+    @property
+    def second(self) -> Tensor:
+        """s_2 / s_1; 0 for a single row or column. Shape (...)."""
+        return self.relative[..., 1] if self.relative.shape[-1] > 1 else self.relative[..., 0] * 0
+
+    @property
+    def rank(self) -> Tensor:
+        """Number of singular values above the tolerance, as NumPy's matrix_rank; 0 for a zero matrix. Shape (...)."""
+        return (self.relative > self.tolerance).sum(-1).to(self.relative.dtype)
+
+    @property
+    def stable_rank(self) -> Tensor:
+        """sum s^2 / s_1^2 = ||X||_F^2 / ||X||_2^2, in [1, R]; shape (...). Rudelson & Vershynin 2007."""
+        return self.relative.square().sum(-1)
+
+    @property
+    def effective_rank(self) -> Tensor:
+        """exp of the entropy of s / sum s, in [1, R]; shape (...). Roy & Vetterli 2007."""
+        return torch.special.entr(self.relative / self.relative.sum(-1, keepdim=True)).sum(-1).exp()
+
+    @property
+    def of_gram(self) -> "Spectrum":
+        """The spectrum of the Gram matrix X X^T, whose singular values are s^2."""
+        return Spectrum(self.largest.square(), self.relative.square(), self.tolerance)
