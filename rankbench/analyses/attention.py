@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
 from rankbench.keys import key
+from rankbench.measures.attention_matrices import ATTENTION_METRICS, attention_metrics
 from rankbench.measures.by_layer import moments
-from rankbench.measures.metrics import ATTENTION_METRICS, attention_metrics
 from rankbench.measures.module_paths import heads_of
 from rankbench.model.modules import Example
 from rankbench.model.tape import AttentionCall, tap
@@ -42,12 +42,12 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     """Rows: weights, layer (depth of the attention, from 1), head (from 1). A metric is the mean over the sequences for
     which it is defined, <metric>_sd their standard deviation; num_undefined of all lack one metric or more.
 
-    P is what the values are multiplied by. row_sum: the mean sum of its rows, 1 of a softmax. The metrics of P in
-    rankbench.measures.metrics are of rows divided by their sums, nan where an entry is negative. sink_weight: the mean
-    weight on the key that gets most of all; first_weight, own_weight: on the first key, and on the query's own token.
+    P is what the values are multiplied by. row_sum: the mean sum of its rows, 1 of a softmax. The metrics of
+    rankbench.measures.attention_matrices are of rows divided by their sums, nan if an entry is negative. sink_weight:
+    the mean weight on the key that gets most; first_weight, own_weight: on the first key, and on the query's own token.
     distance_to_identity, distance_to_uniform: ||P - I||_F / sqrt(N), and the same to the average over the keys that a
-    query sees. largest_logit: the largest |logit| of a key that is seen (nan where no softmax made P). value_cosine:
-    mean cosine between a head's output at a token and the token's own value.
+    query sees. largest_logit: the largest |logit| of a key that is seen (nan if no softmax made P). value_cosine: mean
+    cosine between a head's output at a token and the token's own value.
     """
     example, rows = subject.example[: options.sequences], []
     for weights, module in subject.modules.items():

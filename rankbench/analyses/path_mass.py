@@ -13,8 +13,9 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
 from rankbench.keys import key
-from rankbench.measures.metrics import attention_metrics, frobenius_norm
+from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.module_paths import Heads, check_sums, heads_of, norms, recorded, without_absent
+from rankbench.measures.norms import frobenius_norm
 from rankbench.measures.paths import NUMBERS_AT_A_TIME, FrozenNetwork, num_paths, sums_through_heads
 from rankbench.model.attention import visible_keys
 from rankbench.model.modules import Example

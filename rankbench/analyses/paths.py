@@ -15,9 +15,9 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, ModuleSubject, Plan, Subject
 from rankbench.keys import key
-from rankbench.measures.metrics import composite_norm, frobenius_norm, per_length, residual_matrix
 from rankbench.measures.module_paths import check_sums, heads_of
 from rankbench.measures.module_paths import sums_by_length as module_sums
+from rankbench.measures.norms import composite_norm, frobenius_norm, residual_matrix
 from rankbench.measures.paths import (
     FrozenNetwork,
     RecomputedNetwork,
@@ -100,7 +100,7 @@ class Reading(NamedTuple):
         """The reading of one batch, without its absent tokens."""
         scores = [score(read_out(subject.model, sum_BND, readout), batch.targets) for sum_BND in sums_GBND]
         lengths_B, present_BN = subject.model.lengths(batch.inputs), subject.model.present(batch.inputs)
-        residuals = [_relative_residual(sum_BND, lengths_B) for sum_BND in sums_GBND]
+        residuals = [value_per_length(_relative_residual, sum_BND, lengths_B) for sum_BND in sums_GBND]
         score_G3 = torch.stack([torch.stack([part.double() for part in one]) for one in scores])
         return cls(score_G3, _norms(sums_GBND, present_BN), torch.stack(residuals))
 
@@ -121,12 +121,8 @@ class Reading(NamedTuple):
         }
 
 
-def _relative_residual(x_BND: Tensor, lengths_B: Tensor | None) -> Tensor:
-    return _relative(x_BND)[""] if lengths_B is None else per_length(_relative, x_BND, lengths_B)[""]
-
-
-def _relative(x_BND: Tensor) -> dict[str, Tensor]:
-    return {"": composite_norm(residual_matrix(x_BND)) / composite_norm(x_BND)}
+def _relative_residual(x_BND: Tensor) -> Tensor:
+    return composite_norm(residual_matrix(x_BND)) / composite_norm(x_BND)
 
 
 def _norms(x: Tensor, present_BN: Tensor | None) -> Tensor:
@@ -238,7 +234,7 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
             if some.targets is not None:
                 each = [score(sum_BNC, some.targets) for sum_BNC in sums_KBNC]
                 scores_G3 = torch.stack([torch.stack([number.double() for number in of_sum]) for of_sum in each])
-            residuals = [_relative_residual(sum_BNC, some.lengths_B) for sum_BNC in sums_KBNC]
+            residuals = [value_per_length(_relative_residual, sum_BNC, some.lengths_B) for sum_BNC in sums_KBNC]
             parts.append(Reading(scores_G3, _norms(sums_KBNC, present), torch.stack(residuals)))
             remainder = max(remainder, sums.remainder)
         log.info("%s, %s weights: path sums and output differ by %.1e (relative)", subject.name, weights, remainder)

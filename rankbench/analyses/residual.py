@@ -10,8 +10,8 @@ from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
 from rankbench.analyses.variants import VARIANTS
 from rankbench.analyses.variants import VariantOptions as Options
 from rankbench.measures.by_layer import metrics_by_layer, moments
-from rankbench.measures.metrics import state_metrics
 from rankbench.measures.module_states import layers_of, states_with_floors
+from rankbench.measures.states import state_metrics
 from rankbench.model.network import Network, without
 from rankbench.plots.residual import draw_residual
 from rankbench.runs.tables import last_of_layer, thinned

@@ -23,7 +23,7 @@ from torch import Tensor
 from rankbench.keys import ConfigError
 from rankbench.measures.dong_theory import length_share as length_share
 from rankbench.measures.dong_theory import num_paths
-from rankbench.measures.metrics import frobenius_norm
+from rankbench.measures.norms import frobenius_norm
 from rankbench.model.attention import SCORES, Attention
 from rankbench.model.network import Network, Step, Sublayer, run
 from rankbench.model.transformer import Norm, plain_norm
