@@ -125,6 +125,8 @@ def attended(x, module, cfg):
 def activated(z, name):
     if name == "relu":
         return max(z, mpf(0))
+    if name == "gelu_new":
+        return z * (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (z + mpf("0.044715") * z**3))) / 2
     return z * mpmath.erfc(-z / mpmath.sqrt(2)) / 2
 
 
@@ -418,17 +420,18 @@ def test_a_skip_around_nothing_keeps_the_residual(network):
 # --- the parts --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["gelu", "gelu_new"])
 @settings(deadline=None)
 @given(
     z=st.floats(-8, 8),
     d=st.floats(-1, 1).filter(lambda d: abs(d) > 1e-3),
     log_scale=st.one_of(st.floats(-3, 4), st.floats(-300, 0)),
 )
-def test_the_change_of_gelu_is_exact(z, d, log_scale):
-    got = module._gelu_change(*(torch.tensor(one, dtype=torch.float64) for one in (z, log_scale, d))).item()
+def test_the_change_of_gelu_is_exact(name, z, d, log_scale):
+    got = module.CHANGES[name](*(torch.tensor(one, dtype=torch.float64) for one in (z, log_scale, d))).item()
     with mpmath.workdps(320):
         scale = mpmath.exp(mpf(log_scale))
-        wanted = float((activated(z + scale * mpf(d), "gelu") - activated(mpf(z), "gelu")) / scale)
+        wanted = float((activated(z + scale * mpf(d), name) - activated(mpf(z), name)) / scale)
     # 1e-16 of gelu itself (up to 8, and up to 60 with the change) where it is the difference, else of its slope
     assert got == pytest.approx(wanted, rel=1e-13, abs=1e-14)
 
@@ -566,7 +569,9 @@ def test_what_no_rule_follows_is_refused_in_one_line(network, key, value):
 def test_an_activation_matters_only_where_there_is_an_mlp(network, monkeypatch):
     monkeypatch.delitem(module.CHANGES, "gelu")
     check(network(activation="gelu", mlp=False, mlp_skip=False))
-    with pytest.raises(ConfigError, match=r"^model.activation=gelu: residual coordinates follow relu alone; measure"):
+    with pytest.raises(
+        ConfigError, match=r"^model.activation=gelu: residual coordinates follow gelu_new, relu alone; measure"
+    ):
         check(network(activation="gelu"))
 
 

@@ -23,6 +23,8 @@ from numpy.typing import ArrayLike
 
 # The largest slope of each activation. gelu' = Phi(z) + z phi(z), gelu'' = (2 - z^2) phi(z): largest at z = sqrt 2.
 ACTIVATION_LIPSCHITZ = {"relu": 1.0, "gelu": 0.5 * math.erfc(-1.0) + math.exp(-1.0) / math.sqrt(math.pi)}
+# of those without a closed form the largest slope by root finding, rounded up
+ACTIVATION_LIPSCHITZ |= {"gelu_new": 1.12899306866, "silu": 1.09983932013, "quick_gelu": 1.09983932013}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Bounds on the residual

@@ -17,13 +17,11 @@ from rankbench.measures.attention_layer import AttentionLayer
 from rankbench.measures.dong_theory import ACTIVATION_LIPSCHITZ
 from rankbench.model.attention import COSINE_EPSILON, Attention, visible_keys
 from rankbench.model.network import Network, Sublayer
-from rankbench.model.transformer import MLP, NORM_EPSILON, Norm
+from rankbench.model.transformer import MLP, Norm
 
 COVERED = ("dot", "l2", "contractive_l2")  # kinds of attention that can be an AttentionLayer
 LIPSCHITZ_METRICS = {"lipschitz_inf": "inf", "lipschitz_2": "2"}  # column name -> p: a bound on Lip_p
 HEAD_METRICS = ("qk_norm", "vo_norm")  # spectral norms of a head's maps
-
-STEEPEST_NORM = NORM_EPSILON**-0.5  # 1 / standard deviation, of an input without any
 
 
 def layer_of(attention: Attention, num_tokens: int) -> AttentionLayer | None:
@@ -73,8 +71,9 @@ def matrices(sublayer: Sublayer) -> dict[str, Tensor]:
     return of_all_heads | {"w_o": part.out.weight}
 
 
-def norm_bound(norm: Norm, p: str, largest_scale: float = STEEPEST_NORM) -> float:
-    """Bound on Lip_p of a norm that divides its input by at least 1 / largest_scale."""
+def norm_bound(norm: Norm, p: str, largest_scale: float | None = None) -> float:
+    """Bound on Lip_p of a norm that divides its input by at least 1 / largest_scale; None: by no more than epsilon."""
+    largest_scale = norm.epsilon**-0.5 if largest_scale is None else largest_scale
     return lipschitz_bounds.norm_bound(norm.width, norm.weight, largest_scale, p, norm.kind == "layernorm")
 
 
@@ -84,7 +83,7 @@ def mlp_bound(mlp: MLP, p: str) -> float:
     return weights * ACTIVATION_LIPSCHITZ[mlp.activation_name]
 
 
-def sublayer_bound(sublayer: Sublayer, p: str, part: float, largest_scale: float = STEEPEST_NORM) -> float:
+def sublayer_bound(sublayer: Sublayer, p: str, part: float, largest_scale: float | None = None) -> float:
     """Bound on Lip_p of a sub-layer from that of its part: the sub-layer run on Lipschitz constants (Lemma 2.1)."""
     of_norm = 1.0 if sublayer.norm is None else norm_bound(sublayer.norm, p, largest_scale)
     return sublayer.apply(

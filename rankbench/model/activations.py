@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-TANH_RATE = 2 * math.sqrt(2 / math.pi)  # of gelu_new, z sigmoid(TANH_RATE (z + 0.044715 z^3))
+TANH_RATE, TANH_CUBE = 2 * math.sqrt(2 / math.pi), 0.044715  # of gelu_new, z sigmoid(TANH_RATE (z + TANH_CUBE z^3))
 QUICK_RATE = 1.702  # of quick_gelu, z sigmoid(QUICK_RATE z)
 
 # relu and gelu are those of our own networks; gelu_new is the approximation of gelu by tanh.
@@ -24,7 +24,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": lambda z: (z > 0).to(z.dtype),
     "gelu": lambda z: 0.5 * torch.erfc(-z * math.sqrt(0.5)),
-    "gelu_new": lambda z: torch.sigmoid(TANH_RATE * (z + 0.044715 * z**3)),
+    "gelu_new": lambda z: torch.sigmoid(TANH_RATE * (z + TANH_CUBE * z**3)),
     "quick_gelu": lambda z: torch.sigmoid(QUICK_RATE * z),
     "silu": torch.sigmoid,
 }

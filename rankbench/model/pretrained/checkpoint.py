@@ -7,12 +7,12 @@ import contextlib
 import copy
 import pickle
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import safetensors
 import torch
 from torch import nn
 
@@ -25,16 +25,6 @@ FETCH = (
     "put them into one folder and give its path"
 )
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-# What the library raises for files that are missing, unfit or need code of their own.
-REFUSALS = (
-    OSError,
-    ValueError,
-    KeyError,
-    RuntimeError,
-    ImportError,
-    pickle.UnpicklingError,
-    safetensors.SafetensorError,
-)
 
 
 class Checkpoint(NamedTuple):
@@ -70,7 +60,6 @@ def load_checkpoint(path: str, initialised_seed: int) -> Checkpoint:
         "trust_remote_code": False,
     }
     with _quiet(transformers), torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(initialised_seed)
         try:
             config = transformers.AutoConfig.from_pretrained(**source)
             auto = _auto_class(transformers, config)
@@ -79,9 +68,10 @@ def load_checkpoint(path: str, initialised_seed: int) -> Checkpoint:
             # said explicitly, because a config.json may name a kernel to fetch and run; the tape covers both
             kind = {"attn_implementation": "sdpa" if model_class._supports_sdpa else "eager", "dtype": torch.float32}
             checks = {"weights_only": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
-            trained, report = auto.from_pretrained(**source, **kind, **checks, config=config)
+            torch.default_generator.manual_seed(initialised_seed)
             initialised = auto.from_config(copy.deepcopy(config), **kind)
-        except REFUSALS as error:
+            trained, report = auto.from_pretrained(**source, **kind, **checks, config=config)
+        except Exception as error:  # foreign files can make the library fail in any way
             raise ConfigError(_refused(path, is_local, error)) from error
         _check_weights(path, model_class.__name__, report)
         tokenizer, no_tokenizer = _tokenizer(transformers, source, config)
@@ -128,16 +118,20 @@ def _auto_class(transformers: ModuleType, config: Any) -> Any:
     return transformers.AutoModel
 
 
-def _refused(path: str, is_local: bool, error: BaseException) -> str:
+def _refused(path: str, is_local: bool, error: Exception) -> str:
     """What to do about it, in one line."""
     if "trust_remote_code" in str(error) or "custom code" in str(error):
         return f"{path}: needs code of its own, which is never run; models of the library itself can be read"
     if isinstance(error, pickle.UnpicklingError):
         return f"{path}: pytorch_model.bin holds more than tensors, and nothing of it was run; use model.safetensors"
-    reason = re.split(r"(?<=[.!?])\s|\n", str(error).strip(), maxsplit=1)[0].rstrip(".")
+    reason = _in_one_line(error)
     if is_local:
         return f"{path}: cannot be read: {reason}; fetch its config.json and weights again"
     return f"{path}: no folder of this name, and none from the hub: {reason}; {FETCH}"
+
+
+def _in_one_line(error: Exception) -> str:
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" [...]")
 
 
 def _tokenizer(transformers: ModuleType, source: dict[str, Any], config: Any) -> tuple[Any | None, str | None]:
@@ -149,8 +143,8 @@ def _tokenizer(transformers: ModuleType, source: dict[str, Any], config: Any) ->
         return None, f"the folder has none of the files {', '.join(TOKENIZER)}"
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
-    except (*REFUSALS, TypeError, AttributeError) as error:
-        return None, str(error).strip().partition("\n")[0]
+    except Exception as error:  # as above; the model can be measured without it
+        return None, _in_one_line(error)
     # where a file is not the one that its class reads, the library makes a tokenizer of the special tokens alone
     if len(tokenizer) < letters / 2:
         return (

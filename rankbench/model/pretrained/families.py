@@ -11,7 +11,7 @@ Shapes: B batch, N token, D width.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -323,8 +323,9 @@ class States(nn.Module):
     @property
     def weight(self) -> Tensor:
         """(D, D): the identity."""
-        own: Any = next(self.network[0].module.parameters())
-        return torch.eye(self.network[0].width, dtype=own.dtype, device=own.device)
+        network = self.network[0]
+        some = next(network.module.parameters())
+        return torch.eye(network.width, dtype=some.dtype, device=some.device)
 
     def forward(self, x_BND: Tensor) -> Tensor:
         return x_BND
