@@ -47,7 +47,7 @@ def paths_options(**changes):
 
 
 def residual_options(*variants, sequences=5):
-    return residual.Options(list(variants), sequences)
+    return residual.Options(list(variants), sequences, None, 10.0)
 
 
 @pytest.fixture(scope="session")
@@ -445,8 +445,8 @@ def test_the_digest_of_paths_tells_means_and_baselines(subject):
 def test_residual_has_a_row_for_each_place(subject):
     one = subject()
     table = with_who(residual.table(one, residual_options("full", "no_mlp")), **one.who)
-    wanted = "run task model seed weights variant layer sublayer head"
-    assert list(table)[:9] == wanted.split()
+    wanted = "run task model seed weights variant tokens layer sublayer head"
+    assert list(table)[:10] == wanted.split()
     places = [
         (weights, variant, *place)
         for weights in ("trained", "initialised")
@@ -600,7 +600,11 @@ def test_skips_without_values_keep_the_residual(subject, bias):
 )
 def test_wrong_options_of_residual_are_refused_in_one_line(changes, said):
     with pytest.raises(ConfigError) as error:
-        typed(residual.Options, {"variants": ["full"], "sequences": 5, **changes}, "analysis.residual")
+        typed(
+            residual.Options,
+            {"variants": ["full"], "sequences": 5, "tokens": None, "sink_ratio": 10.0, **changes},
+            "analysis.residual",
+        )
     assert str(error.value).startswith(said) and "\n" not in str(error.value)
 
 

@@ -443,6 +443,7 @@ def test_an_exact_sum_has_a_logarithm():
 
 def tables_of(model_config, sorting_task, names, options, **changes):
     """The tables of the analyses `names` of three fresh networks, in float64."""
+    more = {name: {"tokens": None, "sink_ratio": 10.0} if name == "residual" else {} for name in names}
     task, parts = sorting_task(length=8, test_size=4), {name: [] for name in names}
     for seed in range(3):
         model = (
@@ -453,7 +454,7 @@ def tables_of(model_config, sorting_task, names, options, **changes):
         batch = task.sample(4, torch.Generator().manual_seed(seed))
         subject = Subject("fresh", seed, task, batch, batch, {"initialised": model})
         for name in names:
-            table = ANALYSES[name].table(subject, ANALYSES[name].options(**options))
+            table = ANALYSES[name].table(subject, ANALYSES[name].options(**options, **more[name]))
             parts[name].append(with_who(table, **subject.who))
     return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}
 

@@ -262,7 +262,9 @@ def sweep(model_config, sorting_task, analysis, key, values, **changes):
             model = initial_model(cfg, task, seed).double().requires_grad_(False)
             batch = task.sample(4, torch.Generator().manual_seed(seed))
             subject = Subject("fresh", seed, task, batch, batch, {"initialised": model})
-            table = ANALYSES[analysis].table(subject, ANALYSES[analysis].options(["full"], 4))
+            table = ANALYSES[analysis].table(
+                subject, ANALYSES[analysis].options(["full"], 4, *([None, 10.0] if analysis == "residual" else []))
+            )
             parts.append(with_who(table, **subject.who).assign(**{key: str(value)}))
     return pd.concat(parts, ignore_index=True)
 

@@ -29,13 +29,13 @@ def test_a_trained_classifier_has_its_accuracy_beside_the_residual(model_config,
     models = {kind: initial_model(model_config(layers=1, width=8), task, seed) for seed, kind in enumerate(BOTH)}
     batch = task.sample(1300, torch.Generator().manual_seed(0))  # more than are run at a time
     subject = Subject("a run", 0, task, batch, batch, models)
-    table = residual.table(subject, residual.Options(["full", "no_mlp"], 3))
+    table = residual.table(subject, residual.Options(["full", "no_mlp"], 3, None, 10.0))
     wanted = (models["trained"](batch.inputs).argmax(-1) == batch.targets).double().mean().item()
     assert table.whole_accuracy.tolist() == pytest.approx([wanted] * len(table), abs=1e-12)
     followed = collapse.table(subject, collapse.Options(["full"], 3))
     assert followed.whole_accuracy.tolist() == pytest.approx([wanted] * len(followed), abs=1e-12)
     fresh = Subject("fresh", 0, task, batch, batch, {"initialised": models["initialised"]})
-    assert "whole_accuracy" not in residual.table(fresh, residual.Options(["full"], 3))
+    assert "whole_accuracy" not in residual.table(fresh, residual.Options(["full"], 3, None, 10.0))
     assert "whole_accuracy" not in collapse.table(fresh, collapse.Options(["full"], 3))
 
 

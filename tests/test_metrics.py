@@ -95,9 +95,9 @@ def entropy_rank(weights):
     return math.exp(scipy.stats.entropy(weights))  # scipy normalises the weights
 
 
-def pairwise_cosine(matrix):
+def pairwise_cosine(matrix, function=float):
     pairs = itertools.combinations(matrix, 2)
-    return np.mean([a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) for a, b in pairs])
+    return np.mean([function(a @ b / (np.linalg.norm(a) * np.linalg.norm(b))) for a, b in pairs])
 
 
 def reference_state_metrics(x):
@@ -125,6 +125,8 @@ def reference_state_metrics(x):
         "second_singular_ratio": s[1] / s[0],
         "mean_cosine": pairwise_cosine(x),
         "mean_cosine_centred": pairwise_cosine(r),
+        "mean_absolute_cosine": pairwise_cosine(x, np.abs),
+        "antipodal_share": pairwise_cosine(x, lambda cosine: cosine < -0.9),
         "own_rounding": np.finfo(x.dtype).eps * composite(x),
     }
 
@@ -338,7 +340,7 @@ def test_single_token_has_no_residual_and_no_cosine():
     assert values["second_singular_ratio"] == 0
     undefined = {name for name, value in values.items() if math.isnan(value)}
     cosines, ranks = (
-        {"mean_cosine", "mean_cosine_centred"},
+        {"mean_cosine", "mean_cosine_centred", "mean_absolute_cosine", "antipodal_share"},
         {"effective_rank_centred", "effective_rank_squared_centred"},
     )
     assert undefined == cosines | ranks

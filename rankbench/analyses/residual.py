@@ -1,18 +1,21 @@
 """Rank and collapse metrics, layer by layer (Dong et al. 2021, Fig. 2; formulas in rankbench.measures.states)."""
 
 import logging
+from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
-from rankbench.analyses.variants import VARIANTS
-from rankbench.analyses.variants import VariantOptions as Options
-from rankbench.measures.by_layer import metrics_by_layer, moments
+from rankbench.analyses.variants import VARIANTS, VariantOptions
+from rankbench.keys import key
+from rankbench.measures.by_layer import metrics_by_layer, metrics_in_view, moments
 from rankbench.measures.module_states import layers_of, states_with_floors
-from rankbench.measures.states import state_metrics
+from rankbench.measures.token_views import VIEWS, View
 from rankbench.model.network import Network, without
+from rankbench.plots.figure import in_words
 from rankbench.plots.residual import draw_residual
 from rankbench.runs.tables import last_of_layer, thinned
 from rankbench.seeds import generator_for
@@ -20,15 +23,29 @@ from rankbench.tasks.task import score
 
 log = logging.getLogger(__name__)
 
+SEQUENCES_AT_A_TIME = 8  # of a module that is not ours
+COMPARED = ("relative_residual", "stable_rank", "effective_rank")  # of all tokens, with the other views of them
+
+
+@dataclass(frozen=True)
+class Options(VariantOptions):
+    """Which variants of a network are measured, on how many sequences, and which of their tokens."""
+
+    tokens: list[str] | None = key(
+        "Tokens of a state that count. null: all; beyond networks of ours, each.", choices=VIEWS
+    )
+    sink_ratio: float = key("A sink token is so many times as long as the median token of its sequence.", above=1)
+
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: weights (trained | initialised), variant, layer, sublayer, head; columns: metric, metric_sd.
+    """Rows: weights (trained | initialised), variant, tokens, layer, sublayer, head; columns: metric, metric_sd.
 
-    sublayer: input (the embedding, layer 0), attention or mlp (the state after it, layers 1..L), weights (metrics of P,
-    one row a head). A metric is the mean over the sequences for which it is defined, metric_sd their sample standard
-    deviation; num_undefined of all sequences lack one metric or more (layers.moments). noise_floor is the error of the
-    residual by rounding (rankbench.measures.rounding), relative_noise_floor the same over ||X||, below_floor the share
-    of sequences whose residual is no larger: what is said of these residuals is no measurement. Rows of a head have the
+    tokens: all, without_sinks or unit_length (rankbench.measures.token_views). sublayer: input (the embedding, layer
+    0), attention or mlp (the state after it, layers 1..L), weights (metrics of P, one row a head; of all tokens alone).
+    A metric is the mean over the sequences for which it is defined, metric_sd their sample standard deviation;
+    num_undefined of all sequences lack one metric or more (by_layer.moments). noise_floor is the error of the residual
+    by rounding (rankbench.measures.rounding), relative_noise_floor the same over ||X||, below_floor the share of
+    sequences whose residual is no larger: what is said of these residuals is no measurement. Rows of a head have the
     same of P, attention_noise_floor and so on. For a trained classifier also whole_accuracy, of the trained network on
     the whole test set (share of tokens).
     """
@@ -37,15 +54,17 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     for weights, model in subject.models.items():
         for variant in options.variants:
             removed = without(model, **VARIANTS[variant])
-            generator = generator_for(subject.seed, "rounding")
-            for place, values in metrics_by_layer(removed, inputs, generator):
-                rows.append(
-                    {"weights": weights, "variant": variant, **place, "dtype": _dtype(removed), **moments(values)}
-                )
+            for view in _views(options, is_ours=subject.modules is None):
+                generator = generator_for(subject.seed, "rounding")
+                row = {"weights": weights, "variant": variant, "tokens": view.tokens}
+                for axes, values in metrics_by_layer(removed, inputs, generator, view):
+                    rows.append({**row, **axes, "dtype": _dtype(removed), **moments(values)})
     return pd.DataFrame(rows).assign(**learned(subject))
 
 
-SEQUENCES_AT_A_TIME = 8  # of a module that is not ours
+def _views(options: Options, is_ours: bool) -> list[View]:
+    default = VIEWS[:1] if is_ours else VIEWS
+    return [View(tokens, options.sink_ratio) for tokens in (default if options.tokens is None else options.tokens)]
 
 
 @torch.no_grad()
@@ -57,21 +76,22 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     """
     if options.variants != ["full"]:
         log.info("%s: no parts can be taken out of it; variant full alone is measured", subject.name)
-    example, rows = subject.example[: options.sequences], []
+    example, views, rows = subject.example[: options.sequences], _views(options, is_ours=False), []
     for weights, module in subject.modules.items():
         layers = layers_of(module, example[:1])
         generator = generator_for(subject.seed, "rounding")
-        by_layer: list[list[dict[str, Tensor]]] = [[] for _ in range(len(layers) + 1)]
-        for some in example.split(SEQUENCES_AT_A_TIME):
-            states = states_with_floors(module, layers, some, generator)
-            for parts, (state_BND, floor_B) in zip(by_layer, states, strict=True):
-                parts.append(state_metrics(state_BND, some.lengths_B, floor_B))
-        for layer, parts in enumerate(by_layer):
-            values = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-            place = {"layer": layer, "sublayer": "layer" if layer else "input", "head": None}
-            place["submodule"] = layers[layer - 1].name if layer else None
-            dtype = str(state_BND.dtype).removeprefix("torch.")
-            rows.append({"weights": weights, "variant": "full", **place, "dtype": dtype, **moments(values)})
+        parts: dict[tuple[int, int], list[dict[str, Tensor]]] = {}  # by view and layer
+        for batch in example.split(SEQUENCES_AT_A_TIME):
+            for layer, (state_BND, floors) in enumerate(states_with_floors(module, layers, batch, generator, views)):
+                for number, (view, floor_B) in enumerate(zip(views, floors, strict=True)):
+                    metrics = metrics_in_view(state_BND, batch.lengths_B, floor_B, view)
+                    parts.setdefault((number, layer), []).append(metrics)
+        for (number, layer), metrics in sorted(parts.items(), key=lambda item: item[0]):
+            values = {name: torch.cat([part[name] for part in metrics]) for name in metrics[0]}
+            row = {"weights": weights, "variant": "full", "tokens": views[number].tokens, "layer": layer}
+            row |= {"sublayer": "layer" if layer else "input", "head": None}
+            row["submodule"] = layers[layer - 1].name if layer else None
+            rows.append({**row, "dtype": str(state_BND.dtype).removeprefix("torch."), **moments(values)})
     return pd.DataFrame(rows)
 
 
@@ -88,13 +108,36 @@ def _dtype(network: Network) -> str:
 
 
 def digest(table: pd.DataFrame) -> str:
-    """Relative residual of the states, by layer, mean over seeds, for a terminal."""
+    """Relative residual of the states, by layer, mean over seeds, for a terminal; and where sink tokens decide it."""
     last = last_of_layer(table)
-    mean = last.pivot_table("relative_residual", ["weights", "variant"], "layer", "mean", sort=False)
+    axes = ["weights", "variant", *(["tokens"] if last.tokens.nunique() > 1 else [])]
+    mean = last.pivot_table("relative_residual", axes, "layer", "mean", sort=False)
     shown = thinned(mean).map("{:.1e}".format)
-    return f"relative residual by layer (mean of {table.seed.nunique()} seeds)\n{shown.to_string()}"
+    lines = [f"relative residual by layer (mean of {table.seed.nunique()} seeds)", shown.to_string()]
+    return "\n".join([*lines, *_disagreements(last)])
 
 
+def _disagreements(last: pd.DataFrame) -> list[str]:
+    """A line for each network whose raw metrics and those of another view differ by more than a factor of two."""
+    lines = []
+    measured = last[last.below_floor == 0]
+    for (weights, variant), rows in measured.groupby(["weights", "variant"], sort=False):
+        by_view = rows.pivot_table(list(COMPARED), "layer", "tokens", "mean")
+        for metric in COMPARED:
+            for tokens in [name for name in VIEWS[1:] if name in set(rows.tokens)]:
+                raw, robust = by_view[metric, "all"], by_view[metric, tokens]
+                apart = (raw / robust).pipe(np.log2).abs() > 1
+                if apart.any():
+                    layer = (raw / robust).pipe(np.log2).abs().idxmax()
+                    lines.append(
+                        f"{weights}, {variant}: {metric} of all tokens and {in_words(tokens)} differ by more than a "
+                        f"factor of 2 in layers {', '.join(map(str, apart[apart].index))} (layer {layer}: "
+                        f"{raw[layer]:.2g} and {robust[layer]:.2g})"
+                    )
+    return lines
+
+
+COMPARED = ("relative_residual", "stable_rank", "effective_rank")
 ANALYSIS = Analysis(
     Options,
     table,

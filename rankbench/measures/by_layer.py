@@ -11,36 +11,46 @@ import torch
 from torch import Tensor
 
 from rankbench.measures.attention_matrices import attention_metrics
-from rankbench.measures.rounding import run_with_floors
+from rankbench.measures.rounding import ALL, run_with_floors
 from rankbench.measures.states import state_metrics
+from rankbench.measures.token_views import View, num_sinks
 from rankbench.model.attention import visible_keys
 from rankbench.model.network import Network
 
 
 @torch.no_grad()
 def metrics_by_layer(
-    network: Network, inputs: Tensor, generator: torch.Generator
+    network: Network, inputs: Tensor, generator: torch.Generator, view: View = ALL
 ) -> Iterator[tuple[dict, dict[str, Tensor]]]:
     """Layer, sublayer and head of each state and each P, with its metrics, shape (B,).
 
     The embedding has layer 0 and sublayer input; the state after a sub-layer has layer 1..L and sublayer attention or
     mlp; one head's P has sublayer weights and, alone, a head from 1 on. generator: on the CPU, of the perturbed passes
-    that give the noise floors.
+    that give the noise floors. view: which tokens the metrics of states are of; those of P are of all.
     """
     lengths_B, attention = network.lengths(inputs), network.attentions[0]
     visible_NM = visible_keys(attention.mask, attention.window, network.num_tokens(inputs), inputs.device)
-    for number, (step, floors) in enumerate(run_with_floors(network, inputs, generator)):
+    for number, (step, floors) in enumerate(run_with_floors(network, inputs, generator, view)):
         if number == 0:
-            embedding = state_metrics(step.input_BND, lengths_B, floors.input_B)
+            embedding = metrics_in_view(step.input_BND, lengths_B, floors.input_B, view)
             yield {"layer": 0, "sublayer": "input", "head": None}, embedding
         layer, kind = step.sublayer.layer, step.sublayer.kind
-        if kind == "attention":
+        if kind == "attention" and view.tokens == "all":
             of_weights = attention_metrics(step.weights_BHNM, visible_NM, lengths_B, floors.weights_BH)
             for head in range(step.sublayer.part.heads):
                 axes = {"layer": layer, "sublayer": "weights", "head": head + 1}
                 yield axes, {metric: value_BH[:, head] for metric, value_BH in of_weights.items()}
         axes = {"layer": layer, "sublayer": kind, "head": None}
-        yield axes, state_metrics(step.output_BND, lengths_B, floors.output_B)
+        yield axes, metrics_in_view(step.output_BND, lengths_B, floors.output_B, view)
+
+
+def metrics_in_view(x_BND: Tensor, lengths_B: Tensor | None, floor_B: Tensor, view: View) -> dict[str, Tensor]:
+    """The metrics of the tokens that are looked at, given the floor of the residual in that view."""
+    seen, kept_B = view.of(x_BND, lengths_B)
+    metrics = state_metrics(seen(x_BND), kept_B, floor_B)
+    if view.tokens == "without_sinks":
+        metrics["num_sinks"] = num_sinks(x_BND, lengths_B, view.sink_ratio)
+    return metrics
 
 
 def moments(values: dict[str, Tensor]) -> dict[str, float]:

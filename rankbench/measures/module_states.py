@@ -8,7 +8,7 @@ submodule that runs several times (shared layers) counts each time.
 Shapes: B sequence, N token, D width.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from rankbench.keys import ConfigError
-from rankbench.measures.rounding import RandomRounding, floor_of, num_passes
+from rankbench.measures.rounding import ALL, RandomRounding, floor_of, num_passes
+from rankbench.measures.token_views import View
 from rankbench.model.modules import Example
 from rankbench.model.tape import COVERED, AttentionCall, tap
 from rankbench.model.tape.recording import tensors_in
@@ -129,14 +130,20 @@ def states_of(module: nn.Module, layers: list[Run], example: Example) -> list[Te
 
 @torch.no_grad()
 def states_with_floors(
-    module: nn.Module, layers: list[Run], example: Example, generator: torch.Generator
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each state with the floor of its residual, (B,), as rankbench.measures.rounding has them. generator: on the CPU,
-    of the perturbed passes."""
+    module: nn.Module, layers: list[Run], example: Example, generator: torch.Generator, views: Sequence[View] = (ALL,)
+) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    """Each state, and for each view the floor of its residual there, (B,), as rankbench.measures.rounding has them.
+
+    generator: on the CPU, of the perturbed passes.
+    """
     states, lengths_B = states_of(module, layers, example), example.lengths_B
     perturbed_passes = []
     for _ in range(num_passes(*states[0].shape[1:])):
         with RandomRounding(generator):
             perturbed_passes.append(states_of(module, layers, example))
     for state_BND, *perturbed in zip(states, *perturbed_passes, strict=True):
-        yield state_BND, floor_of(state_BND, perturbed, lengths_B)
+        floors = []
+        for view in views:
+            seen, kept_B = view.of(state_BND, lengths_B)
+            floors.append(floor_of(seen(state_BND), map(seen, perturbed), kept_B))
+        yield state_BND, floors

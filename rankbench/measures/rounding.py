@@ -39,11 +39,13 @@ from torch.utils._pytree import tree_map
 
 from rankbench.measures.norms import composite_norm, own_rounding, residual_matrix
 from rankbench.measures.states import value_per_length
+from rankbench.measures.token_views import View
 from rankbench.model.network import Network, Step, run
 
 NUMBERS = 256  # errors that the passes draw together for a state or a P: their norm then hardly depends on chance
 MOST_PASSES = 8
 MARGIN = 4.0
+ALL = View()
 POOL = 1 << 16
 
 aten = torch.ops.aten
@@ -117,7 +119,9 @@ class Floors(NamedTuple):
 
 
 @torch.no_grad()
-def run_with_floors(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[tuple[Step, Floors]]:
+def run_with_floors(
+    network: Network, inputs: Tensor, generator: torch.Generator, view: View = ALL
+) -> Iterator[tuple[Step, Floors]]:
     """Every sub-layer's step with its floors. The plain and the perturbed passes go on side by side, so that no more
     than one sub-layer of them is held. generator: on the CPU."""
     passes, lengths_B = num_passes(network.num_tokens(inputs), network.width), network.lengths(inputs)
@@ -125,7 +129,8 @@ def run_with_floors(network: Network, inputs: Tensor, generator: torch.Generator
     rounding, input_B = RandomRounding(generator), None
 
     def floor(x: Tensor, perturbed_x: Tensor) -> Tensor:
-        return floor_of(x, perturbed_x.split(len(x)), lengths_B)
+        seen, kept_B = view.of(x, lengths_B) if x.dim() == 3 else (lambda matrices: matrices, lengths_B)
+        return floor_of(seen(x), map(seen, perturbed_x.split(len(x))), kept_B)
 
     for step in run(network, inputs):
         with rounding:

@@ -27,6 +27,8 @@ from rankbench.measures.norms import (
 # The rounding error of a residual in its units, the same relative to the matrix, and whether the residual is no larger.
 # Below its floor neither the residual nor any other metric in OF_RESIDUAL is a measurement.
 STATE_FLOORS = ["noise_floor", "relative_noise_floor", "below_floor"]
+ANTIPODAL = 0.9
+COSINES_AT_A_TIME = 1 << 22
 OF_RESIDUAL = ["residual", "relative_residual", "relative_residual_l1", "relative_residual_linf", "residual_frobenius"]
 OF_RESIDUAL += ["relative_residual_frobenius", "high_frequency_energy", "effective_rank_centred"]
 OF_RESIDUAL += ["effective_rank_squared_centred", "mean_cosine_centred", "attention_relative_residual"]
@@ -40,11 +42,12 @@ class States:
     residual_BND: Tensor
     spectrum: Spectrum
     spectrum_centred: Spectrum  # of the residual
+    over_pairs: tuple[Tensor, Tensor]
 
     @classmethod
     def of(cls, x_BND: Tensor) -> "States":
         residual_BND = residual_matrix(x_BND)
-        return cls(x_BND, residual_BND, Spectrum.of(x_BND), Spectrum.of(residual_BND))
+        return cls(x_BND, residual_BND, Spectrum.of(x_BND), Spectrum.of(residual_BND), _over_pairs(x_BND))
 
     def relative(self, norm: Callable[[Tensor], Tensor]) -> Tensor:
         """||R|| / ||X||, (B,)."""
@@ -77,6 +80,22 @@ def _mean_cosine(x_BND: Tensor) -> Tensor:
     return torch.where(count_B > 1, pairs_B / (count_B * (count_B - 1)), math.nan)
 
 
+def _over_pairs(x_BND: Tensor) -> tuple[Tensor, Tensor]:
+    """Over all pairs of distinct nonzero tokens the mean |cosine| and the share of antipodal ones; nan without any."""
+    above_NN = torch.ones(x_BND.shape[1], x_BND.shape[1], dtype=torch.bool, device=x_BND.device).triu(1)
+    parts = []
+    for sequences in x_BND.split(max(1, COSINES_AT_A_TIME // above_NN.numel())):
+        norm_BN1 = euclidean_norm(sequences).unsqueeze(-1)
+        unit_BND = sequences / torch.where(norm_BN1 > 0, norm_BN1, 1)
+        counts_BNN = (norm_BN1 > 0) & (norm_BN1 > 0).mT & above_NN
+        cosine_BNN = unit_BND @ unit_BND.mT
+        total_B = counts_BNN.sum((1, 2))
+        sums = (cosine_BNN.abs() * counts_BNN).sum((1, 2)), ((cosine_BNN < -ANTIPODAL) & counts_BNN).sum((1, 2))
+        parts.append([sum_B / total_B.to(x_BND.dtype) for sum_B in sums])  # 0 / 0 without a pair
+    mean_B, share_B = (torch.cat(values) for values in zip(*parts, strict=True))
+    return mean_B, share_B
+
+
 def _mean_cosine_centred(states: States) -> Tensor:
     """Mean cosine of the tokens seen from their mean; -1 / (N - 1) when all are equally far from it."""
     norm_BN1 = euclidean_norm(states.residual_BND).unsqueeze(-1)
@@ -105,6 +124,9 @@ STATE_METRICS: dict[str, Callable[[States], Tensor]] = {
     "second_singular_ratio": lambda states: states.spectrum.second,
     "mean_cosine": lambda states: _mean_cosine(states.x_BND),  # Ethayarajh 2019
     "mean_cosine_centred": _mean_cosine_centred,
+    # sign-blind, as second_singular_ratio is: rank one is no consensus where tokens are antipodal
+    "mean_absolute_cosine": lambda states: states.over_pairs[0],
+    "antipodal_share": lambda states: states.over_pairs[1],  # of pairs, cosine below -0.9
 }
 
 

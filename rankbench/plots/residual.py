@@ -2,10 +2,12 @@
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import (
     COLOURS,
+    INK,
     below_rounding,
     beside,
     floor,
@@ -18,6 +20,8 @@ from rankbench.plots.figure import (
     whole_numbers,
 )
 from rankbench.runs.tables import last_of_layer, mean_and_spread
+
+APART = "all tokens and another view differ by more than a factor of 2"
 
 
 @styled
@@ -32,7 +36,9 @@ def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
         last = last.assign(below_floor=last.relative_residual <= last.relative_noise_floor)
     last = last.assign(relative_residual=last.relative_residual.clip(lower=last.relative_noise_floor))
     weights = list(dict.fromkeys(last.weights))
-    last = last.assign(line=last.variant.map(in_words))
+    # all tokens under the variant's name alone
+    views = [f", {in_words(tokens)}" if tokens != "all" else "" for tokens in last.get("tokens", ["all"] * len(last))]
+    last = last.assign(line=last.variant.map(in_words) + views)
     figure, grid, facets = grid_of(last, facet, len(weights))
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, kind in zip(row, weights, strict=True):
@@ -43,6 +49,7 @@ def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                 shifted_x = beside(summary.layer, number)
                 line(axes, summary.assign(mean=summary["mean"].mask(below)), "layer", name, number)
                 below_rounding(axes, shifted_x, summary["mean"], below, COLOURS[number % len(COLOURS)])
+            _mark_apart(axes, rows[rows.weights == kind])
             axes.set_yscale("log")
             axes.set_title(title(f"{kind} weights", label))
             whole_numbers(axes, "layer (0: embedding)")
@@ -50,3 +57,15 @@ def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
         row[0].set_ylabel(r"relative residual $\|R\|_{1,\infty}/\|X\|_{1,\infty}$")
     legend(figure, grid)
     return figure
+
+
+def _mark_apart(axes: Axes, rows: pd.DataFrame) -> None:
+    """A cross where all tokens and another view differ by more than a factor of 2: a few tokens decide there."""
+    if "tokens" not in rows or rows.tokens.nunique() == 1:
+        return
+    measured = rows[rows.below_floor == 0]
+    mean = measured.pivot_table("relative_residual", ["variant", "layer"], "tokens", "mean")
+    raw = mean.pop("all")
+    apart = raw[(np.log2(mean.div(raw, axis=0)).abs() > 1).any(axis=1)]
+    if len(apart):
+        axes.plot(apart.index.get_level_values("layer"), apart, "x", color=INK, markersize=8, zorder=3, label=APART)

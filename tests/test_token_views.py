@@ -1,0 +1,125 @@
+"""rankbench.measures.token_views: metrics without sink tokens, and of tokens of length 1."""
+
+import numpy as np
+import pytest
+import torch
+
+import rankbench
+from rankbench.analyses.residual import digest
+from rankbench.measures.by_layer import metrics_in_view
+from rankbench.measures.states import state_metrics
+from rankbench.measures.token_views import View, num_sinks
+
+
+@pytest.fixture
+def states():
+    """Three sequences; the second has a sink at token 2, the third at tokens 0 and 4."""
+    x_BND = torch.randn(3, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x_BND[1, 2] *= 200
+    x_BND[2, [0, 4]] *= 200
+    return x_BND
+
+
+def without(x_ND, tokens):
+    kept = [index for index in range(len(x_ND)) if index not in tokens]
+    return x_ND[kept][None]
+
+
+def test_without_sinks_is_the_sequence_without_these_tokens(states):
+    floor_B = torch.full((3,), 1e-12, dtype=torch.float64)
+    values = metrics_in_view(states, None, floor_B, View("without_sinks", 10.0))
+    assert values["num_sinks"].tolist() == [0, 1, 2] == num_sinks(states, None, 10.0).tolist()
+    for row, tokens in enumerate([(), (2,), (0, 4)]):
+        expected = state_metrics(without(states[row], tokens), floor_B=floor_B[:1])
+        for name, value_B in expected.items():
+            assert values[name][row].item() == pytest.approx(value_B.item(), rel=1e-12), name
+
+
+def test_absent_tokens_are_no_sinks_and_no_median(states):
+    lengths_B = torch.tensor([6, 5, 4])
+    padded = states.clone()
+    padded[0, 1] *= 200
+    for row, length in enumerate(lengths_B):
+        padded[row, length:] = 1e6
+    floor_B = torch.zeros(3, dtype=torch.float64)
+    values = metrics_in_view(padded, lengths_B, floor_B, View("without_sinks", 10.0))
+    assert values["num_sinks"].tolist() == [1, 1, 1]  # token 4 of the third is absent
+    for row, tokens in enumerate([(1,), (2,), (0,)]):
+        expected = state_metrics(without(padded[row, : lengths_B[row]], tokens))
+        assert values["effective_rank"][row].item() == pytest.approx(expected["effective_rank"].item(), rel=1e-12)
+
+
+def test_unit_length_does_not_see_the_tokens_lengths(states):
+    floor_B = torch.zeros(3, dtype=torch.float64)
+    scaled = states * torch.rand(3, 6, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).add(0.1)
+    once, again = (metrics_in_view(x, None, floor_B, View("unit_length")) for x in (states, scaled))
+    for name in ("relative_residual", "stable_rank", "effective_rank", "mean_cosine"):
+        assert once[name].numpy() == pytest.approx(again[name].numpy(), rel=1e-10)
+
+
+def test_sign_blind_companions():
+    """Antipodal tokens are of rank one and far from 1 x^T."""
+    line = torch.tensor([1.0, -1, 1, -1, 1], dtype=torch.float64)[:, None] * torch.tensor([3.0, 4, 0])
+    values = state_metrics(line[None])
+    assert values["mean_absolute_cosine"].item() == pytest.approx(1)
+    assert values["second_singular_ratio"].item() == pytest.approx(0, abs=1e-15)
+    assert values["antipodal_share"].item() == pytest.approx(6 / 10)  # 3 times 2 of 10 pairs
+    x_BND = torch.randn(4, 7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    x_BND[1, 3] = 0  # has no angle
+    values = state_metrics(x_BND)
+    for row, x_ND in enumerate(x_BND.numpy()):
+        nonzero = x_ND[np.linalg.norm(x_ND, axis=1) > 0]
+        cosines = [
+            a @ b / np.linalg.norm(a) / np.linalg.norm(b) for i, a in enumerate(nonzero) for b in nonzero[i + 1 :]
+        ]
+        assert values["mean_absolute_cosine"][row].item() == pytest.approx(np.abs(cosines).mean())
+        assert values["antipodal_share"][row].item() == pytest.approx(np.mean(np.array(cosines) < -0.9))
+
+
+class Sinks(torch.nn.Module):
+    """Two layers of torch's own; the second makes the first token 300 times as long."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(*(OneLayer(index) for index in range(2)))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class OneLayer(torch.nn.Module):
+    def __init__(self, index):
+        super().__init__()
+        self.layer, self.index = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), index
+
+    def forward(self, x):
+        x = self.layer(x)
+        return torch.cat([300 * x[:, :1], x[:, 1:]], 1) if self.index else x
+
+
+def test_what_a_sink_decides_is_said():
+    torch.manual_seed(0)
+    x = torch.randn(4, 9, 8, dtype=torch.float64)
+    table = rankbench.analyze(Sinks().double().eval(), x, "residual")["residual"]
+    assert table.tokens.unique().tolist() == ["all", "without_sinks", "unit_length"]
+    last = table[table.layer == 2].set_index("tokens")
+    assert last.num_sinks["without_sinks"] == 1
+    assert last.stable_rank["all"] < 1.01 and last.stable_rank["without_sinks"] > 2
+    text = digest(table)
+    assert (
+        "given, full: stable_rank of all tokens and without sinks differ by more than a factor of 2 in layers 2" in text
+    )
+    assert (table.noise_floor > 0).all() and (table.below_floor == 0).all()
+    rankbench.plot(table)
+    quiet = rankbench.analyze(torch.nn.Sequential(OneLayer(0), OneLayer(0)).double().eval(), x, "residual")["residual"]
+    assert "differ" not in digest(quiet)
+
+
+def test_networks_of_ours_are_measured_whole_unless_asked():
+    words = ["model.layers=2", "model.width=8", "task.length=5", "task.test_size=6", "task.train_size=6"]
+    plain = rankbench.analyze(words, "residual", sequences=6)["residual"]
+    assert set(plain.tokens) == {"all"}
+    views = rankbench.analyze(words, "residual", sequences=6, tokens=["all", "unit_length"])["residual"]
+    same = views[views.tokens == "all"].reset_index(drop=True)
+    assert same[plain.columns].equals(plain)
+    assert set(views[views.tokens == "unit_length"].sublayer) == {"input", "attention", "mlp"}
