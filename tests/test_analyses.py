@@ -445,7 +445,7 @@ def test_the_digest_of_paths_tells_means_and_baselines(subject):
 def test_residual_has_a_row_for_each_place(subject):
     one = subject()
     table = with_who(residual.table(one, residual_options("full", "no_mlp")), **one.who)
-    wanted = "run task model seed weights variant tokens layer sublayer head"
+    wanted = "run task model seed weights variant view layer sublayer head"
     assert list(table)[:10] == wanted.split()
     places = [
         (weights, variant, *place)
@@ -602,7 +602,7 @@ def test_wrong_options_of_residual_are_refused_in_one_line(changes, said):
     with pytest.raises(ConfigError) as error:
         typed(
             residual.Options,
-            {"variants": ["full"], "sequences": 5, "tokens": None, "sink_ratio": 10.0, **changes},
+            {"variants": ["full"], "sequences": 5, "views": None, "sink_ratio": 10.0, **changes},
             "analysis.residual",
         )
     assert str(error.value).startswith(said) and "\n" not in str(error.value)

@@ -101,7 +101,7 @@ def test_residuals_of_every_layer_are_those_of_the_librarys_states(folder):
     assert set(table.weights) == {"trained", "initialised"}
     model, batch = library(folder, "bert", transformers.AutoModelForMaskedLM)
     states = model(**batch, output_hidden_states=True).hidden_states
-    full = table[(table.variant == "full") & (table.weights == "trained") & (table.tokens == "all")]
+    full = table[(table.variant == "full") & (table.weights == "trained") & (table.view == "all")]
     for layer, state_BND in enumerate(states):
         expected = []
         for state_ND, present_N in zip(state_BND.detach().numpy(), batch["attention_mask"].numpy(), strict=True):
@@ -149,7 +149,7 @@ def test_a_family_without_an_adapter_is_measured_as_a_module(folder):
         cosines.append((unit_ND @ unit_ND.T).fill_diagonal_(0).sum().item() / (count * (count - 1)).item())
         text = batch["input_ids"][row : row + 1, :count]
         losses.append(model(text, labels=text).loss.item())
-    residual = tables["residual"][tables["residual"].tokens == "all"]
+    residual = tables["residual"][tables["residual"].view == "all"]
     first = residual[(residual.layer == 1) & (residual.weights == "trained")]
     assert (first.variant.item(), first.submodule.item()) == ("full", "gpt_neox.layers.0")
     assert first.mean_cosine.item() == pytest.approx(np.mean(cosines), rel=1e-6)

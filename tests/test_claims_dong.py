@@ -443,7 +443,7 @@ def test_an_exact_sum_has_a_logarithm():
 
 def tables_of(model_config, sorting_task, names, options, **changes):
     """The tables of the analyses `names` of three fresh networks, in float64."""
-    more = {name: {"tokens": None, "sink_ratio": 10.0} if name == "residual" else {} for name in names}
+    more = {name: {"views": None, "sink_ratio": 10.0} if name == "residual" else {} for name in names}
     task, parts = sorting_task(length=8, test_size=4), {name: [] for name in names}
     for seed in range(3):
         model = (

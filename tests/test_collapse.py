@@ -689,7 +689,7 @@ def test_rounding_does_not_stand_as_a_measurement(model_config, sorting_task):
     assert (found.below_floor[:3] == 0).all()
     assert found.log10_measured[:3].to_numpy() == pytest.approx(found.log10_residual[:3].to_numpy(), abs=1e-6)
     of_residual = ANALYSES["residual"]
-    states = of_residual.table(one, of_residual.options(["no_skip"], 8))
+    states = of_residual.table(one, of_residual.options(["no_skip"], 8, None, 10.0))
     assert (states[(states.layer >= 5) & (states.sublayer != "weights")].below_floor == 1).all()
     drawn = {line.get_label(): line for line in draw_collapse(with_who(found.reset_index(), **one.who)).axes[0].lines}
     rings = [line for line in draw_collapse(with_who(found.reset_index(), **one.who)).axes[0].lines if is_ring(line)]

@@ -225,7 +225,7 @@ def test_residual_of_a_network_of_ours_seen_as_a_module():
     cfg = compose("analyze", *words)
     (subject,) = fresh_subjects(cfg, Machine.prepare(cfg))
     seen = rankbench.analyze(InLayers(subject.model), subject.test.inputs, "residual", sequences=9)["residual"]
-    seen = seen[seen.tokens == "all"]
+    seen = seen[seen.view == "all"]
     ours = own[own.sublayer.isin(["input", "mlp"])]
     assert seen.layer.tolist() == ours.layer.tolist() == [0, 1, 2, 3]
     assert seen.submodule.tolist()[1:] == ["layers.0", "layers.1", "layers.2"]

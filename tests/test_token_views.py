@@ -101,8 +101,8 @@ def test_what_a_sink_decides_is_said():
     torch.manual_seed(0)
     x = torch.randn(4, 9, 8, dtype=torch.float64)
     table = rankbench.analyze(Sinks().double().eval(), x, "residual")["residual"]
-    assert table.tokens.unique().tolist() == ["all", "without_sinks", "unit_length"]
-    last = table[table.layer == 2].set_index("tokens")
+    assert table.view.unique().tolist() == ["all", "without_sinks", "unit_length"]
+    last = table[table.layer == 2].set_index("view")
     assert last.num_sinks["without_sinks"] == 1
     assert last.stable_rank["all"] < 1.01 and last.stable_rank["without_sinks"] > 2
     text = digest(table)
@@ -118,8 +118,8 @@ def test_what_a_sink_decides_is_said():
 def test_networks_of_ours_are_measured_whole_unless_asked():
     words = ["model.layers=2", "model.width=8", "task.length=5", "task.test_size=6", "task.train_size=6"]
     plain = rankbench.analyze(words, "residual", sequences=6)["residual"]
-    assert set(plain.tokens) == {"all"}
-    views = rankbench.analyze(words, "residual", sequences=6, tokens=["all", "unit_length"])["residual"]
-    same = views[views.tokens == "all"].reset_index(drop=True)
+    assert set(plain.view) == {"all"}
+    views = rankbench.analyze(words, "residual", sequences=6, views=["all", "unit_length"])["residual"]
+    same = views[views.view == "all"].reset_index(drop=True)
     assert same[plain.columns].equals(plain)
-    assert set(views[views.tokens == "unit_length"].sublayer) == {"input", "attention", "mlp"}
+    assert set(views[views.view == "unit_length"].sublayer) == {"input", "attention", "mlp"}

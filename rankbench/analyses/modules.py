@@ -141,7 +141,8 @@ def _inputs(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor 
         longest = max(map(len, texts))
         return {"inputs": torch.tensor([text + [ABSENT] * (longest - len(text)) for text in texts])}
 
-    (inputs,) = read_inputs(cfg.inputs, tokenize).tensors[:1]
+    example = read_inputs(cfg.inputs, tokenize)
+    inputs = example.tensors[0]
     if inputs.is_floating_point():
         return inputs, None
     if inputs.dim() != 2:
@@ -152,6 +153,8 @@ def _inputs(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor 
         raise ConfigError(
             f"inputs={cfg.inputs}: token id {largest}; the vocabulary of {cfg.checkpoint} ends with {letters - 1}"
         )
+    if example.targets is not None:
+        return inputs, example.targets[:, : cfg.tokens]
     return _with_targets(inputs, cfg, checkpoint)
 
 

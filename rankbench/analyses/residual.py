@@ -31,16 +31,16 @@ COMPARED = ("relative_residual", "stable_rank", "effective_rank")  # of all toke
 class Options(VariantOptions):
     """Which variants of a network are measured, on how many sequences, and which of their tokens."""
 
-    tokens: list[str] | None = key(
+    views: list[str] | None = key(
         "Tokens of a state that count. null: all; beyond networks of ours, each.", choices=VIEWS
     )
     sink_ratio: float = key("A sink token is so many times as long as the median token of its sequence.", above=1)
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: weights (trained | initialised), variant, tokens, layer, sublayer, head; columns: metric, metric_sd.
+    """Rows: weights (trained | initialised), variant, view, layer, sublayer, head; columns: metric, metric_sd.
 
-    tokens: all, without_sinks or unit_length (rankbench.measures.token_views). sublayer: input (the embedding, layer
+    view: all, without_sinks or unit_length (rankbench.measures.token_views). sublayer: input (the embedding, layer
     0), attention or mlp (the state after it, layers 1..L), weights (metrics of P, one row a head; of all tokens alone).
     A metric is the mean over the sequences for which it is defined, metric_sd their sample standard deviation;
     num_undefined of all sequences lack one metric or more (by_layer.moments). noise_floor is the error of the residual
@@ -56,7 +56,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             removed = without(model, **VARIANTS[variant])
             for view in _views(options, is_ours=subject.modules is None):
                 generator = generator_for(subject.seed, "rounding")
-                row = {"weights": weights, "variant": variant, "tokens": view.tokens}
+                row = {"weights": weights, "variant": variant, "view": view.name}
                 for axes, values in metrics_by_layer(removed, inputs, generator, view):
                     rows.append({**row, **axes, "dtype": _dtype(removed), **moments(values)})
     return pd.DataFrame(rows).assign(**learned(subject))
@@ -64,7 +64,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 def _views(options: Options, is_ours: bool) -> list[View]:
     default = VIEWS[:1] if is_ours else VIEWS
-    return [View(tokens, options.sink_ratio) for tokens in (default if options.tokens is None else options.tokens)]
+    return [View(name, options.sink_ratio) for name in (default if options.views is None else options.views)]
 
 
 @torch.no_grad()
@@ -88,7 +88,7 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
                     parts.setdefault((number, layer), []).append(metrics)
         for (number, layer), metrics in sorted(parts.items(), key=lambda item: item[0]):
             values = {name: torch.cat([part[name] for part in metrics]) for name in metrics[0]}
-            row = {"weights": weights, "variant": "full", "tokens": views[number].tokens, "layer": layer}
+            row = {"weights": weights, "variant": "full", "view": views[number].name, "layer": layer}
             row |= {"sublayer": "layer" if layer else "input", "head": None}
             row["submodule"] = layers[layer - 1].name if layer else None
             rows.append({**row, "dtype": str(state_BND.dtype).removeprefix("torch."), **moments(values)})
@@ -110,7 +110,7 @@ def _dtype(network: Network) -> str:
 def digest(table: pd.DataFrame) -> str:
     """Relative residual of the states, by layer, mean over seeds, for a terminal; and where sink tokens decide it."""
     last = last_of_layer(table)
-    axes = ["weights", "variant", *(["tokens"] if last.tokens.nunique() > 1 else [])]
+    axes = ["weights", "variant", *(["view"] if last.view.nunique() > 1 else [])]
     mean = last.pivot_table("relative_residual", axes, "layer", "mean", sort=False)
     shown = thinned(mean).map("{:.1e}".format)
     lines = [f"relative residual by layer (mean of {table.seed.nunique()} seeds)", shown.to_string()]
@@ -122,15 +122,17 @@ def _disagreements(last: pd.DataFrame) -> list[str]:
     lines = []
     measured = last[last.below_floor == 0]
     for (weights, variant), rows in measured.groupby(["weights", "variant"], sort=False):
-        by_view = rows.pivot_table(list(COMPARED), "layer", "tokens", "mean")
+        if "all" not in set(rows.view):
+            continue
+        by_view = rows.pivot_table(list(COMPARED), "layer", "view", "mean")
         for metric in COMPARED:
-            for tokens in [name for name in VIEWS[1:] if name in set(rows.tokens)]:
-                raw, robust = by_view[metric, "all"], by_view[metric, tokens]
+            for name in (view for view in VIEWS[1:] if view in set(rows.view)):
+                raw, robust = by_view[metric, "all"], by_view[metric, name]
                 apart = (raw / robust).pipe(np.log2).abs() > 1
                 if apart.any():
                     layer = (raw / robust).pipe(np.log2).abs().idxmax()
                     lines.append(
-                        f"{weights}, {variant}: {metric} of all tokens and {in_words(tokens)} differ by more than a "
+                        f"{weights}, {variant}: {metric} of all tokens and {in_words(name)} differ by more than a "
                         f"factor of 2 in layers {', '.join(map(str, apart[apart].index))} (layer {layer}: "
                         f"{raw[layer]:.2g} and {robust[layer]:.2g})"
                     )

@@ -127,8 +127,8 @@ def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: Facet = Non
 
     Rows that the claim is not about are skipped. If that leaves nothing, the only verdict says so.
     """
-    if "tokens" in table:  # claims about residuals are about all tokens
-        table = table[table.tokens == "all"]
+    if "view" in table:  # claims about residuals are about all tokens
+        table = table[table.view == "all"]
     verdicts = [
         _verdict(name, claim, rows, where, _controlled(claim, rows))
         for where, rows in _settings(claim, table, facet)

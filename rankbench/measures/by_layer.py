@@ -35,7 +35,7 @@ def metrics_by_layer(
             embedding = metrics_in_view(step.input_BND, lengths_B, floors.input_B, view)
             yield {"layer": 0, "sublayer": "input", "head": None}, embedding
         layer, kind = step.sublayer.layer, step.sublayer.kind
-        if kind == "attention" and view.tokens == "all":
+        if kind == "attention" and view.name == "all":
             of_weights = attention_metrics(step.weights_BHNM, visible_NM, lengths_B, floors.weights_BH)
             for head in range(step.sublayer.part.heads):
                 axes = {"layer": layer, "sublayer": "weights", "head": head + 1}
@@ -48,7 +48,7 @@ def metrics_in_view(x_BND: Tensor, lengths_B: Tensor | None, floor_B: Tensor, vi
     """The metrics of the tokens that are looked at, given the floor of the residual in that view."""
     seen, kept_B = view.of(x_BND, lengths_B)
     metrics = state_metrics(seen(x_BND), kept_B, floor_B)
-    if view.tokens == "without_sinks":
+    if view.name == "without_sinks":
         metrics["num_sinks"] = num_sinks(x_BND, lengths_B, view.sink_ratio)
     return metrics
 

@@ -19,14 +19,14 @@ VIEWS = ("all", "without_sinks", "unit_length")
 class View(NamedTuple):
     """What is looked at: one of VIEWS, and by how much a sink is longer than the median token of its sequence."""
 
-    tokens: str = "all"
+    name: str = "all"
     sink_ratio: float = 10.0
 
     def of(self, x_BND: Tensor, lengths_B: Tensor | None) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
         """The map of states like x_BND, in which the same tokens are sinks, and how many tokens each sequence keeps."""
-        if self.tokens == "all":
+        if self.name == "all":
             return _unchanged, lengths_B
-        if self.tokens == "unit_length":
+        if self.name == "unit_length":
             return _of_unit_length, lengths_B
         is_sink_BN = sinks(x_BND, lengths_B, self.sink_ratio)
         if not is_sink_BN.any():

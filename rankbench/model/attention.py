@@ -304,11 +304,11 @@ class Attention(Heads):
         shift_H1V = w.b_v_HK[:, None] - w.b_q_HK[:, None] @ small_HKV  # the queries' bias is no part of the values
         return q_BHNK, *(keys or [q_BHNK]), v_BHNV + shift_H1V.to(v_BHNV.dtype)
 
-    def bound_inf(self, num_keys: int) -> Tensor:
-        """Upper bound on the Lipschitz constant in the infinity norm of l2 with tied keys, before any contraction."""
-        return self._bound_inf(inverse_phi(num_keys))
+    def bound_inf(self, inverse: float | Tensor) -> Tensor:
+        """Upper bound on the Lipschitz constant in the infinity norm of l2 with tied keys, before any contraction.
 
-    def _bound_inf(self, inverse: float | Tensor) -> Tensor:
+        inverse: inverse_phi of the number of keys.
+        """
         w, (attention, *others) = self.maps(), map(abs, self.mix.values())
         return l2_bound_inf(w.w_q_HDK, w.w_v_HDK, w.w_o_HKD, inverse, attention, sum(others))
 
@@ -336,7 +336,7 @@ class Attention(Heads):
         else:
             of_number = v_BHMK.new_tensor([inverse_phi(number) for number in range(1, most + 1)])
             inverse_B1 = of_number[present_BN.sum(-1, keepdim=True).clamp(1, most) - 1]
-        bound_B1 = self._bound_inf(inverse_B1)
+        bound_B1 = self.bound_inf(inverse_B1)
         return self.contraction / (bound_B1 if self.contracts_always else bound_B1.clamp(min=self.contraction))
 
     def maps_as_applied(self) -> HeadMaps:

@@ -37,7 +37,7 @@ def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
     last = last.assign(relative_residual=last.relative_residual.clip(lower=last.relative_noise_floor))
     weights = list(dict.fromkeys(last.weights))
     # all tokens under the variant's name alone
-    views = [f", {in_words(tokens)}" if tokens != "all" else "" for tokens in last.get("tokens", ["all"] * len(last))]
+    views = [f", {in_words(name)}" if name != "all" else "" for name in last.get("view", ["all"] * len(last))]
     last = last.assign(line=last.variant.map(in_words) + views)
     figure, grid, facets = grid_of(last, facet, len(weights))
     for row, (label, rows) in zip(grid, facets, strict=True):
@@ -61,10 +61,10 @@ def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
 
 def _mark_apart(axes: Axes, rows: pd.DataFrame) -> None:
     """A cross where all tokens and another view differ by more than a factor of 2: a few tokens decide there."""
-    if "tokens" not in rows or rows.tokens.nunique() == 1:
-        return
     measured = rows[rows.below_floor == 0]
-    mean = measured.pivot_table("relative_residual", ["variant", "layer"], "tokens", "mean")
+    if "view" not in rows or measured.view.nunique() == 1 or "all" not in set(measured.view):
+        return
+    mean = measured.pivot_table("relative_residual", ["variant", "layer"], "view", "mean")
     raw = mean.pop("all")
     apart = raw[(np.log2(mean.div(raw, axis=0)).abs() > 1).any(axis=1)]
     if len(apart):

@@ -14,6 +14,9 @@ PANELS = {
 }
 
 
+ROUNDING = 10  # an error within so many remainders of the exact sums is not measured
+
+
 @styled
 def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Mass by path length; error and loss of the sum of all paths up to a length; a line for each kind of weights.
@@ -26,8 +29,8 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
         for axes, name in zip(row, shown, strict=True):
             heading, ylabel = PANELS[name]
             rows = of_facet
-            if name == "error_upto":  # with all lengths nothing is left out but rounding
-                rows = of_facet[of_facet.path_length < of_facet.path_length.max()]
+            if name == "error_upto":  # near the remainder nothing is left out but rounding
+                rows = of_facet[of_facet.error_upto > ROUNDING * of_facet.remainder]
             for number, (weights, of_weights) in enumerate(rows.groupby("weights", sort=False)):
                 summary = mean_and_spread(of_weights, ["path_length"], name)
                 line(axes, summary, "path_length", f"{weights} weights", number)
