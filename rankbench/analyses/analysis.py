@@ -12,6 +12,7 @@ from rankbench.model.lstm import Lstm
 from rankbench.model.modules import Example
 from rankbench.model.transformer import Transformer
 from rankbench.plots.figure import Figure
+from rankbench.plots.pages import MOST_PANELS
 from rankbench.runs.tables import fall_in_last_quarter
 from rankbench.tasks import Batch, Task
 
@@ -109,7 +110,7 @@ class Analysis:
     any_model: bool = False
     any_network: bool = False
     lines: str | None = None
-    most_panels: int = 24
+    most_panels: int = MOST_PANELS
     drawn_apart: tuple[str, ...] = ()
     check: Callable[[Plan, Any], None] | None = None
     of_module: Callable[[ModuleSubject, Any], pd.DataFrame] | None = None

@@ -287,11 +287,11 @@ def measure(name: str, options: Any, subjects: list[Subject] | list[ModuleSubjec
     return pd.concat(parts, ignore_index=True)
 
 
-def present(cfg: BaseConfig, tables: dict[str, pd.DataFrame], folder: Path, facet: str | None = None) -> list[str]:
+def present(cfg: BaseConfig, tables: dict[str, pd.DataFrame], folder: Path) -> list[str]:
     """Figures of the tables and verdicts on the claims, written to the folder; returns lines that say so."""
-    pages = {name: [plots.Page(table, facet, "")] for name, table in tables.items()}
+    pages = {name: [plots.Page(table, None, "")] for name, table in tables.items()}
     lines = [drawn_line(files) for files in draw(pages, folder, cfg.published).values()]
-    return lines + judge_all(cfg.claims, tables, folder, facet)
+    return lines + judge_all(cfg.claims, tables, folder, None)
 
 
 def draw(
@@ -315,7 +315,7 @@ def drawn_line(files: list[Path]) -> str:
     return f"-> {' and '.join(map(str, files))}"
 
 
-def judge_all(claims: list[str], tables: dict[str, pd.DataFrame], folder: Path, facet: Facet = None) -> list[str]:
+def judge_all(claims: list[str], tables: dict[str, pd.DataFrame], folder: Path, facet: Facet) -> list[str]:
     """Verdicts on the claims, written to verdicts.csv where there are any; returns them as lines."""
     if not claims:
         return []

@@ -122,7 +122,7 @@ class Judgement(NamedTuple):
 Facet = str | Sequence[str] | None  # the column, or columns, of the keys that a sweep varies
 
 
-def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: Facet = None) -> list[dict]:
+def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: Facet) -> list[dict]:
     """Verdicts of one claim on a table: one for each value of the claim's `by` columns and of the facet.
 
     Rows that the claim is not about are skipped. If that leaves nothing, the only verdict says so.

@@ -71,7 +71,7 @@ def compose(command: str, *words: str) -> Config:
         if word in ("-m", "--multirun"):
             raise ConfigError(_sweep_refused(word, command, words))
         if word.startswith(("hydra.", "hydra/", "cluster=", "search=")):
-            raise ConfigError(f"{word}: is about jobs that Hydra starts, and here it starts none; leave it out")
+            raise ConfigError(f"{word}: applies to jobs that Hydra starts, and here it starts none; leave it out")
     words = as_keys(command, words)
     try:
         overrides = OverridesParser.create().parse_overrides(list(words))

@@ -73,18 +73,18 @@ def lower_bound(dimension: int, rank: int, heads: int, form: str, degrees: int =
     return bound, max(0.0, float(1.0 - taken)) / 2 - bound
 
 
-def fewest_heads(dimension: int, rank: int, error: float, form: str, degrees: int = DEGREES) -> float:
+def fewest_heads(dimension: int, rank: int, error: float, form: str) -> float:
     """The smallest H whose lower bound is not above `error`: fewer heads cannot reach it. inf beyond 10^300."""
-    if lower_bound(dimension, rank, 1, form, degrees)[0] <= error:
+    if lower_bound(dimension, rank, 1, form)[0] <= error:
         return 1
     low, high = 1, 2
-    while lower_bound(dimension, rank, high, form, degrees)[0] > error:
+    while lower_bound(dimension, rank, high, form)[0] > error:
         low, high = high, high * 2
         if high > 10**300:
             return math.inf
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if lower_bound(dimension, rank, middle, form, degrees)[0] > error else (low, middle)
+        low, high = (middle, high) if lower_bound(dimension, rank, middle, form)[0] > error else (low, middle)
     return high
 
 

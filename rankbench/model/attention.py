@@ -93,19 +93,17 @@ def visible_keys(mask: str, window: int | None, num_tokens: int, device: torch.d
 
 
 class Heads(nn.Module):
-    """Attention of several heads: all that follows from what a subclass says of its maps.
+    """Attention of several heads: everything that follows from the maps, which a subclass defines.
 
-    The subclass sets heads, head_width, value_width and `out`, the linear map from the heads side by side to the width,
-    and the fields below where they differ; it defines queries_keys_values and maps. `queries_keys_values` gives those
-    of every head, each (B, H, N, K); values (B, H, N, V) where they have a width of their own. `maps` gives the heads'
-    parameters as separate maps, views wherever that is possible.
+    The subclass sets heads, head_width, value_width and `out`, the linear map from the concatenated heads to the width,
+    and those of the fields below that differ. It also defines `queries_keys_values` and `maps`.
     """
 
     score_name, is_l2 = "dot", False
     mask, window, temperature = "none", None, 1.0
     mix: Mapping[str, float] = ATTENTION_ALONE
 
-    fusible = True  # whether the scores are the product of their factors alone, as the fused kernel wants them
+    fusible = True  # whether the scores are the product of their factors and nothing else: the fused kernel needs that
 
     heads: int
     head_width: int
@@ -113,11 +111,11 @@ class Heads(nn.Module):
     out: nn.Module
 
     def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of every head."""
+        """Queries, keys and values of every head, each (B, H, N, K); values of another width are (B, H, N, V)."""
         raise NotImplementedError
 
     def maps(self) -> HeadMaps:
-        """The heads' parameters as separate maps."""
+        """The heads' parameters as separate maps, views wherever that is possible."""
         raise NotImplementedError
 
     def maps_as_applied(self) -> HeadMaps:
@@ -130,7 +128,7 @@ class Heads(nn.Module):
         return self.mix != ATTENTION_ALONE
 
     def gains(self, v_BHMK: Tensor, present_BN: Tensor | None) -> Tensor | None:
-        """What the attention multiplies each value by, (B, H, M) or fewer; None for 1."""
+        """Factor of each value, (B, H, M) or broadcastable to it; None for 1."""
         return None
 
     def seen(self, present_BN: Tensor | None, num_tokens: int, device: torch.device) -> Tensor | None:
@@ -153,7 +151,7 @@ class Heads(nn.Module):
         return SCORES[self.score_name](q_BHNK, k_BHMK)
 
     def score_bias(self, q_BHNK: Tensor) -> Tensor | None:
-        """What the scores have beside the product of their factors, (B or 1, H, N, M); None for nothing."""
+        """Term that is added to the product of the factors, (B or 1, H, N, M); None for no such term."""
         return None
 
     @property
@@ -243,18 +241,18 @@ class Heads(nn.Module):
 
 
 class Attention(Heads):
-    """H heads of width K on a width of D; K is free of D/H, so a head's W_QK and W_VO can have any rank up to D.
+    """H heads of width K on a width of D; K need not be D/H, so a head's W_QK and W_VO can have any rank up to D.
 
-    Values can have a width of their own; keys and values can be shared by groups of heads, or be read from a latent of
-    few numbers a token (Ainslie et al. 2023; DeepSeek-AI 2024, without its separate part for positions).
+    Values can have another width than keys. Groups of heads can share keys and values, or keys and values can be read
+    from a narrow latent of each token (Ainslie et al. 2023; DeepSeek-AI 2024, without its separate part for positions).
 
     dot:             P_h (x W_V,h + b_V,h)
     l2:              P_h (x A_h W_V,h + b_V,h),  A_h = W_Q,h W_Q,h^T / sqrt(K); Kim et al. 2021, app. F: free keys too
-    contractive_l2:  the same times c / bound, or min(1, c / bound): the bound of `bound_inf`, c model.contraction
-    cosine:          P_h times the values each over its length, sqrt(||v||^2 + epsilon) (Qi et al. 2023)
+    contractive_l2:  l2 times c / bound, or min(1, c / bound), with `bound_inf` and c = model.contraction
+    cosine:          P_h times the values, each divided by its length sqrt(||v||^2 + epsilon) (Qi et al. 2023)
 
-    Biases of queries, keys and values are constants that the papers leave out; no Lipschitz constant here depends on
-    them, for with tied queries and keys they cancel in q - k.
+    Biases of queries, keys and values are constants that the papers leave out. No Lipschitz constant here depends on
+    them, because with tied queries and keys they cancel in q - k.
     """
 
     def __init__(self, cfg: ModelConfig) -> None:
@@ -272,7 +270,7 @@ class Attention(Heads):
         self.contracts_always = cfg.contraction_when == "always"
         inner, keys_and_values = self.heads * self.head_width, [self.groups * self.head_width] * (not self.tied_qk)
         keys_and_values += [self.groups * self.value_width]
-        # One matrix for queries (, keys) and values: one large product instead of three small ones.
+        # one matrix for queries, keys (unless tied) and values: one large product instead of three small ones
         self.rows = [inner, *keys_and_values] if cfg.latent_width is None else [inner, cfg.latent_width]
         self.qkv = linear(cfg, cfg.width, sum(self.rows), len(self.rows))
         self.rows_of_latent = keys_and_values
@@ -280,11 +278,10 @@ class Attention(Heads):
         self.out = linear(cfg, self.heads * self.value_width, cfg.width)
 
     def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of every head, each (B, H, N, K); values (B, H, N, V) where they have a width of
-        their own."""
+        """Queries, keys and values of every head, each (B, H, N, K); values of another width are (B, H, N, V)."""
         if self.is_l2:
             return self._l2_queries_keys_values(x_BND)
-        # split before the heads are: the gradient of that is one copy, of unbind it is two
+        # split the maps before the heads: the gradient of split is one copy, that of unbind two
         parts = self.qkv(x_BND).split(self.rows, -1)
         if self.from_latent is not None:
             parts = [parts[0], *self.from_latent(parts[1]).split(self.rows_of_latent, -1)]
@@ -292,8 +289,8 @@ class Attention(Heads):
         return self._of_all_heads(parts, -3)
 
     def _l2_queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As queries_keys_values, the values read from the queries: x A_h W_V,h = (x W_Q,h) (W_Q,h^T W_V,h / sqrt(K)),
-        products with small matrices in the place of the one with W_V."""
+        """The same as queries_keys_values, for l2, where values are read from the queries. x A_h W_V,h = (x W_Q,h)
+        (W_Q,h^T W_V,h / sqrt(K)): products with small matrices replace the one with W_V."""
         w = self.maps()
         read = [(w.w_q_HDK, w.b_q_HK)] if self.tied_qk else [(w.w_q_HDK, w.b_q_HK), (w.w_k_HDK, w.b_k_HK)]
         weight = torch.cat([w_HDK.transpose(-2, -1).flatten(0, 1) for w_HDK, _ in read])
@@ -301,19 +298,19 @@ class Attention(Heads):
         q_BHNK, *keys = parts.unflatten(-1, (-1, self.head_width)).transpose(-3, -2).split(self.heads, -3)
         small_HKV = w.w_q_HDK.transpose(-2, -1) @ w.w_v_HDK * self.head_width**-0.5
         v_BHNV = q_BHNK @ small_HKV
-        shift_H1V = w.b_v_HK[:, None] - w.b_q_HK[:, None] @ small_HKV  # the queries' bias is no part of the values
+        shift_H1V = w.b_v_HK[:, None] - w.b_q_HK[:, None] @ small_HKV  # the values do not contain the queries' bias
         return q_BHNK, *(keys or [q_BHNK]), v_BHNV + shift_H1V.to(v_BHNV.dtype)
 
     def bound_inf(self, inverse: float | Tensor) -> Tensor:
         """Upper bound on the Lipschitz constant in the infinity norm of l2 with tied keys, before any contraction.
 
-        inverse: inverse_phi of the number of keys.
+        inverse: `inverse_phi` of the number of keys.
         """
         w, (attention, *others) = self.maps(), map(abs, self.mix.values())
         return l2_bound_inf(w.w_q_HDK, w.w_v_HDK, w.w_o_HKD, inverse, attention, sum(others))
 
     def num_keys(self, num_tokens: int) -> int:
-        """The most keys that a query of so many tokens can see; ConfigError if more than model.contraction_keys."""
+        """The most keys that a query sees among this many tokens; ConfigError if more than model.contraction_keys."""
         most = num_tokens if self.window is None else min(num_tokens, 2 * self.window + 1)
         if self.contraction_keys is not None and most > self.contraction_keys:
             raise ConfigError(
@@ -323,7 +320,7 @@ class Attention(Heads):
         return most
 
     def gains(self, v_BHMK: Tensor, present_BN: Tensor | None) -> Tensor | None:
-        """What the attention multiplies each value by, (B, H, M) or fewer; None for 1. ConfigError as `num_keys`."""
+        """Factor of each value, (B, H, M) or broadcastable to it; None for 1. Raises ConfigError like `num_keys`."""
         if self.score_name == "cosine":
             return inverse_length(v_BHMK).squeeze(-1)
         if self.score_name != "contractive_l2":
@@ -334,8 +331,8 @@ class Attention(Heads):
         elif present_BN is None:
             inverse_B1 = v_BHMK.new_full((1,), inverse_phi(most))
         else:
-            of_number = v_BHMK.new_tensor([inverse_phi(number) for number in range(1, most + 1)])
-            inverse_B1 = of_number[present_BN.sum(-1, keepdim=True).clamp(1, most) - 1]
+            by_num_keys = v_BHMK.new_tensor([inverse_phi(number) for number in range(1, most + 1)])
+            inverse_B1 = by_num_keys[present_BN.sum(-1, keepdim=True).clamp(1, most) - 1]
         bound_B1 = self.bound_inf(inverse_B1)
         return self.contraction / (bound_B1 if self.contracts_always else bound_B1.clamp(min=self.contraction))
 

@@ -93,11 +93,6 @@ class Example:
         return Example(*tree_map(moved, (self.args, dict(self.kwargs))), *rest)
 
 
-def is_spec(text: str) -> bool:
-    """Whether a word names a function that builds a module: mine.py:build, package.module:build."""
-    return ":" in text and not text.startswith(("{", "[")) and "://" not in text
-
-
 def build(spec: str) -> tuple[nn.Module, Example | None]:
     """The module that the function `spec` returns, and its own example of inputs where it has one.
 

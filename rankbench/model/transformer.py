@@ -37,7 +37,7 @@ class Norm(nn.Module):
         self.shift = nn.Parameter(torch.zeros(cfg.width)) if affine and cfg.norm_kind == "layernorm" else None
 
     def scale(self, x_BND: Tensor) -> Tensor:
-        """norm_scale of its kind, (B, N, 1)."""
+        """The `norm_scale` of this kind, (B, N, 1)."""
         return norm_scale(self.kind, x_BND, self.epsilon)
 
     def linear(self, x_BND: Tensor, scale_BN1: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class MLP(nn.Module):
         self.down = linear(cfg, hidden, cfg.width)
 
     def gate(self, z_BNF: Tensor) -> Tensor:
-        """activation(z)/z elementwise, act'(0) at z = 0: the factor that, frozen, makes the MLP linear."""
+        """activation(z)/z elementwise, and the derivative at z = 0; with this factor frozen the MLP is linear."""
         return GATES[self.activation_name](z_BNF)
 
     def forward(self, x_BND: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from rankbench.plots.figure import COLOURS, DASHES, in_words
 
+MOST_PANELS = 24  # of a figure in one file
 MOST_LINES = len(COLOURS) * len(DASHES)  # the most lines that readers can tell apart
 OWN_LINES = "network"  # facet of panels that replace a figure's own lines
 

@@ -17,8 +17,8 @@ from rankbench.analyses import ANALYSES
 from rankbench.analyses.runner import draw, judge_all
 from rankbench.claims import CLAIMS, figures_published
 from rankbench.config import FigureKeys
-from rankbench.keys import ConfigError, closest
-from rankbench.plots.pages import joined, pages_of_analysis, pages_of_final_numbers
+from rankbench.keys import ConfigError, as_typed, closest
+from rankbench.plots.pages import MOST_PANELS, joined, pages_of_analysis, pages_of_final_numbers
 from rankbench.plots.sweep import draw_sweep
 from rankbench.report.page import write_page
 from rankbench.runs.files import write_text
@@ -30,7 +30,6 @@ from rankbench.runs.tables import WHO, booleans_as_words, latex, markdown, over_
 SILENT = ("out", "seed", "replicas", "device", "threads", "run", "analysis", "claims", "published")
 SILENT += ("trainer.eval_every", "trainer.checkpoint_every")
 KINDS = (*plots.KINDS, ".svg")
-MOST_PANELS = 24  # of the figure of final numbers, in one file
 
 
 @dataclass(frozen=True)
@@ -433,14 +432,8 @@ def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, dict):
             flat |= _flat(value, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = _text(value)
+            flat[f"{prefix}{key}"] = as_typed(value)
     return flat
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{','.join(map(_text, value))}]"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _values(job: Path, keys: list[str]) -> dict[str, str]:
