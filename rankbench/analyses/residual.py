@@ -1,17 +1,21 @@
 """Rank and collapse metrics, layer by layer (Dong et al. 2021, Fig. 2; formulas in rankbench.measures.states)."""
 
 import logging
+from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
 from rankbench.analyses.variants import VARIANTS
 from rankbench.analyses.variants import VariantOptions as Options
 from rankbench.measures.by_layer import metrics_by_layer, moments
-from rankbench.measures.module_states import layers_of, states_with_floors
+from rankbench.measures.module_states import Run, layers_of, states_with_floors
+from rankbench.measures.norms import at_least_float32
 from rankbench.measures.states import state_metrics
+from rankbench.model.modules import Example
 from rankbench.model.network import Network, without
 from rankbench.plots.residual import draw_residual
 from rankbench.runs.tables import last_of_layer, thinned
@@ -59,20 +63,29 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
         log.info("%s: no parts can be taken out of it; variant full alone is measured", subject.name)
     example, rows = subject.example[: options.sequences], []
     for weights, module in subject.modules.items():
-        layers = layers_of(module, example[:1])
         generator = generator_for(subject.seed, "rounding")
-        by_layer: list[list[dict[str, Tensor]]] = [[] for _ in range(len(layers) + 1)]
-        for some in example.split(SEQUENCES_AT_A_TIME):
-            states = states_with_floors(module, layers, some, generator)
-            for parts, (state_BND, floor_B) in zip(by_layer, states, strict=True):
-                parts.append(state_metrics(state_BND, some.lengths_B, floor_B))
-        for layer, parts in enumerate(by_layer):
-            values = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-            place = {"layer": layer, "sublayer": "layer" if layer else "input", "head": None}
-            place["submodule"] = layers[layer - 1].name if layer else None
-            dtype = str(state_BND.dtype).removeprefix("torch.")
-            rows.append({"weights": weights, "variant": "full", **place, "dtype": dtype, **moments(values)})
+        rows_of_states = rows_by_layer(module, layers_of(module, example[:1]), example, generator)
+        rows += [{"weights": weights, "variant": "full", **row} for row in rows_of_states]
     return pd.DataFrame(rows)
+
+
+@torch.no_grad()
+def rows_by_layer(
+    module: nn.Module, layers: list[Run], example: Example, generator: torch.Generator
+) -> Iterator[dict[str, Any]]:
+    """A row for each state of a module: layer, sublayer, head (none), submodule and dtype as in `of_module`, and the
+    moments of the metrics. generator: on the CPU, of the perturbed passes."""
+    by_layer: list[list[dict[str, Tensor]]] = [[] for _ in range(len(layers) + 1)]
+    for some in example.split(SEQUENCES_AT_A_TIME):
+        states = states_with_floors(module, layers, some, generator)
+        for parts, (state_BND, floor_B) in zip(by_layer, states, strict=True):
+            parts.append(state_metrics(at_least_float32(state_BND), some.lengths_B, at_least_float32(floor_B)))
+    dtype = str(state_BND.dtype).removeprefix("torch.")
+    for layer, parts in enumerate(by_layer):
+        place = {"layer": layer, "sublayer": "layer" if layer else "input", "head": None}
+        place["submodule"] = layers[layer - 1].name if layer else None
+        values = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        yield {**place, "dtype": dtype, **moments(values)}
 
 
 def learned(subject: Subject) -> dict[str, float]:

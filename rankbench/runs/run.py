@@ -26,6 +26,8 @@ from rankbench.runs.files import replacing, write_json, write_text
 from rankbench.runs.tables import WHO, read_table
 
 OUTPUTS = Path("outputs")
+OBSERVED = ("observed_states", "observed_attention", "observed_weights", "observed_steps")
+GROWING = ("metrics", "layers", *OBSERVED)  # tables that are written line by line during a training
 # Keys that may differ between the command that began a run and the one that continues it; they change no number of it
 FREE_KEYS = ("out", "analysis", "claims", "published", "objective")
 
@@ -70,7 +72,7 @@ class Run:
                 f"{path}: no such table{closest(name, names)}; there are {', '.join(names) or 'none'}; "
                 'rankbench.analyze(run, "paths") measures what the run did not'
             )
-        table = read_table(path)
+        table = read_table(path, grows=name in GROWING)
         table.attrs["analysis"] = name
         return table
 
