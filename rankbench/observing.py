@@ -88,7 +88,8 @@ def observe(
     weights, outside of autocast.
 
     Raises ConfigError, before anything is written, for what cannot be watched. Without layers that can be told apart
-    (rankbench.measures.module_states) no states are measured, and a line in the log says so; likewise attention.
+    (rankbench.measures.module_states) no states are measured, and a line in the log says so; likewise attention. A
+    measurement that fails at a later step is a line in the log, too, and the training goes on.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"observe: model is a {type(model).__name__}; give a torch.nn.Module")
@@ -106,6 +107,8 @@ def observe(
     # what torch.compile and DataParallel wrap is measured itself
     model = getattr(model, "_orig_mod", model)
     model = model.module if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) else model
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise ConfigError(f"observe: {type(model).__name__} is TorchScript, which cannot be followed; give the module")
     subject = _subject(model, inputs, sequences, folder.resolve().name, seed, name or type(model).__name__, task)
     return Observer(folder, subject, optimizer, every, tuple(measures), step)
 
@@ -143,9 +146,10 @@ class Observer:
                 log.warning("%s: rows behind step %d are dropped", self.folder, self.num_steps)
             _begin(self.folder, config, subject.example.tensors[0].device)
             self._write_summary("running")
-            self._began, self._seconds_measuring = time.perf_counter(), 0.0
+            self._began, self._seconds_measuring, self._underway = time.perf_counter(), 0.0, False
             if self._kept != self.num_steps and (not observed or self.num_steps % every == 0):
                 self.measure()
+            self._underway = True
             if optimizer is not None:
                 hook = optimizer.register_step_post_hook(lambda *_: self.step())
                 self._open.callback(hook.remove)
@@ -176,12 +180,17 @@ class Observer:
             torch.cuda.synchronize(device)
         began = time.perf_counter()
         with _undisturbed(self.model):
-            for name, rows in self._parts.items():
+            for name, rows_of in self._parts.items():
                 try:
-                    self._add(name, list(rows()))
-                except (ValueError, torch.linalg.LinAlgError) as error:  # a training that diverged goes on all the same
-                    reason = " ".join(str(error).split())
+                    rows = list(rows_of())
+                except Exception as error:
+                    if not self._underway:
+                        raise
+                    # nan in a training that diverged, a full GPU: the training itself may go on all the same
+                    reason = " ".join(f"{type(error).__name__}: {error}".split())
                     log.warning("%s: step %d has no rows in %s: %s", self.folder, self.num_steps, name, reason)
+                else:
+                    self._add(name, rows)
         now = time.perf_counter()
         self._seconds_measuring += now - began
         # last, because it says that the step is whole
@@ -370,8 +379,8 @@ def _check_folder(folder: Path, config: dict[str, Any]) -> None:
         raise ConfigError(f"out={folder}: a run of another kind; give a new folder")
     for group in ("task", "model", "observe", "seed"):
         was, now = (given[group] if isinstance(given[group], dict) else {"": given[group]} for given in (old, config))
-        for key in now.keys() - {"every"}:
-            if was.get(key) != now[key]:
+        for key in now:
+            if key != "every" and was.get(key) != now[key]:
                 name = ".".join(filter(None, (group, key)))
                 raise ConfigError(
                     f"out={folder}: was begun with {name}={was.get(key)}, not {now[key]}; "

@@ -248,6 +248,12 @@ def test_what_cannot_be_watched_is_refused_in_a_line(tmp_path, inputs, arguments
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript_is_refused(tmp_path):
+    with pytest.raises(rb.ConfigError, match="TorchScript, which cannot be followed"):
+        rb.observe(nn.Sequential(torch.jit.script(nn.Linear(2, 2))), torch.ones(2, 2), out=tmp_path / "new")
+
+
 def test_a_folder_of_something_else_is_refused(tmp_path, inputs):
     folder = tmp_path / "a"
     interrupted(folder, inputs, 2)
@@ -319,9 +325,28 @@ def test_a_training_that_diverges_goes_on(tmp_path, inputs, caplog):
             model.embedding.weight.fill_(math.nan)
         train(model, optimizer, 1)
     assert watch.table("states").step.max() == 1 and watch.table("steps").step.max() == 2
-    assert "step 2 has no rows in observed_states: x_BND: got" in caplog.text
+    assert "step 2 has no rows in observed_states: ValueError: x_BND: got" in caplog.text
     norms = watch.table("weights").query("step == 2").set_index("parameter").spectral_norm
     assert math.isnan(norms["embedding.weight"])
+
+
+def test_a_measurement_that_fails_does_not_end_the_training(tmp_path, inputs, caplog):
+    def fail(module, args):
+        if not module.training:
+            raise RuntimeError("no memory")
+
+    model, optimizer = model_and_optimizer()
+    with rb.observe(model, inputs, optimizer, every=1, out=tmp_path / "a") as watch:
+        hook = model.encoder.register_forward_pre_hook(fail)
+        train(model, optimizer, 1)
+        hook.remove()
+        train(model, optimizer, 1)
+    assert "step 1 has no rows in observed_states: RuntimeError: no memory" in caplog.text
+    assert watch.table("states").step.unique().tolist() == [0, 2]
+    assert model.training and not model.encoder.layers[0].norm1.training
+    model.encoder.register_forward_pre_hook(fail)
+    with pytest.raises(rb.ConfigError, match="does not run on inputs=probe"):  # before it begins, it is refused
+        rb.observe(model, inputs, out=tmp_path / "b")
 
 
 def test_no_activation_is_held(tmp_path, inputs):
