@@ -434,6 +434,14 @@ def test_a_report_draws_watched_trainings(tmp_path, inputs, monkeypatch):
     assert "observed_attention.csv" in page
 
 
+def test_a_watched_training_is_no_run_to_analyse(tmp_path, inputs):
+    interrupted(tmp_path / "a", inputs, 2)
+    for read in (rb.load, rb.analyze):
+        with pytest.raises(rb.ConfigError, match=r"watched by .*, whose network is not here; `rankbench report runs="):
+            read(tmp_path / "a")
+    assert rb.load_sweep(tmp_path / "a").table("observed_weights").step.max() == 2
+
+
 def test_watching_loads_no_hydra():
     program = "import sys, rankbench; rankbench.observe; print('hydra' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -123,6 +123,11 @@ class Run:
     def config(self) -> TrainConfig:
         """The run's config, read from its folder and checked; ConfigError if it is missing or not valid."""
         plain, path = self._plain_config(), self.folder / "config.yaml"
+        if "observe" in plain:
+            raise ConfigError(
+                f"run={self.folder}: a training watched by rankbench.observe, whose network is not here; "
+                f"`rankbench report runs={self.folder}` gathers it, rankbench.Run(folder).table reads its tables"
+            )
         try:
             cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), _escaped(plain)))
             check(cfg)
