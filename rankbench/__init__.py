@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rankbench.api import analyze, load, load_sweep, plot, train
     from rankbench.keys import ConfigError
+    from rankbench.observing import observe
     from rankbench.report.report import Runs
     from rankbench.runs.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["ConfigError", "Run", "Runs", "analyze", "load", "load_sweep", "plot", "train"]
+__all__ = ["ConfigError", "Run", "Runs", "analyze", "load", "load_sweep", "observe", "plot", "train"]
+_ROOMS = {"ConfigError": "rankbench.keys", "observe": "rankbench.observing"}
 
 
 def __getattr__(name: str) -> Any:
     """The public names, imported when they are first used: `import rankbench` alone loads no torch."""
     if name not in __all__:
         raise AttributeError(f"module 'rankbench' has no attribute '{name}'")
-    return getattr(import_module("rankbench.keys" if name == "ConfigError" else "rankbench.api"), name)
+    return getattr(import_module(_ROOMS.get(name, "rankbench.api")), name)
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,7 @@ PACKAGE = Path(rankbench.__file__).parent
 FLOORS = [
     {"__main__", "api"},
     {"commands"},
-    {"bench", "report"},
+    {"bench", "report", "observing"},
     {"analyses", "training"},
     {"claims", "plots"},
     {"measures", "runs"},

@@ -8,6 +8,7 @@ Shapes: B sequence, H head, N query token, M key token, K width of the values.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pandas as pd
 import torch
@@ -18,6 +19,7 @@ from rankbench.keys import key
 from rankbench.measures.attention_matrices import ATTENTION_METRICS, attention_metrics
 from rankbench.measures.by_layer import moments
 from rankbench.measures.module_paths import heads_of
+from rankbench.measures.norms import at_least_float32
 from rankbench.model.modules import Example
 from rankbench.model.tape import AttentionCall, tap
 from rankbench.plots.attention import draw_attention
@@ -51,15 +53,22 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     """
     example, rows = subject.example[: options.sequences], []
     for weights, module in subject.modules.items():
-        values: dict[tuple[int, int], list[dict[str, Tensor]]] = {}
         flattened = heads_of(module, example).in_batch_axis
-        for some in example.split(SEQUENCES_AT_A_TIME):
-            for depth, head, metrics in _metrics(module, some, flattened):
-                values.setdefault((depth, head), []).append(metrics)
-        for (depth, head), parts in sorted(values.items()):
-            joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-            rows.append({"weights": weights, "layer": depth, "head": head, **moments(joined)})
+        rows += [{"weights": weights, **row} for row in rows_by_head(module, example, flattened)]
     return pd.DataFrame(rows)
+
+
+@torch.no_grad()
+def rows_by_head(module: nn.Module, example: Example, flattened: int | None) -> Iterator[dict[str, Any]]:
+    """A row for each head of a module: layer, head and the moments of the metrics, as in `of_module`. flattened: how
+    many heads share the first axis of the weights with the sequences; None where they have an axis of their own."""
+    values: dict[tuple[int, int], list[dict[str, Tensor]]] = {}
+    for some in example.split(SEQUENCES_AT_A_TIME):
+        for depth, head, metrics in _metrics(module, some, flattened):
+            values.setdefault((depth, head), []).append(metrics)
+    for (depth, head), parts in sorted(values.items()):
+        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        yield {"layer": depth, "head": head, **moments(joined)}
 
 
 def _metrics(
@@ -90,7 +99,7 @@ def _by_head(call: AttentionCall, num_sequences: int, flattened: int | None) -> 
     def of(x: Tensor) -> Tensor:
         if x.dim() < 4:
             x = x[None, None] if x.dim() == 2 else x.unflatten(0, (num_sequences, -1)) if flattened else x[:, None]
-        return x
+        return at_least_float32(x)
 
     weights_BHNM, values = of(call.weights), of(call.values)
     num_heads = weights_BHNM.shape[1]

@@ -1,19 +1,23 @@
 """Rank and collapse metrics, layer by layer (Dong et al. 2021, Fig. 2; formulas in rankbench.measures.states)."""
 
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
 from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.keys import key
 from rankbench.measures.by_layer import metrics_by_layer, metrics_in_view, moments
-from rankbench.measures.module_states import layers_of, states_with_floors
+from rankbench.measures.module_states import Run, layers_of, states_with_floors
+from rankbench.measures.norms import at_least_float32
 from rankbench.measures.token_views import VIEWS, View
+from rankbench.model.modules import Example
 from rankbench.model.network import Network, without
 from rankbench.plots.figure import in_words
 from rankbench.plots.residual import draw_residual
@@ -78,21 +82,32 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
         log.info("%s: no parts can be taken out of it; variant full alone is measured", subject.name)
     example, views, rows = subject.example[: options.sequences], _views(options, is_ours=False), []
     for weights, module in subject.modules.items():
-        layers = layers_of(module, example[:1])
         generator = generator_for(subject.seed, "rounding")
-        parts: dict[tuple[int, int], list[dict[str, Tensor]]] = {}  # by view and layer
-        for batch in example.split(SEQUENCES_AT_A_TIME):
-            for layer, (state_BND, floors) in enumerate(states_with_floors(module, layers, batch, generator, views)):
-                for number, (view, floor_B) in enumerate(zip(views, floors, strict=True)):
-                    metrics = metrics_in_view(state_BND, batch.lengths_B, floor_B, view)
-                    parts.setdefault((number, layer), []).append(metrics)
-        for (number, layer), metrics in sorted(parts.items(), key=lambda item: item[0]):
-            values = {name: torch.cat([part[name] for part in metrics]) for name in metrics[0]}
-            row = {"weights": weights, "variant": "full", "view": views[number].name, "layer": layer}
-            row |= {"sublayer": "layer" if layer else "input", "head": None}
-            row["submodule"] = layers[layer - 1].name if layer else None
-            rows.append({**row, "dtype": str(state_BND.dtype).removeprefix("torch."), **moments(values)})
+        rows_of_states = rows_by_layer(module, layers_of(module, example[:1]), example, generator, views)
+        rows += [{"weights": weights, "variant": "full", **row} for row in rows_of_states]
     return pd.DataFrame(rows)
+
+
+@torch.no_grad()
+def rows_by_layer(
+    module: nn.Module, layers: list[Run], example: Example, generator: torch.Generator, views: Sequence[View]
+) -> Iterator[dict[str, Any]]:
+    """A row for each view of each state of a module: view, layer, sublayer, head (none), submodule and dtype as in
+    `of_module`, and the moments of the metrics. generator: on the CPU, of the perturbed passes."""
+    parts: dict[tuple[int, int], list[dict[str, Tensor]]] = {}  # by view and layer
+    for batch in example.split(SEQUENCES_AT_A_TIME):
+        for layer, (state_BND, floors) in enumerate(states_with_floors(module, layers, batch, generator, views)):
+            for number, (view, floor_B) in enumerate(zip(views, floors, strict=True)):
+                state, floor = at_least_float32(state_BND), at_least_float32(floor_B)
+                metrics = metrics_in_view(state, batch.lengths_B, floor, view)
+                parts.setdefault((number, layer), []).append(metrics)
+    dtype = str(state_BND.dtype).removeprefix("torch.")
+    for number, layer in sorted(parts):
+        metrics = parts[number, layer]
+        values = {name: torch.cat([part[name] for part in metrics]) for name in metrics[0]}
+        row = {"view": views[number].name, "layer": layer, "sublayer": "layer" if layer else "input", "head": None}
+        row["submodule"] = layers[layer - 1].name if layer else None
+        yield {**row, "dtype": dtype, **moments(values)}
 
 
 def learned(subject: Subject) -> dict[str, float]:

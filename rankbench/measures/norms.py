@@ -11,6 +11,11 @@ import torch
 from torch import Tensor
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """x, in float32 if it has a coarser number type, for which torch has no singular values."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
 def one_norm(x: Tensor) -> Tensor:
     """Operator norm ||X||_1, the largest column sum of |X|; shape (...)."""
     return x.abs().sum(-2).amax(-1)

@@ -18,18 +18,20 @@ from rankbench.analyses.runner import draw, judge_all
 from rankbench.claims import CLAIMS, figures_published
 from rankbench.config import FigureKeys
 from rankbench.keys import ConfigError, as_typed, closest
+from rankbench.plots.observed import FIGURES
 from rankbench.plots.pages import MOST_PANELS, joined, pages_of_analysis, pages_of_final_numbers
 from rankbench.plots.sweep import draw_sweep
 from rankbench.report.page import write_page
 from rankbench.runs.files import write_text
-from rankbench.runs.run import OUTPUTS, Run
+from rankbench.runs.run import OBSERVED, OUTPUTS, Run
 from rankbench.runs.sweep import Sweep
 from rankbench.runs.tables import WHO, booleans_as_words, latex, markdown, over_seeds, read_table, write_table
 
 # Keys that are not variables of an experiment: where it runs, on what, how often it is evaluated, what is measured.
 SILENT = ("out", "seed", "replicas", "device", "threads", "run", "analysis", "claims", "published")
-SILENT += ("trainer.eval_every", "trainer.checkpoint_every")
+SILENT += ("trainer.eval_every", "trainer.checkpoint_every", "observe.every")
 KINDS = (*plots.KINDS, ".svg")
+MOST_PANELS_OVER_STEPS = 6  # of a figure of a watched training, which has a row of them for each value
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,8 @@ def gather(
         write_text(folder / "summary.tex", latex(summary))
         lines.append(f"-> {folder / 'summary.csv'}, .md and .tex")
     captions = _draw_final(seeds, keys, chosen, statistic, folder)
-    tables = {name: table for name in ANALYSES if (table := _joined(name, jobs, names, values)) is not None}
+    every = (*ANALYSES, *OBSERVED)
+    tables = {name: table for name in every if (table := _joined(name, jobs, names, values)) is not None}
     for name, table in tables.items():
         write_table(table, folder / f"{name}.csv")
     configs = {job: _config(job) for job in jobs}
@@ -216,6 +219,7 @@ def gather(
     figure_published = figures[0] if len(figures) == 1 and figures[0] in figures_published() else None
     facets = [key for key in keys if key not in ("run", "seed")]
     captions |= _draw_analyses(tables, facets, chosen, figure_published, folder)
+    captions |= _draw_observed({name: tables[name] for name in FIGURES if name in tables}, facets, chosen, folder)
     lines += [f"-> {folder / name}.png, .pdf and .svg" for name in captions]
     lines += judge_all(claims, tables, folder, facets)
     write_page(
@@ -341,12 +345,32 @@ def _draw_analyses(
     captions = {}
     picked = (chosen.x, chosen.series, chosen.facet) if chosen else (None, None, None)
     for name, table in tables.items():
-        if (analysis := ANALYSES[name]).figure is not None:
+        if name in ANALYSES and (analysis := ANALYSES[name]).figure is not None:
             how = (analysis.lines, analysis.drawn_apart, analysis.most_panels)
             pages = pages_of_analysis(table, keys, *picked, *how)
             files = draw({name: pages}, folder, figure_published, KINDS)
             for figure, page in zip(files, pages, strict=True):
                 captions[figure] = f"{joined(name, page.note)}: drawn from {name}.csv"
+    return captions
+
+
+def _draw_observed(
+    tables: dict[str, pd.DataFrame], keys: list[str], chosen: FigureKeys | None, folder: Path
+) -> dict[str, str]:
+    """Write the figures of trainings that were watched by rankbench.observe; returns their captions by file name.
+
+    Their configs do not say all that may differ between them, so runs of the same keys and seed are panels, too.
+    """
+    captions = {}
+    picked = (chosen.x, chosen.series, chosen.facet) if chosen else (None, None, None)
+    for name, table in tables.items():
+        runs_alike = table.groupby([*keys, "seed"]).run.nunique().max()
+        pages = pages_of_analysis(
+            table, [*keys, "run"] if runs_alike > 1 else keys, *picked, None, (), MOST_PANELS_OVER_STEPS
+        )
+        figures = ((FIGURES[name](page.rows, page.facet), page.note) for page in pages)
+        for figure, page in zip(plots.save_pages(figures, folder / name, KINDS), pages, strict=True):
+            captions[figure] = f"{joined(name, page.note)}: drawn from {name}.csv"
     return captions
 
 

@@ -26,6 +26,8 @@ from rankbench.runs.files import replacing, write_json, write_text
 from rankbench.runs.tables import WHO, read_table
 
 OUTPUTS = Path("outputs")
+OBSERVED = ("observed_states", "observed_attention", "observed_weights", "observed_steps")
+GROWING = ("metrics", "layers", *OBSERVED)  # tables that are written line by line during a training
 # Keys that may differ between the command that began a run and the one that continues it; they change no number of it
 FREE_KEYS = ("out", "analysis", "claims", "published", "objective")
 
@@ -70,7 +72,7 @@ class Run:
                 f"{path}: no such table{closest(name, names)}; there are {', '.join(names) or 'none'}; "
                 'rankbench.analyze(run, "paths") measures what the run did not'
             )
-        table = read_table(path)
+        table = read_table(path, grows=name in GROWING)
         table.attrs["analysis"] = name
         return table
 
@@ -121,6 +123,11 @@ class Run:
     def config(self) -> TrainConfig:
         """The run's config, read from its folder and checked; ConfigError if it is missing or not valid."""
         plain, path = self._plain_config(), self.folder / "config.yaml"
+        if "observe" in plain:
+            raise ConfigError(
+                f"run={self.folder}: a training watched by rankbench.observe, whose network is not here; "
+                f"`rankbench report runs={self.folder}` gathers it, rankbench.Run(folder).table reads its tables"
+            )
         try:
             cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), _escaped(plain)))
             check(cfg)

@@ -1,5 +1,6 @@
 """Tidy CSV tables: columns run, task, model and seed, then the axes, then a column for each measured value."""
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,10 +27,14 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
     write_text(path, table.to_csv(index=False, lineterminator="\n"))
 
 
-def read_table(path: Path) -> pd.DataFrame:
-    """Read a table as it was written; `none` stays a word. ConfigError for a file that is not a table."""
+def read_table(path: Path, grows: bool = False) -> pd.DataFrame:
+    """Read a table as it was written; `none` stays a word. grows: the table is written line by line, so that a kill can
+    have torn its last line, which is dropped. ConfigError for a file that is not a table."""
+    lines = path.read_bytes()
+    if grows:
+        lines = lines[: lines.rfind(b"\n") + 1]
     try:
-        return pd.read_csv(path, keep_default_na=False, na_values=["", "nan", "NaN"])
+        return pd.read_csv(io.BytesIO(lines), keep_default_na=False, na_values=["", "nan", "NaN"])
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path}: not readable as a table ({reason}); analyse the run again") from None

@@ -1,0 +1,511 @@
+"""Watching a training that is not ours: rankbench.observe."""
+
+import gc
+import logging
+import math
+import os
+import re
+import subprocess
+import sys
+import weakref
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import rankbench as rb
+from rankbench.observing import FIGURES
+from rankbench.report.report import find_runs, gather
+from rankbench.runs.tables import read_table
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLES = ["states", "attention", "weights", "steps"]
+LETTERS, TOKENS, WIDTH, HEADS = 7, 6, 8, 2
+
+
+class Counting(nn.Module):
+    """Buffers that every pass changes: running moments of a batch norm, and a counter also in eval mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x_BND):
+        self.passes += 1
+        return self.norm(x_BND.mT).mT * (1 + 0 * torch.rand(()))  # draws from the global generator, in eval mode too
+
+
+class LanguageModel(nn.Module):
+    """A causal language model of torch's own layers, with dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(LETTERS, WIDTH)
+        self.counting = Counting()
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 16, 0.2, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, LETTERS)
+
+    def forward(self, ids_BN):
+        num_tokens = ids_BN.shape[1]
+        mask_NN = torch.full((num_tokens, num_tokens), -math.inf, dtype=self.head.weight.dtype).triu(1)
+        return self.head(self.encoder(self.counting(self.embedding(ids_BN)), mask=mask_NN))
+
+
+@pytest.fixture
+def inputs():
+    return torch.randint(LETTERS, (5, TOKENS), generator=torch.Generator().manual_seed(3))
+
+
+def model_and_optimizer(seed=0):
+    torch.manual_seed(seed)
+    model = LanguageModel()
+    model.encoder.layers[0].norm1.eval()  # as users freeze parts
+    return model, torch.optim.Adam(model.parameters(), 1e-2)
+
+
+def train(model, optimizer, steps):
+    """Steps on data drawn from the global generator, which dropout uses, too."""
+    for _ in range(steps):
+        ids_BN = torch.randint(LETTERS, (4, TOKENS + 1))
+        loss = nn.functional.cross_entropy(model(ids_BN[:, :-1]).flatten(0, 1), ids_BN[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def state(model):
+    """All that a measurement could change."""
+    grads = [None if x.grad is None else x.grad.clone() for x in model.parameters()]
+    tensors = {name: x.clone() for name, x in model.state_dict().items()}
+    return tensors, grads, [module.training for module in model.modules()], torch.get_rng_state()
+
+
+def test_a_training_ends_in_the_same_bits_with_and_without_observe(tmp_path, inputs):
+    model, optimizer = model_and_optimizer()
+    train(model, optimizer, 6)
+    alone = state(model)
+    model, optimizer = model_and_optimizer()
+    buffers = dict(model.named_buffers())
+    with rb.observe(model, inputs, optimizer, every=2, out=tmp_path / "a") as watch:
+        train(model, optimizer, 6)
+    torch.testing.assert_close(state(model), alone, rtol=0, atol=0)
+    assert all(buffer is buffers[name] for name, buffer in model.named_buffers())
+    assert watch.table("steps").step.tolist() == [0, 2, 4, 6]
+    train(model, optimizer, 2)  # the optimiser is left alone again
+    assert watch.table("steps").step.tolist() == [0, 2, 4, 6]
+
+
+def test_a_call_of_step_is_the_same_as_an_optimiser(tmp_path, inputs):
+    tables = []
+    for name, watched in (("a", True), ("b", False)):
+        model, optimizer = model_and_optimizer()
+        with rb.observe(model, inputs, optimizer if watched else None, every=3, out=tmp_path / name, seed=4) as watch:
+            for _ in range(3):
+                train(model, optimizer, 1)
+                if not watched:
+                    watch.step()
+        tables.append(watch.table("states").drop(columns="run"))
+    pd.testing.assert_frame_equal(*tables)
+    assert tables[0].columns[:4].tolist() == ["task", "model", "seed", "step"]
+    assert set(tables[0].seed) == {4} and set(tables[0].model) == {"LanguageModel"}
+
+
+def test_the_tables_are_what_the_model_is_at_that_step(tmp_path, inputs):
+    """The same numbers by NumPy, from the layers called one by one."""
+    model, optimizer = model_and_optimizer()
+    probe = inputs.clone()
+    with rb.observe(model, probe, optimizer, every=2, out=tmp_path / "a", sequences=3) as watch:
+        probe.zero_()  # as a loader that fills the same tensor again
+        train(model, optimizer, 2)
+        copy = deepcopy(model).eval()
+        train(model, optimizer, 1)
+    mask_NN = torch.full((TOKENS, TOKENS), -math.inf).triu(1)
+    with torch.no_grad():
+        x_BND = copy.counting(copy.embedding(inputs[:3]))
+        states, weights = [x_BND], []
+        for layer in copy.encoder.layers:
+            weights.append(layer.self_attn(x_BND, x_BND, x_BND, attn_mask=mask_NN, average_attn_weights=False)[1])
+            x_BND = layer(x_BND, src_mask=mask_NN)
+            states.append(x_BND)
+    rows = watch.table("states").query("step == 2 and view == 'all'").set_index("layer")
+    assert rows.index.tolist() == [0, 1, 2]
+    for layer, x_BND in enumerate(states):
+        x_BND = x_BND.double().numpy()
+        residual_BND = x_BND - x_BND.mean(1, keepdims=True)
+        norms = [
+            np.sqrt(np.linalg.norm(x, 1) * np.linalg.norm(x, np.inf))
+            / np.sqrt(np.linalg.norm(y, 1) * np.linalg.norm(y, np.inf))
+            for x, y in zip(residual_BND, x_BND, strict=True)
+        ]
+        # the passes are of float32
+        assert rows.relative_residual[layer] == pytest.approx(np.mean(norms), rel=1e-5)
+        assert rows.relative_residual_sd[layer] == pytest.approx(np.std(norms, ddof=1), rel=1e-3)
+        spectra = np.linalg.svd(x_BND, compute_uv=False)
+        ranks = (spectra**2).sum(-1) / spectra[:, 0] ** 2
+        assert rows.stable_rank[layer] == pytest.approx(ranks.mean(), rel=1e-5)
+    heads = watch.table("attention").query("step == 2").set_index(["layer", "head"])
+    assert len(heads) == 2 * HEADS
+    for (layer, head), row in heads.iterrows():
+        p_BNM = weights[layer - 1][:, head - 1].double().numpy()
+        entropy_BN = -(p_BNM * np.log(np.where(p_BNM > 0, p_BNM, 1))).sum(-1)
+        expected = (entropy_BN[:, 1:] / np.log(np.arange(2, TOKENS + 1))).mean()
+        assert row.attention_entropy == pytest.approx(expected, rel=1e-5)
+        assert row.sink_weight == pytest.approx(p_BNM.mean(1).max(-1).mean(), rel=1e-5)
+    norms = watch.table("weights").query("step == 2").set_index("parameter").spectral_norm
+    matrices = {name: weight for name, weight in copy.named_parameters() if weight.dim() == 2}
+    assert norms.index.tolist() == list(matrices)
+    for name, weight in matrices.items():
+        assert norms[name] == pytest.approx(np.linalg.svd(weight.detach().double().numpy())[1][0], rel=1e-5)
+        # an SVD with gradients has another driver: a few roundings of float32
+        assert norms[name] == pytest.approx(torch.linalg.matrix_norm(weight, 2).item(), rel=1e-6)
+
+
+def interrupted(folder, inputs, steps):
+    """A training that is watched and stopped by an error; returns what goes on with it."""
+    model, optimizer = model_and_optimizer()
+    with pytest.raises(RuntimeError, match="out of memory"), rb.observe(model, inputs, optimizer, every=2, out=folder):
+        train(model, optimizer, steps)
+        raise RuntimeError("out of memory")
+    return model, optimizer
+
+
+def tables_of(watch):
+    times = ["run", "seconds", "seconds_measuring"]
+    return [watch.table(name).drop(columns=times, errors="ignore") for name in TABLES]
+
+
+@pytest.mark.parametrize("torn", [["steps"], ["states", "steps"], ["attention", "weights", "steps"]])
+@pytest.mark.parametrize("cut", [1, 40])
+def test_a_killed_watch_continues_behind_its_last_whole_step(tmp_path, inputs, torn, cut):
+    model, optimizer = model_and_optimizer()
+    with rb.observe(model, inputs, optimizer, every=2, out=tmp_path / "whole") as whole:
+        train(model, optimizer, 6)
+    folder = tmp_path / "killed"
+    interrupted(folder, inputs, 4)
+    for name in torn:  # a kill in the middle of the rows of step 4
+        path = folder / f"observed_{name}.csv"
+        path.write_bytes(path.read_bytes()[:-cut])
+    killed = rb.Run(folder)
+    assert killed.table("observed_steps").step.tolist() == [0, 2]
+    assert killed.table(f"observed_{torn[0]}").notna().spectral_norm.all() if torn[0] == "weights" else True
+    model, optimizer = model_and_optimizer()  # the user's own checkpoint of step 2
+    train(model, optimizer, 2)
+    with rb.observe(model, inputs, optimizer, every=2, out=folder) as watch:
+        assert watch.num_steps == 2
+        train(model, optimizer, 4)
+    for ours, theirs in zip(tables_of(watch), tables_of(whole), strict=True):
+        pd.testing.assert_frame_equal(ours, theirs)
+
+
+def test_a_training_can_continue_from_an_earlier_step(tmp_path, inputs, caplog):
+    interrupted(tmp_path / "a", inputs, 6)
+    model, optimizer = model_and_optimizer()
+    train(model, optimizer, 3)
+    with rb.observe(model, inputs, optimizer, every=2, out=tmp_path / "a", step=3) as watch:
+        train(model, optimizer, 1)
+    assert "rows behind step 3 are dropped" in caplog.text
+    for name in TABLES:
+        assert watch.table(name).step.unique().tolist() == [0, 2, 4]
+
+
+def test_a_half_line_is_no_row(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,loss\n1,0.5\n2,0.2")
+    assert read_table(path, grows=True).step.tolist() == [1]
+    assert read_table(path).step.tolist() == [1, 2]
+    assert rb.Run(tmp_path).table("metrics").step.tolist() == [1]
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"inputs": None}, "observe: inputs hold no tensor; give a tensor"),
+        ({"every": 0}, "observe: every=0: out of range; allowed are whole numbers from 1"),
+        ({"every": 2.5}, "observe: every=2.5"),
+        ({"sequences": 0}, "observe: sequences=0"),
+        ({"step": -1}, "observe: step=-1"),
+        ({"measures": ["weight"]}, "measures=weight.*did you mean weights"),
+        ({"optimizer": "adam"}, "observe: optimizer is a str, not a torch.optim.Optimizer; .* call watch.step"),
+        ({"model": torch.ones(2)}, "observe: model is a Tensor; give a torch.nn.Module"),
+        ({"model": nn.ReLU()}, "observe: ReLU has no parameters"),
+        ({"inputs": torch.full((2, 3), LETTERS)}, "does not run on inputs=probe .*index out of range"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused_in_a_line(tmp_path, inputs, arguments, message):
+    arguments = {"model": LanguageModel(), "inputs": inputs, "out": tmp_path / "new"} | arguments
+    with pytest.raises(rb.ConfigError, match=message) as caught:
+        rb.observe(arguments.pop("model"), arguments.pop("inputs"), **arguments)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript_is_refused(tmp_path):
+    with pytest.raises(rb.ConfigError, match="TorchScript, which cannot be followed"):
+        rb.observe(nn.Sequential(torch.jit.script(nn.Linear(2, 2))), torch.ones(2, 2), out=tmp_path / "new")
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path, inputs):
+    folder = tmp_path / "a"
+    interrupted(folder, inputs, 2)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for inputs_now, keys, message in (
+        (inputs + 0, {"seed": 1}, r"out=.*: was begun with seed=0, not 1"),
+        (inputs + 0, {"sequences": 2}, "was begun with observe.sequences=5, not 2"),
+        (1 - inputs.clamp(max=1), {}, "was begun with observe.inputs="),
+        (inputs, {"name": "other"}, "was begun with model.name=LanguageModel, not other"),
+    ):
+        with pytest.raises(rb.ConfigError, match=message):
+            rb.observe(LanguageModel(), inputs_now, out=folder, **keys)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("task: {name: sorting}\n")
+    with pytest.raises(rb.ConfigError, match="run: a run of another kind; give a new folder"):
+        rb.observe(LanguageModel(), inputs, out=tmp_path / "run")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.tex").write_text("")
+    with pytest.raises(rb.ConfigError, match="holds files that are not of a watched training"):
+        rb.observe(LanguageModel(), inputs, out=tmp_path / "thesis")
+    assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["thesis.tex"]
+    with (
+        rb.observe(LanguageModel(), inputs, out=folder),
+        pytest.raises(rb.ConfigError, match="another process"),
+    ):
+        rb.observe(LanguageModel(), inputs, out=folder)
+    assert {name: (folder / name).read_bytes() for name in before if name.endswith(".csv")} == {
+        name: text for name, text in before.items() if name.endswith(".csv")
+    }
+
+
+# --- what is measured ------------------------------------------------------------------------------------------------
+
+
+class OneModule(nn.Module):
+    """Two attentions without a submodule of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.ParameterList([nn.Parameter(torch.randn(WIDTH, WIDTH)) for _ in range(2)])
+
+    def forward(self, x_BND):
+        for weight in self.maps:
+            q = (x_BND @ weight)[:, None]
+            x_BND = x_BND + nn.functional.scaled_dot_product_attention(q, q, q)[:, 0]
+        return x_BND
+
+
+def test_without_layers_attention_and_weights_are_measured(tmp_path, caplog):
+    with rb.observe(OneModule(), torch.randn(2, 3, WIDTH), every=1, out=tmp_path / "a") as watch:
+        watch.step()
+        watch.step()
+    assert [record.message for record in caplog.records if "left out" in record.message] == [
+        "observed_states is left out: OneModule: the attention calls of depth 1 have no submodule of their own that "
+        "returns states of the shape (B, N, D) that it is given; put each layer into a submodule"
+    ]
+    assert not (tmp_path / "a" / "observed_states.csv").exists()
+    assert watch.table("attention").groupby("step").size().tolist() == [2, 2, 2]
+    assert set(watch.table("weights").parameter) == {"maps.0", "maps.1"}
+    with rb.observe(nn.Linear(3, 3), torch.ones(2, 3), out=tmp_path / "b") as watch:
+        assert len(watch.table("weights")) == 1
+
+
+def test_a_training_that_diverges_goes_on(tmp_path, inputs, caplog):
+    model, optimizer = model_and_optimizer()
+    with rb.observe(model, inputs, optimizer, every=1, out=tmp_path / "a") as watch:
+        train(model, optimizer, 1)
+        with torch.no_grad():
+            model.embedding.weight.fill_(math.nan)
+        train(model, optimizer, 1)
+    assert watch.table("states").step.max() == 1 and watch.table("steps").step.max() == 2
+    assert "step 2 has no rows in observed_states: ValueError: x_BND: got" in caplog.text
+    norms = watch.table("weights").query("step == 2").set_index("parameter").spectral_norm
+    assert math.isnan(norms["embedding.weight"])
+
+
+def test_a_measurement_that_fails_does_not_end_the_training(tmp_path, inputs, caplog):
+    def fail(module, args):
+        if not module.training:
+            raise RuntimeError("no memory")
+
+    model, optimizer = model_and_optimizer()
+    with rb.observe(model, inputs, optimizer, every=1, out=tmp_path / "a") as watch:
+        hook = model.encoder.register_forward_pre_hook(fail)
+        train(model, optimizer, 1)
+        hook.remove()
+        train(model, optimizer, 1)
+    assert "step 1 has no rows in observed_states: RuntimeError: no memory" in caplog.text
+    assert watch.table("states").step.unique().tolist() == [0, 2]
+    assert model.training and not model.encoder.layers[0].norm1.training
+    model.encoder.register_forward_pre_hook(fail)
+    with pytest.raises(rb.ConfigError, match="does not run on inputs=probe"):  # before it begins, it is refused
+        rb.observe(model, inputs, out=tmp_path / "b")
+
+
+def test_no_activation_is_held(tmp_path, inputs):
+    model, optimizer = model_and_optimizer()
+    alive = []
+
+    def hold(module, args, output):
+        alive.extend(weakref.ref(x) for x in (output if isinstance(output, tuple) else (output,)) if x is not None)
+
+    with rb.observe(model, inputs, optimizer, every=1, out=tmp_path / "a") as watch:
+        for module in model.modules():
+            module.register_forward_hook(hold)
+        watch.measure()
+        gc.collect()
+        assert alive and not [x for x in alive if x() is not None]
+        kept = [x for x in watch.subject.example.tensors]
+        assert [x.untyped_storage().nbytes() for x in kept] == [inputs.nbytes]  # the inputs alone
+
+
+def test_the_batch_behind_the_probe_is_not_held(tmp_path):
+    batch = torch.randint(LETTERS, (1000, TOKENS))
+    watch = rb.observe(LanguageModel(), {"ids_BN": batch}, out=tmp_path / "a", sequences=2)
+    assert [x.untyped_storage().nbytes() for x in watch.subject.example.tensors] == [2 * TOKENS * 8]
+    watch.close()
+
+
+def test_weights_in_bfloat16_are_measured_in_float32(tmp_path, inputs):
+    model, _ = model_and_optimizer()
+    tables = {}
+    for name, network in (("full", model), ("half", deepcopy(model).bfloat16())):
+        with rb.observe(network, inputs, out=tmp_path / name) as watch:
+            tables[name] = watch.table("states"), watch.table("attention")
+    (full, heads), (half, heads_of_half) = tables["full"], tables["half"]
+    assert set(half.dtype) == {"bfloat16"}
+    np.testing.assert_allclose(half.relative_residual, full.relative_residual, rtol=0.05)  # 8 bits through two layers
+    np.testing.assert_allclose(heads_of_half.attention_entropy, heads.attention_entropy, rtol=0.02)
+    assert (half.relative_noise_floor > 2**-8).all() and (full.relative_noise_floor < 1e-4).all()
+
+
+def test_compiled_and_wrapped_models_are_measured_as_they_are(tmp_path, inputs):
+    calls = []
+
+    def counting(graph, _):
+        calls.append(graph)
+        return graph.forward
+
+    model, _ = model_and_optimizer()
+    plain = rb.observe(model, inputs, out=tmp_path / "plain")
+    compiled = rb.observe(torch.compile(model, backend=counting), inputs, out=tmp_path / "compiled")
+    wrapped = rb.observe(nn.DataParallel(model), inputs, out=tmp_path / "wrapped")
+    assert not calls
+    for watch in (compiled, wrapped):
+        for name in TABLES[:3]:
+            pd.testing.assert_frame_equal(watch.table(name).iloc[:, 1:], plain.table(name).iloc[:, 1:])
+    for watch in (plain, compiled, wrapped):
+        watch.close()
+
+
+# --- the folder afterwards -------------------------------------------------------------------------------------------
+
+
+def test_a_report_draws_watched_trainings(tmp_path, inputs, monkeypatch):
+    facets = []
+    for name, figure in FIGURES.items():
+        monkeypatch.setitem(
+            FIGURES, name, lambda rows, facet=None, draw=figure: facets.append(facet) or draw(rows, facet)
+        )
+    for seed in (0, 1):
+        model, optimizer = model_and_optimizer(seed)
+        with rb.observe(model, inputs, optimizer, every=1, out=tmp_path / f"runs/{seed}", seed=seed):
+            train(model, optimizer, 2)
+    gather(find_runs(str(tmp_path / "runs")), tmp_path)
+    assert facets[-3:] == [None, None, None]  # one configuration, two seeds
+    interrupted(tmp_path / "runs/2", inputs, 2)
+    assert {path.name for path in (tmp_path / "runs/0").glob("*.png")} == {f"{name}.png" for name in FIGURES}
+    (tmp_path / "report").mkdir()
+    lines = gather(find_runs(str(tmp_path / "runs")), tmp_path / "report")
+    assert lines[0] == "3 jobs, 2 finished, 1 interrupted"
+    assert facets[-3:] == ["run", "run", "run"]  # run 2 has the seed of run 0 and may differ in what no config says
+    for name in FIGURES:
+        assert any((tmp_path / "report").glob(f"{name}*.svg"))
+        joined = read_table(tmp_path / "report" / f"{name}.csv")
+        assert joined.groupby("run").step.max().tolist() == [2, 2, 2]
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "observed_attention.csv" in page
+
+
+def test_a_watched_training_is_no_run_to_analyse(tmp_path, inputs):
+    interrupted(tmp_path / "a", inputs, 2)
+    for read in (rb.load, rb.analyze):
+        with pytest.raises(rb.ConfigError, match=r"watched by .*, whose network is not here; `rankbench report runs="):
+            read(tmp_path / "a")
+    assert rb.load_sweep(tmp_path / "a").table("observed_weights").step.max() == 2
+
+
+def test_watching_loads_no_hydra():
+    program = "import sys, rankbench; rankbench.observe; print('hydra' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    answer = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert answer.stdout == "False\n"
+
+
+def test_measuring_that_costs_much_is_a_warning(tmp_path, inputs, caplog):
+    model, optimizer = model_and_optimizer()
+    with rb.observe(model, inputs, optimizer, every=1, out=tmp_path / "a"):
+        train(model, optimizer, 2)
+    (record,) = [record for record in caplog.records if "measuring took" in record.message]
+    assert record.levelno == logging.WARNING and "every=1, sequences=5" in record.message
+
+
+# --- the examples of the README --------------------------------------------------------------------------------------
+
+
+def blocks():
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)[2:]
+
+
+def test_the_loop_of_the_readme_runs(tmp_path, monkeypatch, inputs):
+    monkeypatch.chdir(tmp_path)
+    model, optimizer = model_and_optimizer()
+    batches = [(torch.randint(LETTERS, (4, TOKENS)), torch.randint(LETTERS, (4, TOKENS))) for _ in range(3)]
+    names = {"rb": rb, "model": model, "inputs": inputs, "optimizer": optimizer, "batches": batches}
+    names["loss_of"] = lambda outputs, targets: nn.functional.cross_entropy(outputs.mT, targets)
+    exec(blocks()[0].replace("every=100", "every=1"), names)
+    assert rb.Run(Path("outputs/observe/mine")).table("observed_steps").step.tolist() == [0, 1, 2, 3]
+
+
+def test_the_callback_of_the_readme_watches_a_trainer(tmp_path, monkeypatch):
+    """Through Trainer's own CallbackHandler: Trainer itself needs the package accelerate."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.trainer_callback import CallbackHandler, TrainerControl, TrainerState
+
+    monkeypatch.chdir(tmp_path)
+    config = transformers.BertConfig(
+        vocab_size=LETTERS, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
+    )
+    torch.manual_seed(0)
+    model = transformers.BertForMaskedLM(config)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    ids_BN = torch.randint(LETTERS, (4, TOKENS))
+    names = {"rb": rb, "inputs": {"input_ids": ids_BN, "attention_mask": torch.ones_like(ids_BN)}}
+    exec(blocks()[1].replace("every=100", "every=2"), names)
+    for begin in (0, 4):  # the second Trainer resumes from a checkpoint
+        state, control = TrainerState(global_step=begin), TrainerControl()
+        handler = CallbackHandler([names["Watch"]()], model, None, optimizer, None)
+        handler.on_train_begin(None, state, control)
+        for _ in range(4):
+            handler.on_step_begin(None, state, control)
+            optimizer.zero_grad()
+            model(input_ids=ids_BN, labels=ids_BN).loss.backward()
+            optimizer.step()
+            state.global_step += 1
+            handler.on_step_end(None, state, control)
+        handler.on_train_end(None, state, control)
+    run = rb.Run(Path("outputs/observe/bert"))
+    assert run.table("observed_steps").step.tolist() == [0, 2, 4, 6, 8]
+    assert run.table("observed_states").submodule.dropna().unique().tolist() == [
+        "bert.encoder.layer.0",
+        "bert.encoder.layer.1",
+    ]
