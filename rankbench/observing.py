@@ -8,7 +8,8 @@ The folder grows with the training:
     observed_states.csv      rank and residual of what enters the first layer and of what each layer returns
     observed_attention.csv   entropy, sinks, rank and largest logit of each head
     observed_weights.csv     spectral norm of each parameter with two axes
-    observed_steps.csv       the steps at which all of that was measured, and what it cost
+    observed_steps.csv       the steps at which all of that was measured, the seconds since the watch began or went on,
+                             and the seconds that the measurement took
     config.yaml environment.json summary.json, and figures of the tables
 
 `rankbench report runs=<folder>` gathers one or several such folders.
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from datetime import datetime
 from math import inf
 from os import PathLike
 from pathlib import Path
@@ -104,7 +106,7 @@ def observe(
             f"observe: optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer; "
             "leave it out and call watch.step() after each step"
         )
-    folder = Path(out) if out is not None else OUTPUTS / "observe" / time.strftime("%Y-%m-%d_%H-%M-%S")
+    folder = Path(out) if out is not None else OUTPUTS / "observe" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
     # what torch.compile and DataParallel wrap is measured itself
     model = getattr(model, "_orig_mod", model)
     model = model.module if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) else model
@@ -134,7 +136,7 @@ class Observer:
         config = _config(subject, self.model, every)
         _check_folder(self.folder, config)
         with _undisturbed(self.model):
-            check_runs(subject)
+            check_runs(replace(subject, name=subject.model))
             self._parts = _parts(self.model, subject.example, measures, subject.seed)
         self._open = ExitStack()
         try:
@@ -148,7 +150,8 @@ class Observer:
             _begin(self.folder, config, subject.example.tensors[0].device)
             self._write_summary("running")
             self._began, self._seconds_measuring, self._underway = time.perf_counter(), 0.0, False
-            if self._kept != self.num_steps and (not observed or self.num_steps % every == 0):
+            self._measured = self._kept  # the last step that was measured
+            if not observed or self.num_steps % every == 0:
                 self.measure()
             self._underway = True
             if optimizer is not None:
@@ -175,7 +178,9 @@ class Observer:
             self.measure()
 
     def measure(self) -> None:
-        """Measure the model now, after `num_steps` steps of its training."""
+        """Measure the model now, after `num_steps` steps of its training, unless it has been measured after them."""
+        if self._measured == self.num_steps:
+            return
         devices = {x.device for x in (*self.model.parameters(), *self.subject.example.tensors) if x.is_cuda}
         for device in devices:  # what the training still computes is none of our time
             torch.cuda.synchronize(device)
@@ -197,6 +202,7 @@ class Observer:
         # last, because it says that the step is whole
         seconds = {"seconds": now - self._began, "seconds_measuring": now - began}
         self._add(STEPS, [{"every": self.every, **seconds}])
+        self._measured = self.num_steps
 
     def table(self, name: str) -> pd.DataFrame:
         """The table so far: states, attention, weights or steps."""
