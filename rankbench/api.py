@@ -196,7 +196,7 @@ def plot(
     Raises ConfigError for a table that no analysis makes.
     """
     name = _analysis_of(table) if analysis is None else analysis
-    drawable = [one for one, made in ANALYSES.items() if made.figure is not None]
+    drawable = [analysis_name for analysis_name, kind in ANALYSES.items() if kind.figure is not None]
     if name in ANALYSES and name not in drawable:
         raise ConfigError(f"analysis={name}: has no figure; allowed are {', '.join(drawable)}")
     if name not in (*drawable, "sweep"):
@@ -231,7 +231,7 @@ def _analysis_of(table: pd.DataFrame) -> str:
     named = table.attrs.get("analysis")
     if named in ANALYSES or named == "sweep":
         return str(named)
-    fitting = [name for name, made in ANALYSES.items() if set(made.columns) <= set(table.columns)]
+    fitting = [name for name, kind in ANALYSES.items() if set(kind.columns) <= set(table.columns)]
     if len(fitting) != 1:
         raise ConfigError(
             f"table: {'its columns fit several' if fitting else 'its columns are not those of an'} analysis; "

@@ -154,7 +154,7 @@ class OptimizerConfig:
 
 @dataclass
 class TrainerConfig:
-    """Trainer: how long training lasts, how much it reads at a time, and how often it is looked at."""
+    """Trainer: how long training lasts, how much it reads at a time, and how often it is evaluated."""
 
     steps: int | None = key("Length of training, unless epochs is given.", unit="steps", between=(0, 10**12))
     epochs: float | None = key("Length of training, unless steps is given.", unit="epochs", between=(0.0, 1e9))

@@ -58,10 +58,10 @@ def train(*words, at):
 
 def needs(extra):
     try:
-        found = find_spec(f"hydra_plugins.hydra_{extra}_{'sweeper' if extra == 'optuna' else 'launcher'}")
+        plugin = find_spec(f"hydra_plugins.hydra_{extra}_{'sweeper' if extra == 'optuna' else 'launcher'}")
     except ModuleNotFoundError:  # no plugin at all
-        found = None
-    if found is None:
+        plugin = None
+    if plugin is None:
         pytest.skip(f"needs the extra: pip install 'rankbench[{extra}]'")
 
 
@@ -97,8 +97,8 @@ def test_a_launcher_gives_the_same_numbers_and_continues(cluster, one_by_one, tm
     before = (sweep / "1_seed=1" / "checkpoint.safetensors").stat().st_mtime_ns
     code, out, err = train(*words, at=tmp_path)
     assert (sweep / "1_seed=1" / "checkpoint.safetensors").stat().st_mtime_ns == before
-    told = [line for line in err.splitlines() if line.startswith("rankbench train: ")]
-    assert code == 1 and len(told) == 1 and "training_state.safetensors" in told[0], err
+    messages = [line for line in err.splitlines() if line.startswith("rankbench train: ")]
+    assert code == 1 and len(messages) == 1 and "training_state.safetensors" in messages[0], err
     assert "2 jobs, 1 finished, 1 absent" in out or "2 jobs, 1 absent, 1 finished" in out  # gathered all the same
 
 

@@ -53,8 +53,8 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     for weights, module in subject.modules.items():
         values: dict[tuple[int, int], list[dict[str, Tensor]]] = {}
         flattened = heads_of(module, example).in_batch_axis
-        for some in example.split(SEQUENCES_AT_A_TIME):
-            for depth, head, metrics in _metrics(module, some, flattened):
+        for chunk in example.split(SEQUENCES_AT_A_TIME):
+            for depth, head, metrics in _metrics(module, chunk, flattened):
                 values.setdefault((depth, head), []).append(metrics)
         for (depth, head), parts in sorted(values.items()):
             joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
