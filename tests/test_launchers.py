@@ -14,9 +14,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from hydra.errors import MissingConfigException
 
-from rankbench.commands.cli import _missing_extra
 from rankbench.commands.compose import compose
+from rankbench.commands.messages import explain
 from rankbench.commands.resolvers import direction_of
 from rankbench.keys import ConfigError
 from rankbench.runs import machine
@@ -155,9 +156,9 @@ def test_an_interrupted_sweep_leaves_no_process_behind(tmp_path):
     ],
 )
 def test_what_is_not_installed_names_its_extra(kind, extra, words, line):
-    error = ValueError(f"In 'hydra/config': Could not find 'hydra/{kind}'\n\nAvailable options: basic")
-    assert _missing_extra(error, words) == f"{line}: needs the extra: pip install 'rankbench[{extra}]'"
-    assert _missing_extra(ValueError("Could not find 'model/ray'"), words) is None
+    error = MissingConfigException(f"In 'hydra/config': Could not find 'hydra/{kind}'", f"hydra/{kind}")
+    assert explain(error, "train", words) == f"{line}: needs the extra: pip install 'rankbench[{extra}]'"
+    assert explain(MissingConfigException("", "model/ray"), "train", words).startswith("model=ray: unknown")
 
 
 def test_jobs_share_the_gpus_out(monkeypatch):
