@@ -247,7 +247,7 @@ def test_what_cannot_be_trained_is_one_line_and_leaves_nothing(words, parts, tmp
 
 
 def test_a_folder_is_named_once():
-    assert refused(rb.train, "out=a", out="b").startswith("out=a: the keyword out=b names a folder, too")
+    assert refused(rb.train, "out=a", out="b").startswith("out=a: the keyword out=b also names a folder")
 
 
 def test_a_preset_that_sweeps_is_one_run_where_its_keys_have_one_value():
