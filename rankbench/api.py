@@ -1,7 +1,7 @@
-"""rankbench from Python: train, load, load_sweep, analyze and plot, each of which does what its command does.
+"""rankbench from Python: train, load, load_sweep, analyze and plot, each of which does the same as its command.
 
-A mistake is a ConfigError with the line that the command prints. Nothing is left behind: the working directory, torch's
-threads, Hydra's state and the loggers are afterwards what they were before.
+A mistake is a ConfigError with the line that the command prints. The working directory, torch's threads, Hydra's
+state and the loggers are restored afterwards.
 """
 
 import json
@@ -48,7 +48,7 @@ Folder = str | os.PathLike[str]
 
 @contextmanager
 def _keeping_threads() -> Iterator[None]:
-    """Give torch its number of threads back at the end."""
+    """Restore torch's number of threads at the end."""
     threads = torch.get_num_threads()
     try:
         yield
@@ -57,7 +57,7 @@ def _keeping_threads() -> Iterator[None]:
 
 
 def _logging_to(path: Path | None) -> AbstractContextManager[None]:
-    # a notebook or a program that shows logs of its own shows rankbench's among them
+    # a notebook or program with its own log handlers already shows rankbench's log
     return logging_to(path, to_terminal=not logging.getLogger().handlers)
 
 
@@ -67,17 +67,17 @@ def train(*overrides: str, out: Folder | None = None) -> Run:
 
         run = rankbench.train("model=san", "model.layers=12", "replicas=5")
 
-    overrides: the words of the command line. out: the run's folder; None for a new one under outputs/train. A run that
-    this folder holds already is continued, and one that has finished is returned as it is.
+    overrides: the words of the command line. out: the run's folder; None for a new one under outputs/train. A run in
+    this folder is continued, and one that has finished is returned as it is.
 
-    Raises ConfigError for a config that cannot be, and for a sweep, which only the command can run. Interrupted, it
-    writes a checkpoint and raises KeyboardInterrupt: the same call with the same folder continues.
+    Raises ConfigError for an invalid config, and for a sweep, which only the command can run. If interrupted, it writes
+    a checkpoint and raises KeyboardInterrupt; the same call with the same folder continues.
     """
     cfg = cast(TrainConfig, compose("train", *overrides))
     if out is not None:
         if twice := [word for word in overrides if word.startswith("out=")]:
             raise ConfigError(
-                f"{twice[0]}: the keyword out={os.fspath(out)} names a folder, too; leave one of them out"
+                f"{twice[0]}: the keyword out={os.fspath(out)} also names a folder; leave one of them out"
             )
         cfg.out = os.fspath(out)
     check_everything(cfg)
@@ -94,7 +94,7 @@ def train(*overrides: str, out: Folder | None = None) -> Run:
 
 
 def load(folder: Folder) -> Run:
-    """The run in a folder, or the newest one under outputs/ for "latest"; ConfigError where there is none."""
+    """The run in a folder, or the newest one under outputs/ for "latest"; ConfigError if there is none."""
     run = find_run(os.fspath(folder))
     if not (run.folder / "config.yaml").exists() and runs_in(run.folder):
         raise ConfigError(f"{folder}: a folder of runs; rankbench.load_sweep reads them, or give the folder of one")
@@ -108,7 +108,7 @@ def load_sweep(folder: Folder) -> Runs:
         runs = rankbench.load_sweep("outputs/train/heads")
         runs.keys, runs.final, runs.table("paths"), runs[0].config
 
-    folder: also a folder of such folders, a glob of them, or "latest". ConfigError where there is no run.
+    folder: also a folder of such folders, a glob of them, or "latest". ConfigError if there is no run.
     """
     return load_runs(os.fspath(folder))
 
@@ -187,16 +187,16 @@ def analyze(
 def plot(
     table: pd.DataFrame, *, analysis: str | None = None, facet: str | None = None, published: str | None = None
 ) -> Figure:
-    """The figure of an analysis' table, or of a sweep's final numbers (`runs.final`), to change and save at will.
+    """The figure of an analysis' table, or of a sweep's final numbers (`runs.final`), which you can change and save.
 
-    analysis: whose table it is; None to tell by `table.attrs` or by its columns. facet: the column whose values are
-    panels; None for no panels, and for the varied keys in a joined table of several runs. published: which figure's
-    published numbers are drawn beside ours.
+    analysis: the analysis that made the table; None to find it by `table.attrs` or by the columns. facet: the column
+    whose values are panels; None for no panels, and for the varied keys in a joined table of several runs. published:
+    the figure whose published numbers are drawn beside ours.
 
     Raises ConfigError for a table that no analysis makes.
     """
     name = _analysis_of(table) if analysis is None else analysis
-    drawable = [one for one, made in ANALYSES.items() if made.figure is not None]
+    drawable = [analysis_name for analysis_name, kind in ANALYSES.items() if kind.figure is not None]
     if name in ANALYSES and name not in drawable:
         raise ConfigError(f"analysis={name}: has no figure; allowed are {', '.join(drawable)}")
     if name not in (*drawable, "sweep"):
@@ -220,18 +220,18 @@ def plot(
         if facet is None and varied:
             table, facet = one_facet(table, varied), varied[0]
         draw = ANALYSES[name].figure
-        assert draw is not None  # one of the drawable
+        assert draw is not None  # name is in drawable
         figure = draw(table, None if published is None else published_numbers(published), facet)
     show_in_notebook()
     return figure
 
 
 def _analysis_of(table: pd.DataFrame) -> str:
-    """Whose table it is: by its name in `attrs`, else by the columns that only one analysis' table has."""
+    """Name of the analysis that made the table, from `attrs` or from the columns that only its table has."""
     named = table.attrs.get("analysis")
     if named in ANALYSES or named == "sweep":
         return str(named)
-    fitting = [name for name, made in ANALYSES.items() if set(made.columns) <= set(table.columns)]
+    fitting = [name for name, kind in ANALYSES.items() if set(kind.columns) <= set(table.columns)]
     if len(fitting) != 1:
         raise ConfigError(
             f"table: {'its columns fit several' if fitting else 'its columns are not those of an'} analysis; "

@@ -1,6 +1,6 @@
-"""What a config may hold: its keys, and which of their values go together. The values stand in conf/*.yaml only.
+"""The keys of a config, and which of their values go together. The values themselves are in conf/*.yaml only.
 
-This module knows no torch, so that a wrong config is refused before anything heavy is loaded.
+This module does not import torch, so that a wrong config is refused before anything heavy is loaded.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from rankbench.keys import ConfigError, Key, as_typed, entries, key
 BUDGETS = ("smoke", "laptop", "paper")
 SIZE, STEPS, POSITIVE, FACTOR = (1, 65536), (1, 10**12), (1e-6, 1e6), (-1e6, 1e6)  # ranges of several keys
 
-# What a search can look for, and which way
+# Objectives of a search, with their direction
 OBJECTIVES = {
     "test_accuracy": "maximize",
     "test_loss": "minimize",
@@ -154,7 +154,7 @@ class OptimizerConfig:
 
 @dataclass
 class TrainerConfig:
-    """Trainer: how long training lasts, how much it reads at a time, and how often it is looked at."""
+    """Trainer: how long training lasts, how much it reads at a time, and how often it is evaluated."""
 
     steps: int | None = key("Length of training, unless epochs is given.", unit="steps", between=(0, 10**12))
     epochs: float | None = key("Length of training, unless steps is given.", unit="epochs", between=(0.0, 1e9))
@@ -277,7 +277,7 @@ def conf_dir() -> Path:
 
 
 def check(cfg: Config) -> None:
-    """Raise ConfigError for a value that is not among the allowed ones or does not go with another."""
+    """Raise ConfigError for a value that is not allowed, or that does not go with another value."""
     for entry in entries(type(cfg)):
         entry.key.check(entry.name, attrgetter(entry.name)(cfg))
     if isinstance(cfg, BaseConfig):

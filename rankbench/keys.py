@@ -1,4 +1,4 @@
-"""What a key of the config is. It is stated once; its check, its help and its row of docs/CONFIG.md follow from that.
+"""Keys of the config. Each is stated once; its check, its help and its row of docs/CONFIG.md follow from that.
 
 This module knows neither Hydra nor torch, so that a wrong value is refused before anything heavy is loaded.
 """
@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 Keys = TypeVar("Keys")
 NOUNS = {int: "integer", float: "number", str: "text"}
-LIMITS = {  # attribute of Key: its word, and what holds for a number within it
+LIMITS = {  # attribute of Key: its word, and the comparison that a number within the limit satisfies
     "at_least": ("from", operator.ge),
     "above": ("above", operator.gt),
     "at_most": ("to", operator.le),
@@ -34,7 +34,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Key:
-    """What a key means and which values it takes. Of a list, bounds and choices hold for every entry; null passes."""
+    """What a key means and which values it takes. Bounds and choices apply to the entries of lists, not to null."""
 
     meaning: str
     unit: str | None = None
@@ -43,8 +43,8 @@ class Key:
     at_most: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
-    nonempty: bool = False  # of a list
-    why: str | None = None  # the reason for the bounds, which a refusal gives
+    nonempty: bool = False  # whether a list needs an entry
+    why: str | None = None  # the reason for the bounds, given in a refusal
 
     def allowed(self, type_: Any, plural: str = "") -> str:
         """The allowed values in words, for a key of this type: `integer from 1 (steps), or null`."""
@@ -92,7 +92,7 @@ class Entry(NamedTuple):
     """One key of a dataclass of keys, under the heading of the class that states it."""
 
     heading: str
-    name: str  # as it is typed: model.heads
+    name: str  # as typed: model.heads
     key: Key
     type: Any
 
@@ -125,7 +125,7 @@ def typed(cls: type[Keys], values: dict[str, Any], prefix: str) -> Keys:
             schema[name] = values[name]
         except OmegaConfBaseException as error:
             raise ConfigError(f"{prefix}.{name}={as_typed(values[name])}: {wanted(str(error))}") from None
-    # before the dataclass is built: what it checks itself may rely on the ranges
+    # before the dataclass is built, because its own checks may rely on the ranges
     for name, value in OmegaConf.to_container(schema).items():
         if "key" in fields[name].metadata:
             fields[name].metadata["key"].check(f"{prefix}.{name}", value)
@@ -141,7 +141,7 @@ def refuse_unknown(names: Iterable[str], allowed: Iterable[str], prefix: str) ->
 
 
 def wanted(message: str) -> str:
-    """What OmegaConf's complaint about a value asks for: `wants an integer`."""
+    """The demand in OmegaConf's complaint about a value: `wants an integer`."""
     names = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}
     for word, meaning in names.items():
         if re.search(rf"(to|not a valid) {word}", message, re.IGNORECASE):
@@ -160,13 +160,13 @@ def unknown(name: str, got: Any, allowed: Iterable[str]) -> str:
 
 
 def closest(got: str, allowed: tuple[str, ...] | list[str]) -> str:
-    """`, did you mean x?` where one of the allowed words is near, else nothing."""
+    """`, did you mean x?` if one of the allowed words is near, else nothing."""
     near = difflib.get_close_matches(str(got), allowed, n=1)
     return f", did you mean {near[0]}?" if near else ""
 
 
 def as_typed(value: Any) -> str:
-    """A value as a command line has it."""
+    """A value as it is typed on a command line."""
     if isinstance(value, list):
         return f"[{','.join(map(as_typed, value))}]"
     if isinstance(value, dict):
@@ -177,5 +177,5 @@ def as_typed(value: Any) -> str:
 
 
 def _short(limit: float) -> str:
-    """A limit in as few characters as keep its value."""
+    """A limit with as few characters as its exact value allows."""
     return f"{limit:g}" if float(f"{limit:g}") == limit else str(limit)

@@ -12,18 +12,18 @@ from tqdm.contrib.logging import _TqdmLoggingHandler as TerminalHandler
 
 
 def bar(*args: Any, **kwargs: Any) -> tqdm:
-    """tqdm's bar on a terminal and in a notebook; a disabled one elsewhere, where log lines take its place."""
+    """tqdm's bar on a terminal and in a notebook; a disabled one elsewhere, where log lines replace it."""
     return tqdm(*args, **kwargs, disable=not (sys.stderr.isatty() or _is_notebook(sys.stderr)))
 
 
 def _is_notebook(stream: Any) -> bool:
-    """Whether the stream ends in a notebook's cell."""
+    """Whether the stream is shown in a notebook's cell."""
     return type(stream).__module__ == "ipykernel.iostream"
 
 
 @contextmanager
 def logging_to(path: Path | None, to_terminal: bool = True) -> Iterator[None]:
-    """Write rankbench's log to a file, or to none, and without time stamps to the terminal, where it tears no bar."""
+    """Write rankbench's log to a file, if one is given, and to the terminal, without time stamps and around the bar."""
     log = logging.getLogger("rankbench")
     level, handlers = log.level, list[logging.Handler]()
     if path is not None:

@@ -51,7 +51,7 @@ def residual_options(*variants, sequences=5):
 
 
 @pytest.fixture(scope="session")
-def subject(model_config, sorting_task):
+def make_subject(model_config, sorting_task):
     """subject(seed=3, kinds=..., **model keys): small networks with random weights, biases and norms, float64."""
 
     def make(seed=3, kinds=("trained", "initialised"), **changes):
@@ -114,9 +114,9 @@ def pick(table, **wanted):
     return table
 
 
-def test_the_columns_begin_with_who_and_where(subject):
-    one = subject()
-    table = with_who(paths.table(one, paths_options()), **one.who)
+def test_the_columns_begin_with_who_and_where(make_subject):
+    subject = make_subject()
+    table = with_who(paths.table(subject, paths_options()), **subject.who)
     wanted = "run task model seed scheme selection path_length subset_size repeat accuracy loss relative_residual "
     wanted += "norm_share num_paths remainder"
     assert list(table)[:15] == wanted.split()
@@ -125,8 +125,8 @@ def test_the_columns_begin_with_who_and_where(subject):
     assert {"path_share", "readout", "bias_norm_share", "whole_accuracy"} <= set(table)
 
 
-def test_there_is_one_row_for_each_sum(subject):
-    table = paths.table(subject(), paths_options())
+def test_there_is_one_row_for_each_sum(make_subject):
+    table = paths.table(make_subject(), paths_options())
     keys = [
         tuple(key) for key in table[["scheme", "selection", "path_length", "subset_size", "repeat"]].fillna(-1).values
     ]
@@ -152,15 +152,15 @@ STRUCTURES = [
 @pytest.mark.parametrize("readout", ["normalised", "raw"])
 @pytest.mark.parametrize("mlp", ["gate", "source"])
 @pytest.mark.parametrize("changes", STRUCTURES, ids=str)
-def test_rows_of_all_frozen_paths_by_hand(subject, changes, mlp, readout):
-    one = subject(**changes)
-    table = pick(paths.table(one, paths_options(mlp=mlp, readout=readout)), scheme="frozen", selection="all")
-    sums = sums_by_length(one.model, one.test.inputs, mlp)
+def test_rows_of_all_frozen_paths_by_hand(make_subject, changes, mlp, readout):
+    subject = make_subject(**changes)
+    table = pick(paths.table(subject, paths_options(mlp=mlp, readout=readout)), scheme="frozen", selection="all")
+    sums = sums_by_length(subject.model, subject.test.inputs, mlp)
     parts = np.concatenate([sums.by_length_KBND.numpy(), sums.bias_BND.numpy()[None]])
     norms = np.sqrt((parts**2).sum((2, 3)))
     shares = (norms / norms.sum(0)).mean(1)
     for length, (_, row) in enumerate(table.iterrows()):
-        assert_scores(row, scores_by_hand(one.model, parts[length], one.test.targets, readout))
+        assert_scores(row, scores_by_hand(subject.model, parts[length], subject.test.targets, readout))
         assert row.norm_share == pytest.approx(shares[length], **EXACT)
         assert row.bias_norm_share == pytest.approx(shares[-1], **EXACT)
         assert row.num_paths == math.comb(3, length) * 2**length
@@ -169,20 +169,23 @@ def test_rows_of_all_frozen_paths_by_hand(subject, changes, mlp, readout):
     assert table.remainder.nunique() == 1 and table.remainder.iloc[0] == sums.remainder().max().item()
     assert (table.readout == readout).all()
     torch.testing.assert_close(  # what was split is the model's own output
-        one.model.read_out(torch.from_numpy(parts.sum(0))), one.model(one.test.inputs), rtol=1e-11, atol=1e-11
+        subject.model.read_out(torch.from_numpy(parts.sum(0))),
+        subject.model(subject.test.inputs),
+        rtol=1e-11,
+        atol=1e-11,
     )
 
 
 @pytest.mark.parametrize("recomputed_mlp", [False, True])
-def test_rows_of_all_recomputed_paths_by_hand(subject, recomputed_mlp):
-    one = subject()
-    table = paths.table(one, paths_options(recomputed_mlp=recomputed_mlp))
+def test_rows_of_all_recomputed_paths_by_hand(make_subject, recomputed_mlp):
+    subject = make_subject()
+    table = paths.table(subject, paths_options(recomputed_mlp=recomputed_mlp))
     table = pick(table, scheme="recomputed", selection="all")
-    network = RecomputedNetwork(one.model, one.test.inputs, recomputed_mlp)
+    network = RecomputedNetwork(subject.model, subject.test.inputs, recomputed_mlp)
     sums = sums_of_groups(network, [all_paths(3, 2, length) for length in range(4)]).numpy()
     norms = np.sqrt((sums**2).sum((2, 3)))
     for length, (_, row) in enumerate(table.iterrows()):
-        assert_scores(row, scores_by_hand(one.model, sums[length], one.test.targets))
+        assert_scores(row, scores_by_hand(subject.model, sums[length], subject.test.targets))
         assert row.norm_share == pytest.approx((norms[length] / norms.sum(0)).mean(), **EXACT)
     assert table.norm_share.sum() == pytest.approx(1, abs=1e-12)
     assert table.remainder.isna().all()  # these paths do not add up to anything
@@ -203,10 +206,10 @@ def seen(monkeypatch):
 
 
 @pytest.mark.parametrize("replacement", [True, False])
-def test_rows_of_sampled_paths_by_hand(subject, seen, replacement):
-    one = subject()
+def test_rows_of_sampled_paths_by_hand(make_subject, seen, replacement):
+    subject = make_subject()
     options = paths_options(replacement=replacement, mlp="source", recomputed_mlp=True, max_paths=1)
-    table = pick(paths.table(one, options), selection="sampled")
+    table = pick(paths.table(subject, options), selection="sampled")
     assert len(seen) == 2
     for (network, groups, sums), scheme in zip(seen, ("frozen", "recomputed"), strict=True):
         _, mlp = network.layers[0]  # of which both options keep the MLP
@@ -215,7 +218,7 @@ def test_rows_of_sampled_paths_by_hand(subject, seen, replacement):
         assert len(rows) == len(groups) == len(sums) == 4 * 2 * 3
         for (_, row), group, sum_BND in zip(rows.iterrows(), groups, sums, strict=True):
             assert (np.count_nonzero(group, axis=1) == row.path_length).all()
-            assert_scores(row, scores_by_hand(one.model, sum_BND, one.test.targets))
+            assert_scores(row, scores_by_hand(subject.model, sum_BND, subject.test.targets))
             available = math.comb(3, row.path_length) * 2**row.path_length
             assert row.num_paths == len(group) == (row.subset_size if replacement else min(row.subset_size, available))
             if not replacement:
@@ -223,41 +226,41 @@ def test_rows_of_sampled_paths_by_hand(subject, seen, replacement):
         assert rows[["norm_share", "remainder"]].isna().all(axis=None)
 
 
-def test_both_schemes_are_compared_on_the_same_subsets(subject, seen):
-    paths.table(subject(), paths_options(max_paths=1))
+def test_both_schemes_are_compared_on_the_same_subsets(make_subject, seen):
+    paths.table(make_subject(), paths_options(max_paths=1))
     (_, frozen, _), (_, recomputed, _) = seen
-    assert all(np.array_equal(one, other) for one, other in zip(frozen, recomputed, strict=True))
+    assert all(np.array_equal(paths_PL, other) for paths_PL, other in zip(frozen, recomputed, strict=True))
     assert not np.array_equal(frozen[-1], frozen[-2])  # repeats are drawn anew
 
 
-def test_subsets_are_a_function_of_the_seed(subject, seen):
+def test_subsets_are_a_function_of_the_seed(make_subject, seen):
     for seed in (3, 3, 4):
-        paths.table(subject(seed), paths_options(schemes=["frozen"]))
+        paths.table(make_subject(seed), paths_options(schemes=["frozen"]))
     first, same, other = (groups for _, groups, _ in seen)
     assert all(np.array_equal(*pair) for pair in zip(first, same, strict=True))
     assert not all(np.array_equal(*pair) for pair in zip(first, other, strict=True))
 
 
-def test_the_trained_model_is_the_one_that_is_taken_apart(subject):
-    one, other = subject(), subject(4)
-    again = dataclasses.replace(one, models={**one.models, "initialised": other.models["initialised"]})
-    pd.testing.assert_frame_equal(paths.table(one, paths_options()), paths.table(again, paths_options()))
-    swapped = dataclasses.replace(one, models={"initialised": one.models["trained"]})
-    pd.testing.assert_frame_equal(paths.table(one, paths_options()), paths.table(swapped, paths_options()))
-    trained = dataclasses.replace(one, models={**one.models, "trained": other.models["trained"]})
-    assert not np.allclose(paths.table(one, paths_options()).loss, paths.table(trained, paths_options()).loss)
+def test_the_trained_model_is_the_one_that_is_taken_apart(make_subject):
+    subject, other = make_subject(), make_subject(4)
+    again = dataclasses.replace(subject, models={**subject.models, "initialised": other.models["initialised"]})
+    pd.testing.assert_frame_equal(paths.table(subject, paths_options()), paths.table(again, paths_options()))
+    swapped = dataclasses.replace(subject, models={"initialised": subject.models["trained"]})
+    pd.testing.assert_frame_equal(paths.table(subject, paths_options()), paths.table(swapped, paths_options()))
+    trained = dataclasses.replace(subject, models={**subject.models, "trained": other.models["trained"]})
+    assert not np.allclose(paths.table(subject, paths_options()).loss, paths.table(trained, paths_options()).loss)
 
 
 @pytest.mark.parametrize("sequences", [None, 5])
-def test_baselines_by_hand(subject, sequences):
-    one = subject()
-    table = paths.table(one, paths_options(sequences=sequences))
-    inputs, targets = one.test.inputs[:sequences], one.test.targets[:sequences].tolist()
-    logits = one.model(inputs).tolist()
-    places = [(b, n) for b in range(len(targets)) for n in range(4)]
-    right = [max(range(5), key=lambda c, z=logits[b][n]: z[c]) == targets[b][n] for b, n in places]
-    losses = [math.log(sum(map(math.exp, logits[b][n]))) - logits[b][n][targets[b][n]] for b, n in places]
-    trained_on = one.train.targets.tolist()
+def test_baselines_by_hand(make_subject, sequences):
+    subject = make_subject()
+    table = paths.table(subject, paths_options(sequences=sequences))
+    inputs, targets = subject.test.inputs[:sequences], subject.test.targets[:sequences].tolist()
+    logits = subject.model(inputs).tolist()
+    tokens = [(b, n) for b in range(len(targets)) for n in range(4)]
+    right = [max(range(5), key=lambda c, z=logits[b][n]: z[c]) == targets[b][n] for b, n in tokens]
+    losses = [math.log(sum(map(math.exp, logits[b][n]))) - logits[b][n][targets[b][n]] for b, n in tokens]
+    trained_on = subject.train.targets.tolist()
     (commonest, most), (_, next_most), *_ = Counter(itertools.chain(*trained_on)).most_common()
     of_position = [Counter(row[n] for row in trained_on).most_common() for n in range(4)]
     # a tie between the two commonest would be decided by their order: not in these data
@@ -265,24 +268,24 @@ def test_baselines_by_hand(subject, sequences):
     wanted = {
         "whole_accuracy": np.mean(right),
         "whole_loss": np.mean(losses),
-        "majority_accuracy": np.mean([targets[b][n] == commonest for b, n in places]),
-        "position_majority_accuracy": np.mean([targets[b][n] == of_position[n][0][0] for b, n in places]),
+        "majority_accuracy": np.mean([targets[b][n] == commonest for b, n in tokens]),
+        "position_majority_accuracy": np.mean([targets[b][n] == of_position[n][0][0] for b, n in tokens]),
     }
     for column, value in wanted.items():
         assert table[column].nunique() == 1
         assert table[column].iloc[0] == pytest.approx(value, **EXACT)
 
 
-def test_sequences_are_the_first_of_the_test_set(subject):
-    one = subject()
-    few = dataclasses.replace(one, test=one.test[:5])
-    pd.testing.assert_frame_equal(paths.table(one, paths_options(sequences=5)), paths.table(few, paths_options()))
+def test_sequences_are_the_first_of_the_test_set(make_subject):
+    subject = make_subject()
+    few = dataclasses.replace(subject, test=subject.test[:5])
+    pd.testing.assert_frame_equal(paths.table(subject, paths_options(sequences=5)), paths.table(few, paths_options()))
 
 
 @pytest.mark.parametrize(("max_paths", "are_run"), [(27, True), (26, False)])
-def test_recomputed_paths_are_all_run_up_to_a_limit(subject, caplog, max_paths, are_run):
+def test_recomputed_paths_are_all_run_up_to_a_limit(make_subject, caplog, max_paths, are_run):
     with caplog.at_level("INFO", "rankbench"):
-        table = paths.table(subject(), paths_options(max_paths=max_paths))  # (2 + 1)^3 paths
+        table = paths.table(make_subject(), paths_options(max_paths=max_paths))  # (2 + 1)^3 paths
     assert (len(pick(table, scheme="recomputed", selection="all")) == 4) == are_run
     assert len(pick(table, scheme="frozen", selection="all")) == 4
     assert len(pick(table, scheme="recomputed", selection="sampled")) == 24
@@ -290,8 +293,8 @@ def test_recomputed_paths_are_all_run_up_to_a_limit(subject, caplog, max_paths, 
 
 
 @pytest.mark.parametrize("norm", ["none", "post"])
-def test_without_skips_every_row_has_the_whole_length(subject, norm):
-    table = paths.table(subject(skip=False, mlp_skip=False, norm=norm), paths_options())
+def test_without_skips_every_row_has_the_whole_length(make_subject, norm):
+    table = paths.table(make_subject(skip=False, mlp_skip=False, norm=norm), paths_options())
     assert (table.path_length == 3).all()
     assert table.groupby(["scheme", "selection"]).size().to_dict() == {
         (scheme, selection): count
@@ -302,17 +305,17 @@ def test_without_skips_every_row_has_the_whole_length(subject, norm):
     assert (exact.num_paths == 8).all() and (exact.path_share == 1).all()
 
 
-def test_how_many_sequences_are_held_at_a_time_changes_no_number(subject, monkeypatch):
-    whole = paths.table(subject(), paths_options())
+def test_how_many_sequences_are_held_at_a_time_changes_no_number(make_subject, monkeypatch):
+    whole = paths.table(make_subject(), paths_options())
     monkeypatch.setattr("rankbench.analyses.paths.NUMBERS_AT_A_TIME", 1)
     # the same sums in another order: a few roundings of numbers of order 1
-    pd.testing.assert_frame_equal(paths.table(subject(), paths_options()), whole, rtol=1e-12, atol=1e-15)
+    pd.testing.assert_frame_equal(paths.table(make_subject(), paths_options()), whole, rtol=1e-12, atol=1e-15)
 
 
-def test_a_bare_network_without_skips_is_its_one_row(subject):
+def test_a_bare_network_without_skips_is_its_one_row(make_subject):
     """No skip, no bias: S_L is the state, and its raw read-out the output itself."""
     table = pick(
-        paths.table(subject(skip=False, **BARE), paths_options(readout="raw")), scheme="frozen", selection="all"
+        paths.table(make_subject(skip=False, **BARE), paths_options(readout="raw")), scheme="frozen", selection="all"
     )
     row = table.iloc[0]
     assert len(table) == 1
@@ -320,11 +323,11 @@ def test_a_bare_network_without_skips_is_its_one_row(subject):
     assert row.norm_share == pytest.approx(1, abs=1e-12) and row.bias_norm_share == 0
 
 
-def test_without_values_paths_are_nothing_and_no_number_is_lost_but_the_ratio(subject):
-    one = subject(**BARE)
-    for block in one.model.blocks:
+def test_without_values_paths_are_nothing_and_no_number_is_lost_but_the_ratio(make_subject):
+    subject = make_subject(**BARE)
+    for block in subject.model.blocks:
         block.attention.qkv.weight[-6:] = 0
-    table = pick(paths.table(one, paths_options()), scheme="frozen")
+    table = pick(paths.table(subject, paths_options()), scheme="frozen")
     used = table.path_length > 0
     assert table[used].relative_residual.isna().all() and table[~used].relative_residual.notna().all()
     assert np.isfinite(table[["accuracy", "loss", "whole_accuracy", "whole_loss"]]).all(axis=None)
@@ -332,30 +335,30 @@ def test_without_values_paths_are_nothing_and_no_number_is_lost_but_the_ratio(su
     assert exact.norm_share.tolist() == [1, 0, 0, 0]
     assert exact.remainder.max() == 0
     # a sum of nothing reads out as the bias of the read-out
-    bias = one.model.read_out.bias
-    wanted = F.cross_entropy(bias.expand(48, 5), one.test.targets.flatten()).item()
+    bias = subject.model.read_out.bias
+    wanted = F.cross_entropy(bias.expand(48, 5), subject.test.targets.flatten()).item()
     assert table[used].loss.to_numpy() == pytest.approx(wanted, **EXACT)
 
 
-def test_a_network_of_zeros_has_a_remainder_of_zero_and_no_warning(subject, caplog):
-    one = subject(**{**BARE, "skip": False, "bias": False})
-    for block in one.model.blocks:
+def test_a_network_of_zeros_has_a_remainder_of_zero_and_no_warning(make_subject, caplog):
+    subject = make_subject(**{**BARE, "skip": False, "bias": False})
+    for block in subject.model.blocks:
         block.attention.qkv.weight[-6:] = 0
     with caplog.at_level("INFO", "rankbench"):
-        table = paths.table(one, paths_options(schemes=["frozen"]))
+        table = paths.table(subject, paths_options(schemes=["frozen"]))
     assert "path sums and output differ by 0.0e+00" in caplog.text and "more than rounding" not in caplog.text
     exact = pick(table, selection="all")
     assert (exact.remainder == 0).all() and (exact.num_undefined == 12).all()
     assert exact[["norm_share", "bias_norm_share", "relative_residual"]].isna().all(axis=None)
 
 
-def test_one_sequence_of_zeros_leaves_the_shares_of_the_others(subject):
-    one = subject(**BARE, positions="none")
-    one.model.read_in.weight[2] = 0
-    one.test.inputs[one.test.inputs.eq(2).all(1)] = 3
-    one.test.inputs[1] = 2
-    table = pick(paths.table(one, paths_options(schemes=["frozen"])), selection="all")
-    others = dataclasses.replace(one, test=one.test[[0, *range(2, 12)]])
+def test_one_sequence_of_zeros_leaves_the_shares_of_the_others(make_subject):
+    subject = make_subject(**BARE, positions="none")
+    subject.model.read_in.weight[2] = 0
+    subject.test.inputs[subject.test.inputs.eq(2).all(1)] = 3
+    subject.test.inputs[1] = 2
+    table = pick(paths.table(subject, paths_options(schemes=["frozen"])), selection="all")
+    others = dataclasses.replace(subject, test=subject.test[[0, *range(2, 12)]])
     wanted = pick(paths.table(others, paths_options(schemes=["frozen"])), selection="all")
     assert (table.num_undefined == 1).all() and (wanted.num_undefined == 0).all()
     for name in ("norm_share", "relative_residual", "bias_norm_share"):
@@ -363,15 +366,15 @@ def test_one_sequence_of_zeros_leaves_the_shares_of_the_others(subject):
     assert table.remainder.max() < 1e-12
 
 
-def test_sums_that_rounding_does_not_explain_are_told(subject, monkeypatch, caplog):
-    one = subject()
+def test_sums_that_rounding_does_not_explain_are_told(make_subject, monkeypatch, caplog):
+    subject = make_subject()
     with caplog.at_level("INFO", "rankbench"):
-        paths.table(one, paths_options(schemes=["frozen"]))
+        paths.table(subject, paths_options(schemes=["frozen"]))
         assert "a run seed 3" in caplog.text and "more than rounding" not in caplog.text
-        lossy = sums_by_length(one.model, one.test.inputs)
+        lossy = sums_by_length(subject.model, subject.test.inputs)
         lossy = lossy._replace(bias_BND=lossy.bias_BND * (1 + 1e-6))
         monkeypatch.setattr(paths, "sums_by_length", lambda *_: lossy)
-        table = paths.table(one, paths_options(schemes=["frozen"]))
+        table = paths.table(subject, paths_options(schemes=["frozen"]))
     assert [record.levelname for record in caplog.records if "more than rounding" in record.message] == ["WARNING"]
     assert 1e-9 < table.remainder.max() < 1e-3
 
@@ -402,7 +405,7 @@ def test_wrong_options_of_paths_are_refused_in_one_line(changes, said):
     [("paths", {"subset_sizes": []}), ("paths", {"schemes": []}), ("residual", {"variants": []})],
     ids=str,
 )
-def test_lists_that_leave_nothing_to_do_are_refused_in_one_line_or_done(subject, name, changes):
+def test_lists_that_leave_nothing_to_do_are_refused_in_one_line_or_done(make_subject, name, changes):
     """subset_sizes=[] asks for the exact sums alone. A traceback from inside is no answer."""
     analysis = ANALYSES[name]
     shipped = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / f"{name}.yaml"))
@@ -411,7 +414,7 @@ def test_lists_that_leave_nothing_to_do_are_refused_in_one_line_or_done(subject,
     except ConfigError as error:
         assert "\n" not in str(error)
         return
-    table = with_who(analysis.table(subject(), options), **subject().who)
+    table = with_who(analysis.table(make_subject(), options), **make_subject().who)
     assert len(table) and analysis.digest(table)
 
 
@@ -422,17 +425,19 @@ def test_shipped_options_are_the_fields_of_the_dataclass(name):
     assert dataclasses.asdict(options) == shipped
 
 
-def test_the_digest_of_paths_tells_means_and_baselines(subject):
-    parts = [with_who(paths.table(one, paths_options()), **one.who) for one in (subject(3), subject(4))]
+def test_the_digest_of_paths_tells_means_and_baselines(make_subject):
+    parts = [
+        with_who(paths.table(subject, paths_options()), **subject.who) for subject in (make_subject(3), make_subject(4))
+    ]
     table = pd.concat(parts, ignore_index=True)
     lines = paths.digest(table).splitlines()
     assert "2 seeds" in lines[0]
     frozen = pick(table, scheme="frozen", selection="all", path_length=1).accuracy.mean()
-    shown = next(line for line in lines if line.startswith("frozen")).split()
-    assert shown[1] == "all" and float(shown[3]) == pytest.approx(frozen, abs=5e-4)
+    words = next(line for line in lines if line.startswith("frozen")).split()
+    assert words[1] == "all" and float(words[3]) == pytest.approx(frozen, abs=5e-4)
     recomputed = pick(table, scheme="recomputed", selection="sampled", subset_size=5, path_length=3).accuracy.mean()
-    shown = [line.split() for line in lines if "5 sampled" in line][-1]
-    assert float(shown[-1]) == pytest.approx(recomputed, abs=5e-4)
+    words = [line.split() for line in lines if "5 sampled" in line][-1]
+    assert float(words[-1]) == pytest.approx(recomputed, abs=5e-4)
     whole = [float(word.strip(",")) for word in lines[-2].split() if word.strip(",").replace(".", "").isdigit()]
     columns = ["whole_accuracy", "majority_accuracy", "position_majority_accuracy"]
     assert whole == pytest.approx(table[columns].mean().tolist(), abs=5e-4)
@@ -442,16 +447,16 @@ def test_the_digest_of_paths_tells_means_and_baselines(subject):
 # --- residual ---------------------------------------------------------------------------------------------------------
 
 
-def test_residual_has_a_row_for_each_place(subject):
-    one = subject()
-    table = with_who(residual.table(one, residual_options("full", "no_mlp")), **one.who)
+def test_residual_has_a_row_for_each_place(make_subject):
+    subject = make_subject()
+    table = with_who(residual.table(subject, residual_options("full", "no_mlp")), **subject.who)
     wanted = "run task model seed weights variant view layer sublayer head"
     assert list(table)[:10] == wanted.split()
-    places = [
-        (weights, variant, *place)
+    expected = [
+        (weights, variant, *position)
         for weights in ("trained", "initialised")
         for variant in ("full", "no_mlp")
-        for place in [
+        for position in [
             (0, "input", 0),
             *(
                 row
@@ -466,7 +471,7 @@ def test_residual_has_a_row_for_each_place(subject):
         ]
     ]
     got = table[["weights", "variant", "layer", "sublayer", "head"]].fillna({"head": 0})
-    assert list(got.itertuples(index=False, name=None)) == places
+    assert list(got.itertuples(index=False, name=None)) == expected
     assert (table["dtype"] == "float64").all()
 
 
@@ -498,13 +503,13 @@ def forward_by_hand(model, inputs):
 
 
 @pytest.mark.parametrize("mask", ["none", "causal"])
-def test_metrics_are_those_of_a_forward_pass_by_hand(subject, mask):
-    one = subject(mask=mask)
-    table = residual.table(one, residual_options("full", sequences=5)).fillna({"head": 0})
+def test_metrics_are_those_of_a_forward_pass_by_hand(make_subject, mask):
+    subject = make_subject(mask=mask)
+    table = residual.table(subject, residual_options("full", sequences=5)).fillna({"head": 0})
     visible = torch.ones(4, 4).tril().bool() if mask == "causal" else None
     compared = 0
-    for kind, model in one.models.items():
-        for (layer, sublayer, head), x in forward_by_hand(model, one.test.inputs[:5]).items():
+    for kind, model in subject.models.items():
+        for (layer, sublayer, head), x in forward_by_hand(model, subject.test.inputs[:5]).items():
             row = pick(table, weights=kind, layer=layer, sublayer=sublayer, head=head).iloc[0]
             if sublayer == "weights":
                 metrics = {name: value[:, 0] for name, value in attention_metrics(x[:, None], visible).items()}
@@ -523,8 +528,8 @@ def test_metrics_are_those_of_a_forward_pass_by_hand(subject, mask):
     assert compared > 2 * 13 * 5
 
 
-def test_one_sequence_has_no_spread(subject):
-    table = residual.table(subject(), residual_options("full", sequences=1))
+def test_one_sequence_has_no_spread(make_subject):
+    table = residual.table(make_subject(), residual_options("full", sequences=1))
     states = table[table.sublayer != "weights"]
     assert states.relative_residual.notna().all() and states.relative_residual_sd.isna().all()
 
@@ -539,24 +544,24 @@ BUILT = {
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("variant", BUILT)
-def test_a_variant_is_a_model_built_without(subject, variant, norm):
-    one = subject(kinds=["initialised"], norm=norm)
-    built = subject(seed=9, kinds=["initialised"], **{"norm": norm, **BUILT[variant]})
-    weights = one.model.state_dict()
+def test_a_variant_is_a_model_built_without(make_subject, variant, norm):
+    subject = make_subject(kinds=["initialised"], norm=norm)
+    built = make_subject(seed=9, kinds=["initialised"], **{"norm": norm, **BUILT[variant]})
+    weights = subject.model.state_dict()
     built.model.load_state_dict({name: weights[name] for name in built.model.state_dict()})
-    got = residual.table(one, residual_options(variant))
-    wanted = residual.table(dataclasses.replace(built, test=one.test), residual_options("full"))
+    got = residual.table(subject, residual_options(variant))
+    wanted = residual.table(dataclasses.replace(built, test=subject.test), residual_options("full"))
     pd.testing.assert_frame_equal(got.drop(columns="variant"), wanted.drop(columns="variant"))
-    full = residual.table(one, residual_options("full"))
+    full = residual.table(subject, residual_options("full"))
     last = [table[table.sublayer != "weights"].relative_residual.iloc[-1] for table in (got, full)]
     assert last[0] != pytest.approx(last[1], rel=1e-3)
 
 
-def test_a_fresh_subject_has_initialised_weights_alone(subject):
-    one = subject(kinds=["initialised"])
-    assert one.model is one.models["initialised"]
-    assert set(residual.table(one, residual_options("full")).weights) == {"initialised"}
-    assert len(paths.table(one, paths_options())) == 2 * (4 + 24)
+def test_a_fresh_subject_has_initialised_weights_alone(make_subject):
+    subject = make_subject(kinds=["initialised"])
+    assert subject.model is subject.models["initialised"]
+    assert set(residual.table(subject, residual_options("full")).weights) == {"initialised"}
+    assert len(paths.table(subject, paths_options())) == 2 * (4 + 24)
 
 
 def test_attention_alone_loses_rank_within_six_layers(model_config, sorting_task):
@@ -565,8 +570,8 @@ def test_attention_alone_loses_rank_within_six_layers(model_config, sorting_task
     cfg = model_config(layers=6, skip=False, mlp=False, mlp_skip=False, norm="none")
     batch = task.sample(16, torch.Generator().manual_seed(0))
     model = initial_model(cfg, task, 0).double().requires_grad_(False)
-    one = Subject("fresh", 0, task, batch, batch, {"initialised": model})
-    table = residual.table(one, residual_options("full", sequences=16))
+    subject = Subject("fresh", 0, task, batch, batch, {"initialised": model})
+    table = residual.table(subject, residual_options("full", sequences=16))
     states = table[table.sublayer.isin(["input", "attention"])]
     assert states.relative_residual.iloc[0] > 0.5
     assert states.relative_residual.iloc[-1] < 1e-6
@@ -575,12 +580,12 @@ def test_attention_alone_loses_rank_within_six_layers(model_config, sorting_task
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_skips_without_values_keep_the_residual(subject, bias):
+def test_skips_without_values_keep_the_residual(make_subject, bias):
     """Dong et al. 2021, Claim 3.1: W_V = 0. Biases move all tokens alike: they change the norm, not the residual."""
-    one = subject(kinds=["initialised"], **{**BARE, "bias": bias})
-    for block in one.model.blocks:
+    subject = make_subject(kinds=["initialised"], **{**BARE, "bias": bias})
+    for block in subject.model.blocks:
         block.attention.qkv.weight[-6:] = 0
-    table = residual.table(one, residual_options("full", sequences=12))
+    table = residual.table(subject, residual_options("full", sequences=12))
     states = table[table.sublayer != "weights"]
     assert len(states) == 4
     # three additions of a constant to numbers of order 1
@@ -608,29 +613,29 @@ def test_wrong_options_of_residual_are_refused_in_one_line(changes, said):
     assert str(error.value).startswith(said) and "\n" not in str(error.value)
 
 
-def test_the_digest_of_residual_shows_the_state_that_leaves_each_layer(subject):
+def test_the_digest_of_residual_shows_the_state_that_leaves_each_layer(make_subject):
     parts = [
-        with_who(residual.table(subject(seed), residual_options("full", "no_mlp")), **subject(seed).who)
+        with_who(residual.table(make_subject(seed), residual_options("full", "no_mlp")), **make_subject(seed).who)
         for seed in (3, 4)
     ]
     table = pd.concat(parts, ignore_index=True)
     lines = residual.digest(table).splitlines()
     assert "2 seeds" in lines[0]
-    shown = next(line for line in lines if line.startswith("trained")).split()
-    assert shown[1] == "full"
+    words = next(line for line in lines if line.startswith("trained")).split()
+    assert words[1] == "full"
     for layer, sublayer in ((0, "input"), (2, "mlp")):
         mean = pick(table, weights="trained", variant="full", layer=layer, sublayer=sublayer).relative_residual.mean()
-        assert shown[2 + layer] == f"{mean:.1e}"
+        assert words[2 + layer] == f"{mean:.1e}"
     mean = pick(table, weights="initialised", variant="no_mlp", layer=3, sublayer="attention").relative_residual.mean()
     assert lines[-1].split()[-1] == f"{mean:.1e}"
 
 
-def test_a_sequence_without_a_metric_leaves_the_mean_of_the_others(subject):
+def test_a_sequence_without_a_metric_leaves_the_mean_of_the_others(make_subject):
     """Equal tokens have no centred rank; the other sequences do, and their mean is the table's."""
-    one = subject(kinds=["initialised"], positions="none")
-    one.test.inputs[1] = 2
-    table = residual.table(one, residual_options("full", sequences=5))
-    others = dataclasses.replace(one, test=one.test[[0, 2, 3, 4]])
+    subject = make_subject(kinds=["initialised"], positions="none")
+    subject.test.inputs[1] = 2
+    table = residual.table(subject, residual_options("full", sequences=5))
+    others = dataclasses.replace(subject, test=subject.test[[0, 2, 3, 4]])
     wanted = residual.table(others, residual_options("full", sequences=4))
     for name in ("effective_rank_centred", "mean_cosine_centred", "effective_rank_centred_sd"):
         states = table.sublayer != "weights"
@@ -638,5 +643,5 @@ def test_a_sequence_without_a_metric_leaves_the_mean_of_the_others(subject):
     assert (table.num_undefined == (table.sublayer != "weights")).all() and (wanted.num_undefined == 0).all()
     # what is defined for all is the mean over all
     rows = table[table.sublayer == "input"].iloc[0]
-    x_BND = one.model.embed(one.test.inputs[:5])
+    x_BND = subject.model.embed(subject.test.inputs[:5])
     assert rows.effective_rank == pytest.approx(state_metrics(x_BND)["effective_rank"].mean().item())

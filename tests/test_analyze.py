@@ -20,7 +20,7 @@ import rankbench
 from rankbench import plots
 from rankbench.analyses import ANALYSES
 from rankbench.analyses import runner as module
-from rankbench.analyses.runner import analyze, fresh_subjects, options_of, present, subjects_of_run
+from rankbench.analyses.runner import analyze, draw, fresh_subjects, judge_all, options_of, subjects_of_run
 from rankbench.claims import CLAIMS
 from rankbench.commands.compose import register, resolve
 from rankbench.config import conf_dir
@@ -103,15 +103,15 @@ def run(trained_once, tmp_path):
 @pytest.fixture
 def calls(monkeypatch):
     """(analysis, seed) of every table that is computed."""
-    made = []
+    measured = []
     for name, analysis in dict(ANALYSES).items():
 
         def counted(subject, options, name=name, table=analysis.table):
-            made.append((name, subject.seed))
+            measured.append((name, subject.seed))
             return table(subject, options)
 
         monkeypatch.setitem(ANALYSES, name, dataclasses.replace(analysis, table=counted))
-    return made
+    return measured
 
 
 BOTH = [("residual", 5), ("residual", 6), ("paths", 5), ("paths", 6)]
@@ -156,10 +156,10 @@ def test_a_table_holds_every_subject_in_full_precision(tmp_path, fresh):
         assert list(table.columns[:4]) == ["run", "task", "model", "seed"]
         assert table.seed.unique().tolist() == [5, 6] and (table.run == "fresh").all()
         for subject in fresh:
-            mine = table[table.seed == subject.seed].iloc[:, 4:].reset_index(drop=True)
+            rows_of_seed = table[table.seed == subject.seed].iloc[:, 4:].reset_index(drop=True)
             again = ANALYSES[name].table(subject, options[name])
             # the digits that were written are those of the float64: no tolerance
-            pd.testing.assert_frame_equal(mine, again, check_dtype=False, rtol=0, atol=0)
+            pd.testing.assert_frame_equal(rows_of_seed, again, check_dtype=False, rtol=0, atol=0)
 
 
 def test_what_is_there_with_the_same_options_is_not_computed_again(tmp_path, fresh, calls, figures):
@@ -329,18 +329,20 @@ def test_claims_leave_verdicts(tmp_path, fresh):
     assert all(name in line for name, line in zip(verdicts.claim, lines[-4:-1], strict=True))
 
 
-def test_present_judges_and_draws_each_value_of_a_facet(tmp_path, fresh, monkeypatch):
+def test_each_value_of_a_facet_is_judged_and_drawn(tmp_path, fresh, monkeypatch):
     cfg, drawn = config("claims=[paths_sum_to_output]", "published=dong_fig4_sorting"), []
-    (table,) = (ANALYSES["paths"].table(one, options_of(cfg)["paths"]).assign(seed=one.seed) for one in fresh[:1])
+    table = ANALYSES["paths"].table(fresh[0], options_of(cfg)["paths"]).assign(seed=fresh[0].seed)
     both = pd.concat([table.assign(**{"task.label": label}) for label in ("position", "value")], ignore_index=True)
     paths = ANALYSES["paths"]
     spied = dataclasses.replace(paths, figure=lambda *given: drawn.append(given) or paths.figure(*given))
     monkeypatch.setitem(ANALYSES, "paths", spied)
-    lines = present(cfg, {"paths": both}, tmp_path, "task.label")
+    pages = {"paths": [plots.Page(both, "task.label", "")]}
+    files = draw(pages, tmp_path, cfg.published)
+    lines = judge_all(cfg.claims, {"paths": both}, tmp_path, "task.label")
     assert read_table(tmp_path / "verdicts.csv")["where"].tolist() == ["task.label=position", "task.label=value"]
     ((given, published, facet),) = drawn
     assert given is both and facet == "task.label" and set(published.figure) == {"dong_fig4_sorting"}
-    assert len(lines) == 1 + 2 + 1 and str(tmp_path / "paths.png") in lines[0]
+    assert len(lines) == 2 + 1 and tmp_path / "paths.png" in files["paths"]
 
 
 # --- options_of -------------------------------------------------------------------------------------------------------
@@ -348,7 +350,9 @@ def test_present_judges_and_draws_each_value_of_a_facet(tmp_path, fresh, monkeyp
 
 def test_options_are_typed():
     options = options_of(config("analysis.paths.sequences=3"))
-    assert {name: type(one) for name, one in options.items()} == {name: ANALYSES[name].options for name in options}
+    assert {name: type(chosen) for name, chosen in options.items()} == {
+        name: ANALYSES[name].options for name in options
+    }
     assert options["paths"].sequences == 3
 
 
@@ -399,15 +403,15 @@ def test_subjects_have_the_weights_of_the_checkpoint_and_those_that_training_beg
     cfg, task = run.config, build_task(run.config.task)
     stacked = load_file(run.folder / "checkpoint.safetensors")
     subjects = subjects_of_run(run, machine())
-    assert [one.seed for one in subjects] == [5, 6] and {one.run for one in subjects} == {"a run"}
-    for place, one in enumerate(subjects):
-        assert list(one.models) == ["trained", "initialised"]
-        assert same_weights(one.models["trained"], {name: weight[place] for name, weight in stacked.items()})
-        assert same_weights(one.models["initialised"], initial_model(cfg.model, task, one.seed).state_dict())
-        assert not same_weights(one.models["trained"], initial_model(cfg.model, task, one.seed).state_dict())
-        assert all(p.dtype == torch.float64 and p.device.type == "cpu" for p in one.model.parameters())
-        for purpose, batch, size in (("train", one.train, 20), ("test", one.test, 10)):
-            wanted = task.sample(size, generator_for(one.seed, purpose))
+    assert [subject.seed for subject in subjects] == [5, 6] and {subject.run for subject in subjects} == {"a run"}
+    for index, subject in enumerate(subjects):
+        assert list(subject.models) == ["trained", "initialised"]
+        assert same_weights(subject.models["trained"], {name: weight[index] for name, weight in stacked.items()})
+        assert same_weights(subject.models["initialised"], initial_model(cfg.model, task, subject.seed).state_dict())
+        assert not same_weights(subject.models["trained"], initial_model(cfg.model, task, subject.seed).state_dict())
+        assert all(p.dtype == torch.float64 and p.device.type == "cpu" for p in subject.model.parameters())
+        for purpose, batch, size in (("train", subject.train, 20), ("test", subject.test, 10)):
+            wanted = task.sample(size, generator_for(subject.seed, purpose))
             assert torch.equal(batch.inputs, wanted.inputs) and torch.equal(batch.targets, wanted.targets)
 
 
@@ -415,9 +419,9 @@ def test_the_test_accuracy_of_the_run_is_the_whole_accuracy_of_the_table(run, tm
     """Two ways to one number: what training printed (float32) and what the analysis measures (float64)."""
     analyze(config(), subjects_of_run(run, machine()), run.folder)
     table = read_table(run.folder / "paths.csv")
-    told = {one["seed"]: one["test_accuracy"] for one in run.summary()["seeds"]}
+    recorded = {row["seed"]: row["test_accuracy"] for row in run.summary()["seeds"]}
     # no token of these 40 a seed is so near a tie that the precision decides
-    assert table.groupby("seed").whole_accuracy.first().to_dict() == pytest.approx(told, abs=1e-6)
+    assert table.groupby("seed").whole_accuracy.first().to_dict() == pytest.approx(recorded, abs=1e-6)
 
 
 def test_a_float64_run_is_measured_with_its_own_weights(tmp_path):
@@ -443,17 +447,17 @@ def test_a_subject_of_trained_weights_alone_is_measured(fresh):
 
 def test_an_endless_stream_is_sampled_for_the_baselines(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "BASELINE_SEQUENCES", 33)
-    one, _ = fresh_subjects(config("task.train_size=null"), machine())
-    assert one.train.inputs.shape == (33, 4)
+    subject, _ = fresh_subjects(config("task.train_size=null"), machine())
+    assert subject.train.inputs.shape == (33, 4)
 
 
 def test_fresh_subjects_are_initial_models(fresh):
     cfg = config()
     task = build_task(cfg.task)
-    assert [one.seed for one in fresh] == [5, 6]
-    for one in fresh:
-        assert list(one.models) == ["initialised"] and one.who["run"] == "fresh"
-        assert same_weights(one.model, initial_model(cfg.model, task, one.seed).state_dict())
+    assert [subject.seed for subject in fresh] == [5, 6]
+    for subject in fresh:
+        assert list(subject.models) == ["initialised"] and subject.who["run"] == "fresh"
+        assert same_weights(subject.model, initial_model(cfg.model, task, subject.seed).state_dict())
 
 
 def test_a_diverged_seed_is_left_out_and_named(run, caplog):
@@ -461,8 +465,8 @@ def test_a_diverged_seed_is_left_out_and_named(run, caplog):
     summary["seeds"][0]["status"] = "diverged"
     write_json(run.folder / "summary.json", summary)
     second = run.weights()["read_out.bias"][1].double()
-    (one,) = subjects_of_run(run, machine())
-    assert one.seed == 6 and torch.equal(one.model.read_out.bias, second)
+    (subject,) = subjects_of_run(run, machine())
+    assert subject.seed == 6 and torch.equal(subject.model.read_out.bias, second)
     assert [record.levelname for record in caplog.records if "seed 5" in record.message] == ["WARNING"]
 
 

@@ -145,7 +145,7 @@ def test_train_leaves_what_the_command_leaves(run, tmp_path):
     pd.testing.assert_frame_equal(numbers(run.metrics), numbers(command.metrics))
     pd.testing.assert_frame_equal(numbers(run.table("residual")), numbers(command.table("residual")))
     assert dataclasses.replace(run.config, out="") == dataclasses.replace(command.config, out="")
-    weights = [(one.folder / "checkpoint.safetensors").read_bytes() for one in (run, command)]
+    weights = [(trained.folder / "checkpoint.safetensors").read_bytes() for trained in (run, command)]
     assert weights[0] == weights[1]
     assert "step 4/4: test accuracy" in (run.folder / "train.log").read_text()
 
@@ -248,7 +248,7 @@ def test_what_cannot_be_trained_is_one_line_and_leaves_nothing(words, parts, tmp
 
 
 def test_a_folder_is_named_once():
-    assert refused(rb.train, "out=a", out="b").startswith("out=a: the keyword out=b names a folder, too")
+    assert refused(rb.train, "out=a", out="b").startswith("out=a: the keyword out=b also names a folder")
 
 
 def test_a_preset_that_sweeps_is_one_run_where_its_keys_have_one_value():
@@ -279,11 +279,11 @@ def test_a_sweep_has_its_varied_keys_in_every_table(sweep):
     assert (
         [run.config.model.heads for run in runs] == [1, 2] == [runs[0].config.model.heads, runs[1].config.model.heads]
     )
-    for table, one in (
+    for table, table_of_run in (
         (runs.table("residual"), lambda run: run.table("residual")),
         (runs.metrics, lambda run: run.metrics),
     ):
-        parts = [one(run).assign(**{"model.heads": run.config.model.heads}) for run in runs]
+        parts = [table_of_run(run).assign(**{"model.heads": run.config.model.heads}) for run in runs]
         pd.testing.assert_frame_equal(table, pd.concat(parts, ignore_index=True))
     final = runs.final
     assert list(final["model.heads"]) == [1, 1, 2, 2] and set(final.status) == {"finished"}
@@ -326,10 +326,10 @@ def test_the_recorded_words_of_an_analysis_compose_to_its_config(run, tmp_path):
 
 def test_options_go_to_the_analyses_that_have_them(run):
     tables = rb.analyze(run, "path_counts", "paths", sequences=3, paths=FEW)
-    one = rb.analyze(run, "paths", paths=FEW | {"sequences": 3})
-    pd.testing.assert_frame_equal(tables["paths"], one["paths"])
+    tables_of_one = rb.analyze(run, "paths", paths=FEW | {"sequences": 3})
+    pd.testing.assert_frame_equal(tables["paths"], tables_of_one["paths"])
     all_of_them = rb.analyze(run, "paths", paths=FEW)["paths"]
-    assert not all_of_them.accuracy.equals(one["paths"].accuracy)
+    assert not all_of_them.accuracy.equals(tables_of_one["paths"].accuracy)
 
 
 def test_numpys_numbers_are_numbers(run):

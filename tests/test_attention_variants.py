@@ -56,7 +56,7 @@ every = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
 
 
-def told(changes):
+def label_of(changes):
     return "-".join(f"{key}={value}" for key, value in changes.items())
 
 
@@ -105,13 +105,13 @@ def maps_by_hand(attention, head):
         own = 0 if attention.from_latent.bias is None else attention.from_latent.bias.detach().numpy()
         rest, shift = up @ rest, up @ shift + own
     group = head // (heads // groups)
-    mine = slice(head * width, (head + 1) * width)
-    w_k, b_k, before = (w_q[mine], b_q[mine], 0) if attention.tied_qk else (None, None, groups * width)
+    columns = slice(head * width, (head + 1) * width)
+    w_k, b_k, before = (w_q[columns], b_q[columns], 0) if attention.tied_qk else (None, None, groups * width)
     if w_k is None:
         w_k, b_k = (x[group * width : (group + 1) * width] for x in (rest, shift))
     w_v, b_v = (x[before + group * values : before + (group + 1) * values] for x in (rest, shift))
     w_o = attention.out.weight.detach().numpy()[:, head * values : (head + 1) * values]
-    return w_q[mine].T, w_k.T, w_v.T, w_o.T, b_q[mine], b_k, b_v
+    return w_q[columns].T, w_k.T, w_v.T, w_o.T, b_q[columns], b_k, b_v
 
 
 def is_seen(cfg, n, m, length):
@@ -124,7 +124,7 @@ def bound_by_hand(attention, cfg, num_keys):
     """Theorem 3.2 with numpy's matrix norms and mpmath's Lambert W, and the mixes' share in it."""
     maps = [maps_by_hand(attention, head) for head in range(attention.heads)]
     norm = lambda w: np.linalg.norm(w, np.inf)  # noqa: E731
-    w_o = np.concatenate([one[3] for one in maps])
+    w_o = np.concatenate([maps_of_head[3] for maps_of_head in maps])
     inverse = float(mpmath.lambertw((num_keys - 1) / mpmath.e).real)
     others = abs(cfg.mix_identity) + abs(cfg.mix_uniform)
     first = abs(cfg.mix_attention) * (4 * inverse + 1 / math.sqrt(attention.head_width))
@@ -176,8 +176,8 @@ def attention_by_hand(attention, cfg, x_BND, lengths):
     return torch.from_numpy(out)
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=told)
-@pytest.mark.parametrize("changes", VARIANTS, ids=told)
+@pytest.mark.parametrize("mask", MASKS, ids=label_of)
+@pytest.mark.parametrize("changes", VARIANTS, ids=label_of)
 @torch.no_grad()
 def test_each_attention_is_that_of_a_loop(network, changes, mask):
     for others in ({"bias": False}, MIXED):
@@ -195,8 +195,8 @@ def test_each_attention_is_that_of_a_loop(network, changes, mask):
 @given(seeds, st.sampled_from(["l2", "cosine"]), st.integers(1, 7), st.floats(0.1, 20))
 def test_scores_are_those_of_their_definition(seed, name, width, size):
     q_BNK, k_BMK = size * normal(seed, 2, 3, width), size * normal(seed + 1, 2, 4, width)
-    one, other, scale = SCORES[name](q_BNK, k_BMK)
-    got = scale * one @ other.mT
+    left, right, scale = SCORES[name](q_BNK, k_BMK)
+    got = scale * left @ right.mT
     if name == "cosine":
         wanted = torch.cosine_similarity(q_BNK[:, :, None], k_BMK[:, None], -1)
         # epsilon makes the cosine smaller, by its share in the squared lengths
@@ -226,58 +226,60 @@ FUSED = [
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("mask", MASKS, ids=told)
-@pytest.mark.parametrize("changes", FUSED, ids=told)
+@pytest.mark.parametrize("mask", MASKS, ids=label_of)
+@pytest.mark.parametrize("changes", FUSED, ids=label_of)
 def test_fused_and_explicit_agree_forward_and_backward(layer, monkeypatch, changes, mask, padded):
     calls, fused = [], F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k))
     num_tokens = FUSED_FROM_TOKENS + 1
-    there = torch.arange(num_tokens) < torch.tensor([[num_tokens], [40]])
-    slope = normal(3, 2, num_tokens, 6) * there[..., None]
+    present_BN = torch.arange(num_tokens) < torch.tensor([[num_tokens], [40]])
+    slope = normal(3, 2, num_tokens, 6) * present_BN[..., None]
     # float32: sums of 100 terms, and differences of squares of order 10 in the scores
     for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 2e-3)):
-        module, found = layer(1, **changes, **mask).to(dtype), []
+        module, results = layer(1, **changes, **mask).to(dtype), []
         for kernel, expected in (("fused", 1), ("table", 0)):
             x_BND = normal(2, 2, num_tokens, 6).to(dtype).requires_grad_()
             calls.clear()
-            y_BND = module(x_BND, there if padded else None, kernel=kernel)
+            y_BND = module(x_BND, present_BN if padded else None, kernel=kernel)
             assert len(calls) == expected
             gradients = torch.autograd.grad(y_BND, [x_BND, *module.parameters()], slope.to(dtype))
-            found.append([y_BND * there[..., None], *gradients])
-        for one, other in zip(*found, strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=tolerance * max(1.0, other.abs().max().item()))
+            results.append([y_BND * present_BN[..., None], *gradients])
+        for got, wanted in zip(*results, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=0, atol=tolerance * max(1.0, wanted.abs().max().item()))
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("mask", MASKS, ids=told)
-@pytest.mark.parametrize("changes", [{"head_width": 1}, *FUSED], ids=told)
+@pytest.mark.parametrize("mask", MASKS, ids=label_of)
+@pytest.mark.parametrize("changes", [{"head_width": 1}, *FUSED], ids=label_of)
 def test_networks_side_by_side_are_fused_in_one_call(layer, monkeypatch, changes, mask, padded):
     calls, fused = [], F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(a[0].shape) or fused(*a, **k))
     num_tokens = 5 if "head_width" in changes and changes["head_width"] == 1 else FUSED_FROM_TOKENS + 1
-    there_SBN = torch.arange(num_tokens) < torch.tensor([[[num_tokens], [3]], [[2], [4]], [[5], [num_tokens]]])
-    slope_SBND = normal(3, 3, 2, num_tokens, 6) * there_SBN[..., None]
+    present_SBN = torch.arange(num_tokens) < torch.tensor([[[num_tokens], [3]], [[2], [4]], [[5], [num_tokens]]])
+    slope_SBND = normal(3, 3, 2, num_tokens, 6) * present_SBN[..., None]
     modules = [layer(seed, **changes, **mask) for seed in range(3)]
     x_SBND = normal(2, 3, 2, num_tokens, 6).requires_grad_()
     weights = [
-        torch.stack(one).detach().requires_grad_() for one in zip(*(m.parameters() for m in modules), strict=True)
+        torch.stack(of_seeds).detach().requires_grad_()
+        for of_seeds in zip(*(m.parameters() for m in modules), strict=True)
     ]
     names = [name for name, _ in modules[0].named_parameters()]
 
-    def attend(weights, x_BND, there_BN, kernel):
-        arguments = (x_BND, there_BN if padded else None, None, kernel)
+    def attend(weights, x_BND, present_BN, kernel):
+        arguments = (x_BND, present_BN if padded else None, None, kernel)
         return functional_call(modules[0], dict(zip(names, weights, strict=True)), arguments)
 
-    together = vmap(attend, in_dims=(0, 0, 0, None))(weights, x_SBND, there_SBN, "side_by_side")
+    together = vmap(attend, in_dims=(0, 0, 0, None))(weights, x_SBND, present_SBN, "side_by_side")
     assert [tuple(shape[:2]) for shape in calls] == [(6, 2)]
-    alone = [attend([w[i] for w in weights], x_SBND[i], there_SBN[i], "table") for i in range(3)]
+    alone = [attend([w[i] for w in weights], x_SBND[i], present_SBN[i], "table") for i in range(3)]
     assert len(calls) == 1
-    there = there_SBN[..., None]
-    found = [
-        [y * there, *torch.autograd.grad(y, [x_SBND, *weights], slope_SBND)] for y in (together, torch.stack(alone))
+    present_SBN1 = present_SBN[..., None]
+    results = [
+        [y * present_SBN1, *torch.autograd.grad(y, [x_SBND, *weights], slope_SBND)]
+        for y in (together, torch.stack(alone))
     ]
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-11 * max(1.0, other.abs().max().item()))
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-11 * max(1.0, wanted.abs().max().item()))
 
 
 class Sizes(TorchDispatchMode):
@@ -286,15 +288,15 @@ class Sizes(TorchDispatchMode):
     largest = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        for one in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(one, torch.Tensor) and one.is_floating_point():
-                self.largest = max(self.largest, one.numel())
-        return made
+        result = function(*args, **(kwargs or {}))
+        for output in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(output, torch.Tensor) and output.is_floating_point():
+                self.largest = max(self.largest, output.numel())
+        return result
 
 
-@pytest.mark.parametrize("mask", MASKS[:2], ids=told)
-@pytest.mark.parametrize("changes", [{"attention": "l2"}, CONTRACTIVE, {"attention": "cosine"}], ids=told)
+@pytest.mark.parametrize("mask", MASKS[:2], ids=label_of)
+@pytest.mark.parametrize("changes", [{"attention": "l2"}, CONTRACTIVE, {"attention": "cosine"}], ids=label_of)
 def test_training_makes_no_table_of_tokens_by_tokens(layer, changes, mask):
     module, num_tokens = layer(1, **changes, **mask).float(), 250
     largest = []
@@ -326,12 +328,12 @@ def test_inverse_phi_is_the_largest_value_of_the_lemma(num_keys):
         return -(z**2 @ np.exp(-(z**2))) / np.exp(-(z**2)).sum()
 
     starts = np.random.default_rng(0).uniform(0, 3, (10, num_keys - 1))
-    found = max(-scipy.optimize.minimize(value, start).fun for start in starts)
-    assert found == pytest.approx(inverse_phi(num_keys), rel=1e-8)  # the square of the optimiser's tolerance
+    largest = max(-scipy.optimize.minimize(value, start).fun for start in starts)
+    assert largest == pytest.approx(inverse_phi(num_keys), rel=1e-8)  # the square of the optimiser's tolerance
 
 
 @pytest.mark.parametrize("mixed", [{}, MIXED], ids=["plain", "mixed"])
-@pytest.mark.parametrize("changes", [{}, {"heads": 3, "head_width": 4, "value_width": 2}], ids=told)
+@pytest.mark.parametrize("changes", [{}, {"heads": 3, "head_width": 4, "value_width": 2}], ids=label_of)
 @torch.no_grad()
 def test_the_bound_is_theorem_3_2(network, changes, mixed):
     model = network(3, **TIED, **changes, **mixed)
@@ -434,7 +436,7 @@ def test_a_fixed_number_of_keys_makes_causal_outputs_independent_of_what_follows
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("changes", VARIANTS, ids=told)
+@pytest.mark.parametrize("changes", VARIANTS, ids=label_of)
 @torch.no_grad()
 def test_seeds_side_by_side_agree_with_each_alone(network, changes, padded):
     models = [network(seed, padded, **changes, mask="causal") for seed in (1, 2)]
@@ -448,7 +450,7 @@ def test_seeds_side_by_side_agree_with_each_alone(network, changes, padded):
 
 
 @pytest.mark.parametrize(("mask", "num_tokens"), [(MASKS[2], 5), *((mask, FUSED_FROM_TOKENS + 3) for mask in MASKS)])
-@pytest.mark.parametrize("changes", VARIANTS, ids=told)
+@pytest.mark.parametrize("changes", VARIANTS, ids=label_of)
 def test_a_padded_sequence_gives_what_it_gives_alone(network, changes, mask, num_tokens):
     model = network(1, True, **changes, **mask)
     inputs = torch.randint(7, (2, num_tokens), generator=torch.Generator().manual_seed(0))
@@ -461,7 +463,7 @@ def test_a_padded_sequence_gives_what_it_gives_alone(network, changes, mask, num
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=told)
+@pytest.mark.parametrize("changes", VARIANTS, ids=label_of)
 @torch.no_grad()
 def test_dropout_falls_on_the_weights(layer, changes):
     attention, x_BND = layer(1, **changes), normal(2, 2, 4, 6)
@@ -473,14 +475,14 @@ def test_dropout_falls_on_the_weights(layer, changes):
     torch.testing.assert_close(attention(x_BND, None, mask), wanted, **EXACT)
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=told)
+@pytest.mark.parametrize("changes", VARIANTS, ids=label_of)
 def test_the_residual_analysis_sees_stochastic_weights(network, changes):
     model = network(1, True, **changes, mask="causal")
     inputs = torch.tensor([[0, 3, 5, 6, 1], [2, 4, 1, -1, -1]])
-    places = [
-        place | values for place, values in metrics_by_layer(model, inputs, torch.Generator())
+    rows = [
+        where | values for where, values in metrics_by_layer(model, inputs, torch.Generator())
     ]  # refuses rows that are no shares
-    assert sum(place["head"] is not None for place in places) == 4
+    assert sum(where["head"] is not None for where in rows) == 4
 
 
 # --- paths ------------------------------------------------------------------------------------------------------------
@@ -511,8 +513,8 @@ def test_sums_by_length_add_up_to_the_output(network, whole, padded):
 BARE = {"mlp": False, "mlp_skip": False, "norm": "none"}
 
 
-@pytest.mark.parametrize("others", [MASKS[0], MASKS[1] | MIXED, MASKS[2] | {"bias": False}], ids=told)
-@pytest.mark.parametrize("changes", VARIANTS, ids=told)
+@pytest.mark.parametrize("others", [MASKS[0], MASKS[1] | MIXED, MASKS[2] | {"bias": False}], ids=label_of)
+@pytest.mark.parametrize("changes", VARIANTS, ids=label_of)
 @torch.no_grad()
 def test_frozen_and_recomputed_paths_by_hand(network, changes, others):
     model = network(1, True, **BARE, **changes, **others)
@@ -545,7 +547,7 @@ def test_frozen_and_recomputed_paths_by_hand(network, changes, others):
 
 def layer_by_hand(attention, cfg, x):
     """L2 attention of a list of mpmath rows, from the distances themselves."""
-    number = lambda w: [[mpmath.mpf(one) for one in row] for row in np.atleast_2d(w).tolist()]  # noqa: E731
+    number = lambda w: [[mpmath.mpf(entry) for entry in row] for row in np.atleast_2d(w).tolist()]  # noqa: E731
     out = [number(attention.out.bias.numpy())[0][:] for _ in x]
     for head in range(attention.heads):
         *maps, b_q, b_k, b_v = maps_by_hand(attention, head)
@@ -584,11 +586,11 @@ def test_residuals_of_l2_attention_are_the_exact_ones(network, changes, lowest):
     inputs = torch.tensor([[0, 3, 5, 6]])
     states = propagate(model, inputs)
     with mpmath.workdps(400):
-        x = [[mpmath.mpf(one) for one in row] for row in model.embed(inputs)[0].tolist()]
+        x = [[mpmath.mpf(entry) for entry in row] for row in model.embed(inputs)[0].tolist()]
         for block, state in zip(model.blocks, states[1:], strict=True):
             x = layer_by_hand(block.attention, model.cfg, x)
             mean = [mpmath.fsum(column) / len(x) for column in zip(*x, strict=True)]
-            r = [[one - middle for one, middle in zip(row, mean, strict=True)] for row in x]
+            r = [[entry - middle for entry, middle in zip(row, mean, strict=True)] for row in x]
             rows = max(mpmath.fsum(map(abs, row)) for row in r)
             columns = max(mpmath.fsum(map(abs, column)) for column in zip(*r, strict=True))
             wanted = float(mpmath.log(rows * columns) / 2)
@@ -635,7 +637,7 @@ def test_the_constant_of_the_lemma_has_twice_the_scores(network):
     )
 
 
-@pytest.mark.parametrize("changes", [CONTRACTIVE, {"attention": "cosine"}], ids=told)
+@pytest.mark.parametrize("changes", [CONTRACTIVE, {"attention": "cosine"}], ids=label_of)
 def test_residual_coordinates_refuse_the_others_in_one_line(network, changes):
     with pytest.raises(ConfigError) as error:
         propagate(network(**changes), torch.tensor([[0, 1]]))

@@ -25,7 +25,7 @@ VARIANTS = ["attention_only_no_norm", "no_mlp_no_norm", "no_skip_no_norm", "no_n
 
 
 @pytest.fixture(scope="session")
-def subject(model_config, sorting_task):
+def make_subject(model_config, sorting_task):
     """subject(seed=0, gain=1, **model keys): a small network as torch initialises it, all matrices times `gain`."""
 
     def make(seed=0, gain=1.0, length=6, **changes):
@@ -38,8 +38,8 @@ def subject(model_config, sorting_task):
     return make
 
 
-def table_of(one, *variants, sequences=9):
-    return bounds.table(one, bounds.Options(list(variants), sequences))
+def table_of(subject, *variants, sequences=9):
+    return bounds.table(subject, bounds.Options(list(variants), sequences))
 
 
 def pick(table, **wanted):
@@ -85,13 +85,13 @@ def reduced_config(cfg, skip=False, mlp=False, norm=False):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_number_by_hand(subject, states_by_layer, variant):
-    one = subject(gain=2.0)  # no residual near rounding
-    table = table_of(one, variant)
-    model = one.model.double().requires_grad_(False)
+def test_every_number_by_hand(make_subject, states_by_layer, variant):
+    subject = make_subject(gain=2.0)  # no residual near rounding
+    table = table_of(subject, variant)
+    model = subject.model.double().requires_grad_(False)
     reduced = without(model, **bounds.VARIANTS[variant])
     cfg = reduced_config(model.cfg, **bounds.VARIANTS[variant])
-    states = states_by_layer(reduced, one.test.inputs)
+    states = states_by_layer(reduced, subject.test.inputs)
     residuals = np.array([[composite((x - x.mean(0)).numpy()) for x in state] for state in states])
     constants = [by_hand(block, cfg) for block in model.blocks]
     coefficients = [4 * beta * cfg.heads / math.sqrt(4) for beta, _ in constants]
@@ -124,8 +124,8 @@ def test_every_number_by_hand(subject, states_by_layer, variant):
     assert got.to_numpy() == pytest.approx(np.log10(diameters).mean(1), abs=1e-10)
 
 
-def test_the_source_says_which_theorem_and_whether_it_speaks_of_the_network(subject):
-    table = table_of(subject(), *VARIANTS, "full")
+def test_the_source_says_which_theorem_and_whether_it_speaks_of_the_network(make_subject):
+    table = table_of(make_subject(), *VARIANTS, "full")
     sources = pick(table, bound="theorem", layer=1).set_index("variant").source.to_dict()
     assert sources == {
         "attention_only_no_norm": "Theorem 2.3",
@@ -136,9 +136,9 @@ def test_the_source_says_which_theorem_and_whether_it_speaks_of_the_network(subj
     assert covered == {variant: variant not in ("no_norm", "full") for variant in [*VARIANTS, "full"]}
     assert set(pick(table, variant="full").bound) == {"recursion", "layer"}
     assert pick(table, variant="full").source.str.contains("sec. 3.3").all()
-    alone = table_of(subject(heads=1), "attention_only_no_norm")
+    alone = table_of(make_subject(heads=1), "attention_only_no_norm")
     assert set(pick(alone, bound="theorem").source) == {"Theorem 2.2"}
-    masked = pick(table_of(subject(mask="causal"), "attention_only_no_norm"), bound="theorem")
+    masked = pick(table_of(make_subject(mask="causal"), "attention_only_no_norm"), bound="theorem")
     assert masked.empty
 
 
@@ -154,24 +154,24 @@ def test_the_source_says_which_theorem_and_whether_it_speaks_of_the_network(subj
     ],
     ids=str,
 )
-def test_the_proved_bound_holds_in_every_network_without_norms(subject, changes, gain):
-    table = pick(table_of(subject(gain=gain, **changes), *VARIANTS), bound="diameter")
+def test_the_proved_bound_holds_in_every_network_without_norms(make_subject, changes, gain):
+    table = pick(table_of(make_subject(gain=gain, **changes), *VARIANTS), bound="diameter")
     assert len(table) == 4 * 4 and table.covered.all()
     assert (table.holds.dropna() == 1).all() and table.holds.notna().sum() > 8
 
 
-def test_temperature_and_branch_scale_are_parts_of_beta(subject):
+def test_temperature_and_branch_scale_are_parts_of_beta(make_subject):
     plain, scaled = (
-        pick(table_of(subject(**keys), "attention_only_no_norm"), bound="recursion", layer=1).log10_beta.item()
+        pick(table_of(make_subject(**keys), "attention_only_no_norm"), bound="recursion", layer=1).log10_beta.item()
         for keys in ({}, {"temperature": 4.0, "branch_scale": -0.5})
     )
     assert scaled - plain == pytest.approx(math.log10(0.5 / 4))
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_the_mlps_stretch_bounds_its_jacobian_and_its_differences(subject, activation):
-    one = subject(gain=2.0, activation=activation)
-    mlp = one.model.blocks[0].double().mlp
+def test_the_mlps_stretch_bounds_its_jacobian_and_its_differences(make_subject, activation):
+    subject = make_subject(gain=2.0, activation=activation)
+    mlp = subject.model.blocks[0].double().mlp
     stretch = bounds.mlp_stretch(mlp)
     generator = torch.Generator().manual_seed(0)
     for scale in (0.01, 1.0, 30.0):
@@ -191,16 +191,18 @@ def test_the_mlps_stretch_bounds_its_jacobian_and_its_differences(subject, activ
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_norms_count_as_right_multiplications_by_the_largest_scale(subject, norm):
+def test_norms_count_as_right_multiplications_by_the_largest_scale(make_subject, norm):
     """A norm whose scale is the same for every token is one: then the bound by hand is the table's."""
-    one = subject(norm=norm, layers=1, mlp=False, norm_kind="rmsnorm", norm_affine=False, bias=False, positions="none")
+    subject = make_subject(
+        norm=norm, layers=1, mlp=False, norm_kind="rmsnorm", norm_affine=False, bias=False, positions="none"
+    )
     # tokens that are permutations of one another have one root mean square; attention keeps that only up to mixing,
     # so the post-norm's scale is computed here
-    weight = one.model.read_in.weight
+    weight = subject.model.read_in.weight
     weight.copy_(torch.stack([weight[0].roll(shift) for shift in range(len(weight))]))
-    got = pick(table_of(one, "full", sequences=1), bound="layer", layer=1)
-    model = one.model.double()
-    x = model.embed(one.test.inputs[:1])
+    got = pick(table_of(subject, "full", sequences=1), bound="layer", layer=1)
+    model = subject.model.double()
+    x = model.embed(subject.test.inputs[:1])
     beta, _ = by_hand(model.blocks[0], model.cfg)
     r, c = composite((x - x.mean(1, keepdim=True))[0].numpy()), 4 * beta * 2 / math.sqrt(4)
     if norm == "pre":
@@ -212,41 +214,46 @@ def test_norms_count_as_right_multiplications_by_the_largest_scale(subject, norm
     assert got.log10_bound.item() == pytest.approx(math.log10(wanted), rel=1e-6)
 
 
-def test_every_layer_is_compared_far_below_rounding(subject, states_by_layer):
-    one = subject(layers=8, gain=0.5)
-    table = table_of(one, "attention_only_no_norm")
+def test_every_layer_is_compared_far_below_rounding(make_subject, states_by_layer):
+    subject = make_subject(layers=8, gain=0.5)
+    table = table_of(subject, "attention_only_no_norm")
     assert table.followed.all() and (table.below_floor == 0).all() and (table.compared == 9).all()
     assert np.isfinite(table[["log10_bound", "log10_measured", "slack", "slack_min"]]).all(axis=None)
     # 500-digit arithmetic confirms what `collapse` follows (tests/test_collapse.py)
     of_collapse = ANALYSES["collapse"]
-    followed = of_collapse.table(one, of_collapse.options(["attention_only_no_norm"], 9))
+    followed = of_collapse.table(subject, of_collapse.options(["attention_only_no_norm"], 9))
     measured = pick(table, bound="theorem").log10_measured
     assert measured.to_numpy() == pytest.approx(followed.log10_residual.to_numpy(), rel=1e-12)
     assert measured.iloc[-1] < -1000
     # above rounding the diameter is the plain forward pass's: the first two layers
-    network = without(one.model.double(), skip=True, mlp=True, norm=True)
+    network = without(subject.model.double(), skip=True, mlp=True, norm=True)
     with torch.no_grad():
-        states = states_by_layer(network, one.test.inputs[:9])
+        states = states_by_layer(network, subject.test.inputs[:9])
     for layer, x_BND in enumerate(states[:3]):
         diameter_B = [max(float(abs(a - b).sum()) for a in x_ND for b in x_ND) for x_ND in x_BND]
         (measured,) = pick(table, bound="diameter", layer=layer).log10_measured
         assert measured == pytest.approx(np.log10(diameter_B).mean(), abs=1e-6)
 
 
-def test_sequences_of_equal_tokens_count_nowhere(subject):
-    one = subject(positions="none")
-    inputs = one.test.inputs.clone()
+def test_sequences_of_equal_tokens_count_nowhere(make_subject):
+    subject = make_subject(positions="none")
+    inputs = subject.test.inputs.clone()
     inputs[0] = inputs[0, 0]
-    some = dataclasses.replace(one, test=dataclasses.replace(one.test, inputs=inputs))
-    rest = dataclasses.replace(one, test=dataclasses.replace(one.test, inputs=inputs[1:]))
-    mine, wanted = table_of(some, "attention_only_no_norm"), table_of(rest, "attention_only_no_norm", sequences=8)
-    pd.testing.assert_frame_equal(mine, wanted, rtol=1e-9)
-    (nothing,) = {*table_of(dataclasses.replace(rest, test=some.test[:1]), "no_norm", sequences=1).compared}
+    with_equal = dataclasses.replace(subject, test=dataclasses.replace(subject.test, inputs=inputs))
+    without_equal = dataclasses.replace(subject, test=dataclasses.replace(subject.test, inputs=inputs[1:]))
+    got, wanted = (
+        table_of(with_equal, "attention_only_no_norm"),
+        table_of(without_equal, "attention_only_no_norm", sequences=8),
+    )
+    pd.testing.assert_frame_equal(got, wanted, rtol=1e-9)
+    (nothing,) = {
+        *table_of(dataclasses.replace(without_equal, test=with_equal.test[:1]), "no_norm", sequences=1).compared
+    }
     assert nothing == 0
 
 
-def test_below_the_noise_floor_nothing_is_said_of_a_network_that_cannot_be_followed(subject):
-    table = table_of(subject(layers=8, width=8, gain=0.5, norm="pre", norm_kind="l2norm"), "attention_only")
+def test_below_the_noise_floor_nothing_is_said_of_a_network_that_cannot_be_followed(make_subject):
+    table = table_of(make_subject(layers=8, width=8, gain=0.5, norm="pre", norm_kind="l2norm"), "attention_only")
     assert not table.followed.any()
     last = pick(table, layer=8)
     assert (last.compared == 0).all() and (last.below_floor > 0.5).all()
@@ -255,8 +262,8 @@ def test_below_the_noise_floor_nothing_is_said_of_a_network_that_cannot_be_follo
     assert np.isfinite(table.log10_bound).all()
 
 
-def test_values_of_zero_leave_nothing_to_bound(subject):
-    table = table_of(subject(values="zero"), *VARIANTS)
+def test_values_of_zero_leave_nothing_to_bound(make_subject):
+    table = table_of(make_subject(values="zero"), *VARIANTS)
     assert np.isfinite(table[table.bound != "layer"].log10_bound).all()
     alone = pick(table, variant="attention_only_no_norm")
     assert (alone.log10_measured.isna() == (alone.layer > 0)).all()  # no residual is left, and none compared
@@ -266,22 +273,22 @@ def test_values_of_zero_leave_nothing_to_bound(subject):
     assert (skips.holds == 1).all()  # equality, to rounding
 
 
-def test_padding_is_no_part_of_a_sequence(subject):
-    one = subject(positions="none", layers=2)  # deep enough, and far above rounding
-    short = dataclasses.replace(one, test=one.test[:3])
-    inputs = F.pad(one.test.inputs[:3], (0, 4), value=-1)
+def test_padding_is_no_part_of_a_sequence(make_subject):
+    subject = make_subject(positions="none", layers=2)  # deep enough, and far above rounding
+    short = dataclasses.replace(subject, test=subject.test[:3])
+    inputs = F.pad(subject.test.inputs[:3], (0, 4), value=-1)
     with torch.device("meta"):
-        padded = Transformer(one.model.cfg, **{**one.model.sizes, "padded": True, "length": 10})
-    padded.load_state_dict(one.model.state_dict(), assign=True)
+        padded = Transformer(subject.model.cfg, **{**subject.model.sizes, "padded": True, "length": 10})
+    padded.load_state_dict(subject.model.state_dict(), assign=True)
     long = dataclasses.replace(
-        one, models={"initialised": padded}, test=dataclasses.replace(one.test, inputs=inputs, targets=inputs)
+        subject, models={"initialised": padded}, test=dataclasses.replace(subject.test, inputs=inputs, targets=inputs)
     )
     for variant in (*VARIANTS, "full"):
         # padding changes the order of sums
         pd.testing.assert_frame_equal(table_of(short, variant), table_of(long, variant), rtol=1e-9, atol=1e-9)
 
 
-def test_a_residual_above_the_bound_is_reported(subject):
+def test_a_residual_above_the_bound_is_reported(make_subject):
     compared = bounds._compared(np.array([0.0, 1, 2]), np.array([1.0, 0, 9]), np.array([0.5, -1, 9]), np.arange(3) < 2)
     assert compared == {"compared": 2, "slack": 0.0, "slack_min": -1.0, "holds": 0.5, "refuted": 0.5}
 
@@ -300,9 +307,9 @@ def test_wrong_options_are_refused_in_one_line(changes, said):
     assert str(error.value).startswith(said) and "\n" not in str(error.value)
 
 
-def test_mixed_attention_is_refused(subject):
+def test_mixed_attention_is_refused(make_subject):
     with pytest.raises(ConfigError, match="mix_identity=0"):
-        table_of(subject(mix_identity=1.0), "full")
+        table_of(make_subject(mix_identity=1.0), "full")
 
 
 def test_shipped_options_are_the_fields_of_the_dataclass():
@@ -310,19 +317,19 @@ def test_shipped_options_are_the_fields_of_the_dataclass():
     assert dataclasses.asdict(typed(bounds.Options, shipped, "analysis.bounds")) == shipped
 
 
-def two_seeds(subject, *variants, **changes):
-    parts = [subject(seed, **changes) for seed in (0, 1)]
-    return pd.concat([with_who(table_of(one, *variants), **one.who) for one in parts], ignore_index=True)
+def two_seeds(make_subject, *variants, **changes):
+    parts = [make_subject(seed, **changes) for seed in (0, 1)]
+    return pd.concat([with_who(table_of(subject, *variants), **subject.who) for subject in parts], ignore_index=True)
 
 
-def test_digest_and_figure_of_the_written_table(subject, tmp_path):
-    table = two_seeds(subject, *VARIANTS, "full")
+def test_digest_and_figure_of_the_written_table(make_subject, tmp_path):
+    table = two_seeds(make_subject, *VARIANTS, "full")
     write_table(table, tmp_path / "bounds.csv")
     table = read_table(tmp_path / "bounds.csv")
-    shown = bounds.digest(table)
-    assert "mean of 2 seeds" in shown
+    digest = bounds.digest(table)
+    assert "mean of 2 seeds" in digest
     mean = pick(table, variant="no_skip_no_norm", bound="theorem", layer=3).log10_bound.mean()
-    assert f"{mean:.4g}" in shown
+    assert f"{mean:.4g}" in digest
     for facet, rows in ((None, 1), ("seed", 2)):
         figure = ANALYSES["bounds"].figure(table, None, facet)
         assert len(figure.axes) == rows * 5

@@ -109,7 +109,7 @@ def test_each_target_is_the_next_input_and_the_last_one_the_end():
     end = len(task.alphabet)
     for split in task.splits().values():
         for inputs, targets in zip(split.inputs[:50].tolist(), split.targets[:50].tolist(), strict=True):
-            length = len([one for one in inputs if one != ABSENT])
+            length = len([token for token in inputs if token != ABSENT])
             assert inputs[0] == end and targets[: length - 1] == inputs[1:length] and targets[length - 1] == end
             assert inputs[length:] == targets[length:] == [ABSENT] * (len(inputs) - length)
 
@@ -118,8 +118,8 @@ def test_one_file_is_split_in_the_order_of_its_lines(tmp_path):
     lines = [f"line {number}" for number in range(100, 140)]
     (tmp_path / "text").write_text("\n".join(lines))
     task = all_of(tmp_path / "text", held_out=0.1)
-    told = {name: [task.decode(row) for row in split.targets] for name, split in task.splits().items()}
-    assert told == {"train": lines[:32], "valid": lines[32:36], "test": lines[36:]}
+    decoded = {name: [task.decode(row) for row in split.targets] for name, split in task.splits().items()}
+    assert decoded == {"train": lines[:32], "valid": lines[32:36], "test": lines[36:]}
 
 
 def test_long_sentences_are_cut_off(tmp_path):
@@ -168,9 +168,9 @@ def test_a_changed_file_is_read_again(text):
     ],
 )
 def test_what_cannot_be_is_refused(changes, said):
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as error:
         char_lm(**changes)
-    assert said in str(told.value)
+    assert said in str(error.value)
 
 
 def test_a_text_that_does_not_do_is_refused(tmp_path):
@@ -228,7 +228,7 @@ def _phrase(words, number=None):
 
 def _verb(words, number, choices):
     word = words.pop(0)
-    assert word in [one + "s" * (number == "one") for one in choices]
+    assert word in [choice + "s" * (number == "one") for choice in choices]
     return -math.log(len(choices))
 
 
@@ -281,8 +281,8 @@ def test_every_sentence_is_one_of_the_grammar_and_has_its_entropy():
 
 
 def test_generated_splits_differ_and_are_the_same_for_all():
-    told = [[tuple(map(tuple, split.inputs.tolist())) for split in char_lm().splits().values()] for _ in range(2)]
-    assert told[0] == told[1] and len({rows[:200] for rows in told[0]}) == 3
+    splits = [[tuple(map(tuple, split.inputs.tolist())) for split in char_lm().splits().values()] for _ in range(2)]
+    assert splits[0] == splits[1] and len({rows[:200] for rows in splits[0]}) == 3
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -296,11 +296,11 @@ def lengths():
 @pytest.mark.parametrize("batch_size", [1, 16, 300])
 def test_an_epoch_has_each_sequence_once_in_batches_of_similar_length(lengths, batch_size):
     epoch = batches_of_epoch(lengths, batch_size, [0, 1, 7], epoch=3)
-    for place in range(3):
-        rows = torch.cat([rows_SB[place] for _, rows_SB in epoch])
+    for seed_index in range(3):
+        rows = torch.cat([rows_SB[seed_index] for _, rows_SB in epoch])
         assert rows.sort().values.tolist() == list(range(203))
         for width, rows_SB in epoch:
-            assert lengths[rows_SB[place]].max() == width
+            assert lengths[rows_SB[seed_index]].max() == width
     # as little padding as any cut of the sorted sequences has
     padding = sum(rows_SB.shape[1] * width for width, rows_SB in epoch) - int(lengths.sum())
     ordered = lengths.sort().values.split(batch_size)
@@ -397,14 +397,14 @@ def test_summary_reads_the_test_at_the_best_validation_step(tmp_path):
     summary = train(cfg, Run(tmp_path / "run"))
     metrics = pd.read_csv(tmp_path / "run" / "metrics.csv")
     steps = []
-    for one in summary["seeds"]:
-        mine = metrics[metrics.seed == one["seed"]].set_index("step")
-        valid, test = (mine[mine.split == split].loss for split in ("valid", "test"))
-        assert one["best_step"] == valid.idxmin() and one["valid_loss"] == valid.min()
-        assert one["test_loss"] == test[valid.idxmin()]
-        assert one["test_bits"] == pytest.approx(one["test_loss"] / math.log(2), rel=1e-15)
-        assert "test_accuracy" not in one
-        steps.append(one["best_step"])
+    for row in summary["seeds"]:
+        rows_of_seed = metrics[metrics.seed == row["seed"]].set_index("step")
+        valid, test = (rows_of_seed[rows_of_seed.split == split].loss for split in ("valid", "test"))
+        assert row["best_step"] == valid.idxmin() and row["valid_loss"] == valid.min()
+        assert row["test_loss"] == test[valid.idxmin()]
+        assert row["test_bits"] == pytest.approx(row["test_loss"] / math.log(2), rel=1e-15)
+        assert "test_accuracy" not in row
+        steps.append(row["best_step"])
     assert min(steps) < 12  # the last evaluation is not always the best one
 
 
@@ -433,12 +433,12 @@ def test_interrupted_training_goes_on_as_if_nothing_had_been(tmp_path, monkeypat
 @pytest.mark.parametrize("accumulate", [2, 3, 8, 50])
 def test_accumulated_gradients_are_those_of_the_whole_batch(model, accumulate):
     words = [TINY[0], f"model={model}", *TINY[4:], "model.width=16", "model.dropout=0.3", "replicas=2"]
-    found = []
+    results = []
     for passes in (1, accumulate):
         cfg = compose("train", *words, f"trainer.accumulate={passes}")
         training = Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0, 1])
-        found.append(training.gradients(training.batch()))
-    (scores, gradients), (in_parts, parts) = found
+        results.append(training.gradients(training.batch()))
+    (scores, gradients), (in_parts, parts) = results
     for whole, part in zip((*scores, *gradients), (*in_parts, *parts), strict=True):
         torch.testing.assert_close(part, whole, rtol=1e-10, atol=1e-12)  # float64 sums in another order
 
@@ -453,8 +453,8 @@ def test_accumulated_regression_is_the_whole_batch(monkeypatch):
     whole = training._forward(training.parameters, batch.inputs, batch.targets, None)
     expected = torch.autograd.grad(whole.mean_loss.sum(), list(training.parameters.values()))
     assert scores.tokens.item() == batch.targets.numel()
-    for one, other in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    for got, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
 
 
 def test_a_model_that_sees_the_future_is_refused():
@@ -483,8 +483,8 @@ def test_the_schedule_is_the_papers(gamma, width, warmup):
     cfg = OptimizerConfig(**{**shipped, "lr": lr, "schedule": "inverse_sqrt", "warmup": warmup})
     for step in (1, 2, warmup - 1, warmup, warmup + 1, 10 * warmup, 100_000):
         if step >= 1:
-            told = gamma / math.sqrt(width) * min(step**-0.5, step * warmup**-1.5)
-            assert learning_rate(cfg, step - 1, 200_000) == pytest.approx(told, rel=1e-13)
+            rate = gamma / math.sqrt(width) * min(step**-0.5, step * warmup**-1.5)
+            assert learning_rate(cfg, step - 1, 200_000) == pytest.approx(rate, rel=1e-13)
 
 
 @pytest.mark.slow
@@ -502,12 +502,12 @@ def test_a_small_network_comes_near_the_entropy_of_the_grammar(tmp_path):
         "trainer.eval_every=200",
         "optimizer.lr=0.003",
     )
-    (one,) = train(cfg, Run(tmp_path / "run"))["seeds"]
+    (summary_row,) = train(cfg, Run(tmp_path / "run"))["seeds"]
     task = build_task(cfg.task)
     test = task.splits()["test"]
     characters = int((test.targets != ABSENT).sum())
     best = -sum(log_probability(task.decode(row)) for row in test.targets) / characters
-    assert best < one["test_loss"] < best + 0.15
+    assert best < summary_row["test_loss"] < best + 0.15
 
 
 # --- samples ----------------------------------------------------------------------------------------------------------
@@ -534,11 +534,11 @@ def test_sentences_follow_the_model_and_the_temperature():
         share = (written[:, 0] == 0).double().mean().item()
         expected = (logits[2] / temperature).softmax(0)[0].item()
         assert abs(share - expected) < 4 * math.sqrt(expected * (1 - expected) / 4000)  # standard errors; fixed seed
-        for row, told in zip(written[:200].tolist(), log_likelihood[:200].tolist(), strict=True):
-            states = [2, *(one for one in row if one != ABSENT)]
+        for row, recorded in zip(written[:200].tolist(), log_likelihood[:200].tolist(), strict=True):
+            states = [2, *(token for token in row if token != ABSENT)]
             assert 2 not in states[1:-1] and row == states[1:] + [ABSENT] * (len(row) - len(states) + 1)
             by_hand = sum(logits[a].log_softmax(0)[b].item() for a, b in itertools.pairwise(states))
-            assert told == pytest.approx(by_hand, abs=1e-12)
+            assert recorded == pytest.approx(by_hand, abs=1e-12)
         assert written.shape[1] <= 12
 
 
@@ -557,12 +557,14 @@ def test_the_table_of_samples(tmp_path, name):
         model = subject.models[row.weights]
         log_likelihoods = model(numbers[:, : subject.task.length]).log_softmax(-1)[0]
         targets = [*numbers[0, 1:].tolist(), *([len(subject.task.alphabet)] if row.ended else [])]
-        mine = range(4, len(targets))  # behind `the `
-        assert row.characters == len(mine)
-        assert row.log_likelihood == pytest.approx(sum(log_likelihoods[n, targets[n]].item() for n in mine), abs=1e-9)
+        positions = range(4, len(targets))  # behind `the `
+        assert row.characters == len(positions)
+        assert row.log_likelihood == pytest.approx(
+            sum(log_likelihoods[n, targets[n]].item() for n in positions), abs=1e-9
+        )
     assert table.equals(samples.table(subject, options))
-    told = samples.digest(table.assign(**subject.who))
-    assert told.splitlines()[1:] == [f"  {text}" for text in table.text[:3]]
+    digest = samples.digest(table.assign(**subject.who))
+    assert digest.splitlines()[1:] == [f"  {text}" for text in table.text[:3]]
 
 
 def test_what_cannot_be_sampled_is_refused(sorting_task, model_config):
@@ -594,17 +596,17 @@ def test_the_table_of_curves(tmp_path):
     run = Run(tmp_path / "run")
     summary = train(cfg, run)
     metrics = pd.read_csv(run.folder / "metrics.csv")
-    for subject, told in zip(subjects_of_run(run, Machine.prepare(cfg)), summary["seeds"], strict=True):
+    for subject, summary_row in zip(subjects_of_run(run, Machine.prepare(cfg)), summary["seeds"], strict=True):
         table = curves.table(subject, curves.Options(["valid", "test"]))
-        mine = metrics[(metrics.seed == subject.seed) & (metrics.split != "train")].reset_index(drop=True)
-        pd.testing.assert_frame_equal(table[["step", "split", "loss"]], mine[["step", "split", "loss"]])
+        rows_of_seed = metrics[(metrics.seed == subject.seed) & (metrics.split != "train")].reset_index(drop=True)
+        pd.testing.assert_frame_equal(table[["step", "split", "loss"]], rows_of_seed[["step", "split", "loss"]])
         first = table.iloc[0]
         assert (first.best_step, first.test_loss, first.test_bits) == (
-            told["best_step"],
-            told["test_loss"],
-            pytest.approx(told["test_bits"], rel=1e-15),
+            summary_row["best_step"],
+            summary_row["test_loss"],
+            pytest.approx(summary_row["test_bits"], rel=1e-15),
         )
-        assert first.smallest_test_loss == mine[mine.split == "test"].loss.min()
+        assert first.smallest_test_loss == rows_of_seed[rows_of_seed.split == "test"].loss.min()
         sentences = [subject.task.decode(targets) for targets in subject.test.targets]
         ended = sum(len(sentence) < subject.task.length for sentence in sentences)  # the others are cut off
         characters = sum(map(len, sentences))
@@ -669,8 +671,8 @@ def by_hand(losses, seeds=3, times=None):
 
 
 def test_the_figure_draws_what_the_table_says():
-    one = draw_curves(by_hand({("causal", 1): 1.0}))
-    assert len(one.axes) == 1
+    figure_of_one = draw_curves(by_hand({("causal", 1): 1.0}))
+    assert len(figure_of_one.axes) == 1
     table = by_hand({("causal", 1): 1.0, ("causal_l2", 1): 1.1, ("causal", 2): 0.9}, times={"causal_l2": 12.0})
     left, middle, right = draw_curves(table, published("kim_table2"), "model").axes
     drawn = sorted(tuple(line.get_ydata().round(9)) for line in left.lines if len(line.get_ydata()))

@@ -58,10 +58,10 @@ def test_the_training_set_is_every_step_once():
     task = circle_task(points=50)
     assert task.train_size == 50 and task.test_size is None
     batch = task.sample(task.train_size, generator_for(0, "train"))
-    found = angles(batch.inputs)
+    angle_T = angles(batch.inputs)
     wanted = torch.arange(50, dtype=torch.float64) * math.pi / 50
-    torch.testing.assert_close(found.sort().values, wanted, rtol=0, atol=1e-12)
-    assert not torch.equal(found, found.sort().values)
+    torch.testing.assert_close(angle_T.sort().values, wanted, rtol=0, atol=1e-12)
+    assert not torch.equal(angle_T, angle_T.sort().values)
     turn = math.pi / 50
     rotation = torch.tensor([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]], dtype=torch.float64)
     torch.testing.assert_close(batch.inputs @ rotation.T, batch.targets, rtol=0, atol=1e-14)
@@ -70,16 +70,16 @@ def test_the_training_set_is_every_step_once():
 @pytest.mark.parametrize(("wanted", "counts"), [(3, {1}), (10, {1}), (25, {2, 3})])
 def test_no_step_comes_again_before_all_were_there(wanted, counts):
     batch = circle_task(points=10).sample(wanted, generator_for(1, "train"))
-    found = (angles(batch.inputs) * 10 / math.pi).round().long()
+    steps = (angles(batch.inputs) * 10 / math.pi).round().long()
     assert len(batch.inputs) == wanted
-    assert set(torch.bincount(found)[found].tolist()) == counts
+    assert set(torch.bincount(steps)[steps].tolist()) == counts
 
 
 def test_sampling_uses_its_generator_alone():
     before = torch.get_rng_state()
-    one, two = (circle_task().sample(5, generator_for(3, "train")) for _ in range(2))
-    assert torch.equal(torch.get_rng_state(), before) and torch.equal(one.inputs, two.inputs)
-    assert not torch.equal(one.inputs, circle_task().sample(5, generator_for(4, "train")).inputs)
+    first, second = (circle_task().sample(5, generator_for(3, "train")) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before) and torch.equal(first.inputs, second.inputs)
+    assert not torch.equal(first.inputs, circle_task().sample(5, generator_for(4, "train")).inputs)
 
 
 @pytest.mark.parametrize(

@@ -146,12 +146,12 @@ def test_facets_and_schemes_are_judged_one_by_one(monkeypatch):
         for (label, scheme), value in cells.items()
     ]
     verdicts = judge("above", pd.concat(parts), "task.label")
-    assert [(one["where"], one["outcome"]) for one in verdicts] == [
+    assert [(verdict["where"], verdict["outcome"]) for verdict in verdicts] == [
         (f"task.label={label}, scheme={scheme}", "held" if value else "failed")
         for (label, scheme), value in cells.items()
     ]
-    assert [one["where"] for one in judge("above", pd.concat(parts))] == ["scheme=frozen", "scheme=recomputed"]
-    assert [one["where"] for one in judge("below", pd.concat(parts))] == [""]
+    assert [verdict["where"] for verdict in judge("above", pd.concat(parts))] == ["scheme=frozen", "scheme=recomputed"]
+    assert [verdict["where"] for verdict in judge("below", pd.concat(parts))] == [""]
 
 
 def test_settings_that_the_paper_does_not_speak_of_get_no_verdict(changed):

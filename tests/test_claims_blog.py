@@ -24,9 +24,12 @@ def of_pairs(rest=1e-15, scheme="frozen", cross=0.02, scale=1.0, whole_accuracy=
     for first, second, relative in (("L1H1", "L1H1", 1.0), ("L1H1", "L2H1", cross), ("L2H1", "L2H1", 1.0)):
         size = {"cross_gradient_relative": relative, "cross_gradient_rms": scale * relative}
         rows.append({"of": "heads", "scheme": None, "first": first, "second": second, **size})
-    one = pd.DataFrame(rows).assign(whole_accuracy=whole_accuracy)
-    numbers = one.select_dtypes("number").columns.difference(["whole_accuracy"])
-    seeds = [one.assign(seed=seed, **{name: one[name] * (1 + 0.001 * seed) for name in numbers}) for seed in range(3)]
+    table_of_seed = pd.DataFrame(rows).assign(whole_accuracy=whole_accuracy)
+    numbers = table_of_seed.select_dtypes("number").columns.difference(["whole_accuracy"])
+    seeds = [
+        table_of_seed.assign(seed=seed, **{name: table_of_seed[name] * (1 + 0.001 * seed) for name in numbers})
+        for seed in range(3)
+    ]
     return pd.concat(seeds, ignore_index=True)
 
 

@@ -416,8 +416,8 @@ def test_what_the_paper_does_not_speak_of_gets_no_verdict(name, table):
 
 def test_trained_and_initialised_networks_are_judged_by_themselves():
     table = fig2(LAST | {("trained", "no_skip"): -0.3})
-    found = {verdict["where"]: verdict["outcome"] for verdict in judge("dong_fig2_collapses", table)}
-    assert found == {"weights=trained": "failed", "weights=initialised": "held"}
+    outcomes = {verdict["where"]: verdict["outcome"] for verdict in judge("dong_fig2_collapses", table)}
+    assert outcomes == {"weights=trained": "failed", "weights=initialised": "held"}
 
 
 def test_a_network_without_skips_has_no_short_paths_to_judge():
@@ -576,17 +576,17 @@ def test_what_the_authors_code_prints_is_judged_like_ours(figure, falls, length_
     table, by = authors_paths(figure)
     (fall,) = judge("dong_fig4_falls_with_length", table)
     assert fall["measured"] == pytest.approx(scipy.stats.spearmanr(by.index[1:], by.iloc[1:]).statistic)
-    (one,) = judge(f"dong_fig4_length_1_{figure.removeprefix('dong_fig4_')}", table)
+    (single,) = judge(f"dong_fig4_length_1_{figure.removeprefix('dong_fig4_')}", table)
     (last,) = judge("dong_fig4_longest_at_chance", table)
-    assert [verdict["outcome"] for verdict in (fall, one, last)] == [falls, length_1, longest]
+    assert [verdict["outcome"] for verdict in (fall, single, last)] == [falls, length_1, longest]
     assert last["measured"] == pytest.approx(abs(by.iloc[-1] - table.majority_accuracy.iloc[0]))
 
 
 def test_the_papers_own_architectures():
     table = fig5()
-    found = {name: judge(name, table)[0]["outcome"] for name in CLAIMED if CLAIMED[name].table == "path_counts"}
+    outcomes = {name: judge(name, table)[0]["outcome"] for name in CLAIMED if CLAIMED[name].table == "path_counts"}
     # T5-11B has 128 heads a layer to GPT-3's 96, so more of its paths are long for its depth
-    assert found == {
+    assert outcomes == {
         "dong_fig5_gpt3_longest": "held",
         "dong_fig5_gpt3_most_long_paths": "failed",
         "dong_fig5_small_berts_diverse": "held",

@@ -35,16 +35,16 @@ def exact(tokens):
 
 def of_seeds(rows, jitter=(), **columns):
     """The rows for three seeds; the numbers in the columns `jitter` differ a little between them."""
-    one = pd.DataFrame(rows).assign(**columns)
-    scaled = [{name: one[name] * (1 - 1e-7 * seed) for name in jitter} for seed in range(3)]
-    return pd.concat([one.assign(seed=seed, **scaled[seed]) for seed in range(3)], ignore_index=True)
+    table_of_seed = pd.DataFrame(rows).assign(**columns)
+    scaled = [{name: table_of_seed[name] * (1 - 1e-7 * seed) for name in jitter} for seed in range(3)]
+    return pd.concat([table_of_seed.assign(seed=seed, **scaled[seed]) for seed in range(3)], ignore_index=True)
 
 
 def of_head(p=math.inf, ascent=exact, mirrored=None):
     """A lipschitz table of one head of width 1: bounds, and ascents that end at these functions of N."""
     rows = []
     for tokens in TOKENS:
-        found = {"start": 1, "step": 600, "kind": "lower_bound"}
+        start = {"start": 1, "step": 600, "kind": "lower_bound"}
         own = exact(tokens) if p == math.inf else 4 * math.log(tokens) ** 2
         rows += [
             {"tokens": tokens, "quantity": "theorem", "kind": "bound", "value": theorem(tokens, p)},
@@ -56,10 +56,10 @@ def of_head(p=math.inf, ascent=exact, mirrored=None):
             },
             # an estimate, so it is not judged
             {"tokens": tokens, "quantity": "theorem_printed", "kind": "estimate", "value": 1.0},
-            {"tokens": tokens, "quantity": "ascent", **found, "value": ascent(tokens)},
+            {"tokens": tokens, "quantity": "ascent", **start, "value": ascent(tokens)},
         ]
         if mirrored is not None:
-            rows.append({"tokens": tokens, "quantity": "ascent_mirrored", **found, "value": mirrored(tokens)})
+            rows.append({"tokens": tokens, "quantity": "ascent_mirrored", **start, "value": mirrored(tokens)})
     where = {"weights": "fresh", "part": "attention", "layer": 0, "attention": "l2", "p": p}
     return of_seeds(rows, **where).fillna({"start": 0, "step": 0})
 
@@ -226,8 +226,8 @@ def test_rounding_leaves_far_less_of_an_error_than_is_taken_for_rounding(kind):
             def branch(x_BND, layer=layer, coefficient=coefficient):
                 return coefficient * attend(layer, x_BND)
 
-            found = invert(branch, x_BND + branch(x_BND), 1000)
-            errors = [((x - x_BND).abs().max() / x_BND.abs().max()).item() for x in found]
+            iterates = invert(branch, x_BND + branch(x_BND), 1000)
+            errors = [((x - x_BND).abs().max() / x_BND.abs().max()).item() for x in iterates]
             if errors[-1] < 1e-9:  # it has converged: the other inputs are not inverted
                 left.append(max(errors[-20:]))
     assert len(left) > 6 and 0 < max(left) < ROUNDING / 4

@@ -228,8 +228,8 @@ def test_what_rounding_hides_is_at_most_its_floor():
     seen = kept_measured(measured(UNIFORM, {0: 1e-3}, seeds=1))
     assert type(seen).__name__ == "float64" and seen == pytest.approx(1e-3, rel=1e-12)
     # sequences above the floor, too: then what is measured is more than it
-    some = measured(UNIFORM, {0: 1e-3}, seeds=1).assign(below_floor=0.25)
-    assert type(kept_measured(some)).__name__ == "AtMost" and kept_measured(some) == pytest.approx(1e-3, rel=1e-12)
+    hidden = measured(UNIFORM, {0: 1e-3}, seeds=1).assign(below_floor=0.25)
+    assert type(kept_measured(hidden)).__name__ == "AtMost" and kept_measured(hidden) == pytest.approx(1e-3, rel=1e-12)
 
 
 def test_a_hidden_share_fails_a_claim_from_below_and_holds_none_from_above():
@@ -242,10 +242,10 @@ def test_a_hidden_share_fails_a_claim_from_below_and_holds_none_from_above():
 def test_other_keys_of_the_sweep_are_judged_one_by_one():
     both = [measured(UNIFORM, {0: 1e-3, -1: share}).assign(model=model) for model, share in (("a", 0.7), ("b", 0.01))]
     for keys in (["model", UNIFORM], [UNIFORM, "model"]):
-        found = [
+        outcomes = [
             (verdict["where"], verdict["outcome"]) for verdict in judge("knob_mean_removal", pd.concat(both), keys)
         ]
-        assert found == [("model=a", "held"), ("model=b", "failed")]
+        assert outcomes == [("model=a", "held"), ("model=b", "failed")]
 
 
 # --- on networks ------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_values_are_ordered_as_numbers_or_as_words():
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(-5, 5), min_size=3, max_size=6, unique=True))
 def test_the_trend_is_scipys_rank_correlation(numbers):
-    rows = of_seed(swept({f"{2.0**place}": number for place, number in enumerate(numbers)}))
+    rows = of_seed(swept({f"{2.0**exponent}": number for exponent, number in enumerate(numbers)}))
     wanted = scipy.stats.kendalltau(range(len(numbers)), numbers).statistic
     assert trend(rows, KEY, value) == pytest.approx(wanted, abs=1e-12)
     assert trend(in_reverse(KEY).doctor(rows), KEY, value) == pytest.approx(-wanted, abs=1e-12)
@@ -69,12 +69,12 @@ def test_a_trend_needs_a_sweep():
             trend(rows, KEY, value)
 
 
-@pytest.mark.parametrize(("end", "mine", "other"), [(0, 3.0, 1.0), (-1, 1.0, 3.0)])
-def test_the_end_of_a_sweep_and_its_control(end, mine, other):
+@pytest.mark.parametrize(("end", "at_this_end", "at_other_end"), [(0, 3.0, 1.0), (-1, 1.0, 3.0)])
+def test_the_end_of_a_sweep_and_its_control(end, at_this_end, at_other_end):
     rows = of_seed(swept({"10": 1.0, "2": 2.0, "0.5": 3.0}))
-    assert at_end(rows, KEY, value, end) == mine
+    assert at_end(rows, KEY, value, end) == at_this_end
     control = from_other_end(KEY, end)
-    assert at_end(control.doctor(rows), KEY, value, end) == other
+    assert at_end(control.doctor(rows), KEY, value, end) == at_other_end
     assert ("largest" if end == 0 else "smallest") in control.statement
 
 
@@ -99,8 +99,8 @@ def test_the_key_is_compared_and_all_others_are_judged_one_by_one(along):
     up, down = swept({"1": 0.1, "2": 0.2, "4": 0.3}), swept({"1": 0.3, "2": 0.2, "4": 0.1})
     table = pd.concat([up.assign(**{"model.heads": "1"}), down.assign(**{"model.heads": "4"})])
     for facet in ([KEY, "model.heads"], ["model.heads", KEY], "model.heads"):
-        found = [(verdict["where"], verdict["outcome"]) for verdict in judge("grows", table, facet)]
-        assert found == [("model.heads=1", "held"), ("model.heads=4", "failed")]
+        outcomes = [(verdict["where"], verdict["outcome"]) for verdict in judge("grows", table, facet)]
+        assert outcomes == [("model.heads=1", "held"), ("model.heads=4", "failed")]
     (verdict,) = judge("grows", up, [KEY])
     assert (verdict["where"], verdict["measured"]) == ("", 1.0)
 

@@ -150,9 +150,9 @@ for line in ("rankbench train --help", "rankbench analyze --help", "rankbench tr
 
 @pytest.mark.parametrize("words", [[], ["-h"], ["--help"], ["help"]])
 def test_help_names_every_command(words, tmp_path):
-    shown = succeeds(*words, at=tmp_path).out
+    printed = succeeds(*words, at=tmp_path).out
     for name, what in cli.COMMANDS.items():
-        assert re.search(rf"^  {name} +{re.escape(what)}$", shown, re.MULTILINE)
+        assert re.search(rf"^  {name} +{re.escape(what)}$", printed, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -163,20 +163,20 @@ def test_help_names_every_command(words, tmp_path):
     ],
 )
 def test_help_of_a_command_lists_groups_choices_and_keys(command, keys, tmp_path):
-    shown = succeeds(command, "--help", at=tmp_path).out
-    assert f"Usage: rankbench {command} " in shown
+    printed = succeeds(command, "--help", at=tmp_path).out
+    assert f"Usage: rankbench {command} " in printed
     for group in ("analysis", "experiment", "model", "task"):
         choices = ", ".join(sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")))
-        assert f"{group}: {choices}\n" in shown
+        assert f"{group}: {choices}\n" in printed
     for key in keys:
-        assert re.search(rf"^  {key}[.=]", shown, re.MULTILINE), key
-    assert re.search(r"^  model.layers=6 +Number of layers\. \[integer from 1 to 1024\]$", shown, re.MULTILINE)
+        assert re.search(rf"^  {key}[.=]", printed, re.MULTILINE), key
+    assert re.search(r"^  model.layers=6 +Number of layers\. \[integer from 1 to 1024\]$", printed, re.MULTILINE)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_help_shows_the_values_of_this_command_line(tmp_path):
-    shown = succeeds("train", "model=san", "model.layers=9", "--help", at=tmp_path).out
-    assert "  model.layers=9 " in shown and "  model.name=san " in shown
+    printed = succeeds("train", "model=san", "model.layers=9", "--help", at=tmp_path).out
+    assert "  model.layers=9 " in printed and "  model.name=san " in printed
 
 
 def test_version(tmp_path):
@@ -268,7 +268,7 @@ def test_train_records_config_machine_and_summary(trained):
     assert environment["command"] == ["rankbench train", *environment["command"][1:]]
     assert "model.layers=2" in environment["command"] and environment["packages"]["torch"]
     summary = json.loads((trained / "summary.json").read_text())
-    assert summary["status"] == "finished" and [one["seed"] for one in summary["seeds"]] == [0, 1]
+    assert summary["status"] == "finished" and [row["seed"] for row in summary["seeds"]] == [0, 1]
     assert "step 3/3" in (trained / "train.log").read_text()
 
 
@@ -282,7 +282,7 @@ def test_tables_begin_with_who(trained, name):
 
 def test_train_says_accuracy_folder_figures_and_verdicts(home, trained):
     said = (home / "said.txt").read_text()
-    final = [one["test_accuracy"] for one in json.loads((trained / "summary.json").read_text())["seeds"]]
+    final = [row["test_accuracy"] for row in json.loads((trained / "summary.json").read_text())["seeds"]]
     assert f"test accuracy {sum(final) / 2:.3f} (mean of 2 seeds: {final[0]:.3f} {final[1]:.3f})" in said
     for path in ("residual.csv", "paths.png", "paths.pdf", "verdicts.csv"):
         assert f"outputs/train/{trained.name}/{path}" in said
@@ -340,9 +340,9 @@ def test_analyze_latest_and_by_folder_give_what_train_gave(home, trained):
     result = succeeds(*words, "run=latest", at=home)
     folder = newest(home)
     assert f"-> outputs/analyze/{folder.name}/residual.csv" in result.out
-    made = {path.name for path in folder.iterdir()}
+    files = {path.name for path in folder.iterdir()}
     promised = {f"{name}.{kind}" for name in ("residual", "paths") for kind in ("csv", "png", "pdf")}
-    assert promised | {"config.yaml", "environment.json", "summary.json", "analyze.log"} <= made
+    assert promised | {"config.yaml", "environment.json", "summary.json", "analyze.log"} <= files
     summary = json.loads((folder / "summary.json").read_text())
     seeds = [{"seed": seed, "status": "finished"} for seed in (0, 1)]
     wanted = {"status": "finished", "run": str(trained.resolve()), "analyses": ["residual", "paths"], "seeds": seeds}
@@ -475,10 +475,10 @@ def test_a_sweep_of_other_configs_is_refused_as_a_whole(tmp_path):
     words = ["train", "-m", *TINY, "model.heads=1,2", "out=sweep"]
     succeeds(*words, at=tmp_path)
     before = hashes(tmp_path)
-    told = refused(*words, "optimizer.lr=0.5", at=tmp_path)
-    assert "optimizer.lr=0.5: the run in sweep/0_model.heads=1 was begun with optimizer.lr=" in told
-    told = refused(*words[:-2], "model.heads=2,1", "out=sweep", at=tmp_path)
-    assert "holds another sweep, whose job 0 is 0_model.heads=1 and not 0_model.heads=2" in told
+    message = refused(*words, "optimizer.lr=0.5", at=tmp_path)
+    assert "optimizer.lr=0.5: the run in sweep/0_model.heads=1 was begun with optimizer.lr=" in message
+    message = refused(*words[:-2], "model.heads=2,1", "out=sweep", at=tmp_path)
+    assert "holds another sweep, whose job 0 is 0_model.heads=1 and not 0_model.heads=2" in message
     assert hashes(tmp_path) == before
     # more of the same is the same sweep, continued
     succeeds(*words[:-2], "model.heads=1,2,4", "out=sweep", at=tmp_path)
@@ -592,9 +592,9 @@ def test_analyses_of_unlike_runs_are_told_apart_by_what_the_runs_differ_in(tmp_p
     succeeds("report", "runs=sweep", "out=report", at=tmp_path)
     for folder in (tmp_path / "sweep", tmp_path / "report"):
         table = pd.read_csv(folder / "residual.csv", dtype=str)
-        told = table.groupby("run", sort=False)[["model.skip", "analysis.residual.sequences"]].agg(set)
-        assert [next(iter(values)) for values in told["model.skip"]] == ["true", "true", "false", "false"]
-        assert [next(iter(values)) for values in told["analysis.residual.sequences"]] == ["2", "3", "2", "3"]
+        values_of_run = table.groupby("run", sort=False)[["model.skip", "analysis.residual.sequences"]].agg(set)
+        assert [next(iter(values)) for values in values_of_run["model.skip"]] == ["true", "true", "false", "false"]
+        assert [next(iter(values)) for values in values_of_run["analysis.residual.sequences"]] == ["2", "3", "2", "3"]
         drawn = (folder / "residual.svg").read_text()
         for text in ("model.skip=true", "model.skip=false", "sequences=2", "sequences=3"):
             assert text in drawn
@@ -739,7 +739,7 @@ def test_cuda_where_there_is_none(tmp_path, monkeypatch):
         ("optimizer=sgd", ["optimizer: no such group", "task"]),
         ("analysis.residual.sequences=0", ["analysis.residual.sequences=0: out of range; allowed are values from 1"]),
         ("analysis=[curves]", ["analysis=curves: needs a training; a fresh model has none; give run=<folder>"]),
-        ("analysis=[dynamics]", ["analysis=dynamics: needs a training that looked at the layers"]),
+        ("analysis=[dynamics]", ["analysis=dynamics: needs a training that recorded its layers"]),
         ("model.layers=0", ["model.layers=0: out of range"]),
     ],
 )

@@ -74,7 +74,7 @@ def network(model_config):
 
 def exact(tensor):
     """A float64 tensor as nested lists of mpmath numbers: nothing is rounded."""
-    return [exact(one) for one in tensor] if tensor.dim() else mpf(tensor.item())
+    return [exact(part) for part in tensor] if tensor.dim() else mpf(tensor.item())
 
 
 def times(x, w):
@@ -83,7 +83,7 @@ def times(x, w):
 
 
 def plus(x, b):
-    return [[one + other for one, other in zip(row, b, strict=True)] for row in x]
+    return [[left + right for left, right in zip(row, b, strict=True)] for row in x]
 
 
 def linear(x, module):
@@ -92,18 +92,18 @@ def linear(x, module):
 
 
 def normed(x, module, cfg):
-    found = []
+    normed_rows = []
     for row in x:
         centre = mpmath.fsum(row) / len(row) if cfg.norm_kind == "layernorm" else 0
-        row = [one - centre for one in row]
-        deviation = mpmath.sqrt(mpmath.fsum(one**2 for one in row) / len(row) + mpf(1e-5))
-        row = [one / deviation for one in row]
+        row = [entry - centre for entry in row]
+        deviation = mpmath.sqrt(mpmath.fsum(entry**2 for entry in row) / len(row) + mpf(1e-5))
+        row = [entry / deviation for entry in row]
         if module.weight is not None:
-            row = [one * w for one, w in zip(row, exact(module.weight), strict=True)]
+            row = [entry * w for entry, w in zip(row, exact(module.weight), strict=True)]
         if module.shift is not None:
-            row = [one + b for one, b in zip(row, exact(module.shift), strict=True)]
-        found.append(row)
-    return found
+            row = [entry + b for entry, b in zip(row, exact(module.shift), strict=True)]
+        normed_rows.append(row)
+    return normed_rows
 
 
 def attended(x, module, cfg):
@@ -145,7 +145,7 @@ def forward(model, x):
             ),
         )[: 1 + cfg.mlp]:
             y = part(normed(x, its_norm, cfg) if cfg.norm == "pre" else x)
-            y = [[mpf(cfg.branch_scale) * one for one in row] for row in y]
+            y = [[mpf(cfg.branch_scale) * entry for entry in row] for row in y]
             if its_skip:
                 y = [
                     [mpf(cfg.skip_scale) * a + b for a, b in zip(*rows, strict=True)] for rows in zip(x, y, strict=True)
@@ -158,12 +158,12 @@ def forward(model, x):
 def logs_and_direction(x):
     """ln ||R||_{1,inf} and R over its largest entry, of the exact tokens."""
     means = [mpmath.fsum(column) / len(x) for column in zip(*x, strict=True)]
-    r = [[one - mean for one, mean in zip(row, means, strict=True)] for row in x]
+    r = [[entry - mean for entry, mean in zip(row, means, strict=True)] for row in x]
     largest_column = max(mpmath.fsum(map(abs, column)) for column in zip(*r, strict=True))
     largest_row = max(mpmath.fsum(map(abs, row)) for row in r)
-    size = max(abs(one) for row in r for one in row)
+    size = max(abs(entry) for row in r for entry in row)
     log = (mpmath.log(largest_column) + mpmath.log(largest_row)) / 2
-    return float(log), np.array([[float(one / size) for one in row] for row in r])
+    return float(log), np.array([[float(entry / size) for entry in row] for row in r])
 
 
 def assert_same_as_exact(model, inputs, digits, lowest):
@@ -400,8 +400,8 @@ def test_a_masked_residual_decays_by_the_second_eigenvalue_of_the_average(networ
     """In the limit a token is the average of what it sees: exponential decay, and not faster, whatever the depth."""
     model = identity_network(network, 2, layers=160, mask=mask, window=window)
     first, last = (log_residual(propagate(model, INPUTS)[at]) for at in (150, 160))
-    place = np.arange(4)
-    distance = place[:, None] - place
+    token = np.arange(4)
+    distance = token[:, None] - token
     seen = distance >= 0 if mask == "causal" else abs(distance) <= window
     eigenvalues = np.sort(np.abs(np.linalg.eigvals(seen / seen.sum(1, keepdims=True))))
     # the next eigenvalue is smaller by 2/3 (causal) and 0.3 (window): nothing of it after 150 layers
@@ -428,7 +428,7 @@ def test_a_skip_around_nothing_keeps_the_residual(network):
     log_scale=st.one_of(st.floats(-3, 4), st.floats(-300, 0)),
 )
 def test_the_change_of_gelu_is_exact(name, z, d, log_scale):
-    got = module.CHANGES[name](*(torch.tensor(one, dtype=torch.float64) for one in (z, log_scale, d))).item()
+    got = module.CHANGES[name](*(torch.tensor(number, dtype=torch.float64) for number in (z, log_scale, d))).item()
     with mpmath.workdps(320):
         scale = mpmath.exp(mpf(log_scale))
         wanted = float((activated(z + scale * mpf(d), name) - activated(mpf(z), name)) / scale)
@@ -443,7 +443,7 @@ def test_the_change_of_gelu_is_exact(name, z, d, log_scale):
     log_scale=st.one_of(st.floats(-30, 4), st.just(-2000.0)),
 )
 def test_the_change_of_relu_is_exact(z, d, log_scale):
-    got = module._relu_change(*(torch.tensor(one, dtype=torch.float64) for one in (z, log_scale, d))).item()
+    got = module._relu_change(*(torch.tensor(number, dtype=torch.float64) for number in (z, log_scale, d))).item()
     with mpmath.workdps(1000):
         scale = mpmath.exp(mpf(log_scale))
         wanted = float((activated(z + scale * mpf(d), "relu") - activated(mpf(z), "relu")) / scale)
@@ -463,7 +463,7 @@ def test_the_change_of_a_softmax_is_exact(seed, log_scale):
         scale, unit = mpmath.exp(mpf(log_scale)), mpmath.exp(mpf(log_B.item()))
         for head in range(2):
             for i in range(3):
-                before = [mpmath.exp(one) for one in exact(r[0, head, 0])]
+                before = [mpmath.exp(score) for score in exact(r[0, head, 0])]
                 after = [
                     mpmath.exp(a + scale * b) for a, b in zip(exact(r[0, head, 0]), exact(e[0, head, i]), strict=True)
                 ]
@@ -516,8 +516,8 @@ def test_it_is_what_a_forward_pass_gives_above_its_floor(network, states_by_laye
             # a few hundred operations a layer, and softmaxes that can multiply an error by their scores of up to 1e3
             torch.testing.assert_close(tokens(state)[b, :count], x_1ND[0], rtol=0, atol=1e-10 * size)
             assert state.unit_BND[b].sum(0).abs().max() < 1e-13
-            there = state.log_scale_B[b] > -math.inf
-            assert state.unit_BND[b].abs().max() == pytest.approx(1.0 if there else 0.0, abs=1e-13)
+            differ = state.log_scale_B[b] > -math.inf
+            assert state.unit_BND[b].abs().max() == pytest.approx(1.0 if differ else 0.0, abs=1e-13)
             measured, floor = composite_norm(residual_matrix(x_1ND)).item(), own_rounding(x_1ND).item()
             if measured > 1e9 * floor:
                 # known to 1e-9, with a margin for what the layers before have added
@@ -603,7 +603,7 @@ def test_the_constant_of_the_lemma_by_hand(network):
 
 
 @pytest.fixture(scope="session")
-def subject(network, sorting_task):
+def make_subject(network, sorting_task):
     def make(seed=3, kinds=("trained", "initialised"), **changes):
         task = sorting_task(length=4, alphabet=7, train_size=10, test_size=6)
         models = {kind: network(10 * seed + number, **changes) for number, kind in enumerate(kinds)}
@@ -618,17 +618,19 @@ def options(*variants, sequences=5):
     return Options(list(variants), sequences)
 
 
-def test_rows_of_the_table_by_hand(subject):
-    one = subject(norm="none", layers=4, deviation=0.3)
-    found = table(one, options("attention_only_no_norm", "full"))
-    assert found.groupby(["weights", "variant"], sort=False).layer.apply(list).to_dict() == {
-        (kind, variant): [0, 1, 2, 3, 4] for kind in one.models for variant in ("attention_only_no_norm", "full")
+def test_rows_of_the_table_by_hand(make_subject):
+    subject = make_subject(norm="none", layers=4, deviation=0.3)
+    rows_of_all = table(subject, options("attention_only_no_norm", "full"))
+    assert rows_of_all.groupby(["weights", "variant"], sort=False).layer.apply(list).to_dict() == {
+        (kind, variant): [0, 1, 2, 3, 4] for kind in subject.models for variant in ("attention_only_no_norm", "full")
     }
-    inputs = one.test.inputs[:5]
-    for kind, model in one.models.items():
+    inputs = subject.test.inputs[:5]
+    for kind, model in subject.models.items():
         reduced = without(model.requires_grad_(False), skip=True, mlp=True, norm=True)
-        floored_states = states_with_floors(reduced, inputs, generator_for(one.seed, "rounding"))
-        rows = found[(found.weights == kind) & (found.variant == "attention_only_no_norm")].set_index("layer")
+        floored_states = states_with_floors(reduced, inputs, generator_for(subject.seed, "rounding"))
+        rows = rows_of_all[(rows_of_all.weights == kind) & (rows_of_all.variant == "attention_only_no_norm")].set_index(
+            "layer"
+        )
         before, entered_B, bound_B, started = math.nan, None, None, False
         for layer, state in enumerate(propagate(reduced, inputs)):
             row, log_B = rows.loc[layer], log_residual(state).numpy() / LN10
@@ -640,11 +642,11 @@ def test_rows_of_the_table_by_hand(subject):
             assert row.log10_relative_residual == pytest.approx(relative, rel=1e-9)
             assert row.growth_exponent == pytest.approx(relative / before if before < 0 else math.nan, nan_ok=True)
             before = relative
-            measured = composite_norm(residual_matrix(x_BND))
-            wanted = measured.log10().mean().item() if (measured > floor).all() else math.nan
+            residual_B = composite_norm(residual_matrix(x_BND))
+            wanted = residual_B.log10().mean().item() if (residual_B > floor).all() else math.nan
             assert row.log10_measured == pytest.approx(wanted, nan_ok=True)
             assert row.noise_floor == pytest.approx(floor.mean().item())
-            assert row.below_floor == pytest.approx((measured <= floor).double().mean().item())
+            assert row.below_floor == pytest.approx((residual_B <= floor).double().mean().item())
             assert row.num_sequences == 5
             if layer:
                 constant = log_lemma_constant(reduced.sublayers[layer - 1]) / LN10
@@ -660,20 +662,20 @@ def test_rows_of_the_table_by_hand(subject):
         assert started
         assert rows.log10_measured.isna().any() and rows.log10_measured.notna().any()
         assert rows.log10_residual[4] < -15
-    assert found[found.variant == "full"][["log10_contraction", "log10_bound"]].isna().all(axis=None)
+    assert rows_of_all[rows_of_all.variant == "full"][["log10_contraction", "log10_bound"]].isna().all(axis=None)
     # measured residuals are 1e4 floors and more
-    assert found.disagreement.max() < 4e-5 and found.disagreement.notna().any()
+    assert rows_of_all.disagreement.max() < 4e-5 and rows_of_all.disagreement.notna().any()
 
 
 def test_two_opposite_tokens_have_a_relative_residual_of_one_at_every_depth():
     words = "model=san task=circle_arcs model.init=glorot model.bias=false model.positions=none model.layers=8"
     cfg = compose("analyze", *words.split())
-    (one,) = fresh_subjects(cfg, Machine.prepare(cfg))
-    found = table(one, options("full", sequences=32))
-    assert (found.log10_relative_residual == 0).all() and (found.mean_below_rounding == 1).all()
-    assert found.growth_exponent.isna().all() and found.log10_residual.iloc[-1] < -8000
-    assert found.log10_measured.notna().tolist() == [True] * 3 + [False] * 6
-    close = found.dropna(subset="log10_measured")
+    (subject,) = fresh_subjects(cfg, Machine.prepare(cfg))
+    measured = table(subject, options("full", sequences=32))
+    assert (measured.log10_relative_residual == 0).all() and (measured.mean_below_rounding == 1).all()
+    assert measured.growth_exponent.isna().all() and measured.log10_residual.iloc[-1] < -8000
+    assert measured.log10_measured.notna().tolist() == [True] * 3 + [False] * 6
+    close = measured.dropna(subset="log10_measured")
     assert close.log10_measured.to_numpy() == pytest.approx(close.log10_residual.to_numpy(), abs=1e-6)
 
 
@@ -682,17 +684,21 @@ def test_rounding_does_not_stand_as_a_measurement(model_config, sorting_task):
     task, cfg = sorting_task(length=16), model_config(layers=8, width=96, mlp_ratio=4)
     batch = task.sample(8, torch.Generator().manual_seed(0))
     model = initial_model(cfg, task, 0).requires_grad_(False).double()
-    one = Subject("fresh", 0, task, batch, batch, {"initialised": model})
-    found = table(one, options("no_skip", sequences=8)).set_index("layer")
-    assert (found.log10_residual[5:] < -50).all()
-    assert (found.below_floor[5:] == 1).all() and found.log10_measured[5:].isna().all()
-    assert (found.below_floor[:3] == 0).all()
-    assert found.log10_measured[:3].to_numpy() == pytest.approx(found.log10_residual[:3].to_numpy(), abs=1e-6)
+    subject = Subject("fresh", 0, task, batch, batch, {"initialised": model})
+    measured = table(subject, options("no_skip", sequences=8)).set_index("layer")
+    assert (measured.log10_residual[5:] < -50).all()
+    assert (measured.below_floor[5:] == 1).all() and measured.log10_measured[5:].isna().all()
+    assert (measured.below_floor[:3] == 0).all()
+    assert measured.log10_measured[:3].to_numpy() == pytest.approx(measured.log10_residual[:3].to_numpy(), abs=1e-6)
     of_residual = ANALYSES["residual"]
-    states = of_residual.table(one, of_residual.options(["no_skip"], 8, None, 10.0))
+    states = of_residual.table(subject, of_residual.options(["no_skip"], 8, None, 10.0))
     assert (states[(states.layer >= 5) & (states.sublayer != "weights")].below_floor == 1).all()
-    drawn = {line.get_label(): line for line in draw_collapse(with_who(found.reset_index(), **one.who)).axes[0].lines}
-    rings = [line for line in draw_collapse(with_who(found.reset_index(), **one.who)).axes[0].lines if is_ring(line)]
+    drawn = {
+        line.get_label(): line for line in draw_collapse(with_who(measured.reset_index(), **subject.who)).axes[0].lines
+    }
+    rings = [
+        line for line in draw_collapse(with_who(measured.reset_index(), **subject.who)).axes[0].lines if is_ring(line)
+    ]
     assert [max(ring.get_xdata()) for ring in rings] == [3] and "rounding error of a forward pass" in drawn
 
 
@@ -700,34 +706,34 @@ def is_ring(line):
     return line.get_marker() == "o" and line.get_markerfacecolor() == "none" and len(line.get_xdata())
 
 
-def test_equal_tokens_are_counted_out(subject):
-    one = subject(kinds=["initialised"], positions="none", **ALONE)
-    one.test.inputs[1] = 2
-    found = table(one, options("full"))
-    assert (found.num_sequences == 4).all() and np.isfinite(found.log10_residual).all()
-    others = dataclasses.replace(one, test=one.test[[0, 2, 3, 4]])
+def test_equal_tokens_are_counted_out(make_subject):
+    subject = make_subject(kinds=["initialised"], positions="none", **ALONE)
+    subject.test.inputs[1] = 2
+    measured = table(subject, options("full"))
+    assert (measured.num_sequences == 4).all() and np.isfinite(measured.log10_residual).all()
+    others = dataclasses.replace(subject, test=subject.test[[0, 2, 3, 4]])
     wanted = table(others, options("full", sequences=4))
-    assert found.log10_measured.notna().sum() > 1
-    assert found.log10_measured.to_numpy() == pytest.approx(wanted.log10_measured.to_numpy(), nan_ok=True, rel=1e-9)
-    one.test.inputs[:] = 2
-    found = table(one, options("full"))
-    assert (found.num_sequences == 0).all() and (found.log10_residual == -np.inf).all()
-    assert draw_collapse(with_who(found, **one.who)) and digest(with_who(found, **one.who))
+    assert measured.log10_measured.notna().sum() > 1
+    assert measured.log10_measured.to_numpy() == pytest.approx(wanted.log10_measured.to_numpy(), nan_ok=True, rel=1e-9)
+    subject.test.inputs[:] = 2
+    measured = table(subject, options("full"))
+    assert (measured.num_sequences == 0).all() and (measured.log10_residual == -np.inf).all()
+    assert draw_collapse(with_who(measured, **subject.who)) and digest(with_who(measured, **subject.who))
 
 
-def test_a_network_that_cannot_be_followed_is_refused(subject):
+def test_a_network_that_cannot_be_followed_is_refused(make_subject):
     with pytest.raises(ConfigError, match=r"^model.mix_uniform=-1.0: residual coordinates follow 0.0 alone"):
-        table(subject(mix_uniform=-1.0), options("full", "no_mlp"))
+        table(make_subject(mix_uniform=-1.0), options("full", "no_mlp"))
 
 
-def test_a_disagreement_is_told(subject, monkeypatch, caplog):
-    one = subject(kinds=["initialised"])
+def test_a_disagreement_is_told(make_subject, monkeypatch, caplog):
+    subject = make_subject(kinds=["initialised"])
     with caplog.at_level("INFO", "rankbench"):
-        table(one, options("full"))
+        table(subject, options("full"))
         assert "a run seed 3: propagated and measured" in caplog.text and "more than rounding" not in caplog.text
         wrong = lambda state: log_residual(state) * (1 + 1e-2)  # noqa: E731
         monkeypatch.setattr("rankbench.analyses.collapse.log_residual", wrong)
-        table(one, options("full"))
+        table(subject, options("full"))
     assert [record.levelname for record in caplog.records if "more than rounding" in record.message] == ["WARNING"]
 
 
@@ -751,40 +757,41 @@ def test_the_shipped_options_are_accepted():
     assert ANALYSES["collapse"].options is Options
 
 
-def several(subject, **changes):
+def several(make_subject, **changes):
     parts = [
-        with_who(table(one, options("full", "no_mlp")), **one.who) for one in (subject(s, **changes) for s in (3, 4))
+        with_who(table(subject, options("full", "no_mlp")), **subject.who)
+        for subject in (make_subject(s, **changes) for s in (3, 4))
     ]
     return pd.concat(parts, ignore_index=True)
 
 
-def test_the_digest_shows_residuals_and_the_last_exponent(subject):
-    both = several(subject)
+def test_the_digest_shows_residuals_and_the_last_exponent(make_subject):
+    both = several(make_subject)
     lines = digest(both).splitlines()
     assert "2 seeds" in lines[0]
-    mine = both[(both.weights == "trained") & (both.variant == "full")]
-    shown = next(line for line in lines if line.startswith("trained")).split()
-    assert [float(word) for word in shown[2:-1]] == pytest.approx(
-        mine.groupby("layer").log10_residual.mean().tolist(), rel=1e-3, abs=1e-4
+    trained = both[(both.weights == "trained") & (both.variant == "full")]
+    words = next(line for line in lines if line.startswith("trained")).split()
+    assert [float(word) for word in words[2:-1]] == pytest.approx(
+        trained.groupby("layer").log10_residual.mean().tolist(), rel=1e-3, abs=1e-4
     )
-    assert float(shown[-1]) == pytest.approx(mine[mine.layer == 3].growth_exponent.mean(), abs=5e-4)
+    assert float(words[-1]) == pytest.approx(trained[trained.layer == 3].growth_exponent.mean(), abs=5e-4)
     assert f"{both.disagreement.max():.1e}" in lines[-1]
 
 
-def test_without_attention_alone_there_are_no_columns_of_its_bound(subject):
-    causal = subject(**ALONE, mask="causal")
-    for one, variant in ((causal, "attention_only_no_norm"), (subject(), "full")):
-        found = table(one, options(variant))
-        assert not {"log10_contraction", "log10_bound"} & set(found) and not found.isna().all().any()
-        (axes, _) = draw_collapse(with_who(found, **one.who)).axes
+def test_without_attention_alone_there_are_no_columns_of_its_bound(make_subject):
+    causal = make_subject(**ALONE, mask="causal")
+    for subject, variant in ((causal, "attention_only_no_norm"), (make_subject(), "full")):
+        measured = table(subject, options(variant))
+        assert not {"log10_contraction", "log10_bound"} & set(measured) and not measured.isna().all().any()
+        (axes, _) = draw_collapse(with_who(measured, **subject.who)).axes
         assert "Theorem 2.3: slope log 3" not in {line.get_label() for line in axes.lines}
     assert {"log10_contraction", "log10_bound"} <= set(
-        table(subject(**ALONE, deviation=0.3), options("full", "no_mlp"))
+        table(make_subject(**ALONE, deviation=0.3), options("full", "no_mlp"))
     )
 
 
-def test_the_figure_draws_what_the_table_holds(subject):
-    both = several(subject, **ALONE, deviation=0.3, layers=5)
+def test_the_figure_draws_what_the_table_holds(make_subject):
+    both = several(make_subject, **ALONE, deviation=0.3, layers=5)
     both["model.heads"] = both.seed.map({3: "1", 4: "4"})
     figure = draw_collapse(both, None, "model.heads")
     panels = figure.axes
@@ -792,11 +799,11 @@ def test_the_figure_draws_what_the_table_holds(subject):
         f"{kind} weights · model.heads={heads}" for heads in "14" for kind in ("trained", "initialised")
     ]
     drawn = {line.get_label(): line for line in panels[0].lines}
-    mine = both[(both.seed == 3) & (both.weights == "trained")]
+    trained = both[(both.seed == 3) & (both.weights == "trained")]
     for variant in ("full", "no_mlp"):
-        wanted = mine[mine.variant == variant].log10_residual
+        wanted = trained[trained.variant == variant].log10_residual
         assert drawn[variant.replace("_", " ")].get_ydata() == pytest.approx(wanted.to_numpy())
-    bound = mine[mine.variant == "full"].log10_bound.dropna()
+    bound = trained[trained.variant == "full"].log10_bound.dropna()
     assert drawn["Theorem 2.3: slope log 3"].get_ydata() == pytest.approx(bound.to_numpy()) and len(bound)
     low, high = panels[0].get_ylim()
     assert low <= both.log10_residual.min() and high >= both.log10_residual.max()
@@ -804,12 +811,12 @@ def test_the_figure_draws_what_the_table_holds(subject):
     assert {"$1$", "$10^{-1}$", "$10^{-10}$"} <= ticks
 
 
-def test_the_figure_holds_for_any_depth(subject):
-    found = with_who(table(subject(**ALONE, layers=60), options("full")), **subject().who)
-    (axes, _) = draw_collapse(found).axes
+def test_the_figure_holds_for_any_depth(make_subject):
+    measured = with_who(table(make_subject(**ALONE, layers=60), options("full")), **make_subject().who)
+    (axes, _) = draw_collapse(measured).axes
     labels = [tick.get_text() for tick in axes.get_yticklabels()]
     assert len(labels) <= 10 and "$10^{-10^{23}}$" in labels
-    assert axes.get_ylim()[0] <= found.log10_residual.min() < -1e23
+    assert axes.get_ylim()[0] <= measured.log10_residual.min() < -1e23
 
 
 @pytest.mark.smoke

@@ -25,7 +25,7 @@ def test_commands_first(words):
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "completions"),
     [
         (["tr"], {"train"}),
         (["--v"], {"--version"}),
@@ -47,8 +47,8 @@ def test_commands_first(words):
         (["train", "analysis=[paths]", "analysis.paths.readout"], {"analysis.paths.readout="}),
     ],
 )
-def test_candidates(words, found):
-    assert set(candidates(words)) == found
+def test_candidates(words, completions):
+    assert set(candidates(words)) == completions
 
 
 @pytest.mark.parametrize("group", ["model", "task", "optimizer", "experiment", "analysis"])
@@ -75,9 +75,9 @@ def test_values_of_an_enumerated_key(command, key, choices):
 
 @pytest.mark.parametrize("words", [["train", ""], ["train", "-m", ""], ["train", "model=san", ""]])
 def test_after_a_space_come_groups_and_keys(words):
-    found = set(candidates(words))
-    assert {"model=", "model.", "task=", "optimizer=", "trainer.", "seed=", "replicas=", "experiment="} <= found
-    assert not [word for word in found if word.startswith(("hydra", "schema"))]
+    completions = set(candidates(words))
+    assert {"model=", "model.", "task=", "optimizer=", "trainer.", "seed=", "replicas=", "experiment="} <= completions
+    assert not [word for word in completions if word.startswith(("hydra", "schema"))]
 
 
 def test_hydras_own_keys_on_request():

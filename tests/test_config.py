@@ -437,11 +437,13 @@ def test_a_command_sets_every_key_of_its_schema_and_no_other(command):
         assert sorted(part) == sorted(names) and not any(OmegaConf.is_missing(part, name) for name in names)
 
 
-@pytest.mark.parametrize("cls", [*SCHEMAS.values(), *TASKS.values(), *(one.options for one in ANALYSES.values())])
+@pytest.mark.parametrize(
+    "cls", [*SCHEMAS.values(), *TASKS.values(), *(analysis.options for analysis in ANALYSES.values())]
+)
 def test_every_key_has_a_meaning_of_its_own(cls):
-    found = entries(cls)  # raises for a field that is no key
-    assert len({entry.name for entry in found}) == len(found)
-    for entry in found:
+    keys = entries(cls)  # raises for a field that is no key
+    assert len({entry.name for entry in keys}) == len(keys)
+    for entry in keys:
         assert re.match(r"[A-Za-z`].*\.$", entry.key.meaning), entry
         assert entry.key.allowed(entry.type), entry
 

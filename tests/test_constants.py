@@ -48,7 +48,7 @@ def test_w_qk_is_the_mixed_derivative_of_the_scores(random_network, changes, sco
     p_HNN = attention.weights(q_1HNK, k_1HNK, None)[0]
     left_HDK, right_HDK = head_maps(attention)["qk"]
     norms = [
-        constants["qk_norm"] for place, constants in constants_by_layer(model, 4).items() if "qk_norm" in constants
+        constants["qk_norm"] for where, constants in constants_by_layer(model, 4).items() if "qk_norm" in constants
     ]
     for head in range(2):
 

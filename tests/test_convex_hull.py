@@ -111,12 +111,12 @@ def test_points_are_uniform_in_a_shifted_square(scale, shift_sd):
 
 def test_sampling_uses_its_generator_alone():
     before = torch.get_rng_state()
-    one, two = (hull_task().sample(5, generator_for(3, "train")) for _ in range(2))
+    first, second = (hull_task().sample(5, generator_for(3, "train")) for _ in range(2))
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(one.inputs, two.inputs) and torch.equal(one.targets, two.targets)
-    assert one.targets.shape == (5, 10) and one.targets.dtype == torch.int64
+    assert torch.equal(first.inputs, second.inputs) and torch.equal(first.targets, second.targets)
+    assert first.targets.shape == (5, 10) and first.targets.dtype == torch.int64
     other = hull_task().sample(5, generator_for(4, "train"))
-    assert not torch.equal(one.inputs, other.inputs)
+    assert not torch.equal(first.inputs, other.inputs)
 
 
 @pytest.mark.parametrize(

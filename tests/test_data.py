@@ -64,9 +64,9 @@ def test_a_file_that_has_changed_at_its_address_is_refused(served, tmp_path):
 def test_without_a_network_it_says_so_in_one_line(monkeypatch, tmp_path):
     source = corpora.Source("http://127.0.0.1:9", {"train": "0" * 64}, "")  # nobody listens there
     monkeypatch.setitem(corpora.CORPORA, "nowhere", source)
-    with pytest.raises(ConfigError, match="could not be fetched") as told:
+    with pytest.raises(ConfigError, match="could not be fetched") as error:
         corpora.fetch("nowhere", tmp_path / "corpus")
-    assert "\n" not in str(told.value) and "train.txt, valid.txt and test.txt" in str(told.value)
+    assert "\n" not in str(error.value) and "train.txt, valid.txt and test.txt" in str(error.value)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -61,8 +61,8 @@ def test_whitened_components_are_uncorrelated_leading_and_of_variance_one():
     scores = whitened(x, 2)
     np.testing.assert_allclose(np.cov(scores.T), np.eye(2), atol=1e-12)
     leading = np.linalg.eigh(np.cov(x.T))[1][:, :-3:-1]
-    found = np.abs(np.corrcoef((x @ leading).T, scores.T)[:2, 2:])
-    np.testing.assert_allclose(found, np.eye(2), atol=1e-10)
+    correlations = np.abs(np.corrcoef((x @ leading).T, scores.T)[:2, 2:])
+    np.testing.assert_allclose(correlations, np.eye(2), atol=1e-10)
 
 
 def test_components_within_rounding_are_left_out():
@@ -79,10 +79,10 @@ def test_components_within_rounding_are_left_out():
 
 @pytest.mark.parametrize(("rho", "pairs", "number"), [(0.0, 3, 12), (0.6, 2, 10), (0.9, 1, 6)])
 def test_gaussian_information_is_unbiased_however_few_the_observations(rho, pairs, number):
-    found = [gaussian_information(*correlated(seed, number, rho, pairs)) for seed in range(1500)]
+    estimates = [gaussian_information(*correlated(seed, number, rho, pairs)) for seed in range(1500)]
     wanted = -0.5 * pairs * math.log(1 - rho**2)
     # four standard errors of a mean over 1500 draws
-    assert np.mean(found) == pytest.approx(wanted, abs=4 * np.std(found) / math.sqrt(1500))
+    assert np.mean(estimates) == pytest.approx(wanted, abs=4 * np.std(estimates) / math.sqrt(1500))
 
 
 def test_gaussian_information_is_a_ratio_of_determinants():
@@ -115,10 +115,10 @@ def test_ksg_by_loops(k):
 
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
 def test_ksg_of_two_gaussian_numbers(rho):
-    found = [ksg_information(*correlated(seed, 1000, rho), 4) for seed in range(20)]
+    estimates = [ksg_information(*correlated(seed, 1000, rho), 4) for seed in range(20)]
     # Kraskov et al. 2004 find a bias far below the spread here: four standard errors
-    assert np.mean(found) == pytest.approx(-0.5 * math.log(1 - rho**2), abs=4 * np.std(found) / math.sqrt(20))
-    assert np.std(found) < 0.05
+    assert np.mean(estimates) == pytest.approx(-0.5 * math.log(1 - rho**2), abs=4 * np.std(estimates) / math.sqrt(20))
+    assert np.std(estimates) < 0.05
 
 
 def test_ksg_sees_what_correlation_does_not_and_refuses_discrete_values():
@@ -145,24 +145,24 @@ def test_unbiased_hsic_is_the_mean_over_all_quadruples_of_different_observations
 
 def test_unbiased_hsic_of_independent_vectors_is_zero_in_the_mean():
     for gram in (linear_gram, gaussian_gram):
-        found = [unbiased_hsic(gram(normal(seed, 8, 3)), gram(normal(seed + 5000, 8, 3))) for seed in range(1500)]
-        assert abs(np.mean(found)) < 4 * np.std(found) / math.sqrt(1500)  # four standard errors
-        assert np.std(found) > 1e-4
+        estimates = [unbiased_hsic(gram(normal(seed, 8, 3)), gram(normal(seed + 5000, 8, 3))) for seed in range(1500)]
+        assert abs(np.mean(estimates)) < 4 * np.std(estimates) / math.sqrt(1500)  # four standard errors
+        assert np.std(estimates) > 1e-4
 
 
 def test_linear_hsic_is_the_squared_norm_of_the_covariance_matrix():
     """E of the unbiased estimate for a linear kernel is ||Cov(x, y)||_F^2, here 2 * .8^2."""
-    found = [unbiased_hsic(*map(linear_gram, correlated(seed, 12, 0.8, 2))) for seed in range(1500)]
-    assert np.mean(found) == pytest.approx(2 * 0.8**2, abs=4 * np.std(found) / math.sqrt(1500))
+    estimates = [unbiased_hsic(*map(linear_gram, correlated(seed, 12, 0.8, 2))) for seed in range(1500)]
+    assert np.mean(estimates) == pytest.approx(2 * 0.8**2, abs=4 * np.std(estimates) / math.sqrt(1500))
 
 
 def test_alignment_of_linear_kernels():
     x, y = correlated(7, 1500, 0.8, 3)
     turn = np.linalg.qr(normal(8, 3, 3))[0]
-    found = alignment(linear_gram(x), linear_gram(y))
-    assert found == pytest.approx(0.8**2, abs=0.05)  # ||.8 I||^2 / (||I|| ||I||), to a few of 1/sqrt(1500)
+    aligned = alignment(linear_gram(x), linear_gram(y))
+    assert aligned == pytest.approx(0.8**2, abs=0.05)  # ||.8 I||^2 / (||I|| ||I||), to a few of 1/sqrt(1500)
     assert alignment(linear_gram(x), linear_gram(3 * x @ turn + 1)) == pytest.approx(1, abs=1e-9)
-    assert alignment(linear_gram(5 * x @ turn), linear_gram(y - 2)) == pytest.approx(found, rel=1e-9)
+    assert alignment(linear_gram(5 * x @ turn), linear_gram(y - 2)) == pytest.approx(aligned, rel=1e-9)
     assert math.isnan(alignment(linear_gram(x), linear_gram(np.ones_like(x))))
 
 

@@ -47,8 +47,8 @@ def test_layers_are_looked_at_in_the_beginning_now_and_then_and_at_the_end(train
     assert {*wanted, "num_undefined"} == set(table.columns[5:])
     is_state = table.sublayer != "weights"
     assert table.noise_floor.notna().equals(is_state) and table.attention_noise_floor.notna().equals(~is_state)
-    places = 1 + 2 * (2 + 2)  # the embedding; of each layer two heads, attention and MLP
-    assert (table.groupby(["step", "seed"]).size() == places).all()
+    num_rows = 1 + 2 * (2 + 2)  # the embedding; of each layer two heads, attention and MLP
+    assert (table.groupby(["step", "seed"]).size() == num_rows).all()
 
 
 @pytest.mark.parametrize("step", [0, 7])
@@ -57,14 +57,14 @@ def test_its_numbers_are_those_of_the_network_at_that_step(trained, step):
     task = build_task(cfg.task)
     for index, subject in enumerate(subjects_of_run(trained, Machine.prepare(cfg))):
         model = initial_model(cfg.model, task, index).double() if step == 0 else subject.model
-        mine = table[(table.step == step) & (table.seed == index)].reset_index(drop=True)
+        written = table[(table.step == step) & (table.seed == index)].reset_index(drop=True)
         generator = generator_for(index, "rounding", step)
-        for row, (place, values) in enumerate(metrics_by_layer(model, subject.test.inputs[:4], generator)):
-            assert mine.layer[row] == place["layer"] and mine.sublayer[row] == place["sublayer"]
+        for row, (where, values) in enumerate(metrics_by_layer(model, subject.test.inputs[:4], generator)):
+            assert written.layer[row] == where["layer"] and written.sublayer[row] == where["sublayer"]
             for name, value_B in values.items():
-                if name in mine:  # the same operations on the same float64 numbers
+                if name in written:  # the same operations on the same float64 numbers
                     wanted = value_B.double().mean().item()
-                    assert mine[name][row] == pytest.approx(wanted, rel=1e-12, abs=1e-15, nan_ok=True)
+                    assert written[name][row] == pytest.approx(wanted, rel=1e-12, abs=1e-15, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -142,16 +142,18 @@ def test_the_table_holds_the_metrics_that_were_asked_for(trained):
     assert list(table) == [*chosen, *STATE_FLOORS, *ATTENTION_FLOORS]
     written = read_table(trained.folder / "layers.csv")
     assert list(table.stable_rank.dropna()) == list(written[written.seed == 1].stable_rank.dropna())
-    both = pd.concat([ANALYSES["dynamics"].table(one, options).assign(**one.who) for one in (first, second)])
-    told = ANALYSES["dynamics"].digest(both)
-    assert "from step 0 to 7 (mean of 2 seeds)" in told and "stable_rank" in told
+    both = pd.concat(
+        [ANALYSES["dynamics"].table(subject, options).assign(**subject.who) for subject in (first, second)]
+    )
+    digest = ANALYSES["dynamics"].digest(both)
+    assert "from step 0 to 7 (mean of 2 seeds)" in digest and "stable_rank" in digest
     figure = ANALYSES["dynamics"].figure(both, None, None)
     panels = [axes for axes in figure.axes if axes.get_xlabel()]
     assert [axes.get_ylabel() for axes in panels] == ["stable rank", "attention entropy"]
     assert [len(axes.get_lines()) for axes in panels] == [3, 2]  # the embedding has no P
     (embedding, *_) = panels[0].get_lines()
-    mine = written[written.layer == 0].groupby("step").stable_rank.mean()
-    assert list(embedding.get_xdata()) == [0, 3, 6, 7] and embedding.get_ydata() == pytest.approx(mine.to_numpy())
+    means = written[written.layer == 0].groupby("step").stable_rank.mean()
+    assert list(embedding.get_xdata()) == [0, 3, 6, 7] and embedding.get_ydata() == pytest.approx(means.to_numpy())
 
 
 @pytest.mark.parametrize("facet", [None, "model.heads"])
@@ -182,7 +184,7 @@ def test_a_bound_that_is_none_or_stays_is_drawn_so(bounds, text, limits):
         for step, value in enumerate(bounds)
     ]
     (axes,) = ANALYSES["dynamics"].figure(pd.DataFrame(rows), None, None).axes
-    assert [one.get_text() for one in axes.texts] == text
+    assert [label.get_text() for label in axes.texts] == text
     assert axes.get_yscale() == ("linear" if text else "log")
     if limits:
         assert axes.get_ylim() == pytest.approx(limits)
@@ -201,15 +203,15 @@ def test_metrics_of_a_residual_that_rounding_explains_are_marked():
     ]
     panels = ANALYSES["dynamics"].figure(pd.DataFrame(rows), None, None).axes
     assert [axes.get_ylabel() for axes in panels] == ["relative residual", "effective rank centred", "stable rank"]
-    shown = [{line.get_label(): line for line in axes.get_lines()} for axes in panels]
+    lines_of_panel = [{line.get_label(): line for line in axes.get_lines()} for axes in panels]
     marks = [[x for x in axes.get_lines() if x.get_marker() == "v" and len(x.get_xdata())] for axes in panels]
     assert [len(triangles) for triangles in marks] == [1, 1, 0]
     assert list(marks[0][0].get_xdata()) == [5, 10] and list(marks[0][0].get_ydata()) == [1e-9, 1e-9]
     assert list(marks[1][0].get_ydata()) == [8, 13]
-    for lines in shown[:2]:  # no line goes on through what is not measured
+    for lines in lines_of_panel[:2]:  # no line goes on through what is not measured
         assert np.isnan(lines["layer 2"].get_ydata()).tolist() == [False, True, True]
         assert np.isfinite(lines["layer 1"].get_ydata()).all()
-    assert np.isfinite(shown[2]["layer 2"].get_ydata()).all()
+    assert np.isfinite(lines_of_panel[2]["layer 2"].get_ydata()).all()
 
 
 def test_what_cannot_be_is_refused_in_one_line(trained):
@@ -237,7 +239,7 @@ def test_an_eigenvalue_solver_that_gives_up_leaves_nan_for_that_matrix_alone(mon
     wanted, solve = attention_metrics(p_BHNM)["attention_gap_eigenvalue"], torch.linalg.eigvals
 
     def gives_up(x):
-        if any(torch.equal(one, p_BHNM[1, 0]) for one in x.flatten(0, -3)):
+        if any(torch.equal(matrix, p_BHNM[1, 0]) for matrix in x.flatten(0, -3)):
             raise torch.linalg.LinAlgError("no convergence")
         return solve(x)
 

@@ -28,15 +28,15 @@ def test_event_files_hold_the_rows_of_the_metrics(tmp_path):
     metrics = pd.read_csv(tmp_path / "metrics.csv")
     for seed in (0, 1):
         events = EventAccumulator(str(tmp_path / "events" / f"seed={seed}")).Reload()
-        mine = metrics[metrics.seed == seed]
+        rows_of_seed = metrics[metrics.seed == seed]
         wanted = {}
-        for split, rows in mine.groupby("split"):
+        for split, rows in rows_of_seed.groupby("split"):
             for name in SCALARS:
                 if rows[name].notna().any():
                     wanted[f"{split}/{name}"] = list(zip(rows.step, rows[name], strict=True))
         assert set(events.Tags()["scalars"]) == set(wanted) and "test/accuracy" in wanted
         for tag, pairs in wanted.items():
-            found = [(one.step, one.value) for one in events.Scalars(tag)]
-            assert [step for step, _ in found] == [step for step, _ in pairs]
+            events_of_tag = [(event.step, event.value) for event in events.Scalars(tag)]
+            assert [step for step, _ in events_of_tag] == [step for step, _ in pairs]
             # the files hold float32
-            assert [value for _, value in found] == pytest.approx([value for _, value in pairs], rel=1e-6)
+            assert [value for _, value in events_of_tag] == pytest.approx([value for _, value in pairs], rel=1e-6)

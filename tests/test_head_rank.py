@@ -185,22 +185,22 @@ def nearest(**changes):
 
 
 def test_errors_and_baselines_by_hand(network):
-    one = subject_of(nearest(), {"initialised": network()})
-    table = head_rank.table(one, OPTIONS)
-    outputs = one.model(one.test.inputs)
+    subject = subject_of(nearest(), {"initialised": network()})
+    table = head_rank.table(subject, OPTIONS)
+    outputs = subject.model(subject.test.inputs)
     soft = table[(table.of == "network") & (table.evaluation == "soft")].error.item()
-    assert soft == pytest.approx((outputs - one.test.targets).square().sum(-1).mean().item(), rel=1e-12)
+    assert soft == pytest.approx((outputs - subject.test.targets).square().sum(-1).mean().item(), rel=1e-12)
     baselines = table[table.of == "baseline"].set_index("evaluation").error
     assert baselines["zero"] == pytest.approx(1, rel=1e-12)
-    x, y = (side.numpy() for side in (one.train.inputs, one.train.targets))
+    x, y = (side.numpy() for side in (subject.train.inputs, subject.train.targets))
     features = np.stack([x, x.sum(1, keepdims=True) - x], -1).reshape(-1, 2)
     a, b = np.linalg.lstsq(features, y.ravel(), rcond=None)[0]
-    x, y = (side.numpy() for side in (one.test.inputs, one.test.targets))
+    x, y = (side.numpy() for side in (subject.test.inputs, subject.test.targets))
     wanted = ((a * x + b * (x.sum(1, keepdims=True) - x) - y) ** 2).sum(-1).mean()
     assert baselines["linear"] == pytest.approx(wanted, rel=1e-9)
     assert baselines["linear attention"] < baselines["linear"] < 1
     heads = table[(table.of == "head") & (table.layer == 2) & (table["head"] == 2) & (table.matrix == "vo")].iloc[0]
-    w = one.model.blocks[1].attention.maps_as_applied()
+    w = subject.model.blocks[1].attention.maps_as_applied()
     matrix = (w.w_v_HDK[1] @ w.w_o_HKD[1]).numpy()
     sigma = np.linalg.svd(matrix, compute_uv=False)[:2]
     assert heads.frobenius_norm == pytest.approx(np.linalg.norm(matrix), rel=1e-10)
@@ -220,12 +220,12 @@ def test_errors_by_examples_of_regression_in_context(network):
     task = build_task({**shipped, **sizes})
     model = network(mask="causal")
     model.read_out.num_outputs = 1
-    one = subject_of(task, {"initialised": model})
-    table = head_rank.table(one, OPTIONS)
+    subject = subject_of(task, {"initialised": model})
+    table = head_rank.table(subject, OPTIONS)
     soft = table[(table.of == "network") & (table.evaluation == "soft")].set_index("examples").error
-    outputs = model(one.test.inputs)
+    outputs = model(subject.test.inputs)
     for examples in range(3):
-        wanted = ((outputs - one.test.targets)[:, 2 * examples, 0] ** 2).mean().item() / 4
+        wanted = ((outputs - subject.test.targets)[:, 2 * examples, 0] ** 2).mean().item() / 4
         assert soft[examples] == pytest.approx(wanted, rel=1e-12)
     assert set(table[table.of == "baseline"].evaluation) == {
         "zero",
@@ -233,7 +233,7 @@ def test_errors_by_examples_of_regression_in_context(network):
         "3 nearest neighbours",
         "averaging",
     }
-    assert len(ANALYSES["head_rank"].figure(with_who(table, **one.who), None, None).axes) == 2
+    assert len(ANALYSES["head_rank"].figure(with_who(table, **subject.who), None, None).axes) == 2
 
 
 def test_bounds_stand_where_they_apply_and_heads_are_above_them(network, model_config):
@@ -248,15 +248,15 @@ def test_bounds_stand_where_they_apply_and_heads_are_above_them(network, model_c
         other = network(heads=3, head_width=1, value_width=4, **{**alone, **changes})
         assert "bound_any" not in head_rank.table(subject_of(task, {"initialised": other}), OPTIONS)
     exact = full_rank_head(model_config(layers=1, heads=1, width=4, positions="none"), 4)
-    found = head_rank.table(subject_of(task, {"initialised": exact}), OPTIONS)
-    assert found[(found.of == "network") & (found.evaluation == "hard")].error.item() < 1e-28
+    table = head_rank.table(subject_of(task, {"initialised": exact}), OPTIONS)
+    assert table[(table.of == "network") & (table.evaluation == "hard")].error.item() < 1e-28
 
 
 def test_a_task_with_classes_has_spectra_and_no_errors(random_network, sorting_task, tmp_path):
     task = sorting_task(length=4, alphabet=5, test_size=8)
     model, _ = random_network(1, 0)
-    one = subject_of(task, {"initialised": model})
-    write_table(with_who(head_rank.table(one, OPTIONS), **one.who), tmp_path / "head_rank.csv")
+    subject = subject_of(task, {"initialised": model})
+    write_table(with_who(head_rank.table(subject, OPTIONS), **subject.who), tmp_path / "head_rank.csv")
     table = read_table(tmp_path / "head_rank.csv")
     assert set(table.of) == {"head"} and table[["evaluation", "examples", "error"]].isna().all(axis=None)
     for row in table.itertuples():
@@ -267,7 +267,7 @@ def test_a_task_with_classes_has_spectra_and_no_errors(random_network, sorting_t
         assert [row.sigma_1, row.sigma_2] == pytest.approx(sigma[:2], rel=1e-10)
     assert "error" not in head_rank.digest(table) and "effective_rank" in head_rank.digest(table)
     axes = head_rank.draw_head_rank(table, None, None).axes
-    assert [one.get_ylabel() for one in axes] == [f"singular value of ${name}$" for name in ("W_{QK}", "W_{VO}")]
+    assert [panel.get_ylabel() for panel in axes] == [f"singular value of ${name}$" for name in ("W_{QK}", "W_{VO}")]
     drawn = {line.get_label(): line.get_ydata() for line in axes[0].lines}
     first = table[(table.layer == 1) & (table.matrix == "qk")]
     assert drawn["layer 1"] == pytest.approx([first.sigma_1.mean(), first.sigma_2.mean()], rel=1e-12)
@@ -322,9 +322,9 @@ def test_the_figure_and_the_digest_are_drawn():
 
 def test_published_numbers_of_a_series_of_ours_are_stars_of_its_colour():
     table = by_hand().drop(columns=["bound_any", "bound_sharp"])
-    told = pd.DataFrame([("N=16", 0.5), ("N=99", 0.4)], columns=["series", "value"])
-    told = told.assign(source="Paper", where=None, x=0.5, unit="squared error")
-    lines = {line.get_label(): line for line in head_rank.draw_head_rank(table, told, None).axes[0].lines}
+    numbers = pd.DataFrame([("N=16", 0.5), ("N=99", 0.4)], columns=["series", "value"])
+    numbers = numbers.assign(source="Paper", where=None, x=0.5, unit="squared error")
+    lines = {line.get_label(): line for line in head_rank.draw_head_rank(table, numbers, None).axes[0].lines}
     star, other = lines["N=16 (Paper)"], lines["N=99 (Paper)"]
     assert (star.get_marker(), star.get_color()) == ("*", lines["softmax, N=16"].get_color())
     assert other.get_marker() != "*" and star.get_color() != lines["softmax, N=4"].get_color()

@@ -41,7 +41,7 @@ def options(**changes):
 
 
 @pytest.fixture(scope="session")
-def subject(random_network):
+def make_subject(random_network):
     """subject(seed=3, **keys of random_network): a network with random parameters and 60 test sequences."""
 
     def make(seed=3, **changes):
@@ -70,21 +70,21 @@ def pick(table, **wanted):
 
 
 @pytest.mark.parametrize("changes", STRUCTURES, ids=str)
-def test_a_joint_frozen_network_is_the_sum_of_its_paths(subject, changes):
-    one = subject(layers=3, **changes)
-    network = FrozenNetwork(one.model, one.test.inputs)
+def test_a_joint_frozen_network_is_the_sum_of_its_paths(make_subject, changes):
+    subject = make_subject(layers=3, **changes)
+    network = FrozenNetwork(subject.model, subject.test.inputs)
     choices = [[0, 2], [1], [0, 1, 2]]
     paths = np.array(list(itertools.product(*choices)))
     wanted = sums_of_groups(network, [paths])[0]
     torch.testing.assert_close(joint_network(network, choices), wanted, rtol=1e-11, atol=1e-12)
     everything = joint_network(network, [[0, 1, 2]] * 3)
-    sums = sums_by_length(one.model, one.test.inputs)
+    sums = sums_by_length(subject.model, subject.test.inputs)
     torch.testing.assert_close(everything, sums.by_length_KBND.sum(0), rtol=1e-11, atol=1e-12)
 
 
-def test_a_joint_recomputed_network_of_one_path_is_that_path_and_of_two_it_is_not_their_sum(subject):
-    one = subject(layers=3)
-    network = RecomputedNetwork(one.model, one.test.inputs)
+def test_a_joint_recomputed_network_of_one_path_is_that_path_and_of_two_it_is_not_their_sum(make_subject):
+    subject = make_subject(layers=3)
+    network = RecomputedNetwork(subject.model, subject.test.inputs)
     path = np.array([[2, 0, 1]])
     alone = sums_of_groups(network, [path])[0]
     torch.testing.assert_close(joint_network(network, [[2], [0], [1]]), alone, rtol=1e-12, atol=1e-13)
@@ -94,21 +94,21 @@ def test_a_joint_recomputed_network_of_one_path_is_that_path_and_of_two_it_is_no
     assert (joint_network(network, [[0, 2], [0], [1]]) - late).abs().max() > 0.1
 
 
-def test_recomputed_paths_add_up_where_attention_is_constant_and_nothing_normalises(subject):
-    one = subject(norm="none", bias=False, layers=3)
-    for block in one.model.blocks:
+def test_recomputed_paths_add_up_where_attention_is_constant_and_nothing_normalises(make_subject):
+    subject = make_subject(norm="none", bias=False, layers=3)
+    for block in subject.model.blocks:
         block.attention.qkv.weight[:8] = 0  # no queries, no keys: uniform attention
-    network = RecomputedNetwork(one.model, one.test.inputs)
+    network = RecomputedNetwork(subject.model, subject.test.inputs)
     choices = [[0, 2], [1, 2], [0, 1]]
     paths = np.array(list(itertools.product(*choices)))
     torch.testing.assert_close(joint_network(network, choices), sums_of_groups(network, [paths])[0])
 
 
 @pytest.mark.parametrize("changes", STRUCTURES, ids=str)
-def test_the_mean_square_over_all_signs_is_the_sum_of_the_paths_squares(subject, changes):
+def test_the_mean_square_over_all_signs_is_the_sum_of_the_paths_squares(make_subject, changes):
     """Exact: all 2^(L H) patterns of signs are averaged, where the analysis draws some."""
-    one = subject(**changes)
-    network = FrozenNetwork(one.model, one.test.inputs)
+    subject = make_subject(**changes)
+    network = FrozenNetwork(subject.model, subject.test.inputs)
     squares = torch.zeros(3, dtype=torch.float64)
     for signs in itertools.product([-1.0, 1.0], repeat=4):
         signed = with_signs(network, torch.tensor(signs, dtype=torch.float64).view(2, 2))
@@ -121,30 +121,30 @@ def test_the_mean_square_over_all_signs_is_the_sum_of_the_paths_squares(subject,
 # --- the table ------------------------------------------------------------------------------------------------------
 
 
-def test_one_row_for_each_pair(subject):
-    table = independence.table(subject(), options())
+def test_one_row_for_each_pair(make_subject):
+    table = independence.table(make_subject(), options())
     lengths, single, heads = 3, 1 + 2 + 2, 4
     for scheme in ("frozen", "recomputed"):
-        mine = pick(table, scheme=scheme)
-        assert len(pick(mine, of="lengths")) == lengths * (lengths + 1) // 2
-        assert len(pick(mine, of="paths")) == single * (single - 1) // 2
-        assert len(pick(mine, of="network")) == 1
+        rows = pick(table, scheme=scheme)
+        assert len(pick(rows, of="lengths")) == lengths * (lengths + 1) // 2
+        assert len(pick(rows, of="paths")) == single * (single - 1) // 2
+        assert len(pick(rows, of="network")) == 1
     assert len(pick(table, of="heads")) == heads * (heads + 1) // 2
     same = [set(pick(table, of="paths", scheme=scheme)["first"]) for scheme in ("frozen", "recomputed")]
     assert same[0] == same[1]  # the same paths in both
 
 
-def test_measures_of_lengths_by_hand(subject):
-    one = subject()
-    table = independence.table(one, options(schemes=["frozen"]))
-    x = sums_by_length(one.model, one.test.inputs[:40]).by_length_KBND.numpy()
+def test_measures_of_lengths_by_hand(make_subject):
+    subject = make_subject()
+    table = independence.table(subject, options(schemes=["frozen"]))
+    x = sums_by_length(subject.model, subject.test.inputs[:40]).by_length_KBND.numpy()
     for j, k in itertools.combinations(range(3), 2):
         (row,) = pick(table, of="lengths", first=f"S{j}", second=f"S{k}").to_dict("records")
         angles = [(a * b).sum() / math.sqrt((a * a).sum() * (b * b).sum()) for a, b in zip(x[j], x[k], strict=True)]
         assert row["cosine"] == pytest.approx(np.mean(angles), **EXACT)
         wanted = {name: [] for name in independence.DEPENDENCE}
-        for place in (0, 3):
-            a, b = x[j][:, place], x[k][:, place]
+        for token in (0, 3):
+            a, b = x[j][:, token], x[k][:, token]
             wanted["covariance"].append(dependence.covariance(a, b))
             wanted["correlation"].append(dependence.correlation(a, b))
             parts = dependence.whitened(a, 3), dependence.whitened(b, 3)
@@ -158,30 +158,30 @@ def test_measures_of_lengths_by_hand(subject):
             assert row[name] == pytest.approx(pd.Series(values).mean(), nan_ok=True, **EXACT), name
 
 
-def test_absent_tokens_do_not_count(subject):
-    one = subject(padded=True)
-    inputs = one.test.inputs[:40]
+def test_absent_tokens_do_not_count(make_subject):
+    subject = make_subject(padded=True)
+    inputs = subject.test.inputs[:40]
     present = inputs >= 0
-    outputs = sums_of_groups(RecomputedNetwork(one.model, inputs), [all_paths(2, 2, k) for k in range(3)])
+    outputs = sums_of_groups(RecomputedNetwork(subject.model, inputs), [all_paths(2, 2, k) for k in range(3)])
     outputs = (outputs * present[..., None]).numpy()
-    table = independence.table(one, options(schemes=["recomputed"], tokens=2))
+    table = independence.table(subject, options(schemes=["recomputed"], tokens=2))
     (row,) = pick(table, of="lengths", first="S1", second="S2").to_dict("records")
     angles = [(a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b) for a, b in zip(*outputs[1:], strict=True)]
     assert row["cosine"] == pytest.approx(np.mean(angles), **EXACT)
     assert present[:, 3].sum() < independence.FEWEST  # too few sequences are that long: the first place alone
     assert row["correlation"] == pytest.approx(dependence.correlation(outputs[1][:, 0], outputs[2][:, 0]), **EXACT)
     (diagonal,) = pick(table, of="lengths", first="S2", second="S2").to_dict("records")
-    each = sums_of_groups(RecomputedNetwork(one.model, inputs), list(all_paths(2, 2, 2)[:, None])).numpy()
+    each = sums_of_groups(RecomputedNetwork(subject.model, inputs), list(all_paths(2, 2, 2)[:, None])).numpy()
     squares = ((each * present.numpy()[..., None]) ** 2).sum()
     assert diagonal["interference"] == pytest.approx((outputs[2] ** 2).sum() / squares, **EXACT)
 
 
 @pytest.mark.parametrize("scheme", ["frozen", "recomputed"])
-def test_interference_by_enumeration_and_by_signs(subject, scheme):
-    one = subject(layers=3)
-    inputs = one.test.inputs[:40]
-    network = {"frozen": FrozenNetwork, "recomputed": RecomputedNetwork}[scheme](one.model, inputs)
-    table = independence.table(one, options(schemes=[scheme])).dropna(subset="interference")
+def test_interference_by_enumeration_and_by_signs(make_subject, scheme):
+    subject = make_subject(layers=3)
+    inputs = subject.test.inputs[:40]
+    network = {"frozen": FrozenNetwork, "recomputed": RecomputedNetwork}[scheme](subject.model, inputs)
+    table = independence.table(subject, options(schemes=[scheme])).dropna(subset="interference")
     assert (table.interference_se == 0).all()
     for length in range(4):
         each = sums_of_groups(network, list(all_paths(3, 2, length)[:, None]))
@@ -190,14 +190,14 @@ def test_interference_by_enumeration_and_by_signs(subject, scheme):
         assert row["interference"] == pytest.approx(wanted.item(), **EXACT)
         assert row["num_paths"] == len(each) and row["interference"] <= row["num_paths"]
     if scheme == "frozen":
-        drawn = independence.table(one, options(schemes=[scheme], max_paths=26, sign_draws=400))
+        drawn = independence.table(subject, options(schemes=[scheme], max_paths=26, sign_draws=400))
         drawn = drawn.dropna(subset="interference")
         assert (drawn.interference_se.iloc[1:] > 0).all()
         # four standard errors; the one path of length 0 has no sign
         distance = np.abs(drawn.interference.to_numpy() - table.interference.to_numpy())
         assert (distance <= 4 * drawn.interference_se + 1e-12).all()
     else:  # without all paths there are no sums of them
-        few = independence.table(one, options(schemes=[scheme], max_paths=26))
+        few = independence.table(subject, options(schemes=[scheme], max_paths=26))
         assert set(few.of) == {"paths", "heads"}
 
 
@@ -205,14 +205,14 @@ def plain(x):
     return F.layer_norm(x, x.shape[-1:], eps=1e-5)
 
 
-def test_interactions_by_hand(subject):
-    one = subject()
-    inputs = one.test.inputs[:40]
-    table = independence.table(one, options())
+def test_interactions_by_hand(make_subject):
+    subject = make_subject()
+    inputs = subject.test.inputs[:40]
+    table = independence.table(subject, options())
     assert pick(table, of="network", scheme="frozen").interaction.item() < 1e-12  # an identity
-    network = RecomputedNetwork(one.model, inputs)
+    network = RecomputedNetwork(subject.model, inputs)
     sums = sums_of_groups(network, [np.concatenate([all_paths(2, 2, k) for k in range(3)])])[0]
-    state = FrozenNetwork(one.model, inputs).state_BND
+    state = FrozenNetwork(subject.model, inputs).state_BND
     ratio = (plain(state) - plain(sums)).flatten(1).norm(dim=1) / plain(state).flatten(1).norm(dim=1)
     got = pick(table, of="network", scheme="recomputed").interaction.item()
     assert got == pytest.approx(ratio.mean().item(), **EXACT)
@@ -257,24 +257,24 @@ def hessian_of_all(model, batch):
     [{}, {"norm": "pre", "tied_qk": True, "mlp": False, "mlp_skip": False}, {"padded": True, "bias": False}],
     ids=str,
 )
-def test_cross_gradients_against_the_whole_hessian(subject, changes):
-    one = subject(**changes)
-    batch = one.test[:6]
-    hessian, owner = hessian_of_all(one.model, batch)
+def test_cross_gradients_against_the_whole_hessian(make_subject, changes):
+    subject = make_subject(**changes)
+    batch = subject.test[:6]
+    hessian, owner = hessian_of_all(subject.model, batch)
     wanted = np.array([[hessian[owner == a][:, owner == b].norm().item() for b in range(4)] for a in range(4)])
     generator = torch.Generator().manual_seed(0)
-    got, error = independence.cross_gradients(one.model, batch, 30, generator)
+    got, error = independence.cross_gradients(subject.model, batch, 30, generator)
     # unbiased squares: five standard errors of 16 numbers, and the errors are small enough to tell blocks apart
     assert (np.abs(got.numpy() - wanted) < 5 * error.numpy() + 1e-12).all()
     assert (error.numpy() < 0.25 * wanted).all()
     torch.testing.assert_close(got, got.T)
 
 
-def test_a_product_with_the_hessian_is_exact_and_the_same_in_chunks(subject, monkeypatch):
-    one = subject(padded=True)
-    batch = one.test[:7]
-    hessian, _ = hessian_of_all(one.model, batch)
-    named = dict(one.model.named_parameters())
+def test_a_product_with_the_hessian_is_exact_and_the_same_in_chunks(make_subject, monkeypatch):
+    subject = make_subject(padded=True)
+    batch = subject.test[:7]
+    hessian, _ = hessian_of_all(subject.model, batch)
+    named = dict(subject.model.named_parameters())
     names = [name for name in named if "qkv" in name or name.endswith("attention.out.weight")]
     parameters = {name: named[name] for name in names}
     generator = torch.Generator().manual_seed(1)
@@ -282,16 +282,16 @@ def test_a_product_with_the_hessian_is_exact_and_the_same_in_chunks(subject, mon
     wanted = hessian @ torch.cat([direction[name].flatten() for name in names])
     for at_a_time in (100, 3):
         monkeypatch.setattr(independence, "SEQUENCES_AT_A_TIME", at_a_time)
-        got = independence.hessian_product(one.model, batch, parameters, direction)
+        got = independence.hessian_product(subject.model, batch, parameters, direction)
         torch.testing.assert_close(torch.cat([got[name].flatten() for name in names]), wanted, rtol=1e-9, atol=1e-11)
 
 
-def test_head_rows_hold_the_norms_in_three_units(subject):
-    one = subject()
-    table = pick(independence.table(one, options()), of="heads")
-    generator = generator_for(one.seed, "cross_gradients")
-    norms, errors = independence.cross_gradients(one.model, one.test[:8], 2, generator)
-    _, owner = hessian_of_all(one.model, one.test[:1])
+def test_head_rows_hold_the_norms_in_three_units(make_subject):
+    subject = make_subject()
+    table = pick(independence.table(subject, options()), of="heads")
+    generator = generator_for(subject.seed, "cross_gradients")
+    norms, errors = independence.cross_gradients(subject.model, subject.test[:8], 2, generator)
+    _, owner = hessian_of_all(subject.model, subject.test[:1])
     sizes = [(owner == a).sum() for a in range(4)]
     own = table[table["first"] == table["second"]].set_index("first").cross_gradient
     for row in table.to_dict("records"):
@@ -324,17 +324,17 @@ def test_wrong_options_are_refused_in_one_line(changes, said):
     assert str(error.value).startswith(said) and "\n" not in str(error.value)
 
 
-def test_too_small_a_test_set_is_refused(subject):
-    one = subject()
-    small = Subject(one.run, one.seed, one.task, one.train, one.test[:29], one.models)
+def test_too_small_a_test_set_is_refused(make_subject):
+    subject = make_subject()
+    small = Subject(subject.run, subject.seed, subject.task, subject.train, subject.test[:29], subject.models)
     with pytest.raises(ConfigError, match="needs at least 30 test sequences; this task has 29"):
         independence.table(small, options(sequences=None))
 
 
 @pytest.fixture(scope="module")
-def table_of_three_seeds(subject):
-    parts = [subject(seed) for seed in (3, 4, 5)]
-    tables = [with_who(independence.table(one, options()), **one.who) for one in parts]
+def table_of_three_seeds(make_subject):
+    parts = [make_subject(seed) for seed in (3, 4, 5)]
+    tables = [with_who(independence.table(subject, options()), **subject.who) for subject in parts]
     return pd.concat(tables, ignore_index=True)
 
 
@@ -342,9 +342,9 @@ def test_the_digest_shows_mean_sizes(table_of_three_seeds):
     table = table_of_three_seeds
     lines = independence.digest(table).splitlines()
     assert "3 seeds" in lines[0]
-    shown = next(line for line in lines if line.startswith("paths") and "recomputed" in line).split()
-    mine = pick(table, of="paths", scheme="recomputed")
-    assert shown[2] == f"{mine.cosine.abs().mean():.3f}"
+    words = next(line for line in lines if line.startswith("paths") and "recomputed" in line).split()
+    rows = pick(table, of="paths", scheme="recomputed")
+    assert words[2] == f"{rows.cosine.abs().mean():.3f}"
 
 
 def test_the_figure_shows_the_tables_means(table_of_three_seeds):

@@ -141,8 +141,8 @@ def test_padded_sequences_are_undone_as_each_would_be_alone(make_subject, random
     whole, _ = random_network(6, 0, **changes)  # the same weights, without absent tokens
     asked = options(tokens=[4], coefficients=[0.5], ranges=[[0, 1]], iterations=7, sequences=6, network=True)
 
-    def errors(network, some):
-        subject = dataclasses.replace(make_subject(), test=some, models={"initialised": network})
+    def errors(network, batch):
+        subject = dataclasses.replace(make_subject(), test=batch, models={"initialised": network})
         table = invertibility.table(subject, asked)
         return table[table.part == "network"].set_index("layer").error
 
@@ -212,13 +212,13 @@ def test_histograms_count_the_entries(make_subject):
     x_BND = invertibility.inputs_of(0, 10, 7, 5, 4, histograms.generator_for(0, "invertibility"))
     y_BND = subject.model.blocks[1].attention(x_BND).detach()
     for of, values in (("input", x_BND), ("output", y_BND)):
-        mine, values = rows[rows.of == of], values.numpy().ravel()
-        assert mine.sd.iloc[0] == pytest.approx(values.std(), rel=1e-12)
-        assert (mine.smallest.iloc[0], mine.largest.iloc[0]) == (values.min(), values.max())
-        for number, row in enumerate(mine.itertuples()):
+        bins, values = rows[rows.of == of], values.numpy().ravel()
+        assert bins.sd.iloc[0] == pytest.approx(values.std(), rel=1e-12)
+        assert (bins.smallest.iloc[0], bins.largest.iloc[0]) == (values.min(), values.max())
+        for number, row in enumerate(bins.itertuples()):
             inside = (values >= row.low) & ((values < row.high) | (number == 7) & (values <= row.high))
             assert row.density == pytest.approx(inside.mean() / (row.high - row.low), rel=1e-9)
-        assert (mine.density * (mine.high - mine.low)).sum() == pytest.approx(1)
+        assert (bins.density * (bins.high - bins.low)).sum() == pytest.approx(1)
     assert "sd" in histograms.digest(table)
 
 

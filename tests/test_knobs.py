@@ -66,9 +66,9 @@ def test_one_variant_alone_has_the_facets_values_as_lines():
         return ANALYSES["residual"].figure(page.rows, None, page.facet).axes
 
     (axes,) = drawn(table)
-    shown = {line.get_label(): line.get_ydata() for line in axes.get_lines() if line.get_label()[0] != "_"}
-    assert list(shown) == [f"model.branch_scale={scale}" for scale in scales]
-    for number, values in enumerate(shown.values(), 1):
+    lines = {line.get_label(): line.get_ydata() for line in axes.get_lines() if line.get_label()[0] != "_"}
+    assert list(lines) == [f"model.branch_scale={scale}" for scale in scales]
+    for number, values in enumerate(lines.values(), 1):
         mean = 0.5 * 0.1 * number * np.exp(np.log(1 + 0.01 * np.arange(5)).mean())
         np.testing.assert_allclose(values, [0.5, 0.3, mean], rtol=1e-12)
     both = pd.concat([table, table.assign(variant="no_mlp")])

@@ -14,9 +14,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from hydra.errors import MissingConfigException
 
-from rankbench.commands.cli import _missing_extra
 from rankbench.commands.compose import compose
+from rankbench.commands.messages import explain
 from rankbench.commands.resolvers import direction_of
 from rankbench.keys import ConfigError
 from rankbench.runs import machine
@@ -58,10 +59,10 @@ def train(*words, at):
 
 def needs(extra):
     try:
-        found = find_spec(f"hydra_plugins.hydra_{extra}_{'sweeper' if extra == 'optuna' else 'launcher'}")
+        plugin = find_spec(f"hydra_plugins.hydra_{extra}_{'sweeper' if extra == 'optuna' else 'launcher'}")
     except ModuleNotFoundError:  # no plugin at all
-        found = None
-    if found is None:
+        plugin = None
+    if plugin is None:
         pytest.skip(f"needs the extra: pip install 'rankbench[{extra}]'")
 
 
@@ -97,8 +98,8 @@ def test_a_launcher_gives_the_same_numbers_and_continues(cluster, one_by_one, tm
     before = (sweep / "1_seed=1" / "checkpoint.safetensors").stat().st_mtime_ns
     code, out, err = train(*words, at=tmp_path)
     assert (sweep / "1_seed=1" / "checkpoint.safetensors").stat().st_mtime_ns == before
-    told = [line for line in err.splitlines() if line.startswith("rankbench train: ")]
-    assert code == 1 and len(told) == 1 and "training_state.safetensors" in told[0], err
+    messages = [line for line in err.splitlines() if line.startswith("rankbench train: ")]
+    assert code == 1 and len(messages) == 1 and "training_state.safetensors" in messages[0], err
     assert "2 jobs, 1 finished, 1 absent" in out or "2 jobs, 1 absent, 1 finished" in out  # gathered all the same
 
 
@@ -155,9 +156,9 @@ def test_an_interrupted_sweep_leaves_no_process_behind(tmp_path):
     ],
 )
 def test_what_is_not_installed_names_its_extra(kind, extra, words, line):
-    error = ValueError(f"In 'hydra/config': Could not find 'hydra/{kind}'\n\nAvailable options: basic")
-    assert _missing_extra(error, words) == f"{line}: needs the extra: pip install 'rankbench[{extra}]'"
-    assert _missing_extra(ValueError("Could not find 'model/ray'"), words) is None
+    error = MissingConfigException(f"In 'hydra/config': Could not find 'hydra/{kind}'", f"hydra/{kind}")
+    assert explain(error, "train", words) == f"{line}: needs the extra: pip install 'rankbench[{extra}]'"
+    assert explain(MissingConfigException("", "model/ray"), "train", words).startswith("model=ray: unknown")
 
 
 def test_jobs_share_the_gpus_out(monkeypatch):

@@ -48,14 +48,14 @@ def test_its_gradient_is_that_of_finite_differences(model_config):
 
 def test_a_model_draws_the_same_weights_and_begins_with_every_norm_at_the_gain(build):
     plain, model = build(), build(weight_norm="sigma", init_gain=1.5)
-    for name, one in model.named_modules():
-        if isinstance(one, nn.Linear) and name.startswith("blocks."):
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name.startswith("blocks."):
             num_maps = 3 if name.endswith("qkv") else 1
-            assert largest_singular_values(one.weight, num_maps) == pytest.approx([1.5] * num_maps, rel=1e-13)
-    plain_weights = [free_weight(one) for one in plain.modules() if isinstance(one, nn.Linear)]
-    drawn = [free_weight(one) for one in model.modules() if isinstance(one, nn.Linear)]
-    for one, other in zip(drawn[:-1], plain_weights[:-1], strict=True):
-        torch.testing.assert_close(one, 1.5 * other)
+            assert largest_singular_values(module.weight, num_maps) == pytest.approx([1.5] * num_maps, rel=1e-13)
+    plain_weights = [free_weight(module) for module in plain.modules() if isinstance(module, nn.Linear)]
+    drawn = [free_weight(module) for module in model.modules() if isinstance(module, nn.Linear)]
+    for weight, plain_weight in zip(drawn[:-1], plain_weights[:-1], strict=True):
+        torch.testing.assert_close(weight, 1.5 * plain_weight)
 
 
 def test_path_sums_of_such_a_model_are_exact(build):

@@ -26,9 +26,9 @@ def generator(seed=0):
 
 
 def test_tokens_are_xs_and_ys_in_turn_and_one_w_explains_them():
-    one = task(dimension=3, points=6, start_dimension=1, start_points=1)
-    batch = one.sample(8, generator())
-    assert batch.inputs.shape == (8, 11, 3) and batch.targets.shape == (8, 11, 1) and one.length == 11
+    regression = task(dimension=3, points=6, start_dimension=1, start_points=1)
+    batch = regression.sample(8, generator())
+    assert batch.inputs.shape == (8, 11, 3) and batch.targets.shape == (8, 11, 1) and regression.length == 11
     x, y = examples_of(batch)
     for xs, ys, inputs, targets in zip(x.numpy(), y.numpy(), batch.inputs, batch.targets, strict=True):
         _, rest, rank, _ = np.linalg.lstsq(xs, ys, rcond=None)
@@ -45,9 +45,11 @@ def test_noise_has_its_standard_deviation():
 
 
 def test_the_zero_predictor_has_about_the_error_one():
-    one = task()
-    _, y = examples_of(one.sample(500, generator()))
-    assert one.error_scale * y.square().mean().item() == pytest.approx(1, abs=0.1)  # sd of |w|^2/20 over 500: .014
+    regression = task()
+    _, y = examples_of(regression.sample(500, generator()))
+    assert regression.error_scale * y.square().mean().item() == pytest.approx(
+        1, abs=0.1
+    )  # sd of |w|^2/20 over 500: .014
 
 
 def test_baselines_are_those_of_a_loop():
@@ -68,12 +70,12 @@ def test_baselines_are_those_of_a_loop():
 
 
 def test_the_curriculum_grows_to_the_whole():
-    one = task(dimension=4, points=9, start_dimension=2, start_points=3, curriculum_every=10)
+    regression = task(dimension=4, points=9, start_dimension=2, start_points=3, curriculum_every=10)
     for step, points, dimension in ((0, 3, 2), (9, 3, 2), (10, 5, 3), (25, 7, 4), (1000, 9, 4)):
-        x, y = examples_of(one.sample_at(step, 5, generator()))
+        x, y = examples_of(regression.sample_at(step, 5, generator()))
         assert y.shape == (5, points)
         assert (x[..., :dimension] != 0).all() and (x[..., dimension:] == 0).all()
-    assert examples_of(one.sample(5, generator()))[1].shape == (5, 9)
+    assert examples_of(regression.sample(5, generator()))[1].shape == (5, 9)
     always = task(curriculum_every=None)
     assert torch.equal(always.sample_at(0, 2, generator()).inputs, always.sample(2, generator()).inputs)
 
@@ -91,7 +93,7 @@ def test_a_network_trains_through_the_curriculum(tmp_path):
     words = ["task=linear_regression", *small, "task.curriculum_every=2", "model.layers=1", "model.width=8"]
     cfg = compose("train", *words, "model.mask=causal", "trainer.steps=6", "trainer.batch_size=4", "replicas=2")
     summary = train(cfg, Run(tmp_path / "run"))
-    assert summary["status"] == "finished" and all(np.isfinite(one["test_loss"]) for one in summary["seeds"])
+    assert summary["status"] == "finished" and all(np.isfinite(row["test_loss"]) for row in summary["seeds"])
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ def random_layer(
 
 def ones(tokens=None, w_q=1.0):
     """One head of width 1 with weights 1."""
-    one = torch.ones(1, 1, 1, dtype=torch.float64)
-    return AttentionLayer("l2", maps_of(w_q * one, w_q * one, one, one))
+    unit = torch.ones(1, 1, 1, dtype=torch.float64)
+    return AttentionLayer("l2", maps_of(w_q * unit, w_q * unit, unit, unit))
 
 
 def states(seed, sequences, tokens, width, size=1.0):

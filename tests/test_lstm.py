@@ -76,7 +76,9 @@ def test_initialisation_is_as_documented():
     for name, weight in plain.named_parameters():
         if name != "read_in.weight":
             assert weight.abs().max() <= 400**-0.5 and weight.abs().max() > 0.95 * 400**-0.5
-    assert all(torch.equal(one, two) for one, two in zip(network().parameters(), network().parameters(), strict=True))
+    assert all(
+        torch.equal(first, second) for first, second in zip(network().parameters(), network().parameters(), strict=True)
+    )
     assert not torch.equal(network().read_in.weight, network(seed=1).read_in.weight)
 
 
@@ -92,9 +94,9 @@ def test_initialisation_is_as_documented():
     ],
 )
 def test_what_an_lstm_has_not_is_refused(words, said):
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as error:
         compose("train", "task=char_lm", "model=lstm", *words)
-    assert said in str(told.value)
+    assert said in str(error.value)
 
 
 def test_benchmarks_and_analyses_of_transformers_are_refused():

@@ -83,21 +83,21 @@ def losses(run):
     """Test loss at the first and at the last evaluation, mean of the seeds."""
     rows = [line.split(",") for line in (run.folder / "metrics.csv").read_text().splitlines()[1:]]
     steps = sorted({int(row[0]) for row in rows})
-    found = [
+    losses_of_row = [
         [float(row[3]) for row in rows if row[2] == "test" and int(row[0]) == step] for step in (steps[0], steps[-1])
     ]
-    return [sum(values) / len(values) for values in found]
+    return [sum(values) / len(values) for values in losses_of_row]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """The same run in every precision."""
-    found = {}
+    run_of = {}
     for precision in ("fp32", "bf16", "fp64"):
-        found[precision] = Run(tmp_path_factory.mktemp(precision))
+        run_of[precision] = Run(tmp_path_factory.mktemp(precision))
         options = ["trainer.steps=40", "trainer.batch_size=20", "optimizer.lr=0.01", "model.dropout=0.05", "replicas=2"]
-        train(config(f"precision={precision}", *options), found[precision])
-    return found
+        train(config(f"precision={precision}", *options), run_of[precision])
+    return run_of
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])

@@ -31,7 +31,7 @@ def text(tmp_path):
     lines = []
     for number in range(40):
         order = torch.randperm(len(words), generator=generator)[: 3 + number % 4]
-        lines.append(" ".join(words[one] for one in order))
+        lines.append(" ".join(words[index] for index in order))
     path = tmp_path / "sentences.txt"
     path.write_text("\n".join([*lines[:5], "", "   ", lines[0], *lines[5:]]) + "\n")
     return path
@@ -40,10 +40,10 @@ def text(tmp_path):
 def rows(batch):
     """(tokens, targets) of each sequence without its padding."""
     for inputs, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
-        there = [token for token in inputs if token != ABSENT]
-        assert inputs == there + [ABSENT] * (len(inputs) - len(there))  # absent ones stand behind
+        tokens = [token for token in inputs if token != ABSENT]
+        assert inputs == tokens + [ABSENT] * (len(inputs) - len(tokens))  # absent ones stand behind
         assert [target == ABSENT for target in targets] == [token == ABSENT for token in inputs]
-        yield tuple(there), targets[: len(there)]
+        yield tuple(tokens), targets[: len(tokens)]
 
 
 # --- generated sentences ----------------------------------------------------------------------------------------------
@@ -87,11 +87,11 @@ def test_a_task_of_generated_sentences_says_its_sizes():
 def test_sampling_uses_its_generator_alone(text):
     for path in (None, str(text)):
         task, before = memorization_task(path=path, train_size=10), torch.get_rng_state()
-        one, two = (task.sample(10, generator_for(3, "train")) for _ in range(2))
+        first, second = (task.sample(10, generator_for(3, "train")) for _ in range(2))
         other = task.sample(10, generator_for(4, "train"))
         assert torch.equal(torch.get_rng_state(), before)
-        assert torch.equal(one.inputs, two.inputs) and torch.equal(one.targets, two.targets)
-        assert not torch.equal(one.inputs, other.inputs)
+        assert torch.equal(first.inputs, second.inputs) and torch.equal(first.targets, second.targets)
+        assert not torch.equal(first.inputs, other.inputs)
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -125,9 +125,9 @@ def test_pieces_give_the_text_back(text):
     )
     pieces = sentencepiece.SentencePieceProcessor(model_file=f"{text.with_name('model')}.model")
     task = memorization_task(path=str(text), vocabulary=60, train_size=1)
-    found = decoded(task, text)
-    assert [pieces.decode(list(tokens)) for tokens in found.sentences] == lines
-    assert task.num_inputs == found.num_pieces == pieces.get_piece_size() <= 60
+    corpus = decoded(task, text)
+    assert [pieces.decode(list(tokens)) for tokens in corpus.sentences] == lines
+    assert task.num_inputs == corpus.num_pieces == pieces.get_piece_size() <= 60
 
 
 def test_longer_sentences_are_cut_off(text):

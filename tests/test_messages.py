@@ -7,7 +7,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from rankbench.commands.compose import register
-from rankbench.commands.messages import PATTERNS, explain
+from rankbench.commands.messages import explain, explaining
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
 
@@ -87,8 +87,11 @@ def test_a_group_of_another_command_is_no_group_here():
     assert line.startswith("optimizer: no such group; groups are ") and "schema" not in line and "model" in line
 
 
-def test_a_config_error_is_told_as_it_is():
-    assert explain(ConfigError("task.length=0: too short"), "train", []) == "task.length=0: too short"
+def test_a_config_error_and_errors_of_ours_pass():
+    for error in (ConfigError("task.length=0: too short"), ValueError("a bug"), KeyError("a bug")):
+        with pytest.raises(type(error)) as raised, explaining("train", []):
+            raise error
+        assert raised.value is error
 
 
 def test_what_no_pattern_knows_is_still_one_line():
@@ -110,9 +113,3 @@ def test_an_override_that_cannot_be_parsed_is_named(word):
     ):
         hydra.compose("train", [word])
     assert explain(raised.value, "train", [word]).startswith(f"{word}: not understood; give key=value")
-
-
-def test_patterns_have_at_most_one_group():
-    import re
-
-    assert all(re.compile(pattern).groups <= 1 for pattern, _ in PATTERNS)

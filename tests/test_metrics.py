@@ -54,10 +54,10 @@ def test_norms_are_those_of_scipy(seed, num_tokens, width):
     x = random_states(seed, 2, 3, num_tokens, width)
     for batch, head in itertools.product(range(2), range(3)):
         matrix = x[batch, head].numpy()
-        one, inf = scipy.linalg.norm(matrix, 1), scipy.linalg.norm(matrix, np.inf)
-        torch.testing.assert_close(norms.one_norm(x)[batch, head].item(), one, **EXACT)
-        torch.testing.assert_close(norms.inf_norm(x)[batch, head].item(), inf, **EXACT)
-        torch.testing.assert_close(composite_norm(x)[batch, head].item(), math.sqrt(one * inf), **EXACT)
+        one_norm, inf_norm = scipy.linalg.norm(matrix, 1), scipy.linalg.norm(matrix, np.inf)
+        torch.testing.assert_close(norms.one_norm(x)[batch, head].item(), one_norm, **EXACT)
+        torch.testing.assert_close(norms.inf_norm(x)[batch, head].item(), inf_norm, **EXACT)
+        torch.testing.assert_close(composite_norm(x)[batch, head].item(), math.sqrt(one_norm * inf_norm), **EXACT)
         frobenius = scipy.linalg.norm(matrix, "fro")
         torch.testing.assert_close(norms.frobenius_norm(x)[batch, head].item(), frobenius, **EXACT)
 

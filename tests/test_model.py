@@ -191,9 +191,9 @@ def test_a_causal_model_does_not_see_what_comes_later(network, seed, last):
     model, x_BNC = network(seed, mask="causal", positions="learned"), normal(seed, 2, 6, 3)
     changed = x_BNC.clone()
     changed[:, last + 1 :] += 5.0
-    one, other = model(x_BNC), model(changed)
-    torch.testing.assert_close(one[:, : last + 1], other[:, : last + 1], **EXACT)
-    assert ((one - other)[:, last + 1 :].abs().amax(-1) > 1e-6).all()
+    before, after = model(x_BNC), model(changed)
+    torch.testing.assert_close(before[:, : last + 1], after[:, : last + 1], **EXACT)
+    assert ((before - after)[:, last + 1 :].abs().amax(-1) > 1e-6).all()
 
 
 @torch.no_grad()
@@ -429,9 +429,9 @@ def test_fused_and_explicit_attention_agree(network, monkeypatch, changes, tied_
         assert len(calls) == taken  # once a layer, or never
         gradients = torch.autograd.grad((output * normal(2, *output.shape)).sum(), [x_BNC, *model.parameters()])
         results.append((output, *gradients))
-    for one, other in zip(*results, strict=True):
+    for got, wanted in zip(*results, strict=True):
         # gradients are sums over 2 x 100 tokens: relative to each one's own size
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12 * max(1.0, other.abs().max().item()))
+        torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-12 * max(1.0, wanted.abs().max().item()))
 
 
 def test_seeds_side_by_side_agree_with_each_alone(network):
@@ -544,7 +544,7 @@ def test_steps_are_the_networks_own_forward_pass(network, norm, mlp):
         (n, kind) for n in (1, 2) for kind in kinds
     ]
     assert torch.equal(steps[0].input_BND, model.embed(x_BNC))
-    assert all(torch.equal(one.output_BND, next_one.input_BND) for one, next_one in itertools.pairwise(steps))
+    assert all(torch.equal(step.output_BND, next_step.input_BND) for step, next_step in itertools.pairwise(steps))
     torch.testing.assert_close(model.read_out(model.finish(steps[-1].output_BND)), model(x_BNC), **EXACT)
     for step in steps:
         assert (step.scale_BN1 is None) == (norm == "none")
@@ -591,12 +591,12 @@ def test_dropout_masks_are_zero_or_one_over_keep(network, rate):
 def test_dropout_masks_are_reproducible_by_generator_alone(network):
     model = network(dropout=0.3)
     before = torch.get_rng_state()
-    one, same, other = (model.dropout_masks(4, 5, generator(seed)) for seed in (1, 1, 2))
+    first, same, other = (model.dropout_masks(4, 5, generator(seed)) for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
-    for name in one:
-        assert torch.equal(one[name], same[name]) and not torch.equal(one[name], other[name])
+    for name in first:
+        assert torch.equal(first[name], same[name]) and not torch.equal(first[name], other[name])
     # no two places share their draws
-    assert not torch.equal(one["embedding"], one["layers.0.attention.output"])
+    assert not torch.equal(first["embedding"], first["layers.0.attention.output"])
 
 
 def test_no_dropout_no_masks(network):
@@ -749,8 +749,8 @@ def test_pytorch_is_what_torch_does_by_default(model_config, wide_task):
         if "norm" in name:
             assert torch.equal(ours[name], theirs)  # ones and zeros
         else:
-            one, other = (values.detach().flatten().numpy() for values in (ours[name], theirs))
-            assert scipy.stats.ks_2samp(one, other).pvalue > 1e-4, name  # fixed seeds: no flicker
+            drawn_here, drawn_by_torch = (values.detach().flatten().numpy() for values in (ours[name], theirs))
+            assert scipy.stats.ks_2samp(drawn_here, drawn_by_torch).pvalue > 1e-4, name  # fixed seeds: no flicker
 
 
 CORNERS = [
@@ -785,15 +785,15 @@ def test_initial_weights_depend_on_the_seed_and_nothing_else(model_config, wide_
     with torch.random.fork_rng():
         torch.manual_seed(1)
         before = torch.get_rng_state()
-        one = dict(initial_model(cfg, wide_task, 7).named_parameters())
+        first = dict(initial_model(cfg, wide_task, 7).named_parameters())
         assert torch.equal(torch.get_rng_state(), before)
         torch.manual_seed(2)
         same = dict(initial_model(cfg, wide_task, 7).named_parameters())
     other = dict(initial_model(cfg, wide_task, 8).named_parameters())
-    for name in one:
-        assert torch.equal(one[name], same[name])
+    for name in first:
+        assert torch.equal(first[name], same[name])
         drawn = "norm" not in name and (scheme == "pytorch" or not name.endswith("bias"))
-        assert torch.equal(one[name], other[name]) != drawn, name
+        assert torch.equal(first[name], other[name]) != drawn, name
 
 
 def test_layers_do_not_share_their_draws(model_config, wide_task):

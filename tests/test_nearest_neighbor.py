@@ -28,13 +28,13 @@ def test_every_point_gets_the_one_that_a_loop_finds(mode):
     batch = task(dimension=3, points=5, mode=mode).sample(20, generator())
     assert batch.inputs.shape == batch.targets.shape == (20, 5, 3)
     for points, answers in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
-        for one, answer in zip(points, answers, strict=True):
-            products = [sum(a * b for a, b in zip(one, other, strict=True)) for other in points]
+        for point, answer in zip(points, answers, strict=True):
+            products = [sum(a * b for a, b in zip(point, other, strict=True)) for other in points]
             best = max(products) if mode == "nearest" else min(products)
             assert answer == points[products.index(best)]
-            assert math.hypot(*one) == pytest.approx(1, abs=1e-15)
+            assert math.hypot(*point) == pytest.approx(1, abs=1e-15)
             if mode == "nearest":
-                assert answer == one
+                assert answer == point
 
 
 def test_the_docstrings_points_get_the_docstrings_answers():
@@ -65,15 +65,15 @@ def test_orthonormal_points_are_uniform():
 
 
 def test_the_zero_predictor_has_the_error_one():
-    one = task(dimension=7)
-    batch = one.sample(10, generator())
-    assert one.error_scale * batch.targets.square().mean().item() == pytest.approx(1, rel=1e-14)
+    nearest = task(dimension=7)
+    batch = nearest.sample(10, generator())
+    assert nearest.error_scale * batch.targets.square().mean().item() == pytest.approx(1, rel=1e-14)
 
 
 def test_a_sample_is_a_function_of_its_generator():
     for queries in ("self", "separate"):
-        one, same, other = (task(queries=queries).sample(3, generator(seed)) for seed in (1, 1, 2))
-        assert torch.equal(one.inputs, same.inputs) and not torch.equal(one.inputs, other.inputs)
+        first, same, other = (task(queries=queries).sample(3, generator(seed)) for seed in (1, 1, 2))
+        assert torch.equal(first.inputs, same.inputs) and not torch.equal(first.inputs, other.inputs)
 
 
 @pytest.mark.parametrize(

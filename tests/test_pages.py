@@ -53,12 +53,12 @@ def levels_drawn(page):
 def test_no_two_configurations_share_a_line(variants, num_keys, chosen):
     keys = dict(list((KEYS | {"model.heads": ["1", "2"]}).items())[:num_keys])
     table = residual_table(keys, variants)
-    found = []
+    levels = []
     for page in pages("residual", table, keys, **{role: key for role, key in chosen.items() if key in keys}):
         panels = levels_drawn(page)
         assert len(panels) <= 24 and max(map(len, panels)) <= 6  # as many lines in a panel as there are colours
-        found += [level for panel in panels for level in panel]
-    assert sorted(found) == sorted(table.relative_residual.unique())  # each once, and no mean among them
+        levels += [level for panel in panels for level in panel]
+    assert sorted(levels) == sorted(table.relative_residual.unique())  # each once, and no mean among them
 
 
 def test_with_both_places_chosen_the_rest_is_averaged_and_the_figure_says_so(tmp_path):
@@ -93,9 +93,11 @@ def test_of_one_and_of_two_keys_the_lines_are_the_key_with_most_numbers():
 def test_beyond_24_panels_a_page_for_each_value_of_a_key():
     keys = KEYS | {"model.heads": ["1", "2", "4", "8"]}
     table = residual_table(keys, ("full", "no_skip"))
-    found = pages("residual", table, keys)
-    assert len(found) == 3 and [page.note for page in found] == [f"model.norm={norm}" for norm in KEYS["model.norm"]]
-    assert [page.rows[page.facet].nunique() for page in found] == [24, 24, 24]
+    pages_of_norm = pages("residual", table, keys)
+    assert len(pages_of_norm) == 3 and [page.note for page in pages_of_norm] == [
+        f"model.norm={norm}" for norm in KEYS["model.norm"]
+    ]
+    assert [page.rows[page.facet].nunique() for page in pages_of_norm] == [24, 24, 24]
     # what the user chose stays together where it can
     assert {page.note for page in pages("residual", table, keys, facet="model.norm")} == {
         *(f"model.layers={layers}" for layers in KEYS["model.layers"])
@@ -174,8 +176,8 @@ def test_the_pages_that_an_earlier_report_left_are_removed(tmp_path):
     for number, names in ((3, ["residual_1", "residual_2", "residual_3"]), (1, ["residual"]), (2, ["residual_1"])):
         files = plots.save_pages(figures_of(number), tmp_path / "residual", (".png", ".svg"))
         assert len(files) == number and list(files)[: len(names)] == names
-        there = {path.stem for path in tmp_path.glob("residual*") if path.suffix in (".png", ".svg")}
-        assert there == set(files) and all(path.exists() for paths in files.values() for path in paths)
+        stems = {path.stem for path in tmp_path.glob("residual*") if path.suffix in (".png", ".svg")}
+        assert stems == set(files) and all(path.exists() for paths in files.values() for path in paths)
     assert (tmp_path / "residual_notes.txt").exists() and (tmp_path / "residual_2.csv").exists()
 
 
@@ -212,8 +214,8 @@ def test_final_numbers_are_averaged_over_what_the_user_left_out(tmp_path, drawn)
     chosen = FigureKeys("model.layers", "model.skip", "model.norm")
     keys = KEYS | {"model.heads": ["1", "2"]}
     captions = _draw_final(final_numbers(keys), list(keys), chosen, "mean", tmp_path)
-    ((_, *places, _, _),) = drawn
-    assert places == ["model.layers", "model.skip", "model.norm"]
+    ((_, *keys_drawn, _, _),) = drawn
+    assert keys_drawn == ["model.layers", "model.skip", "model.norm"]
     assert captions["sweep"].endswith("; averaged over model.heads")
 
 
@@ -229,7 +231,7 @@ def test_pages_lose_no_row():
     keys = {key: values for key, values in KEYS.items()} | {"a": ["1", "2", "3"], "b": ["x", "y"]}
     table = final_numbers(keys)
     for most in (1, 2, 5, 24):
-        found = pages_of_final_numbers(table, list(keys), [], most)
-        together = pd.concat([page.rows for page in found])
+        pages_of_table = pages_of_final_numbers(table, list(keys), [], most)
+        together = pd.concat([page.rows for page in pages_of_table])
         assert sorted(together.test_accuracy) == sorted(table.test_accuracy)
-        assert all((page.rows[page.facet].nunique() if page.facet else 1) <= most for page in found)
+        assert all((page.rows[page.facet].nunique() if page.facet else 1) <= most for page in pages_of_table)

@@ -24,7 +24,7 @@ def options(**changes):
 
 
 @pytest.fixture(scope="module")
-def subject(model_config, sorting_task):
+def make_subject(model_config, sorting_task):
     def make(seed=0, **changes):
         task = sorting_task()
         model = build_model(model_config(name="small", **changes), task)  # no weights at all: none are looked at
@@ -35,22 +35,22 @@ def subject(model_config, sorting_task):
 
 
 @pytest.fixture(scope="module")
-def fig5(subject):
-    one = subject()
-    return with_who(path_counts.table(one, options(architectures=NINE)), **one.who)
+def fig5(make_subject):
+    subject = make_subject()
+    return with_who(path_counts.table(subject, options(architectures=NINE)), **subject.who)
 
 
 def test_every_row_of_the_nine_architectures_by_integers(fig5, tmp_path):
     write_table(fig5, tmp_path / "path_counts.csv")
     pd.testing.assert_frame_equal(read_table(tmp_path / "path_counts.csv"), fig5)
     assert list(fig5.architecture.unique()) == NINE
-    for name, one in fig5.groupby("architecture"):
+    for name, rows in fig5.groupby("architecture"):
         layers, heads = SHIPPED["known"][name]
-        assert (one.layers == layers).all() and (one.heads == heads).all()
-        assert one.path_length.tolist() == list(range(layers + 1))
+        assert (rows.layers == layers).all() and (rows.heads == heads).all()
+        assert rows.path_length.tolist() == list(range(layers + 1))
         below = 0
         for length, log10_count, share, cumulative in zip(
-            one.path_length, one.log10_count, one.share, one.cumulative_share, strict=True
+            rows.path_length, rows.log10_count, rows.share, rows.cumulative_share, strict=True
         ):
             count = math.comb(layers, length) * heads**length
             below += count
@@ -78,15 +78,15 @@ def test_the_known_sizes_are_the_published_ones():
     ],
     ids=str,
 )
-def test_which_networks_are_counted(subject, changes, wanted):
-    table = path_counts.table(subject(), options(**changes))
+def test_which_networks_are_counted(make_subject, changes, wanted):
+    table = path_counts.table(make_subject(), options(**changes))
     got = table[["architecture", "layers", "heads"]].drop_duplicates()
     assert list(got.itertuples(index=False, name=None)) == wanted
     assert len(table) == sum(layers + 1 for _, layers, _ in wanted)
 
 
-def test_without_skips_all_paths_are_long(subject):
-    table = path_counts.table(subject(skip=False, layers=3, heads=2), options())
+def test_without_skips_all_paths_are_long(make_subject):
+    table = path_counts.table(make_subject(skip=False, layers=3, heads=2), options())
     assert table.log10_count.tolist() == [-math.inf] * 3 + [math.log10(8)]
     assert table.share.tolist() == [0, 0, 0, 1] and table.cumulative_share.tolist() == [0, 0, 0, 1]
 
@@ -127,10 +127,10 @@ def test_the_figure_has_a_line_for_each_architecture(fig5):
     looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in absolute.get_lines()}
     assert len(looks) == 9
     for left, right, name in zip(absolute.get_lines(), relative.get_lines(), NINE, strict=True):
-        one = fig5[(fig5.architecture == name) & (fig5.share >= 1e-3)]
-        assert left.get_label() == f"{name} (L={one.layers.iloc[0]}, H={one.heads.iloc[0]})"
-        assert list(left.get_ydata()) == list(right.get_ydata()) == one.share.tolist()
-        assert list(left.get_xdata()) == one.path_length.tolist()
-        assert list(right.get_xdata()) == (one.path_length / one.layers).tolist()
+        rows = fig5[(fig5.architecture == name) & (fig5.share >= 1e-3)]
+        assert left.get_label() == f"{name} (L={rows.layers.iloc[0]}, H={rows.heads.iloc[0]})"
+        assert list(left.get_ydata()) == list(right.get_ydata()) == rows.share.tolist()
+        assert list(left.get_xdata()) == rows.path_length.tolist()
+        assert list(right.get_xdata()) == (rows.path_length / rows.layers).tolist()
     both = pd.concat([fig5, fig5.assign(seed=1)])
     assert len(ANALYSES["path_counts"].figure(both, None, "seed").axes) == 4

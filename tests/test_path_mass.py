@@ -35,7 +35,7 @@ def options(name, **changes):
 
 
 @pytest.fixture(scope="session")
-def subject(random_network):
+def make_subject(random_network):
     """subject(seed=3, **keys of random_network): a network with random parameters; 9 train, 12 test."""
 
     def make(seed=3, **changes):
@@ -82,37 +82,37 @@ def loss_and_accuracy(outputs, targets):
 
 @pytest.mark.parametrize("mlp", ["gate", "source"])
 @pytest.mark.parametrize("changes", STRUCTURES, ids=str)
-def test_sums_through_heads_by_enumeration(subject, changes, mlp):
-    one = subject(**changes)
-    network = FrozenNetwork(one.model, one.test.inputs, mlp)
+def test_sums_through_heads_by_enumeration(make_subject, changes, mlp):
+    subject = make_subject(**changes)
+    network = FrozenNetwork(subject.model, subject.test.inputs, mlp)
     got = sums_through_heads(network)
-    outputs, _, paths = each_path(one.model, one.test.inputs, mlp)
-    there = (one.test.inputs >= 0)[..., None]
+    outputs, _, paths = each_path(subject.model, subject.test.inputs, mlp)
+    present_BN1 = (subject.test.inputs >= 0)[..., None]
     for layer, head in itertools.product(range(LAYERS), range(HEADS)):
         wanted = outputs[paths[:, layer] == head + 1].sum(0)
-        torch.testing.assert_close(got[layer, head] * there, wanted, rtol=1e-10, atol=1e-11)
+        torch.testing.assert_close(got[layer, head] * present_BN1, wanted, rtol=1e-10, atol=1e-11)
     by_length = network.sums_by_length().by_length_KBND
     counted = (torch.arange(LAYERS + 1)[:, None, None, None] * by_length).sum(0)
     torch.testing.assert_close(got.sum((0, 1)), counted, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("changes", STRUCTURES, ids=str)
-def test_every_number_of_path_mass_by_enumeration(subject, changes, monkeypatch):
-    one = subject(**changes)
-    model, test = one.model, one.test
+def test_every_number_of_path_mass_by_enumeration(make_subject, changes, monkeypatch):
+    subject = make_subject(**changes)
+    model, test = subject.model, subject.test
     monkeypatch.setattr(path_mass, "NUMBERS_AT_A_TIME", 800)  # several chunks of sequences
-    table = path_mass.table(one, options("path_mass"))
+    table = path_mass.table(subject, options("path_mass"))
     outputs, bias, paths = each_path(model, test.inputs)
-    there = (test.inputs >= 0)[..., None]
-    state = outputs.sum(0) + bias * there
+    present_BN1 = (test.inputs >= 0)[..., None]
+    state = outputs.sum(0) + bias * present_BN1
     parts = {("length", k): paths_of for k in range(LAYERS + 1) if (paths_of := (paths > 0).sum(1) == k).any()}
     parts |= {
         ("head", layer, head): paths[:, layer - 1] == head
         for layer, head in itertools.product(range(1, LAYERS + 1), range(1, HEADS + 1))
     }
     assert len(table) == len(parts) + 1
-    for (kind, *place), chosen in parts.items():
-        where = {"path_length": place[0]} if kind == "length" else {"layer": place[0], "head": place[1]}
+    for (kind, *where_from), chosen in parts.items():
+        where = {"path_length": where_from[0]} if kind == "length" else {"layer": where_from[0], "head": where_from[1]}
         (row,) = pick(table, part=kind, **where).to_dict("records")
         assert row["num_paths"] == chosen.sum()
         part = outputs[chosen].sum(0)
@@ -129,23 +129,27 @@ def test_every_number_of_path_mass_by_enumeration(subject, changes, monkeypatch)
     assert (table.whole_loss.iloc[0], table.whole_accuracy.iloc[0]) == pytest.approx(whole, **EXACT)
 
 
-def test_lengths_and_bias_add_up_to_the_whole_gradient_mass(subject):
-    one = subject()
-    table = path_mass.table(one, options("path_mass"))
-    state = FrozenNetwork(one.model, one.test.inputs).state_BND.clone().requires_grad_()
-    F.cross_entropy(one.model.read_out(state).flatten(0, 1), one.test.targets.flatten()).backward()
+def test_lengths_and_bias_add_up_to_the_whole_gradient_mass(make_subject):
+    subject = make_subject()
+    table = path_mass.table(subject, options("path_mass"))
+    state = FrozenNetwork(subject.model, subject.test.inputs).state_BND.clone().requires_grad_()
+    F.cross_entropy(subject.model.read_out(state).flatten(0, 1), subject.test.targets.flatten()).backward()
     parts = table[table.part != "head"].gradient_mass.sum()
     assert parts == pytest.approx((state * state.grad).sum().item(), **EXACT)
 
 
 @pytest.mark.parametrize("changes", [{}, {"mask": "causal"}, {"padded": True}], ids=str)
-def test_ranks_of_heads_are_the_means_of_metrics(subject, changes, monkeypatch):
-    one = subject(**changes)
+def test_ranks_of_heads_are_the_means_of_metrics(make_subject, changes, monkeypatch):
+    subject = make_subject(**changes)
     monkeypatch.setattr(path_mass, "NUMBERS_AT_A_TIME", 800)
-    table = path_mass.table(one, options("path_mass"))
-    weights = [step.weights_BHNM for step in run(one.model, one.test.inputs) if step.sublayer.kind == "attention"]
+    table = path_mass.table(subject, options("path_mass"))
+    weights = [
+        step.weights_BHNM for step in run(subject.model, subject.test.inputs) if step.sublayer.kind == "attention"
+    ]
     for layer, p in enumerate(weights, 1):
-        wanted = attention_metrics(p, None, one.model.lengths(one.test.inputs))["attention_effective_rank"].mean(0)
+        wanted = attention_metrics(p, None, subject.model.lengths(subject.test.inputs))[
+            "attention_effective_rank"
+        ].mean(0)
         rows = pick(table, part="head", layer=layer)
         assert rows.attention_effective_rank.to_numpy() == pytest.approx(wanted.numpy(), **EXACT)
 
@@ -164,34 +168,34 @@ def greedy_by_hand(outputs, bias, model, targets):
 
 @pytest.mark.parametrize("mlp", ["gate", "source"])
 @pytest.mark.parametrize("changes", STRUCTURES, ids=str)
-def test_every_number_of_pruning_by_hand(subject, changes, mlp, monkeypatch):
-    one = subject(**changes)
+def test_every_number_of_pruning_by_hand(make_subject, changes, mlp, monkeypatch):
+    subject = make_subject(**changes)
     monkeypatch.setattr(pruning, "NUMBERS_AT_A_TIME", 1000)  # several chunks of sequences and of paths
-    table = pruning.table(one, options("pruning", mlp=mlp, selection_sequences=5, counts=9))
-    model, chosen = one.model, one.train[:5]
+    table = pruning.table(subject, options("pruning", mlp=mlp, selection_sequences=5, counts=9))
+    model, chosen = subject.model, subject.train[:5]
     outputs, bias, paths = each_path(model, chosen.inputs, mlp)
     norms = outputs.flatten(1).norm(dim=1)
     orders = {
         "greedy": greedy_by_hand(outputs, bias, model, chosen.targets),
         "norm": np.argsort(-norms.numpy(), kind="stable"),
     }
-    outputs, bias, _ = each_path(model, one.test.inputs, mlp)
+    outputs, bias, _ = each_path(model, subject.test.inputs, mlp)
     for order, indices in orders.items():
-        mine = pick(table, order=order)
-        assert mine.kept.iloc[0] == 0 and mine.kept.iloc[-1] == len(paths)
-        for row in mine.to_dict("records"):
+        rows = pick(table, order=order)
+        assert rows.kept.iloc[0] == 0 and rows.kept.iloc[-1] == len(paths)
+        for row in rows.to_dict("records"):
             kept = indices[: row["kept"]]
-            wanted = loss_and_accuracy(model.read_out(outputs[kept].sum(0) + bias), one.test.targets)
+            wanted = loss_and_accuracy(model.read_out(outputs[kept].sum(0) + bias), subject.test.targets)
             assert (row["loss"], row["accuracy"]) == pytest.approx(wanted, rel=1e-9, abs=1e-11)
             assert row["kept_share"] == pytest.approx(row["kept"] / len(paths), rel=1e-12)
             if row["kept"]:
                 assert row["path_length"] == pytest.approx((paths[kept] > 0).sum(1).mean(), rel=1e-12)
 
 
-def test_every_order_begins_at_the_bias_and_ends_at_the_whole_network(subject):
-    one = subject()
-    table = pruning.table(one, options("pruning"))
-    whole = loss_and_accuracy(one.model(one.test.inputs), one.test.targets)
+def test_every_order_begins_at_the_bias_and_ends_at_the_whole_network(make_subject):
+    subject = make_subject()
+    table = pruning.table(subject, options("pruning"))
+    whole = loss_and_accuracy(subject.model(subject.test.inputs), subject.test.targets)
     for _, rows in table.groupby(["order", "repeat"], dropna=False):
         assert (rows.loss.iloc[-1], rows.accuracy.iloc[-1]) == pytest.approx(whole, **EXACT)
     assert table[table.kept == 0].loss.nunique() == 1
@@ -237,16 +241,18 @@ def test_wrong_options_are_refused_in_one_line(name, changes, said):
     assert str(error.value).startswith(said) and "\n" not in str(error.value)
 
 
-def test_too_many_paths_are_refused(subject):
+def test_too_many_paths_are_refused(make_subject):
     with pytest.raises(ConfigError, match="max_paths=26: the network has 27 paths; raise it"):
-        pruning.table(subject(), options("pruning", max_paths=26))
+        pruning.table(make_subject(), options("pruning", max_paths=26))
 
 
 @pytest.fixture(scope="module")
-def tables(subject):
-    parts = [subject(seed) for seed in (3, 4, 5)]
+def tables(make_subject):
+    parts = [make_subject(seed) for seed in (3, 4, 5)]
     return {
-        name: pd.concat([with_who(module.table(one, options(name)), **one.who) for one in parts], ignore_index=True)
+        name: pd.concat(
+            [with_who(module.table(subject, options(name)), **subject.who) for subject in parts], ignore_index=True
+        )
         for name, module in ANALYSES.items()
     }
 
@@ -263,8 +269,8 @@ def test_digests_show_means(tables):
 def test_figures_show_the_tables_means(tables):
     table = tables["path_mass"]
     maps = [axes for axes in draw_path_mass(table).axes if axes.images]
-    shown = maps[0].images[0].get_array()
-    assert shown[2, 1] == pytest.approx(pick(table, part="head", layer=3, head=2).mass.mean(), **EXACT)
+    image = maps[0].images[0].get_array()
+    assert image[2, 1] == pytest.approx(pick(table, part="head", layer=3, head=2).mass.mean(), **EXACT)
     table = tables["pruning"]
     both = pd.concat([table.assign(label="a"), table.assign(label="b")])
     panels = draw_pruning(both, None, "label").axes
@@ -274,13 +280,15 @@ def test_figures_show_the_tables_means(tables):
     np.testing.assert_allclose(drawn["greedy"].get_ydata(), rows)
 
 
-def test_a_sequence_of_zeros_is_counted_and_leaves_the_mean_of_the_others(subject):
-    one = subject(norm="none", mlp=False, mlp_skip=False, bias=False, positions="none")
-    one.model.read_in.weight[2] = 0
-    one.test.inputs[one.test.inputs.eq(2).all(1)] = 3
-    one.test.inputs[1] = 2
-    table = path_mass.table(one, options("path_mass"))
-    others = Subject(one.run, one.seed, one.task, one.train, one.test[[0, *range(2, 12)]], one.models)
+def test_a_sequence_of_zeros_is_counted_and_leaves_the_mean_of_the_others(make_subject):
+    subject = make_subject(norm="none", mlp=False, mlp_skip=False, bias=False, positions="none")
+    subject.model.read_in.weight[2] = 0
+    subject.test.inputs[subject.test.inputs.eq(2).all(1)] = 3
+    subject.test.inputs[1] = 2
+    table = path_mass.table(subject, options("path_mass"))
+    others = Subject(
+        subject.run, subject.seed, subject.task, subject.train, subject.test[[0, *range(2, 12)]], subject.models
+    )
     wanted = path_mass.table(others, options("path_mass"))
     assert (table.num_undefined == 1).all() and (wanted.num_undefined == 0).all()
     assert table.mass.to_numpy() == pytest.approx(wanted.mass.to_numpy(), **EXACT)

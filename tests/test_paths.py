@@ -250,7 +250,7 @@ MIXES = [
 ]
 
 
-def told(changes):
+def label_of(changes):
     return "-".join(f"{key}={value}" for key, value in changes.items() if key != "seed")
 
 
@@ -277,12 +277,12 @@ def assert_sums_are_by_hand(model, inputs, mlp):
 
 
 @pytest.mark.parametrize("mlp", ["gate", "source"])
-@pytest.mark.parametrize("changes", MIXES, ids=told)
+@pytest.mark.parametrize("changes", MIXES, ids=label_of)
 def test_sums_of_mixed_attention_and_normed_embeddings_are_those_by_hand(network, changes, mlp):
     assert_sums_are_by_hand(network(layers=3, heads=2, **changes), tokens(), mlp)
 
 
-@pytest.mark.parametrize("changes", COMBINATIONS, ids=told)
+@pytest.mark.parametrize("changes", COMBINATIONS, ids=label_of)
 def test_sums_by_length_are_the_enumerated_ones(network, changes):
     model = network(**changes)
     for mlp in ("gate", "source") if model.cfg.mlp else ("gate",):
@@ -310,7 +310,7 @@ def test_a_source_and_a_gate_are_two_ways_to_split_one_state(network):
     assert (gate.bias_BND - source.bias_BND).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=told)
+@pytest.mark.parametrize("mask", MASKS, ids=label_of)
 def test_a_skip_attention_network_is_the_sum_of_p_x_w(network, mask):
     """Theorem 2.1 as printed: P_path X W_path, products of matrices, summed."""
     model = network(layers=3, mlp=False, mlp_skip=False, norm="none", bias=False, **mask)
@@ -342,9 +342,11 @@ def test_the_remainder_is_what_is_missing_relative_to_the_state():
 
 
 def test_nothing_is_missing_of_a_state_of_zero():
-    zero, one = torch.zeros(2, 3, 4, 5), torch.ones(3, 4, 5)
-    assert PathSums(zero, one * 0, one * 0).remainder().tolist() == [0, 0, 0]
-    assert PathSums(zero, one * 1e-30, one * 0).remainder().tolist() == [math.inf] * 3  # but parts that sum to no zero
+    zero, unit = torch.zeros(2, 3, 4, 5), torch.ones(3, 4, 5)
+    assert PathSums(zero, unit * 0, unit * 0).remainder().tolist() == [0, 0, 0]
+    assert (
+        PathSums(zero, unit * 1e-30, unit * 0).remainder().tolist() == [math.inf] * 3
+    )  # but parts that sum to no zero
     tiny = 1e-200 * torch.ones(3, 4, 5, dtype=torch.float64)  # whose squares are none
     lost = PathSums(tiny[None] / 2, tiny * 0, tiny).remainder()
     torch.testing.assert_close(lost, torch.full_like(lost, 0.5))
@@ -497,7 +499,7 @@ GROUPS = [
         {"skip": False, "mlp_skip": False},
         *MIXES,
     ],
-    ids=told,
+    ids=label_of,
 )
 def test_frozen_groups_are_sums_of_paths_by_hand(network, changes, mlp):
     model, inputs = network(layers=3, **changes), tokens(num_sequences=3)
@@ -557,7 +559,7 @@ RECOMPUTED = [
 
 
 @pytest.mark.parametrize("mlp", [False, True])
-@pytest.mark.parametrize("changes", RECOMPUTED, ids=told)
+@pytest.mark.parametrize("changes", RECOMPUTED, ids=label_of)
 def test_recomputed_groups_are_networks_of_their_own_by_hand(network, changes, mlp):
     model, inputs = network(layers=3, **changes), tokens(num_sequences=3)
     got = sums_of_groups(RecomputedNetwork(model, inputs, mlp), GROUPS)
@@ -600,7 +602,7 @@ def test_groups_do_not_care_how_much_is_held_at_a_time(network, monkeypatch, kin
     for size in (1, 2 * 6 * 4 * 6, 1 << 40):
         monkeypatch.setattr(rankbench.measures.paths, "NUMBERS_AT_A_TIME", size)
         sums.append(sums_of_groups(kind(model, inputs), GROUPS))
-    assert {one.stop - one.start for one in slices} >= {1, 2}
+    assert {span.stop - span.start for span in slices} >= {1, 2}
     close(sums[0], sums[2])
     close(sums[1], sums[2])
 

@@ -93,8 +93,8 @@ def test_the_csv_on_disk_gives_the_figure_of_the_table_in_memory_byte_for_byte(t
     first = plots.save(drawn(name, table), tmp_path / "memory")
     second = plots.save(drawn(name, read_table(tmp_path / "table.csv")), tmp_path / "disk")
     assert [path.name for path in first] == ["memory.png", "memory.pdf"]
-    for one, other in zip(first, second, strict=True):
-        assert one.read_bytes() == other.read_bytes()
+    for from_memory, from_disk in zip(first, second, strict=True):
+        assert from_memory.read_bytes() == from_disk.read_bytes()
     assert first[0].read_bytes().startswith(b"\x89PNG") and first[1].read_bytes().startswith(b"%PDF")
 
 
@@ -163,19 +163,19 @@ def test_lines_of_paths_are_means_over_seeds():
     table = paths_table()
     figure = drawn("paths", table)
     for axes, shift in zip(figure.axes, (0.05, 0.0), strict=True):
-        shown = lines(axes)
+        drawn_line = lines(axes)
         level = [0.8 / (1 + length) + 0.013 + shift for length in LENGTHS]  # the middle one of three seeds
-        np.testing.assert_allclose(shown["all paths"].get_ydata(), level, rtol=1e-12)
-        np.testing.assert_allclose(shown["5 sampled paths"].get_ydata(), np.array(level) - 0.015, rtol=1e-12)
-        np.testing.assert_allclose(shown["20 sampled paths"].get_ydata(), np.array(level), rtol=1e-12)
+        np.testing.assert_allclose(drawn_line["all paths"].get_ydata(), level, rtol=1e-12)
+        np.testing.assert_allclose(drawn_line["5 sampled paths"].get_ydata(), np.array(level) - 0.015, rtol=1e-12)
+        np.testing.assert_allclose(drawn_line["20 sampled paths"].get_ydata(), np.array(level), rtol=1e-12)
         for label in ("all paths", "5 sampled paths", "20 sampled paths"):  # side by side, near their length
-            np.testing.assert_allclose(shown[label].get_xdata(), LENGTHS, rtol=0, atol=0.2)
+            np.testing.assert_allclose(drawn_line[label].get_xdata(), LENGTHS, rtol=0, atol=0.2)
         for label, value in (
             ("whole network", 0.91),
             ("commonest class", 0.201),
             ("commonest class of the position", 0.3),
         ):
-            np.testing.assert_allclose(shown[label].get_ydata(), value, rtol=1e-12)
+            np.testing.assert_allclose(drawn_line[label].get_ydata(), value, rtol=1e-12)
         # the seeds, 0, .013 and .026 above the first: each a point at its length
         points = sorted(axes.collections[0].get_offsets().tolist())
         wanted = sorted([length, value + shift] for length, value in enumerate(level) for shift in (-0.013, 0, 0.013))
@@ -216,12 +216,12 @@ def test_lines_of_residual_are_the_state_that_leaves_each_layer():
     figure = drawn("residual", residual_table())
     for axes in figure.axes:
         assert axes.get_yscale() == "log"
-        shown = lines(axes)
+        drawn_line = lines(axes)
         # seeds multiply the states after layer 0 by 1, 2, 3, of geometric mean 6^(1/3); the attention's 7.0 is not last
         mean = 6 ** (1 / 3)
-        np.testing.assert_allclose(shown["full"].get_ydata(), [1, 0.8 * mean, 0.7 * mean, 0.6 * mean], rtol=1e-12)
+        np.testing.assert_allclose(drawn_line["full"].get_ydata(), [1, 0.8 * mean, 0.7 * mean, 0.6 * mean], rtol=1e-12)
         wanted = [1, 0.3 * mean, 0.09 * mean, 0.027 * mean]
-        np.testing.assert_allclose(shown["attention only"].get_ydata(), wanted, rtol=1e-12)
+        np.testing.assert_allclose(drawn_line["attention only"].get_ydata(), wanted, rtol=1e-12)
         points = axes.collections[1].get_offsets()[:, 1]
         assert points.min() == pytest.approx(0.027, rel=1e-9) and points.max() == pytest.approx(1.0, rel=1e-9)
 
@@ -277,8 +277,8 @@ def test_what_is_below_its_floor_is_drawn_there_and_marked():
     table = table.assign(relative_noise_floor=floors, below_floor=below.astype(float))
     assert set(table.layer[below]) == {2, 3}  # 1e-14 and 1e-21; 2e-14 and 2e-21 of the other seed
     (axes,) = drawn("residual", table).axes
-    shown = lines(axes)["attention only"].get_ydata()
-    assert shown[1] == pytest.approx(1e-7 * 2**0.5) and np.isnan(shown[2:]).all()  # no line goes on there
+    heights = lines(axes)["attention only"].get_ydata()
+    assert heights[1] == pytest.approx(1e-7 * 2**0.5) and np.isnan(heights[2:]).all()  # no line goes on there
     assert axes.get_ylim()[0] > 1e-14
     (triangles,) = [line for line in axes.get_lines() if line.get_marker() == "v" and len(line.get_xdata())]
     assert triangles.get_ydata() == pytest.approx([1e-12, 1e-12])
@@ -335,8 +335,8 @@ def test_published_numbers_are_drawn_beside_the_protocol_they_come_from():
 def test_published_numbers_of_one_facet_are_drawn_there_alone():
     both = pd.concat([paths_table(**{"task.label": label}) for label in ("position", "value")], ignore_index=True)
     figure = drawn("paths", both, PUBLISHED, "task.label")
-    found = [{label for label in lines(axes) if "(" in label} for axes in figure.axes]
-    assert found == [set(), EVERYWHERE, set(), EVERYWHERE | {"5 sampled paths (Code)"}]
+    labels = [{label for label in lines(axes) if "(" in label} for axes in figure.axes]
+    assert labels == [set(), EVERYWHERE, set(), EVERYWHERE | {"5 sampled paths (Code)"}]
     series = lines(figure.axes[3])["5 sampled paths (Code)"]
     assert (list(series.get_xdata()), list(series.get_ydata())) == ([0.0, 1.0], [0.35, 0.46])
     styles = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines(figure.axes[3]).values()}

@@ -67,8 +67,8 @@ def test_composes_at_every_budget_and_budgets_are_ordered(name):
 def test_the_first_comment_is_the_command_and_its_cost(name):
     lines = (conf_dir() / "experiment" / f"{name}.yaml").read_text().splitlines()
     assert lines[0] == "# @package _global_"
-    found = re.fullmatch(rf"# rankbench (?:train|analyze) experiment={name}\s{{2,}}(.+)", lines[1])
-    assert found and re.search(r"minute|second|hour", found[1])
+    match = re.fullmatch(rf"# rankbench (?:train|analyze) experiment={name}\s{{2,}}(.+)", lines[1])
+    assert match and re.search(r"minute|second|hour", match[1])
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -98,10 +98,10 @@ def test_runs_at_budget_smoke(name, tmp_path):
     assert (folder / "verdicts.csv").exists() == bool(configs[0].claims)
     of_jobs = [path for path in folder.iterdir() if (path / "summary.json").exists()]
     assert len(of_jobs) == (0 if len(configs) == 1 else len(configs))
-    for one in (folder, *of_jobs):
+    for run_folder in (folder, *of_jobs):
         for analysis in configs[0].analysis:
-            table = pd.read_csv(one / f"{analysis}.csv")
+            table = pd.read_csv(run_folder / f"{analysis}.csv")
             assert len(table)
             assert [column for column in table if table[column].isna().all()] == []
             for suffix in ("png", "pdf"):
-                assert (one / f"{analysis}.{suffix}").stat().st_size > 1000
+                assert (run_folder / f"{analysis}.{suffix}").stat().st_size > 1000

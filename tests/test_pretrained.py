@@ -364,9 +364,9 @@ def test_metrics_of_every_layer(family):
     rows = list(metrics_by_layer(network, inputs, torch.Generator().manual_seed(0)))
     layers = len(network.layers)
     assert len(rows) == 1 + layers * (2 + network.num_heads)
-    for place, metrics in rows:
-        assert all(len(value_B) == B for value_B in metrics.values()), place
-        assert all(value_B.isfinite().all() for name, value_B in metrics.items() if "rank" in name), place
+    for where, metrics in rows:
+        assert all(len(value_B) == B for value_B in metrics.values()), where
+        assert all(value_B.isfinite().all() for name, value_B in metrics.items() if "rank" in name), where
 
 
 FOLLOWED = ["Bert", "Bert, causal", "Roberta", "DistilBert", "Albert", "GPT2", "GPT2, not scaled", "ViT", "DeiT"]

@@ -26,9 +26,9 @@ Cell.__module__ = "ipykernel.iostream"
 @pytest.mark.parametrize(("stream", "disabled"), [(Terminal(), False), (Cell(), False), (io.StringIO(), True)])
 def test_a_bar_shows_on_a_terminal_and_in_a_notebook(monkeypatch, stream, disabled):
     monkeypatch.setattr(progress.sys, "stderr", stream)
-    with bar(range(2), desc="working") as shown:
-        assert shown.disable == disabled
-        list(shown)
+    with bar(range(2), desc="working") as working:
+        assert working.disable == disabled
+        list(working)
     assert ("working" in stream.getvalue()) != disabled
 
 

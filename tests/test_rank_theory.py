@@ -35,7 +35,7 @@ def test_eta_is_the_mean_of_sgn_and_the_gegenbauer_polynomial(dimension, degree)
     """Funk and Hecke: E[sgn(t) P_l(t)], P_l(1) = 1, t a coordinate on the sphere."""
     alpha = mpmath.mpf(dimension - 2) / 2
     weight = mpmath.beta(mpmath.mpf(1) / 2, mpmath.mpf(dimension - 1) / 2)
-    one = mpmath.gegenbauer(degree, alpha, 1)
+    at_one = mpmath.gegenbauer(degree, alpha, 1)
     sides = mpmath.quad(
         lambda t: (
             (mpmath.gegenbauer(degree, alpha, t) - mpmath.gegenbauer(degree, alpha, -t))
@@ -43,7 +43,7 @@ def test_eta_is_the_mean_of_sgn_and_the_gegenbauer_polynomial(dimension, degree)
         ),
         [0, 0.5, 1],
     )
-    assert eta(dimension, degree) == pytest.approx(float(sides / one / weight), abs=1e-12)
+    assert eta(dimension, degree) == pytest.approx(float(sides / at_one / weight), abs=1e-12)
 
 
 @pytest.mark.parametrize("dimension", [3, 5, 16])
@@ -183,10 +183,10 @@ def table(model_config):
     cfg = model_config(layers=1, heads=1, width=5, positions="none", attention="dot")
     parts = []
     for seed in range(3):
-        some = task.sample(2, generator())
-        subject = Subject("fresh", seed, task, some, some, {"initialised": initial_model(cfg, task, seed)})
-        made = rank_theory.table(subject, typed(rank_theory.Options, OPTIONS, "analysis.rank_theory"))
-        parts.append(with_who(made, **subject.who))
+        batch = task.sample(2, generator())
+        subject = Subject("fresh", seed, task, batch, batch, {"initialised": initial_model(cfg, task, seed)})
+        rows = rank_theory.table(subject, typed(rank_theory.Options, OPTIONS, "analysis.rank_theory"))
+        parts.append(with_who(rows, **subject.who))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -206,9 +206,9 @@ def test_the_network_of_two_layers_takes_the_vote_of_its_heads(model_config):
     batch = rank_theory.pairs(5).sample(200, generator(1))
     outputs = network(batch.inputs)[:, -1]
     for points, output in zip(batch.inputs, outputs, strict=True):
-        one, other, query = points
-        votes = sum(math.copysign(1, (q @ (one - other)) * (q @ query)) for q in queries)
-        torch.testing.assert_close(output, one if votes > 0 else other, rtol=0, atol=1e-13)
+        first, second, query = points
+        votes = sum(math.copysign(1, (q @ (first - second)) * (q @ query)) for q in queries)
+        torch.testing.assert_close(output, first if votes > 0 else second, rtol=0, atol=1e-13)
 
 
 def test_one_full_rank_hardmax_head_is_exact(table):

@@ -47,7 +47,7 @@ def run_at(folder, heads=1, lr=0.1, status="finished", seeds=(0.5, 0.6, 0.9), mo
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def reported(tmp_path_factory):
     """Six finished runs in two keys, one of them with a nasty name, and three that did not end well; their report."""
     home = tmp_path_factory.mktemp("home")
     for number, (heads, lr) in enumerate((heads, lr) for heads in (1, 2, 10) for lr in (0.1, 0.2)):
@@ -103,12 +103,12 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def page(place):
-    return Page((place / "report" / "report.html").read_text(encoding="utf-8"))
+def page(reported):
+    return Page((reported / "report" / "report.html").read_text(encoding="utf-8"))
 
 
-def test_summary_is_what_numpy_and_scipy_say(place):
-    summary = pd.read_csv(place / "report" / "summary.csv")
+def test_summary_is_what_numpy_and_scipy_say(reported):
+    summary = pd.read_csv(reported / "report" / "summary.csv")
     assert len(summary) == 6 and list(summary.columns[:3]) == ["model.heads", "optimizer.lr", "num_seeds"]
     row = summary[(summary["model.heads"] == 10) & (summary["optimizer.lr"] == 0.1)].iloc[0]
     values = np.array([0.5, 0.6, 0.9]) - 0.04
@@ -125,20 +125,20 @@ def test_summary_is_what_numpy_and_scipy_say(place):
     assert set(summary.num_seeds) == {3}  # runs that failed, diverged or were interrupted do not count
 
 
-def test_jobs_are_told_by_status(place, page):
-    said = (place / "said.txt").read_text().splitlines()
+def test_jobs_are_told_by_status(reported, page):
+    said = (reported / "said.txt").read_text().splitlines()
     assert said[0].startswith("9 jobs, 6 finished") and {"7: failed", "8: diverged", "9: interrupted"} <= set(said)
-    shown = " ".join("".join(page.texts).split())
-    assert "9 jobs: 6 finished 1 failed 1 diverged 1 interrupted" in shown
+    text = " ".join("".join(page.texts).split())
+    assert "9 jobs: 6 finished 1 failed 1 diverged 1 interrupted" in text
     (runs,) = [table for table in page.tables if table[0][0] == "run" and "to repeat it" in table[0]]
     assert {row[0]: row[1] for row in runs[1:]}["9"] == "interrupted" and len(runs) == 10
 
 
-def test_the_page_is_well_formed_and_needs_nothing_else(place, page):
+def test_the_page_is_well_formed_and_needs_nothing_else(reported, page):
     assert page.open == [] and ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in (
         page.elements
     )
-    text = (place / "report" / "report.html").read_text()
+    text = (reported / "report" / "report.html").read_text()
     assert not re.search(r"https?:|//\w+\.\w|@import|<link|<img|<iframe", text)
     assert not [attrs for _, attrs in page.elements if "src" in attrs]
     links = [attrs["href"] for tag, attrs in page.elements if tag == "a"]
@@ -156,7 +156,7 @@ def test_what_comes_from_files_is_escaped(page):
     assert "../runs/%3Cscript%3Ealert%281%29%26/" in [attrs.get("href") for _, attrs in page.elements]
 
 
-def test_verdicts_environment_published_and_figures_are_there(place, page):
+def test_verdicts_environment_published_and_figures_are_there(reported, page):
     claims_of_the_page, checks = page.tables[:2]
     assert "dong_fig4_length_1_sorting" in claims_of_the_page[1][1]
     assert {row[0] for row in claims_of_the_page[1:]} <= {"held", "undecided", "failed"}
@@ -166,7 +166,7 @@ def test_verdicts_environment_published_and_figures_are_there(place, page):
     assert "authors' code, README settings" in text
     assert [tag for tag, _ in page.elements].count("svg") == 2
     for name in ("sweep", "paths"):
-        assert all((place / "report" / f"{name}{kind}").stat().st_size for kind in (".png", ".pdf", ".svg", ".csv"))
+        assert all((reported / "report" / f"{name}{kind}").stat().st_size for kind in (".png", ".pdf", ".svg", ".csv"))
 
 
 def test_pages_of_a_figure_are_all_in_the_report_with_their_captions(tmp_path):
@@ -221,21 +221,21 @@ def test_the_figure_shows_means_and_intervals():
     values = {1: [0.1, 0.3], 100: [0.5, 0.9]}
     rows = [
         {"x": x, "s": s, "f": f, "seed": seed, "test_accuracy": value}
-        for x, found in values.items()
-        for seed, value in enumerate(found)
+        for x, accuracies in values.items()
+        for seed, value in enumerate(accuracies)
         for s in "ab"
         for f in range(4)
     ]
     figure = draw_sweep(pd.DataFrame(rows), "x", "s", "f")
-    shown = [axes for axes in figure.axes if axes.get_visible()]
-    assert [axes.get_title() for axes in shown] == [f"f={value}" for value in range(4)]
-    assert shown[0].get_xscale() == "log"
-    line, _, (bars,) = shown[0].containers[1]
+    visible = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title() for axes in visible] == [f"f={value}" for value in range(4)]
+    assert visible[0].get_xscale() == "log"
+    line, _, (bars,) = visible[0].containers[1]
     np.testing.assert_allclose(line.get_ydata().astype(float), [0.2, 0.7])
     halfwidth = stats.t.ppf(0.975, 1) * 0.2 / (0.7 * 0.3)  # of the logit of .7; .2 is the standard error of the mean
     ends = 1 / (1 + np.exp(-(np.log(0.7 / 0.3) + np.array([-halfwidth, halfwidth]))))
     np.testing.assert_allclose(bars.get_segments()[1][:, 1], ends)
-    low, high = shown[0].get_xlim()
+    low, high = visible[0].get_xlim()
     assert (low < line.get_xdata()).all() and (line.get_xdata() < high).all()
 
 
@@ -254,16 +254,16 @@ def test_booleans_are_words_in_every_role(role, tmp_path):
     figure = draw_sweep(table, **names)
     figure.draw_without_rendering()
     axes = figure.axes[0]
-    shown = {
+    texts_of_role = {
         "x": axes.get_xticklabels(),
         "series": figure.legends[0].get_texts(),
         "facet": [a.title for a in figure.axes],
     }
     prefix = "" if role == "x" else "flag="
     words = ["true", "false"] if role == "facet" else ["false", "true"]  # panels come as their rows do
-    assert [text.get_text() for text in shown[role]] == [prefix + word for word in words]
+    assert [text.get_text() for text in texts_of_role[role]] == [prefix + word for word in words]
     if role == "x":  # false stands left of true, with its own numbers
-        (line,) = [one for one in axes.get_lines() if len(one.get_xdata()) == 2][:1]
+        (line,) = [candidate for candidate in axes.get_lines() if len(candidate.get_xdata()) == 2][:1]
         assert list(line.get_ydata()) == [0.2, 0.5]
 
 
@@ -325,19 +325,19 @@ def chromium(folder, *words):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-def test_a_browser_sorts_a_table_and_paints_the_page(place, tmp_path):
+def test_a_browser_sorts_a_table_and_paints_the_page(reported, tmp_path):
     from PIL import Image
 
-    source = (place / "report" / "report.html").read_text()
+    source = (reported / "report" / "report.html").read_text()
     click = """<script>
     const head = [...document.querySelectorAll("#runs + div th button")].find(one => one.textContent === "model.heads");
     head.click(); document.title = "clicked";%s</script></body>"""
-    for again, wanted in (("", sorted), (" head.click();", lambda found: sorted(found, reverse=True))):
-        copy = place / "report" / "clicked.html"
+    for again, wanted in (("", sorted), (" head.click();", lambda cells: sorted(cells, reverse=True))):
+        copy = reported / "report" / "clicked.html"
         copy.write_text(source.replace("</body>", click % again))
-        shown = Page(chromium(tmp_path / f"dom{len(again)}", "--dump-dom", f"file://{copy}"))
-        assert "clicked" in shown.texts
-        (runs,) = [table for table in shown.tables if "to repeat it" in table[0]]
+        clicked = Page(chromium(tmp_path / f"dom{len(again)}", "--dump-dom", f"file://{copy}"))
+        assert "clicked" in clicked.texts
+        (runs,) = [table for table in clicked.tables if "to repeat it" in table[0]]
         heads = [int(row[2]) for row in runs[1:]]
         assert heads == wanted(heads) and len(set(heads)) == 3  # 2 before 10: as numbers
     kinds = {"light": ("1200,900", []), "phone": ("390,900", [])}
@@ -346,7 +346,7 @@ def test_a_browser_sorts_a_table_and_paints_the_page(place, tmp_path):
     for name, (size, words) in kinds.items():
         file = tmp_path / f"{name}.png"
         words = [*words, f"--screenshot={file}", f"--window-size={size}"]
-        chromium(tmp_path / name, *words, f"file://{place / 'report' / 'report.html'}")
+        chromium(tmp_path / name, *words, f"file://{reported / 'report' / 'report.html'}")
         with Image.open(file) as image:
             assert image.width == int(size.split(",")[0])
             corner[name] = image.convert("L").getpixel((2, 2))
@@ -380,8 +380,8 @@ def test_a_browser_shows_a_tall_figure_whole(width, tmp_path):
     }))</script></body>"""
     page = tmp_path / "report" / "report.html"
     page.write_text(page.read_text().replace("</body>", measure))
-    shown = chromium(tmp_path / "profile", "--dump-dom", f"--window-size={width},900", f"file://{page}")
-    figures = json.loads(html.unescape(re.search("<title>(.*?)</title>", shown, re.DOTALL)[1]))
+    dom = chromium(tmp_path / "profile", "--dump-dom", f"--window-size={width},900", f"file://{page}")
+    figures = json.loads(html.unescape(re.search("<title>(.*?)</title>", dom, re.DOTALL)[1]))
     assert len(figures) == 2 and (width == 390 or max(figure["height"] for figure in figures) > 1000)
     for figure in figures:
         assert figure["ratio"] == pytest.approx(figure["own"], rel=1e-3)  # the browser's pixels are 1/64 wide

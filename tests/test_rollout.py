@@ -66,10 +66,10 @@ def subject_of(task, seed=0, **models):
 
 
 def radii(c, g, steps, r=0.3):
-    found = [r]
+    radius_T = [r]
     for _ in range(steps):
-        found.append(found[-1] * math.tanh(c * found[-1] ** 2 / math.sqrt(2)) / g)
-    return np.array(found)
+        radius_T.append(radius_T[-1] * math.tanh(c * radius_T[-1] ** 2 / math.sqrt(2)) / g)
+    return np.array(radius_T)
 
 
 def balanced(c):
@@ -188,8 +188,8 @@ def test_the_figure_is_that_of_the_csv_byte_for_byte(whole, tmp_path):
     write_table(whole, tmp_path / "table.csv")
     pairs = [plots.save(ANALYSES["rollout"].figure(table, None, None), tmp_path / name) for name, table in
              (("memory", whole), ("disk", read_table(tmp_path / "table.csv")))]  # fmt: skip
-    for one, other in zip(*pairs, strict=True):
-        assert one.read_bytes() == other.read_bytes() and one.stat().st_size > 5000
+    for from_memory, from_disk in zip(*pairs, strict=True):
+        assert from_memory.read_bytes() == from_disk.read_bytes() and from_memory.stat().st_size > 5000
 
 
 def test_the_figure_shows_means_of_logarithms_and_every_facet(whole):
@@ -199,12 +199,12 @@ def test_the_figure_shows_means_of_logarithms_and_every_facet(whole):
     assert figure.axes[2].get_title() == "trained weights · model.width=64"
     assert figure.axes[1].get_title().startswith("3 of 4 collapse, 1 escape")
     assert figure.axes[0].get_ylabel() == "y" and figure.axes[2].get_xlabel() == "x"
-    (shown,) = [line for line in figure.axes[1].get_lines() if line.get_label() == "trained weights"]
+    (line,) = [line for line in figure.axes[1].get_lines() if line.get_label() == "trained weights"]
     at = whole[(whole.weights == "trained") & (whole.token == 1)].pivot(index="step", columns="seed", values="distance")
     wanted = np.exp(np.log((at.ffill() / 0.6).clip(LOWEST, HIGHEST)).mean(axis=1))
-    np.testing.assert_allclose(shown.get_ydata(), wanted, rtol=1e-9)
+    np.testing.assert_allclose(line.get_ydata(), wanted, rtol=1e-9)
 
 
 def test_the_digest_counts_seeds(whole):
-    (shown,) = [line.split() for line in rollout.digest(whole).splitlines() if " trained" in line]
-    assert shown[-4:-2] == ["0.75", "0.25"] and "4 seeds" in rollout.digest(whole)
+    (words,) = [line.split() for line in rollout.digest(whole).splitlines() if " trained" in line]
+    assert words[-4:-2] == ["0.75", "0.25"] and "4 seeds" in rollout.digest(whole)

@@ -194,7 +194,7 @@ def test_tokens_of_zero_have_the_smallest_floor(model_config, sorting_task, dtyp
     cfg = model_config(layers=2, width=8, norm="none", skip=False, mlp=False, mlp_skip=False, bias=False, values="zero")
     model = initial_model(cfg, task, 0).requires_grad_(False).to(dtype)
     inputs = task.sample(3, torch.Generator().manual_seed(0)).inputs
-    rows = [values for place, values in metrics_by_layer(model, inputs, torch.Generator()) if place["layer"] == 2]
+    rows = [values for where, values in metrics_by_layer(model, inputs, torch.Generator()) if where["layer"] == 2]
     assert rows[-1]["noise_floor"].tolist() == [torch.finfo(dtype).tiny] * 3
     assert rows[-1]["below_floor"].all() and rows[-1]["relative_noise_floor"].isnan().all()
 
@@ -204,9 +204,9 @@ def test_the_columns_of_the_floor_are_consistent(model_config, sorting_task):
     model = initial_model(model_config(layers=2, width=8), task, 0).requires_grad_(False)
     inputs = task.sample(6, torch.Generator().manual_seed(0)).inputs
     once, again = (list(metrics_by_layer(model, inputs, generator_for(0, "rounding"))) for _ in range(2))
-    for (place, values), (_, same) in zip(once, again, strict=True):
+    for (where, values), (_, same) in zip(once, again, strict=True):
         assert all(torch.equal(values[name], same[name]) for name in values if not values[name].isnan().any())
-        prefix = "attention_" if place["sublayer"] == "weights" else ""
+        prefix = "attention_" if where["sublayer"] == "weights" else ""
         floor, relative, below = (
             values[prefix + name] for name in ("noise_floor", "relative_noise_floor", "below_floor")
         )

@@ -145,7 +145,7 @@ def test_a_broken_config_is_named(run, cfg, content):
 
 
 @pytest.mark.parametrize(
-    "keys, value, told",
+    "keys, value, message",
     [
         (["seed"], "many", "many"),
         (["seed"], None, "null|None|optional"),
@@ -161,7 +161,7 @@ def test_a_broken_config_is_named(run, cfg, content):
         (["out"], "???", "out"),
     ],
 )
-def test_a_wrong_value_in_a_stored_config_is_named(run, keys, value, told):
+def test_a_wrong_value_in_a_stored_config_is_named(run, keys, value, message):
     path = run.folder / "config.yaml"
     plain = yaml.safe_load(path.read_text())
     inner = plain
@@ -169,7 +169,7 @@ def test_a_wrong_value_in_a_stored_config_is_named(run, keys, value, told):
         inner = inner[key]
     inner[keys[-1]] = value
     path.write_text(yaml.safe_dump(plain))
-    with pytest.raises(ConfigError, match=told) as error:
+    with pytest.raises(ConfigError, match=message) as error:
         _ = run.config
     one_line(error, path)
 
@@ -347,9 +347,9 @@ def test_latest_without_a_run_says_where_it_looked(tmp_path, monkeypatch):
 
 
 def test_a_run_can_be_named_by_its_folder(run):
-    found = find_run(str(run.folder))
-    assert found == run
-    assert torch.equal(found.weights()["read_out.bias"], torch.arange(6.0).view(2, 3))
+    named = find_run(str(run.folder))
+    assert named == run
+    assert torch.equal(named.weights()["read_out.bias"], torch.arange(6.0).view(2, 3))
 
 
 def test_a_folder_is_held_by_one_process_at_a_time(tmp_path):
@@ -389,8 +389,8 @@ def test_a_table_comes_back_and_knows_its_name(run):
 
 @pytest.mark.parametrize(("name", "meant"), [("path", ", did you mean paths?"), ("zzz", "")])
 def test_a_table_that_is_not_there_is_one_line(run, name, meant):
-    for there in ("paths", "residual"):
-        (run.folder / f"{there}.csv").write_text("a\n1\n")
+    for existing in ("paths", "residual"):
+        (run.folder / f"{existing}.csv").write_text("a\n1\n")
     with pytest.raises(ConfigError) as error:
         run.table(name)
     one_line(error, run.folder / f"{name}.csv", f"no such table{meant}; there are paths, residual; rankbench.analyze(")

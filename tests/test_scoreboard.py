@@ -53,14 +53,14 @@ def run_of(outputs, name, preset="demo", budget=None, status="finished", written
     return folder
 
 
-def shown(outputs, tmp_path, experiment="all"):
+def scoreboard_of(outputs, tmp_path, experiment="all"):
     lines = scoreboard(experiment, tmp_path, outputs)
     return read_table(tmp_path / "scoreboard.csv"), lines
 
 
 def test_every_preset_has_a_row_and_its_command(outputs, tmp_path):
     run_of(outputs, "one")
-    table, lines = shown(outputs, tmp_path)
+    table, lines = scoreboard_of(outputs, tmp_path)
     assert list(table.preset.unique()) == list(presets())
     assert (table[table.preset != "demo"].outcome == "not run").all()
     assert lines[0].startswith(f"1 of {len(presets())} presets run; ")
@@ -71,7 +71,7 @@ def test_every_preset_has_a_row_and_its_command(outputs, tmp_path):
 
 def test_our_number_stands_beside_the_published_one(outputs, tmp_path):
     folder = run_of(outputs, "one")
-    table, lines = shown(outputs, tmp_path, "demo")
+    table, lines = scoreboard_of(outputs, tmp_path, "demo")
     (row,) = table.to_dict("records")
     assert (row["outcome"], row["measured"], row["published"], row["num_repeats"]) == ("held", 0.99, 0.98, 5)
     assert row["budget"] == "paper" and row["folder"] == str(folder)
@@ -94,7 +94,7 @@ def test_our_number_stands_beside_the_published_one(outputs, tmp_path):
 def test_the_newest_complete_run_at_the_largest_scale_is_shown(outputs, tmp_path, worse, better):
     run_of(outputs, "a", **worse, measured=0.1)
     run_of(outputs, "b", **better, measured=0.2)
-    table, _ = shown(outputs, tmp_path, "demo")
+    table, _ = scoreboard_of(outputs, tmp_path, "demo")
     assert table.measured.tolist() == [0.2]
 
 
@@ -106,7 +106,7 @@ def test_a_sweep_is_known_by_its_own_record(outputs, tmp_path):
     pd.DataFrame([CLAIM | {"where": f"task.label={number}"} for number in (0, 1)]).to_csv(
         sweep / "verdicts.csv", index=False
     )
-    table, _ = shown(outputs, tmp_path, "dong_fig4_sorting")
+    table, _ = scoreboard_of(outputs, tmp_path, "dong_fig4_sorting")
     assert table["where"].tolist() == ["task.label=0", "task.label=1"]
 
 
@@ -114,25 +114,25 @@ def test_what_no_preset_made_is_left_out(outputs, tmp_path):
     run_of(outputs, "one")
     run_of(outputs, "two", preset=None, written=5000, measured=0.3)
     (run_of(outputs, "three", written=6000, measured=0.4) / ".hydra" / "hydra.yaml").write_text("{not yaml")
-    table, _ = shown(outputs, tmp_path, "demo")
+    table, _ = scoreboard_of(outputs, tmp_path, "demo")
     assert table.measured.tolist() == [0.99]
 
 
 def test_a_run_without_verdicts_says_so(outputs, tmp_path):
     (run_of(outputs, "one") / "verdicts.csv").unlink()
-    table, lines = shown(outputs, tmp_path, "demo")
+    table, lines = scoreboard_of(outputs, tmp_path, "demo")
     assert table.outcome.tolist() == ["not judged"] and "not judged demo" in lines
 
 
 def test_what_could_not_be_measured_is_told_without_a_number(outputs, tmp_path):
     run_of(outputs, "one", outcome="undecided", measured=float("nan"))
-    _, lines = shown(outputs, tmp_path, "demo")
+    _, lines = scoreboard_of(outputs, tmp_path, "demo")
     assert "undecided  demo: dong_fig4_whole_sorting: not measured, published 0.98" in lines
 
 
 def test_a_bound_is_no_measurement(outputs, tmp_path):
     run_of(outputs, "one", measured=-12.5, low95=float("nan"), high95=float("nan"), interval="none", is_bound=True)
-    _, lines = shown(outputs, tmp_path, "demo")
+    _, lines = scoreboard_of(outputs, tmp_path, "demo")
     assert "held       demo: dong_fig4_whole_sorting: measured at most -12.5 (5 seeds), published 0.98" in lines
     for name in ("scoreboard.md", "scoreboard.html"):
         assert "≤ -12.5" in (tmp_path / name).read_text()
@@ -142,7 +142,7 @@ def test_checks_of_the_tool_stand_apart_from_claims(outputs, tmp_path):
     folder = run_of(outputs, "one")
     check = CLAIM | {"kind": "check", "claim": "paths_sum_to_output", "outcome": "passed"}
     pd.DataFrame([CLAIM, check]).to_csv(folder / "verdicts.csv", index=False)
-    _, lines = shown(outputs, tmp_path, "demo")
+    _, lines = scoreboard_of(outputs, tmp_path, "demo")
     assert lines[0].endswith("1 held, 1 passed")
     text = (tmp_path / "scoreboard.md").read_text()
     assert text.index("dong_fig4_whole_sorting") < text.index("Checks of the tool") < text.index("paths_sum_to_output")
@@ -155,26 +155,26 @@ def test_checks_of_the_tool_stand_apart_from_claims(outputs, tmp_path):
 def test_verdicts_from_before_there_were_controls_do_not_count(outputs, tmp_path):
     folder = run_of(outputs, "one")
     pd.read_csv(folder / "verdicts.csv").drop(columns="control").to_csv(folder / "verdicts.csv", index=False)
-    table, lines = shown(outputs, tmp_path, "demo")
+    table, lines = scoreboard_of(outputs, tmp_path, "demo")
     assert table.outcome.tolist() == ["not judged"] and table.claim.isna().all()
     assert "not judged demo: judged without controls: report it again" in lines
 
 
 def test_the_page_needs_nothing_else_and_links_to_the_run(outputs, tmp_path):
     folder = run_of(outputs, "one & two")
-    shown(outputs, tmp_path)
-    found = {"src": [], "href": []}
+    scoreboard_of(outputs, tmp_path)
+    targets = {"src": [], "href": []}
 
     class Reader(html.parser.HTMLParser):
         def handle_starttag(self, tag, attributes):
             for name, value in attributes:
-                if name in found:
-                    found[name].append(value)
+                if name in targets:
+                    targets[name].append(value)
 
     Reader().feed((tmp_path / "scoreboard.html").read_text())
-    assert len(found["src"]) == 1 and all(source.startswith("data:image/png;base64,") for source in found["src"])
-    assert "outputs/train/one%20%26%20two/" in found["href"]
-    assert not [link for link in found["href"] if "//" in link]
+    assert len(targets["src"]) == 1 and all(source.startswith("data:image/png;base64,") for source in targets["src"])
+    assert "outputs/train/one%20%26%20two/" in targets["href"]
+    assert not [link for link in targets["href"] if "//" in link]
     assert folder.exists()
 
 
@@ -190,6 +190,6 @@ def test_the_figures_of_final_numbers_are_left_out_however_many_pages_they_have(
     folder = run_of(outputs, "one")
     for name in ("sweep", "sweep_1", "sweep_12", "residual_1"):
         (folder / f"{name}.png").write_bytes(PIXEL)
-    shown(outputs, tmp_path, "demo")
+    scoreboard_of(outputs, tmp_path, "demo")
     page = (tmp_path / "scoreboard.html").read_text()
     assert "residual_1 of demo" in page and "paths of demo" in page and "sweep" not in page.split("<main>")[1]

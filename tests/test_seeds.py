@@ -27,9 +27,9 @@ def test_equal_arguments_give_equal_draws(triple):
 
 @every
 @given(triples, triples)
-def test_different_arguments_give_different_draws(one, other):
+def test_different_arguments_give_different_draws(left, right):
     # by chance two generators agree once in 2^32 pairs: torch's CPU generator starts from 32 bits
-    assert (draws(*one) == draws(*other)) == (one == other)
+    assert (draws(*left) == draws(*right)) == (left == right)
 
 
 def test_neighbouring_seeds_purposes_and_steps_all_differ():

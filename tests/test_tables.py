@@ -208,9 +208,9 @@ def test_an_axis_that_holds_nan_keeps_its_rows():
 @pytest.mark.parametrize("columns", [1, 5, 13, 14, 97])
 def test_a_wide_table_is_thinned_to_its_ends_and_some_between(columns):
     wide = pd.DataFrame([range(columns)])
-    shown = thinned(wide).iloc[0].tolist()
-    assert len(shown) == min(columns, 13) and shown[0] == 0 and shown[-1] == columns - 1
-    steps = set(np.diff(shown))
+    columns_kept = thinned(wide).iloc[0].tolist()
+    assert len(columns_kept) == min(columns, 13) and columns_kept[0] == 0 and columns_kept[-1] == columns - 1
+    steps = set(np.diff(columns_kept))
     assert not steps or max(steps) - min(steps) <= 1  # evenly
 
 

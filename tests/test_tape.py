@@ -948,12 +948,12 @@ def test_public_families(family, implementation, monkeypatch):
         sums = tape.sums(value_biases=value_biases)
         assert sums.remainder < rounding
         assert len(sums.by_length_KBND) == 3
-    shown = []
-    tap(model, shown.append, **inputs)
-    assert len(shown) == 2
+    calls = []
+    tap(model, calls.append, **inputs)
+    assert len(calls) == 2
     if implementation == "eager":
         attentions = model(**inputs, output_attentions=True).attentions
-        for call, wanted in zip(shown, attentions, strict=True):
+        for call, wanted in zip(calls, attentions, strict=True):
             wanted = wanted.permute(2, 3, 0, 1) if family == "XLNet" and wanted.shape[0] == 6 else wanted
             torch.testing.assert_close(call.weights, wanted, rtol=0, atol=rounding)
     parts = torch.stack([part.sums for part in tape.through_heads()])  # (L, H, B, N, D)

@@ -36,8 +36,8 @@ def test_position_is_the_stable_rank(sorting_task, options, seed):
     task = sorting_task(label="position", **options)
     batch = task.sample(5, generator_for(seed, "train"))
     for letters, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
-        order = sorted(range(task.length), key=lambda place: letters[place])  # python's sort is stable
-        assert targets == [order.index(place) for place in range(task.length)]
+        order = sorted(range(task.length), key=lambda index: letters[index])  # python's sort is stable
+        assert targets == [order.index(index) for index in range(task.length)]
 
 
 @every
@@ -96,11 +96,11 @@ def test_train_and_test_streams_differ(sorting_task):
 @pytest.mark.parametrize("repeats", [True, False])
 def test_sampling_uses_its_generator_alone(sorting_task, repeats):
     task, before = sorting_task(repeats=repeats), torch.get_rng_state()
-    one = task.sample(20, generator_for(3, "train"))
+    first = task.sample(20, generator_for(3, "train"))
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(10)  # moves the global generator
-    two = task.sample(20, generator_for(3, "train"))
-    assert torch.equal(one.inputs, two.inputs) and torch.equal(one.targets, two.targets)
+    second = task.sample(20, generator_for(3, "train"))
+    assert torch.equal(first.inputs, second.inputs) and torch.equal(first.targets, second.targets)
 
 
 @pytest.mark.parametrize(
@@ -252,9 +252,9 @@ def test_majority_baselines_are_those_of_a_counter(seed, num_sequences, num_toke
         return max(range(num_classes), key=lambda label: (counts[label], -label))
 
     everywhere = commonest(train.flatten().tolist())
-    by_place = [commonest(train[:, place].tolist()) for place in range(num_tokens)]
-    hits = [sum(row[place] == everywhere for row in test.tolist()) for place in range(num_tokens)]
-    place_hits = [sum(row[place] == by_place[place] for row in test.tolist()) for place in range(num_tokens)]
+    by_token = [commonest(train[:, token].tolist()) for token in range(num_tokens)]
+    hits = [sum(row[token] == everywhere for row in test.tolist()) for token in range(num_tokens)]
+    token_hits = [sum(row[token] == by_token[token] for row in test.tolist()) for token in range(num_tokens)]
     assert set(got) == {"majority", "position_majority"}
     assert got["majority"] == pytest.approx(sum(hits) / test.numel(), rel=1e-15)  # one division
-    assert got["position_majority"] == pytest.approx(sum(place_hits) / test.numel(), rel=1e-15)
+    assert got["position_majority"] == pytest.approx(sum(token_hits) / test.numel(), rel=1e-15)

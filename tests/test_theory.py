@@ -117,9 +117,11 @@ def test_bounds_of_deep_networks_end_at_infinity_and_not_at_nan():
 def test_arrays_are_bounded_one_by_one():
     residuals = np.array([-3.0, 0.0, 2.0])
     for bound in (dong_theory.thm_2_3, dong_theory.cor_3_1):
-        assert bound(0.5, 2, 9, 3, residuals) == pytest.approx([bound(0.5, 2, 9, 3, one) for one in residuals])
+        assert bound(0.5, 2, 9, 3, residuals) == pytest.approx(
+            [bound(0.5, 2, 9, 3, residual) for residual in residuals]
+        )
     values = ([0.1, -0.4], [0.3, 0.2], 4, 1.0, 0.2)
-    one_by_one = [dong_theory.diameter_layer(one, *values) for one in residuals]
+    one_by_one = [dong_theory.diameter_layer(residual, *values) for residual in residuals]
     assert dong_theory.diameter_layer(residuals, *values) == pytest.approx(one_by_one)
 
 
@@ -136,7 +138,7 @@ SLOPED = {
 def test_activation_constants_are_the_largest_slopes(name):
     act = SLOPED[name]
     z = np.linspace(-6, 6, 12001)
-    slopes = np.diff([act(one) for one in z]) / np.diff(z)
+    slopes = np.diff([act(number) for number in z]) / np.diff(z)
     # a difference quotient is a mean slope over 1e-3, short of the largest by |f'''| 1e-6 / 24 at the most
     assert slopes.max() == pytest.approx(dong_theory.ACTIVATION_LIPSCHITZ[name], abs=2e-7)
     assert slopes.max() <= dong_theory.ACTIVATION_LIPSCHITZ[name] * (1 + 1e-12)  # rounding of a quotient over 1e-3
@@ -186,7 +188,7 @@ def diameter(x):
 def test_the_diameter_bound_holds_for_every_input(seed, spread, skip):
     x, w_qk, w, bias, d_qk = drawn(seed, spread)
     got = attend(x, w_qk, w, bias, d_qk) + skip * x
-    scores, values = np.log10(np.abs(w_qk).max((1, 2))), np.log10([inf_norm(one) for one in w])
+    scores, values = np.log10(np.abs(w_qk).max((1, 2))), np.log10([inf_norm(w_DD) for w_DD in w])
     bound = dong_theory.diameter_layer(np.log10(diameter(x)), scores, values, d_qk, float(skip))
     # rounding: a few eps of the states' size, not of their diameter
     assert diameter(got) <= 10 ** float(bound) * (1 + 1e-9) + 1e-13 * sum(map(inf_norm, w)) * np.abs(x).sum(1).max()
@@ -195,8 +197,8 @@ def test_the_diameter_bound_holds_for_every_input(seed, spread, skip):
 def test_the_diameter_bound_is_attained():
     """Two tokens +-a of width 1: x -> x tanh(a^2), so delta' = delta tanh(delta^2 / 4)."""
     for a in (1e-3, 0.5, 2.0, 5.0):
-        x, one = np.array([[a], [-a]]), np.ones((1, 1, 1))
-        got = diameter(attend(x, one, one, np.zeros((1, 1)), 1))
+        x, unit_111 = np.array([[a], [-a]]), np.ones((1, 1, 1))
+        got = diameter(attend(x, unit_111, unit_111, np.zeros((1, 1)), 1))
         bound = 10 ** dong_theory.diameter_layer(np.log10(2 * a), [0.0], [0.0], 1)
         assert got == pytest.approx(bound, rel=1e-9)  # tanh(1e-6) in float64, from differences of e^1e-6
 
@@ -216,7 +218,7 @@ def test_the_inf_half_of_lemma_a_2_holds_for_every_input(seed, spread):
     r = x - x.mean(0)
     got = attend(x, w_qk, w, bias, d_qk)
     log_q = [(r @ (m.T @ x.mean(0)) + r @ b) / math.sqrt(d_qk) for m, b in zip(w_qk, bias, strict=True)]
-    centre = sum(softmax(one) @ x @ v for one, v in zip(log_q, w, strict=True))
+    centre = sum(softmax(log_q_N) @ x @ v for log_q_N, v in zip(log_q, w, strict=True))
     bound = sum(
         one_norm(m) * inf_norm(v) * one_norm(r) * inf_norm(r) ** 2 for m, v in zip(w_qk, w, strict=True)
     ) / math.sqrt(d_qk)
@@ -300,11 +302,11 @@ def test_theorem_2_3_fails_for_two_heads():
         (np.full(width, width**-0.5), (np.arange(width), np.zeros(width, dtype=int))), shape=(width, width)
     )
     w = [sparse.eye_array(width, format="csr"), spread]
-    sums = [(abs(one).sum(0).max(), abs(one).sum(1).max()) for one in w]
+    sums = [(abs(w_DD).sum(0).max(), abs(w_DD).sum(1).max()) for w_DD in w]
     assert [math.sqrt(a * b) for a, b in sums] == pytest.approx([1, 1])
     # W_QK = I and d_qk = 1: E = +-tilt, P X = +-tanh(tilt) u
     assert (u @ u.T).toarray() == pytest.approx(tilt)
-    row = math.tanh(tilt) * sum((u @ one).toarray()[0] for one in w)
+    row = math.tanh(tilt) * sum((u @ w_DD).toarray()[0] for w_DD in w)
     measured = composite(np.stack([row, -row]))  # the mean of two tokens is the best centre for both norms
     residual = composite(np.stack([u.toarray()[0], -u.toarray()[0]]))
     bound = 10 ** dong_theory.thm_2_3(0.0, 2, 1, 1, math.log10(residual))

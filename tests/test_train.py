@@ -87,12 +87,12 @@ def timeless(run):
     with (run.folder / "metrics.csv").open(newline="") as file:
         rows = list(csv.reader(file))
     dropped = {METRICS.index("seconds"), METRICS.index("tokens_per_second")}
-    return [[cell for place, cell in enumerate(row) if place not in dropped] for row in rows]
+    return [[cell for column, cell in enumerate(row) if column not in dropped] for row in rows]
 
 
-def one_seed(run, place):
+def one_seed(run, seed_index):
     """The final weights of one seed of a run."""
-    return {name: weight[place] for name, weight in run.weights().items()}
+    return {name: weight[seed_index] for name, weight in run.weights().items()}
 
 
 def assert_same_run(run, reference):
@@ -137,9 +137,9 @@ def plain_training(cfg, seed):
     data = task.sample(task.train_size, generator_for(seed, "train"))
     losses, norms = [], []
     for step in range(cfg.trainer.steps):
-        epoch, place = divmod(step, math.ceil(task.train_size / cfg.trainer.batch_size))
+        epoch, batch_index = divmod(step, math.ceil(task.train_size / cfg.trainer.batch_size))
         order = torch.randperm(task.train_size, generator=generator_for(seed, "order", epoch))
-        inputs, targets = (x[order.split(cfg.trainer.batch_size)[place]] for x in (data.inputs, data.targets))
+        inputs, targets = (x[order.split(cfg.trainer.batch_size)[batch_index]] for x in (data.inputs, data.targets))
         masks = model.dropout_masks(*targets.shape, generator_for(seed, "dropout", step))
         masks = None if masks is None else {name: mask.to(dtype) for name, mask in masks.items()}
         loss = F.cross_entropy(model(inputs, masks).flatten(0, 1), targets.flatten())
@@ -176,18 +176,18 @@ VARIANTS = [
 def test_seeds_side_by_side_are_separate_runs_are_a_plain_loop(tmp_path, variant, precision, tolerance):
     overrides = [*variant, *precision, "seed=5"]
     together = trained(tmp_path / "together", *overrides, "replicas=3")
-    for place, seed in enumerate((5, 6, 7)):
+    for seed_index, seed in enumerate((5, 6, 7)):
         alone = trained(tmp_path / f"alone{seed}", *overrides, f"seed={seed}")
-        torch.testing.assert_close(one_seed(together, place), one_seed(alone, 0), **tolerance)
+        torch.testing.assert_close(one_seed(together, seed_index), one_seed(alone, 0), **tolerance)
         for ours, theirs in zip(rows_of(together, seed=seed), rows_of(alone), strict=True):
             assert (ours["step"], ours["split"]) == (theirs["step"], theirs["split"])
             assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), rel=tolerance["rtol"])
 
         weights, losses, norms = plain_training(config(*overrides), seed)
-        torch.testing.assert_close(one_seed(together, place), weights, **tolerance)
+        torch.testing.assert_close(one_seed(together, seed_index), weights, **tolerance)
         means = [sum(losses[start : start + 4]) / 4 for start in range(0, 20, 4)]
-        told = [float(row["loss"]) for row in rows_of(together, seed=seed, split="train")]
-        assert told == pytest.approx(means, rel=tolerance["rtol"])
+        recorded = [float(row["loss"]) for row in rows_of(together, seed=seed, split="train")]
+        assert recorded == pytest.approx(means, rel=tolerance["rtol"])
         clip = config(*overrides).trainer.clip
         assert clip is None or max(norms) > clip, "the clip never acted: the test would not see it missing"
 
@@ -195,8 +195,8 @@ def test_seeds_side_by_side_are_separate_runs_are_a_plain_loop(tmp_path, variant
 def test_a_schedule_moves_the_weights_by_the_rates_it_tells(tmp_path):
     overrides = ["optimizer=sgd", "optimizer.momentum=0", "precision=fp64", "trainer.eval_every=1", "trainer.steps=6"]
     run = trained(tmp_path / "run", *overrides, "optimizer.lr=0.5", "optimizer.warmup=4")
-    told = [float(row["learning_rate"]) for row in rows_of(run, split="train")]
-    assert told == [0.125, 0.25, 0.375, 0.5, 0.5, 0.5]
+    rates = [float(row["learning_rate"]) for row in rows_of(run, split="train")]
+    assert rates == [0.125, 0.25, 0.375, 0.5, 0.5, 0.5]
     # the first update by plain SGD at the first rate
     weights, _, _ = plain_training(config(*overrides, "trainer.steps=1", "optimizer.lr=0.125"), 0)
     first = trained(tmp_path / "first", *overrides, "trainer.steps=1", "optimizer.lr=0.5", "optimizer.warmup=4")
@@ -214,14 +214,14 @@ def test_clipping_is_torch_clip_grad_norm_seed_by_seed(seed, num_seeds, largest)
         for shape in shapes
     )
     ours = clipped(gradients, largest)
-    for place in range(num_seeds):
+    for seed_index in range(num_seeds):
         parameters = [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient[place].clone()
+            parameter.grad = gradient[seed_index].clone()
         norm = torch.nn.utils.clip_grad_norm_(parameters, largest).item()
-        for mine, parameter in zip(ours, parameters, strict=True):
-            # torch divides by the norm plus 1e-6
-            torch.testing.assert_close(mine[place], parameter.grad, rtol=2e-6 / min(norm, 1) + 1e-12, atol=0)
+        for clipped_gradient, parameter in zip(ours, parameters, strict=True):
+            rtol = 2e-6 / min(norm, 1) + 1e-12  # torch divides by the norm plus 1e-6
+            torch.testing.assert_close(clipped_gradient[seed_index], parameter.grad, rtol=rtol, atol=0)
 
 
 def test_clipping_leaves_a_zero_gradient_at_zero():
@@ -557,20 +557,24 @@ def test_a_seed_that_reaches_the_target_stops_there_and_the_others_go_on(tmp_pat
         seed: {int(row["step"]): float(row["accuracy"]) for row in rows_of(free, seed=seed, split="test")[1:]}
         for seed in range(3)
     }
-    target = sorted(max(found.values()) for found in accuracies.values())[-1]  # the best seed's best
+    target = sorted(max(accuracy_of_step.values()) for accuracy_of_step in accuracies.values())[
+        -1
+    ]  # the best seed's best
     expected = {
-        seed: next((step for step, accuracy in found.items() if accuracy >= target), None)
-        for seed, found in accuracies.items()
+        seed: next((step for step, accuracy in accuracy_of_step.items() if accuracy >= target), None)
+        for seed, accuracy_of_step in accuracies.items()
     }
-    there = [seed for seed, step in expected.items() if step is not None]
-    assert 0 < len(there) < 3, "choose another seed: this target parts nobody"
+    reached = [seed for seed, step in expected.items() if step is not None]
+    assert 0 < len(reached) < 3, "choose another seed: this target parts nobody"
     run = trained(tmp_path / "run", *overrides, f"trainer.target_accuracy={target}")
     for seed, step in expected.items():
-        told = run.summary()["seeds"][seed]
-        assert (told["status"], told["steps"]) == (("reached", step) if seed in there else ("finished", 40))
-        assert told["test_accuracy"] == accuracies[seed][told["steps"]]
-        assert max(int(row["step"]) for row in rows_of(run, seed=seed)) == told["steps"]
-        if seed in there:
+        row_of_seed = run.summary()["seeds"][seed]
+        assert (row_of_seed["status"], row_of_seed["steps"]) == (
+            ("reached", step) if seed in reached else ("finished", 40)
+        )
+        assert row_of_seed["test_accuracy"] == accuracies[seed][row_of_seed["steps"]]
+        assert max(int(row["step"]) for row in rows_of(run, seed=seed)) == row_of_seed["steps"]
+        if seed in reached:
             upto = trained(tmp_path / f"upto{step}", *overrides, f"trainer.steps={step}")
             torch.testing.assert_close(one_seed(run, seed), one_seed(upto, seed), **SAME)
         else:
@@ -679,9 +683,9 @@ def batches_of(training, num_steps):
         yield training.batch()
 
 
-def as_rows(batch, place):
+def as_rows(batch, seed_index):
     """The sequences of one seed with their targets, as hashable rows."""
-    both = torch.cat([batch.inputs[place], batch.targets[place]], -1)
+    both = torch.cat([batch.inputs[seed_index], batch.targets[seed_index]], -1)
     return [tuple(row) for row in both.tolist()]
 
 
@@ -694,10 +698,12 @@ def test_an_epoch_visits_every_training_sequence_once(train_size, batch_size):
     assert training.num_steps == 3 * per_epoch
     batches = list(batches_of(training, training.num_steps))
     assert all(batch.targets.shape[1] == min(batch_size, train_size) for batch in batches[0:1])
-    for place in range(2):
-        everything = sorted(as_rows(training.train, place))
+    for seed_index in range(2):
+        everything = sorted(as_rows(training.train, seed_index))
         for epoch in range(3):
-            visited = [row for b in batches[epoch * per_epoch : (epoch + 1) * per_epoch] for row in as_rows(b, place)]
+            visited = [
+                row for b in batches[epoch * per_epoch : (epoch + 1) * per_epoch] for row in as_rows(b, seed_index)
+            ]
             assert sorted(visited) == everything
 
 
@@ -714,8 +720,8 @@ def test_every_epoch_and_every_seed_has_its_own_order_and_data():
 def test_fresh_data_is_fresh_at_every_step_and_for_every_seed():
     # 1000^4 possible sequences: two of the 130 drawn here agree with a chance below 1e-8
     training = training_of("replicas=2", "task.train_size=null", "task.alphabet=1000")
-    drawn = [row for batch in batches_of(training, 5) for place in range(2) for row in as_rows(batch, place)]
-    drawn += [row for place in range(2) for row in as_rows(training.test, place)]
+    drawn = [row for batch in batches_of(training, 5) for seed_index in range(2) for row in as_rows(batch, seed_index)]
+    drawn += [row for seed_index in range(2) for row in as_rows(training.test, seed_index)]
     assert len(drawn) == 2 * (5 * 8 + 30)
     assert len(set(drawn)) == len(drawn)
 
@@ -767,8 +773,11 @@ def test_metrics_say_what_the_final_weights_do(tmp_path):
         assert float(last["loss"]) == pytest.approx(F.cross_entropy(outputs, test.targets.flatten()).item(), rel=1e-12)
         right = (outputs.argmax(-1) == test.targets.flatten()).double().mean().item()
         assert float(last["accuracy"]) == pytest.approx(right, rel=1e-12)
-        told = run.summary()["seeds"][seed]
-        assert (told["test_loss"], told["test_accuracy"]) == (float(last["loss"]), float(last["accuracy"]))
+        row_of_seed = run.summary()["seeds"][seed]
+        assert (row_of_seed["test_loss"], row_of_seed["test_accuracy"]) == (
+            float(last["loss"]),
+            float(last["accuracy"]),
+        )
 
 
 def test_tokens_per_second_counts_the_tokens_of_partial_batches(tmp_path, monkeypatch):
@@ -805,9 +814,9 @@ def test_a_regression_trains_on_the_squared_error(monkeypatch, tmp_path):
     assert rows.accuracy.isna().all()  # regression has none
     first, last = (rows[rows.step == step].loss.mean() for step in (0, 60))
     assert last < first / 4  # an untrained read-out is off by about the numbers themselves
-    for index, one in enumerate(summary["seeds"]):
+    for index, row in enumerate(summary["seeds"]):
         model = build_model(cfg.model, Doubling(**cfg.task)).to_empty(device="cpu").double()
         model.load_state_dict({name: weight[index] for name, weight in Run(tmp_path / "run").weights().items()})
-        test = Doubling(**cfg.task).sample(20, generator_for(one["seed"], "test"))
+        test = Doubling(**cfg.task).sample(20, generator_for(row["seed"], "test"))
         error = torch.nn.MSELoss()(model(test.inputs.double()), test.targets.double()).item()
-        assert one["test_loss"] == pytest.approx(error, rel=1e-12)  # the same sums in another order, float64
+        assert row["test_loss"] == pytest.approx(error, rel=1e-12)  # the same sums in another order, float64

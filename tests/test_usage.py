@@ -28,8 +28,10 @@ def test_the_page_has_every_task_and_every_analysis():
 
 def test_what_is_read_from_the_page_is_what_the_fields_say():
     for name, task in TASKS.items():
-        found = [(row.name, row.meaning, row.allowed) for row in written()[f"task={name}"][1]]
-        assert found == [(one.name, one.key.meaning, one.key.allowed(one.type)) for one in entries(task, "task.")]
+        rows = [(row.name, row.meaning, row.allowed) for row in written()[f"task={name}"][1]]
+        assert rows == [
+            (entry.name, entry.key.meaning, entry.key.allowed(entry.type)) for entry in entries(task, "task.")
+        ]
     bounds = {row.name: row for row in written()["analysis=[bounds]"][1]}
     assert bounds["analysis.bounds.sequences"].value == "32"
 

@@ -52,10 +52,10 @@ def upward(pairs):
     """The imports that do not run downward."""
     floor = {name: number for number, names in enumerate(FLOORS) for name in names}
     for module, imported in pairs:
-        here, there = room(module), room(imported)
-        if None in (here, there) or here == there:
+        room_of_module, room_of_import = room(module), room(imported)
+        if None in (room_of_module, room_of_import) or room_of_module == room_of_import:
             continue
-        if floor[here] >= floor[there]:
+        if floor[room_of_module] >= floor[room_of_import]:
             yield module, imported
 
 
@@ -68,8 +68,8 @@ def trespassing(pairs):
 
 
 def test_every_room_has_its_floor():
-    there = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert there - {"__init__"} == set().union(*FLOORS)
+    modules = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert modules - {"__init__"} == set().union(*FLOORS)
 
 
 def test_imports_run_downward():
@@ -90,7 +90,7 @@ def test_formulas_know_no_model(name):
 
 
 @pytest.mark.parametrize(
-    "file, line, found",
+    "file, line, find",
     [
         ("measures/norms.py", "from rankbench.analyses import residual", upward),
         ("model/linear.py", "def late():\n    from rankbench import report", upward),
@@ -98,8 +98,8 @@ def test_formulas_know_no_model(name):
         ("analyses/paths.py", "def late():\n    import hydra", trespassing),
     ],
 )
-def test_a_breach_is_found(tmp_path, file, line, found):
+def test_a_breach_is_found(tmp_path, file, line, find):
     path = tmp_path / "rankbench" / file
     path.parent.mkdir(parents=True)
     path.write_text(line + "\n")
-    assert len(list(found(imports_of(tmp_path / "rankbench")))) == 1
+    assert len(list(find(imports_of(tmp_path / "rankbench")))) == 1

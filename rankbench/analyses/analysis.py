@@ -1,4 +1,4 @@
-"""What an analysis gets and what it is."""
+"""Analysis, and the subjects that it measures."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,28 +19,28 @@ from rankbench.tasks import Batch, Task
 
 @dataclass(frozen=True)
 class Subject:
-    """One seed of a run, or one fresh model: what there is to measure."""
+    """One seed of a run, or one fresh model, with its data."""
 
     run: str  # name of the run's folder, or `fresh`
     seed: int
     task: Task
-    train: Batch  # the sequences this seed was trained on (some of them where the stream has no end, and of a corpus)
+    train: Batch  # sequences that this seed was trained on; only some of an endless stream or a corpus
     test: Batch
     models: dict[str, Transformer]  # by weights: trained, initialised, or one of the two
-    history: pd.DataFrame | None = None  # this seed's rows of layers.csv, where training wrote one
-    curve: pd.DataFrame | None = None  # this seed's rows of metrics.csv, where it was trained
+    history: pd.DataFrame | None = None  # this seed's rows of layers.csv, if training wrote one
+    curve: pd.DataFrame | None = None  # this seed's rows of metrics.csv, if it was trained
     modules: dict[str, nn.Module] | None = None  # of a checkpoint, by weights: the library's own modules
     example: Example | None = None  # and their arguments
 
     @property
     def model(self) -> Transformer:
-        """The trained model where there is one, else the initialised one."""
+        """The trained model if there is one, else the initialised one."""
         return self.models["trained" if "trained" in self.models else "initialised"]
 
     @property
     def how_trained(self) -> dict[str, float]:
-        """The column that shows whether training was over, none of a fresh model: loss_fall, by how much the test loss
-        (per token) fell over the last quarter of the steps."""
+        """Column that shows whether training had converged: loss_fall, the fall of the test loss (per token) over the
+        last quarter of the steps. A fresh model has no such column."""
         if self.curve is None:
             return {}
         test = self.curve[self.curve.split == "test"]
@@ -52,7 +52,7 @@ class Subject:
         return {"run": self.run, "task": self.task.name, "model": self.model.name, "seed": self.seed}
 
     def as_modules(self) -> "ModuleSubject":
-        """The same as any modules with inputs, the test set, for measurements that ask nothing else of a network."""
+        """The subject's networks as plain modules with the test set, for measurements that work on any module."""
         modules, example = self.modules, self.example
         if modules is None or example is None:
             inputs, targets = self.test.inputs, self.test.targets
@@ -62,7 +62,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class ModuleSubject:
-    """Any torch modules with inputs: a network that is not ours, or one of ours seen from outside."""
+    """Any torch modules with inputs: a network that is not ours, or one of ours as a plain module."""
 
     name: str  # as the user named it
     inputs: str  # name of the inputs
@@ -78,28 +78,27 @@ class ModuleSubject:
 
 
 class Plan(NamedTuple):
-    """What is to be measured, before it exists."""
+    """What a command is going to measure, before any weights exist."""
 
     task: Task
     model: Transformer | Lstm  # without values, on the meta device
-    training: TrainConfig | None  # what trains or has trained the model; None: it stays fresh
+    training: TrainConfig | None  # config that trains or has trained the model; None: it stays fresh
 
 
 @dataclass(frozen=True)
 class Analysis:
     """options: a dataclass, one field a key of conf/analysis/<name>.yaml. table: one subject's rows, without
     Subject.who. figure: the function of rankbench.plots that draws the table of all subjects, given published numbers
-    and the column whose values are panels, or None; None where there is nothing to draw. digest: the same table in a
-    few lines of text. columns: some that its table alone has, by which a table is recognised. check: raises
-    ConfigError, before anything is written, for a plan that has not what the analysis needs; None where it needs
-    nothing.
+    and the column whose values are panels (each may be None); None if there is nothing to draw. digest: the table in a
+    few lines of text. columns: columns that only this table has, by which it is recognised. check: raises ConfigError,
+    before anything is written, for a plan that lacks what the analysis needs; None if it needs nothing.
 
-    Beyond our Transformer: any_model, whether it measures our other models, too; any_network, whether it measures the
-    sub-layers of public checkpoints; of_module, the rows of any torch modules, None where it cannot measure them;
-    check_module raises ConfigError for a module that it cannot measure.
+    Networks other than our Transformer: any_model, whether it measures our other models, too; any_network, whether it
+    measures the sub-layers of public checkpoints; of_module, the function for any torch module, None if it cannot
+    measure one; check_module raises ConfigError for a module that it cannot measure.
 
-    Of a sweep's figure: lines, the column whose values are its lines, which a varied key can join; most_panels, of one
-    file; drawn_apart, for a figure that takes no facet, the columns by which it tells runs apart.
+    A sweep's figure: lines, the column whose values are its lines, which a varied key can join; most_panels, the limit
+    of one file; drawn_apart, for a figure without facets, the columns by which it tells runs apart.
     """
 
     options: type

@@ -1,4 +1,4 @@
-"""Loss and speed over training steps, as a run wrote them down in metrics.csv (Kim et al. 2021, Fig. 4, Tables 1-3)."""
+"""Loss and speed over training steps, as the run recorded them in metrics.csv (Kim et al. 2021, Fig. 4, Tables 1-3)."""
 
 import math
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ class Options:
 
     def __post_init__(self) -> None:
         if "test" not in self.splits:
-            raise ConfigError("analysis.curves.splits: test is what the figure shows; leave it among them")
+            raise ConfigError("analysis.curves.splits: the figure needs test; add it to the list")
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: step, split; columns: loss (nats per scored token, or squared error), accuracy (where the task has one);
-    microseconds_per_token, of training since the evaluation before, of all seeds of the run (nan at the start and,
-    where there are more, in the first interval, which warms up).
+    """Rows: step, split; columns: loss (nats per scored token, or squared error), accuracy (if the task has one);
+    microseconds_per_token, of training since the last evaluation, of all seeds of the run. It is nan at the start
+    and, if there are more intervals, in the first one, which warms up.
 
-    The same in all rows of a seed: variant (model.name), layers, width, parameters; best_step, that of the smallest
-    validation loss (the last one where the task has no validation set); test_loss and test_bits (nats over log 2), at
-    that step; smallest_test_loss, of all steps, which nobody may choose by but which papers print.
+    The same in all rows of a seed: variant (model.name), layers, width, parameters; best_step, the step of the smallest
+    validation loss (the last step if the task has no validation set); test_loss and test_bits (nats over log 2), at
+    that step; smallest_test_loss, over all steps, which must not select a model but which papers print.
 
     A token of a language model is a predicted symbol: a character or the end of a sentence. test_loss_per_character is
     the same total of nats, those for the ends included, over the characters alone.
@@ -43,14 +43,14 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     test = rows[rows.split == "test"].set_index("step").loss
     valid = rows[rows.split == "valid"].set_index("step").loss
     best_step = test.index[-1] if valid.empty else valid.idxmin()
-    found = rows[rows.split.isin(options.splits)][["step", "split", "loss", "accuracy"]].dropna(axis=1, how="all")
+    losses = rows[rows.split.isin(options.splits)][["step", "split", "loss", "accuracy"]].dropna(axis=1, how="all")
     times = 1e6 / rows[rows.split == "train"].set_index("step").tokens_per_second
     if len(times) > 1:
         times.iloc[0] = float("nan")
     per_character = {}
     if isinstance(subject.task, CharLm):
         per_character["test_loss_per_character"] = test[best_step] * subject.task.symbols_per_character(subject.test)
-    return found.reset_index(drop=True).assign(
+    return losses.reset_index(drop=True).assign(
         variant=subject.model.cfg.name,
         layers=subject.model.cfg.layers,
         width=subject.model.cfg.width,
@@ -58,15 +58,15 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         best_step=best_step,
         test_loss=test[best_step],
         **per_character,
-        **({} if "accuracy" not in found else {"test_bits": test[best_step] / math.log(2)}),
+        **({} if "accuracy" not in losses else {"test_bits": test[best_step] / math.log(2)}),
         smallest_test_loss=test.min(),
-        microseconds_per_token=found.step.map(times).to_numpy(),
+        microseconds_per_token=losses.step.map(times).to_numpy(),
     )
 
 
 def digest(table: pd.DataFrame) -> str:
-    """Test loss of each variant at its best validation step, mean over seeds, for a terminal; of a language model per
-    predicted symbol and per character."""
+    """Test loss of each variant at its best validation step, mean over seeds, for a terminal. For a language model the
+    loss is given per predicted symbol and per character."""
     text = "test_loss_per_character" in table
     unit = ", nats per predicted symbol, ends of sentences included" if text else ""
     lines = [f"test loss at the best validation step{unit} (mean of {table.seed.nunique()} seeds)"]
@@ -82,7 +82,7 @@ def digest(table: pd.DataFrame) -> str:
 
 
 def check_plan(plan: Plan, _: Options) -> None:
-    """ConfigError for a fresh model."""
+    """Raise ConfigError for a fresh model."""
     if plan.training is None:
         raise ConfigError("analysis=curves: needs a training; a fresh model has none; give run=<folder>")
 

@@ -1,4 +1,4 @@
-"""How rank, entropy and constants of every layer move while a network trains, as its run wrote them in layers.csv."""
+"""How rank, entropy and constants of every layer change in training, as the run recorded them in layers.csv."""
 
 from dataclasses import dataclass
 
@@ -16,24 +16,24 @@ METRICS = (*STATE_METRICS, *ATTENTION_METRICS, *HEAD_METRICS, *LIPSCHITZ_METRICS
 
 @dataclass(frozen=True)
 class Options:
-    """What is drawn of layers.csv."""
+    """Which metrics of layers.csv are drawn."""
 
     metrics: list[str] = key("Metrics of layers.csv to draw.", choices=METRICS, nonempty=True)
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: step, layer, sublayer, head, as in the table of the analysis `residual`; columns: the metrics, means over
-    trainer.dynamics_sequences test sequences; of weights (layer, sublayer and head as of what they make) the spectral
-    norms of a head's W_QK, the bilinear form of the scores that enter the softmax, and of its W_VO (both as
-    rankbench.measures.lipschitz_of_networks.head_maps), and bounds on the Lipschitz constant of attention on as many
-    tokens, infinite where there is none; then the noise floors of states and of P, as there. ConfigError for a run that
+    trainer.dynamics_sequences test sequences; in rows of weights (layer, sublayer and head of the layer they belong to)
+    the spectral norms of a head's W_QK, the bilinear form of the scores that enter the softmax, and of its W_VO (both
+    as rankbench.measures.lipschitz_of_networks.head_maps), and bounds on the Lipschitz constant of attention on as many
+    tokens, infinite if there is none; the noise floors of states and of P, as in `residual`. ConfigError for a run that
     was trained without trainer.dynamics_every."""
     if subject.history is None:
         raise ConfigError(
             f"analysis=[dynamics]: {subject.run} has no layers.csv; train it with trainer.dynamics_every=<steps>"
         )
     for metric in options.metrics:
-        if metric not in subject.history:  # of a run from before there was this metric
+        if metric not in subject.history:  # the run is older than this metric
             raise ConfigError(
                 f"analysis.dynamics.metrics: {subject.run}/layers.csv has no {metric}; train it again, or name others"
             )
@@ -54,15 +54,15 @@ def digest(table: pd.DataFrame) -> str:
 
 
 def check_plan(plan: Plan, _: Options) -> None:
-    """ConfigError where no training looks at the layers."""
+    """Raise ConfigError if no training records the layers."""
     if plan.training is None:
         raise ConfigError(
-            "analysis=dynamics: needs a training that looked at the layers; a fresh model has none; "
+            "analysis=dynamics: needs a training that recorded its layers; a fresh model has none; "
             "give run=<folder> of a run with trainer.dynamics_every"
         )
     if plan.training.trainer.dynamics_every is None:
         raise ConfigError(
-            "analysis=dynamics: needs trainer.dynamics_every, the steps between two looks at the layers; "
+            "analysis=dynamics: needs trainer.dynamics_every, the steps between two records of the layers; "
             "got trainer.dynamics_every=null"
         )
 

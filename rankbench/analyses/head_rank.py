@@ -1,4 +1,4 @@
-"""The rank of attention heads, and what they reach (Amsel, Yehudai and Bruna; Garg et al. 2022).
+"""The rank of attention heads, and the errors that they reach (Amsel, Yehudai and Bruna; Garg et al. 2022).
 
 Shapes: B batch, N token, C output dimension, D width, H head, K head width.
 """
@@ -28,7 +28,7 @@ HARD = 1e-30  # the temperature of a softmax that is a hardmax: float64 scores t
 
 @dataclass(frozen=True)
 class Options:
-    """How many heads, singular values and sequences are measured. Errors are measured of a regression alone."""
+    """How many heads, singular values and sequences are measured. Only a regression has errors."""
 
     heads: int | None = key("Number of heads of each layer whose matrices are measured. null: all.", at_least=0)
     spectrum: int = key("Number of singular values kept of each matrix.", at_least=1)
@@ -38,18 +38,18 @@ class Options:
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: of (network | baseline | head), weights (trained | initialised), then
 
-    - network: evaluation soft (as trained) or hard (every softmax a hardmax; of equal scores the average), examples
-      (points, or examples seen in context), error: as the papers count it, so that predicting 0 has the error 1;
+    - network: evaluation soft (as trained) or hard (every softmax a hardmax; equal scores are averaged), examples
+      (points, or examples in the context), error: scaled as in the papers, so that predicting 0 has the error 1;
     - baseline: evaluation names it, its error on the same sequences;
     - head: layer, head, matrix (qk: W_QK, the bilinear form of the scores that enter the softmax; vo: W_VO, both as
       rankbench.measures.lipschitz_of_networks.head_maps has them for each attention), frobenius_norm, spectral_norm,
       effective_rank (exp of the entropy of s / sum s), angle (degrees to the identity, arccos(tr M / (||M||_F sqrt
       D))), sigma_1 ...
 
-    Networks and baselines have rows where the task is a regression; else error, evaluation and examples are empty. In
-    all rows layers, heads, rank (head width), width, copies (heads * rank / width), angle_limit (the largest angle
-    of that rank), and where the lower bounds of rankbench.measures.amsel_theory apply, bound_sharp, bound_slide and
-    bound_any.
+    Networks and baselines have rows only if the task is a regression; otherwise error, evaluation and examples are
+    empty. All rows have layers, heads, rank (head width), width, copies (heads * rank / width), angle_limit (the
+    largest angle of that rank) and, if the lower bounds of rankbench.measures.amsel_theory apply, bound_sharp,
+    bound_slide and bound_any.
     """
     task, cfg = subject.task, subject.model.cfg
     is_regression = subject.test.targets.is_floating_point()
@@ -58,7 +58,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     rows = []
     for weights, model in subject.models.items():
         for evaluation, network in (("soft", model), ("hard", hard(model))) if is_regression else ():
-            outputs = torch.cat([network(some) for some in test.inputs.split(AT_A_TIME)])
+            outputs = torch.cat([network(chunk) for chunk in test.inputs.split(AT_A_TIME)])
             rows += [
                 {"of": "network", "weights": weights, "evaluation": evaluation, **row}
                 for row in errors(task, outputs, test)
@@ -82,7 +82,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 @torch.no_grad()
 def hard(model: Transformer) -> Transformer:
-    """The same network with the largest score's value in place of every softmax average."""
+    """Copy of the network in which every softmax is a hardmax: a head copies the value of the largest score."""
     hardened = copy.deepcopy(model)
     for attention in hardened.attentions:
         attention.temperature = HARD
@@ -90,7 +90,7 @@ def hard(model: Transformer) -> Transformer:
 
 
 def errors(task: Task, outputs_BNC: Tensor, batch: Batch) -> Iterator[dict]:
-    """Mean error over the scored tokens, and over those behind each number of examples for regression in context."""
+    """Mean error over the scored tokens; for regression in context, for each number of examples in front of them."""
     scale = getattr(task, "error_scale", 1.0)
     error_BN = scale * (outputs_BNC - batch.targets).square().mean(-1)
     if isinstance(task, LinearRegression):
@@ -102,11 +102,11 @@ def errors(task: Task, outputs_BNC: Tensor, batch: Batch) -> Iterator[dict]:
 
 
 def baselines(task: Task, train: Batch, test: Batch) -> Iterator[tuple[str, Tensor]]:
-    """What simple predictors answer on the test sequences, (B, N, C).
+    """Outputs of simple predictors on the test sequences, by name, (B, N, C).
 
-    For the nearest neighbour the best linear predictor that treats all points alike and turns with them, a x_i + b sum
-    of the others, by least squares on the training set. No quadratic one is better: the answer is odd in the points.
-    The best cubic one of linear attention adds c sum_j (x_i.x_j) x_j.
+    For the nearest neighbour `linear` is the best linear predictor that is equivariant under permutations and rotations
+    of the points: a x_i + b (sum of the others), by least squares on the training set. No quadratic predictor is
+    better, because the answer is odd in the points. `linear attention` is cubic and adds c sum_j (x_i.x_j) x_j.
     """
     yield "zero", torch.zeros_like(test.targets)
     if isinstance(task, LinearRegression):
@@ -133,8 +133,8 @@ def _features(batch: Batch) -> Tensor:
 
 
 def bounded(model: Transformer, task: Task) -> bool:
-    """Whether the lower bounds are about this network: one layer of heads that see two orthonormal points and not the
-    query itself, and nothing beside them."""
+    """Whether the lower bounds apply to the network: a single layer of heads without any other part, in which a query
+    sees two orthonormal points but not itself."""
     cfg = model.cfg
     return (
         isinstance(task, NearestNeighbor)
@@ -176,14 +176,14 @@ def digest(table: pd.DataFrame) -> str:
 
 
 def check_plan(plan: Plan, options: Options) -> None:
-    """ConfigError where neither heads nor errors are measured."""
+    """Raise ConfigError if neither heads nor errors are measured."""
     _check_heads(plan.task.target_kind == "numbers", options)
 
 
 def _check_heads(is_regression: bool, options: Options) -> None:
     if options.heads == 0 and not is_regression:
         raise ConfigError(
-            "analysis.head_rank.heads=0: leaves nothing to measure, for errors are those of a regression; use 1 or more"
+            "analysis.head_rank.heads=0: leaves nothing to measure, because only a regression has errors; use 1 or more"
         )
 
 

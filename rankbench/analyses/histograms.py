@@ -1,4 +1,4 @@
-"""What goes into attention layers and what comes out, entry by entry (Kim et al. 2021, app. N, Fig. 10)."""
+"""Histograms of the entries of attention layers' inputs and outputs (Kim et al. 2021, app. N, Fig. 10)."""
 
 import copy
 from collections.abc import Iterator
@@ -34,21 +34,21 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: weights (trained | initialised), layer, attention, inputs (their range), of (input | output), bin.
 
     Of the entries of the layer's inputs X and outputs f(X), without skip and norm, in float64: low and high of the bin,
-    density (share of entries over the bin's width); sd, smallest and largest of all of them; loss_fall, of a trained
-    model (Subject.how_trained).
+    density (share of entries over the bin's width); sd, smallest and largest of all entries; loss_fall, of a trained
+    model: see Subject.how_trained.
     """
     parts = []
     for weights, given in subject.models.items():
         model = copy.deepcopy(given).double()
         for number, attention in enumerate(model.attentions, 1):
-            place = {"weights": weights, "layer": number, "attention": attention.score_name}
+            layer_columns = {"weights": weights, "layer": number, "attention": attention.score_name}
             for low, high in options.ranges:
-                generator = generator_for(subject.seed, "invertibility")  # the inputs that are inverted
+                generator = generator_for(subject.seed, "invertibility")  # the same inputs as in `invertibility`
                 x_BND = inputs_of(low, high, options.sequences, options.tokens, model.width, generator)
                 x_BND = x_BND.to(model.read_out.weight.device)
                 y_BND = attention(x_BND)
                 rows = pd.DataFrame(_rows({"input": x_BND, "output": y_BND}, options.bins))
-                parts.append(rows.assign(**place, inputs=f"{low:g}..{high:g}"))
+                parts.append(rows.assign(**layer_columns, inputs=f"{low:g}..{high:g}"))
     columns = [*("weights", "layer", "attention", "inputs", "of", "bin"), *("low", "high", "density")]
     return pd.concat(parts, ignore_index=True)[[*columns, "sd", "smallest", "largest"]].assign(**subject.how_trained)
 
@@ -74,7 +74,7 @@ def digest(table: pd.DataFrame) -> str:
 
 
 def check_plan(plan: Plan, options: Options) -> None:
-    """ConfigError where the model is contractive for fewer keys than there are tokens."""
+    """Raise ConfigError if the model is contractive for fewer keys than there are tokens."""
     plan.model.attentions[0].num_keys(options.tokens)
 
 

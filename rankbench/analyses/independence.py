@@ -2,9 +2,9 @@
 
 1 orthogonality of outputs, 2 covariance over inputs, 3 additivity, 4 cross-gradients of the loss, 5 mutual information
 (estimators in rankbench.measures.dependence). Frozen paths add up to the output whatever the network does (Theorem 2.1
-of Dong et al. 2021), so the third is a question to recomputed paths alone. And all paths are functions of one input,
-without noise: where two such functions are injective their information is the entropy of the input, so what can be
-small is only what an estimator of finite resolution sees.
+of Dong et al. 2021), so only recomputed paths can fail the third. All paths are functions of the same input, without
+noise: the mutual information of two injective ones is the entropy of the input. Small values therefore only describe
+what an estimator of finite resolution can see.
 
 Shapes: B batch, N token, D width, L layer, H head, K path length, U unit (a sum or a path), A head of the network.
 """
@@ -45,7 +45,7 @@ from rankbench.tasks.task import is_scored, score
 log = logging.getLogger(__name__)
 
 FEWEST = 30  # sequences behind an estimate over inputs
-SEQUENCES_AT_A_TIME = 100  # in products with the Hessian: what they keep of a forward pass is several times its size
+SEQUENCES_AT_A_TIME = 100  # in products with the Hessian, which need several times the memory of a forward pass
 Network = FrozenNetwork | RecomputedNetwork
 
 
@@ -55,7 +55,7 @@ class Options:
 
     schemes: list[str] = key("Which paths are measured.", choices=("frozen", "recomputed"), nonempty=True)
     sequences: int | None = key("Number of test sequences. null: all.", at_least=FEWEST)
-    tokens: int = key("Number of places of a sequence at which dependence over inputs is measured.", at_least=1)
+    tokens: int = key("Number of tokens of a sequence at which dependence over inputs is measured.", at_least=1)
     paths_per_length: int = key("Number of sampled paths of each length, all pairs of which are measured.", at_least=1)
     components: int = key("Number of components of an output that estimates of information use.", at_least=1)
     neighbours: int = key("k of the KSG estimator.", at_least=1)
@@ -78,15 +78,15 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
     of=lengths: pairs of the sums S_j and S_k; of=paths: pairs of single paths (their choices by layer, 0 the skip).
     Columns of both: cosine (mean over sequences of the outputs' angle's cosine), and over inputs, as a mean over
-    places of the sequence: covariance, correlation, information_gaussian and information_ksg (nats), hsic,
+    tokens of the sequence: covariance, correlation, information_gaussian and information_ksg (nats), hsic,
     alignment_linear, alignment_gaussian. of=paths, recomputed: interaction, ||n(f) - n(sum)|| / ||n(f)|| with f the
-    output of the network that has both paths' choices in each layer, sum that of all paths which these make up, and n
-    the norm before the read-out. of=lengths, on the diagonal: num_paths and interference ||S_k||^2 / sum_p ||Y_p||^2
-    (1: orthogonal paths, num_paths: identical ones) with interference_se (0: every path was run). of=network:
-    interaction, f the whole network and sum that of all paths (frozen: and the biases). of=heads: cross_gradient, the
-    Frobenius norm of the loss' second derivatives by the parameters of the one head and of the other, with
-    cross_gradient_se; cross_gradient_rms (per pair of parameters); cross_gradient_relative (over the root of the
-    product of both heads' own).
+    output of the network that has both paths' choices in each layer, sum the sum of all paths that combine these
+    choices, and n the norm before the read-out. of=lengths, on the diagonal: num_paths and interference,
+    ||S_k||^2 / sum_p ||Y_p||^2 (1: orthogonal paths, num_paths: identical ones), with interference_se (0: every path
+    was run). of=network: interaction, with f the whole network and sum the sum of all paths (frozen: and of the
+    biases). of=heads: cross_gradient, the Frobenius norm of the loss' second derivatives by the parameters of one head
+    and of the other, with cross_gradient_se; cross_gradient_rms (per pair of parameters); cross_gradient_relative (over
+    the root of the product of the two heads' own norms).
     """
     test = subject.test[: options.sequences]
     _check_number(len(test.inputs))
@@ -96,7 +96,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             rows += [{"scheme": scheme} | row for row in part(subject, test.inputs, scheme, options)]
     generator = generator_for(subject.seed, "cross_gradients")
     rows += _head_pairs(subject.model, test[: options.hessian_sequences], options.probes, generator)
-    outputs = torch.cat([subject.model(some) for some in test.inputs.split(1000)])
+    outputs = torch.cat([subject.model(chunk_BN) for chunk_BN in test.inputs.split(1000)])
     return pd.DataFrame(rows, columns=COLUMNS).assign(whole_accuracy=score(outputs, test.targets).accuracy.item())
 
 
@@ -105,7 +105,7 @@ def _network(model: Transformer, inputs: Tensor, scheme: str) -> Network:
 
 
 def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) -> Iterator[dict]:
-    """The whole network, and pairs of sums by length; nothing where these would need too many recomputed paths."""
+    """Rows of the whole network and of pairs of sums by length; none if that takes too many recomputed paths."""
     model, lengths = subject.model, subject.model.path_lengths
     layers, heads, skip = model.path_choices
     present_BN = model.present(inputs)
@@ -170,7 +170,7 @@ def _chunks(inputs: Tensor, numbers_per_sequence: int) -> tuple[Tensor, ...]:
 
 
 class Seen(NamedTuple):
-    """What the estimators need of one unit's outputs at one place of the sequence."""
+    """One unit's outputs at one token, in the forms that the estimators read."""
 
     values: np.ndarray
     components: np.ndarray
@@ -185,17 +185,18 @@ def _pairs(
     chosen = list(pairs(range(len(units_UBND)), 2))
     masked_UBX = _masked(units_UBND, present_BN).flatten(2)
     cosines = {(j, k): torch.cosine_similarity(masked_UBX[j], masked_UBX[k]).mean().item() for j, k in chosen}
-    found: dict[tuple[int, int], list[dict[str, float]]] = {pair: [] for pair in chosen}
+    measures_of_pair: dict[tuple[int, int], list[dict[str, float]]] = {pair: [] for pair in chosen}
     num_tokens = units_UBND.shape[2]
-    for place in np.unique(np.linspace(0, num_tokens - 1, min(options.tokens, num_tokens)).round().astype(int)):
-        there_B = slice(None) if present_BN is None else present_BN[:, place]
-        observed_UND = units_UBND[:, there_B, place].cpu().numpy()
+    for token in np.unique(np.linspace(0, num_tokens - 1, min(options.tokens, num_tokens)).round().astype(int)):
+        has_token_B = slice(None) if present_BN is None else present_BN[:, token]
+        observed_UND = units_UBND[:, has_token_B, token].cpu().numpy()
         if observed_UND.shape[1] >= FEWEST:
             seen = [_seen(x_ND, options.components) for x_ND in observed_UND]
             for j, k in chosen:
-                found[j, k].append(_dependence(seen[j], seen[k], options.neighbours, itself=j == k))
+                measures_of_pair[j, k].append(_dependence(seen[j], seen[k], options.neighbours, itself=j == k))
     for pair in chosen:
-        yield pair, {"cosine": cosines[pair], **pd.DataFrame(found[pair], columns=DEPENDENCE).mean().to_dict()}
+        means = pd.DataFrame(measures_of_pair[pair], columns=DEPENDENCE).mean()
+        yield pair, {"cosine": cosines[pair], **means.to_dict()}
 
 
 def _seen(x_ND: np.ndarray, components: int) -> Seen:
@@ -234,21 +235,21 @@ def _interaction(model: Transformer, joint_BND: Tensor, sum_BND: Tensor, present
 def _pair_interactions(
     model: Transformer, inputs: Tensor, paths_PL: np.ndarray, max_paths: int
 ) -> dict[tuple[int, int], float]:
-    """Interaction of each pair of paths (rows of paths_PL); pairs that make up too many paths are left out."""
-    made = {}
+    """Interaction of each pair of paths (rows of paths_PL); pairs with too many combined paths are left out."""
+    choices_of_pair = {}
     for j, k in combinations(range(len(paths_PL)), 2):
         if 2 ** int((paths_PL[j] != paths_PL[k]).sum()) <= max_paths:
-            made[j, k] = [sorted({int(a), int(b)}) for a, b in zip(paths_PL[j], paths_PL[k], strict=True)]
-    if not made:
+            choices_of_pair[j, k] = [sorted({int(a), int(b)}) for a, b in zip(paths_PL[j], paths_PL[k], strict=True)]
+    if not choices_of_pair:
         return {}
-    groups = [np.array(list(product(*choices)), dtype=np.int64) for choices in made.values()]
+    groups = [np.array(list(product(*choices)), dtype=np.int64) for choices in choices_of_pair.values()]
     parts = []
-    for some in _chunks(inputs, len(groups) * inputs.shape[1] * model.width):
-        network = RecomputedNetwork(model, some)
-        joint = [joint_network(network, choices) for choices in made.values()]
+    for chunk_BN in _chunks(inputs, len(groups) * inputs.shape[1] * model.width):
+        network = RecomputedNetwork(model, chunk_BN)
+        joint = [joint_network(network, choices) for choices in choices_of_pair.values()]
         both = zip(joint, sums_of_groups(network, groups), strict=True)
-        parts.append(torch.stack([_interaction(model, *pair, model.present(some)) for pair in both]))
-    return dict(zip(made, torch.cat(parts, dim=1).mean(1).tolist(), strict=True))
+        parts.append(torch.stack([_interaction(model, *pair, model.present(chunk_BN)) for pair in both]))
+    return dict(zip(choices_of_pair, torch.cat(parts, dim=1).mean(1).tolist(), strict=True))
 
 
 # --- 4: cross-gradients --------------------------------------------------------------------------------------------
@@ -259,7 +260,8 @@ def cross_gradients(model: Transformer, batch: Batch, probes: int, generator: to
 
     A head's parameters are its W_Q, W_K, W_V with their biases and its W_O; heads go layer by layer; the loss is the
     mean over scored tokens. ||H_ab||^2 = E||H_ab v||^2 over random signs v of head b (Hutchinson), one product with
-    the Hessian for each head and probe; (a, b) and (b, a) are two independent estimates of one number, and averaged.
+    the Hessian for each head and probe. (a, b) and (b, a) are independent estimates of the same number; the result is
+    their mean.
     """
     parts = _head_parameters(model)
     names = {name for part in parts for name in part}
@@ -287,13 +289,13 @@ def hessian_product(
     total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     tokens = 0
     for begin in range(0, len(batch.inputs), SEQUENCES_AT_A_TIME):
-        some = batch[begin : begin + SEQUENCES_AT_A_TIME]
-        tokens = tokens + is_scored(some.targets).sum()
+        chunk = batch[begin : begin + SEQUENCES_AT_A_TIME]
+        tokens = tokens + is_scored(chunk.targets).sum()
 
-        def loss(parameters: dict[str, Tensor], some: Batch = some) -> Tensor:
+        def loss(parameters: dict[str, Tensor], chunk: Batch = chunk) -> Tensor:
             # the fused kernel has no second derivative
-            outputs = torch.func.functional_call(model, parameters, (some.inputs,), {"kernel": "table"})
-            return score(outputs, some.targets).loss
+            outputs = torch.func.functional_call(model, parameters, (chunk.inputs,), {"kernel": "table"})
+            return score(outputs, chunk.targets).loss
 
         def slope(parameters: dict[str, Tensor], loss: Callable = loss) -> Tensor:
             gradient = torch.func.grad(loss)(parameters)
@@ -305,7 +307,7 @@ def hessian_product(
 
 
 def _head_parameters(model: Transformer) -> list[dict[str, tuple]]:
-    """For each head, where in which parameter its own stand. ConfigError where heads share parameters."""
+    """For each head, the parameters that hold its own, and where. ConfigError if heads share parameters."""
     if model.cfg.weight_norm != "none":
         raise ConfigError(
             "analysis=independence: needs heads with parameters of their own, but with "
@@ -355,9 +357,9 @@ def _squares_of_paths(model: Transformer, scheme: str, inputs: Tensor, groups: l
     """sum_p ||Y_p||_F^2 over the paths of each group and all sequences, shape (G,); every path is run."""
     paths_PL = np.concatenate(groups)
     squares_P = torch.zeros(len(paths_PL), dtype=torch.float64, device=inputs.device)
-    for some in _chunks(inputs, len(paths_PL) * inputs.shape[1] * model.width):
-        outputs_PBND = sums_of_groups(_network(model, some, scheme), list(paths_PL[:, None]))
-        squares_P += _masked(outputs_PBND, model.present(some)).flatten(1).square().sum(1)
+    for chunk_BN in _chunks(inputs, len(paths_PL) * inputs.shape[1] * model.width):
+        outputs_PBND = sums_of_groups(_network(model, chunk_BN, scheme), list(paths_PL[:, None]))
+        squares_P += _masked(outputs_PBND, model.present(chunk_BN)).flatten(1).square().sum(1)
     return torch.stack([part_P.sum() for part_P in squares_P.split([len(group) for group in groups])])
 
 
@@ -367,11 +369,11 @@ def _squares_by_signs(model: Transformer, inputs: Tensor, draws: int, generator:
         inputs.device, model.read_out.weight.dtype
     )
     squares_SK = torch.zeros(draws, model.num_layers + 1, dtype=torch.float64, device=inputs.device)
-    for some in _chunks(inputs, inputs.shape[1] * model.width * (model.num_layers + 2)):
-        network = FrozenNetwork(model, some)
+    for chunk_BN in _chunks(inputs, inputs.shape[1] * model.width * (model.num_layers + 2)):
+        network = FrozenNetwork(model, chunk_BN)
         for draw, signs_LH in enumerate(signs_SLH):
             sums_KBND = with_signs(network, signs_LH).sums_by_length().by_length_KBND
-            squares_SK[draw] += _masked(sums_KBND, model.present(some)).flatten(1).square().sum(1)
+            squares_SK[draw] += _masked(sums_KBND, model.present(chunk_BN)).flatten(1).square().sum(1)
     return squares_SK
 
 
@@ -404,10 +406,10 @@ COLUMNS += [f"cross_gradient{kind}" for kind in ("", "_se", "_rms", "_relative")
 
 
 def check_plan(plan: Plan, _: Options) -> None:
-    """ConfigError for too few test sequences, and for heads that share parameters."""
+    """Raise ConfigError for too few test sequences and for heads that share parameters."""
     task = plan.task
     number = task.train_size if task.test_size is None and not isinstance(task, Corpus) else task.test_size
-    if number is not None:  # all that a text has, which is not read here
+    if number is not None:  # a text has an unknown number of sequences, and is not read here
         _check_number(number)
     _head_parameters(plan.model)
 

@@ -62,7 +62,7 @@ def check_ranges(analysis: str, ranges: list[list[float]]) -> None:
 
 
 def inputs_of(low: float, high: float, sequences: int, tokens: int, width: int, generator: torch.Generator) -> Tensor:
-    """Inputs at which dot-product attention is least Lipschitz, (B, N, D): the first token 0, the others uniform."""
+    """Inputs at which the slope of dot-product attention is steepest, (B, N, D): first token 0, the others uniform."""
     drawn_BND = torch.rand(sequences, tokens, width, generator=generator, dtype=torch.float64)
     x_BND = low + (high - low) * drawn_BND
     x_BND[:, 0] = 0
@@ -74,18 +74,19 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: weights (trained | initialised | fresh), part, layer, attention, tokens, width, inputs (their range),
     coefficient, iteration.
 
-    part: attention, g(x) = x + c f(x) inverted from g(x), or network: the inputs of layer `layer` as found from the
-    last state, each sub-layer undone by as many iterations; of those only the last is a row, coefficient is 1, inputs
-    test. error: largest |x^ - x| over sequences, tokens and coordinates, relative_error over the largest |x|;
-    error_median: the median over sequences of each one's largest. loss_fall, of a trained model (Subject.how_trained).
+    part: attention, g(x) = x + c f(x) inverted from g(x); or network, the inputs of layer `layer` computed from the
+    last state by undoing each sub-layer with this many iterations. A network has rows for the last iteration only,
+    with coefficient 1 and inputs `test`. error: largest |x^ - x| over sequences, tokens and coordinates;
+    relative_error: the same over the largest |x|; error_median: the median over sequences of each one's largest.
+    loss_fall, of a trained model: see Subject.how_trained.
 
-    An error that stays says that the iteration does not invert g, which a contraction rules out; g may have an inverse
-    all the same.
+    An error that does not vanish shows that the iteration does not invert g, so that f is no contraction. g may still
+    have an inverse.
     """
     parts = []
     if options.attentions:
         for attention, tokens, width in product(options.attentions, options.tokens, options.widths):
-            # every kind of attention is asked at the same inputs
+            # the same inputs for every kind of attention
             generator = generator_for(subject.seed, "invertibility", 1)
             kind = attention.removeprefix("contractive_")
             layer = fresh_layer(kind, width, options.heads, options.gain, generator, tied=options.tied)
@@ -198,7 +199,7 @@ COLUMNS = [
 
 
 def check_plan(plan: Plan, options: Options) -> None:
-    """ConfigError for a network that has no inverse here, and where it is contractive for too few keys."""
+    """Raise ConfigError for a network that cannot be inverted here, or that is contractive for too few keys."""
     if options.network:
         _check_network(plan.model)
     if not options.attentions:

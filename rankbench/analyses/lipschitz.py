@@ -1,4 +1,4 @@
-"""Lipschitz constants of a layer, of blocks, of a network: bounds, certificates at data, what is measured.
+"""Lipschitz constants of a layer, of blocks and of a network: bounds, certificates at data, measurements.
 
 Kim et al. 2021, Figs. 2, 7 and 8; formulas in rankbench.measures.lipschitz_bounds. Every number here is float64.
 
@@ -38,7 +38,7 @@ from rankbench.seeds import generator_for
 
 @dataclass(frozen=True)
 class Options:
-    """Which layer is bounded and measured, and how the ascent looks for inputs."""
+    """Which layer is bounded and measured, and how the ascent searches for inputs."""
 
     layer: str | None = key("A fresh layer of this kind. null: the layers of the model.", choices=COVERED)
     width: int = key("Width of the fresh layer.", at_least=1)
@@ -82,12 +82,12 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     weight. kind: what `value` is to the Lipschitz constant: exact; bound, never below it; lower_bound, never above it;
     estimate, neither. Quantities:
 
-    theorem: Kim et al., Theorem 3.2 as proved, of cosine attention rankbench.measures.lipschitz_bounds.cosine_bound
-    (inf: not Lipschitz, or none known); of blocks and networks the product of the parts' constants (Lemma 2.1).
-    theorem_printed: p = 2 as printed, an estimate. one_dimension: rankbench's own for one head of width 1. ball,
-    ball_castin: dot-product attention while all tokens are within `radius`. jacobian: the largest ||J||_p at the test
-    sequences. local: the largest certificate there, a bound on jacobian (not on other inputs). ascent, ascent_mirrored:
-    the largest ||J||_p of the ascent so far. spectral_norm: of a weight, by SVD.
+    theorem: Kim et al., Theorem 3.2 as proved; for cosine attention rankbench.measures.lipschitz_bounds.cosine_bound
+    (inf: not Lipschitz, or no constant known); for blocks and networks the product of the parts' constants (Lemma 2.1).
+    theorem_printed: p = 2 as printed, an estimate. one_dimension: rankbench's own bound for one head of width 1. ball,
+    ball_castin: bounds for dot-product attention while all tokens are within `radius`. jacobian: the largest ||J||_p at
+    the test sequences. local: the largest certificate there, a bound on jacobian (not on other inputs). ascent,
+    ascent_mirrored: the largest ||J||_p of the ascent so far. spectral_norm: of a weight, by SVD.
     """
     if options.layer is None:
         rows = list(_rows_of_subject(subject, options))
@@ -108,7 +108,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 def contracted(layer: AttentionLayer, kind: str, num_tokens: int) -> AttentionLayer:
-    """For contractive_l2 the layer divided by its bound for p = inf; for other kinds the layer as it is."""
+    """The layer divided by its bound for p = inf if it is contractive_l2, else the layer itself."""
     if kind != "contractive_l2":
         return layer
     return layer._replace(divisor=lipschitz_bounds.theorem_inf(layer._replace(divisor=1.0), num_tokens))
@@ -121,7 +121,7 @@ def _row(norm: str, quantity: str, kind: str, value: float) -> dict:
 def _constants(
     layer: AttentionLayer | None, num_tokens: int, options: Options, bounds: dict[str, float]
 ) -> Iterator[dict]:
-    """Rows of the constants that the weights of a layer give; bounds: those of the theorem, by norm."""
+    """Rows of the constants that follow from the weights of a layer. bounds: those of the theorem, by norm."""
     for norm in options.norms:
         yield _row(norm, "theorem", "bound", bounds[norm])
         if layer is None or not np.isfinite(bounds[norm]):
@@ -193,7 +193,7 @@ def _at(part: str, layer: int) -> dict:
 
 
 def _rows_of_parts(network: Network, num_tokens: int, options: Options) -> Iterator[dict]:
-    """Constants from weights alone: weights, attention, layers, the network."""
+    """Rows of the constants that follow from weights alone: of weights, attention, layers and the network."""
     whole = dict.fromkeys(options.norms, 1.0)
     for number, sublayers in enumerate(network.layers, 1):
         for sublayer in sublayers:
@@ -217,7 +217,7 @@ def _rows_of_parts(network: Network, num_tokens: int, options: Options) -> Itera
 def _layer_bound(
     sublayers: list[Sublayer], p: str, of_attention: float, scales: dict[str, float] | None = None
 ) -> float:
-    """Bound on a layer's constant from that of its attention; scales: the largest scale of each sub-layer's norm."""
+    """Bound on a layer's constant, from that of its attention. scales: the largest scale of each sub-layer's norm."""
     product = 1.0
     for sublayer in sublayers:
         of_part = of_attention if sublayer.kind == "attention" else mlp_bound(sublayer.part, p)
@@ -227,7 +227,7 @@ def _layer_bound(
 
 
 def _rows_at_data(network: Network, inputs: Tensor, options: Options) -> Iterator[dict]:
-    """Jacobian norms and local certificates at each sequence; the largest of each."""
+    """Rows of the largest Jacobian norm and the largest local certificate over the sequences."""
     largest: dict[tuple, float] = {}
 
     def keep(part: str, layer: int, norm: str, quantity: str, kind: str, value: float) -> None:
@@ -272,7 +272,7 @@ def _rows_at_data(network: Network, inputs: Tensor, options: Options) -> Iterato
 
 
 def _largest_scale(scale_BN1: Tensor | None) -> float:
-    """1 where there is no norm."""
+    """Largest scale of the sub-layer's norm; 1 if it has none."""
     return 1.0 if scale_BN1 is None else scale_BN1.max().item()
 
 
@@ -283,7 +283,7 @@ def _through(sublayers: Iterable[Sublayer], x_BND: Tensor) -> Tensor:
 
 
 def _of_one_sequence(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A map of batches as one of a single sequence (N, D)."""
+    """Map of a single sequence (N, D) from a map of batches."""
     return lambda x_ND: function(x_ND[None])[0]
 
 

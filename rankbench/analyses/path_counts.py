@@ -15,7 +15,7 @@ from rankbench.plots.path_counts import draw_path_counts
 
 @dataclass(frozen=True)
 class Options:
-    """Which networks are counted. The model itself is not, where architectures or layers and heads name others."""
+    """Which networks are counted. If these keys name other networks, the model itself is not counted."""
 
     architectures: list[str] = key("Names in known. []: the model, or the network of the next two keys.")
     layers: int | None = key("Layers of one more network with skips. null: the model's.", between=(1, 1024))
@@ -36,9 +36,8 @@ class Options:
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: architecture, path_length 0..L; columns layers, heads, log10_count, share, cumulative_share.
 
-    A path's length is the number of heads that it passes; log10_count is -inf where no path has the length (a network
-    without skips), share is of all paths, cumulative_share of those up to this length. Nothing is measured: the
-    weights play no part.
+    A path's length is the number of heads that it passes; log10_count is -inf if no path has the length (a network
+    without skips). share: of all paths; cumulative_share: of the paths up to this length. The weights play no part.
     """
     cfg = subject.model.cfg
     networks = [(name, *options.known[name], True) for name in options.architectures]
@@ -51,22 +50,22 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     parts = []
     for name, layers, heads, skip in networks:
         lengths = path_length_distribution(layers, heads, skip)
-        places = {"architecture": name, "layers": layers, "heads": heads, "path_length": range(layers + 1)}
-        parts.append(pd.DataFrame(places | lengths._asdict()))
+        columns = {"architecture": name, "layers": layers, "heads": heads, "path_length": range(layers + 1)}
+        parts.append(pd.DataFrame(columns | lengths._asdict()))
     return pd.concat(parts, ignore_index=True)
 
 
 def digest(table: pd.DataFrame) -> str:
     """Number of paths, mean and spread of their length, for a terminal."""
     rows = []
-    for name, one in table[table.seed == table.seed.min()].groupby("architecture", sort=False):
-        mean = (one.share * one.path_length).sum()
-        spread = (one.share * (one.path_length - mean) ** 2).sum() ** 0.5
-        layers, heads = one.layers.iloc[0], one.heads.iloc[0]
-        total = one.log10_count.max() - math.log10(one.share[one.log10_count.idxmax()])
+    for name, rows_of_name in table[table.seed == table.seed.min()].groupby("architecture", sort=False):
+        mean = (rows_of_name.share * rows_of_name.path_length).sum()
+        spread = (rows_of_name.share * (rows_of_name.path_length - mean) ** 2).sum() ** 0.5
+        layers, heads = rows_of_name.layers.iloc[0], rows_of_name.heads.iloc[0]
+        total = rows_of_name.log10_count.max() - math.log10(rows_of_name.share[rows_of_name.log10_count.idxmax()])
         rows.append([name, layers, heads, f"10^{total:.1f}", f"{mean:.2f} of {layers}", f"{spread:.2f}"])
-    shown = pd.DataFrame(rows, columns=["architecture", "layers", "heads", "paths", "mean length", "sd"])
-    return f"paths by length\n{shown.to_string(index=False)}"
+    printed = pd.DataFrame(rows, columns=["architecture", "layers", "heads", "paths", "mean length", "sd"])
+    return f"paths by length\n{printed.to_string(index=False)}"
 
 
 ANALYSIS = Analysis(Options, table, draw_path_counts, digest, ("log10_count",), most_panels=12)

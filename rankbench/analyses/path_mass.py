@@ -29,6 +29,7 @@ from rankbench.tasks.task import majority_baselines, score
 log = logging.getLogger(__name__)
 
 RANKS = ("attention_stable_rank", "attention_effective_rank", "attention_relative_residual")
+WHOLE = ("whole", None, None, None)  # of the rows: all of the output, beside its parts
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     layers, heads, skip = model.path_choices
     test = subject.test[: options.sequences]
     parts = [{"part": "length", "path_length": k} for k in range(layers + 1)] + [{"part": "bias"}]
-    places = [(layer, head) for layer in range(1, layers + 1) for head in range(1, heads + 1)]
-    parts += [{"part": "head", "layer": layer, "head": head} for layer, head in places]
+    heads_of_layers = [(layer, head) for layer in range(1, layers + 1) for head in range(1, heads + 1)]
+    parts += [{"part": "head", "layer": layer, "head": head} for layer, head in heads_of_layers]
     numbers = len(parts) * test.inputs.shape[1] * model.width
     at_a_time = max(1, NUMBERS_AT_A_TIME // numbers)
     chunks = [_sums(model, test[at : at + at_a_time], options.mlp) for at in range(0, len(test.inputs), at_a_time)]
@@ -84,27 +85,27 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     )
 
 
-def _sums(model: Transformer, some: Batch, mlp: str) -> dict[str, Tensor]:
+def _sums(model: Transformer, batch: Batch, mlp: str) -> dict[str, Tensor]:
     """Sums over these sequences, or their scored tokens, of what the table's rows are means of."""
-    network = FrozenNetwork(model, some.inputs, mlp)
+    network = FrozenNetwork(model, batch.inputs, mlp)
     by_length_KBND, bias_BND, state_BND = network.sums_by_length()
     parts_TBND = torch.cat([by_length_KBND, bias_BND[None], sums_through_heads(network).flatten(0, 1)])
-    gradient_BND = torch.func.grad(lambda x_BND: score(model.read_out(x_BND), some.targets).loss)(state_BND)
-    whole = score(model.read_out(state_BND), some.targets)
-    left = [score(model.read_out(state_BND - part_BND), some.targets) for part_BND in parts_TBND]
-    present_BN = model.present(some.inputs)
-    there = 1.0 if present_BN is None else present_BN[..., None]
-    sizes_TB, size_B = frobenius_norm(parts_TBND * there), frobenius_norm(state_BND * there)
+    gradient_BND = torch.func.grad(lambda x_BND: score(model.read_out(x_BND), batch.targets).loss)(state_BND)
+    whole = score(model.read_out(state_BND), batch.targets)
+    left = [score(model.read_out(state_BND - part_BND), batch.targets) for part_BND in parts_TBND]
+    present_BN = model.present(batch.inputs)
+    present_BN1 = 1.0 if present_BN is None else present_BN[..., None]
+    sizes_TB, size_B = frobenius_norm(parts_TBND * present_BN1), frobenius_norm(state_BND * present_BN1)
     return {
         "mass_T": torch.where(size_B > 0, sizes_TB / size_B, 0).sum(1),
         "num_undefined": (size_B == 0).sum(),
         "gradient_mass_T": (parts_TBND * gradient_BND).flatten(1).sum(1),
-        "loss_without_T": torch.stack([one.loss for one in left]),
-        "accuracy_without_T": torch.stack([one.right for one in left]),
+        "loss_without_T": torch.stack([score_without.loss for score_without in left]),
+        "accuracy_without_T": torch.stack([score_without.right for score_without in left]),
         "loss": whole.loss,
         "right": whole.right,
         "tokens": whole.tokens,
-        **_ranks(model, some.inputs),
+        **_ranks(model, batch.inputs),
     }
 
 
@@ -134,17 +135,18 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     for weights, module in subject.modules.items():
         heads = heads_of(module, example)
         sums: dict[tuple, dict[str, Tensor]] = {}
-        for some, tape in recorded(module, example, heads):
+        for chunk, tape in recorded(module, example, heads):
             lengths = tape.sums()
             state = lengths.state_BND
             gradient = None
-            if some.targets is not None:
-                gradient = torch.func.grad(lambda x, targets: score(x, targets).loss)(state, some.targets)
-            for place, part in (*_parts(tape, lengths, heads), (("whole", None, None, None), torch.zeros_like(state))):
-                numbers = _of_part(part, state, gradient, some)
-                before = sums.get(place, dict.fromkeys(numbers, 0))
-                sums[place] = {name: before[name] + number for name, number in numbers.items()}
-        whole = sums.pop(("whole", None, None, None))
+            if chunk.targets is not None:
+                gradient = torch.func.grad(lambda x, targets: score(x, targets).loss)(state, chunk.targets)
+            parts = [*_parts(tape, lengths, heads), (WHOLE, torch.zeros_like(state))]
+            for row_key, part in parts:
+                numbers = _of_part(part, state, gradient, chunk)
+                before = sums.get(row_key, dict.fromkeys(numbers, 0))
+                sums[row_key] = {name: before[name] + number for name, number in numbers.items()}
+        whole = sums.pop(WHOLE)
         for (kind, length, layer, head), numbers in sums.items():
             count = heads.num_paths[length] if kind == "length" else heads.num_paths_through(layer)
             row = dict.fromkeys(COLUMNS) | {"part": kind, "path_length": length, "layer": layer, "head": head}

@@ -101,7 +101,7 @@ class Reading(NamedTuple):
         scores = [score(read_out(subject.model, sum_BND, readout), batch.targets) for sum_BND in sums_GBND]
         lengths_B, present_BN = subject.model.lengths(batch.inputs), subject.model.present(batch.inputs)
         residuals = [value_per_length(_relative_residual, sum_BND, lengths_B) for sum_BND in sums_GBND]
-        score_G3 = torch.stack([torch.stack([part.double() for part in one]) for one in scores])
+        score_G3 = torch.stack([torch.stack([part.double() for part in parts]) for parts in scores])
         return cls(score_G3, _norms(sums_GBND, present_BN), torch.stack(residuals))
 
     @classmethod
@@ -178,11 +178,11 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
 def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) -> list[dict]:
     model = subject.model
     layers, heads, skip = model.path_choices
-    places = list(product(model.path_lengths, options.subset_sizes, range(options.repeats)))
-    if not places:
+    draws = list(product(model.path_lengths, options.subset_sizes, range(options.repeats)))
+    if not draws:
         return []
     groups = []
-    for number, (length, size, _) in enumerate(places):
+    for number, (length, size, _) in enumerate(draws):
         # the same subsets for both schemes, so that these are compared on the same paths
         generator = generator_for(subject.seed, "paths", number)
         groups.append(
@@ -205,7 +205,7 @@ def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) 
         parts.append(Reading.of(subject, sums_of_groups(network, groups), batch, options.readout))
     reading = Reading.joined(parts)
     rows = []
-    for group, ((length, size, repeat), paths) in enumerate(zip(places, groups, strict=True)):
+    for group, ((length, size, repeat), paths) in enumerate(zip(draws, groups, strict=True)):
         row = _row(subject, scheme, "sampled", length) | reading.row(group)
         rows.append(row | {"subset_size": size, "repeat": repeat, "num_paths": len(paths)})
     return rows
@@ -227,14 +227,14 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     example, rows = subject.example[: options.sequences], []
     for weights, module in subject.modules.items():
         heads, parts, remainder = heads_of(module, example), [], 0.0
-        for some, sums in module_sums(module, example, heads):
+        for chunk, sums in module_sums(module, example, heads):
             sums_KBNC = torch.cat([sums.by_length_KBND, sums.state_BND[None]])
-            present = some.present(sums_KBNC.shape[-2])
+            present = chunk.present(sums_KBNC.shape[-2])
             scores_G3 = torch.full((len(sums_KBNC), 3), float("nan"), dtype=torch.float64)
-            if some.targets is not None:
-                each = [score(sum_BNC, some.targets) for sum_BNC in sums_KBNC]
+            if chunk.targets is not None:
+                each = [score(sum_BNC, chunk.targets) for sum_BNC in sums_KBNC]
                 scores_G3 = torch.stack([torch.stack([number.double() for number in of_sum]) for of_sum in each])
-            residuals = [value_per_length(_relative_residual, sum_BNC, some.lengths_B) for sum_BNC in sums_KBNC]
+            residuals = [value_per_length(_relative_residual, sum_BNC, chunk.lengths_B) for sum_BNC in sums_KBNC]
             parts.append(Reading(scores_G3, _norms(sums_KBNC, present), torch.stack(residuals)))
             remainder = max(remainder, sums.remainder)
         log.info("%s, %s weights: path sums and output differ by %.1e (relative)", subject.name, weights, remainder)

@@ -1,6 +1,6 @@
-"""How few paths carry the prediction: accuracy against the number of frozen paths kept.
+"""How few paths carry the prediction: accuracy by the number of frozen paths that are kept.
 
-The read-out is linear, so each path has logits of its own; with those of the bias term they add up to the network's.
+The read-out is linear, so each path has its own logits. With those of the bias term they add up to the network's.
 Paths are chosen on training sequences and scored on the test set.
 
 Shapes: B batch, N token, D width, L layer, P path, C class or output dimension.
@@ -40,12 +40,12 @@ class Options:
 
 @torch.no_grad()
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: order (greedy | norm | random), repeat (random alone), kept: the first `kept` paths of the order and the
-    bias term, read out. kept=0 is the bias term alone, the last kept the whole network.
+    """Rows: order (greedy | norm | random), repeat (of random only), kept: the read-out of the bias term and the first
+    `kept` paths of the order. kept=0 is the bias term alone, the largest kept the whole network.
 
-    greedy adds the path that lowers the loss on the selection sequences most (or raises it least); norm takes paths by
-    their outputs' Frobenius norm there. Columns: kept_share (of all paths), accuracy (share of tokens), loss (per
-    token), path_length (mean over the kept paths); then the whole network and the commonest class.
+    greedy adds the path that gives the lowest loss on the selection sequences; norm takes paths by the Frobenius norm
+    of their outputs there. Columns: kept_share (of all paths), accuracy (share of tokens), loss (per
+    token), path_length (mean over the kept paths); then the numbers of the whole network and of the commonest class.
     """
     model = subject.model
     number = _check_number(model, options)
@@ -55,9 +55,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     orders = list(_orders(subject, chosen, paths_PL, options))
     counts = np.unique(np.r_[0, np.geomspace(1, number, options.counts).round().astype(int)])
     sums: list[list[Score]] = [[] for _ in orders]
-    for some, logits_PBNC, bias_BNC, _ in _logits(model, test, paths_PL, options.mlp):
+    for batch, logits_PBNC, bias_BNC, _ in _logits(model, test, paths_PL, options.mlp):
         for scores, (_, _, order_P) in zip(sums, orders, strict=True):
-            scores.append(_scores(logits_PBNC[order_P], bias_BNC, some.targets, counts))
+            scores.append(_scores(logits_PBNC[order_P], bias_BNC, batch.targets, counts))
     used_P = (paths_PL > 0).sum(1)
     rows = []
     for scores, (order, repeat, order_P) in zip(sums, orders, strict=True):
@@ -66,7 +66,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             row = {"order": order, "repeat": repeat, "kept": int(kept), "kept_share": kept / number}
             row |= {"accuracy": right.item(), "loss": loss.item()}
             rows.append(row | {"path_length": used_P[order_P[:kept]].mean() if kept else None})
-    outputs = torch.cat([model(some) for some in test.inputs.split(1000)])
+    outputs = torch.cat([model(inputs) for inputs in test.inputs.split(1000)])
     whole = score(outputs, test.targets)
     return pd.DataFrame(rows).assign(
         whole_accuracy=whole.accuracy.item(),
@@ -76,7 +76,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 def _check_number(model: Transformer, options: Options) -> int:
-    """How many paths the network has; ConfigError if more than analysis.pruning.max_paths."""
+    """Number of paths of the network; ConfigError if more than analysis.pruning.max_paths."""
     layers, heads, skip = model.path_choices
     number = sum(num_paths(layers, heads, length, skip) for length in model.path_lengths)
     if number > options.max_paths:
@@ -88,14 +88,14 @@ def _check_number(model: Transformer, options: Options) -> int:
 
 
 def check_plan(plan: Plan, options: Options) -> None:
-    """ConfigError for a network of too many paths."""
+    """Raise ConfigError for a network with too many paths."""
     _check_number(plan.model, options)
 
 
 def _orders(
     subject: Subject, chosen: Batch, paths_PL: np.ndarray, options: Options
 ) -> Iterator[tuple[str, int | None, np.ndarray]]:
-    """Each order asked for, with the number of its repeat, as indices into the paths."""
+    """Each order of the options with the number of its repeat, as indices of paths."""
     if {"greedy", "norm"} & set(options.orders):
         parts = list(_logits(subject.model, chosen, paths_PL, options.mlp))
         logits_PBNC = torch.cat([part[1] for part in parts], dim=1)
@@ -115,19 +115,19 @@ def _orders(
 def _logits(
     model: Transformer, batch: Batch, paths_PL: np.ndarray, mlp: str
 ) -> Iterator[tuple[Batch, Tensor, Tensor, Tensor]]:
-    """A few sequences at a time: the sequences, logits of each path and of the bias term, and each path's ||Y_p||^2."""
+    """For a few sequences at a time: the sequences, the logits of each path and of the bias term, and ||Y_p||^2."""
     numbers = len(paths_PL) * batch.inputs.shape[1] * model.width
     at_a_time = max(1, NUMBERS_AT_A_TIME // numbers)
     for begin in range(0, len(batch.inputs), at_a_time):
-        some = batch[begin : begin + at_a_time]
-        network = FrozenNetwork(model, some.inputs, mlp)
+        chunk = batch[begin : begin + at_a_time]
+        network = FrozenNetwork(model, chunk.inputs, mlp)
         outputs_PBND = sums_of_groups(network, list(paths_PL[:, None]))
-        present_BN = model.present(some.inputs)
+        present_BN = model.present(chunk.inputs)
         if present_BN is not None:
             outputs_PBND *= present_BN[..., None]
         logits_PBNC = outputs_PBND @ model.read_out.weight.T
         yield (
-            some,
+            chunk,
             logits_PBNC,
             model.read_out(network.sums_by_length().bias_BND),
             outputs_PBND.flatten(1).square().sum(1),
@@ -135,18 +135,20 @@ def _logits(
 
 
 def greedy_order(logits_PBNC: Tensor, bias_BNC: Tensor, targets: Tensor) -> np.ndarray:
-    """Indices of all paths, (P,): at each step the one that, added to those before it, gives the smallest loss."""
+    """Indices of all paths, (P,): each step adds the path that gives the smallest loss with those before it."""
     scored_BN = is_scored(targets)
     rest_PTC, sum_TC, targets_T = logits_PBNC[:, scored_BN], bias_BNC[scored_BN], targets[scored_BN]
     left = list(range(len(logits_PBNC)))
     at_a_time = max(1, NUMBERS_AT_A_TIME // sum_TC.numel())
     order = []
     while left:
-        losses_P = torch.cat([_losses(sum_TC + some, targets_T) for some in rest_PTC[: len(left)].split(at_a_time)])
+        losses_P = torch.cat(
+            [_losses(sum_TC + paths_PTC, targets_T) for paths_PTC in rest_PTC[: len(left)].split(at_a_time)]
+        )
         best = int(losses_P.argmin())
         sum_TC = sum_TC + rest_PTC[best]
         order.append(left[best])
-        # the last one takes the place of the one that goes: no copy of all the others
+        # the last path replaces the chosen one, so that the others need not be copied
         rest_PTC[best] = rest_PTC[len(left) - 1]
         left[best] = left[-1]
         left.pop()
@@ -162,7 +164,7 @@ def _losses(outputs_PTC: Tensor, targets: Tensor) -> Tensor:
 
 
 def _scores(logits_PBNC: Tensor, bias_BNC: Tensor, targets: Tensor, counts: np.ndarray) -> Score:
-    """Loss and right answers (M,) of the bias term and the first so many paths."""
+    """Scores of the bias term with the first `count` paths, for each of the M counts."""
     sums_PBNC = torch.cat([bias_BNC[None], logits_PBNC]).cumsum_(0)
     scores = [score(sums_PBNC[kept], targets) for kept in counts]
     loss, right, tokens = zip(*scores, strict=True)
@@ -172,10 +174,10 @@ def _scores(logits_PBNC: Tensor, bias_BNC: Tensor, targets: Tensor, counts: np.n
 def digest(table: pd.DataFrame) -> str:
     """Accuracy at some numbers of paths kept, mean over seeds and repeats, for a terminal."""
     mean = table.pivot_table("accuracy", "order", "kept", "mean", sort=False)
-    shown = thinned(mean, 9)
+    accuracies = thinned(mean, 9)
     whole, majority = table.whole_accuracy.mean(), table.majority_accuracy.mean()
     return (
-        f"accuracy by number of paths kept (mean of {table.seed.nunique()} seeds)\n{shown.round(3).to_string()}\n"
+        f"accuracy by number of paths kept (mean of {table.seed.nunique()} seeds)\n{accuracies.round(3).to_string()}\n"
         f"whole network {whole:.3f}, commonest class {majority:.3f}"
     )
 

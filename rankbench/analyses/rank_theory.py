@@ -1,7 +1,7 @@
-"""What heads of a rank can and cannot do, by formula and by trying it out (formulas in
+"""What heads of a given rank can and cannot do, by formula and by experiment (formulas in
 rankbench.measures.amsel_theory).
 
-The task is the nearer of two orthonormal points for a uniform query; no trained network takes part.
+The task is the nearer of two orthonormal points for a uniform query; no network is trained.
 Shapes: B batch, H head, D dimension.
 """
 
@@ -27,7 +27,7 @@ from rankbench.tasks import Batch
 from rankbench.tasks.nearest_neighbor import NearestNeighbor, on_sphere
 
 AT_A_TIME = 2000  # sequences in one forward pass
-# What a network of plain softmax heads is, whatever the model at hand has beside them.
+# The keys of a network of plain softmax heads; they replace those of the given model.
 BARE = {"tied_qk": False, "value_width": None, "kv_groups": None, "latent_width": None, "head_reduction": "sum"}
 BARE |= {"attention": "dot", "temperature": 1.0, "mix_attention": 1.0, "mix_identity": 0.0, "mix_uniform": 0.0}
 BARE |= {"skip_scale": 1.0, "branch_scale": 1.0, "mlp": False, "mlp_skip": False, "norm": "none", "bias": False}
@@ -57,10 +57,10 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
     error: squared error summed over coordinates. Forms: bound_sharp, bound_slide, bound_any (lower bounds); of random
     rank-1 heads equal_weights, optimal_weights (this seed's heads, solved exactly) and majority_vote; construction (the
-    vote as a network of two layers); full_rank (one head, hardmax). fewest_heads: heads that the bound asks for, value
-    the error. right: how often one random rank-1 head is. attention_matrix: relative Frobenius error at rank r of
-    random row-stochastic matrices of `dimension` tokens. sparse_margin: by how much one of so many random keys of
-    width r stands out from the others.
+    vote as a network of two layers); full_rank (one head, hardmax). fewest_heads: heads that the bound requires, value
+    the error. right: how often one random rank-1 head is right. attention_matrix: relative Frobenius error at rank r of
+    random row-stochastic matrices of `dimension` tokens. sparse_margin: by how much the score of one of
+    `heads` random keys of width r can exceed those of the others.
     """
     return pd.DataFrame(
         [*_bounds(options), *_random_heads(subject.model.cfg, subject.seed, options), *_matrices(subject.seed, options)]
@@ -68,8 +68,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 def _row(quantity: str, form: str, kind: str, dimension: int, rank: int, heads: float, value: float, error=0.0) -> dict:
-    place = {"quantity": quantity, "form": form, "kind": kind, "dimension": dimension, "rank": rank, "heads": heads}
-    return place | {"value": value, "standard_error": error}
+    columns = {"quantity": quantity, "form": form, "kind": kind, "dimension": dimension, "rank": rank, "heads": heads}
+    return columns | {"value": value, "standard_error": error}
 
 
 def _bounds(options: Options) -> Iterator[dict]:
@@ -97,7 +97,7 @@ def _random_heads(cfg: ModelConfig, seed: int, options: Options) -> Iterator[dic
         query_BD = batch.inputs[:, 2]
         sign_B = (difference_BD * query_BD).sum(1).sign()
         for number, heads in enumerate(options.votes):
-            # other heads for each pair: their mean is over heads, too
+            # every pair has its own heads, so the mean is over heads, too
             generator = generator_for(seed, "random heads", number)
             directions_BHD = on_sphere((options.samples, heads), dimension, generator)
             votes_BH = (directions_BHD @ difference_BD[..., None] * (directions_BHD @ query_BD[..., None])).sign()[
@@ -111,16 +111,16 @@ def _random_heads(cfg: ModelConfig, seed: int, options: Options) -> Iterator[dic
             kappa, rho = theory.agreement(dimension), theory.likeness(dimension)
             weight = kappa / (1 + (heads - 1) * rho)
             half_B = (sign_B - weight * sum_B).square() / 2
-            shown = (dimension, 1, heads)
-            yield _row("error", "equal_weights", "formula", *shown, theory.equal_weights(dimension, heads))
-            yield _row("error", "equal_weights", "measured", *shown, *_moments(half_B))
+            size = (dimension, 1, heads)
+            yield _row("error", "equal_weights", "formula", *size, theory.equal_weights(dimension, heads))
+            yield _row("error", "equal_weights", "measured", *size, *_moments(half_B))
             queries_HD = on_sphere((heads,), dimension, generator)
-            yield _row("error", "optimal_weights", "formula", *shown, theory.optimal_weights(queries_HD))
-            yield _row("error", "majority_vote", "formula", *shown, theory.majority_vote(dimension, heads))
-            yield _row("error", "majority_vote", "measured", *shown, *_moments(2 * wrong_B))
-            if heads % 2:  # of an even number a draw shows both points: no vote
+            yield _row("error", "optimal_weights", "formula", *size, theory.optimal_weights(queries_HD))
+            yield _row("error", "majority_vote", "formula", *size, theory.majority_vote(dimension, heads))
+            yield _row("error", "majority_vote", "measured", *size, *_moments(2 * wrong_B))
+            if heads % 2:  # an even number of heads can draw, which gives no vote
                 network = construction(cfg, queries_HD)
-                yield _row("error", "construction", "measured", *shown, *_error(network, batch))
+                yield _row("error", "construction", "measured", *size, *_error(network, batch))
 
 
 def _matrices(seed: int, options: Options) -> Iterator[dict]:
@@ -128,7 +128,7 @@ def _matrices(seed: int, options: Options) -> Iterator[dict]:
         generator = generator_for(seed, "matrices", tokens)
         if rank < tokens:
             scores = torch.randn(options.matrices, tokens, tokens, generator=generator, dtype=torch.float64)
-            missed = torch.tensor([theory.low_rank_attention_error(one.softmax(1), rank) for one in scores])
+            missed = torch.tensor([theory.low_rank_attention_error(scores_NN.softmax(1), rank) for scores_NN in scores])
             yield _row("attention_matrix", "truncated_scores", "measured", tokens, rank, 1, *_moments(missed))
         if rank > 1:
             margins = [theory.sparse_margin(tokens, rank, generator) for _ in range(options.matrices)]
@@ -136,23 +136,23 @@ def _matrices(seed: int, options: Options) -> Iterator[dict]:
 
 
 def _moments(values: Tensor) -> tuple[float, float]:
-    """Mean and its standard error."""
+    """Mean and standard error of the mean."""
     return values.mean().item(), values.std().item() / math.sqrt(len(values))
 
 
 def _error(network: Transformer, batch: Batch) -> tuple[float, float]:
-    outputs = torch.cat([network(some)[:, -1] for some in batch.inputs.split(AT_A_TIME)])
+    outputs = torch.cat([network(chunk)[:, -1] for chunk in batch.inputs.split(AT_A_TIME)])
     return _moments((outputs - batch.targets[:, -1]).square().sum(1))
 
 
 def pairs(dimension: int) -> NearestNeighbor:
-    """The nearer of two orthonormal points for a separate query: what the bounds are about."""
+    """The task of the bounds: the nearer of two orthonormal points to a separate query."""
     return NearestNeighbor("nearest_neighbor", dimension, 2, "nearest", "separate", None, 1)
 
 
 @torch.no_grad()
 def full_rank_head(cfg: ModelConfig, dimension: int) -> Transformer:
-    """One head of full rank, W_QK = W_VO = 1: with hardmax it is the nearest neighbour, exactly. cfg: any model's."""
+    """One head of full rank, W_QK = W_VO = 1: with hardmax it is exactly the nearest neighbour. cfg: of any model."""
     sizes = {"width": dimension, "layers": 1, "heads": 1, "head_width": dimension}
     network = _network(cfg, dimension, **sizes, skip=False, positions="none")
     eye = torch.eye(dimension, dtype=torch.float64)
@@ -166,11 +166,11 @@ def full_rank_head(cfg: ModelConfig, dimension: int) -> Transformer:
 
 @torch.no_grad()
 def construction(cfg: ModelConfig, queries_HD: Tensor) -> Transformer:
-    """Two layers of rank-1 hardmax heads that let random heads vote for one of two points, and then look it up.
+    """Two layers of rank-1 hardmax heads: random heads vote for one of two points, then one head looks it up.
 
     Tokens are (point, index, tally, answer): the index is +1, -1 and 0 for the query, from learned positions. Layer 1:
     the query attends by head h to the point of larger (x.q_h)(q_h.y) and adds its index to the tally. Layer 2: one head
-    compares the tally with the indices and copies the point that it finds to the answer. cfg: any model's.
+    compares the tally with the indices and copies the winning point to the answer. cfg: of any model.
     """
     heads, dimension = queries_HD.shape
     width = 2 * dimension + 2
@@ -194,7 +194,7 @@ def construction(cfg: ModelConfig, queries_HD: Tensor) -> Transformer:
 
 
 def _network(cfg: ModelConfig, dimension: int, **keys: object) -> Transformer:
-    """Attention to all tokens but oneself, without norms, MLPs and biases; float64, every weight 0."""
+    """Network of attention to all other tokens, without norms, MLPs and biases; float64, every weight 0."""
     bare = dataclasses.replace(cfg, **(BARE | keys))
     sizes = {"num_inputs": dimension, "num_outputs": dimension, "length": 3}
     with torch.device("meta"):
@@ -206,7 +206,7 @@ def _network(cfg: ModelConfig, dimension: int, **keys: object) -> Transformer:
 
 
 def digest(table: pd.DataFrame) -> str:
-    """Errors by form and heads, and the fewest heads by the bounds, for a terminal."""
+    """Errors by form and number of heads, and the fewest heads that the bounds allow, for a terminal."""
     errors = table[table.quantity == "error"].assign(form=table.form + " (" + table.kind + ")")
     first = errors[errors.dimension == errors.dimension.min()]
     mean = first.pivot_table("value", ["form", "rank"], "heads", "mean", sort=False).sort_index(axis=1)

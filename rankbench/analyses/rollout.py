@@ -17,9 +17,9 @@ from rankbench.plots.rollout import draw_rollout
 from rankbench.tasks.circle_arcs import CircleArcs
 from rankbench.tasks.task import Task
 
-ESCAPED = 100  # times the arcs' radius: so far out at the end, a run has left the circle for good
-OVERFLOW = 1e6  # times the radius: where a run is stopped, long before its numbers are infinite
-ROUNDING = 1e-12  # of the first distance: below it, float64 positions of the arcs' size differ by rounding alone
+ESCAPED = 100  # radii of the arcs: a run that ends farther out has left the circle for good
+OVERFLOW = 1e6  # radii at which a run is stopped, long before its numbers overflow
+ROUNDING = 1e-12  # of the first distance; positions that are closer differ by rounding alone
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: weights (trained | initialised), step, token (1, 2); in float64, from the start of the arcs.
 
     x, y: the token's position. distance: between the tokens. error: distance to the token's true position, on the arc
-    or past its end round the circle. All in the units of the radius. A run that leaves for infinity ends early.
+    or past its end round the circle. All in units of the radius. A run that diverges ends early.
 
     The same in all rows of a network: skip and mlp (whether it has them); one_step_error, of the trained step: the root
-    mean square distance of predicted and true next positions over the length of a step (1: as good as standing still);
-    collapsed, escaped: whether the last distance is under collapsed_below of the first, and whether a token is beyond
-    ESCAPED radii at the end (else 0); half_step: the first step with at most half the first distance (nan: none);
-    log10_distance_slope: least-squares slope per step of the logarithm of the distance, up to the step at which only
-    rounding is left of it.
+    mean square distance of predicted and true next positions over the length of a step (1: no better than standing
+    still); collapsed, escaped: whether the last distance is under collapsed_below of the first, and whether a token is
+    beyond ESCAPED radii at the end (else 0); half_step: the first step with at most half the first distance (nan:
+    none); log10_distance_slope: least-squares slope per step of the logarithm of the distance, up to the step at which
+    only rounding is left of the distance.
     """
     task = subject.task
     _check_task(task)
@@ -58,13 +58,13 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 @torch.no_grad()
 def free_run(model: Transformer, task: CircleArcs, steps: int) -> np.ndarray:
-    """Positions (T, 2, 2) at the steps 0..steps, or fewer where the run leaves for infinity."""
+    """Positions (T, 2, 2) at the steps 0..steps, or fewer if the run diverges."""
     device = model.read_out.weight.device
     now_1NC = task.positions(torch.zeros(1)).to(device)
     path = [now_1NC]
     for _ in range(steps):
         now_1NC = model(now_1NC)
-        if not now_1NC.abs().max() < OVERFLOW * task.radius:  # nan, too, is no position
+        if not now_1NC.abs().max() < OVERFLOW * task.radius:  # also stops at nan
             break
         path.append(now_1NC)
     return torch.cat(path).cpu().numpy()
@@ -114,7 +114,7 @@ def _summary(path_TNC: np.ndarray, model: Transformer, task: CircleArcs, options
 
 
 def digest(table: pd.DataFrame) -> str:
-    """How many seeds collapse and escape, and how fast, for a terminal."""
+    """How many seeds collapse or escape, and how fast, for a terminal."""
     networks = table.drop_duplicates(["run", "model", "seed", "weights"])
     columns = ["collapsed", "escaped", "half_step", "one_step_error"]
     by_kind = networks.groupby(["model", "weights"], sort=False)[columns].mean()
@@ -125,7 +125,7 @@ def digest(table: pd.DataFrame) -> str:
 
 
 def check_plan(plan: Plan, _: Options) -> None:
-    """ConfigError for a task without a trajectory."""
+    """Raise ConfigError for a task without a trajectory."""
     _check_task(plan.task)
 
 

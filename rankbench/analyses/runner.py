@@ -27,9 +27,9 @@ from rankbench.runs.tables import read_table, with_who, write_table
 from rankbench.seeds import generator_for
 from rankbench.tasks import Corpus, Task, build_task
 
-HISTORIES = {"layers.csv": "history", "metrics.csv": "curve"}  # what training wrote, and the field of Subject
+HISTORIES = {"layers.csv": "history", "metrics.csv": "curve"}  # files of training, and their fields of Subject
 
-# What a table is a function of, as analyses.json records it, and in words.
+# Everything that determines a table, as analyses.json records it, and in words.
 KEY = {
     "options": "options",
     "subjects": "networks and their training",
@@ -40,14 +40,14 @@ KEY = {
 
 log = logging.getLogger(__name__)
 
-BASELINE_SEQUENCES = 10_000  # of an endless training stream, to count its commonest class
-CORPUS_SEQUENCES = 1_000  # of a corpus' training set, whose sequences are longer, for the same
+BASELINE_SEQUENCES = 10_000  # of an endless training stream, enough to count its commonest class
+CORPUS_SEQUENCES = 1_000  # the same of a corpus, whose sequences are longer
 
 
 def check_analyses(cfg: BaseConfig, measured: BaseConfig) -> None:
-    """ConfigError where an analysis does not exist, its options cannot be, or it does not fit task, model or training.
+    """Raise ConfigError for an unknown analysis, for wrong options, and for one that does not fit the task or model.
 
-    measured: the config of the task and the model, a run's own where the command measures a run.
+    measured: the config of the task and the model; if the command measures a run, the run's own.
     """
     options = options_of(cfg)
     if is_foreign(cfg):
@@ -67,7 +67,7 @@ def check_analyses(cfg: BaseConfig, measured: BaseConfig) -> None:
 
 
 def _check_foreign(cfg: AnalyzeConfig, options: dict[str, Any]) -> None:
-    """The same for a network that is not ours."""
+    """The same as `check_analyses`, for a network that is not ours."""
     for subject in checked_subjects(cfg):
         is_module = isinstance(subject, ModuleSubject)
         fit = [
@@ -89,7 +89,7 @@ def _check_foreign(cfg: AnalyzeConfig, options: dict[str, Any]) -> None:
 
 
 def options_of(cfg: BaseConfig) -> dict[str, Any]:
-    """The options of each analysis that the config names, typed; ConfigError for what does not exist."""
+    """The typed options of each analysis in the config; ConfigError for an unknown analysis, claim or figure."""
     for name in cfg.analysis:
         if name not in ANALYSES:
             raise ConfigError(unknown("analysis", name, ANALYSES))
@@ -106,17 +106,20 @@ def options_of(cfg: BaseConfig) -> dict[str, Any]:
 
 
 def subjects_of(cfg: AnalyzeConfig, machine: Machine) -> list[Subject] | list[ModuleSubject]:
-    """What the config asks to measure: a run, a network that is not ours, or fresh models."""
+    """The subjects that the config names: of a run, of a network that is not ours, or fresh models."""
     if cfg.run is not None:
         return subjects_of_run(find_run(cfg.run), machine)
     return foreign_subjects(cfg, machine) if is_foreign(cfg) else fresh_subjects(cfg, machine)
 
 
 def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
-    """Every seed of a trained run that has not diverged, with its trained and its initial weights."""
+    """Every seed of a trained run that has not diverged, with its trained and its initial weights.
+
+    ConfigError if all seeds have diverged, or if the checkpoint does not fit the config.
+    """
     cfg, stacked = run.config, run.weights()
     task = build_task(cfg.task)
-    diverged = {one["seed"] for one in run.summary().get("seeds", ()) if one["status"] == "diverged"}
+    diverged = {row["seed"] for row in run.summary().get("seeds", ()) if row["status"] == "diverged"}
     for seed in sorted(diverged):
         log.warning("seed %d of %s diverged and is left out", seed, run.name)
     subjects = []
@@ -134,9 +137,9 @@ def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
         # assigned, not copied: a copy would round the weights of a float64 run to the model's float32
         trained.load_state_dict({name: weight[index] for name, weight in stacked.items()}, assign=True)
         models = {"trained": trained, "initialised": initial_model(cfg.model, task, seed)}
-        mine = {name: rows[rows.seed == seed].reset_index(drop=True) for name, rows in histories.items()}
-        told = {HISTORIES[name]: rows for name, rows in mine.items()}
-        subjects.append(_subject(run.name, task, seed, models, machine, **told))
+        rows_of_seed = {name: rows[rows.seed == seed].reset_index(drop=True) for name, rows in histories.items()}
+        recorded = {HISTORIES[name]: rows for name, rows in rows_of_seed.items()}
+        subjects.append(_subject(run.name, task, seed, models, machine, **recorded))
     if not subjects:
         raise ConfigError(
             f"run={run.folder}: every seed diverged; train it with a lower optimizer.lr, or with trainer.clip"
@@ -159,7 +162,7 @@ def _subject(
     seed: int,
     models: dict[str, Transformer | Lstm],
     machine: Machine,
-    **told: pd.DataFrame,
+    **recorded: pd.DataFrame,
 ) -> Subject:
     if isinstance(task, Corpus):
         splits = task.splits()
@@ -169,19 +172,19 @@ def _subject(
         test = train if task.test_size is None else task.sample(task.test_size, generator_for(seed, "test"))
     train, test = (batch.to(machine.device, machine.dtype) for batch in (train, test))
     placed = {name: model.to(machine.device, machine.dtype).eval() for name, model in models.items()}
-    return Subject(run, seed, task, train, test, placed, **told)
+    return Subject(run, seed, task, train, test, placed, **recorded)
 
 
 def analyze_trained(cfg: TrainConfig, run: Run) -> list[str]:
-    """The analyses that a training config names, in its run's folder. They are in float64, whatever the network was
-    trained in, because sums are checked to rounding. Returns lines for the reader."""
+    """Run the analyses that a training config names, in its run's folder. They compute in float64 whatever the
+    training's precision, because sums are checked to rounding. Returns lines for the reader."""
     machine = Machine.prepare(dataclasses.replace(cfg, precision="fp64"))
     return analyze(cfg, subjects_of_run(run, machine), run.folder)
 
 
 def analyze_into(cfg: AnalyzeConfig, command: list[str] | None = None) -> list[str]:
-    """Everything that `rankbench analyze` leaves in the folder `cfg.out`: a record of config and machine, the tables,
-    figures and verdicts, and a summary. command: see `Machine.record`. Returns lines for the reader."""
+    """Write everything that `rankbench analyze` leaves in the folder `cfg.out`: a record of config and machine, tables,
+    figures, verdicts and a summary. command: see `Machine.record`. Returns lines for the reader."""
     machine, folder = Machine.prepare(cfg), Path(cfg.out)
     subjects = subjects_of(cfg, machine)
     write_text(folder / "config.yaml", config_text(cfg))
@@ -201,8 +204,8 @@ def analyze_into(cfg: AnalyzeConfig, command: list[str] | None = None) -> list[s
 def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], folder: Path) -> list[str]:
     """Run each analysis of the config on every subject and write <name>.csv, .png and .pdf; then verdicts.csv.
 
-    A table that the folder holds already is not computed again, if everything in KEY is the same. Returns lines for the
-    reader: digests, where the files are, verdicts.
+    A table in the folder is not computed again if everything in KEY is the same. Returns lines for the reader: digests,
+    files, verdicts.
     """
     options = options_of(cfg)
     done_file = folder / "analyses.json"
@@ -231,7 +234,7 @@ def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], fold
 
 
 def _fingerprint(subjects: list[Subject] | list[ModuleSubject]) -> str:
-    """A digest of all that an analysis sees: seeds, task, model, number type, every weight, what training recorded."""
+    """Digest of everything that an analysis reads: seeds, task, model, dtype, weights, and the records of training."""
     digest = hashlib.sha256()
     for subject in subjects:
         if isinstance(subject, ModuleSubject):
@@ -258,7 +261,7 @@ def _fingerprint(subjects: list[Subject] | list[ModuleSubject]) -> str:
 
 
 def _corpus_digest(task: Task) -> str | None:
-    """A digest of the texts that the task reads; None for a task that generates its sequences."""
+    """Digest of the texts that the task reads; None for a task that generates its sequences."""
     files = getattr(task, "files", [])
     if not files:
         return None
@@ -266,17 +269,17 @@ def _corpus_digest(task: Task) -> str | None:
 
 
 def _why_computed(csv: Path, record: dict[str, Any] | None, key: dict[str, Any]) -> str | None:
-    """Why a table is to be computed, as the end of a sentence; None where the folder holds it already."""
+    """Reason to compute a table, as the end of a sentence; None if the folder has it already."""
     if not csv.exists():
         return "" if record is None else " again: the file is gone"
     if record is None:
-        return " again: nothing is recorded about the file that is there"
+        return " again: analyses.json does not record the file that is there"
     changed = [KEY[name] for name in KEY if name not in record or record[name] != key[name]]
     return f" again: {', '.join(changed)} changed" if changed else None
 
 
 def measure(name: str, options: Any, subjects: list[Subject] | list[ModuleSubject]) -> pd.DataFrame:
-    """The table of one analysis: the rows of every subject, one subject below the other."""
+    """The table of one analysis: the rows of all subjects, concatenated."""
     progress = bar(subjects, desc=name, unit="seed")
     parts = []
     for number, subject in enumerate(progress, 1):
@@ -288,7 +291,7 @@ def measure(name: str, options: Any, subjects: list[Subject] | list[ModuleSubjec
 
 
 def present(cfg: BaseConfig, tables: dict[str, pd.DataFrame], folder: Path) -> list[str]:
-    """Figures of the tables and verdicts on the claims, written to the folder; returns lines that say so."""
+    """Write figures of the tables and verdicts on the claims to the folder; returns lines for the reader."""
     pages = {name: [plots.Page(table, None, "")] for name, table in tables.items()}
     lines = [drawn_line(files) for files in draw(pages, folder, cfg.published).values()]
     return lines + judge_all(cfg.claims, tables, folder, None)
@@ -300,7 +303,7 @@ def draw(
     figure_published: str | None,
     kinds: tuple[str, ...] = plots.KINDS,
 ) -> dict[str, list[Path]]:
-    """A figure of each page of the analyses that have one, in files of these kinds; returns the files by figure."""
+    """Draw each page of the analyses that have a figure, in files of these kinds; returns the files by figure."""
     files = {}
     beside = published(figure_published) if figure_published else None
     for name, pages_of_name in pages.items():
@@ -311,12 +314,12 @@ def draw(
 
 
 def drawn_line(files: list[Path]) -> str:
-    """The line for the reader that names a figure's files."""
+    """Line for the reader that names a figure's files."""
     return f"-> {' and '.join(map(str, files))}"
 
 
 def judge_all(claims: list[str], tables: dict[str, pd.DataFrame], folder: Path, facet: Facet) -> list[str]:
-    """Verdicts on the claims, written to verdicts.csv where there are any; returns them as lines."""
+    """Judge the claims and write verdicts.csv, if there are any; returns the verdicts as lines."""
     if not claims:
         return []
     verdicts = [verdict for name in claims for verdict in judge(name, tables[CLAIMS[name].table], facet)]

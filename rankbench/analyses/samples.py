@@ -31,8 +31,8 @@ class Options:
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: weights (trained | initialised), temperature, sample (from 1); columns: text, ended (whether it came to an
-    end within task.length_limit), log_likelihood (nats, of what the model wrote, at temperature 1) and characters (that
-    it wrote, the end included). ConfigError for another task."""
+    end within task.length_limit), log_likelihood (nats, of the characters that the model wrote, at temperature 1) and
+    characters (how many it wrote, the end included). ConfigError for another task."""
     task = subject.task
     _check_task(task)
     begin_N = torch.tensor([len(task.alphabet), *_begin(task, options)])
@@ -63,7 +63,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 def write(
     model: Transformer | Lstm, begin_BN: Tensor, limit: int, temperature: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """What follows `begin_BN`, (B, M), ABSENT behind a sentence's end, and the log-likelihood of it at temperature 1.
+    """Continuations of `begin_BN`, (B, M), ABSENT after a sentence's end, and their log-likelihoods at temperature 1.
 
     A sentence ends with the last class, or when its inputs are `limit` characters. Draws come from `generator` on the
     CPU, the same number at each character whether or not a sentence has ended.
@@ -78,7 +78,7 @@ def write(
         log_likelihood_B += steps_B.where(running_B, torch.zeros(()).double())
         written.append(next_B.where(running_B, torch.tensor(ABSENT)))
         running_B &= next_B != logits_BC.shape[-1] - 1
-        # a sentence that has ended goes on with anything: nobody reads it
+        # characters after the end of a sentence are drawn too, and ignored
         inputs_BN = torch.cat([inputs_BN, next_B[:, None].to(device)], dim=1)
     return torch.stack(written, dim=1), log_likelihood_B
 
@@ -86,14 +86,14 @@ def write(
 def digest(table: pd.DataFrame) -> str:
     """The first sentences of the first seed, for a terminal."""
     rows = table[(table.weights == table.weights.iloc[0]) & (table.seed == table.seed.min())]
-    texts = rows.text.fillna("")[:SHOWN]  # an empty text comes back from the CSV as none
+    texts = rows.text.fillna("")[:SHOWN]  # pandas reads an empty text in a CSV as missing
     return "\n".join([f"written by {rows.model.iloc[0]} ({rows.weights.iloc[0]}):", *(f"  {text}" for text in texts)])
 
 
 def check_plan(plan: Plan, options: Options) -> None:
-    """ConfigError for a task without text, and for a beginning that cannot be."""
+    """Raise ConfigError for a task without text, and for an impossible beginning."""
     _check_task(plan.task)
-    if options.begin:  # else there is no need to read the text
+    if options.begin:  # otherwise the text need not be read
         _begin(plan.task, options)
 
 

@@ -71,10 +71,10 @@ def _values(module: nn.Module, example: Example, heads: Heads, value_biases: str
     """The numbers of each length and sequence, (K, B), those of the whole output, (B,), and the largest remainder."""
     parts: dict[str, list[Tensor]] = {name: [] for name in (*MEASURED, *WHOLE)}
     remainder, num_lengths = 0.0, len(heads.by_depth) + 1
-    for some, sums in sums_by_length(module, example, heads, value_biases):
-        S_K = without_absent(sums.by_length_KBND, some)
+    for chunk, sums in sums_by_length(module, example, heads, value_biases):
+        S_K = without_absent(sums.by_length_KBND, chunk)
         S_K = torch.cat([S_K, S_K.new_zeros(num_lengths - len(S_K), *S_K.shape[1:])])
-        X = without_absent(sums.state_BND, some)
+        X = without_absent(sums.state_BND, chunk)
         size_B = norms(X, 0)
         upto_K = S_K.cumsum(0)
         parts["mass"].append(norms(S_K, 1) / size_B)
@@ -82,7 +82,7 @@ def _values(module: nn.Module, example: Example, heads: Heads, value_biases: str
         parts["error_upto"].append(norms(X - upto_K, 1) / size_B)
         remainder = max(remainder, sums.remainder)
         read = [upto_K[length] for length in range(num_lengths)]
-        scored = [_scored(x, some) for x in (*read, sums.state_BND)]
+        scored = [_scored(x, chunk) for x in (*read, sums.state_BND)]
         for column, name in (("loss_upto", "whole_loss"), ("accuracy_upto", "whole_accuracy")):
             losses = torch.stack([score_2B[int(column == "accuracy_upto")] for score_2B in scored])
             parts[column].append(losses[:-1])
@@ -95,7 +95,7 @@ def _scored(outputs: Tensor, example: Example) -> Tensor:
     if example.targets is None:
         return torch.full((2, example.num_sequences), float("nan"))
     each = scores(outputs, example)
-    return torch.stack([torch.stack([one.mean_loss, one.accuracy]).double() for one in each], dim=1)
+    return torch.stack([torch.stack([sum_score.mean_loss, sum_score.accuracy]).double() for sum_score in each], dim=1)
 
 
 def _interval(name: str, values_B: Tensor, resamples: int) -> dict[str, float]:
@@ -114,9 +114,9 @@ def _interval(name: str, values_B: Tensor, resamples: int) -> dict[str, float]:
 def digest(table: pd.DataFrame) -> str:
     """Mass, error and loss by length, mean over seeds, for a terminal."""
     mean = table.groupby(["weights", "path_length"], sort=False)[["num_paths", *MEASURED]].mean()
-    shown = mean.dropna(axis=1, how="all").map("{:.3g}".format)
+    printed = mean.dropna(axis=1, how="all").map("{:.3g}".format)
     return (
-        f"sums of all paths by length (mean of {table.num_sequences.iloc[0]} sequences)\n{shown.to_string()}\n"
+        f"sums of all paths by length (mean of {table.num_sequences.iloc[0]} sequences)\n{printed.to_string()}\n"
         f"largest remainder of the exact sums: {table.remainder.max():.1e}"
     )
 

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,23 +13,14 @@ import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
 
+from rankbench.commands.cli import refuse
 from rankbench.commands.compose import register, resolve
-from rankbench.commands.messages import explain
+from rankbench.commands.messages import explaining
 from rankbench.commands.resolvers import job_folder
-from rankbench.config import (
-    OBJECTIVES,
-    AnalyzeConfig,
-    BaseConfig,
-    BenchConfig,
-    DataConfig,
-    ReportConfig,
-    TrainConfig,
-)
+from rankbench.config import OBJECTIVES, AnalyzeConfig, BaseConfig, BenchConfig, DataConfig, ReportConfig, TrainConfig
 from rankbench.keys import ConfigError
 from rankbench.runs.sweep import Job, Sweep
 
@@ -44,18 +34,16 @@ class Gate(Callback):
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         """Check the config of a single run."""
         with refusing(config.hydra.job.name):
-            check_everything(_job_config(config))
-            check_corpus(_job_config(config))
-            _check_overrides(_job_config(config), _typed_words(config))
+            _check_job(_job_config(config), _typed_words(config))
 
     def __reduce__(self) -> tuple:
-        """Arriving in a launcher's process, which knows none of our resolvers, bring them along."""
+        """Unpickled in a launcher's process, register our resolvers there."""
         return _in_a_worker, ()
 
     open_sweep: DictConfig | None = None  # between a sweep's start and its gathering
 
     def on_multirun_start(self, config: DictConfig, config_name: str, **_: Any) -> None:
-        """Check the config of every job of a sweep, where the sweeper knows them beforehand, and list them in its
+        """Check the config of every job of a sweep, if the sweeper knows them beforehand, and list them in its
         folder."""
         with refusing(config.hydra.job.name):
             if config.hydra.launcher._target_.endswith("SlurmLauncher") and shutil.which("srun") is None:
@@ -72,27 +60,26 @@ class Gate(Callback):
         Gate.open_sweep = config
 
     def on_multirun_end(self, **_: Any) -> None:
-        """Join what the jobs wrote. Hydra does not call this when a job failed: the command line does then."""
+        """Join the jobs' results. Hydra does not call this if a job failed; the command line then does."""
         from rankbench.report.report import gather_sweep
 
         config, Gate.open_sweep = Gate.open_sweep, None
         folder = Path(config.hydra.sweep.dir)
         before = _written_at(folder)
         try:
-            varied = [one.get_key_element() for one in _sweep_overrides(config) if one.is_sweep_override()]
+            overrides = _sweep_overrides(config)
+            varied = [override.get_key_element() for override in overrides if override.is_sweep_override()]
             for line in gather_sweep(folder, varied):
                 print(line)
         except Exception as error:
             reason = " ".join(str(error).split())
             reason = reason if isinstance(error, ConfigError) else f"{type(error).__name__}: {reason}"
             written = [name for name, time in sorted(_written_at(folder).items()) if before.get(name) != time]
-            print(
-                f"rankbench {config.hydra.job.name}: the sweep's report failed ({reason}); every job's results are in "
-                f"{folder}, and of the report {', '.join(written) or 'nothing'}; "
-                f"`rankbench report runs={folder}` makes the report again",
-                file=sys.stderr,
+            refuse(
+                config.hydra.job.name,
+                f"the sweep's report failed ({reason}); every job's results are in {folder}, and of the report "
+                f"{', '.join(written) or 'nothing'}; `rankbench report runs={folder}` makes the report again",
             )
-            raise SystemExit(1) from None
 
 
 def _written_at(folder: Path) -> dict[str, int]:
@@ -108,15 +95,12 @@ def _in_a_worker() -> Gate:
 
 
 def _check_search(config: DictConfig, config_name: str) -> None:
-    """Check what is the same in all trials of a search, whose jobs nobody knows beforehand."""
+    """Check the keys that are the same in all trials of a search, whose jobs are not known beforehand."""
     words = _typed_words(config)
     same = [word for word in words if not OverridesParser.create().parse_override(word).is_sweep_override()]
-    try:
+    with explaining(config_name, words):
         cfg = resolve(hydra.compose(config_name, same))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(explain(error, config_name, words)) from None
-    check_everything(cfg)
-    check_corpus(cfg)
+    _check_job(cfg, same)
     if not isinstance(cfg, TrainConfig):
         raise ConfigError(f"hydra/sweeper: {config_name} returns no number to search by; only train does")
     if cfg.objective is None:
@@ -129,14 +113,10 @@ def _checked_jobs(config: DictConfig, config_name: str, sweep: Sweep) -> Iterato
     from rankbench.runs.run import Run
 
     for number, words in enumerate(BasicSweeper.split_arguments(_sweep_overrides(config), None)[0]):
-        try:
+        with explaining(config_name, words):
             composed = hydra.compose(config_name, [*config.hydra.overrides.hydra, *words], return_hydra_config=True)
-        except (HydraException, OmegaConfBaseException) as error:
-            raise ConfigError(explain(error, config_name, words)) from None
         cfg = _job_config(composed)
-        check_everything(cfg)
-        check_corpus(cfg)
-        _check_overrides(cfg, words)
+        _check_job(cfg, words)
         own_words = tuple(_resolved(word, composed) for word in words)
         job = Job(job_folder(number, composed.hydra.job.override_dirname, _root_=composed), own_words)
         if type(cfg) is TrainConfig:
@@ -152,25 +132,24 @@ def _resolved(word: str, composed: DictConfig) -> str:
 
 @contextmanager
 def refusing(command: str) -> Iterator[None]:
-    """Turn a ConfigError, or a disk's error, into its one line and exit code 1; a fault of ours shows its traceback."""
+    """Turn a ConfigError, or a disk's error, into its one line and exit code 1; a bug of ours shows its traceback."""
     try:
         yield
     except (ConfigError, OSError) as error:
-        print(f"rankbench {command}: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        refuse(command, str(error))
     except Exception:
         traceback.print_exc()
         raise SystemExit(1) from None
 
 
 def _typed_words(config: DictConfig) -> list[str]:
-    """The overrides as they were typed. Read from the config one by one, `${...}` in them would be resolved, for all
-    jobs of a sweep by the values of none of them."""
+    """The overrides as they were typed. Reading them from the config one by one would resolve `${...}` in them, with
+    the values of none of the sweep's jobs."""
     return OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
 
 
 def _sweep_overrides(config: DictConfig) -> list[Override]:
-    """What a preset sweeps over and what the command line adds; the command line's word on a key is the last."""
+    """The overrides of a preset's sweep and of the command line, which wins where both set a key."""
     parser = OverridesParser.create()
     preset = parser.parse_overrides([f"{key}={text}" for key, text in (config.hydra.sweeper.params or {}).items()])
     typed = parser.parse_overrides(_typed_words(config))
@@ -186,7 +165,7 @@ def _job_config(config: DictConfig) -> BaseConfig | ReportConfig:
 
 
 def check_everything(cfg: BaseConfig | ReportConfig | DataConfig, writes: bool = True) -> None:
-    """Raise ConfigError for anything in the config that cannot be: before any folder is made, any result written.
+    """Raise ConfigError for an invalid config, before any folder is made or any result is written.
 
     writes: whether the caller is going to write to the folder `cfg.out`.
     """
@@ -214,7 +193,7 @@ def check_everything(cfg: BaseConfig | ReportConfig | DataConfig, writes: bool =
     if isinstance(cfg, AnalyzeConfig):
         if not cfg.analysis:
             raise ConfigError("analysis=[]: nothing to measure; name at least one, as in analysis=[paths]")
-        if (Path(cfg.out) / "metrics.csv").exists():  # its config.yaml would be written over
+        if (Path(cfg.out) / "metrics.csv").exists():  # its config.yaml would be overwritten
             raise ConfigError(f"out={cfg.out}: the folder of a training run; give analyze a folder of its own")
         if cfg.run is not None:
             run = find_run(cfg.run)
@@ -257,7 +236,7 @@ def _check_report(cfg: ReportConfig) -> None:
     from rankbench.report.scoreboard import check_experiment
 
     _check_folder(Path(cfg.out))
-    if (Path(cfg.out) / "config.yaml").exists():  # its tables would be written over
+    if (Path(cfg.out) / "config.yaml").exists():  # its tables would be overwritten
         raise ConfigError(f"out={cfg.out}: the folder of a run; give report a folder of its own")
     if cfg.scoreboard is not None:
         check_experiment(cfg.scoreboard)
@@ -267,17 +246,19 @@ def _check_report(cfg: ReportConfig) -> None:
 
 def _check_folder(out: Path) -> None:
     """Refuse an output folder that cannot be made or written."""
-    place = out.absolute()
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir():
-        raise ConfigError(f"out={out}: {place} is a file; give a folder")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ConfigError(f"out={out}: {place} is not to be written; give another folder")
+    existing = out.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        raise ConfigError(f"out={out}: {existing} is a file; give a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"out={out}: {existing} cannot be written; give another folder")
 
 
-def _check_overrides(cfg: BaseConfig | ReportConfig, words: list[str]) -> None:
-    """Refuse words that would change nothing: a run brings its own model, task and seeds."""
+def _check_job(cfg: BaseConfig | ReportConfig | DataConfig, words: list[str]) -> None:
+    """Refuse a wrong config, and words that would change nothing: a run brings its own model, task and seeds."""
+    check_everything(cfg)
+    check_corpus(cfg)
     if isinstance(cfg, AnalyzeConfig):
         for word in words:
             key = word.lstrip("+~").partition("=")[0]

@@ -1,18 +1,15 @@
-"""The commands. This module knows Hydra, and nothing else does; torch is loaded only when a command's work begins."""
+"""The commands. torch is loaded only when the work of a command begins."""
 
 import functools
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from omegaconf import DictConfig
-
 
 COMMANDS = {
     "train": "train one run, all its seeds; with an experiment that names analyses, analyse it too",
@@ -46,7 +43,7 @@ def main() -> None:
     """The `rankbench` command."""
     try:
         _dispatch(sys.argv[1:])
-    except BrokenPipeError:  # whoever read our output has gone: `rankbench train --help | head`
+    except BrokenPipeError:  # the reader of our output has exited: `rankbench train --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
 
@@ -54,7 +51,7 @@ def main() -> None:
 def _dispatch(words: list[str]) -> None:
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
-    elif "--version" in words:  # Hydra's own, behind a command, would tell Hydra's
+    elif "--version" in words:  # behind a command, Hydra would print its own version
         from rankbench import __version__
 
         print(f"rankbench {__version__}")
@@ -69,96 +66,73 @@ def _dispatch(words: list[str]) -> None:
 
         print("\n".join(completion.candidates(words[1:])))
     elif words[0] == "data" and (sweep := {"-m", "--multirun"} & set(words)):
-        _refuse("data", f"{sweep.pop()}: a corpus is fetched on its own; leave it out")
+        refuse("data", f"{sweep.pop()}: a corpus is fetched on its own; leave it out")
     elif words[0] in COMMANDS:
         _run(words[0], words[1:])
     else:
         from rankbench.keys import closest
 
-        _refuse(
+        refuse(
             "", f"{words[0]}: unknown command{closest(words[0], list(COMMANDS))}; commands are {', '.join(COMMANDS)}"
         )
 
 
 def _run(command: str, words: list[str]) -> None:
-    """Hand over to Hydra, and turn what goes wrong by the user's doing into one line."""
+    """Hand over to Hydra, and turn a user's mistake into one line."""
     import hydra
     from hydra._internal.utils import get_args_parser
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
 
     from rankbench.commands.compose import as_keys, register
-    from rankbench.commands.messages import explain
+    from rankbench.commands.messages import explaining
     from rankbench.config import conf_dir
     from rankbench.keys import ConfigError
 
     register()
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra hand us its exceptions instead of printing them
+    parser = get_args_parser()
+    parser.error = lambda message: refuse(command, f"{message}; options are -m, --cfg job, --info defaults, --help")
     try:
         words = as_keys(command, words)
-    except ConfigError as error:
-        _refuse(command, str(error))
-    parser = get_args_parser()
-    parser.error = lambda message: _refuse(command, f"{message}; options are -m, --cfg job, --info defaults, --help")
-    parsed, unknown = parser.parse_known_args(words)
-    if wrong := [word for word in unknown if word.startswith("-") or not parsed.help]:
-        parser.error(f"{wrong[0]}: unknown option")
-    if parsed.overrides:  # beside the others: argparse takes positional words in one piece only
-        place = words.index(parsed.overrides[0])
-        words = [*words[:place], *_named_after_what_varies(parsed.overrides), *words[place:]]
-    sys.argv = [f"rankbench {command}", *words]
-    task = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(JOBS[command])
-    try:
-        if parsed.help:
-            from rankbench.commands.usage import usage
+        parsed, unknown = parser.parse_known_args(words)
+        if wrong := [word for word in unknown if word.startswith("-") or not parsed.help]:
+            parser.error(f"{wrong[0]}: unknown option")
+        if parsed.overrides:  # beside the others, because argparse takes positional words in one piece only
+            first = words.index(parsed.overrides[0])
+            words = [*words[:first], *_named_after_what_varies(parsed.overrides), *words[first:]]
+        sys.argv = [f"rankbench {command}", *words]
+        with nullcontext() if wants_traceback else explaining(command, words):
+            if parsed.help:
+                from rankbench.commands.usage import usage
 
-            return print(usage(command, [*parsed.overrides, *unknown]))
-        with _gathering_after_a_failure():
-            task()
-    except (ConfigError, HydraException, OmegaConfBaseException) as error:
+                return print(usage(command, [*parsed.overrides, *unknown]))
+            with _gathering_after_a_failure():
+                hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(JOBS[command])()
+    except (ConfigError, OSError) as error:  # OSError: a disk that is full or that cannot be written
         if wants_traceback:
             raise
-        _refuse(command, _missing_extra(error, words) or explain(error, command, words))
-    except ValueError as error:
-        if "Config group override" not in str(error):  # Hydra's, for model=null; any other is a fault of ours
-            raise
-        _refuse(command, explain(error, command, words))
-    except OSError as error:  # a disk that is full or not to be written
-        _refuse(command, str(error))
+        refuse(command, str(error))
     except KeyboardInterrupt:
-        sweep = _open_sweep()
-        _refuse(command, f"interrupted; the same command with out={sweep} continues" if sweep else "interrupted", 130)
+        from rankbench.commands.callback import Gate
+
+        sweep = Gate.open_sweep
+        again = "" if sweep is None else f"; the same command with out={sweep.hydra.sweep.dir} continues"
+        refuse(command, f"interrupted{again}", 130)
 
 
 def _named_after_what_varies(words: list[str]) -> list[str]:
-    """Have Hydra leave out of the names of a sweep's folders the keys that are the same in all of its jobs."""
+    """Have Hydra name the folders of a sweep's jobs after the keys that vary between them, and no others."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import OverrideParseException
 
     try:
         overrides = OverridesParser.create().parse_overrides(words)
-    except OverrideParseException:  # Hydra says what is wrong with it
+    except OverrideParseException:  # Hydra reports it later
         return []
-    varied = {one.key_or_group for one in overrides if one.is_sweep_override()}
-    fixed = [one.key_or_group for one in overrides if not one.is_sweep_override() and not one.is_delete()]
+    varied = {override.key_or_group for override in overrides if override.is_sweep_override()}
+    fixed = {override.key_or_group: None for override in overrides if not override.is_delete()}
     same = [key for key in fixed if key not in varied]
     return [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(same)}]"] if same else []
-
-
-def _missing_extra(error: Exception, words: list[str]) -> str | None:
-    """The line about a launcher or a sweeper that is not installed, None for any other error."""
-    found = re.search(r"Could not find 'hydra/(?:launcher|sweeper)/(joblib|submitit|ray|optuna)", str(error))
-    if found is None:
-        return None
-    asked = [word for word in words if found[1] in word or word == "cluster=slurm"]
-    return f"{asked[-1] if asked else found[1]}: needs the extra: pip install 'rankbench[{found[1]}]'"
-
-
-def _open_sweep() -> "Path | None":
-    """The folder of the sweep that has begun and not been gathered."""
-    gate = sys.modules.get("rankbench.commands.callback")
-    return None if gate is None or gate.Gate.open_sweep is None else gate.Gate.open_sweep.hydra.sweep.dir
 
 
 @contextmanager
@@ -167,22 +141,25 @@ def _gathering_after_a_failure() -> Iterator[None]:
     try:
         yield
     except Exception:
-        if _open_sweep() is not None:
+        from rankbench.commands.callback import Gate
+
+        if Gate.open_sweep is not None:
             with suppress(SystemExit):  # a failed report has printed its line, and the command fails anyway
-                sys.modules["rankbench.commands.callback"].Gate().on_multirun_end()
+                Gate().on_multirun_end()
         raise
 
 
-def _refuse(command: str, message: str, code: int = 1) -> None:
+def refuse(command: str, message: str, code: int = 1) -> NoReturn:
+    """Print the line of a refusal, and exit."""
     print(f"rankbench {command}: {message}" if command else f"rankbench: {message}", file=sys.stderr)
-    raise SystemExit(code)
+    raise SystemExit(code) from None
 
 
 def one_line(job: Callable[["DictConfig"], Any]) -> Callable[["DictConfig"], Any]:
-    """A job whose ConfigErrors end a single run in one line; in a sweep they are Hydra's, so that other jobs go on."""
+    """Make a job's ConfigErrors end a single run in one line. In a sweep Hydra gets them, so that other jobs go on."""
 
     @functools.wraps(job)
-    def told(config: "DictConfig") -> Any:
+    def job_of_one_line(config: "DictConfig") -> Any:
         from hydra.core.hydra_config import HydraConfig
         from hydra.types import RunMode
 
@@ -193,16 +170,14 @@ def one_line(job: Callable[["DictConfig"], Any]) -> Callable[["DictConfig"], Any
         except ConfigError as error:
             if HydraConfig.get().mode == RunMode.MULTIRUN:
                 raise
-            _refuse(HydraConfig.get().job.name, str(error))
+            refuse(HydraConfig.get().job.name, str(error))
 
-    return told
+    return job_of_one_line
 
 
 @one_line
 def train_job(config: "DictConfig") -> float:
     """`rankbench train`: returns the objective for a sweeper: by default the final test accuracy (regression: loss)."""
-    from pathlib import Path
-
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
@@ -219,14 +194,14 @@ def train_job(config: "DictConfig") -> float:
         except Interrupted as stop:
             hydra = HydraConfig.get()
             folder = hydra.sweep.dir if hydra.mode == RunMode.MULTIRUN else cfg.out
-            _refuse("train", f"{stop}; the same command with out={folder} continues", code=130)
-        trained = [one for one in summary["seeds"] if one["status"] != "diverged"]
-        score = "test_loss" if any(one.get("test_accuracy") is None for one in trained) else "test_accuracy"
-        scores = [one[score] for one in trained]
+            refuse("train", f"{stop}; the same command with out={folder} continues", code=130)
+        trained = [row for row in summary["seeds"] if row["status"] != "diverged"]
+        score = "test_loss" if any(row.get("test_accuracy") is None for row in trained) else "test_accuracy"
+        scores = [row[score] for row in trained]
         mean = sum(scores) / len(scores) if scores else float("nan")
-        told = " ".join(f"{value:.3f}" for value in scores)
-        print(f"{score.replace('_', ' ')} {mean:.3f} (mean of {len(trained)} seeds: {told})\n-> {run.folder}")
-        if cfg.analysis and (trained or cfg.objective is None):  # a search goes on where every seed diverged
+        printed = " ".join(f"{value:.3f}" for value in scores)
+        print(f"{score.replace('_', ' ')} {mean:.3f} (mean of {len(trained)} seeds: {printed})\n-> {run.folder}")
+        if cfg.analysis and (trained or cfg.objective is None):  # a search goes on if every seed diverged
             print("\n".join(analyze_trained(cfg, run)))
     return mean if cfg.objective is None else objective_value(summary, cfg.objective)
 
@@ -234,8 +209,6 @@ def train_job(config: "DictConfig") -> float:
 @one_line
 def analyze_job(config: "DictConfig") -> None:
     """`rankbench analyze`."""
-    from pathlib import Path
-
     from rankbench.analyses.runner import analyze_into
     from rankbench.progress import logging_to
 
@@ -247,8 +220,6 @@ def analyze_job(config: "DictConfig") -> None:
 @one_line
 def report_job(config: "DictConfig") -> None:
     """`rankbench report`."""
-    from pathlib import Path
-
     from rankbench.report.report import find_runs, gather
     from rankbench.report.scoreboard import scoreboard
 
@@ -262,8 +233,6 @@ def report_job(config: "DictConfig") -> None:
 @one_line
 def bench_job(config: "DictConfig") -> None:
     """`rankbench bench`."""
-    from pathlib import Path
-
     from rankbench.bench import bench
     from rankbench.runs.files import write_json, write_text
     from rankbench.runs.machine import Machine
@@ -279,8 +248,6 @@ def bench_job(config: "DictConfig") -> None:
 @one_line
 def data_job(config: "DictConfig") -> None:
     """`rankbench data`."""
-    from pathlib import Path
-
     from rankbench.commands.compose import resolve
     from rankbench.tasks.corpora import CORPORA, fetch, folder_of
 

@@ -1,4 +1,4 @@
-"""Composes the words of a command line into a checked config, by Hydra."""
+"""Compose the words of a command line into a checked config, with Hydra."""
 
 import dataclasses
 import re
@@ -11,22 +11,21 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobRuntime
-from hydra.errors import HydraException
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from rankbench.commands.messages import explain
+from rankbench.commands.messages import explaining
 from rankbench.commands.resolvers import RESOLVERS
 from rankbench.config import KEYS, SCHEMAS, Config, check, conf_dir
 from rankbench.keys import ConfigError, refuse_unknown, wanted
 
 
 def as_keys(command: str, words: Iterable[str]) -> list[str]:
-    """The words of a command line with those that Hydra would misread put as it needs them.
+    """The words of a command line, with those that Hydra would misread replaced.
 
-    +experiment=: the + of Hydra's own documentation, which it refuses because `experiment` has a default. Of report,
-    experiment= is no group. Of analyze, model=mine.py:build and model=pretrained model.path= name no group, either.
+    +experiment=: Hydra's documentation has this +, but Hydra refuses it because `experiment` has a default. experiment=
+    of report, and model=mine.py:build and model=pretrained model.path= of analyze, name no group.
     """
     spelled = []
     for word in words:
@@ -73,18 +72,12 @@ def compose(command: str, *words: str) -> Config:
         if word.startswith(("hydra.", "hydra/", "cluster=", "search=")):
             raise ConfigError(f"{word}: applies to jobs that Hydra starts, and here it starts none; leave it out")
     words = as_keys(command, words)
-    try:
-        overrides = OverridesParser.create().parse_overrides(list(words))
+    with explaining(command, words):
+        overrides = OverridesParser.create().parse_overrides(words)
         for override in overrides:
             if override.is_sweep_override():
                 raise ConfigError(_sweep_refused(override.input_line, command, words))
         config = composed(command, *words, return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(explain(error, command, list(words))) from None
-    except ValueError as error:
-        if "Config group override" not in str(error):  # Hydra's error for model=null; any other is a bug of ours
-            raise
-        raise ConfigError(explain(error, command, list(words))) from None
     typed_keys = {override.get_key_element() for override in overrides}
     varied = [key for key in config.hydra.sweeper.params or () if key not in typed_keys]
     if config.hydra.mode is not None and config.hydra.mode.name == "MULTIRUN" and varied:

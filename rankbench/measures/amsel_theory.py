@@ -17,7 +17,7 @@ import torch
 from scipy import integrate, special
 from torch import Tensor
 
-DEGREES = 2001  # up to which degree sums are taken, where nothing else is said; what is left is bounded
+DEGREES = 2001  # default degree up to which sums are taken; the remainder is bounded
 FORMS = ("sharp", "slide", "any")
 
 
@@ -28,10 +28,10 @@ def num_harmonics(dimension: int, degree: int) -> int:
 
 
 def num_seen(rank: int, degree: int, form: str) -> int:
-    """M: how many harmonics of degree l a head of rank r can be not orthogonal to.
+    """M: to how many harmonics of degree l a head of rank r need not be orthogonal.
 
-    sharp: C(r+l-1, l), homogeneous polynomials in r variables, where value maps are multiples of the identity. slide:
-    C(r+l, l), the lemma as it is printed. any: sum over k in {l-2, l, l+2} of C(r+k-1, k), for every value map.
+    sharp: C(r+l-1, l), homogeneous polynomials in r variables, if value maps are multiples of the identity. slide:
+    C(r+l, l), the lemma as printed. any: sum over k in {l-2, l, l+2} of C(r+k-1, k), for every value map.
     """
     if form == "slide":
         return math.comb(rank + degree, degree)
@@ -74,7 +74,7 @@ def lower_bound(dimension: int, rank: int, heads: int, form: str, degrees: int =
 
 
 def fewest_heads(dimension: int, rank: int, error: float, form: str) -> float:
-    """The smallest H whose lower bound is not above `error`: fewer heads cannot reach it. inf beyond 10^300."""
+    """The smallest H whose lower bound is at most `error`; fewer heads cannot reach it. inf beyond 10^300."""
     if lower_bound(dimension, rank, 1, form)[0] <= error:
         return 1
     low, high = 1, 2
@@ -111,13 +111,13 @@ def optimal_weights(queries_HD: Tensor) -> float:
     """Error of the rank-1 heads with these unit vectors, each with its own best weight, and the points' mean added:
     (1 - b^T G^-1 b) / 2, b_h = kappa, G_hk = (2/pi asin(q_h.q_k))^2."""
     cosine_HH = (queries_HD @ queries_HD.T).clamp(-1, 1)
-    gram_HH = (2 / math.pi * cosine_HH.asin()).square().fill_diagonal_(1)  # asin loses half of its digits at 1
+    gram_HH = (2 / math.pi * cosine_HH.asin()).square().fill_diagonal_(1)  # asin loses half of the digits near 1
     b_H = torch.full((len(queries_HD),), agreement(queries_HD.shape[1]), dtype=queries_HD.dtype)
     return (1 - (b_H @ torch.linalg.lstsq(gram_HH, b_H[:, None], driver="gelsd").solution).item()) / 2
 
 
 def majority_vote(dimension: int, heads: int) -> float:
-    """Error of the point that most of H random rank-1 heads name: 2 P(wrong); a draw is decided by a coin.
+    """Error of the point for which most of H random rank-1 heads vote: 2 P(wrong); a coin decides a draw.
 
     Given |u.y| = t, heads are right independently with probability 1/2 + asin(t) / pi.
     """
@@ -171,9 +171,8 @@ def low_rank_attention_error(p_NN: Tensor, rank: int) -> float:
 
 
 def sparse_margin(num_keys: int, rank: int, generator: torch.Generator) -> float:
-    """1 - the largest inner product of two of num_keys random unit keys of width r: by so much the score of any one key
-    that a query asks for can exceed all others. O(log num_keys) of width keep it above a constant (Likhosherstov et al.
-    2021)."""
+    """1 - the largest inner product of two of num_keys random unit keys of width r: the margin by which the score of
+    any key can exceed all others. A width of O(log num_keys) keeps it above a constant (Likhosherstov et al. 2021)."""
     keys_NK = torch.randn(num_keys, rank, generator=generator, dtype=torch.float64)
     keys_NK = keys_NK / keys_NK.norm(dim=1, keepdim=True)
     products_NN = keys_NK @ keys_NK.T

@@ -5,7 +5,7 @@ A layer is X -> [f^1(X) W^V,1, .., f^H(X) W^V,H] W^O, s = sqrt(K) (the paper's s
     dot:  f = P X,    scores (x_i W^Q + b^Q) . (x_j W^K + b^K) / s
     l2:   f = P X A,  scores -||x_i W^Q - x_j W^K||^2 / s,  A = W^Q W^Q^T / s
 
-Biases of values and output move the output by a constant. They are left out here: no derivative knows them.
+Biases of values and output shift the output by a constant, which no derivative sees. They are left out here.
 
 Shapes: B sequence, N query token, M key token, D width, E width as input, H head, K head width.
 """
@@ -20,10 +20,10 @@ from rankbench.model.network import HeadMaps
 
 
 class AttentionLayer(NamedTuple):
-    """The heads of an attention layer, and what else its output depends on.
+    """The heads of an attention layer, with everything else that its output depends on.
 
-    kind: dot | l2. seen_NM: which keys each query sees; None for all. divisor: the output is divided by it
-    (Contractive-L2: by the bound for p = inf).
+    kind: dot | l2. seen_NM: which keys each query sees; None for all. divisor: of the output (for
+    Contractive-L2 the bound for p = inf).
     """
 
     kind: str
@@ -38,12 +38,12 @@ class AttentionLayer(NamedTuple):
 
     @property
     def slope(self) -> int:
-        """The factor of q_i k_j in the scores, before they are divided by s: 2 in -||q_i - k_j||^2."""
+        """Factor of q_i k_j in the scores before the division by s: 1, or 2 in -||q_i - k_j||^2."""
         return 2 if self.kind == "l2" else 1
 
     @property
     def tied(self) -> bool:
-        """Whether queries are keys. That makes L2 attention Lipschitz."""
+        """Whether queries and keys are the same, which makes L2 attention Lipschitz."""
         w = self.maps
         return torch.equal(w.w_q_HDK, w.w_k_HDK) and torch.equal(w.b_q_HK, w.b_k_HK)
 
@@ -105,7 +105,7 @@ def fresh_layer(
 
 
 def _softmax(layer: AttentionLayer, q_BHNK: Tensor, k_BHMK: Tensor, seen_NM: Tensor | None) -> Tensor:
-    """P of these queries; for l2 without the term -||q||^2, which is the same along a row."""
+    """P for these queries; for l2 without the term -||q||^2, which is constant along a row."""
     scores_BHNM = q_BHNK @ k_BHMK.mT
     if layer.kind == "l2":
         scores_BHNM = 2 * scores_BHNM - k_BHMK.square().sum(-1)[..., None, :]
@@ -173,7 +173,7 @@ def rows_of_token(layer: AttentionLayer, x_BND: Tensor, token: int) -> Tensor:
 def widest_token(layer: AttentionLayer) -> int:
     """A token that sees the most keys.
 
-    Where all tokens see all keys, the rows of any token reach the same supremum for p = inf, because the layer is
+    If all tokens see all keys, the rows of any token reach the same supremum for p = inf, because the layer is
     permutation equivariant (Kim et al., app. F.2.1).
     """
     return 0 if layer.seen_NM is None else int(layer.seen_NM.sum(-1).argmax())

@@ -20,7 +20,7 @@ ATTENTION_FLOORS = [f"attention_{name}" for name in STATE_FLOORS]
 
 @dataclass(frozen=True)
 class AttentionMatrices:
-    """A batch of attention matrices with what its metrics share: one singular value decomposition in all."""
+    """A batch of attention matrices with the singular value decomposition that its metrics share."""
 
     p_BHNM: Tensor
     visible_NM: Tensor | None  # which keys each query sees; None: all
@@ -52,7 +52,7 @@ def _gap_eigenvalue(matrices: AttentionMatrices) -> Tensor:
     p_BHNM = matrices.p_BHNM
     if p_BHNM.shape[-2] != p_BHNM.shape[-1]:
         return torch.full_like(p_BHNM[..., 0, 0], math.nan)
-    # Of causal P the eigenvalues are the diagonal: exact, where a solver need not be (P is far from normal), and free.
+    # The eigenvalues of causal P are its diagonal. A solver would cost more and be inexact: P is far from normal.
     is_causal = (p_BHNM.triu(1) == 0).all()
     modulus_BHN = p_BHNM.diagonal(dim1=-2, dim2=-1) if is_causal else _eigenvalue_moduli(p_BHNM)
     if modulus_BHN.shape[-1] == 1:
@@ -96,9 +96,9 @@ def attention_metrics(
 ) -> dict[str, Tensor]:
     """Every metric in ATTENTION_METRICS by column name, each of shape (B, H).
 
-    visible_NM: which keys each query sees; None: all. lengths_B: how many tokens each sequence of a padded batch has.
-    floor_BH: the error of each P's residual (rankbench.measures.rounding.noise_floors). With it the columns of
-    ATTENTION_FLOORS are there too; without it attention_own_rounding.
+    visible_NM: which keys each query sees; None: all. lengths_B: number of tokens of each sequence of a padded batch.
+    floor_BH: the error of each P's residual (rankbench.measures.rounding.noise_floors). It adds the columns of
+    ATTENTION_FLOORS; without it there is attention_own_rounding.
     """
 
     def of_one_length(p_BHNM: Tensor) -> dict[str, Tensor]:
@@ -120,7 +120,7 @@ def _values(p_BHNM: Tensor, visible_NM: Tensor | None) -> dict[str, Tensor]:
 
 def _check(p_BHNM: Tensor, visible_NM: Tensor | None) -> None:
     check_floats("p_BHNM", p_BHNM, ("B", "H", "N", "M"))
-    # Looks for scores passed as weights; a softmax computed in bfloat16 (8 bits) must pass, so 1% and not rounding.
+    # Finds scores passed as weights. 1 %, because a softmax computed in bfloat16 (8 bits) must pass.
     error = (p_BHNM.sum(-1) - 1).abs()
     if (p_BHNM < 0).any() or (error > 0.01).any():
         raise ValueError("p_BHNM: got rows that are no probabilities, wanted entries >= 0 with row sums 1 (within 1%)")

@@ -25,8 +25,9 @@ def metrics_by_layer(
     """Layer, sublayer and head of each state and each P, with its metrics, shape (B,).
 
     The embedding has layer 0 and sublayer input; the state after a sub-layer has layer 1..L and sublayer attention or
-    mlp; one head's P has sublayer weights and, alone, a head from 1 on. generator: on the CPU, of the perturbed passes
-    that give the noise floors. view: which tokens the metrics of states are of; those of P are of all.
+    mlp; one head's P has sublayer weights and a head from 1 on, which states do not have. generator: on the CPU, for
+    the perturbed passes that give the noise floors. view: which tokens the metrics of states are of; those of P are of
+    all tokens.
     """
     lengths_B, attention = network.lengths(inputs), network.attentions[0]
     visible_NM = visible_keys(attention.mask, attention.window, network.num_tokens(inputs), inputs.device)

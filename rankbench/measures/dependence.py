@@ -1,7 +1,7 @@
-"""How much two random vectors have to do with each other: estimators on arrays of paired observations.
+"""Dependence between two random vectors: estimators on arrays of paired observations.
 
-x_ND and y_NE hold N observations, one a row; rows must be independent draws for the unbiased estimators to be so.
-Information is in nats. A number that the data cannot give (a constant vector, coinciding observations) is nan.
+x_ND and y_NE hold N observations, one a row. The unbiased estimators assume that rows are independent draws.
+Information is in nats. A number that the data do not determine (constant vector, equal observations) is nan.
 
 Shapes: N observation, D and E width, R principal component.
 """
@@ -15,14 +15,14 @@ from scipy.special import digamma
 
 Array = np.ndarray
 
-# Rounding that a few layers leave in a state, in units of its number type's eps: less variation than that is no signal.
+# Rounding error that a few layers leave in a state, in units of eps: less variation than that is no signal.
 ROUNDINGS = 10
 
 
 def covariance(x_ND: Array, y_ND: Array) -> float:
     """Sum over coordinates of their covariance, tr Cov(x, y) = E<x - Ex, y - Ey>, unbiased; in units of x times y.
 
-    It is what pairs add to the spread of a sum: E||s - Es||^2 = sum over all pairs of the terms of s.
+    The spread of a sum s is the sum of this over all pairs of its terms: E||s - Es||^2.
     """
     return float(((x_ND - x_ND.mean(0)) * (y_ND - y_ND.mean(0))).sum() / (len(x_ND) - 1))
 
@@ -36,8 +36,8 @@ def correlation(x_ND: Array, y_ND: Array) -> float:
 def whitened(x_ND: Array, components: int) -> Array:
     """The leading principal components of x, each of sample variance 1; (N, R), R <= components.
 
-    Mutual information does not change under invertible maps, so whitening costs nothing; what the components leave out
-    does. Directions in which x varies by no more than its rounding are left out, so R = 0 for a constant.
+    Whitening is invertible and does not change mutual information; dropping components does. Directions in which x
+    varies by no more than its rounding are dropped, so R = 0 for a constant.
     """
     wide_ND = x_ND.astype(np.float64)
     u_NR, s_R, _ = np.linalg.svd(wide_ND - wide_ND.mean(0), full_matrices=False)
@@ -47,13 +47,13 @@ def whitened(x_ND: Array, components: int) -> Array:
 
 
 def gaussian_information(x_ND: Array, y_NE: Array) -> float:
-    """Mutual information of jointly Gaussian x and y, unbiased for such; of others, what their correlations tell; nats.
+    """Mutual information in nats, unbiased for jointly Gaussian x and y; for others it only sees correlations.
 
     -1/2 sum log(1 - rho^2) over the canonical correlations rho, less its exact bias under Gaussian data: the
     log-determinant of a D-dimensional sample covariance with v = N - 1 degrees of freedom is off by
-    sum_{i=1..D} digamma((v + 1 - i)/2) + D log(2/v) (Wishart), and the terms in log(2/v) cancel. The correction is
-    right also after `whitened` where x and y are independent. Can be negative by chance; inf where y is a linear
-    function of x. nan where a vector has no components, or N <= D + E.
+    sum_{i=1..D} digamma((v + 1 - i)/2) + D log(2/v) (Wishart), and the terms in log(2/v) cancel. The correction
+    also holds after `whitened` if x and y are independent. Can be negative by chance; inf if y is a linear function of
+    x; nan if a vector has no components, or N <= D + E.
     """
     (num, width), height = x_ND.shape, y_NE.shape[1]
     if min(width, height) == 0 or num <= width + height:
@@ -68,23 +68,23 @@ def gaussian_information(x_ND: Array, y_NE: Array) -> float:
 
 
 def ksg_information(x_ND: Array, y_NE: Array, neighbours: int = 4) -> float:
-    """Mutual information by nearest neighbours, for continuous x and y of any joint law; nats.
+    """Mutual information in nats by nearest neighbours, for continuous x and y of any distribution.
 
     Kraskov, Stoegbauer & Grassberger 2004, estimator 1: digamma(k) + digamma(N) - mean of digamma(n_x + 1) +
     digamma(n_y + 1), n_x the observations nearer in x than the k-th neighbour is in (x, y), all in the maximum norm.
-    Almost unbiased for independent x and y; in many dimensions too small for dependent ones. nan where k observations
-    or more coincide with another one: then x and y are not continuous.
+    Almost unbiased for independent x and y; too small for dependent ones in many dimensions. nan if k or more
+    observations coincide with another one, because x and y are then not continuous.
     """
     num = len(x_ND)
     if min(x_ND.shape[1], y_NE.shape[1]) == 0 or num <= neighbours:
         return math.nan
     z = np.hstack([x_ND, y_NE])
-    distance_N = cKDTree(z).query(z, neighbours + 1, p=np.inf)[0][:, -1]  # the first neighbour is the point itself
+    distance_N = cKDTree(z).query(z, neighbours + 1, p=np.inf)[0][:, -1]  # the first neighbour is itself
     if distance_N.min() == 0:
         return math.nan
     nearer_N = np.nextafter(distance_N, 0)
     counts = (cKDTree(part).query_ball_point(part, nearer_N, p=np.inf, return_length=True) for part in (x_ND, y_NE))
-    # the count holds the point itself: n + 1
+    # the count includes the observation itself: n + 1
     return float(digamma(neighbours) + digamma(num) - sum(digamma(count_N).mean() for count_N in counts))
 
 
@@ -95,7 +95,7 @@ def linear_gram(x_ND: Array) -> Array:
 
 
 def gaussian_gram(x_ND: Array) -> Array:
-    """exp(-||x_i - x_j||^2 / (2 m^2)), m the median distance of two observations; (N, N), nan where m = 0."""
+    """exp(-||x_i - x_j||^2 / (2 m^2)), m the median distance of two observations; (N, N), nan if m = 0."""
     distances = pdist(x_ND)
     median = np.median(distances)
     if median == 0:
@@ -104,7 +104,7 @@ def gaussian_gram(x_ND: Array) -> Array:
 
 
 def unbiased_hsic(k_NN: Array, l_NN: Array) -> float:
-    """Hilbert-Schmidt independence criterion of two Gram matrices, unbiased; 0 in the mean for independent x and y.
+    """Hilbert-Schmidt independence criterion of two Gram matrices, unbiased; of mean 0 for independent x and y.
 
     Song et al. 2012, eq. 5: with zero diagonals, [tr KL + 1'K1 1'L1 / ((N-1)(N-2)) - 2/(N-2) 1'KL1] / (N(N-3)).
     Raises ValueError for fewer than 4 observations.

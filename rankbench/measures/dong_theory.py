@@ -1,7 +1,7 @@
 """Closed forms: bounds on the residual and counts of paths (Dong et al. 2021). No model in here.
 
-Bounds go in and come out as log10, because the third power of the third power of ... leaves float64 at depth 6. Numbers
-or arrays, broadcast against each other. beta = max_h ||W_QK,h||_1 ||W_h||_{1,inf}, with W_QK = W_Q W_K^T (sec. 2.1 of
+Bounds are given and returned as log10, because repeated cubes overflow float64 at depth 6. Arguments are numbers or
+arrays, which broadcast. beta = max_h ||W_QK,h||_1 ||W_h||_{1,inf}, with W_QK = W_Q W_K^T (sec. 2.1 of
 the paper prints W_Q^T W_K, its appendix has it right), W_h = W_V,h W_O,h and ||W||_{1,inf} = sqrt(||W||_1 ||W||_inf);
 d_qk is the head width; the residual is ||X - 1 x^T||_{1,inf}.
 
@@ -53,7 +53,7 @@ def cor_3_2(
 ) -> np.ndarray:
     """Attention and MLPs: Theorem 2.3 with beta lambda for beta; Cor. 3.2, printed as Theorem 3.2 in the appendix.
 
-    lambda: how much an MLP can stretch ||Y - 1 y^T||_{1,inf}, the largest over layers.
+    lambda: the largest factor over layers by which an MLP can stretch ||Y - 1 y^T||_{1,inf}.
     """
     return thm_2_3(np.add(log10_beta, log10_lambda), heads, width_qk, layers, log10_residual)
 
@@ -67,7 +67,8 @@ def cor_3_1(log10_beta: ArrayLike, heads: int, width_qk: int, layers: int, log10
     """
     coefficient = attention_coefficient(log10_beta, heads, width_qk) + math.log10(2)
     doubled = [np.add(log10_residual, (layers - cubes) * math.log10(2 * heads)) for cubes in range(layers + 1)]
-    return np.max([_cubed_again_and_again(coefficient, cubes, one) for cubes, one in enumerate(doubled)], axis=0)
+    bounds = [_cubed_again_and_again(coefficient, cubes, doubled_B) for cubes, doubled_B in enumerate(doubled)]
+    return np.max(bounds, axis=0)
 
 
 def layer_bound(
@@ -75,8 +76,8 @@ def layer_bound(
 ) -> np.ndarray:
     """One layer with its own constants: lambda (a r + c r^3), a = |skip scale|, c = attention_coefficient.
 
-    Lemma A.2 (a = 0, lambda = 1), eq. 23 for skips (a = 1), sec. A.6 for MLPs (a = 0). The paper leaves skips and MLPs
-    together out; one after the other they give this, with the MLP's own skip in lambda.
+    Lemma A.2 (a = 0, lambda = 1), eq. 23 for skips (a = 1), sec. A.6 for MLPs (a = 0). The paper has no
+    bound for skips with MLPs; the two bounds in turn give this one, with the MLP's own skip in lambda.
     """
     cubed = np.add(log10_coefficient, 3 * np.asarray(log10_residual, dtype=float))
     return np.add(log10_lambda, np.logaddexp(cubed * LN10, _log(skip) + np.multiply(log10_residual, LN10)) / LN10)
@@ -85,10 +86,10 @@ def layer_bound(
 def is_contractive(
     log10_residual: ArrayLike, log10_coefficient: ArrayLike, skip: float = 0.0, log10_lambda: ArrayLike = 0.0
 ) -> np.ndarray:
-    """Whether a layer's bound is below the residual it starts from; without skips (4 beta H lambda / sqrt d) r^2 < 1.
+    """Whether a layer's bound is below its input's residual; without skips (4 beta H lambda / sqrt d) r^2 < 1.
 
-    The paper states 4 beta H < sqrt d (sec. 2.3) for "all inputs of small residual" (sec. 2.2): it is the product that
-    counts, because scaling X scales the residual and leaves beta.
+    The paper states 4 beta H < sqrt d (sec. 2.3) for "all inputs of small residual" (sec. 2.2). Only the product
+    matters, because scaling X scales the residual and leaves beta as it is.
     """
     return layer_bound(log10_residual, log10_coefficient, skip, log10_lambda) < log10_residual
 
@@ -102,12 +103,12 @@ def diameter_layer(
     log10_lambda: ArrayLike = 0.0,
     masked: bool = False,
 ) -> np.ndarray:
-    """One layer's bound on the tokens' diameter delta = max_ij ||x_i - x_j||_1, for every input: no part of the paper.
+    """One layer's bound on the tokens' diameter delta = max_ij ||x_i - x_j||_1, for every input; not in the paper.
 
         delta' <= lambda (a delta + sum_h ||W_h||_inf delta tanh(||W_QK,h||_max delta^2 / (4 sqrt d)))
 
     scores: ||W_QK,h||_max, the largest entry; values: ||W_h||_inf, the largest row sum; the heads are the last axis.
-    lambda: the MLP's stretch of ||x - y||_1. masked: rows see different keys, so that 1 stands for the tanh.
+    lambda: the MLP's stretch of ||x - y||_1. masked: rows see different keys, so 1 replaces the tanh.
 
     Proof. The scores of queries i and k differ, over keys j and l, by a tilt whose range is the largest
     (x_i - x_k) W_QK (x_j - x_l)^T / sqrt d <= ||W_QK||_max delta^2 / sqrt d (biases drop out). A tilt of range t moves
@@ -128,7 +129,7 @@ def _cubed_again_and_again(log10_coefficient: ArrayLike, times: int, log10_resid
     """r -> c r^3, `times` times: c^((3^n - 1)/2) r^(3^n) = (r / r*)^(3^n) r*, with the fixed point r* = c^(-1/2)."""
     fixed = -0.5 * np.asarray(log10_coefficient, dtype=float)
     above = np.subtract(log10_residual, fixed)
-    power = 3.0**times if times < 640 else math.inf  # 3^647 leaves float64
+    power = 3.0**times if times < 640 else math.inf  # 3^647 overflows float64
     with np.errstate(over="ignore", invalid="ignore"):
         return fixed + np.where(above == 0, 0.0, above * power)
 
@@ -148,7 +149,7 @@ def _log(scale: float) -> float:
 
 
 class PathLengths(NamedTuple):
-    """Of all paths: for each length 0..L the log10 of their number (-inf for none), their share, the share up to it."""
+    """For each length 0..L of paths: log10 of their number (-inf for none), their share, and the share up to it."""
 
     log10_count: np.ndarray
     share: np.ndarray
@@ -156,7 +157,7 @@ class PathLengths(NamedTuple):
 
 
 def num_paths(layers: int, heads: int, length: int, skip: bool = True) -> int:
-    """How many paths of this length a network has, exactly: C(L, k) H^k; without skips only H^L of length L.
+    """Exact number of paths of this length: C(L, k) H^k; without skips only H^L of length L.
 
     Dong et al. 2021, sec. 3.1. Sec. 2.1 counts H^L paths where h_l may be 0; with skips there are (H + 1)^L.
     """

@@ -19,11 +19,11 @@ from rankbench.measures.norms import spectral_norm
 # Adam is written out, because torch.optim.Adam rounds differently: after 300 steps the values of some starts differ by
 # 1e-9 of themselves.
 ADAM = (0.9, 0.999)
-# The gradient at a token is proportional to its attention weight, which falls to 1e-40 for tokens far out; with Adam's
-# usual 1e-8 these would never move.
+# The gradient at a token is proportional to its attention weight, which is as small as 1e-40 for distant tokens. With
+# Adam's usual 1e-8 these would never move.
 ADAM_EPSILON = 1e-30
-NUMBERS_AT_A_TIME = 2_000_000  # of P or of a row of J: as many as stay near the cache; the memory would hold more
-FULL_SVD_UP_TO = 1024  # rows of a Jacobian; larger ones get Lanczos' largest singular value
+NUMBERS_AT_A_TIME = 2_000_000  # of P or of a row of J: as many as fit the cache, which is less than fits the memory
+FULL_SVD_UP_TO = 1024  # rows of a Jacobian; larger ones use Lanczos for the largest singular value
 
 
 def jacobian_norm(function: Callable[[Tensor], Tensor], x: Tensor, p: str, chunk: int = 256) -> float:
@@ -60,7 +60,7 @@ def _largest_singular_value(x: Tensor, y: Tensor, pull: Callable) -> float:
 
 
 class Ascent(NamedTuple):
-    """values_TB: the largest ||J||_p so far of each start, at each recorded step; steps_T; x_BND, where the largest is.
+    """values_TB: largest ||J||_p so far of each start at the recorded steps_T; x_BND: the inputs where it is attained.
 
     Each value is attained at some input, so it is a lower bound of the Lipschitz constant.
     """
@@ -88,13 +88,13 @@ def ascend(
 ) -> Ascent:
     """Maximise ||J(X)||_p over inputs with Adam from all starts at once (Kim et al. 2021, app. I: lr .1).
 
-    p = inf: the largest absolute sum among the rows of one token (widest_token). p = 2: u^T J v, where u and v make one
-    step of power iteration for each step of the ascent and are held fixed for its gradient; unit vectors keep it below
-    ||J||_2. The best value so far is kept, so a step too far loses nothing.
+    p = inf: the largest absolute row sum of one token (widest_token). p = 2: u^T J v, where u and v take one step of
+    power iteration for each step of the ascent and are constants in its gradient; as unit vectors they keep it below
+    ||J||_2. The best value so far is kept, so overshooting loses nothing.
 
-    mirror, for one head of width 1: half-way every token keeps its distance to the widest token, and the tokens go to
-    alternate sides of it, which centres their mean. P stays as it is. Adam alone cannot take a token across, and ends
-    where the first draw left more tokens on one side.
+    mirror, for one head of width 1: half-way, every token keeps its distance to the widest token and the tokens move to
+    alternate sides of it, which centres their mean and leaves P unchanged. Adam alone cannot move a token across, and
+    gets stuck if the first draw has more tokens on one side.
     """
     _, num_tokens, width = starts_BND.shape
     numbers_per_start = num_tokens * (num_tokens * len(layer.maps.w_q_HDK) if p == "2" else width * width)
@@ -147,7 +147,7 @@ def _largest_row(layer: AttentionLayer, token: int, x_BND: Tensor) -> tuple[Tens
 
 
 def _power_iteration(layer: AttentionLayer, starts_BND: Tensor) -> ValueAndGradient:
-    """u^T J v, one step of power iteration at each call."""
+    """u^T J v, with one step of power iteration at each call."""
     v_BND = torch.ones_like(starts_BND) + starts_BND / (1 + starts_BND.abs().amax((1, 2), keepdim=True))
     v_BND = v_BND / v_BND.flatten(1).norm(dim=1)[:, None, None]
 
@@ -165,7 +165,7 @@ def _power_iteration(layer: AttentionLayer, starts_BND: Tensor) -> ValueAndGradi
 
 
 def row_of_width_1(layer: AttentionLayer, x_BN1: Tensor) -> tuple[Tensor, Tensor]:
-    """The absolute sum of one row of J for D = H = K = 1, tied l2, and its gradient, written out: no graph is built.
+    """The absolute sum of one row of J for D = H = K = 1, tied l2, and its gradient, written out without autograd.
 
     In d = w (x - x_0): 1 + 2 F, F = sum_j P_j t_j, t_j = (2 d_j (d_j - m) - 1)^+, times |w^2 v o|.
     """

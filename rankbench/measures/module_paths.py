@@ -61,8 +61,8 @@ def heads_of(module: nn.Module, example: Example) -> Heads:
         if len(shape) == 3 and heads > 1:
             flattened.add(heads)
 
-    one = example[:1]
-    output = tap(module, watch, *one.args, **one.kwargs)
+    sequence = example[:1]
+    output = tap(module, watch, *sequence.args, **sequence.kwargs)
     if not by_depth:
         raise ConfigError(f"{type(module).__name__}: made no attention call that the tape knows; covered: {COVERED}")
     numbers = max(x.numel() for x in tensors_in(output) if x.is_floating_point())
@@ -71,8 +71,8 @@ def heads_of(module: nn.Module, example: Example) -> Heads:
 
 def check_sums(module: nn.Module, example: Example) -> None:
     """ConfigError if the module's output is not the sum of its paths, tried on one sequence."""
-    one = example[:1]
-    for _ in sums_by_length(module, one, heads_of(module, one)):
+    sequence = example[:1]
+    for _ in sums_by_length(module, sequence, heads_of(module, sequence)):
         pass
 
 
@@ -80,8 +80,8 @@ def check_sums(module: nn.Module, example: Example) -> None:
 def recorded(module: nn.Module, example: Example, heads: Heads) -> Iterator[tuple[Example, Tape]]:
     """The tape of some sequences at a time: as many as memory has room for."""
     at_a_time = max(1, NUMBERS_AT_A_TIME // (heads.numbers * (len(heads.by_depth) + 1)))
-    for some in example.split(at_a_time):
-        yield some, record(module, *some.args, **some.kwargs)
+    for chunk in example.split(at_a_time):
+        yield chunk, record(module, *chunk.args, **chunk.kwargs)
 
 
 @torch.no_grad()
@@ -89,8 +89,8 @@ def sums_by_length(
     module: nn.Module, example: Example, heads: Heads, value_biases: str = "head"
 ) -> Iterator[tuple[Example, Sums]]:
     """The module's output as the sum of its paths by length, some sequences at a time; ConfigError where it is none."""
-    for some, tape in recorded(module, example, heads):
-        yield some, tape.sums(value_biases=value_biases)
+    for chunk, tape in recorded(module, example, heads):
+        yield chunk, tape.sums(value_biases=value_biases)
 
 
 def without_absent(x: Tensor, example: Example) -> Tensor:

@@ -28,7 +28,7 @@ def inf_norm(x: Tensor) -> Tensor:
 
 def composite_norm(x: Tensor) -> Tensor:
     """Composite norm ||X||_{1,inf} = sqrt(||X||_1 ||X||_inf); shape (...). No triangle inequality. Dong et al. 2021."""
-    # Two roots, because the product of two small norms underflows: sqrt(1e-200 * 1e-200) is 0 in float64.
+    # Two roots, because the product of two small norms can underflow: sqrt(1e-200 * 1e-200) is 0 in float64.
     return one_norm(x).sqrt() * inf_norm(x).sqrt()
 
 
@@ -72,13 +72,13 @@ def residual_from_median(x: Tensor) -> Tensor:
 
 
 def _from_first_row(x: Tensor) -> Tensor:
-    # In a nearly collapsed sequence these differences are exact (Sterbenz). So equal tokens have residual 0 and not the
-    # rounding error of their mean.
+    # In a nearly collapsed sequence these differences are exact (Sterbenz), so equal tokens have residual 0 instead of
+    # the rounding error of their mean.
     return x - x[..., :1, :]
 
 
 def own_rounding(x: Tensor) -> Tensor:
-    """eps of x's dtype times ||X||_{1,inf}: what storing X can put into its residual, in units of X; (...).
+    """eps of x's dtype times ||X||_{1,inf}: the error that storing X can add to its residual, in units of X; (...).
 
     The error of computing X is larger: rankbench.measures.rounding.noise_floors.
     """
@@ -95,7 +95,7 @@ class Spectrum:
 
     @classmethod
     def of(cls, x: Tensor) -> "Spectrum":
-        # Of X and not of the smaller X X^T, which loses every s / s_1 below the square root of eps.
+        # of X and not of the smaller X X^T, in which every s / s_1 below the square root of eps is lost
         s = torch.linalg.svdvals(x)
         return cls(s[..., 0], s / s[..., :1], max(x.shape[-2:]) * torch.finfo(x.dtype).eps)
 

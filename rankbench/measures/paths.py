@@ -2,8 +2,8 @@
 
 A path picks at each layer a head 1..H or the skip, 0; its length counts the heads. Two meanings, never mixed:
 
-- frozen: attention weights, norm scales and MLP gates stay at what the full forward pass gave. The network is then
-  linear in its input and the paths are the terms of a sum that is its output, to rounding.
+- frozen: attention weights, norm scales and MLP gates keep their values of the full forward pass. The network is then
+  linear in its input, and its output is the sum of its paths, up to rounding.
 - recomputed: each path runs as a network of its own, with attention weights from its own states: the protocol of the
   authors' code. Its paths do not add up to the output.
 
@@ -36,17 +36,17 @@ SWEEP_BYTES = 3 << 19
 
 
 class PathSums(NamedTuple):
-    """A network's output, split by path length: by_length_KBND[k] sums all paths of length k; with bias_BND, whatever
-    does not come from the input (biases, norm shifts), they add up to state_BND, what the read-out sees."""
+    """A network's output, split by path length: by_length_KBND[k] sums all paths of length k. With bias_BND, everything
+    that does not come from the input (biases, norm shifts), they add up to state_BND, the input of the read-out."""
 
     by_length_KBND: Tensor
     bias_BND: Tensor
     state_BND: Tensor
 
     def remainder(self) -> Tensor:
-        """||state - sum of all parts||_F / ||state||_F of each sequence, shape (B,): rounding, if all is right.
+        """||state - sum of all parts||_F / ||state||_F of each sequence, shape (B,); only rounding in a correct sum.
 
-        0 where nothing is missing, of a state of zero too.
+        0 if nothing is missing, also for a state of zero.
         """
         missing_B = frobenius_norm(self.state_BND - self.by_length_KBND.sum(0) - self.bias_BND)
         return torch.where(missing_B > 0, missing_B / frobenius_norm(self.state_BND), missing_B)
@@ -62,8 +62,8 @@ def sums_by_length(network: Network, inputs: Tensor, mlp: str = "gate") -> PathS
 
 
 class FrozenSublayer(NamedTuple):
-    """A sub-layer made linear at one batch, by what is held fixed there: the scales of its norm, the matrices by which
-    its attention mixes values, and the gate of its MLP or, with mlp="source", the MLP's whole output."""
+    """A sub-layer made linear at one batch. Fixed are the scales of its norm, the matrices by which its attention mixes
+    values, and the gate of its MLP or, with mlp="source", the MLP's whole output."""
 
     sublayer: Sublayer
     scale_BN1: Tensor | None
@@ -85,12 +85,14 @@ class FrozenSublayer(NamedTuple):
         return FrozenSublayer(self.sublayer, *(None if frozen is None else frozen[sequences] for frozen in self[1:]))
 
     def norm(self, x: Tensor, has_bias: bool) -> Tensor:
-        """Its norm with the scale frozen. x (T, B, N, D): terms, of which with has_bias the first is the bias."""
+        """The norm with frozen scale. x (T, B, N, D): terms; with has_bias the first one is the bias."""
         return frozen_norm(x, self.sublayer.norm, self.scale_BN1, has_bias)
 
     def all_heads(self, terms_TBND: Tensor) -> Tensor:
-        """Terms (the bias, then paths by length) behind attention with all its heads; one term more, because a path
-        that takes a head is longer by one."""
+        """Terms (the bias, then paths by length) after attention with all its heads.
+
+        There is one term more, because a path that takes a head is longer by one.
+        """
         return self.sublayer.apply(
             terms_TBND,
             part=self._mix_all_heads,
@@ -111,7 +113,7 @@ class FrozenSublayer(NamedTuple):
         return self.sublayer.apply(states_PBND, head, norm, lambda a, x, b, y: b * y)
 
     def mlp(self, x: Tensor, has_bias: bool) -> Tensor:
-        """Terms or path prefixes behind the MLP, in place where that saves a copy."""
+        """Terms or path prefixes after the MLP, computed in place if that saves a copy."""
         norm = functools.partial(self.norm, has_bias=has_bias)
         if self.source_BND is not None:
             x = self.sublayer.skip * x
@@ -135,7 +137,7 @@ class FrozenSublayer(NamedTuple):
         return mixed.permute(3, 0, 2, 1, 4).reshape(num_terms, num_sequences, num_tokens, -1)
 
     def _skip_and_lengthen(self, skip: float, terms_TBND: Tensor, branch: float, mixed_TBND: Tensor) -> Tensor:
-        # term t stays by the skip and moves to t + 1 by a head, but for the bias, which has no length
+        # the skip keeps term t and a head moves it to t + 1, except the bias, which has no length
         out = self.sublayer.part.out
         longer_TBND = F.pad(terms_TBND, (0, 0, 0, 0, 0, 0, 0, 1))
         if skip != 1:
@@ -155,7 +157,7 @@ class FrozenSublayer(NamedTuple):
 
     def _add_gated(self, has_bias: bool, skip: float, x: Tensor, branch: float, z: Tensor) -> Tensor:
         down = self.sublayer.part.down
-        # skip and MLP in one product, skip * x + z W, in place: nothing else needs x any more
+        # skip and MLP in one product, skip * x + z W, in place, because nothing else needs x
         x.flatten(0, -2).addmm_(z.flatten(0, -2), down.weight.T, beta=skip, alpha=branch)
         if has_bias and down.bias is not None:
             x[0] += branch * down.bias
@@ -163,13 +165,13 @@ class FrozenSublayer(NamedTuple):
 
 
 class FrozenNetwork:
-    """A network made linear at one batch of inputs, in two ways of looking at the MLP.
+    """A network made linear at one batch of inputs, with two treatments of the MLP.
 
     mlp="gate": the elementwise factor act(z)/z is frozen, so the MLP is a linear map that every path passes.
-    mlp="source": the MLP's output is a constant of its own, counted with the biases, and paths pass by its skip alone.
+    mlp="source": the MLP's output is a constant, counted with the biases, and paths take its skip only.
 
-    layers: the frozen sub-layers of each layer, attention first. embedding_BND, state_BND: what enters the first of
-    them, and what the read-out reads.
+    layers: the frozen sub-layers of each layer, attention first. embedding_BND, state_BND: the input of the first
+    one, and that of the read-out.
     """
 
     def __init__(self, network: Network, inputs: Tensor, mlp: str = "gate") -> None:
@@ -202,7 +204,7 @@ class FrozenNetwork:
 
     @torch.no_grad()
     def step(self, states_PBND: Tensor, layer: int, choice: int, sequences: slice) -> Tensor:
-        """What layer `layer` (from 0) makes of path prefixes that take the skip (choice 0) or head `choice`."""
+        """Path prefixes after layer `layer` (from 0), in which they take the skip (choice 0) or head `choice`."""
         attention, *mlps = (frozen.at(sequences) for frozen in self.layers[layer])
         states_PBND = attention.one_head(states_PBND, choice)
         for mlp in mlps:
@@ -210,18 +212,18 @@ class FrozenNetwork:
         return states_PBND
 
     def start(self, sequences: slice) -> Tensor:
-        """The path that has not begun: the embedded inputs, (B, N, D)."""
+        """The path of no layers: the embedded inputs, (B, N, D)."""
         return self.embedding_BND[sequences]
 
     def finish(self, states_GBND: Tensor, sequences: slice) -> Tensor:
-        """After the last layer: the last norm of a pre-norm network, frozen."""
+        """Apply the frozen last norm of a pre-norm network."""
         if self.last_norm is None:
             return states_GBND
         return frozen_norm(states_GBND, self.last_norm, self.last_scale_BN1[sequences], has_bias=False)
 
 
 def frozen_norm(x: Tensor, norm: Norm, scale_BN1: Tensor, has_bias: bool) -> Tensor:
-    """A norm with its scale frozen, of path prefixes or (has_bias) of terms whose first is the bias."""
+    """A norm with frozen scale, of path prefixes or (has_bias) of terms of which the first is the bias."""
     normed = norm.linear(x, scale_BN1)
     if has_bias and norm.shift is not None:
         normed[0] += norm.shift
@@ -229,7 +231,7 @@ def frozen_norm(x: Tensor, norm: Norm, scale_BN1: Tensor, has_bias: bool) -> Ten
 
 
 def check_recomputed(network: Network) -> None:
-    """ConfigError for scores of more than one head's queries and keys: no path can then run as a network of its own."""
+    """Raise ConfigError for scores that depend on more than one head: no path can then run as its own network."""
     for attention in network.attentions:
         if attention.score_name not in SCORES:
             raise ConfigError(
@@ -241,9 +243,10 @@ def check_recomputed(network: Network) -> None:
 class RecomputedNetwork:
     """Each path as a network of its own, as the authors' code evaluates it.
 
-    At each layer that a path uses: attention of its one head on the path's own state, the whole output bias, then the
-    norm without its learned scale and shift (the network's kind; none in a network without norms). Skips, MLPs and
-    layers that the path skips do nothing. mlp=True keeps the MLP sub-layers, which the authors' code leaves out.
+    Each layer that a path uses computes attention of one head on the path's own state, adds the whole output bias, and
+    applies the norm without its learned scale and shift (the network's kind; none in a network without norms). Skips,
+    MLPs and layers that the path skips do nothing. mlp=True keeps the MLP sub-layers, which the authors' code leaves
+    out.
     """
 
     def __init__(self, network: Network, inputs: Tensor, mlp: bool = False) -> None:
@@ -266,7 +269,7 @@ class RecomputedNetwork:
 
     @torch.no_grad()
     def step(self, states_PBND: Tensor, layer: int, choice: int, sequences: slice) -> Tensor:
-        """What layer `layer` (from 0) makes of path prefixes that skip it (choice 0) or take its head `choice`."""
+        """Path prefixes after layer `layer` (from 0), which they skip (choice 0) or pass by head `choice`."""
         if choice == 0:
             return states_PBND
         for sublayer in self.layers[layer]:
@@ -290,24 +293,24 @@ class RecomputedNetwork:
         return F.linear(attention.mixing(p_PBNM, seen_BNM, gains_PBM) @ v_PBNK, *self.write[layer][choice - 1])
 
     def start(self, sequences: slice) -> Tensor:
-        """The path that has not begun: the embedded inputs, (B, N, D)."""
+        """The path of no layers: the embedded inputs, (B, N, D)."""
         return self.embedding_BND[sequences]
 
     def finish(self, states_GBND: Tensor, sequences: slice) -> Tensor:
-        """Nothing: the read-out normalises."""
+        """Return x: the read-out normalises."""
         return states_GBND
 
 
 class PathTree(NamedTuple):
     """Distinct paths as a tree over layers, so that a prefix that many of them share is computed once."""
 
-    children: list[list[tuple[int, np.ndarray]]]  # per layer: each choice, and the prefixes that it continues
+    children: list[list[tuple[int, np.ndarray]]]  # for each layer: its choices with the prefixes that they continue
     num_leaves: int
-    leaf_of_path: np.ndarray  # for each given path: its leaf
+    leaf_of_path: np.ndarray  # leaf of each given path
 
     @classmethod
     def of(cls, paths_PL: np.ndarray) -> "PathTree":
-        """The tree of these paths, repeated ones sharing a leaf."""
+        """The tree of these paths; repeated ones share a leaf."""
         node_P, num_nodes = np.zeros(len(paths_PL), dtype=np.int64), 1
         children = []
         for layer in range(paths_PL.shape[1]):
@@ -322,13 +325,13 @@ class PathTree(NamedTuple):
 def sums_of_groups(network: FrozenNetwork | RecomputedNetwork, groups: list[np.ndarray]) -> Tensor:
     """The sum over each group's paths, shape (G, B, N, D); a group is an integer array (P, L) of choices 0..H.
 
-    A path that stands twice in a group counts twice.
+    A path that occurs twice in a group counts twice.
     """
     tree = PathTree.of(np.concatenate(groups))
     group_of_path = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     whole = network.start(slice(None))
     num_sequences, num_tokens, width = whole.shape
-    # (G, leaves), how often each group has each leaf: sums are a sparse product, without a copy of any leaf
+    # (G, leaves), how often each group has each leaf: the sums are a sparse product that copies no leaf
     counts = torch.sparse_coo_tensor(
         torch.from_numpy(np.stack([group_of_path, tree.leaf_of_path])),
         torch.ones(len(group_of_path), dtype=whole.dtype),
@@ -393,7 +396,7 @@ def sample_paths(
     replacement: bool,
     skip: bool = True,
 ) -> np.ndarray:
-    """Paths of this length, (P, L), uniform over all of them; without replacement all, where there are no more."""
+    """Paths of this length, (P, L), uniform over all of them; without replacement at most all of them."""
     count = num_paths(layers, heads, length, skip)
     if count == 0 or (not replacement and count <= number):
         return all_paths(layers, heads, length, skip)
@@ -407,7 +410,7 @@ def sample_paths(
         if replacement:
             drawn.append(key)
         else:
-            drawn[key] = None  # a set would lose the order of drawing
+            drawn[key] = None  # dict, because a set would lose the order of drawing
     return np.array(list(drawn), dtype=np.int64).reshape(number, layers)
 
 
@@ -422,8 +425,8 @@ def read_out(network: Network, states: Tensor, readout: str) -> Tensor:
 def sums_through_heads(network: FrozenNetwork) -> Tensor:
     """For each layer and head the sum of all frozen paths through it, (L, H, B, N, D), in one sweep.
 
-    Those of a layer's heads and the paths that skip it add up to the output without its bias term; those of all layers
-    and heads count each path by its length, sum_k k S_k.
+    The sums of a layer's heads and the paths that skip it add up to the output without its bias term. The sums of all
+    layers and heads count each path once per head: they add up to sum_k k S_k.
     """
     everything, heads = slice(None), network.layers[0][0].sublayer.part.heads
     terms_TBND = network.start(everything)[None]  # term 0: all paths; the others: all paths through one head
@@ -435,11 +438,11 @@ def sums_through_heads(network: FrozenNetwork) -> Tensor:
 
 
 def with_signs(network: FrozenNetwork, signs_LH: Tensor) -> FrozenNetwork:
-    """The same frozen network with each head's output multiplied by a sign; its paths by their heads' signs.
+    """The frozen network with each head's output multiplied by a sign, and each path by the signs of its heads.
 
     With independent signs of mean 0, E||S_k(signs)||^2 = sum over the paths p of length k of ||Y_p||^2: a path has one
     head or none in each layer, so two different paths have different sets of heads, and the product of their signs
-    keeps at least one sign, whose mean is 0. Only sums of paths are meant: biases do not follow the signs.
+    keeps at least one sign, whose mean is 0. This holds for sums of paths only: biases have no signs.
     """
     signed = copy.copy(network)
     signed.layers = [
@@ -450,11 +453,10 @@ def with_signs(network: FrozenNetwork, signs_LH: Tensor) -> FrozenNetwork:
 
 
 def joint_network(network: FrozenNetwork | RecomputedNetwork, choices: list[list[int]]) -> Tensor:
-    """The output (B, N, D) of one network that has only these choices in each layer: every layer adds up what its
-    choices make of one and the same state.
+    """The output (B, N, D) of one network that has only these choices in each layer, and adds up their results there.
 
-    Frozen, it is the sum of all paths that these choices make up, to rounding. Recomputed it is not: a path's
-    attention and norms then see the others' states.
+    Frozen, it is the sum of all paths that combine these choices, up to rounding. Recomputed it is not, because the
+    attention and norms of a path then see the states of the others.
     """
     everything = slice(None)
     states_1BND = network.start(everything)[None]

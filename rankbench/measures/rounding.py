@@ -1,30 +1,29 @@
 """The error that rounding leaves in the states of a forward pass, by Monte Carlo arithmetic (Parker 1997).
 
-A residual says nothing where it is smaller than the rounding error of the tokens that it is measured in. How large that
-error is depends on all operations before: sums that cancel, norms that blow an error up, layers that carry it on. So
-the network is run again, a few times, with every rounding made visible: the result z of each floating-point operation
-becomes
+A residual means nothing if it is smaller than the rounding error of its tokens. The size of that error depends on all
+operations before: on sums that cancel, norms that amplify an error, layers that carry it on. The network is therefore
+run again, a few times, with random rounding: the result z of each floating-point operation becomes
 
     z + eps u s,    u uniform in [-1, 1], independent for every number,
 
-where eps is that of z's number type and s the size of what the operation adds up:
+where eps is that of z's dtype and s the size of the terms that the operation adds up:
 
-    |C| + |A| |B|   for products of matrices C + A B: the terms are rounded even where they cancel
+    |C| + |A| |B|   for products of matrices C + A B, whose terms are rounded even if they cancel
     |x|             for gelu(x) = x (1 + erf(x / sqrt 2)) / 2, where 1 + erf cancels
     |z|             for everything else. Operations that are not elementwise (sums, means, softmax, LayerNorm) also see
                     their inputs with a relative error of eps u, because they add up several numbers.
 
 Results that involve no rounding (copies, views, lookups, maxima, ReLU) stay as they are. A perturbed pass ends in
-states X + D, where D is an error of the kind that X itself has, carried through the layers. With the residual
+states X + D, where D is a random error like that of X itself, carried through the layers. With the residual
 res(X) = X - 1 x^T, which is linear in X, the floor of a state is
 
     floor = max(MARGIN max over passes of ||res(D)||_{1,inf},  eps ||X||_{1,inf},  smallest normal number),
 
-the second being what storing X alone can leave, the third what underflow can. MARGIN is measured in
+where the second term is the error of storing X, and the third that of underflow. MARGIN is measured in
 tests/test_rounding.py, against residuals computed in more digits. A residual of k floors is known to about 1/k of
 itself.
 
-If X was computed in a coarser number type (bfloat16, TF32) and then converted, its error is larger than this floor.
+If X was computed in a coarser dtype (bfloat16, TF32) and then converted, its error is larger than this floor.
 
 Shapes: B sequence, N query token, M key token, D width, H head.
 """
@@ -42,7 +41,7 @@ from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import View
 from rankbench.model.network import Network, Step, run
 
-NUMBERS = 256  # errors that the passes draw together for a state or a P: their norm then hardly depends on chance
+NUMBERS = 256  # errors that the passes draw together for a state or a P: enough for a stable norm
 MOST_PASSES = 8
 MARGIN = 4.0
 ALL = View()
@@ -59,10 +58,10 @@ WITHOUT_ROUNDING = COPIES | CHOICES
 
 
 class RandomRounding(TorchDispatchMode):
-    """Inside this context every floating-point operation rounds at random, as the module's docstring says.
+    """Context in which every floating-point operation rounds at random, as the module's docstring describes.
 
-    Noise is drawn once, and each operation reads a piece of it that begins at random: drawing it anew for each would
-    take longer than the operations themselves.
+    Noise is drawn once, and each operation reads a piece of it from a random position: new noise for each would take
+    longer than the operations themselves.
     """
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -92,7 +91,7 @@ class RandomRounding(TorchDispatchMode):
         return x * (1 + self._noise(x)) if _is_float(x) else x
 
     def _noise(self, x: Tensor) -> Tensor:
-        """eps u for every number of x."""
+        """eps u for every entry of x."""
         pool = self.pools.get((x.dtype, x.device))
         if pool is None or len(pool) < 2 * x.numel():
             pool = torch.empty(max(POOL, 4 * x.numel()), dtype=x.dtype)
@@ -111,7 +110,7 @@ def _size(x: Any) -> Any:
 
 
 class Floors(NamedTuple):
-    """The floors of what a sub-layer reads and makes, in the units of the residual: of states (B,), of P (B, H)."""
+    """Floors of a sub-layer's input, output and P, in the units of the residual: states (B,), P (B, H)."""
 
     input_B: Tensor
     output_B: Tensor
@@ -122,8 +121,8 @@ class Floors(NamedTuple):
 def run_with_floors(
     network: Network, inputs: Tensor, generator: torch.Generator, view: View = ALL
 ) -> Iterator[tuple[Step, Floors]]:
-    """Every sub-layer's step with its floors. The plain and the perturbed passes go on side by side, so that no more
-    than one sub-layer of them is held. generator: on the CPU."""
+    """Every sub-layer's step with its floors. The plain and the perturbed passes run side by side, so that only one
+    sub-layer of them is in memory. generator: on the CPU. view: which tokens the floors of states are of."""
     passes, lengths_B = num_passes(network.num_tokens(inputs), network.width), network.lengths(inputs)
     perturbed_steps = run(network, inputs.repeat(passes, *[1] * (inputs.dim() - 1)))
     rounding, input_B = RandomRounding(generator), None
@@ -144,12 +143,12 @@ def run_with_floors(
 
 
 def num_passes(num_tokens: int, width: int) -> int:
-    """How many perturbed passes draw enough errors for a state of this size."""
+    """Number of perturbed passes that draws enough errors for a state of this size."""
     return max(1, min(MOST_PASSES, NUMBERS // (num_tokens * min(num_tokens, width))))
 
 
 def floor_of(x: Tensor, perturbed: Iterable[Tensor], lengths_B: Tensor | None) -> Tensor:
-    """The floor of the residual of a state, (B,), or of P, (B, H), given the same of each perturbed pass."""
+    """Floor of the residual of a state, (B,), or of P, (B, H), from its value in each perturbed pass."""
     largest = _by_length(own_rounding, x, lengths_B).clamp(min=torch.finfo(x.dtype).tiny)
     for perturbed_x in perturbed:
         error = _by_length(lambda part: composite_norm(residual_matrix(part)), perturbed_x - x, lengths_B)
@@ -158,7 +157,7 @@ def floor_of(x: Tensor, perturbed: Iterable[Tensor], lengths_B: Tensor | None) -
 
 
 def states_with_floors(network: Network, inputs: Tensor, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
-    """The embedding and the state behind each layer, each with its floor; L + 1 in all."""
+    """The embedding and the state after each layer, each with its floor; L + 1 in all."""
     by_layer: dict[int, tuple[Tensor, Tensor]] = {}
     for step, floors in run_with_floors(network, inputs, generator):
         by_layer.setdefault(step.sublayer.layer - 1, (step.input_BND, floors.input_B))
@@ -167,5 +166,5 @@ def states_with_floors(network: Network, inputs: Tensor, generator: torch.Genera
 
 
 def _by_length(measure: Callable[[Tensor], Tensor], x: Tensor, lengths_B: Tensor | None) -> Tensor:
-    """`measure` of states or of attention matrices, each without its absent tokens."""
+    """Apply `measure` to states or attention matrices, each without its absent tokens."""
     return value_per_length(measure, x, lengths_B, axes=(1,) if x.dim() == 3 else (2, 3))

@@ -1,4 +1,4 @@
-"""What a network is made of: sub-layers, one behind the other, each with its skip, its norm and its place.
+"""What a network is made of: sub-layers, in sequence, each with its skip, its norm and the norm's place.
 
     post:  norm(a x + b f(x))      pre:  a x + b f(norm(x))      none:  a x + b f(x)
 
@@ -73,10 +73,10 @@ class TokenwisePart(Protocol):
         """The layer's output, (B, N, D)."""
 
     def hidden(self, x_BND: Tensor) -> Tensor:
-        """What enters the activation, z_BNF."""
+        """Input of the activation, z_BNF."""
 
     def from_hidden(self, z_BNF: Tensor) -> Tensor:
-        """The rest of it."""
+        """The rest of the part, from the input of the activation to the output."""
 
     def gate(self, z_BNF: Tensor) -> Tensor:
         """act(z)/z or a gated part's act(z): the factor that makes the part linear once it is frozen."""
@@ -111,7 +111,7 @@ class Sublayer(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As parameters and dropout masks are called: layers.0.attention."""
+        """Prefix of the names of its parameters and dropout masks: layers.0.attention."""
         return f"layers.{self.layer - 1}.{self.kind}"
 
     def apply(
@@ -121,23 +121,23 @@ class Sublayer(NamedTuple):
         norm: Callable[[Tokens], Tokens] | None,
         add: Callable[[float, Tokens, float, Tokens], Tokens],
     ) -> Tokens:
-        """The sub-layer on tokens of any kind; add(a, x, b, y) is their a x + b y."""
+        """Apply the sub-layer to tokens of any representation; add(a, x, b, y) computes a x + b y."""
         return self.after(add(self.skip, x, self.branch, part(self.before(x, norm))), norm)
 
     def before(self, x: Tokens, norm: Callable[[Tokens], Tokens] | None) -> Tokens:
-        """What the part reads."""
+        """Input of the part."""
         return norm(x) if self.place == "pre" else x
 
     def after(self, x: Tokens, norm: Callable[[Tokens], Tokens] | None) -> Tokens:
-        """What becomes of the sum of skip and branch."""
+        """Output of the sub-layer, from the sum of skip and branch."""
         return norm(x) if self.place == "post" else x
 
     def __call__(self, x_BND: Tensor, present_BN: Tensor | None = None, kernel: str = "table") -> Tensor:
-        """Its output on tokens; kernel as in Attention.forward."""
+        """Output of the sub-layer on tokens; kernel as in Attention.forward."""
         return self.apply(x_BND, lambda read_BND: self.f(read_BND, present_BN, kernel), self.norm, weighted_sum)
 
     def f(self, read_BND: Tensor, present_BN: Tensor | None = None, kernel: str = "table") -> Tensor:
-        """What the part makes of the tokens it reads."""
+        """Output of the part, from its input tokens."""
         return self.part(read_BND, present_BN, kernel=kernel) if self.kind == "attention" else self.part(read_BND)
 
 
@@ -167,15 +167,15 @@ class Network:
         raise NotImplementedError
 
     def present(self, inputs: Tensor) -> Tensor | None:
-        """Which tokens of a padded batch are there, (B, N) bool; None where all are."""
+        """Mask of the tokens that are present in a padded batch, (B, N) bool; None if all are."""
         raise NotImplementedError
 
     def num_tokens(self, inputs: Tensor) -> int:
-        """How many tokens the states of these inputs have, absent ones included."""
+        """Number of tokens in the states of these inputs, absent ones included."""
         return inputs.shape[1]
 
     def lengths(self, inputs: Tensor) -> Tensor | None:
-        """How many tokens each sequence has, (B,); None where all are there."""
+        """Number of tokens of each sequence, (B,); None if all are present."""
         present_BN = self.present(inputs)
         return None if present_BN is None else present_BN.sum(-1)
 
@@ -199,7 +199,7 @@ class Network:
 
     @property
     def has_skips(self) -> bool:
-        """Whether a path can pass a layer's attention by."""
+        """Whether a path can skip the attention of a layer."""
         return any(sublayer.skip != 0 for sublayer in self.sublayers if sublayer.kind == "attention")
 
     @property
@@ -212,29 +212,29 @@ class Network:
 
     @property
     def path_choices(self) -> tuple[int, int, bool]:
-        """What paths are made of: the number of layers, the heads of each, and whether a path can pass one by."""
+        """Choices of a path: the number of layers, the heads of each layer, and whether a path can skip a layer."""
         return self.num_layers, self.num_heads, self.has_skips
 
     @property
     def path_lengths(self) -> list[int]:
-        """How many heads a path can take: without skips one of every layer."""
+        """Numbers of heads that a path can take; without skips one in every layer."""
         return list(range(self.num_layers + 1)) if self.has_skips else [self.num_layers]
 
     def state(self, inputs: Tensor, kernel: str = "table") -> Tensor:
-        """What the read-out reads, (B, N, D); kernel as in Attention.forward."""
+        """Input of the read-out, (B, N, D); kernel as in Attention.forward."""
         x_BND, present_BN = self.embed(inputs), self.present(inputs)
         for sublayer in self.sublayers:
             x_BND = sublayer(x_BND, present_BN, kernel)
         return self.finish(x_BND)
 
     def finish(self, x_BND: Tensor) -> Tensor:
-        """The last state as the read-out reads it."""
+        """Input of the read-out, from the last state."""
         return x_BND if self.last_norm is None else self.last_norm(x_BND)
 
 
 @dataclass(frozen=True)
 class Reduced(Network):
-    """What is left of a network, with parts taken out of its sub-layers. Weights are shared with it."""
+    """A network with parts of its sub-layers removed. It shares the weights of the original."""
 
     whole: Network
     sublayers: tuple[Sublayer, ...]
@@ -271,9 +271,9 @@ class Reduced(Network):
 
 
 def without(network: Network, *, skip: bool = False, mlp: bool = False, norm: bool = False) -> Reduced:
-    """The network with every skip, MLP sub-layer or norm taken out (those named True), the last norm included.
+    """The network without skips, MLP sub-layers or norms (those given as True), the last norm included.
 
-    A norm of the embedding stays: layers begin behind it.
+    A norm of the embedding stays, because it is in front of the layers.
     """
     changes = {"skip": 0.0} if skip else {}
     changes |= {"norm": None, "place": "none"} if norm else {}
@@ -286,11 +286,10 @@ def without(network: Network, *, skip: bool = False, mlp: bool = False, norm: bo
 
 
 class Step(NamedTuple):
-    """What one sub-layer did to a batch of inputs.
+    """Input, output and intermediate values of one sub-layer on a batch.
 
-    scale_BN1: what its norm multiplied each token by. Of attention: weights_BHNM, P as the softmax gave it;
-    mixing_BHNM, what the values were multiplied by; mixed_BHNK, their product. Of an MLP: hidden_BNF, what enters its
-    activation.
+    scale_BN1: the factor of each token in the norm. Attention has weights_BHNM, the softmax P; mixing_BHNM, the matrix
+    that multiplies the values; mixed_BHNK, their product. An MLP has hidden_BNF, the input of its activation.
     """
 
     sublayer: Sublayer
@@ -304,7 +303,7 @@ class Step(NamedTuple):
 
 
 def run(network: Network, inputs: Tensor) -> Iterator[Step]:
-    """Every sub-layer's step, in order. The caller decides what it keeps: nothing is held here but the last state."""
+    """Every sub-layer's step, in order. The caller decides what to keep; this function holds only the last state."""
     x_BND, present_BN = network.embed(inputs), network.present(inputs)
     for sublayer in network.sublayers:
         step = _step(sublayer, x_BND, present_BN)

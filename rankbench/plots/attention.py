@@ -16,17 +16,17 @@ PANELS = {
 @styled
 def draw_attention(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Four metrics of P by layer: a point for each head, their mean as a line, a colour for each kind of weights."""
-    shown = [name for name in PANELS if name in table and not table[name].isna().all()]
-    figure, grid, facets = grid_of(table, facet, len(shown), share_y=False)
+    drawn = [name for name in PANELS if name in table and not table[name].isna().all()]
+    figure, grid, facets = grid_of(table, facet, len(drawn), share_y=False)
     for row, (label, rows) in zip(grid, facets, strict=True):
-        for axes, name in zip(row, shown, strict=True):
+        for axes, name in zip(row, drawn, strict=True):
             for number, (weights, of_weights) in enumerate(rows.groupby("weights", sort=False)):
                 colour = COLOURS[number % len(COLOURS)]
                 heads = of_weights.groupby(["layer", "head"])[name].mean().reset_index()
                 mean = heads.groupby("layer")[name].mean()
-                places = beside(mean.index.to_series(), number)
+                positions = beside(mean.index.to_series(), number)
                 marker = MARKERS[number % len(MARKERS)]
-                axes.plot(places, mean, color=colour, marker=marker, label=f"{weights} weights, mean of the heads")
+                axes.plot(positions, mean, color=colour, marker=marker, label=f"{weights} weights, mean of the heads")
                 axes.scatter(beside(heads.layer, number), heads[name], s=7, color=colour, alpha=0.4, linewidths=0)
             values = rows[name][rows[name] > 0]
             if name == "largest_logit" and len(values) and values.max() > 100 * values.min():

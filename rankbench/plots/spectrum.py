@@ -23,10 +23,10 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
 
     Of one seed, the band is the 95 % bootstrap interval over sequences.
     """
-    shown = [name for name in PANELS if not table[name].isna().all()]
-    figure, grid, facets = grid_of(table, facet, len(shown), share_y=False)
+    drawn = [name for name in PANELS if not table[name].isna().all()]
+    figure, grid, facets = grid_of(table, facet, len(drawn), share_y=False)
     for row, (label, of_facet) in zip(grid, facets, strict=True):
-        for axes, name in zip(row, shown, strict=True):
+        for axes, name in zip(row, drawn, strict=True):
             heading, ylabel = PANELS[name]
             rows = of_facet
             if name == "error_upto":  # near the remainder nothing is left out but rounding

@@ -324,8 +324,8 @@ class States(nn.Module):
     def weight(self) -> Tensor:
         """(D, D): the identity."""
         network = self.network[0]
-        some = next(network.module.parameters())
-        return torch.eye(network.width, dtype=some.dtype, device=some.device)
+        parameter = next(network.module.parameters())
+        return torch.eye(network.width, dtype=parameter.dtype, device=parameter.device)
 
     def forward(self, x_BND: Tensor) -> Tensor:
         return x_BND

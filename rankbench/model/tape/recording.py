@@ -291,23 +291,23 @@ class Recorder(TorchFunctionMode):
             self.set_tag(old, replace(self.tag(args[0])))
             read = (old, *args[1:])
         result = func(*args, **kwargs)
-        made = args[0] if in_place else result
-        if not tensors_in(made):
+        output = args[0] if in_place else result
+        if not tensors_in(output):
             if name in EXITS and any(tag.has_paths for tag in tags):
                 raise ConfigError(f"{call}: hands an activation on where the tape cannot follow; use calls of torch")
             return result
         self.depth, num_before = max((tag.depth for tag in tags), default=0), self.num_attention
         rule, new = self.rules.get(name), None
         if rule is not None and kwargs.get("out") is None:
-            seen = Seen(call, name, _out_of_place(func, name, in_place), read, kwargs, made)
+            seen = Seen(call, name, _out_of_place(func, name, in_place), read, kwargs, output)
             seen.kwargs.pop("inplace", None)
             new = rule(self, seen)
         new = self.value_only(call, tags) if new is None else new
-        self._tag_results(call, made, new, self.depth + (self.num_attention > num_before))
+        self._tag_results(call, output, new, self.depth + (self.num_attention > num_before))
         return result
 
-    def _tag_results(self, call: Call, made: Any, new: Tag | Sequence[Tag], depth: int) -> None:
-        tensors = [made] if isinstance(made, Tensor) else list(made)
+    def _tag_results(self, call: Call, output: Any, new: Tag | Sequence[Tag], depth: int) -> None:
+        tensors = [output] if isinstance(output, Tensor) else list(output)
         new = [replace(new) for _ in tensors] if isinstance(new, Tag) else new
         for tensor, tag in zip(tensors, new, strict=True):
             if not isinstance(tensor, Tensor):

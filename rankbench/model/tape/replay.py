@@ -235,18 +235,20 @@ class Sum:
     new: bool = True
 
     def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
-        terms = [(x, factor, mine) for x, factor, mine in zip(inputs, self.factors, own, strict=True) if x is not None]
+        terms = [
+            (x, factor, is_own) for x, factor, is_own in zip(inputs, self.factors, own, strict=True) if x is not None
+        ]
         low, high = min(x.low for x, *_ in terms), max(x.high for x, *_ in terms)
         shape = torch.broadcast_shapes(*(x.rows.shape[1:] for x, *_ in terms))
 
-        def takes_all(x: Slots, mine: bool) -> bool:
+        def takes_all(x: Slots, is_own: bool) -> bool:
             fits = (x.low, x.high, x.rows.dtype) == (low, high, self.dtype) and x.rows.shape[1:] == shape
-            return mine and fits and 0 not in x.rows.stride()
+            return is_own and fits and 0 not in x.rows.stride()
 
         # the rows to add to: those of a term that has all slots and is not needed any more, else new ones
         terms.sort(key=lambda term: not takes_all(term[0], term[2]))
-        (x, factor, mine), *others = terms
-        if takes_all(x, mine):
+        (x, factor, is_own), *others = terms
+        if takes_all(x, is_own):
             rows = x.rows if factor == 1 else x.rows.mul_(factor)
         else:
             rows, others = x.rows.new_zeros(high - low, *shape, dtype=self.dtype), terms

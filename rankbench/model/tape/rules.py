@@ -513,15 +513,15 @@ def _activation(recorder: Recorder, seen: Seen) -> Tag | None:
     tag = recorder.tag(z)
     if tag.opaque is not None:
         return recorder.value_only(seen.call, [tag], GATED)
-    made = recorder.combined([tag])
-    made.level = max(GATED, made.level)
+    result_tag = recorder.combined([tag])
+    result_tag.level = max(GATED, result_tag.level)
     if tag.node is not None:
         gate = Gate(lambda x: function(x, *others, **kwargs), z)
         at_zero = gate.function(z.new_zeros(()))
         step = Scaled(gate, at_zero if at_zero != 0 else None)
         frozen = "act(z)/z" if at_zero == 0 else "(act(z) - act(0))/z"
-        made.node = recorder.node(seen.call, (tag.node,), step, seen.result.shape, frozen, [z])
-    return made
+        result_tag.node = recorder.node(seen.call, (tag.node,), step, seen.result.shape, frozen, [z])
+    return result_tag
 
 
 @rule("glu")
@@ -539,9 +539,9 @@ def _glu(recorder: Recorder, seen: Seen) -> Tag | None:
 
 @rule("softmax")
 def _softmax(recorder: Recorder, seen: Seen) -> Tag:
-    made = recorder.value_only(seen.call, [recorder.tag(seen.args[0])], SOFTMAX)
-    made.logits = seen.args[0] if recorder.watch else None
-    return made
+    result_tag = recorder.value_only(seen.call, [recorder.tag(seen.args[0])], SOFTMAX)
+    result_tag.logits = seen.args[0] if recorder.watch else None
+    return result_tag
 
 
 @rule("var_mean", "std_mean")
@@ -565,7 +565,7 @@ def _norm(recorder: Recorder, seen: Seen) -> Tag | list[Tag] | None:
     tag, result = recorder.tag(x), seen.result if isinstance(seen.result, Tensor) else seen.result[0]
     if any(recorder.tag(other).has_paths for other in (weight, shift)):
         return None
-    made = recorder.value_only(seen.call, [tag], LINEAR) if tag.opaque is not None else recorder.combined([tag])
+    result_tag = recorder.value_only(seen.call, [tag], LINEAR) if tag.opaque is not None else recorder.combined([tag])
     if tag.node is not None:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         axes = tuple(range(-len(shape), 0))
@@ -574,22 +574,24 @@ def _norm(recorder: Recorder, seen: Seen) -> Tag | list[Tag] | None:
         else:
             scale = (x.square().mean(axes, keepdim=True) + epsilon).rsqrt()
         step = Normed(scale, axes, centred, weight, shift)
-        made.node = recorder.node(seen.call, (tag.node,), step, result.shape, "scale of the norm", [weight, shift])
+        result_tag.node = recorder.node(
+            seen.call, (tag.node,), step, result.shape, "scale of the norm", [weight, shift]
+        )
     if isinstance(seen.result, Tensor):
-        return made
-    return [made, *(recorder.value_only(seen.call, [tag]) for _ in seen.result[1:])]
+        return result_tag
+    return [result_tag, *(recorder.value_only(seen.call, [tag]) for _ in seen.result[1:])]
 
 
 @rule("normalize")
 def _normalize(recorder: Recorder, seen: Seen) -> Tag | None:
     p, axis, epsilon = seen.get(1, "p", 2.0), seen.get(2, "dim", 1), seen.get(3, "eps", 1e-12)
     x, tag = seen.args[0], recorder.tag(seen.args[0])
-    made = recorder.value_only(seen.call, [tag], LINEAR) if tag.opaque is not None else recorder.combined([tag])
+    result_tag = recorder.value_only(seen.call, [tag], LINEAR) if tag.opaque is not None else recorder.combined([tag])
     if tag.node is not None:
         length = x.norm(p, axis, keepdim=True).clamp_min(epsilon)
         step = Scaled(length, divides=True)
-        made.node = recorder.node(seen.call, (tag.node,), step, seen.result.shape, "length of the vectors")
-    return made
+        result_tag.node = recorder.node(seen.call, (tag.node,), step, seen.result.shape, "length of the vectors")
+    return result_tag
 
 
 # --- attention -------------------------------------------------------------------------------------------------------
