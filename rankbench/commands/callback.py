@@ -32,6 +32,7 @@ from rankbench.config import (
     TrainConfig,
 )
 from rankbench.keys import ConfigError
+from rankbench.runs.files import WriteError
 from rankbench.runs.sweep import Job, Sweep
 
 
@@ -84,7 +85,7 @@ class Gate(Callback):
                 print(line)
         except Exception as error:
             reason = " ".join(str(error).split())
-            reason = reason if isinstance(error, ConfigError) else f"{type(error).__name__}: {reason}"
+            reason = reason if isinstance(error, ConfigError | WriteError) else f"{type(error).__name__}: {reason}"
             written = [name for name, time in sorted(_written_at(folder).items()) if before.get(name) != time]
             print(
                 f"rankbench {config.hydra.job.name}: the sweep's report failed ({reason}); every job's results are in "

@@ -1,9 +1,11 @@
 """The commands. This module knows Hydra, and nothing else does; torch is loaded only when a command's work begins."""
 
 import functools
+import io
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -46,9 +48,13 @@ def main() -> None:
     """The `rankbench` command."""
     try:
         _dispatch(sys.argv[1:])
+        sys.stdout.flush()
     except BrokenPipeError:  # whoever read our output has gone: `rankbench train --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
+    except OSError as error:  # the output is a file on a full disk
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _refuse("", one_line_of(error))
 
 
 def _dispatch(words: list[str]) -> None:
@@ -124,8 +130,10 @@ def _run(command: str, words: list[str]) -> None:
         if "Config group override" not in str(error):  # Hydra's, for model=null; any other is a fault of ours
             raise
         _refuse(command, explain(error, command, words))
+    except BrokenPipeError:
+        raise
     except OSError as error:  # a disk that is full or not to be written
-        _refuse(command, str(error))
+        _refuse(command, one_line_of(error))
     except KeyboardInterrupt:
         sweep = _open_sweep()
         _refuse(command, f"interrupted; the same command with out={sweep} continues" if sweep else "interrupted", 130)
@@ -178,8 +186,19 @@ def _refuse(command: str, message: str, code: int = 1) -> None:
     raise SystemExit(code)
 
 
+def one_line_of(error: Exception) -> str:
+    """A refusal, or an error of the disk with the file that was written: Hydra's own files do not name themselves."""
+    if not isinstance(error, OSError) or error.errno is None or error.filename is not None:
+        return str(error)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    written = [value for frame in frames for value in frame.f_locals.values() if isinstance(value, io.TextIOWrapper)]
+    name = os.path.relpath(written[-1].name) if written else "standard output"
+    return f"{name}: could not be written ({error.strerror})"
+
+
 def one_line(job: Callable[["DictConfig"], Any]) -> Callable[["DictConfig"], Any]:
-    """A job whose ConfigErrors end a single run in one line; in a sweep they are Hydra's, so that other jobs go on."""
+    """A job whose ConfigErrors and errors of the disk end a single run in one line; in a sweep they are Hydra's, so
+    that other jobs go on."""
 
     @functools.wraps(job)
     def told(config: "DictConfig") -> Any:
@@ -190,12 +209,27 @@ def one_line(job: Callable[["DictConfig"], Any]) -> Callable[["DictConfig"], Any
 
         try:
             return job(config)
-        except ConfigError as error:
-            if HydraConfig.get().mode == RunMode.MULTIRUN:
+        except (ConfigError, OSError) as error:
+            if HydraConfig.get().mode == RunMode.MULTIRUN or isinstance(error, BrokenPipeError):
                 raise
-            _refuse(HydraConfig.get().job.name, str(error))
+            _refuse(HydraConfig.get().job.name, one_line_of(error))
 
     return told
+
+
+@contextmanager
+def _saying_how_to_continue(folder: str) -> Iterator[None]:
+    """Add to the line of a signal or of a full disk how training goes on."""
+    from rankbench.runs.files import WriteError
+    from rankbench.training.loop import Interrupted
+
+    continues = f"the same command with out={folder} continues"
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt) as stop:
+        _refuse("train", f"{str(stop) or 'interrupted'}; {continues}", code=130)
+    except WriteError as error:
+        raise WriteError(f"{error}; {continues}") from None
 
 
 @one_line
@@ -209,17 +243,16 @@ def train_job(config: "DictConfig") -> float:
     from rankbench.analyses.runner import analyze_trained
     from rankbench.progress import logging_to
     from rankbench.runs.run import Run, objective_value
-    from rankbench.training.loop import Interrupted, train
+    from rankbench.training.loop import train
 
     cfg = _prepared(config)
     run = Run(Path(cfg.out))
-    with logging_to(run.folder / "train.log"):
-        try:
-            summary = train(cfg, run)
-        except Interrupted as stop:
-            hydra = HydraConfig.get()
-            folder = hydra.sweep.dir if hydra.mode == RunMode.MULTIRUN else cfg.out
-            _refuse("train", f"{stop}; the same command with out={folder} continues", code=130)
+    hydra = HydraConfig.get()
+    with (
+        logging_to(run.folder / "train.log"),
+        _saying_how_to_continue(hydra.sweep.dir if hydra.mode == RunMode.MULTIRUN else cfg.out),
+    ):
+        summary = train(cfg, run)
         trained = [one for one in summary["seeds"] if one["status"] != "diverged"]
         score = "test_loss" if any(one.get("test_accuracy") is None for one in trained) else "test_accuracy"
         scores = [one[score] for one in trained]

@@ -1,6 +1,7 @@
 """Tidy CSV tables: columns run, task, model and seed, then the axes, then a column for each measured value."""
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import pandas as pd
 from scipy import special, stats
 
 from rankbench.keys import ConfigError
-from rankbench.runs.files import write_text
+from rankbench.runs.files import regular, write_text
 
 WHO = ["run", "task", "model", "seed"]
 
@@ -29,6 +30,11 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
 def read_table(path: Path) -> pd.DataFrame:
     """Read a table as it was written; `none` stays a word. ConfigError for a file that is not a table."""
     try:
+        with regular(path).open("rb") as file:
+            if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) and file.read() != b"\n":
+                raise ConfigError(
+                    f"{path}: ends in the middle of a row; analyse the run again, or continue its training"
+                )
         return pd.read_csv(path, keep_default_na=False, na_values=["", "nan", "NaN"])
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
