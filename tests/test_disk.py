@@ -8,8 +8,11 @@ import contextlib
 import logging
 import os
 import resource
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import matplotlib.figure
@@ -26,8 +29,8 @@ from rankbench.runs.files import WriteError, append, write_text
 from rankbench.runs.run import Run
 from rankbench.runs.tables import read_table
 from rankbench.tasks.corpora import read_text as read_sentences
-from rankbench.training.loop import StepsFile, train
-from rankbench.training.seeds_side_by_side import METRICS
+from rankbench.training.loop import Interrupted, StepsFile, train
+from rankbench.training.seeds_side_by_side import METRICS, Training
 
 TINY = [
     *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
@@ -181,6 +184,73 @@ def test_an_output_on_a_full_disk_is_one_line(tmp_path):
     assert failed.stderr == "rankbench: standard output: could not be written (No space left on device)\n"
 
 
+# --- signals and folders that vanish ---------------------------------------------------------------------------------
+
+
+def during_step(monkeypatch, number, happen):
+    """Have this happen while that step is computed."""
+    update = Training.update
+
+    def update_and_more(self):
+        update(self)
+        if self.progress.step == number:
+            happen()
+
+    monkeypatch.setattr(Training, "update", update_and_more)
+
+
+def test_a_hangup_stops_training_as_a_termination_does(tmp_path, monkeypatch, cfg, reference):
+    run = Run(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        during_step(patch, 6, lambda: os.kill(os.getpid(), signal.SIGHUP))
+        with pytest.raises(Interrupted, match="stopped at step 6 of 20"):
+            train(cfg, run)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    train(cfg, run)
+    assert_same_results(run, reference)
+
+
+def test_a_hangup_is_ignored_under_nohup(tmp_path, monkeypatch, cfg, reference):
+    run, before = Run(tmp_path / "run"), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    during_step(monkeypatch, 6, lambda: os.kill(os.getpid(), signal.SIGHUP))
+    try:
+        train(cfg, run)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert_same_results(run, reference)
+
+
+def test_a_second_interrupt_ends_training_within_the_step(tmp_path, monkeypatch, cfg, reference):
+    run = Run(tmp_path / "run")
+
+    def interrupt_twice():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)  # the first one's handler runs before the second signal is sent
+        raise AssertionError("the step went on")
+
+    with monkeypatch.context() as patch:
+        # a shell may start tests in the background, where interrupts are ignored
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        during_step(patch, 6, interrupt_twice)
+        with pytest.raises(KeyboardInterrupt):
+            train(cfg, run)
+        assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+    assert run.status == "running" and run.state()[1]["step"] == 4
+    train(cfg, run)
+    assert_same_results(run, reference)
+
+
+@pytest.mark.parametrize("step", [6, 7, 20])  # an evaluation, none, the last
+def test_a_folder_that_vanishes_is_one_line(tmp_path, monkeypatch, cfg, step):
+    run = Run(tmp_path / "run")
+    during_step(monkeypatch, step, lambda: shutil.rmtree(run.folder))
+    with pytest.raises(ConfigError, match=f"^out={run.folder}: the folder vanished during training, before step .*$"):
+        train(cfg, run)
+    assert not run.folder.exists()
+
+
 # --- a power cut -----------------------------------------------------------------------------------------------------
 
 
@@ -266,7 +336,7 @@ def test_a_run_goes_on_from_whatever_a_power_cut_leaves(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["metrics", "layers"])
 @pytest.mark.parametrize("change", ["lost", "doubled", "cut"])
 def test_rows_that_the_checkpoint_does_not_count_are_one_line(tmp_path, cfg, reference, name, change):
-    run, saved = Run(tmp_path / "run"), rankbench.training.loop.Training.save
+    run, saved = Run(tmp_path / "run"), Training.save
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
 
         def save_and_stop(self, run):
@@ -274,7 +344,7 @@ def test_rows_that_the_checkpoint_does_not_count_are_one_line(tmp_path, cfg, ref
             if self.progress.step == 8:
                 raise KeyboardInterrupt
 
-        patch.setattr(rankbench.training.loop.Training, "save", save_and_stop)
+        patch.setattr(Training, "save", save_and_stop)
         train(cfg, run)
     assert run.status == "running"
     path = run.folder / f"{name}.csv"

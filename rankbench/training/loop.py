@@ -5,6 +5,7 @@ import io
 import logging
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,7 +14,7 @@ from pathlib import Path
 from rankbench.config import TrainConfig
 from rankbench.keys import ConfigError
 from rankbench.progress import bar
-from rankbench.runs.files import WriteError, append, regular, sync, write_json, write_text
+from rankbench.runs.files import WriteError, append, naming, regular, sync, write_json, write_text
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
 from rankbench.tasks import build_task
@@ -69,7 +70,8 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
     def sync_rows() -> None:
         for rows in (metrics, watched):
             if rows is not None:
-                sync(rows.path)
+                with naming(rows.path):
+                    sync(rows.path)
                 training.progress.rows[rows.path.name] = rows.num_rows
 
     num_steps, trainer = training.num_steps, cfg.trainer
@@ -154,6 +156,11 @@ def recording_failure(run: Run, training: "Training") -> Iterator[None]:
     except (Interrupted, KeyboardInterrupt):
         raise
     except WriteError as error:
+        if not run.folder.is_dir():
+            raise ConfigError(
+                f"out={run.folder}: the folder vanished during training, before step {training.progress.step} could be "
+                "recorded; nothing is kept; the same command begins again"
+            ) from None
         saved = training.saved_step
         kept = "it has no checkpoint yet" if saved is None else f"its checkpoint of step {saved} is kept"
         raise WriteError(f"{error}; the run stopped at step {training.progress.step}, {kept}") from None
@@ -164,18 +171,31 @@ def recording_failure(run: Run, training: "Training") -> Iterator[None]:
 
 @contextmanager
 def stopping_on_signals() -> Iterator[list[int]]:
-    """Yield a list that is filled when SIGINT or SIGTERM arrives, so that the loop can stop between two steps."""
+    """Yield a list that is filled when SIGINT, SIGTERM or SIGHUP arrives, so that the loop can stop between two steps.
+    A second signal then ends training at once. SIGHUP stays ignored under nohup."""
     received: list[int] = []
-    kinds = (signal.SIGINT, signal.SIGTERM)
-    try:
-        before = {kind: signal.signal(kind, lambda number, _: received.append(number)) for kind in kinds}
-    except ValueError:  # not the main thread: our caller handles signals there
-        before = {}
+    kinds = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        kinds.append(signal.SIGHUP)
+    before = {kind: signal.getsignal(kind) for kind in kinds}
+
+    def restore() -> None:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+    def stop(number: int, _: object) -> None:
+        received.append(number)
+        restore()
+
+    if threading.current_thread() is not threading.main_thread():  # our caller handles signals there
+        yield received
+        return
+    for kind in kinds:
+        signal.signal(kind, stop)
     try:
         yield received
     finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
+        restore()
 
 
 @contextmanager
