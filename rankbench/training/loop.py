@@ -172,20 +172,17 @@ def recording_failure(run: Run, training: "Training") -> Iterator[None]:
 @contextmanager
 def stopping_on_signals() -> Iterator[list[int]]:
     """Yield a list that is filled when SIGINT, SIGTERM or SIGHUP arrives, so that the loop can stop between two steps.
-    A second signal then ends training at once. SIGHUP stays ignored under nohup."""
+    A SIGINT after that ends training at once. SIGHUP stays ignored under nohup."""
     received: list[int] = []
     kinds = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         kinds.append(signal.SIGHUP)
     before = {kind: signal.getsignal(kind) for kind in kinds}
 
-    def restore() -> None:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
-
     def stop(number: int, _: object) -> None:
         received.append(number)
-        restore()
+        # the others may come twice: a closed terminal and its shell both send SIGHUP
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
 
     if threading.current_thread() is not threading.main_thread():  # our caller handles signals there
         yield received
@@ -195,7 +192,8 @@ def stopping_on_signals() -> Iterator[list[int]]:
     try:
         yield received
     finally:
-        restore()
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 @contextmanager
