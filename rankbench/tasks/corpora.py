@@ -37,7 +37,7 @@ CORPORA = {
 def read_text(file: Path) -> str:
     """A text file; ConfigError for a pipe or a device, whose reading need not end, and for a text that is larger than
     the machine's memory. Raises OSError and UnicodeDecodeError as Path.read_text does."""
-    if file.exists() and not file.is_file():
+    if file.exists() and not (file.is_file() or file.is_dir()):
         raise ConfigError(f"task.path: {file}: not a regular file; give a text file")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if (size := file.stat().st_size) > memory:
