@@ -238,7 +238,6 @@ class Observer:
     def _add(self, name: str, rows: list[dict[str, Any]]) -> None:
         if name not in self._files:
             self._files[name] = _Table(self.folder / f"{name}.csv", self._kept)
-            self._open.callback(self._files[name].close)
         self._files[name].add([{**self.subject.who, "step": self.num_steps, **row} for row in rows])
 
     def _write_summary(self, status: str) -> None:
@@ -257,17 +256,12 @@ class _Table:
     def add(self, rows: list[dict[str, Any]]) -> None:
         columns = list(dict.fromkeys(column for row in rows for column in row))
         if self.file is None or not set(columns) <= set(self.file.columns):
-            self.close()
             if self.path.exists():
                 with self.path.open("rb") as old:
                     columns = list(dict.fromkeys([*pd.read_csv(old, nrows=0).columns, *columns]))
-            self.file = StepsFile(self.path, columns, self.upto).__enter__()
+            self.file = StepsFile(self.path, columns, self.upto, {})
             self.upto = inf  # by now all rows in the file are ours
         self.file.add(rows)
-
-    def close(self) -> None:
-        if self.file is not None:
-            self.file.__exit__()
 
 
 # --- what is measured ------------------------------------------------------------------------------------------------

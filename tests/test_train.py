@@ -366,6 +366,7 @@ KILLER = """
 import dataclasses, json, os, signal, sys, time
 from pathlib import Path
 import rankbench.runs.run, rankbench.training.loop
+from rankbench.runs.files import append
 from rankbench.runs.run import Run
 from rankbench.training.loop import StepsFile, train
 from rankbench.training.seeds_side_by_side import Training
@@ -385,8 +386,7 @@ def plan(kind, number):
     def dying_add(self, rows):
         if kind == "half a line" and rows[0]["step"] == number:
             add(self, rows[:1])
-            self.file.write(f"{rows[1]['step']},{rows[1]['seed']},te")
-            self.file.flush()
+            append(self.path, f"{rows[1]['step']},{rows[1]['seed']},te")
             die()
         add(self, rows)
 

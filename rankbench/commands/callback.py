@@ -22,6 +22,7 @@ from rankbench.commands.messages import explaining
 from rankbench.commands.resolvers import job_folder
 from rankbench.config import OBJECTIVES, AnalyzeConfig, BaseConfig, BenchConfig, DataConfig, ReportConfig, TrainConfig
 from rankbench.keys import ConfigError
+from rankbench.runs.files import WriteError
 from rankbench.runs.sweep import Job, Sweep
 
 
@@ -73,7 +74,7 @@ class Gate(Callback):
                 print(line)
         except Exception as error:
             reason = " ".join(str(error).split())
-            reason = reason if isinstance(error, ConfigError) else f"{type(error).__name__}: {reason}"
+            reason = reason if isinstance(error, ConfigError | WriteError) else f"{type(error).__name__}: {reason}"
             written = [name for name, time in sorted(_written_at(folder).items()) if before.get(name) != time]
             refuse(
                 config.hydra.job.name,

@@ -1,8 +1,10 @@
 """The commands. torch is loaded only when the work of a command begins."""
 
 import functools
+import io
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -43,9 +45,13 @@ def main() -> None:
     """The `rankbench` command."""
     try:
         _dispatch(sys.argv[1:])
+        sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has exited: `rankbench train --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
+    except OSError as error:  # the output is a file on a full disk
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        refuse("", one_line_of(error))
 
 
 def _dispatch(words: list[str]) -> None:
@@ -108,10 +114,12 @@ def _run(command: str, words: list[str]) -> None:
                 return print(usage(command, [*parsed.overrides, *unknown]))
             with _gathering_after_a_failure():
                 hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(JOBS[command])()
+    except BrokenPipeError:
+        raise
     except (ConfigError, OSError) as error:  # OSError: a disk that is full or that cannot be written
         if wants_traceback:
             raise
-        refuse(command, str(error))
+        refuse(command, one_line_of(error))
     except KeyboardInterrupt:
         from rankbench.commands.callback import Gate
 
@@ -155,8 +163,19 @@ def refuse(command: str, message: str, code: int = 1) -> NoReturn:
     raise SystemExit(code) from None
 
 
+def one_line_of(error: Exception) -> str:
+    """A refusal, or an error of the disk with the file that was written: Hydra's own files do not name themselves."""
+    if not isinstance(error, OSError) or error.errno is None or error.filename is not None:
+        return str(error)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    written = [value for frame in frames for value in frame.f_locals.values() if isinstance(value, io.TextIOWrapper)]
+    name = os.path.relpath(written[-1].name) if written else "standard output"
+    return f"{name}: could not be written ({error.strerror})"
+
+
 def one_line(job: Callable[["DictConfig"], Any]) -> Callable[["DictConfig"], Any]:
-    """Make a job's ConfigErrors end a single run in one line. In a sweep Hydra gets them, so that other jobs go on."""
+    """Make a job's ConfigErrors and errors of the disk end a single run in one line. In a sweep Hydra gets them, and
+    other jobs go on."""
 
     @functools.wraps(job)
     def job_of_one_line(config: "DictConfig") -> Any:
@@ -167,12 +186,27 @@ def one_line(job: Callable[["DictConfig"], Any]) -> Callable[["DictConfig"], Any
 
         try:
             return job(config)
-        except ConfigError as error:
-            if HydraConfig.get().mode == RunMode.MULTIRUN:
+        except (ConfigError, OSError) as error:
+            if HydraConfig.get().mode == RunMode.MULTIRUN or isinstance(error, BrokenPipeError):
                 raise
-            refuse(HydraConfig.get().job.name, str(error))
+            refuse(HydraConfig.get().job.name, one_line_of(error))
 
     return job_of_one_line
+
+
+@contextmanager
+def _saying_how_to_continue(folder: str) -> Iterator[None]:
+    """Add to the line of a signal or of a full disk how training goes on."""
+    from rankbench.runs.files import WriteError
+    from rankbench.training.loop import Interrupted
+
+    continues = f"the same command with out={folder} continues"
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt) as stop:
+        refuse("train", f"{str(stop) or 'interrupted'}; {continues}", code=130)
+    except WriteError as error:
+        raise WriteError(f"{error}; {continues}") from None
 
 
 @one_line
@@ -184,17 +218,16 @@ def train_job(config: "DictConfig") -> float:
     from rankbench.analyses.runner import analyze_trained
     from rankbench.progress import logging_to
     from rankbench.runs.run import Run, objective_value
-    from rankbench.training.loop import Interrupted, train
+    from rankbench.training.loop import train
 
     cfg = _prepared(config)
     run = Run(Path(cfg.out))
-    with logging_to(run.folder / "train.log"):
-        try:
-            summary = train(cfg, run)
-        except Interrupted as stop:
-            hydra = HydraConfig.get()
-            folder = hydra.sweep.dir if hydra.mode == RunMode.MULTIRUN else cfg.out
-            refuse("train", f"{stop}; the same command with out={folder} continues", code=130)
+    hydra = HydraConfig.get()
+    with (
+        logging_to(run.folder / "train.log"),
+        _saying_how_to_continue(hydra.sweep.dir if hydra.mode == RunMode.MULTIRUN else cfg.out),
+    ):
+        summary = train(cfg, run)
         trained = [row for row in summary["seeds"] if row["status"] != "diverged"]
         score = "test_loss" if any(row.get("test_accuracy") is None for row in trained) else "test_accuracy"
         scores = [row[score] for row in trained]

@@ -59,10 +59,12 @@ def save(figure: Figure, path: Path, kinds: tuple[str, ...] = KINDS) -> list[Pat
     with matplotlib.rc_context(STYLE):
         for suffix in kinds:
             target = path.with_suffix(suffix)
+            # no date in the file: the same table gives the same bytes
+            date = {".png": "Software", ".pdf": "CreationDate", ".svg": "Date"}[suffix]
+            image = io.BytesIO()  # on a full disk matplotlib's own errors would hide the disk's
+            figure.savefig(image, format=suffix[1:], metadata={date: None})
             with replacing(target) as part:
-                # no date in the file: the same table gives the same bytes
-                date = {".png": "Software", ".pdf": "CreationDate", ".svg": "Date"}[suffix]
-                figure.savefig(part, format=suffix[1:], metadata={date: None})
+                part.write_bytes(image.getvalue())
             written.append(target)
     return written
 

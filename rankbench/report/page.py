@@ -15,7 +15,8 @@ from markupsafe import Markup
 
 from rankbench import __version__
 from rankbench.claims import over_text, published
-from rankbench.runs.files import write_text
+from rankbench.keys import ConfigError
+from rankbench.runs.files import read_text, write_text
 from rankbench.runs.tables import read_table, short
 
 Runs = dict[str, tuple[Path, str, dict[str, str]]]  # name: folder, status, values of the varied keys
@@ -111,8 +112,8 @@ def command_of(run_folder: Path) -> str:
     overrides = run_folder / ".hydra" / "overrides.yaml"
     if (run_folder.parent / "multirun.yaml").exists() and overrides.exists():
         try:
-            recorded_overrides = yaml.safe_load(overrides.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError):
+            recorded_overrides = yaml.safe_load(read_text(overrides))
+        except (yaml.YAMLError, UnicodeDecodeError, ConfigError):
             return ""
         words = [words[0], *map(str, recorded_overrides if isinstance(recorded_overrides, list) else [])]
     # drop what rankbench itself passes to Hydra, and the folder, where the run would count as already trained
@@ -157,7 +158,7 @@ def _commit(record: dict) -> str | None:
 def _json(path: Path) -> dict[str, Any]:
     """A run's record; empty if it is missing or damaged, because a page is useful without it."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -22,7 +22,7 @@ from rankbench.plots.observed import FIGURES
 from rankbench.plots.pages import MOST_PANELS, joined, pages_of_analysis, pages_of_final_numbers
 from rankbench.plots.sweep import draw_sweep
 from rankbench.report.page import write_page
-from rankbench.runs.files import write_text
+from rankbench.runs.files import read_text, regular, write_text
 from rankbench.runs.run import OBSERVED, OUTPUTS, Run
 from rankbench.runs.sweep import Sweep
 from rankbench.runs.tables import WHO, booleans_as_words, latex, markdown, over_seeds, read_table, write_table
@@ -418,7 +418,7 @@ def status_of(job: Path) -> str:
     if status != "running":
         return status
     try:
-        with (job / ".lock").open() as lock:
+        with regular(job / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return "running"
@@ -441,7 +441,7 @@ def _config_at(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = yaml.safe_load(read_text(path))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not readable as YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(config, dict):

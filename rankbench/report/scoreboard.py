@@ -16,7 +16,7 @@ from rankbench.config import BUDGETS, conf_dir
 from rankbench.keys import ConfigError, unknown
 from rankbench.report.page import link_to, records, render
 from rankbench.report.report import runs_in, status_of
-from rankbench.runs.files import write_text
+from rankbench.runs.files import read_text, write_text
 from rankbench.runs.run import OUTPUTS
 from rankbench.runs.tables import latex, markdown, read_table, short, write_table
 
@@ -162,8 +162,8 @@ def _preset_of(folder: Path, job: Path) -> str | None:
 
 def _yaml(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        content = yaml.safe_load(read_text(path))
+    except (OSError, ValueError, yaml.YAMLError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -1,5 +1,6 @@
-"""Atomic writes: a file is written under another name beside its target, then moved."""
+"""Writes that survive a full disk and a power cut: whole files are moved into their place, rows are appended whole."""
 
+import errno
 import json
 import math
 import os
@@ -9,21 +10,80 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rankbench.keys import ConfigError
+
+LARGEST = 1 << 26  # bytes of a config, a summary or another record of a run
+
+
+class WriteError(OSError):
+    """A file that could not be written, in one line: which file, why, what is kept."""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turn an error of the disk into a WriteError about this file, which the caller leaves as it was."""
+    try:
+        yield
+    except OSError as error:
+        if not path.parent.is_dir():
+            raise WriteError(f"{path.parent}: the folder is gone, so {path.name} could not be written") from error
+        kept = "the file is kept as it was" if path.exists() else "no part of it is left"
+        raise WriteError(f"{path}: could not be written ({error.strerror or error}); {kept}") from error
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path to write to, then move it to `path`; a kill leaves either the old file or the new one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    part = Path(name)
+    """Yield a path to write to, then move it to `path`; a kill or a power cut leaves the old file or the new one."""
+    with naming(path):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        os.close(handle)
+        part = Path(name)
+        try:
+            yield part
+            part.chmod(0o644)
+            sync(part)
+            part.replace(path)
+            sync(path.parent)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def regular(path: Path) -> Path:
+    """`path` itself, which may be absent; ConfigError for a pipe, a device or a folder, whose reading need not end."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: not a regular file; put back the file that was there, or remove it")
+    return path
+
+
+def read_text(path: Path) -> str:
+    """Read a file of a run, of at most LARGEST bytes."""
+    if (size := regular(path).stat().st_size) > LARGEST:
+        raise ConfigError(f"{path}: {size >> 20} MiB; the files of a run that are read as a whole have at most 64 MiB")
+    return path.read_text(encoding="utf-8")
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or the list of a folder's files, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        yield part
-        part.chmod(0o644)
-        with part.open("rb") as written:
-            os.fsync(written.fileno())
-        part.replace(path)
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync a folder
+            raise
     finally:
-        part.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def append(path: Path, text: str) -> None:
+    """Append to a file that is there: the whole text, or nothing if the disk refuses a part of it."""
+    with naming(path), path.open("r+b", buffering=0) as file:
+        end, rest = file.seek(0, os.SEEK_END), text.encode()
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(end)
+            raise
 
 
 def write_text(path: Path, text: str) -> None:

@@ -5,7 +5,6 @@ import fcntl
 import json
 import math
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from safetensors.torch import save_file
 
 from rankbench.config import BaseConfig, TrainConfig, check, conf_dir
 from rankbench.keys import ConfigError, closest
-from rankbench.runs.files import replacing, write_json, write_text
+from rankbench.runs.files import read_text, regular, replacing, write_json, write_text
 from rankbench.runs.tables import WHO, read_table
 
 OUTPUTS = Path("outputs")
@@ -53,7 +52,7 @@ class Run:
         if not path.exists():
             return {}
         try:
-            summary = json.loads(path.read_text(encoding="utf-8"))
+            summary = json.loads(read_text(path))
         except ValueError as error:  # neither JSON nor UTF-8
             raise ConfigError(f"{path}: not readable as JSON ({error}); train the run again") from None
         if not isinstance(summary, dict):
@@ -87,7 +86,7 @@ class Run:
     def locked(self) -> Iterator[None]:
         """Make the folder and keep other processes from training in it; a killed process keeps no lock."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".lock").open("w") as lock:
+        with regular(self.folder / ".lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -140,7 +139,7 @@ class Run:
     def _plain_config(self) -> dict[str, Any]:
         path = self.folder / "config.yaml"
         try:
-            plain = yaml.safe_load(path.read_text(encoding="utf-8"))
+            plain = yaml.safe_load(read_text(path))
         except (FileNotFoundError, NotADirectoryError):
             raise ConfigError(
                 f"run={self.folder}: no config.yaml there; give the folder of a run, or run=latest"
@@ -256,18 +255,16 @@ def _escaped(plain: Any) -> Any:
 
 
 def _save_tensors(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    if shutil.disk_usage(path.parent).free < 2 * size:
-        raise ConfigError(
-            f"{path}: less than {2 * size >> 20} MiB free on that disk; free some, then run the same command"
-        )
     with replacing(path) as part:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, part, header)
+        try:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, part, header)
+        except SafetensorError as error:
+            raise OSError(str(error).removeprefix("Error while serializing: I/O error: ")) from None
 
 
 def _load_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     try:
-        with safe_open(path, framework="pt") as opened:
+        with safe_open(regular(path), framework="pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
     except FileNotFoundError:
         raise ConfigError(f"{path}: missing; the run there has not reached its first checkpoint") from None

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rankbench.keys import ConfigError
-from rankbench.runs.files import write_json
+from rankbench.runs.files import read_text, write_json
 
 JOBS = "jobs.json"
 
@@ -27,7 +27,7 @@ class Sweep:
     def jobs(self) -> list[Job]:
         """The jobs of the command, in order; empty if the list is missing or not readable."""
         try:
-            listed = json.loads((self.folder / JOBS).read_text(encoding="utf-8"))
+            listed = json.loads(read_text(self.folder / JOBS))
             return [Job(str(job["folder"]), tuple(map(str, job["overrides"]))) for job in listed]
         except (OSError, ValueError, TypeError, KeyError):
             return []

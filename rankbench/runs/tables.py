@@ -11,7 +11,7 @@ import pandas as pd
 from scipy import special, stats
 
 from rankbench.keys import ConfigError
-from rankbench.runs.files import write_text
+from rankbench.runs.files import regular, write_text
 
 WHO = ["run", "task", "model", "seed"]
 
@@ -29,10 +29,12 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
 
 def read_table(path: Path, grows: bool = False) -> pd.DataFrame:
     """Read a table as it was written; `none` stays a word. grows: the table is written line by line, so that a kill can
-    have torn its last line, which is dropped. ConfigError for a file that is not a table."""
-    lines = path.read_bytes()
+    have torn its last line, which is dropped. ConfigError for a file that is not a table, or ends within a row."""
+    lines = regular(path).read_bytes()
     if grows:
         lines = lines[: lines.rfind(b"\n") + 1]
+    elif lines and not lines.endswith(b"\n"):
+        raise ConfigError(f"{path}: ends in the middle of a row; analyse the run again, or continue its training")
     try:
         return pd.read_csv(io.BytesIO(lines), keep_default_na=False, na_values=["", "nan", "NaN"])
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:

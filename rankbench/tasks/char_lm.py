@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rankbench.keys import ConfigError, key
 from rankbench.seeds import generator_for
-from rankbench.tasks.corpora import CORPORA, SPLITS, folder_of
+from rankbench.tasks.corpora import CORPORA, SPLITS, folder_of, read_text
 from rankbench.tasks.task import ABSENT, Batch, Corpus, is_scored
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ def _texts(task: CharLm) -> dict[str, list[str]]:
 
 def _lines(file: Path, unk: str) -> list[str]:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     except OSError as error:
         raise ConfigError(f"task.path: {file}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -1,6 +1,7 @@
 """Public corpora: their addresses, their checksums, and their folders on this machine. None is shipped."""
 
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,20 @@ CORPORA = {
         "Penn Treebank (Marcus, Marcinkiewicz and Santorini 1993), for research only: do not pass it on",
     )
 }
+
+
+def read_text(file: Path) -> str:
+    """A text file; ConfigError for a pipe or a device, whose reading need not end, and for a text that is larger than
+    the machine's memory. Raises OSError and UnicodeDecodeError as Path.read_text does."""
+    if file.exists() and not (file.is_file() or file.is_dir()):
+        raise ConfigError(f"task.path: {file}: not a regular file; give a text file")
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if (size := file.stat().st_size) > memory:
+        raise ConfigError(
+            f"task.path: {file}: {size >> 30} GiB, and this machine has {memory >> 30} GiB of memory; "
+            "give a smaller text, such as its beginning"
+        )
+    return file.read_text(encoding="utf-8")
 
 
 def folder_of(corpus: str) -> Path:

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 
 from rankbench.keys import ConfigError, key
+from rankbench.tasks.corpora import read_text
 from rankbench.tasks.task import ABSENT, Batch
 
 log = logging.getLogger(__name__)
@@ -150,7 +151,7 @@ def tokenised(path: str, changed: int, vocabulary: int) -> Text:
 def _lines(path: str) -> list[str]:
     """The different non-blank lines of a text."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(Path(path))
     except OSError as error:
         raise ConfigError(f"task.path={path}: {error.strerror}; give a text file, or null") from None
     except UnicodeDecodeError:

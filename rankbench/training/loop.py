@@ -5,14 +5,16 @@ import io
 import logging
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from rankbench.config import TrainConfig
+from rankbench.keys import ConfigError
 from rankbench.progress import bar
-from rankbench.runs.files import write_json, write_text
+from rankbench.runs.files import WriteError, append, naming, regular, sync, write_json, write_text
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
 from rankbench.tasks import build_task
@@ -55,8 +57,9 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
         training.restore(*resumed)
         log.info("continuing %s at step %d", run.folder, training.progress.step)
     upto = training.progress.step if resumed is not None else -1
-    metrics = StepsFile(run.folder / "metrics.csv", METRICS, upto)
-    watched = StepsFile(run.folder / "layers.csv", DYNAMICS, upto) if cfg.trainer.dynamics_every else None
+    counted = training.progress.rows
+    metrics = StepsFile(run.folder / "metrics.csv", METRICS, upto, counted)
+    watched = StepsFile(run.folder / "layers.csv", DYNAMICS, upto, counted) if cfg.trainer.dynamics_every else None
     events = EventFiles(run.folder, seeds, training.progress.step) if cfg.trainer.tensorboard else None
 
     def log_rows(rows: list[dict]) -> None:
@@ -64,10 +67,15 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
         if events is not None:
             events.add(rows)
 
+    def sync_rows() -> None:
+        for rows in (metrics, watched):
+            if rows is not None:
+                with naming(rows.path):
+                    sync(rows.path)
+                training.progress.rows[rows.path.name] = rows.num_rows
+
     num_steps, trainer = training.num_steps, cfg.trainer
     with (
-        metrics,
-        watched or nullcontext(),
         events or nullcontext(),
         recording_failure(run, training),
         stopping_on_signals() as asked_to_stop,
@@ -91,74 +99,96 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
                 report(step, rows)
                 training.retire(rows, last)
             if asked_to_stop or (step % trainer.checkpoint_every == 0 and not last):
+                sync_rows()  # before the checkpoint that counts them
                 training.save(run)
             if asked_to_stop:
                 raise Interrupted(f"stopped at step {step} of {num_steps}")
-    training.retire([], last=True)
-    run.save_weights(training.weights())
-    summary = training.summary("diverged" if set(training.progress.status) == {"diverged"} else "finished")
-    write_json(run.folder / "summary.json", summary)
+        training.retire([], last=True)
+        sync_rows()
+        run.save_weights(training.weights())
+        summary = training.summary("diverged" if set(training.progress.status) == {"diverged"} else "finished")
+        write_json(run.folder / "summary.json", summary)
     run.drop_state()
     return summary
 
 
 class StepsFile:
     """A CSV file of a run that grows line by line; each row begins with its step. Opening it for a resumed run drops
-    the rows after the checkpoint."""
+    the rows after the checkpoint's step, `upto`.
 
-    def __init__(self, path: Path, columns: list[str], upto: int) -> None:
+    counted: number of rows that the checkpoint counts, by the file's name; ConfigError if the file has another number.
+    """
+
+    def __init__(self, path: Path, columns: list[str], upto: int, counted: dict[str, int]) -> None:
         self.path, self.columns = path, columns
         kept = []
         if self.path.exists():
-            with self.path.open(newline="") as old:
+            with regular(self.path).open(newline="") as old:
                 # a kill can leave half a line, but only after the checkpoint; whole lines have all the columns
                 whole = [row for row in csv.DictReader(old) if None not in row.values()]
                 kept = [row for row in whole if int(row["step"]) <= upto]
+        self.num_rows = len(kept)
+        if self.num_rows != counted.get(path.name, self.num_rows):
+            raise ConfigError(
+                f"{path}: has {self.num_rows} rows up to step {upto}, but the checkpoint there counts "
+                f"{counted[path.name]}; train the run again in another folder"
+            )
+        # columns that an older version did not measure stay empty
+        write_text(self.path, ",".join(columns) + "\n" + self._lines(kept))
+
+    def _lines(self, rows: list[dict]) -> str:
         text = io.StringIO()
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(kept)  # columns that an older version did not measure stay empty
-        write_text(self.path, text.getvalue())
-
-    def __enter__(self) -> "StepsFile":
-        self.file = self.path.open("a", newline="")
-        self.writer = csv.DictWriter(self.file, self.columns, lineterminator="\n")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
+        csv.DictWriter(text, self.columns, lineterminator="\n").writerows(rows)
+        return text.getvalue()
 
     def add(self, rows: list[dict]) -> None:
-        """Append rows and flush them to the operating system, so that a killed process does not lose them."""
-        self.writer.writerows(rows)
-        self.file.flush()
+        """Append rows and hand them to the operating system, so that a killed process does not lose them."""
+        append(self.path, self._lines(rows))
+        self.num_rows += len(rows)
 
 
 @contextmanager
 def recording_failure(run: Run, training: "Training") -> Iterator[None]:
-    """Write `running` to summary.json, and `failed` if an error (not a signal) ends training."""
+    """Write `running` to summary.json, and `failed` if an error (no signal and no full disk) ends training."""
     write_json(run.folder / "summary.json", training.summary("running"))
-    failed = True
     try:
         yield
-        failed = False
-    except Interrupted:
-        failed = False
+    except (Interrupted, KeyboardInterrupt):
         raise
-    finally:
-        if failed:
-            write_json(run.folder / "summary.json", training.summary("failed"))
+    except WriteError as error:
+        if not run.folder.is_dir():
+            raise ConfigError(
+                f"out={run.folder}: the folder vanished during training, before step {training.progress.step} could be "
+                "recorded; nothing is kept; the same command begins again"
+            ) from None
+        saved = training.saved_step
+        kept = "it has no checkpoint yet" if saved is None else f"its checkpoint of step {saved} is kept"
+        raise WriteError(f"{error}; the run stopped at step {training.progress.step}, {kept}") from None
+    except BaseException:
+        write_json(run.folder / "summary.json", training.summary("failed"))
+        raise
 
 
 @contextmanager
 def stopping_on_signals() -> Iterator[list[int]]:
-    """Yield a list that is filled when SIGINT or SIGTERM arrives, so that the loop can stop between two steps."""
+    """Yield a list that is filled when SIGINT, SIGTERM or SIGHUP arrives, so that the loop can stop between two steps.
+    A SIGINT after that ends training at once. SIGHUP stays ignored under nohup."""
     received: list[int] = []
-    kinds = (signal.SIGINT, signal.SIGTERM)
-    try:
-        before = {kind: signal.signal(kind, lambda number, _: received.append(number)) for kind in kinds}
-    except ValueError:  # not the main thread: our caller handles signals there
-        before = {}
+    kinds = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        kinds.append(signal.SIGHUP)
+    before = {kind: signal.getsignal(kind) for kind in kinds}
+
+    def stop(number: int, _: object) -> None:
+        received.append(number)
+        # the others may come twice: a closed terminal and its shell both send SIGHUP
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
+
+    if threading.current_thread() is not threading.main_thread():  # our caller handles signals there
+        yield received
+        return
+    for kind in kinds:
+        signal.signal(kind, stop)
     try:
         yield received
     finally:

@@ -68,6 +68,7 @@ class Progress:
     status: list[str] = field(default_factory=list)  # per seed: training | finished | reached | diverged
     last_step: list[int] = field(default_factory=list)  # per seed
     final: dict[int, dict[str, float]] = field(default_factory=dict)  # per seed: numbers of its last evaluation
+    rows: dict[str, int] = field(default_factory=dict)  # number of rows in metrics.csv, layers.csv at the checkpoint
 
     @property
     def training(self) -> list[int]:
@@ -85,6 +86,7 @@ class Training:
         self.cfg, self.task, self.machine, self.seeds = cfg, task, machine, seeds
         self.model = build_model(cfg.model, task)
         self.progress = Progress(status=["training"] * len(seeds), last_step=[0] * len(seeds))
+        self.saved_step: int | None = None  # of the last checkpoint
         self.corpus = self.train = None
         if isinstance(task, Corpus):
             self._read(task)
@@ -344,12 +346,14 @@ class Training:
         sums = {"steps": self.sums["steps"], "seconds": self._seconds()}
         facts = {**vars(self.progress), "sums": sums}
         run.save_state(tensors, facts)
+        self.saved_step = self.progress.step
 
     def restore(self, tensors: dict[str, Tensor], facts: dict) -> None:
         """Load what `save` saved."""
         sums = facts.pop("sums")
         facts["final"] = {int(index): numbers for index, numbers in facts["final"].items()}
         self.progress = Progress(**facts)
+        self.saved_step = self.progress.step
         alive = self.progress.training
         weights = {name: tensors[f"weights/{name}"] for name in self.parameters}
         self.retired = {

@@ -1,0 +1,422 @@
+"""Full disks, power cuts, special files and vanishing folders: one line says what is wrong, and training goes on to the
+numbers that it would have had.
+
+A limit on the size of files stands for a full disk: the kernel refuses the same writes, also in the middle of a row.
+"""
+
+import contextlib
+import logging
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import matplotlib.figure
+import pytest
+import torch
+
+import rankbench.runs.files
+import rankbench.training.loop
+from rankbench.commands.compose import compose
+from rankbench.keys import ConfigError
+from rankbench.plots.figure import save
+from rankbench.progress import logging_to
+from rankbench.runs.files import WriteError, append, write_text
+from rankbench.runs.run import Run
+from rankbench.runs.tables import read_table
+from rankbench.tasks.corpora import read_text as read_sentences
+from rankbench.training.loop import Interrupted, StepsFile, train
+from rankbench.training.seeds_side_by_side import METRICS, Training
+
+TINY = [
+    *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
+    *("trainer.batch_size=8", "trainer.steps=20", "trainer.eval_every=2", "trainer.checkpoint_every=4", "replicas=2"),
+]
+CLOCK = ["seconds", "tokens_per_second"]  # columns of metrics.csv that differ from one training to the next
+
+
+@contextlib.contextmanager
+def largest_file(num_bytes):
+    """Let the kernel refuse all that would make a file of this process larger."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def files_of(folder):
+    """Content of every file of a folder, by name, hidden ones too."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def assert_same_results(run, reference):
+    """The same rows and weights, bit for bit, and the same files."""
+    for name in ("metrics", "layers"):
+        if (reference.folder / f"{name}.csv").exists():
+            rows, expected = (one.table(name).drop(columns=CLOCK, errors="ignore") for one in (run, reference))
+            assert rows.equals(expected)
+    weights, expected = run.weights(), reference.weights()
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in weights)
+    assert run.status == reference.status == "finished"
+    assert set(files_of(run.folder)) == set(files_of(reference.folder))
+
+
+@pytest.fixture(scope="module")
+def cfg():
+    return compose("train", *TINY, "trainer.dynamics_every=5")
+
+
+@pytest.fixture(scope="module")
+def reference(cfg, tmp_path_factory):
+    run = Run(tmp_path_factory.mktemp("reference") / "run")
+    train(cfg, run)
+    return run
+
+
+# --- a full disk -----------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_appended_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("a\n1\n")
+    with largest_file(10), pytest.raises(WriteError) as error:
+        append(path, "22222\n33333\n")
+    assert path.read_text() == "a\n1\n"
+    assert str(error.value) == f"{path}: could not be written (File too large); the file is kept as it was"
+    append(path, "22222\n")
+    assert path.read_text() == "a\n1\n22222\n"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_file_that_does_not_fit_leaves_the_earlier_one(tmp_path, kept):
+    path = tmp_path / "table.csv"
+    if kept:
+        path.write_text("a\n1\n")
+    before = files_of(tmp_path)
+    with (
+        largest_file(1000),
+        pytest.raises(WriteError, match=f"^{path}: could not be written .File too large.; ") as error,
+    ):
+        write_text(path, "a" * 2000)
+    assert str(error.value).endswith("the file is kept as it was" if kept else "no part of it is left")
+    assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", [".png", ".pdf", ".svg"])
+def test_a_figure_that_does_not_fit_is_named(tmp_path, kind):
+    figure = matplotlib.figure.Figure()
+    figure.subplots().plot([1, 2])
+    with largest_file(1000), pytest.raises(WriteError, match=f"{tmp_path}/figure{kind}: could not be written"):
+        save(figure, tmp_path / "figure", (kind,))
+    assert files_of(tmp_path) == {}
+
+
+# the tensors of a checkpoint, those of a training state, rows of layers.csv in the middle of training
+@pytest.mark.parametrize("num_bytes", [3_000, 8_000, 16_000])
+def test_training_stops_at_a_full_disk_in_one_line_and_goes_on(tmp_path, cfg, reference, num_bytes):
+    run = Run(tmp_path / "run")
+    with largest_file(num_bytes), pytest.raises(WriteError) as error:
+        train(cfg, run)
+    message = str(error.value)
+    assert message.startswith(str(run.folder)) and "could not be written (File too large" in message
+    state = run.state()
+    kept = "it has no checkpoint yet" if state is None else f"its checkpoint of step {state[1]['step']} is kept"
+    assert message.endswith(kept) and "\n" not in message
+    assert not list(run.folder.glob(".*.part")) and not list(run.folder.glob(".tmp*"))
+    for table in run.folder.glob("*.csv"):
+        assert table.read_text().endswith("\n")
+    train(cfg, run)
+    assert_same_results(run, reference)
+
+
+def test_a_log_that_does_not_fit_ends_in_one_line(tmp_path, capsys):
+    log = logging.getLogger("rankbench.somewhere")
+    with largest_file(150), logging_to(tmp_path / "a.log"):
+        for number in range(5):
+            log.info("line %d", number)
+    printed = capsys.readouterr().err.splitlines()
+    assert [line for line in printed if line.startswith("line ")] == [f"line {number}" for number in range(5)]
+    assert [line for line in printed if not line.startswith("line ")] == [
+        f"{tmp_path}/a.log: the log ends here (File too large)"
+    ]
+
+
+def command(*words, at, file_size=None, **options):
+    """Run the command in a process of its own, whose files are at most so large."""
+    limit = None if file_size is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+    checkout = str(Path(rankbench.training.loop.__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": checkout, "OMP_NUM_THREADS": "1"}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    return subprocess.run(
+        [sys.executable, "-m", "rankbench", *words], cwd=at, env=environment, preexec_fn=limit, text=True, **streams
+    )
+
+
+# Hydra's own record, the run's checkpoint, the table of an analysis
+@pytest.mark.parametrize(
+    ("file_size", "file", "continues"),
+    [(500, "run/.hydra/config.yaml", False), (8_000, "run/checkpoint.safetensors", True), (30_000, "run/", True)],
+)
+def test_a_command_on_a_full_disk_ends_in_one_line_and_goes_on(tmp_path, file_size, file, continues):
+    words = ["train", *TINY, "model.width=16", "out=run", "analysis=[residual]"]
+    failed = command(*words, at=tmp_path, file_size=file_size)
+    assert failed.returncode == 1 and "Traceback" not in failed.stderr and "Error executing" not in failed.stderr
+    line = failed.stderr.splitlines()[-1]
+    assert line.startswith(f"rankbench train: {file}") and "could not be written (File too large" in line
+    assert line.endswith("the same command with out=run continues") == continues
+    done = command(*words, at=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert Run(tmp_path / "run").status == "finished" and (tmp_path / "run" / "residual.png").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_an_output_on_a_full_disk_is_one_line(tmp_path):
+    with open("/dev/full", "w") as full:
+        failed = command("--help", at=tmp_path, stdout=full)
+    assert failed.returncode == 1
+    assert failed.stderr == "rankbench: standard output: could not be written (No space left on device)\n"
+
+
+# --- signals and folders that vanish ---------------------------------------------------------------------------------
+
+
+def during_step(monkeypatch, number, happen):
+    """Have this happen while that step is computed."""
+    update = Training.update
+
+    def update_and_more(self):
+        update(self)
+        if self.progress.step == number:
+            happen()
+
+    monkeypatch.setattr(Training, "update", update_and_more)
+
+
+def test_a_hangup_stops_training_as_a_termination_does(tmp_path, monkeypatch, cfg, reference):
+    """A closed terminal and its shell both send the signal, so it comes twice."""
+    run = Run(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        during_step(patch, 6, lambda: [signal.raise_signal(signal.SIGHUP) for _ in range(2)])
+        with pytest.raises(Interrupted, match="stopped at step 6 of 20"):
+            train(cfg, run)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    train(cfg, run)
+    assert_same_results(run, reference)
+
+
+def test_a_hangup_is_ignored_under_nohup(tmp_path, monkeypatch, cfg, reference):
+    run, before = Run(tmp_path / "run"), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    during_step(monkeypatch, 6, lambda: os.kill(os.getpid(), signal.SIGHUP))
+    try:
+        train(cfg, run)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert_same_results(run, reference)
+
+
+def test_a_second_interrupt_ends_training_within_the_step(tmp_path, monkeypatch, cfg, reference):
+    run = Run(tmp_path / "run")
+
+    def interrupt_twice():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)  # the first one's handler runs before the second signal is sent
+        raise AssertionError("the step went on")
+
+    with monkeypatch.context() as patch:
+        # a shell may start tests in the background, where interrupts are ignored
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        during_step(patch, 6, interrupt_twice)
+        with pytest.raises(KeyboardInterrupt):
+            train(cfg, run)
+        assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+    assert run.status == "running" and run.state()[1]["step"] == 4
+    train(cfg, run)
+    assert_same_results(run, reference)
+
+
+@pytest.mark.parametrize("step", [6, 7, 20])  # an evaluation, none, the last
+def test_a_folder_that_vanishes_is_one_line(tmp_path, monkeypatch, cfg, step):
+    run = Run(tmp_path / "run")
+    during_step(monkeypatch, step, lambda: shutil.rmtree(run.folder))
+    with pytest.raises(ConfigError, match=f"^out={run.folder}: the folder vanished during training, before step .*$"):
+        train(cfg, run)
+    assert not run.folder.exists()
+
+
+# --- a power cut -----------------------------------------------------------------------------------------------------
+
+
+class PoweredDisk:
+    """What a power cut could leave of a folder, noted at every operation on it.
+
+    Names of files and their contents reach the disk at a sync at the latest. Until then each may be there or not, and
+    rows may be there in part.
+    """
+
+    def __init__(self, folder):
+        self.folder, self.left = folder, []
+        self.handles = {}  # by inode; they keep an inode from being used again
+        self.synced_contents, self.synced_names = {}, {}
+
+    def names(self):
+        names = {path.name: path.stat().st_ino for path in self.folder.iterdir() if path.name != ".lock"}
+        for name, inode in names.items():
+            if inode not in self.handles:
+                self.handles[inode] = os.open(self.folder / name, os.O_RDONLY)
+        return names
+
+    def content(self, inode):
+        return os.pread(self.handles[inode], 1 << 20, 0)
+
+    def half_synced(self, inode):
+        synced, whole = self.synced_contents.get(inode, b""), self.content(inode)
+        return whole[: (len(synced) + len(whole)) // 2]
+
+    def note(self):
+        for names in (self.names(), self.synced_names):
+            for content in (self.content, self.half_synced, lambda inode: self.synced_contents.get(inode, b"")):
+                folder = {name: content(inode) for name, inode in names.items()}
+                if folder not in self.left:
+                    self.left.append(folder)
+
+    def sync(self, handle):
+        self.note()
+        names, inode = self.names(), os.fstat(handle).st_ino
+        if inode == self.folder.stat().st_ino:
+            self.synced_names = names
+        else:
+            self.synced_contents[inode] = self.content(inode)
+        self.note()
+
+    def noting(self, operation):
+        """The operation, with a note before it and after it."""
+
+        def noted(*arguments, **options):
+            self.note()
+            result = operation(*arguments, **options)
+            self.note()
+            return result
+
+        return noted
+
+
+def test_a_run_goes_on_from_whatever_a_power_cut_leaves(tmp_path, monkeypatch):
+    """The reference writes 2 checkpoints. Rows that were not synced before their checkpoint would be lost for good."""
+    few = ["trainer.steps=3", "trainer.checkpoint_every=1", "trainer.dynamics_every=3", "replicas=1"]
+    cfg = compose("train", *TINY, *few)
+    reference = Run(tmp_path / "reference")
+    reference.folder.mkdir()
+    disk = PoweredDisk(reference.folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", disk.sync)
+        for name in ("replace", "unlink"):
+            patch.setattr(os, name, disk.noting(getattr(os, name)))
+        patch.setattr(rankbench.training.loop, "append", disk.noting(append))
+        train(cfg, reference)
+    for handle in disk.handles.values():
+        os.close(handle)
+    assert len(disk.left) > 30
+    for number, files in enumerate(disk.left):
+        run = Run(tmp_path / f"run{number}")
+        run.folder.mkdir()
+        for name, content in files.items():
+            (run.folder / name).write_bytes(content)
+        train(cfg, run)
+        assert_same_results(run, reference)
+
+
+@pytest.mark.parametrize("name", ["metrics", "layers"])
+@pytest.mark.parametrize("change", ["lost", "doubled", "cut"])
+def test_rows_that_the_checkpoint_does_not_count_are_one_line(tmp_path, cfg, reference, name, change):
+    run, saved = Run(tmp_path / "run"), Training.save
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+
+        def save_and_stop(self, run):
+            saved(self, run)
+            if self.progress.step == 8:
+                raise KeyboardInterrupt
+
+        patch.setattr(Training, "save", save_and_stop)
+        train(cfg, run)
+    assert run.status == "running"
+    path = run.folder / f"{name}.csv"
+    whole = path.read_text()
+    header, first, second, *rows = whole.splitlines()
+    changed = {"lost": [first, *rows], "doubled": [first, first, second, *rows], "cut": [first[:5], second, *rows]}
+    path.write_text("\n".join([header, *changed[change]]) + "\n")
+    with pytest.raises(ConfigError) as error:
+        train(cfg, run)
+    had = len(rows) + {"lost": 1, "doubled": 3, "cut": 1}[change]
+    counts = f"has {had} rows up to step 8, but the checkpoint there counts {len(rows) + 2}; "
+    assert str(error.value).startswith(f"{path}: {counts}")
+    path.write_text(whole)
+    train(cfg, run)
+    assert_same_results(run, reference)
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n3,", "a,b\n1,2\n3,45", "a,b"])
+def test_a_table_cut_in_the_middle_of_a_row_is_one_line(tmp_path, text):
+    (tmp_path / "table.csv").write_text(text)
+    with pytest.raises(ConfigError, match=f"{tmp_path}/table.csv: ends in the middle of a row"):
+        read_table(tmp_path / "table.csv")
+
+
+# --- special files ---------------------------------------------------------------------------------------------------
+
+
+READERS = {  # file of a run, and what opens it
+    "config.yaml": lambda run: run.config,
+    "summary.json": lambda run: run.summary(),
+    "checkpoint.safetensors": Run.weights,
+    "training_state.safetensors": Run.state,
+    "metrics.csv": lambda run: StepsFile(run.folder / "metrics.csv", METRICS, 0, {}),
+    "layers.csv": lambda run: read_table(run.folder / "layers.csv"),
+    ".lock": lambda run: run.locked().__enter__(),
+    "train.log": lambda run: logging_to(run.folder / "train.log").__enter__(),
+    "text.txt": lambda run: read_sentences(run.folder / "text.txt"),
+}
+
+
+# a folder given as a text has a message of its own
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (name, kind)
+        for name in READERS
+        for kind in ("pipe", "device", "folder")
+        if (name, kind) != ("text.txt", "folder")
+    ],
+)
+def test_only_regular_files_are_opened(tmp_path, name, kind):
+    """The opening of a pipe would wait for its writer, and /dev/zero has no end."""
+    path = tmp_path / name
+    {"pipe": os.mkfifo, "folder": os.mkdir, "device": lambda path: os.symlink("/dev/zero", path)}[kind](path)
+    with pytest.raises(ConfigError, match=f"{path}: not a regular file"):
+        READERS[name](Run(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "summary.json"])
+def test_a_record_of_gibibytes_is_one_line(tmp_path, name):
+    (tmp_path / name).touch()
+    os.truncate(tmp_path / name, 1 << 40)  # a sparse file: its size without its bytes
+    with pytest.raises(ConfigError, match=f"{tmp_path / name}: 1048576 MiB; the files of a run .* at most 64 MiB"):
+        READERS[name](Run(tmp_path))
+
+
+@pytest.mark.parametrize("task", ["char_lm", "memorization"])
+def test_a_text_larger_than_the_memory_is_one_line(tmp_path, task):
+    path = tmp_path / "text.txt"
+    path.touch()
+    os.truncate(path, 1 << 42)
+    cfg = compose("train", f"task={task}", f"task.path={path}")
+    with pytest.raises(ConfigError, match=f"task.path.*{path}: 4096 GiB, and this machine has .* of memory"):
+        train(cfg, Run(tmp_path / "run"))
