@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from rankbench.analyses import ANALYSES
-from rankbench.analyses.modules import offering
+from rankbench.analyses.modules import building_once, offering
 from rankbench.analyses.runner import (
     analyze_into,
     analyze_trained,
@@ -143,7 +143,7 @@ def analyze(
     if isinstance(subject, nn.Module):
         if not names or isinstance(names[0], str):
             raise ConfigError(f"{type(subject).__name__}: needs inputs; as in analyze(module, inputs, 'spectrum')")
-        with offering(subject, names[0]) as spec:
+        with building_once(), offering(subject, names[0]) as spec:
             named = names[1:] or ("residual", "spectrum", "attention")
             keys = {"out": out, "device": device, "precision": precision, "threads": threads}
             return analyze([f"module={spec}"], *named, **keys, **options)
@@ -170,15 +170,16 @@ def analyze(
         cfg.run = str(run.folder)
         words.append(f"run={cfg.run}")
     words += _set_options(cfg, options)
-    check_everything(cfg, writes=out is not None)
-    check_corpus(cfg)
-    with _logging_to(None if out is None else Path(cfg.out) / "analyze.log"):
-        if out is not None:
-            analyze_into(cfg, _command("analyze", words, out))
-            return {name: Run(Path(cfg.out)).table(name) for name in cfg.analysis}
-        machine = Machine.prepare(cfg)
-        subjects = subjects_of(cfg, machine)
-        tables = {name: measure(name, chosen, subjects) for name, chosen in options_of(cfg).items()}
+    with building_once():
+        check_everything(cfg, writes=out is not None)
+        check_corpus(cfg)
+        with _logging_to(None if out is None else Path(cfg.out) / "analyze.log"):
+            if out is not None:
+                analyze_into(cfg, _command("analyze", words, out))
+                return {name: Run(Path(cfg.out)).table(name) for name in cfg.analysis}
+            machine = Machine.prepare(cfg)
+            subjects = subjects_of(cfg, machine)
+            tables = {name: measure(name, chosen, subjects) for name, chosen in options_of(cfg).items()}
     for name, table in tables.items():
         table.attrs["analysis"] = name
     return tables

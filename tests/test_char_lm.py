@@ -642,7 +642,7 @@ def test_curves_of_a_task_without_a_validation_set(tmp_path):
 def test_curves_options():
     with pytest.raises(ConfigError, match="splits=dev: unknown"):
         typed(curves.Options, {"splits": ["dev", "test"]}, "analysis.curves")
-    with pytest.raises(ConfigError, match="leave it among them"):
+    with pytest.raises(ConfigError, match="add it to the list"):
         curves.Options(["train"])
 
 

@@ -162,16 +162,21 @@ def test_a_family_without_an_adapter_is_measured_as_a_module(folder):
     [
         ("gpt_neox", [], "collapse", "takes networks of ours apart"),
         ("gpt2", ["masked=0.2"], "spectrum", "no masked language model"),
-        ("bert", ["model.layers=3"], "residual", "model.layers"),
         ("none", [], "residual", "no such folder"),
         ("bert", ["claims=[dong_claim31]"], "residual", "claims"),
     ],
 )
-def test_refused_in_one_line_and_nothing_written(folder, tmp_path, name, words, analysis, message):
-    command = [sys.executable, "-m", "rankbench", "analyze", "model=pretrained", f"model.path={folder / name}"]
-    command += [f"inputs={folder / 'texts.txt'}", f"analysis=[{analysis}]", "out=out", *words]
+def test_refused_and_nothing_written(folder, tmp_path, name, words, analysis, message):
+    with pytest.raises(ConfigError, match=message):
+        analyze(folder, name, analysis, words=words, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_refuses_keys_of_networks_of_ours(folder, tmp_path):
+    words = ["model=pretrained", f"model.path={folder / 'bert'}", "model.layers=3", "analysis=[residual]", "out=out"]
+    command = [sys.executable, "-m", "rankbench", "analyze", *words, f"inputs={folder / 'texts.txt'}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 1 and message in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert done.returncode == 1 and "model.layers" in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "out").exists()
 
 

@@ -162,7 +162,11 @@ def command(*words, at, file_size=None, **options):
 # Hydra's own record, the run's checkpoint, the table of an analysis
 @pytest.mark.parametrize(
     ("file_size", "file", "continues"),
-    [(500, "run/.hydra/config.yaml", False), (8_000, "run/checkpoint.safetensors", True), (30_000, "run/", True)],
+    [
+        pytest.param(500, "run/.hydra/config.yaml", False, marks=pytest.mark.slow),
+        (8_000, "run/checkpoint.safetensors", True),
+        pytest.param(30_000, "run/", True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_command_on_a_full_disk_ends_in_one_line_and_goes_on(tmp_path, file_size, file, continues):
     words = ["train", *TINY, "model.width=16", "out=run", "analysis=[residual]"]

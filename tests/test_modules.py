@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import rankbench
+from rankbench.analyses.modules import BUILT
 from rankbench.analyses.runner import fresh_subjects
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
@@ -459,11 +460,11 @@ def rankbench_command(*words, cwd):
 
 def test_the_command_on_a_file(tmp_path):
     (tmp_path / "mine.py").write_text(FILE)
-    words = ["analyze", "model=mine.py:build", "analysis=[residual,paths,path_mass,attention,spectrum]", "out=out"]
+    words = ["analyze", "model=mine.py:build", "analysis=[residual,paths,spectrum]", "out=out"]
     done = rankbench_command(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "remainder" in done.stdout
-    for name in ("residual", "paths", "path_mass", "attention", "spectrum"):
+    for name in ("residual", "paths", "spectrum"):
         table = pd.read_csv(tmp_path / "out" / f"{name}.csv")
         assert len(table) and set(table.run) == {"mine.py:build"} and set(table.model) == {"TransformerEncoder"}
         assert (tmp_path / "out" / f"{name}.png").exists()
@@ -474,19 +475,43 @@ def test_the_command_on_a_file(tmp_path):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["model=mine.py:opaque", "analysis=[spectrum]"], "not covered"),
-        (["model=mine.py:build", "analysis=[spectrum]", "task.length=4"], "has no task.length"),
-        (["model=mine.py:build", "analysis=[spectrum]", "replicas=2"], "use replicas=1"),
-        (["model=mine.py:none", "analysis=[spectrum]"], "has no function none"),
-        (["model=pretrained", "analysis=[spectrum]"], "give model.path="),
+        (["model=mine.py:opaque"], "not covered"),
+        (["model=mine.py:build", "replicas=2"], "use replicas=1"),
+        (["model=mine.py:none"], "has no function none"),
+        (["model=pretrained"], "give model.path="),
+        (["model=mine.py:build", "masked=0.1"], "is for texts of a checkpoint"),
     ],
 )
-def test_the_command_refuses_and_writes_nothing(tmp_path, words, message):
+def test_refused_and_nothing_written(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FILE)
-    refused = rankbench_command("analyze", *words, "out=out", cwd=tmp_path)
-    assert refused.returncode == 1 and message in refused.stderr
+    with pytest.raises(ConfigError, match=message):
+        rankbench.analyze(words, "spectrum", out="out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_refuses_keys_of_networks_of_ours(tmp_path):
+    (tmp_path / "mine.py").write_text(FILE)
+    words = ["analyze", "model=mine.py:build", "analysis=[spectrum]", "task.length=4", "out=out"]
+    refused = rankbench_command(*words, cwd=tmp_path)
+    assert refused.returncode == 1 and "has no task.length" in refused.stderr
     assert len(refused.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_was_changed_is_read_again(tmp_path, monkeypatch):
+    """In a notebook, where the process lives on."""
+    monkeypatch.chdir(tmp_path)
+    layer = "torch.nn.TransformerEncoderLayer(8, 2, {}, batch_first=True)"
+    code = f"import torch\ndef build(): return {layer}, torch.ones(1, 3, 8)"
+    names = []
+    for width in (16, 24):
+        (tmp_path / "mine.py").write_text(code.format(width))
+        module, _ = build("mine.py:build")
+        rankbench.analyze(["model=mine.py:build"], "attention")
+        names.append(module.linear1.out_features)
+        assert not BUILT
+    assert names == [16, 24]
 
 
 def test_targets_score_as_in_a_task(language, ids):

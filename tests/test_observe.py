@@ -220,7 +220,8 @@ def test_a_half_line_is_no_row(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text("step,loss\n1,0.5\n2,0.2")
     assert read_table(path, grows=True).step.tolist() == [1]
-    assert read_table(path).step.tolist() == [1, 2]
+    with pytest.raises(rb.ConfigError, match="ends in the middle of a row"):
+        read_table(path)
     assert rb.Run(tmp_path).table("metrics").step.tolist() == [1]
 
 

@@ -27,15 +27,23 @@ load_once = lru_cache(maxsize=1)(load_checkpoint)
 
 
 @contextmanager
+def building_once() -> Iterator[None]:
+    """Forget at the end the modules that were built: a process that lives on builds them anew."""
+    before = set(BUILT)
+    try:
+        yield
+    finally:
+        for spec in set(BUILT) - before:
+            del BUILT[spec]
+
+
+@contextmanager
 def offering(module: nn.Module, inputs: Any) -> Iterator[str]:
     """Let a copy of a module, with its inputs, be known by a name that can stand in cfg.module."""
     spec = f"{type(module).__name__}:given"
     example = as_example(inputs, "rankbench.analyze")
     BUILT[spec] = unpacked(deepcopy(module), "rankbench.analyze")[0], example
-    try:
-        yield spec
-    finally:
-        del BUILT[spec]
+    yield spec
 
 
 def is_foreign(cfg: Any) -> bool:

@@ -123,7 +123,7 @@ def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
     for seed in sorted(diverged):
         log.warning("seed %d of %s diverged and is left out", seed, run.name)
     subjects = []
-    histories = {name: read_table(run.folder / name) for name in HISTORIES if (run.folder / name).exists()}
+    histories = {name: read_table(run.folder / name, grows=True) for name in HISTORIES if (run.folder / name).exists()}
     for index in range(cfg.replicas):
         seed = cfg.seed + index
         if seed in diverged:

@@ -8,7 +8,6 @@ nothing else here executes code, because inputs are read as data.
 """
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -167,12 +166,13 @@ def _import(source: str, spec: str) -> ModuleType:
     path = Path(source)
     if not path.is_file():
         raise ConfigError(f"model={spec}: no file {path}; give <file>.py:<function> or <package.module>:<function>")
-    file_spec = importlib.util.spec_from_file_location(path.stem, path)
-    code = importlib.util.module_from_spec(file_spec)
+    code = ModuleType(path.stem)
+    code.__file__ = str(path.resolve())
     sys.path.insert(0, str(path.resolve().parent))  # as `python mine.py` finds the modules beside it
     sys.modules[path.stem] = code
     try:
-        file_spec.loader.exec_module(code)
+        # not by an import, whose cache takes a file that was changed within a second for the old one
+        exec(compile(path.read_text(encoding="utf-8"), path, "exec"), code.__dict__)
     finally:
         sys.path.remove(str(path.resolve().parent))
     return code
