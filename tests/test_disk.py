@@ -205,12 +205,15 @@ def during_step(monkeypatch, number, happen):
 
 def test_a_hangup_stops_training_as_a_termination_does(tmp_path, monkeypatch, cfg, reference):
     """A closed terminal and its shell both send the signal, so it comes twice."""
-    run = Run(tmp_path / "run")
-    with monkeypatch.context() as patch:
-        during_step(patch, 6, lambda: [signal.raise_signal(signal.SIGHUP) for _ in range(2)])
-        with pytest.raises(Interrupted, match="stopped at step 6 of 20"):
-            train(cfg, run)
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    run, before = Run(tmp_path / "run"), signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored in tests under nohup
+    try:
+        with monkeypatch.context() as patch:
+            during_step(patch, 6, lambda: [signal.raise_signal(signal.SIGHUP) for _ in range(2)])
+            with pytest.raises(Interrupted, match="stopped at step 6 of 20"):
+                train(cfg, run)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
     train(cfg, run)
     assert_same_results(run, reference)
 
