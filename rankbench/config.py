@@ -210,8 +210,15 @@ class AnalyzeConfig(BaseConfig):
     checkpoint: str | None = key(
         "Public network: hub id or local folder. Typed as model=pretrained model.path=<hub id or folder>."
     )
-    inputs: str | None = key("What module or checkpoint is measured on: a .npy, .safetensors or .txt file.")
+    inputs: str | None = key(
+        "What module or checkpoint is measured on: a .npy, .safetensors or .txt file, or a folder of images."
+    )
     tokens: int = key("Number of tokens of a checkpoint's texts that are kept.", between=(2, 10**6))
+    special_tokens: list[int] | None = key(
+        "Token ids that count in no residual and in no size of a sum of paths. null: those of a text's begin and end, "
+        "by the tokenizer. []: none.",
+        between=(0, 10**9),
+    )
     masked: float = key(
         "Share of tokens that a masked language model has to fill in, and is scored on.", between=(0, 1)
     )

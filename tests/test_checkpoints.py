@@ -1,5 +1,6 @@
 """rankbench analyze model=pretrained: tables of public checkpoints against the library's own numbers. No download."""
 
+import json
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 import rankbench
 from rankbench.keys import ConfigError
@@ -95,8 +97,9 @@ def test_losses_are_the_librarys(folder):
     assert fresh.whole_loss.iloc[0] == pytest.approx(np.log(len(WORDS)), rel=0.02)
 
 
-def test_residuals_of_every_layer_are_those_of_the_librarys_states(folder):
-    table = analyze(folder, "bert", "residual")["residual"]
+@pytest.mark.parametrize(("special", "left_out"), [("null", [1, 2]), ("[]", []), ("[6]", [6])])
+def test_residuals_of_every_layer_are_those_of_the_librarys_states(folder, special, left_out):
+    table = analyze(folder, "bert", "residual", words=[f"special_tokens={special}"])["residual"]
     assert set(table.variant) == {"full", "no_mlp", "no_skip", "attention_only"}
     assert set(table.weights) == {"trained", "initialised"}
     model, batch = library(folder, "bert", transformers.AutoModelForMaskedLM)
@@ -104,8 +107,8 @@ def test_residuals_of_every_layer_are_those_of_the_librarys_states(folder):
     full = table[(table.variant == "full") & (table.weights == "trained") & (table.view == "all")]
     for layer, state_BND in enumerate(states):
         expected = []
-        for state_ND, present_N in zip(state_BND.detach().numpy(), batch["attention_mask"].numpy(), strict=True):
-            x_ND = state_ND[: present_N.sum()]
+        for state_ND, ids_N in zip(state_BND.detach().numpy(), batch["input_ids"].numpy(), strict=True):
+            x_ND = state_ND[~np.isin(ids_N, [0, *left_out])]
             norms = [np.sqrt(np.linalg.norm(x, 1) * np.linalg.norm(x, np.inf)) for x in (x_ND - x_ND.mean(0), x_ND)]
             expected.append(norms[0] / norms[1])
         rows = full[(full.layer == layer) & full.sublayer.isin(["input", "mlp"])]
@@ -145,8 +148,8 @@ def test_a_family_without_an_adapter_is_measured_as_a_module(folder):
     state_BND = model(**batch, output_hidden_states=True).hidden_states[1].detach()
     cosines, losses = [], []
     for row, count in enumerate(batch["attention_mask"].sum(1)):
-        unit_ND = F.normalize(state_BND[row, :count], dim=-1)
-        cosines.append((unit_ND @ unit_ND.T).fill_diagonal_(0).sum().item() / (count * (count - 1)).item())
+        unit_ND = F.normalize(state_BND[row, 1 : count - 1], dim=-1)  # without the text's begin and end
+        cosines.append((unit_ND @ unit_ND.T).fill_diagonal_(0).sum().item() / ((count - 2) * (count - 3)).item())
         text = batch["input_ids"][row : row + 1, :count]
         losses.append(model(text, labels=text).loss.item())
     residual = tables["residual"][tables["residual"].view == "all"]
@@ -157,6 +160,92 @@ def test_a_family_without_an_adapter_is_measured_as_a_module(folder):
     assert len(tables["path_mass"]) == 2 * (4 + 6)
 
 
+def test_sizes_of_sums_leave_special_tokens_out(folder):
+    """Of the output's squared norm the tokens that count and those that do not add up to all."""
+    tables = [
+        analyze(folder, "gpt2", name, words=[f"special_tokens={ids}"])[name]
+        for name in ("spectrum", "paths", "path_mass")
+        for ids in ("[]", "null", "[0]")
+    ]
+    for all_count, without_ends, none_there in zip(tables[::3], tables[1::3], tables[2::3], strict=True):
+        pd.testing.assert_frame_equal(all_count, none_there)  # token 0 is in no text
+        size, loss = (name for name in ("mass", "norm_share", "whole_loss") if name in all_count)
+        assert (all_count[size] != without_ends[size]).any()
+        pd.testing.assert_series_equal(all_count[loss], without_ends[loss])
+
+
+def test_heads_and_counts_are_those_of_the_weights(folder):
+    few = ["tokens=4", "sequences=2", "ranges=[[0,1]]"]
+    words = [f"analysis.histograms.{word}" for word in few] + ["analysis.invertibility.tokens=[4]"]
+    words += [f"analysis.invertibility.{word}" for word in [*few[1:], "iterations=2", "coefficients=[0.5]"]]
+    tables = analyze(folder, "bert", "head_rank", "path_counts", "histograms", "invertibility", words=words)
+    model, _ = library(folder, "bert", transformers.AutoModelForMaskedLM)
+    weights = model.bert.encoder.layer[1].attention.self
+    q_HDK, k_HDK = (linear.weight.T.unflatten(1, (2, 8)).transpose(0, 1) for linear in (weights.query, weights.key))
+    expected = torch.linalg.matrix_norm(q_HDK @ k_HDK.mT / 8**0.5, 2)
+    heads = tables["head_rank"]
+    rows = heads[(heads.weights == "trained") & (heads.layer == 2) & (heads.matrix == "qk")]
+    assert rows.spectral_norm.to_numpy() == pytest.approx(expected.detach().numpy(), rel=1e-6)
+    counts = tables["path_counts"]
+    assert (10**counts.log10_count).to_numpy() == pytest.approx([1, 6, 12, 8])
+    assert set(tables["histograms"].layer) == set(tables["invertibility"].layer) == {1, 2, 3}
+
+
+def test_jacobians_and_bounds_at_texts_are_the_librarys(folder):
+    words = ["analysis.lipschitz.sequences=1", "analysis.bounds.sequences=1", "analysis.bounds.variants=[full]"]
+    tables = analyze(folder, "bert", "lipschitz", "bounds", words=words)
+    model, batch = library(folder, "bert", transformers.AutoModelForMaskedLM)
+    ids = batch["input_ids"][:1, : batch["attention_mask"][0].sum()]
+    state_1ND = model.bert.embeddings(ids).detach()
+    jacobian = torch.autograd.functional.jacobian(lambda x: model.bert.encoder(x).last_hidden_state, state_1ND)
+    numbers = state_1ND.numel()
+    expected = torch.linalg.matrix_norm(jacobian.reshape(numbers, numbers), 2).item()
+    rows = tables["lipschitz"]
+    rows = rows[(rows.part == "network") & (rows.weights == "trained") & (rows.p == 2) & (rows.quantity == "jacobian")]
+    assert rows.value.item() == pytest.approx(expected, rel=1e-6)
+    bounds = tables["bounds"]
+    assert (bounds[bounds.compared > 0].holds == 1).all() and (bounds.compared > 0).any()
+
+
+def test_dependence_of_paths_needs_no_weights_of_ours(folder, tmp_path):
+    ids = torch.randint(5, len(WORDS), (40, 6), generator=torch.Generator().manual_seed(0))
+    np.save(tmp_path / "ids.npy", ids.numpy())
+    words = ["model=pretrained", f"model.path={folder / 'gpt2'}", f"inputs={tmp_path / 'ids.npy'}"]
+    words += ["analysis.independence.tokens=1", "analysis.independence.schemes=[frozen]"]
+    table = rankbench.analyze(words, "independence")["independence"]
+    assert set(table.of) == {"lengths", "paths", "network"}
+    whole = table[table.of == "network"]
+    assert whole.interaction.max() < 1e-12 and whole.whole_accuracy.notna().all()
+
+
+def test_a_folder_of_images_is_read_by_the_checkpoints_processor(tmp_path):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+    model = transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=8, patch_size=4), add_pooling_layer=False)
+    model.save_pretrained(tmp_path / "vit")
+    reads = {"size": {"height": 8, "width": 8}, "image_mean": [0.4] * 3, "image_std": [0.2] * 3}
+    settings = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "do_normalize": True, **reads}
+    (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(settings))
+    (tmp_path / "images").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / "images" / f"{number}.png")
+    np.save(tmp_path / "pixels.npy", ((pixels / 255 - 0.4) / 0.2).transpose(0, 3, 1, 2).astype(np.float32))
+    words = ["model=pretrained", f"model.path={tmp_path / 'vit'}"]
+    by_folder, by_file = (
+        rankbench.analyze([*words, f"inputs={tmp_path / name}"], "residual")["residual"].drop(columns="task")
+        for name in ("images", "pixels.npy")
+    )
+    # pixels are float32 in both, scaled in another order: what has collapsed without skips enlarges that
+    by_folder, by_file = (rows[rows.variant == "full"] for rows in (by_folder, by_file))
+    pd.testing.assert_frame_equal(by_folder, by_file, rtol=1e-5, check_exact=False)
+    (tmp_path / "images" / "3.jpg").write_bytes(b"no image")
+    with pytest.raises(ConfigError, match=r"3\.jpg: not readable as an image"):
+        rankbench.analyze([*words, f"inputs={tmp_path / 'images'}"], "residual")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ConfigError, match="has no image"):
+        rankbench.analyze([*words, f"inputs={tmp_path / 'none'}"], "residual")
+
+
 @pytest.mark.parametrize(
     "name, words, analysis, message",
     [
@@ -164,6 +253,7 @@ def test_a_family_without_an_adapter_is_measured_as_a_module(folder):
         ("gpt2", ["masked=0.2"], "spectrum", "no masked language model"),
         ("none", [], "residual", "no such folder"),
         ("bert", ["claims=[dong_claim31]"], "residual", "claims"),
+        ("bert", ["special_tokens=[1,2,5,6,7,8,9,10,11,12,13,14]"], "residual", "special tokens alone"),
     ],
 )
 def test_refused_and_nothing_written(folder, tmp_path, name, words, analysis, message):

@@ -24,7 +24,13 @@ from rankbench.tasks.corpora import CORPORA
 CHOICES = {name: key.choices for name, key in KEYS.items() if key.choices}
 RANGES = {name: (key.at_least, key.at_most) for name, key in KEYS.items() if key.at_least is not None}
 # The command that has the key, where bench has it not
-HOLDERS = {"statistic": "report", "corpus": "data", "tokens": "analyze", "masked": "analyze"}
+HOLDERS = {
+    "statistic": "report",
+    "corpus": "data",
+    "tokens": "analyze",
+    "special_tokens": "analyze",
+    "masked": "analyze",
+}
 
 
 def shipped(group):
@@ -153,7 +159,7 @@ def test_what_a_key_names_is_what_the_code_has():
 def test_every_number_of_the_config_has_a_range(cfg):
     # lists and null defaults included: a new number without a range shows here
     of_analyze = dataclasses.fields(resolve(composed(command="analyze")))
-    numbers = {field.name for field in of_analyze if field.type in (int, float)}
+    numbers = {field.name for field in of_analyze if field.type in (int, float, list[int] | None)}
     for prefix, part in {"": cfg, "model.": cfg.model, "optimizer.": cfg.optimizer, "trainer.": cfg.trainer}.items():
         for field in dataclasses.fields(part):
             if field.type in (int, float, int | None, float | None):

@@ -504,7 +504,7 @@ def test_saved_checkpoints_load_equal(family, suffix, tmp_path):
     checkpoint = load_checkpoint(saved(model, tmp_path / "tiny", suffix), initialised_seed=3)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (np.random.get_state()[1].tolist(), random.getstate()) == states[1:]
-    assert (checkpoint.name, checkpoint.tokenizer) == ("tiny", None)
+    assert (checkpoint.name, checkpoint.reader) == ("tiny", None)
     assert not checkpoint.trained.training
     weights, wanted = dict(checkpoint.trained.base_model.named_parameters()), dict(model.base_model.named_parameters())
     weights = {name: weight for name, weight in weights.items() if not name.startswith("pooler.")}
@@ -536,8 +536,8 @@ def test_the_tokenizer_comes_along(tmp_path):
     path = saved(transformers.BertModel(transformers.BertConfig(**{**TEXT, "vocab_size": len(letters)})), tmp_path)
     (tmp_path / "vocab.txt").write_text("\n".join(letters))
     checkpoint = load_checkpoint(path, 0)
-    assert checkpoint.no_tokenizer is None
-    batch = checkpoint.tokenizer(["a b c", "d"], padding=True, return_tensors="pt")
+    assert checkpoint.no_reader is None
+    batch = checkpoint.reader(["a b c", "d"], padding=True, return_tensors="pt")
     assert as_network(checkpoint.trained).lengths(batch["input_ids"]).tolist() == [5, 3]
 
 
@@ -546,8 +546,8 @@ def test_a_tokenizer_that_reads_none_of_the_files_is_none(tmp_path):
     path = saved(built("Albert"), tmp_path)
     (tmp_path / "vocab.txt").write_text("\n".join(map(str, range(LETTERS))))
     checkpoint = load_checkpoint(path, 0)
-    assert checkpoint.tokenizer is None
-    assert checkpoint.no_tokenizer.endswith("tokens from these files, the model has 50")
+    assert checkpoint.reader is None
+    assert checkpoint.no_reader.endswith("tokens from these files, the model has 50")
 
 
 class Malicious:
@@ -648,7 +648,7 @@ def test_a_config_that_makes_no_sense_is_one_line(tmp_path, changes):
 def test_a_broken_tokenizer_is_none_and_why(tmp_path):
     path = saved(built("Bert"), tmp_path)
     (tmp_path / "tokenizer.json").write_text("junk")
-    assert load_checkpoint(path, 0).no_tokenizer.startswith("JSONDecodeError: Expecting value")
+    assert load_checkpoint(path, 0).no_reader.startswith("JSONDecodeError: Expecting value")
 
 
 def test_weights_of_another_shape_are_one_line(tmp_path):

@@ -42,11 +42,24 @@ def test_absent_tokens_are_no_sinks_and_no_median(states):
     for row, length in enumerate(lengths_B):
         padded[row, length:] = 1e6
     floor_B = torch.zeros(3, dtype=torch.float64)
-    values = metrics_in_view(padded, lengths_B, floor_B, View("without_sinks", 10.0))
+    present_BN = torch.arange(6) < lengths_B[:, None]
+    values = metrics_in_view(padded, present_BN, floor_B, View("without_sinks", 10.0))
     assert values["num_sinks"].tolist() == [1, 1, 1]  # token 4 of the third is absent
     for row, tokens in enumerate([(1,), (2,), (0,)]):
         expected = state_metrics(without(padded[row, : lengths_B[row]], tokens))
         assert values["effective_rank"][row].item() == pytest.approx(expected["effective_rank"].item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["all", "without_sinks", "unit_length"])
+def test_tokens_that_do_not_count_are_as_if_they_were_not_there(states, name):
+    counted_BN = torch.ones(3, 6, dtype=torch.bool)
+    counted_BN[0, [0, 5]] = counted_BN[1, 3] = False
+    view, floor_B = View(name, 10.0), torch.zeros(3, dtype=torch.float64)
+    values = metrics_in_view(states, counted_BN, floor_B, view)
+    for row in range(3):
+        alone = metrics_in_view(states[row, counted_BN[row]][None], None, floor_B[:1], view)
+        for metric, value_B in alone.items():
+            assert values[metric][row].item() == pytest.approx(value_B.item(), rel=1e-12, nan_ok=True), metric
 
 
 def test_unit_length_does_not_see_the_tokens_lengths(states):

@@ -47,6 +47,11 @@ class Subject:
         return {"loss_fall": fall_in_last_quarter(test.set_index("step").loss)}
 
     @property
+    def what_counts(self) -> dict[str, str]:
+        """The column of `ModuleSubject.what_counts`; none of networks of ours, where all tokens count."""
+        return {} if self.example is None else self.as_modules().what_counts
+
+    @property
     def who(self) -> dict[str, str | int]:
         """The columns that every table begins with."""
         return {"run": self.run, "task": self.task.name, "model": self.model.name, "seed": self.seed}
@@ -70,6 +75,11 @@ class ModuleSubject:
     seed: int
     modules: dict[str, nn.Module]  # by weights: given, trained, initialised
     example: Example
+
+    @property
+    def what_counts(self) -> dict[str, str]:
+        """Column that says whether special tokens count in residuals and sizes of sums: special_tokens, in or out."""
+        return {"special_tokens": "in" if self.example.special_BN is None else "out"}
 
     @property
     def who(self) -> dict[str, str | int]:

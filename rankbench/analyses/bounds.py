@@ -324,4 +324,4 @@ def _check_attention(network: Network) -> None:
         )
 
 
-ANALYSIS = Analysis(Options, table, draw_bounds, digest, ("slack",), most_panels=6, check=check_plan)
+ANALYSIS = Analysis(Options, table, draw_bounds, digest, ("slack",), most_panels=6, check=check_plan, any_network=True)

@@ -15,6 +15,7 @@ from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.measures import amsel_theory
 from rankbench.measures.lipschitz_of_networks import head_maps, spectra
+from rankbench.model.network import Network
 from rankbench.model.transformer import Transformer
 from rankbench.plots.head_rank import draw_head_rank
 from rankbench.tasks import Batch, Task
@@ -41,8 +42,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     - network: evaluation soft (as trained) or hard (every softmax a hardmax; equal scores are averaged), examples
       (points, or examples in the context), error: scaled as in the papers, so that predicting 0 has the error 1;
     - baseline: evaluation names it, its error on the same sequences;
-    - head: layer, head, matrix (qk: W_QK, the bilinear form of the scores that enter the softmax; vo: W_VO, both as
-      rankbench.measures.lipschitz_of_networks.head_maps has them for each attention), frobenius_norm, spectral_norm,
+    - head: layer, head, matrix (qk: W_QK, the bilinear form of the scores that enter the softmax, not of rotary or
+      relative ones; vo: W_VO, both as rankbench.measures.lipschitz_of_networks.head_maps has them), frobenius_norm,
+      spectral_norm,
       effective_rank (exp of the entropy of s / sum s), angle (degrees to the identity, arccos(tr M / (||M||_F sqrt
       D))), sigma_1 ...
 
@@ -51,32 +53,31 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     largest angle of that rank) and, if the lower bounds of rankbench.measures.amsel_theory apply, bound_sharp,
     bound_slide and bound_any.
     """
-    task, cfg = subject.task, subject.model.cfg
+    task, model = subject.task, subject.model
     is_regression = subject.test.targets.is_floating_point()
     _check_heads(is_regression, options)
     test = subject.test[: options.sequences]
     rows = []
-    for weights, model in subject.models.items():
-        for evaluation, network in (("soft", model), ("hard", hard(model))) if is_regression else ():
+    for weights, given in subject.models.items():
+        for evaluation, network in (("soft", given), ("hard", hard(given))) if is_regression else ():
             outputs = torch.cat([network(chunk) for chunk in test.inputs.split(AT_A_TIME)])
             rows += [
                 {"of": "network", "weights": weights, "evaluation": evaluation, **row}
                 for row in errors(task, outputs, test)
             ]
-        rows += [{"of": "head", "weights": weights, **row} for row in _heads(model, options)]
+        rows += [{"of": "head", "weights": weights, **row} for row in _heads(given, options)]
     for name, outputs in baselines(task, subject.train[:10_000], test) if is_regression else ():
         rows += [
             {"of": "baseline", "weights": "none", "evaluation": name, **row} for row in errors(task, outputs, test)
         ]
     if not is_regression:
         rows = [row | {"evaluation": None, "examples": float("nan"), "error": float("nan")} for row in rows]
-    rank = subject.model.attentions[0].head_width
-    common = {"layers": cfg.layers, "heads": cfg.heads, "rank": rank, "width": cfg.width}
-    common |= {"copies": cfg.heads * rank / cfg.width}
-    common["angle_limit"] = amsel_theory.angle_limit(cfg.width, min(rank, cfg.width))
-    if bounded(subject.model, task):
+    heads, rank, width = model.num_heads, model.attentions[0].head_width, model.width
+    common = {"layers": model.num_layers, "heads": heads, "rank": rank, "width": width, "copies": heads * rank / width}
+    common["angle_limit"] = amsel_theory.angle_limit(width, min(rank, width))
+    if isinstance(task, NearestNeighbor) and bounded(model, task):
         for form in amsel_theory.FORMS:
-            common[f"bound_{form}"] = amsel_theory.lower_bound(task.dimension, rank, cfg.heads, form)[0]
+            common[f"bound_{form}"] = amsel_theory.lower_bound(task.dimension, rank, heads, form)[0]
     return pd.DataFrame(rows).assign(**common)
 
 
@@ -132,20 +133,19 @@ def _features(batch: Batch) -> Tensor:
     return torch.stack([x_BNC, others_BNC, cubic_BNC], dim=-1)
 
 
-def bounded(model: Transformer, task: Task) -> bool:
+def bounded(model: Transformer, task: NearestNeighbor) -> bool:
     """Whether the lower bounds apply to the network: a single layer of heads without any other part, in which a query
     sees two orthonormal points but not itself."""
     cfg = model.cfg
     return (
-        isinstance(task, NearestNeighbor)
-        and (task.queries, task.points, cfg.layers, cfg.mask) == ("separate", 2, 1, "others")
+        (task.queries, task.points, cfg.layers, cfg.mask) == ("separate", 2, 1, "others")
         and (cfg.skip, cfg.mlp, cfg.norm, cfg.read_in, cfg.read_out) == (False, False, "none", "identity", "identity")
         and (cfg.attention, cfg.positions, cfg.embedding_norm) == ("dot", "none", False)
     )
 
 
-def _heads(model: Transformer, options: Options) -> Iterator[dict]:
-    for layer, attention in enumerate(model.attentions, 1):
+def _heads(network: Network, options: Options) -> Iterator[dict]:
+    for layer, attention in enumerate(network.attentions, 1):
         for matrix, maps in head_maps(attention).items():
             measured = spectra(*(side_HDK[: options.heads].detach() for side_HDK in maps))
             for head, (sigma_S, angle) in enumerate(zip(*measured, strict=True), 1):
@@ -195,4 +195,5 @@ ANALYSIS = Analysis(
     ("angle_limit",),
     drawn_apart=("layers", "heads", "copies", "examples"),
     check=check_plan,
+    any_network=True,
 )

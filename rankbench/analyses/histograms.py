@@ -78,4 +78,6 @@ def check_plan(plan: Plan, options: Options) -> None:
     plan.model.attentions[0].num_keys(options.tokens)
 
 
-ANALYSIS = Analysis(Options, table, draw_histograms, digest, ("density",), most_panels=12, check=check_plan)
+ANALYSIS = Analysis(
+    Options, table, draw_histograms, digest, ("density",), most_panels=12, check=check_plan, any_network=True
+)

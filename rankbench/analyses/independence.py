@@ -36,6 +36,7 @@ from rankbench.measures.paths import (
     sums_of_groups,
     with_signs,
 )
+from rankbench.model.network import Network
 from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.plots.independence import draw_independence
 from rankbench.seeds import generator_for
@@ -46,7 +47,6 @@ log = logging.getLogger(__name__)
 
 FEWEST = 30  # sequences behind an estimate over inputs
 SEQUENCES_AT_A_TIME = 100  # in products with the Hessian, which need several times the memory of a forward pass
-Network = FrozenNetwork | RecomputedNetwork
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     was run). of=network: interaction, with f the whole network and sum the sum of all paths (frozen: and of the
     biases). of=heads: cross_gradient, the Frobenius norm of the loss' second derivatives by the parameters of one head
     and of the other, with cross_gradient_se; cross_gradient_rms (per pair of parameters); cross_gradient_relative (over
-    the root of the product of the two heads' own norms).
+    the root of the product of the two heads' own norms); of networks of ours alone.
     """
     test = subject.test[: options.sequences]
     _check_number(len(test.inputs))
@@ -95,12 +95,13 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         for part in (_length_rows, _path_rows):
             rows += [{"scheme": scheme} | row for row in part(subject, test.inputs, scheme, options)]
     generator = generator_for(subject.seed, "cross_gradients")
-    rows += _head_pairs(subject.model, test[: options.hessian_sequences], options.probes, generator)
+    if subject.modules is None:
+        rows += _head_pairs(subject.model, test[: options.hessian_sequences], options.probes, generator)
     outputs = torch.cat([subject.model(chunk_BN) for chunk_BN in test.inputs.split(1000)])
     return pd.DataFrame(rows, columns=COLUMNS).assign(whole_accuracy=score(outputs, test.targets).accuracy.item())
 
 
-def _network(model: Transformer, inputs: Tensor, scheme: str) -> Network:
+def _network(model: Network, inputs: Tensor, scheme: str) -> FrozenNetwork | RecomputedNetwork:
     return FrozenNetwork(model, inputs) if scheme == "frozen" else RecomputedNetwork(model, inputs)
 
 
@@ -108,7 +109,7 @@ def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options
     """Rows of the whole network and of pairs of sums by length; none if that takes too many recomputed paths."""
     model, lengths = subject.model, subject.model.path_lengths
     layers, heads, skip = model.path_choices
-    present_BN = model.present(inputs)
+    present_BN = model.counted(inputs)
     counts = [num_paths(layers, heads, length, skip) for length in lengths]
     few = sum(counts) <= options.max_paths
     groups = [all_paths(layers, heads, length, skip) for length in lengths] if few else []
@@ -150,7 +151,7 @@ def _path_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) 
     paths_PL = np.concatenate(sampled)
     interactions = _pair_interactions(model, inputs, paths_PL, options.max_paths) if scheme == "recomputed" else {}
     outputs_PBND = sums_of_groups(_network(model, inputs, scheme), list(paths_PL[:, None]))
-    for (j, k), measured in _pairs(outputs_PBND, model.present(inputs), options, combinations):
+    for (j, k), measured in _pairs(outputs_PBND, model.counted(inputs), options, combinations):
         row = {"of": "paths", **measured, "interaction": interactions.get((j, k))}
         for side, path_L in (("first", paths_PL[j]), ("second", paths_PL[k])):
             row |= {side: "-".join(map(str, path_L)), f"{side}_length": int((path_L > 0).sum())}
@@ -225,7 +226,7 @@ def _dependence(x: Seen, y: Seen, neighbours: int, itself: bool) -> dict[str, fl
 # --- 3: additivity -------------------------------------------------------------------------------------------------
 
 
-def _interaction(model: Transformer, joint_BND: Tensor, sum_BND: Tensor, present_BN: Tensor | None) -> Tensor:
+def _interaction(model: Network, joint_BND: Tensor, sum_BND: Tensor, present_BN: Tensor | None) -> Tensor:
     """||n(joint) - n(sum)||_F / ||n(joint)||_F of each sequence, n the norm before the read-out; (B,)."""
     norm = functools.partial(plain_norm, model.norm_kind)
     joint_BX, sum_BX = (_masked(norm(x_BND), present_BN).flatten(1) for x_BND in (joint_BND, sum_BND))
@@ -233,7 +234,7 @@ def _interaction(model: Transformer, joint_BND: Tensor, sum_BND: Tensor, present
 
 
 def _pair_interactions(
-    model: Transformer, inputs: Tensor, paths_PL: np.ndarray, max_paths: int
+    model: Network, inputs: Tensor, paths_PL: np.ndarray, max_paths: int
 ) -> dict[tuple[int, int], float]:
     """Interaction of each pair of paths (rows of paths_PL); pairs with too many combined paths are left out."""
     choices_of_pair = {}
@@ -248,7 +249,7 @@ def _pair_interactions(
         network = RecomputedNetwork(model, chunk_BN)
         joint = [joint_network(network, choices) for choices in choices_of_pair.values()]
         both = zip(joint, sums_of_groups(network, groups), strict=True)
-        parts.append(torch.stack([_interaction(model, *pair, model.present(chunk_BN)) for pair in both]))
+        parts.append(torch.stack([_interaction(model, *pair, model.counted(chunk_BN)) for pair in both]))
     return dict(zip(choices_of_pair, torch.cat(parts, dim=1).mean(1).tolist(), strict=True))
 
 
@@ -353,17 +354,17 @@ def _head_pairs(model: Transformer, batch: Batch, probes: int, generator: torch.
 # --- interference --------------------------------------------------------------------------------------------------
 
 
-def _squares_of_paths(model: Transformer, scheme: str, inputs: Tensor, groups: list[np.ndarray]) -> Tensor:
+def _squares_of_paths(model: Network, scheme: str, inputs: Tensor, groups: list[np.ndarray]) -> Tensor:
     """sum_p ||Y_p||_F^2 over the paths of each group and all sequences, shape (G,); every path is run."""
     paths_PL = np.concatenate(groups)
     squares_P = torch.zeros(len(paths_PL), dtype=torch.float64, device=inputs.device)
     for chunk_BN in _chunks(inputs, len(paths_PL) * inputs.shape[1] * model.width):
         outputs_PBND = sums_of_groups(_network(model, chunk_BN, scheme), list(paths_PL[:, None]))
-        squares_P += _masked(outputs_PBND, model.present(chunk_BN)).flatten(1).square().sum(1)
+        squares_P += _masked(outputs_PBND, model.counted(chunk_BN)).flatten(1).square().sum(1)
     return torch.stack([part_P.sum() for part_P in squares_P.split([len(group) for group in groups])])
 
 
-def _squares_by_signs(model: Transformer, inputs: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+def _squares_by_signs(model: Network, inputs: Tensor, draws: int, generator: torch.Generator) -> Tensor:
     """Unbiased estimates (S, K) of sum_p ||Y_p||_F^2 for each length, one from each draw of signs (`with_signs`)."""
     signs_SLH = (torch.randint(2, (draws, model.num_layers, model.num_heads), generator=generator) * 2 - 1).to(
         inputs.device, model.read_out.weight.dtype
@@ -373,7 +374,7 @@ def _squares_by_signs(model: Transformer, inputs: Tensor, draws: int, generator:
         network = FrozenNetwork(model, chunk_BN)
         for draw, signs_LH in enumerate(signs_SLH):
             sums_KBND = with_signs(network, signs_LH).sums_by_length().by_length_KBND
-            squares_SK[draw] += _masked(sums_KBND, model.present(chunk_BN)).flatten(1).square().sum(1)
+            squares_SK[draw] += _masked(sums_KBND, model.counted(chunk_BN)).flatten(1).square().sum(1)
     return squares_SK
 
 
@@ -411,7 +412,8 @@ def check_plan(plan: Plan, _: Options) -> None:
     number = task.train_size if task.test_size is None and not isinstance(task, Corpus) else task.test_size
     if number is not None:  # a text has an unknown number of sequences, and is not read here
         _check_number(number)
-    _head_parameters(plan.model)
+    if isinstance(plan.model, Transformer):
+        _head_parameters(plan.model)
 
 
 def _check_number(number: int) -> None:
@@ -419,4 +421,6 @@ def _check_number(number: int) -> None:
         raise ConfigError(f"analysis=independence: needs at least {FEWEST} test sequences; this task has {number}")
 
 
-ANALYSIS = Analysis(Options, table, draw_independence, digest, ("interference",), most_panels=6, check=check_plan)
+ANALYSIS = Analysis(
+    Options, table, draw_independence, digest, ("interference",), most_panels=6, check=check_plan, any_network=True
+)

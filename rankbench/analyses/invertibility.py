@@ -215,5 +215,12 @@ def _check_network(network: Network) -> None:
 
 
 ANALYSIS = Analysis(
-    Options, table, draw_invertibility, digest, ("coefficient", "iteration"), most_panels=6, check=check_plan
+    Options,
+    table,
+    draw_invertibility,
+    digest,
+    ("coefficient", "iteration"),
+    most_panels=6,
+    check=check_plan,
+    any_network=True,
 )

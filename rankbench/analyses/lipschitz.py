@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.measures import lipschitz_bounds
 from rankbench.measures.attention_layer import AttentionLayer, fresh_layer
@@ -34,6 +34,9 @@ from rankbench.model.attention import visible_keys
 from rankbench.model.network import Network, Sublayer, run
 from rankbench.plots.lipschitz import draw_lipschitz
 from rankbench.seeds import generator_for
+from rankbench.tasks import Corpus
+
+MOST_NUMBERS = 8192  # of a sequence's states: its Jacobian then takes half a GiB, and its norm a few minutes
 
 
 @dataclass(frozen=True)
@@ -299,4 +302,20 @@ def digest(table: pd.DataFrame) -> str:
 
 
 COLUMNS = ["weights", "part", "layer", "attention", "tokens", "p", "quantity", "kind", "start", "step", "value"]
-ANALYSIS = Analysis(Options, table, draw_lipschitz, digest, ("quantity", "start"), most_panels=12)
+
+
+def check_plan(plan: Plan, options: Options) -> None:
+    """Raise ConfigError for a network whose Jacobian would be too large."""
+    if options.layer is not None or isinstance(plan.task, Corpus):  # whose texts, not read here, may be short
+        return
+    numbers = plan.task.length * plan.model.width
+    if numbers > MOST_NUMBERS:
+        raise ConfigError(
+            f"analysis=lipschitz: the Jacobian of {plan.task.length} tokens of width {plan.model.width} would take "
+            f"{8 * numbers**2 / 2**30:.0f} GiB; measure sequences of at most {MOST_NUMBERS // plan.model.width} tokens"
+        )
+
+
+ANALYSIS = Analysis(
+    Options, table, draw_lipschitz, digest, ("quantity", "start"), most_panels=12, check=check_plan, any_network=True
+)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rankbench.analyses.analysis import ModuleSubject, Subject
 from rankbench.config import AnalyzeConfig
 from rankbench.keys import ConfigError
-from rankbench.model.modules import Example, as_example, build, read_inputs, unpacked
+from rankbench.model.modules import Example, as_example, build, read_images, read_inputs, unpacked
 from rankbench.model.pretrained import FAMILIES, Checkpoint, as_network, load_checkpoint
 from rankbench.runs.machine import Machine
 from rankbench.seeds import generator_for
@@ -58,10 +58,12 @@ def checked_subjects(cfg: AnalyzeConfig) -> list[ModuleSubject] | list[Subject]:
         given = " ".join(f"{name}={value}" for name, value in named.items())
         raise ConfigError(f"{given}: several networks to measure; leave all but one out")
     (name,) = named.values()
-    if cfg.claims:
-        raise ConfigError(f"claims=[{','.join(cfg.claims)}]: claims are about networks of ours; leave them out")
+    if cfg.claims and cfg.module is not None:
+        raise ConfigError(f"claims=[{','.join(cfg.claims)}]: no claim is about any module; use claims=[]")
     if cfg.module is not None and cfg.replicas != 1:
         raise ConfigError(f"replicas={cfg.replicas}: model={name} has one set of weights; use replicas=1")
+    if cfg.module is not None and cfg.special_tokens is not None:
+        raise ConfigError(f"special_tokens={cfg.special_tokens}: is for texts of a checkpoint; use special_tokens=null")
     if cfg.module is not None and cfg.masked:
         raise ConfigError(f"masked={cfg.masked}: is for texts of a checkpoint; use masked=0, and targets of your own")
     subjects = foreign_subjects(cfg, Machine.prepare(cfg))
@@ -99,10 +101,16 @@ def _of_user(cfg: AnalyzeConfig, machine: Machine) -> ModuleSubject:
 
 @dataclass(frozen=True)
 class Texts:
-    """What stands in the place of a task: inputs from a file."""
+    """What stands in the place of a task: inputs from a file. length: number of tokens of the longest.
+
+    special: token ids that count in no measurement of states and sums of paths.
+    """
 
     name: str
     num_outputs: int
+    length: int
+    test_size: int
+    special: tuple[int, ...]
     target_kind: str = "classes"
 
 
@@ -118,16 +126,18 @@ def _of_checkpoint(cfg: AnalyzeConfig, seed: int, machine: Machine) -> ModuleSub
         del models["trained"]
     config = checkpoint.trained.config
     inputs, targets = _inputs(cfg, checkpoint)
-    example, name = _example(inputs, targets, config).to(machine.device, machine.dtype), Path(cfg.inputs).name
+    special = _special(cfg, checkpoint, inputs)
+    example = _example(inputs, targets, config, special).to(machine.device, machine.dtype)
+    name = Path(cfg.inputs).name
     modules = {name: model.get_encoder() if config.is_encoder_decoder else model for name, model in models.items()}
     if config.model_type not in FAMILIES:
         return ModuleSubject(cfg.checkpoint, name, checkpoint.name, seed, modules, example)
-    networks = {name: as_network(model) for name, model in models.items()}
+    networks = {name: as_network(model, special) for name, model in models.items()}
+    num_tokens = next(iter(networks.values())).num_tokens(inputs)
     if targets is None:
-        num_tokens = next(iter(networks.values())).num_tokens(inputs)
         targets = torch.full((len(inputs), num_tokens), ABSENT)
     batch = Batch(inputs, targets).to(machine.device, machine.dtype)
-    task = Texts(name, getattr(config, "vocab_size", None) or config.hidden_size)
+    task = Texts(name, getattr(config, "vocab_size", None) or config.hidden_size, num_tokens, len(inputs), special)
     return Subject(cfg.checkpoint, seed, task, batch, batch, networks, modules=modules, example=example)
 
 
@@ -135,17 +145,22 @@ def _inputs(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor 
     """Token ids (B, N), ABSENT behind a text's end, or pixels (B, C, height, width); and targets, None without any."""
     if cfg.inputs is None:
         raise ConfigError(
-            "inputs=null: give inputs=<file>: texts in a .txt, one a line, or token ids or pixels in a .npy"
+            "inputs=null: give inputs=<file>: texts in a .txt, one a line, token ids or pixels in a .npy, or a folder "
+            "of images"
         )
-    tokenizer = checkpoint.tokenizer
-    if tokenizer is None and cfg.inputs.endswith(".txt"):
+    is_folder, reads_tokens = Path(cfg.inputs).is_dir(), hasattr(checkpoint.trained.config, "vocab_size")
+    if is_folder == reads_tokens and (is_folder or cfg.inputs.endswith(".txt")):
+        raise ConfigError(f"inputs={cfg.inputs}: {cfg.checkpoint} reads {'texts' if reads_tokens else 'images'}")
+    if checkpoint.reader is None and (is_folder or cfg.inputs.endswith(".txt")):
+        what, instead = ("tokenizer", "token ids") if reads_tokens else ("image processor", "pixels")
         raise ConfigError(
-            f"inputs={cfg.inputs}: {cfg.checkpoint} has no tokenizer ({checkpoint.no_tokenizer}); "
-            "give token ids in a .npy"
+            f"inputs={cfg.inputs}: {cfg.checkpoint} has no {what} ({checkpoint.no_reader}); give {instead} in a .npy"
         )
+    if is_folder:
+        return checkpoint.reader(read_images(cfg.inputs), return_tensors="pt")["pixel_values"], None
 
     def tokenize(lines: list[str]) -> dict[str, Tensor]:
-        texts = [tokenizer.encode(line)[: cfg.tokens] for line in lines]
+        texts = [checkpoint.reader.encode(line)[: cfg.tokens] for line in lines]
         longest = max(map(len, texts))
         return {"inputs": torch.tensor([text + [ABSENT] * (longest - len(text)) for text in texts])}
 
@@ -173,18 +188,33 @@ def _with_targets(ids_BN: Tensor, cfg: AnalyzeConfig, checkpoint: Checkpoint) ->
         return ids_BN, torch.cat([ids_BN[:, 1:], torch.full_like(ids_BN[:, :1], ABSENT)], dim=1)
     if not cfg.masked:
         return ids_BN, None
-    mask_token = getattr(checkpoint.tokenizer, "mask_token_id", None)
+    mask_token = getattr(checkpoint.reader, "mask_token_id", None)
     if not kind.endswith("ForMaskedLM") or mask_token is None:
         raise ConfigError(
             f"masked={cfg.masked}: {cfg.checkpoint} is no masked language model with a tokenizer; use masked=0"
         )
-    special = torch.tensor(checkpoint.tokenizer.all_special_ids)
+    special = torch.tensor(checkpoint.reader.all_special_ids)
     drawn_BN = torch.rand(ids_BN.shape, generator=generator_for(cfg.seed, "masked tokens")) < cfg.masked
     hidden_BN = drawn_BN & (ids_BN != ABSENT) & ~torch.isin(ids_BN, special)
     return ids_BN.masked_fill(hidden_BN, mask_token), ids_BN.masked_fill(~hidden_BN, ABSENT)
 
 
-def _example(inputs: Tensor, targets: Tensor | None, config: Any) -> Example:
+def _special(cfg: AnalyzeConfig, checkpoint: Checkpoint, inputs: Tensor) -> tuple[int, ...]:
+    """The token ids that count in no measurement of states and sums of paths."""
+    if inputs.is_floating_point():
+        return ()
+    special = cfg.special_tokens
+    if special is None:
+        ends = (getattr(checkpoint.reader, f"{name}_token_id", None) for name in ("cls", "sep", "bos", "eos"))
+        special = sorted({token for token in ends if token is not None})
+    if not (~torch.isin(inputs, torch.tensor([*special, ABSENT]))).any(1).all():
+        raise ConfigError(
+            f"inputs={cfg.inputs}: a text has special tokens alone; leave it out, or use special_tokens=[]"
+        )
+    return tuple(special)
+
+
+def _example(inputs: Tensor, targets: Tensor | None, config: Any, special: tuple[int, ...]) -> Example:
     """The same as the library's own arguments."""
     if inputs.is_floating_point():
         return Example((), {"pixel_values": inputs})
@@ -193,7 +223,10 @@ def _example(inputs: Tensor, targets: Tensor | None, config: Any) -> Example:
     arguments = {"input_ids": inputs.masked_fill(~present_BN, padding)}
     if not present_BN.all():
         arguments["attention_mask"] = present_BN.long()
-    return replace(as_example(arguments, "inputs"), targets=targets)
+    special_BN = torch.isin(inputs, torch.tensor(special))
+    return replace(
+        as_example(arguments, "inputs"), targets=targets, special_BN=special_BN if special_BN.any() else None
+    )
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from torch import Tensor
 from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
 from rankbench.keys import key
 from rankbench.measures.attention_matrices import attention_metrics
-from rankbench.measures.module_paths import Heads, check_sums, heads_of, norms, recorded, without_absent
+from rankbench.measures.module_paths import Heads, check_sums, heads_of, norms, of_counted, recorded
 from rankbench.measures.norms import frobenius_norm
 from rankbench.measures.paths import NUMBERS_AT_A_TIME, FrozenNetwork, num_paths, sums_through_heads
 from rankbench.model.attention import visible_keys
@@ -79,6 +79,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         if row["num_paths"] != 0:  # without skips there are paths of one length alone
             rows.append(row)
     return pd.DataFrame(rows).assign(
+        **subject.what_counts,
         whole_loss=(total["loss"] / tokens).item(),
         whole_accuracy=(total["right"] / tokens).item(),
         majority_accuracy=majority_baselines(subject.train, test, subject.task.num_outputs)["majority"],
@@ -93,9 +94,9 @@ def _sums(model: Transformer, batch: Batch, mlp: str) -> dict[str, Tensor]:
     gradient_BND = torch.func.grad(lambda x_BND: score(model.read_out(x_BND), batch.targets).loss)(state_BND)
     whole = score(model.read_out(state_BND), batch.targets)
     left = [score(model.read_out(state_BND - part_BND), batch.targets) for part_BND in parts_TBND]
-    present_BN = model.present(batch.inputs)
-    present_BN1 = 1.0 if present_BN is None else present_BN[..., None]
-    sizes_TB, size_B = frobenius_norm(parts_TBND * present_BN1), frobenius_norm(state_BND * present_BN1)
+    counted_BN = model.counted(batch.inputs)
+    counted_BN1 = 1.0 if counted_BN is None else counted_BN[..., None]
+    sizes_TB, size_B = frobenius_norm(parts_TBND * counted_BN1), frobenius_norm(state_BND * counted_BN1)
     return {
         "mass_T": torch.where(size_B > 0, sizes_TB / size_B, 0).sum(1),
         "num_undefined": (size_B == 0).sum(),
@@ -157,7 +158,7 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
             for name in ("loss", "accuracy"):
                 row[f"whole_{name}"] = (whole[f"{name}_without"] / whole["tokens"]).item()
             rows.append(row | {"weights": weights})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).assign(**subject.what_counts)
 
 
 def _parts(tape: Tape, lengths: Sums, heads: Heads) -> Iterator[tuple[tuple, Tensor]]:
@@ -173,7 +174,7 @@ def _parts(tape: Tape, lengths: Sums, heads: Heads) -> Iterator[tuple[tuple, Ten
 
 def _of_part(part: Tensor, state: Tensor, gradient: Tensor | None, example: Example) -> dict[str, Tensor]:
     """Sums over sequences, or over their scored tokens, of what the table's rows are means of."""
-    size_B, part_B = norms(without_absent(state, example), 0), norms(without_absent(part, example), 0)
+    size_B, part_B = norms(of_counted(state, example), 0), norms(of_counted(part, example), 0)
     numbers = {"mass": torch.where(size_B > 0, part_B / size_B, 0).sum(), "undefined": (size_B == 0).sum()}
     if gradient is None:
         return numbers | dict.fromkeys(

@@ -31,6 +31,7 @@ from rankbench.measures.paths import (
     sums_of_groups,
 )
 from rankbench.measures.states import value_per_length
+from rankbench.measures.token_views import counted_first
 from rankbench.model.transformer import Transformer
 from rankbench.plots.paths import draw_paths
 from rankbench.seeds import generator_for
@@ -78,6 +79,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     majority = majority_baselines(subject.train, test, subject.task.num_outputs)
     return pd.DataFrame(rows).assign(
         readout=options.readout,
+        **subject.what_counts,
         whole_accuracy=whole.accuracy.item(),
         whole_loss=whole.mean_loss.item(),
         majority_accuracy=majority["majority"],
@@ -97,12 +99,11 @@ class Reading(NamedTuple):
 
     @classmethod
     def of(cls, subject: Subject, sums_GBND: Tensor, batch: Batch, readout: str) -> "Reading":
-        """The reading of one batch, without its absent tokens."""
+        """The reading of one batch, of the tokens that count."""
         scores = [score(read_out(subject.model, sum_BND, readout), batch.targets) for sum_BND in sums_GBND]
-        lengths_B, present_BN = subject.model.lengths(batch.inputs), subject.model.present(batch.inputs)
-        residuals = [value_per_length(_relative_residual, sum_BND, lengths_B) for sum_BND in sums_GBND]
         score_G3 = torch.stack([torch.stack([part.double() for part in parts]) for parts in scores])
-        return cls(score_G3, _norms(sums_GBND, present_BN), torch.stack(residuals))
+        counted_BN = subject.model.counted(batch.inputs)
+        return cls(score_G3, _norms(sums_GBND, counted_BN), _relative_residuals(sums_GBND, counted_BN))
 
     @classmethod
     def joined(cls, parts: list["Reading"]) -> "Reading":
@@ -121,13 +122,19 @@ class Reading(NamedTuple):
         }
 
 
+def _relative_residuals(sums_GBND: Tensor, counted_BN: Tensor | None) -> Tensor:
+    """That of the tokens that count of each sum and sequence, (G, B)."""
+    seen, kept_B = counted_first(counted_BN)
+    return torch.stack([value_per_length(_relative_residual, seen(sum_BND), kept_B) for sum_BND in sums_GBND])
+
+
 def _relative_residual(x_BND: Tensor) -> Tensor:
     return composite_norm(residual_matrix(x_BND)) / composite_norm(x_BND)
 
 
-def _norms(x: Tensor, present_BN: Tensor | None) -> Tensor:
-    """Frobenius norm of each (N, D), without absent tokens."""
-    return frobenius_norm(x if present_BN is None else x * present_BN[..., None])
+def _norms(x: Tensor, counted_BN: Tensor | None) -> Tensor:
+    """Frobenius norm of each (N, D), of the tokens that count."""
+    return frobenius_norm(x if counted_BN is None else x * counted_BN[..., None])
 
 
 def _batches(test: Batch, model: Transformer, num_groups: int) -> Iterator[Batch]:
@@ -151,7 +158,7 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
         if scheme == "frozen":
             sums = sums_by_length(model, batch.inputs, options.mlp)
             sums_KBND = sums.by_length_KBND
-            biases.append(_norms(sums.bias_BND, model.present(batch.inputs)))
+            biases.append(_norms(sums.bias_BND, model.counted(batch.inputs)))
             remainders.append(sums.remainder())
         else:
             groups = [all_paths(layers, heads, length, skip) for length in lengths]
@@ -229,13 +236,13 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
         heads, parts, remainder = heads_of(module, example), [], 0.0
         for chunk, sums in module_sums(module, example, heads):
             sums_KBNC = torch.cat([sums.by_length_KBND, sums.state_BND[None]])
-            present = chunk.present(sums_KBNC.shape[-2])
             scores_G3 = torch.full((len(sums_KBNC), 3), float("nan"), dtype=torch.float64)
             if chunk.targets is not None:
                 each = [score(sum_BNC, chunk.targets) for sum_BNC in sums_KBNC]
                 scores_G3 = torch.stack([torch.stack([number.double() for number in of_sum]) for of_sum in each])
-            residuals = [value_per_length(_relative_residual, sum_BNC, chunk.lengths_B) for sum_BNC in sums_KBNC]
-            parts.append(Reading(scores_G3, _norms(sums_KBNC, present), torch.stack(residuals)))
+            counted_BN = chunk.counted(sums_KBNC.shape[-2])
+            residuals_GB = _relative_residuals(sums_KBNC, counted_BN)
+            parts.append(Reading(scores_G3, _norms(sums_KBNC, counted_BN), residuals_GB))
             remainder = max(remainder, sums.remainder)
         log.info("%s, %s weights: path sums and output differ by %.1e (relative)", subject.name, weights, remainder)
         reading, counts = Reading.joined(parts), heads.num_paths
@@ -247,7 +254,7 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
             row |= {"whole_accuracy": whole.accuracy.item(), "whole_loss": whole.mean_loss.item()}
             rows.append(row | {"weights": weights, "readout": "raw"})
     nothing = {"majority_accuracy": float("nan"), "position_majority_accuracy": float("nan")}
-    return pd.DataFrame(rows).astype({"subset_size": float}).assign(**nothing)
+    return pd.DataFrame(rows).astype({"subset_size": float}).assign(**nothing, **subject.what_counts)
 
 
 def _order_blind(model: Transformer) -> bool:

@@ -63,7 +63,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
                 row = {"weights": weights, "variant": variant, "view": view.name}
                 for axes, values in metrics_by_layer(removed, inputs, generator, view):
                     rows.append({**row, **axes, "dtype": _dtype(removed), **moments(values)})
-    return pd.DataFrame(rows).assign(**learned(subject))
+    return pd.DataFrame(rows).assign(**learned(subject), **subject.what_counts)
 
 
 def _views(options: Options, is_ours: bool) -> list[View]:
@@ -85,7 +85,7 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
         generator = generator_for(subject.seed, "rounding")
         rows_of_states = rows_by_layer(module, layers_of(module, example[:1]), example, generator, views)
         rows += [{"weights": weights, "variant": "full", **row} for row in rows_of_states]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).assign(**subject.what_counts)
 
 
 @torch.no_grad()
@@ -99,7 +99,7 @@ def rows_by_layer(
         for layer, (state_BND, floors) in enumerate(states_with_floors(module, layers, batch, generator, views)):
             for number, (view, floor_B) in enumerate(zip(views, floors, strict=True)):
                 state, floor = at_least_float32(state_BND), at_least_float32(floor_B)
-                metrics = metrics_in_view(state, batch.lengths_B, floor, view)
+                metrics = metrics_in_view(state, batch.counted(state.shape[1]), floor, view)
                 parts.setdefault((number, layer), []).append(metrics)
     dtype = str(state_BND.dtype).removeprefix("torch.")
     for number, layer in sorted(parts):
@@ -154,7 +154,6 @@ def _disagreements(last: pd.DataFrame) -> list[str]:
     return lines
 
 
-COMPARED = ("relative_residual", "stable_rank", "effective_rank")
 ANALYSIS = Analysis(
     Options,
     table,

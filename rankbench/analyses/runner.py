@@ -243,7 +243,9 @@ def _fingerprint(subjects: list[Subject] | list[ModuleSubject]) -> str:
                 tensor for module in subject.modules.values() for tensor in module.state_dict().values()
             ]
             example = subject.example
-            weights_and_inputs += [x for x in (*example.tensors, example.targets, example.lengths_B) if x is not None]
+            weights_and_inputs += [
+                x for x in (*example.tensors, example.targets, example.lengths_B, example.special_BN) if x is not None
+            ]
             for tensor in weights_and_inputs:
                 digest.update(repr((tensor.dtype, tensor.shape)).encode() + tensor.cpu().contiguous().numpy().tobytes())
             continue

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
 from rankbench.keys import key
-from rankbench.measures.module_paths import Heads, check_sums, heads_of, norms, scores, sums_by_length, without_absent
+from rankbench.measures.module_paths import Heads, check_sums, heads_of, norms, of_counted, scores, sums_by_length
 from rankbench.model.modules import Example
 from rankbench.plots.spectrum import draw_spectrum
 
@@ -40,7 +40,8 @@ class Options:
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """The table of `of_module`, of a network of ours."""
-    return of_module(subject.as_modules(), options)
+    rows = of_module(subject.as_modules(), options)
+    return rows if subject.modules is not None else rows.drop(columns="special_tokens")
 
 
 @torch.no_grad()
@@ -64,7 +65,7 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
                 row |= _interval(name, values[name][length], options.resamples)
             whole = {name: values[name].mean().item() for name in WHOLE}
             rows.append(row | whole | {"num_sequences": example.num_sequences})
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows, columns=COLUMNS).assign(**subject.what_counts)
 
 
 def _values(module: nn.Module, example: Example, heads: Heads, value_biases: str) -> tuple[dict[str, Tensor], float]:
@@ -72,17 +73,15 @@ def _values(module: nn.Module, example: Example, heads: Heads, value_biases: str
     parts: dict[str, list[Tensor]] = {name: [] for name in (*MEASURED, *WHOLE)}
     remainder, num_lengths = 0.0, len(heads.by_depth) + 1
     for chunk, sums in sums_by_length(module, example, heads, value_biases):
-        S_K = without_absent(sums.by_length_KBND, chunk)
-        S_K = torch.cat([S_K, S_K.new_zeros(num_lengths - len(S_K), *S_K.shape[1:])])
-        X = without_absent(sums.state_BND, chunk)
+        read_K = sums.by_length_KBND
+        read_K = torch.cat([read_K, read_K.new_zeros(num_lengths - len(read_K), *read_K.shape[1:])])
+        S_K, X = of_counted(read_K, chunk), of_counted(sums.state_BND, chunk)
         size_B = norms(X, 0)
-        upto_K = S_K.cumsum(0)
         parts["mass"].append(norms(S_K, 1) / size_B)
         parts["share"].append((S_K * X).flatten(2).sum(-1) / size_B.square())
-        parts["error_upto"].append(norms(X - upto_K, 1) / size_B)
+        parts["error_upto"].append(norms(X - S_K.cumsum(0), 1) / size_B)
         remainder = max(remainder, sums.remainder)
-        read = [upto_K[length] for length in range(num_lengths)]
-        scored = [_scored(x, chunk) for x in (*read, sums.state_BND)]
+        scored = [_scored(x, chunk) for x in (*read_K.cumsum(0), sums.state_BND)]
         for column, name in (("loss_upto", "whole_loss"), ("accuracy_upto", "whole_accuracy")):
             losses = torch.stack([score_2B[int(column == "accuracy_upto")] for score_2B in scored])
             parts[column].append(losses[:-1])

@@ -16,6 +16,7 @@ from rankbench.bench.timing import medians, paired, spread
 from rankbench.config import BenchConfig
 from rankbench.measures.paths import RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
 from rankbench.model import initial_model
+from rankbench.model.tape import record
 from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.runs.machine import Machine
 from rankbench.seeds import generator_for
@@ -36,8 +37,9 @@ HeadStep = Callable[[Tensor, int, int], Tensor]  # states, layer, choice (a head
 def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
     """Sums over all paths, in float32 and float64.
 
-    Frozen sums include the forward pass that they need. A path alone is timed in two ways. one_head computes nothing
-    but the one head of each layer that the path takes; all_heads computes every head of these layers and keeps one.
+    Frozen sums include the forward pass that they need; tape: the same of the network as any torch module. A path alone
+    is timed in two ways. one_head computes nothing but the one head of each layer that the path takes; all_heads
+    computes every head of these layers and keeps one.
     Recomputed paths pass no MLP.
     """
     task = build_task(cfg.task)
@@ -58,9 +60,15 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
 
 
 def _frozen_sums(model: Transformer, inputs: Tensor, machine: Machine, repeats: int) -> dict[str, float]:
-    alternatives = {"forward": lambda: model(inputs), "all_sums": lambda: sums_by_length(model, inputs)}
-    seconds = paired(machine, repeats, **alternatives)
-    return medians(seconds) | spread("ratio_sums_to_forward", seconds["all_sums"] / seconds["forward"])
+    seconds = paired(
+        machine,
+        repeats,
+        forward=lambda: model(inputs),
+        all_sums=lambda: sums_by_length(model, inputs),
+        tape=lambda: record(model, inputs).sums(),
+    )
+    ratios = spread("ratio_sums_to_forward", seconds["all_sums"] / seconds["forward"])
+    return medians(seconds) | ratios | spread("ratio_tape_to_sums", seconds["tape"] / seconds["all_sums"])
 
 
 def _recomputed_sums(model: Transformer, inputs: Tensor, machine: Machine, cfg: BenchConfig) -> dict[str, float]:

@@ -29,11 +29,11 @@ def metrics_by_layer(
     the perturbed passes that give the noise floors. view: which tokens the metrics of states are of; those of P are of
     all tokens.
     """
-    lengths_B, attention = network.lengths(inputs), network.attentions[0]
+    lengths_B, counted_BN, attention = network.lengths(inputs), network.counted(inputs), network.attentions[0]
     visible_NM = visible_keys(attention.mask, attention.window, network.num_tokens(inputs), inputs.device)
     for number, (step, floors) in enumerate(run_with_floors(network, inputs, generator, view)):
         if number == 0:
-            embedding = metrics_in_view(step.input_BND, lengths_B, floors.input_B, view)
+            embedding = metrics_in_view(step.input_BND, counted_BN, floors.input_B, view)
             yield {"layer": 0, "sublayer": "input", "head": None}, embedding
         layer, kind = step.sublayer.layer, step.sublayer.kind
         if kind == "attention" and view.name == "all":
@@ -42,15 +42,15 @@ def metrics_by_layer(
                 axes = {"layer": layer, "sublayer": "weights", "head": head + 1}
                 yield axes, {metric: value_BH[:, head] for metric, value_BH in of_weights.items()}
         axes = {"layer": layer, "sublayer": kind, "head": None}
-        yield axes, metrics_in_view(step.output_BND, lengths_B, floors.output_B, view)
+        yield axes, metrics_in_view(step.output_BND, counted_BN, floors.output_B, view)
 
 
-def metrics_in_view(x_BND: Tensor, lengths_B: Tensor | None, floor_B: Tensor, view: View) -> dict[str, Tensor]:
-    """The metrics of the tokens that are looked at, given the floor of the residual in that view."""
-    seen, kept_B = view.of(x_BND, lengths_B)
+def metrics_in_view(x_BND: Tensor, counted_BN: Tensor | None, floor_B: Tensor, view: View) -> dict[str, Tensor]:
+    """The metrics of a view of the tokens that count, given the floor of the residual in that view."""
+    seen, kept_B = view.of(x_BND, counted_BN)
     metrics = state_metrics(seen(x_BND), kept_B, floor_B)
     if view.name == "without_sinks":
-        metrics["num_sinks"] = num_sinks(x_BND, lengths_B, view.sink_ratio)
+        metrics["num_sinks"] = num_sinks(x_BND, counted_BN, view.sink_ratio)
     return metrics
 
 

@@ -67,8 +67,9 @@ def matrices(sublayer: Sublayer) -> dict[str, Tensor]:
     if sublayer.kind == "mlp":
         return {"mlp_up": part.up.weight, "mlp_down": part.down.weight}
     w = part.maps()
-    of_all_heads = {name: getattr(w, f"{name}_HDK").transpose(0, 1).flatten(1) for name in ("w_q", "w_k", "w_v")}
-    return of_all_heads | {"w_o": part.out.weight}
+    of_heads = {"w_q": w.w_q_HDK, "w_k": w.w_k_HDK, "w_v": w.w_v_HDK}
+    side_by_side = {name: w_HDK.transpose(0, 1).flatten(1) for name, w_HDK in of_heads.items() if w_HDK is not None}
+    return side_by_side | {"w_o": part.out.weight}
 
 
 def norm_bound(norm: Norm, p: str, largest_scale: float | None = None) -> float:
@@ -78,7 +79,12 @@ def norm_bound(norm: Norm, p: str, largest_scale: float | None = None) -> float:
 
 
 def mlp_bound(mlp: MLP, p: str) -> float:
-    """Bound on Lip_p of an MLP: its activation's constant times the norms of its two maps."""
+    """Bound on Lip_p of an MLP: its activation's constant times the norms of its two maps.
+
+    Infinite for a gated MLP, which multiplies two maps of the token.
+    """
+    if mlp.activation_name not in ACTIVATION_LIPSCHITZ:
+        return np.inf
     weights = lipschitz_bounds.linear_norm(mlp.up.weight, p) * lipschitz_bounds.linear_norm(mlp.down.weight, p)
     return weights * ACTIVATION_LIPSCHITZ[mlp.activation_name]
 
@@ -101,10 +107,12 @@ def head_maps(attention: Attention) -> dict[str, tuple[Tensor, Tensor]]:
     the attention's score_scale: 1 / (sqrt(K) temperature) of dot products, twice that of L2 attention. Cosine scores
     are no bilinear form. Theirs is that of the scores times the lengths of query and key, W_Q W_K^T / temperature.
 
-    W_VO is W_V W_O, in L2 attention A_h W_V W_O, without mixes and without the `gains` of the values.
+    W_VO is W_V W_O, in L2 attention A_h W_V W_O, without mixes and without the `gains` of the values. There is no W_QK
+    where scores depend on where the tokens stand.
     """
     w = attention.maps_as_applied()
-    return {"qk": (w.w_q_HDK * attention.score_scale, w.w_k_HDK), "vo": (w.w_v_HDK, w.w_o_HKD.mT)}
+    qk = {} if w.w_q_HDK is None else {"qk": (w.w_q_HDK * attention.score_scale, w.w_k_HDK)}
+    return qk | {"vo": (w.w_v_HDK, w.w_o_HKD.mT)}
 
 
 def spectra(left_HDK: Tensor, right_HDK: Tensor) -> tuple[Tensor, Tensor]:

@@ -93,10 +93,10 @@ def sums_by_length(
         yield chunk, tape.sums(value_biases=value_biases)
 
 
-def without_absent(x: Tensor, example: Example) -> Tensor:
-    """(..., B, N, C) with zeros in the place of absent tokens."""
-    present_BN = example.present(x.shape[-2]) if x.dim() > 2 else None
-    return x if present_BN is None else x * present_BN[..., None]
+def of_counted(x: Tensor, example: Example) -> Tensor:
+    """(..., B, N, C) with zeros in the place of tokens that do not count."""
+    counted_BN = example.counted(x.shape[-2]) if x.dim() > 2 else None
+    return x if counted_BN is None else x * counted_BN[..., None]
 
 
 def norms(x: Tensor, batch_axis: int) -> Tensor:

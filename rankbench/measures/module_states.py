@@ -136,7 +136,8 @@ def states_with_floors(
 
     generator: on the CPU, of the perturbed passes.
     """
-    states, lengths_B = states_of(module, layers, example), example.lengths_B
+    states = states_of(module, layers, example)
+    counted_BN = example.counted(states[0].shape[1])
     perturbed_passes = []
     for _ in range(num_passes(*states[0].shape[1:])):
         with RandomRounding(generator):
@@ -144,6 +145,6 @@ def states_with_floors(
     for state_BND, *perturbed in zip(states, *perturbed_passes, strict=True):
         floors = []
         for view in views:
-            seen, kept_B = view.of(state_BND, lengths_B)
+            seen, kept_B = view.of(state_BND, counted_BN)
             floors.append(floor_of(seen(state_BND), map(seen, perturbed), kept_B))
         yield state_BND, floors

@@ -123,12 +123,13 @@ def run_with_floors(
 ) -> Iterator[tuple[Step, Floors]]:
     """Every sub-layer's step with its floors. The plain and the perturbed passes run side by side, so that only one
     sub-layer of them is in memory. generator: on the CPU. view: which tokens the floors of states are of."""
-    passes, lengths_B = num_passes(network.num_tokens(inputs), network.width), network.lengths(inputs)
+    passes = num_passes(network.num_tokens(inputs), network.width)
+    lengths_B, counted_BN = network.lengths(inputs), network.counted(inputs)
     perturbed_steps = run(network, inputs.repeat(passes, *[1] * (inputs.dim() - 1)))
     rounding, input_B = RandomRounding(generator), None
 
     def floor(x: Tensor, perturbed_x: Tensor) -> Tensor:
-        seen, kept_B = view.of(x, lengths_B) if x.dim() == 3 else (lambda matrices: matrices, lengths_B)
+        seen, kept_B = view.of(x, counted_BN) if x.dim() == 3 else (lambda matrices: matrices, lengths_B)
         return floor_of(seen(x), map(seen, perturbed_x.split(len(x))), kept_B)
 
     for step in run(network, inputs):

@@ -22,39 +22,42 @@ class View(NamedTuple):
     name: str = "all"
     sink_ratio: float = 10.0
 
-    def of(self, x_BND: Tensor, lengths_B: Tensor | None) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
-        """The map of states like x_BND, in which the same tokens are sinks, and how many tokens each sequence keeps."""
-        if self.name == "all":
-            return _unchanged, lengths_B
-        if self.name == "unit_length":
-            return _of_unit_length, lengths_B
-        is_sink_BN = sinks(x_BND, lengths_B, self.sink_ratio)
-        if not is_sink_BN.any():
-            return _unchanged, lengths_B
-        present_BN = _present(x_BND, lengths_B)
-        # kept tokens first, in their order; the others stand where padding does
-        order_BN = (is_sink_BN | ~present_BN).to(torch.int8).argsort(dim=1, stable=True)
-        kept_B = (present_BN & ~is_sink_BN).sum(1)
-        return lambda y_BND: y_BND.gather(1, order_BN[..., None].expand_as(y_BND)), kept_B
+    def of(self, x_BND: Tensor, counted_BN: Tensor | None) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
+        """The map of states like x_BND, in which the same tokens are sinks, and how many tokens each sequence keeps.
+
+        counted_BN: which tokens count at all, (B, N) bool; None: all.
+        """
+        if self.name == "without_sinks":
+            is_sink_BN = sinks(x_BND, counted_BN, self.sink_ratio)
+            if is_sink_BN.any():
+                counted_BN = ~is_sink_BN if counted_BN is None else counted_BN & ~is_sink_BN
+        seen, kept_B = counted_first(counted_BN)
+        return (lambda y_BND: _of_unit_length(seen(y_BND))) if self.name == "unit_length" else seen, kept_B
 
 
-def sinks(x_BND: Tensor, lengths_B: Tensor | None, ratio: float) -> Tensor:
+def counted_first(counted_BN: Tensor | None) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
+    """The map of states that puts the tokens that count first, in their order, where padding expects them; and how many
+    each sequence has, None where all count."""
+    if counted_BN is None:
+        return _unchanged, None
+    kept_B = counted_BN.sum(1)
+    if not (counted_BN[:, 1:] & ~counted_BN[:, :-1]).any():
+        return _unchanged, kept_B
+    order_BN = (~counted_BN).to(torch.int8).argsort(dim=1, stable=True)
+    return lambda y_BND: y_BND.gather(1, order_BN[..., None].expand_as(y_BND)), kept_B
+
+
+def sinks(x_BND: Tensor, counted_BN: Tensor | None, ratio: float) -> Tensor:
     """Which tokens are more than `ratio` times as long as the median token of their sequence, (B, N) bool."""
-    present_BN = _present(x_BND, lengths_B)
-    length_BN = x_BND.norm(dim=-1).masked_fill(~present_BN, torch.nan)
-    return (length_BN > ratio * length_BN.nanmedian(1, keepdim=True).values) & present_BN
+    length_BN = x_BND.norm(dim=-1)
+    if counted_BN is not None:
+        length_BN = length_BN.masked_fill(~counted_BN, torch.nan)
+    return length_BN > ratio * length_BN.nanmedian(1, keepdim=True).values
 
 
-def num_sinks(x_BND: Tensor, lengths_B: Tensor | None, ratio: float) -> Tensor:
+def num_sinks(x_BND: Tensor, counted_BN: Tensor | None, ratio: float) -> Tensor:
     """How many sink tokens each sequence has, (B,), in the state's number type."""
-    return sinks(x_BND, lengths_B, ratio).sum(1).to(x_BND.dtype)
-
-
-def _present(x_BND: Tensor, lengths_B: Tensor | None) -> Tensor:
-    position_N = torch.arange(x_BND.shape[1], device=x_BND.device)
-    if lengths_B is None:
-        return torch.ones_like(position_N, dtype=torch.bool).expand(x_BND.shape[:2])
-    return position_N < lengths_B[:, None]
+    return sinks(x_BND, counted_BN, ratio).sum(1).to(x_BND.dtype)
 
 
 def _unchanged(x_BND: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ class Heads(nn.Module):
     """
 
     score_name, is_l2 = "dot", False
-    mask, window, temperature = "none", None, 1.0
+    mask, window, temperature, contraction_keys = "none", None, 1.0, None
     mix: Mapping[str, float] = ATTENTION_ALONE
 
     fusible = True  # whether the scores are the product of their factors and nothing else: the fused kernel needs that
@@ -126,6 +126,16 @@ class Heads(nn.Module):
     def mixes(self) -> bool:
         """Whether the values are mixed by anything but P."""
         return self.mix != ATTENTION_ALONE
+
+    def num_keys(self, num_tokens: int) -> int:
+        """The most keys that a query sees among this many tokens; ConfigError if more than model.contraction_keys."""
+        most = num_tokens if self.window is None else min(num_tokens, 2 * self.window + 1)
+        if self.contraction_keys is not None and most > self.contraction_keys:
+            raise ConfigError(
+                f"model.contraction_keys={self.contraction_keys}: here a query may see {most} keys; "
+                f"set it to {most} or more"
+            )
+        return most
 
     def gains(self, v_BHMK: Tensor, present_BN: Tensor | None) -> Tensor | None:
         """Factor of each value, (B, H, M) or broadcastable to it; None for 1."""
@@ -308,16 +318,6 @@ class Attention(Heads):
         """
         w, (attention, *others) = self.maps(), map(abs, self.mix.values())
         return l2_bound_inf(w.w_q_HDK, w.w_v_HDK, w.w_o_HKD, inverse, attention, sum(others))
-
-    def num_keys(self, num_tokens: int) -> int:
-        """The most keys that a query sees among this many tokens; ConfigError if more than model.contraction_keys."""
-        most = num_tokens if self.window is None else min(num_tokens, 2 * self.window + 1)
-        if self.contraction_keys is not None and most > self.contraction_keys:
-            raise ConfigError(
-                f"model.contraction_keys={self.contraction_keys}: here a query may see {most} keys; "
-                f"set it to {most} or more"
-            )
-        return most
 
     def gains(self, v_BHMK: Tensor, present_BN: Tensor | None) -> Tensor | None:
         """Factor of each value, (B, H, M) or broadcastable to it; None for 1. Raises ConfigError like `num_keys`."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from rankbench.keys import ConfigError, closest
 
 TARGETS = "targets"  # the name of the tensor in a file of inputs that the output is scored by
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 PRESENT = "attention_mask"  # the keyword that says which tokens of a padded batch are there, 1 or True
 
 
@@ -36,13 +38,14 @@ class Example:
 
     targets: what the output is scored by, as in tasks.Batch: classes (B, N), -1 where none is scored, or numbers of the
     output's shape. lengths_B: how many tokens each sequence of a padded batch has, the absent ones behind them; None
-    where all are there.
+    where all are there. special_BN: which tokens count in no measurement, such as those of a text's begin and end.
     """
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     targets: Tensor | None = None
     lengths_B: Tensor | None = None
+    special_BN: Tensor | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -58,6 +61,13 @@ class Example:
         if self.lengths_B is None:
             return None
         return torch.arange(num_tokens, device=self.lengths_B.device) < self.lengths_B[:, None]
+
+    def counted(self, num_tokens: int) -> Tensor | None:
+        """Which of this many tokens count in measurements, (B, N) bool; None where all do."""
+        present_BN = self.present(num_tokens)
+        if self.special_BN is None:
+            return present_BN
+        return ~self.special_BN if present_BN is None else present_BN & ~self.special_BN
 
     def split(self, size: int) -> Iterator["Example"]:
         """Some sequences at a time."""
@@ -79,7 +89,7 @@ class Example:
                     f"inputs: a tensor of shape {tuple(x.shape)} beside {count} sequences may be a mask or one row a "
                     "sequence; give another number of sequences"
                 )
-        rest = (None if x is None else x[index] for x in (self.targets, self.lengths_B))
+        rest = (None if x is None else x[index] for x in (self.targets, self.lengths_B, self.special_BN))
         return Example(*tree_map(part, (self.args, dict(self.kwargs))), *rest)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Example":
@@ -88,7 +98,7 @@ class Example:
         def moved(x: Any) -> Any:
             return x.to(device, dtype if x.is_floating_point() else None) if isinstance(x, Tensor) else x
 
-        rest = (moved(self.targets), moved(self.lengths_B))
+        rest = (moved(self.targets), moved(self.lengths_B), moved(self.special_BN))
         return Example(*tree_map(moved, (self.args, dict(self.kwargs))), *rest)
 
 
@@ -183,6 +193,8 @@ def read_inputs(path: str, tokenize: Callable[[list[str]], Mapping[str, Tensor]]
     argument, `targets` the targets. .txt: one sequence a line, read by `tokenize`; without it, a ConfigError.
     """
     file = Path(path)
+    if file.is_dir():
+        raise ConfigError(f"inputs={path}: a folder; of images it is for model=pretrained, others read a file")
     if not file.is_file():
         raise ConfigError(f"inputs={path}: no such file; allowed are files .npy, .safetensors and .txt")
     if file.suffix == ".npy":
@@ -207,3 +219,18 @@ def read_inputs(path: str, tokenize: Callable[[list[str]], Mapping[str, Tensor]]
             raise ConfigError(f"inputs={path}: has no text; give one sequence a line")
         return as_example(tokenize(lines), f"inputs={path}")
     raise ConfigError(f"inputs={path}: unknown kind {file.suffix or 'of file'}; allowed are .npy, .safetensors, .txt")
+
+
+def read_images(folder: str) -> list[Image.Image]:
+    """The images of a folder, by name, in RGB. ConfigError for a folder without images and for a file that is none."""
+    files = sorted(file for file in Path(folder).iterdir() if file.suffix.lower() in IMAGES)
+    if not files:
+        raise ConfigError(f"inputs={folder}: has no image; allowed are files {', '.join(IMAGES)}")
+    images = []
+    for file in files:
+        try:
+            with Image.open(file) as image:
+                images.append(image.convert("RGB"))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise ConfigError(f"inputs={file}: not readable as an image ({error}); mend it or take it away") from None
+    return images

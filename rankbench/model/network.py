@@ -170,6 +170,10 @@ class Network:
         """Mask of the tokens that are present in a padded batch, (B, N) bool; None if all are."""
         raise NotImplementedError
 
+    def counted(self, inputs: Tensor) -> Tensor | None:
+        """Mask of the tokens that count in measurements, (B, N) bool; None if all do. Absent tokens never count."""
+        return self.present(inputs)
+
     def num_tokens(self, inputs: Tensor) -> int:
         """Number of tokens in the states of these inputs, absent ones included."""
         return inputs.shape[1]
@@ -261,6 +265,9 @@ class Reduced(Network):
 
     def present(self, inputs: Tensor) -> Tensor | None:
         return self.whole.present(inputs)
+
+    def counted(self, inputs: Tensor) -> Tensor | None:
+        return self.whole.counted(inputs)
 
     def num_tokens(self, inputs: Tensor) -> int:
         return self.whole.num_tokens(inputs)

@@ -1,4 +1,4 @@
-"""Public checkpoints: weights and tokenizer from a folder or from the Hugging Face hub, as data alone.
+"""Public checkpoints: weights, and the reader of inputs, from a folder or from the Hugging Face hub, as data alone.
 
 Weights come from safetensors, or from a pickle that may hold nothing but tensors. No code that lies beside them is run.
 """
@@ -28,16 +28,17 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 class Checkpoint(NamedTuple):
-    """A model as it was trained, the same architecture with fresh weights, and its tokenizer; both models in eval mode.
+    """A model as it was trained, the same architecture with fresh weights, and its reader; both models in eval mode.
 
-    Weights are float32. no_tokenizer: why there is none, else None.
+    Weights are float32. reader: the tokenizer of a model that reads tokens, else the image processor. no_reader: why
+    there is none, else None.
     """
 
     name: str
     trained: nn.Module
     initialised: nn.Module
-    tokenizer: Any | None
-    no_tokenizer: str | None
+    reader: Any | None
+    no_reader: str | None
 
 
 def load_checkpoint(path: str, initialised_seed: int) -> Checkpoint:
@@ -74,11 +75,12 @@ def load_checkpoint(path: str, initialised_seed: int) -> Checkpoint:
         except Exception as error:  # foreign files can make the library fail in any way
             raise ConfigError(_refused(path, is_local, error)) from error
         _check_weights(path, model_class.__name__, report)
-        tokenizer, no_tokenizer = _tokenizer(transformers, source, config)
+        read = _tokenizer if hasattr(config, "vocab_size") else _image_processor
+        reader, no_reader = read(transformers, source, config)
     for model in (trained, initialised):
         model.eval().requires_grad_(False)
     name = folder.resolve().name if is_local else path.rpartition("/")[2]
-    return Checkpoint(name, trained, initialised, tokenizer, no_tokenizer)
+    return Checkpoint(name, trained, initialised, reader, no_reader)
 
 
 def _transformers() -> ModuleType:
@@ -136,9 +138,7 @@ def _in_one_line(error: Exception) -> str:
 
 def _tokenizer(transformers: ModuleType, source: dict[str, Any], config: Any) -> tuple[Any | None, str | None]:
     """The tokenizer, or None and why there is none."""
-    folder, letters = Path(source["pretrained_model_name_or_path"]), getattr(config, "vocab_size", None)
-    if letters is None:
-        return None, "the model reads no tokens"
+    folder, letters = Path(source["pretrained_model_name_or_path"]), config.vocab_size
     if folder.is_dir() and not any((folder / name).exists() for name in TOKENIZER):
         return None, f"the folder has none of the files {', '.join(TOKENIZER)}"
     try:
@@ -152,6 +152,14 @@ def _tokenizer(transformers: ModuleType, source: dict[str, Any], config: Any) ->
             f"{type(tokenizer).__name__} reads {len(tokenizer)} tokens from these files, the model has {letters}",
         )
     return tokenizer, None
+
+
+def _image_processor(transformers: ModuleType, source: dict[str, Any], _: Any) -> tuple[Any | None, str | None]:
+    """What makes pixels of images as the model was trained on them, or None and why there is none."""
+    try:
+        return transformers.AutoImageProcessor.from_pretrained(**source), None
+    except Exception as error:  # as above
+        return None, _in_one_line(error)
 
 
 @contextlib.contextmanager

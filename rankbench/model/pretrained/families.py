@@ -9,7 +9,7 @@ as products of two tokens' maps (bounds, Lipschitz constants, residual coordinat
 Shapes: B batch, N token, D width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -206,9 +206,10 @@ IMAGES = {"vit": _vit, "deit": _vit}
 FAMILIES = TEXT | IMAGES
 
 
-def as_network(module: nn.Module) -> "PretrainedNetwork":
+def as_network(module: nn.Module, special: Iterable[int] = ()) -> "PretrainedNetwork":
     """A Hugging Face module as a network, which shares its weights. Inputs are token ids (B, N), or pixels.
 
+    special: token ids that count in no measurement, such as those of a text's begin and end.
     ConfigError for a family that is not covered, and for a module in training mode.
     """
     family = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
@@ -219,8 +220,8 @@ def as_network(module: nn.Module) -> "PretrainedNetwork":
         )
     if module.training:
         raise ConfigError(f"{type(module).__name__}: in training mode, where dropout is on; call eval() first")
-    network = PretrainedText if family in TEXT else PretrainedVision
-    return network(module, FAMILIES[family](module, module.base_model))
+    parts = FAMILIES[family](module, module.base_model)
+    return PretrainedText(module, parts, special) if family in TEXT else PretrainedVision(module, parts)
 
 
 class PretrainedNetwork(Network, nn.Module):
@@ -254,6 +255,10 @@ class PretrainedText(PretrainedNetwork):
     that is also the token of a text's begin or end is absent only behind the last other token.
     """
 
+    def __init__(self, module: nn.Module, parts: Parts, special: Iterable[int] = ()) -> None:
+        super().__init__(module, parts)
+        self.special = tuple(special)
+
     def embed(self, inputs: Tensor) -> Tensor:
         longest, letters = self._num_tokens, self.module.config.vocab_size
         if longest is not None and inputs.shape[1] > longest:
@@ -283,6 +288,13 @@ class PretrainedText(PretrainedNetwork):
                 "be the last ones of their text: let the tokenizer pad on the right"
             )
         return None if present_BN.all() else present_BN
+
+    def counted(self, inputs: Tensor) -> Tensor | None:
+        """Which tokens are there and not special, (B, N) bool; None where all are."""
+        present_BN, special_BN = self.present(inputs), torch.isin(inputs, inputs.new_tensor(self.special))
+        if not special_BN.any():
+            return present_BN
+        return ~special_BN if present_BN is None else present_BN & ~special_BN
 
 
 class PretrainedVision(PretrainedNetwork):
