@@ -10,9 +10,26 @@ from rankbench.claims.dong_paths import DONG_PATHS
 from rankbench.claims.kim import KIM
 from rankbench.claims.kim_charlm import KIM_CHARLM
 from rankbench.claims.knobs import KNOBS
+from rankbench.claims.papers import PAPERS
 from rankbench.claims.published import figures_published, published
+from rankbench.claims.statement import OUTCOMES, statement_line, statements_of, table_of, with_holm
 
-__all__ = ["CLAIMS", "Claim", "figures_published", "judge", "measured_text", "over_text", "published", "verdict_line"]
+__all__ = [
+    "CLAIMS",
+    "OUTCOMES",
+    "PAPERS",
+    "Claim",
+    "figures_published",
+    "judge",
+    "measured_text",
+    "over_text",
+    "published",
+    "statement_line",
+    "statements_of",
+    "table_of",
+    "verdict_line",
+    "with_holm",
+]
 
 CLAIMS: dict[str, Claim] = {**DONG_PATHS, **DONG_COLLAPSE, **BLOG, **AMSEL, **KIM, **KIM_CHARLM, **KNOBS}
 
