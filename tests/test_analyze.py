@@ -344,7 +344,7 @@ def test_each_value_of_a_facet_is_judged_and_drawn(tmp_path, fresh, monkeypatch)
     assert read_table(tmp_path / "verdicts.csv")["where"].tolist() == ["task.label=position", "task.label=value"]
     ((given, published, facet),) = drawn
     assert given is both and facet == "task.label" and set(published.figure) == {"dong_fig4_sorting"}
-    assert "passed in all 2 settings; the closest is task.label=position" in lines[0]
+    assert "passed in both settings; the closest is task.label=position" in lines[0]
     assert len(lines) == 1 + 1 and tmp_path / "paths.png" in files["paths"]
 
 

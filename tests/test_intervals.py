@@ -107,7 +107,8 @@ def test_so_many_runs_decide_on_a_rate():
 def test_where_more_seeds_do_not_help():
     assert num_to_decide([1.0, 2.0, 3.0], 2.0, +1) == math.inf  # on the line
     assert num_to_decide([1.0, 2.0, 3.0], 2.0001, +1) == math.inf  # too close to it
-    assert num_to_decide([1.0, 1.0, 1.0], 2.0, +1) == math.inf  # no spread to go by
+    assert num_to_decide([1.0, 1.0, 1.0], 1.0, +1) == math.inf  # without any spread
+    assert num_to_decide([1.0, 1.0], 2.0, +1) == 2  # not on the line: a point, whatever the number
     assert num_to_decide([1.0] * 5 + [0.0] * 5, 0.5, +1, "rate") == math.inf
     assert math.isnan(num_to_decide([1.0], 2.0, +1))
 

@@ -48,7 +48,7 @@ def test_settings_that_do_not_hold_are_named_with_their_reasons():
     assert many["reading"].endswith("failed: s=0 (0), s=1 (0.1) and 3 more")
     assert statement(failed, undecided)["outcome"] == "failed"
     assert statement(undecided, undecided)["outcome"] == "undecided"
-    assert statement(failed, failed)["reading"].startswith("failed in all 2 settings; the closest is s=b, 0.3")
+    assert statement(failed, failed)["reading"].startswith("failed in both settings; the closest is s=b, 0.3")
 
 
 @pytest.mark.parametrize(

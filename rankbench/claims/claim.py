@@ -297,8 +297,13 @@ def verdict_line(verdict: dict) -> str:
     where = f" [{verdict['where']}]" if verdict["where"] else ""
     why = f" ({verdict['reason']})" if verdict["reason"] else ""
     name = f"{'check ' if verdict['kind'] == 'check' else ''}{verdict['claim']}"
-    judged = f"{measured_text(verdict)}, claimed {verdict['claimed']}{why}"
+    judged = f"{measured_text(verdict)}, claimed {verdict['claimed']}{published_text(verdict)}{why}"
     return f"{verdict['outcome']:<9} {name}{where}: {judged} - {verdict['source']}"
+
+
+def published_text(verdict: dict) -> str:
+    """The published number, after a comma; empty if there is none."""
+    return "" if verdict["published"] is None else f", published {verdict['published']:g}"
 
 
 def measured_text(verdict: dict) -> str:

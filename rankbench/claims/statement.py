@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from rankbench.claims.claim import BROKEN, FAILED, HELD, NOTHING, PASSED, UNDECIDED, verdict_line
+from rankbench.claims.claim import BROKEN, FAILED, HELD, NOTHING, PASSED, UNDECIDED, published_text, verdict_line
 from rankbench.claims.papers import paper_of
 from rankbench.runs.intervals import LEVEL
 
@@ -96,8 +96,12 @@ def _reading(rows: list[dict[str, Any]], by_outcome: dict[str, list[dict[str, An
     num_held = len(by_outcome[good])
     if exists:
         return f"{outcome}: an example in {num_held} of {len(rows)} settings; the best is {closest['where']}, {beside}"
-    if outcome != UNDECIDED and len(by_outcome.get(outcome, ())) == len(rows):
-        return f"{outcome} in all {len(rows)} settings; the closest is {closest['where']}, {beside}"
+    every = "both" if len(rows) == 2 else f"all {len(rows)}"
+    if len(by_outcome.get(outcome, ())) == len(rows):
+        in_all = f"{outcome} in {every} settings"
+        if outcome == UNDECIDED:
+            return f"{in_all}, with a line of {line}: {_named(rows)}"
+        return f"{in_all}; the closest is {closest['where']}, {beside}"
     others = [f"{word}: {_named(of_word)}" for word, of_word in by_outcome.items() if of_word and word != good]
     return "; ".join([f"{good} in {num_held} of {len(rows)} settings, with a line of {line}", *others])
 
@@ -137,9 +141,19 @@ def _after_holm(statement: dict[str, Any], p_holm: float) -> dict[str, Any]:
     return statement | {"p_holm": p_holm, "held_after_holm": word}
 
 
+def by_paper(statements: list[dict[str, Any]], kind: str) -> dict[str, list[dict[str, Any]]]:
+    """The statements of one kind (claim | check) by paper."""
+    papers: dict[str, list[dict[str, Any]]] = {}
+    for row in statements:
+        if row["kind"] == kind:
+            papers.setdefault(row["paper"], []).append(row)
+    return papers
+
+
 def table_of(statements: list[dict[str, Any]]) -> pd.DataFrame:
     """The statements as a table, without the rows of their settings."""
-    return pd.DataFrame(statements).drop(columns="settings")
+    columns = ["claim", "paper", "kind", "outcome", "settings"]  # if there is none
+    return pd.DataFrame(statements, columns=None if statements else columns).drop(columns="settings")
 
 
 def statement_line(statement: dict[str, Any]) -> str:
@@ -147,4 +161,5 @@ def statement_line(statement: dict[str, Any]) -> str:
     if len(statement["settings"]) == 1:
         return verdict_line(statement["settings"][0])
     name = f"{'check ' if statement['kind'] == 'check' else ''}{statement['claim']}"
-    return f"{statement['outcome']:<9} {name}: {statement['reading']} - {statement['source']}"
+    beside = f"{statement['reading']}{published_text(statement)}"
+    return f"{statement['outcome']:<9} {name}: {beside} - {statement['source']}"

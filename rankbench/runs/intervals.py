@@ -105,19 +105,19 @@ def num_to_decide(values: Values, line: float, side: int, scale: str = "real") -
     """Smallest number of values whose interval would exclude the line with a probability of POWER, if their mean and
     spread are those of `values`.
 
-    inf if no number up to MOST_REPEATS does: the mean lies on the line, or there is no spread to go by. nan for fewer
-    than two values. With side=0 either the whole interval within the two lines decides, or the whole outside of them.
+    inf if no number up to MOST_REPEATS does, because the mean lies on the line or too close to it. nan for fewer than
+    two values. With side=0 either the whole interval within the two lines decides, or the whole outside of them.
     """
     if len(values) < 2:
         return math.nan
     if scale == "rate":
         return _num_to_decide_rate(float(np.mean(values)), line)
     mean = _mean(values, scale)
-    if mean.error == 0:
-        return math.inf
     ends = [mean.distance(end) for end in ((-line, line) if side == 0 else (line,))]
     if abs(mean.mean) >= line and side == 0:
         ends = [min(ends, key=abs)]
+    if mean.error == 0:  # the interval is a point
+        return 2 if all(ends) else math.inf
     in_spreads = [abs(end) / (mean.error * math.sqrt(mean.count)) for end in ends]
 
     def power(count: int) -> float:
