@@ -187,11 +187,18 @@ def test_checks_of_the_tool_stand_apart_from_claims(outputs, tmp_path):
     )
 
 
-def test_verdicts_of_an_earlier_version_do_not_count(outputs, tmp_path):
-    folder = run_of(outputs, "one")
-    pd.read_csv(folder / "verdicts.csv").drop(columns="p_value").to_csv(folder / "verdicts.csv", index=False)
-    claims, _, lines = scoreboard_of(outputs, tmp_path, "demo")
-    assert claims == [] and "demo: judged by an earlier version: report it again" in lines
+def test_verdicts_of_an_earlier_version_are_judged_again(outputs, tmp_path):
+    sweep = sweep_of(outputs, "dong_fig4_sorting", [{}])
+    pd.read_csv(sweep / "verdicts.csv").drop(columns="p_value").to_csv(sweep / "verdicts.csv", index=False)
+    claims, boards, _ = scoreboard_of(outputs, tmp_path, "dong_fig4_sorting")
+    assert claims == [] and boards["dong_fig4_sorting"]["note"] == "not judged"  # there are no tables
+    for skip, job in zip((True, False), sorted(sweep.glob("*_task.label=*")), strict=True):
+        config = {"claims": ["dong_fig4_whole_sorting", "no longer there"], "model": {"skip": skip}}
+        (job / "config.yaml").write_text(yaml.safe_dump(config))
+    accuracies = pd.DataFrame({"seed": [0, 1, 2] * 2, "whole_accuracy": [0.99, 0.98, 0.985, 0.5, 0.51, 0.52]})
+    accuracies.assign(**{"model.skip": ["true"] * 3 + ["false"] * 3}).to_csv(sweep / "paths.csv", index=False)
+    (row,), _, _ = scoreboard_of(outputs, tmp_path, "dong_fig4_sorting")
+    assert (row["outcome"], row["where"]) == ("partly held", "model.skip=false")
 
 
 def test_the_page_needs_nothing_else_and_links_to_the_run(outputs, tmp_path):
@@ -282,13 +289,8 @@ def disagreements(folder):
     wrong += [
         one["paper"] for one in statements if one["kind"] == "claim" and f"[{one['paper']}]" not in "".join(lines)
     ]
-    verdicts = [
-        {"preset": board["preset"], "scale": board["scale"], **row}
-        for board in boards
-        if (path := folder / "presets" / board["preset"] / "verdicts.csv").exists()
-        for row in records(read_table(path))
-        if "p_value" in row
-    ]
+    tables = [folder / "presets" / board["preset"] / "verdicts.csv" for board in boards if board["note"] != "not run"]
+    verdicts = [row for path in tables for row in records(read_table(path))]
     rebuilt = {one["claim"]: one for one in across_presets(verdicts)}
     keys = ("outcome", "num_held", "num_settings", "measured", "reading", "held_after_holm")
     wrong += [f"{one['claim']}: {key}" for one in statements for key in keys if rebuilt[one["claim"]][key] != one[key]]

@@ -4,17 +4,19 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
-from rankbench.claims import PAPERS, statements_of, with_holm
+from rankbench.claims import CLAIMS, PAPERS, judge, statements_of, with_holm
 from rankbench.config import BUDGETS, conf_dir
 from rankbench.report.page import as_typed_command, commits_of, recorded_command, records
-from rankbench.report.report import runs_in, status_of
+from rankbench.report.report import runs_in, status_of, varying_keys
 from rankbench.runs.files import read_text
-from rankbench.runs.tables import read_table
+from rankbench.runs.tables import booleans_as_words, read_table
 
 NOT_RUN = "not run"  # note of a preset without a run
 
@@ -39,18 +41,32 @@ class PresetRun:
         """Figures of the run, without those of final numbers that every sweep has."""
         return [path for path in sorted(self.folder.glob("*.png")) if not re.fullmatch(r"sweep(_\d+)?", path.stem)]
 
+    @cached_property
     def verdicts(self) -> list[dict[str, Any]]:
-        """Rows of verdicts.csv with the preset and its scale; none without the columns that claims have today."""
+        """Rows of verdicts.csv, each with the preset and its scale; without a p-value they are of an earlier version
+        and judged again."""
         path = self.folder / "verdicts.csv"
         rows = records(read_table(path)) if path.exists() else []
-        return [{"preset": self.preset, "scale": self.budget, **row} for row in rows if "p_value" in row]
+        if rows and "p_value" not in rows[0]:
+            rows = self._judged_again()
+        return [{"preset": self.preset, "scale": self.budget, **row} for row in rows]
+
+    def _judged_again(self) -> list[dict[str, Any]]:
+        """Verdicts of today's claims on the tables in the folder."""
+        facets = [key for key in varying_keys(self.jobs)[0] if key not in ("run", "seed")] if len(self.jobs) > 1 else []
+        rows = []
+        requested = _yaml(self.jobs[0] / "config.yaml").get("claims") or ()
+        for name in (name for name in requested if name in CLAIMS):
+            if (path := self.folder / f"{CLAIMS[name].table}.csv").exists():
+                table = read_table(path)
+                keys = [key for key in facets if key in table]
+                rows += judge(name, table.assign(**booleans_as_words(table[keys])), keys)
+        return records(pd.DataFrame(rows))
 
     def about(self) -> dict[str, str]:
         """The run in words: command, commit, scale, and what is missing from it."""
         notes = [] if self.complete else ["not all jobs finished"]
-        if not self.verdicts():
-            judged = (self.folder / "verdicts.csv").exists()
-            notes.append("judged by an earlier version: report it again" if judged else "not judged")
+        notes += [] if self.verdicts else ["not judged"]
         return {
             "command": as_typed_command(recorded_command(self.jobs[0])) or presets()[self.preset],
             "commit": commits_of(self.jobs),

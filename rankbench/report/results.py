@@ -27,7 +27,6 @@ READING = (
     "the paper speaks of, and where its control fails, a set-up in which the claim is false. It is *partly held* where "
     "some settings hold, and *held after Holm* where it still holds when all claims of its paper are tested together."
 )
-TABLES = ("verdicts.csv", "summary.csv")  # of a preset, copied so that numbers can be checked without a run
 
 
 def check_pages(folder: Path) -> None:
@@ -118,11 +117,11 @@ def _remove_old(folder: Path) -> None:
 
 
 def _copy(run: PresetRun, folder: Path) -> None:
-    """Copy a preset's small tables and its figures."""
+    """Copy a preset's figures and small tables, so that numbers can be checked without a run."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in TABLES:
-        if (run.folder / name).exists():
-            write_text(folder / name, read_text(run.folder / name))
+    write_table(pd.DataFrame(run.verdicts or {"claim": []}), folder / "verdicts.csv")
+    if (run.folder / "summary.csv").exists():
+        write_text(folder / "summary.csv", read_text(run.folder / "summary.csv"))
     for path in run.figures():
         with replacing(folder / path.name) as part:
             part.write_bytes(png_within(path, LARGEST))
@@ -157,14 +156,16 @@ def _paper_page(
 def _claim(row: dict[str, Any], home: dict[str, str]) -> Iterator[str]:
     """A claim with all that its verdict rests on; its settings on demand."""
     where = f" at {row['where']}" if row["where"] else ""
-    smallest, largest = short(row["smallest"]), short(row["largest"])
+    several = (
+        f"{row['num_held']} of {row['num_settings']} hold; from {short(row['smallest'])} to {short(row['largest'])}"
+    )
     facts = {
         "Verdict": row["reading"],
         "Source": row["source"],
         "Refuted by": row["refuted_by"],
         "Control, in which it must fail": row["control"],
         "Measured": f"{_number_of(row)}{where}, claimed {row['claimed']}",
-        "Settings": f"{row['num_held']} of {row['num_settings']} hold; from {smallest} to {largest}",
+        "Settings": several if row["num_settings"] > 1 else "",
         "Published": short(row["published"]),
         "p": f"{short(row['p_value'])}, after Holm {short(row['p_holm'])}" if short(row["p_value"]) else "",
         "Scale": f"{row['scale']}, {over_text(row)}",

@@ -43,7 +43,7 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
         raise ConfigError(f"experiment={experiment}: not run yet under {outputs.resolve()}; run it with `{first}`")
     pages = pages or folder / "results"
     check_pages(pages)
-    verdicts = [row for run in best.values() for row in run.verdicts()]
+    verdicts = [row for run in best.values() for row in run.verdicts]
     statements = across_presets(verdicts)
     boards = [
         {"preset": name, **(best[name].about() if name in best else {"command": command, "note": NOT_RUN})}
