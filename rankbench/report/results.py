@@ -4,6 +4,7 @@ Everything but the folder `notes` is written anew: notes/<preset>.md is a person
 one about all of them.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ READING = (
 
 
 def check_pages(folder: Path) -> None:
-    """Raise ConfigError if a page would overwrite a file that is none."""
+    """Raise ConfigError if a page would overwrite a file that this command did not write."""
     for name in (INDEX, *(_page_of(paper) for paper in PAPERS)):
         if (folder / name).exists() and not read_text(folder / name).startswith(MARK):
             raise ConfigError(f"pages={folder}: {name} there was not written by this command; give another folder")
@@ -79,7 +80,7 @@ def index_of(folder: Path) -> str:
         "# Results\n",
         f"{len(table)} of {len(boards)} presets have been run. {READING}\n",
         markdown(pd.DataFrame(rows)),
-        f"Checks of the tool (arithmetic and theorems): {checks.count('passed')} of {len(checks)} passed.\n",
+        *([f"Checks of the tool: {checks.count('passed')} of {len(checks)} passed.\n"] if checks else []),
         *_note(folder, "index"),
         "## Presets\n",
         markdown(table),
@@ -167,7 +168,7 @@ def _claim(row: dict[str, Any], home: dict[str, str]) -> Iterator[str]:
         "Measured": f"{_number_of(row)}{where}, claimed {row['claimed']}",
         "Settings": several if row["num_settings"] > 1 else "",
         "Published": short(row["published"]),
-        "p": f"{short(row['p_value'])}, after Holm {short(row['p_holm'])}" if short(row["p_value"]) else "",
+        "p": _p_text(row),
         "Scale": f"{row['scale']}, {over_text(row)}",
         "Presets": ", ".join(f"[{name}]({_page_of(home[name])}#{name})" for name in row["presets"].split(", ")),
     }
@@ -180,6 +181,14 @@ def _claim(row: dict[str, Any], home: dict[str, str]) -> Iterator[str]:
             for setting in row["settings"]
         ]
         yield f"<details><summary>{len(table)} settings</summary>\n\n{markdown(pd.DataFrame(table))}\n</details>\n"
+
+
+def _p_text(row: dict[str, Any]) -> str:
+    """The p-values of a claim; empty where no interval decided. Without any spread p is 0."""
+    if row["p_value"] is None or math.isnan(row["p_value"]):
+        return ""
+    adjusted = "" if row["kind"] == "check" else f", after Holm {short(row['p_holm'])}"
+    return f"{short(row['p_value'])}{adjusted}{'' if row['p_value'] else ' (every seed gives the same number)'}"
 
 
 def _number_of(row: dict[str, Any]) -> str:
