@@ -250,6 +250,9 @@ class ReportConfig:
 
     runs: str = key("Runs to gather: the folder of a run or a sweep, a folder of such folders, a glob, or `latest`.")
     scoreboard: str | None = key("Scoreboard of a preset, or of all. Typed as experiment=<preset> or experiment=all.")
+    pages: str | None = key(
+        "Folder of the presets' results as Markdown pages, such as docs/results, with experiment=. null: in out."
+    )
     out: str = key("Folder that the command writes.")
     statistic: str = key("What the figure shows of seeds: mean with 95 % interval, or best.", choices=("mean", "best"))
     report: FigureKeys

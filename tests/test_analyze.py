@@ -325,8 +325,10 @@ def test_claims_leave_verdicts(tmp_path, fresh):
     assert verdicts.claim.tolist() == ["paths_sum_to_output", *["dong_fig4_length_0_no_information"] * 2]
     # two seeds are too few, but for an exact sum
     assert verdicts.outcome.tolist() == ["passed", "undecided", "undecided"] and (verdicts.num_seeds == 2).all()
-    assert str(tmp_path / "verdicts.csv") in lines[-1]
-    assert all(name in line for name, line in zip(verdicts.claim, lines[-4:-1], strict=True))
+    statements = read_table(tmp_path / "statements.csv")
+    assert statements.claim.tolist() == cfg.claims and statements.num_settings.tolist() == [1, 2]
+    assert str(tmp_path / "verdicts.csv") in lines[-1] and str(tmp_path / "statements.csv") in lines[-1]
+    assert all(name in line for name, line in zip(cfg.claims, lines[-3:-1], strict=True))
 
 
 def test_each_value_of_a_facet_is_judged_and_drawn(tmp_path, fresh, monkeypatch):
@@ -342,7 +344,8 @@ def test_each_value_of_a_facet_is_judged_and_drawn(tmp_path, fresh, monkeypatch)
     assert read_table(tmp_path / "verdicts.csv")["where"].tolist() == ["task.label=position", "task.label=value"]
     ((given, published, facet),) = drawn
     assert given is both and facet == "task.label" and set(published.figure) == {"dong_fig4_sorting"}
-    assert len(lines) == 2 + 1 and tmp_path / "paths.png" in files["paths"]
+    assert "passed in both settings; the closest is task.label=position" in lines[0]
+    assert len(lines) == 1 + 1 and tmp_path / "paths.png" in files["paths"]
 
 
 # --- options_of -------------------------------------------------------------------------------------------------------

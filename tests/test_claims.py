@@ -129,6 +129,41 @@ def test_whether_it_has_learned_is_the_mean_over_seeds_however_many_rows_each_ha
     assert judge("above", table)[0]["outcome"] == "held"
 
 
+@pytest.mark.parametrize(
+    ("values", "outcome"),
+    [
+        ([-0.3, 0.1, 0.2, 0.2], "held"),  # within .5 to either side
+        ([0.2, 0.4, 0.6, 0.3], "undecided"),
+        ([0.8, 0.9, 0.7, 0.8], "failed"),
+        ([-0.8, -0.9, -0.7, -0.8], "failed"),
+        ([-3.0, 3.0, -2.0, 2.0], "undecided"),  # equal on average, but who knows
+    ],
+)
+def test_equivalence_is_two_one_sided_tests(changed, values, outcome):
+    changed(side=0, line=0.5, control=Control("all off by 9", lambda rows: rows.assign(value=rows.value + 9)))
+    (verdict,) = judge("above", valued(values))
+    ends = [
+        scipy.stats.ttest_1samp(values, end, alternative=alternative).pvalue
+        for end, alternative in ((-0.5, "greater"), (0.5, "less"))
+    ]
+    assert verdict["p_value"] == pytest.approx(max(ends), rel=1e-9)
+    assert (verdict["outcome"], verdict["claimed"]) == (outcome, "within ±0.5")
+    assert (max(ends) < 0.025) == (outcome == "held")
+    assert verdict["refuted_by"] == "a 95 % interval beyond ±0.5"
+
+
+def test_undecided_says_how_many_more_seeds_would_decide():
+    (verdict,) = judge("above", valued([0.8, 1.1, 1.5]))
+    more = verdict["more_repeats"]
+    assert 3 < more < 100 and verdict["reason"].endswith(f"; about {more:.0f} more seeds would decide it")
+    (verdict,) = judge("above", valued([2.0, 2.1]))
+    assert verdict["reason"] == "fewer than 3 seeds; about 1 more seed would decide it"
+    (verdict,) = judge("above", valued([0.9, 1.0, 1.1]))  # its mean lies on the line
+    assert verdict["reason"].endswith("more seeds will not decide it") and verdict["more_repeats"] == math.inf
+    (untrained,) = judge("above", valued([0.8, 1.1, 1.5], whole_accuracy=0.1))
+    assert math.isnan(untrained["more_repeats"]) and math.isnan(untrained["p_value"])
+
+
 @pytest.mark.parametrize("line", [0.6, -10.0])
 def test_the_claimed_side_is_written_out(changed, line):
     changed(line=line)

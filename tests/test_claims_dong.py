@@ -18,7 +18,8 @@ from rankbench.claims.dong_paths import DONG_PATHS
 from rankbench.config import conf_dir
 from rankbench.keys import typed
 from rankbench.model import initial_model
-from rankbench.runs.tables import interval95, with_who
+from rankbench.runs.intervals import interval95
+from rankbench.runs.tables import with_who
 
 BOTH = ("trained", "initialised")
 CLAIMED = DONG_COLLAPSE | DONG_PATHS
@@ -159,6 +160,8 @@ def kept_ahead(first, second):
     return np.mean([math.log(ratio, 3) for ratio in ratios])
 
 
+ALIKE = {"no_skip": -500.0, "attention_only": -500.0}  # the variants of dong_fig2_trained_alike
+
 # name: (a table that supports it, the number measured on it, tables that refute it)
 TABLES = {
     "dong_fig2_learns": (states(), 0.99, [states(accuracy=0.9)]),
@@ -183,12 +186,12 @@ TABLES = {
         [retrained(again=-501.0), retrained(removed=-2.0, again=-9.0)],
     ),
     "dong_fig2_trained_alike": (
-        fig2(LAST | {("trained", "no_skip"): -900.0, ("trained", "attention_only"): -450.0}),
+        fig2({**ALIKE, ("trained", "no_skip"): -900.0, ("trained", "attention_only"): -900.0}),
         kept_ahead(900, 500),
-        # 36 and 58 decades, all of them below what a forward pass in float64 shows
+        # 36 and 58 decades, all of them below what a forward pass in float64 shows; faster and slower in training
         [
-            fig2({**LAST, ("initialised", "no_skip"): -16.0, "no_skip": -74.0}),
-            fig2({**LAST, ("trained", "attention_only"): -17.0, "attention_only": -53.0}),
+            fig2({("initialised", name): -16.0 for name in ALIKE} | dict.fromkeys(ALIKE, -74.0)),
+            fig2({("trained", name): -17.0 for name in ALIKE} | dict.fromkeys(ALIKE, -53.0)),
         ],
     ),
     "dong_thm_rate_cubic": (collapse(), 0.0, [collapse(exponents=(2.8, 3)), collapse(exponents=(3.2, 3))]),
@@ -231,7 +234,7 @@ TABLES = {
     ),
     "dong_layernorm_leaves_as_much": (
         collapse({**LAST, "attention_only": -400.5}),
-        0.5 * 1.01,
+        -0.5 * 1.01,
         [collapse(), collapse(LAST | {"attention_only": -398.0})],
     ),
     "wu_layernorm_keeps_rank": (
@@ -300,7 +303,7 @@ def test_every_claim_holds_on_a_table_that_supports_it(name):
     assert [verdict["measured"] for verdict in verdicts] == pytest.approx(
         [measured] * len(verdicts), rel=1e-9, abs=1e-9
     )
-    assert len(verdicts) == (2 if "scheme" in CLAIMED[name].by else 1)
+    assert len(verdicts) == (2 if {"scheme", "variant"} & {*CLAIMED[name].by} else 1)
     for verdict in verdicts:
         assert "\n" not in verdict_line(verdict) and name in verdict_line(verdict)
 
@@ -360,7 +363,7 @@ def test_layers_ahead_counts_the_layers_of_a_cubed_residual():
     [
         ("dong_layernorm_plays_no_role", collapse(LAST | {"attention_only": 0.1}), "no collapse to compare"),
         ("dong_layernorm_plays_no_role", collapse(LAST | {"attention_only": -math.inf}), "overflows in float64"),
-        ("dong_fig2_trained_alike", fig2(LAST | {"no_skip": 0.2}), "no collapse to compare"),
+        ("dong_fig2_trained_alike", fig2(dict.fromkeys(ALIKE, 0.2)), "no collapse to compare"),
         ("dong_fig2_trained_alike", fig2(accuracy=0.3), "accuracy 0.300"),
         ("dong_fig2_trained_alike", collapse(), "needs trained and initialised weights"),
         ("dong_fig2_trained_alike", collapse(weights=BOTH), "does not say whether the network has learned"),
@@ -495,7 +498,7 @@ def test_layernorm_is_judged_far_below_rounding(model_config, sorting_task):
     )
     assert (left < -100).all(axis=None)
     ratios = np.log(left.attention_only / left.attention_only_no_norm) / np.log(3)
-    assert role["measured"] == pytest.approx(ratios.abs().mean()) and role["measured"] > 1e-3
+    assert role["measured"] == pytest.approx(ratios.mean()) and abs(role["measured"]) > 1e-3
     (collapses,) = judge("dong_layernorm_collapses", tables["collapse"])
     assert collapses["outcome"] == "held" and collapses["is_bound"]
 
@@ -579,7 +582,7 @@ def test_what_the_authors_code_prints_is_judged_like_ours(figure, falls, length_
     (single,) = judge(f"dong_fig4_length_1_{figure.removeprefix('dong_fig4_')}", table)
     (last,) = judge("dong_fig4_longest_at_chance", table)
     assert [verdict["outcome"] for verdict in (fall, single, last)] == [falls, length_1, longest]
-    assert last["measured"] == pytest.approx(abs(by.iloc[-1] - table.majority_accuracy.iloc[0]))
+    assert last["measured"] == pytest.approx(by.iloc[-1] - table.majority_accuracy.iloc[0])
 
 
 def test_the_papers_own_architectures():

@@ -193,7 +193,8 @@ def test_an_unknown_command_is_one_line(word, meant, tmp_path):
     ("word", "said"),
     [
         ("runs=nowhere", "runs=nowhere: no run there; give a run's or a sweep's folder, a glob, or runs=latest"),
-        ("model.heads=3", "model: unknown key; allowed are runs, scoreboard, out, statistic, report"),
+        ("model.heads=3", "model: unknown key; allowed are runs, scoreboard, pages, out, statistic, report"),
+        ("pages=docs", "pages=docs: the pages are of all presets; add experiment=all"),
         ("report.x=nothing", "report.x=nothing: no key of these runs; those that vary are none"),
         ("out=outputs/train/{run}", "out=outputs/train/{run}: the folder of a run; give report a folder of its own"),
     ],
@@ -447,7 +448,7 @@ def test_a_sweep_makes_a_folder_a_job_and_gathers_them(tmp_path):
         assert (sweep / f"{name}.png").stat().st_size > 0 and (sweep / f"{name}.pdf").stat().st_size > 0
     verdicts = pd.read_csv(sweep / "verdicts.csv")
     assert list(verdicts["where"]) == ["model.heads=1", "model.heads=2"]
-    assert "paths_sum_to_output [model.heads=2]" in result.out
+    assert "check paths_sum_to_output: passed in both settings; the closest is model.heads=" in result.out
     for name in ("sweep.csv", "summary.csv", "summary.md", "summary.tex", "sweep.svg", "report.html"):
         assert (sweep / name).stat().st_size > 0
     succeeds("report", "out=again", at=tmp_path)  # the command writes what the sweep's end wrote
@@ -468,7 +469,8 @@ def test_a_preset_can_be_a_sweep_without_m(tmp_path):
         "1_task.label=value",
     ]
     assert list(pd.read_csv(sweep / "paths.csv")["task.label"].unique()) == ["position", "value"]
-    assert "[task.label=value, scheme=recomputed]" in result.out
+    assert pd.read_csv(sweep / "verdicts.csv")["where"].str.contains("task.label=value, scheme=recomputed").any()
+    assert "dong_fig4_length_1_sorting: undecided in all 4 settings" in result.out
 
 
 def test_a_sweep_of_other_configs_is_refused_as_a_whole(tmp_path):
@@ -605,9 +607,9 @@ def test_the_scoreboard_shows_what_has_been_run(tmp_path):
     words = ["experiment=demo", "budget=smoke", "trainer.steps=2", "model.layers=2", *SHORT]
     succeeds("train", *words, at=tmp_path)
     result = succeeds("report", "experiment=demo", "out=board", at=tmp_path)
-    assert result.out.startswith("1 of 1 presets run; 1 passed, 1 undecided\n")
+    assert result.out.startswith("1 of 1 presets run; 1 undecided, 1 passed\n")
     table = pd.read_csv(tmp_path / "board" / "scoreboard.csv")
-    assert list(table.claim) == ["paths_sum_to_output", "dong_fig4_whole_sorting"] and set(table.budget) == {"smoke"}
+    assert list(table.claim) == ["dong_fig4_whole_sorting", "paths_sum_to_output"] and set(table.scale) == {"smoke"}
     assert "experiment=dmo: unknown, did you mean demo?" in refused("report", "experiment=dmo", at=tmp_path)
 
 

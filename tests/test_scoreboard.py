@@ -1,28 +1,33 @@
-"""rankbench.report.scoreboard: which run of a preset is shown, and what is said of it."""
+"""rankbench.report.scoreboard, preset_runs and results: which run of a preset is shown, what is said of it, and the
+pages that say it, compared with the tables beside them."""
 
 import html.parser
 import json
 import os
+import re
+import shutil
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from PIL import Image
 
 from rankbench.keys import ConfigError
-from rankbench.report.scoreboard import check_experiment, presets, scoreboard
+from rankbench.plots.pictures import png_within
+from rankbench.report.page import records
+from rankbench.report.preset_runs import across_presets, presets
+from rankbench.report.results import index_of
+from rankbench.report.scoreboard import check_experiment, scoreboard
 from rankbench.runs.tables import read_table
 
+DOCS = Path(__file__).parent.parent / "docs"
 CLAIM = {"claim": "dong_fig4_whole_sorting", "kind": "claim", "where": "", "outcome": "held", "measured": 0.99}
 CLAIM |= {"low95": 0.98, "high95": 0.995, "interval": "t of logits", "is_bound": False, "published": 0.98}
-CLAIM |= {
-    "claimed": "> 0.95",
-    "num_seeds": 5,
-    "num_repeats": 5,
-    "repeats": "seed",
-    "reason": "",
-    "control": "it is not so",
-}
-CLAIM |= {"statement": "It sorts.", "source": "D"}
+CLAIM |= {"claimed": "> 0.95", "side": 1, "line": 0.95, "exists": False, "p_value": 0.001, "more_repeats": None}
+CLAIM |= {"num_seeds": 5, "num_repeats": 5, "repeats": "seed", "reason": "", "control": "it is not so"}
+CLAIM |= {"refuted_by": "less", "statement": "It sorts.", "source": "Dong et al. 2021, sec. 4.3"}
 # the smallest PNG file: one pixel
 PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000000a49444154789c63600000000200014865"
@@ -54,16 +59,19 @@ def run_of(outputs, name, preset="demo", budget=None, status="finished", written
 
 
 def scoreboard_of(outputs, tmp_path, experiment="all"):
-    lines = scoreboard(experiment, tmp_path, outputs)
-    return read_table(tmp_path / "scoreboard.csv"), lines
+    """Rows of scoreboard.csv and of presets.csv, and the lines."""
+    lines = scoreboard(experiment, tmp_path, outputs=outputs)
+    claims, boards = (records(read_table(tmp_path / f"{name}.csv")) for name in ("scoreboard", "presets"))
+    return claims, {board["preset"]: board for board in boards}, lines
 
 
 def test_every_preset_has_a_row_and_its_command(outputs, tmp_path):
     run_of(outputs, "one")
-    table, lines = scoreboard_of(outputs, tmp_path)
-    assert list(table.preset.unique()) == list(presets())
-    assert (table[table.preset != "demo"].outcome == "not run").all()
-    assert lines[0].startswith(f"1 of {len(presets())} presets run; ")
+    _, boards, lines = scoreboard_of(outputs, tmp_path)
+    assert list(boards) == list(presets())
+    unrun = [name for name, board in boards.items() if board["note"] == "not run"]
+    assert unrun == [name for name in presets() if name != "demo"] and f"not run: {', '.join(unrun)}" in lines
+    assert lines[0] == f"1 of {len(presets())} presets run; 1 held"
     assert all(command.startswith("rankbench ") and name in command for name, command in presets().items())
     page = (tmp_path / "scoreboard.html").read_text()
     assert all(command in page for name, command in presets().items() if name != "demo")
@@ -71,13 +79,18 @@ def test_every_preset_has_a_row_and_its_command(outputs, tmp_path):
 
 def test_our_number_stands_beside_the_published_one(outputs, tmp_path):
     folder = run_of(outputs, "one")
-    table, lines = scoreboard_of(outputs, tmp_path, "demo")
-    (row,) = table.to_dict("records")
+    (row,), boards, lines = scoreboard_of(outputs, tmp_path, "demo")
     assert (row["outcome"], row["measured"], row["published"], row["num_repeats"]) == ("held", 0.99, 0.98, 5)
-    assert row["budget"] == "paper" and row["folder"] == str(folder)
-    measured = "measured 0.99 [0.98, 0.995] (95 %, 5 seeds)"
-    assert f"held       demo: dong_fig4_whole_sorting: {measured}, published 0.98" in lines
-    assert "| 0.99 [0.98, 0.995] | 0.98 | &gt; 0.95 | 5 seeds |" in (tmp_path / "scoreboard.md").read_text()
+    assert (row["paper"], row["scale"], row["presets"], row["held_after_holm"]) == (
+        "Dong et al. 2021",
+        "paper",
+        "demo",
+        "yes",
+    )
+    assert boards["demo"]["folder"] == str(folder)
+    measured = "measured 0.99 [0.98, 0.995] (95 %, 5 seeds), claimed > 0.95, published 0.98"
+    assert f"held      dong_fig4_whole_sorting: {measured} - Dong et al. 2021, sec. 4.3" in lines
+    assert "| 0.99 [0.98, 0.995] | 0.98 | &gt; 0.95 | 5 seeds | yes |" in (tmp_path / "scoreboard.md").read_text()
     for suffix in ("md", "tex"):
         assert "0.98" in (tmp_path / f"scoreboard.{suffix}").read_text()
 
@@ -94,46 +107,68 @@ def test_our_number_stands_beside_the_published_one(outputs, tmp_path):
 def test_the_newest_complete_run_at_the_largest_scale_is_shown(outputs, tmp_path, worse, better):
     run_of(outputs, "a", **worse, measured=0.1)
     run_of(outputs, "b", **better, measured=0.2)
-    table, _ = scoreboard_of(outputs, tmp_path, "demo")
-    assert table.measured.tolist() == [0.2]
+    (row,), _, _ = scoreboard_of(outputs, tmp_path, "demo")
+    assert row["measured"] == 0.2
 
 
-def test_a_sweep_is_known_by_its_own_record(outputs, tmp_path):
-    sweep = outputs / "train" / "sweep"
+def sweep_of(outputs, preset, verdicts):
+    """A sweep's folder with these verdicts."""
+    sweep = outputs / "train" / preset
     for number in (0, 1):
-        run_of(outputs, f"sweep/{number}_task.label={number}")
-    (sweep / "multirun.yaml").write_text(record("dong_fig4_sorting"))
-    pd.DataFrame([CLAIM | {"where": f"task.label={number}"} for number in (0, 1)]).to_csv(
-        sweep / "verdicts.csv", index=False
+        run_of(outputs, f"{preset}/{number}_task.label={number}", preset=preset)
+    (sweep / "multirun.yaml").write_text(record(preset))
+    pd.DataFrame([CLAIM | verdict for verdict in verdicts]).to_csv(sweep / "verdicts.csv", index=False)
+    return sweep
+
+
+def test_the_settings_of_a_sweep_are_one_claim(outputs, tmp_path):
+    sweep_of(
+        outputs,
+        "dong_fig4_sorting",
+        [{"where": "task.label=0"}, {"where": "task.label=1", "outcome": "failed", "measured": 0.5}],
     )
-    table, _ = scoreboard_of(outputs, tmp_path, "dong_fig4_sorting")
-    assert table["where"].tolist() == ["task.label=0", "task.label=1"]
+    (row,), _, _ = scoreboard_of(outputs, tmp_path, "dong_fig4_sorting")
+    assert (row["outcome"], row["num_held"], row["num_settings"]) == ("partly held", 1, 2)
+    assert "held in 1 of 2 settings" in row["reading"] and "failed: task.label=1 (0.5)" in row["reading"]
+    assert read_table(tmp_path / "verdicts.csv")["where"].tolist() == ["task.label=0", "task.label=1"]
+    page = (tmp_path / "scoreboard.html").read_text()
+    details = page[page.index("<details>") : page.index("</details>")]
+    assert "task.label=0" in details and "task.label=1" in details and "it is not so" in details
+
+
+def test_a_claim_of_two_presets_is_one_entry_with_the_settings_of_both(outputs, tmp_path):
+    run_of(outputs, "one", where="s=a")
+    run_of(outputs, "two", preset="dong_fig4_sorting_san", where="s=a", measured=0.96, budget="laptop")
+    (row,), _, _ = scoreboard_of(outputs, tmp_path)
+    assert (row["num_settings"], row["presets"], row["scale"]) == (2, "demo, dong_fig4_sorting_san", "paper, laptop")
+    assert row["where"] == "dong_fig4_sorting_san, s=a"
 
 
 def test_what_no_preset_made_is_left_out(outputs, tmp_path):
     run_of(outputs, "one")
     run_of(outputs, "two", preset=None, written=5000, measured=0.3)
     (run_of(outputs, "three", written=6000, measured=0.4) / ".hydra" / "hydra.yaml").write_text("{not yaml")
-    table, _ = scoreboard_of(outputs, tmp_path, "demo")
-    assert table.measured.tolist() == [0.99]
+    (row,), _, _ = scoreboard_of(outputs, tmp_path, "demo")
+    assert row["measured"] == 0.99
 
 
-def test_a_run_without_verdicts_says_so(outputs, tmp_path):
+@pytest.mark.parametrize("experiment", ["demo", "all"])
+def test_a_run_without_verdicts_says_so(outputs, tmp_path, experiment):
     (run_of(outputs, "one") / "verdicts.csv").unlink()
-    table, lines = scoreboard_of(outputs, tmp_path, "demo")
-    assert table.outcome.tolist() == ["not judged"] and "not judged demo" in lines
+    claims, _, lines = scoreboard_of(outputs, tmp_path, experiment)
+    assert claims == [] and "demo: not judged" in lines
 
 
 def test_what_could_not_be_measured_is_told_without_a_number(outputs, tmp_path):
-    run_of(outputs, "one", outcome="undecided", measured=float("nan"))
-    _, lines = scoreboard_of(outputs, tmp_path, "demo")
-    assert "undecided  demo: dong_fig4_whole_sorting: not measured, published 0.98" in lines
+    run_of(outputs, "one", outcome="undecided", measured=float("nan"), p_value=float("nan"))
+    _, _, lines = scoreboard_of(outputs, tmp_path, "demo")
+    assert any(line.startswith("undecided dong_fig4_whole_sorting: not measured, claimed > 0.95") for line in lines)
 
 
 def test_a_bound_is_no_measurement(outputs, tmp_path):
     run_of(outputs, "one", measured=-12.5, low95=float("nan"), high95=float("nan"), interval="none", is_bound=True)
-    _, lines = scoreboard_of(outputs, tmp_path, "demo")
-    assert "held       demo: dong_fig4_whole_sorting: measured at most -12.5 (5 seeds), published 0.98" in lines
+    _, _, lines = scoreboard_of(outputs, tmp_path, "demo")
+    assert any("dong_fig4_whole_sorting: measured at most -12.5 (5 seeds)" in line for line in lines)
     for name in ("scoreboard.md", "scoreboard.html"):
         assert "≤ -12.5" in (tmp_path / name).read_text()
 
@@ -141,8 +176,8 @@ def test_a_bound_is_no_measurement(outputs, tmp_path):
 def test_checks_of_the_tool_stand_apart_from_claims(outputs, tmp_path):
     folder = run_of(outputs, "one")
     check = CLAIM | {"kind": "check", "claim": "paths_sum_to_output", "outcome": "passed"}
-    pd.DataFrame([CLAIM, check]).to_csv(folder / "verdicts.csv", index=False)
-    _, lines = scoreboard_of(outputs, tmp_path, "demo")
+    pd.DataFrame([check, CLAIM]).to_csv(folder / "verdicts.csv", index=False)
+    _, _, lines = scoreboard_of(outputs, tmp_path, "demo")
     assert lines[0].endswith("1 held, 1 passed")
     text = (tmp_path / "scoreboard.md").read_text()
     assert text.index("dong_fig4_whole_sorting") < text.index("Checks of the tool") < text.index("paths_sum_to_output")
@@ -152,12 +187,18 @@ def test_checks_of_the_tool_stand_apart_from_claims(outputs, tmp_path):
     )
 
 
-def test_verdicts_from_before_there_were_controls_do_not_count(outputs, tmp_path):
-    folder = run_of(outputs, "one")
-    pd.read_csv(folder / "verdicts.csv").drop(columns="control").to_csv(folder / "verdicts.csv", index=False)
-    table, lines = scoreboard_of(outputs, tmp_path, "demo")
-    assert table.outcome.tolist() == ["not judged"] and table.claim.isna().all()
-    assert "not judged demo: judged without controls: report it again" in lines
+def test_verdicts_of_an_earlier_version_are_judged_again(outputs, tmp_path):
+    sweep = sweep_of(outputs, "dong_fig4_sorting", [{}])
+    pd.read_csv(sweep / "verdicts.csv").drop(columns="p_value").to_csv(sweep / "verdicts.csv", index=False)
+    claims, boards, _ = scoreboard_of(outputs, tmp_path, "dong_fig4_sorting")
+    assert claims == [] and boards["dong_fig4_sorting"]["note"] == "not judged"  # there are no tables
+    for skip, job in zip((True, False), sorted(sweep.glob("*_task.label=*")), strict=True):
+        config = {"claims": ["dong_fig4_whole_sorting", "no longer there"], "model": {"skip": skip}}
+        (job / "config.yaml").write_text(yaml.safe_dump(config))
+    accuracies = pd.DataFrame({"seed": [0, 1, 2] * 2, "whole_accuracy": [0.99, 0.98, 0.985, 0.5, 0.51, 0.52]})
+    accuracies.assign(**{"model.skip": ["true"] * 3 + ["false"] * 3}).to_csv(sweep / "paths.csv", index=False)
+    (row,), _, _ = scoreboard_of(outputs, tmp_path, "dong_fig4_sorting")
+    assert (row["outcome"], row["where"]) == ("partly held", "model.skip=false")
 
 
 def test_the_page_needs_nothing_else_and_links_to_the_run(outputs, tmp_path):
@@ -180,7 +221,7 @@ def test_the_page_needs_nothing_else_and_links_to_the_run(outputs, tmp_path):
 
 def test_nothing_run_yet_and_unknown_presets_are_told(outputs, tmp_path):
     with pytest.raises(ConfigError, match=r"experiment=demo: not run yet under .*; run it with `rankbench train exp"):
-        scoreboard("demo", tmp_path, outputs)
+        scoreboard("demo", tmp_path, outputs=outputs)
     with pytest.raises(ConfigError, match=r"experiment=dmo: unknown, did you mean demo\?; allowed are all, "):
         check_experiment("dmo")
     check_experiment("all")
@@ -193,3 +234,140 @@ def test_the_figures_of_final_numbers_are_left_out_however_many_pages_they_have(
     scoreboard_of(outputs, tmp_path, "demo")
     page = (tmp_path / "scoreboard.html").read_text()
     assert "residual_1 of demo" in page and "paths of demo" in page and "sweep" not in page.split("<main>")[1]
+
+
+# --- pages of the results ---------------------------------------------------------------------------------------------
+
+ENVIRONMENT = {
+    "command": ["rankbench train", "experiment=dong_fig4_sorting", "budget=laptop", "hydra.job.config.x=[y]", "out=o"],
+    "git": {"commit": "0123456789abcdef", "dirty": False},
+}
+OTHER = {"claim": "knob_temperature", "source": "Giorlandino and Goldt 2025", "where": "", "outcome": "undecided"}
+OTHER |= {"claimed": "< -0.5", "side": -1, "line": -0.5, "measured": -0.4, "p_value": 0.6, "published": None}
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Pages of two presets, one with a large figure and a person's note; written twice."""
+    home = tmp_path_factory.mktemp("pages")
+    settings = [{"where": "task.label=0"}, {"where": "task.label=1", "outcome": "failed", "measured": 0.5}]
+    sweep = sweep_of(home / "outputs", "dong_fig4_sorting", settings)
+    (sweep / "0_task.label=0" / "environment.json").write_text(json.dumps(ENVIRONMENT))
+    pd.DataFrame({"task.label": [0, 1], "test_accuracy_mean": [0.99, 0.5]}).to_csv(sweep / "summary.csv", index=False)
+    noise = np.random.default_rng(0).integers(0, 256, (240, 360, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(sweep / "paths.png")
+    run_of(home / "outputs", "knob", preset="knob_temperature", budget="laptop", **OTHER)
+    notes = home / "docs" / "notes"
+    notes.mkdir(parents=True)
+    (notes / "knob_temperature.md").write_text("What a person says of <it>.\n")
+    (notes / "index.md").write_text("What a person says of all.\n")
+    for number in (1, 2):
+        lines = scoreboard("all", home, pages=home / "docs", outputs=home / "outputs")
+        assert f"-> {home / 'docs' / 'README.md'}" in lines
+        if number == 1:
+            first = {path.name: path.read_bytes() for path in (home / "docs").rglob("*.*")}
+    assert first == {path.name: path.read_bytes() for path in (home / "docs").rglob("*.*")}
+    return home / "docs"
+
+
+def disagreements(folder):
+    """Numbers of the index that are not those of statements.csv, and claims of statements.csv that the presets' own
+    verdicts do not come to."""
+    statements, boards = (records(read_table(folder / f"{name}.csv")) for name in ("statements", "presets"))
+    lines = (folder / "README.md").read_text().split("## Presets")[0].splitlines()
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
+    wrong = [] if rows else ["no table"]
+    for cells in rows:
+        row = dict(zip(head, cells, strict=True))
+        name = row["paper"].partition("]")[0].strip("[")
+        claims = [one for one in statements if one["kind"] == "claim" and name in ("all", one["paper"])]
+        expected = {"claims": len(claims)}
+        for word in ("held", "partly held", "failed", "undecided"):
+            expected[word] = len([one for one in claims if one["outcome"] == word])
+        expected["held after Holm"] = len([one for one in claims if one["held_after_holm"] == "yes"])
+        wrong += [f"{name}: {word} {row[word]}" for word, count in expected.items() if row[word] != str(count)]
+    wrong += [
+        one["paper"] for one in statements if one["kind"] == "claim" and f"[{one['paper']}]" not in "".join(lines)
+    ]
+    tables = [folder / "presets" / board["preset"] / "verdicts.csv" for board in boards if board["note"] != "not run"]
+    verdicts = [row for path in tables for row in records(read_table(path))]
+    rebuilt = {one["claim"]: one for one in across_presets(verdicts)}
+    keys = ("outcome", "num_held", "num_settings", "measured", "reading", "held_after_holm")
+    wrong += [f"{one['claim']}: {key}" for one in statements for key in keys if rebuilt[one["claim"]][key] != one[key]]
+    return wrong if index_of(folder) == (folder / "README.md").read_text() else [*wrong, "another index"]
+
+
+def test_the_index_agrees_with_its_tables(pages):
+    assert disagreements(pages) == []
+
+
+@pytest.mark.skipif(not (DOCS / "results" / "README.md").exists(), reason="no results are kept here")
+def test_the_results_that_are_kept_agree_with_their_tables():
+    assert disagreements(DOCS / "results") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("README.md", "(dong_et_al_2021.md) | 1 | 0 | 1 |", "(dong_et_al_2021.md) | 1 | 1 | 0 |"),
+        ("README.md", "| all | 2 |", "| all | 3 |"),
+        ("statements.csv", "partly held", "held"),
+        ("presets/dong_fig4_sorting/verdicts.csv", "0.5", "0.6"),
+    ],
+)
+def test_a_doctored_result_is_found_out(pages, tmp_path, name, old, new):
+    copy = shutil.copytree(pages, tmp_path / "copy")
+    text = (copy / name).read_text()
+    assert old in text
+    (copy / name).write_text(text.replace(old, new))
+    assert disagreements(copy)
+
+
+def test_a_page_of_a_paper_has_all_that_its_verdicts_rest_on(pages):
+    text = (pages / "dong_et_al_2021.md").read_text()
+    for part in (
+        "### dong_fig4_whole_sorting: partly held",
+        "held in 1 of 2 settings",
+        "- Source: Dong et al. 2021, sec. 4.3",
+        "- Refuted by: less",
+        "- Control, in which it must fail: it is not so",
+        "- Measured: 0.5 [0.98, 0.995] (95 %, 5 seeds) at task.label=1, claimed &gt; 0.95",
+        "- Published: 0.98",
+        "| task.label=0 | held | 0.99 [0.98, 0.995] (95 %, 5 seeds) | 0.001 |",
+        "    rankbench train experiment=dong_fig4_sorting budget=laptop\n",  # as it was typed, but for the folder
+        "Commit 0123456789ab, scale paper",
+        "[summary.csv](presets/dong_fig4_sorting/summary.csv)",
+        "![paths of dong_fig4_sorting](presets/dong_fig4_sorting/paths.png)",
+    ):
+        assert part in text
+    links = [link for page in pages.glob("*.md") for link in re.findall(r"\]\(([^)#]+)", page.read_text())]
+    assert links and all((pages / link).exists() for link in links)
+
+
+def test_what_a_person_wrote_is_kept_and_shown(pages):
+    assert "What a person says of <it>." in (pages / "giorlandino_and_goldt_2025.md").read_text()
+    assert "What a person says of all." in (pages / "README.md").read_text()
+
+
+def test_a_large_figure_is_made_to_fit(pages, tmp_path):
+    figure = pages / "presets" / "dong_fig4_sorting" / "paths.png"
+    assert figure.stat().st_size <= 200_000
+    with Image.open(figure) as picture:
+        assert picture.format == "PNG" and picture.width / picture.height == pytest.approx(1.5, abs=0.02)
+    (tmp_path / "small.png").write_bytes(PIXEL)
+    assert png_within(tmp_path / "small.png", 200_000) == PIXEL
+
+
+def test_a_file_that_is_no_page_is_not_overwritten(outputs, tmp_path):
+    run_of(outputs, "one")
+    (tmp_path / "README.md").write_text("# My project\n")
+    with pytest.raises(ConfigError, match=r"pages=.*: README.md there was not written by this command"):
+        scoreboard("all", tmp_path / "out", pages=tmp_path, outputs=outputs)
+    assert (tmp_path / "README.md").read_text() == "# My project\n" and not (tmp_path / "out").exists()
+
+
+def test_a_paper_without_claims_loses_its_page(pages, tmp_path):
+    copy = shutil.copytree(pages, tmp_path / "copy")
+    shutil.copytree(pages.parent / "outputs" / "train" / "knob", tmp_path / "outputs" / "train" / "knob")
+    scoreboard("all", tmp_path, pages=copy, outputs=tmp_path / "outputs")
+    assert not (copy / "dong_et_al_2021.md").exists() and disagreements(copy) == []

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rankbench.runs.files import replacing, write_json, write_text
-from rankbench.runs.tables import WHO, interval95, mean_and_spread, read_table, thinned, with_who, write_table
+from rankbench.runs.intervals import interval95
+from rankbench.runs.tables import WHO, mean_and_spread, read_table, thinned, with_who, write_table
 
 every = settings(max_examples=25, deadline=None)
 

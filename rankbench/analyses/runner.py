@@ -13,7 +13,7 @@ import pandas as pd
 from rankbench import __version__, plots
 from rankbench.analyses import ANALYSES, ModuleSubject, Plan, Subject
 from rankbench.analyses.modules import checked_subjects, foreign_subjects, is_foreign
-from rankbench.claims import CLAIMS, Facet, figures_published, judge, published, verdict_line
+from rankbench.claims import CLAIMS, Facet, figures_published, judge, published, statement_line, statements_of, table_of
 from rankbench.config import AnalyzeConfig, BaseConfig, TrainConfig
 from rankbench.keys import ConfigError, typed, unknown
 from rankbench.model import build_model, initial_model, skeleton
@@ -321,9 +321,12 @@ def drawn_line(files: list[Path]) -> str:
 
 
 def judge_all(claims: list[str], tables: dict[str, pd.DataFrame], folder: Path, facet: Facet) -> list[str]:
-    """Judge the claims and write verdicts.csv, if there are any; returns the verdicts as lines."""
+    """Judge the claims, if there are any, and write verdicts.csv, a row for each setting, and statements.csv, a row for
+    each claim; returns the statements as lines."""
     if not claims:
         return []
     verdicts = [verdict for name in claims for verdict in judge(name, tables[CLAIMS[name].table], facet)]
+    statements = statements_of(verdicts)
     write_table(pd.DataFrame(verdicts), folder / "verdicts.csv")
-    return [*map(verdict_line, verdicts), f"-> {folder / 'verdicts.csv'}"]
+    write_table(table_of(statements), folder / "statements.csv")
+    return [*map(statement_line, statements), f"-> {folder / 'verdicts.csv'} and {folder / 'statements.csv'}"]

@@ -4,15 +4,34 @@ import pandas as pd
 
 from rankbench.claims.amsel import AMSEL
 from rankbench.claims.blog import BLOG
-from rankbench.claims.claim import Claim, Facet, measured_text, over_text, verdict_line, verdicts_of
+from rankbench.claims.claim import Claim, Facet, measured_text, over_text, published_text, verdict_line, verdicts_of
 from rankbench.claims.dong_collapse import DONG_COLLAPSE
 from rankbench.claims.dong_paths import DONG_PATHS
 from rankbench.claims.kim import KIM
 from rankbench.claims.kim_charlm import KIM_CHARLM
 from rankbench.claims.knobs import KNOBS
+from rankbench.claims.papers import PAPERS
 from rankbench.claims.published import figures_published, published
+from rankbench.claims.statement import OUTCOMES, by_paper, statement_line, statements_of, table_of, with_holm
 
-__all__ = ["CLAIMS", "Claim", "figures_published", "judge", "measured_text", "over_text", "published", "verdict_line"]
+__all__ = [
+    "CLAIMS",
+    "OUTCOMES",
+    "PAPERS",
+    "Claim",
+    "by_paper",
+    "figures_published",
+    "judge",
+    "measured_text",
+    "over_text",
+    "published",
+    "published_text",
+    "statement_line",
+    "statements_of",
+    "table_of",
+    "verdict_line",
+    "with_holm",
+]
 
 CLAIMS: dict[str, Claim] = {**DONG_PATHS, **DONG_COLLAPSE, **BLOG, **AMSEL, **KIM, **KIM_CHARLM, **KNOBS}
 

@@ -295,15 +295,19 @@ def _vote_for_full_rank(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 SLIDES = "Amsel, Yehudai and Bruna"
+UPPER, LOWER = f'{SLIDES}, slide "Upper Bound"', f'{SLIDES}, slide "Lower Bound", Theorem 2'
+EXPERIMENTS = f'{SLIDES}, figures of "Experimental Setup"'
+LEARNS = f'{SLIDES}, slide "What does full-rank attention learn?"'
+POINTS_VARIED = f"{SLIDES}, last figure (the role of the number of points)"
+CONSTRUCTION = f'{SLIDES}, slide "Modified Attention Construction"'
+OPEN = f'{SLIDES}, slide "Open / in progress"'
 GARG = "Garg et al. 2022, as shown by Amsel, Yehudai and Bruna"
 UNTRAINED_HEADS = Control(
     "the heads' initial weights in place of the trained ones", partial(_initial_for_trained, of="head")
 )
 
-_trained = partial(
-    Claim, source=SLIDES, table="head_rank", across=True, applies=_has_full, learned=_full_rank_in_training
-)
-_formula = partial(Claim, source=SLIDES, table="rank_theory", across=True, learned=None)
+_trained = partial(Claim, table="head_rank", across=True, applies=_has_full, learned=_full_rank_in_training)
+_formula = partial(Claim, table="rank_theory", across=True, learned=None)
 
 
 def _of_slides(measure: Callable[[pd.DataFrame], float], figure: str = "amsel_rank_vs_heads") -> Callable:
@@ -315,6 +319,7 @@ _soft, _hard = (partial(_full_rank, evaluation=evaluation) for evaluation in ("s
 AMSEL: dict[str, Claim] = {
     "amsel_full_rank_soft": _trained(
         statement="One full-rank softmax head learns the farthest point (error; our line).",
+        source=EXPERIMENTS,
         measure=_soft,
         side=-1,
         line=SOFT,
@@ -324,6 +329,7 @@ AMSEL: dict[str, Claim] = {
     "amsel_full_rank_hard": _trained(
         statement="What one full-rank head misses is temperature: with hardmax its error is almost 0 (error; our "
         "line).",
+        source=EXPERIMENTS,
         measure=_hard,
         side=-1,
         line=HARD,
@@ -332,6 +338,7 @@ AMSEL: dict[str, Claim] = {
     "amsel_low_rank_above": _trained(
         statement="However many there are, heads of a quarter of the rank or less err much more than one full-rank "
         "head (smallest error of these over its error; our line: 10).",
+        source=EXPERIMENTS,
         measure=_low_over_full,
         side=+1,
         line=10.0,
@@ -342,6 +349,7 @@ AMSEL: dict[str, Claim] = {
     "amsel_error_falls_with_rank": _trained(
         statement="With equally many parameters, the error falls with the rank (largest ratio of the error of one rank "
         "to that of the rank below).",
+        source=EXPERIMENTS,
         measure=_least_fall_with_rank,
         side=-1,
         line=1.0,
@@ -350,6 +358,7 @@ AMSEL: dict[str, Claim] = {
     ),
     "amsel_m_is_minus_identity": _trained(
         statement="One full-rank head learns W_QK = -I for the farthest point (angle to I in degrees; our line).",
+        source=LEARNS,
         measure=_angle_alone,
         side=+1,
         line=175.0,
@@ -358,6 +367,7 @@ AMSEL: dict[str, Claim] = {
     ),
     "amsel_m_of_many_heads": _trained(
         statement="Many full-rank heads learn nearly the same (median angle to I in degrees; our line).",
+        source=LEARNS,
         measure=_angle_of_most,
         side=+1,
         line=150.0,
@@ -368,6 +378,7 @@ AMSEL: dict[str, Claim] = {
     "amsel_low_rank_grows_with_n": _trained(
         statement="The error of heads of a quarter of the rank or less grows with the number of points (error at the "
         "most points over that at the fewest, of the rank where it grows least).",
+        source=POINTS_VARIED,
         measure=_growth_with_points,
         side=+1,
         line=1.0,
@@ -377,6 +388,7 @@ AMSEL: dict[str, Claim] = {
     ),
     "amsel_trained_above_bound": _trained(
         statement="No trained heads are below the lower bound for any value maps (smallest ratio of error to bound).",
+        source=LOWER,
         measure=_over_bound,
         side=+1,
         line=1.0,
@@ -388,6 +400,7 @@ AMSEL: dict[str, Claim] = {
     "amsel_vote_formula": _formula(
         statement="A majority vote of random rank-1 heads errs as its formula says (largest deviation in standard "
         "errors).",
+        source=CONSTRUCTION,
         measure=_vote_deviation,
         side=-1,
         line=4.0,
@@ -396,6 +409,7 @@ AMSEL: dict[str, Claim] = {
     ),
     "amsel_construction": _formula(
         statement="Two layers of rank-1 heads take that vote (mean relative deviation from its formula).",
+        source=CONSTRUCTION,
         measure=_construction_deviation,
         side=-1,
         line=0.15,
@@ -405,6 +419,7 @@ AMSEL: dict[str, Claim] = {
     "amsel_bound_is_tight": _formula(
         statement="The lower bound for rank 1 is tight: random heads with their best weights err little more (the "
         "largest ratio over the numbers of heads; our line: 2).",
+        source=OPEN,
         measure=_random_over_bound,
         side=-1,
         line=2.0,
@@ -412,6 +427,7 @@ AMSEL: dict[str, Claim] = {
     ),
     "amsel_full_rank_exact": _formula(
         statement="One full-rank hardmax head is the nearest neighbour (error).",
+        source=UPPER,
         measure=_full_rank_misses,
         side=-1,
         line=1e-20,

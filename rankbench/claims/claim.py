@@ -2,8 +2,9 @@
 
 A claim is judged by one number per seed and the 95 % interval of their mean. It is held if the interval lies on the
 claimed side of the line, and failed if it lies on the other side. It is undecided if the line is inside the interval,
-if there are too few seeds, or if the network has not learned its task. A verdict of "held" counts only if the claim's
-negative control fails: a table made from the same rows for which the claim is false.
+if there are too few seeds, or if the network has not learned its task. A claim of equivalence has a line to either side
+of 0, and two one-sided tests. A verdict of "held" counts only if the claim's negative control fails: a table made from
+the same rows for which the claim is false.
 """
 
 import math
@@ -14,10 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from rankbench.runs.tables import interval95
+from rankbench.runs.intervals import interval95, num_to_decide, p_value
 
 HELD, FAILED, UNDECIDED = "held", "failed", "undecided"
 PASSED, BROKEN = "passed", "broken"  # outcomes of a check
+NOTHING = "nothing in this table that the claim speaks of"
 FEWEST = 3  # seeds, or steps, that an interval needs
 STILL_FALLS = 0.02  # nats: a language model whose test loss falls by more over its last quarter is still in training
 LEARNED = 0.9  # share of the reachable accuracy below which a network's paths say nothing about a claim
@@ -70,7 +72,7 @@ class Claim:
     """One sentence of a paper and how to test it.
 
     `measure` maps one seed's rows of `table` to a number; the paper says that it lies above (side=+1) or below
-    (side=-1) `line`.
+    (side=-1) `line`, or within `line` to either side of 0 (side=0).
 
     control: a set-up in which the claim must fail.
     by: columns of the table; each of their values is judged separately.
@@ -107,7 +109,11 @@ class Claim:
 
 
 class Judgement(NamedTuple):
-    """`measured` is the mean over seeds, the worst seed's number (exact), or an upper bound of it (is_bound)."""
+    """`measured` is the mean over seeds, the worst seed's number (exact), or an upper bound of it (is_bound).
+
+    p_value: of the one-sided test of what is claimed; nan where no interval decides. more_repeats: about how many more
+    repeats would decide it, inf if more do not; nan where something else is missing.
+    """
 
     outcome: str
     measured: float
@@ -117,6 +123,8 @@ class Judgement(NamedTuple):
     is_bound: bool
     num_repeats: int
     reason: str
+    p_value: float = math.nan
+    more_repeats: float = math.nan
 
 
 Facet = str | Sequence[str] | None  # the column, or columns, of the keys that a sweep varies
@@ -136,8 +144,7 @@ def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: Facet) -> l
     ]
     if verdicts:
         return verdicts
-    nothing = _undecided("nothing in this table that the claim speaks of")
-    return [_verdict(name, claim, table, "", nothing)]
+    return [_verdict(name, claim, table, "", _undecided(NOTHING))]
 
 
 def _settings(claim: Claim, table: pd.DataFrame, facet: Facet) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -165,15 +172,33 @@ def _verdict(name: str, claim: Claim, rows: pd.DataFrame, where: str, judged: Ju
         "interval": judged.interval,
         "is_bound": judged.is_bound,
         "published": claim.published(rows) if callable(claim.published) else claim.published,
-        "claimed": f"{'>' if claim.side > 0 else '<'} {claim.line:g}",
+        "claimed": _claimed(claim),
+        "side": claim.side,
+        "line": claim.line,
+        "exists": claim.exists,
+        "p_value": judged.p_value,
         "num_seeds": rows.seed.nunique(),
         "num_repeats": judged.num_repeats,
         "repeats": claim.repeats,
+        "more_repeats": judged.more_repeats,
         "reason": judged.reason,
+        "refuted_by": _refuted_by(claim),
         "control": claim.control.statement,
         "statement": claim.statement,
         "source": claim.source,
     }
+
+
+def _claimed(claim: Claim) -> str:
+    return {+1: "> ", -1: "< ", 0: "within ±"}[claim.side] + f"{claim.line:g}"
+
+
+def _refuted_by(claim: Claim) -> str:
+    """What would refute the claim, for a reader."""
+    if claim.exists:
+        return "nothing here: the lack of an example does not refute that there is one"
+    where = {+1: f"below {claim.line:g}", -1: f"above {claim.line:g}", 0: f"beyond ±{claim.line:g}"}[claim.side]
+    return f"one seed {where}" if claim.exact else f"a 95 % interval {where}"
 
 
 def _controlled(claim: Claim, rows: pd.DataFrame) -> Judgement:
@@ -207,14 +232,32 @@ def _judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
     if any(isinstance(value, AtMost) for value in values):
         return _judge_bounds(claim, rows, values)
     if claim.exact:
-        worst = float(min(values) if claim.side > 0 else max(values))
+        worst = float(min(values) if claim.side > 0 else max(values, key=None if claim.side else abs))
         return Judgement(_side_of(claim, worst, worst), worst, math.nan, math.nan, "worst", False, len(values), "")
     mean, low, high, method = interval95(values, claim.scale)
     judged = Judgement(UNDECIDED, mean, low, high, method, False, len(values), "")
-    if reason := _why_not_decidable(claim, rows, len(values)):
+    reason = _why_not_decidable(claim, rows, len(values))
+    if reason and len(values) >= FEWEST:
         return judged._replace(reason=reason)
-    outcome = _side_of(claim, low, high)
-    return judged._replace(outcome=outcome, reason="" if outcome != UNDECIDED else "the line lies within the interval")
+    if not reason:
+        judged = judged._replace(
+            outcome=_side_of(claim, low, high), p_value=p_value(values, claim.line, claim.side, claim.scale)
+        )
+        if judged.outcome != UNDECIDED:
+            return judged
+        reason = "the line lies within the interval"
+    needed = max(num_to_decide(values, claim.line, claim.side, claim.scale), FEWEST)
+    more = max(needed - len(values), 1.0)
+    return judged._replace(reason=reason + _more_text(claim, more), more_repeats=more)
+
+
+def _more_text(claim: Claim, more: float) -> str:
+    """End of a sentence: how many more repeats would decide a claim."""
+    if math.isnan(more):
+        return ""
+    if math.isinf(more):
+        return f"; more {claim.repeats}s will not decide it"
+    return f"; about {more:.0f} more {claim.repeats}{'' if more == 1 else 's'} would decide it"
 
 
 def _judge_bounds(claim: Claim, rows: pd.DataFrame, values: list[float]) -> Judgement:
@@ -224,7 +267,7 @@ def _judge_bounds(claim: Claim, rows: pd.DataFrame, values: list[float]) -> Judg
     if reason := _why_not_decidable(claim, rows, len(values)):
         return judged._replace(reason=reason)
     if highest < claim.line:
-        return judged._replace(outcome=HELD if claim.side < 0 else FAILED)
+        return judged._replace(outcome=FAILED if claim.side > 0 else HELD)
     return judged._replace(reason="rounding hides the number")
 
 
@@ -236,13 +279,13 @@ def _why_not_decidable(claim: Claim, rows: pd.DataFrame, num_repeats: int) -> st
 
 def _side_of(claim: Claim, low: float, high: float) -> str:
     """Outcome of an interval; a line that it touches counts as inside it, except for an exact number."""
-    if low == high and claim.exact:
-        return HELD if claim.side * (low - claim.line) > 0 else FAILED
-    if low > claim.line:
-        return HELD if claim.side > 0 else FAILED
-    if high < claim.line:
-        return HELD if claim.side < 0 else FAILED
-    return UNDECIDED
+    if claim.side == 0:
+        inside, outside = -claim.line < low and high < claim.line, low > claim.line or high < -claim.line
+    else:
+        inside, outside = (low > claim.line, high < claim.line)[:: claim.side]
+    if claim.exact:
+        return HELD if inside else FAILED
+    return HELD if inside else FAILED if outside else UNDECIDED
 
 
 def _undecided(reason: str, num_repeats: int = 0) -> Judgement:
@@ -254,8 +297,13 @@ def verdict_line(verdict: dict) -> str:
     where = f" [{verdict['where']}]" if verdict["where"] else ""
     why = f" ({verdict['reason']})" if verdict["reason"] else ""
     name = f"{'check ' if verdict['kind'] == 'check' else ''}{verdict['claim']}"
-    judged = f"{measured_text(verdict)}, claimed {verdict['claimed']}{why}"
+    judged = f"{measured_text(verdict)}, claimed {verdict['claimed']}{published_text(verdict)}{why}"
     return f"{verdict['outcome']:<9} {name}{where}: {judged} - {verdict['source']}"
+
+
+def published_text(verdict: dict) -> str:
+    """The published number, after a comma; empty if there is none."""
+    return "" if verdict["published"] is None else f", published {verdict['published']:g}"
 
 
 def measured_text(verdict: dict) -> str:

@@ -81,16 +81,16 @@ def _delay_by_retraining(rows: pd.DataFrame) -> float:
     return layers_ahead(removed, retrained)
 
 
-def _largest_shift_by_training(rows: pd.DataFrame) -> float:
+def _shift_by_training(rows: pd.DataFrame) -> float:
+    (variant,) = rows.variant.unique()
     trained, initialised = (rows[rows.weights == kind] for kind in ("trained", "initialised"))
     if trained.empty or initialised.empty:
         raise NotMeasurable("this needs trained and initialised weights of the same network")
-    variants = ("no_skip", "attention_only")
-    return max(abs(layers_ahead(log10_kept(trained, name), log10_kept(initialised, name))) for name in variants)
+    return layers_ahead(log10_kept(trained, variant), log10_kept(initialised, variant))
 
 
 def _from_cubic(rows: pd.DataFrame, variant: str) -> float:
-    return abs(_of_variant(rows, variant).growth_exponent.iloc[-1] - 3)
+    return _of_variant(rows, variant).growth_exponent.iloc[-1] - 3
 
 
 def _above_bound(rows: pd.DataFrame) -> float:
@@ -132,11 +132,11 @@ def _left(rows: pd.DataFrame, variant: str) -> float:
 
 
 def _shift_by_norms(rows: pd.DataFrame) -> float:
-    return abs(layers_ahead(log10_left(rows, "attention_only"), log10_left(rows, "attention_only_no_norm")))
+    return layers_ahead(log10_left(rows, "attention_only"), log10_left(rows, "attention_only_no_norm"))
 
 
 def _decades_by_norms(rows: pd.DataFrame) -> float:
-    return abs(log10_left(rows, "attention_only") - log10_left(rows, "attention_only_no_norm"))
+    return log10_left(rows, "attention_only") - log10_left(rows, "attention_only_no_norm")
 
 
 def _left_by_each_layer(rows: pd.DataFrame) -> float:
@@ -341,22 +341,25 @@ DONG_COLLAPSE: dict[str, Claim] = {
         ),
     ),
     "dong_fig2_trained_alike": Claim(
-        statement="Without skips, with MLPs or without, a network collapses before and after training alike: training "
-        "shifts the collapse by less than one layer (log3 of the ratio of the logarithms of what is left, the larger).",
+        statement="Without skips, with MLPs (no_skip) or without (attention_only), a network collapses before and "
+        "after training alike: training shifts the collapse by less than one layer to either side (log3 of the ratio "
+        "of the logarithms of what is left).",
         source=FIG2,
         table="collapse",
-        measure=_largest_shift_by_training,
-        side=-1,
+        measure=_shift_by_training,
+        side=0,
         line=1.0,
+        by=("variant",),
+        applies=lambda rows: rows.variant.isin(["no_skip", "attention_only"]).all(),
         learned=_learned,
         control=_ahead("weights", "trained", of="initialised"),
     ),
     "dong_thm_rate_cubic": _collapse(
-        statement="Attention alone cubes the residual: at the last layer its logarithm has tripled (distance of the "
-        "growth exponent from 3).",
+        statement="Attention alone cubes the residual: at the last layer its logarithm has tripled (the growth "
+        "exponent less 3).",
         source=RATE,
         measure=partial(_from_cubic, variant="attention_only_no_norm"),
-        side=-1,
+        side=0,
         line=0.1,
         control=_as(attention_only_no_norm="no_mlp"),
     ),
@@ -371,11 +374,11 @@ DONG_COLLAPSE: dict[str, Claim] = {
         control=Control("each residual raised until the closest is 1.02 times its bound", _above_the_bound),
     ),
     "dong_thm_rate_mlp_cubic": _collapse(
-        statement="With MLPs and without skips the decay is still cubic (distance of the growth exponent from 3 at the "
-        "last layer).",
+        statement="With MLPs and without skips the decay is still cubic (the growth exponent at the last layer less "
+        "3).",
         source="Dong et al. 2021, Corollary 3.2",
         measure=partial(_from_cubic, variant="no_skip"),
-        side=-1,
+        side=0,
         line=0.1,
         control=Control(
             "growth exponents of 2.89 at the last layer", lambda rows: rows.assign(growth_exponent=3 - JUST_ABOVE * 0.1)
@@ -453,20 +456,22 @@ DONG_COLLAPSE: dict[str, Claim] = {
     ),
     "dong_layernorm_plays_no_role": _collapse(
         statement="LayerNorm plays no role: where attention alone collapses without it, it shifts the collapse by less "
-        "than one layer (size of log3 of the ratio of the logarithms of the relative residual, with and without).",
+        "than one layer to either side (log3 of the ratio of the logarithms of the relative residual, with over "
+        "without).",
         source=LAYERNORM,
         measure=_shift_by_norms,
-        side=-1,
+        side=0,
         line=1.0,
         applies=_collapses_without_norms,
         control=_ahead("variant", "attention_only", of="attention_only_no_norm"),
     ),
     "dong_layernorm_leaves_as_much": _collapse(
         statement="LayerNorm leaves as much: where attention alone collapses without it, the relative residual of the "
-        "last layer is the same with it but for a factor of ten (size of the difference in decades; the line is ours).",
+        "last layer is the same with it but for a factor of ten to either side (difference in decades; the line is "
+        "ours).",
         source=LAYERNORM,
         measure=_decades_by_norms,
-        side=-1,
+        side=0,
         line=1.0,
         applies=_collapses_without_norms,
         control=Control("with LayerNorm 1.1 decades less is left than without", _a_tenth_of_it),

@@ -29,7 +29,7 @@ def _sampled(rows: pd.DataFrame, length: int) -> float:
 
 
 def _longest_from_chance(rows: pd.DataFrame) -> float:
-    return abs(_sampled(rows, rows.path_length.max()) - rows.majority_accuracy.mean())
+    return _sampled(rows, rows.path_length.max()) - rows.majority_accuracy.mean()
 
 
 def _shortest_above_chance(rows: pd.DataFrame) -> float:
@@ -241,10 +241,10 @@ DONG_PATHS: dict[str, Claim] = {
         control=Control("the accuracies of the lengths from 1 on in reverse order", _lengths_reversed),
     ),
     "dong_fig4_longest_at_chance": _protocol(
-        statement="The longest paths are as good as a random guess (distance of their accuracy from that of the "
-        "commonest class, either way; the line of 5 points is ours).",
+        statement="The longest paths are as good as a random guess (their accuracy less that of the commonest class; "
+        "the line of 5 points to either side is ours).",
         measure=_longest_from_chance,
-        side=-1,
+        side=0,
         line=AT_CHANCE,
         control=SIX_POINTS_ABOVE,
     ),

@@ -234,26 +234,32 @@ def check_corpus(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
 
 def _check_report(cfg: ReportConfig) -> None:
     from rankbench.report.report import check_figure_keys, find_runs
-    from rankbench.report.scoreboard import check_experiment
+    from rankbench.report.results import check_pages
+    from rankbench.report.scoreboard import EVERY, check_experiment
 
     _check_folder(Path(cfg.out))
     if (Path(cfg.out) / "config.yaml").exists():  # its tables would be overwritten
         raise ConfigError(f"out={cfg.out}: the folder of a run; give report a folder of its own")
+    if cfg.pages is not None:
+        if cfg.scoreboard != EVERY:
+            raise ConfigError(f"pages={cfg.pages}: the pages are of all presets; add experiment=all")
+        _check_folder(Path(cfg.pages), "pages")
+        check_pages(Path(cfg.pages))
     if cfg.scoreboard is not None:
         check_experiment(cfg.scoreboard)
         return
     check_figure_keys(cfg.report, find_runs(cfg.runs))
 
 
-def _check_folder(out: Path) -> None:
+def _check_folder(out: Path, key: str = "out") -> None:
     """Refuse an output folder that cannot be made or written."""
     existing = out.absolute()
     while not existing.exists():
         existing = existing.parent
     if not existing.is_dir():
-        raise ConfigError(f"out={out}: {existing} is a file; give a folder")
+        raise ConfigError(f"{key}={out}: {existing} is a file; give a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"out={out}: {existing} cannot be written; give another folder")
+        raise ConfigError(f"{key}={out}: {existing} cannot be written; give another folder")
 
 
 def _check_job(cfg: BaseConfig | ReportConfig | DataConfig, words: list[str]) -> None:

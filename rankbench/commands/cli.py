@@ -258,7 +258,8 @@ def report_job(config: "DictConfig") -> None:
 
     cfg = _prepared(config)
     if cfg.scoreboard is not None:
-        print("\n".join(scoreboard(cfg.scoreboard, Path(cfg.out))))
+        pages = None if cfg.pages is None else Path(cfg.pages)
+        print("\n".join(scoreboard(cfg.scoreboard, Path(cfg.out), pages)))
     else:
         print("\n".join(gather(find_runs(cfg.runs), Path(cfg.out), chosen=cfg.report, statistic=cfg.statistic)))
 

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from rankbench import __version__
-from rankbench.claims import over_text, published
+from rankbench.claims import measured_text, over_text, published, statements_of
 from rankbench.keys import ConfigError
 from rankbench.runs.files import read_text, write_text
 from rankbench.runs.tables import read_table, short
@@ -37,8 +37,7 @@ def write_page(
     template escapes everything that comes from files; the figures are our own SVG.
     """
     statuses = [status for _, status, _ in runs.values()]
-    verdicts = records(read_table(folder / "verdicts.csv")) if judged else []
-    verdicts = [row | {"over": over_text(row)} for row in verdicts]
+    statements = statements_of(records(read_table(folder / "verdicts.csv"))) if judged else []
     text = render(
         "report",
         folder,
@@ -46,8 +45,8 @@ def write_page(
         counts={status: statuses.count(status) for status in sorted(set(statuses), key=statuses.index)},
         facts=_environment([run for run, _, _ in runs.values()]),
         follows=follows,
-        verdicts=[row for row in verdicts if row["kind"] == "claim"],
-        checks=[row for row in verdicts if row["kind"] == "check"],
+        claims=[row for row in statements if row["kind"] == "claim"],
+        checks=[row for row in statements if row["kind"] == "check"],
         summary=records(tables["summary"]),
         runs=[_run(name, *run, tables["seeds"], folder) for name, run in runs.items()],
         keys=list(next(iter(runs.values()))[2]),
@@ -66,7 +65,7 @@ def render(kind: str, folder: Path, **content: Any) -> str:
     """Render the page of this kind for a folder from its template, which escapes texts in the content."""
     loader = PackageLoader("rankbench.report", "templates")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["short"] = short
+    environment.filters |= {"short": short, "measured_text": measured_text, "over_text": over_text}
     template = environment.get_template(f"{kind}.html.j2")
     return template.render(title=folder.resolve().name, version=__version__, **content)
 
@@ -105,21 +104,36 @@ def command_of(run_folder: Path) -> str:
 
     For a job of a sweep, its own overrides: environment.json holds the command of the whole sweep.
     """
-    recorded = _json(run_folder / "environment.json").get("command")
-    words = [str(word) for word in recorded] if isinstance(recorded, list) and recorded else []
-    if not words:
-        return ""
+    words = recorded_command(run_folder)
     overrides = run_folder / ".hydra" / "overrides.yaml"
-    if (run_folder.parent / "multirun.yaml").exists() and overrides.exists():
+    if words and (run_folder.parent / "multirun.yaml").exists() and overrides.exists():
         try:
             recorded_overrides = yaml.safe_load(read_text(overrides))
         except (yaml.YAMLError, UnicodeDecodeError, ConfigError):
             return ""
         words = [words[0], *map(str, recorded_overrides if isinstance(recorded_overrides, list) else [])]
-    # drop what rankbench itself passes to Hydra, and the folder, where the run would count as already trained
+    return as_typed_command(words)
+
+
+def recorded_command(run_folder: Path) -> list[str]:
+    """The words of the command that made a run, or the whole sweep of a job; empty if the run has no record."""
+    recorded = _json(run_folder / "environment.json").get("command")
+    return [str(word) for word in recorded] if isinstance(recorded, list) else []
+
+
+def as_typed_command(words: list[str]) -> str:
+    """The words of a command as a line for a shell, without what rankbench itself passes to Hydra, and without the
+    folder, where the run would count as already trained."""
+    if not words:
+        return ""
     kept = [word for word in words[1:] if not word.startswith(("hydra.job.config.", "out="))]
     program = words[0] if words[0].startswith("rankbench ") else shlex.quote(words[0])
     return " ".join([program, *map(shlex.quote, kept)])
+
+
+def commits_of(folders: list[Path]) -> str:
+    """The commits of rankbench that made the runs."""
+    return _all_of(_commit(_json(folder / "environment.json")) for folder in folders)
 
 
 def _environment(folders: list[Path]) -> dict[str, str]:

@@ -1,17 +1,15 @@
 """Tidy CSV tables: columns run, task, model and seed, then the axes, then a column for each measured value."""
 
 import io
-import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import special, stats
 
 from rankbench.keys import ConfigError
 from rankbench.runs.files import regular, write_text
+from rankbench.runs.intervals import interval95
 
 WHO = ["run", "task", "model", "seed"]
 
@@ -70,41 +68,6 @@ def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometr
     groups = per_seed.groupby(axes, sort=True, dropna=False)  # in the order of the summary's rows
     summary["of_seed"] = [rows.dropna(subset=value).set_index("seed")[value].to_dict() for _, rows in groups]
     return summary.reset_index()[[*axes, "mean", "low", "high", "num_seeds", "of_seed"]]
-
-
-class Interval(NamedTuple):
-    """A mean, the ends of its 95 % interval (nan if there is none), and the interval's method."""
-
-    mean: float
-    low: float
-    high: float
-    method: str  # t | t of logits | t of logarithms | Clopper-Pearson | none
-
-
-def interval95(values: Sequence[float] | np.ndarray | pd.Series, scale: str = "real") -> Interval:
-    """Mean of one number per seed, with a 95 % interval that stays within the numbers' scale.
-
-    real: Student's t. share, for numbers in [0, 1]: Student's t for the logit of the mean, whose standard error is that
-    of the mean over mean (1 - mean) (delta method). positive, for numbers above 0 without an upper end: the same for
-    the logarithm of the mean, whose standard error is that of the mean over the mean. rate, for numbers that are 0 or
-    1: Clopper and Pearson's exact interval.
-    """
-    values = np.asarray(values, dtype=float)
-    mean, count = float(values.mean()), len(values)
-    if scale == "rate":
-        ends = stats.binomtest(int(values.sum()), count).proportion_ci(0.95, method="exact")
-        return Interval(mean, float(ends.low), float(ends.high), "Clopper-Pearson")
-    if count < 2:
-        return Interval(mean, math.nan, math.nan, "none")
-    halfwidth = stats.t.ppf(0.975, count - 1) * values.std(ddof=1) / np.sqrt(count)
-    if scale == "share" and 0 < mean < 1:
-        halfwidth /= mean * (1 - mean)
-        low, high = special.expit(special.logit(mean) + np.array([-halfwidth, halfwidth]))
-        return Interval(mean, float(low), float(high), "t of logits")
-    if scale == "positive" and mean > 0:
-        ends = mean * np.exp(np.array([-halfwidth, halfwidth]) / mean)
-        return Interval(mean, float(ends[0]), float(ends[1]), "t of logarithms")
-    return Interval(mean, float(mean - halfwidth), float(mean + halfwidth), "t")
 
 
 def scale_of(column: str) -> str:

@@ -1,0 +1,156 @@
+"""The shipped presets, the run that stands for each (newest, complete, at the largest scale), and their claims."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from rankbench.claims import CLAIMS, PAPERS, judge, statements_of, with_holm
+from rankbench.config import BUDGETS, conf_dir
+from rankbench.report.page import as_typed_command, commits_of, recorded_command, records
+from rankbench.report.report import runs_in, status_of, varying_keys
+from rankbench.runs.files import read_text
+from rankbench.runs.tables import booleans_as_words, read_table
+
+NOT_RUN = "not run"  # note of a preset without a run
+
+
+@dataclass(frozen=True)
+class PresetRun:
+    """A folder that a preset's command has written: that of a run, a sweep, or analyses of fresh models."""
+
+    preset: str
+    folder: Path
+    jobs: list[Path]
+    budget: str
+    complete: bool
+    written: float  # seconds since 1970
+
+    @property
+    def rank(self) -> tuple[bool, int, float]:
+        """Sort key: of several runs of a preset the last one (complete, largest scale, newest) stands for it."""
+        return self.complete, BUDGETS.index(self.budget), self.written
+
+    def figures(self) -> list[Path]:
+        """Figures of the run, without those of final numbers that every sweep has."""
+        return [path for path in sorted(self.folder.glob("*.png")) if not re.fullmatch(r"sweep(_\d+)?", path.stem)]
+
+    @cached_property
+    def verdicts(self) -> list[dict[str, Any]]:
+        """Rows of verdicts.csv, each with the preset and its scale; without a p-value they are of an earlier version
+        and judged again."""
+        path = self.folder / "verdicts.csv"
+        rows = records(read_table(path)) if path.exists() else []
+        if rows and "p_value" not in rows[0]:
+            rows = self._judged_again()
+        return [{"preset": self.preset, "scale": self.budget, **row} for row in rows]
+
+    def _judged_again(self) -> list[dict[str, Any]]:
+        """Verdicts of today's claims on the tables in the folder."""
+        facets = [key for key in varying_keys(self.jobs)[0] if key not in ("run", "seed")] if len(self.jobs) > 1 else []
+        rows = []
+        requested = _yaml(self.jobs[0] / "config.yaml").get("claims") or ()
+        for name in (name for name in requested if name in CLAIMS):
+            if (path := self.folder / f"{CLAIMS[name].table}.csv").exists():
+                table = read_table(path)
+                keys = [key for key in facets if key in table]
+                rows += judge(name, table.assign(**booleans_as_words(table[keys])), keys)
+        return records(pd.DataFrame(rows))
+
+    def about(self) -> dict[str, str]:
+        """The run in words: command, commit, scale, and what is missing from it."""
+        notes = [] if self.complete else ["not all jobs finished"]
+        notes += [] if self.verdicts else ["not judged"]
+        return {
+            "command": as_typed_command(recorded_command(self.jobs[0])) or presets()[self.preset],
+            "commit": commits_of(self.jobs),
+            "scale": self.budget,
+            "finished": f"{datetime.fromtimestamp(self.written):%Y-%m-%d %H:%M}",
+            "folder": str(self.folder),
+            "note": "; ".join(notes),
+        }
+
+
+def presets() -> dict[str, str]:
+    """The shipped presets by name, each with its command, which is the first comment line of its file."""
+    commands = {}
+    for path in sorted((conf_dir() / "experiment").glob("*.yaml")):
+        comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
+        command = next((line for line in comments if line.startswith("rankbench ")), "")
+        commands[path.stem] = command.split("  ")[0]
+    return commands
+
+
+def best_runs(names: Iterable[str], outputs: Path) -> dict[str, PresetRun]:
+    """The run that stands for each of these presets, where there is one, from the runs in `outputs`."""
+    best: dict[str, PresetRun] = {}
+    for run in _preset_runs(outputs):
+        if run.preset not in best or run.rank > best[run.preset].rank:
+            best[run.preset] = run
+    return {name: best[name] for name in names if name in best}
+
+
+def across_presets(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The claims among the presets' verdicts, paper by paper, adjusted for their number.
+
+    A claim that several presets judge has the settings of all of them, which then begin with the preset.
+    """
+    presets_of: dict[str, dict[str, None]] = {}
+    for row in verdicts:
+        presets_of.setdefault(row["claim"], {})[row["preset"]] = None
+    settings = [
+        row | {"where": ", ".join(filter(None, (row["preset"], row["where"])))}
+        if len(presets_of[row["claim"]]) > 1
+        else row
+        for row in verdicts
+    ]
+    statements = [
+        statement
+        | {
+            "presets": ", ".join(dict.fromkeys(row["preset"] for row in statement["settings"])),
+            "scale": ", ".join(dict.fromkeys(row["scale"] for row in statement["settings"])),
+        }
+        for statement in with_holm(statements_of(settings))
+    ]
+    position = {paper: number for number, paper in enumerate(PAPERS)}
+    return sorted(statements, key=lambda row: (row["kind"] == "check", position[row["paper"]]))
+
+
+def _preset_runs(outputs: Path) -> Iterator[PresetRun]:
+    for folder in sorted([*outputs.glob("train/*"), *outputs.glob("analyze/*")]):
+        jobs = runs_in(folder) if folder.is_dir() else []
+        if jobs and (preset := _preset_of(folder, jobs[0])):
+            files = [path for path in (folder / "verdicts.csv", jobs[0] / "summary.json") if path.exists()]
+            yield PresetRun(
+                preset,
+                folder,
+                jobs,
+                _yaml(jobs[0] / "config.yaml").get("budget") or "paper",
+                {status_of(job) for job in jobs} == {"finished"},
+                max((path.stat().st_mtime for path in files), default=0.0),
+            )
+
+
+def _preset_of(folder: Path, job: Path) -> str | None:
+    """The preset that the command named, from Hydra's record; None if it named none."""
+    for record in (folder / "multirun.yaml", job / ".hydra" / "hydra.yaml"):
+        value = _yaml(record)
+        for key in ("hydra", "runtime", "choices", "experiment"):
+            value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, str) and value != "null":
+            return value
+    return None
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(read_text(path))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}

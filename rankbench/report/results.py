@@ -1,0 +1,212 @@
+"""The results as Markdown pages: an index, a page for each paper, and the tables that their numbers come from.
+
+Everything but the folder `notes` is written anew: notes/<preset>.md is a person's text about a preset, notes/index.md
+one about all of them.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rankbench.claims import OUTCOMES, PAPERS, by_paper, measured_text, over_text, table_of
+from rankbench.keys import ConfigError
+from rankbench.plots.pictures import png_within
+from rankbench.report.page import records
+from rankbench.report.preset_runs import NOT_RUN, PresetRun
+from rankbench.runs.files import read_text, replacing, write_text
+from rankbench.runs.tables import markdown, read_table, short, write_table
+
+MARK = "<!-- Written by `rankbench report experiment=all`; what people write stands in notes/. -->"
+INDEX = "README.md"
+LARGEST = 200_000  # bytes of a figure
+READING = (
+    "A claim is *held* where the 95 % interval over seeds lies on the claimed side of its line in every setting that "
+    "the paper speaks of, and where its control fails, a set-up in which the claim is false. It is *partly held* where "
+    "some settings hold, and *held after Holm* where it still holds when all claims of its paper are tested together."
+)
+
+
+def check_pages(folder: Path) -> None:
+    """Raise ConfigError if a page would overwrite a file that this command did not write."""
+    for name in (INDEX, *(_page_of(paper) for paper in PAPERS)):
+        if (folder / name).exists() and not read_text(folder / name).startswith(MARK):
+            raise ConfigError(f"pages={folder}: {name} there was not written by this command; give another folder")
+
+
+def write_pages(
+    folder: Path, statements: list[dict[str, Any]], boards: list[dict[str, str]], runs: dict[str, PresetRun]
+) -> Path:
+    """Write the pages; returns the index. statements: of all presets. boards: what is known of each preset's run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    home = {
+        row["preset"]: statement["paper"]
+        for statement in reversed(statements)
+        for row in reversed(statement["settings"])
+    }
+    write_table(table_of(statements), folder / "statements.csv")
+    about = pd.DataFrame([{**board, "paper": home.get(board["preset"])} for board in boards])
+    write_table(about.drop(columns="folder"), folder / "presets.csv")  # the folder is of no use elsewhere
+    for board in boards:
+        _remove_old(folder / "presets" / board["preset"])
+    for preset, run in runs.items():
+        _copy(run, folder / "presets" / preset)
+    papers = {row["paper"] for row in statements}
+    for paper in PAPERS:
+        if paper in papers:
+            of_paper = [row for row in statements if row["paper"] == paper]
+            at_home = [board for board in boards if home.get(board["preset"]) == paper]
+            write_text(folder / _page_of(paper), "\n".join(_paper_page(paper, of_paper, at_home, home, folder)))
+        elif (folder / _page_of(paper)).exists():
+            (folder / _page_of(paper)).unlink()
+    write_text(folder / INDEX, index_of(folder))
+    return folder / INDEX
+
+
+def index_of(folder: Path) -> str:
+    """Text of the index page, from statements.csv and presets.csv in the folder."""
+    statements, boards = (records(read_table(folder / f"{name}.csv")) for name in ("statements", "presets"))
+    claims = by_paper(statements, "claim")
+    rows = [_counted(f"[{paper}]({_page_of(paper)})", of_paper) for paper, of_paper in claims.items()]
+    rows.append(_counted("all", [row for of_paper in claims.values() for row in of_paper]))
+    checks = [row["outcome"] for row in statements if row["kind"] == "check"]
+    table = pd.DataFrame([_about(board) for board in boards if board["note"] != NOT_RUN])
+    unrun = [board["preset"] for board in boards if board["note"] == NOT_RUN]
+    parts = [
+        MARK,
+        "# Results\n",
+        f"{len(table)} of {len(boards)} presets have been run. {READING}\n",
+        markdown(pd.DataFrame(rows)),
+        *([f"Checks of the tool: {checks.count('passed')} of {len(checks)} passed.\n"] if checks else []),
+        *_note(folder, "index"),
+        "## Presets\n",
+        markdown(table),
+        *([f"Not run: {', '.join(unrun)}.\n"] if unrun else []),
+        "The tables behind the pages: [statements.csv](statements.csv), a row for each claim; "
+        "[presets.csv](presets.csv); in presets/ the settings and final numbers of each preset.\n",
+    ]
+    return "\n".join(parts)
+
+
+def _counted(name: str, claims: list[dict[str, Any]]) -> dict[str, Any]:
+    outcomes = [row["outcome"] for row in claims]
+    scales = dict.fromkeys(scale for row in claims for scale in row["scale"].split(", "))
+    counts = {"claims": len(claims)} | {outcome: outcomes.count(outcome) for outcome in OUTCOMES}
+    after_holm = [row["held_after_holm"] for row in claims].count("yes")
+    return {"paper": name, **counts, "held after Holm": after_holm, "scale": ", ".join(scales)}
+
+
+def _about(board: dict[str, Any]) -> dict[str, Any]:
+    page = f"[{board['preset']}]({_page_of(board['paper'])}#{board['preset']})" if board["paper"] else board["preset"]
+    return {"preset": page, **{key: board[key] for key in ("scale", "finished", "commit", "note")}}
+
+
+def _page_of(paper: str) -> str:
+    """Name of a paper's page."""
+    return re.sub(r"\W+", "_", paper.lower()) + ".md"
+
+
+def _remove_old(folder: Path) -> None:
+    """Remove a preset's tables and figures of an earlier call."""
+    for old in [*folder.glob("*.png"), *folder.glob("*.csv")]:
+        old.unlink()
+    if folder.exists() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _copy(run: PresetRun, folder: Path) -> None:
+    """Copy a preset's figures and small tables, so that numbers can be checked without a run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_table(pd.DataFrame(run.verdicts or {"claim": []}), folder / "verdicts.csv")
+    if (run.folder / "summary.csv").exists():
+        write_text(folder / "summary.csv", read_text(run.folder / "summary.csv"))
+    for path in run.figures():
+        with replacing(folder / path.name) as part:
+            part.write_bytes(png_within(path, LARGEST))
+
+
+def _note(folder: Path, name: str) -> list[str]:
+    """The text that a person has written, if any."""
+    path = folder / "notes" / f"{name}.md"
+    return [read_text(path).strip() + "\n"] if path.exists() else []
+
+
+def _paper_page(
+    paper: str, statements: list[dict[str, Any]], boards: list[dict[str, str]], home: dict[str, str], folder: Path
+) -> Iterator[str]:
+    claims, checks = ([row for row in statements if row["kind"] == kind] for kind in ("claim", "check"))
+    yield f"{MARK}\n# {paper}: {PAPERS[paper]}\n\n[All results]({INDEX})\n"
+    if claims:
+        columns = ("claim", "outcome", "num_held", "num_settings", "held_after_holm", "scale")
+        yield markdown(pd.DataFrame([{name.replace("_", " "): row[name] for name in columns} for row in claims]))
+    for row in claims:
+        yield from _claim(row, home)
+    if checks:
+        yield "## Checks of the tool\n"
+    for row in checks:
+        yield from _claim(row, home)
+    if boards:
+        yield "## Presets\n"
+    for board in boards:
+        yield from _preset(board, folder)
+
+
+def _claim(row: dict[str, Any], home: dict[str, str]) -> Iterator[str]:
+    """A claim with all that its verdict rests on; its settings on demand."""
+    where = f" at {row['where']}" if row["where"] else ""
+    several = (
+        f"{row['num_held']} of {row['num_settings']} hold; from {short(row['smallest'])} to {short(row['largest'])}"
+    )
+    facts = {
+        "Verdict": row["reading"],
+        "Source": row["source"],
+        "Refuted by": row["refuted_by"],
+        "Control, in which it must fail": row["control"],
+        "Measured": f"{_number_of(row)}{where}, claimed {row['claimed']}",
+        "Settings": several if row["num_settings"] > 1 else "",
+        "Published": short(row["published"]),
+        "p": _p_text(row),
+        "Scale": f"{row['scale']}, {over_text(row)}",
+        "Presets": ", ".join(f"[{name}]({_page_of(home[name])}#{name})" for name in row["presets"].split(", ")),
+    }
+    yield f"### {row['claim']}: {row['outcome']}\n\n{row['statement']}\n"
+    yield "\n".join(f"- {name}: {_plain(text)}" for name, text in facts.items() if text) + "\n"
+    if len(row["settings"]) > 1:
+        table = [
+            {"where": setting["where"], "outcome": setting["outcome"], "measured": _number_of(setting)}
+            | {"p": setting["p_value"], "reason": setting["reason"]}
+            for setting in row["settings"]
+        ]
+        yield f"<details><summary>{len(table)} settings</summary>\n\n{markdown(pd.DataFrame(table))}\n</details>\n"
+
+
+def _p_text(row: dict[str, Any]) -> str:
+    """The p-values of a claim; empty where no interval decided. Without any spread p is 0."""
+    if row["p_value"] is None or math.isnan(row["p_value"]):
+        return ""
+    adjusted = "" if row["kind"] == "check" else f", after Holm {short(row['p_holm'])}"
+    return f"{short(row['p_value'])}{adjusted}{'' if row['p_value'] else ' (every seed gives the same number)'}"
+
+
+def _number_of(row: dict[str, Any]) -> str:
+    return measured_text(row).removeprefix("measured ")
+
+
+def _plain(text: str) -> str:
+    """The text with signs that Markdown would take for HTML as entities."""
+    return text.replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _preset(board: dict[str, str], folder: Path) -> Iterator[str]:
+    name = board["preset"]
+    files = sorted(path.name for path in (folder / "presets" / name).glob("*.csv"))
+    links = ", ".join(f"[{file}](presets/{name}/{file})" for file in files)
+    note = f"; {board['note']}" if board["note"] else ""
+    yield f"### {name}\n\n    {board['command']}\n"
+    yield f"Commit {board['commit']}, scale {board['scale']}, {board['finished']}{note}. {links}\n"
+    yield from _note(folder, name)
+    for path in sorted((folder / "presets" / name).glob("*.png")):
+        yield f"![{path.stem} of {name}](presets/{name}/{path.name})\n"

@@ -1,0 +1,139 @@
+"""The mean of one number per seed: its 95 % interval, its p-value against a line, and how many seeds would decide.
+
+All three use the same distribution, so that the interval excludes a line on the claimed side where p is below LEVEL.
+"""
+
+import bisect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import special, stats
+
+LEVEL = 0.025  # one-sided level that belongs to an interval of 95 %
+POWER = 0.8
+MOST_REPEATS = 10_000  # repeats beyond which a number counts as lying on the line
+FAR = 30.0  # standard errors at which a test of any size has a power of .97 or more; SciPy loses digits farther out
+
+Values = Sequence[float] | np.ndarray | pd.Series
+
+
+class Interval(NamedTuple):
+    """A mean, the ends of its 95 % interval (nan if there is none), and the interval's method."""
+
+    mean: float
+    low: float
+    high: float
+    method: str  # t | t of logits | t of logarithms | Clopper-Pearson | none
+
+
+@dataclass(frozen=True)
+class _Mean:
+    """A mean and its standard error on the scale on which Student's t is taken, where the mean is 0."""
+
+    mean: float
+    error: float
+    count: int
+    method: str
+
+    def at(self, distance: float) -> float:
+        """The number at this distance from the mean."""
+        if self.method == "t of logits":
+            return float(special.expit(special.logit(self.mean) + distance))
+        return float(self.mean * np.exp(distance)) if self.method == "t of logarithms" else float(self.mean + distance)
+
+    def distance(self, number: float) -> float:
+        """Distance of a number from the mean; infinite for a number outside of the scale."""
+        if self.method == "t of logits":
+            return float(special.logit(min(max(number, 0.0), 1.0)) - special.logit(self.mean))
+        if self.method == "t of logarithms":
+            return math.log(number / self.mean) if number > 0 else -math.inf
+        return number - self.mean
+
+    def p_value(self, line: float, side: int) -> float:
+        """Of Student's one-sided test that the mean lies above (side=+1) or below (-1) the line."""
+        beyond = -side * self.distance(line)
+        if self.error == 0:
+            return 0.5 if beyond == 0 else float(beyond < 0)
+        return float(stats.t.sf(beyond / self.error, self.count - 1))
+
+
+def _mean(values: Values, scale: str) -> _Mean:
+    values = np.asarray(values, dtype=float)
+    mean, count = float(values.mean()), len(values)
+    error = float(values.std(ddof=1) / np.sqrt(count))
+    if scale == "share" and 0 < mean < 1:
+        return _Mean(mean, error / (mean * (1 - mean)), count, "t of logits")
+    if scale == "positive" and mean > 0:
+        return _Mean(mean, error / mean, count, "t of logarithms")
+    return _Mean(mean, error, count, "t")
+
+
+def interval95(values: Values, scale: str = "real") -> Interval:
+    """Mean of one number per seed, with a 95 % interval that stays within the numbers' scale.
+
+    real: Student's t. share, for numbers in [0, 1]: Student's t for the logit of the mean, whose standard error is that
+    of the mean over mean (1 - mean) (delta method). positive, for numbers above 0 without an upper end: the same for
+    the logarithm of the mean, whose standard error is that of the mean over the mean. rate, for numbers that are 0 or
+    1: Clopper and Pearson's exact interval.
+    """
+    if scale == "rate":
+        ends = stats.binomtest(int(np.sum(values)), len(values)).proportion_ci(1 - 2 * LEVEL, method="exact")
+        return Interval(float(np.mean(values)), float(ends.low), float(ends.high), "Clopper-Pearson")
+    if len(values) < 2:
+        return Interval(float(np.mean(values)), math.nan, math.nan, "none")
+    mean = _mean(values, scale)
+    halfwidth = stats.t.ppf(1 - LEVEL, mean.count - 1) * mean.error
+    return Interval(mean.mean, mean.at(-halfwidth), mean.at(halfwidth), mean.method)
+
+
+def p_value(values: Values, line: float, side: int, scale: str = "real") -> float:
+    """One-sided p-value of the claim that the mean lies above (side=+1) or below (-1) the line, or (side=0) within the
+    line to either side of 0: the larger p of two one-sided tests. nan for fewer than two values."""
+    if side == 0:
+        return max(p_value(values, -line, +1, scale), p_value(values, line, -1, scale))
+    if scale == "rate":
+        alternative = "greater" if side > 0 else "less"
+        return float(stats.binomtest(int(np.sum(values)), len(values), line, alternative).pvalue)
+    return _mean(values, scale).p_value(line, side) if len(values) > 1 else math.nan
+
+
+def num_to_decide(values: Values, line: float, side: int, scale: str = "real") -> float:
+    """Smallest number of values whose interval would exclude the line with a probability of POWER, if their mean and
+    spread are those of `values`.
+
+    inf if no number up to MOST_REPEATS does, because the mean lies on the line or too close to it. nan for fewer than
+    two values. With side=0 either the whole interval within the two lines decides, or the whole outside of them.
+    """
+    if len(values) < 2:
+        return math.nan
+    if scale == "rate":
+        return _num_to_decide_rate(float(np.mean(values)), line)
+    mean = _mean(values, scale)
+    ends = [mean.distance(end) for end in ((-line, line) if side == 0 else (line,))]
+    if abs(mean.mean) >= line and side == 0:
+        ends = [min(ends, key=abs)]
+    if mean.error == 0:  # the interval is a point
+        return 2 if all(ends) else math.inf
+    in_spreads = [abs(end) / (mean.error * math.sqrt(mean.count)) for end in ends]
+
+    def power(count: int) -> float:
+        edge, root = stats.t.ppf(1 - LEVEL, count - 1), math.sqrt(count)
+        # two tests both reject with at least the sum of their powers less 1
+        return sum(stats.nct.sf(edge, count - 1, min(end * root, FAR)) for end in in_spreads) + 1 - len(ends)
+
+    counts = range(2, MOST_REPEATS + 1)
+    position = bisect.bisect_left(counts, POWER, key=power)
+    return counts[position] if position < len(counts) else math.inf
+
+
+def _num_to_decide_rate(mean: float, line: float) -> float:
+    counts = np.arange(2, MOST_REPEATS + 1)
+    if mean < line:  # the mirror image: failures above 1 - line
+        mean, line = 1 - mean, 1 - line
+    fewest = stats.binom.isf(LEVEL, counts, line) + 1  # successes that exclude the line
+    decides = stats.binom.sf(fewest - 1, counts, mean) >= POWER
+    return float(counts[decides.argmax()]) if decides.any() and mean > line else math.inf
