@@ -902,3 +902,34 @@ def test_conf_dir_prefers_the_packaged_folder(tmp_path, monkeypatch):
     assert config.conf_dir() == tmp_path / "site" / "conf"  # a checkout
     (package / "conf").mkdir()
     assert config.conf_dir() == package / "conf"  # a wheel, whatever stands beside it
+
+
+# --- presets and printed folders -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("train", "experiment=dong_claim31"), "trains nothing; use `rankbench analyze experiment=dong_claim31`"),
+        (("analyze", "experiment=demo"), "trains what it measures; use `rankbench train experiment=demo`"),
+    ],
+)
+def test_a_preset_under_the_wrong_command_is_refused(words, message, tmp_path):
+    done = rankbench(*words, at=tmp_path)
+    assert done.code == 1 and message in done.err and len(done.err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_list_names_every_preset_with_its_command(tmp_path):
+    listed = rankbench("list", at=tmp_path).out
+    for path in (conf_dir() / "experiment").glob("*.yaml"):
+        verb = path.read_text().split("# rankbench ")[1].split()[0]
+        assert f"\n{path.stem}\n    rankbench {verb}; " in f"\n{listed}"
+
+
+def test_a_folder_is_taken_as_it_was_printed():
+    folder = "outputs/train/now/3_model=san,it's"
+    (word,) = as_keys("analyze", [f"run={folder}"])
+    (override,) = OverridesParser.create().parse_overrides([word])
+    assert override.value() == folder
+    assert as_keys("analyze", ["-m", "run=a,b"]) == ["-m", "run=a,b"]

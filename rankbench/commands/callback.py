@@ -264,6 +264,7 @@ def _check_folder(out: Path, key: str = "out") -> None:
 
 def _check_job(cfg: BaseConfig | ReportConfig | DataConfig, words: list[str]) -> None:
     """Refuse a wrong config, and words that would change nothing: a run brings its own model, task and seeds."""
+    _check_verb(cfg, words)
     check_everything(cfg)
     check_corpus(cfg)
     if isinstance(cfg, AnalyzeConfig):
@@ -274,3 +275,20 @@ def _check_job(cfg: BaseConfig | ReportConfig | DataConfig, words: list[str]) ->
             foreign = cfg.module or cfg.checkpoint
             if foreign is not None and key.split(".")[0] in ("model", "task"):
                 raise ConfigError(f"{word}: {foreign} is no network of ours and has no {key}; leave one of the two out")
+
+
+def _check_verb(cfg: BaseConfig | ReportConfig | DataConfig, words: list[str]) -> None:
+    """Refuse a preset under the wrong command: it would train a network that nobody measures, or measure an untrained
+    one. Any preset may say how a run, a module or a checkpoint is measured."""
+    name = next((word.partition("=")[2] for word in words if word.startswith("experiment=")), None)
+    if name is None or not isinstance(cfg, TrainConfig | AnalyzeConfig) or isinstance(cfg, BenchConfig):
+        return
+    from rankbench.report.preset_runs import described
+
+    wanted = described()[name].verb if name in described() else None
+    if wanted == "analyze" and isinstance(cfg, TrainConfig):
+        raise ConfigError(f"experiment={name}: trains nothing; use `rankbench analyze experiment={name}`")
+    if wanted == "train" and isinstance(cfg, AnalyzeConfig) and not (cfg.run or cfg.module or cfg.checkpoint):
+        raise ConfigError(
+            f"experiment={name}: trains what it measures; use `rankbench train experiment={name}`, or give run="
+        )

@@ -27,6 +27,7 @@ Usage: rankbench COMMAND [key=value ...] [-m] [--cfg job]
 {chr(10).join(f"  {name:<8} {what}" for name, what in COMMANDS.items())}
 
   rankbench COMMAND --help   its keys, groups and defaults
+  rankbench list             the presets, with what each costs and the run that stands for it here
   rankbench --version
   rankbench completion bash  Tab completion: eval "$(rankbench completion bash)"
 
@@ -61,6 +62,10 @@ def _dispatch(words: list[str]) -> None:
         from rankbench import __version__
 
         print(f"rankbench {__version__}")
+    elif words[0] == "list":
+        from rankbench.commands.usage import list_of_presets
+
+        print(list_of_presets())
     elif words[0] == "completion":
         from rankbench.commands import completion
         from rankbench.commands.callback import refusing

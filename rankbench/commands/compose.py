@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -27,8 +28,10 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
     +experiment=: Hydra's documentation has this +, but Hydra refuses it because `experiment` has a default. experiment=
     of report, and model=mine.py:build and model=pretrained model.path= of analyze, name no group.
     """
-    spelled = []
+    words, spelled = list(words), []
+    is_sweep = bool({"-m", "--multirun"} & set(words))
     for word in words:
+        word = _quoted_path(word, is_sweep)
         word = word.removeprefix("+") if word.startswith("+experiment=") else word
         if command == "report":
             word = re.sub("^experiment=", "scoreboard=", word)
@@ -42,6 +45,16 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
         spelled = [word for word in spelled if word != "model=pretrained"]
         spelled = [word.replace("model.path=", "checkpoint=", 1) for word in spelled]
     return spelled
+
+
+def _quoted_path(word: str, is_sweep: bool) -> str:
+    """A folder as it was printed, quoted for Hydra where its name has = or commas, as those of a sweep's jobs have."""
+    key, _, path = word.partition("=")
+    if key not in ("run", "runs", "out", "inputs") or path[:1] in ("'", '"', "["):
+        return word
+    if ("=" in path and not is_sweep) or ("," in path and Path(path).exists()):
+        return "{}='{}'".format(key, path.replace("'", r"\'"))
+    return word
 
 
 def register() -> None:

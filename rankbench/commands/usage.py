@@ -42,6 +42,23 @@ def usage(command: str, words: list[str]) -> str:
     return text if asked else f"{HEAD.format(command=command, groups=_groups(command))}\n{text}\n{FOOT}"
 
 
+def list_of_presets() -> str:
+    """Each preset with its command, its cost, the run here that stands for it, and what it measures."""
+    from rankbench.report.preset_runs import best_runs, described
+    from rankbench.runs.run import OUTPUTS
+
+    all_presets = described()
+    runs, width = best_runs(all_presets, OUTPUTS), min(max(shutil.get_terminal_size().columns, 80), 120)
+    lines = []
+    for name, preset in all_presets.items():
+        run = runs.get(name)
+        here = "" if run is None else f" [{run.folder}, {run.budget}{'' if run.complete else ', not finished'}]"
+        lines.append(f"{name}{here}")
+        for text in (f"rankbench {preset.verb}; {preset.cost.rstrip(';')}", preset.about):
+            lines.append(textwrap.fill(text, width, initial_indent="    ", subsequent_indent="    "))
+    return "\n".join(lines)
+
+
 def _rows(command: str, cfg: DictConfig, every_analysis: bool) -> Iterator[tuple[str, Row]]:
     """The keys of a command with their values, each with its heading."""
     yield from rows_of(command, cfg)

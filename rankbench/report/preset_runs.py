@@ -1,12 +1,13 @@
 """The shipped presets, the run that stands for each (newest, complete, at the largest scale), and their claims."""
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import yaml
@@ -77,14 +78,34 @@ class PresetRun:
         }
 
 
-def presets() -> dict[str, str]:
-    """The shipped presets by name, each with its command, which is the first comment line of its file."""
-    commands = {}
+class Preset(NamedTuple):
+    """A shipped preset: its command, what that costs, and what it measures, as the comments of its file say."""
+
+    command: str
+    cost: str
+    about: str
+
+    @property
+    def verb(self) -> str:
+        """train or analyze."""
+        return self.command.split()[1]
+
+
+def described() -> dict[str, Preset]:
+    """The shipped presets by name."""
+    found = {}
     for path in sorted((conf_dir() / "experiment").glob("*.yaml")):
-        comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
-        command = next((line for line in comments if line.startswith("rankbench ")), "")
-        commands[path.stem] = command.split("  ")[0]
-    return commands
+        lines = path.read_text(encoding="utf-8").splitlines()
+        first, *others = (line[1:].strip() for line in lines if line[:1] == "#" and "@package" not in line)
+        command, _, cost = first.partition("  ")
+        about = " ".join(itertools.takewhile(lambda line: not line.startswith("rankbench "), others))
+        found[path.stem] = Preset(command, cost.strip(), re.split(r"(?<!al)\. (?=[A-Z])", about)[0].rstrip("."))
+    return found
+
+
+def presets() -> dict[str, str]:
+    """The command of each shipped preset."""
+    return {name: preset.command for name, preset in described().items()}
 
 
 def best_runs(names: Iterable[str], outputs: Path) -> dict[str, PresetRun]:
