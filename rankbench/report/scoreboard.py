@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from rankbench.claims import measured_text, over_text
 from rankbench.config import BUDGETS, conf_dir
 from rankbench.keys import ConfigError, unknown
 from rankbench.report.page import link_to, records, render
 from rankbench.report.report import runs_in, status_of
-from rankbench.runs.files import read_text, write_text
+from rankbench.runs.files import write_text
+from rankbench.runs.records import read_yaml
 from rankbench.runs.run import OUTPUTS
 from rankbench.runs.tables import latex, markdown, read_table, short, write_table
 
@@ -162,10 +162,9 @@ def _preset_of(folder: Path, job: Path) -> str | None:
 
 def _yaml(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(read_text(path))
-    except (OSError, ValueError, yaml.YAMLError):
+        return read_yaml(path)
+    except (OSError, ConfigError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _board(name: str, command: str, run: PresetRun | None, table: pd.DataFrame, folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import io
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +37,11 @@ def read_table(path: Path, grows: bool = False) -> pd.DataFrame:
     elif lines and not lines.endswith(b"\n"):
         raise ConfigError(f"{path}: ends in the middle of a row; analyse the run again, or continue its training")
     try:
-        return pd.read_csv(io.BytesIO(lines), keep_default_na=False, na_values=["", "nan", "NaN"])
+        table = pd.read_csv(io.BytesIO(lines), keep_default_na=False, na_values=["", "nan", "NaN"])
+        for name in filter(lambda name: pd.api.types.is_object_dtype(table[name]), table):
+            if any(isinstance(value, int) and abs(value) > sys.maxsize for value in table[name]):
+                raise ConfigError(f"{path}: {name} has an integer that is too large; analyse the run again")
+        return table
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path}: not readable as a table ({reason}); analyse the run again") from None
