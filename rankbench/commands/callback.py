@@ -133,9 +133,11 @@ def _resolved(word: str, composed: DictConfig) -> str:
 
 @contextmanager
 def refusing(command: str) -> Iterator[None]:
-    """Turn a ConfigError, or a disk's error, into its one line and exit code 1; a bug of ours shows its traceback."""
+    """Turn a ConfigError, an error of composition, or a disk's error, into its one line and exit code 1; a bug of ours
+    shows its traceback."""
     try:
-        yield
+        with explaining(command, []):
+            yield
     except (ConfigError, OSError) as error:
         refuse(command, str(error))
     except Exception:

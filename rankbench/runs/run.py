@@ -5,7 +5,6 @@ import fcntl
 import hashlib
 import json
 import math
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from rankbench.config import BaseConfig, TrainConfig, check, conf_dir
-from rankbench.keys import ConfigError, closest
+from rankbench.keys import ConfigError, closest, escaped
 from rankbench.runs.files import regular, replacing, write_json, write_text
 from rankbench.runs.records import checksum, read_json, read_yaml
 from rankbench.runs.tables import WHO, read_table
@@ -156,7 +155,7 @@ class Run:
                 f"`rankbench report runs={self.folder}` gathers it, rankbench.Run(folder).table reads its tables"
             )
         try:
-            cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), _escaped(plain)))
+            cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), escaped(plain)))
             check(cfg)
         except OmegaConfBaseException as error:
             raise ConfigError(f"{path}: not a run's config: {str(error).splitlines()[0]}") from None
@@ -289,16 +288,6 @@ def _differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]
             differences |= _differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
         return differences
     return {} if old == new else {key: (old, new)}
-
-
-def _escaped(plain: Any) -> Any:
-    """Escape `${` in texts: a stored config is data and must not reach OmegaConf's resolvers."""
-    if isinstance(plain, dict):
-        return {key: _escaped(value) for key, value in plain.items()}
-    if isinstance(plain, list):
-        return [_escaped(value) for value in plain]
-    # backslashes before `${` escape one another, so each of them is doubled
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", plain) if isinstance(plain, str) else plain
 
 
 def _save_tensors(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:
