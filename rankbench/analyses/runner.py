@@ -21,7 +21,7 @@ from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
 from rankbench.progress import bar
 from rankbench.runs.files import write_json, write_text
-from rankbench.runs.machine import Machine, git_state, source_digest
+from rankbench.runs.machine import Machine, explaining_memory, git_state, source_digest
 from rankbench.runs.records import read_json
 from rankbench.runs.run import FORMAT, Run, config_text, find_run
 from rankbench.runs.tables import read_table, with_who, write_table
@@ -191,16 +191,22 @@ def analyze_trained(cfg: TrainConfig, run: Run) -> list[str]:
     """Run the analyses that a training config names, in its run's folder. They compute in float64 whatever the
     training's precision, because sums are checked to rounding. Returns lines for the reader."""
     machine = Machine.prepare(dataclasses.replace(cfg, precision="fp64"))
-    lines = analyze(cfg, subjects_of_run(run, machine), run.folder)
-    run.record_files(_tables_of(cfg))
+    with run.locked(), explaining_memory(machine):
+        lines = analyze(cfg, subjects_of_run(run, machine), run.folder)
+        run.record_files(_tables_of(cfg))
     return lines
 
 
 def analyze_into(cfg: AnalyzeConfig, command: list[str] | None = None) -> list[str]:
     """Write everything that `rankbench analyze` leaves in the folder `cfg.out`: a record of config and machine, tables,
     figures, verdicts and a summary. command: see `Machine.record`. Returns lines for the reader."""
-    machine, folder = Machine.prepare(cfg), Path(cfg.out)
-    subjects = subjects_of(cfg, machine)
+    machine = Machine.prepare(cfg)
+    with Run(Path(cfg.out)).locked(), explaining_memory(machine):
+        return _analyze_into(cfg, machine, command)
+
+
+def _analyze_into(cfg: AnalyzeConfig, machine: Machine, command: list[str] | None) -> list[str]:
+    subjects, folder = subjects_of(cfg, machine), Path(cfg.out)
     write_text(folder / "config.yaml", config_text(cfg))
     write_json(folder / "environment.json", machine.record(command))
     run = None if cfg.run is None else find_run(cfg.run)

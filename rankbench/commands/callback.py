@@ -181,13 +181,16 @@ def check_everything(cfg: BaseConfig | ReportConfig | DataConfig, writes: bool =
     from rankbench.runs.machine import Machine
     from rankbench.runs.run import Run, find_run
     from rankbench.tasks import build_task
+    from rankbench.training.memory import check_memory
     from rankbench.training.seeds_side_by_side import check_scores
     from rankbench.training.tensorboard import check_tensorboard
 
     if writes:
         _check_folder(Path(cfg.out))
-    Machine.prepare(cfg)
+    machine = Machine.prepare(cfg)
     check_analyses(cfg, _measured(cfg))
+    if not isinstance(cfg, AnalyzeConfig) or not (cfg.run or cfg.module or cfg.checkpoint):
+        check_memory(cfg, build_task(cfg.task), machine)
     if type(cfg) is TrainConfig:
         check_scores(cfg, build_task(cfg.task))
         Run(Path(cfg.out)).check_same(cfg)

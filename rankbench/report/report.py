@@ -28,7 +28,7 @@ from rankbench.runs.sweep import Sweep
 from rankbench.runs.tables import WHO, booleans_as_words, latex, markdown, over_seeds, read_table, write_table
 
 # Keys that are not variables of an experiment: where it runs, on what, how often it is evaluated, what is measured.
-SILENT = ("out", "seed", "replicas", "device", "threads", "run", "analysis", "claims", "published")
+SILENT = ("out", "beyond_memory", "seed", "replicas", "device", "threads", "run", "analysis", "claims", "published")
 SILENT += ("trainer.eval_every", "trainer.checkpoint_every", "observe.every")
 KINDS = (*plots.KINDS, ".svg")
 MOST_PANELS_OVER_STEPS = 6  # of a figure of a watched training, which has a row of them for each value

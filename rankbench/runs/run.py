@@ -32,7 +32,7 @@ FORMAT = 1  # of a run's folder; a later rankbench that writes another one raise
 STATUSES = ("finished", "diverged", "running", "failed")
 GROWING = ("metrics", "layers", *OBSERVED)  # tables that are written line by line during a training
 # Keys that may differ between the command that began a run and the one that continues it; they change no number of it
-FREE_KEYS = ("out", "analysis", "claims", "published", "objective")
+FREE_KEYS = ("out", "beyond_memory", "analysis", "claims", "published", "objective")
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,14 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder and keep other processes from training in it; a killed process keeps no lock."""
+        """Make the folder and keep other processes from training or analysing in it; a killed process keeps no lock."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with regular(self.folder / ".lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(
-                    f"out={self.folder}: another process is training there; wait for it, or give another folder"
+                    f"out={self.folder}: another process is writing there; wait for it, or give another folder"
                 ) from None
             yield
 
@@ -250,7 +250,7 @@ def _with_later_keys(plain: dict[str, Any]) -> dict[str, Any]:
         "optimizer": _shipped("optimizer/adam"),
         "trainer": training["trainer"],
     }
-    later = {"objective": training["objective"]}
+    later = {"objective": training["objective"], "beyond_memory": _shipped("base")["beyond_memory"]}
     for section, values in shipped.items():
         if isinstance(stored := plain.get(section), dict):
             later[section] = {key: value for key, value in values.items() if "${" not in str(value)} | stored

@@ -15,8 +15,8 @@ from rankbench.config import TrainConfig
 from rankbench.keys import ConfigError
 from rankbench.progress import bar
 from rankbench.runs.files import WriteError, append, naming, regular, sync, write_json, write_text
-from rankbench.runs.machine import Machine
-from rankbench.runs.run import Run
+from rankbench.runs.machine import Machine, explaining_memory
+from rankbench.runs.run import FORMAT, Run
 from rankbench.tasks import build_task
 from rankbench.training.seeds_side_by_side import DYNAMICS, METRICS, NOT_A_STATE, Training
 from rankbench.training.tensorboard import EventFiles
@@ -39,7 +39,7 @@ def train(cfg: TrainConfig, run: Run, command: list[str] | None = None) -> dict:
     columns) and weights of an uninterrupted run. Raises ConfigError if the folder holds a run of another config.
     """
     machine = Machine.prepare(cfg)
-    with run.locked():
+    with run.locked(), explaining_memory(machine):
         return _train(cfg, run, machine, command)
 
 
@@ -54,7 +54,12 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
             raise ConfigError(f"{run.folder / 'summary.json'}: not the summary of seeds {seeds}; train the run again")
         return summary
     run.begin(cfg, machine.record(command))
-    training = Training(cfg, build_task(cfg.task), machine, seeds)
+    try:
+        training = Training(cfg, build_task(cfg.task), machine, seeds)
+    except (MemoryError, RuntimeError):  # its sizes
+        rows = [{"seed": seed, "status": "training", "steps": 0} for seed in seeds]
+        write_json(run.folder / "summary.json", {"format": FORMAT, "status": "failed", "seeds": rows})
+        raise
     resumed = run.state()
     if resumed is not None:
         try:
