@@ -183,6 +183,7 @@ class BaseConfig:
     threads: int = key("Threads of each process. More than one rarely pays for models of this size.", between=(1, 1024))
     budget: str | None = key("Size of a preset. null: paper, as large as in its paper.", choices=BUDGETS)
     out: str = key("Folder that the command writes.")
+    beyond_memory: bool = key("Whether to go on where the sizes need more memory than the machine has.")
     model: ModelConfig
     task: dict[str, Any] = key("Keys of the task. Choose one with task=<name>.")
     analysis: dict[str, Any] = key("Options of each analysis. Choose analyses with analysis=[<name>,...].")

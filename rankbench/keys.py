@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 Keys = TypeVar("Keys")
+LONGEST = 300  # characters of what was given, in a message
 NOUNS = {int: "integer", float: "number", str: "text"}
 LIMITS = {  # attribute of Key: its word, and the comparison that a number within the limit satisfies
     "at_least": ("from", operator.ge),
@@ -30,6 +31,9 @@ LIMITS = {  # attribute of Key: its word, and the comparison that a number withi
 
 class ConfigError(ValueError):
     """A user's mistake in one line: what is wrong, what was given, what is allowed, what to do next."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened(message))
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,8 @@ def entries(cls: type, prefix: str = "") -> list[Entry]:
 
 def typed(cls: type[Keys], values: dict[str, Any], prefix: str) -> Keys:
     """An instance of dataclass `cls` from plain values; ConfigError for a key or a value that does not fit."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"{prefix}={as_typed(values)}: is a group of keys; set one of them, as in {prefix}.<key>=...")
     fields = {field.name: field for field in dataclasses.fields(cls)}
     refuse_unknown(values, fields, f"{prefix}.")
     schema = OmegaConf.structured(cls)
@@ -153,6 +159,17 @@ def wanted(message: str) -> str:
     return message.split("\n")[0]
 
 
+def shortened(message: str) -> str:
+    """A message as one line, in which what was given (up to the first colon) and each word has at most 300
+    characters: the rest is left out of their middle."""
+
+    def cut(text: str) -> str:
+        return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[5 - LONGEST // 2 :]}"
+
+    given, colon, rest = re.sub(r"\s*[\n\r]\s*", " ", message).partition(": ")
+    return cut(given) + colon + re.sub(rf"\S{{{LONGEST},}}", lambda match: cut(match[0]), rest)
+
+
 def unknown(name: str, got: Any, allowed: Iterable[str]) -> str:
     """The refusal of a value that is not among the allowed ones."""
     allowed = list(allowed)
@@ -174,6 +191,16 @@ def as_typed(value: Any) -> str:
     if value is None or value == "":
         return '""' if value == "" else "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def escaped(plain: Any) -> Any:
+    """Escape `${` in texts: plain values are data and must not reach OmegaConf's resolvers."""
+    if isinstance(plain, dict):
+        return {key: escaped(value) for key, value in plain.items()}
+    if isinstance(plain, list):
+        return [escaped(value) for value in plain]
+    # backslashes before `${` escape one another, so each of them is doubled
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", plain) if isinstance(plain, str) else plain
 
 
 def _short(limit: float) -> str:

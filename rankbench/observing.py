@@ -46,7 +46,8 @@ from rankbench.model.modules import Example, as_example
 from rankbench.plots.observed import FIGURES
 from rankbench.runs.files import write_json, write_text
 from rankbench.runs.machine import Machine
-from rankbench.runs.run import OBSERVED, OUTPUTS, Run
+from rankbench.runs.records import read_yaml
+from rankbench.runs.run import FORMAT, OBSERVED, OUTPUTS, Run
 from rankbench.runs.tables import read_table
 from rankbench.seeds import generator_for
 from rankbench.training.loop import StepsFile
@@ -242,7 +243,7 @@ class Observer:
 
     def _write_summary(self, status: str) -> None:
         seeds = [{"seed": self.subject.seed, "status": status, "steps": self.num_steps}]
-        write_json(self.folder / "summary.json", {"status": status, "seeds": seeds})
+        write_json(self.folder / "summary.json", {"format": FORMAT, "status": status, "seeds": seeds})
 
 
 @dataclass
@@ -377,8 +378,8 @@ def _check_folder(folder: Path, config: dict[str, Any]) -> None:
         if folder.exists() and any(file.name[0] != "." for file in folder.iterdir()):
             raise ConfigError(f"out={folder}: holds files that are not of a watched training; give a new folder")
         return
-    old = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(old, dict) or "observe" not in old:
+    old = read_yaml(path)
+    if "observe" not in old:
         raise ConfigError(f"out={folder}: a run of another kind; give a new folder")
     for group in ("task", "model", "observe", "seed"):
         was, now = (given[group] if isinstance(given[group], dict) else {"": given[group]} for given in (old, config))

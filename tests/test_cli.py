@@ -347,7 +347,8 @@ def test_analyze_latest_and_by_folder_give_what_train_gave(home, trained):
     summary = json.loads((folder / "summary.json").read_text())
     seeds = [{"seed": seed, "status": "finished"} for seed in (0, 1)]
     wanted = {"status": "finished", "run": str(trained.resolve()), "analyses": ["residual", "paths"], "seeds": seeds}
-    assert summary == wanted
+    checksums = {name: value for name, value in hashes(folder).items() if name.endswith(".csv")}
+    assert summary == wanted | {"format": 1, "files": checksums}
     succeeds(*words, f"run=outputs/train/{trained.name}", "out=again", at=home)
     for name in ("residual", "paths"):
         # the same weights in the same precision: nothing is random but by seed
@@ -711,12 +712,24 @@ BAD = [
     ("~foo", ["Could not delete from config. 'foo'"]),
     ("model.width=${nowhere}", ["model.width: ", "nowhere"]),
     ("-m foo", ["foo: not understood; give key=value"]),
+    # references that lead nowhere or to what a key cannot be, and groups in groups
+    ("claims=${oc.decode:null}", ["claims: null is not allowed here"]),
+    ("budget=${nowhere}", ["budget: Interpolation key 'nowhere' not found"]),
+    ("budget=${oc.decode:'[1'}", ["budget: GrammarParseError"]),
+    ("-m seed=1,2 hydra.sweep.dir=${nowhere}", ["hydra.sweep.dir: Interpolation key"]),
+    ("++analysis.paths=3", ["analysis.paths=3: is a group of keys"]),
+    ("analysis=[[paths]]", ["analysis=[[paths]]: a list of a group's choices holds names alone"]),
+    ("--config-name=analyze", ["--config-name: not an option of rankbench"]),
+    # very long
+    (f"seed={'9' * 5000}", ["seed=9", "too many digits"]),
+    (f"model.norm={'y' * 5000}", ["model.norm=y", " ... ", "none, pre, post"]),
 ]
 
 
-@pytest.mark.parametrize(("typed", "parts"), BAD, ids=[typed for typed, _ in BAD])
+@pytest.mark.parametrize(("typed", "parts"), BAD, ids=[typed[:60] for typed, _ in BAD])
 def test_bad_input_is_one_line_and_makes_no_folder(typed, parts, tmp_path):
     line = refused("train", *typed.split(), at=tmp_path)
+    assert len(line) < 3000  # a long list of what is allowed stays whole
     assert line.startswith(f"rankbench train: {parts[0]}")
     for part in parts:
         assert part in line

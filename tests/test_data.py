@@ -90,3 +90,6 @@ def test_a_task_finds_a_fetched_corpus_by_its_name(served):
     corpora.fetch("tiny", corpora.folder_of("tiny"))
     assert task.alphabet == " ab"
     assert {split: len(batch.inputs) for split, batch in task.splits().items()} == {"train": 2, "valid": 1, "test": 1}
+    (corpora.folder_of("tiny") / "valid.txt").write_text(TEXTS["valid"] + "one line more\n")
+    with pytest.raises(ConfigError, match=r"valid\.txt: changed since it was fetched; `rankbench data corpus=tiny` "):
+        task.splits()

@@ -344,7 +344,7 @@ def test_a_run_can_be_named_by_its_folder(run):
 
 def test_a_folder_is_held_by_one_process_at_a_time(tmp_path):
     run, again = Run(tmp_path / "run"), Run(tmp_path / "run")
-    with run.locked(), pytest.raises(ConfigError, match="another process is training there"), again.locked():
+    with run.locked(), pytest.raises(ConfigError, match="another process is writing there"), again.locked():
         pass
     with again.locked():  # the lock goes with its holder
         pass

@@ -2,13 +2,13 @@
 
 import dataclasses
 import hashlib
-import json
 import logging
 import time
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from rankbench import __version__, plots
 from rankbench.analyses import ANALYSES, ModuleSubject, Plan, Subject
@@ -21,8 +21,9 @@ from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
 from rankbench.progress import bar
 from rankbench.runs.files import write_json, write_text
-from rankbench.runs.machine import Machine, git_state, source_digest
-from rankbench.runs.run import Run, config_text, find_run
+from rankbench.runs.machine import Machine, explaining_memory, git_state, source_digest
+from rankbench.runs.records import read_json
+from rankbench.runs.run import FORMAT, Run, config_text, find_run
 from rankbench.runs.tables import read_table, with_who, write_table
 from rankbench.seeds import generator_for
 from rankbench.tasks import Corpus, Task, build_task
@@ -123,7 +124,7 @@ def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
     for seed in sorted(diverged):
         log.warning("seed %d of %s diverged and is left out", seed, run.name)
     subjects = []
-    histories = {name: read_table(run.folder / name, grows=True) for name in HISTORIES if (run.folder / name).exists()}
+    histories = {name: _history(run.folder / name) for name in HISTORIES if (run.folder / name).exists()}
     for index in range(cfg.replicas):
         seed = cfg.seed + index
         if seed in diverged:
@@ -145,6 +146,17 @@ def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
             f"run={run.folder}: every seed diverged; train it with a lower optimizer.lr, or with trainer.clip"
         )
     return subjects
+
+
+def _history(path: Path) -> pd.DataFrame:
+    """A table of training; ConfigError for one that training has not written: words as numbers, or a row twice."""
+    table = read_table(path, grows=True)
+    axes = [name for name in ("step", "seed", "split", "layer", "sublayer", "head") if name in table]
+    odd = [name for name in table if name not in ("split", "sublayer") and not is_numeric_dtype(table[name])]
+    if odd or not {"step", "seed"} <= set(axes) or table.duplicated(axes).any():
+        what = f"{odd[0]} is not a number in every row" if odd else "lacks a column, or has a row twice"
+        raise ConfigError(f"{path}: {what}; put back the file that was there, or train the run again")
+    return table
 
 
 def fresh_subjects(cfg: AnalyzeConfig, machine: Machine) -> list[Subject]:
@@ -179,26 +191,40 @@ def analyze_trained(cfg: TrainConfig, run: Run) -> list[str]:
     """Run the analyses that a training config names, in its run's folder. They compute in float64 whatever the
     training's precision, because sums are checked to rounding. Returns lines for the reader."""
     machine = Machine.prepare(dataclasses.replace(cfg, precision="fp64"))
-    return analyze(cfg, subjects_of_run(run, machine), run.folder)
+    with run.locked(), explaining_memory(machine):
+        lines = analyze(cfg, subjects_of_run(run, machine), run.folder)
+        run.record_files(_tables_of(cfg))
+    return lines
 
 
 def analyze_into(cfg: AnalyzeConfig, command: list[str] | None = None) -> list[str]:
     """Write everything that `rankbench analyze` leaves in the folder `cfg.out`: a record of config and machine, tables,
     figures, verdicts and a summary. command: see `Machine.record`. Returns lines for the reader."""
-    machine, folder = Machine.prepare(cfg), Path(cfg.out)
-    subjects = subjects_of(cfg, machine)
+    machine = Machine.prepare(cfg)
+    with Run(Path(cfg.out)).locked(), explaining_memory(machine):
+        return _analyze_into(cfg, machine, command)
+
+
+def _analyze_into(cfg: AnalyzeConfig, machine: Machine, command: list[str] | None) -> list[str]:
+    subjects, folder = subjects_of(cfg, machine), Path(cfg.out)
     write_text(folder / "config.yaml", config_text(cfg))
     write_json(folder / "environment.json", machine.record(command))
     run = None if cfg.run is None else find_run(cfg.run)
     lines = analyze(cfg, subjects, folder)
     summary = {
+        "format": FORMAT,
         "status": "finished",
         "run": None if run is None else str(run.folder.resolve()),
         "analyses": list(cfg.analysis),
         "seeds": [{"seed": subject.seed, "status": "finished"} for subject in subjects],
+        "files": Run(folder).checksums(_tables_of(cfg)),
     }
     write_json(folder / "summary.json", summary)
     return lines
+
+
+def _tables_of(cfg: BaseConfig) -> list[str]:
+    return [f"{name}.csv" for name in (*cfg.analysis, "verdicts")]
 
 
 def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], folder: Path) -> list[str]:
@@ -209,7 +235,7 @@ def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], fold
     """
     options = options_of(cfg)
     done_file = folder / "analyses.json"
-    done = json.loads(done_file.read_text()) if done_file.exists() else {}
+    done, changed = read_json(done_file) if done_file.exists() else {}, Run(folder).changed_files()
     same = {
         "subjects": _fingerprint(subjects),
         "rankbench": __version__,
@@ -219,7 +245,7 @@ def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], fold
     lines, tables = [], {}
     for name, chosen in options.items():
         csv, key = folder / f"{name}.csv", {"options": dataclasses.asdict(chosen)} | same
-        reason = _why_computed(csv, done.get(name), key)
+        reason = _why_computed(csv, done.get(name), key, changed)
         if reason is None:
             log.info("%s is there already: %s are the same", csv, ", ".join(KEY.values()))
         else:
@@ -270,12 +296,14 @@ def _corpus_digest(task: Task) -> str | None:
     return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
 
 
-def _why_computed(csv: Path, record: dict[str, Any] | None, key: dict[str, Any]) -> str | None:
+def _why_computed(csv: Path, record: Any, key: dict[str, Any], changed: list[str]) -> str | None:
     """Reason to compute a table, as the end of a sentence; None if the folder has it already."""
     if not csv.exists():
         return "" if record is None else " again: the file is gone"
-    if record is None:
+    if not isinstance(record, dict):
         return " again: analyses.json does not record the file that is there"
+    if csv.name in changed:
+        return " again: the file changed since it was written"
     changed = [KEY[name] for name in KEY if name not in record or record[name] != key[name]]
     return f" again: {', '.join(changed)} changed" if changed else None
 

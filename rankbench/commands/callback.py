@@ -133,9 +133,11 @@ def _resolved(word: str, composed: DictConfig) -> str:
 
 @contextmanager
 def refusing(command: str) -> Iterator[None]:
-    """Turn a ConfigError, or a disk's error, into its one line and exit code 1; a bug of ours shows its traceback."""
+    """Turn a ConfigError, an error of composition, or a disk's error, into its one line and exit code 1; a bug of ours
+    shows its traceback."""
     try:
-        yield
+        with explaining(command, []):
+            yield
     except (ConfigError, OSError) as error:
         refuse(command, str(error))
     except Exception:
@@ -179,13 +181,16 @@ def check_everything(cfg: BaseConfig | ReportConfig | DataConfig, writes: bool =
     from rankbench.runs.machine import Machine
     from rankbench.runs.run import Run, find_run
     from rankbench.tasks import build_task
+    from rankbench.training.memory import check_memory
     from rankbench.training.seeds_side_by_side import check_scores
     from rankbench.training.tensorboard import check_tensorboard
 
     if writes:
         _check_folder(Path(cfg.out))
-    Machine.prepare(cfg)
+    machine = Machine.prepare(cfg)
     check_analyses(cfg, _measured(cfg))
+    if not isinstance(cfg, AnalyzeConfig) or not (cfg.run or cfg.module or cfg.checkpoint):
+        check_memory(cfg, build_task(cfg.task), machine)
     if type(cfg) is TrainConfig:
         check_scores(cfg, build_task(cfg.task))
         Run(Path(cfg.out)).check_same(cfg)

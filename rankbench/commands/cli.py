@@ -108,6 +108,9 @@ def _run(command: str, words: list[str]) -> None:
         parsed, unknown = parser.parse_known_args(words)
         if wrong := [word for word in unknown if word.startswith("-") or not parsed.help]:
             parser.error(f"{wrong[0]}: unknown option")
+        for option in ("config_name", "config_path", "experimental_rerun"):  # of Hydra, for programs of one command
+            if getattr(parsed, option) is not None:
+                parser.error(f"--{option.replace('_', '-')}: not an option of rankbench")
         if parsed.overrides:  # beside the others, because argparse takes positional words in one piece only
             first = words.index(parsed.overrides[0])
             words = [*words[:first], *_named_after_what_varies(parsed.overrides), *words[first:]]
@@ -140,7 +143,7 @@ def _named_after_what_varies(words: list[str]) -> list[str]:
 
     try:
         overrides = OverridesParser.create().parse_overrides(words)
-    except OverrideParseException:  # Hydra reports it later
+    except (OverrideParseException, ValueError):  # Hydra reports it later; ValueError: a number of too many digits
         return []
     varied = {override.key_or_group for override in overrides if override.is_sweep_override()}
     fixed = {override.key_or_group: None for override in overrides if not override.is_delete()}
@@ -164,6 +167,9 @@ def _gathering_after_a_failure() -> Iterator[None]:
 
 def refuse(command: str, message: str, code: int = 1) -> NoReturn:
     """Print the line of a refusal, and exit."""
+    from rankbench.keys import shortened
+
+    message = shortened(message)
     print(f"rankbench {command}: {message}" if command else f"rankbench: {message}", file=sys.stderr)
     raise SystemExit(code) from None
 

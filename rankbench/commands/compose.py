@@ -16,10 +16,10 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from rankbench.commands.messages import explaining
+from rankbench.commands.messages import explaining, groups
 from rankbench.commands.resolvers import RESOLVERS
 from rankbench.config import KEYS, SCHEMAS, Config, check, conf_dir
-from rankbench.keys import ConfigError, refuse_unknown, wanted
+from rankbench.keys import ConfigError, escaped, refuse_unknown, wanted
 
 
 def as_keys(command: str, words: Iterable[str]) -> list[str]:
@@ -32,6 +32,8 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
     is_sweep = bool({"-m", "--multirun"} & set(words))
     for word in words:
         word = _quoted_path(word, is_sweep)
+        if re.match(rf"\+*({'|'.join(groups())})=\[[^'\"]*[\[{{]", word):
+            raise ConfigError(f"{word}: a list of a group's choices holds names alone, as in analysis=[paths,residual]")
         word = word.removeprefix("+") if word.startswith("+experiment=") else word
         if command == "report":
             word = re.sub("^experiment=", "scoreboard=", word)
@@ -121,11 +123,13 @@ def _beside_other_hydras() -> Iterator[None]:
 
 def resolve(cfg: DictConfig) -> Config:
     """Convert the composed Hydra config to a checked dataclass, with every interpolation resolved."""
-    if "budget" in cfg:  # the resolvers use it
-        KEYS["budget"].check("budget", cfg.budget)
-    _check_names(cfg)
     try:
-        resolved = OmegaConf.to_object(cfg)
+        if "budget" in cfg:  # the resolvers use it
+            KEYS["budget"].check("budget", cfg.budget)
+        _check_names(cfg)
+        # Interpolations are resolved without a check of their types, so the values are put into the schema again
+        plain = escaped(OmegaConf.to_container(cfg, resolve=True))
+        resolved = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(OmegaConf.get_type(cfg)), plain))
     except OmegaConfBaseException as error:
         raise ConfigError(f"{getattr(error, 'full_key', None) or 'config'}: {wanted(str(error))}") from None
     check(resolved)

@@ -14,6 +14,7 @@ from rankbench.keys import ConfigError, as_typed, closest, unknown, wanted
 
 EXTRAS = ("joblib", "submitit", "ray", "optuna")  # beginnings of the names of launchers and sweepers
 NO_CHOICE = "Config group override"  # in Hydra's ValueError for model=null
+DIGITS = "integer string conversion"  # in Python's ValueError for an integer of more than 4300 digits
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def explaining(command: str, words: list[str]) -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, command, words)) from None
     except ValueError as error:
-        if NO_CHOICE not in str(error):
+        if NO_CHOICE not in str(error) and DIGITS not in str(error):
             raise
         raise ConfigError(explain(error, command, words)) from None
 
@@ -42,14 +43,17 @@ def explain(error: Exception, command: str, words: list[str]) -> str:
         return _unknown_key(error.full_key, command, words)
     if isinstance(error, ValidationError):
         return _wrong_value(error)
+    if DIGITS in text:
+        return f"{max(words, key=len)}: too many digits; give a smaller number"
     if NO_CHOICE in text:
-        culprit = next((word for word in words if word.partition("=")[0] in ("", *_groups())), NO_CHOICE)
-        return f"{culprit}: a group needs one of its choices, as in model=san; groups are {', '.join(_groups())}"
+        culprit = next((word for word in words if word.partition("=")[0] in ("", *groups())), NO_CHOICE)
+        return f"{culprit}: a group needs one of its choices, as in model=san; groups are {', '.join(groups())}"
     if match := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.*)'", text):
         return f"{match[1]}: several values; add -m to run one job for each, or write a list as [a,b]"
     if match := re.search(r"Could not override '([^']*)'\.\s+No match in the defaults list", text):
-        return f"{match[1]}: no such group; groups are {', '.join(_groups())}"
-    return " ".join(text.split())
+        return f"{match[1]}: no such group; groups are {', '.join(groups())}"
+    key = getattr(error, "full_key", None)  # of OmegaConf's errors, which name it and the classes in further lines
+    return f"{key}: {text.splitlines()[0]}" if key else " ".join(text.split())
 
 
 def _unknown_choice(path: str, words: list[str]) -> str:
@@ -59,7 +63,7 @@ def _unknown_choice(path: str, words: list[str]) -> str:
         return f"{asking[-1] if asking else extra}: needs the extra: pip install 'rankbench[{extra}]'"
     allowed = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
     if not allowed:
-        return f"{path}: no such config; groups are {', '.join(_groups())}"
+        return f"{path}: no such config; groups are {', '.join(groups())}"
     return unknown(group, choice, allowed)
 
 
@@ -82,7 +86,7 @@ def _wrong_value(error: ValidationError) -> str:
     return f"{got}: {wanted(text)}{allowed}"
 
 
-def _groups() -> list[str]:
+def groups() -> list[str]:
     return sorted(path.name for path in conf_dir().iterdir() if path.is_dir() and path.name != "schema")
 
 

@@ -97,20 +97,31 @@ def save_pages(
     written = {}
     for name, (figure, note) in zip(names, figures, strict=True):
         if note:
+            note = note.replace("$", r"\$")
             figure.suptitle(textwrap.fill(note, int(figure.get_figwidth() / LETTER)), fontsize=STYLE["font.size"])
         written[name] = save(figure, path.with_name(name), kinds)
     return written
 
 
 def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    """Decorate a drawing function to use STYLE."""
+    """Decorate a drawing function to use STYLE, and to draw the words in its table as they are, not as formulas."""
 
     @functools.wraps(draw)
-    def styled(*args: Any, **kwargs: Any) -> Figure:
+    def styled(table: pd.DataFrame, *args: Any, **kwargs: Any) -> Figure:
         with matplotlib.rc_context(STYLE):
-            return draw(*args, **kwargs)
+            return draw(_without_formulas(table), *args, **kwargs)
 
     return styled
+
+
+def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
+    """Escape the dollar signs in a table's words: matplotlib reads a formula between two of them."""
+
+    def escaped(value: Any) -> Any:
+        return re.sub(r"(?<!\\)\$", r"\\$", value) if isinstance(value, str) else value
+
+    words = [name for name in table if not pd.api.types.is_numeric_dtype(table[name])]
+    return table.assign(**{name: table[name].map(escaped) for name in words})
 
 
 def grid_of(

@@ -1,6 +1,5 @@
 """The page of a report: one self-contained HTML file that any browser can open from disk, without a network."""
 
-import json
 import os
 import re
 import shlex
@@ -9,14 +8,14 @@ from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
-import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from rankbench import __version__
 from rankbench.claims import measured_text, over_text, published, statements_of
 from rankbench.keys import ConfigError
-from rankbench.runs.files import read_text, write_text
+from rankbench.runs.files import write_text
+from rankbench.runs.records import read_json, read_yaml
 from rankbench.runs.tables import read_table, short
 
 Runs = dict[str, tuple[Path, str, dict[str, str]]]  # name: folder, status, values of the varied keys
@@ -108,10 +107,9 @@ def command_of(run_folder: Path) -> str:
     overrides = run_folder / ".hydra" / "overrides.yaml"
     if words and (run_folder.parent / "multirun.yaml").exists() and overrides.exists():
         try:
-            recorded_overrides = yaml.safe_load(read_text(overrides))
-        except (yaml.YAMLError, UnicodeDecodeError, ConfigError):
+            words = [words[0], *map(str, read_yaml(overrides, list))]
+        except ConfigError:
             return ""
-        words = [words[0], *map(str, recorded_overrides if isinstance(recorded_overrides, list) else [])]
     return as_typed_command(words)
 
 
@@ -172,10 +170,9 @@ def _commit(record: dict) -> str | None:
 def _json(path: Path) -> dict[str, Any]:
     """A run's record; empty if it is missing or damaged, because a page is useful without it."""
     try:
-        content = json.loads(read_text(path))
-    except (OSError, ValueError):
+        return read_json(path)
+    except (OSError, ConfigError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _inline(path: Path, number: int) -> str:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-import yaml
 
 from rankbench.claims import CLAIMS, PAPERS, judge, statements_of, with_holm
 from rankbench.config import BUDGETS, conf_dir
+from rankbench.keys import ConfigError
 from rankbench.report.page import as_typed_command, commits_of, recorded_command, records
 from rankbench.report.report import runs_in, status_of, varying_keys
-from rankbench.runs.files import read_text
+from rankbench.runs.records import read_yaml
 from rankbench.runs.tables import booleans_as_words, read_table
 
 NOT_RUN = "not run"  # note of a preset without a run
@@ -171,7 +171,6 @@ def _preset_of(folder: Path, job: Path) -> str | None:
 
 def _yaml(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(read_text(path))
-    except (OSError, ValueError, yaml.YAMLError):
+        return read_yaml(path)
+    except (OSError, ConfigError):
         return {}
-    return content if isinstance(content, dict) else {}

@@ -3,14 +3,13 @@
 import fcntl
 import glob
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from rankbench import plots
 from rankbench.analyses import ANALYSES
@@ -22,13 +21,14 @@ from rankbench.plots.observed import FIGURES
 from rankbench.plots.pages import MOST_PANELS, joined, pages_of_analysis, pages_of_final_numbers
 from rankbench.plots.sweep import draw_sweep
 from rankbench.report.page import write_page
-from rankbench.runs.files import read_text, regular, write_text
+from rankbench.runs.files import regular, write_text
+from rankbench.runs.records import read_yaml
 from rankbench.runs.run import OBSERVED, OUTPUTS, Run
 from rankbench.runs.sweep import Sweep
 from rankbench.runs.tables import WHO, booleans_as_words, latex, markdown, over_seeds, read_table, write_table
 
 # Keys that are not variables of an experiment: where it runs, on what, how often it is evaluated, what is measured.
-SILENT = ("out", "seed", "replicas", "device", "threads", "run", "analysis", "claims", "published")
+SILENT = ("out", "beyond_memory", "seed", "replicas", "device", "threads", "run", "analysis", "claims", "published")
 SILENT += ("trainer.eval_every", "trainer.checkpoint_every", "observe.every")
 KINDS = (*plots.KINDS, ".svg")
 MOST_PANELS_OVER_STEPS = 6  # of a figure of a watched training, which has a row of them for each value
@@ -56,7 +56,8 @@ class Runs:
 
     def table(self, name: str) -> pd.DataFrame:
         """Concatenate the runs' tables of an analysis; ConfigError if no run has one."""
-        table = _joined(name, self.folders, _names(self.folders), self._values)
+        tables = {folder: _tables_at(folder, [name]) for folder in self.folders}
+        table = _joined(name, tables, _names(self.folders), self._values)
         if table is None:
             names = sorted({table.stem for folder in self.folders for table in folder.glob("*.csv")})
             raise ConfigError(
@@ -193,13 +194,21 @@ def gather(
     names = _names(jobs)
     # run, task, model and seed are columns already
     values = {job: _values(job, [key for key in keys if key not in WHO]) for job in jobs}
-    statuses = {job: status_of(job) for job in jobs}
+    read, damage = _read(jobs)
+    statuses = {job: "damaged" if job in damage else status_of(job) for job in jobs}
     write_table(_final_numbers(names, statuses, values), folder / "sweep.csv")
     seeds = booleans_as_words(read_table(folder / "sweep.csv"))
     lines = [
         f"{len(jobs)} jobs, {', '.join(f'{count} {status}' for status, count in Counter(statuses.values()).items())}"
     ]
-    lines += [f"{names[job]}: {status}" for job, status in statuses.items() if status != "finished"]
+    lines += [
+        f"{names[job]}: {status}{f' ({damage[job]})' if job in damage else ''}"
+        for job, status in statuses.items()
+        if status != "finished"
+    ]
+    for job in read:
+        if changed := Run(job).changed_files():
+            lines.append(f"{names[job]}: changed since it was written, so tables are left out: {', '.join(changed)}")
     lines.append(f"-> {folder / 'sweep.csv'}")
     summary = summarise(seeds, keys)
     if len(summary):
@@ -209,7 +218,7 @@ def gather(
         lines.append(f"-> {folder / 'summary.csv'}, .md and .tex")
     captions = _draw_final(seeds, keys, chosen, statistic, folder)
     every = (*ANALYSES, *OBSERVED)
-    tables = {name: table for name in every if (table := _joined(name, jobs, names, values)) is not None}
+    tables = {name: table for name in every if (table := _joined(name, read, names, values)) is not None}
     for name, table in tables.items():
         write_table(table, folder / f"{name}.csv")
     configs = {job: _config(job) for job in jobs}
@@ -387,13 +396,32 @@ def figure_keys(
     return x, series, picked["facet"] or (free.pop(0) if free else None)
 
 
+def _tables_at(job: Path, names: Iterable[str]) -> dict[str, pd.DataFrame]:
+    return {name: Run(job).table(name) for name in names if (job / f"{name}.csv").exists()}
+
+
+def _read(jobs: list[Path]) -> tuple[dict[Path, dict[str, pd.DataFrame]], dict[Path, str]]:
+    """The tables of the analyses of each run, without those that changed since they were written; and, of runs with a
+    file that cannot be read, which one and why."""
+    read, damage = {}, {}
+    for job in jobs:
+        try:
+            _config_at(job / "config.yaml")
+            changed = Run(job).changed_files()
+            read[job] = _tables_at(job, [name for name in (*ANALYSES, *OBSERVED) if f"{name}.csv" not in changed])
+        except ConfigError as error:
+            damage[job] = str(error)
+    return read, damage
+
+
 def _joined(
-    name: str, jobs: list[Path], names: dict[Path, str], values: dict[Path, dict[str, str]]
+    name: str,
+    tables: dict[Path, dict[str, pd.DataFrame]],
+    names: dict[Path, str],
+    values: dict[Path, dict[str, str]],
 ) -> pd.DataFrame | None:
     """Concatenate the runs' tables of this name, with their values of the varied keys; None if no run has it."""
-    parts = [
-        Run(job).table(name).assign(run=names[job], **values[job]) for job in jobs if (job / f"{name}.csv").exists()
-    ]
+    parts = [held[name].assign(run=names[job], **values[job]) for job, held in tables.items() if name in held]
     return pd.concat(parts, ignore_index=True) if parts else None
 
 
@@ -408,13 +436,14 @@ def _names(jobs: list[Path]) -> dict[Path, str]:
 
 def status_of(job: Path) -> str:
     """Status of the run. `interrupted`: the summary says running, but no process is training there. `missing`: a job of
-    a sweep that never began."""
+    a sweep that never began. `damaged`: its config or its summary cannot be read."""
     if not job.exists():
         return "missing"
     try:
         status = Run(job).status
+        _config_at(job / "config.yaml")
     except ConfigError:
-        return "unreadable"
+        return "damaged"
     if status != "running":
         return status
     try:
@@ -428,24 +457,28 @@ def status_of(job: Path) -> str:
 
 
 def _config(job: Path) -> dict[str, Any]:
-    """The run's config as written; empty if there is none. ConfigError for a file that is not a config. An analysis of
-    a trained run takes its network, task and training from that run, if the run still exists."""
-    config = _config_at(job / "config.yaml")
-    if config.get("run") is None or status_of(job) != "finished":
-        return config
-    trained = _config_at(Path(Run(job).summary().get("run") or config["run"]) / "config.yaml")
+    """The run's config as written; empty if there is none, or one that cannot be read: `status_of` says so. An analysis
+    of a trained run takes its network, task and training from that run, if the run still exists."""
+    try:
+        config = _config_at(job / "config.yaml")
+        if config.get("run") is None or Run(job).status != "finished":
+            return config
+        trained = _config_at(Path(Run(job).summary().get("run") or config["run"]) / "config.yaml")
+    except ConfigError:
+        return {}
     return config | {key: trained[key] for key in ("model", "task", "optimizer", "trainer") if key in trained}
 
 
 def _config_at(path: Path) -> dict[str, Any]:
+    """Keys of a config, empty if there is none; ConfigError for a file that is not a config."""
     if not path.exists():
         return {}
-    try:
-        config = yaml.safe_load(read_text(path))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not readable as YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path}: not a run's config: it holds no keys")
+    config = read_yaml(path)
+    for key, kind in {"claims": list, "published": str, "run": str}.items():
+        if not isinstance(config.get(key), kind | None):
+            raise ConfigError(f"{path}: not a run's config: {key}={as_typed(config[key])}")
+    if not all(isinstance(claim, str) for claim in config.get("claims") or ()):
+        raise ConfigError(f"{path}: not a run's config: claims={as_typed(config['claims'])}")
     return config
 
 
@@ -483,6 +516,6 @@ def _final_numbers(
 def _summary_rows(job: Path, name: str, status: str, values: dict[str, str]) -> list[dict]:
     config = _flat(_config(job))
     who = {"run": name, "task": config.get("task.name", ""), "model": config.get("model.name", "")}
-    summary = {} if status == "unreadable" else Run(job).summary()
-    seeds = summary.get("seeds") or [{"seed": config.get("seed", ""), "status": status}]
+    seeds = [] if status == "damaged" else Run(job).summary().get("seeds")
+    seeds = seeds or [{"seed": config.get("seed", ""), "status": status}]
     return [{**who, "seed": numbers.get("seed"), **values, "job_status": status, **numbers} for numbers in seeds]

@@ -1,11 +1,13 @@
 """The machine that a command runs on: device, number type, threads, and the record of them all."""
 
 import hashlib
+import os
 import platform
 import subprocess
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -28,6 +30,9 @@ RECORDED_PACKAGES = (
     "matplotlib",
 )
 
+# In the messages of torch's errors of allocation
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -48,6 +53,12 @@ class Machine:
         device = torch.device("cuda" if available and cfg.device != "cpu" else "cpu")
         dtype = torch.float64 if cfg.precision == "fp64" else torch.float32
         return cls(device, dtype, cfg.precision, cfg.threads)
+
+    def memory(self) -> int:
+        """Bytes of the device's memory."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_properties(self.device).total_memory
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def autocast(self) -> AbstractContextManager:
         """bfloat16 arithmetic under precision=bf16, nothing otherwise."""
@@ -73,6 +84,25 @@ class Machine:
             "precision": self.precision,
             "threads": self.threads,
         }
+
+
+@contextmanager
+def explaining_memory(machine: Machine) -> Iterator[None]:
+    """Turn an error of allocation into a ConfigError of one line."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(x in reason for x in OUT_OF_MEMORY):
+            raise
+        raise ConfigError(
+            f"out of memory: {machine.device} has {gib(machine.memory())} ({reason[:200]}); give smaller sizes, such "
+            "as trainer.batch_size, replicas or the task's, or take a batch in parts with trainer.accumulate"
+        ) from None
+
+
+def gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:,.1f} GiB"
 
 
 def share_gpus(job: int) -> None:

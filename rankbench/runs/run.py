@@ -2,10 +2,11 @@
 
 import dataclasses
 import fcntl
+import hashlib
 import json
 import math
-import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +21,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from rankbench.config import BaseConfig, TrainConfig, check, conf_dir
-from rankbench.keys import ConfigError, closest
-from rankbench.runs.files import read_text, regular, replacing, write_json, write_text
+from rankbench.keys import ConfigError, closest, escaped
+from rankbench.runs.files import regular, replacing, write_json, write_text
+from rankbench.runs.records import checksum, read_json, read_yaml
 from rankbench.runs.tables import WHO, read_table
 
 OUTPUTS = Path("outputs")
 OBSERVED = ("observed_states", "observed_attention", "observed_weights", "observed_steps")
+FORMAT = 1  # of a run's folder; a later rankbench that writes another one raises it
+STATUSES = ("finished", "diverged", "running", "failed")
 GROWING = ("metrics", "layers", *OBSERVED)  # tables that are written line by line during a training
 # Keys that may differ between the command that began a run and the one that continues it; they change no number of it
-FREE_KEYS = ("out", "analysis", "claims", "published", "objective")
+FREE_KEYS = ("out", "beyond_memory", "analysis", "claims", "published", "objective")
 
 
 @dataclass(frozen=True)
@@ -47,25 +51,48 @@ class Run:
         return self.summary().get("status", "absent")
 
     def summary(self) -> dict[str, Any]:
-        """Contents of summary.json; empty if there is none."""
+        """Contents of summary.json; empty if there is none. ConfigError for what no summary holds."""
         path = self.folder / "summary.json"
         if not path.exists():
             return {}
-        try:
-            summary = json.loads(read_text(path))
-        except ValueError as error:  # neither JSON nor UTF-8
-            raise ConfigError(f"{path}: not readable as JSON ({error}); train the run again") from None
-        if not isinstance(summary, dict):
-            raise ConfigError(f"{path}: not a run's summary: it holds no keys; train the run again")
+        summary = read_json(path)
+        if summary.get("format", FORMAT) != FORMAT:
+            raise ConfigError(
+                f"{path}: format={summary['format']}: this rankbench reads format={FORMAT}; use the one that wrote it"
+            )
+        seeds, files = summary.setdefault("seeds", []), summary.get("files", {})
+        parts = {
+            "status": summary.get("status") in STATUSES,
+            "seeds": isinstance(seeds, list) and all(map(_is_a_seeds_row, seeds)),
+            "files": isinstance(files, dict) and all(Path(name).name == name for name in files),
+        }
+        if wrong := [name for name, fits in parts.items() if not fits]:
+            raise ConfigError(f"{path}: not a run's summary: {wrong[0]} is damaged; put back the file that was there")
         return summary
+
+    def record_files(self, names: Iterable[str]) -> None:
+        """Put the checksums of these files of the folder into summary.json."""
+        summary = self.summary()
+        summary["files"] = summary.get("files", {}) | self.checksums(names)
+        write_json(self.folder / "summary.json", summary)
+
+    def checksums(self, names: Iterable[str]) -> dict[str, str]:
+        """Checksums of those of these files that are in the folder."""
+        digests = {name: checksum(self.folder / name) for name in names}
+        return {name: digest for name, digest in digests.items() if digest is not None}
+
+    def changed_files(self) -> list[str]:
+        """The tables and weights that are not, or no longer, those whose checksums summary.json has."""
+        recorded = self.summary().get("files", {})
+        return [name for name, digest in recorded.items() if checksum(self.folder / name) != digest]
 
     def table(self, name: str) -> pd.DataFrame:
         """Read a table from the run's folder: that of an analysis, as in table("paths"), or `verdicts`, or `layers`.
 
         Its `attrs["analysis"]` is the name. ConfigError if there is no such table.
         """
-        path = self.folder / f"{name}.csv"
-        if not path.is_file():
+        path = regular(self.folder / f"{name}.csv")
+        if not path.exists():
             names = sorted(table.stem for table in self.folder.glob("*.csv"))
             raise ConfigError(
                 f"{path}: no such table{closest(name, names)}; there are {', '.join(names) or 'none'}; "
@@ -84,14 +111,14 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder and keep other processes from training in it; a killed process keeps no lock."""
+        """Make the folder and keep other processes from training or analysing in it; a killed process keeps no lock."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with regular(self.folder / ".lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(
-                    f"out={self.folder}: another process is training there; wait for it, or give another folder"
+                    f"out={self.folder}: another process is writing there; wait for it, or give another folder"
                 ) from None
             yield
 
@@ -128,7 +155,7 @@ class Run:
                 f"`rankbench report runs={self.folder}` gathers it, rankbench.Run(folder).table reads its tables"
             )
         try:
-            cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), _escaped(plain)))
+            cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), escaped(plain)))
             check(cfg)
         except OmegaConfBaseException as error:
             raise ConfigError(f"{path}: not a run's config: {str(error).splitlines()[0]}") from None
@@ -139,16 +166,11 @@ class Run:
     def _plain_config(self) -> dict[str, Any]:
         path = self.folder / "config.yaml"
         try:
-            plain = yaml.safe_load(read_text(path))
+            return _with_later_keys(read_yaml(path))
         except (FileNotFoundError, NotADirectoryError):
             raise ConfigError(
                 f"run={self.folder}: no config.yaml there; give the folder of a run, or run=latest"
             ) from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: not readable as YAML: {str(error).splitlines()[0]}") from None
-        if not isinstance(plain, dict):
-            raise ConfigError(f"{path}: not a run's config: it holds no keys")
-        return _with_later_keys(plain)
 
     # A checkpoint has two files: checkpoint.safetensors has the weights, for analyses; training_state.safetensors
     # has everything that resuming needs, weights included, so that a single move makes it valid.
@@ -163,7 +185,9 @@ class Run:
 
     def save_state(self, tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> None:
         """Save all that training needs to resume: tensors, and plain facts as JSON in the file's header."""
-        _save_tensors(self.folder / "training_state.safetensors", tensors, {"facts": json.dumps(facts)})
+        header = {"facts": json.dumps(facts)}
+        header["sha256"] = _digest(tensors, header["facts"])
+        _save_tensors(self.folder / "training_state.safetensors", tensors, header)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
         """Load what `save_state` saved last, or None."""
@@ -173,6 +197,8 @@ class Run:
         tensors, header = _load_tensors(path)
         if "facts" not in header:
             raise ConfigError(f"{path}: not a training state; remove it to train the run from the beginning")
+        if "sha256" in header and header["sha256"] != _digest(tensors, header["facts"]):
+            raise ConfigError(f"{path}: changed since it was written; remove it to train the run from the beginning")
         return tensors, json.loads(header["facts"])
 
     def drop_state(self) -> None:
@@ -224,7 +250,7 @@ def _with_later_keys(plain: dict[str, Any]) -> dict[str, Any]:
         "optimizer": _shipped("optimizer/adam"),
         "trainer": training["trainer"],
     }
-    later = {"objective": training["objective"]}
+    later = {"objective": training["objective"], "beyond_memory": _shipped("base")["beyond_memory"]}
     for section, values in shipped.items():
         if isinstance(stored := plain.get(section), dict):
             later[section] = {key: value for key, value in values.items() if "${" not in str(value)} | stored
@@ -235,6 +261,26 @@ def _shipped(name: str) -> dict[str, Any]:
     return yaml.safe_load((conf_dir() / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
+def _is_a_seeds_row(row: Any) -> bool:
+    """Whether these are a seed, its status and its final numbers."""
+
+    def is_number(value: Any) -> bool:
+        return value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < sys.maxsize)
+
+    if not isinstance(row, dict) or not isinstance(row.get("status"), str) or not isinstance(row.get("seed"), int):
+        return False
+    return all(is_number(value) for name, value in row.items() if name != "status")
+
+
+def _digest(tensors: dict[str, torch.Tensor], facts: str) -> str:
+    """Digest of all that a training state holds."""
+    digest = hashlib.sha256(facts.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
 def _differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
     if isinstance(old, dict) and isinstance(new, dict):
         differences = {}
@@ -242,16 +288,6 @@ def _differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]
             differences |= _differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
         return differences
     return {} if old == new else {key: (old, new)}
-
-
-def _escaped(plain: Any) -> Any:
-    """Escape `${` in texts: a stored config is data and must not reach OmegaConf's resolvers."""
-    if isinstance(plain, dict):
-        return {key: _escaped(value) for key, value in plain.items()}
-    if isinstance(plain, list):
-        return [_escaped(value) for value in plain]
-    # backslashes before `${` escape one another, so each of them is doubled
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", plain) if isinstance(plain, str) else plain
 
 
 def _save_tensors(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:

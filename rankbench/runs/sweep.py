@@ -1,11 +1,11 @@
 """A sweep: a folder with a folder for each job, and the list of the jobs of its command."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rankbench.keys import ConfigError
-from rankbench.runs.files import read_text, write_json
+from rankbench.runs.files import write_json
+from rankbench.runs.records import read_json
 
 JOBS = "jobs.json"
 
@@ -27,10 +27,11 @@ class Sweep:
     def jobs(self) -> list[Job]:
         """The jobs of the command, in order; empty if the list is missing or not readable."""
         try:
-            listed = json.loads(read_text(self.folder / JOBS))
-            return [Job(str(job["folder"]), tuple(map(str, job["overrides"]))) for job in listed]
+            listed = read_json(self.folder / JOBS, list)
+            jobs = [Job(str(job["folder"]), tuple(map(str, job["overrides"]))) for job in listed]
         except (OSError, ValueError, TypeError, KeyError):
             return []
+        return jobs if all(Path(job.folder).name == job.folder for job in jobs) else []  # folders of the sweep's own
 
     def missing(self) -> list[Job]:
         """The jobs that have not begun."""

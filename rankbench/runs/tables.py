@@ -1,6 +1,7 @@
 """Tidy CSV tables: columns run, task, model and seed, then the axes, then a column for each measured value."""
 
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,11 @@ def read_table(path: Path, grows: bool = False) -> pd.DataFrame:
     elif lines and not lines.endswith(b"\n"):
         raise ConfigError(f"{path}: ends in the middle of a row; analyse the run again, or continue its training")
     try:
-        return pd.read_csv(io.BytesIO(lines), keep_default_na=False, na_values=["", "nan", "NaN"])
+        table = pd.read_csv(io.BytesIO(lines), keep_default_na=False, na_values=["", "nan", "NaN"])
+        for name in filter(lambda name: pd.api.types.is_object_dtype(table[name]), table):
+            if any(isinstance(value, int) and abs(value) > sys.maxsize for value in table[name]):
+                raise ConfigError(f"{path}: {name} has an integer that is too large; analyse the run again")
+        return table
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path}: not readable as a table ({reason}); analyse the run again") from None

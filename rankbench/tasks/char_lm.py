@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rankbench.keys import ConfigError, key
 from rankbench.seeds import generator_for
-from rankbench.tasks.corpora import CORPORA, SPLITS, folder_of, read_text
+from rankbench.tasks.corpora import CORPORA, SPLITS, check_files, folder_of, read_text
 from rankbench.tasks.task import ABSENT, Batch, Corpus, is_scored
 
 log = logging.getLogger(__name__)
@@ -160,6 +160,8 @@ def _texts(task: CharLm) -> dict[str, list[str]]:
     """All sentences of each split."""
     if task.path is None:
         return {split: generated(task.size_of(split), generator_for(0, f"text {split}")) for split in SPLITS}
+    if task.path in CORPORA:
+        check_files(task.path, folder_of(task.path))
     texts = [_lines(file, task.unk) for file in _files(task.path)]
     if len(texts) == 1:
         (whole,) = texts

@@ -1,5 +1,6 @@
 """Public corpora: their addresses, their checksums, and their folders on this machine. None is shipped."""
 
+import hashlib
 import logging
 import os
 from dataclasses import dataclass
@@ -53,6 +54,16 @@ def folder_of(corpus: str) -> Path:
     import pooch
 
     return Path(pooch.os_cache("rankbench")) / corpus
+
+
+def check_files(corpus: str, folder: Path) -> None:
+    """Raise ConfigError for a file of a corpus that changed since it was fetched; files that are missing pass."""
+    for split, sha256 in CORPORA[corpus].sha256.items():
+        file = folder / f"{split}.txt"
+        if file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
+            raise ConfigError(
+                f"{file}: changed since it was fetched; `rankbench data corpus={corpus}` fetches it again"
+            )
 
 
 def fetch(corpus: str, folder: Path) -> None:

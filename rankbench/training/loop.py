@@ -15,10 +15,10 @@ from rankbench.config import TrainConfig
 from rankbench.keys import ConfigError
 from rankbench.progress import bar
 from rankbench.runs.files import WriteError, append, naming, regular, sync, write_json, write_text
-from rankbench.runs.machine import Machine
-from rankbench.runs.run import Run
+from rankbench.runs.machine import Machine, explaining_memory
+from rankbench.runs.run import FORMAT, Run
 from rankbench.tasks import build_task
-from rankbench.training.seeds_side_by_side import DYNAMICS, METRICS, Training
+from rankbench.training.seeds_side_by_side import DYNAMICS, METRICS, NOT_A_STATE, Training
 from rankbench.training.tensorboard import EventFiles
 
 log = logging.getLogger(__name__)
@@ -39,22 +39,36 @@ def train(cfg: TrainConfig, run: Run, command: list[str] | None = None) -> dict:
     columns) and weights of an uninterrupted run. Raises ConfigError if the folder holds a run of another config.
     """
     machine = Machine.prepare(cfg)
-    with run.locked():
+    with run.locked(), explaining_memory(machine):
         return _train(cfg, run, machine, command)
 
 
 def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | None) -> dict:
+    seeds = list(range(cfg.seed, cfg.seed + cfg.replicas))
     if run.status in ("finished", "diverged"):
         run.begin(cfg, {})  # refuses another config's folder
         run.drop_state()  # the run may have been killed just before it did this
         log.info("%s is trained already", run.folder)
-        return run.summary()
+        summary = run.summary()
+        if [row["seed"] for row in summary["seeds"] if row["status"] == "diverged" or "test_loss" in row] != seeds:
+            raise ConfigError(f"{run.folder / 'summary.json'}: not the summary of seeds {seeds}; train the run again")
+        return summary
     run.begin(cfg, machine.record(command))
-    seeds = list(range(cfg.seed, cfg.seed + cfg.replicas))
-    training = Training(cfg, build_task(cfg.task), machine, seeds)
+    try:
+        training = Training(cfg, build_task(cfg.task), machine, seeds)
+    except (MemoryError, RuntimeError):  # its sizes
+        rows = [{"seed": seed, "status": "training", "steps": 0} for seed in seeds]
+        write_json(run.folder / "summary.json", {"format": FORMAT, "status": "failed", "seeds": rows})
+        raise
     resumed = run.state()
     if resumed is not None:
-        training.restore(*resumed)
+        try:
+            training.restore(*resumed)
+        except NOT_A_STATE as error:
+            raise ConfigError(
+                f"{run.folder}/training_state.safetensors: not a state of this training ({type(error).__name__}: "
+                f"{str(error)[:100]}); remove it to train the run from the beginning"
+            ) from None
         log.info("continuing %s at step %d", run.folder, training.progress.step)
     upto = training.progress.step if resumed is not None else -1
     counted = training.progress.rows
@@ -107,6 +121,7 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
         sync_rows()
         run.save_weights(training.weights())
         summary = training.summary("diverged" if set(training.progress.status) == {"diverged"} else "finished")
+        summary["files"] = run.checksums(("metrics.csv", "layers.csv", "checkpoint.safetensors"))
         write_json(run.folder / "summary.json", summary)
     run.drop_state()
     return summary
@@ -121,12 +136,19 @@ class StepsFile:
 
     def __init__(self, path: Path, columns: list[str], upto: int, counted: dict[str, int]) -> None:
         self.path, self.columns = path, columns
-        kept = []
+        kept, lines = [], ""
         if self.path.exists():
             with regular(self.path).open(newline="") as old:
                 # a kill can leave half a line, but only after the checkpoint; whole lines have all the columns
-                whole = [row for row in csv.DictReader(old) if None not in row.values()]
-                kept = [row for row in whole if int(row["step"]) <= upto]
+                try:
+                    whole = [row for row in csv.DictReader(old) if None not in row.values()]
+                    kept = [row for row in whole if int(row["step"]) <= upto]
+                    lines = self._lines(kept)
+                except (ValueError, KeyError, csv.Error) as error:
+                    reason = f"{type(error).__name__}: {str(error)[:100]}"
+                    raise ConfigError(
+                        f"{path}: not readable as a table of steps ({reason}); train the run again in another folder"
+                    ) from None
         self.num_rows = len(kept)
         if self.num_rows != counted.get(path.name, self.num_rows):
             raise ConfigError(
@@ -134,7 +156,7 @@ class StepsFile:
                 f"{counted[path.name]}; train the run again in another folder"
             )
         # columns that an older version did not measure stay empty
-        write_text(self.path, ",".join(columns) + "\n" + self._lines(kept))
+        write_text(self.path, ",".join(columns) + "\n" + lines)
 
     def _lines(self, rows: list[dict]) -> str:
         text = io.StringIO()

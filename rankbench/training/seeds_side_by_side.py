@@ -25,7 +25,7 @@ from rankbench.model import build_model, initial_model
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
 from rankbench.runs.machine import Machine
-from rankbench.runs.run import Run
+from rankbench.runs.run import FORMAT, Run
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch, Corpus, Task
 from rankbench.tasks.task import Score, is_scored, score
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 DYNAMICS = ["step", "seed", "layer", "sublayer", "head", *STATE_METRICS, *ATTENTION_METRICS]
 DYNAMICS += [*HEAD_METRICS, *LIPSCHITZ_METRICS, *STATE_FLOORS, *ATTENTION_FLOORS, "num_undefined"]
 METRICS = ["step", "seed", "split", "loss", "accuracy", "learning_rate", "seconds", "tokens_per_second"]
+NOT_A_STATE = (LookupError, TypeError, ValueError, AttributeError)  # errors of `Training.restore`
 EVALUATION_SEQUENCES = 1000  # test sequences in one forward pass
 EVALUATION_TOKENS = 16384  # tokens in one forward pass on a corpus, whose sequences are longer
 
@@ -74,6 +75,25 @@ class Progress:
     def training(self) -> list[int]:
         """Indices of the seeds that are still training."""
         return [index for index, status in enumerate(self.status) if status == "training"]
+
+
+def check_progress(progress: Progress, num_seeds: int, num_steps: int) -> None:
+    """Raise ValueError or TypeError for what the progress of so many seeds cannot be."""
+    if not set(progress.status) <= {"training", "finished", "reached", "diverged"}:
+        raise ValueError(f"status {progress.status}")
+    if len(progress.status) != num_seeds or [int(step) for step in progress.last_step] != progress.last_step:
+        raise ValueError(f"{len(progress.status)} seeds")
+    if not 0 <= progress.step <= num_steps or not math.isfinite(progress.seconds):
+        raise ValueError(f"step {progress.step} of {num_steps}")
+    for number in (*progress.rows.values(), *(value for final in progress.final.values() for value in final.values())):
+        float(number)  # a text fails
+
+
+def check_shapes(tensors: dict[str, Tensor], shapes: dict[str, torch.Size | tuple[int, ...]]) -> None:
+    """Raise ValueError, naming the first tensor whose shape is another one."""
+    for name, shape in shapes.items():
+        if tensors[name].shape != shape:
+            raise ValueError(f"{name} of shape {tuple(tensors[name].shape)}, not {tuple(shape)}")
 
 
 class Training:
@@ -349,13 +369,16 @@ class Training:
         self.saved_step = self.progress.step
 
     def restore(self, tensors: dict[str, Tensor], facts: dict) -> None:
-        """Load what `save` saved."""
-        sums = facts.pop("sums")
-        facts["final"] = {int(index): numbers for index, numbers in facts["final"].items()}
+        """Load what `save` saved. Raises one of NOT_A_STATE for what it did not save, or saved of another training."""
+        facts = dict(facts)
+        sums = {"steps": int(facts["sums"]["steps"]), "seconds": float(facts.pop("sums")["seconds"])}
+        facts["final"] = {int(index): {**numbers} for index, numbers in facts["final"].items()}
         self.progress = Progress(**facts)
+        check_progress(self.progress, len(self.seeds), self.num_steps)
         self.saved_step = self.progress.step
         alive = self.progress.training
         weights = {name: tensors[f"weights/{name}"] for name in self.parameters}
+        check_shapes(weights, {name: weight.shape for name, weight in self.parameters.items()})
         self.retired = {
             index: {name: weight[index].clone() for name, weight in weights.items()}
             for index in range(len(self.seeds))
@@ -367,9 +390,13 @@ class Training:
             if name.startswith("optimizer/"):
                 _, number, key = name.split("/")
                 state.setdefault(int(number), {})[key] = tensor
+        for number, parameter in enumerate(self.parameters.values()):
+            moments = {key: tensor for key, tensor in state.get(number, {}).items() if tensor.ndim}
+            check_shapes(moments, dict.fromkeys(moments, parameter.shape))
         self._set_optimizer_state(state)
-        names = ("loss", "accuracy", "tokens")
-        self.sums = {key: tensors[f"sums/{key}"].to(self.machine.device) for key in names} | sums
+        own_sums = {key: tensors[f"sums/{key}"].to(self.machine.device) for key in ("loss", "accuracy", "tokens")}
+        check_shapes(own_sums, dict.fromkeys(own_sums, (len(alive),)))
+        self.sums = own_sums | sums
 
     def summary(self, status: str) -> dict:
         """Contents of summary.json."""
@@ -383,7 +410,13 @@ class Training:
             {"seed": seed, "status": progress.status[i], "steps": progress.last_step[i], **final[i]}
             for i, seed in enumerate(self.seeds)
         ]
-        return {"status": status, "step": progress.step, "seconds": round(progress.seconds, 3), "seeds": seeds}
+        return {
+            "format": FORMAT,
+            "status": status,
+            "step": progress.step,
+            "seconds": round(progress.seconds, 3),
+            "seeds": seeds,
+        }
 
 
 def per_seed(model: Transformer | Lstm, in_turn: bool = False, kernel: str = "side_by_side") -> Callable[..., Score]:

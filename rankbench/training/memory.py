@@ -1,0 +1,46 @@
+"""The memory that a command needs at least, estimated before anything is allocated."""
+
+from rankbench.config import BaseConfig, TrainConfig
+from rankbench.keys import ConfigError
+from rankbench.model import skeleton
+from rankbench.runs.machine import Machine, gib
+from rankbench.tasks import Corpus, Task
+
+COPIES = {"adam": 4, "adamw": 4, "sgd": 2}  # of the weights in training: themselves, gradients, the optimiser's moments
+INTEGER = 8  # bytes of a token or a class
+SHORT_TEXT = 10  # characters of a sentence that a corpus has at least, on average
+
+
+def check_memory(cfg: BaseConfig, task: Task, machine: Machine) -> None:
+    """Raise ConfigError if the sizes in the config need more memory than the machine has, unless it is told to go on.
+
+    The estimate is a lower bound: weights, data, and the states of one batch.
+    """
+    parts = estimate(cfg, task, machine)
+    needed, memory = sum(parts.values()), machine.memory()
+    if needed > memory and not cfg.beyond_memory:
+        largest = max(parts, key=lambda name: parts[name])
+        raise ConfigError(
+            f"beyond_memory=false: needs at least {gib(needed)}, most of it for {largest}, and {machine.device} has "
+            f"{gib(memory)}; give smaller sizes, or beyond_memory=true to go on regardless"
+        )
+
+
+def estimate(cfg: BaseConfig, task: Task, machine: Machine) -> dict[str, int]:
+    """Bytes that a training or an analysis of fresh models needs at least, by what they are for."""
+    training = isinstance(cfg, TrainConfig)
+    is_corpus = isinstance(task, Corpus)
+    number, tokens = machine.dtype.itemsize, min(task.length, SHORT_TEXT) if is_corpus else task.length
+    num_weights = sum(weight.numel() for weight in skeleton(cfg.model, task).parameters())
+    batch = cfg.trainer.batch_size if training else 1
+    sequences = (task.train_size or (0 if is_corpus else batch)) + (task.test_size or 0)
+    per_token = task.num_inputs * number if task.input_kind == "coordinates" else INTEGER
+    per_token += task.num_outputs * number if task.target_kind == "numbers" else INTEGER
+    # of a batch in training, the states of every layer are kept for the gradient
+    batch = -(-batch // cfg.trainer.accumulate) if training else batch
+    states = batch * tokens * cfg.model.width * number
+    return {
+        "weights": cfg.replicas * num_weights * number * (COPIES[cfg.optimizer.name] if training else 1),
+        "data": (1 if is_corpus else cfg.replicas) * sequences * tokens * per_token,
+        "states": states * (cfg.replicas * cfg.model.layers if training else 1),
+    }

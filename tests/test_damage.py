@@ -1,0 +1,297 @@
+"""Damaged run folders: one line names the file, or the report lists the run as damaged and goes on with the others."""
+
+import json
+import os
+import shutil
+
+import pandas as pd
+import pytest
+import yaml
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from rankbench.analyses.runner import analyze_trained, subjects_of_run
+from rankbench.commands.compose import compose
+from rankbench.keys import ConfigError
+from rankbench.plots.figure import save
+from rankbench.plots.sweep import draw_sweep
+from rankbench.report.report import find_runs, gather
+from rankbench.runs.machine import Machine
+from rankbench.runs.records import read_json, read_yaml
+from rankbench.runs.run import Run
+from rankbench.runs.sweep import JOBS, Sweep
+from rankbench.runs.tables import read_table
+from rankbench.training.loop import train
+from rankbench.training.seeds_side_by_side import Training
+
+TINY = [
+    *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
+    *("trainer.batch_size=8", "trainer.steps=4", "trainer.eval_every=2", "trainer.checkpoint_every=2", "replicas=2"),
+    *("analysis=[residual]", "analysis.residual.variants=[full]", "analysis.residual.sequences=2"),
+]
+
+
+@pytest.fixture(scope="module")
+def cfg():
+    return compose("train", *TINY, "trainer.dynamics_every=2")
+
+
+@pytest.fixture(scope="module")
+def trained(cfg, tmp_path_factory):
+    run = Run(tmp_path_factory.mktemp("trained") / "run")
+    train(cfg, run)
+    analyze_trained(cfg, run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def stopped(cfg, tmp_path_factory):
+    """A run that was interrupted at its first checkpoint, in the middle of training."""
+    run, saved = Run(tmp_path_factory.mktemp("stopped") / "run"), Training.save
+
+    def save_and_stop(self, run):
+        saved(self, run)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Training, "save", save_and_stop)
+        train(cfg, run)
+    return run
+
+
+def copy_of(run, tmp_path, name="run"):
+    return Run(shutil.copytree(run.folder, tmp_path / name))
+
+
+def one_line(error, start):
+    message = str(error.value)
+    assert message.startswith(str(start)) and "\n" not in message
+    return message
+
+
+# --- the training state ----------------------------------------------------------------------------------------------
+
+
+def narrowed(tensors, kind):
+    return {name: x[..., :1].contiguous() if name.startswith(kind) and x.ndim > 1 else x for name, x in tensors.items()}
+
+
+STATES = {  # tensors and facts that another rankbench, or a person, could have saved
+    "other weights": lambda tensors, facts: (narrowed(tensors, "weights/"), facts),
+    "other moments": lambda tensors, facts: (narrowed(tensors, "optimizer/"), facts),
+    "fewer seeds": lambda tensors, facts: ({name: x[:1] if x.ndim else x for name, x in tensors.items()}, facts),
+    "no sums": lambda tensors, facts: (tensors, {key: facts[key] for key in facts if key != "sums"}),
+    "no sum of losses": lambda tensors, facts: ({name: tensors[name] for name in tensors if name[:4] != "sums"}, facts),
+    "odd numbers": lambda tensors, facts: (tensors, facts | {"final": {"0": {"test_loss": "low"}}}),
+    "odd seeds": lambda tensors, facts: (tensors, facts | {"final": {"first": {}}}),
+    "odd status": lambda tensors, facts: (tensors, facts | {"status": ["training", "resting"]}),
+    "status of one": lambda tensors, facts: (tensors, facts | {"status": ["training"]}),
+    "later step": lambda tensors, facts: (tensors, facts | {"step": 10**30}),
+    "word as step": lambda tensors, facts: (tensors, facts | {"step": "two"}),
+    "another fact": lambda tensors, facts: (tensors, facts | {"mood": 1}),
+    "a list": lambda tensors, facts: (tensors, [facts]),
+}
+
+
+@pytest.mark.parametrize("change", STATES)
+def test_a_state_of_another_training_is_one_line(cfg, stopped, tmp_path, change):
+    run = copy_of(stopped, tmp_path)
+    run.save_state(*STATES[change](*run.state()))
+    with pytest.raises(ConfigError) as error:
+        train(cfg, run)
+    line = one_line(error, f"{run.folder}/training_state.safetensors: not a state of this training (")
+    assert line.endswith("; remove it to train the run from the beginning")
+
+
+def test_a_state_that_changed_since_it_was_written_is_one_line(stopped, tmp_path):
+    """Even where everything fits: the moments of the optimizer are gone, and training would go on in other numbers."""
+    path = copy_of(stopped, tmp_path).folder / "training_state.safetensors"
+    with safe_open(path, "pt") as opened:
+        header = opened.metadata()
+    save_file({name: x for name, x in load_file(path).items() if not name.startswith("optimizer/")}, path, header)
+    with pytest.raises(ConfigError) as error:
+        Run(path.parent).state()
+    one_line(error, f"{path}: changed since it was written; ")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    ["=1+cmd(),0", "9" * 5000 + ",0", "\0,0", "1" * 200_000 + ",0", "0,0,0,0,0,0,0,0,0,0"],
+    ids=lambda row: row[:9],
+)
+def test_odd_rows_of_an_interrupted_run_are_one_line(cfg, stopped, tmp_path, rows):
+    path = copy_of(stopped, tmp_path).folder / "metrics.csv"
+    path.write_text(path.read_text() + rows + "," * max(0, 7 - rows.count(",")) + "\n")
+    with pytest.raises(ConfigError) as error:
+        train(cfg, Run(path.parent))
+    one_line(error, f"{path}: not readable as a table of steps (")
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+ROW = {"seed": 0, "status": "finished", "test_loss": 1.0}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"seeds": seeds} for seeds in (3, "abc", [1, 2], {"a": 1}, [{"seed": 0}], [ROW | {"seed": [0]}])),
+        *({"seeds": [ROW | {"test_loss": loss}]} for loss in ("=1+1", [1], 10**400)),
+        *({"status": status} for status in (None, 3, ["finished"], "fine", "a\nb")),
+        *({"files": files} for files in (3, {"../secret": "0"})),
+        {"format": 2},
+    ],
+    ids=str,
+)
+def test_an_odd_summary_is_one_line(tmp_path, changes):
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps({"status": "finished", "seeds": [ROW]} | changes))
+    with pytest.raises(ConfigError) as error:
+        Run(tmp_path).summary()
+    assert next(iter(changes)) in one_line(error, f"{path}: ")
+
+
+def test_the_summary_of_other_seeds_is_one_line(cfg, trained, tmp_path):
+    path = copy_of(trained, tmp_path).folder / "summary.json"
+    path.write_text(json.dumps({"status": "finished", "seeds": [ROW]}))
+    with pytest.raises(ConfigError) as error:
+        train(cfg, Run(path.parent))
+    one_line(error, f"{path}: not the summary of seeds [0, 1]; ")
+
+
+DEEP = "[" * 10**5 + "]" * 10**5
+LAUGHS = "".join(f"a{number}: &a{number} [{f'*a{number - 1},' * 9}]\n" for number in range(1, 12))
+
+
+@pytest.mark.parametrize("text", [DEEP, "9" * 5000, "[]", "3", ""], ids=lambda text: text[:4])
+def test_odd_json_is_one_line(tmp_path, text):
+    path = tmp_path / "record.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_json(path)
+    one_line(error, f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: " + "[" * 400,
+        "&a\nmodel: *a\n",
+        f"a0: &a0 1\n{LAUGHS}",
+        "a: " + "9" * 5000,
+        "[a]",
+        "[a]: 1",
+        "a: 2020-13-45",
+    ],
+    ids=lambda text: text[:9],
+)
+def test_odd_yaml_is_one_line(tmp_path, text):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_yaml(path)
+    one_line(error, f"{path}: not ")
+
+
+@pytest.mark.parametrize("jobs", [DEEP, '[{"folder": "../elsewhere", "overrides": []}]', '[{"folder": 3}]'])
+def test_an_odd_list_of_jobs_counts_as_none(tmp_path, jobs):
+    (tmp_path / JOBS).write_text(jobs)
+    assert Sweep(tmp_path).jobs() == Sweep(tmp_path).missing() == []
+
+
+def test_an_integer_larger_than_any_of_ours_is_one_line(tmp_path):
+    path = tmp_path / "paths.csv"
+    path.write_text(f"seed,value\n0,1\n0,{'9' * 400}\n")
+    with pytest.raises(ConfigError) as error:
+        read_table(path)
+    one_line(error, f"{path}: value has an integer that is too large")
+
+
+@pytest.mark.parametrize("change", [lambda rows: [*rows, rows[-1]], lambda rows: [*rows[:-1], "=1+1" + rows[-1][1:]]])
+def test_metrics_that_training_has_not_written_are_one_line(trained, tmp_path, change):
+    path = copy_of(trained, tmp_path).folder / "metrics.csv"
+    path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
+    with pytest.raises(ConfigError) as error:
+        subjects_of_run(Run(path.parent), Machine.prepare(compose("analyze")))
+    one_line(error, f"{path}: ")
+
+
+# --- a report goes on without a damaged run --------------------------------------------------------------------------
+
+
+def damage_config(run):
+    (run.folder / "config.yaml").write_text("&a\nmodel: *a\n")
+
+
+def damage_claims(run):
+    config = yaml.safe_load((run.folder / "config.yaml").read_text())
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(config | {"claims": [["a"]]}))
+
+
+def damage_summary(run):
+    (run.folder / "summary.json").write_text('{"status": "finished", "seeds": 3}')
+
+
+def damage_table(run):
+    (run.folder / "paths.csv").write_text("")
+
+
+def put_a_pipe(run):
+    os.mkfifo(run.folder / "paths.csv")
+
+
+DAMAGES = (damage_config, damage_claims, damage_summary, damage_table, put_a_pipe)
+
+
+def test_a_report_lists_damaged_runs_and_goes_on_with_the_others(trained, tmp_path):
+    runs = {"whole": copy_of(trained, tmp_path / "runs", "whole")}
+    for damage in DAMAGES:
+        damage(copy_of(trained, tmp_path / "runs", damage.__name__))
+    (tmp_path / "runs" / "whole" / "environment.json").write_text(DEEP)  # a page is useful without it
+    changed = copy_of(trained, tmp_path / "runs", "changed")
+    lines = (changed.folder / "residual.csv").read_text().replace(",0.", ",abc.")
+    (changed.folder / "residual.csv").write_text(lines)
+    (tmp_path / "report").mkdir()
+    printed = gather(find_runs(str(tmp_path / "runs")), tmp_path / "report")
+    assert printed[0].startswith("7 jobs, ") and {"5 damaged", "2 finished"} <= set(printed[0].split(", "))
+    for damage in DAMAGES:
+        (line,) = [line for line in printed if line.startswith(f"{damage.__name__}: damaged (")]
+        assert str(tmp_path / "runs" / damage.__name__) in line and "\n" not in line
+    assert "changed: changed since it was written, so tables are left out: residual.csv" in printed
+    assert set(read_table(tmp_path / "report" / "residual.csv").run) == set(runs)
+    final = pd.read_csv(tmp_path / "report" / "sweep.csv").set_index("run")
+    assert set(final.loc["whole"].test_accuracy) == {row["test_accuracy"] for row in trained.summary()["seeds"]}
+    assert final.job_status["damage_config"] == "damaged"
+    assert "damaged" in (tmp_path / "report" / "report.html").read_text()
+
+
+# --- checksums -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_knows_which_of_its_files_changed(trained, tmp_path):
+    names = ["metrics.csv", "layers.csv", "checkpoint.safetensors", "residual.csv"]
+    assert list(trained.summary()["files"]) == names and trained.changed_files() == []
+    run = copy_of(trained, tmp_path)
+    run.save_weights({name: weight + 1 for name, weight in run.weights().items()})
+    (run.folder / "layers.csv").unlink()
+    assert run.changed_files() == ["layers.csv", "checkpoint.safetensors"]
+
+
+def test_a_changed_table_is_computed_again(cfg, trained, tmp_path, caplog):
+    caplog.set_level("INFO", "rankbench")
+    path = copy_of(trained, tmp_path).folder / "residual.csv"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"0.", b"1."))
+    analyze_trained(cfg, Run(path.parent))
+    assert path.read_bytes() == whole and Run(path.parent).changed_files() == []
+    assert "residual.csv is computed again: the file changed since it was written" in caplog.text
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a$\\frac{$b", "a$b$c", "$"])
+def test_a_name_that_looks_like_a_formula_is_drawn_as_it_is(tmp_path, name):
+    rows = pd.DataFrame({"model": [name, "san"], "task": "sorting", "seed": 0, "test_accuracy": [0.1, 0.2]})
+    save(draw_sweep(rows, "model", None, None, "test_accuracy"), tmp_path / "figure", (".svg",))
+    assert f"<!-- {name} -->" in (tmp_path / "figure.svg").read_text()
