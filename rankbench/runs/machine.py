@@ -56,6 +56,11 @@ class Machine:
             return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
         return nullcontext()
 
+    def finish(self) -> None:
+        """Wait until the device has done its work, so that a clock can be read."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def record(self, command: list[str] | None = None) -> dict:
         """Contents of environment.json: versions, source state, device, command line. command: the equivalent command
         line; None for that of this process."""
