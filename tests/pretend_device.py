@@ -35,13 +35,7 @@ COPIES = ("_to_copy", "copy_")
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "bincount", "_unique2", "unique_dim"}
 WAITING |= {"_linalg_svd", "_linalg_eigh", "linalg_eig", "linalg_qr", "linalg_lstsq", "_coalesce"}
 INDEXING = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"}
-TAKES_NUMBERS = {
-    "where",
-    "fill",
-    "fill_",
-    "masked_fill",
-    "masked_fill_",
-}  # besides pointwise operations: 0-dim CPU tensors
+TAKES_NUMBERS = {"where", "fill", "fill_", "masked_fill", "masked_fill_"}  # of the CPU, as pointwise operations do
 INTEGER_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot"}  # CUDA has none
 
 
@@ -190,12 +184,14 @@ def pretending() -> Iterator[Counts]:
 
     answers = {"is_available": True, "device_count": 1, "current_device": 0, "get_device_name": "pretended"}
     answers |= {"is_bf16_supported": True, "set_device": None, "_lazy_init": None}
+    answers |= {"mem_get_info": (1 << 33, 1 << 33)}
     functions = {name: lambda *_, answer=answer, **__: answer for name, answer in answers.items()}
     before = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") is then a copy that we see
     try:
         with (
             mock.patch.multiple(torch.cuda, synchronize=synchronize, **functions),
+            mock.patch.object(torch.backends.cudnn, "is_acceptable", lambda _: False),
             mock.patch.object(torch.__future__, "_overwrite_module_params_on_conversion", True),
             torch.autograd.set_multithreading_enabled(False),
             Device(counts),

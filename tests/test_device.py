@@ -17,10 +17,11 @@ from pretend_device import Counts, pretending
 
 import rankbench.model.attention
 from rankbench.analyses import ANALYSES
-from rankbench.analyses.runner import analyze_into, check_analyses, options_of, subjects_of_run
+from rankbench.analyses.runner import check_analyses, fresh_subjects, options_of, subjects_of_run
 from rankbench.bench import bench
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
+from rankbench.model.linear import largest_pair
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
 from rankbench.tasks import build_task
@@ -72,7 +73,7 @@ def trained(folder, *words: str, where: str = "cuda") -> Run:
         (lambda x: x.numpy(), "numpy"),
         (lambda x: np.asarray(x), "numpy"),
         (lambda x: x.uniform_(generator=torch.Generator()), "generator"),
-        (lambda x: torch.ones(2, 2, dtype=torch.int64, device="cuda") @ torch.eye(2, dtype=torch.int64, device="cuda"), "Long|int64"),
+        (lambda x: x[None].long() @ x.long()[:, None], "int64"),
     ],
 )  # fmt: skip
 def test_what_cuda_refuses_is_refused(work, why):
@@ -126,6 +127,7 @@ STEPS = {
     "corpus": CORPUS,
     "lstm": ["model=lstm", "~model.heads"],
 }
+START = ["task.start_points=4", "task.start_dimension=3"]
 MORE_STEPS = {
     "sigma": ["model.weight_norm=sigma"],
     "causal": ["model=causal"],
@@ -144,7 +146,7 @@ MORE_STEPS = {
     "sgd": ["optimizer=sgd"],
     "embedding norm": ["model.embedding_norm=true"],
     "padded": ["task=memorization", "task.vocabulary=9", "~task.test_size"],
-    "regression": ["task=linear_regression", "~task.length", "task.points=4", "task.dimension=3", "task.start_points=4"],
+    "regression": ["task=linear_regression", "~task.length", "task.points=4", "task.dimension=3", *START],
     "nearest": ["task=nearest_neighbor", "~task.length", "task.points=4", "task.dimension=6", "model.read_in=identity"],
 }  # fmt: skip
 
@@ -177,12 +179,12 @@ def test_a_step_never_waits_for_the_device(name):
 def test_a_step_costs_the_same_operations_for_any_number_of_seeds():
     operations = {
         (seeds, rate): counts_of_a_step(*TINY, f"replicas={seeds}", f"model.dropout={rate}").operations.total()
-        for seeds in (2, 50)
+        for seeds in (2, 9)
         for rate in (0.0, 0.1)
     }
-    assert operations[2, 0.0] == operations[50, 0.0] and operations[2, 0.1] == operations[50, 0.1]
+    assert operations[2, 0.0] == operations[9, 0.0] and operations[2, 0.1] == operations[9, 0.1]
     # a mask costs a product forward and one backward; all masks are drawn by a score of operations
-    assert operations[50, 0.1] - operations[50, 0.0] < 60
+    assert operations[9, 0.1] - operations[9, 0.0] < 60
 
 
 def test_an_evaluation_and_a_look_copy_once_and_a_checkpoint_each_tensor_once(tmp_path):
@@ -243,3 +245,123 @@ def test_a_run_continues_there_as_if_it_had_not_stopped(device, tmp_path, monkey
     same(stopped.table("metrics"), whole.table("metrics"))
     for name, weight in stopped.weights().items():
         torch.testing.assert_close(weight, whole.weights()[name], **EXACT)
+
+
+def test_a_run_is_not_continued_on_another_device(tmp_path, monkeypatch):
+    cfg = compose("train", *TINY, "device=auto")
+    run = Run(tmp_path / "run")
+
+    def stop(*_: object) -> None:
+        raise Interrupted("stopped")
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Training, "evaluate", stop)
+        train(cfg, run)
+    before = {path.name: path.read_bytes() for path in run.folder.iterdir()}
+    with (
+        pretending(),
+        pytest.raises(ConfigError, match=r"^device=auto: cuda here, but .* was begun on cpu.*out=<folder>$"),
+    ):
+        train(cfg, run)
+    assert {path.name: path.read_bytes() for path in run.folder.iterdir()} == before
+    train(cfg, run)
+    with pretending():
+        train(cfg, run)  # it is finished
+
+
+# --- analyses --------------------------------------------------------------------------------------------------------
+
+FAST = ("path_mass", "curves")
+
+
+def tables(task: str, model: str, names: tuple[str, ...], run: Run, where: str) -> dict[str, pd.DataFrame]:
+    (subject,) = subjects_of_run(run, Machine.prepare(compose("analyze", f"device={where}", "precision=fp64")))
+    assert subject.device.type == where
+    options = options_of(combinations.config(task, model))
+    return {name: ANALYSES[name].table(subject, options[name]) for name in names}
+
+
+def compare_analyses(task: str, model: str, only: tuple[str, ...] | None, device: Callable, folder) -> None:
+    cfg = dataclasses.replace(combinations.config(task, model), precision="fp64", device="cpu")
+    names = []
+    for name in only or cfg.analysis:
+        with contextlib.suppress(ConfigError):
+            alone = dataclasses.replace(cfg, analysis={name: cfg.analysis[name]})
+            check_analyses(alone, alone)
+            names.append(name)
+    run = Run(folder / "run")
+    train(dataclasses.replace(cfg, analysis={}), run)
+    here = tables(task, model, tuple(names), run, "cpu")
+    with device():
+        there = tables(task, model, tuple(names), run, "cuda")
+    for name in names:
+        left_out = [column for column in here[name] if column in CLOCKS or column.removesuffix("_sd") in NOISE]
+        same(there[name], here[name], leave_out=left_out)
+
+
+@pytest.mark.filterwarnings("ignore:An input array is constant")
+def test_an_analysis_there_gives_the_table_of_the_cpu(device, tmp_path):
+    compare_analyses("sorting", "transformer", FAST, device, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "model"),
+    [
+        *((task, "transformer") for task in combinations.TASK_WORDS if task != "sorting"),
+        *(("nearest_neighbor" if model.startswith("amsel") else "sorting", model) for model in combinations.MODELS),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:An input array is constant")
+def test_every_analysis_there_gives_the_table_of_the_cpu(device, task, model, tmp_path):
+    compare_analyses(task, model, None, device, tmp_path)
+
+
+FRESH_LAYERS = {
+    "lipschitz": ["layer=l2", "tokens=[4]", "steps=2", "starts=3"],
+    "invertibility": ["attentions=[dot,contractive_l2]", "tokens=[4]", "widths=[4]", "iterations=3", "heads=2"],
+}
+
+
+@pytest.mark.parametrize("name", FRESH_LAYERS)
+def test_fresh_layers_are_measured_there(device, name):
+    words = [f"analysis=[{name}]", *(f"analysis.{name}.{word}" for word in FRESH_LAYERS[name])]
+    cfg, measured = compose("analyze", *TINY[:6], *words, "precision=fp64", "replicas=1"), {}
+    for where, context in (("cpu", contextlib.nullcontext), ("cuda", device)):
+        with context() as counts:
+            (subject,) = fresh_subjects(cfg, Machine.prepare(dataclasses.replace(cfg, device=where)))
+            launched = Counts() if counts is None else dataclasses.replace(counts, operations=counts.operations.copy())
+            measured[where] = ANALYSES[name].table(subject, options_of(cfg)[name])
+        if counts is not None:
+            assert (counts.operations - launched.operations).total() > 50
+    same(measured["cuda"], measured["cpu"])
+
+
+def test_the_largest_singular_value_there_is_the_decompositions(device):
+    generator = torch.Generator().manual_seed(0)
+    drawn_MOI = torch.randn(5, 6, 4, generator=generator, dtype=torch.float64)
+    alike_MOI = torch.linalg.qr(drawn_MOI).Q  # all singular values are 1
+    close_MOI = alike_MOI * (1 + 1e-7 * torch.arange(4.0, dtype=torch.float64))  # they nearly agree
+    for w_MOI in (drawn_MOI, drawn_MOI.mT, alike_MOI, close_MOI, drawn_MOI[:, :, :1]):
+        with device():
+            left_MO, right_MI = (x.cpu() for x in largest_pair(w_MOI.to("cuda")))
+        sigma_M = (left_MO * (w_MOI @ right_MI[..., None]).squeeze(-1)).sum(-1)
+        torch.testing.assert_close(sigma_M, torch.linalg.matrix_norm(w_MOI, 2), rtol=3e-10, atol=0)
+        torch.testing.assert_close(left_MO.norm(dim=1), torch.ones(5, dtype=torch.float64))
+
+
+# --- benchmarks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_benchmarks_complete_there(device, tmp_path, capsys):
+    words = ["budget=smoke", "device=cuda", "sequences=8", "trainer.batch_size=10", "bench=[paths,training,attention]"]
+    cfg = compose("bench", *words, f"out={tmp_path}")
+    with device():
+        bench(cfg, Machine.prepare(cfg), tmp_path)
+    for name in cfg.bench:
+        table = pd.read_csv(tmp_path / f"bench_{name}.csv")
+        seconds = [column for column in table if column.startswith("seconds_")]
+        assert len(table) and (table[seconds].stack().dropna() > 0).all()
+        assert "device" not in table or set(table.device) == {"cuda"}
+    assert "ratio_side_by_side" in capsys.readouterr().out

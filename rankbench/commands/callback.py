@@ -184,11 +184,13 @@ def check_everything(cfg: BaseConfig | ReportConfig | DataConfig, writes: bool =
 
     if writes:
         _check_folder(Path(cfg.out))
-    Machine.prepare(cfg)
+    machine = Machine.prepare(cfg)
     check_analyses(cfg, _measured(cfg))
     if type(cfg) is TrainConfig:
         check_scores(cfg, build_task(cfg.task))
-        Run(Path(cfg.out)).check_same(cfg)
+        run = Run(Path(cfg.out))
+        run.check_same(cfg)
+        run.check_device(cfg, str(machine.device))
         if cfg.trainer.tensorboard:
             check_tensorboard()
     if isinstance(cfg, AnalyzeConfig):

@@ -50,11 +50,16 @@ class Lstm(Padded, nn.Module):
         x_BND = self.read_in(inputs.clamp(min=0) if self.padded else inputs)
         if dropout is not None:
             x_BND = x_BND * dropout["embedding"]
+        zeros_1BD = x_BND.new_zeros(1, len(x_BND), self.cfg.width)
         for index, layer in enumerate(self.layers):
+            weights = (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0)
             with warnings.catch_warnings():
                 # cuDNN copies weights that are not contiguous, such as those of one of several stacked seeds
                 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
-                x_BND, _ = layer(x_BND)
+                # nn.LSTM's own forward, but for its moving the weights to one block of CUDA's memory: they are views
+                x_BND, *_ = torch.lstm(
+                    x_BND, (zeros_1BD, zeros_1BD), weights, True, 1, 0.0, layer.training, False, True
+                )
             if dropout is not None:
                 x_BND = x_BND * dropout[f"layers.{index}.output"]
         return self.read_out(x_BND)

@@ -45,6 +45,7 @@ class Machine:
         if cfg.device == "cuda" and not available:
             raise ConfigError("device=cuda: torch sees no CUDA device here; use device=cpu or device=auto")
         torch.set_num_threads(cfg.threads)
+        torch.backends.cudnn.allow_tf32 = False  # fp32 is fp32 in an LSTM, too, as it is in torch's own products
         device = torch.device("cuda" if available and cfg.device != "cpu" else "cpu")
         dtype = torch.float64 if cfg.precision == "fp64" else torch.float32
         return cls(device, dtype, cfg.precision, cfg.threads)

@@ -19,7 +19,7 @@ from torch.func import functional_call, vmap
 from rankbench.config import TrainConfig
 from rankbench.keys import ConfigError
 from rankbench.measures.attention_matrices import ATTENTION_FLOORS, ATTENTION_METRICS
-from rankbench.measures.by_layer import metrics_by_layer, moments
+from rankbench.measures.by_layer import metrics_by_layer, moments, on_cpu
 from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS, constants_by_layer
 from rankbench.measures.states import STATE_FLOORS, STATE_METRICS
 from rankbench.model import build_model, initial_model
@@ -315,19 +315,25 @@ class Training:
     def dynamics(self) -> list[dict]:
         """Rows of layers.csv: metrics of every layer of each seed in training, and the layer's constants. Metrics are
         means over the first test sequences; constants are for the longest of these."""
-        rows, model = [], build_model(self.cfg.model, self.task)
+        looks, model = [], build_model(self.cfg.model, self.task)
+        copies = {name: parameter.detach().cpu() for name, parameter in self.parameters.items()}
         for stack_index, index in enumerate(self.progress.training):
-            weights = {name: parameter.detach()[stack_index] for name, parameter in self.parameters.items()}
-            model.load_state_dict(weights, assign=True)
+            weights = {name: copy_S[stack_index] for name, copy_S in copies.items()}
+            if not all(weight.isfinite().all() for weight in weights.values()):  # a diverged network has no metrics
+                continue
+            who = {"step": self.progress.step, "seed": self.seeds[index]}
             inputs = self.test.inputs[index, : self.cfg.trainer.dynamics_sequences]
-            if all(weight.isfinite().all() for weight in weights.values()):  # a diverged network has no metrics
-                who = {"step": self.progress.step, "seed": self.seeds[index]}
-                longest = inputs.shape[1] if model.lengths(inputs) is None else int(model.lengths(inputs).max())
-                constants = constants_by_layer(model, longest)
-                generator = generator_for(self.seeds[index], "rounding", self.progress.step)
-                for where, values in metrics_by_layer(model, inputs, generator):
-                    means = moments(values) | constants.get(tuple(where.values()), {})
-                    rows.append(who | where | {name: means[name] for name in DYNAMICS if name in means})
+            longest = inputs.shape[1] if model.lengths(inputs) is None else int(model.lengths(inputs).max())
+            model.load_state_dict(weights, assign=True)
+            constants = constants_by_layer(model, longest)
+            model.load_state_dict({name: p.detach()[stack_index] for name, p in self.parameters.items()}, assign=True)
+            generator = generator_for(self.seeds[index], "rounding", self.progress.step)
+            for where, values in metrics_by_layer(model, inputs, generator):
+                looks.append((who | where, values, constants.get(tuple(where.values()), {})))
+        rows = []
+        for (axes, _, known), values in zip(looks, on_cpu([values for _, values, _ in looks]), strict=True):
+            means = moments(values) | known
+            rows.append(axes | {name: means[name] for name in DYNAMICS if name in means})
         return rows
 
     def retire(self, rows: list[dict], last: bool) -> None:
