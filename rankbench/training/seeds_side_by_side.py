@@ -197,7 +197,7 @@ class Training:
         # one seed's graph is freed before the next one's is made
         parts = [
             self._gradients(
-                {name: weight.requires_grad_() for name, weight in self._weights_of(seed).items()},
+                {name: weight.detach().requires_grad_() for name, weight in self._weights_of(seed).items()},
                 batch[seed],
                 None if dropout is None else {name: mask[seed] for name, mask in dropout.items()},
             )
@@ -213,7 +213,7 @@ class Training:
         return [slice(index, index + 1) for index in range(len(self.progress.training))]
 
     def _weights_of(self, seeds: slice) -> dict[str, Tensor]:
-        return {name: parameter.detach()[seeds] for name, parameter in self.parameters.items()}
+        return {name: parameter[seeds] for name, parameter in self.parameters.items()}
 
     def _gradients(
         self, parameters: dict[str, Tensor], batch: Batch, dropout: dict[str, Tensor] | None
