@@ -69,6 +69,9 @@ class OnDevice(Tensor):
     def __repr__(self) -> str:
         return f"OnDevice({self.raw})"
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.raw.untyped_storage()
+
     def __deepcopy__(self, memo: dict) -> Tensor:
         copied = OnDevice(self.raw.clone())
         is_parameter = isinstance(self, torch.nn.Parameter)
