@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-extras lint format smoke docs wheel clean
+.PHONY: help setup demo test test-slow test-gpu test-extras lint format smoke docs wheel clean
 
 # One thread a process: two pytest workers with spinning thread pools slow each other down many times over.
 test test-slow test-extras smoke wheel: export OMP_NUM_THREADS = 1
@@ -30,6 +30,9 @@ test: setup ## run the test suite, without the slow tests
 
 test-slow: setup ## run the slow tests
 	$(BIN)/pytest -n 2 -m slow
+
+test-gpu: setup ## run the tests that need a CUDA device
+	$(BIN)/pytest -m gpu
 
 # Beside the environment, not in it: the mere presence of the launchers doubles the start of every command.
 EXTRAS := .venv/extras

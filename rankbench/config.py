@@ -295,6 +295,8 @@ def check(cfg: Config) -> None:
         _check_model(cfg.model)
         if cfg.model.kind == "lstm":
             _check_lstm(cfg)
+    if isinstance(cfg, AnalyzeConfig) and cfg.precision == "bf16":
+        raise ConfigError("precision=bf16: analyses check sums to rounding; allowed are fp32, fp64")
     if isinstance(cfg, TrainConfig):
         _check_training(cfg)
 

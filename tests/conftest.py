@@ -1,6 +1,7 @@
 """What several test files build: a model's config and a task, from the values of the shipped YAML files."""
 
 import functools
+import os
 from collections.abc import Callable
 
 import pandas as pd
@@ -13,6 +14,16 @@ from rankbench.config import ModelConfig, conf_dir
 from rankbench.model.network import run
 from rankbench.model.transformer import Transformer
 from rankbench.tasks import Batch, Task, build_task
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide every GPU, also from the commands that tests start, unless the tests of one are asked for: `-m gpu`.
+
+    Everything else tests the numbers of the CPU, which device=auto would not give on a machine with a GPU.
+    """
+    words = config.getoption("markexpr").split()
+    if "gpu" not in words or "not" in words:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 # The factories keep no state, so one for the whole session is safe, and hypothesis accepts them.

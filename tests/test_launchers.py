@@ -18,7 +18,7 @@ from hydra.errors import MissingConfigException
 
 from rankbench.commands.compose import compose
 from rankbench.commands.messages import explain
-from rankbench.commands.resolvers import direction_of
+from rankbench.commands.resolvers import direction_of, jobs_at_once
 from rankbench.keys import ConfigError
 from rankbench.runs import machine
 from rankbench.runs.run import objective_value
@@ -171,6 +171,18 @@ def test_jobs_share_the_gpus_out(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     machine.share_gpus(7)
     assert len(chosen) == 5
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "visible", "jobs"),
+    [("auto", 3, None, 3), ("cuda", 3, "0,2", 2), ("auto", 3, "", -1), ("cpu", 3, None, -1), ("auto", 0, "0", -1)],
+)
+def test_joblib_runs_a_job_for_each_gpu_or_core(device, gpus, visible, jobs, monkeypatch):
+    monkeypatch.setattr("rankbench.commands.resolvers.glob", lambda _: [f"/dev/nvidia{n}" for n in range(gpus)])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert jobs_at_once(device) == jobs
 
 
 def test_a_diverged_seed_counts_as_the_worst():

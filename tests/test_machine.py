@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import rankbench.runs.machine
-from rankbench.commands.compose import register, resolve
-from rankbench.config import conf_dir
+from rankbench.commands.compose import compose, register, resolve
+from rankbench.config import check, conf_dir
 from rankbench.keys import ConfigError
 from rankbench.runs.machine import RECORDED_PACKAGES, Machine
 from rankbench.runs.run import Run
@@ -74,6 +74,11 @@ def test_precision_is_what_is_stored_and_what_is_computed_in(precision, stored, 
     with machine.autocast():
         assert (weight @ weight).dtype == computed
     assert (weight @ weight).dtype == stored
+
+
+def test_analyses_have_no_bf16():
+    with pytest.raises(ConfigError, match=r"^precision=bf16: .*fp32, fp64$"):
+        check(compose("analyze", "precision=bf16"))
 
 
 # --- trained in each precision ---------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
+import torch
 from torch import nn
 
 from rankbench.config import TrainConfig
@@ -36,6 +37,11 @@ class Subject:
     def model(self) -> Transformer:
         """The trained model if there is one, else the initialised one."""
         return self.models["trained" if "trained" in self.models else "initialised"]
+
+    @property
+    def device(self) -> torch.device:
+        """Where its networks and sequences are, and what an analysis draws itself belongs."""
+        return self.test.inputs.device
 
     @property
     def how_trained(self) -> dict[str, float]:

@@ -121,7 +121,9 @@ def baselines(task: Task, train: Batch, test: Batch) -> Iterator[tuple[str, Tens
             features = [_features(batch)[..., :number] for batch in (train, test)]
             scored = is_scored(train.targets)
             rows, wanted = features[0][scored].flatten(0, 1), train.targets[scored].flatten()
-            yield name, features[1] @ torch.linalg.lstsq(rows, wanted[:, None]).solution[:, 0]
+            # on the CPU, because the driver for CUDA assumes full rank
+            weights = torch.linalg.lstsq(rows.cpu(), wanted[:, None].cpu()).solution[:, 0]
+            yield name, features[1] @ weights.to(rows.device)
 
 
 def _features(batch: Batch) -> Tensor:

@@ -45,7 +45,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             for low, high in options.ranges:
                 generator = generator_for(subject.seed, "invertibility")  # the same inputs as in `invertibility`
                 x_BND = inputs_of(low, high, options.sequences, options.tokens, model.width, generator)
-                x_BND = x_BND.to(model.read_out.weight.device)
+                x_BND = x_BND.to(subject.device)
                 y_BND = attention(x_BND)
                 rows = pd.DataFrame(_rows({"input": x_BND, "output": y_BND}, options.bins))
                 parts.append(rows.assign(**layer_columns, inputs=f"{low:g}..{high:g}"))

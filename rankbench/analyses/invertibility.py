@@ -90,17 +90,16 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             generator = generator_for(subject.seed, "invertibility", 1)
             kind = attention.removeprefix("contractive_")
             layer = fresh_layer(kind, width, options.heads, options.gain, generator, tied=options.tied)
-            layer = contracted(layer, attention, tokens)
+            layer = contracted(layer.to(subject.device), attention, tokens)
             axes = {"weights": "fresh", "part": "attention", "layer": 0, "attention": attention}
-            parts += _of_layer(functools.partial(attend, layer), tokens, width, subject.seed, options, axes)
+            parts += _of_layer(functools.partial(attend, layer), tokens, width, subject, options, axes)
     else:
         for weights, given in subject.models.items():
             model = copy.deepcopy(given).double()
             for number, attention in enumerate(model.attentions, 1):
                 axes = {"weights": weights, "part": "attention", "layer": number, "attention": attention.score_name}
-                device = model.read_out.weight.device
                 for tokens in options.tokens:
-                    parts += _of_layer(attention, tokens, model.width, subject.seed, options, axes, device)
+                    parts += _of_layer(attention, tokens, model.width, subject, options, axes)
             if options.network:
                 parts.append(pd.DataFrame(_rows_of_network(model, subject, options)).assign(weights=weights))
     return pd.concat(parts, ignore_index=True)[COLUMNS].assign(**subject.how_trained)
@@ -110,13 +109,13 @@ def _of_layer(
     function: Callable[[Tensor], Tensor],
     tokens: int,
     width: int,
-    seed: int,
+    subject: Subject,
     options: Options,
     axes: dict,
-    device: torch.device | str = "cpu",
 ) -> Iterator[pd.DataFrame]:
     for low, high in options.ranges:
-        x_BND = inputs_of(low, high, options.sequences, tokens, width, generator_for(seed, "invertibility")).to(device)
+        generator = generator_for(subject.seed, "invertibility")
+        x_BND = inputs_of(low, high, options.sequences, tokens, width, generator).to(subject.device)
         for coefficient in options.coefficients:
 
             def scaled(x: Tensor, c: float = coefficient) -> Tensor:

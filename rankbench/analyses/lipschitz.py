@@ -98,9 +98,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         generator = generator_for(subject.seed, "lipschitz")
         kind = options.layer.removeprefix("contractive_")
         layer = fresh_layer(kind, options.width, options.heads, options.gain, generator, tied=options.tied)
-        rows = []
+        layer, rows = layer.to(subject.device), []
         for num_tokens in options.tokens:
-            seen_NM = visible_keys(options.mask, None, num_tokens)
+            seen_NM = visible_keys(options.mask, None, num_tokens, subject.device)
             masked = contracted(layer._replace(seen_NM=seen_NM), options.layer, num_tokens)
             axes = {"weights": "fresh", "part": "attention", "layer": 0}
             axes |= {"attention": options.layer, "tokens": num_tokens}

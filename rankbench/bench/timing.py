@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
-import torch
 
 from rankbench.runs.machine import Machine
 
@@ -27,17 +26,13 @@ def paired(machine: Machine, repeats: int, **alternatives: Callable[[], object])
     repetition says more than the time of one alternative.
     """
 
-    def wait() -> None:
-        if machine.device.type == "cuda":
-            torch.cuda.synchronize(machine.device)
-
     seconds: dict[str, list[float]] = {name: [] for name in alternatives}
     for repeat in range(repeats + 1):
         for name, work in alternatives.items():
-            wait()
+            machine.finish()
             began = time.perf_counter()
             work()
-            wait()
+            machine.finish()
             if repeat:
                 seconds[name].append(time.perf_counter() - began)
     return {name: np.array(of_name) for name, of_name in seconds.items()}

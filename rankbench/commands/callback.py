@@ -193,7 +193,9 @@ def check_everything(cfg: BaseConfig | ReportConfig | DataConfig, writes: bool =
         check_memory(cfg, build_task(cfg.task), machine)
     if type(cfg) is TrainConfig:
         check_scores(cfg, build_task(cfg.task))
-        Run(Path(cfg.out)).check_same(cfg)
+        run = Run(Path(cfg.out))
+        run.check_same(cfg)
+        run.check_device(cfg, str(machine.device))
         if cfg.trainer.tensorboard:
             check_tensorboard()
     if isinstance(cfg, AnalyzeConfig):

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from glob import glob
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -46,6 +47,15 @@ def at_a_time(launcher: str) -> int | None:
     return os.cpu_count() if launcher.endswith("submitit_launcher.LocalLauncher") else None
 
 
+def jobs_at_once(device: str) -> int:
+    """Number of jobs that joblib runs at once: one for each GPU, as two would wait for each other there; without a GPU
+    -1, one for each core."""
+    gpus, visible = len(glob("/dev/nvidia[0-9]*")), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        gpus = min(gpus, len([number for number in visible.split(",") if number not in ("", "-1")]))
+    return -1 if device == "cpu" else gpus or -1
+
+
 def job_folder(number: int, overrides: str, *, _root_: DictConfig | None = None) -> str:
     """Folder of a sweep's job, such as `3_model.layers=6`. A long text, or one with slashes, is cut and gets a digest.
 
@@ -61,4 +71,4 @@ def job_folder(number: int, overrides: str, *, _root_: DictConfig | None = None)
     return f"{number}_{readable}" if overrides else str(number)
 
 
-RESOLVERS = (by_budget, noam_peak, columns, heads_of, direction_of, at_a_time, job_folder)
+RESOLVERS = (by_budget, noam_peak, columns, heads_of, direction_of, at_a_time, jobs_at_once, job_folder)

@@ -111,7 +111,7 @@ def optimal_weights(queries_HD: Tensor) -> float:
     """Error of the rank-1 heads with these unit vectors, each with its own best weight, and the points' mean added:
     (1 - b^T G^-1 b) / 2, b_h = kappa, G_hk = (2/pi asin(q_h.q_k))^2."""
     cosine_HH = (queries_HD @ queries_HD.T).clamp(-1, 1)
-    gram_HH = (2 / math.pi * cosine_HH.asin()).square().fill_diagonal_(1)  # asin loses half of the digits near 1
+    gram_HH = (2 / math.pi * cosine_HH.asin()).square().fill_diagonal_(1).cpu()  # asin loses half of the digits near 1
     b_H = torch.full((len(queries_HD),), agreement(queries_HD.shape[1]), dtype=queries_HD.dtype)
     return (1 - (b_H @ torch.linalg.lstsq(gram_HH, b_H[:, None], driver="gelsd").solution).item()) / 2
 

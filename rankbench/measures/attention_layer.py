@@ -31,6 +31,11 @@ class AttentionLayer(NamedTuple):
     seen_NM: Tensor | None = None
     divisor: float = 1.0
 
+    def to(self, device: torch.device) -> "AttentionLayer":
+        """The layer on this device."""
+        maps = HeadMaps(*(w.to(device) for w in self.maps))
+        return self._replace(maps=maps, seen_NM=None if self.seen_NM is None else self.seen_NM.to(device))
+
     @property
     def scale(self) -> float:
         """s, which divides the scores."""

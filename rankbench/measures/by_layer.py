@@ -54,6 +54,17 @@ def metrics_in_view(x_BND: Tensor, counted_BN: Tensor | None, floor_B: Tensor, v
     return metrics
 
 
+def on_cpu(tables: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """These values on the CPU, by a single copy from their device."""
+    values = [value for table in tables for value in table.values()]
+    if not values or values[0].device.type == "cpu":
+        return tables
+    # float64 holds every float32, every truth value and every count exactly
+    copied = torch.cat([value.double().flatten() for value in values]).cpu().split([value.numel() for value in values])
+    parts = iter(part.to(value.dtype).view(value.shape) for part, value in zip(copied, values, strict=True))
+    return [{name: next(parts) for name in table} for table in tables]
+
+
 def moments(values: dict[str, Tensor]) -> dict[str, float]:
     """Mean of each metric over the sequences for which it is defined (nan if there is none), and as <metric>_sd their
     sample standard deviation (nan of one sequence).

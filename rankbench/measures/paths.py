@@ -55,10 +55,20 @@ class PathSums(NamedTuple):
 def sums_by_length(network: Network, inputs: Tensor, mlp: str = "gate") -> PathSums:
     """All paths of a network, frozen, summed by length (FrozenNetwork.sums_by_length), a few sequences at a time."""
     numbers = network.num_tokens(inputs) * network.width * (network.num_layers + 2)
-    at_a_time = max(1, SWEEP_BYTES // (numbers * network.read_out.weight.element_size()))
+    most = SWEEP_BYTES
+    if inputs.device.type == "cuda":
+        # a GPU is idle with so few, so memory is the limit: of the terms, and of what is frozen
+        numbers += network.num_layers * network.num_heads * network.num_tokens(inputs) ** 2 + 4 * numbers
+        most = free_share(inputs.device)
+    at_a_time = max(1, most // (numbers * network.read_out.weight.element_size()))
     parts = [FrozenNetwork(network, chunk, mlp).sums_by_length() for chunk in inputs.split(at_a_time)]
     by_length, bias, state = zip(*parts, strict=True)
     return PathSums(torch.cat(by_length, dim=1), torch.cat(bias), torch.cat(state))
+
+
+def free_share(device: torch.device) -> int:
+    """An eighth of the bytes that are free on a CUDA device: intermediate results take several times as much."""
+    return torch.cuda.mem_get_info(device)[0] // 8
 
 
 class FrozenSublayer(NamedTuple):
@@ -341,7 +351,8 @@ def sums_of_groups(network: FrozenNetwork | RecomputedNetwork, groups: list[np.n
     )
     last_counts = _split_columns(counts, [len(parents) for _, parents in tree.children[-1]])
     sums_GBND = whole.new_zeros(len(groups), *whole.shape)
-    at_a_time = max(1, NUMBERS_AT_A_TIME // (tree.num_leaves * num_tokens * width))
+    most = NUMBERS_AT_A_TIME if whole.device.type != "cuda" else free_share(whole.device) // whole.element_size()
+    at_a_time = max(1, most // (tree.num_leaves * num_tokens * width))
     for begin in range(0, num_sequences, at_a_time):
         sequences = slice(begin, begin + at_a_time)
         states_PBND = network.start(sequences)[None]

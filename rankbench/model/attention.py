@@ -18,7 +18,8 @@ from rankbench.model.network import HeadMaps
 
 # The explicit softmax is faster while the N x N table fits the cache, the fused kernel beyond that. Measured on one
 # core at D=48..512, the two cross between 64 and 128 tokens. Heads of rank 1 are always faster fused, 2 to 4 times with
-# 16 tokens, because a product of a column and a row wastes the matrix kernels.
+# 16 tokens, because a product of a column and a row wastes the matrix kernels. On CUDA a launch for each of the table's
+# five operations costs more than their work, so there it is always fused.
 FUSED_FROM_TOKENS = 96
 SHORT_ROW = 32
 # How the values are mixed; the caller chooses. fused: by torch's fused kernel if that is faster and there is no
@@ -208,7 +209,7 @@ class Heads(nn.Module):
 
         dropout_BHNM: the mask of the attention weights. kernel: one of KERNELS.
         """
-        if kernel != "table" and dropout_BHNM is None and self._fuses(x_BND.shape[-2]):
+        if kernel != "table" and dropout_BHNM is None and self._fuses(x_BND):
             mixed_BHNK = self._fused(x_BND, present_BN, side_by_side=kernel == "side_by_side")
         else:
             mixed_BHNK = self._mixed_values(x_BND, present_BN, dropout_BHNM)["mixed_BHNK"]
@@ -233,9 +234,10 @@ class Heads(nn.Module):
         """Contribution of each head to the layer's output, without the bias; (B, H, N, D)."""
         return mixed_BHNK @ self.maps_as_applied().w_o_HKD
 
-    def _fuses(self, num_tokens: int) -> bool:
+    def _fuses(self, x_BND: Tensor) -> bool:
         plain = self.fusible and not (self.mix["identity"] or self.mix["uniform"])
-        return plain and (num_tokens >= FUSED_FROM_TOKENS or self.head_width == 1)
+        is_faster = x_BND.shape[-2] >= FUSED_FROM_TOKENS or self.head_width == 1 or x_BND.device.type == "cuda"
+        return plain and is_faster
 
     def _fused(self, x_BND: Tensor, present_BN: Tensor | None, side_by_side: bool) -> Tensor:
         """The mixed values, without an N x M table. States of absent tokens may differ from those of the table."""
@@ -331,7 +333,8 @@ class Attention(Heads):
         elif present_BN is None:
             inverse_B1 = v_BHMK.new_full((1,), inverse_phi(most))
         else:
-            by_num_keys = v_BHMK.new_tensor([inverse_phi(number) for number in range(1, most + 1)])
+            numbers = [inverse_phi(number) for number in range(1, most + 1)]
+            by_num_keys = torch.tensor(numbers, dtype=v_BHMK.dtype).to(v_BHMK.device, non_blocking=True)
             inverse_B1 = by_num_keys[present_BN.sum(-1, keepdim=True).clamp(1, most) - 1]
         bound_B1 = self.bound_inf(inverse_B1)
         return self.contraction / (bound_B1 if self.contracts_always else bound_B1.clamp(min=self.contraction))

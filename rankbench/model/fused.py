@@ -3,10 +3,13 @@
 Shapes: B batch, H head, N query token, M key token, E and V widths.
 """
 
+from itertools import repeat
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+MOST_SEQUENCES = 65_535  # in one launch: the limit of a CUDA grid's second and third axis
 MULTIPLE = 8  # widths that must be padded are padded to a multiple of this
 
 
@@ -33,6 +36,10 @@ def fused_mixing(
 
 
 def _kernel(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, causal: bool, scale: float) -> Tensor:
+    if len(q) > MOST_SEQUENCES and q.device.type == "cuda":
+        seen_of = repeat(seen) if seen is None or seen.ndim == 2 or len(seen) == 1 else seen.split(MOST_SEQUENCES)
+        pieces = zip(*(x.split(MOST_SEQUENCES) for x in (q, k, v)), seen_of, strict=False)
+        return torch.cat([_kernel(*piece, causal, scale) for piece in pieces])
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=causal, scale=scale)
 
 

@@ -46,30 +46,28 @@ class Lstm(Padded, nn.Module):
         return self.cfg.name
 
     def forward(self, inputs: Tensor, dropout: dict[str, Tensor] | None = None) -> Tensor:
-        """Outputs (B, N, C). dropout: masks by name, from `dropout_masks`; None turns dropout off."""
+        """Outputs (B, N, C). dropout: masks by name, from model.dropout; None turns dropout off."""
         x_BND = self.read_in(inputs.clamp(min=0) if self.padded else inputs)
         if dropout is not None:
             x_BND = x_BND * dropout["embedding"]
+        zeros_1BD = x_BND.new_zeros(1, len(x_BND), self.cfg.width)
         for index, layer in enumerate(self.layers):
+            weights = (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0)
             with warnings.catch_warnings():
                 # cuDNN copies weights that are not contiguous, such as those of one of several stacked seeds
                 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
-                x_BND, _ = layer(x_BND)
+                # nn.LSTM's own forward, but for its moving the weights to one block of CUDA's memory: they are views
+                x_BND, *_ = torch.lstm(
+                    x_BND, (zeros_1BD, zeros_1BD), weights, True, 1, 0.0, layer.training, False, True
+                )
             if dropout is not None:
                 x_BND = x_BND * dropout[f"layers.{index}.output"]
         return self.read_out(x_BND)
 
-    def dropout_masks(
-        self, num_sequences: int, num_tokens: int, generator: torch.Generator
-    ) -> dict[str, Tensor] | None:
-        """Masks (0 or 1/(1-p)) for one step, drawn from `generator` on its device; None for a model without dropout."""
-        if self.cfg.dropout == 0:
-            return None
-        keep, shape = 1 - self.cfg.dropout, (num_sequences, num_tokens, self.cfg.width)
-        return {
-            name: torch.empty(shape, device=generator.device).bernoulli_(keep, generator=generator).div_(keep)
-            for name in ("embedding", *(f"layers.{index}.output" for index in range(self.cfg.layers)))
-        }
+    def dropout_shapes(self, num_sequences: int, num_tokens: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of the masks that `forward` takes, by name."""
+        names = ("embedding", *(f"layers.{index}.output" for index in range(self.cfg.layers)))
+        return dict.fromkeys(names, (num_sequences, num_tokens, self.cfg.width))
 
 
 def initialise_lstm(model: Lstm, generator: torch.Generator) -> None:

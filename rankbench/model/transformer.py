@@ -201,7 +201,7 @@ class Transformer(Padded, Network, nn.Module):
         elif self.position is not None:
             x_BND = x_BND + self.position.weight[: x_BND.shape[-2]]
         elif self.cfg.positions == "sinusoidal":
-            x_BND = x_BND + sinusoidal_positions(x_BND.shape[-2], self.cfg.width).to(x_BND)
+            x_BND = x_BND + sinusoidal_positions(x_BND.shape[-2], self.cfg.width, x_BND.device).to(x_BND)
         return x_BND if self.embedding_norm is None else self.embedding_norm(x_BND)
 
     @property
@@ -232,7 +232,7 @@ class Transformer(Padded, Network, nn.Module):
         return self.cfg.norm_kind
 
     def forward(self, inputs: Tensor, dropout: dict[str, Tensor] | None = None, kernel: str = "fused") -> Tensor:
-        """Outputs (B, N, C). dropout: masks by name, from `dropout_masks`; None turns dropout off. kernel: as in
+        """Outputs (B, N, C). dropout: masks by name, from model.dropout; None turns dropout off. kernel: as in
         Attention.forward."""
         if dropout is None:
             return self.read_out(self.state(inputs, kernel))
@@ -242,12 +242,8 @@ class Transformer(Padded, Network, nn.Module):
             x_BND = sublayer.apply(x_BND, part, sublayer.norm, weighted_sum)
         return self.read_out(self.finish(x_BND))
 
-    def dropout_masks(
-        self, num_sequences: int, num_tokens: int, generator: torch.Generator
-    ) -> dict[str, Tensor] | None:
-        """Masks (0 or 1/(1-p)) for one step, drawn from `generator` on its device; None for a model without dropout."""
-        if self.cfg.dropout == 0:
-            return None
+    def dropout_shapes(self, num_sequences: int, num_tokens: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of the masks that `forward` takes, by name."""
         state = (num_sequences, num_tokens, self.cfg.width)
         shapes = {"embedding": state}
         for index in range(self.cfg.layers):
@@ -255,11 +251,7 @@ class Transformer(Padded, Network, nn.Module):
             shapes[f"layers.{index}.attention.output"] = state
             if self.cfg.mlp:
                 shapes[f"layers.{index}.mlp.output"] = state
-        keep = 1 - self.cfg.dropout
-        return {
-            name: torch.empty(shape, device=generator.device).bernoulli_(keep, generator=generator).div_(keep)
-            for name, shape in shapes.items()
-        }
+        return shapes
 
 
 def _dropped(sublayer: Sublayer, dropout: dict[str, Tensor], present_BN: Tensor | None, read_BND: Tensor) -> Tensor:
@@ -295,12 +287,12 @@ class FirstCoordinates(nn.Module):
         return x_BND[..., : self.num_outputs]
 
 
-def sinusoidal_positions(num_tokens: int, width: int) -> Tensor:
+def sinusoidal_positions(num_tokens: int, width: int, device: torch.device | None = None) -> Tensor:
     """Sines and cosines of geometric wavelengths, (N, D). Vaswani et al. 2017, sec. 3.5."""
-    position_N1 = torch.arange(num_tokens, dtype=torch.float64)[:, None]
-    rate_D = 10000.0 ** (-2 * (torch.arange(width, dtype=torch.float64) // 2) / width)
+    position_N1 = torch.arange(num_tokens, dtype=torch.float64, device=device)[:, None]
+    rate_D = 10000.0 ** (-2 * (torch.arange(width, dtype=torch.float64, device=device) // 2) / width)
     angle_ND = position_N1 * rate_D
-    return torch.where(torch.arange(width) % 2 == 0, angle_ND.sin(), angle_ND.cos())
+    return torch.where(torch.arange(width, device=device) % 2 == 0, angle_ND.sin(), angle_ND.cos())
 
 
 def initialise(model: Transformer, generator: torch.Generator) -> None:

@@ -50,6 +50,7 @@ class Machine:
         if cfg.device == "cuda" and not available:
             raise ConfigError("device=cuda: torch sees no CUDA device here; use device=cpu or device=auto")
         torch.set_num_threads(cfg.threads)
+        torch.backends.cudnn.allow_tf32 = False  # fp32 is fp32 in an LSTM, too, as it is in torch's own products
         device = torch.device("cuda" if available and cfg.device != "cpu" else "cpu")
         dtype = torch.float64 if cfg.precision == "fp64" else torch.float32
         return cls(device, dtype, cfg.precision, cfg.threads)
@@ -66,6 +67,11 @@ class Machine:
             # no cache of cast weights: torch.func's transforms must not see another transform's copies
             return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
         return nullcontext()
+
+    def finish(self) -> None:
+        """Wait until the device has done its work, so that a clock can be read."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def record(self, command: list[str] | None = None) -> dict:
         """Contents of environment.json: versions, source state, device, command line. command: the equivalent command

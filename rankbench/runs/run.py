@@ -134,10 +134,26 @@ class Run:
                         "give the same command to continue it, or another folder with out=<folder>"
                     )
 
+    def check_device(self, cfg: TrainConfig, device: str) -> None:
+        """Raise ConfigError if the run is to be continued on another kind of device than it was begun on, whose
+        rounding is another. device: as in environment.json."""
+        path = self.folder / "environment.json"
+        if not path.exists() or self.status in ("finished", "diverged"):
+            return
+        began = read_json(path).get("device", device)
+        began, device = (name.partition(":")[0] for name in (began, device))  # another GPU is no other kind
+        if began != device:
+            raise ConfigError(
+                f"device={cfg.device}: {device} here, but the run in {self.folder} was begun on {began}, which rounds "
+                "differently; continue it there, or give another folder with out=<folder>"
+            )
+
     def begin(self, cfg: TrainConfig, environment: dict) -> None:
-        """Make the folder a run of `cfg`; ConfigError if it holds a run of another config."""
+        """Make the folder a run of `cfg`; ConfigError if it holds a run of another config or device."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.check_same(cfg)
+        if "device" in environment:
+            self.check_device(cfg, environment["device"])
         # partial files that a kill can leave: those of files.replacing, and those of safetensors within it
         for part in (*self.folder.glob(".*.part"), *self.folder.glob(".tmp??????")):
             part.unlink(missing_ok=True)

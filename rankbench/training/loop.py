@@ -96,25 +96,37 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
         progress_bar(num_steps, training.progress.step) as report,
     ):
         began, before = time.perf_counter(), training.progress.seconds
+
+        def read_clock() -> None:
+            machine.finish()
+            training.progress.seconds = before + time.perf_counter() - began
+
         if resumed is None:
             log_rows(training.evaluate())
             if watched is not None:
-                watched.add(training.dynamics())
+                with training.paused():
+                    watched.add(training.dynamics())
         while training.progress.training and training.progress.step < num_steps:
             training.update()
             step = training.progress.step
             last = step == num_steps
-            training.progress.seconds = before + time.perf_counter() - began
-            if watched is not None and (step % trainer.dynamics_every == 0 or last):
-                watched.add(training.dynamics())
-            if step % trainer.eval_every == 0 or last:
+            evaluates = step % trainer.eval_every == 0 or last
+            watches = watched is not None and (step % trainer.dynamics_every == 0 or last)
+            if evaluates or watches:
+                read_clock()
+            if watches:
+                with training.paused():
+                    watched.add(training.dynamics())
+            if evaluates:
                 rows = training.evaluate()
                 log_rows(rows)
                 report(step, rows)
                 training.retire(rows, last)
             if asked_to_stop or (step % trainer.checkpoint_every == 0 and not last):
-                sync_rows()  # before the checkpoint that counts them
-                training.save(run)
+                read_clock()
+                with training.paused():
+                    sync_rows()  # before the checkpoint that counts them
+                    training.save(run)
             if asked_to_stop:
                 raise Interrupted(f"stopped at step {step} of {num_steps}")
         training.retire([], last=True)

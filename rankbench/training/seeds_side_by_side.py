@@ -6,7 +6,8 @@ Shapes: S seed (those still training), B batch, N token.
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,15 +19,16 @@ from torch.func import functional_call, vmap
 from rankbench.config import TrainConfig
 from rankbench.keys import ConfigError
 from rankbench.measures.attention_matrices import ATTENTION_FLOORS, ATTENTION_METRICS
-from rankbench.measures.by_layer import metrics_by_layer, moments
+from rankbench.measures.by_layer import metrics_by_layer, moments, on_cpu
 from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS, constants_by_layer
 from rankbench.measures.states import STATE_FLOORS, STATE_METRICS
 from rankbench.model import build_model, initial_model
+from rankbench.model.dropout import dropout_masks
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import FORMAT, Run
-from rankbench.seeds import generator_for
+from rankbench.seeds import generator_for, state_of
 from rankbench.tasks import Batch, Corpus, Task
 from rankbench.tasks.task import Score, is_scored, score
 from rankbench.training.batches import batches_of_epoch, chunks_by_length, padded_lengths
@@ -39,6 +41,7 @@ DYNAMICS += [*HEAD_METRICS, *LIPSCHITZ_METRICS, *STATE_FLOORS, *ATTENTION_FLOORS
 METRICS = ["step", "seed", "split", "loss", "accuracy", "learning_rate", "seconds", "tokens_per_second"]
 NOT_A_STATE = (LookupError, TypeError, ValueError, AttributeError)  # errors of `Training.restore`
 EVALUATION_SEQUENCES = 1000  # test sequences in one forward pass
+SUMS = ("loss", "accuracy", "tokens")  # of the steps since the last evaluation, by seed
 EVALUATION_TOKENS = 16384  # tokens in one forward pass on a corpus, whose sequences are longer
 
 
@@ -123,11 +126,11 @@ class Training:
         self.retired: dict[int, dict[str, Tensor]] = {}
         self._order: tuple[int, Tensor | list[tuple[int, Tensor]]] | None = None  # an epoch and its batches
         # the sequences of a corpus are long, so one seed alone keeps the machine busy
-        in_turn = self.corpus is not None or not self.model.vectorised
+        self.in_turn = self.corpus is not None or not self.model.vectorised
         # torch's compiler ignores our vmap rule and would run the fused kernel seed by seed
-        self._forward = per_seed(self.model, in_turn, kernel="table" if cfg.trainer.compile else "side_by_side")
+        self._forward = per_seed(self.model, kernel="table" if cfg.trainer.compile else "side_by_side")
         if cfg.trainer.compile:
-            self._forward = compiled(self._forward, dynamic=in_turn)
+            self._forward = compiled(self._forward, dynamic=self.in_turn)
 
     def _sampled(self, seeds: list[int], num_sequences: int, purpose: str, step: int = 0) -> Batch:
         draw = self.task.sample
@@ -154,6 +157,7 @@ class Training:
             for name, weight in weights.items()
         }
         self.optimizer = build_optimizer(self.cfg.optimizer, list(self.parameters.values()))
+        self._alive_S = torch.tensor(self.progress.training, device=self.machine.device)
         self._forget()
 
     def _forget(self) -> None:
@@ -171,27 +175,22 @@ class Training:
             if self._order is None or self._order[0] != epoch:
                 self._order = epoch, batches_of_epoch(self.train_lengths, size, self.seeds, epoch)
             width, rows_SB = self._order[1][batch_index]
-            rows_SB = rows_SB[alive].to(self.machine.device)
+            rows_SB = rows_SB[alive].to(self.machine.device, non_blocking=True)
             return self.corpus[:, :width][rows_SB]
         if self._order is None or self._order[0] != epoch:
             orders = [
                 torch.randperm(self.task.train_size, generator=generator_for(s, "order", epoch)) for s in self.seeds
             ]
-            self._order = epoch, torch.stack(orders).to(self.machine.device)
-        rows_SB = self._order[1][alive, batch_index * size : (batch_index + 1) * size]
-        return self.train[torch.tensor(alive, device=rows_SB.device)[:, None], rows_SB]
+            self._order = epoch, torch.stack(orders).to(self.machine.device, non_blocking=True)
+        rows_SB = self._order[1][self._alive_S, batch_index * size : (batch_index + 1) * size]
+        return self.train[self._alive_S[:, None], rows_SB]
 
     def dropout(self, batch: Batch) -> dict[str, Tensor] | None:
-        """Dropout masks of this step, stacked over seeds, each drawn from its seed's generator."""
+        """Dropout masks of this step, stacked over seeds."""
         if self.cfg.model.dropout == 0:
             return None
-        num_sequences, num_tokens = batch.targets.shape[1:3]
-        generators = (
-            generator_for(self.seeds[index], "dropout", self.progress.step, self.machine.device)
-            for index in self.progress.training
-        )
-        drawn = [self.model.dropout_masks(num_sequences, num_tokens, generator) for generator in generators]
-        return {name: torch.stack([masks[name] for masks in drawn]).to(self.machine.dtype) for name in drawn[0]}
+        states = [state_of(self.seeds[index], "dropout", self.progress.step) for index in self.progress.training]
+        return dropout_masks(self.model, *batch.targets.shape[1:3], states, self.machine.device, self.machine.dtype)
 
     def update(self) -> None:
         """Take one step with every seed that is training."""
@@ -211,9 +210,36 @@ class Training:
         self.sums["steps"] += 1
 
     def gradients(self, batch: Batch) -> tuple[Score, tuple[Tensor, ...]]:
-        """Scores of every seed on a batch, and the gradients of its mean loss, in trainer.accumulate passes."""
-        weights, dropout = list(self.parameters.values()), self.dropout(batch)
-        num_sequences = batch.targets.shape[1]
+        """Scores of every seed on a batch, and the gradients of its mean loss."""
+        dropout = self.dropout(batch)
+        if not self.in_turn:
+            return self._gradients(self.parameters, batch, dropout)
+        # one seed's graph is freed before the next one's is made
+        parts = [
+            self._gradients(
+                {name: weight.detach().requires_grad_() for name, weight in self._weights_of(seed).items()},
+                batch[seed],
+                None if dropout is None else {name: mask[seed] for name, mask in dropout.items()},
+            )
+            for seed in self._turns()
+        ]
+        scores, gradients = zip(*parts, strict=True)
+        return joined(scores), tuple(map(torch.cat, zip(*gradients, strict=True)))
+
+    def _turns(self) -> list[slice]:
+        """Pieces of the stack that one forward pass takes: the whole of it, or a seed at a time."""
+        if not self.in_turn:
+            return [slice(None)]
+        return [slice(index, index + 1) for index in range(len(self.progress.training))]
+
+    def _weights_of(self, seeds: slice) -> dict[str, Tensor]:
+        return {name: parameter[seeds] for name, parameter in self.parameters.items()}
+
+    def _gradients(
+        self, parameters: dict[str, Tensor], batch: Batch, dropout: dict[str, Tensor] | None
+    ) -> tuple[Score, tuple[Tensor, ...]]:
+        """Scores and gradients of the seeds with these parameters, in trainer.accumulate passes."""
+        weights, num_sequences = list(parameters.values()), batch.targets.shape[1]
         size = math.ceil(num_sequences / self.cfg.trainer.accumulate)
         tokens_S = is_scored(batch.targets).flatten(1).sum(1)
         scores, gradients = None, None
@@ -221,7 +247,7 @@ class Training:
             part = (slice(None), slice(start, start + size))
             masks = dropout if dropout is None else {name: mask[part] for name, mask in dropout.items()}
             with self.machine.autocast():
-                part_scores = self._forward(self.parameters, batch.inputs[part], batch.targets[part], masks)
+                part_scores = self._forward(parameters, batch.inputs[part], batch.targets[part], masks)
             # summed, not averaged: each seed's weights get the gradient of its own loss
             part_gradients = torch.autograd.grad((part_scores.loss / tokens_S).sum(), weights)
             part_scores = Score(*(value.detach() for value in part_scores))
@@ -234,28 +260,40 @@ class Training:
 
     def _seconds(self) -> float:
         """Seconds of training since the last evaluation, once the device has finished its work."""
-        if self.machine.device.type == "cuda":
-            torch.cuda.synchronize(self.machine.device)
+        self.machine.finish()
         return self.sums["seconds"] + time.perf_counter() - self._since
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time within out of the training's speed."""
+        self.sums["seconds"] = self._seconds()
+        yield
+        self.machine.finish()
+        self._since = time.perf_counter()
 
     @torch.no_grad()
     def evaluate(self) -> list[dict]:
         """Rows of metrics.csv: training means since the last evaluation, and current numbers on the test set. A corpus
         also has rows of its validation set."""
-        alive, speed = self.progress.training, round(float(self.sums["tokens"].sum()) / max(self._seconds(), 1e-9))
-        scores = {split: self._score(split) for split in (("test",) if self.corpus is None else ("valid", "test"))}
-        losses = {split: split_scores.mean_loss.tolist() for split, split_scores in scores.items()}
-        accuracies = {split: split_scores.accuracy.tolist() for split, split_scores in scores.items()}
-        steps = self.sums["steps"]
+        alive, seconds, steps = self.progress.training, max(self._seconds(), 1e-9), self.sums["steps"]
+        splits = ("test",) if self.corpus is None else ("valid", "test")
+        numbers = [self.sums[key] for key in SUMS]
+        for split_scores in map(self._score, splits):
+            numbers += [split_scores.mean_loss, split_scores.accuracy]
+        # one copy from the device for all of them
+        sums, of_splits = (part.tolist() for part in torch.stack(numbers).cpu().split([len(SUMS), 2 * len(splits)]))
+        sums, losses = dict(zip(SUMS, sums, strict=True)), dict(zip(splits, of_splits[::2], strict=True))
+        accuracies = dict(zip(splits, of_splits[1::2], strict=True))
+        speed = round(sum(sums["tokens"]) / seconds)
         common = {"step": self.progress.step, "seconds": round(self.progress.seconds, 3)}
         rate = learning_rate(self.cfg.optimizer, max(self.progress.step - 1, 0), self.num_steps)
         rows = []
         for stack_index, index in enumerate(alive):
             common["seed"] = self.seeds[index]
             if steps:
-                train = {key: self.sums[key][stack_index].item() / steps for key in ("loss", "accuracy")}
+                train = {key: sums[key][stack_index] / steps for key in ("loss", "accuracy")}
                 rows.append({**common, "split": "train", **train, "learning_rate": rate, "tokens_per_second": speed})
-            for split in scores:
+            for split in splits:
                 numbers = {"loss": losses[split][stack_index], "accuracy": accuracies[split][stack_index]}
                 rows.append({**common, "split": split, **numbers})
             self._keep(index, {split: losses[split][stack_index] for split in losses}, accuracies["test"][stack_index])
@@ -268,7 +306,7 @@ class Training:
         alive, parts = self.progress.training, []
         if self.corpus is None:
             starts = range(0, self.test.inputs.shape[1], EVALUATION_SEQUENCES)
-            chunks = (self.test[alive, start : start + EVALUATION_SEQUENCES] for start in starts)
+            chunks = (self.test[self._alive_S, start : start + EVALUATION_SEQUENCES] for start in starts)
         else:
             chunks = (
                 Batch(*(x.expand(len(alive), *x.shape) for x in (chunk.inputs, chunk.targets)))
@@ -276,8 +314,11 @@ class Training:
             )
         for chunk in chunks:
             with self.machine.autocast():
-                scores = self._forward(self.parameters, chunk.inputs, chunk.targets, None)
-            parts.append(torch.stack([sums_S.double() for sums_S in scores]))
+                scores = [
+                    self._forward(self._weights_of(seeds), chunk.inputs[seeds], chunk.targets[seeds], None)
+                    for seeds in self._turns()
+                ]
+            parts.append(torch.stack([sums_S.double() for sums_S in joined(scores)]))
         return Score(*torch.stack(parts).sum(0))
 
     def _keep(self, index: int, losses: dict[str, float], test_accuracy: float) -> None:
@@ -294,20 +335,25 @@ class Training:
     def dynamics(self) -> list[dict]:
         """Rows of layers.csv: metrics of every layer of each seed in training, and the layer's constants. Metrics are
         means over the first test sequences; constants are for the longest of these."""
-        rows, began, model = [], time.perf_counter(), build_model(self.cfg.model, self.task)
+        looks, model = [], build_model(self.cfg.model, self.task)
+        copies = {name: parameter.detach().cpu() for name, parameter in self.parameters.items()}
         for stack_index, index in enumerate(self.progress.training):
-            weights = {name: parameter.detach()[stack_index] for name, parameter in self.parameters.items()}
-            model.load_state_dict(weights, assign=True)
+            weights = {name: copy_S[stack_index] for name, copy_S in copies.items()}
+            if not all(weight.isfinite().all() for weight in weights.values()):  # a diverged network has no metrics
+                continue
+            who = {"step": self.progress.step, "seed": self.seeds[index]}
             inputs = self.test.inputs[index, : self.cfg.trainer.dynamics_sequences]
-            if all(weight.isfinite().all() for weight in weights.values()):  # a diverged network has no metrics
-                who = {"step": self.progress.step, "seed": self.seeds[index]}
-                longest = inputs.shape[1] if model.lengths(inputs) is None else int(model.lengths(inputs).max())
-                constants = constants_by_layer(model, longest)
-                generator = generator_for(self.seeds[index], "rounding", self.progress.step)
-                for where, values in metrics_by_layer(model, inputs, generator):
-                    means = moments(values) | constants.get(tuple(where.values()), {})
-                    rows.append(who | where | {name: means[name] for name in DYNAMICS if name in means})
-        self._since += time.perf_counter() - began  # no part of the training's speed
+            longest = inputs.shape[1] if model.lengths(inputs) is None else int(model.lengths(inputs).max())
+            model.load_state_dict(weights, assign=True)
+            constants = constants_by_layer(model, longest)
+            model.load_state_dict({name: p.detach()[stack_index] for name, p in self.parameters.items()}, assign=True)
+            generator = generator_for(self.seeds[index], "rounding", self.progress.step)
+            for where, values in metrics_by_layer(model, inputs, generator):
+                looks.append((who | where, values, constants.get(tuple(where.values()), {})))
+        rows = []
+        for (axes, _, known), values in zip(looks, on_cpu([values for _, values, _ in looks]), strict=True):
+            means = moments(values) | known
+            rows.append(axes | {name: means[name] for name in DYNAMICS if name in means})
         return rows
 
     def retire(self, rows: list[dict], last: bool) -> None:
@@ -345,25 +391,28 @@ class Training:
 
     def weights(self) -> dict[str, Tensor]:
         """Weights of all seeds, in the order of the seeds, whether they are still training or retired."""
-        alive = self.progress.training
+        alive, stacked = self.progress.training, {name: p.detach().cpu() for name, p in self.parameters.items()}
+        if not self.retired:
+            return stacked
         return {
             name: torch.stack(
                 [
-                    self.retired[index][name] if index in self.retired else parameter.detach()[alive.index(index)].cpu()
+                    self.retired[index][name] if index in self.retired else weight_S[alive.index(index)]
                     for index in range(len(self.seeds))
                 ]
             )
-            for name, parameter in self.parameters.items()
+            for name, weight_S in stacked.items()
         }
 
     def save(self, run: Run) -> None:
-        """Save a checkpoint: the weights for analyses, and the training state."""
-        tensors = {f"weights/{name}": weight for name, weight in self.weights().items()}
+        """Save a checkpoint, while `paused`: the weights for analyses, and the training state."""
+        weights = self.weights()
+        tensors = {f"weights/{name}": weight for name, weight in weights.items()}
         for number, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer/{number}/{key}": value for key, value in state.items() if value is not None}
-        tensors |= {f"sums/{key}": self.sums[key] for key in ("loss", "accuracy", "tokens")}
-        run.save_weights(self.weights())
-        sums = {"steps": self.sums["steps"], "seconds": self._seconds()}
+        tensors |= {f"sums/{key}": self.sums[key] for key in SUMS}
+        run.save_weights(weights)
+        sums = {key: self.sums[key] for key in ("steps", "seconds")}
         facts = {**vars(self.progress), "sums": sums}
         run.save_state(tensors, facts)
         self.saved_step = self.progress.step
@@ -394,7 +443,7 @@ class Training:
             moments = {key: tensor for key, tensor in state.get(number, {}).items() if tensor.ndim}
             check_shapes(moments, dict.fromkeys(moments, parameter.shape))
         self._set_optimizer_state(state)
-        own_sums = {key: tensors[f"sums/{key}"].to(self.machine.device) for key in ("loss", "accuracy", "tokens")}
+        own_sums = {key: tensors[f"sums/{key}"].to(self.machine.device) for key in SUMS}
         check_shapes(own_sums, dict.fromkeys(own_sums, (len(alive),)))
         self.sums = own_sums | sums
 
@@ -419,11 +468,15 @@ class Training:
         }
 
 
-def per_seed(model: Transformer | Lstm, in_turn: bool = False, kernel: str = "side_by_side") -> Callable[..., Score]:
+def joined(scores: Iterable[Score]) -> Score:
+    """Scores of several pieces of a stack as those of the whole."""
+    return Score(*map(torch.cat, zip(*scores, strict=True)))
+
+
+def per_seed(model: Transformer | Lstm, kernel: str = "side_by_side") -> Callable[..., Score]:
     """Function (stacked weights, inputs and targets of all seeds, stacked dropout masks or None) -> Score by seed.
 
-    in_turn: run the seeds one after the other instead of by vmap. kernel: the attention kernel under vmap, one of
-    rankbench.model.attention.KERNELS.
+    Several seeds run under vmap. kernel: their attention kernel, one of rankbench.model.attention.KERNELS.
     """
 
     def one_seed(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor, dropout: dict | None, **how: str):
@@ -437,19 +490,6 @@ def per_seed(model: Transformer | Lstm, in_turn: bool = False, kernel: str = "si
             first = {name: weight.squeeze(0) for name, weight in weights.items()}  # weight[0] has a costly backward
             masks = None if dropout is None else {name: mask[0] for name, mask in dropout.items()}
             return Score(*(value[None] for value in one_seed(first, inputs[0], targets[0], masks)))
-        if in_turn:
-            # unbind once: the backward of weight[i] would write a whole tensor of zeros for each seed
-            unstacked = {name: weight.unbind() for name, weight in weights.items()}
-            scores = [
-                one_seed(
-                    {name: weight[seed_index] for name, weight in unstacked.items()},
-                    inputs[seed_index],
-                    targets[seed_index],
-                    None if dropout is None else {name: mask[seed_index] for name, mask in dropout.items()},
-                )
-                for seed_index in range(len(targets))
-            ]
-            return Score(*map(torch.stack, zip(*scores, strict=True)))
         together = vmap(partial(one_seed, kernel=kernel), in_dims=(0, 0, 0, None if dropout is None else 0))
         return together(weights, inputs, targets, dropout)
 

@@ -1,0 +1,34 @@
+"""Dropout masks of one step, for the networks of several seeds together.
+
+Shapes: S seed.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from rankbench.model.lstm import Lstm
+from rankbench.model.transformer import Transformer
+from rankbench.seeds import random_bits
+
+
+def dropout_masks(
+    model: Transformer | Lstm,
+    num_sequences: int,
+    num_tokens: int,
+    states: list[int],
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, Tensor] | None:
+    """Masks (0 or 1/(1-p)) by name, each (S, ...); None for a model without dropout.
+
+    states: of `rankbench.seeds.state_of`, one for each seed. Equal states make equal masks on every device.
+    """
+    if model.cfg.dropout == 0:
+        return None
+    shapes, keep = model.dropout_shapes(num_sequences, num_tokens), 1 - model.cfg.dropout
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    kept = random_bits(states, sum(sizes), device) < round(keep * 2**32) - 2**31
+    parts = kept.to(dtype).div_(keep).split(sizes, 1)
+    return {name: part.unflatten(1, shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}

@@ -1,0 +1,368 @@
+"""Training, analyses and benchmarks on a device that is not the CPU: a pretend one, and where there is one a GPU.
+
+A test that takes `device` runs on both; `pytest -m gpu` (`make test-gpu`) runs the latter. On the pretend device the
+numbers are the CPU's own, and what is tested is where tensors lie and when the host waits.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pytest
+import test_combinations as combinations
+import torch
+from pretend_device import Counts, pretending
+
+import rankbench.model.attention
+from rankbench.analyses import ANALYSES
+from rankbench.analyses.runner import check_analyses, fresh_subjects, options_of, subjects_of_run
+from rankbench.bench import bench
+from rankbench.commands.compose import compose
+from rankbench.keys import ConfigError
+from rankbench.model.linear import largest_pair
+from rankbench.runs.machine import Machine
+from rankbench.runs.run import Run
+from rankbench.tasks import build_task
+from rankbench.training.loop import Interrupted, train
+from rankbench.training.seeds_side_by_side import Training
+
+needs_gpu = (
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: make test-gpu"),
+)
+TINY = ["model.layers=2", "model.width=6", "model.heads=2", "task.length=4", "task.train_size=32", "task.test_size=16"]
+TINY += ["trainer.batch_size=8", "trainer.steps=6", "trainer.eval_every=3", "trainer.checkpoint_every=2", "replicas=2"]
+CLOCKS = ["seconds", "tokens_per_second", "microseconds_per_token"]
+# Of the analyses: differences of numbers that agree up to rounding, and what depends on the order of near ties.
+NOISE = ["disagreement", "log10_measured", "remainder", "information_ksg", "below_floor", "noise_floor"]
+EXACT = {"rtol": 1e-9, "atol": 1e-9}  # float64: some thousand roundings of 1e-16, enlarged by cancellation
+
+
+@pytest.fixture(params=["pretended", pytest.param("real", marks=needs_gpu)])
+def device(request, monkeypatch) -> Callable[[], contextlib.AbstractContextManager]:
+    """A context manager in which device=cuda computes on the device."""
+    # the CPU's own softmax of short rows rounds otherwise
+    monkeypatch.setattr(rankbench.model.attention, "SHORT_ROW", 0)
+    return pretending if request.param == "pretended" else contextlib.nullcontext
+
+
+def same(table: pd.DataFrame, wanted: pd.DataFrame, tolerance: dict = EXACT, leave_out: list[str] = CLOCKS) -> None:
+    """Compare two tables without their clocks."""
+    tables = [rows.reset_index(drop=True).drop(columns=leave_out, errors="ignore") for rows in (table, wanted)]
+    pd.testing.assert_frame_equal(*tables, check_dtype=False, **tolerance)
+
+
+def trained(folder, *words: str, where: str = "cuda") -> Run:
+    run = Run(folder / where)
+    train(compose("train", *TINY, *words, f"device={where}"), run)
+    return run
+
+
+# --- the pretend device itself ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("work", "why"),
+    [
+        (lambda x: x + torch.ones(3), "two devices"),
+        (lambda x: torch.ones(3).add_(x), "two devices"),
+        (lambda x: torch.stack([x, torch.ones(3)]), "two devices"),
+        (lambda x: torch.vmap(lambda row: row + torch.ones(3))(x[None]), "two devices"),
+        (lambda x: x.numpy(), "numpy"),
+        (lambda x: np.asarray(x), "numpy"),
+        (lambda x: x.uniform_(generator=torch.Generator()), "generator"),
+        (lambda x: x[None].long() @ x.long()[:, None], "int64"),
+    ],
+)  # fmt: skip
+def test_what_cuda_refuses_is_refused(work, why):
+    with pretending(), pytest.raises((RuntimeError, TypeError, NotImplementedError), match=why):
+        work(torch.ones(3, device="cuda"))
+
+
+def test_its_tensors_are_cudas_and_compute():
+    with pretending():
+        x = torch.arange(3.0, device="cuda", requires_grad=True)
+        assert x.device == torch.device("cuda:0") and x.is_cuda and not x.cpu().is_cuda
+        (gradient,) = torch.autograd.grad((x * torch.tensor(2.0) + torch.ones_like(x)).square().sum(), x)
+        assert gradient.tolist() == [4.0, 12.0, 20.0]
+        assert torch.func.jacrev(torch.square)(x).diagonal().tolist() == [0.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("work", "waits"),
+    [
+        (lambda x: x * 2, 0),
+        (lambda x: x.sum().item(), 1),
+        (lambda x: bool((x > 0).all()), 1),
+        (lambda x: x.tolist(), 1),
+        (lambda x: x[x > 0], 1),
+        (lambda x: x[[0, 1]], 1),
+        (lambda x: x.cpu(), 1),
+        (lambda x: torch.ones(3).to("cuda"), 1),
+        (lambda x: torch.ones(3).to("cuda", non_blocking=True), 0),
+        (lambda x: torch.tensor([1.0], device="cuda"), 1),
+        (lambda x: torch.linalg.svdvals(x[None]), 1),
+    ],
+)
+def test_waits_are_counted(work, waits):
+    with pretending() as counts:
+        x = torch.ones(3, device="cuda")
+        work(x)
+    assert counts.waits.total() == waits
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+CORPUS = ["task=char_lm", "task.length_limit=8", "task.valid_size=4", "model.mask=causal", "~task.length"]
+STEPS = {
+    "dropout": ["model.positions=sinusoidal", "model.dropout=0.1", "trainer.accumulate=2", "trainer.clip=0.5"],
+    "fresh sequences": ["task.train_size=null"],
+    "contractive, padded": ["task=memorization", "model=contractive_l2", "task.vocabulary=9", "~task.test_size"],
+    "corpus": CORPUS,
+}
+START = ["task.start_points=4", "task.start_dimension=3", "task.curriculum_every=null"]
+MORE_STEPS = {
+    "lstm": ["model=lstm", "~model.heads"],
+    "contractive": ["model=contractive_l2"],
+    "sigma": ["model.weight_norm=sigma"],
+    "causal": ["model=causal"],
+    "window": ["model.mask=window", "model.window=1"],
+    "others": ["model.mask=others"],
+    "no norm": ["model=transformer_no_norm"],
+    "rms": ["model.norm_kind=rmsnorm"],
+    "l2norm": ["model.norm_kind=l2norm"],
+    "cosine": ["model=cosine"],
+    "l2": ["model=l2"],
+    "mix": ["model.mix_identity=0.1", "model.mix_uniform=-0.5"],
+    "groups": ["model.kv_groups=1"],
+    "latent": ["model.latent_width=3"],
+    "long": ["task.length=100"],
+    "heads of width 1": ["model.head_width=1"],
+    "sgd": ["optimizer=sgd"],
+    "embedding norm": ["model.embedding_norm=true"],
+    "padded": ["task=memorization", "task.vocabulary=9", "~task.test_size"],
+    "regression": ["task=linear_regression", "~task.length", "task.points=4", "task.dimension=3", *START],
+    "nearest": ["task=nearest_neighbor", "~task.length", "task.points=4", "task.dimension=6", "model.read_in=identity"],
+}  # fmt: skip
+
+
+def step_words(name: str) -> list[str]:
+    words = {**STEPS, **MORE_STEPS}[name]
+    gone = {word[1:] for word in words if word[0] == "~"}
+    return [word for word in TINY if word.partition("=")[0] not in gone] + [word for word in words if word[0] != "~"]
+
+
+def counts_of_a_step(*words: str) -> Counts:
+    """What the third step costs: the first ones also draw the epoch's order and build the optimizer's state."""
+    with pretending() as counts:
+        cfg = compose("train", *words, "device=cuda", "trainer.batch_size=8")
+        training = Training(cfg, build_task(cfg.task), Machine.prepare(cfg), list(range(cfg.replicas)))
+        for _ in range(3):
+            counts.operations.clear()
+            counts.waits.clear()
+            training.update()
+    return counts
+
+
+@pytest.mark.parametrize("name", [*STEPS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_STEPS)])
+def test_a_step_never_waits_for_the_device(name):
+    counts = counts_of_a_step(*step_words(name))
+    assert counts.operations.total() > 50
+    assert not counts.waits
+
+
+def test_a_step_costs_the_same_operations_for_any_number_of_seeds():
+    operations = {
+        (seeds, rate): counts_of_a_step(*TINY, f"replicas={seeds}", f"model.dropout={rate}").operations.total()
+        for seeds in (2, 9)
+        for rate in (0.0, 0.1)
+    }
+    assert operations[2, 0.0] == operations[9, 0.0] and operations[2, 0.1] == operations[9, 0.1]
+    # a mask costs a product forward and one backward; all masks are drawn by a score of operations
+    assert operations[9, 0.1] - operations[9, 0.0] < 60
+
+
+def test_an_evaluation_copies_once_and_a_checkpoint_each_tensor_once(tmp_path):
+    with pretending() as counts:
+        cfg = compose("train", *TINY, "device=cuda")
+        training = Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0, 1])
+        training.update()
+        counts.waits.clear()
+        training.evaluate()
+        assert counts.waits == {"synchronize": 1, "to the host": 1}
+        counts.waits.clear()
+        training.save(Run(tmp_path))
+        copied = len(training.parameters) * 4 + 3  # weight, two moments and a number of steps; the sums
+        assert counts.waits == {"to the host": copied}
+
+
+@pytest.mark.slow
+def test_a_look_copies_each_weight_and_all_its_numbers_once():
+    with pretending() as counts:
+        cfg = compose("train", *TINY, "device=cuda")
+        training = Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0, 1])
+        counts.waits.clear()
+        assert len(training.dynamics()) == 2 * (1 + 2 * (2 + 2))  # seeds: input, and of two layers two heads and states
+    assert counts.waits["to the host"] == len(training.parameters) + 1
+
+
+@pytest.mark.parametrize(
+    "name", ["dropout", pytest.param("corpus", marks=pytest.mark.slow), pytest.param("lstm", marks=pytest.mark.slow)]
+)
+def test_training_there_gives_the_numbers_of_the_cpu(device, name, tmp_path):
+    there, here = Run(tmp_path / "there"), Run(tmp_path / "here")
+    watched = ["trainer.dynamics_every=3"] if name == "corpus" else []
+    cfg = compose("train", *step_words(name), *watched, "precision=fp64", "device=cpu")
+    train(cfg, here)
+    with device():
+        train(dataclasses.replace(cfg, device="cuda"), there)
+    for table in ("metrics", *(["layers"] if watched else [])):
+        tables = [run.table(table) for run in (there, here)]
+        same(*tables, leave_out=[name for name in tables[0] if name in CLOCKS or "floor" in name or "rounding" in name])
+    for name, weight in there.weights().items():
+        torch.testing.assert_close(weight, here.weights()[name], **EXACT)
+
+
+def test_a_run_continues_there_as_if_it_had_not_stopped(device, tmp_path, monkeypatch):
+    words = ["model.dropout=0.1", "optimizer=adamw", "precision=fp64"]
+    whole, stopped = Run(tmp_path / "whole"), Run(tmp_path / "stopped")
+    cfg = compose("train", *TINY, *words, "device=cuda")
+    with device():
+        train(cfg, whole)
+        update = Training.update
+
+        def fails_at_5(training: Training) -> None:
+            if training.progress.step == 4:
+                raise Interrupted("stopped")
+            update(training)
+
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            patch.setattr(Training, "update", fails_at_5)
+            train(cfg, stopped)
+        assert stopped.state() is not None
+        train(cfg, stopped)
+    same(stopped.table("metrics"), whole.table("metrics"))
+    for name, weight in stopped.weights().items():
+        torch.testing.assert_close(weight, whole.weights()[name], **EXACT)
+
+
+def test_a_run_is_not_continued_on_another_device(tmp_path, monkeypatch):
+    cfg = compose("train", *TINY, "device=auto")
+    run = Run(tmp_path / "run")
+
+    def stop(*_: object) -> None:
+        raise Interrupted("stopped")
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Training, "evaluate", stop)
+        train(cfg, run)
+    before = {path.name: path.read_bytes() for path in run.folder.iterdir()}
+    with (
+        pretending(),
+        pytest.raises(ConfigError, match=r"^device=auto: cuda here, but .* was begun on cpu.*out=<folder>$"),
+    ):
+        train(cfg, run)
+    assert {path.name: path.read_bytes() for path in run.folder.iterdir()} == before
+    train(cfg, run)
+    with pretending():
+        train(cfg, run)  # it is finished
+
+
+# --- analyses --------------------------------------------------------------------------------------------------------
+
+FAST = ("path_mass", "curves")
+
+
+def tables(task: str, model: str, names: tuple[str, ...], run: Run, where: str) -> dict[str, pd.DataFrame]:
+    (subject,) = subjects_of_run(run, Machine.prepare(compose("analyze", f"device={where}", "precision=fp64")))
+    assert subject.device.type == where
+    options = options_of(combinations.config(task, model))
+    return {name: ANALYSES[name].table(subject, options[name]) for name in names}
+
+
+def compare_analyses(task: str, model: str, only: tuple[str, ...] | None, device: Callable, folder) -> None:
+    cfg = dataclasses.replace(combinations.config(task, model), precision="fp64", device="cpu")
+    names = []
+    for name in only or cfg.analysis:
+        with contextlib.suppress(ConfigError):
+            alone = dataclasses.replace(cfg, analysis={name: cfg.analysis[name]})
+            check_analyses(alone, alone)
+            names.append(name)
+    run = Run(folder / "run")
+    train(dataclasses.replace(cfg, analysis={}), run)
+    here = tables(task, model, tuple(names), run, "cpu")
+    with device():
+        there = tables(task, model, tuple(names), run, "cuda")
+    for name in names:
+        left_out = [column for column in here[name] if column in CLOCKS or column.removesuffix("_sd") in NOISE]
+        same(there[name], here[name], leave_out=left_out)
+
+
+@pytest.mark.filterwarnings("ignore:An input array is constant")
+def test_an_analysis_there_gives_the_table_of_the_cpu(device, tmp_path):
+    compare_analyses("sorting", "transformer", FAST, device, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "model"),
+    [
+        *((task, "transformer") for task in combinations.TASK_WORDS if task != "sorting"),
+        *(("nearest_neighbor" if model.startswith("amsel") else "sorting", model) for model in combinations.MODELS),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:An input array is constant")
+def test_every_analysis_there_gives_the_table_of_the_cpu(device, task, model, tmp_path):
+    compare_analyses(task, model, None, device, tmp_path)
+
+
+FRESH_LAYERS = {
+    "lipschitz": ["layer=l2", "tokens=[4]", "steps=2", "starts=3"],
+    "invertibility": ["attentions=[dot,contractive_l2]", "tokens=[4]", "widths=[4]", "iterations=3", "heads=2"],
+}
+
+
+@pytest.mark.parametrize("name", FRESH_LAYERS)
+def test_fresh_layers_are_measured_there(device, name):
+    words = [f"analysis=[{name}]", *(f"analysis.{name}.{word}" for word in FRESH_LAYERS[name])]
+    cfg, measured = compose("analyze", *TINY[:6], *words, "precision=fp64", "replicas=1"), {}
+    for where, context in (("cpu", contextlib.nullcontext), ("cuda", device)):
+        with context() as counts:
+            (subject,) = fresh_subjects(cfg, Machine.prepare(dataclasses.replace(cfg, device=where)))
+            launched = Counts() if counts is None else dataclasses.replace(counts, operations=counts.operations.copy())
+            measured[where] = ANALYSES[name].table(subject, options_of(cfg)[name])
+        if counts is not None:
+            assert (counts.operations - launched.operations).total() > 50
+    same(measured["cuda"], measured["cpu"])
+
+
+def test_the_largest_singular_value_there_is_the_decompositions(device):
+    generator = torch.Generator().manual_seed(0)
+    drawn_MOI = torch.randn(5, 6, 4, generator=generator, dtype=torch.float64)
+    alike_MOI = torch.linalg.qr(drawn_MOI).Q  # all singular values are 1
+    close_MOI = alike_MOI * (1 + 1e-7 * torch.arange(4.0, dtype=torch.float64))  # they nearly agree
+    for w_MOI in (drawn_MOI, drawn_MOI.mT, alike_MOI, close_MOI, drawn_MOI[:, :, :1]):
+        with device():
+            left_MO, right_MI = (x.cpu() for x in largest_pair(w_MOI.to("cuda")))
+        sigma_M = (left_MO * (w_MOI @ right_MI[..., None]).squeeze(-1)).sum(-1)
+        torch.testing.assert_close(sigma_M, torch.linalg.matrix_norm(w_MOI, 2), rtol=3e-10, atol=0)
+        torch.testing.assert_close(left_MO.norm(dim=1), torch.ones(5, dtype=torch.float64))
+
+
+# --- benchmarks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_benchmarks_complete_there(device, tmp_path, capsys):
+    words = ["budget=smoke", "device=cuda", "sequences=8", "trainer.batch_size=10", "bench=[paths,training]"]
+    cfg = compose("bench", *words, f"out={tmp_path}")
+    with device():
+        bench(cfg, Machine.prepare(cfg), tmp_path)
+    for name in cfg.bench:
+        table = pd.read_csv(tmp_path / f"bench_{name}.csv")
+        seconds = [column for column in table if column.startswith("seconds_")]
+        assert len(table) and (table[seconds].stack().dropna() > 0).all()
+        assert "device" not in table or set(table.device) == {"cuda"}
+    assert "ratio_side_by_side" in capsys.readouterr().out
