@@ -10,11 +10,12 @@ from rankbench.claims.dong_paths import DONG_PATHS
 from rankbench.claims.kim import KIM
 from rankbench.claims.kim_charlm import KIM_CHARLM
 from rankbench.claims.knobs import KNOBS
+from rankbench.claims.laws import LAWS
 from rankbench.claims.published import figures_published, published
 
 __all__ = ["CLAIMS", "Claim", "figures_published", "judge", "measured_text", "over_text", "published", "verdict_line"]
 
-CLAIMS: dict[str, Claim] = {**DONG_PATHS, **DONG_COLLAPSE, **BLOG, **AMSEL, **KIM, **KIM_CHARLM, **KNOBS}
+CLAIMS: dict[str, Claim] = {**DONG_PATHS, **DONG_COLLAPSE, **BLOG, **AMSEL, **KIM, **KIM_CHARLM, **KNOBS, **LAWS}
 
 
 def judge(name: str, table: pd.DataFrame, facet: Facet = None) -> list[dict]:
