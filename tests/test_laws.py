@@ -12,7 +12,16 @@ from rankbench.analyses import ANALYSES, Subject, laws
 from rankbench.claims.laws import LAWS as CLAIMS
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
-from rankbench.measures.laws import LAWS, cesaro, depth_curse, entropy_bound, long_context, residual_scale, spectral_gap
+from rankbench.measures.laws import (
+    LAWS,
+    cesaro,
+    depth_curse,
+    entropy_bound,
+    long_context,
+    metastable,
+    residual_scale,
+    spectral_gap,
+)
 from rankbench.model import initial_model
 from rankbench.runs.tables import with_who
 
@@ -25,6 +34,8 @@ SMALL = {
     "long_context": {"tokens": 50, "width": 2048},
     "entropy_bound": {"tokens": 5, "samples": 4},
     "spectral_gap": {"tokens": 200},
+    "metastable": {"tokens": 60},
+    "norm_placement": {"tokens": 4, "width": 8},
 }
 
 
@@ -44,6 +55,7 @@ SMALL = {
         *((long_context.limit(gamma), cosine) for gamma, cosine in ((1, 1), (2, 0.8), (3, 0.5))),
         *((entropy_bound.least_entropy(8, s), e) for s, e in ((1, 1.979691), (3, 0.957457), (6, 0.084114))),
         (spectral_gap.bulk(1.0) ** 2, 1.718282),
+        *((metastable.fastest_mode(beta), mode) for beta, mode in ((2, 2), (5, 3), (9, 4), (20, 6), (50, 10))),
     ],
 )
 def test_closed_forms_are_the_numbers_computed_apart(got, wanted):

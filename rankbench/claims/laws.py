@@ -108,4 +108,23 @@ LAWS: dict[str, Claim] = {
         "scores of the same variance and of rank one",
         relative=True,
     ),
+    # the line: the error of the midpoint rule in 20 steps is 4e-4, second-order terms of the disturbance are far smaller
+    "law_metastable": _agrees(
+        "metastable",
+        0.005,
+        "Modes of tokens on the circle grow at rates in proportion to k^2 I_k(beta), and so the one of the metastable "
+        "clusters, k*, grows fastest",
+        "Bruno, Pasqualotto and Agazzi 2025, Emergence of meta-stable clustering in mean-field transformers",
+        "tokens that repel",
+    ),
+    # the line: at the first late time, 100, the length of a pre-norm state is off t by the time until tokens met, a few
+    "law_norm_placement": _agrees(
+        "norm_placement",
+        0.05,
+        "Tokens become one cluster at the rates exp(-2 t) with post-norm, t^-2 with pre-norm and peri-norm, and "
+        "exp(-4 sqrt(t)) with branches over sqrt(t)",
+        "Karagodin, Ge, Polyanskiy and Rigollet 2025, Normalization in attention dynamics",
+        "tokens that attend to themselves alone",
+        relative=True,
+    ),
 }

@@ -5,6 +5,8 @@ from rankbench.measures.laws import (
     depth_curse,
     entropy_bound,
     long_context,
+    metastable,
+    norm_placement,
     residual_scale,
     spectral_gap,
 )
@@ -19,4 +21,6 @@ LAWS: dict[str, Law] = {
     "long_context": long_context.LAW,
     "entropy_bound": entropy_bound.LAW,
     "spectral_gap": spectral_gap.LAW,
+    "metastable": metastable.LAW,
+    "norm_placement": norm_placement.LAW,
 }
