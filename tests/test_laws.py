@@ -19,6 +19,7 @@ from rankbench.measures.laws import (
     entropy_bound,
     long_context,
     metastable,
+    norm_placement,
     residual_scale,
     spectral_gap,
 )
@@ -36,6 +37,7 @@ SMALL = {
     "spectral_gap": {"tokens": 200},
     "metastable": {"tokens": 60},
     "norm_placement": {"tokens": 4, "width": 8},
+    "first_speed": {"tokens": 5},
 }
 
 
@@ -55,6 +57,7 @@ SMALL = {
         *((long_context.limit(gamma), cosine) for gamma, cosine in ((1, 1), (2, 0.8), (3, 0.5))),
         *((entropy_bound.least_entropy(8, s), e) for s, e in ((1, 1.979691), (3, 0.957457), (6, 0.084114))),
         (spectral_gap.bulk(1.0) ** 2, 1.718282),
+        (norm_placement.first_speed("post", 16, 1.0), 0.112878),
         *((metastable.fastest_mode(beta), mode) for beta, mode in ((2, 2), (5, 3), (9, 4), (20, 6), (50, 10))),
     ],
 )

@@ -108,7 +108,7 @@ LAWS: dict[str, Claim] = {
         "scores of the same variance and of rank one",
         relative=True,
     ),
-    # the line: the error of the midpoint rule in 20 steps is 4e-4, second-order terms of the disturbance are far smaller
+    # the line: the midpoint rule errs by 4e-4 in 20 steps, and second-order terms of the disturbance are far smaller
     "law_metastable": _agrees(
         "metastable",
         0.005,
@@ -126,5 +126,17 @@ LAWS: dict[str, Claim] = {
         "Karagodin, Ge, Polyanskiy and Rigollet 2025, Normalization in attention dynamics",
         "tokens that attend to themselves alone",
         relative=True,
+    ),
+    # the line: second-order terms of a step of 1e-6, and rounding over that step, are below 1e-5
+    "law_first_speed": _agrees(
+        "first_speed",
+        1e-4,
+        "The cosine of orthonormal tokens begins to grow at 2/(exp(beta) + n - 1) with post-norm and pre-norm, and at "
+        "2/sqrt(exp(2 beta) + n - 1) with peri-norm",
+        "Karagodin, Ge, Polyanskiy and Rigollet 2025, Normalization in attention dynamics",
+        "tokens that attend to themselves alone",
+        relative=True,
+        exact=True,
+        is_check=True,
     ),
 }

@@ -23,4 +23,5 @@ LAWS: dict[str, Law] = {
     "spectral_gap": spectral_gap.LAW,
     "metastable": metastable.LAW,
     "norm_placement": norm_placement.LAW,
+    "first_speed": norm_placement.FIRST_SPEED,
 }

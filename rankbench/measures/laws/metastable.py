@@ -1,9 +1,9 @@
 """Modes of tokens on the circle, and the number of their metastable clusters (Bruno, Pasqualotto, Agazzi, ICLR 2025).
 
 Tokens move by d theta_i/dt = mean over j of exp(beta (cos(theta_j - theta_i) - 1)) sin(theta_j - theta_i), which climbs
-W * mu, mu their density and W = exp(beta (cos - 1)) / beta. Around the uniform density its k-th Fourier mode grows at the
-rate k^2 exp(-beta) I_k(beta) / beta. The mode that grows fastest, k* = argmax k^2 I_k(beta), is the source's number of
-clusters that form first and stay for long. The rates are derived here.
+W * mu, mu their density and W = exp(beta (cos - 1)) / beta. Around the uniform density its k-th Fourier mode grows at
+the rate k^2 exp(-beta) I_k(beta) / beta. The mode that grows fastest, k* = argmax k^2 I_k(beta), is the source's number
+of clusters that form first and stay for long. The rates are derived here.
 
 Here all rates are measured, from tokens that are spaced evenly but for a small disturbance. The number of clusters of
 random tokens scatters around k* by one, because its neighbours grow nearly as fast, and falls with time.

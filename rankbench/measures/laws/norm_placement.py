@@ -6,6 +6,9 @@ norm is a speed regulation s. Near one cluster A is the mean direction, so that 
 branch's output, too, likewise. Branches over sqrt(t), with post-norm: s = sqrt(t), exp(-4 sqrt(t)). The speed
 regulation is the source's; the rates are derived again here, all with scores <u_i, u_j>.
 
+The first speed, d cos/dt of orthonormal tokens with scores beta <u_i, u_j>, is 2 q / s with q = 1/(exp(beta) + n - 1),
+the weight of another token. post and pre begin with s = 1, peri with s = |A| = q sqrt(exp(2 beta) + n - 1).
+
 Control: tokens that attend to themselves alone. They do not move.
 
 Shapes: N token, D width.
@@ -22,6 +25,8 @@ from rankbench.measures.laws.law import CLAIMED, CONTROL, Law, Measured, Predict
 # Time from which the late rate is measured, up to twice as long. By then tokens are close to one cluster.
 LATE = {"post": 4.0, "pre": 100.0, "peri": 100.0, "post, branch / sqrt(t)": 8.0}
 STEPS, POINTS = 160, 8
+BETAS = [0.0, 0.5, 1.0, 2.0, 3.0, 4.0]
+SHORT = 1e-6  # time of one step, in which the first speed is measured
 
 
 def log_decay(place: str, t: float) -> float:
@@ -81,13 +86,34 @@ def _distances(place: str, x_ND: Tensor, alone: bool) -> dict[float, float]:
     return distances
 
 
-def _velocity(place: str, x_ND: Tensor, t: float, alone: bool) -> Tensor:
+def _velocity(place: str, x_ND: Tensor, t: float, alone: bool, beta: float = 1.0) -> Tensor:
     u_ND = x_ND / x_ND.norm(dim=1, keepdim=True)
-    a_ND = u_ND if alone else (u_ND @ u_ND.T).softmax(1) @ u_ND
+    a_ND = u_ND if alone else (beta * u_ND @ u_ND.T).softmax(1) @ u_ND
     if place.startswith("post"):
         tangent_ND = a_ND - (a_ND * u_ND).sum(1, keepdim=True) * u_ND
         return tangent_ND if place == "post" else tangent_ND / math.sqrt(t)
     return a_ND / a_ND.norm(dim=1, keepdim=True) if place == "peri" else a_ND
+
+
+def first_speed(place: str, tokens: int, beta: float) -> float:
+    """d cos/dt of orthonormal tokens that begin to move."""
+    return 2 / (math.sqrt(math.exp(2 * beta) + tokens - 1) if place == "peri" else math.exp(beta) + tokens - 1)
+
+
+def predicted_first(tokens: int) -> Predicted:
+    """The first speed by place and beta."""
+    yield from ((place, beta, first_speed(place, tokens, beta)) for place in ("post", "pre", "peri") for beta in BETAS)
+
+
+def simulated_first(generator: torch.Generator, tokens: int) -> Measured:
+    """The same of one short step of tokens in random orthogonal directions."""
+    x_NN = torch.linalg.qr(torch.randn(tokens, tokens, dtype=torch.float64, generator=generator)).Q
+    for setup in (CLAIMED, CONTROL):
+        for place, beta, _ in predicted_first(tokens):
+            moved_NN = x_NN + SHORT * _velocity(place, x_NN, 0.0, setup == CONTROL, beta)
+            u_NN = moved_NN / moved_NN.norm(dim=1, keepdim=True)
+            pairs = (u_NN @ u_NN.T).sum().item() - tokens
+            yield setup, place, beta, pairs / (tokens * (tokens - 1)) / SHORT
 
 
 LAW = Law(
@@ -97,4 +123,11 @@ LAW = Law(
     x_label="time over the first late time",
     value_label="1 - cos of two tokens, relative",
     log_value=True,
+)
+FIRST_SPEED = Law(
+    sizes={"tokens": 16},
+    predicted=predicted_first,
+    simulated=simulated_first,
+    x_label="beta",
+    value_label="first speed of the cosine",
 )
