@@ -5,13 +5,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankbench.measures.laws import CLAIMED, CONTROL, LAWS
-from rankbench.plots.figure import COLOURS, GREY, MARKERS, grid_of, legend, spread, styled, title
+from rankbench.plots.figure import COLOURS, GREY, INK, MARKERS, grid_of, legend, spread, styled, title
 from rankbench.runs.tables import mean_and_spread
 
 
 @styled
 def draw_laws(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """The closed form as a line, what is measured as marks with its seeds; grey: the control. A colour a parameter.
+    """The closed form as a line, what is measured as marks with its seeds, in grey the control; a colour a parameter.
 
     A panel for each facet.
     """
@@ -32,13 +32,14 @@ def draw_laws(table: pd.DataFrame, published: pd.DataFrame | None = None, facet:
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, parameter: str, number: int) -> None:
-    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+    colour, marker = COLOURS[number % len(COLOURS)], {"marker": MARKERS[number % len(MARKERS)], "mfc": "none"}
     for (setup, curve), of_curve in rows.groupby(["setup", "curve"], sort=False):
         summary = mean_and_spread(of_curve, ["x"], "value")
-        if curve == "closed form":
-            axes.plot(summary.x, summary["mean"], color=colour, label=f"{parameter}, {curve}")
+        if setup == CLAIMED and curve == "closed form":
+            axes.plot(summary.x, summary["mean"], color=colour)
+            axes.plot([], [], color=colour, **marker, label=parameter)
             continue
-        shade = GREY if setup == CONTROL else colour
-        name = f"{parameter}, {curve}" if setup == CLAIMED else f"{parameter}, {setup}"
-        axes.plot(summary.x, summary["mean"], ls="none", marker=marker, mfc="none", color=shade, label=name)
+        shade, legend_shade, name = (GREY, GREY, CONTROL) if setup == CONTROL else (colour, INK, curve)
+        axes.plot(summary.x, summary["mean"], ls="none", color=shade, **marker)
+        axes.plot([], [], ls="none", color=legend_shade, marker="o", mfc="none", label=name)
         spread(axes, summary.x, summary, shade)

@@ -49,15 +49,18 @@ def simulated(generator: torch.Generator, tokens: int, width: int) -> Measured:
     unit_ND = noise_ND / noise_ND.norm(dim=1, keepdim=True)
     x_ND = math.sqrt(RHO) * unit_ND[0] + math.sqrt(1 - RHO) * unit_ND[1:]
     x_ND = x_ND / x_ND.norm(dim=1, keepdim=True)
+    gram_NN = x_ND @ x_ND.T
     for gamma in GAMMAS:
         for setup, beta in ((CLAIMED, gamma * math.log(tokens)), (CONTROL, gamma)):
-            yield setup, f"n = {tokens}", gamma, _mean_cosine((beta * x_ND @ x_ND.T).softmax(1) @ x_ND)
+            yield setup, f"n = {tokens}", gamma, _mean_cosine((beta * gram_NN).softmax(1), gram_NN)
 
 
-def _mean_cosine(y_ND: Tensor) -> float:
-    unit_ND = y_ND / y_ND.norm(dim=1, keepdim=True)
-    tokens = len(unit_ND)
-    return ((unit_ND.sum(0).square().sum() - tokens) / (tokens * (tokens - 1))).item()
+def _mean_cosine(p_NN: Tensor, gram_NN: Tensor) -> float:
+    """Mean cosine of two different outputs P X, from X X^T."""
+    lengths_N = ((p_NN @ gram_NN) * p_NN).sum(1).sqrt()
+    sum_N = (1 / lengths_N) @ p_NN  # the sum of the outputs' directions, in terms of the tokens
+    tokens = len(p_NN)
+    return ((sum_N @ gram_NN @ sum_N - tokens) / (tokens * (tokens - 1))).item()
 
 
 LAW = Law(
