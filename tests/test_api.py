@@ -384,6 +384,7 @@ SUBJECTS = {
     "samples": (["task=char_lm", "model=causal", "task.length_limit=10", *SMALL[:2]], {"number": 1}),
     "head_rank": (["task=nearest_neighbor", *SMALL[:2], "task.test_size=5"], {}),
     "rank_theory": (SMALL, {"dimensions": [4], "ranks": [1], "heads": [1], "votes": [1], "samples": 5, "tokens": [4]}),
+    "laws": (SMALL, {"law": "cesaro"}),
     "lipschitz": (SMALL, LIPSCHITZ),
     "invertibility": (
         SMALL,

@@ -52,6 +52,7 @@ SMALL_OPTIONS = {
     "lipschitz": ["sequences=1"],
     "invertibility": ["tokens=[3]", "sequences=2", "iterations=1"],
     "histograms": ["tokens=3", "sequences=2"],
+    "laws": ["tokens=3", "layers=2", "samples=1"],
     "rank_theory": ["dimensions=[3]", "ranks=[1]", "heads=[1]", "errors=[]", "votes=[1]", "samples=2", "matrices=2"],
 }
 SMALL_OPTIONS["rank_theory"] += ["tokens=[3]"]

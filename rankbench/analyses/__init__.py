@@ -10,6 +10,7 @@ from rankbench.analyses import (
     histograms,
     independence,
     invertibility,
+    laws,
     lipschitz,
     path_counts,
     path_mass,
@@ -45,4 +46,5 @@ ANALYSES: dict[str, Analysis] = {
     "histograms": histograms.ANALYSIS,
     "head_rank": head_rank.ANALYSIS,
     "rank_theory": rank_theory.ANALYSIS,
+    "laws": laws.ANALYSIS,
 }

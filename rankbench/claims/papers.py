@@ -15,6 +15,12 @@ PAPERS = {
     "Wang et al. 2022": "Anti-oversmoothing in deep vision transformers",
     "Saxe et al. 2014": "Exact solutions to the nonlinear dynamics of learning",
     "Zhai et al. 2023": "Preventing attention entropy collapse",
+    "Sun et al. 2025": "The curse of depth in large language models",
+    "Nait Saada et al. 2025": "Mind the gap: a spectral analysis of rank collapse and signal propagation",
+    "Karagodin, Ge, Polyanskiy and Rigollet 2025": "Normalization in attention dynamics",
+    "Bruno, Pasqualotto and Agazzi 2025": "Emergence of meta-stable clustering in mean-field transformers",
+    "Chen, Lin, Polyanskiy and Rigollet 2026": "Critical attention scaling in long-context transformers",
+    "Hausdorff 1921": "Summation methods and moment sequences",
     "rankbench": "Claims and checks of our own",
 }
 

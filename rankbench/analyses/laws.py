@@ -1,0 +1,80 @@
+"""Laws of newer theory: closed forms beside what simulations and networks of ours measure.
+
+The formulas are in rankbench.measures.laws.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+
+from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.keys import ConfigError, key
+from rankbench.measures.laws import CLAIMED, LAWS
+from rankbench.plots.laws import draw_laws
+from rankbench.seeds import generator_for
+
+COLUMNS = ["setup", "curve", "parameter", "x", "value"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which law, and the sizes of what is measured beside it. A law has only some of the sizes."""
+
+    law: str = key("Name of the law.", choices=LAWS)
+    tokens: int | None = key("Number of tokens. null: the law's usual one.", between=(2, 10**4))
+    layers: int | None = key("Number of layers. null: the law's usual one.", between=(1, 1024))
+    width: int | None = key("Width of a token. null: the law's usual one.", between=(2, 10**5))
+    samples: int | None = key("Number of draws for each seed. null: the law's usual one.", between=(1, 10**6))
+
+    def __post_init__(self) -> None:
+        usual = LAWS[self.law].sizes
+        for name in ("tokens", "layers", "width", "samples"):
+            if (size := getattr(self, name)) is not None and name not in usual:
+                raise ConfigError(
+                    f"analysis.laws.{name}={size}: law={self.law} has no such size; its sizes are {', '.join(usual)}"
+                )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The law's sizes."""
+        usual = LAWS[self.law].sizes
+        return {name: size if getattr(self, name) is None else getattr(self, name) for name, size in usual.items()}
+
+
+def table(subject: Subject, options: Options) -> pd.DataFrame:
+    """Rows: law, setup (claimed | control), curve (closed form | simulated | network), parameter, x; column value.
+
+    The closed form is of the claimed set-up; in the control, measured at the same parameters and x, it must be wrong.
+    The subject's weights play no part.
+    """
+    rows = pd.DataFrame(_rows(subject, options), columns=COLUMNS).astype({"x": float})
+    rows.insert(0, "law", options.law)
+    return rows
+
+
+@torch.no_grad()
+def _rows(subject: Subject, options: Options) -> Iterator[tuple[str, str, str, float, float]]:
+    law, sizes = LAWS[options.law], options.sizes
+    yield from ((CLAIMED, "closed form", *point) for point in law.predicted(**sizes))
+    if law.simulated is not None:
+        points = law.simulated(generator_for(subject.seed, "simulated law"), **sizes)
+        yield from ((setup, "simulated", *point) for setup, *point in points)
+    if law.network is not None:
+        points = law.network(subject.model.cfg, generator_for(subject.seed, "network of law"), **sizes)
+        yield from ((setup, "network", *point) for setup, *point in points)
+
+
+def digest(table: pd.DataFrame) -> str:
+    """Closed form beside the mean over seeds, by x (at most a dozen), for a terminal."""
+    shown = sorted(table.x.unique())
+    shown = shown[:: -(-len(shown) // 12)]
+    wide = table[table.x.isin(shown)].pivot_table("value", ["parameter", "setup", "curve"], "x", "mean", sort=False)
+    names = ", ".join(table.law.unique())
+    return (
+        f"law {names}, by {LAWS[table.law.iloc[0]].x_label}\n{wide.sort_index(axis=1).map('{:.4g}'.format).to_string()}"
+    )
+
+
+ANALYSIS = Analysis(Options, table, draw_laws, digest, ("law", "setup", "curve"))

@@ -1,0 +1,142 @@
+"""Laws of newer theory, as tests on the table `laws`: what is measured agrees with the closed form.
+
+A law's measure is the largest deviation of one seed over all parameters and x. Its line is a tolerance with a reason.
+In its control the measurements of the control set-up stand beside the same closed form, and must be farther off.
+"""
+
+from functools import partial
+
+import pandas as pd
+
+from rankbench.claims.claim import Claim, Control
+
+FORM = "closed form"
+
+
+def _deviation(rows: pd.DataFrame, law: str, relative: bool) -> float:
+    """Largest distance of a law's measurements from its closed form, as a share of it or as it is."""
+    claimed = rows[(rows.law == law) & (rows.setup == "claimed")]
+    forms = claimed[claimed.curve == FORM].set_index(["parameter", "x"]).value
+    measured = claimed[claimed.curve != FORM].set_index(["parameter", "x"]).value
+    forms = forms.reindex(measured.index)
+    off = (measured - forms).abs()
+    return (off / forms.abs() if relative else off).max()
+
+
+def _measured_in_control(rows: pd.DataFrame) -> pd.DataFrame:
+    kept = rows[(rows.curve == FORM) | (rows.setup == "control")]
+    return kept.assign(setup="claimed")
+
+
+def _agrees(
+    law: str, line: float, statement: str, source: str, control: str, relative: bool = False, **others
+) -> Claim:
+    """Claim that a law's measurements are its closed form but for this tolerance."""
+    return Claim(
+        statement=f"{statement} ({'relative ' if relative else ''}distance from the closed form, the largest).",
+        source=source,
+        table="laws",
+        measure=partial(_deviation, law=law, relative=relative),
+        side=-1,
+        line=line,
+        scale="positive",
+        learned=None,
+        applies=lambda rows: bool((rows.law == law).any()),
+        control=Control(control, _measured_in_control),
+        **others,
+    )
+
+
+LAWS: dict[str, Claim] = {
+    # the line: below .048, the cosine that is left of 1 at a = 1/sqrt(12); the mean over 16 networks errs by .02
+    "law_residual_scale": _agrees(
+        "residual_scale",
+        0.04,
+        "With skips, uniform attention and random values, the cosine of two tokens after L layers is "
+        "(g - 1)/(n + g - 1), g = (1 + a^2)^L, for branches scaled by a",
+        "Noci et al. 2022, Signal propagation in transformers; closed form derived here",
+        "values that are the identity in place of random ones",
+    ),
+    # the line: rounding of a random 8 x 8 system that is solved, with a condition of up to 1e5
+    "law_cesaro": _agrees(
+        "cesaro",
+        1e-9,
+        "Causal uniform attention is a Hausdorff matrix with any skip: the first token's weight in token n is "
+        "sum_k (-1)^k binom(n-1, k) (1 - a + a/(k+1))^t after t layers",
+        "Hausdorff 1921; derived here",
+        "attention without a mask",
+        exact=True,
+        is_check=True,
+    ),
+    # the line: twice the chance of one network, whose early layers err by sqrt(2/128) of themselves
+    "law_depth_curse": _agrees(
+        "depth_curse",
+        0.25,
+        "The variance of a fresh pre-norm network grows as 1 + 2 sum of s_l^2: linearly, and with LayerNorm scaling, "
+        "s_l = 1/sqrt(l), logarithmically",
+        "Sun et al. 2025, The curse of depth in large language models; closed form derived here",
+        "norms behind the branches in place of before them",
+        relative=True,
+    ),
+    # the line: products of random tokens err by 1/sqrt(4096) = .016, which the mean over pairs reduces
+    "law_long_context": _agrees(
+        "long_context",
+        0.02,
+        "Attention with beta = gamma log n has a critical gamma, 1/(1-rho): below it outputs become alike, above it "
+        "they stay as they were, and for n tokens the cosine is the closed form's",
+        "Chen, Lin, Polyanskiy and Rigollet 2026, Critical attention scaling in long-context transformers",
+        "beta = gamma, which does not grow with the number of tokens",
+    ),
+    # the line: the descent ends where its steps turn in place, at rounding
+    "law_entropy_bound": _agrees(
+        "entropy_bound",
+        1e-9,
+        "Among scores of norm sigma the least entropy that a search finds is the bound of the theorem",
+        "Zhai et al. 2023, Theorem 3.1",
+        "scores whose largest entry, not whose norm, is sigma",
+        relative=True,
+        exact=True,
+        is_check=True,
+    ),
+    # the line: among 400 x 400 log-normal weights the largest still lift sigma_2, at sigma = 1 by .15
+    "law_spectral_gap": _agrees(
+        "spectral_gap",
+        0.3,
+        "The second singular value and eigenvalue of random attention fall as 2 s/sqrt(n) and s/sqrt(n), s the "
+        "relative standard deviation of the weights",
+        "Nait Saada et al. 2025, Mind the gap; Bordenave et al. 2012",
+        "scores of the same variance and of rank one",
+        relative=True,
+    ),
+    # the line: the midpoint rule errs by 4e-4 in 20 steps, and second-order terms of the disturbance are far smaller
+    "law_metastable": _agrees(
+        "metastable",
+        0.005,
+        "Modes of tokens on the circle grow at rates in proportion to k^2 I_k(beta), and so the one of the metastable "
+        "clusters, k*, grows fastest",
+        "Bruno, Pasqualotto and Agazzi 2025, Emergence of meta-stable clustering in mean-field transformers",
+        "tokens that repel",
+    ),
+    # the line: at the first late time, 100, the length of a pre-norm state is off t by the time until tokens met, a few
+    "law_norm_placement": _agrees(
+        "norm_placement",
+        0.05,
+        "Tokens become one cluster at the rates exp(-2 t) with post-norm, t^-2 with pre-norm and peri-norm, and "
+        "exp(-4 sqrt(t)) with branches over sqrt(t)",
+        "Karagodin, Ge, Polyanskiy and Rigollet 2025, Normalization in attention dynamics",
+        "tokens that attend to themselves alone",
+        relative=True,
+    ),
+    # the line: second-order terms of a step of 1e-6, and rounding over that step, are below 1e-5
+    "law_first_speed": _agrees(
+        "first_speed",
+        1e-4,
+        "The cosine of orthonormal tokens begins to grow at 2/(exp(beta) + n - 1) with post-norm and pre-norm, and at "
+        "2/sqrt(exp(2 beta) + n - 1) with peri-norm",
+        "Karagodin, Ge, Polyanskiy and Rigollet 2025, Normalization in attention dynamics",
+        "tokens that attend to themselves alone",
+        relative=True,
+        exact=True,
+        is_check=True,
+    ),
+}

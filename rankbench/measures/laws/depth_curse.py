@@ -1,0 +1,60 @@
+"""The curse of depth: the variance of a pre-norm network's states, and LayerNorm scaling (Sun et al., NeurIPS 2025).
+
+x + s_l f(norm(x)), twice a layer. If the branches f of normed tokens have variance 1 and are independent of the states,
+as those of fresh weights are, variances add up to 1 + 2 sum over l of s_l^2: linear for s_l = 1, so that the last
+layers change their state little; logarithmic for the source's s_l = 1/sqrt(l), LayerNorm scaling. The source bounds the
+variance; the sum for fresh weights is derived here.
+
+Control: post-norm, which sets the variance anew in every layer.
+"""
+
+import torch
+
+from rankbench.config import ModelConfig
+from rankbench.measures.laws.law import CLAIMED, CONTROL, Law, Measured, Predicted
+from rankbench.measures.laws.networks import bare
+from rankbench.model.network import run
+from rankbench.model.transformer import Transformer
+
+SCALES = {"s = 1": 0.0, "s = 1/sqrt(l)": -0.5}  # powers of l
+# Each token by itself, and branches of variance 1: ReLU halves the mean square, and the gain enters its fourth power.
+KEYS = {"mix_attention": 0.0, "mix_identity": 1.0, "skip": True, "mlp": True, "mlp_skip": True, "mlp_gain": 2**0.25}
+
+
+def variance(layers: int, power: float = 0.0) -> float:
+    """Variance after so many layers of two branches each, for s_l = l^power."""
+    return 1 + 2 * sum(layer ** (2 * power) for layer in range(1, layers + 1))
+
+
+def predicted(layers: int, **_: int) -> Predicted:
+    """The variance after each layer, by scale."""
+    for name, power in SCALES.items():
+        yield from ((name, layer, variance(layer, power)) for layer in range(1, layers + 1))
+
+
+def network(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: int, width: int) -> Measured:
+    """The same of networks on random tokens: mean square of their states' entries. s_l is the scale of the norms."""
+    x_1ND = torch.randn(1, tokens, width, dtype=torch.float64, generator=generator)
+    for setup, norm in ((CLAIMED, "pre"), (CONTROL, "post")):
+        for name, power in SCALES.items():
+            drawn = bare(cfg, generator, tokens, width=width, layers=layers, norm=norm, **KEYS)
+            for step in run(_scaled(drawn, power), x_1ND):
+                if step.sublayer.kind == "mlp":
+                    yield setup, name, step.sublayer.layer, step.output_BND.square().mean().item()
+
+
+def _scaled(drawn: Transformer, power: float) -> Transformer:
+    for sublayer in drawn.sublayers:
+        sublayer.norm.weight.fill_(sublayer.layer**power)
+    return drawn
+
+
+LAW = Law(
+    sizes={"tokens": 16, "layers": 64, "width": 128},
+    predicted=predicted,
+    network=network,
+    x_label="layer",
+    value_label="variance of the states",
+    log_x=True,
+    log_value=True,
+)

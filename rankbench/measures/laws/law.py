@@ -1,0 +1,30 @@
+"""What a law is: a closed form, and what a simulation or a network of ours measures beside it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+CLAIMED, CONTROL = "claimed", "control"
+
+# (parameter, x, value) of a closed form; (setup, parameter, x, value) of a measurement
+Predicted = Iterator[tuple[str, float, float]]
+Measured = Iterator[tuple[str, str, float, float]]
+
+
+@dataclass(frozen=True)
+class Law:
+    """A published law with the set-up that it speaks of (claimed), and one in which it must fail (control).
+
+    sizes: its sizes and their usual values. predicted(**sizes): its closed form. simulated(generator, **sizes) and
+    network(cfg, generator, **sizes): measurements of one seed at the same parameters and x, in both set-ups; None if
+    there is none. cfg: of any of our Transformers (`networks.bare`). x_label and value_label name the axes; log_x and
+    log_value make them logarithmic.
+    """
+
+    sizes: dict[str, int]
+    predicted: Callable[..., Predicted]
+    x_label: str
+    value_label: str
+    simulated: Callable[..., Measured] | None = None
+    network: Callable[..., Measured] | None = None
+    log_x: bool = False
+    log_value: bool = False
