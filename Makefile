@@ -26,10 +26,12 @@ demo: setup ## train a small model and take it apart; results land in outputs/
 	$(BIN)/rankbench train experiment=demo
 
 test: setup ## run the test suite, without the slow tests
+	$(BIN)/pytest -m 'pretend and not slow and not gpu' tests/test_device.py
 	$(BIN)/pytest -n 2
 
 test-slow: setup ## run the slow tests
-	$(BIN)/pytest -n 2 -m slow
+	$(BIN)/pytest -n 2 -m 'slow and pretend and not gpu' tests/test_device.py
+	$(BIN)/pytest -n 2 -m 'slow and not pretend'
 
 test-gpu: setup ## run the tests that need a CUDA device
 	$(BIN)/pytest -m gpu

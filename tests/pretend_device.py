@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -26,8 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-_setup_privateuseone_for_python_backend("pretend")  # once in a process: torch cannot take it back
-INSIDE, OUTSIDE = torch.device("pretend:0"), torch.device("cuda:0")
+INSIDE, OUTSIDE = torch.device("privateuseone:0"), torch.device("cuda:0")
 CPU = torch.device("cpu")
 
 COPIES = ("_to_copy", "copy_")
@@ -177,9 +177,16 @@ def to_inside(x: Any) -> Any:
     return INSIDE if isinstance(x, str | torch.device) and str(x).partition(":")[0] == "cuda" else x
 
 
+@cache
+def registered() -> None:
+    """Make the device known to torch, which cannot take it back: other tests must not share the process."""
+    _setup_privateuseone_for_python_backend("pretend")
+
+
 @contextmanager
 def pretending() -> Iterator[Counts]:
     """torch sees one CUDA device; yields what its use costs."""
+    registered()
     counts = Counts()
 
     def synchronize(*_: object) -> None:

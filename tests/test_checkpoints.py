@@ -252,7 +252,6 @@ def test_a_folder_of_images_is_read_by_the_checkpoints_processor(tmp_path):
         ("gpt_neox", [], "collapse", "takes networks of ours apart"),
         ("gpt2", ["masked=0.2"], "spectrum", "no masked language model"),
         ("none", [], "residual", "no such folder"),
-        ("bert", ["claims=[dong_claim31]"], "residual", "claims"),
         ("bert", ["special_tokens=[1,2,5,6,7,8,9,10,11,12,13,14]"], "residual", "special tokens alone"),
     ],
 )

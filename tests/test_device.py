@@ -28,6 +28,8 @@ from rankbench.tasks import build_task
 from rankbench.training.loop import Interrupted, train
 from rankbench.training.seeds_side_by_side import Training
 
+pytestmark = pytest.mark.pretend
+
 needs_gpu = (
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: make test-gpu"),

@@ -32,7 +32,7 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
     is_sweep = bool({"-m", "--multirun"} & set(words))
     for word in words:
         word = _quoted_path(word, is_sweep)
-        if re.match(rf"\+*({'|'.join(groups())})=\[[^'\"]*[\[{{]", word):
+        if re.match(rf"\+*({'|'.join(groups())})=\[[^]'\"]*[\[{{]", word):
             raise ConfigError(f"{word}: a list of a group's choices holds names alone, as in analysis=[paths,residual]")
         word = word.removeprefix("+") if word.startswith("+experiment=") else word
         if command == "report":

@@ -201,6 +201,7 @@ class Run:
 
     def save_state(self, tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> None:
         """Save all that training needs to resume: tensors, and plain facts as JSON in the file's header."""
+        tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
         header = {"facts": json.dumps(facts)}
         header["sha256"] = _digest(tensors, header["facts"])
         _save_tensors(self.folder / "training_state.safetensors", tensors, header)

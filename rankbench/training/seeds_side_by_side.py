@@ -439,7 +439,7 @@ class Training:
             if name.startswith("optimizer/"):
                 _, number, key = name.split("/")
                 state.setdefault(int(number), {})[key] = tensor
-        for number, parameter in enumerate(self.parameters.values()):
+        for number, parameter in enumerate(self.parameters.values() if alive else ()):  # the last seed leaves its own
             moments = {key: tensor for key, tensor in state.get(number, {}).items() if tensor.ndim}
             check_shapes(moments, dict.fromkeys(moments, parameter.shape))
         self._set_optimizer_state(state)
