@@ -439,12 +439,14 @@ class Training:
             if name.startswith("optimizer/"):
                 _, number, key = name.split("/")
                 state.setdefault(int(number), {})[key] = tensor
-        for number, parameter in enumerate(self.parameters.values() if alive else ()):  # the last seed leaves its own
+        for number, parameter in enumerate(self.parameters.values()):
             moments = {key: tensor for key, tensor in state.get(number, {}).items() if tensor.ndim}
-            check_shapes(moments, dict.fromkeys(moments, parameter.shape))
+            if alive:  # when the last seeds end, what they leave keeps its shape
+                check_shapes(moments, dict.fromkeys(moments, parameter.shape))
         self._set_optimizer_state(state)
         own_sums = {key: tensors[f"sums/{key}"].to(self.machine.device) for key in SUMS}
-        check_shapes(own_sums, dict.fromkeys(own_sums, (len(alive),)))
+        if alive:
+            check_shapes(own_sums, dict.fromkeys(own_sums, (len(alive),)))
         self.sums = own_sums | sums
 
     def summary(self, status: str) -> dict:
