@@ -237,24 +237,29 @@ def test_the_source_digest_sees_every_file_of_the_package(tmp_path):
     package = tmp_path / "rankbench"
     shutil.copytree(Path(rankbench.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
 
-    def digest():
-        code = "from rankbench.runs.machine import source_digest; print(source_digest())"
-        return subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+    code = """
+from pathlib import Path
+from rankbench.runs.machine import source_digest
 
-    digests = [digest()]
-    with (package / "analyses" / "residual.py").open("a") as source:
-        source.write("# changed\n")
-    digests.append(digest())
-    (package / "analyses" / "new.py").touch()
-    digests += [digest(), digest()]
-    assert len(set(digests)) == 3 and digests[2] == digests[3]
+def digest():
+    getattr(source_digest, "cache_clear", int)()
+    print(source_digest())
+
+analyses = Path("rankbench/analyses")
+digest()
+with (analyses / "residual.py").open("a") as source:
+    source.write("# changed")
+digest()
+(analyses / "new.py").touch()
+digest()
+digest()
+"""
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    digests = done.stdout.split()
+    assert len(digests) == 4 and len(set(digests)) == 3 and digests[2] == digests[3]
 
 
 @pytest.mark.parametrize("task", ["char_lm", "memorization"])

@@ -53,7 +53,7 @@ def test_the_estimate_is_what_a_training_holds(words):
         (["task=convex_hull", "task.points=2147483648"], "data"),
         (["task.test_size=1000000000"], "data"),
         (["task=char_lm", "model.mask=causal", "task.train_size=1000000000"], "data"),
-        (["model.width=65536", "model.heads=1", "model.layers=1024"], "weights"),
+        (["model.width=65536", "model.heads=1", "model.layers=64"], "weights"),
     ],
 )
 def test_sizes_beyond_the_memory_are_one_line(command, words, what, tmp_path, monkeypatch):

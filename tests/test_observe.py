@@ -180,8 +180,9 @@ def tables_of(watch):
     return [watch.table(name).drop(columns=times, errors="ignore") for name in TABLES]
 
 
-@pytest.mark.parametrize("torn", [["steps"], ["states", "steps"], ["attention", "weights", "steps"]])
-@pytest.mark.parametrize("cut", [1, 40])
+@pytest.mark.parametrize(
+    ("torn", "cut"), [(["steps"], 1), (["states", "steps"], 40), (["attention", "weights", "steps"], 1)]
+)
 def test_a_killed_watch_continues_behind_its_last_whole_step(tmp_path, inputs, torn, cut):
     model, optimizer = model_and_optimizer()
     with rb.observe(model, inputs, optimizer, every=2, out=tmp_path / "whole") as whole:
