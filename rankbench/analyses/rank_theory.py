@@ -5,7 +5,6 @@ The task is the nearer of two orthonormal points for a uniform query; no network
 Shapes: B batch, H head, D dimension.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from rankbench.analyses.head_rank import hard
 from rankbench.config import ModelConfig
 from rankbench.keys import key
 from rankbench.measures import amsel_theory as theory
+from rankbench.model.bare import bare_network
 from rankbench.model.transformer import Transformer
 from rankbench.plots.rank_theory import draw_rank_theory
 from rankbench.seeds import generator_for
@@ -27,12 +27,6 @@ from rankbench.tasks import Batch
 from rankbench.tasks.nearest_neighbor import NearestNeighbor, on_sphere
 
 AT_A_TIME = 2000  # sequences in one forward pass
-# The keys of a network of plain softmax heads; they replace those of the given model.
-BARE = {"tied_qk": False, "value_width": None, "kv_groups": None, "latent_width": None, "head_reduction": "sum"}
-BARE |= {"attention": "dot", "temperature": 1.0, "mix_attention": 1.0, "mix_identity": 0.0, "mix_uniform": 0.0}
-BARE |= {"skip_scale": 1.0, "branch_scale": 1.0, "mlp": False, "mlp_skip": False, "norm": "none", "bias": False}
-BARE |= {"mask": "others", "window": None, "embedding_norm": False, "read_in": "linear", "read_out": "linear"}
-BARE |= {"weight_norm": "none"}
 
 
 @dataclass(frozen=True)
@@ -195,11 +189,8 @@ def construction(cfg: ModelConfig, queries_HD: Tensor) -> Transformer:
 
 def _network(cfg: ModelConfig, dimension: int, **keys: object) -> Transformer:
     """Network of attention to all other tokens, without norms, MLPs and biases; float64, every weight 0."""
-    bare = dataclasses.replace(cfg, **(BARE | keys))
-    sizes = {"num_inputs": dimension, "num_outputs": dimension, "length": 3}
-    with torch.device("meta"):
-        network = Transformer(bare, input_kind="coordinates", **sizes)
-    network = network.to_empty(device="cpu").double().requires_grad_(False)
+    around = {"mask": "others", "read_in": "linear", "read_out": "linear"}
+    network = bare_network(cfg, dimension, dimension, 3, **(around | keys))
     for parameter in network.parameters():
         parameter.zero_()
     return network

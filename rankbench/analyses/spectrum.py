@@ -40,11 +40,9 @@ class Options:
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """The table of `of_module`, of a network of ours."""
-    rows = of_module(subject.as_modules(), options)
-    return rows if subject.modules is not None else rows.drop(columns="special_tokens")
+    return _rows(subject.as_modules(), options).assign(**subject.what_counts)
 
 
-@torch.no_grad()
 def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     """Rows: weights, path_length k. S_k sums all paths of k heads, X is the output (logits, where there are any).
 
@@ -54,6 +52,11 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     without targets. num_paths: choices of k heads, at most one of each depth. remainder: the largest
     ||X - sum_k S_k|| / ||X|| of a batch. Then num_sequences, and whole_loss and whole_accuracy of X.
     """
+    return _rows(subject, options).assign(**subject.what_counts)
+
+
+@torch.no_grad()
+def _rows(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     example, rows = subject.example[: options.sequences], []
     for weights, module in subject.modules.items():
         heads = heads_of(module, example)
@@ -65,7 +68,7 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
                 row |= _interval(name, values[name][length], options.resamples)
             whole = {name: values[name].mean().item() for name in WHOLE}
             rows.append(row | whole | {"num_sequences": example.num_sequences})
-    return pd.DataFrame(rows, columns=COLUMNS).assign(**subject.what_counts)
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def _values(module: nn.Module, example: Example, heads: Heads, value_biases: str) -> tuple[dict[str, Tensor], float]:

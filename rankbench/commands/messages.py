@@ -87,6 +87,7 @@ def _wrong_value(error: ValidationError) -> str:
 
 
 def groups() -> list[str]:
+    """The config groups: model, task, analysis, ..."""
     return sorted(path.name for path in conf_dir().iterdir() if path.is_dir() and path.name != "schema")
 
 

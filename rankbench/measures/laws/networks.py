@@ -1,34 +1,20 @@
 """Networks of ours without anything that a law does not speak of."""
 
-import dataclasses
-
 import torch
 
 from rankbench.config import ModelConfig
+from rankbench.model.bare import bare_network
 from rankbench.model.transformer import Transformer, initialise
 
-# The keys of one plain softmax head of full rank, without a skip; they replace those of the given model.
-BARE = {"heads": 1, "head_width": None, "value_width": None, "kv_groups": None, "latent_width": None}
-BARE |= {"attention": "dot", "temperature": 1.0, "mix_attention": 1.0, "mix_identity": 0.0, "mix_uniform": 0.0}
-BARE |= {"head_reduction": "sum", "tied_qk": False, "mask": "none", "window": None, "skip": False, "skip_scale": 1.0}
-BARE |= {"branch_scale": 1.0, "mlp": False, "mlp_ratio": 1.0, "mlp_skip": False, "activation": "relu", "norm": "none"}
-BARE |= {"norm_kind": "layernorm", "norm_affine": True, "bias": False, "dropout": 0.0, "positions": "none"}
-BARE |= {"embedding_norm": False, "read_in": "identity", "read_out": "identity", "init": "pytorch"}
-BARE |= {"attention_init": None, "mlp_gain": 1.0, "values": "free", "weight_norm": "none"}
-BARE |= {"init_gain": 3**0.5}  # times U(+-1/sqrt(d)): every matrix has entries of variance 1/d
 UNIFORM = {"mix_attention": 0.0, "mix_uniform": 1.0}  # every query averages the tokens that it sees
 
 
-def bare(cfg: ModelConfig, generator: torch.Generator, tokens: int, **keys: object) -> Transformer:
-    """A network of plain heads on states, with these keys of the model changed; float64, drawn from the generator.
+def bare(cfg: ModelConfig, generator: torch.Generator, tokens: int, width: int, **keys: object) -> Transformer:
+    """A network of plain heads on states of this width, with these keys of the model changed, drawn from the generator.
 
     cfg: of any of our Transformers.
     """
-    changed = dataclasses.replace(cfg, **(BARE | keys))
-    sizes = {"num_inputs": changed.width, "num_outputs": changed.width, "length": tokens}
-    with torch.device("meta"):
-        network = Transformer(changed, input_kind="coordinates", **sizes)
-    network = network.to_empty(device="cpu").double().requires_grad_(False)
+    network = bare_network(cfg, width, width, tokens, width=width, **keys)
     initialise(network, generator)
     return network
 

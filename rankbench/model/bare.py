@@ -1,0 +1,28 @@
+"""A network of ours without anything but plain softmax heads, for closed forms that speak of nothing else."""
+
+import dataclasses
+
+import torch
+
+from rankbench.config import ModelConfig
+from rankbench.model.transformer import Transformer
+
+# The keys of one plain softmax head of full rank, without a skip; they replace those of the given model.
+BARE = {"heads": 1, "head_width": None, "value_width": None, "kv_groups": None, "latent_width": None}
+BARE |= {"attention": "dot", "temperature": 1.0, "mix_attention": 1.0, "mix_identity": 0.0, "mix_uniform": 0.0}
+BARE |= {"head_reduction": "sum", "tied_qk": False, "mask": "none", "window": None, "skip": False, "skip_scale": 1.0}
+BARE |= {"branch_scale": 1.0, "mlp": False, "mlp_ratio": 1.0, "mlp_skip": False, "activation": "relu", "norm": "none"}
+BARE |= {"norm_kind": "layernorm", "norm_affine": True, "bias": False, "dropout": 0.0, "positions": "none"}
+BARE |= {"embedding_norm": False, "read_in": "identity", "read_out": "identity", "init": "pytorch"}
+BARE |= {"attention_init": None, "mlp_gain": 1.0, "values": "free", "weight_norm": "none"}
+BARE |= {"init_gain": 3**0.5}  # times U(+-1/sqrt(d)): every matrix has entries of variance 1/d
+
+
+def bare_network(cfg: ModelConfig, num_inputs: int, num_outputs: int, tokens: int, **keys: object) -> Transformer:
+    """A network of plain heads on coordinates with these keys of the model changed, in float64; its weights have no
+    values yet. cfg: of any of our Transformers."""
+    changed = dataclasses.replace(cfg, **(BARE | keys))
+    with torch.device("meta"):
+        sizes = {"num_inputs": num_inputs, "num_outputs": num_outputs, "length": tokens}
+        network = Transformer(changed, input_kind="coordinates", **sizes)
+    return network.to_empty(device="cpu").double().requires_grad_(False)
