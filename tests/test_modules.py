@@ -21,6 +21,7 @@ from rankbench.measures.module_paths import heads_of
 from rankbench.measures.module_states import Run, layers_of, states_of
 from rankbench.measures.paths import sums_by_length
 from rankbench.model.modules import Example, as_example, build, read_inputs
+from rankbench.model.network import run
 from rankbench.runs.machine import Machine
 from rankbench.tasks import Batch
 
@@ -278,6 +279,20 @@ def test_attention_of_torchs_own_layers(norm_first):
     expected = p_BHNM.diagonal(dim1=2, dim2=3).mean((0, 2))
     assert table[table.layer == 1].own_weight.to_numpy() == pytest.approx(expected.numpy())
     assert table.largest_logit.notna().all()
+
+
+def test_largest_logit_of_a_network_of_ours(random_network):
+    """Also for rows so short that their softmax is written out on a CPU."""
+    model, batch = random_network(3, seed=0, mask="causal", heads=3, width=6)
+    table = rankbench.analyze(model, batch.inputs, "attention")["attention"]
+    attentions = [step for step in run(model, batch.inputs) if step.sublayer.kind == "attention"]
+    assert len(table) == 3 * len(attentions)
+    for layer, step in enumerate(attentions, start=1):
+        heads = step.sublayer.part
+        q_BHNK, k_BHMK, _ = heads.queries_keys_values(step.input_BND)
+        logits_BHNM = (q_BHNK @ k_BHMK.mT * heads.score_scale).tril()
+        expected_H = logits_BHNM.abs().amax((2, 3)).mean(0)
+        assert table[table.layer == layer].largest_logit.to_numpy() == pytest.approx(expected_H.numpy())
 
 
 class Padded(nn.Module):

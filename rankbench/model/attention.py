@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from rankbench.config import ModelConfig
 from rankbench.keys import ConfigError
@@ -69,10 +70,13 @@ SCORES: dict[str, Callable[[Tensor, Tensor], Factors]] = {
 def softmax_of_rows(scores: Tensor) -> Tensor:
     """Softmax over the last axis, written out for short rows on a CPU.
 
-    torch's kernel processes rows one by one there and takes five times as long for rows of 8.
+    torch's kernel processes rows one by one there and takes five times as long for rows of 8. A mode that watches
+    torch's functions, as the tape does, sees one call of this function, so that it knows what the weights were made of.
     """
     if scores.shape[-1] > SHORT_ROW or scores.device.type != "cpu":
         return scores.softmax(-1)
+    if has_torch_function_unary(scores):
+        return handle_torch_function(softmax_of_rows, (scores,), scores)
     powers = (scores - scores.detach().amax(-1, keepdim=True)).exp()
     return powers / powers.sum(-1, keepdim=True)
 

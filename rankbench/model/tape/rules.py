@@ -537,7 +537,7 @@ def _glu(recorder: Recorder, seen: Seen) -> Tag | None:
     return tag
 
 
-@rule("softmax")
+@rule("softmax", "softmax_of_rows")
 def _softmax(recorder: Recorder, seen: Seen) -> Tag:
     result_tag = recorder.value_only(seen.call, [recorder.tag(seen.args[0])], SOFTMAX)
     result_tag.logits = seen.args[0] if recorder.watch else None
