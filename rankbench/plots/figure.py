@@ -10,7 +10,8 @@ import io
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ STYLE = {
 def save(figure: Figure, path: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
     """Write the figure as one file of each kind; returns their paths."""
     written = []
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE), _laid_out(figure):
         for suffix in kinds:
             target = path.with_suffix(suffix)
             # no date in the file: the same table gives the same bytes
@@ -67,6 +68,21 @@ def save(figure: Figure, path: Path, kinds: tuple[str, ...] = KINDS) -> list[Pat
                 part.write_bytes(image.getvalue())
             written.append(target)
     return written
+
+
+@contextmanager
+def _laid_out(figure: Figure) -> Iterator[None]:
+    """Arrange the figure once for all of its files: matplotlib would do it anew in each, and draw each twice for it."""
+    engine, dpi = figure.get_layout_engine(), figure.dpi
+    try:
+        if engine is not None:
+            figure.dpi = STYLE["savefig.dpi"]
+            engine.execute(figure)
+            figure.set_layout_engine(None)
+        yield
+    finally:
+        figure.dpi = dpi
+        figure.set_layout_engine(engine)
 
 
 def show_in_notebook() -> None:
