@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-gpu test-extras lint format smoke docs wheel clean
+.PHONY: help setup demo laptop paper test test-slow test-gpu test-extras lint format smoke docs wheel clean
 
 # One thread a process: two pytest workers with spinning thread pools slow each other down many times over.
 test test-slow test-extras smoke wheel: export OMP_NUM_THREADS = 1
@@ -24,6 +24,18 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: setup ## train a small model and take it apart; results land in outputs/
 	$(BIN)/rankbench train experiment=demo
+
+# The same command goes on where it was stopped. A preset whose text or checkpoint is missing says so, and the others run.
+laptop paper: setup ## run every preset at this budget and write docs/results; goes on where it was stopped
+	@$(BIN)/rankbench list
+	-$(BIN)/rankbench data
+	@sed -n 's/^# rankbench \([a-z]*\) experiment=\([a-z0-9_]*\).*/\1 \2/p' conf/experiment/*.yaml > outputs/presets.txt
+	@while read -r verb name; do \
+		count=$$((count + 1)); \
+		echo "== $@: $$name ($$count of $$(wc -l < outputs/presets.txt), $$(date +%H:%M))"; \
+		$(BIN)/rankbench $$verb experiment=$$name budget=$@ out=outputs/$$verb/$@_$$name < /dev/null || echo "== $$name failed"; \
+	done < outputs/presets.txt
+	$(BIN)/rankbench report experiment=all pages=docs/results
 
 test: setup ## run the test suite, without the slow tests
 	$(BIN)/pytest -m 'pretend and not slow and not gpu' tests/test_device.py
