@@ -1,6 +1,7 @@
 """Tidy CSV tables: columns run, task, model and seed, then the axes, then a column for each measured value."""
 
 import io
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,12 @@ def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometr
     if geometric:
         per_seed[value] = np.exp(per_seed[value])
         summary[["mean", "low", "high"]] = np.exp(summary[["mean", "low", "high"]])
-    groups = per_seed.groupby(axes, sort=True, dropna=False)  # in the order of the summary's rows
-    summary["of_seed"] = [rows.dropna(subset=value).set_index("seed")[value].to_dict() for _, rows in groups]
+    of_seed: list[dict[Any, float]] = [{} for _ in range(len(summary))]
+    row_numbers = per_seed.groupby(axes, sort=True, dropna=False).ngroup()
+    for number, seed, mean in zip(row_numbers, per_seed["seed"].tolist(), per_seed[value].tolist(), strict=True):
+        if not math.isnan(mean):
+            of_seed[number][seed] = mean
+    summary["of_seed"] = of_seed
     return summary.reset_index()[[*axes, "mean", "low", "high", "num_seeds", "of_seed"]]
 
 
