@@ -1,12 +1,17 @@
 """What several test files build: a model's config and a task, from the values of the shipped YAML files."""
 
 import functools
+import html
+import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pandas as pd
 import pytest
 import torch
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 from omegaconf import OmegaConf
 
 from rankbench.claims import CLAIMS, judge
@@ -68,6 +73,31 @@ def random_network(model_config) -> Callable[..., tuple[Transformer, Batch]]:
         return model, Batch(inputs, targets)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def unpainted() -> Iterator[None]:
+    """Save every figure of the module's tests as an empty page, SVG with its words: arranging and painting figures takes
+    most of a small run's time. tests/test_plots.py and the presets' smoke runs paint."""
+    paint = Figure.savefig
+
+    @functools.cache
+    def empty_page(kind: str) -> bytes:
+        image = io.BytesIO()
+        paint(Figure(figsize=(1, 1)), image, format=kind)
+        return image.getvalue()
+
+    def save(figure: Figure, image: io.BytesIO, *, format: str, **_: object) -> None:
+        page = empty_page(format)
+        if format == "svg":
+            words = "".join(f"<text>{html.escape(text.get_text())}</text>" for text in figure.findobj(Text))
+            page = page.replace(b"</svg>", f"{words}</svg>".encode())
+        image.write(page)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", save)
+        patch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
+        yield
 
 
 @pytest.fixture

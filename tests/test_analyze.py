@@ -34,6 +34,7 @@ from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
 from rankbench.training.loop import train
 
+pytestmark = pytest.mark.usefixtures("unpainted")
 TINY = [
     "replicas=2",
     "seed=5",

@@ -32,6 +32,7 @@ from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
 from rankbench.runs.tables import WHO
 
+pytestmark = pytest.mark.usefixtures("unpainted")
 ROOT = Path(__file__).resolve().parent.parent
 TINY = [
     *("model.layers=2", "model.width=16", "task.length=4", "task.train_size=40", "task.test_size=20"),

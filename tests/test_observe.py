@@ -22,6 +22,7 @@ from rankbench.observing import FIGURES
 from rankbench.report.report import find_runs, gather
 from rankbench.runs.tables import read_table
 
+pytestmark = pytest.mark.usefixtures("unpainted")
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = ["states", "attention", "weights", "steps"]
 LETTERS, TOKENS, WIDTH, HEADS = 7, 6, 8, 2
