@@ -77,7 +77,7 @@ def random_network(model_config) -> Callable[..., tuple[Transformer, Batch]]:
 
 @pytest.fixture(scope="module")
 def unpainted() -> Iterator[None]:
-    """Save every figure of the module's tests as an empty page, SVG with its words: arranging and painting figures takes
+    """Save each figure of the module's tests as an empty page, SVG with its words: arranging and painting takes
     most of a small run's time. tests/test_plots.py and the presets' smoke runs paint."""
     paint = Figure.savefig
 
