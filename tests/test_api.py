@@ -20,6 +20,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from command_line import succeeds
 from hydra.core.global_hydra import GlobalHydra
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -137,9 +138,7 @@ def test_the_blocks_of_the_readme_run(tmp_path, monkeypatch):
 
 
 def test_train_leaves_what_the_command_leaves(run, tmp_path):
-    words = [sys.executable, "-m", "rankbench", "train", *TRAINED, "out=of_the_command"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    subprocess.run(words, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    succeeds("train", *TRAINED, "out=of_the_command", at=tmp_path)
     command = rb.Run(tmp_path / "of_the_command")
     names = {path.name for path in command.folder.iterdir()}
     assert {path.name for path in run.folder.iterdir()} == names - {".hydra"}

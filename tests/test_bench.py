@@ -1,14 +1,13 @@
 """rankbench.bench: the command runs and its tables have what they promise. No time is ever judged here."""
 
-import os
 import subprocess
-import sys
 
 import hydra
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from command_line import succeeds
 
 from rankbench.bench import paths, startup, timing, training
 from rankbench.commands.callback import check_everything
@@ -47,15 +46,7 @@ def check_ratios(table, columns):
 
 def test_command_writes_a_table_for_each_benchmark(tmp_path):
     out = tmp_path / "bench"
-    words = ["-m", "rankbench", "bench", *TINY, "bench=[paths,training]", f"out={out}"]
-    done = subprocess.run(
-        [sys.executable, *words],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    done = succeeds("bench", *TINY, "bench=[paths,training]", f"out={out}", at=tmp_path)
     assert {path.name for path in out.iterdir() if path.is_file()} == {
         "config.yaml",
         "environment.json",
@@ -79,7 +70,7 @@ def test_command_writes_a_table_for_each_benchmark(tmp_path):
     assert list(steps.seeds) == [1, 2, 8]
     assert (steps.sequences_per_second > 0).all()
     for name in (*ratios, "ratio_speed_to_torch_encoder", "ratio_side_by_side"):
-        assert name in done.stdout
+        assert name in done.out
 
 
 def test_startup_times_each_command(monkeypatch):

@@ -1,9 +1,7 @@
 """rankbench.commands.cli: the commands as a user types them, run in this process; a few subprocesses prove the real
 thing."""
 
-import contextlib
 import hashlib
-import io
 import json
 import os
 import re
@@ -13,15 +11,14 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import hydra
 import pandas as pd
 import pytest
 import yaml
+from command_line import rankbench, refused, succeeds
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
@@ -40,49 +37,6 @@ TINY = [
 ]
 SHORT = ["analysis.residual.variants=[full]", "analysis.paths.repeats=1", "analysis.paths.subset_sizes=[2]"]
 SHORT_RESIDUAL = ["analysis=[residual]", "analysis.residual.sequences=2", "analysis.residual.variants=[full]"]
-
-
-@dataclass
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-def rankbench(*words, at, full_error=None):
-    """Call the command in folder `at`, and leave this process as it was."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    environment = dict(os.environ)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(at)
-        patch.setattr(sys, "argv", ["rankbench", *words])
-        os.environ.pop("HYDRA_FULL_ERROR", None)
-        if full_error is not None:
-            os.environ["HYDRA_FULL_ERROR"] = full_error
-        try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                cli.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        finally:
-            GlobalHydra.instance().clear()
-            os.environ.clear()
-            os.environ.update(environment)
-    return Result(code, out.getvalue(), err.getvalue())
-
-
-def succeeds(*words, at):
-    result = rankbench(*words, at=at)
-    assert result.code == 0, result.err
-    return result
-
-
-def refused(*words, at):
-    """The one line that refuses these words; no traceback, exit code 1."""
-    result = rankbench(*words, at=at)
-    assert result.code == 1 and result.out == ""
-    assert result.err.endswith("\n") and result.err.count("\n") == 1, result.err
-    return result.err.rstrip("\n")
 
 
 def hashes(folder):

@@ -18,6 +18,7 @@ from pathlib import Path
 import matplotlib.figure
 import pytest
 import torch
+from command_line import succeeds
 
 import rankbench.runs.files
 import rankbench.training.loop
@@ -175,8 +176,7 @@ def test_a_command_on_a_full_disk_ends_in_one_line_and_goes_on(tmp_path, file_si
     line = failed.stderr.splitlines()[-1]
     assert line.startswith(f"rankbench train: {file}") and "could not be written (File too large" in line
     assert line.endswith("the same command with out=run continues") == continues
-    done = command(*words, at=tmp_path)
-    assert done.returncode == 0, done.stderr
+    succeeds(*words, at=tmp_path)
     assert Run(tmp_path / "run").status == "finished" and (tmp_path / "run" / "residual.png").exists()
 
 

@@ -1,7 +1,5 @@
 """rankbench.analyses on torch modules that are not ours: what is found in them, and what is refused."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from command_line import refused, succeeds
 from safetensors.torch import save_file
 from torch import nn
 
@@ -24,6 +23,8 @@ from rankbench.model.modules import Example, as_example, build, read_inputs
 from rankbench.model.network import run
 from rankbench.runs.machine import Machine
 from rankbench.tasks import Batch
+
+pytestmark = pytest.mark.usefixtures("unpainted")
 
 
 class Head(nn.Module):
@@ -467,24 +468,15 @@ def opaque():
 """
 
 
-def rankbench_command(*words, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "rankbench", *words], cwd=cwd, capture_output=True, text=True, timeout=300, check=False
-    )
-
-
 def test_the_command_on_a_file(tmp_path):
     (tmp_path / "mine.py").write_text(FILE)
     words = ["analyze", "model=mine.py:build", "analysis=[residual,paths,spectrum]", "out=out"]
-    done = rankbench_command(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "remainder" in done.stdout
+    assert "remainder" in succeeds(*words, at=tmp_path).out
     for name in ("residual", "paths", "spectrum"):
         table = pd.read_csv(tmp_path / "out" / f"{name}.csv")
         assert len(table) and set(table.run) == {"mine.py:build"} and set(table.model) == {"TransformerEncoder"}
         assert (tmp_path / "out" / f"{name}.png").exists()
-    again = rankbench_command(*words, cwd=tmp_path)
-    assert "spectrum.csv is there already" in again.stderr
+    assert "spectrum.csv is there already" in succeeds(*words, at=tmp_path).err
 
 
 @pytest.mark.parametrize(
@@ -508,9 +500,7 @@ def test_refused_and_nothing_written(tmp_path, monkeypatch, words, message):
 def test_the_command_refuses_keys_of_networks_of_ours(tmp_path):
     (tmp_path / "mine.py").write_text(FILE)
     words = ["analyze", "model=mine.py:build", "analysis=[spectrum]", "task.length=4", "out=out"]
-    refused = rankbench_command(*words, cwd=tmp_path)
-    assert refused.returncode == 1 and "has no task.length" in refused.stderr
-    assert len(refused.stderr.strip().splitlines()) == 1
+    assert "has no task.length" in refused(*words, at=tmp_path)
     assert not (tmp_path / "out").exists()
 
 

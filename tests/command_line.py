@@ -1,0 +1,59 @@
+"""The rankbench command, run in this process."""
+
+import contextlib
+import io
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from rankbench.commands import cli
+
+
+@dataclass
+class Result:
+    """What the command left: its exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def rankbench(*words: str, at: Path, full_error: str | None = None) -> Result:
+    """Call the command in folder `at`, and leave this process as it was. full_error: the value of HYDRA_FULL_ERROR."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    environment = dict(os.environ)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(at)
+        patch.setattr(sys, "argv", ["rankbench", *words])
+        os.environ.pop("HYDRA_FULL_ERROR", None)
+        if full_error is not None:
+            os.environ["HYDRA_FULL_ERROR"] = full_error
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                cli.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        finally:
+            GlobalHydra.instance().clear()
+            os.environ.clear()
+            os.environ.update(environment)
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def succeeds(*words: str, at: Path) -> Result:
+    """The result of words that the command takes."""
+    result = rankbench(*words, at=at)
+    assert result.code == 0, result.err
+    return result
+
+
+def refused(*words: str, at: Path) -> str:
+    """The one line that refuses these words; no traceback, exit code 1."""
+    result = rankbench(*words, at=at)
+    assert result.code == 1 and result.out == ""
+    assert result.err.endswith("\n") and result.err.count("\n") == 1, result.err
+    return result.err.rstrip("\n")
