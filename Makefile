@@ -71,7 +71,7 @@ format: setup ## fix what lint can fix by itself
 smoke: setup ## run every shipped preset at budget=smoke
 	$(BIN)/pytest -n 2 -m smoke tests/test_presets.py
 
-docs: setup ## write docs/CONFIG.md, the page of all keys, from the code
+docs: setup ## write docs/CONFIG.md, all keys, and docs/TABLES.md, all tables, from the code
 	$(BIN)/python -m rankbench.commands.reference
 
 wheel: setup ## build sdist and wheel, then run the wheel from an empty folder

@@ -113,10 +113,12 @@ def test_the_package_says_that_it_is_typed():
     assert (ROOT / "rankbench" / "py.typed").exists()
 
 
-def test_the_blocks_of_the_readme_run(tmp_path, monkeypatch):
+def test_the_blocks_of_the_documents_run(tmp_path, monkeypatch):
     """Those about watching a training: tests/test_observe.py."""
     monkeypatch.chdir(tmp_path)
-    block, tape, _, _ = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    block, tape, _, _ = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "PYTHON.md").read_text(), re.DOTALL | re.MULTILINE
+    )
     assert '"experiment=demo", "replicas=3"' in block
     names = {}
     exec(

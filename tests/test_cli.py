@@ -174,11 +174,15 @@ def test_python_m_rankbench_runs_from_another_folder(tmp_path):
 
 
 def documented():
-    """The rankbench command lines of the usage text and of README.md's fenced blocks."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = [cli.USAGE.partition("Examples:")[2], *re.findall(r"^```\w*\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)]
-    lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    lines = [line.partition(" #")[0].strip() for line in lines]
+    """The rankbench command lines of the usage text and of the documents, but for those that need an extra's plugin."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    records = ("RESULTS.md", "BENCHMARKS.md")  # of other commits
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages if page.name not in records)
+    examples = cli.USAGE.partition("Examples:")[2].splitlines()
+    lines = [
+        line.partition(" #")[0].strip() for line in [*examples, *re.findall(r"^    (rankbench .*)", text, re.MULTILINE)]
+    ]
+    lines = [line for line in lines if "cluster=slurm" not in line and "search=optuna" not in line]
     return sorted({line for line in lines if re.match(r"rankbench (train|analyze|report)\b", line)})
 
 

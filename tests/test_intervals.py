@@ -122,3 +122,13 @@ def test_the_scale_counts():
         scipy.stats.nct.sf(scipy.stats.t.ppf(0.975, n - 1), n - 1, on_log * math.sqrt(n)) for n in (count - 1, count)
     ]
     assert powers[0] < POWER <= powers[1]
+
+
+@pytest.mark.parametrize("scale", ["real", "share", "positive"])
+def test_the_interval_of_equal_values_holds_their_mean(scale):
+    """The logit of 1/6 and back is 1/6 + 3e-17, which made the end of an error bar negative."""
+    for number in range(1, 50):
+        interval = interval95([number / 50] * 3, scale)
+        assert interval.low <= interval.mean <= interval.high
+    interval = interval95([1 / 6] * 3, scale)
+    assert interval.low <= interval.mean <= interval.high

@@ -464,14 +464,14 @@ def test_measuring_that_costs_much_is_a_warning(tmp_path, inputs, caplog):
     assert record.levelno == logging.WARNING and "every=1, sequences=5" in record.message
 
 
-# --- the examples of the README --------------------------------------------------------------------------------------
+# --- the examples of the documents -----------------------------------------------------------------------------------
 
 
 def blocks():
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)[2:]
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "PYTHON.md").read_text(), re.DOTALL | re.MULTILINE)[2:]
 
 
-def test_the_loop_of_the_readme_runs(tmp_path, monkeypatch, inputs):
+def test_the_documented_loop_runs(tmp_path, monkeypatch, inputs):
     monkeypatch.chdir(tmp_path)
     model, optimizer = model_and_optimizer()
     batches = [(torch.randint(LETTERS, (4, TOKENS)), torch.randint(LETTERS, (4, TOKENS))) for _ in range(3)]
@@ -481,7 +481,7 @@ def test_the_loop_of_the_readme_runs(tmp_path, monkeypatch, inputs):
     assert rb.Run(Path("outputs/observe/mine")).table("observed_steps").step.tolist() == [0, 1, 2, 3]
 
 
-def test_the_callback_of_the_readme_watches_a_trainer(tmp_path, monkeypatch):
+def test_the_documented_callback_watches_a_trainer(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate", reason="transformers.Trainer needs accelerate")
     monkeypatch.chdir(tmp_path)

@@ -87,7 +87,9 @@ def interval95(values: Values, scale: str = "real") -> Interval:
         return Interval(float(np.mean(values)), math.nan, math.nan, "none")
     mean = _mean(values, scale)
     halfwidth = stats.t.ppf(1 - LEVEL, mean.count - 1) * mean.error
-    return Interval(mean.mean, mean.at(-halfwidth), mean.at(halfwidth), mean.method)
+    low, high = mean.at(-halfwidth), mean.at(halfwidth)
+    # of equal values, going to logits and back can round an end past the mean
+    return Interval(mean.mean, min(low, mean.mean), max(high, mean.mean), mean.method)
 
 
 def p_value(values: Values, line: float, side: int, scale: str = "real") -> float:
