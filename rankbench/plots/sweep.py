@@ -47,7 +47,8 @@ def draw_sweep(
                 best = summary.largest if value == "test_accuracy" else summary.smallest
                 axes.errorbar(x_values, best, label=name, **style)
             else:
-                name = f"{series}={tick(line)}" if series else "mean over seeds, 95 % CI"
+                what = "mean over seeds, 95 % CI" if summary.num_seeds.max() > 1 else "one seed"
+                name = f"{series}={tick(line)}" if series else what
                 below, above = summary["mean"] - summary.low95, summary.high95 - summary["mean"]
                 axes.errorbar(x_values, summary["mean"], [below, above], label=name, **style)
         if facet:
