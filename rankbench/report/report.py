@@ -335,7 +335,7 @@ def final_pages(
     what = "mean over seeds; bars are its 95 % interval" if statistic == "mean" else "best of the seeds"
     seeds = f"{what}, of {num_seeds} seeds" if num_seeds > 1 else "one seed, so no interval"
     by = ", ".join(key for key in keys if key not in averaged)
-    names = [joined(f"Final {value.replace('_', ' ')} by {by}: {seeds}", page.note) + "." for page in pages]
+    names = [joined(f"Final {value.replace('_', ' ')} by {by}: {seeds}", page.note) for page in pages]
     figures = [draw_sweep(page.rows, x, series, page.facet, value, statistic) for page in pages]
     return [(figure, page.note, name) for figure, page, name in zip(figures, pages, names, strict=True)]
 
@@ -368,7 +368,7 @@ def _draw_analyses(
 
 def _caption(name: str, figure: Callable[..., plots.Figure], page: plots.Page) -> str:
     what = plots.caption_of(name, figure, page.rows.seed.nunique())
-    return f"{joined(name, page.note)}. {what} Drawn from {name}.csv."
+    return f"{joined(name, page.note)}. {what} Drawn from {name}.csv"
 
 
 def _draw_observed(
