@@ -154,6 +154,12 @@ def test_what_no_preset_made_is_left_out(outputs, tmp_path):
     assert row["measured"] == 0.99
 
 
+def test_a_run_with_a_damaged_summary_still_has_a_place(outputs, tmp_path):
+    (run_of(outputs, "one") / "summary.json").write_text("{")
+    scoreboard_of(outputs, tmp_path, "demo")
+    assert "not all jobs finished" in (tmp_path / "scoreboard.html").read_text()
+
+
 @pytest.mark.parametrize("experiment", ["demo", "all"])
 def test_a_run_without_verdicts_says_so(outputs, tmp_path, experiment):
     (run_of(outputs, "one") / "verdicts.csv").unlink()

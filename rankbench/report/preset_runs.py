@@ -41,9 +41,9 @@ class PresetRun:
 
     @property
     def num_seeds(self) -> int:
-        """The most seeds of a job that a figure can show."""
-        of_jobs = [Run(job).summary().get("seeds", ()) for job in self.jobs]
-        return max(len([seed for seed in seeds if seed["status"] != "diverged"]) for seeds in of_jobs)
+        """The most seeds of a finished job that did not diverge."""
+        of_jobs = [Run(job).summary().get("seeds", ()) for job in self.jobs if status_of(job) == "finished"]
+        return max((len([seed for seed in seeds if seed["status"] != "diverged"]) for seeds in of_jobs), default=0)
 
     def figures(self) -> list[Path]:
         """Figures of the run, without those of final numbers that every sweep has."""
