@@ -13,8 +13,10 @@ import pytest
 import yaml
 from scipy import stats
 
+from rankbench.analyses import ANALYSES
 from rankbench.config import FigureKeys
 from rankbench.keys import ConfigError
+from rankbench.plots.captions import OF_ONE_SEED, OTHERWISE, caption_of
 from rankbench.plots.sweep import draw_sweep
 from rankbench.report.page import command_of
 from rankbench.report.report import figure_keys, find_runs, gather, varying_keys
@@ -164,6 +166,8 @@ def test_verdicts_environment_published_and_figures_are_there(reported, page):
     text = "".join(page.texts)
     assert "9.8.7" in text and "0123456789ab with changes" in text and "2026-11-20T09:00:00" in text
     assert "authors' code, README settings" in text
+    assert "rankbench report: sorting (san) by model.heads, optimizer.lr" in text
+    assert "To repeat it: rankbench train model.heads=1 'analysis=[]'" in text
     assert [tag for tag, _ in page.elements].count("svg") == 2
     for name in ("sweep", "paths"):
         assert all((reported / "report" / f"{name}{kind}").stat().st_size for kind in (".png", ".pdf", ".svg", ".csv"))
@@ -182,8 +186,11 @@ def test_pages_of_a_figure_are_all_in_the_report_with_their_captions(tmp_path):
     assert [name for name in names if f"-> {tmp_path / 'report' / name}.png, .pdf and .svg" in lines] == names
     assert not (tmp_path / "report" / "residual.png").exists()
     text = " ".join("".join(Page((tmp_path / "report" / "report.html").read_text()).texts).split())
-    assert "residual; optimizer.lr=0.0 to 0.23: drawn from residual.csv." in text
-    assert "residual; optimizer.lr=0.24 to 0.29: drawn from residual.csv." in text
+    for values in ("0.0 to 0.23", "0.24 to 0.29"):
+        assert re.search(
+            f"residual; optimizer.lr={values}. Relative [^.]*. One seed, so no spread. Drawn from res", text
+        )
+    assert "Final test accuracy by optimizer.lr: mean over seeds; bars are its 95 % interval, of 3 seeds." in text
     gather(find_runs(str(tmp_path / "runs" / "?")), tmp_path / "report")
     assert {path.stem for path in (tmp_path / "report").glob("residual*")} == {"residual"}
 
@@ -230,6 +237,8 @@ def test_the_figure_shows_means_and_intervals():
     visible = [axes for axes in figure.axes if axes.get_visible()]
     assert [axes.get_title() for axes in visible] == [f"f={value}" for value in range(4)]
     assert visible[0].get_xscale() == "log"
+    alone = draw_sweep(pd.DataFrame(rows)[lambda table: table.seed == 0], "x")
+    assert [text.get_text() for text in alone.legends[0].get_texts()] == ["one seed"]
     line, _, (bars,) = visible[0].containers[1]
     np.testing.assert_allclose(line.get_ydata().astype(float), [0.2, 0.7])
     halfwidth = stats.t.ppf(0.975, 1) * 0.2 / (0.7 * 0.3)  # of the logit of .7; .2 is the standard error of the mean
@@ -322,6 +331,21 @@ def chromium(folder, *words):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.mark.parametrize("name", [name for name, analysis in ANALYSES.items() if analysis.figure])
+def test_every_figure_has_a_caption_in_words(name):
+    captions = {num_seeds: caption_of(name, ANALYSES[name].figure, num_seeds) for num_seeds in (0, 1, 3, 11)}
+    assert len(captions[0]) > 30 and all(caption.startswith(captions[0]) for caption in captions.values())
+    assert not re.search(r"facet|`|\{|[,;.]\.", " ".join(captions.values()))
+    assert all(caption.endswith(".") for caption in captions.values())
+
+
+def test_a_caption_says_what_the_spread_is():
+    ends = {1: "One seed, so no spread.", 3: "means over 3 seeds; the seeds are drawn behind."}
+    for num_seeds, end in (ends | {11: "means over 11 seeds; bands are one standard deviation."}).items():
+        assert caption_of("residual", ANALYSES["residual"].figure, num_seeds).endswith(end)
+    assert set(OTHERWISE) | set(OF_ONE_SEED) <= set(ANALYSES)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")

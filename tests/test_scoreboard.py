@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 from PIL import Image
+from test_report_page import CHROMIUM, chromium
 
 from rankbench.keys import ConfigError
 from rankbench.plots.pictures import png_within
@@ -132,14 +133,15 @@ def test_the_settings_of_a_sweep_are_one_claim(outputs, tmp_path):
     assert "held in 1 of 2 settings" in row["reading"] and "failed: task.label=1 (0.5)" in row["reading"]
     assert read_table(tmp_path / "verdicts.csv")["where"].tolist() == ["task.label=0", "task.label=1"]
     page = (tmp_path / "scoreboard.html").read_text()
-    details = page[page.index("<details>") : page.index("</details>")]
+    details = page.split("<details>")[1].split("</details>")[0]
     assert "task.label=0" in details and "task.label=1" in details and "it is not so" in details
 
 
 def test_a_claim_of_two_presets_is_one_entry_with_the_settings_of_both(outputs, tmp_path):
     run_of(outputs, "one", where="s=a")
     run_of(outputs, "two", preset="dong_fig4_sorting_san", where="s=a", measured=0.96, budget="laptop")
-    (row,), _, _ = scoreboard_of(outputs, tmp_path)
+    (row,), boards, _ = scoreboard_of(outputs, tmp_path)
+    assert boards["dong_fig4_sorting_san"]["command"].endswith("experiment=dong_fig4_sorting_san budget=laptop")
     assert (row["num_settings"], row["presets"], row["scale"]) == (2, "demo, dong_fig4_sorting_san", "paper, laptop")
     assert row["where"] == "dong_fig4_sorting_san, s=a"
 
@@ -150,6 +152,12 @@ def test_what_no_preset_made_is_left_out(outputs, tmp_path):
     (run_of(outputs, "three", written=6000, measured=0.4) / ".hydra" / "hydra.yaml").write_text("{not yaml")
     (row,), _, _ = scoreboard_of(outputs, tmp_path, "demo")
     assert row["measured"] == 0.99
+
+
+def test_a_run_with_a_damaged_summary_still_has_a_place(outputs, tmp_path):
+    (run_of(outputs, "one") / "summary.json").write_text("{")
+    scoreboard_of(outputs, tmp_path, "demo")
+    assert "not all jobs finished" in (tmp_path / "scoreboard.html").read_text()
 
 
 @pytest.mark.parametrize("experiment", ["demo", "all"])
@@ -342,6 +350,39 @@ def test_a_page_of_a_paper_has_all_that_its_verdicts_rest_on(pages):
         assert part in text
     links = [link for page in pages.glob("*.md") for link in re.findall(r"\]\(([^)#]+)", page.read_text())]
     assert links and all((pages / link).exists() for link in links)
+
+
+def test_the_scoreboard_counts_by_paper_and_has_an_address_for_each_claim_and_preset(pages):
+    page = (pages.parent / "scoreboard.html").read_text()
+    totals = {paper: re.findall(r"\d+", counts) for paper, counts in re.findall(r'">([^<>]+)</a></td>(.*?)</tr>', page)}
+    assert totals["Dong et al. 2021"] == list("101000") and totals["Giorlandino and Goldt 2025"] == list("100010")
+    names = re.findall(r' id="([^"]+)"', page)
+    assert len(names) == len(set(names)) and set(re.findall(r'href="#([^"]+)"', page)) <= set(names)
+    assert {"dong_et_al_2021", "dong_fig4_sorting", "claim-dong_fig4_whole_sorting", "claim-knob_temperature"} <= set(
+        names
+    )
+    assert "Accuracy by path length" in page and "To repeat it: <code>rankbench train" in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_a_browser_filters_the_claims_and_opens_what_an_address_names(pages, tmp_path):
+    script = """<script>
+    const rows = [...document.querySelectorAll("tr[data-outcome]")];
+    const shown = () => rows.filter(row => row.checkVisibility()).map(row => row.id);
+    const seen = [shown()];
+    location.hash = "claim-knob_temperature"; unfold(); seen.push(shown());
+    for (const [name, value] of [["outcome", "partly held"], ["outcome", ""], ["words", "sorts dong"], ["words", ""],
+                                 ["source", "giorlandino_and_goldt_2025"], ["words", "no such claim"]]) {
+      form[name].value = value; form.dispatchEvent(new Event("input")); seen.push(shown());
+    }
+    for (const fold of document.querySelectorAll("details")) fold.open = true;
+    document.title = JSON.stringify({seen, over: document.documentElement.scrollWidth - innerWidth});</script></body>"""
+    copy = tmp_path / "scoreboard.html"
+    copy.write_text((pages.parent / "scoreboard.html").read_text().replace("</body>", script))
+    dom = chromium(tmp_path / "profile", "--dump-dom", "--window-size=390,900", f"file://{copy}")
+    seen = json.loads(html.unescape(re.search("<title>(.*?)</title>", dom)[1]))
+    dong, knob = ["claim-dong_fig4_whole_sorting"], ["claim-knob_temperature"]
+    assert seen["seen"] == [[], knob, dong, [], dong, [], knob, []] and seen["over"] <= 0
 
 
 def test_what_a_person_wrote_is_kept_and_shown(pages):

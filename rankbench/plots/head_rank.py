@@ -84,7 +84,7 @@ def _spectra(heads: pd.DataFrame, weights: str, facet: str | None) -> Figure:
                 summary = mean_and_spread(of_matrix[of_matrix.layer == layer], ["number"], "sigma", geometric=True)
                 colour = matplotlib.colormaps["viridis"](0.9 * layer / heads.layer.max())
                 axes.plot(summary.number, summary["mean"], color=colour, marker=".", label=f"layer {layer}")
-                axes.fill_between(summary.number, summary.low, summary.high, color=colour, alpha=0.2, linewidth=0)
+                spread(axes, summary.number, summary, colour)
             axes.set_yscale("log")
             axes.set_ylabel(f"singular value of ${name}$")
             axes.set_title(title(rows.kind.iloc[0], f"{weights} weights"))

@@ -19,9 +19,9 @@ WEIGHT = "weight"  # the column of a parameter's name without the number of its 
 
 
 def draw_observed_states(table: pd.DataFrame, facet: str | None = None) -> Figure:
-    """Residual, rank and cosine of the states against steps, a line for each layer, as in the figure of `dynamics`.
+    """Residual, rank and cosine of the states against steps, a line for each layer.
 
-    Of all tokens; the table also has them without sink tokens, and with each token of length 1.
+    Drawn as `dynamics`, of all tokens; the table also has them without sink tokens, and with each token of length 1.
     """
     table = table[table.view == "all"]
     return draw_dynamics(_chosen(table, STATES, facet), None, facet)

@@ -16,8 +16,10 @@ MANY, SIDE_BY_SIDE = 4, 3  # the most facets with trajectories; columns of a fig
 @styled
 def draw_rollout(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Left: trajectories of each seed's tokens, on top of the true arcs. Right: the tokens' distance by step, of each
-    seed and as a geometric mean with its spread. A row for each facet; many facets show only distances, side by side.
-    Trajectories are of the trained weights if there are any.
+    seed and as a geometric mean.
+
+    A row for each facet; many facets show only distances, side by side. Trajectories are of the trained weights if
+    there are any.
     """
     figure, _, facets = grid_of(table, facet, 2)
     figure.clear()  # the two columns need different axes

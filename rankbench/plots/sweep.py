@@ -20,19 +20,19 @@ def draw_sweep(
     """A final number against a varied key: the mean over seeds, with bars for its 95 % interval.
 
     With statistic="best", the number of the best seed (largest accuracy or smallest loss). A line for each value of
-    `series`, a panel for each value of `facet` (words in the order of the rows). Other keys are averaged over within
-    each seed. Words on the x axis, including true and false, are spaced evenly.
+    `series`, a panel for each value of `facet`. Other keys are averaged over within each seed. Words, including true
+    and false, are in the order of the rows; on the x axis they are spaced evenly, and no line joins them.
     """
     table = booleans_as_words(table)
     is_ordered = facet is not None and pd.api.types.is_numeric_dtype(table[facet])
     facets = list(table.groupby(facet, sort=is_ordered)) if facet else [("", table)]
-    lines = sorted(table[series].unique()) if series else [""]
+    lines = _in_order(table[series]) if series else [""]
     columns = min(len(facets), 3)
     rows = -(-len(facets) // columns)
     figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * rows + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    words = None if pd.api.types.is_numeric_dtype(table[x]) else sorted(table[x].unique())
+    words = None if pd.api.types.is_numeric_dtype(table[x]) else _in_order(table[x])
     everywhere = pd.Series(range(len(words))) if words else table[x]
     for axes, (label, rows_of_panel) in zip(grid.flat, facets, strict=False):
         for number, line in enumerate(lines):
@@ -41,13 +41,15 @@ def draw_sweep(
                 continue
             x_values = _aside(summary[x].map(words.index) if words else summary[x], everywhere, number, len(lines))
             style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
-            style |= {"linestyle": DASHES[number // len(COLOURS) % len(DASHES)], "capsize": 2, "elinewidth": 0.8}
+            dashes = "none" if words else DASHES[number // len(COLOURS) % len(DASHES)]
+            style |= {"linestyle": dashes, "capsize": 2, "elinewidth": 0.8}
             if statistic == "best":
                 name = f"{series}={tick(line)}" if series else "best of the seeds"
                 best = summary.largest if value == "test_accuracy" else summary.smallest
                 axes.errorbar(x_values, best, label=name, **style)
             else:
-                name = f"{series}={tick(line)}" if series else "mean over seeds, 95 % CI"
+                what = "mean over seeds, 95 % CI" if summary.num_seeds.max() > 1 else "one seed"
+                name = f"{series}={tick(line)}" if series else what
                 below, above = summary["mean"] - summary.low95, summary.high95 - summary["mean"]
                 axes.errorbar(x_values, summary["mean"], [below, above], label=name, **style)
         if facet:
@@ -64,6 +66,12 @@ def draw_sweep(
         row[0].set_ylabel({"test_accuracy": "final test accuracy"}.get(value, value.replace("_", " ")))
     legend(figure, grid)
     return figure
+
+
+def _in_order(values: pd.Series) -> list:
+    """The different values: numbers from the smallest, words as they come."""
+    different = list(values.unique())
+    return sorted(different) if pd.api.types.is_numeric_dtype(values) else different
 
 
 def _aside(x_values: pd.Series, everywhere: pd.Series, number: int, count: int) -> pd.Series:

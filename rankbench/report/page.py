@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -36,19 +37,24 @@ def write_page(
     template escapes everything that comes from files; the figures are our own SVG.
     """
     statuses = [status for _, status, _ in runs.values()]
+    folders = [run for run, _, _ in runs.values()]
+    keys = list(next(iter(runs.values()))[2])
+    commands = {as_typed_command(recorded_command(run)) for run in folders}
     statements = statements_of(records(read_table(folder / "verdicts.csv"))) if judged else []
     text = render(
         "report",
-        folder,
+        title=_title(folders, tables["seeds"], keys),
+        name=folder.resolve().name,
+        repeat=commands.pop() if len(commands) == 1 else "",
         num_runs=len(runs),
         counts={status: statuses.count(status) for status in sorted(set(statuses), key=statuses.index)},
-        facts=_environment([run for run, _, _ in runs.values()]),
+        facts=_environment(folders),
         follows=follows,
         claims=[row for row in statements if row["kind"] == "claim"],
         checks=[row for row in statements if row["kind"] == "check"],
         summary=records(tables["summary"]),
         runs=[_run(name, *run, tables["seeds"], folder) for name, run in runs.items()],
-        keys=list(next(iter(runs.values()))[2]),
+        keys=keys,
         seeds=records(tables["seeds"]),
         figures=[
             (name, caption, Markup(_inline(folder / f"{name}.svg", number)))
@@ -60,18 +66,34 @@ def write_page(
     write_text(folder / "report.html", text)
 
 
-def render(kind: str, folder: Path, **content: Any) -> str:
-    """Render the page of this kind for a folder from its template, which escapes texts in the content."""
+def render(kind: str, **content: Any) -> str:
+    """Render the page of this kind from its template, which escapes texts in the content."""
     loader = PackageLoader("rankbench.report", "templates")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {"short": short, "measured_text": measured_text, "over_text": over_text}
-    template = environment.get_template(f"{kind}.html.j2")
-    return template.render(title=folder.resolve().name, version=__version__, **content)
+    environment.filters["in_words"] = lambda name: name if "." in name else name.replace("_", " ")
+    return environment.get_template(f"{kind}.html.j2").render(version=__version__, **content)
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows as dicts, with None for empty cells."""
     return table.astype(object).where(table.notna(), None).to_dict("records")
+
+
+def _title(folders: list[Path], seeds: pd.DataFrame, keys: list[str]) -> str:
+    """What the runs are: their presets, else their tasks and models; their budget; the keys that vary."""
+    words = [word.partition("=") for folder in folders for word in recorded_command(folder)]
+    presets, budgets = ([value for key, _, value in words if key == name] for name in ("experiment", "budget"))
+    tasks = [f"{task} ({model})" for task, model in zip(seeds.task, seeds.model, strict=True)]
+    what = _named(presets if len(presets) == len(folders) else tasks)
+    budget = f" at budget={_named(budgets)}" if len(budgets) == len(folders) else ""
+    return f"{what}{budget}{' by ' if keys else ''}{_named(keys)}"
+
+
+def _named(names: Iterable[str], most: int = 3) -> str:
+    """The different names, of many the first."""
+    different = list(dict.fromkeys(names))
+    return ", ".join(different[:most]) + (f" and {len(different) - most} more" if len(different) > most else "")
 
 
 def _run(name: str, run_folder: Path, status: str, values: dict[str, str], seeds: pd.DataFrame, folder: Path) -> dict:
@@ -176,11 +198,17 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _inline(path: Path, number: int) -> str:
-    """An SVG file as an element of a page, without prolog and metadata, and with ids that are unique on the page."""
+    """An SVG file as an element of a page, without prolog and metadata, with ids that are unique on the page, and as
+    wide as the page or twice its own width."""
     svg = path.read_text(encoding="utf-8")
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")
     svg = re.sub(r'\bid="', f'id="f{number}-', svg)
     svg = svg.replace("url(#", f"url(#f{number}-").replace('href="#', f'href="#f{number}-')
-    return re.sub(r"<svg ", '<svg role="img" ', svg, count=1)
+    return re.sub(
+        r'<svg (.*?)width="([\d.]+)pt" height="[\d.]+pt"',
+        r'<svg role="img" \1style="max-width: calc(2 * \2pt)"',
+        svg,
+        count=1,
+    )

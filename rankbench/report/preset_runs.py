@@ -17,6 +17,7 @@ from rankbench.keys import ConfigError
 from rankbench.report.page import as_typed_command, commits_of, recorded_command, records
 from rankbench.report.report import runs_in, status_of, varying_keys
 from rankbench.runs.records import read_yaml
+from rankbench.runs.run import Run
 from rankbench.runs.tables import booleans_as_words, read_table
 
 NOT_RUN = "not run"  # note of a preset without a run
@@ -37,6 +38,12 @@ class PresetRun:
     def rank(self) -> tuple[bool, int, float]:
         """Sort key: of several runs of a preset the last one (complete, largest scale, newest) stands for it."""
         return self.complete, BUDGETS.index(self.budget), self.written
+
+    @property
+    def num_seeds(self) -> int:
+        """The most seeds of a finished job that did not diverge."""
+        of_jobs = [Run(job).summary().get("seeds", ()) for job in self.jobs if status_of(job) == "finished"]
+        return max((len([seed for seed in seeds if seed["status"] != "diverged"]) for seeds in of_jobs), default=0)
 
     def figures(self) -> list[Path]:
         """Figures of the run, without those of final numbers that every sweep has."""
@@ -68,8 +75,9 @@ class PresetRun:
         """The run in words: command, commit, scale, and what is missing from it."""
         notes = [] if self.complete else ["not all jobs finished"]
         notes += [] if self.verdicts else ["not judged"]
+        budget = "" if self.budget == "paper" else f" budget={self.budget}"
         return {
-            "command": as_typed_command(recorded_command(self.jobs[0])) or presets()[self.preset],
+            "command": as_typed_command(recorded_command(self.jobs[0])) or presets()[self.preset] + budget,
             "commit": commits_of(self.jobs),
             "scale": self.budget,
             "finished": f"{datetime.fromtimestamp(self.written):%Y-%m-%d %H:%M}",

@@ -3,7 +3,7 @@
 import fcntl
 import glob
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -331,8 +331,11 @@ def final_pages(
     averaged = rest if chosen and chosen.series and chosen.facet else []
     panels = [key for key in (facet, *rest) if key and key not in averaged]
     pages = pages_of_final_numbers(_without_gaps(done, keys), panels, averaged, MOST_PANELS, (chosen and chosen.facet,))
-    what = "best of the seeds" if statistic == "best" else "mean over seeds; bars: 95 % confidence interval"
-    names = [joined(f"final {value.replace('_', ' ')}: {what}", page.note) for page in pages]
+    num_seeds = done.dropna(subset=[value]).groupby(keys, dropna=False).seed.nunique().max()
+    what = "mean over seeds; bars are its 95 % interval" if statistic == "mean" else "best of the seeds"
+    seeds = f"{what}, of {num_seeds} seeds" if num_seeds > 1 else "one seed, so no interval"
+    by = ", ".join(key for key in keys if key not in averaged)
+    names = [joined(f"Final {value.replace('_', ' ')} by {by}: {seeds}", page.note) for page in pages]
     figures = [draw_sweep(page.rows, x, series, page.facet, value, statistic) for page in pages]
     return [(figure, page.note, name) for figure, page, name in zip(figures, pages, names, strict=True)]
 
@@ -359,8 +362,13 @@ def _draw_analyses(
             pages = pages_of_analysis(table, keys, *picked, *how)
             files = draw({name: pages}, folder, figure_published, KINDS)
             for figure, page in zip(files, pages, strict=True):
-                captions[figure] = f"{joined(name, page.note)}: drawn from {name}.csv"
+                captions[figure] = _caption(name, analysis.figure, page)
     return captions
+
+
+def _caption(name: str, figure: Callable[..., plots.Figure], page: plots.Page) -> str:
+    what = plots.caption_of(name, figure, page.rows.seed.nunique())
+    return f"{joined(name, page.note)}. {what} Drawn from {name}.csv"
 
 
 def _draw_observed(
@@ -379,7 +387,7 @@ def _draw_observed(
         )
         figures = ((FIGURES[name](page.rows, page.facet), page.note) for page in pages)
         for figure, page in zip(plots.save_pages(figures, folder / name, KINDS), pages, strict=True):
-            captions[figure] = f"{joined(name, page.note)}: drawn from {name}.csv"
+            captions[figure] = _caption(name, FIGURES[name], page)
     return captions
 
 

@@ -70,8 +70,8 @@ def index_of(folder: Path) -> str:
     """Text of the index page, from statements.csv and presets.csv in the folder."""
     statements, boards = (records(read_table(folder / f"{name}.csv")) for name in ("statements", "presets"))
     claims = by_paper(statements, "claim")
-    rows = [_counted(f"[{paper}]({_page_of(paper)})", of_paper) for paper, of_paper in claims.items()]
-    rows.append(_counted("all", [row for of_paper in claims.values() for row in of_paper]))
+    rows = [counted(f"[{paper}]({_page_of(paper)})", of_paper) for paper, of_paper in claims.items()]
+    rows.append(counted("all", [row for of_paper in claims.values() for row in of_paper]))
     checks = [row["outcome"] for row in statements if row["kind"] == "check"]
     table = pd.DataFrame([_about(board) for board in boards if board["note"] != NOT_RUN])
     unrun = [board["preset"] for board in boards if board["note"] == NOT_RUN]
@@ -91,7 +91,8 @@ def index_of(folder: Path) -> str:
     return "\n".join(parts)
 
 
-def _counted(name: str, claims: list[dict[str, Any]]) -> dict[str, Any]:
+def counted(name: str, claims: list[dict[str, Any]]) -> dict[str, Any]:
+    """A row of the totals by paper: its claims by outcome."""
     outcomes = [row["outcome"] for row in claims]
     scales = dict.fromkeys(scale for row in claims for scale in row["scale"].split(", "))
     counts = {"claims": len(claims)} | {outcome: outcomes.count(outcome) for outcome in OUTCOMES}
@@ -104,9 +105,14 @@ def _about(board: dict[str, Any]) -> dict[str, Any]:
     return {"preset": page, **{key: board[key] for key in ("scale", "finished", "commit", "note")}}
 
 
+def slug(paper: str) -> str:
+    """A paper's name as part of an address."""
+    return re.sub(r"\W+", "_", paper.lower())
+
+
 def _page_of(paper: str) -> str:
     """Name of a paper's page."""
-    return re.sub(r"\W+", "_", paper.lower()) + ".md"
+    return f"{slug(paper)}.md"
 
 
 def _remove_old(folder: Path) -> None:

@@ -1,17 +1,22 @@
 """The scoreboard: the claims of all presets that have been run, paper by paper, beside the published numbers."""
 
 import base64
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 
-from rankbench.claims import OUTCOMES, by_paper, over_text, statement_line, table_of
+from rankbench.analyses import ANALYSES
+from rankbench.claims import OUTCOMES, PAPERS, by_paper, over_text, statement_line, table_of
 from rankbench.keys import ConfigError, unknown
+from rankbench.plots import caption_of
 from rankbench.report.page import link_to, render
 from rankbench.report.preset_runs import NOT_RUN, PresetRun, across_presets, best_runs, presets
-from rankbench.report.results import check_pages, write_pages
+from rankbench.report.results import check_pages, counted, slug, write_pages
 from rankbench.runs.files import write_text
 from rankbench.runs.run import OUTPUTS
 from rankbench.runs.tables import latex, markdown, short, write_table
@@ -98,17 +103,50 @@ def _sections(statements: list[dict[str, Any]]) -> Iterator[str]:
 def _page(
     folder: Path, statements: list[dict[str, Any]], boards: list[dict[str, str]], best: dict[str, PresetRun]
 ) -> str:
-    shown = [
-        {"folder": None, **board} | ({} if board["preset"] not in best else _drawn(best[board["preset"]], folder))
-        for board in boards
-    ]
-    checks = [row for row in statements if row["kind"] == "check"]
+    run_boards = {
+        board["preset"]: board | _drawn(best[board["preset"]], folder) for board in boards if board["preset"] in best
+    }
     papers = by_paper(statements, "claim")
-    return render("scoreboard", folder, boards=shown, papers=papers, checks=checks, counts=_counts(statements))
+    groups = {paper: _by_preset(rows) for paper, rows in papers.items()}
+    return render(
+        "scoreboard",
+        title=f"claims of {len(papers)} papers" if len(papers) > 1 else next(iter(papers), "no claims"),
+        counts=_counts(statements),
+        totals=[{"slug": slug(paper)} | counted(paper, rows) for paper, rows in papers.items()],
+        papers={paper: PAPERS.get(paper, "") for paper in papers},
+        groups=groups,
+        boards=run_boards,
+        home={preset: paper for paper in reversed(groups) for preset in groups[paper]},
+        checks=[row for row in statements if row["kind"] == "check"],
+        unrun=[board for board in boards if board["preset"] not in best],
+    )
+
+
+def _by_preset(claims: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """A paper's claims by the preset that judges them; of several presets, the one that judges most of the claims."""
+    num_claims = Counter(preset for row in claims for preset in row["presets"].split(", "))
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in claims:
+        groups.setdefault(max(row["presets"].split(", "), key=num_claims.get), []).append(row)
+    return groups
 
 
 def _drawn(run: PresetRun, folder: Path) -> dict[str, Any]:
+    link = link_to(run.folder, folder)
     figures = [
-        (path.stem, f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}") for path in run.figures()
+        {
+            "name": path.stem,
+            "caption": _caption(path.stem, run),
+            "link": link + quote(path.name),
+            "source": f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}",
+        }
+        for path in run.figures()
     ]
-    return {"link": link_to(run.folder, folder), "figures": figures}
+    return {"link": link, "figures": figures}
+
+
+def _caption(figure: str, run: PresetRun) -> str:
+    """The figure in words; empty if no analysis of today draws it."""
+    name = re.sub(r"_\d+$", "", figure)
+    draw = ANALYSES[name].figure if name in ANALYSES else None
+    return caption_of(name, draw, run.num_seeds) if draw else ""

@@ -1,0 +1,38 @@
+"""Captions of figures in words: what is drawn, over what, how many seeds, and what the spread shows."""
+
+import inspect
+import re
+from collections.abc import Callable
+
+from rankbench.plots.figure import FEW_SEEDS, Figure
+
+# Figures that show seeds, or their number, otherwise than `figure.spread`
+OTHERWISE = {
+    "attention": "Points are heads, as means over {seeds}.",
+    "curves": "{rule} The spread of times per token is over the intervals between evaluations.",
+    "histograms": "{seeds} taken together.",
+    "path_counts": "All seeds have the same paths.",
+    "rank_theory": "Bars are two standard errors of the simulation.",
+}
+OF_ONE_SEED = {"spectrum": "One seed; its band is the 95 % bootstrap interval over sequences."}
+
+
+def caption_of(name: str, draw: Callable[..., Figure], num_seeds: int) -> str:
+    """Sentences about the figure of an analysis: the first paragraph of its function's docstring, without the layout of
+    a sweep's facets, and its seeds."""
+    paragraph = " ".join((inspect.getdoc(draw) or "").partition("\n\n")[0].split())
+    what = re.sub(r"[,;] [^,;.]*\bfacet\b", "", paragraph)
+    if num_seeds == 1 and name in OF_ONE_SEED:
+        return f"{what} {OF_ONE_SEED[name]}"
+    if num_seeds == 0:  # nothing is known of them
+        return what
+    seeds = f"{num_seeds} seed{'' if num_seeds == 1 else 's'}"
+    return f"{what} {OTHERWISE.get(name, '{rule}').format(seeds=seeds, rule=_rule(num_seeds))}"
+
+
+def _rule(num_seeds: int) -> str:
+    """What `figure.spread` draws of so many seeds."""
+    if num_seeds == 1:
+        return "One seed, so no spread."
+    behind = "the seeds are drawn behind" if num_seeds <= FEW_SEEDS else "bands are one standard deviation"
+    return f"Lines are means over {num_seeds} seeds; {behind}."
