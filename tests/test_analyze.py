@@ -125,6 +125,10 @@ def one_line(error, *parts):
         assert part in message
 
 
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 # --- analyze ----------------------------------------------------------------------------------------------------------
 
 
@@ -183,6 +187,32 @@ def test_other_options_are_computed_again_and_they_alone(tmp_path, fresh, calls)
     calls.clear()
     analyze(config("analysis.paths.repeats=1"), fresh, tmp_path)
     assert calls == []
+
+
+@pytest.mark.parametrize("begun_by", ["analyze", "train"])
+def test_an_analysis_of_a_folder_in_which_another_is_at_work_is_refused(begun_by, tmp_path, run, monkeypatch):
+    into = run.folder if begun_by == "train" else tmp_path / "analysed"
+    cfg = config(f"out={into}")
+    of_training = config(command="train")
+    work = {"analyze": lambda: module.analyze_into(cfg), "train": lambda: module.analyze_trained(of_training, run)}
+    measure, refusals = module.measure, []
+
+    def measure_and_begin_others(*arguments):
+        monkeypatch.setattr(module, "measure", measure)
+        for another in work.values() if begun_by == "train" else [work["analyze"]]:
+            before = contents(into)
+            with pytest.raises(ConfigError) as error:
+                another()
+            refusals.append(error)
+            assert contents(into) == before
+        return measure(*arguments)
+
+    monkeypatch.setattr(module, "measure", measure_and_begin_others)
+    work[begun_by]()
+    assert len(refusals) == (2 if begun_by == "train" else 1)
+    for error in refusals:
+        one_line(error, f"out={into}: another process is writing there; wait for it, or give another folder")
+    work[begun_by]()  # the lock goes with its holder
 
 
 def test_a_table_that_is_gone_is_computed_again(tmp_path, fresh, calls):

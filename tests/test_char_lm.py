@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import json
 import math
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -165,6 +166,8 @@ def test_a_changed_file_is_read_again(text):
         ({"valid_size": 0}, "task.valid_size=0: out of range; allowed are values from 1"),
         ({"train_size": None}, "task.train_size=null: generated sentences have no end"),
         ({"path": "nowhere.txt"}, "task.path=nowhere.txt: no such file or folder"),
+        ({"path": "n" * 300}, "nnn: no such file or folder; give one"),  # longer than file systems allow
+        ({"path": "n/" * 5000}, "n/n/: no such file or folder; give one"),
     ],
 )
 def test_what_cannot_be_is_refused(changes, said):
@@ -187,6 +190,22 @@ def test_a_text_that_does_not_do_is_refused(tmp_path):
         all_of(tmp_path / "long", train_size=45).splits()
     with pytest.raises(ConfigError, match=r"train\.txt is missing; or give one text file"):
         all_of(tmp_path).splits()
+
+
+def test_a_line_as_long_as_a_book_is_cut_off_before_it_is_encoded(tmp_path):
+    """A list of all of its characters would take 8 bytes for each, and half a minute for 50 MB."""
+    size = 1_000_000
+    (tmp_path / "text").write_text("abcde\n" * 8 + "abcde" * (size // 5) + "\nabcde" * 2)
+    tracemalloc.start()
+    train = all_of(tmp_path / "text", held_out=0.05).splits()["train"]
+    largest = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert train.inputs[8].tolist() == [5, *itertools.islice(itertools.cycle(range(5)), 287)]
+    assert train.targets[8].tolist() == list(itertools.islice(itertools.cycle(range(5)), 288))
+    assert largest < 5 * size
+    (tmp_path / "text").write_text("abcde" * (size // 5))
+    with pytest.raises(ConfigError, match="1 sentences are too few to hold out 1 twice"):
+        all_of(tmp_path / "text").splits()
 
 
 @pytest.mark.skipif(not PTB.is_dir(), reason="the Penn Treebank is not here")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -129,21 +130,28 @@ def test_a_search_that_cannot_be_writes_nothing(words, said, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_sweep_leaves_no_process_behind(tmp_path):
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL], ids=lambda kind: kind.name)
+def test_a_stopped_sweep_leaves_no_process_behind(kind, tmp_path):
     needs("joblib")
-    process = start("-m", *TINY, "trainer.steps=10000000", "seed=0,1", "cluster=joblib", "out=sweep", at=tmp_path)
+    words = ["-m", *TINY, "trainer.steps=10000000", "trainer.checkpoint_every=10000000", "seed=0,1", "cluster=joblib"]
+    process = start(*words, "out=sweep", at=tmp_path)
     deadline = time.monotonic() + 120
     try:
         while len(list(tmp_path.glob("sweep/*/metrics.csv"))) < 2:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(kind)
         _, err = process.communicate(timeout=60)  # ends when nobody holds the pipe any more
     finally:
-        os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
-    assert process.returncode == 130
-    # joblib's own processes have a word of their own to say
-    assert "rankbench train: interrupted; the same command with out=sweep continues" in err.splitlines()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if kind == signal.SIGINT:
+        assert process.returncode == 130
+        # joblib's own processes have a word of their own to say
+        assert "rankbench train: interrupted; the same command with out=sweep continues" in err.splitlines()
+    else:
+        assert process.returncode == -kind
+        assert len(list(tmp_path.glob("sweep/*/training_state.safetensors"))) == 2  # the workers had time to save
 
 
 @pytest.mark.parametrize(

@@ -542,6 +542,43 @@ def test_a_run_with_a_diverged_seed_can_be_interrupted(tmp_path, monkeypatch, ho
     assert_same_run(trained(tmp_path / "run", "replicas=3"), reference)
 
 
+def spoil_at(monkeypatch, step, spoilt):
+    """Set the weights of that seed to nan once it has taken so many steps."""
+    update = Training.update
+
+    def spoil_and_update(self):
+        if self.progress.step == step:
+            for parameter in self.parameters.values():
+                parameter.data[spoilt] = math.nan
+        update(self)
+
+    monkeypatch.setattr(Training, "update", spoil_and_update)
+
+
+@pytest.mark.parametrize("stop", [10, 14])
+@pytest.mark.parametrize("step", [13, 16], ids=["between evaluations", "at an evaluation"])
+def test_a_seed_diverges_at_the_step_where_its_loss_does(tmp_path, monkeypatch, caplog, step, stop):
+    healthy = trained(tmp_path / "healthy", "replicas=3")
+    spoil_at(monkeypatch, step, 1)
+    reference = trained(tmp_path / "reference", "replicas=3")
+    assert f"seed 1 diverged: its loss is not finite from step {step} on" in caplog.text
+    assert [seed.get("diverged_at") for seed in reference.summary()["seeds"]] == [None, step, None]
+    noticed = reference.summary()["seeds"][1]["steps"]
+    assert noticed == 4 * (step // 4 + 1)
+    for seed in (0, 2):  # bit for bit while all three are in the stack; two in one product may round otherwise
+        ours, theirs = ([line for line in timeless(run) if line[1] == str(seed)] for run in (reference, healthy))
+        assert [line for line in ours if int(line[0]) <= noticed] == [x for x in theirs if int(x[0]) <= noticed]
+    with monkeypatch.context() as patch:
+        stop_at(patch, stop)
+        with pytest.raises(Interrupted):
+            trained(tmp_path / "run", "replicas=3")
+    if stop == 10:  # states of older versions lack the number of finite steps
+        run = Run(tmp_path / "run")
+        tensors, facts = run.state()
+        run.save_state({name: tensor for name, tensor in tensors.items() if name != "sums/finite"}, facts)
+    assert_same_run(trained(tmp_path / "run", "replicas=3"), reference)
+
+
 def test_a_run_whose_seeds_all_diverge_is_diverged(tmp_path, monkeypatch):
     spoil(monkeypatch, {0, 1}, "nan")
     run = trained(tmp_path / "run", "replicas=2")

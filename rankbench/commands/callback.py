@@ -20,6 +20,7 @@ from rankbench.commands.cli import refuse
 from rankbench.commands.compose import register, resolve
 from rankbench.commands.messages import explaining
 from rankbench.commands.resolvers import job_folder
+from rankbench.commands.workers import end_with
 from rankbench.config import OBJECTIVES, AnalyzeConfig, BaseConfig, BenchConfig, DataConfig, ReportConfig, TrainConfig
 from rankbench.keys import ConfigError
 from rankbench.runs.files import WriteError
@@ -39,7 +40,10 @@ class Gate(Callback):
 
     def __reduce__(self) -> tuple:
         """Unpickled in a launcher's process, register our resolvers there."""
-        return _in_a_worker, ()
+        sweep = Gate.open_sweep
+        # the jobs of the other launchers are meant to outlive the command, or have a cluster that ends them
+        by_joblib = sweep is not None and sweep.hydra.launcher._target_.endswith("JoblibLauncher")
+        return _in_a_worker, (os.getpid() if by_joblib else None,)
 
     open_sweep: DictConfig | None = None  # between a sweep's start and its gathering
 
@@ -90,8 +94,10 @@ def _written_at(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file() and path.name[0] != "."}
 
 
-def _in_a_worker() -> Gate:
+def _in_a_worker(ends_with: int | None) -> Gate:
     register()
+    if ends_with is not None:
+        end_with(ends_with)
     return Gate()
 
 

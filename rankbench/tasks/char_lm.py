@@ -5,6 +5,7 @@ Shapes: B sentence, N character.
 
 import logging
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -63,7 +64,7 @@ class CharLm(Corpus):
         for split in SPLITS:
             if self.size_of(split) is None and self.path is None:
                 raise ConfigError(f"task.{split}_size=null: generated sentences have no end; give a number")
-        if self.path is not None and self.path not in CORPORA and not Path(self.path).exists():
+        if self.path is not None and self.path not in CORPORA and not os.path.exists(self.path):
             raise ConfigError(
                 f"task.path={self.path}: no such file or folder; give one, null, or one of {', '.join(CORPORA)}"
             )
@@ -205,7 +206,8 @@ def _batch(lines: list[str], numbers: dict[str, int], limit: int, split: str) ->
     inputs_BN = torch.full((len(lines), width), ABSENT)
     targets_BN = inputs_BN.clone()
     for row, line in enumerate(lines):
-        characters = torch.tensor([boundary, *(numbers.get(character, unknown) for character in line), boundary])
+        kept = line[:limit]  # a line can be far longer than its row
+        characters = torch.tensor([boundary, *(numbers.get(character, unknown) for character in kept), boundary])
         length = min(len(line) + 1, limit)
         inputs_BN[row, :length] = characters[:length]
         targets_BN[row, :length] = characters[1 : length + 1]

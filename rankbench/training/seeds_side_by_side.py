@@ -41,7 +41,8 @@ DYNAMICS += [*HEAD_METRICS, *LIPSCHITZ_METRICS, *STATE_FLOORS, *ATTENTION_FLOORS
 METRICS = ["step", "seed", "split", "loss", "accuracy", "learning_rate", "seconds", "tokens_per_second"]
 NOT_A_STATE = (LookupError, TypeError, ValueError, AttributeError)  # errors of `Training.restore`
 EVALUATION_SEQUENCES = 1000  # test sequences in one forward pass
-SUMS = ("loss", "accuracy", "tokens")  # of the steps since the last evaluation, by seed
+# Of the steps since the last evaluation, by seed; finite: their number until the loss is no longer a finite number.
+SUMS = ("loss", "accuracy", "tokens", "finite")
 EVALUATION_TOKENS = 16384  # tokens in one forward pass on a corpus, whose sequences are longer
 
 
@@ -71,7 +72,7 @@ class Progress:
     seconds: float = 0.0
     status: list[str] = field(default_factory=list)  # per seed: training | finished | reached | diverged
     last_step: list[int] = field(default_factory=list)  # per seed
-    final: dict[int, dict[str, float]] = field(default_factory=dict)  # per seed: numbers of its last evaluation
+    final: dict[int, dict[str, float]] = field(default_factory=dict)  # per seed: its numbers in summary.json
     rows: dict[str, int] = field(default_factory=dict)  # number of rows in metrics.csv, layers.csv at the checkpoint
 
     @property
@@ -110,6 +111,7 @@ class Training:
         self.model = build_model(cfg.model, task)
         self.progress = Progress(status=["training"] * len(seeds), last_step=[0] * len(seeds))
         self.saved_step: int | None = None  # of the last checkpoint
+        self.finite_steps: dict[int, int] = {}  # per seed, at the last evaluation: steps until its loss is not finite
         self.corpus = self.train = None
         if isinstance(task, Corpus):
             self._read(task)
@@ -162,7 +164,7 @@ class Training:
 
     def _forget(self) -> None:
         zeros = torch.zeros(len(self.progress.training), dtype=torch.float64, device=self.machine.device)
-        self.sums = {"loss": zeros, "accuracy": zeros.clone(), "tokens": zeros.clone(), "steps": 0, "seconds": 0.0}
+        self.sums = {**{key: zeros.clone() for key in SUMS}, "steps": 0, "seconds": 0.0}
         self._since = time.perf_counter()
 
     def batch(self) -> Batch:
@@ -207,6 +209,8 @@ class Training:
         self.sums["loss"] = self.sums["loss"] + scores.mean_loss
         self.sums["accuracy"] = self.sums["accuracy"] + scores.accuracy
         self.sums["tokens"] = self.sums["tokens"] + scores.tokens
+        # once nan or infinite, a sum stays so
+        self.sums["finite"] = self.sums["finite"] + (self.sums["loss"] < math.inf)
         self.sums["steps"] += 1
 
     def gradients(self, batch: Batch) -> tuple[Score, tuple[Tensor, ...]]:
@@ -298,6 +302,7 @@ class Training:
                 rows.append({**common, "split": split, **numbers})
             self._keep(index, {split: losses[split][stack_index] for split in losses}, accuracies["test"][stack_index])
             self.progress.last_step[index] = self.progress.step
+            self.finite_steps[index] = self.progress.step - steps + round(sums["finite"][stack_index])
         self._forget()
         return rows
 
@@ -368,7 +373,8 @@ class Training:
             seed = self.seeds[index]
             if seed in diverged:
                 leaving[index] = "diverged"
-                log.warning("seed %d diverged: its loss is not finite at step %d", seed, self.progress.step)
+                self.progress.final[index]["diverged_at"] = step = self.finite_steps[index]
+                log.warning("seed %d diverged: its loss is not finite from step %d on", seed, step)
             elif last or seed in reached:
                 leaving[index] = "reached" if seed in reached else "finished"
         if not leaving:
@@ -444,6 +450,8 @@ class Training:
             if alive:  # when the last seeds end, what they leave keeps its shape
                 check_shapes(moments, dict.fromkeys(moments, parameter.shape))
         self._set_optimizer_state(state)
+        # states of older versions lack it
+        tensors.setdefault("sums/finite", sums["steps"] * tensors["sums/loss"].isfinite().double())
         own_sums = {key: tensors[f"sums/{key}"].to(self.machine.device) for key in SUMS}
         if alive:
             check_shapes(own_sums, dict.fromkeys(own_sums, (len(alive),)))
