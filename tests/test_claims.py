@@ -307,6 +307,7 @@ def test_a_verdict_is_one_line_with_all_that_it_rests_on():
     undecided = verdict_line(judge("above", valued([2.0]))[0] | {"where": "task.label=value"})
     wanted = "undecided above [task.label=value]: measured 2 (1 seed), claimed > 1"
     assert undecided == f"{wanted} (fewer than 3 seeds) - a test"
+    assert "published" not in verdict_line(verdict | {"published": math.nan})  # the paper has none for these settings
 
 
 # --- published numbers ------------------------------------------------------------------------------------------------

@@ -303,7 +303,8 @@ def verdict_line(verdict: dict) -> str:
 
 def published_text(verdict: dict) -> str:
     """The published number, after a comma; empty if there is none."""
-    return "" if verdict["published"] is None else f", published {verdict['published']:g}"
+    published = verdict["published"]
+    return "" if published is None or math.isnan(published) else f", published {published:g}"
 
 
 def measured_text(verdict: dict) -> str:
