@@ -1,5 +1,10 @@
 """rankbench.plots: figures are a function of the CSV, byte for byte, and show what they say they show."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -11,6 +16,7 @@ from rankbench.analyses import ANALYSES
 from rankbench.plots.figure import BELOW, FLOOR, spread
 from rankbench.runs.tables import mean_and_spread, read_table, write_table
 
+ROOT = Path(__file__).resolve().parent.parent
 LENGTHS = range(4)
 
 
@@ -341,3 +347,18 @@ def test_published_numbers_of_one_facet_are_drawn_there_alone():
     assert (list(series.get_xdata()), list(series.get_ydata())) == ([0.0, 1.0], [0.35, 0.46])
     styles = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines(figure.axes[3]).values()}
     assert len(styles) == len(lines(figure.axes[3]))  # each published series can be told apart too
+
+
+def test_a_users_matplotlibrc_comes_first(tmp_path):
+    settings = [
+        "font.size: 11",
+        "figure.figsize: 2, 1.5",
+        "axes.prop_cycle: cycler('color', ['k', 'r'])",
+        "backend: svg",
+    ]
+    (tmp_path / "matplotlibrc").write_text("\n".join(settings))
+    program = """from rankbench.plots.figure import COLOURS, OWN, PANEL, STYLE
+print(STYLE["font.size"], STYLE["legend.fontsize"], PANEL, COLOURS, "backend" in OWN)"""
+    environment = {**os.environ, "MATPLOTLIBRC": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "11.0 7 (2.0, 1.5) ['k', 'r'] False\n"

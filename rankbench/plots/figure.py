@@ -2,7 +2,8 @@
 
 A line is the mean over seeds (of the logarithms where the axis is logarithmic). Up to ten seeds are drawn one by one
 behind it; more seeds are drawn as a band of one standard deviation. The colours are Okabe and Ito's, which colour-blind
-readers can tell apart; every series has its own marker.
+readers can tell apart; every series has its own marker. What a user's matplotlibrc says of fonts, sizes, lines and
+colours (axes.prop_cycle) comes first; its figure.figsize is the size of a panel.
 """
 
 import functools
@@ -25,7 +26,23 @@ from matplotlib.ticker import MaxNLocator
 
 from rankbench.runs.files import replacing
 
+# The groups of matplotlib's settings that say how a figure looks
+DRAWING = ("axes", "errorbar", "figure", "font", "grid", "legend", "lines", "mathtext", "patch")
+DRAWING += ("pdf", "savefig", "svg", "text", "xtick", "ytick")
+
+
+def settings_in(file: Path) -> dict[str, Any]:
+    """What a matplotlibrc says of drawing; nothing for matplotlib's own file."""
+    if file == Path(matplotlib.get_data_path()) / "matplotlibrc":
+        return {}
+    settings = matplotlib.rc_params_from_file(file, use_default_template=False)
+    return {name: value for name, value in settings.items() if name.partition(".")[0] in DRAWING}
+
+
+OWN = settings_in(Path(matplotlib.matplotlib_fname()))
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
+if "axes.prop_cycle" in OWN:
+    COLOURS = OWN["axes.prop_cycle"].by_key().get("color", COLOURS)
 DASHES = ["-", "--", ":", "-."]
 MARKERS = ["o", "s", "^", "D", "v", "P"]
 KINDS = (".png", ".pdf")  # file types in which a figure is saved
@@ -33,7 +50,9 @@ INK, GREY = "#000000", "#777777"
 FLOOR, BELOW = "rounding error of a forward pass", "at or below its rounding error"
 TRIANGLE = {"marker": "v", "markerfacecolor": "white", "markeredgewidth": 0.8, "markersize": 5.5}
 DODGE = 0.06  # shift in x, in layers, from one series to the next
-PANEL = (3.25, 2.6)  # inches: a panel is a column wide, so its 8 pt letters are 8 pt in print
+PANEL = tuple(
+    OWN.get("figure.figsize", (3.25, 2.6))
+)  # inches: a panel is a column wide, so its 8 pt letters are 8 pt in print
 LETTER, LINE = 0.05, 0.145  # inches: width of a letter and height of a line in a legend of 7 pt
 FEW_SEEDS = 10  # up to this number each seed is drawn, because the standard deviation of so few says little
 FEW_POINTS = 30  # along x; up to this number seeds are drawn as points, beyond it as thin lines
@@ -51,6 +70,7 @@ STYLE = {
     "savefig.dpi": 200,
     "pdf.fonttype": 42,  # embed fonts, so that text stays text
     "svg.hashsalt": "rankbench",  # the same figure always gives the same bytes
+    **OWN,
 }
 
 
