@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+from rankbench.analyses.modules import building_once
 from rankbench.commands import cli
 
 
@@ -26,7 +27,7 @@ def rankbench(*words: str, at: Path, full_error: str | None = None) -> Result:
     """Call the command in folder `at`, and leave this process as it was. full_error: the value of HYDRA_FULL_ERROR."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     environment = dict(os.environ)
-    with pytest.MonkeyPatch.context() as patch:
+    with building_once(), pytest.MonkeyPatch.context() as patch:
         patch.chdir(at)
         patch.setattr(sys, "argv", ["rankbench", *words])
         os.environ.pop("HYDRA_FULL_ERROR", None)
