@@ -861,7 +861,7 @@ def test_the_wheel_holds_conf_and_the_page_of_keys():
         "conf": "rankbench/conf",
         "docs/CONFIG.md": "rankbench/docs/CONFIG.md",
     }
-    assert build["wheel"]["packages"] == ["rankbench"] and {"/conf", "/docs/CONFIG.md"} <= {*build["sdist"]["include"]}
+    assert build["wheel"]["packages"] == ["rankbench"] and {"/conf", "/docs"} <= {*build["sdist"]["include"]}
 
 
 def test_conf_dir_prefers_the_packaged_folder(tmp_path, monkeypatch):

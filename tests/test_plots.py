@@ -350,15 +350,16 @@ def test_published_numbers_of_one_facet_are_drawn_there_alone():
 
 
 def test_a_users_matplotlibrc_comes_first(tmp_path):
-    settings = [
-        "font.size: 11",
-        "figure.figsize: 2, 1.5",
-        "axes.prop_cycle: cycler('color', ['k', 'r'])",
-        "backend: svg",
-    ]
+    settings = ["font.size: 11", "figure.figsize: 2, 1.5", "axes.prop_cycle: cycler('color', ['k', 'r'])"]
+    settings += ["backend: svg", "figure.autolayout: True", "savefig.dpi: figure"]
     (tmp_path / "matplotlibrc").write_text("\n".join(settings))
-    program = """from rankbench.plots.figure import COLOURS, OWN, PANEL, STYLE
-print(STYLE["font.size"], STYLE["legend.fontsize"], PANEL, COLOURS, "backend" in OWN)"""
+    program = """from pathlib import Path
+import pandas as pd
+from rankbench.plots.figure import COLOURS, OWN, PANEL, STYLE, grid_of, save
+print(STYLE["font.size"], STYLE["legend.fontsize"], PANEL, COLOURS, {"backend", "figure.autolayout"} & set(OWN))
+save(grid_of(pd.DataFrame(), None, 1)[0], Path("figure"))"""
     environment = {**os.environ, "MATPLOTLIBRC": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "11.0 7 (2.0, 1.5) ['k', 'r'] False\n"
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "11.0 7 (2.0, 1.5) ['k', 'r'] set()\n"
+    assert (tmp_path / "figure.png").exists() and (tmp_path / "figure.pdf").exists()

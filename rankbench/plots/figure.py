@@ -32,11 +32,12 @@ DRAWING += ("pdf", "savefig", "svg", "text", "xtick", "ytick")
 
 
 def settings_in(file: Path) -> dict[str, Any]:
-    """What a matplotlibrc says of drawing; nothing for matplotlib's own file."""
+    """What a matplotlibrc says of drawing, but not of the layout of panels; nothing for matplotlib's own file."""
     if file == Path(matplotlib.get_data_path()) / "matplotlibrc":
         return {}
     settings = matplotlib.rc_params_from_file(file, use_default_template=False)
-    return {name: value for name, value in settings.items() if name.partition(".")[0] in DRAWING}
+    drawing = [name for name in settings if name.partition(".")[0] in DRAWING and "layout" not in name]
+    return {name: settings[name] for name in drawing}
 
 
 OWN = settings_in(Path(matplotlib.matplotlib_fname()))
@@ -96,7 +97,8 @@ def _laid_out(figure: Figure) -> Iterator[None]:
     engine, dpi = figure.get_layout_engine(), figure.dpi
     try:
         if engine is not None:
-            figure.dpi = STYLE["savefig.dpi"]
+            if STYLE["savefig.dpi"] != "figure":
+                figure.dpi = STYLE["savefig.dpi"]
             engine.execute(figure)
             figure.set_layout_engine(None)
         yield
