@@ -1,14 +1,19 @@
 """What several test files build: a model's config and a task, from the values of the shipped YAML files."""
 
+import contextlib
 import functools
 import html
 import io
 import os
+import pickle
 from collections.abc import Callable, Iterator
 
+import omegaconf.base
 import pandas as pd
 import pytest
 import torch
+from hydra._internal.config_repository import ConfigRepository
+from hydra.plugins.config_source import ConfigResult
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
@@ -29,6 +34,22 @@ def pytest_configure(config: pytest.Config) -> None:
     words = config.getoption("markexpr").split()
     if "gpu" not in words or "not" in words:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    _read_configurations_once()
+
+
+def _read_configurations_once() -> None:
+    """Have Hydra read each YAML file, and OmegaConf each interpolation, once in this process: that is more than half
+    of the time of a composition, and the suite composes a thousand times."""
+    read_file, kept = ConfigRepository.load_config, {}
+
+    def load_config(self: ConfigRepository, config_path: str) -> ConfigResult | None:
+        place = config_path, *(f"{source.provider} {source.path}" for source in self.get_sources())
+        if place not in kept:
+            kept[place] = pickle.dumps(read_file(self, config_path))
+        return pickle.loads(kept[place])  # a copy, because compositions change what they are given
+
+    ConfigRepository.load_config = load_config
+    omegaconf.base.parse = functools.cache(omegaconf.base.parse)
 
 
 # The factories keep no state, so one for the whole session is safe, and hypothesis accepts them.
@@ -75,10 +96,8 @@ def random_network(model_config) -> Callable[..., tuple[Transformer, Batch]]:
     return make
 
 
-@pytest.fixture(scope="module")
-def unpainted() -> Iterator[None]:
-    """Save each figure of the module's tests as an empty page, SVG with its words: arranging and painting takes
-    most of a small run's time. tests/test_plots.py and the presets' smoke runs paint."""
+@contextlib.contextmanager
+def _nothing_painted() -> Iterator[None]:
     paint = Figure.savefig
 
     @functools.cache
@@ -97,6 +116,21 @@ def unpainted() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", save)
         patch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def unpainted() -> Iterator[None]:
+    """Save each figure of the module's tests as an empty page, SVG with its words: arranging and painting takes
+    most of a small run's time. tests/test_plots.py and the presets' smoke runs paint."""
+    with _nothing_painted():
+        yield
+
+
+@pytest.fixture
+def unpainted_here() -> Iterator[None]:
+    """The same for one test."""
+    with _nothing_painted():
         yield
 
 

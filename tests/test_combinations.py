@@ -70,13 +70,19 @@ REFUSED = {  # beside rollout and samples, which each have one task
 
 
 @functools.cache
+def small_options():
+    """The options of every analysis, small. They take most of a composition, and are the same for every task and model."""
+    return compose("train", *OPTION_WORDS).analysis
+
+
+@functools.cache
 def config(task, model):
     words = [f"task={task}", f"model={model}", *TASK_WORDS[task], *TINY, *(WIDTHS if model != "lstm" else WIDTHS[:1])]
     if model.startswith("amsel"):
         words.remove("model.heads=2")
     if model != "lstm":
         words.append("trainer.dynamics_every=1")
-    return compose("train", *words, *OPTION_WORDS)
+    return dataclasses.replace(compose("train", *words), analysis=small_options())
 
 
 def test_here_is_every_task():

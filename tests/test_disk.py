@@ -162,22 +162,23 @@ def command(*words, at, file_size=None, **options):
 
 # Hydra's own record, the run's checkpoint, the table of an analysis
 @pytest.mark.parametrize(
-    ("file_size", "file", "continues"),
+    ("file_size", "file", "continues", "analyses"),
     [
-        pytest.param(500, "run/.hydra/config.yaml", False, marks=pytest.mark.slow),
-        (8_000, "run/checkpoint.safetensors", True),
-        pytest.param(30_000, "run/", True, marks=pytest.mark.slow),
+        pytest.param(500, "run/.hydra/config.yaml", False, "[]", marks=pytest.mark.slow),
+        (8_000, "run/checkpoint.safetensors", True, "[]"),
+        pytest.param(30_000, "run/", True, "[residual]", marks=pytest.mark.slow),
     ],
 )
-def test_a_command_on_a_full_disk_ends_in_one_line_and_goes_on(tmp_path, file_size, file, continues):
-    words = ["train", *TINY, "model.width=16", "out=run", "analysis=[residual]"]
+def test_a_command_on_a_full_disk_ends_in_one_line_and_goes_on(tmp_path, file_size, file, continues, analyses):
+    words = ["train", *TINY, "model.width=16", "out=run", f"analysis={analyses}"]
     failed = command(*words, at=tmp_path, file_size=file_size)
     assert failed.returncode == 1 and "Traceback" not in failed.stderr and "Error executing" not in failed.stderr
     line = failed.stderr.splitlines()[-1]
     assert line.startswith(f"rankbench train: {file}") and "could not be written (File too large" in line
     assert line.endswith("the same command with out=run continues") == continues
     succeeds(*words, at=tmp_path)
-    assert Run(tmp_path / "run").status == "finished" and (tmp_path / "run" / "residual.png").exists()
+    assert Run(tmp_path / "run").status == "finished"
+    assert (tmp_path / "run" / "residual.png").exists() == (analyses == "[residual]")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

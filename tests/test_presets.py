@@ -1,5 +1,6 @@
 """The presets in conf/experiment: each composes at every budget, says what it costs, and runs at budget=smoke."""
 
+import functools
 import itertools
 import os
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 import hydra
 import pandas as pd
 import pytest
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 
 from rankbench.commands.compose import register, resolve
 from rankbench.config import BUDGETS, conf_dir
@@ -21,20 +22,18 @@ PRESETS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"
 COMMANDS = {name: (line.split() or [""])[1] for name, line in presets().items()}  # train | analyze
 
 
-def jobs(name, *words, most=None):
-    """The preset's configs, one for each job of its sweep; of a large one the first `most`."""
+def composed(name, *words, **options):
+    """The preset's config as Hydra composes it, with further words, unresolved."""
     register()
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        base, command = [f"experiment={name}", *words], COMMANDS[name]
-        config = hydra.compose(command, base, return_hydra_config=True)
-        params = config.hydra.sweeper.get("params") or {}
-        if not params:
-            with open_dict(config):
-                del config["hydra"]
-            return [resolve(config)]
-        varied = [[f"{key}={value}" for value in str(text).split(",")] for key, text in params.items()]
-        choices = itertools.islice(itertools.product(*varied), most)
-        return [resolve(hydra.compose(command, [*base, *choice])) for choice in choices]
+        return hydra.compose(COMMANDS[name], [f"experiment={name}", *words], **options)
+
+
+def words_of_jobs(with_hydra, budget):
+    """The words that tell the jobs of the preset's sweep apart, in order; of a preset without a sweep, none, once."""
+    with_hydra.budget = budget
+    params = with_hydra.hydra.sweeper.get("params") or {}
+    return itertools.product(*([f"{key}={value}" for value in str(text).split(",")] for key, text in params.items()))
 
 
 def test_there_are_presets():
@@ -54,19 +53,21 @@ def test_composes_at_every_budget_and_budgets_are_ordered(name):
         return each * cfg.replicas
 
     sums, first = {}, {}
-    for budget in BUDGETS:  # of a sweep the first job: all of them run at budget=smoke
-        (cfg,) = jobs(name, f"budget={budget}", most=1)
+    with_hydra, of_first_job = composed(name, return_hydra_config=True), functools.cache(composed)
+    for budget in BUDGETS:
+        job = of_first_job(name, *next(words_of_jobs(with_hydra, budget)))  # all jobs run at budget=smoke
+        job.budget = budget
+        first[budget] = cfg = resolve(job)
         check_everything(cfg)
         assert cfg.analysis and cfg.budget == budget
-        first[budget] = cfg
         if COMMANDS[name] == "train":
             sums[budget] = updates(cfg)
     if sums:
         assert sums["smoke"] < sums["laptop"] <= sums["paper"]
-    (without,), paper = jobs(name, most=1), first["paper"]
-    paper.budget = None
-    paper.out = without.out  # the time of day
-    assert paper == without
+    paper = first["paper"]
+    job = of_first_job(name, *next(words_of_jobs(with_hydra, None)))
+    job.budget = paper.budget = None
+    assert paper == resolve(job)
     stated = OmegaConf.load(conf_dir() / "experiment" / f"{name}.yaml").get("claims", [])
     assert set(paper.analysis) <= set(ANALYSES)
     assert set(paper.claims) <= set(CLAIMS) and list(paper.claims) == list(stated)
@@ -89,7 +90,8 @@ def test_runs_at_budget_smoke(name, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Traceback" not in done.stderr and "Warning" not in done.stderr
-    configs = jobs(name, "budget=smoke")
+    jobs = words_of_jobs(composed(name, return_hydra_config=True), "smoke")
+    configs = [resolve(composed(name, "budget=smoke", *words)) for words in jobs]
     (folder,) = (tmp_path / "outputs" / COMMANDS[name]).iterdir()
     for claim in configs[0].claims:
         assert re.search(

@@ -3,8 +3,10 @@
 Shapes: S seed, B batch, N token.
 """
 
+import copy
 import csv
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -16,7 +18,6 @@ import threading
 from pathlib import Path
 from typing import ClassVar
 
-import hydra
 import numpy as np
 import pandas as pd
 import pytest
@@ -27,8 +28,7 @@ from hypothesis import strategies as st
 
 import rankbench.training.loop
 import rankbench.training.seeds_side_by_side
-from rankbench.commands.compose import register, resolve
-from rankbench.config import conf_dir
+from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
 from rankbench.model import build_model, initial_model
 from rankbench.model.dropout import dropout_masks
@@ -60,9 +60,12 @@ SAME = {"rtol": 1e-9, "atol": 1e-9}
 
 def config(*overrides):
     """A tiny run's config; later overrides win."""
-    register()
-    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return resolve(hydra.compose("train", [*TINY, *overrides]))
+    return copy.deepcopy(composed_once(*overrides))
+
+
+@functools.cache
+def composed_once(*overrides):
+    return compose("train", *TINY, *overrides)
 
 
 def trained(folder, *overrides):
@@ -241,7 +244,7 @@ def test_clipping_leaves_a_zero_gradient_at_zero():
         ["replicas=2"],
         # where networks that are not compiled take the fused kernel: many tokens, heads of rank 1
         ["replicas=1", "task.length=100", "task.alphabet=100"],
-        ["replicas=2", "task.length=100", "task.alphabet=100"],
+        pytest.param(["replicas=2", "task.length=100", "task.alphabet=100"], marks=pytest.mark.slow),
         ["replicas=2", "model=contractive_l2", "model.heads=8"],
     ],
     ids=" ".join,
@@ -447,6 +450,9 @@ KILLS = [
 ]
 
 
+@pytest.mark.parametrize(
+    "uninterrupted", ["epochs_config", pytest.param("fresh_config", marks=pytest.mark.slow)], indirect=True
+)
 def test_a_killed_run_continues_to_the_same_numbers(tmp_path, uninterrupted):
     cfg, reference = uninterrupted
     chance = random.Random(int.from_bytes(os.urandom(4), "big"))  # a new moment every time: that is the point
