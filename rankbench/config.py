@@ -234,6 +234,9 @@ class BenchConfig(TrainConfig):
     bench: list[str] = key("Benchmarks.", choices=("paths", "training", "startup", "attention"), nonempty=True)
     repeats: int = key("Number of paired repetitions: A B A B ...", between=(1, 10_000))
     sequences: int = key("Number of sequences whose paths are summed.", between=(1, 10**9))
+    record: str | None = key(
+        "Folder whose BENCHMARKS.md and benchmarks/ get the ratios, such as docs. null: none does."
+    )
 
 
 @dataclass

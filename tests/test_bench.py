@@ -1,6 +1,7 @@
 """rankbench.bench: the command runs and its tables have what they promise. No time is ever judged here."""
 
 import subprocess
+from pathlib import Path
 
 import hydra
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from command_line import succeeds
 
-from rankbench.bench import paths, startup, timing, training
+from rankbench.bench import paths, record, startup, timing, training
 from rankbench.commands.callback import check_everything
 from rankbench.commands.compose import register, resolve
 from rankbench.config import conf_dir
@@ -73,6 +74,29 @@ def test_command_writes_a_table_for_each_benchmark(tmp_path):
         assert name in done.out
 
 
+def test_the_record_keeps_every_run_and_shows_the_newest_beside_the_one_before(tmp_path, monkeypatch):
+    cfg = config()
+    machine, moments = Machine.prepare(cfg), iter(("2026-01-01 00:00", "2026-01-02 00:00"))
+    monkeypatch.setattr(record.time, "strftime", lambda _: next(moments))
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "notes.md").write_text("By hand.\n")
+    for median in (3.5, 4.5):
+        ratios = [("paths", "ratio_sums_to_forward", "frozen", median, 3.0, 5.0)]
+        record.add(ratios, cfg.repeats, machine, tmp_path)
+    history = read_table(tmp_path / "benchmarks" / "history.csv")
+    assert list(history["median"]) == [3.5, 4.5] and set(history.device) == {"cpu"}
+    page = (tmp_path / "BENCHMARKS.md").read_text()
+    assert "| frozen | **4.50** [3.00, 5.00] missed | 3.50 | at most 4.0 |" in page and page.endswith("\nBy hand.\n")
+    assert (tmp_path / "benchmarks" / "history.png").stat().st_size > 1000
+
+
+def test_the_page_of_benchmarks_is_written_from_its_record():
+    docs = Path(__file__).resolve().parents[1] / "docs"
+    notes = (docs / "benchmarks" / "notes.md").read_text()
+    page = record.page(read_table(docs / "benchmarks" / "history.csv"))
+    assert (docs / "BENCHMARKS.md").read_text() == page + "\n" + notes
+
+
 def test_startup_times_each_command(monkeypatch):
     ran = []
     monkeypatch.setattr(startup, "run_python", lambda *words: ran.append(words))
@@ -108,11 +132,11 @@ def test_spread_is_median_and_range():
 
 
 def test_lines_leave_out_the_ratios_that_a_case_lacks():
-    ratios = {1: "ratio_x", 5: "ratio_side_by_side"}
+    ratios = {1: "ratio_memory_to_dot", 5: "ratio_side_by_side"}
     rows = [{"seeds": seeds, **timing.spread(ratio, np.ones(1))} for seeds, ratio in ratios.items()]
     lines = timing.lines_of(pd.DataFrame(rows).set_index(["seeds"]))
     assert len(lines) == 2
-    assert "ratio_x" in lines[0] and "seeds=1" in lines[0] and "goal" not in lines[0]
+    assert "ratio_memory_to_dot" in lines[0] and "seeds=1" in lines[0] and "goal" not in lines[0]
     assert "ratio_side_by_side" in lines[1] and "seeds=5" in lines[1] and "goal: at least 1.25" in lines[1]
 
 

@@ -71,7 +71,7 @@ REFUSED = {  # beside rollout and samples, which each have one task
 
 @functools.cache
 def small_options():
-    """The options of every analysis, small. They take most of a composition, and are the same for every task and model."""
+    """The options of every analysis, small: most of a composition, and the same for every task and model."""
     return compose("train", *OPTION_WORDS).analysis
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from rankbench.bench import attention, paths, startup, training
-from rankbench.bench.timing import lines_of
+from rankbench.bench import attention, paths, record, startup, training
+from rankbench.bench.timing import lines_of, ratios_of
 from rankbench.config import BenchConfig
 from rankbench.keys import ConfigError
 from rankbench.runs.machine import Machine
@@ -37,8 +37,12 @@ def check_benchmarks(cfg: BenchConfig) -> None:
 
 def bench(cfg: BenchConfig, machine: Machine, folder: Path) -> None:
     """Run each benchmark of the config, write bench_<name>.csv into the folder and print its ratios."""
+    ratios = []
     for name in cfg.bench:
         began, file = time.perf_counter(), folder / f"bench_{name}.csv"
         table = BENCHMARKS[name](cfg, machine)
         write_table(table.reset_index(), file)
         print(f"{name} ({time.perf_counter() - began:.0f} s)", *lines_of(table), f"-> {file}", sep="\n", flush=True)
+        ratios += [(name, *ratio) for ratio in ratios_of(table)]
+    if cfg.record is not None:
+        print(f"-> {record.add(ratios, cfg.repeats, machine, Path(cfg.record))}")
