@@ -425,7 +425,7 @@ def test_modules_refused(tmp_path, monkeypatch, code, spec, message):
 @pytest.mark.parametrize(
     "names, options, message",
     [
-        (("collapse",), {}, "takes networks of ours apart"),
+        (("collapse",), {}, "needs sub-layers, of a network of ours or of bert"),
         (("spectrum",), {"replicas": 2}, None),
     ],
 )

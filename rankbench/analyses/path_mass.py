@@ -208,4 +208,5 @@ ANALYSIS = Analysis(
     of_module=of_module,
     check_module=check_sums,
     any_network=True,
+    trained_alone=True,
 )
