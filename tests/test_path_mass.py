@@ -133,7 +133,7 @@ def test_every_number_of_path_mass_by_enumeration(make_subject, changes, monkeyp
         ("head", layer, head): paths[:, layer - 1] == head
         for layer, head in itertools.product(range(1, LAYERS + 1), range(1, HEADS + 1))
     }
-    assert len(table) == len(parts) + 1
+    assert len(table) == len(parts) + 1 and table.remainder.max() < 1e-13
     for (kind, *where_from), chosen in parts.items():
         where = {"path_length": where_from[0]} if kind == "length" else {"layer": where_from[0], "head": where_from[1]}
         (row,) = pick(table, part=kind, **where).to_dict("records")
