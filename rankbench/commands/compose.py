@@ -16,6 +16,7 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from rankbench.commands.budgets import fitted
 from rankbench.commands.messages import explaining, groups
 from rankbench.commands.resolvers import RESOLVERS
 from rankbench.config import KEYS, SCHEMAS, Config, check, conf_dir
@@ -26,9 +27,10 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
     """The words of a command line, with those that Hydra would misread replaced.
 
     +experiment=: Hydra's documentation has this +, but Hydra refuses it because `experiment` has a default. experiment=
-    of report, and model=mine.py:build and model=pretrained model.path= of analyze, name no group.
+    of report, and model=mine.py:build and model=pretrained model.path= of analyze, name no group. A budget that is a
+    time becomes what fits into it (rankbench.commands.budgets).
     """
-    words, spelled = list(words), []
+    words, spelled = fitted(command, list(words)), []
     is_sweep = bool({"-m", "--multirun"} & set(words))
     for word in words:
         word = _quoted_path(word, is_sweep)
