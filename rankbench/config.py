@@ -181,7 +181,11 @@ class BaseConfig:
     device: str = key("Device to compute on.", choices=("auto", "cpu", "cuda"))
     precision: str = key("Number type.", choices=("fp32", "bf16", "fp64"))
     threads: int = key("Threads of each process. More than one rarely pays for models of this size.", between=(1, 1024))
-    budget: str | None = key("Size of a preset. null: paper, as large as in its paper.", choices=BUDGETS)
+    budget: str | None = key(
+        "Size of a preset. null: paper, as large as in its paper. A time, as in 2h or 30min: as many seeds and steps "
+        "as fit.",
+        choices=BUDGETS,
+    )
     out: str = key("Folder that the command writes.")
     beyond_memory: bool = key("Whether to go on where the sizes need more memory than the machine has.")
     model: ModelConfig

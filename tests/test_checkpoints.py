@@ -11,7 +11,12 @@ from command_line import refused
 from PIL import Image
 
 import rankbench
+from rankbench.analyses import pruning
+from rankbench.analyses.modules import foreign_subjects
+from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
+from rankbench.measures.paths import FrozenNetwork, all_paths, sums_of_groups
+from rankbench.runs.machine import Machine
 
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'rankbench[pretrained]'")
 
@@ -190,6 +195,70 @@ def test_heads_and_counts_are_those_of_the_weights(folder):
     assert set(tables["histograms"].layer) == set(tables["invertibility"].layer) == {1, 2, 3}
 
 
+def last_heads(paths_PL):
+    """Of each path its last layer with a head and that head, (0, 0) for the path without heads."""
+    return [max(((layer, head) for layer, head in enumerate(path, 1) if head), default=(0, 0)) for path in paths_PL]
+
+
+@pytest.mark.parametrize("parts", ["path", "last_head", "length"])
+@pytest.mark.parametrize("name, masked", [("gpt2", 0), ("bert", 0.5)])
+def test_pruning_by_the_librarys_head_and_every_path(folder, tmp_path, name, masked, parts, monkeypatch):
+    """The halves of the texts, the parts, their orders and the losses of what is kept, by enumeration."""
+    monkeypatch.setattr(pruning, "NUMBERS_AT_A_TIME", 1500)  # several chunks of texts
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS * 2))
+    words = [f"masked={masked}", f"inputs={tmp_path / 'texts.txt'}"]
+    given = ["model=pretrained", f"model.path={folder / name}", *words]
+    table = rankbench.analyze(given, "pruning", parts=parts, orders=["greedy", "norm"])["pruning"]
+
+    cfg = compose("analyze", *given, "analysis=[pruning]")
+    (subject,) = foreign_subjects(cfg, Machine.prepare(cfg))
+    chosen, test = subject.test[:3], subject.test[3:]
+    network = subject.models["trained"]
+    library, head = subject.modules["trained"], getattr(subject.modules["trained"], "cls", None)
+    paths_PL = np.concatenate([all_paths(3, 2, length) for length in range(4)])
+    labels = {"path": list(map(tuple, paths_PL)), "last_head": last_heads(paths_PL), "length": (paths_PL > 0).sum(1)}[
+        parts
+    ]
+    of_part = [
+        [label == part for label in labels]
+        for part in sorted(set(labels), key=labels.index if parts == "path" else None)
+    ]
+
+    def states(batch):
+        frozen = FrozenNetwork(network, batch.inputs)
+        outputs_PBND = sums_of_groups(frozen, list(paths_PL[:, None]))
+        return torch.stack([outputs_PBND[chosen_P].sum(0) for chosen_P in of_part]), frozen.sums_by_length().bias_BND
+
+    def loss(state_BND, batch):
+        logits_BNC = library.lm_head(state_BND) if head is None else head(state_BND)
+        return F.cross_entropy(logits_BNC.flatten(0, 1), batch.targets.flatten(), ignore_index=-1).item()
+
+    sums_PBND, bias_BND = states(chosen)
+    left, greedy, state_BND = list(range(len(of_part))), [], bias_BND
+    while left:
+        greedy.append(min(left, key=lambda part: loss(state_BND + sums_PBND[part], chosen)))
+        left.remove(greedy[-1])
+        state_BND = state_BND + sums_PBND[greedy[-1]]
+    counted_BN1 = network.counted(chosen.inputs)[..., None]
+    norm = (sums_PBND * counted_BN1).flatten(1).norm(dim=1).argsort(descending=True).tolist()
+    sums_PBND, bias_BND = states(test)
+    for order, indices in {"greedy": greedy, "norm": norm}.items():
+        rows = table[table.order == order]
+        assert rows.kept.iloc[-1] == len(of_part)
+        for row in rows.itertuples():
+            kept = indices[: row.kept]
+            assert row.loss == pytest.approx(loss(bias_BND + sums_PBND[kept].sum(0), test), rel=1e-9)
+            lengths = [(paths_PL[of_part[part]] > 0).sum(1).mean() for part in kept]
+            assert not kept or row.path_length == pytest.approx(np.mean(lengths), rel=1e-12)
+        assert rows.loss.iloc[-1] == pytest.approx(rows.whole_loss.iloc[-1], rel=1e-9)
+
+
+def test_what_measures_one_network_takes_the_trained_one_alone(folder):
+    words = ["replicas=2", "analysis.paths.subset_sizes=[]", "analysis.pruning.orders=[norm]"]
+    tables = analyze(folder, "gpt2", "path_mass", "paths", "pruning", words=words)
+    assert all(set(table.seed) == {0} and table.whole_loss.nunique() == 1 for table in tables.values())
+
+
 def test_jacobians_and_bounds_at_texts_are_the_librarys(folder):
     words = ["analysis.lipschitz.sequences=1", "analysis.bounds.sequences=1", "analysis.bounds.variants=[full]"]
     tables = analyze(folder, "bert", "lipschitz", "bounds", words=words)
@@ -248,9 +317,17 @@ def test_a_folder_of_images_is_read_by_the_checkpoints_processor(tmp_path):
 @pytest.mark.parametrize(
     "name, words, analysis, message",
     [
-        ("gpt_neox", [], "collapse", "takes networks of ours apart"),
+        (
+            "gpt_neox",
+            [],
+            "collapse",
+            "needs sub-layers, of a network of ours or of bert, roberta, .*gpt_neox is none; use residual, ",
+        ),
         ("gpt2", ["masked=0.2"], "spectrum", "no masked language model"),
         ("none", [], "residual", "no such folder"),
+        ("bert", [], "curves", "needs a run of our training; model.path=.*bert is none; use residual, "),
+        ("bert", [], "pruning", "needs predicted tokens in two texts"),
+        ("gpt2", ["analysis.pruning.max_paths=8"], "pruning", "has 27 paths; raise it, .*parts=last_head or length"),
         ("bert", ["special_tokens=[1,2,5,6,7,8,9,10,11,12,13,14]"], "residual", "special tokens alone"),
     ],
 )

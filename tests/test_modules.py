@@ -147,6 +147,7 @@ def test_spectrum_against_single_forward_passes(language, ids):
     table = rankbench.analyze(language, {"ids": ids, "targets": next_token(ids)}, "spectrum")["spectrum"]
     assert table.path_length.tolist() == [0, 1, 2, 3] and table.num_paths.tolist() == [1, 9, 27, 27]
     assert table.remainder.max() < 1e-14
+    assert set(table.frozen) == {"attention weights; scale of the norm; act(z)/z"}
     logits = language(ids)
     losses = F.cross_entropy(logits[:, :-1].mT, ids[:, 1:], reduction="none").mean(1)
     accuracy = (logits.argmax(-1)[:, :-1] == ids[:, 1:]).double().mean(1)
@@ -425,7 +426,7 @@ def test_modules_refused(tmp_path, monkeypatch, code, spec, message):
 @pytest.mark.parametrize(
     "names, options, message",
     [
-        (("collapse",), {}, "takes networks of ours apart"),
+        (("collapse",), {}, "needs sub-layers, of a network of ours or of bert"),
         (("spectrum",), {"replicas": 2}, None),
     ],
 )

@@ -17,7 +17,14 @@ from rankbench.analyses import Subject, path_mass, pruning
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
 from rankbench.measures.attention_matrices import attention_metrics
-from rankbench.measures.paths import FrozenNetwork, all_paths, sums_by_length, sums_of_groups, sums_through_heads
+from rankbench.measures.paths import (
+    FrozenNetwork,
+    all_paths,
+    sums_by_last_head,
+    sums_by_length,
+    sums_of_groups,
+    sums_through_heads,
+)
 from rankbench.model.network import run
 from rankbench.plots.path_mass import draw_path_mass
 from rankbench.plots.pruning import draw_pruning
@@ -96,6 +103,22 @@ def test_sums_through_heads_by_enumeration(make_subject, changes, mlp):
     torch.testing.assert_close(got.sum((0, 1)), counted, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.parametrize("mlp", ["gate", "source"])
+@pytest.mark.parametrize("changes", STRUCTURES, ids=str)
+def test_sums_by_last_head_by_enumeration(make_subject, changes, mlp):
+    subject = make_subject(**changes)
+    outputs, _, paths = each_path(subject.model, subject.test.inputs, mlp)
+    got = sums_by_last_head(FrozenNetwork(subject.model, subject.test.inputs, mlp))
+    present_BN1 = (subject.test.inputs >= 0)[..., None]
+    lasts = [(0, 0), *itertools.product(range(1, LAYERS + 1), range(1, HEADS + 1))]
+    last_of_path = [
+        max(((layer, head) for layer, head in enumerate(path, 1) if head), default=(0, 0)) for path in paths
+    ]
+    for sum_BND, last in zip(got, lasts, strict=True):
+        wanted = outputs[[of_path == last for of_path in last_of_path]].sum(0)
+        torch.testing.assert_close(sum_BND * present_BN1, wanted, rtol=1e-10, atol=1e-11)
+
+
 @pytest.mark.parametrize("changes", STRUCTURES, ids=str)
 def test_every_number_of_path_mass_by_enumeration(make_subject, changes, monkeypatch):
     subject = make_subject(**changes)
@@ -110,7 +133,7 @@ def test_every_number_of_path_mass_by_enumeration(make_subject, changes, monkeyp
         ("head", layer, head): paths[:, layer - 1] == head
         for layer, head in itertools.product(range(1, LAYERS + 1), range(1, HEADS + 1))
     }
-    assert len(table) == len(parts) + 1
+    assert len(table) == len(parts) + 1 and table.remainder.max() < 1e-13
     for (kind, *where_from), chosen in parts.items():
         where = {"path_length": where_from[0]} if kind == "length" else {"layer": where_from[0], "head": where_from[1]}
         (row,) = pick(table, part=kind, **where).to_dict("records")
@@ -214,7 +237,7 @@ def test_greedy_for_regression_takes_the_best_of_the_squared_errors():
         wanted.append(best)
         left.remove(best)
         state = state + logits[best]
-    assert pruning.greedy_order(logits.clone(), bias, targets).tolist() == wanted
+    assert pruning.greedy_order(logits.clone(), bias, targets, lambda sums: sums).tolist() == wanted
 
 
 # --- options, digests, figures, claims ------------------------------------------------------------------------------

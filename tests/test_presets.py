@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from rankbench.commands.compose import register, resolve
+from rankbench.commands.compose import compose, register, resolve
 from rankbench.config import BUDGETS, conf_dir
 from rankbench.report.preset_runs import presets
 
@@ -80,6 +80,16 @@ def test_the_first_comment_is_the_command_and_its_cost(name):
     assert lines[0] == "# @package _global_"
     match = re.fullmatch(rf"# rankbench (?:train|analyze) experiment={name}\s{{2,}}(.+)", lines[1])
     assert match and re.search(r"minute|second|hour", match[1])
+
+
+def test_a_preset_runs_the_analyses_that_the_words_name():
+    """Although it sets keys of the others, which bring them into the config."""
+    words = ["experiment=dong_fig2_checkpoints", "claims=[]"]
+    assert list(compose("analyze", *words).analysis) == ["residual", "collapse", "path_counts"]
+    assert list(compose("analyze", *words, "analysis=[residual,path_counts]").analysis) == ["residual", "path_counts"]
+    assert list(compose("analyze", *words, "analysis=path_counts").analysis) == ["path_counts"]
+    one_more = compose("analyze", *words, "analysis=[residual]", "analysis.collapse.sequences=2").analysis
+    assert set(one_more) == {"residual", "collapse"}
 
 
 @pytest.mark.smoke

@@ -1,6 +1,6 @@
 """rankbench.model.pretrained against the library's own hidden states and attention, and against the tape.
 
-All models are tiny and random; nothing is downloaded, but for the last test, which says so.
+All models are tiny and random; nothing is downloaded, but for the last two tests, which say so.
 
 Shapes: K path length, B batch, H head, N query token, M key token, D width.
 """
@@ -19,8 +19,10 @@ import numpy as np
 import pooch
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
+import rankbench
 from rankbench.keys import ConfigError
 from rankbench.measures.by_layer import metrics_by_layer
 from rankbench.measures.lipschitz_of_networks import norm_bound
@@ -735,3 +737,25 @@ def test_a_real_albert(real_albert):
         states, _ = layers_of(network, inputs)
         for state, state_BND in zip(propagate(network, inputs), states, strict=True):
             close(tokens(state)[present_BN], state_BND[present_BN], rtol=0, atol=1e-10)
+
+
+@pytest.mark.slow
+def test_the_spectrum_of_a_real_albert(real_albert, tmp_path):
+    """The preset on two reactions of 17 tokens with hidden ones, by the library's own loss."""
+    vocabulary = (real_albert / "vocab.txt").read_text().split()
+    reactions = [["[CLS]", *"CCCO", ".", *"CCN", ">>", *f"CC{end}CC", "[SEP]"] for end in "ON"]
+    ids = torch.tensor([[vocabulary.index(token) for token in reaction] for reaction in reactions])
+    hidden = torch.zeros_like(ids, dtype=torch.bool)
+    hidden[:, [2, 7, 12]] = True
+    inputs, targets = ids.masked_fill(hidden, vocabulary.index("[MASK]")), ids.masked_fill(~hidden, -1)
+    save_file({"inputs": inputs, "targets": targets}, tmp_path / "reactions.safetensors")
+    words = ["experiment=spectrum", "budget=smoke", "model=pretrained", f"model.path={real_albert}"]
+    table = rankbench.analyze([*words, f"inputs={tmp_path / 'reactions.safetensors'}"])["spectrum"]
+    assert len(table) == 2 * 13 and (table.groupby("weights").num_paths.sum() == 9**12).all()
+    assert table.remainder.max() < 1e-12
+    assert table.groupby("weights").share.sum().to_numpy() == pytest.approx(1, rel=1e-12)
+    trained = table[table.weights == "trained"]
+    library = load_checkpoint(str(real_albert), 0).trained.double()
+    loss = nn.functional.cross_entropy(library(inputs).logits[hidden], ids[hidden]).item()
+    assert trained.whole_loss.to_numpy() == pytest.approx(loss, rel=1e-12)
+    assert trained.loss_upto.iloc[-1] == pytest.approx(loss, rel=1e-9)

@@ -588,6 +588,7 @@ def test_what_is_frozen_and_on_which_side_is_listed():
     function, where, part = parts[2]
     assert (function, where) == ("torch.Tensor.mul", "")
     assert part.startswith("left factor, of call") and part.endswith("torch.nn.functional.silu in the module itself")
+    assert frozen[2].kind == "left factor, of torch.nn.functional.silu"
 
 
 def test_the_gate_is_the_derivative_where_its_argument_is_zero(model_config):

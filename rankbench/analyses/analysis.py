@@ -99,6 +99,7 @@ class Plan(NamedTuple):
     task: Task
     model: Transformer | Lstm  # without values, on the meta device
     training: TrainConfig | None  # config that trains or has trained the model; None: it stays fresh
+    texts: Batch | None = None  # inputs and targets of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,9 @@ class Analysis:
     before anything is written, for a plan that lacks what the analysis needs; None if it needs nothing.
 
     Networks other than our Transformer: any_model, whether it measures our other models, too; any_network, whether it
-    measures the sub-layers of public checkpoints; of_module, the function for any torch module, None if it cannot
-    measure one; check_module raises ConfigError for a module that it cannot measure.
+    measures the sub-layers of public checkpoints; needs, what it needs in their place, in words; trained_alone, whether
+    it measures one network, the trained one if there is one; of_module, the function for any torch module, None if it
+    cannot measure one; check_module raises ConfigError for a module that it cannot measure.
 
     A sweep's figure: lines, the column whose values are its lines, which a varied key can join; most_panels, the limit
     of one file; drawn_apart, for a figure without facets, the columns by which it tells runs apart.
@@ -124,6 +126,8 @@ class Analysis:
     columns: tuple[str, ...]
     any_model: bool = False
     any_network: bool = False
+    needs: str | None = None
+    trained_alone: bool = False
     lines: str | None = None
     most_panels: int = MOST_PANELS
     drawn_apart: tuple[str, ...] = ()

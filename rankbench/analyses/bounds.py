@@ -319,7 +319,8 @@ def check_plan(plan: Plan, _: Options) -> None:
 def _check_attention(network: Network) -> None:
     if any(attention.score_name != "dot" or attention.mixes for attention in network.attentions):
         raise ConfigError(
-            "analysis=bounds: needs the softmax of dot products alone; use model.attention=dot, mix_attention=1, "
+            f"analysis=bounds: needs the softmax of dot products alone; the scores of {network.name} are "
+            f"{network.attentions[0].score_name}; of a network of ours use model.attention=dot, mix_attention=1, "
             "mix_identity=0, mix_uniform=0 and, with more than one copy of the heads, head_reduction=sum"
         )
 

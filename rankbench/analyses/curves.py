@@ -97,4 +97,5 @@ ANALYSIS = Analysis(
     lines="variant",
     check=check_plan,
     drawn_apart=("variant", "layers"),
+    needs="a run of our training",
 )

@@ -67,4 +67,13 @@ def check_plan(plan: Plan, _: Options) -> None:
         )
 
 
-ANALYSIS = Analysis(Options, table, draw_dynamics, digest, ("step", "sublayer"), most_panels=6, check=check_plan)
+ANALYSIS = Analysis(
+    Options,
+    table,
+    draw_dynamics,
+    digest,
+    ("step", "sublayer"),
+    most_panels=6,
+    check=check_plan,
+    needs="a run that recorded its layers",
+)

@@ -29,6 +29,7 @@ from rankbench.measures.paths import (
     FrozenNetwork,
     RecomputedNetwork,
     all_paths,
+    check_recomputed,
     joint_network,
     num_paths,
     sample_paths,
@@ -406,14 +407,17 @@ COLUMNS += ["num_paths", "interference", "interference_se"]
 COLUMNS += [f"cross_gradient{kind}" for kind in ("", "_se", "_rms", "_relative")]
 
 
-def check_plan(plan: Plan, _: Options) -> None:
-    """Raise ConfigError for too few test sequences and for heads that share parameters."""
+def check_plan(plan: Plan, options: Options) -> None:
+    """Raise ConfigError for too few test sequences, for heads that share parameters, and for recomputed paths of a
+    network that has none."""
     task = plan.task
     number = task.train_size if task.test_size is None and not isinstance(task, Corpus) else task.test_size
     if number is not None:  # a text has an unknown number of sequences, and is not read here
         _check_number(number)
     if isinstance(plan.model, Transformer):
         _head_parameters(plan.model)
+    if "recomputed" in options.schemes:
+        check_recomputed(plan.model, "independence")
 
 
 def _check_number(number: int) -> None:
@@ -422,5 +426,13 @@ def _check_number(number: int) -> None:
 
 
 ANALYSIS = Analysis(
-    Options, table, draw_independence, digest, ("interference",), most_panels=6, check=check_plan, any_network=True
+    Options,
+    table,
+    draw_independence,
+    digest,
+    ("interference",),
+    most_panels=6,
+    check=check_plan,
+    any_network=True,
+    trained_alone=True,
 )

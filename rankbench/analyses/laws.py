@@ -77,4 +77,6 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_laws, digest, ("law", "setup", "curve"))
+ANALYSIS = Analysis(
+    Options, table, draw_laws, digest, ("law", "setup", "curve"), needs="the config of a network of ours"
+)

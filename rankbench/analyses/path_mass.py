@@ -50,8 +50,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     inner product <d loss / d X_L, part> in nats per token: by how much the loss grows, to first order, if the part
     grows by 100 % (negative: the part lowers the loss); loss_without and accuracy_without, of X_L less the part, read
     out: what is left when these frozen paths are cut. For heads, means over sequences of its attention's ranks and
-    residual (rankbench.measures.attention_matrices). Then the whole network's loss and accuracy, and that of the
-    commonest class.
+    residual (rankbench.measures.attention_matrices). Then the whole network's loss and accuracy, that of the commonest
+    class, and remainder, the largest ||X_L - sum of lengths and bias|| / ||X_L|| of a sequence.
     """
     model = subject.model
     layers, heads, skip = model.path_choices
@@ -62,6 +62,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     numbers = len(parts) * test.inputs.shape[1] * model.width
     at_a_time = max(1, NUMBERS_AT_A_TIME // numbers)
     chunks = [_sums(model, test[at : at + at_a_time], options.mlp) for at in range(0, len(test.inputs), at_a_time)]
+    remainder = max(chunk.pop("remainder").item() for chunk in chunks)
     total = {name: sum(chunk[name] for chunk in chunks) for name in chunks[0]}
     tokens, num_sequences = total["tokens"], len(test.inputs)
     rows = []
@@ -83,13 +84,15 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         whole_loss=(total["loss"] / tokens).item(),
         whole_accuracy=(total["right"] / tokens).item(),
         majority_accuracy=majority_baselines(subject.train, test, subject.task.num_outputs)["majority"],
+        remainder=remainder,
     )
 
 
 def _sums(model: Transformer, batch: Batch, mlp: str) -> dict[str, Tensor]:
-    """Sums over these sequences, or their scored tokens, of what the table's rows are means of."""
+    """Sums over these sequences, or their scored tokens, of what the table's rows are means of; and the remainder."""
     network = FrozenNetwork(model, batch.inputs, mlp)
-    by_length_KBND, bias_BND, state_BND = network.sums_by_length()
+    lengths = network.sums_by_length()
+    by_length_KBND, bias_BND, state_BND = lengths
     parts_TBND = torch.cat([by_length_KBND, bias_BND[None], sums_through_heads(network).flatten(0, 1)])
     gradient_BND = torch.func.grad(lambda x_BND: score(model.read_out(x_BND), batch.targets).loss)(state_BND)
     whole = score(model.read_out(state_BND), batch.targets)
@@ -106,6 +109,7 @@ def _sums(model: Transformer, batch: Batch, mlp: str) -> dict[str, Tensor]:
         "loss": whole.loss,
         "right": whole.right,
         "tokens": whole.tokens,
+        "remainder": lengths.remainder().max(),
         **_ranks(model, batch.inputs),
     }
 
@@ -136,9 +140,10 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     for weights, module in subject.modules.items():
         heads = heads_of(module, example)
         sums: dict[tuple, dict[str, Tensor]] = {}
+        remainder = 0.0
         for chunk, tape in recorded(module, example, heads):
             lengths = tape.sums()
-            state = lengths.state_BND
+            state, remainder = lengths.state_BND, max(remainder, lengths.remainder)
             gradient = None
             if chunk.targets is not None:
                 gradient = torch.func.grad(lambda x, targets: score(x, targets).loss)(state, chunk.targets)
@@ -157,7 +162,7 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
                 row[name] = (numbers[name] / numbers["tokens"]).item()
             for name in ("loss", "accuracy"):
                 row[f"whole_{name}"] = (whole[f"{name}_without"] / whole["tokens"]).item()
-            rows.append(row | {"weights": weights})
+            rows.append(row | {"weights": weights, "remainder": remainder})
     return pd.DataFrame(rows).assign(**subject.what_counts)
 
 
@@ -192,7 +197,8 @@ def digest(table: pd.DataFrame) -> str:
     return (
         f"sums of all paths of a length, in units of the output (mean of {table.seed.nunique()} seeds)\n"
         f"{lengths.map('{:.3g}'.format).to_string()}\n"
-        f"sum of all paths through each head, in units of the output\n{heads.round(2).to_string()}"
+        f"sum of all paths through each head, in units of the output\n{heads.round(2).to_string()}\n"
+        f"largest remainder of the exact sums: {table.remainder.max():.1e}"
     )
 
 
@@ -208,4 +214,5 @@ ANALYSIS = Analysis(
     of_module=of_module,
     check_module=check_sums,
     any_network=True,
+    trained_alone=True,
 )

@@ -267,7 +267,7 @@ def _order_blind(model: Transformer) -> bool:
 def check_plan(plan: Plan, options: Options) -> None:
     """ConfigError for recomputed paths of a network that has none."""
     if "recomputed" in options.schemes:
-        check_recomputed(plan.model)
+        check_recomputed(plan.model, "paths")
 
 
 def digest(table: pd.DataFrame) -> str:
@@ -303,4 +303,5 @@ ANALYSIS = Analysis(
     check_module=check_sums,
     check=check_plan,
     any_network=True,
+    trained_alone=True,
 )

@@ -1,24 +1,35 @@
 """How few paths carry the prediction: accuracy by the number of frozen paths that are kept.
 
-The read-out is linear, so each path has its own logits. With those of the bias term they add up to the network's.
-Paths are chosen on training sequences and scored on the test set.
+What is kept is single paths or, of networks with too many, groups of them: each path is in one group. With the bias
+term they add up to what the network's own read-out reads. They are chosen on training sequences and scored on the test
+set; of a checkpoint they are chosen on the first half of its texts, at most, and scored on the others.
 
-Shapes: B batch, N token, D width, L layer, P path, C class or output dimension.
+Shapes: B batch, N token, D width, L layer, P path or group of paths, C class or output dimension, T scored token; X is
+C where the read-out is linear, so that each part has logits of its own, else D.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
-from rankbench.measures.paths import NUMBERS_AT_A_TIME, FrozenNetwork, all_paths, num_paths, sums_of_groups
-from rankbench.model.transformer import Transformer
-from rankbench.plots.pruning import draw_pruning
+from rankbench.measures.paths import (
+    NUMBERS_AT_A_TIME,
+    FrozenNetwork,
+    all_paths,
+    num_paths,
+    sums_by_last_head,
+    sums_of_groups,
+)
+from rankbench.model.network import Network
+from rankbench.model.transformer import FirstCoordinates
+from rankbench.plots.pruning import draw_pruning, what_is_kept
 from rankbench.runs.tables import thinned
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
@@ -27,129 +38,210 @@ from rankbench.tasks.task import Score, is_scored, majority_baselines, score
 
 @dataclass(frozen=True)
 class Options:
-    """In which order paths are kept, and where the prediction is scored."""
+    """What is kept in which order, and where the prediction is scored."""
 
+    parts: str = key(
+        "What is kept: single paths, or all paths with one last head, or all of one length.",
+        choices=("path", "last_head", "length"),
+    )
     orders: list[str] = key("Orders in which paths are kept.", choices=("greedy", "norm", "random"), nonempty=True)
     mlp: str = key("MLPs of frozen paths: linear with frozen gates, or a constant.", choices=("gate", "source"))
     random_orders: int = key("Number of random orders.", at_least=1)
-    selection_sequences: int = key("Number of training sequences on which paths are chosen.", at_least=1)
+    selection_sequences: int = key(
+        "Number of training sequences on which paths are chosen; of a checkpoint at most half of its texts.", at_least=1
+    )
     sequences: int | None = key("Number of test sequences. null: all.", at_least=1)
     counts: int = key("Numbers of paths at which the prediction is scored, spaced evenly on a log axis.", at_least=1)
-    max_paths: int = key("Most paths of a network. Greedy selection takes the square of their number.", at_least=1)
+    max_paths: int = key("Most parts of a network. Greedy selection takes the square of their number.", at_least=1)
 
 
 @torch.no_grad()
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: order (greedy | norm | random), repeat (of random only), kept: the read-out of the bias term and the first
-    `kept` paths of the order. kept=0 is the bias term alone, the largest kept the whole network.
+    `kept` parts of the order. kept=0 is the bias term alone, the largest kept the whole network. parts says what they
+    are: path, each by itself; last_head, all paths whose last head is the same, and the one without heads; length.
 
-    greedy adds the path that gives the lowest loss on the selection sequences; norm takes paths by the Frobenius norm
-    of their outputs there. Columns: kept_share (of all paths), accuracy (share of tokens), loss (per
-    token), path_length (mean over the kept paths); then the numbers of the whole network and of the commonest class.
+    greedy adds the part that gives the lowest loss on the selection sequences; norm takes parts by the Frobenius norm
+    of their outputs there. Columns: kept_share (of all parts), accuracy (share of tokens), loss (per
+    token), path_length (mean over the kept parts of the mean length of their paths); then the numbers of the whole
+    network and of the commonest class. A head that is not linear reads each sum as it is; nothing in it is frozen.
     """
     model = subject.model
     number = _check_number(model, options)
-    layers, heads, skip = model.path_choices
-    paths_PL = np.concatenate([all_paths(layers, heads, length, skip) for length in model.path_lengths])
-    chosen, test = subject.train[: options.selection_sequences], subject.test[: options.sequences]
-    orders = list(_orders(subject, chosen, paths_PL, options))
+    lengths_P = _mean_lengths(model, options.parts)
+    train, test = subject.train, subject.test[: options.sequences]
+    if subject.modules is not None:  # a checkpoint has no training sequences
+        train, test = _halves(subject.test, options)
+    chosen = train[: options.selection_sequences]
+    orders = list(_orders(subject, chosen, number, options))
     counts = np.unique(np.r_[0, np.geomspace(1, number, options.counts).round().astype(int)])
     sums: list[list[Score]] = [[] for _ in orders]
-    for batch, logits_PBNC, bias_BNC, _ in _logits(model, test, paths_PL, options.mlp):
+    read = _reader(model)
+    for batch, parts in _parts(model, test, options):
         for scores, (_, _, order_P) in zip(sums, orders, strict=True):
-            scores.append(_scores(logits_PBNC[order_P], bias_BNC, batch.targets, counts))
-    used_P = (paths_PL > 0).sum(1)
+            scores.append(_scores(parts.sums_PBNX[order_P], parts.bias_BNX, batch.targets, counts, read))
     rows = []
     for scores, (order, repeat, order_P) in zip(sums, orders, strict=True):
         loss_M, right_M, tokens = (sum(parts) for parts in zip(*scores, strict=True))
         for kept, loss, right in zip(counts, loss_M / tokens, right_M / tokens, strict=True):
             row = {"order": order, "repeat": repeat, "kept": int(kept), "kept_share": kept / number}
             row |= {"accuracy": right.item(), "loss": loss.item()}
-            rows.append(row | {"path_length": used_P[order_P[:kept]].mean() if kept else None})
+            rows.append(row | {"path_length": lengths_P[order_P[:kept]].mean() if kept else None})
     outputs = torch.cat([model(inputs) for inputs in test.inputs.split(1000)])
     whole = score(outputs, test.targets)
     return pd.DataFrame(rows).assign(
+        parts=options.parts,
+        **subject.what_counts,
         whole_accuracy=whole.accuracy.item(),
         whole_loss=whole.mean_loss.item(),
-        majority_accuracy=majority_baselines(subject.train, test, subject.task.num_outputs)["majority"],
+        majority_accuracy=majority_baselines(train, test, subject.task.num_outputs)["majority"],
     )
 
 
-def _check_number(model: Transformer, options: Options) -> int:
-    """Number of paths of the network; ConfigError if more than analysis.pruning.max_paths."""
-    layers, heads, skip = model.path_choices
-    number = sum(num_paths(layers, heads, length, skip) for length in model.path_lengths)
-    if number > options.max_paths:
+def _halves(texts: Batch, options: Options) -> tuple[Batch, Batch]:
+    """Of a checkpoint's texts those on which parts are chosen, and those on which they are scored; ConfigError where
+    there is nothing to score."""
+    number = min(options.selection_sequences, len(texts.inputs) // 2)
+    chosen, test = texts[:number], texts[number:][: options.sequences]
+    if not all(is_scored(half.targets).any() for half in (chosen, test)):
         raise ConfigError(
-            f"analysis.pruning.max_paths={options.max_paths}: the network has {number:.3g} paths; "
-            "raise it, or take fewer layers or heads"
+            "analysis=pruning: needs predicted tokens in two texts, to choose paths and to score them; take a causal "
+            "language model, masked=0.15 with a masked one, or more texts"
+        )
+    return chosen, test
+
+
+def _check_number(model: Network, options: Options) -> int:
+    """Number of parts of the network; ConfigError if more than analysis.pruning.max_paths."""
+    layers, heads, skip = model.path_choices
+    number = {
+        "path": sum(num_paths(layers, heads, length, skip) for length in model.path_lengths),
+        "last_head": 1 + layers * heads if skip else heads,
+        "length": len(model.path_lengths),
+    }[options.parts]
+    if number > options.max_paths:
+        what, instead = "parts", ""
+        if options.parts == "path":
+            what, instead = "paths", ", or keep many together with analysis.pruning.parts=last_head or length"
+        raise ConfigError(
+            f"analysis.pruning.max_paths={options.max_paths}: the network has {number:.3g} {what}; "
+            f"raise it, or take fewer layers or heads{instead}"
         )
     return number
 
 
 def check_plan(plan: Plan, options: Options) -> None:
-    """Raise ConfigError for a network with too many paths."""
+    """Raise ConfigError for a network with too many paths, and for texts of which nothing is predicted."""
     _check_number(plan.model, options)
+    if plan.texts is not None:
+        _halves(plan.texts, options)
+
+
+def _mean_lengths(model: Network, parts: str) -> np.ndarray:
+    """Mean number of heads of the paths of each part, in the order of `_parts`."""
+    layers, heads, skip = model.path_choices
+    if parts == "path":
+        return (_all_paths(model) > 0).sum(1)
+    if parts == "length":
+        return np.array(model.path_lengths)
+    if not skip:
+        return np.full(heads, layers)
+    # in front of its last head a path takes each layer's skip or one of its heads
+    before = np.arange(layers) * heads / (heads + 1)
+    return np.r_[0, (1 + before).repeat(heads)]
+
+
+def _all_paths(model: Network) -> np.ndarray:
+    layers, heads, skip = model.path_choices
+    return np.concatenate([all_paths(layers, heads, length, skip) for length in model.path_lengths])
 
 
 def _orders(
-    subject: Subject, chosen: Batch, paths_PL: np.ndarray, options: Options
+    subject: Subject, chosen: Batch, number: int, options: Options
 ) -> Iterator[tuple[str, int | None, np.ndarray]]:
-    """Each order of the options with the number of its repeat, as indices of paths."""
+    """Each order of the options with the number of its repeat, as indices of parts."""
     if {"greedy", "norm"} & set(options.orders):
-        parts = list(_logits(subject.model, chosen, paths_PL, options.mlp))
-        logits_PBNC = torch.cat([part[1] for part in parts], dim=1)
-        bias_BNC = torch.cat([part[2] for part in parts])
-        squares_P = sum(part[3] for part in parts)
+        scored = []
+        squares_P = 0
+        for batch, parts in _parts(subject.model, chosen, options):
+            is_BN = is_scored(batch.targets)
+            scored.append((parts.sums_PBNX[:, is_BN], parts.bias_BNX[is_BN], batch.targets[is_BN]))
+            squares_P = squares_P + parts.squares_P
     for order in options.orders:
         if order == "greedy":
-            yield order, None, greedy_order(logits_PBNC, bias_BNC, chosen.targets)
+            sums, biases, targets = zip(*scored, strict=True)
+            read = _reader(subject.model)
+            yield order, None, greedy_order(torch.cat(sums, dim=1), torch.cat(biases), torch.cat(targets), read)
         elif order == "norm":
             yield order, None, squares_P.argsort(descending=True, stable=True).cpu().numpy()
         else:
             for repeat in range(options.random_orders):
                 generator = generator_for(subject.seed, "pruning", repeat)
-                yield order, repeat, torch.randperm(len(paths_PL), generator=generator).numpy()
+                yield order, repeat, torch.randperm(number, generator=generator).numpy()
 
 
-def _logits(
-    model: Transformer, batch: Batch, paths_PL: np.ndarray, mlp: str
-) -> Iterator[tuple[Batch, Tensor, Tensor, Tensor]]:
-    """For a few sequences at a time: the sequences, the logits of each path and of the bias term, and ||Y_p||^2."""
-    numbers = len(paths_PL) * batch.inputs.shape[1] * model.width
+class Parts(NamedTuple):
+    """What can be kept of some sequences, as logits or as states, the bias term in the same, and each part's
+    ||Y_p||^2 as states."""
+
+    sums_PBNX: Tensor
+    bias_BNX: Tensor
+    squares_P: Tensor
+
+
+def _parts(model: Network, batch: Batch, options: Options) -> Iterator[tuple[Batch, Parts]]:
+    """Some sequences at a time with their parts."""
+    paths_PL = _all_paths(model) if options.parts == "path" else None
+    numbers = _check_number(model, options) * model.num_tokens(batch.inputs) * model.width
     at_a_time = max(1, NUMBERS_AT_A_TIME // numbers)
     for begin in range(0, len(batch.inputs), at_a_time):
         chunk = batch[begin : begin + at_a_time]
-        network = FrozenNetwork(model, chunk.inputs, mlp)
-        outputs_PBND = sums_of_groups(network, list(paths_PL[:, None]))
-        present_BN = model.present(chunk.inputs)
-        if present_BN is not None:
-            outputs_PBND *= present_BN[..., None]
-        logits_PBNC = outputs_PBND @ model.read_out.weight.T
-        yield (
-            chunk,
-            logits_PBNC,
-            model.read_out(network.sums_by_length().bias_BND),
-            outputs_PBND.flatten(1).square().sum(1),
-        )
+        network = FrozenNetwork(model, chunk.inputs, options.mlp)
+        by_length_KBND, bias_BND, _ = network.sums_by_length()
+        if paths_PL is not None:
+            sums_PBND = sums_of_groups(network, list(paths_PL[:, None]))
+        elif options.parts == "length":
+            sums_PBND = by_length_KBND[model.path_lengths]
+        else:
+            sums_PBND = sums_by_last_head(network)
+            if not model.has_skips:  # every path has its last head in the last layer
+                sums_PBND = sums_PBND[-model.num_heads :]
+        counted_BN = model.counted(chunk.inputs)
+        counted_PBND = sums_PBND if counted_BN is None else sums_PBND * counted_BN[..., None]
+        squares_P = counted_PBND.flatten(1).square().sum(1)
+        if _has_logits(model):
+            yield chunk, Parts(sums_PBND @ model.read_out.weight.T, model.read_out(bias_BND), squares_P)
+        else:
+            yield chunk, Parts(sums_PBND, bias_BND, squares_P)
 
 
-def greedy_order(logits_PBNC: Tensor, bias_BNC: Tensor, targets: Tensor) -> np.ndarray:
-    """Indices of all paths, (P,): each step adds the path that gives the smallest loss with those before it."""
+def _has_logits(model: Network) -> bool:
+    """Whether parts have logits of their own, and no more of them than there are numbers in a state."""
+    read_out = model.read_out
+    return isinstance(read_out, nn.Linear | FirstCoordinates) and len(read_out.weight) <= model.width
+
+
+def _reader(model: Network) -> Callable[[Tensor], Tensor]:
+    """From a sum of parts to the outputs."""
+    return (lambda logits: logits) if _has_logits(model) else model.read_out
+
+
+def greedy_order(sums_PBNX: Tensor, bias_BNX: Tensor, targets: Tensor, read: Callable[[Tensor], Tensor]) -> np.ndarray:
+    """Indices of all parts, (P,): each step adds the part that gives the smallest loss with those before it."""
     scored_BN = is_scored(targets)
-    rest_PTC, sum_TC, targets_T = logits_PBNC[:, scored_BN], bias_BNC[scored_BN], targets[scored_BN]
-    left = list(range(len(logits_PBNC)))
-    at_a_time = max(1, NUMBERS_AT_A_TIME // sum_TC.numel())
+    rest_PTX, sum_TX, targets_T = sums_PBNX[:, scored_BN], bias_BNX[scored_BN], targets[scored_BN]
+    left = list(range(len(sums_PBNX)))
+    at_a_time = max(1, NUMBERS_AT_A_TIME // read(sum_TX).numel())
     order = []
     while left:
         losses_P = torch.cat(
-            [_losses(sum_TC + paths_PTC, targets_T) for paths_PTC in rest_PTC[: len(left)].split(at_a_time)]
+            [_losses(read(sum_TX + parts_PTX), targets_T) for parts_PTX in rest_PTX[: len(left)].split(at_a_time)]
         )
         best = int(losses_P.argmin())
-        sum_TC = sum_TC + rest_PTC[best]
+        sum_TX = sum_TX + rest_PTX[best]
         order.append(left[best])
-        # the last path replaces the chosen one, so that the others need not be copied
-        rest_PTC[best] = rest_PTC[len(left) - 1]
+        # the last part replaces the chosen one, so that the others need not be copied
+        rest_PTX[best] = rest_PTX[len(left) - 1]
         left[best] = left[-1]
         left.pop()
     return np.array(order)
@@ -163,10 +255,12 @@ def _losses(outputs_PTC: Tensor, targets: Tensor) -> Tensor:
     return (outputs_PTC.logsumexp(-1) - right_PT).mean(1)
 
 
-def _scores(logits_PBNC: Tensor, bias_BNC: Tensor, targets: Tensor, counts: np.ndarray) -> Score:
-    """Scores of the bias term with the first `count` paths, for each of the M counts."""
-    sums_PBNC = torch.cat([bias_BNC[None], logits_PBNC]).cumsum_(0)
-    scores = [score(sums_PBNC[kept], targets) for kept in counts]
+def _scores(
+    sums_PBNX: Tensor, bias_BNX: Tensor, targets: Tensor, counts: np.ndarray, read: Callable[[Tensor], Tensor]
+) -> Score:
+    """Scores of the bias term with the first `count` parts, for each of the M counts."""
+    upto_PBNX = torch.cat([bias_BNX[None], sums_PBNX]).cumsum_(0)
+    scores = [score(read(upto_PBNX[kept]), targets) for kept in counts]
     loss, right, tokens = zip(*scores, strict=True)
     return Score(torch.stack(loss), torch.stack(right), tokens[0])
 
@@ -177,9 +271,12 @@ def digest(table: pd.DataFrame) -> str:
     accuracies = thinned(mean, 9)
     whole, majority = table.whole_accuracy.mean(), table.majority_accuracy.mean()
     return (
-        f"accuracy by number of paths kept (mean of {table.seed.nunique()} seeds)\n{accuracies.round(3).to_string()}\n"
+        f"accuracy by number of {what_is_kept(table)} kept (mean of {table.seed.nunique()} seeds)\n"
+        f"{accuracies.round(3).to_string()}\n"
         f"whole network {whole:.3f}, commonest class {majority:.3f}"
     )
 
 
-ANALYSIS = Analysis(Options, table, draw_pruning, digest, ("kept_share",), check=check_plan)
+ANALYSIS = Analysis(
+    Options, table, draw_pruning, digest, ("kept_share",), check=check_plan, any_network=True, trained_alone=True
+)

@@ -210,5 +210,11 @@ def digest(table: pd.DataFrame) -> str:
 
 
 ANALYSIS = Analysis(
-    Options, table, draw_rank_theory, digest, ("quantity", "form"), drawn_apart=("dimension", "rank", "heads")
+    Options,
+    table,
+    draw_rank_theory,
+    digest,
+    ("quantity", "form"),
+    drawn_apart=("dimension", "rank", "heads"),
+    needs="the config of a network of ours",
 )

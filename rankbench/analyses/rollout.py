@@ -136,4 +136,6 @@ def _check_task(task: Task) -> None:
         )
 
 
-ANALYSIS = Analysis(Options, table, draw_rollout, digest, ("half_step",), check=check_plan)
+ANALYSIS = Analysis(
+    Options, table, draw_rollout, digest, ("half_step",), check=check_plan, needs="a run of task=circle_arcs"
+)

@@ -18,6 +18,7 @@ from rankbench.config import AnalyzeConfig, BaseConfig, TrainConfig
 from rankbench.keys import ConfigError, typed, unknown
 from rankbench.model import build_model, initial_model, skeleton
 from rankbench.model.lstm import Lstm
+from rankbench.model.pretrained import FAMILIES
 from rankbench.model.transformer import Transformer
 from rankbench.progress import bar
 from rankbench.runs.files import write_json, write_text
@@ -79,14 +80,13 @@ def _check_foreign(cfg: AnalyzeConfig, options: dict[str, Any]) -> None:
         for name, chosen in options.items():
             if name not in fit:
                 measured = f"model={cfg.module}" if cfg.checkpoint is None else f"model.path={cfg.checkpoint}"
-                raise ConfigError(
-                    f"analysis={name}: takes networks of ours apart, not {measured}; use {', '.join(fit)}"
-                )
+                needs = ANALYSES[name].needs or f"sub-layers, of a network of ours or of {', '.join(FAMILIES)}"
+                raise ConfigError(f"analysis={name}: needs {needs}; {measured} is none; use {', '.join(fit)}")
             if is_module and ANALYSES[name].check_module is not None:
                 for module in subject.modules.values():
                     ANALYSES[name].check_module(module, subject.example[:1])
             if not is_module and ANALYSES[name].check is not None:
-                ANALYSES[name].check(Plan(subject.task, subject.model, None), chosen)
+                ANALYSES[name].check(Plan(subject.task, subject.model, None, subject.test), chosen)
 
 
 def options_of(cfg: BaseConfig) -> dict[str, Any]:
@@ -310,10 +310,14 @@ def _why_computed(csv: Path, record: Any, key: dict[str, Any], changed: list[str
 
 def measure(name: str, options: Any, subjects: list[Subject] | list[ModuleSubject]) -> pd.DataFrame:
     """The table of one analysis: the rows of all subjects, concatenated."""
+    analysis = ANALYSES[name]
+    if analysis.trained_alone and isinstance(subjects[0], Subject):
+        # of a checkpoint's later seeds there are fresh weights alone
+        subjects = [subject for subject in subjects if "trained" in subject.models] or subjects
     progress = bar(subjects, desc=name, unit="seed")
     parts = []
     for number, subject in enumerate(progress, 1):
-        rows_of = ANALYSES[name].of_module if isinstance(subject, ModuleSubject) else ANALYSES[name].table
+        rows_of = analysis.of_module if isinstance(subject, ModuleSubject) else analysis.table
         parts.append(with_who(rows_of(subject, options), **subject.who))
         if progress.disable:
             log.info("%s: seed %d (%d of %d)", name, subject.seed, number, len(subjects))

@@ -110,4 +110,6 @@ def _begin(task: CharLm, options: Options) -> list[int]:
     return begin
 
 
-ANALYSIS = Analysis(Options, table, None, digest, ("log_likelihood",), any_model=True, check=check_plan)
+ANALYSIS = Analysis(
+    Options, table, None, digest, ("log_likelihood",), any_model=True, check=check_plan, needs="a run of task=char_lm"
+)

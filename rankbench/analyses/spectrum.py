@@ -50,7 +50,8 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     (nan of one sequence): mass, ||S_k||_F / ||X||_F; share, <S_k, X> / ||X||_F^2, which sums to 1; error_upto,
     ||X - (S_0 + ... + S_k)||_F / ||X||_F; loss_upto (nats per scored token) and accuracy_upto of S_0 + ... + S_k, nan
     without targets. num_paths: choices of k heads, at most one of each depth. remainder: the largest
-    ||X - sum_k S_k|| / ||X|| of a batch. Then num_sequences, and whole_loss and whole_accuracy of X.
+    ||X - sum_k S_k|| / ||X|| of a batch. Then num_sequences, and whole_loss and whole_accuracy of X. frozen: all that
+    was held as it was; of a product of two activations, which factor and the call that made it.
     """
     return _rows(subject, options).assign(**subject.what_counts)
 
@@ -60,10 +61,11 @@ def _rows(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     example, rows = subject.example[: options.sequences], []
     for weights, module in subject.modules.items():
         heads = heads_of(module, example)
-        values, remainder = _values(module, example, heads, options.value_biases)
+        values, remainder, frozen = _values(module, example, heads, options.value_biases)
         log.info("%s, %s weights: path sums and output differ by %.1e (relative)", subject.name, weights, remainder)
         for length, count in enumerate(heads.num_paths):
             row = {"weights": weights, "path_length": length, "num_paths": float(count), "remainder": remainder}
+            row["frozen"] = "; ".join(frozen)
             for name in MEASURED:
                 row |= _interval(name, values[name][length], options.resamples)
             whole = {name: values[name].mean().item() for name in WHOLE}
@@ -71,10 +73,13 @@ def _rows(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _values(module: nn.Module, example: Example, heads: Heads, value_biases: str) -> tuple[dict[str, Tensor], float]:
-    """The numbers of each length and sequence, (K, B), those of the whole output, (B,), and the largest remainder."""
+def _values(
+    module: nn.Module, example: Example, heads: Heads, value_biases: str
+) -> tuple[dict[str, Tensor], float, dict[str, None]]:
+    """The numbers of each length and sequence, (K, B), those of the whole output, (B,), the largest remainder, and the
+    kinds of frozen parts in their order."""
     parts: dict[str, list[Tensor]] = {name: [] for name in (*MEASURED, *WHOLE)}
-    remainder, num_lengths = 0.0, len(heads.by_depth) + 1
+    remainder, num_lengths, frozen = 0.0, len(heads.by_depth) + 1, {}
     for chunk, sums in sums_by_length(module, example, heads, value_biases):
         read_K = sums.by_length_KBND
         read_K = torch.cat([read_K, read_K.new_zeros(num_lengths - len(read_K), *read_K.shape[1:])])
@@ -84,12 +89,13 @@ def _values(module: nn.Module, example: Example, heads: Heads, value_biases: str
         parts["share"].append((S_K * X).flatten(2).sum(-1) / size_B.square())
         parts["error_upto"].append(norms(X - S_K.cumsum(0), 1) / size_B)
         remainder = max(remainder, sums.remainder)
+        frozen |= dict.fromkeys(part.kind for part in sums.frozen)
         scored = [_scored(x, chunk) for x in (*read_K.cumsum(0), sums.state_BND)]
         for column, name in (("loss_upto", "whole_loss"), ("accuracy_upto", "whole_accuracy")):
             losses = torch.stack([score_2B[int(column == "accuracy_upto")] for score_2B in scored])
             parts[column].append(losses[:-1])
             parts[name].append(losses[-1])
-    return {name: torch.cat(part, dim=-1).double().cpu() for name, part in parts.items()}, remainder
+    return {name: torch.cat(part, dim=-1).double().cpu() for name, part in parts.items()}, remainder, frozen
 
 
 def _scored(outputs: Tensor, example: Example) -> Tensor:
@@ -125,7 +131,7 @@ def digest(table: pd.DataFrame) -> str:
 
 COLUMNS = ["weights", "path_length", "num_paths"]
 COLUMNS += [f"{name}{end}" for name in MEASURED for end in ("", "_low", "_high")]
-COLUMNS += ["remainder", *WHOLE, "num_sequences"]
+COLUMNS += ["remainder", *WHOLE, "num_sequences", "frozen"]
 ANALYSIS = Analysis(
     Options,
     table,

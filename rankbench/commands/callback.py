@@ -106,7 +106,7 @@ def _check_search(config: DictConfig, config_name: str) -> None:
     words = _typed_words(config)
     same = [word for word in words if not OverridesParser.create().parse_override(word).is_sweep_override()]
     with explaining(config_name, words):
-        cfg = resolve(hydra.compose(config_name, same))
+        cfg = resolve(hydra.compose(config_name, same), same)
     _check_job(cfg, same)
     if not isinstance(cfg, TrainConfig):
         raise ConfigError(f"hydra/sweeper: {config_name} returns no number to search by; only train does")
@@ -170,7 +170,7 @@ def _job_config(config: DictConfig) -> BaseConfig | ReportConfig:
     own = config.copy()
     with read_write(own), open_dict(own):
         del own["hydra"]
-    return resolve(own)
+    return resolve(own, _typed_words(config))
 
 
 def check_everything(cfg: BaseConfig | ReportConfig | DataConfig, writes: bool = True) -> None:

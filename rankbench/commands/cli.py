@@ -309,7 +309,7 @@ def _prepared(config: "DictConfig") -> Any:
     from rankbench.commands.callback import check_everything
     from rankbench.commands.compose import resolve
 
-    cfg = resolve(config)
+    cfg = resolve(config, HydraConfig.get().overrides.task)
     if HydraConfig.get().runtime.choices.get("hydra/launcher") in ("joblib", "submitit_local"):
         from rankbench.runs.machine import share_gpus
 

@@ -13,9 +13,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobRuntime
 from hydra.version import VersionBase
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from rankbench.commands.budgets import fitted
 from rankbench.commands.messages import explaining, groups
 from rankbench.commands.resolvers import RESOLVERS
 from rankbench.config import KEYS, SCHEMAS, Config, check, conf_dir
@@ -26,9 +27,10 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
     """The words of a command line, with those that Hydra would misread replaced.
 
     +experiment=: Hydra's documentation has this +, but Hydra refuses it because `experiment` has a default. experiment=
-    of report, and model=mine.py:build and model=pretrained model.path= of analyze, name no group.
+    of report, and model=mine.py:build and model=pretrained model.path= of analyze, name no group. A budget that is a
+    time becomes what fits into it (rankbench.commands.budgets).
     """
-    words, spelled = list(words), []
+    words, spelled = fitted(command, list(words)), []
     is_sweep = bool({"-m", "--multirun"} & set(words))
     for word in words:
         word = _quoted_path(word, is_sweep)
@@ -100,7 +102,7 @@ def compose(command: str, *words: str) -> Config:
         raise ConfigError(f"{_sweep_refused(preset, command, words)}; or give one value for {', '.join(varied)}")
     with open_dict(config):
         del config["hydra"]
-    return resolve(config)
+    return resolve(config, words)
 
 
 def _sweep_refused(word: str, command: str, words: Iterable[str]) -> str:
@@ -121,9 +123,13 @@ def _beside_other_hydras() -> Iterator[None]:
         running.hydra, version.version_base, job.conf = before
 
 
-def resolve(cfg: DictConfig) -> Config:
-    """Convert the composed Hydra config to a checked dataclass, with every interpolation resolved."""
+def resolve(cfg: DictConfig, words: Iterable[str] = ()) -> Config:
+    """Convert the composed Hydra config to a checked dataclass, with every interpolation resolved.
+
+    words: those of the command line. If they name analyses, a preset's keys of other analyses go.
+    """
     try:
+        _keep_named_analyses(cfg, words)
         if "budget" in cfg:  # the resolvers use it
             KEYS["budget"].check("budget", cfg.budget)
         _check_names(cfg)
@@ -134,6 +140,18 @@ def resolve(cfg: DictConfig) -> Config:
         raise ConfigError(f"{getattr(error, 'full_key', None) or 'config'}: {wanted(str(error))}") from None
     check(resolved)
     return resolved
+
+
+def _keep_named_analyses(cfg: DictConfig, words: Iterable[str]) -> None:
+    """Take out the analyses that only the keys of a preset bring in, where the words have an analysis=[...]."""
+    overrides = OverridesParser.create().parse_overrides(list(words))
+    values = {override.get_key_element(): override.value() for override in overrides if not override.is_delete()}
+    if isinstance(named := values.get("analysis"), str | list):
+        kept = {named} if isinstance(named, str) else set(named)
+        kept |= {key.split(".")[1] for key in values if key.startswith("analysis.")}
+        with read_write(cfg), open_dict(cfg):
+            for name in set(cfg.analysis) - kept:
+                del cfg.analysis[name]
 
 
 def _check_names(cfg: DictConfig, prefix: str = "") -> None:

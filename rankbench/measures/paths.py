@@ -240,13 +240,13 @@ def frozen_norm(x: Tensor, norm: Norm, scale_BN1: Tensor, has_bias: bool) -> Ten
     return normed
 
 
-def check_recomputed(network: Network) -> None:
+def check_recomputed(network: Network, analysis: str) -> None:
     """Raise ConfigError for scores that depend on more than one head: no path can then run as its own network."""
     for attention in network.attentions:
         if attention.score_name not in SCORES:
             raise ConfigError(
                 f"{network.name}: its scores, {attention.score_name}, are not those of one head's queries and keys "
-                "alone, so no path can be run as a network of its own; take analysis.paths.schemes=[frozen]"
+                "alone, so no path can be run as a network of its own; take analysis.{analysis}.schemes=[frozen]"
             )
 
 
@@ -260,7 +260,7 @@ class RecomputedNetwork:
     """
 
     def __init__(self, network: Network, inputs: Tensor, mlp: bool = False) -> None:
-        check_recomputed(network)
+        check_recomputed(network, "paths")
         with torch.no_grad():
             self.embedding_BND, self.present_BN = network.embed(inputs), network.present(inputs)
             self.layers = network.layers if mlp else [[attention] for attention, *_ in network.layers]
@@ -446,6 +446,18 @@ def sums_through_heads(network: FrozenNetwork) -> Tensor:
         through_HBND = torch.stack([by_head_TBND[0] for by_head_TBND in by_choice[1:]])
         terms_TBND = torch.cat([sum(by_choice), through_HBND])
     return network.finish(terms_TBND[1:], everything).unflatten(0, (len(network.layers), heads))
+
+
+def sums_by_last_head(network: FrozenNetwork) -> Tensor:
+    """The path without heads, then for each layer and head the sum of all frozen paths whose last head it is, (1 + L H,
+    B, N, D), in one sweep. Each path is in one of the sums, so that with the bias term they add up to the output."""
+    everything, heads = slice(None), network.layers[0][0].sublayer.part.heads
+    sums_PBND = network.start(everything)[None]
+    for layer in range(len(network.layers)):
+        prefixes_1BND = sums_PBND.sum(0, keepdim=True)
+        by_choice = [network.step(prefixes_1BND, layer, head, everything) for head in range(1, heads + 1)]
+        sums_PBND = torch.cat([network.step(sums_PBND, layer, 0, everything), *by_choice])
+    return network.finish(sums_PBND, everything)
 
 
 def with_signs(network: FrozenNetwork, signs_LH: Tensor) -> FrozenNetwork:

@@ -8,11 +8,13 @@ from rankbench.plots.figure import COLOURS, GREY, INK, MARKERS, grid_of, legend,
 from rankbench.runs.tables import mean_and_spread
 
 NAMES = {"greedy": "greedy", "norm": "largest first", "random": "random order"}
+PARTS = {"path": "paths", "last_head": "last heads", "length": "path lengths"}
 
 
 @styled
 def draw_pruning(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """Accuracy and loss against the number of paths kept, a line for each order; a row for each facet."""
+    """Accuracy and loss against the number of paths, or of groups of them, that are kept, a line for each order; a row
+    for each facet."""
     figure, grid, facets = grid_of(table, facet, 2, share_y=False)
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, value in zip(row, ("accuracy", "loss"), strict=True):
@@ -32,7 +34,7 @@ def draw_pruning(table: pd.DataFrame, published: pd.DataFrame | None = None, fac
             axes.set_xscale("symlog", linthresh=1)
             axes.set_xlim(left=0)
             axes.set_title(title(value, label))
-            axes.set_xlabel("paths kept")
+            axes.set_xlabel(f"{what_is_kept(rows)} kept")
             tick_values = [0, *(10**power for power in range(int(np.log10(max(rows.kept.max(), 1))) + 1))]
             axes.set_xticks(tick_values, map(str, tick_values))
         level(row[0], rows, "majority_accuracy", "commonest class", GREY, "--")
@@ -42,3 +44,8 @@ def draw_pruning(table: pd.DataFrame, published: pd.DataFrame | None = None, fac
         row[1].set_ylabel("loss (nats per token)")
     legend(figure, grid)
     return figure
+
+
+def what_is_kept(table: pd.DataFrame) -> str:
+    """The parts of a table, in words; older tables keep single paths."""
+    return " or ".join(PARTS[parts] for parts in table.parts.unique()) if "parts" in table else PARTS["path"]

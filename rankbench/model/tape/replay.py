@@ -7,6 +7,7 @@ An attention call moves each slot by one; constants enter slot 0.
 Shapes: T slots held (rows), B batch, H head, N query token, M key token, D and F widths, K head width.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,11 @@ class Frozen(NamedTuple):
 
     call: Call
     part: str
+
+    @property
+    def kind(self) -> str:
+        """The part without the number and the place of the call that made it: the same in every layer."""
+        return re.sub(r"of call \d+, (\S+) in .*", r"of \1", self.part)
 
 
 class Slots(NamedTuple):

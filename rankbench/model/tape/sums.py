@@ -191,7 +191,7 @@ class Tape:
         if tag.opaque is not None:
             raise ConfigError(
                 f"{tag.opaque}: not covered, so {name} has no sums by length. Covered: {COVERED}. Write this call with "
-                "those, or take upto=<a submodule in front of it>"
+                "those, or from Python take the tape's upto=<a submodule in front of it>"
             )
         return value if tag.node is None else tag.node
 
@@ -225,7 +225,7 @@ class Tape:
                 raise ConfigError(
                     f"{node.call}: from here on the sums by length miss the recorded value, by {wrong:.1e} of it "
                     f"({missing:.1e} of the output); the tape is wrong about this call, so write it in another way, or "
-                    "take upto=<a submodule in front of it>"
+                    "from Python take the tape's upto=<a submodule in front of it>"
                 )
         raise ConfigError(
             f"remainder={missing:.1e}: the sums by length miss the output by more than rounding, and no single call is "

@@ -1,0 +1,110 @@
+"""A budget that is a time, as in budget=2h: the scale, seeds and steps of a preset that fit, by the cost that its file
+states. Nothing is measured, so that the same command always chooses the same, and continues its own run."""
+
+import logging
+import math
+import re
+from collections.abc import Iterable
+
+from omegaconf import OmegaConf
+
+from rankbench.config import BUDGETS
+from rankbench.keys import ConfigError
+
+log = logging.getLogger(__name__)
+
+SECONDS = {"s": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hour": 3600, "d": 86400, "day": 86400}
+NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "ten": 10, "half a": 0.5, "half an": 0.5}
+MOST = {
+    "second": 60,
+    "minute": 3600,
+    "hour": math.inf,
+    "day": math.inf,
+}  # seconds that `minutes`, without a number, are
+FEWEST = 3  # seeds, without which no claim has a verdict
+
+
+def fitted(command: str, words: list[str]) -> list[str]:
+    """The words with a time as budget replaced by budget, replicas and a length of training; they are logged.
+
+    The largest of the scales paper and laptop that fits; of laptop, where there is time left, as many seeds as paper
+    has, and then as many steps, at most; where it does not fit, fewer seeds. ConfigError where less than that fits.
+    """
+    given = [word for word in words if re.fullmatch(r"budget=\d+(\.\d+)?(s|min|h|d)", word)]
+    if not given or command not in ("train", "analyze"):
+        return words
+    budget, others = given[-1], [word for word in words if word not in given]
+    return [*others, *_chosen(command, budget, others)]
+
+
+def _chosen(command: str, budget: str, others: list[str]) -> list[str]:
+    from rankbench.commands.compose import composed
+    from rankbench.report.preset_runs import described
+
+    presets = described()
+    name = next((word.partition("=")[2] for word in others if re.match(r"\+?experiment=", word)), None)
+    if name not in presets:
+        raise ConfigError(
+            f"{budget}: a time is for a preset, whose cost is known; give experiment=<name> of `rankbench list`, or "
+            f"one of budget={', '.join(BUDGETS)}"
+        )
+    for word in others:
+        if word in ("-m", "--multirun") or re.match(r"(replicas|trainer\.(steps|epochs))=", word):
+            raise ConfigError(f"{word}: {budget} chooses seeds and steps of the preset; leave one of the two out")
+    laptop, paper = costs(presets[name].cost)
+    length, unit = re.fullmatch(r"budget=([\d.]+)([a-z]+)", budget).groups()
+    time = float(length) * SECONDS[unit]
+    if time >= paper:
+        return _told(budget, ["budget=paper"], paper)
+    small, large = (composed(command, f"experiment={name}", f"budget={scale}") for scale in ("laptop", "paper"))
+    seeds = math.floor(small.replicas * time / laptop)
+    if seeds < min(FEWEST, small.replicas):
+        least = laptop * min(FEWEST, small.replicas) / small.replicas
+        raise ConfigError(
+            f"{budget}: {name} takes about {in_words(least)} with the fewest seeds that a verdict needs; take that, or "
+            "budget=smoke, which only shows that it runs"
+        )
+    seeds = min(seeds, max(small.replicas, large.replicas))
+    keys, cost = {"budget": "laptop", "replicas": seeds}, laptop * seeds / small.replicas
+    for key in ("trainer.steps", "trainer.epochs"):
+        short, long = (OmegaConf.select(config, key) for config in (small, large))
+        if command == "train" and short and long and short < long and (times := time / cost) > 1:
+            keys[key] = min(math.floor(short * times), int(long))
+            cost *= keys[key] / short
+    return _told(budget, [f"{key}={value}" for key, value in keys.items()], cost)
+
+
+def _told(budget: str, chosen: list[str], cost: float) -> list[str]:
+    log.warning("%s: %s, about %s by the preset's stated cost", budget, " ".join(chosen), in_words(cost))
+    return chosen
+
+
+def costs(text: str) -> tuple[float, float]:
+    """Seconds that a preset takes at budget=laptop and as in its paper, on one CPU core, from its file's sentence.
+
+    inf for what is not known: `hours`, and what is stated for a GPU alone.
+    """
+    parts = text.split(";")
+    at_laptop = [part for part in parts if "budget=laptop:" in part]
+    paper = _seconds(part for part in parts if part not in at_laptop and "GPU" not in part)
+    if not at_laptop:
+        return paper, paper
+    return (paper / 2 if at_laptop[0].endswith(": half") else _seconds(at_laptop)), paper
+
+
+def _seconds(parts: Iterable[str]) -> float:
+    """The longest time that is stated; inf where there is none."""
+    stated = rf"(?:({'|'.join(sorted(NUMBERS, key=len, reverse=True))}|\d+) )?\b({'|'.join(MOST)})s?\b( and a half)?"
+    times = []
+    for number, unit, half in re.findall(stated, " ".join(parts)):
+        if number:
+            times.append(((NUMBERS.get(number) or int(number)) + bool(half) / 2) * SECONDS[unit])
+        else:
+            times.append(MOST[unit])
+    return max(times, default=math.inf)
+
+
+def in_words(seconds: float) -> str:
+    """A time in the largest unit that it has one of."""
+    unit = next((unit for unit in ("d", "h", "min") if seconds >= SECONDS[unit]), "s")
+    return f"{seconds / SECONDS[unit]:.3g} {unit}"
