@@ -7,7 +7,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.claims.claim import Claim, Control, NotMeasurable
+from rankbench.claims.claim import Claim, Control, NotMeasurable, below
 
 SMALL = 0.1  # a measure below this is small; it is 1 for two equal paths
 NATS = 0.1  # mutual information of Gaussian numbers with a correlation of .43
@@ -23,17 +23,9 @@ def _size(rows: pd.DataFrame, of: str, column: str) -> float:
     return rows[rows.of == of][column].abs().mean()
 
 
-def _information(rows: pd.DataFrame) -> float:
-    return rows[rows.of == "paths"].information_ksg.mean()
-
-
 def _other_heads(rows: pd.DataFrame) -> pd.Series:
     """Mask of the rows on two different heads."""
     return (rows.of == "heads") & (rows["first"] != rows["second"])
-
-
-def _cross_gradient(rows: pd.DataFrame) -> float:
-    return rows[_other_heads(rows)].cross_gradient_relative.mean()
 
 
 def _share_needed(rows: pd.DataFrame, order: str) -> float:
@@ -73,7 +65,7 @@ def _random_for(rows: pd.DataFrame, order: str) -> pd.DataFrame:
 
 
 SOURCE = "Attention-paths blog, weak interdependence"
-_condition = partial(Claim, source=SOURCE, table="independence", side=-1)
+_condition = partial(Claim, source=SOURCE, table="independence")
 
 
 def _control(of: str, column: str, by: float) -> Control:
@@ -84,7 +76,7 @@ def _pairs(column: str, **claim) -> Claim:
     """Claim on the mean absolute value of a column over pairs of paths, judged under both schemes."""
     return _condition(
         measure=partial(_size, of="paths", column=column),
-        line=SMALL,
+        claimed=below(SMALL),
         by=("scheme",),
         applies=partial(_has_paths, column=column),
         control=_control("paths", column, 1.1 * SMALL),
@@ -98,8 +90,7 @@ def _pruned(order: str, statement: str) -> Claim:
         source="Attention-paths blog, why paths matter",
         table="pruning",
         measure=partial(_share_needed, order=order),
-        side=-1,
-        line=FEW,
+        claimed=below(FEW),
         applies=partial(_has_order, order=order),
         scale="share",
         control=Control("paths in random order", partial(_random_for, order=order)),
@@ -117,7 +108,7 @@ BLOG: dict[str, Claim] = {
         statement="3, of frozen paths: the output is the sum of all paths (relative rest; Theorem 2.1 of Dong et al. "
         "2021).",
         measure=partial(_size, of="network", column="interaction"),
-        line=EXACT,
+        claimed=below(EXACT),
         by=("scheme",),
         applies=partial(_is_scheme, scheme="frozen"),
         learned=None,
@@ -128,7 +119,7 @@ BLOG: dict[str, Claim] = {
     "blog_paths_additive": _condition(
         statement="3, of recomputed paths: the output is nearly the sum of all paths (relative rest).",
         measure=partial(_size, of="network", column="interaction"),
-        line=SMALL,
+        claimed=below(SMALL),
         by=("scheme",),
         applies=partial(_is_scheme, scheme="recomputed"),
         control=_control("network", "interaction", 1.1 * SMALL),
@@ -140,15 +131,15 @@ BLOG: dict[str, Claim] = {
     "blog_cross_gradients_below_own": _condition(
         statement="4: second derivatives of the loss by two heads' parameters are small beside the heads' own (mean "
         "ratio; the blog compares them with 1, which the scale of the parameters decides).",
-        measure=_cross_gradient,
-        line=SMALL,
+        measure=lambda rows: rows[_other_heads(rows)].cross_gradient_relative.mean(),
+        claimed=below(SMALL),
         applies=lambda rows: bool(_other_heads(rows).any()),
         control=Control("each head beside itself", _own_for_cross),
     ),
     "blog_paths_independent": _condition(
         statement="5: outputs of two paths share little information (mean KSG estimate, nats).",
-        measure=_information,
-        line=NATS,
+        measure=lambda rows: rows[rows.of == "paths"].information_ksg.mean(),
+        claimed=below(NATS),
         by=("scheme",),
         applies=partial(_has_paths, column="information_ksg"),
         control=_control("paths", "information_ksg", 1.1 * NATS),

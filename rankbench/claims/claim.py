@@ -10,6 +10,7 @@ the same rows for which the claim is false.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +32,19 @@ class NotMeasurable(Exception):
 
 class AtMost(float):
     """Upper bound of a number that rounding hides."""
+
+
+class Line(NamedTuple):
+    """Where a number is said to lie: above the line (side=+1), below it (-1), or within it to either side of 0 (0)."""
+
+    side: int
+    at: float
+
+    def __str__(self) -> str:
+        return {+1: "> ", -1: "< ", 0: "within ±"}[self.side] + f"{self.at:g}"
+
+
+above, below, within = partial(Line, +1), partial(Line, -1), partial(Line, 0)
 
 
 class Control(NamedTuple):
@@ -71,8 +85,7 @@ def everywhere(rows: pd.DataFrame) -> bool:
 class Claim:
     """One sentence of a paper and how to test it.
 
-    `measure` maps one seed's rows of `table` to a number; the paper says that it lies above (side=+1) or below
-    (side=-1) `line`, or within `line` to either side of 0 (side=0).
+    `measure` maps one seed's rows of `table` to a number, of which the paper says that it lies as `claimed`.
 
     control: a set-up in which the claim must fail.
     by: columns of the table; each of their values is judged separately.
@@ -92,8 +105,7 @@ class Claim:
     source: str
     table: str
     measure: Callable[[pd.DataFrame], float]
-    side: int
-    line: float
+    claimed: Line
     control: Control
     by: tuple[str, ...] = ()
     applies: Callable[[pd.DataFrame], bool] = everywhere
@@ -172,9 +184,9 @@ def _verdict(name: str, claim: Claim, rows: pd.DataFrame, where: str, judged: Ju
         "interval": judged.interval,
         "is_bound": judged.is_bound,
         "published": claim.published(rows) if callable(claim.published) else claim.published,
-        "claimed": _claimed(claim),
-        "side": claim.side,
-        "line": claim.line,
+        "claimed": str(claim.claimed),
+        "side": claim.claimed.side,
+        "line": claim.claimed.at,
         "exists": claim.exists,
         "p_value": judged.p_value,
         "num_seeds": rows.seed.nunique(),
@@ -189,15 +201,11 @@ def _verdict(name: str, claim: Claim, rows: pd.DataFrame, where: str, judged: Ju
     }
 
 
-def _claimed(claim: Claim) -> str:
-    return {+1: "> ", -1: "< ", 0: "within ±"}[claim.side] + f"{claim.line:g}"
-
-
 def _refuted_by(claim: Claim) -> str:
     """What would refute the claim, for a reader."""
     if claim.exists:
         return "nothing here: the lack of an example does not refute that there is one"
-    where = {+1: f"below {claim.line:g}", -1: f"above {claim.line:g}", 0: f"beyond ±{claim.line:g}"}[claim.side]
+    where = {+1: "below ", -1: "above ", 0: "beyond ±"}[claim.claimed.side] + f"{claim.claimed.at:g}"
     return f"one seed {where}" if claim.exact else f"a 95 % interval {where}"
 
 
@@ -221,6 +229,7 @@ def _controlled(claim: Claim, rows: pd.DataFrame) -> Judgement:
 def _judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
     if rows.empty:
         return _undecided("there are no such rows")
+    side, line = claim.claimed
     try:
         values = [claim.measure(rows_of_repeat) for _, rows_of_repeat in rows.groupby(claim.repeats)]
     except NotMeasurable as reason:
@@ -232,7 +241,7 @@ def _judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
     if any(isinstance(value, AtMost) for value in values):
         return _judge_bounds(claim, rows, values)
     if claim.exact:
-        worst = float(min(values) if claim.side > 0 else max(values, key=None if claim.side else abs))
+        worst = float(min(values) if side > 0 else max(values, key=None if side else abs))
         return Judgement(_side_of(claim, worst, worst), worst, math.nan, math.nan, "worst", False, len(values), "")
     mean, low, high, method = interval95(values, claim.scale)
     judged = Judgement(UNDECIDED, mean, low, high, method, False, len(values), "")
@@ -240,13 +249,11 @@ def _judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
     if reason and len(values) >= FEWEST:
         return judged._replace(reason=reason)
     if not reason:
-        judged = judged._replace(
-            outcome=_side_of(claim, low, high), p_value=p_value(values, claim.line, claim.side, claim.scale)
-        )
+        judged = judged._replace(outcome=_side_of(claim, low, high), p_value=p_value(values, line, side, claim.scale))
         if judged.outcome != UNDECIDED:
             return judged
         reason = "the line lies within the interval"
-    needed = max(num_to_decide(values, claim.line, claim.side, claim.scale), FEWEST)
+    needed = max(num_to_decide(values, line, side, claim.scale), FEWEST)
     more = max(needed - len(values), 1.0)
     return judged._replace(reason=reason + _more_text(claim, more), more_repeats=more)
 
@@ -266,8 +273,8 @@ def _judge_bounds(claim: Claim, rows: pd.DataFrame, values: list[float]) -> Judg
     judged = Judgement(UNDECIDED, highest, math.nan, math.nan, "none", True, len(values), "")
     if reason := _why_not_decidable(claim, rows, len(values)):
         return judged._replace(reason=reason)
-    if highest < claim.line:
-        return judged._replace(outcome=FAILED if claim.side > 0 else HELD)
+    if highest < claim.claimed.at:
+        return judged._replace(outcome=FAILED if claim.claimed.side > 0 else HELD)
     return judged._replace(reason="rounding hides the number")
 
 
@@ -279,10 +286,11 @@ def _why_not_decidable(claim: Claim, rows: pd.DataFrame, num_repeats: int) -> st
 
 def _side_of(claim: Claim, low: float, high: float) -> str:
     """Outcome of an interval; a line that it touches counts as inside it, except for an exact number."""
-    if claim.side == 0:
-        inside, outside = -claim.line < low and high < claim.line, low > claim.line or high < -claim.line
+    side, line = claim.claimed
+    if side == 0:
+        inside, outside = -line < low and high < line, low > line or high < -line
     else:
-        inside, outside = (low > claim.line, high < claim.line)[:: claim.side]
+        inside, outside = (low > line, high < line)[::side]
     if claim.exact:
         return HELD if inside else FAILED
     return HELD if inside else FAILED if outside else UNDECIDED
