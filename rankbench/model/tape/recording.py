@@ -6,7 +6,7 @@ activation, frozen, and may be attention weights. It may not be added: what it d
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -91,6 +91,7 @@ class Seen:
     function: what was called; where that changes its first argument, its twin that makes a new tensor.
     """
 
+    recorder: "Recorder"
     call: Call
     name: str
     function: Callable
@@ -101,6 +102,20 @@ class Seen:
     def get(self, position: int, name: str, default: Any = None) -> Any:
         """The argument at this position or of this name."""
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+
+    def tag(self, x: Any) -> Tag:
+        """`Recorder.tag`."""
+        return self.recorder.tag(x)
+
+    def value_only(self, tags: Sequence[Tag], level: int = OTHER) -> Tag:
+        """`Recorder.value_only` of the call."""
+        return self.recorder.value_only(self.call, tags, level)
+
+    def node(self, parents: tuple, step: Step, frozen: str | None = None, reads: Sequence = (), shape=None) -> Node:
+        """`Recorder.node` of the call, of the shape of its result if no other is given."""
+        return self.recorder.node(
+            self.call, parents, step, self.result.shape if shape is None else shape, frozen, reads
+        )
 
 
 class AttentionCall(NamedTuple):
@@ -193,12 +208,10 @@ class Recorder(TorchFunctionMode):
                 tag = self.tag(tensor)
                 self.results.setdefault(name, []).append((tag, None if tag.has_paths else tensor))
 
-        hooks = [torch_module.register_module_forward_pre_hook(enter), torch_module.register_module_forward_hook(leave)]
-        try:
+        with ExitStack() as hooks:
+            hooks.callback(torch_module.register_module_forward_pre_hook(enter).remove)
+            hooks.callback(torch_module.register_module_forward_hook(leave).remove)
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _begin(self, tensor: Tensor) -> None:
         call = Call(self.num_calls, "the beginning of the paths", self.begin)
@@ -299,9 +312,9 @@ class Recorder(TorchFunctionMode):
         self.depth, num_before = max((tag.depth for tag in tags), default=0), self.num_attention
         rule, new = self.rules.get(name), None
         if rule is not None and kwargs.get("out") is None:
-            seen = Seen(call, name, _out_of_place(func, name, in_place), read, kwargs, output)
+            seen = Seen(self, call, name, _out_of_place(func, name, in_place), read, kwargs, output)
             seen.kwargs.pop("inplace", None)
-            new = rule(self, seen)
+            new = rule(seen)
         new = self.value_only(call, tags) if new is None else new
         self._tag_results(call, output, new, self.depth + (self.num_attention > num_before))
         return result
