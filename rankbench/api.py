@@ -19,13 +19,7 @@ from torch import nn
 
 from rankbench.analyses import ANALYSES
 from rankbench.analyses.modules import building_once, offering
-from rankbench.analyses.runner import (
-    analyze_into,
-    analyze_trained,
-    measure,
-    options_of,
-    subjects_of,
-)
+from rankbench.analyses.runner import analyze_into, analyze_trained, measure, options_of, subjects_of
 from rankbench.claims import figures_published
 from rankbench.claims import published as published_numbers
 from rankbench.commands.callback import check_corpus, check_everything
@@ -140,18 +134,17 @@ def analyze(
 
     Raises ConfigError for what cannot be measured, and for an option that none of the analyses has.
     """
+    given = {"device": device, "precision": precision, "threads": threads}
     if isinstance(subject, nn.Module):
         if not names or isinstance(names[0], str):
             raise ConfigError(f"{type(subject).__name__}: needs inputs; as in analyze(module, inputs, 'spectrum')")
         with building_once(), offering(subject, names[0]) as spec:
             named = names[1:] or ("residual", "spectrum", "attention")
-            keys = {"out": out, "device": device, "precision": precision, "threads": threads}
-            return analyze([f"module={spec}"], *named, **keys, **options)
+            return analyze([f"module={spec}"], *named, out=out, **given, **options)
     for name in names:
         if str(name) not in ANALYSES:
             raise ConfigError(unknown("analysis", name, ANALYSES))
     words = [f"analysis=[{','.join(names)}]"] if names else []
-    given = {"device": device, "precision": precision, "threads": threads}
     words += [f"{key}={value}" for key, value in given.items() if value is not None]
     run = None
     if isinstance(subject, list | tuple):
@@ -206,7 +199,7 @@ def plot(
         raise ConfigError(f"analysis={name}: the table has no rows to draw")
     if facet is not None and facet not in table:
         raise ConfigError(unknown("facet", facet, map(str, table.columns)))
-    if published is not None and published not in (known := list(figures_published())):
+    if published is not None and published not in (known := figures_published()):
         raise ConfigError(unknown("published", published, known))
     columns = ("job_status",) if name == "sweep" else ANALYSES[name].columns
     if missing := [column for column in columns if column not in table]:

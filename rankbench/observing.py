@@ -32,7 +32,7 @@ import pandas as pd
 import torch
 import yaml
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from rankbench import plots
 from rankbench.analyses import ModuleSubject, attention, residual
@@ -47,7 +47,7 @@ from rankbench.plots.observed import FIGURES
 from rankbench.runs.files import write_json, write_text
 from rankbench.runs.machine import Machine
 from rankbench.runs.records import read_yaml
-from rankbench.runs.run import FORMAT, OBSERVED, OUTPUTS, Run
+from rankbench.runs.run import FORMAT, OBSERVED, OUTPUTS, Run, differences
 from rankbench.runs.tables import read_table
 from rankbench.seeds import generator_for
 from rankbench.training.loop import StepsFile
@@ -275,13 +275,9 @@ def _subject(model: nn.Module, inputs: Any, sequences: int, run: str, seed: int,
     if weight is None:
         raise ConfigError(f"observe: {type(model).__name__} has no parameters; give the model that you train")
     example = example.to(weight.device, weight.dtype)
-    args, kwargs = tree_map(_copy, (example.args, dict(example.kwargs)))
+    args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (example.args, dict(example.kwargs)))
     example = replace(example, args=args, kwargs=kwargs)
     return ModuleSubject(run, task, name, seed, {"given": model}, example)
-
-
-def _copy(x: Any) -> Any:
-    return x.detach().clone() if isinstance(x, Tensor) else x
 
 
 def _parts(
@@ -381,15 +377,12 @@ def _check_folder(folder: Path, config: dict[str, Any]) -> None:
     old = read_yaml(path)
     if "observe" not in old:
         raise ConfigError(f"out={folder}: a run of another kind; give a new folder")
-    for group in ("task", "model", "observe", "seed"):
-        was, now = (given[group] if isinstance(given[group], dict) else {"": given[group]} for given in (old, config))
-        for key in now:
-            if key != "every" and was.get(key) != now[key]:
-                name = ".".join(filter(None, (group, key)))
-                raise ConfigError(
-                    f"out={folder}: was begun with {name}={was.get(key)}, not {now[key]}; "
-                    "give the same model and inputs to continue it, or a new folder"
-                )
+    for name, (was, now) in differences(old, config).items():
+        if name != "observe.every":
+            raise ConfigError(
+                f"out={folder}: was begun with {name}={was}, not {now}; "
+                "give the same model and inputs to continue it, or a new folder"
+            )
 
 
 def _begin(folder: Path, config: dict[str, Any], device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""The analyses by name. A new one is a file here, a YAML in conf/analysis and a line in ANALYSES."""
+"""The analyses by name. A new one is a file here, a YAML in conf/analysis and its name in IN_ORDER."""
 
 from rankbench.analyses import (
     attention,
@@ -26,25 +26,8 @@ from rankbench.analyses.analysis import Analysis, ModuleSubject, Plan, Subject
 
 __all__ = ["ANALYSES", "Analysis", "ModuleSubject", "Plan", "Subject"]
 
-ANALYSES: dict[str, Analysis] = {
-    "residual": residual.ANALYSIS,
-    "paths": paths.ANALYSIS,
-    "spectrum": spectrum.ANALYSIS,
-    "attention": attention.ANALYSIS,
-    "collapse": collapse.ANALYSIS,
-    "bounds": bounds.ANALYSIS,
-    "path_counts": path_counts.ANALYSIS,
-    "independence": independence.ANALYSIS,
-    "path_mass": path_mass.ANALYSIS,
-    "pruning": pruning.ANALYSIS,
-    "rollout": rollout.ANALYSIS,
-    "dynamics": dynamics.ANALYSIS,
-    "curves": curves.ANALYSIS,
-    "samples": samples.ANALYSIS,
-    "lipschitz": lipschitz.ANALYSIS,
-    "invertibility": invertibility.ANALYSIS,
-    "histograms": histograms.ANALYSIS,
-    "head_rank": head_rank.ANALYSIS,
-    "rank_theory": rank_theory.ANALYSIS,
-    "laws": laws.ANALYSIS,
-}
+IN_ORDER = (
+    *(residual, paths, spectrum, attention, collapse, bounds, path_counts, independence, path_mass, pruning),
+    *(rollout, dynamics, curves, samples, lipschitz, invertibility, histograms, head_rank, rank_theory, laws),
+)
+ANALYSES: dict[str, Analysis] = {module.__name__.rpartition(".")[2]: module.ANALYSIS for module in IN_ORDER}

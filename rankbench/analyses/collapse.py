@@ -64,22 +64,14 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     sequences. Unmasked attention alone; columns without a number are left out.
     For a trained classifier also whole_accuracy, as in the table of the analysis `residual`.
     """
-    inputs, rows, refused = subject.test.inputs[: options.sequences], [], {}
+    inputs, rows = subject.test.inputs[: options.sequences], []
     if inputs.is_floating_point():
         inputs = inputs.double()
     for weights, model in subject.models.items():
-        exact = copy.deepcopy(model).double()
-        for variant in options.variants:
-            network = without(exact, **VARIANTS[variant])
-            try:
-                check(network)
-            except ConfigError as error:
-                refused[variant] = error
-                continue
+        networks, refused = _followed(copy.deepcopy(model).double(), options.variants)
+        for variant, network in networks.items():
             for row in _rows(network, inputs, generator_for(subject.seed, "rounding")):
                 rows.append({"weights": weights, "variant": variant, **row})
-    if not rows:
-        raise next(iter(refused.values()))
     for variant, error in refused.items():
         log.warning("%s is left out: %s", variant, error)
     whole = pd.DataFrame(rows)
@@ -89,6 +81,19 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         log.warning("that is more than rounding explains (%.0e)", AGREEMENT)
     without_number = [name for name in BOUNDS if whole[name].isna().all()]
     return whole.drop(columns=without_number).assign(**learned(subject))
+
+
+def _followed(model: Network, variants: list[str]) -> tuple[dict[str, Network], dict[str, ConfigError]]:
+    """The variants that rules follow, and why the others are refused; ConfigError if all are."""
+    networks, refused = {variant: without(model, **VARIANTS[variant]) for variant in variants}, {}
+    for variant, network in networks.items():
+        try:
+            check(network)
+        except ConfigError as error:
+            refused[variant] = error
+    if len(refused) == len(networks):
+        raise next(iter(refused.values()))
+    return {variant: network for variant, network in networks.items() if variant not in refused}, refused
 
 
 def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[dict]:
@@ -176,14 +181,7 @@ def digest(table: pd.DataFrame) -> str:
 
 def check_plan(plan: Plan, options: Options) -> None:
     """ConfigError where no rule follows any of the variants."""
-    refused = []
-    for variant in options.variants:
-        try:
-            check(without(plan.model, **VARIANTS[variant]))
-        except ConfigError as error:
-            refused.append(error)
-    if len(refused) == len(options.variants):
-        raise refused[0]
+    _followed(plan.model, options.variants)
 
 
 ANALYSIS = Analysis(

@@ -338,17 +338,11 @@ def _head_pairs(model: Transformer, batch: Batch, probes: int, generator: torch.
     sizes = [sum(parameters[name][at].numel() for name, at in part.items()) for part in _head_parameters(model)]
     names = [f"L{layer + 1}H{head + 1}" for layer in range(model.num_layers) for head in range(model.num_heads)]
     for a, b in combinations_with_replacement(range(len(names)), 2):
-        size = norm_AA[a, b].item()
+        size, error = norm_AA[a, b].item(), error_AA[a, b].item()
         own = (norm_AA[a, a] * norm_AA[b, b]).sqrt().item()
-        yield {
-            "of": "heads",
-            "first": names[a],
-            "second": names[b],
-            "cross_gradient": size,
-            "cross_gradient_se": error_AA[a, b].item(),
-            "cross_gradient_rms": size / (sizes[a] * sizes[b]) ** 0.5,
-            "cross_gradient_relative": size / own if own > 0 else float("nan"),
-        }
+        row = {"of": "heads", "first": names[a], "second": names[b], "cross_gradient": size, "cross_gradient_se": error}
+        row["cross_gradient_rms"] = size / (sizes[a] * sizes[b]) ** 0.5
+        yield row | {"cross_gradient_relative": size / own if own > 0 else float("nan")}
 
 
 # --- interference --------------------------------------------------------------------------------------------------

@@ -139,15 +139,8 @@ def _constants(
                 yield _row(norm, "one_dimension", "exact" if most % 2 else "bound", value)
             elif layer.seen_NM is None:
                 yield _row(norm, "one_dimension", "bound", lipschitz_bounds.one_dimension_2(layer, num_tokens))
-    if (
-        layer is None
-        or layer.kind != "dot"
-        or layer.seen_NM is not None
-        or layer.has_biases
-        or "2" not in options.norms
-    ):
-        return
-    for quantity, castin in (("ball", False), ("ball_castin", True)):
+    is_plain = layer is not None and layer.kind == "dot" and layer.seen_NM is None and not layer.has_biases
+    for quantity, castin in (("ball", False), ("ball_castin", True)) if is_plain and "2" in options.norms else ():
         value = lipschitz_bounds.dot_ball_2(layer, num_tokens, options.radius, castin=castin)
         yield _row("2", quantity, "bound", value)
 
@@ -208,7 +201,7 @@ def _rows_of_parts(network: Network, num_tokens: int, options: Options) -> Itera
         constants = _constants(layer_of(attention, num_tokens), num_tokens, options, bounds)
         yield from (_at("attention", number) | row for row in constants)
         for norm in options.norms:
-            value = _layer_bound(sublayers, norm, bounds[norm])
+            value = _layer_bound(sublayers, norm, bounds[norm], {})
             whole[norm] *= value
             yield _at("block", number) | _row(norm, "theorem", "bound", value)
     for norm, value in whole.items():
@@ -217,15 +210,13 @@ def _rows_of_parts(network: Network, num_tokens: int, options: Options) -> Itera
         yield _at("network", 0) | _row(norm, "theorem", "bound", value)
 
 
-def _layer_bound(
-    sublayers: list[Sublayer], p: str, of_attention: float, scales: dict[str, float] | None = None
-) -> float:
-    """Bound on a layer's constant, from that of its attention. scales: the largest scale of each sub-layer's norm."""
+def _layer_bound(sublayers: list[Sublayer], p: str, of_attention: float, scales: dict[str, float]) -> float:
+    """Bound on a layer's constant, from that of its attention. scales: the largest scale of the norms, by sub-layer,
+    where it is known."""
     product = 1.0
     for sublayer in sublayers:
         of_part = of_attention if sublayer.kind == "attention" else mlp_bound(sublayer.part, p)
-        largest = {} if scales is None else {"largest_scale": scales[sublayer.kind]}
-        product *= sublayer_bound(sublayer, p, of_part, **largest)
+        product *= sublayer_bound(sublayer, p, of_part, scales.get(sublayer.kind))
     return product
 
 
@@ -257,8 +248,8 @@ def _rows_at_data(network: Network, inputs: Tensor, options: Options) -> Iterato
             if "2" in options.norms and formulas is not None:
                 local = lipschitz_bounds.local_2(formulas, read_1ND).item()
                 keep("attention", layer, "2", "local", "bound", local)
-                scales = {kind: _largest_scale(step.scale_BN1) for kind, step in of_layer.items()}
-                local = _layer_bound(sublayers, "2", local, scales)
+                scaled = {kind: step.scale_BN1 for kind, step in of_layer.items() if step.scale_BN1 is not None}
+                local = _layer_bound(sublayers, "2", local, {kind: s.max().item() for kind, s in scaled.items()})
                 keep("block", layer, "2", "local", "bound", local)
                 local_network = None if local_network is None else local_network * local
         whole = _of_one_sequence(lambda x_1ND: network.finish(_through(network.sublayers, x_1ND)))
@@ -272,11 +263,6 @@ def _rows_at_data(network: Network, inputs: Tensor, options: Options) -> Iterato
             keep("network", 0, "2", "local", "bound", local_network)
     for (part, layer, *what), value in largest.items():
         yield _at(part, layer) | _row(*what, value)
-
-
-def _largest_scale(scale_BN1: Tensor | None) -> float:
-    """Largest scale of the sub-layer's norm; 1 if it has none."""
-    return 1.0 if scale_BN1 is None else scale_BN1.max().item()
 
 
 def _through(sublayers: Iterable[Sublayer], x_BND: Tensor) -> Tensor:

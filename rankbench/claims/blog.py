@@ -47,10 +47,6 @@ def _is_scheme(rows: pd.DataFrame, scheme: str) -> bool:
     return bool(((rows.scheme == scheme) & (rows.of == "network")).any())
 
 
-def _has_order(rows: pd.DataFrame, order: str) -> bool:
-    return (rows.order == order).any()
-
-
 def _larger(rows: pd.DataFrame, of: str, column: str, by: float) -> pd.DataFrame:
     return rows.assign(**{column: rows[column].where(rows.of != of, rows[column].abs() + by)})
 
@@ -58,10 +54,6 @@ def _larger(rows: pd.DataFrame, of: str, column: str, by: float) -> pd.DataFrame
 def _own_for_cross(rows: pd.DataFrame) -> pd.DataFrame:
     same_head = rows[(rows.of == "heads") & (rows["first"] == rows["second"])]
     return same_head.assign(second="another head")
-
-
-def _random_for(rows: pd.DataFrame, order: str) -> pd.DataFrame:
-    return rows[rows.order == "random"].assign(order=order)
 
 
 SOURCE = "Attention-paths blog, weak interdependence"
@@ -91,9 +83,9 @@ def _pruned(order: str, statement: str) -> Claim:
         table="pruning",
         measure=partial(_share_needed, order=order),
         claimed=below(FEW),
-        applies=partial(_has_order, order=order),
+        applies=lambda rows: (rows.order == order).any(),
         scale="share",
-        control=Control("paths in random order", partial(_random_for, order=order)),
+        control=Control("paths in random order", lambda rows: rows[rows.order == "random"].assign(order=order)),
     )
 
 

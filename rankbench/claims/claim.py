@@ -128,13 +128,13 @@ class Judgement(NamedTuple):
     """
 
     outcome: str
-    measured: float
-    low: float
-    high: float
-    interval: str
-    is_bound: bool
-    num_repeats: int
-    reason: str
+    measured: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    interval: str = "none"
+    is_bound: bool = False
+    num_repeats: int = 0
+    reason: str = ""
     p_value: float = math.nan
     more_repeats: float = math.nan
 
@@ -156,7 +156,7 @@ def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: Facet) -> l
     ]
     if verdicts:
         return verdicts
-    return [_verdict(name, claim, table, "", _undecided(NOTHING))]
+    return [_verdict(name, claim, table, "", Judgement(UNDECIDED, reason=NOTHING))]
 
 
 def _settings(claim: Claim, table: pd.DataFrame, facet: Facet) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -228,23 +228,23 @@ def _controlled(claim: Claim, rows: pd.DataFrame) -> Judgement:
 
 def _judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
     if rows.empty:
-        return _undecided("there are no such rows")
+        return Judgement(UNDECIDED, reason="there are no such rows")
     side, line = claim.claimed
     try:
         values = [claim.measure(rows_of_repeat) for _, rows_of_repeat in rows.groupby(claim.repeats)]
     except NotMeasurable as reason:
-        return _undecided(str(reason))
+        return Judgement(UNDECIDED, reason=str(reason))
     if claim.repeats == "step" and np.isfinite(values).any():
         values = [value for value in values if math.isfinite(value)]
     if not np.isfinite(values).all():
-        return _undecided(f"not measurable in every {claim.repeats}", len(values))
+        return Judgement(UNDECIDED, num_repeats=len(values), reason=f"not measurable in every {claim.repeats}")
     if any(isinstance(value, AtMost) for value in values):
         return _judge_bounds(claim, rows, values)
     if claim.exact:
         worst = float(min(values) if side > 0 else max(values, key=None if side else abs))
-        return Judgement(_side_of(claim, worst, worst), worst, math.nan, math.nan, "worst", False, len(values), "")
+        return Judgement(_side_of(claim, worst, worst), worst, interval="worst", num_repeats=len(values))
     mean, low, high, method = interval95(values, claim.scale)
-    judged = Judgement(UNDECIDED, mean, low, high, method, False, len(values), "")
+    judged = Judgement(UNDECIDED, mean, low, high, method, num_repeats=len(values))
     reason = _why_not_decidable(claim, rows, len(values))
     if reason and len(values) >= FEWEST:
         return judged._replace(reason=reason)
@@ -270,7 +270,7 @@ def _more_text(claim: Claim, more: float) -> str:
 def _judge_bounds(claim: Claim, rows: pd.DataFrame, values: list[float]) -> Judgement:
     """Judge numbers some of which rounding hides: decided only if all of them certainly lie below the line."""
     highest = float(max(values))
-    judged = Judgement(UNDECIDED, highest, math.nan, math.nan, "none", True, len(values), "")
+    judged = Judgement(UNDECIDED, highest, is_bound=True, num_repeats=len(values))
     if reason := _why_not_decidable(claim, rows, len(values)):
         return judged._replace(reason=reason)
     if highest < claim.claimed.at:
@@ -294,10 +294,6 @@ def _side_of(claim: Claim, low: float, high: float) -> str:
     if claim.exact:
         return HELD if inside else FAILED
     return HELD if inside else FAILED if outside else UNDECIDED
-
-
-def _undecided(reason: str, num_repeats: int = 0) -> Judgement:
-    return Judgement(UNDECIDED, math.nan, math.nan, math.nan, "none", False, num_repeats, reason)
 
 
 def verdict_line(verdict: dict) -> str:

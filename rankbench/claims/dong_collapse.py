@@ -60,10 +60,6 @@ def layers_ahead(first: float, second: float) -> float:
     return math.log(first / second, 3)
 
 
-def _kept(rows: pd.DataFrame, variant: str) -> float:
-    return share(log10_kept(rows, variant))
-
-
 def _delay_by_retraining(rows: pd.DataFrame) -> float:
     removed, retrained = (log10_kept(rows_at(rows, "model", name), "no_skip") for name in ("transformer", "san_mlp"))
     return layers_ahead(removed, retrained)
@@ -115,10 +111,6 @@ def _largest_change_of_residual(rows: pd.DataFrame) -> float:
     return (states.residual / start - 1).abs().max()
 
 
-def _left(rows: pd.DataFrame, variant: str) -> float:
-    return share(log10_left(rows, variant))
-
-
 def _shift_by_norms(rows: pd.DataFrame) -> float:
     return layers_ahead(log10_left(rows, "attention_only"), log10_left(rows, "attention_only_no_norm"))
 
@@ -131,11 +123,8 @@ def _left_by_each_layer(rows: pd.DataFrame) -> float:
 # Conditions: which rows a claim is about, and whether the networks have learned
 
 
-def _has_skips(rows: pd.DataFrame) -> bool:
-    return _differ(rows, "full", "no_skip")
-
-
-def _differ(rows: pd.DataFrame, variant: str, other: str) -> bool:
+def _differ(rows: pd.DataFrame, variant: str = "full", other: str = "no_skip") -> bool:
+    """Whether two variants differ: by default, whether there are skips."""
     first, second = (rows[rows.variant == name].log10_residual.to_numpy() for name in (variant, other))
     return len(first) == len(second) > 0 and (first != second).any()
 
@@ -196,7 +185,7 @@ WITHOUT_SKIPS = _as(full="no_skip", no_mlp="attention_only")
 
 
 def _with_skips(rows: pd.DataFrame) -> pd.DataFrame:
-    return (WITH_SKIPS if _has_skips(rows) else _keeping(JUST_ABOVE * TENTH)).doctor(rows)
+    return (WITH_SKIPS if _differ(rows) else _keeping(JUST_ABOVE * TENTH)).doctor(rows)
 
 
 def _a_tenth_of_it(rows: pd.DataFrame) -> pd.DataFrame:
@@ -208,14 +197,6 @@ def _a_tenth_of_it(rows: pd.DataFrame) -> pd.DataFrame:
 def _growing_again(rows: pd.DataFrame) -> pd.DataFrame:
     first = rows.groupby(["seed", "weights", "variant"]).log10_relative_residual.transform("first")
     return rows.assign(log10_relative_residual=first + 0.001 * rows.layer)
-
-
-def _above_the_bound(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows.assign(log10_residual=rows.log10_residual - _above_bound(rows) + 0.01)
-
-
-def _slack_used_up(rows: pd.DataFrame, bound: str) -> pd.DataFrame:
-    return rows.assign(slack_min=rows.slack_min - _smallest_slack(rows, bound) - 0.01)
 
 
 def _not_vanished(rows: pd.DataFrame) -> pd.DataFrame:
@@ -250,7 +231,8 @@ def _bound_holds(bound: str, statement: str, source: str) -> Claim:
         exact=True,
         applies=lambda rows: len(_bounded(rows, bound)) > 0,
         control=Control(
-            "bounds lowered until the tightest is .01 decades below the residual", partial(_slack_used_up, bound=bound)
+            "bounds lowered until the tightest is .01 decades below the residual",
+            lambda rows: rows.assign(slack_min=rows.slack_min - _smallest_slack(rows, bound) - 0.01),
         ),
     )
 
@@ -282,7 +264,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         measure=lambda rows: share(min(log10_kept(rows, variant) for variant in ("full", "no_mlp"))),
         claimed=above(TENTH),
         scale="positive",
-        applies=_has_skips,
+        applies=_differ,
         control=WITHOUT_SKIPS,
     ),
     "dong_fig2_mlps_do_not_help": _collapse(
@@ -291,7 +273,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         source="Dong et al. 2021, sec. 4.1",
         measure=lambda rows: layers_ahead(log10_kept(rows, "attention_only"), log10_kept(rows, "no_skip")),
         claimed=below(1.0),
-        applies=lambda rows: _has_skips(rows) and _differ(rows, "no_skip", "attention_only"),
+        applies=lambda rows: _differ(rows) and _differ(rows, "no_skip", "attention_only"),
         control=_ahead("variant", "attention_only", of="no_skip"),
     ),
     "dong_fig2_retrained_slower": _collapse(
@@ -336,7 +318,10 @@ DONG_COLLAPSE: dict[str, Claim] = {
         measure=_above_bound,
         claimed=below(0.0),
         exact=True,
-        control=Control("each residual raised until the closest is 1.02 times its bound", _above_the_bound),
+        control=Control(
+            "each residual raised until the closest is 1.02 times its bound",
+            lambda rows: rows.assign(log10_residual=rows.log10_residual - _above_bound(rows) + 0.01),
+        ),
     ),
     "dong_thm_rate_mlp_cubic": _collapse(
         statement="With MLPs and without skips the decay is still cubic (the growth exponent at the last layer less "
@@ -362,7 +347,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         statement="Skips prevent the collapse: more than a tenth of the embedding's relative residual is left after "
         "the last layer of attention and skips (the share that is left).",
         source="Dong et al. 2021, sec. 3.1",
-        measure=partial(_kept, variant="no_mlp"),
+        measure=lambda rows: share(log10_kept(rows, "no_mlp")),
         claimed=above(TENTH),
         scale="positive",
         control=_as(no_mlp="attention_only_no_norm"),
@@ -406,7 +391,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
     "dong_layernorm_collapses": _layernorm(
         statement="LayerNorm does not mitigate the collapse: where attention alone collapses without it, less than a "
         "thousandth of the last layer's tokens is residual with it, too (relative residual).",
-        measure=partial(_left, variant="attention_only"),
+        measure=lambda rows: share(log10_left(rows, "attention_only")),
         claimed=below(VANISHED),
         scale="positive",
         control=_keeping(JUST_ABOVE * VANISHED),
@@ -432,7 +417,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         "thousandth of the last layer's tokens is residual where without LayerNorm it is less; an example holds it, "
         "and random or orthogonal matrices without one leave it undecided).",
         source=WU,
-        measure=partial(_left, variant="attention_only"),
+        measure=lambda rows: share(log10_left(rows, "attention_only")),
         claimed=above(VANISHED),
         scale="positive",
         exists=True,

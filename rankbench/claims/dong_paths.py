@@ -107,18 +107,10 @@ def _every_seed_goes_round(rows: pd.DataFrame) -> str:
     return f"{lost} of {len(trained)} networks have not learned a step of the circle" if lost else ""
 
 
-def _turned_round(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows.assign(collapsed=1 - rows.collapsed, escaped=0)
-
-
 def _lengths_reversed(rows: pd.DataFrame) -> pd.DataFrame:
     later = rows.path_length >= 1
     reverse = rows.path_length.max() + rows.path_length[later].min() - rows.path_length
     return rows.assign(path_length=reverse.where(later, rows.path_length))
-
-
-def _exchanged(rows: pd.DataFrame, name: str, other: str) -> pd.DataFrame:
-    return rows.replace({"architecture": {name: other, other: name}})
 
 
 _rollout = partial(Claim, source=FIG3, table="rollout", learned=_every_seed_goes_round)
@@ -126,13 +118,19 @@ _rollout = partial(Claim, source=FIG3, table="rollout", learned=_every_seed_goes
 _counted = partial(Claim, source=FIG5, table="path_counts", learned=None, exact=True)
 # A claim of Fig. 4 on sampled paths, under both schemes (the paper: `recomputed`)
 _protocol = partial(Claim, source=FIG4, table="paths", by=("scheme",))
-TURNED_ROUND = Control("every run that collapses does not, and the others do", _turned_round)
+TURNED_ROUND = Control(
+    "every run that collapses does not, and the others do",
+    lambda rows: rows.assign(collapsed=1 - rows.collapsed, escaped=0),
+)
 SIX_POINTS_ABOVE = Control(
     "every accuracy 6 points above the commonest class",
     lambda rows: rows.assign(accuracy=rows.majority_accuracy + 0.06),
 )
-GPT3_SMALL = Control("GPT-3 exchanged with DeiT-T", partial(_exchanged, name="GPT-3", other="DeiT-T"))
-DISTILBERT_LARGE = Control("DistilBERT exchanged with T5-11B", partial(_exchanged, name="DistilBERT", other="T5-11B"))
+
+
+def _exchanged(name: str, other: str) -> Control:
+    names = {name: other, other: name}
+    return Control(f"{name} exchanged with {other}", lambda rows: rows.replace({"architecture": names}))
 
 
 def _whole(statement: str, line: float, published: float) -> Claim:
@@ -237,27 +235,27 @@ DONG_PATHS: dict[str, Claim] = {
         statement="GPT-3 has the longest paths of the nine (its mean length less the longest of the others, in heads).",
         measure=partial(_gpt3_ahead, column="mean"),
         claimed=above(0.0),
-        control=GPT3_SMALL,
+        control=_exchanged("GPT-3", "DeiT-T"),
     ),
     "dong_fig5_gpt3_most_long_paths": _counted(
         statement="GPT-3 is the most long-paths-focused of the nine (mean length over layers, less the largest of the "
         "others).",
         measure=partial(_gpt3_ahead, column="mean_over_layers"),
         claimed=above(0.0),
-        control=GPT3_SMALL,
+        control=_exchanged("GPT-3", "DeiT-T"),
     ),
     "dong_fig5_small_berts_diverse": _counted(
         statement="DistilBERT's and MobileBERT's path lengths over layers are among the three most diverse (rank of "
         "the lower one by standard deviation).",
         measure=partial(_rank_of_small_berts, column="sd_over_layers"),
         claimed=below(3.5),
-        control=DISTILBERT_LARGE,
+        control=_exchanged("DistilBERT", "T5-11B"),
     ),
     "dong_fig5_small_berts_diverse_in_heads": _counted(
         statement="DistilBERT's and MobileBERT's path lengths in heads are among the three most diverse (rank of the "
         "lower one by standard deviation).",
         measure=partial(_rank_of_small_berts, column="sd"),
         claimed=below(3.5),
-        control=DISTILBERT_LARGE,
+        control=_exchanged("DistilBERT", "T5-11B"),
     ),
 }

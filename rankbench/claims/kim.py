@@ -169,11 +169,6 @@ def _left(rows: pd.DataFrame, attention: str) -> float:
     return float(np.log10(left)) if left > rounding else AtMost(np.log10(rounding))
 
 
-def _left_at_smallest(rows: pd.DataFrame, attention: str) -> float:
-    """The same as `_left`, at the smallest coefficient of the table."""
-    return _left(rows[rows.coefficient == rows.coefficient.min()], attention)
-
-
 def _leaving(rows: pd.DataFrame, share: float) -> pd.DataFrame:
     """Leave this share of the first error at the last iteration."""
     first = rows[rows.iteration == 0].groupby(LAYER).error.max().rename("first")
@@ -315,7 +310,7 @@ KIM: dict[str, Claim] = {
         statement="L2 attention is inverted for small enough c, taken as the smallest of the table (log10 of the "
         "share of the error that is left; our line: a thousandth).",
         source=FIG3,
-        measure=partial(_left_at_smallest, attention="l2"),
+        measure=lambda rows: _left(rows[rows.coefficient == rows.coefficient.min()], "l2"),
         claimed=below(INVERTED),
         by=("inputs", "tokens", "width"),
         applies=partial(_has_attention, attention="l2"),

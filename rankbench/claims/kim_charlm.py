@@ -111,11 +111,6 @@ def _still_falls(rows: pd.DataFrame, variants: tuple[str, ...], fewest: int = 1,
 # Controls
 
 
-def _swapped(rows: pd.DataFrame, variant: str, base: str) -> pd.DataFrame:
-    exchanged = {variant: base, base: variant}
-    return rows.assign(variant=rows.variant.map(lambda name: exchanged.get(name, name)))
-
-
 def _set_beside(
     rows: pd.DataFrame, variant: str, base: str, value: str, add: float = 0.0, times: float = 1.0
 ) -> pd.DataFrame:
@@ -198,7 +193,8 @@ def _timed(variant: str, name: str) -> Claim:
 
 
 def _exchange(variant: str, base: str) -> Control:
-    return Control(f"{variant} and {base} exchanged", partial(_swapped, variant=variant, base=base))
+    names = {variant: base, base: variant}
+    return Control(f"{variant} and {base} exchanged", lambda rows: rows.replace({"variant": names}))
 
 
 FIG4 = "Kim et al. 2021, Fig. 4 and Table 2"

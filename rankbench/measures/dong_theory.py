@@ -44,12 +44,7 @@ def thm_2_3(log10_beta: ArrayLike, heads: int, width_qk: int, layers: int, log10
 
 
 def cor_3_2(
-    log10_beta: ArrayLike,
-    log10_lambda: ArrayLike,
-    heads: int,
-    width_qk: int,
-    layers: int,
-    log10_residual: ArrayLike,
+    log10_beta: ArrayLike, log10_lambda: ArrayLike, heads: int, width_qk: int, layers: int, log10_residual: ArrayLike
 ) -> np.ndarray:
     """Attention and MLPs: Theorem 2.3 with beta lambda for beta; Cor. 3.2, printed as Theorem 3.2 in the appendix.
 

@@ -13,7 +13,7 @@ Shapes: B batch, N token, D width, H head, K head width, F MLP width, L layer, P
 import copy
 import functools
 from itertools import combinations, pairwise, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -411,18 +411,14 @@ def sample_paths(
     count = num_paths(layers, heads, length, skip)
     if count == 0 or (not replacement and count <= number):
         return all_paths(layers, heads, length, skip)
-    drawn: dict[tuple[int, ...], None] | list = [] if replacement else {}
+    drawn: dict[Any, list[int]] = {}  # by number, or by path, which then none repeats; a set would lose their order
     while len(drawn) < number:
         # a uniform set of layers and independent uniform heads make a uniform path
         path = torch.zeros(layers, dtype=torch.int64)
         used = torch.randperm(layers, generator=generator)[:length]
         path[used] = torch.randint(1, heads + 1, (length,), generator=generator)
-        key = tuple(path.tolist())
-        if replacement:
-            drawn.append(key)
-        else:
-            drawn[key] = None  # dict, because a set would lose the order of drawing
-    return np.array(list(drawn), dtype=np.int64).reshape(number, layers)
+        drawn[len(drawn) if replacement else tuple(path.tolist())] = path.tolist()
+    return np.array(list(drawn.values()), dtype=np.int64).reshape(number, layers)
 
 
 def read_out(network: Network, states: Tensor, readout: str) -> Tensor:

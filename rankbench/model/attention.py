@@ -203,11 +203,7 @@ class Heads(nn.Module):
         return mixed_BHNM
 
     def forward(
-        self,
-        x_BND: Tensor,
-        present_BN: Tensor | None = None,
-        dropout_BHNM: Tensor | None = None,
-        kernel: str = "table",
+        self, x_BND: Tensor, present_BN: Tensor | None = None, dropout_BHNM: Tensor | None = None, kernel: str = "table"
     ) -> Tensor:
         """The layer's output, (B, N, D).
 

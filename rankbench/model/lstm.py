@@ -24,14 +24,7 @@ class Lstm(Padded, nn.Module):
     vectorised: ClassVar[bool] = False
 
     def __init__(
-        self,
-        cfg: ModelConfig,
-        *,
-        input_kind: str,
-        num_inputs: int,
-        num_outputs: int,
-        length: int,
-        padded: bool = False,
+        self, cfg: ModelConfig, *, input_kind: str, num_inputs: int, num_outputs: int, length: int, padded: bool = False
     ) -> None:
         super().__init__()
         if input_kind != "tokens":

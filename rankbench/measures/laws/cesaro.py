@@ -48,10 +48,4 @@ def network(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: i
                 yield setup, name, layer, weights_NN[-1, 0].item()
 
 
-LAW = Law(
-    sizes={"tokens": 8, "layers": 10},
-    predicted=predicted,
-    network=network,
-    x_label="layer",
-    value_label="weight of the first token",
-)
+LAW = Law({"tokens": 8, "layers": 10}, predicted, "layer", "weight of the first token", network=network)

@@ -61,10 +61,4 @@ def _products(drawn: Transformer, tokens: int) -> Tensor:
     return torch.tensor([pairs, squares], dtype=torch.float64) / tokens
 
 
-LAW = Law(
-    sizes={"tokens": 32, "layers": 12, "samples": 16},
-    predicted=predicted,
-    network=network,
-    x_label="layer",
-    value_label="cosine of two tokens",
-)
+LAW = Law({"tokens": 32, "layers": 12, "samples": 16}, predicted, "layer", "cosine of two tokens", network=network)

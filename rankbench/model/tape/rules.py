@@ -131,21 +131,6 @@ def _convolution(seen: Seen) -> Tag | None:
     return tag if tag is None or tag.opaque is not None else _as_map(tag)
 
 
-@rule("batch_norm")
-def _batch_norm(seen: Seen) -> Tag | None:
-    return None if seen.get(5, "training", False) else _jointly(seen, (0,), constant=True)
-
-
-@rule("pad")
-def _pad(seen: Seen) -> Tag | None:
-    return _jointly(seen, (0,), constant=bool(seen.get(3, "value")))
-
-
-@rule("zero", "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full")
-def _constant(seen: Seen) -> Tag:
-    return Tag(CONSTANT)
-
-
 def _jointly(seen: Seen, positions: tuple[int, ...], constant: bool | None = None) -> Tag | None:
     """The tag behind a call that is affine in the arguments at these positions jointly, or in a list that stands there.
 
@@ -173,6 +158,7 @@ def _jointly(seen: Seen, positions: tuple[int, ...], constant: bool | None = Non
     return _through(seen, parents or data, filled_in, affine=constant, reads=others)
 
 
+# small rules
 POOLS = ("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d")
 LINEAR_IN_FIRST = ("neg", "sum", "mean", "cumsum", "diff", "tril", "triu", "pixel_shuffle", "pixel_unshuffle", *POOLS)
 rule(*LINEAR_IN_FIRST, "interpolate")(partial(_jointly, positions=(0,), constant=False))
@@ -180,11 +166,13 @@ rule("cat", "stack", "hstack", "vstack")(partial(_jointly, positions=(0,)))
 rule("copy")(partial(_jointly, positions=(0, 1)))
 rule("masked_fill", "setitem")(partial(_jointly, positions=(0, 2)))
 rule("where")(partial(_jointly, positions=(1, 2)))
-
-
-@rule("index_add", "index_copy", "scatter", "scatter_add")
-def _scatter(seen: Seen) -> Tag | None:
-    return None if seen.kwargs else _jointly(seen, (0, 3))
+SCATTERS = ("index_add", "index_copy", "scatter", "scatter_add")
+rule(*SCATTERS)(lambda seen: None if seen.kwargs else _jointly(seen, (0, 3)))
+rule("pad")(lambda seen: _jointly(seen, (0,), constant=bool(seen.get(3, "value"))))
+rule("batch_norm")(lambda seen: None if seen.get(5, "training", False) else _jointly(seen, (0,), constant=True))
+LIKE = ("zero", "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full")
+rule(*LIKE)(lambda seen: Tag(CONSTANT))
+rule("embedding")(lambda seen: None if seen.tag(seen.get(1, "weight")).has_paths else Tag(ACTIVATION))
 
 
 def _through(
@@ -318,11 +306,6 @@ def _affine(seen: Seen, x: Tensor, weight_FD: Tensor, bias: Tensor | None) -> Ta
 def _as_map(tag: Tag) -> Tag:
     """The tag of what a map of weights makes: an activation."""
     return replace(tag, kind=ACTIVATION if tag.kind == CONSTANT else tag.kind, level=LINEAR)
-
-
-@rule("embedding")
-def _embedding(seen: Seen) -> Tag | None:
-    return None if seen.tag(seen.get(1, "weight")).has_paths else Tag(ACTIVATION)
 
 
 @rule("matmul", "rmatmul")

@@ -124,22 +124,15 @@ class Tape:
         frozen = [Frozen(node.call, node.frozen) for node in nodes if node.frozen is not None]
         return Sums(by_length_KBND, bias_BND, state, frozen, missing.item())
 
-    def through_heads(
-        self,
-        upto: str | int | tuple[str, int] | None = None,
-        output: Callable[[Any], Tensor] | None = None,
-        value_biases: str = "head",
-        by_length: bool = False,
-        heads: int | None = None,
-    ) -> Iterator[ThroughHeads]:
+    def through_heads(self, by_length: bool = False, heads: int | None = None) -> Iterator[ThroughHeads]:
         """For each attention call on the way to the output, its heads' paths: one replay a call, of H rows.
 
         heads: how many stand side by side in the first axis of weights of three axes, (B H, N, M); None: that is a
-        batch. Other arguments: as in `sums`.
+        batch.
         """
-        target, _ = self._target(upto, output)
+        target, _ = self._target(None, None)
         nodes = nodes_of(target) if isinstance(target, Node) else []
-        whole = self._sweeps(value_biases)[0]
+        whole = self._sweeps("head")[0]
         whole.shift = int(by_length)
         for node, inputs, _ in whole.steps(nodes):
             if not isinstance(node.step, Mixed) or inputs[0] is None:
