@@ -32,6 +32,7 @@ import pandas as pd
 import torch
 import yaml
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from rankbench import plots
@@ -62,7 +63,7 @@ COSTLY = 0.05  # share of the training's time from which on the cost is a warnin
 def observe(
     model: nn.Module,
     inputs: Any = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizer | None = None,
     *,
     every: int = 100,
     out: str | PathLike[str] | None = None,
@@ -102,7 +103,7 @@ def observe(
             raise ConfigError(f"observe: {key}={value}: out of range; allowed are whole numbers from {least}")
     if wrong := [measure for measure in measures if measure not in MEASURES]:
         raise ConfigError(unknown("measures", wrong[0], MEASURES))
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise ConfigError(
             f"observe: optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer; "
             "leave it out and call watch.step() after each step"
@@ -127,9 +128,9 @@ class Observer:
         self,
         folder: Path,
         subject: ModuleSubject,
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: Optimizer | None,
         every: int,
-        measures: tuple[str, ...],
+        measures: tuple,
         step: int | None,
     ) -> None:
         (self.model,) = subject.modules.values()

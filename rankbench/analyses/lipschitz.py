@@ -9,6 +9,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -164,8 +165,7 @@ def _ascents(layer: AttentionLayer, num_tokens: int, options: Options, generator
                     yield _row(norm, quantity, "lower_bound", value) | {"start": start, "step": step}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The subject's model
+# --- The subject's model ---------------------------------------------------------------------------------------------
 
 
 def _rows_of_subject(subject: Subject, options: Options) -> Iterator[dict]:
@@ -223,46 +223,46 @@ def _layer_bound(sublayers: list[Sublayer], p: str, of_attention: float, scales:
 def _rows_at_data(network: Network, inputs: Tensor, options: Options) -> Iterator[dict]:
     """Rows of the largest Jacobian norm and the largest local certificate over the sequences."""
     largest: dict[tuple, float] = {}
-
-    def keep(part: str, layer: int, norm: str, quantity: str, kind: str, value: float) -> None:
-        key = (part, layer, norm, quantity, kind)
-        largest[key] = max(largest.get(key, 0.0), value)
-
     lengths_B = network.lengths(inputs)
     for number, sequence in enumerate(inputs):
         sequence = sequence if lengths_B is None else sequence[: lengths_B[number]]
-        steps = list(run(network, sequence[None]))
-        local_network: float | None = 1.0
-        for layer, sublayers in enumerate(network.layers, 1):
-            of_layer = {step.sublayer.kind: step for step in steps if step.sublayer.layer == layer}
-            x_1ND = of_layer["attention"].input_BND
-            first = sublayers[0]
-            read_1ND = first.before(x_1ND, first.norm)
-            maps = (("attention", first.f, read_1ND), ("block", functools.partial(_through, sublayers), x_1ND))
-            for norm in options.norms:
-                for part, function, at in maps:
-                    value = jacobian_norm(_of_one_sequence(function), at[0], norm)
-                    keep(part, layer, norm, "jacobian", "lower_bound", value)
-            formulas = layer_of(first.part, len(sequence))
-            local_network = None if formulas is None else local_network
-            if "2" in options.norms and formulas is not None:
-                local = lipschitz_bounds.local_2(formulas, read_1ND).item()
-                keep("attention", layer, "2", "local", "bound", local)
-                scaled = {kind: step.scale_BN1 for kind, step in of_layer.items() if step.scale_BN1 is not None}
-                local = _layer_bound(sublayers, "2", local, {kind: s.max().item() for kind, s in scaled.items()})
-                keep("block", layer, "2", "local", "bound", local)
-                local_network = None if local_network is None else local_network * local
-        whole = _of_one_sequence(lambda x_1ND: network.finish(_through(network.sublayers, x_1ND)))
-        for norm in options.norms:
-            value = jacobian_norm(whole, steps[0].input_BND[0], norm)
-            keep("network", 0, norm, "jacobian", "lower_bound", value)
-        if "2" in options.norms and local_network is not None:
-            if network.last_norm is not None:
-                scale_BN1 = network.last_norm.with_scale(steps[-1].output_BND)[1]
-                local_network *= norm_bound(network.last_norm, "2", scale_BN1.max().item())
-            keep("network", 0, "2", "local", "bound", local_network)
+        for *what, value in _at_sequence(network, sequence, options.norms):
+            largest[tuple(what)] = max(largest.get(tuple(what), 0.0), value)
     for (part, layer, *what), value in largest.items():
         yield _at(part, layer) | _row(*what, value)
+
+
+def _at_sequence(
+    network: Network, sequence: Tensor, norms: list[str]
+) -> Iterator[tuple]:
+    """Part, layer, norm, quantity, kind and value of each Jacobian norm and each local certificate at one sequence."""
+    steps = list(run(network, sequence[None]))
+    whole_bound: float | None = 1.0
+    for layer, sublayers in enumerate(network.layers, 1):
+        of_layer = {step.sublayer.kind: step for step in steps if step.sublayer.layer == layer}
+        x_1ND, first = of_layer["attention"].input_BND, sublayers[0]
+        read_1ND = first.before(x_1ND, first.norm)
+        maps = (("attention", first.f, read_1ND), ("block", functools.partial(_through, sublayers), x_1ND))
+        for norm, (part, function, at) in product(norms, maps):
+            yield part, layer, norm, "jacobian", "lower_bound", jacobian_norm(_of_one_sequence(function), at[0], norm)
+        formulas = layer_of(first.part, len(sequence))
+        if formulas is None:
+            whole_bound = None
+        elif "2" in norms:
+            local = lipschitz_bounds.local_2(formulas, read_1ND).item()
+            yield "attention", layer, "2", "local", "bound", local
+            scaled = {kind: step.scale_BN1 for kind, step in of_layer.items() if step.scale_BN1 is not None}
+            local = _layer_bound(sublayers, "2", local, {kind: s.max().item() for kind, s in scaled.items()})
+            yield "block", layer, "2", "local", "bound", local
+            whole_bound = None if whole_bound is None else whole_bound * local
+    whole = _of_one_sequence(lambda x_1ND: network.finish(_through(network.sublayers, x_1ND)))
+    for norm in norms:
+        yield "network", 0, norm, "jacobian", "lower_bound", jacobian_norm(whole, steps[0].input_BND[0], norm)
+    if "2" in norms and whole_bound is not None:
+        if network.last_norm is not None:
+            scale_BN1 = network.last_norm.with_scale(steps[-1].output_BND)[1]
+            whole_bound *= norm_bound(network.last_norm, "2", scale_BN1.max().item())
+        yield "network", 0, "2", "local", "bound", whole_bound
 
 
 def _through(sublayers: Iterable[Sublayer], x_BND: Tensor) -> Tensor:

@@ -26,8 +26,7 @@ ACTIVATION_LIPSCHITZ = {"relu": 1.0, "gelu": 0.5 * math.erfc(-1.0) + math.exp(-1
 # of those without a closed form the largest slope by root finding, rounded up
 ACTIVATION_LIPSCHITZ |= {"gelu_new": 1.12899306866, "silu": 1.09983932013, "quick_gelu": 1.09983932013}
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Bounds on the residual
+# --- Bounds on the residual ------------------------------------------------------------------------------------------
 
 
 def attention_coefficient(log10_beta: ArrayLike, heads: int, width_qk: int) -> np.ndarray:
@@ -139,8 +138,7 @@ def _log(scale: float) -> float:
     return math.log(abs(scale)) if scale else -math.inf
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Paths
+# --- Paths -----------------------------------------------------------------------------------------------------------
 
 
 class PathLengths(NamedTuple):

@@ -398,14 +398,7 @@ def all_paths(layers: int, heads: int, length: int, skip: bool = True) -> np.nda
 
 
 def sample_paths(
-    layers: int,
-    heads: int,
-    length: int,
-    number: int,
-    generator: torch.Generator,
-    *,
-    replacement: bool,
-    skip: bool = True,
+    layers: int, heads: int, length: int, number: int, generator: torch.Generator, replacement: bool, skip: bool = True
 ) -> np.ndarray:
     """Paths of this length, (P, L), uniform over all of them; without replacement at most all of them."""
     count = num_paths(layers, heads, length, skip)

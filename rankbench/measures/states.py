@@ -7,7 +7,7 @@ Shapes: B batch, N token, D width, R singular value (R = min(N, D)).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -159,10 +159,7 @@ def check_floats(name: str, x: Tensor, axes: tuple[str, ...]) -> None:
 
 
 def per_length(
-    compute: Callable[[Tensor], dict[str, Tensor]],
-    batch: Tensor,
-    lengths_B: Tensor | None,
-    axes: tuple[int, ...] = (1,),
+    compute: Callable[[Tensor], dict[str, Tensor]], batch: Tensor, lengths_B: Tensor | None, axes: Sequence[int] = (1,)
 ) -> dict[str, Tensor]:
     """`compute` on a padded batch: the sequences of each length by themselves, their absent tokens cut off.
 
@@ -183,7 +180,7 @@ def per_length(
 
 
 def value_per_length(
-    measure: Callable[[Tensor], Tensor], batch: Tensor, lengths_B: Tensor | None, axes: tuple[int, ...] = (1,)
+    measure: Callable[[Tensor], Tensor], batch: Tensor, lengths_B: Tensor | None, axes: Sequence[int] = (1,)
 ) -> Tensor:
     """`per_length` of a single number for each sequence."""
     return per_length(lambda sequences: {"": measure(sequences)}, batch, lengths_B, axes)[""]

@@ -230,10 +230,6 @@ class Heads(nn.Module):
         mixing_BHNM = self.mixing(p_BHNM, seen_NM, gains_BHM)
         return {"weights_BHNM": weights_BHNM, "mixing_BHNM": mixing_BHNM, "mixed_BHNK": mixing_BHNM @ v_BHNK}
 
-    def by_head(self, mixed_BHNK: Tensor) -> Tensor:
-        """Contribution of each head to the layer's output, without the bias; (B, H, N, D)."""
-        return mixed_BHNK @ self.maps_as_applied().w_o_HKD
-
     def _fuses(self, x_BND: Tensor) -> bool:
         plain = self.fusible and not (self.mix["identity"] or self.mix["uniform"])
         is_faster = x_BND.shape[-2] >= FUSED_FROM_TOKENS or self.head_width == 1 or x_BND.device.type == "cuda"

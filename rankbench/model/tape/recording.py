@@ -26,6 +26,8 @@ WEIGHT, CONSTANT, ACTIVATION = range(3)
 # activations that sums over an axis, as scores are; by a function that is not covered; by a softmax.
 LINEAR, GATED, PRODUCT, OTHER, SOFTMAX = range(5)
 
+Parents, Reads = tuple[Node | Tensor, ...], Sequence[Tensor | None]  # of a node
+
 OUTSIDE = "a tensor that no recorded call made (TorchScript, numpy, or held outside of the module: make it a buffer)"
 # Calls that take numbers out of torch, or put them elsewhere, where nothing can follow them.
 EXITS = {"numpy", "tolist", "item", "__float__", "__int__", "__array__", "__set__"}
@@ -111,11 +113,10 @@ class Seen:
         """`Recorder.value_only` of the call."""
         return self.recorder.value_only(self.call, tags, level)
 
-    def node(self, parents: tuple, step: Step, frozen: str | None = None, reads: Sequence = (), shape=None) -> Node:
+    def node(self, parents: Parents, step: Step, frozen: str | None = None, reads: Reads = (), shape=None) -> Node:
         """`Recorder.node` of the call, of the shape of its result if no other is given."""
-        return self.recorder.node(
-            self.call, parents, step, self.result.shape if shape is None else shape, frozen, reads
-        )
+        shape = self.result.shape if shape is None else shape
+        return self.recorder.node(self.call, parents, step, shape, frozen, reads)
 
 
 class AttentionCall(NamedTuple):
@@ -240,13 +241,7 @@ class Recorder(TorchFunctionMode):
         return tag
 
     def node(
-        self,
-        call: Call,
-        parents: tuple[Node | Tensor, ...],
-        step: Step,
-        shape: torch.Size,
-        frozen: str | None = None,
-        reads: Sequence[Tensor | None] = (),
+        self, call: Call, parents: Parents, step: Step, shape: torch.Size, frozen: str | None = None, reads: Reads = ()
     ) -> Node:
         """A new node. frozen: what the step holds frozen. reads: the tensors in which it holds that."""
         self.num_nodes += 1

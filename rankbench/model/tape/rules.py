@@ -28,6 +28,7 @@ from rankbench.model.tape.recording import (
     WEIGHT,
     AttentionCall,
     Origin,
+    Reads,
     Recorder,
     Seen,
     Tag,
@@ -37,6 +38,8 @@ from rankbench.model.tape.replay import Affine, Gate, Mixed, Node, Normed, Scale
 
 Rule = Callable[[Seen], Tag | Sequence[Tag] | None]
 RULES: dict[str, Rule] = {}
+Move, Lazy, Pair = Callable[[Tensor], Tensor], Callable[[], Tensor], tuple[Tensor, Tensor]
+Layout = tuple[Move, Move, Move]
 
 COVERED = (
     "attention (scaled_dot_product_attention, multi_head_attention_forward, softmax(...) times v by matmul, bmm or "
@@ -178,10 +181,10 @@ rule("embedding")(lambda seen: None if seen.tag(seen.get(1, "weight")).has_paths
 def _through(
     seen: Seen,
     data: list[Tensor],
-    function: Callable[..., Tensor],
+    function: Callable,
     affine: bool = False,
     result: Tensor | None = None,
-    reads: Sequence[Tensor] = (),
+    reads: Reads = (),
 ) -> Tag:
     """The tag of a function that is linear, or affine, in these tensors jointly."""
     tags = [seen.tag(x) for x in data]
@@ -363,10 +366,6 @@ def _letters(equation: str, *ndims: int) -> tuple[str, str, str] | None:
     return None if any(len(set(term)) < len(term) for term in terms) else tuple(terms)
 
 
-Move = Callable[[Tensor], Tensor]
-Layout = tuple[Move, Move, Move]
-
-
 def _layout(weights: str, values: str, out: str) -> Layout | None:
     """How to bring weights to (*batch, N, M) and values to (*batch, M, K), and (*batch, N, K) to the result."""
     batch = [x for x in weights if x in values and x in out]
@@ -402,9 +401,9 @@ def _product(
     seen: Seen,
     a: Tensor,
     b: Tensor,
-    multiply: Callable[[Tensor, Tensor], Tensor],
-    layouts: tuple[Layout, Layout] | None = None,
-    scores: tuple[Tensor, Tensor] | None = None,
+    multiply: Callable,
+    layouts: Sequence[Layout] | None = None,
+    scores: Pair | None = None,
 ) -> Tag | None:
     """A product of two tensors that sums over an axis: a linear map, attention, or scores.
 
@@ -540,19 +539,19 @@ def _normalize(seen: Seen) -> Tag | None:
 
 def _attention(
     seen: Seen,
-    weights: Callable[[], Tensor],
+    weights: Lazy,
     v: Tensor,
-    to_values: Callable[[Tensor], Tensor],
-    back: Callable[[Tensor], Tensor],
-    scores: tuple[Tensor, Tensor] | None,
-    logits: Callable[[], Tensor] | None,
-    reads: Sequence[Tensor | None],
+    to_values: Move,
+    back: Move,
+    scores: Pair | None,
+    logits: Lazy | None,
+    reads: Reads,
     grouped: bool = False,
 ) -> Tag:
     """The tag of P v. to_values brings v to (*batch, M, K); back brings (*batch, N, K) to the result."""
     tag, values = seen.tag(v), to_values(v)
     origin = None if tag.origin is None else tag.origin.moved(to_values)
-    _show(seen, weights, values, scores, logits)
+    _show(seen, weights, lambda: values, lambda: scores or (None, None), logits)
     if tag.opaque is not None:
         return seen.value_only([tag], LINEAR)
     parent = values if tag.node is None else _values(seen, tag.node, origin, to_values, values.shape)
@@ -564,18 +563,13 @@ def _attention(
     return Tag(ACTIVATION, node=node)
 
 
-def _show(
-    seen: Seen,
-    weights: Callable[[], Tensor],
-    values: Tensor,
-    scores: tuple[Tensor, Tensor] | None,
-    logits: Callable[[], Tensor] | None,
-) -> None:
+def _show(seen: Seen, weights: Lazy, values: Lazy, scores: Callable[[], Pair], logits: Lazy | None) -> None:
     """Count an attention call, and give it to whoever watches."""
-    seen.recorder.num_attention += 1
-    if seen.recorder.watch is not None:
-        about, (queries, keys) = (seen.recorder.num_attention, seen.call), scores or (None, None)
-        seen.recorder.watch(AttentionCall(*about, weights(), values, queries, keys, logits, seen.recorder.depth + 1))
+    recorder = seen.recorder
+    recorder.num_attention += 1
+    if recorder.watch is not None:
+        tensors = (weights(), values(), *scores(), logits)
+        recorder.watch(AttentionCall(recorder.num_attention, seen.call, *tensors, recorder.depth + 1))
 
 
 def _values(seen: Seen, v: Node, origin: Origin | None, to_values: Callable, shape: torch.Size) -> Node:
@@ -640,10 +634,8 @@ def _multi_head(seen: Seen) -> list[Tag] | None:
     if query.ndim == 2:
         query, key, value = (x[:, None] for x in (query, key, value))
     heads, width = at["num_heads"], query.shape[-1]
-    if at["use_separate_proj_weight"]:
-        maps = [at[f"{name}_proj_weight"] for name in "qkv"]
-    else:
-        maps = at["in_proj_weight"].chunk(3)
+    separate = [at[f"{name}_proj_weight"] for name in "qkv"]
+    maps = separate if at["use_separate_proj_weight"] else at["in_proj_weight"].chunk(3)
     biases = [None] * 3 if at["in_proj_bias"] is None else at["in_proj_bias"].chunk(3)
 
     def by_head(x_NBD: Tensor) -> Tensor:  # (B, H, N, K)
@@ -662,13 +654,8 @@ def _multi_head(seen: Seen) -> list[Tag] | None:
         return function(q_BHNK, k_BHMK, mask, q_BHNK.shape[-1] ** -0.5)
 
     weights, logits = partial(of_scores, weights_of), partial(of_scores, logits_of)
-
     tag, shape_NBD = seen.tag(at["value"]), torch.Size((*value.shape[:-1], width))
-    if seen.recorder.watch is None:
-        _show(seen, weights, value, None, None)
-    else:
-        values = by_head(F.linear(value, maps[2], biases[2]))
-        _show(seen, weights, values, queries_and_keys(), logits)
+    _show(seen, weights, lambda: by_head(F.linear(value, maps[2], biases[2])), queries_and_keys, logits)
     average = seen.value_only([seen.tag(at["query"])], SOFTMAX)
     if tag.opaque is not None:
         return [seen.value_only([tag], LINEAR), average]
@@ -695,8 +682,6 @@ def _additive_mask(mask: Tensor | None, padding: Tensor | None, heads: int, quer
         parts.append(mask.unflatten(0, (-1, heads)) if mask.ndim == 3 else mask[None, None])
     if padding is not None:
         parts.append((padding if padding.ndim == 2 else padding[None])[:, None, None])
-    added = [
-        torch.zeros_like(part, dtype=query.dtype).masked_fill(part, -math.inf) if part.dtype == torch.bool else part
-        for part in parts
-    ]
+    zero = query.new_zeros(())
+    added = [torch.where(part, -math.inf, zero) if part.dtype == torch.bool else part for part in parts]
     return sum(added) if added else None
