@@ -232,9 +232,7 @@ def _rows_at_data(network: Network, inputs: Tensor, options: Options) -> Iterato
         yield _at(part, layer) | _row(*what, value)
 
 
-def _at_sequence(
-    network: Network, sequence: Tensor, norms: list[str]
-) -> Iterator[tuple]:
+def _at_sequence(network: Network, sequence: Tensor, norms: list[str]) -> Iterator[tuple]:
     """Part, layer, norm, quantity, kind and value of each Jacobian norm and each local certificate at one sequence."""
     steps = list(run(network, sequence[None]))
     whole_bound: float | None = 1.0
