@@ -176,6 +176,14 @@ def unknown(name: str, got: Any, allowed: Iterable[str]) -> str:
     return f"{name}={got}: unknown{closest(got, allowed)}; allowed are {', '.join(allowed)}"
 
 
+def check_known(name: str, values: Iterable[Any], allowed: Iterable[str]) -> None:
+    """Raise ConfigError for the first of these values that is not among the allowed ones."""
+    allowed = list(allowed)
+    for value in values:
+        if value not in allowed:
+            raise ConfigError(unknown(name, value, allowed))
+
+
 def closest(got: str, allowed: tuple[str, ...] | list[str]) -> str:
     """`, did you mean x?` if one of the allowed words is near, else nothing."""
     near = difflib.get_close_matches(str(got), allowed, n=1)

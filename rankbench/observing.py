@@ -38,7 +38,7 @@ from torch.utils._pytree import tree_map_only
 from rankbench import plots
 from rankbench.analyses import ModuleSubject, attention, residual
 from rankbench.analyses.modules import check_runs
-from rankbench.keys import ConfigError, unknown
+from rankbench.keys import ConfigError, check_known
 from rankbench.measures.module_paths import heads_of
 from rankbench.measures.module_states import layers_of
 from rankbench.measures.norms import at_least_float32, spectral_norm
@@ -101,8 +101,7 @@ def observe(
     for key, value, least in (("every", every, 1), ("sequences", sequences, 1), ("step", step or 0, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigError(f"observe: {key}={value}: out of range; allowed are whole numbers from {least}")
-    if wrong := [measure for measure in measures if measure not in MEASURES]:
-        raise ConfigError(unknown("measures", wrong[0], MEASURES))
+    check_known("measures", measures, MEASURES)
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise ConfigError(
             f"observe: optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer; "
@@ -208,9 +207,7 @@ class Observer:
 
     def table(self, name: str) -> pd.DataFrame:
         """The table so far: states, attention, weights or steps."""
-        allowed = [table.removeprefix("observed_") for table in OBSERVED]
-        if name not in allowed:
-            raise ConfigError(unknown("table", name, allowed))
+        check_known("table", [name], [table.removeprefix("observed_") for table in OBSERVED])
         return Run(self.folder).table(f"observed_{name}")
 
     def draw(self, kinds: tuple[str, ...] = (".png",)) -> list[Path]:

@@ -15,7 +15,7 @@ from rankbench.analyses import ANALYSES, ModuleSubject, Plan, Subject
 from rankbench.analyses.modules import checked_subjects, foreign_subjects, is_foreign
 from rankbench.claims import CLAIMS, Facet, figures_published, judge, published, statement_line, statements_of, table_of
 from rankbench.config import AnalyzeConfig, BaseConfig, TrainConfig
-from rankbench.keys import ConfigError, typed, unknown
+from rankbench.keys import ConfigError, check_known, typed
 from rankbench.model import build_model, initial_model, skeleton
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
@@ -91,12 +91,9 @@ def _check_foreign(cfg: AnalyzeConfig, options: dict[str, Any]) -> None:
 
 def options_of(cfg: BaseConfig) -> dict[str, Any]:
     """The typed options of each analysis in the config; ConfigError for an unknown analysis, claim or figure."""
-    for name in cfg.analysis:
-        if name not in ANALYSES:
-            raise ConfigError(unknown("analysis", name, ANALYSES))
+    check_known("analysis", cfg.analysis, ANALYSES)
+    check_known("claims", cfg.claims, CLAIMS)
     for name in cfg.claims:
-        if name not in CLAIMS:
-            raise ConfigError(unknown("claims", name, CLAIMS))
         if CLAIMS[name].table not in cfg.analysis:
             raise ConfigError(
                 f"claims={name}: judged by analysis={CLAIMS[name].table}, which this command does not run"
