@@ -254,9 +254,8 @@ def _set_options(cfg: AnalyzeConfig, options: Mapping[str, Any]) -> list[str]:
             for option, setting in values.items():
                 plain = setting.tolist() if hasattr(setting, "tolist") else setting  # NumPy's numbers
                 cfg.analysis[name][option] = plain
-                words.append(
-                    f"analysis.{name}.{option}={plain if isinstance(plain, str) else json.dumps(plain, default=str)}"
-                )
+                typed = plain if isinstance(plain, str) else json.dumps(plain, default=str)
+                words.append(f"analysis.{name}.{option}={typed}")
     return words
 
 

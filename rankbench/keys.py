@@ -110,9 +110,8 @@ def entries(cls: type, prefix: str = "") -> list[Entry]:
             nested += entries(field.type, f"{name}.")
         else:
             stating = next(base for base in cls.__mro__ if field.name in inspect.get_annotations(base))
-            own.append(
-                Entry(inspect.getdoc(stating).partition("\n")[0].rstrip("."), name, field.metadata["key"], field.type)
-            )
+            heading = inspect.getdoc(stating).partition("\n")[0].rstrip(".")
+            own.append(Entry(heading, name, field.metadata["key"], field.type))
     return own + nested
 
 

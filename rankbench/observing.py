@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from math import inf
 from os import PathLike
 from pathlib import Path
@@ -286,9 +287,8 @@ def _parts(
     if "states" in measures:
         with _left_out(STATES):
             layers, views = layers_of(model, example[:1]), [View(name) for name in VIEWS]
-            parts[STATES] = lambda: residual.rows_by_layer(
-                model, layers, example, generator_for(seed, "rounding"), views
-            )
+            rows_of = partial(residual.rows_by_layer, model, layers, example, views=views)
+            parts[STATES] = lambda: rows_of(generator=generator_for(seed, "rounding"))
     if "attention" in measures:
         with _left_out(ATTENTION):
             flattened = heads_of(model, example).in_batch_axis

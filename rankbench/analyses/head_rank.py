@@ -162,9 +162,8 @@ def digest(table: pd.DataFrame) -> str:
     heads = table[table.of == "head"]
     measured = heads.groupby(["weights", "layer", "matrix"], sort=False)[["angle", "effective_rank", "frobenius_norm"]]
     bounds = [f"{name} {table[name].iloc[0]:.4f}" for name in table if name.startswith("bound_")]
-    return f"{errors}heads, medians\n{measured.median().round(2).to_string()}" + (
-        "\n" + ", ".join(bounds) if bounds else ""
-    )
+    lines = [f"{errors}heads, medians\n{measured.median().round(2).to_string()}", ", ".join(bounds)]
+    return "\n".join(filter(None, lines))
 
 
 def check_plan(plan: Plan, options: Options) -> None:

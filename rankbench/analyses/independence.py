@@ -360,9 +360,8 @@ def _squares_of_paths(model: Network, scheme: str, inputs: Tensor, groups: list[
 
 def _squares_by_signs(model: Network, inputs: Tensor, draws: int, generator: torch.Generator) -> Tensor:
     """Unbiased estimates (S, K) of sum_p ||Y_p||_F^2 for each length, one from each draw of signs (`with_signs`)."""
-    signs_SLH = (torch.randint(2, (draws, model.num_layers, model.num_heads), generator=generator) * 2 - 1).to(
-        inputs.device, model.read_out.weight.dtype
-    )
+    signs_SLH = torch.randint(2, (draws, model.num_layers, model.num_heads), generator=generator) * 2 - 1
+    signs_SLH = signs_SLH.to(inputs.device, model.read_out.weight.dtype)
     squares_SK = torch.zeros(draws, model.num_layers + 1, dtype=torch.float64, device=inputs.device)
     for chunk_BN in _chunks(inputs, inputs.shape[1] * model.width * (model.num_layers + 2)):
         network = FrozenNetwork(model, chunk_BN)

@@ -56,9 +56,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     random row-stochastic matrices of `dimension` tokens. sparse_margin: by how much the score of one of
     `heads` random keys of width r can exceed those of the others.
     """
-    return pd.DataFrame(
-        [*_bounds(options), *_random_heads(subject.model.cfg, subject.seed, options), *_matrices(subject.seed, options)]
-    ).astype({"heads": float})
+    rows = [*_bounds(options), *_random_heads(subject.model.cfg, subject.seed, options)]
+    return pd.DataFrame([*rows, *_matrices(subject.seed, options)]).astype({"heads": float})
 
 
 def _row(quantity: str, form: str, kind: str, dimension: int, rank: int, heads: float, value: float, error=0.0) -> dict:

@@ -159,10 +159,8 @@ def _history(path: Path) -> pd.DataFrame:
 def fresh_subjects(cfg: AnalyzeConfig, machine: Machine) -> list[Subject]:
     """Untrained models of the config, one for each seed."""
     task = build_task(cfg.task)
-    seeds = range(cfg.seed, cfg.seed + cfg.replicas)
-    return [
-        _subject("fresh", task, seed, {"initialised": initial_model(cfg.model, task, seed)}, machine) for seed in seeds
-    ]
+    models = {seed: initial_model(cfg.model, task, seed) for seed in range(cfg.seed, cfg.seed + cfg.replicas)}
+    return [_subject("fresh", task, seed, {"initialised": model}, machine) for seed, model in models.items()]
 
 
 def _subject(

@@ -39,9 +39,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     for weights, model in subject.models.items():
         for temperature in options.temperatures:
             generator = generator_for(subject.seed, f"samples {temperature}")
-            written_BN, log_likelihood_B = write(
-                model, begin_N.expand(options.number, -1), task.length_limit, temperature, generator
-            )
+            begin_BN = begin_N.expand(options.number, -1)
+            written_BN, log_likelihood_B = write(model, begin_BN, task.length_limit, temperature, generator)
             for number, (written_N, log_likelihood) in enumerate(zip(written_BN, log_likelihood_B, strict=True), 1):
                 mine_N = written_N[written_N != ABSENT]
                 row = {"weights": weights, "temperature": temperature, "sample": number}

@@ -14,9 +14,7 @@ from rankbench.claims.claim import Claim, Control, NotMeasurable, above, below
 from rankbench.claims.published import published
 
 SOFT, HARD = 0.02, 0.005  # errors below which one full-rank head has learned the farthest point
-LEARNED_ERROR = (
-    0.05  # a full-rank head with a larger error is still in training; the slides' worst trained head has .04
-)
+LEARNED_ERROR = 0.05  # a full-rank head that errs more is still in training; the slides' worst trained head has .04
 LOW = 1 / 4  # share of the width up to which a rank counts as low
 WIDTH, POINTS = 64, 16  # of the published networks
 
@@ -161,10 +159,8 @@ def _printed(figure: str) -> pd.DataFrame:
     table = published(figure)
     common = {"width": WIDTH, "weights": "trained", "seed": 0}
     if figure == "amsel_learned_m":
-        heads = table.x.astype(int)
-        return pd.DataFrame(
-            {"of": "head", "matrix": "qk", "heads": heads, "rank": WIDTH, "angle": table.value, **common}
-        )
+        columns = {"of": "head", "matrix": "qk", "heads": table.x.astype(int), "rank": WIDTH, "angle": table.value}
+        return pd.DataFrame({**columns, **common})
     layers = table["where"].str.removeprefix("layers=").astype(int)
     copies = table.series.map({"copies=d^0.5": round(WIDTH**0.5), "copies=d": WIDTH}).fillna(1).astype(int)
     points = table.series.str.extract(r"N=(\d+)")[0].astype(float).fillna(POINTS).astype(int)
@@ -178,10 +174,7 @@ def _published(rows: pd.DataFrame, measure: Callable[[pd.DataFrame], float], fig
     """Apply the measure to the slides' numbers for the networks in the rows."""
     printed = _printed(figure)
     keys = ["heads", "rank", "width"] + (["layers", "examples"] if "error" in printed else [])
-    try:
-        return measure(printed.merge(rows[rows.of == printed.of.iloc[0]][keys].drop_duplicates()))
-    except NotMeasurable:
-        return None
+    return measure(printed.merge(rows[rows.of == printed.of.iloc[0]][keys].drop_duplicates()))
 
 
 # When networks count as trained

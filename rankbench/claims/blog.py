@@ -64,15 +64,15 @@ def _control(of: str, column: str, by: float) -> Control:
     return Control(f"the same, where {column} is {by:g} larger", partial(_larger, of=of, column=column, by=by))
 
 
-def _pairs(column: str, **claim) -> Claim:
+def _pairs(column: str, statement: str) -> Claim:
     """Claim on the mean absolute value of a column over pairs of paths, judged under both schemes."""
     return _condition(
+        statement=statement,
         measure=partial(_size, of="paths", column=column),
         claimed=below(SMALL),
         by=("scheme",),
         applies=partial(_has_paths, column=column),
         control=_control("paths", column, 1.1 * SMALL),
-        **claim,
     )
 
 
@@ -90,11 +90,9 @@ def _pruned(order: str, statement: str) -> Claim:
 
 
 BLOG: dict[str, Claim] = {
-    "blog_paths_orthogonal": _pairs(
-        "cosine", statement="1: outputs of two paths are orthogonal (mean size of their cosine)."
-    ),
+    "blog_paths_orthogonal": _pairs("cosine", "1: outputs of two paths are orthogonal (mean size of their cosine)."),
     "blog_paths_uncorrelated": _pairs(
-        "correlation", statement="2: outputs of two paths hardly covary over inputs (mean size of their correlation)."
+        "correlation", "2: outputs of two paths hardly covary over inputs (mean size of their correlation)."
     ),
     "blog_frozen_paths_add_up": _condition(
         statement="3, of frozen paths: the output is the sum of all paths (relative rest; Theorem 2.1 of Dong et al. "
@@ -118,7 +116,7 @@ BLOG: dict[str, Claim] = {
     ),
     "blog_pairs_additive": _pairs(
         "interaction",
-        statement="3, of recomputed paths: two paths hardly interact in one network (mean relative interaction).",
+        "3, of recomputed paths: two paths hardly interact in one network (mean relative interaction).",
     ),
     "blog_cross_gradients_below_own": _condition(
         statement="4: second derivatives of the loss by two heads' parameters are small beside the heads' own (mean "

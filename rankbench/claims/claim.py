@@ -183,7 +183,7 @@ def _verdict(name: str, claim: Claim, rows: pd.DataFrame, where: str, judged: Ju
         "high95": judged.high,
         "interval": judged.interval,
         "is_bound": judged.is_bound,
-        "published": claim.published(rows) if callable(claim.published) else claim.published,
+        "published": _published(claim, rows),
         "claimed": str(claim.claimed),
         "side": claim.claimed.side,
         "line": claim.claimed.at,
@@ -199,6 +199,14 @@ def _verdict(name: str, claim: Claim, rows: pd.DataFrame, where: str, judged: Ju
         "statement": claim.statement,
         "source": claim.source,
     }
+
+
+def _published(claim: Claim, rows: pd.DataFrame) -> float | None:
+    """The paper's number; None where the paper does not print what the measure needs."""
+    try:
+        return claim.published(rows) if callable(claim.published) else claim.published
+    except NotMeasurable:
+        return None
 
 
 def _refuted_by(claim: Claim) -> str:

@@ -77,20 +77,15 @@ def _printed(rows: pd.DataFrame, figure: str, value: str) -> pd.DataFrame:
     by_layers = table.dropna(subset="x").set_index(["series", "x"]).value
     of_variant = table[table.x.isna()].set_index("series").value
     cells = rows[["variant", "layers"]].drop_duplicates()
-    numbers = [
-        by_layers.get((variant, layers), of_variant.get(variant, np.nan))
-        for variant, layers in cells.itertuples(index=False)
-    ]
+    pairs = cells.itertuples(index=False, name=None)
+    numbers = [by_layers.get(pair, of_variant.get(pair[0], np.nan)) for pair in pairs]
     return cells.assign(**{value: numbers}).dropna()
 
 
 def _published(
     rows: pd.DataFrame, measure: Callable[[pd.DataFrame], float], figure: str = "kim_table2", value: str = "test_loss"
 ) -> float | None:
-    try:
-        return measure(_printed(rows, figure, value))
-    except NotMeasurable:
-        return None
+    return measure(_printed(rows, figure, value))
 
 
 # When language models count as trained

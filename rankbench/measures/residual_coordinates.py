@@ -431,11 +431,8 @@ def _smooth_change(name: str, z: Tensor, log_scale: Tensor, d: Tensor, log_z: Te
     stands.
     """
     scale, z, act = log_scale.exp(), torch.as_tensor(log_z).exp() * z, ACTIVATIONS[name]
-    points, weights = np.polynomial.legendre.leggauss(10)
-    slope = sum(
-        weight / 2 * SLOPES[name](z + (1 + point) / 2 * scale * d)
-        for point, weight in zip(points, weights, strict=True)
-    )
+    rule = zip(*np.polynomial.legendre.leggauss(10), strict=True)
+    slope = sum(weight / 2 * SLOPES[name](z + (1 + point) / 2 * scale * d) for point, weight in rule)
     return torch.where((scale * d).abs() <= 1, d * slope, (act(z + scale * d) - act(z)) / scale)
 
 

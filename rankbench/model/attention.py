@@ -194,9 +194,8 @@ class Heads(nn.Module):
     def _mixed(self, p_BHNM: Tensor, seen_NM: Tensor | None) -> Tensor:
         mixed_BHNM = self.mix["attention"] * p_BHNM
         if self.mix["identity"]:
-            mixed_BHNM = mixed_BHNM + self.mix["identity"] * torch.eye(
-                p_BHNM.shape[-1], dtype=p_BHNM.dtype, device=p_BHNM.device
-            )
+            eye_NM = torch.eye(p_BHNM.shape[-1], dtype=p_BHNM.dtype, device=p_BHNM.device)
+            mixed_BHNM = mixed_BHNM + self.mix["identity"] * eye_NM
         if self.mix["uniform"]:
             seen_NM = p_BHNM.new_ones(p_BHNM.shape[-2:]) if seen_NM is None else seen_NM.to(p_BHNM.dtype)
             mixed_BHNM = mixed_BHNM + self.mix["uniform"] * (seen_NM / seen_NM.sum(-1, keepdim=True))

@@ -50,9 +50,8 @@ class Lstm(Padded, nn.Module):
                 # cuDNN copies weights that are not contiguous, such as those of one of several stacked seeds
                 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
                 # nn.LSTM's own forward, but for its moving the weights to one block of CUDA's memory: they are views
-                x_BND, *_ = torch.lstm(
-                    x_BND, (zeros_1BD, zeros_1BD), weights, True, 1, 0.0, layer.training, False, True
-                )
+                start = (zeros_1BD, zeros_1BD)
+                x_BND, *_ = torch.lstm(x_BND, start, weights, True, 1, 0.0, layer.training, False, True)
             if dropout is not None:
                 x_BND = x_BND * dropout[f"layers.{index}.output"]
         return self.read_out(x_BND)

@@ -51,9 +51,8 @@ class Norm(nn.Module):
     def with_scale(self, x_BND: Tensor) -> tuple[Tensor, Tensor]:
         """The normed tokens and their `scale`."""
         if self.kind == "layernorm":  # the kernel returns the scale
-            normed_BND, _, scale_BN1 = torch.native_layer_norm(
-                x_BND, (self.width,), self.weight, self.shift, self.epsilon
-            )
+            learned = (self.weight, self.shift)
+            normed_BND, _, scale_BN1 = torch.native_layer_norm(x_BND, (self.width,), *learned, self.epsilon)
             return normed_BND, scale_BN1
         return self(x_BND), self.scale(x_BND)
 
@@ -204,12 +203,10 @@ class Transformer(Padded, Network, nn.Module):
         cfg = self.cfg
         skips = {"attention": cfg.skip_scale if cfg.skip else 0.0, "mlp": cfg.skip_scale if cfg.mlp_skip else 0.0}
         return tuple(
-            Sublayer(
-                layer, kind, getattr(block, kind), getattr(block, f"{kind}_norm"), cfg.norm, skip, cfg.branch_scale
-            )
+            Sublayer(layer, kind, part, getattr(block, f"{kind}_norm"), cfg.norm, skip, cfg.branch_scale)
             for layer, block in enumerate(self.blocks, 1)
             for kind, skip in skips.items()
-            if getattr(block, kind) is not None
+            if (part := getattr(block, kind)) is not None
         )
 
     @property

@@ -148,9 +148,8 @@ class Training:
         self.train_lengths = padded_lengths(splits["train"], task.pad_to)
         on_device = {name: split.to(self.machine.device, self.machine.dtype) for name, split in splits.items()}
         self.corpus, test = on_device["train"], on_device["test"]
-        self.chunks = {
-            name: chunks_by_length(on_device[name], task.pad_to, EVALUATION_TOKENS) for name in ("valid", "test")
-        }
+        evaluated = {name: on_device[name] for name in ("valid", "test")}
+        self.chunks = {k: chunks_by_length(split, task.pad_to, EVALUATION_TOKENS) for k, split in evaluated.items()}
         self.test = Batch(*(x.expand(len(self.seeds), *x.shape) for x in (test.inputs, test.targets)))  # no copies
 
     def _stack(self, weights: dict[str, Tensor]) -> None:
@@ -180,9 +179,8 @@ class Training:
             rows_SB = rows_SB[alive].to(self.machine.device, non_blocking=True)
             return self.corpus[:, :width][rows_SB]
         if self._order is None or self._order[0] != epoch:
-            orders = [
-                torch.randperm(self.task.train_size, generator=generator_for(s, "order", epoch)) for s in self.seeds
-            ]
+            generators = [generator_for(seed, "order", epoch) for seed in self.seeds]
+            orders = [torch.randperm(self.task.train_size, generator=generator) for generator in generators]
             self._order = epoch, torch.stack(orders).to(self.machine.device, non_blocking=True)
         rows_SB = self._order[1][self._alive_S, batch_index * size : (batch_index + 1) * size]
         return self.train[self._alive_S[:, None], rows_SB]
@@ -383,9 +381,8 @@ class Training:
         if 0 < len(staying) < len(alive):
             state = self.optimizer.state_dict()["state"]
             self._stack({name: parameter.detach()[staying] for name, parameter in self.parameters.items()})
-            self._set_optimizer_state(
-                {i: {k: v[staying] if v.ndim else v for k, v in tensors.items()} for i, tensors in state.items()}
-            )
+            state = {i: {k: v[staying] if v.ndim else v for k, v in kept.items()} for i, kept in state.items()}
+            self._set_optimizer_state(state)
 
     def _set_optimizer_state(self, state: dict[int, dict[str, Tensor]]) -> None:
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
@@ -395,15 +392,11 @@ class Training:
         alive, stacked = self.progress.training, {name: p.detach().cpu() for name, p in self.parameters.items()}
         if not self.retired:
             return stacked
-        return {
-            name: torch.stack(
-                [
-                    self.retired[index][name] if index in self.retired else weight_S[alive.index(index)]
-                    for index in range(len(self.seeds))
-                ]
-            )
-            for name, weight_S in stacked.items()
-        }
+        for name, weight_S in stacked.items():
+            of_seed = dict(zip(alive, weight_S, strict=False))  # the last seeds leave the stack as it is
+            of_seed |= {index: weights[name] for index, weights in self.retired.items()}
+            stacked[name] = torch.stack([of_seed[index] for index in range(len(self.seeds))])
+        return stacked
 
     def save(self, run: Run) -> None:
         """Save a checkpoint, while `paused`: the weights for analyses, and the training state."""
@@ -455,15 +448,11 @@ class Training:
     def summary(self, status: str) -> dict:
         """Contents of summary.json."""
         progress = self.progress
-        # a diverged seed can have a nan or an infinite loss, which JSON cannot express
-        final = [
-            {key: value if math.isfinite(value) else None for key, value in progress.final.get(i, {}).items()}
-            for i in range(len(self.seeds))
-        ]
-        seeds = [
-            {"seed": seed, "status": progress.status[i], "steps": progress.last_step[i], **final[i]}
-            for i, seed in enumerate(self.seeds)
-        ]
+        seeds = []
+        for i, seed in enumerate(self.seeds):
+            # a diverged seed can have a nan or an infinite loss, which JSON cannot express
+            final = {key: x if math.isfinite(x) else None for key, x in progress.final.get(i, {}).items()}
+            seeds.append({"seed": seed, "status": progress.status[i], "steps": progress.last_step[i], **final})
         return {
             "format": FORMAT,
             "status": status,

@@ -161,7 +161,7 @@ def _jointly(seen: Seen, positions: tuple[int, ...], constant: bool | None = Non
     return _through(seen, parents or data, filled_in, affine=constant, reads=others)
 
 
-# small rules
+# rules of one line
 POOLS = ("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d")
 LINEAR_IN_FIRST = ("neg", "sum", "mean", "cumsum", "diff", "tril", "triu", "pixel_shuffle", "pixel_unshuffle", *POOLS)
 rule(*LINEAR_IN_FIRST, "interpolate")(partial(_jointly, positions=(0,), constant=False))
