@@ -71,11 +71,7 @@ def _check_foreign(cfg: AnalyzeConfig, options: dict[str, Any]) -> None:
     """The same as `check_analyses`, for a network that is not ours."""
     for subject in checked_subjects(cfg):
         is_module = isinstance(subject, ModuleSubject)
-        fit = [
-            name
-            for name, analysis in ANALYSES.items()
-            if analysis.of_module is not None or (analysis.any_network and not is_module)
-        ]
+        fit = [name for name, kind in ANALYSES.items() if kind.of_module or (kind.any_network and not is_module)]
         for name, chosen in options.items():
             if name not in fit:
                 measured = f"model={cfg.module}" if cfg.checkpoint is None else f"model.path={cfg.checkpoint}"
