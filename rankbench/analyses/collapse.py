@@ -18,15 +18,8 @@ from rankbench.analyses.residual import learned
 from rankbench.analyses.variants import VARIANTS
 from rankbench.analyses.variants import VariantOptions as Options
 from rankbench.keys import ConfigError
+from rankbench.measures import residual_coordinates as coordinates
 from rankbench.measures.norms import composite_norm, residual_matrix
-from rankbench.measures.residual_coordinates import (
-    check,
-    log_lemma_constant,
-    log_residual,
-    log_size,
-    mean_errors,
-    propagate,
-)
 from rankbench.measures.rounding import states_with_floors
 from rankbench.measures.states import check_floats, value_per_length
 from rankbench.model.network import Network, without
@@ -88,7 +81,7 @@ def _followed(model: Network, variants: list[str]) -> tuple[dict[str, Network], 
     networks, refused = {variant: without(model, **VARIANTS[variant]) for variant in variants}, {}
     for variant, network in networks.items():
         try:
-            check(network)
+            coordinates.check(network)
         except ConfigError as error:
             refused[variant] = error
     if len(refused) == len(networks):
@@ -97,9 +90,9 @@ def _followed(model: Network, variants: list[str]) -> tuple[dict[str, Network], 
 
 
 def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[dict]:
-    states, measured = propagate(network, inputs), _measured(network, inputs, generator)
-    errors, present_BN = mean_errors(network, inputs, states, generator), network.present(inputs)
-    logs_B = [log_residual(state) / LN10 for state in states]
+    states, measured = coordinates.propagate(network, inputs), _measured(network, inputs, generator)
+    errors, present_BN = coordinates.mean_errors(network, inputs, states, generator), network.present(inputs)
+    logs_B = [coordinates.log_residual(state) / LN10 for state in states]
     bounds = _bounds(network, logs_B)
     before = float("nan")
     for layer, (state, log_B, error_B) in enumerate(zip(states, logs_B, errors, strict=True)):
@@ -110,7 +103,7 @@ def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Itera
         clear_B = differ_B & (residual_B > ABOVE_FLOOR * floor_B)
         below_B = (residual_B <= floor_B)[differ_B]
         is_zero_B = state.log_mean_B <= error_B
-        relative_B = log_B - log_size(state, present_BN, is_zero_B) / LN10
+        relative_B = log_B - coordinates.log_size(state, present_BN, is_zero_B) / LN10
         relative = _moments("log10_relative_residual", relative_B[differ_B])
         now = relative["log10_relative_residual"]
         yield {
@@ -156,7 +149,7 @@ def _bounds(network: Network, logs_B: list[Tensor]) -> list[dict[str, float]]:
     differ_B = logs_B[0] > -math.inf
     rows, bound_B = [empty], None
     for sublayer, log_B in zip(network.sublayers, logs_B, strict=False):  # log_B: of the state that enters it
-        constant = log_lemma_constant(sublayer) / LN10
+        constant = coordinates.log_lemma_constant(sublayer) / LN10
         contraction_B = (constant + 2 * log_B)[differ_B]
         if bound_B is None and (contraction_B < 0).all():
             bound_B = log_B[differ_B]

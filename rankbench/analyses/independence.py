@@ -23,19 +23,7 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
-from rankbench.measures import dependence
-from rankbench.measures.paths import (
-    NUMBERS_AT_A_TIME,
-    FrozenNetwork,
-    RecomputedNetwork,
-    all_paths,
-    joint_network,
-    num_paths,
-    sample_paths,
-    sums_by_length,
-    sums_of_groups,
-    with_signs,
-)
+from rankbench.measures import dependence, paths
 from rankbench.model.network import Network
 from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.plots.independence import draw_independence
@@ -101,8 +89,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS).assign(whole_accuracy=score(outputs, test.targets).accuracy.item())
 
 
-def _network(model: Network, inputs: Tensor, scheme: str) -> FrozenNetwork | RecomputedNetwork:
-    return FrozenNetwork(model, inputs) if scheme == "frozen" else RecomputedNetwork(model, inputs)
+def _network(model: Network, inputs: Tensor, scheme: str) -> paths.FrozenNetwork | paths.RecomputedNetwork:
+    return paths.FrozenNetwork(model, inputs) if scheme == "frozen" else paths.RecomputedNetwork(model, inputs)
 
 
 def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) -> Iterator[dict]:
@@ -110,14 +98,14 @@ def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options
     model, lengths = subject.model, subject.model.path_lengths
     layers, heads, skip = model.path_choices
     present_BN = model.counted(inputs)
-    counts = [num_paths(layers, heads, length, skip) for length in lengths]
+    counts = [paths.num_paths(layers, heads, length, skip) for length in lengths]
     few = sum(counts) <= options.max_paths
-    groups = [all_paths(layers, heads, length, skip) for length in lengths] if few else []
+    groups = [paths.all_paths(layers, heads, length, skip) for length in lengths] if few else []
     if scheme == "frozen":
-        sums_KBND, bias_BND, state_BND = sums_by_length(model, inputs)
+        sums_KBND, bias_BND, state_BND = paths.sums_by_length(model, inputs)
         sums_KBND = sums_KBND[lengths]
     elif few:
-        sums_KBND, bias_BND = sums_of_groups(RecomputedNetwork(model, inputs), groups), 0.0
+        sums_KBND, bias_BND = paths.sums_of_groups(paths.RecomputedNetwork(model, inputs), groups), 0.0
         state_BND = model.state(inputs)
     else:
         log.info("not all %.3g recomputed paths are run: analysis.independence.max_paths", sum(counts))
@@ -145,12 +133,12 @@ def _path_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) 
     layers, heads, skip = model.path_choices
     generator = generator_for(subject.seed, "independence")
     sampled = [
-        sample_paths(layers, heads, length, number, generator, replacement=False, skip=skip)
+        paths.sample_paths(layers, heads, length, number, generator, replacement=False, skip=skip)
         for length in model.path_lengths
     ]
     paths_PL = np.concatenate(sampled)
     interactions = _pair_interactions(model, inputs, paths_PL, options.max_paths) if scheme == "recomputed" else {}
-    outputs_PBND = sums_of_groups(_network(model, inputs, scheme), list(paths_PL[:, None]))
+    outputs_PBND = paths.sums_of_groups(_network(model, inputs, scheme), list(paths_PL[:, None]))
     for (j, k), measured in _pairs(outputs_PBND, model.counted(inputs), options, combinations):
         row = {"of": "paths", **measured, "interaction": interactions.get((j, k))}
         for side, path_L in (("first", paths_PL[j]), ("second", paths_PL[k])):
@@ -164,7 +152,7 @@ def _masked(x: Tensor, present_BN: Tensor | None) -> Tensor:
 
 
 def _chunks(inputs: Tensor, numbers_per_sequence: int) -> tuple[Tensor, ...]:
-    return inputs.split(max(1, NUMBERS_AT_A_TIME // numbers_per_sequence))
+    return inputs.split(max(1, paths.NUMBERS_AT_A_TIME // numbers_per_sequence))
 
 
 # --- 1, 2 and 5: pairs of outputs -----------------------------------------------------------------------------
@@ -246,9 +234,9 @@ def _pair_interactions(
     groups = [np.array(list(product(*choices)), dtype=np.int64) for choices in choices_of_pair.values()]
     parts = []
     for chunk_BN in _chunks(inputs, len(groups) * inputs.shape[1] * model.width):
-        network = RecomputedNetwork(model, chunk_BN)
-        joint = [joint_network(network, choices) for choices in choices_of_pair.values()]
-        both = zip(joint, sums_of_groups(network, groups), strict=True)
+        network = paths.RecomputedNetwork(model, chunk_BN)
+        joint = [paths.joint_network(network, choices) for choices in choices_of_pair.values()]
+        both = zip(joint, paths.sums_of_groups(network, groups), strict=True)
         parts.append(torch.stack([_interaction(model, *pair, model.counted(chunk_BN)) for pair in both]))
     return dict(zip(choices_of_pair, torch.cat(parts, dim=1).mean(1).tolist(), strict=True))
 
@@ -353,7 +341,7 @@ def _squares_of_paths(model: Network, scheme: str, inputs: Tensor, groups: list[
     paths_PL = np.concatenate(groups)
     squares_P = torch.zeros(len(paths_PL), dtype=torch.float64, device=inputs.device)
     for chunk_BN in _chunks(inputs, len(paths_PL) * inputs.shape[1] * model.width):
-        outputs_PBND = sums_of_groups(_network(model, chunk_BN, scheme), list(paths_PL[:, None]))
+        outputs_PBND = paths.sums_of_groups(_network(model, chunk_BN, scheme), list(paths_PL[:, None]))
         squares_P += _masked(outputs_PBND, model.counted(chunk_BN)).flatten(1).square().sum(1)
     return torch.stack([part_P.sum() for part_P in squares_P.split([len(group) for group in groups])])
 
@@ -364,9 +352,9 @@ def _squares_by_signs(model: Network, inputs: Tensor, draws: int, generator: tor
     signs_SLH = signs_SLH.to(inputs.device, model.read_out.weight.dtype)
     squares_SK = torch.zeros(draws, model.num_layers + 1, dtype=torch.float64, device=inputs.device)
     for chunk_BN in _chunks(inputs, inputs.shape[1] * model.width * (model.num_layers + 2)):
-        network = FrozenNetwork(model, chunk_BN)
+        network = paths.FrozenNetwork(model, chunk_BN)
         for draw, signs_LH in enumerate(signs_SLH):
-            sums_KBND = with_signs(network, signs_LH).sums_by_length().by_length_KBND
+            sums_KBND = paths.with_signs(network, signs_LH).sums_by_length().by_length_KBND
             squares_SK[draw] += _masked(sums_KBND, model.counted(chunk_BN)).flatten(1).square().sum(1)
     return squares_SK
 

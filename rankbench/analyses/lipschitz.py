@@ -19,18 +19,9 @@ from torch import Tensor
 from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.measures import lipschitz_bounds
+from rankbench.measures import lipschitz_of_networks as of_networks
 from rankbench.measures.attention_layer import AttentionLayer, fresh_layer
 from rankbench.measures.jacobian_ascent import ascend, jacobian_norm, random_starts
-from rankbench.measures.lipschitz_of_networks import (
-    COVERED,
-    attention_bound,
-    layer_of,
-    matrices,
-    mlp_bound,
-    norm_bound,
-    sublayer_bound,
-    theorem,
-)
 from rankbench.model.attention import visible_keys
 from rankbench.model.network import Network, Sublayer, run
 from rankbench.plots.lipschitz import draw_lipschitz
@@ -44,7 +35,7 @@ MOST_NUMBERS = 8192  # of a sequence's states: its Jacobian then takes half a Gi
 class Options:
     """Which layer is bounded and measured, and how the ascent searches for inputs."""
 
-    layer: str | None = key("A fresh layer of this kind. null: the layers of the model.", choices=COVERED)
+    layer: str | None = key("A fresh layer of this kind. null: the layers of the model.", choices=of_networks.COVERED)
     width: int = key("Width of the fresh layer.", at_least=1)
     heads: int = key("Number of heads of the fresh layer.", at_least=1)
     tied: bool = key("Whether a fresh l2 layer has W_Q = W_K.")
@@ -105,7 +96,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             masked = contracted(layer._replace(seen_NM=seen_NM), options.layer, num_tokens)
             axes = {"weights": "fresh", "part": "attention", "layer": 0}
             axes |= {"attention": options.layer, "tokens": num_tokens}
-            bounds = {norm: theorem(masked, num_tokens, norm) for norm in options.norms}
+            bounds = {norm: of_networks.theorem(masked, num_tokens, norm) for norm in options.norms}
             rows += [axes | row for row in _constants(masked, num_tokens, options, bounds)]
             rows += [axes | row for row in _ascents(masked, num_tokens, options, generator)]
     return pd.DataFrame(rows, columns=COLUMNS).fillna({"start": 0, "step": 0}).astype({"start": int, "step": int})
@@ -178,7 +169,7 @@ def _rows_of_subject(subject: Subject, options: Options) -> Iterator[dict]:
         kind = model.attentions[0].score_name
         rows = [*_rows_of_parts(model, most, options), *_rows_at_data(model, inputs, options)]
         for number, attention in enumerate(model.attentions, 1):
-            layer = layer_of(attention, most)
+            layer = of_networks.layer_of(attention, most)
             if layer is not None:
                 rows += [_at("attention", number) | row for row in _ascents(layer, most, options, generator)]
         yield from ({"weights": weights, "attention": kind, "tokens": most} | row for row in rows)
@@ -193,12 +184,12 @@ def _rows_of_parts(network: Network, num_tokens: int, options: Options) -> Itera
     whole = dict.fromkeys(options.norms, 1.0)
     for number, sublayers in enumerate(network.layers, 1):
         for sublayer in sublayers:
-            for name, weight in matrices(sublayer).items():
+            for name, weight in of_networks.matrices(sublayer).items():
                 row = _row("2", "spectral_norm", "exact", lipschitz_bounds.linear_norm(weight, "2"))
                 yield _at(name, number) | row
         attention = sublayers[0].part
-        bounds = {norm: attention_bound(attention, num_tokens, norm) for norm in options.norms}
-        constants = _constants(layer_of(attention, num_tokens), num_tokens, options, bounds)
+        bounds = {norm: of_networks.attention_bound(attention, num_tokens, norm) for norm in options.norms}
+        constants = _constants(of_networks.layer_of(attention, num_tokens), num_tokens, options, bounds)
         yield from (_at("attention", number) | row for row in constants)
         for norm in options.norms:
             value = _layer_bound(sublayers, norm, bounds[norm], {})
@@ -206,7 +197,7 @@ def _rows_of_parts(network: Network, num_tokens: int, options: Options) -> Itera
             yield _at("block", number) | _row(norm, "theorem", "bound", value)
     for norm, value in whole.items():
         if network.last_norm is not None:
-            value *= norm_bound(network.last_norm, norm)
+            value *= of_networks.norm_bound(network.last_norm, norm)
         yield _at("network", 0) | _row(norm, "theorem", "bound", value)
 
 
@@ -215,8 +206,8 @@ def _layer_bound(sublayers: list[Sublayer], p: str, of_attention: float, scales:
     where it is known."""
     product = 1.0
     for sublayer in sublayers:
-        of_part = of_attention if sublayer.kind == "attention" else mlp_bound(sublayer.part, p)
-        product *= sublayer_bound(sublayer, p, of_part, scales.get(sublayer.kind))
+        of_part = of_attention if sublayer.kind == "attention" else of_networks.mlp_bound(sublayer.part, p)
+        product *= of_networks.sublayer_bound(sublayer, p, of_part, scales.get(sublayer.kind))
     return product
 
 
@@ -243,7 +234,7 @@ def _at_sequence(network: Network, sequence: Tensor, norms: list[str]) -> Iterat
         maps = (("attention", first.f, read_1ND), ("block", functools.partial(_through, sublayers), x_1ND))
         for norm, (part, function, at) in product(norms, maps):
             yield part, layer, norm, "jacobian", "lower_bound", jacobian_norm(_of_one_sequence(function), at[0], norm)
-        formulas = layer_of(first.part, len(sequence))
+        formulas = of_networks.layer_of(first.part, len(sequence))
         if formulas is None:
             whole_bound = None
         elif "2" in norms:
@@ -259,7 +250,7 @@ def _at_sequence(network: Network, sequence: Tensor, norms: list[str]) -> Iterat
     if "2" in norms and whole_bound is not None:
         if network.last_norm is not None:
             scale_BN1 = network.last_norm.with_scale(steps[-1].output_BND)[1]
-            whole_bound *= norm_bound(network.last_norm, "2", scale_BN1.max().item())
+            whole_bound *= of_networks.norm_bound(network.last_norm, "2", scale_BN1.max().item())
         yield "network", 0, "2", "local", "bound", whole_bound
 
 

@@ -148,8 +148,7 @@ class Training:
         self.train_lengths = padded_lengths(splits["train"], task.pad_to)
         on_device = {name: split.to(self.machine.device, self.machine.dtype) for name, split in splits.items()}
         self.corpus, test = on_device["train"], on_device["test"]
-        evaluated = {name: on_device[name] for name in ("valid", "test")}
-        self.chunks = {k: chunks_by_length(split, task.pad_to, EVALUATION_TOKENS) for k, split in evaluated.items()}
+        self.chunks = {k: chunks_by_length(on_device[k], task.pad_to, EVALUATION_TOKENS) for k in ("valid", "test")}
         self.test = Batch(*(x.expand(len(self.seeds), *x.shape) for x in (test.inputs, test.targets)))  # no copies
 
     def _stack(self, weights: dict[str, Tensor]) -> None:
