@@ -8,6 +8,7 @@ activation, frozen, and may be attention weights. It may not be added: what it d
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -20,11 +21,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from rankbench.keys import ConfigError
 from rankbench.model.tape.replay import Affine, Call, Node, Source, Step, version
 
-# What a tensor comes from.
-WEIGHT, CONSTANT, ACTIVATION = range(3)
-# How an activation was made: by linear maps; by a covered elementwise function or product; by a product of two
-# activations that sums over an axis, as scores are; by a function that is not covered; by a softmax.
-LINEAR, GATED, PRODUCT, OTHER, SOFTMAX = range(5)
+
+class Kind(IntEnum):
+    """What a tensor comes from."""
+
+    WEIGHT, CONSTANT, ACTIVATION = range(3)
+
+
+class Level(IntEnum):
+    """How an activation was made: by linear maps; by a covered elementwise function or product; by a product of two
+    activations that sums over an axis, as scores are; by a function that is not covered; by a softmax."""
+
+    LINEAR, GATED, PRODUCT, OTHER, SOFTMAX = range(5)
+
 
 Parents, Reads = tuple[Node | Tensor, ...], Sequence[Tensor | None]  # of a node
 
@@ -68,8 +77,8 @@ class Tag:
     behind the other in front of it.
     """
 
-    kind: int
-    level: int = LINEAR
+    kind: Kind
+    level: Level = Level.LINEAR
     node: Node | None = None
     opaque: Call | None = None
     mixes: bool = False
@@ -109,7 +118,7 @@ class Seen:
         """`Recorder.tag`."""
         return self.recorder.tag(x)
 
-    def value_only(self, tags: Sequence[Tag], level: int = OTHER) -> Tag:
+    def value_only(self, tags: Sequence[Tag], level: int = Level.OTHER) -> Tag:
         """`Recorder.value_only` of the call."""
         return self.recorder.value_only(self.call, tags, level)
 
@@ -183,9 +192,9 @@ class Recorder(TorchFunctionMode):
                 raise ConfigError(f"{name}: TorchScript runs unseen by the tape; give the module as Python code")
             # also tensors that a module holds without registering them
             for tensor in tensors_in(vars(submodule)):
-                self.set_tag(tensor, Tag(WEIGHT))
+                self.set_tag(tensor, Tag(Kind.WEIGHT))
         for tensor in tensors_in([args, kwargs]):
-            self.set_tag(tensor, Tag(ACTIVATION if tensor.is_floating_point() else CONSTANT))
+            self.set_tag(tensor, Tag(Kind.ACTIVATION if tensor.is_floating_point() else Kind.CONSTANT))
             if self.begin == "inputs" and tensor.is_floating_point():
                 self._begin(tensor)
 
@@ -217,7 +226,7 @@ class Recorder(TorchFunctionMode):
     def _begin(self, tensor: Tensor) -> None:
         call = Call(self.num_calls, "the beginning of the paths", self.begin)
         # a copy, because the module may change the tensor in place
-        self.set_tag(tensor, Tag(ACTIVATION, node=self.node(call, (), Source(tensor.clone()), tensor.shape)))
+        self.set_tag(tensor, Tag(Kind.ACTIVATION, node=self.node(call, (), Source(tensor.clone()), tensor.shape)))
         self.has_paths = True
 
     # --- tags and nodes ----------------------------------------------------------------------------------------------
@@ -230,13 +239,13 @@ class Recorder(TorchFunctionMode):
     def tag(self, x: Any) -> Tag:
         """What is known of a tensor; a number is as a weight."""
         if not isinstance(x, Tensor):
-            return Tag(WEIGHT)
+            return Tag(Kind.WEIGHT)
         tag = self.tags.get(x)
         if tag is None:
-            tag = Tag(WEIGHT if isinstance(x, nn.Parameter) else CONSTANT)
-            if self.has_paths and tag.kind == CONSTANT and x.is_floating_point():
+            tag = Tag(Kind.WEIGHT if isinstance(x, nn.Parameter) else Kind.CONSTANT)
+            if self.has_paths and tag.kind == Kind.CONSTANT and x.is_floating_point():
                 call = Call(self.num_calls, OUTSIDE, self._modules[-1] if self._modules else "")
-                tag = Tag(ACTIVATION, OTHER, opaque=call, maker=call)
+                tag = Tag(Kind.ACTIVATION, Level.OTHER, opaque=call, maker=call)
             self.set_tag(x, tag)
         return tag
 
@@ -256,7 +265,7 @@ class Recorder(TorchFunctionMode):
             return torch.as_tensor(x, dtype=like.dtype, device=like.device)
         return self.tag(x).node or x
 
-    def value_only(self, call: Call, tags: Sequence[Tag], level: int = OTHER) -> Tag:
+    def value_only(self, call: Call, tags: Sequence[Tag], level: int = Level.OTHER) -> Tag:
         """The tag of a result of which only the value is known."""
         opaque = next((tag.opaque for tag in tags if tag.opaque is not None), None)
         if opaque is None and any(tag.node is not None for tag in tags):
@@ -267,12 +276,12 @@ class Recorder(TorchFunctionMode):
     @staticmethod
     def combined(tags: Sequence[Tag]) -> Tag:
         """The kind, level and scores of what is made of these tensors; levels of those with paths, if there are any."""
-        kind = max((tag.kind for tag in tags), default=CONSTANT)
+        kind = max((tag.kind for tag in tags), default=Kind.CONSTANT)
         with_paths = [tag for tag in tags if tag.has_paths]
-        levels = [tag.level for tag in with_paths or tags if tag.kind == ACTIVATION]
+        levels = [tag.level for tag in with_paths or tags if tag.kind == Kind.ACTIVATION]
         scores = next((tag.scores for tag in tags if tag.scores is not None), None)
         logits = next((tag.logits for tag in tags if tag.logits is not None), None)
-        return Tag(kind, max(levels, default=LINEAR), scores=scores, logits=logits)
+        return Tag(kind, max(levels, default=Level.LINEAR), scores=scores, logits=logits)
 
     # --- every call --------------------------------------------------------------------------------------------------
 
@@ -294,7 +303,7 @@ class Recorder(TorchFunctionMode):
         self._check_views(call, name, args, given)
         tags = [self.tag(x) for x in given]
         read = args
-        if in_place and any(tag.kind == ACTIVATION for tag in tags):
+        if in_place and any(tag.kind == Kind.ACTIVATION for tag in tags):
             old = args[0].clone()  # for the tape: the call overwrites it
             self.set_tag(old, replace(self.tag(args[0])))
             read = (old, *args[1:])
@@ -321,7 +330,7 @@ class Recorder(TorchFunctionMode):
             if not isinstance(tensor, Tensor):
                 continue
             if not (tensor.is_floating_point() or tensor.is_complex()):
-                tag = Tag(CONSTANT)
+                tag = Tag(Kind.CONSTANT)
             tag.maker, tag.depth = call, depth
             if tag.has_paths:
                 self.has_paths = True
@@ -334,7 +343,7 @@ class Recorder(TorchFunctionMode):
         """ConfigError if an argument was changed in place through another tensor that shares its memory."""
         for x in given:
             tag = self.tags.get(x)
-            if tag is None or tag.version == version(x) or not (self.has_paths or tag.kind == ACTIVATION):
+            if tag is None or tag.version == version(x) or not (self.has_paths or tag.kind == Kind.ACTIVATION):
                 continue
             # x[i] += y: the view was changed, and is now put back where it already is
             if name == "setitem" and x is args[0] and isinstance(args[2], Tensor) and _share_memory(x, args[2]):

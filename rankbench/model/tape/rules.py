@@ -18,22 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankbench.keys import ConfigError
-from rankbench.model.tape.recording import (
-    ACTIVATION,
-    CONSTANT,
-    GATED,
-    LINEAR,
-    PRODUCT,
-    SOFTMAX,
-    WEIGHT,
-    AttentionCall,
-    Origin,
-    Reads,
-    Recorder,
-    Seen,
-    Tag,
-    tensors_in,
-)
+from rankbench.model.tape.recording import AttentionCall, Kind, Level, Origin, Reads, Recorder, Seen, Tag, tensors_in
 from rankbench.model.tape.replay import Affine, Gate, Mixed, Node, Normed, Scaled, Sum, Through
 
 Rule = Callable[[Seen], Tag | Sequence[Tag] | None]
@@ -147,7 +132,7 @@ def _jointly(seen: Seen, positions: tuple[int, ...], constant: bool | None = Non
     if any(seen.tag(x).has_paths for x in others):
         return None
     if any(tag.opaque is not None for tag in tags):
-        return seen.value_only(tags, LINEAR)
+        return seen.value_only(tags, Level.LINEAR)
     # constants enter slot 0; single numbers, and what is empty, stay where they are
     parents = [x for x, tag in zip(data, tags, strict=True) if tag.node is not None or (x.ndim and x.numel())]
     if constant is None:
@@ -174,8 +159,8 @@ rule(*SCATTERS)(lambda seen: None if seen.kwargs else _jointly(seen, (0, 3)))
 rule("pad")(lambda seen: _jointly(seen, (0,), constant=bool(seen.get(3, "value"))))
 rule("batch_norm")(lambda seen: None if seen.get(5, "training", False) else _jointly(seen, (0,), constant=True))
 LIKE = ("zero", "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full")
-rule(*LIKE)(lambda seen: Tag(CONSTANT))
-rule("embedding")(lambda seen: None if seen.tag(seen.get(1, "weight")).has_paths else Tag(ACTIVATION))
+rule(*LIKE)(lambda seen: Tag(Kind.CONSTANT))
+rule("embedding")(lambda seen: None if seen.tag(seen.get(1, "weight")).has_paths else Tag(Kind.ACTIVATION))
 
 
 def _through(
@@ -189,7 +174,7 @@ def _through(
     """The tag of a function that is linear, or affine, in these tensors jointly."""
     tags = [seen.tag(x) for x in data]
     if any(tag.opaque is not None for tag in tags):
-        return seen.value_only(tags, LINEAR)
+        return seen.value_only(tags, Level.LINEAR)
     tag = Recorder.combined([*tags, *(seen.tag(x) for x in reads)])
     if any(tag.node is not None for tag in tags):
         parents = tuple(tag.node or x for x, tag in zip(data, tags, strict=True))
@@ -225,13 +210,13 @@ def _add(seen: Seen) -> Tag | None:
     factors = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[seen.name]
     tags = [seen.tag(x) for x in terms]
     if any(tag.opaque is not None for tag in tags):
-        return seen.value_only(tags, LINEAR)
+        return seen.value_only(tags, Level.LINEAR)
     tag = Recorder.combined(tags)
     if any(tag.node is not None for tag in tags):
         parents = tuple(seen.recorder.parent(x, seen.result) for x in terms)
         tag.node = seen.node(parents, Sum(seen.result.dtype, factors))
     for base, x, other, factor in ((tags[0], terms[1], tags[1], factors[1]), (tags[1], terms[0], tags[0], factors[0])):
-        if base.kind == ACTIVATION and other.kind == WEIGHT and isinstance(x, Tensor):
+        if base.kind == Kind.ACTIVATION and other.kind == Kind.WEIGHT and isinstance(x, Tensor):
             tag.origin = _with_bias(base.origin, seen.result.shape, factor, x)
     return tag
 
@@ -273,12 +258,12 @@ def _scaled(seen: Seen, x: Any, factor: Any, side: str) -> Tag:
     tag = Recorder.combined([carried, other])
     mixed = other.mixes and side != "divisor"  # P v, written as a product and a sum: which heads it has is not known
     if mixed or carried.opaque is not None or (carried.node is None and other.has_paths):
-        return seen.value_only([carried, other], GATED)
-    if other.kind == carried.kind == ACTIVATION:
-        tag.level = max(GATED, min(carried.level, other.level))
+        return seen.value_only([carried, other], Level.GATED)
+    if other.kind == carried.kind == Kind.ACTIVATION:
+        tag.level = max(Level.GATED, min(carried.level, other.level))
     if carried.node is not None:
         made_by = "" if other.maker is None else f", of {other.maker}"
-        frozen = f"{side}{made_by}" if other.kind == ACTIVATION else None
+        frozen = f"{side}{made_by}" if other.kind == Kind.ACTIVATION else None
         tag.node = seen.node((carried.node,), Scaled(factor, divides=side == "divisor"), frozen, [factor])
     return tag
 
@@ -297,7 +282,7 @@ def _affine(seen: Seen, x: Tensor, weight_FD: Tensor, bias: Tensor | None) -> Ta
         return None
     before, shape = seen.tag(x), seen.result.shape
     if before.opaque is not None:
-        return seen.value_only([before], LINEAR)
+        return seen.value_only([before], Level.LINEAR)
     affine = Affine(weight_FD, bias)
     tag = _as_map(Recorder.combined([before]))
     if before.node is not None:
@@ -308,13 +293,13 @@ def _affine(seen: Seen, x: Tensor, weight_FD: Tensor, bias: Tensor | None) -> Ta
 
 def _as_map(tag: Tag) -> Tag:
     """The tag of what a map of weights makes: an activation."""
-    return replace(tag, kind=ACTIVATION if tag.kind == CONSTANT else tag.kind, level=LINEAR)
+    return replace(tag, kind=Kind.ACTIVATION if tag.kind == Kind.CONSTANT else tag.kind, level=Level.LINEAR)
 
 
 @rule("matmul", "rmatmul")
 def _matmul(seen: Seen) -> Tag | None:
     a, b = seen.args[:2] if seen.name == "matmul" else reversed(seen.args[:2])
-    if b.ndim == 2 and a.ndim > 1 and seen.tag(b).kind == WEIGHT and seen.tag(a).kind != WEIGHT:
+    if b.ndim == 2 and a.ndim > 1 and seen.tag(b).kind == Kind.WEIGHT and seen.tag(a).kind != Kind.WEIGHT:
         return _affine(seen, a, b.mT, None)
     if a.ndim == 1 or b.ndim == 1:
         return _product(seen, a, b, torch.matmul)
@@ -324,7 +309,7 @@ def _matmul(seen: Seen) -> Tag | None:
 @rule("addmm")
 def _addmm(seen: Seen) -> Tag | None:
     c, a, b = seen.args[0], seen.get(1, "mat1"), seen.get(2, "mat2")
-    if a is None or b is None or b.ndim != 2 or seen.tag(b).kind != WEIGHT or seen.tag(c).has_paths:
+    if a is None or b is None or b.ndim != 2 or seen.tag(b).kind != Kind.WEIGHT or seen.tag(c).has_paths:
         return None
     alpha, beta = seen.kwargs.get("alpha", 1), seen.kwargs.get("beta", 1)
     return _affine(seen, a, b.mT if alpha == 1 else alpha * b.mT, c if beta == 1 else beta * c)
@@ -410,10 +395,10 @@ def _product(
     layouts: how to read it as P v with P on the left, and with P on the right. scores: its factors as queries and keys.
     """
     tags = [seen.tag(a), seen.tag(b)]
-    if all(tag.kind == ACTIVATION for tag in tags):
+    if all(tag.kind == Kind.ACTIVATION for tag in tags):
         side = _weights_side(*tags)
         if layouts is None or side is None:
-            tag = seen.value_only(tags, PRODUCT)
+            tag = seen.value_only(tags, Level.PRODUCT)
             tag.opaque, tag.mixes, tag.scores = tag.opaque or seen.call, True, scores if seen.recorder.watch else None
             return tag
         (to_weights, *moves), logits = layouts[side], tags[side].logits
@@ -434,10 +419,10 @@ def _weights_side(left: Tag, right: Tag) -> int | None:
     Scores that are used as they are must stand on the left, as in (q k^T) v: in q (k^T v) the product of keys and
     values would be taken for weights.
     """
-    is_weights = [tag.mixes or tag.level == SOFTMAX for tag in (left, right)]
+    is_weights = [tag.mixes or tag.level == Level.SOFTMAX for tag in (left, right)]
     if is_weights[0] and (not is_weights[1] or left.level >= right.level):
         return 0
-    return 1 if is_weights[1] and right.level > PRODUCT else None
+    return 1 if is_weights[1] and right.level > Level.PRODUCT else None
 
 
 # --- functions of one activation -------------------------------------------------------------------------------------
@@ -456,9 +441,9 @@ def _activation(seen: Seen) -> Tag | None:
         return None
     tag = seen.tag(z)
     if tag.opaque is not None:
-        return seen.value_only([tag], GATED)
+        return seen.value_only([tag], Level.GATED)
     result_tag = Recorder.combined([tag])
-    result_tag.level = max(GATED, result_tag.level)
+    result_tag.level = max(Level.GATED, result_tag.level)
     if tag.node is not None:
         gate = Gate(lambda x: function(x, *others, **kwargs), z)
         at_zero = gate.function(z.new_zeros(()))
@@ -472,7 +457,7 @@ def _glu(seen: Seen) -> Tag | None:
     """a * sigmoid(b) of the two halves, sigmoid(b) frozen."""
     x, axis = seen.args[0], seen.get(1, "dim", -1)
     tag = _through(seen, [x], lambda x: x.chunk(2, axis)[0])
-    tag.level = max(GATED, tag.level)
+    tag.level = max(Level.GATED, tag.level)
     if tag.node is not None:
         gate = x.chunk(2, axis)[1].sigmoid()
         tag.node = seen.node((tag.node,), Scaled(gate), "sigmoid of the second half")
@@ -481,7 +466,7 @@ def _glu(seen: Seen) -> Tag | None:
 
 @rule("softmax", "softmax_of_rows")
 def _softmax(seen: Seen) -> Tag:
-    result_tag = seen.value_only([seen.tag(seen.args[0])], SOFTMAX)
+    result_tag = seen.value_only([seen.tag(seen.args[0])], Level.SOFTMAX)
     result_tag.logits = seen.args[0] if seen.recorder.watch else None
     return result_tag
 
@@ -507,7 +492,7 @@ def _norm(seen: Seen) -> Tag | list[Tag] | None:
     tag, result = seen.tag(x), seen.result if isinstance(seen.result, Tensor) else seen.result[0]
     if any(seen.tag(other).has_paths for other in (weight, shift)):
         return None
-    result_tag = seen.value_only([tag], LINEAR) if tag.opaque is not None else Recorder.combined([tag])
+    result_tag = seen.value_only([tag], Level.LINEAR) if tag.opaque is not None else Recorder.combined([tag])
     if tag.node is not None:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         axes = tuple(range(-len(shape), 0))
@@ -527,7 +512,7 @@ def _norm(seen: Seen) -> Tag | list[Tag] | None:
 def _normalize(seen: Seen) -> Tag | None:
     p, axis, epsilon = seen.get(1, "p", 2.0), seen.get(2, "dim", 1), seen.get(3, "eps", 1e-12)
     x, tag = seen.args[0], seen.tag(seen.args[0])
-    result_tag = seen.value_only([tag], LINEAR) if tag.opaque is not None else Recorder.combined([tag])
+    result_tag = seen.value_only([tag], Level.LINEAR) if tag.opaque is not None else Recorder.combined([tag])
     if tag.node is not None:
         length = x.norm(p, axis, keepdim=True).clamp_min(epsilon)
         result_tag.node = seen.node((tag.node,), Scaled(length, divides=True), "length of the vectors")
@@ -553,14 +538,14 @@ def _attention(
     origin = None if tag.origin is None else tag.origin.moved(to_values)
     _show(seen, weights, lambda: values, lambda: scores or (None, None), logits)
     if tag.opaque is not None:
-        return seen.value_only([tag], LINEAR)
+        return seen.value_only([tag], Level.LINEAR)
     parent = values if tag.node is None else _values(seen, tag.node, origin, to_values, values.shape)
     bias = origin.bias if origin is not None and origin.constant is not None else None
     node = seen.node((parent,), Mixed(weights, bias, grouped), "attention weights", reads)
     if back is not _unchanged:
         node = seen.node((node,), Through(back))
     seen.recorder.attention.append(node)
-    return Tag(ACTIVATION, node=node)
+    return Tag(Kind.ACTIVATION, node=node)
 
 
 def _show(seen: Seen, weights: Lazy, values: Lazy, scores: Callable[[], Pair], logits: Lazy | None) -> None:
@@ -656,9 +641,9 @@ def _multi_head(seen: Seen) -> list[Tag] | None:
     weights, logits = partial(of_scores, weights_of), partial(of_scores, logits_of)
     tag, shape_NBD = seen.tag(at["value"]), torch.Size((*value.shape[:-1], width))
     _show(seen, weights, lambda: by_head(F.linear(value, maps[2], biases[2])), queries_and_keys, logits)
-    average = seen.value_only([seen.tag(at["query"])], SOFTMAX)
+    average = seen.value_only([seen.tag(at["query"])], Level.SOFTMAX)
     if tag.opaque is not None:
-        return [seen.value_only([tag], LINEAR), average]
+        return [seen.value_only([tag], Level.LINEAR), average]
     unbatched = at["query"].ndim == 2
     bias = None if biases[2] is None else lambda: by_head(biases[2].expand(shape_NBD))
     steps = [
@@ -672,7 +657,7 @@ def _multi_head(seen: Seen) -> list[Tag] | None:
         frozen, reads = ("attention weights", [query, key, mask]) if isinstance(step, Mixed) else (None, ())
         node = seen.node((node,), step, frozen, reads, shape=seen.result[0].shape)
     seen.recorder.attention.append(node)
-    return [Tag(ACTIVATION, node=node), average]
+    return [Tag(Kind.ACTIVATION, node=node), average]
 
 
 def _additive_mask(mask: Tensor | None, padding: Tensor | None, heads: int, query: Tensor) -> Tensor | None:
