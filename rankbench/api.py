@@ -19,19 +19,13 @@ from torch import nn
 
 from rankbench.analyses import ANALYSES
 from rankbench.analyses.modules import building_once, offering
-from rankbench.analyses.runner import (
-    analyze_into,
-    analyze_trained,
-    measure,
-    options_of,
-    subjects_of,
-)
+from rankbench.analyses.runner import analyze_into, analyze_trained, measure, options_of, subjects_of
 from rankbench.claims import figures_published
 from rankbench.claims import published as published_numbers
 from rankbench.commands.callback import check_corpus, check_everything
 from rankbench.commands.compose import compose
 from rankbench.config import AnalyzeConfig, FigureKeys, TrainConfig
-from rankbench.keys import ConfigError, closest, unknown
+from rankbench.keys import ConfigError, check_known, closest
 from rankbench.plots import Figure, show_in_notebook
 from rankbench.plots.pages import one_facet
 from rankbench.progress import logging_to
@@ -140,18 +134,15 @@ def analyze(
 
     Raises ConfigError for what cannot be measured, and for an option that none of the analyses has.
     """
+    given = {"device": device, "precision": precision, "threads": threads}
     if isinstance(subject, nn.Module):
         if not names or isinstance(names[0], str):
             raise ConfigError(f"{type(subject).__name__}: needs inputs; as in analyze(module, inputs, 'spectrum')")
         with building_once(), offering(subject, names[0]) as spec:
             named = names[1:] or ("residual", "spectrum", "attention")
-            keys = {"out": out, "device": device, "precision": precision, "threads": threads}
-            return analyze([f"module={spec}"], *named, **keys, **options)
-    for name in names:
-        if str(name) not in ANALYSES:
-            raise ConfigError(unknown("analysis", name, ANALYSES))
+            return analyze([f"module={spec}"], *named, out=out, **given, **options)
+    check_known("analysis", map(str, names), ANALYSES)
     words = [f"analysis=[{','.join(names)}]"] if names else []
-    given = {"device": device, "precision": precision, "threads": threads}
     words += [f"{key}={value}" for key, value in given.items() if value is not None]
     run = None
     if isinstance(subject, list | tuple):
@@ -200,14 +191,11 @@ def plot(
     drawable = [analysis_name for analysis_name, kind in ANALYSES.items() if kind.figure is not None]
     if name in ANALYSES and name not in drawable:
         raise ConfigError(f"analysis={name}: has no figure; allowed are {', '.join(drawable)}")
-    if name not in (*drawable, "sweep"):
-        raise ConfigError(unknown("analysis", name, [*drawable, "sweep"]))
+    check_known("analysis", [name], [*drawable, "sweep"])
     if table.empty:
         raise ConfigError(f"analysis={name}: the table has no rows to draw")
-    if facet is not None and facet not in table:
-        raise ConfigError(unknown("facet", facet, map(str, table.columns)))
-    if published is not None and published not in (known := list(figures_published())):
-        raise ConfigError(unknown("published", published, known))
+    check_known("facet", [] if facet is None else [facet], map(str, table.columns))
+    check_known("published", [] if published is None else [published], figures_published())
     columns = ("job_status",) if name == "sweep" else ANALYSES[name].columns
     if missing := [column for column in columns if column not in table]:
         raise ConfigError(f"analysis={name}: not its table, which has a column {missing[0]}")
@@ -266,9 +254,8 @@ def _set_options(cfg: AnalyzeConfig, options: Mapping[str, Any]) -> list[str]:
             for option, setting in values.items():
                 plain = setting.tolist() if hasattr(setting, "tolist") else setting  # NumPy's numbers
                 cfg.analysis[name][option] = plain
-                words.append(
-                    f"analysis.{name}.{option}={plain if isinstance(plain, str) else json.dumps(plain, default=str)}"
-                )
+                typed = plain if isinstance(plain, str) else json.dumps(plain, default=str)
+                words.append(f"analysis.{name}.{option}={typed}")
     return words
 
 

@@ -110,9 +110,8 @@ def entries(cls: type, prefix: str = "") -> list[Entry]:
             nested += entries(field.type, f"{name}.")
         else:
             stating = next(base for base in cls.__mro__ if field.name in inspect.get_annotations(base))
-            own.append(
-                Entry(inspect.getdoc(stating).partition("\n")[0].rstrip("."), name, field.metadata["key"], field.type)
-            )
+            heading = inspect.getdoc(stating).partition("\n")[0].rstrip(".")
+            own.append(Entry(heading, name, field.metadata["key"], field.type))
     return own + nested
 
 
@@ -174,6 +173,14 @@ def unknown(name: str, got: Any, allowed: Iterable[str]) -> str:
     """The refusal of a value that is not among the allowed ones."""
     allowed = list(allowed)
     return f"{name}={got}: unknown{closest(got, allowed)}; allowed are {', '.join(allowed)}"
+
+
+def check_known(name: str, values: Iterable[Any], allowed: Iterable[str]) -> None:
+    """Raise ConfigError for the first of these values that is not among the allowed ones."""
+    allowed = list(allowed)
+    for value in values:
+        if value not in allowed:
+            raise ConfigError(unknown(name, value, allowed))
 
 
 def closest(got: str, allowed: tuple[str, ...] | list[str]) -> str:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from math import inf
 from os import PathLike
 from pathlib import Path
@@ -32,12 +33,13 @@ import pandas as pd
 import torch
 import yaml
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from rankbench import plots
 from rankbench.analyses import ModuleSubject, attention, residual
 from rankbench.analyses.modules import check_runs
-from rankbench.keys import ConfigError, unknown
+from rankbench.keys import ConfigError, check_known
 from rankbench.measures.module_paths import heads_of
 from rankbench.measures.module_states import layers_of
 from rankbench.measures.norms import at_least_float32, spectral_norm
@@ -47,7 +49,7 @@ from rankbench.plots.observed import FIGURES
 from rankbench.runs.files import write_json, write_text
 from rankbench.runs.machine import Machine
 from rankbench.runs.records import read_yaml
-from rankbench.runs.run import FORMAT, OBSERVED, OUTPUTS, Run
+from rankbench.runs.run import FORMAT, OBSERVED, OUTPUTS, Run, differences
 from rankbench.runs.tables import read_table
 from rankbench.seeds import generator_for
 from rankbench.training.loop import StepsFile
@@ -62,7 +64,7 @@ COSTLY = 0.05  # share of the training's time from which on the cost is a warnin
 def observe(
     model: nn.Module,
     inputs: Any = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizer | None = None,
     *,
     every: int = 100,
     out: str | PathLike[str] | None = None,
@@ -100,9 +102,8 @@ def observe(
     for key, value, least in (("every", every, 1), ("sequences", sequences, 1), ("step", step or 0, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigError(f"observe: {key}={value}: out of range; allowed are whole numbers from {least}")
-    if wrong := [measure for measure in measures if measure not in MEASURES]:
-        raise ConfigError(unknown("measures", wrong[0], MEASURES))
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+    check_known("measures", measures, MEASURES)
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise ConfigError(
             f"observe: optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer; "
             "leave it out and call watch.step() after each step"
@@ -127,9 +128,9 @@ class Observer:
         self,
         folder: Path,
         subject: ModuleSubject,
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: Optimizer | None,
         every: int,
-        measures: tuple[str, ...],
+        measures: tuple,
         step: int | None,
     ) -> None:
         (self.model,) = subject.modules.values()
@@ -207,9 +208,7 @@ class Observer:
 
     def table(self, name: str) -> pd.DataFrame:
         """The table so far: states, attention, weights or steps."""
-        allowed = [table.removeprefix("observed_") for table in OBSERVED]
-        if name not in allowed:
-            raise ConfigError(unknown("table", name, allowed))
+        check_known("table", [name], [table.removeprefix("observed_") for table in OBSERVED])
         return Run(self.folder).table(f"observed_{name}")
 
     def draw(self, kinds: tuple[str, ...] = (".png",)) -> list[Path]:
@@ -275,13 +274,9 @@ def _subject(model: nn.Module, inputs: Any, sequences: int, run: str, seed: int,
     if weight is None:
         raise ConfigError(f"observe: {type(model).__name__} has no parameters; give the model that you train")
     example = example.to(weight.device, weight.dtype)
-    args, kwargs = tree_map(_copy, (example.args, dict(example.kwargs)))
+    args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (example.args, dict(example.kwargs)))
     example = replace(example, args=args, kwargs=kwargs)
     return ModuleSubject(run, task, name, seed, {"given": model}, example)
-
-
-def _copy(x: Any) -> Any:
-    return x.detach().clone() if isinstance(x, Tensor) else x
 
 
 def _parts(
@@ -292,9 +287,8 @@ def _parts(
     if "states" in measures:
         with _left_out(STATES):
             layers, views = layers_of(model, example[:1]), [View(name) for name in VIEWS]
-            parts[STATES] = lambda: residual.rows_by_layer(
-                model, layers, example, generator_for(seed, "rounding"), views
-            )
+            rows_of = partial(residual.rows_by_layer, model, layers, example, views=views)
+            parts[STATES] = lambda: rows_of(generator=generator_for(seed, "rounding"))
     if "attention" in measures:
         with _left_out(ATTENTION):
             flattened = heads_of(model, example).in_batch_axis
@@ -381,15 +375,12 @@ def _check_folder(folder: Path, config: dict[str, Any]) -> None:
     old = read_yaml(path)
     if "observe" not in old:
         raise ConfigError(f"out={folder}: a run of another kind; give a new folder")
-    for group in ("task", "model", "observe", "seed"):
-        was, now = (given[group] if isinstance(given[group], dict) else {"": given[group]} for given in (old, config))
-        for key in now:
-            if key != "every" and was.get(key) != now[key]:
-                name = ".".join(filter(None, (group, key)))
-                raise ConfigError(
-                    f"out={folder}: was begun with {name}={was.get(key)}, not {now[key]}; "
-                    "give the same model and inputs to continue it, or a new folder"
-                )
+    for name, (was, now) in differences(old, config).items():
+        if name != "observe.every":
+            raise ConfigError(
+                f"out={folder}: was begun with {name}={was}, not {now}; "
+                "give the same model and inputs to continue it, or a new folder"
+            )
 
 
 def _begin(folder: Path, config: dict[str, Any], device: torch.device) -> None:

@@ -17,12 +17,8 @@ log = logging.getLogger(__name__)
 
 def bar(*args: Any, **kwargs: Any) -> tqdm:
     """tqdm's bar on a terminal and in a notebook; a disabled one elsewhere, where log lines replace it."""
-    return tqdm(*args, **kwargs, disable=not (sys.stderr.isatty() or _is_notebook(sys.stderr)))
-
-
-def _is_notebook(stream: Any) -> bool:
-    """Whether the stream is shown in a notebook's cell."""
-    return type(stream).__module__ == "ipykernel.iostream"
+    in_notebook = type(sys.stderr).__module__ == "ipykernel.iostream"
+    return tqdm(*args, **kwargs, disable=not (sys.stderr.isatty() or in_notebook))
 
 
 class LogFile(logging.FileHandler):

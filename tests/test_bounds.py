@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
 
-from rankbench.analyses import ANALYSES, Subject, bounds
+from rankbench.analyses import ANALYSES, Plan, Subject, bounds
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
 from rankbench.model import initial_model
@@ -289,7 +289,7 @@ def test_padding_is_no_part_of_a_sequence(make_subject):
 
 
 def test_a_residual_above_the_bound_is_reported(make_subject):
-    compared = bounds._compared(np.array([0.0, 1, 2]), np.array([1.0, 0, 9]), np.array([0.5, -1, 9]), np.arange(3) < 2)
+    compared = bounds._compared(np.array([0.0, 1]), np.array([1.0, 0]), np.array([0.5, -1]))
     assert compared == {"compared": 2, "slack": 0.0, "slack_min": -1.0, "holds": 0.5, "refuted": 0.5}
 
 
@@ -309,7 +309,7 @@ def test_wrong_options_are_refused_in_one_line(changes, said):
 
 def test_mixed_attention_is_refused(make_subject):
     with pytest.raises(ConfigError, match="mix_identity=0"):
-        table_of(make_subject(mix_identity=1.0), "full")
+        bounds.check_plan(Plan(None, make_subject(mix_identity=1.0).model, None), bounds.Options(["full"], 9))
 
 
 def test_shipped_options_are_the_fields_of_the_dataclass():

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
 
-from rankbench.analyses import ANALYSES, Subject, curves, samples
+from rankbench.analyses import ANALYSES, Plan, Subject, curves, samples
 from rankbench.analyses.runner import analyze, subjects_of_run
 from rankbench.claims import published
 from rankbench.commands.compose import compose
@@ -598,7 +598,7 @@ def test_what_cannot_be_sampled_is_refused(sorting_task, model_config):
     model = initial_model(model_config(), task, 0)
     batch = Batch(torch.zeros(1, 8).long(), torch.zeros(1, 8).long())
     with pytest.raises(ConfigError, match=r"needs a task with text; task\.name=sorting has none; use task=char_lm"):
-        samples.table(Subject("run", 0, task, batch, batch, {"initialised": model}), samples.Options(1, [1.0], ""))
+        samples.check_plan(Plan(task, model, None), samples.Options(1, [1.0], ""))
     lm = char_lm(length_limit=4)
     subject = Subject("run", 0, lm, batch, batch, {"initialised": model})
     with pytest.raises(ConfigError, match=r"its characters % are not"):

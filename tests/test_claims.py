@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from rankbench import claims
 from rankbench.claims import CLAIMS, Claim, figures_published, judge, published, verdict_line
-from rankbench.claims.claim import AtMost, Control, NotMeasurable
+from rankbench.claims.claim import AtMost, Control, NotMeasurable, above, below, within
 from rankbench.config import conf_dir
 
 every = settings(max_examples=25, deadline=None)
@@ -26,8 +26,8 @@ ON_THE_OTHER_SIDE = Control("each value on the other side of 1", lambda rows: ro
 def plain_claims():
     """Two claims on the column `value`: above 1, and below 1."""
     plain = {
-        name: Claim(f"It is {name} one.", "a test", "paths", mean_value, side, 1.0, ON_THE_OTHER_SIDE)
-        for name, side in (("above", +1), ("below", -1))
+        name: Claim(f"It is {name} one.", "a test", "paths", mean_value, claimed, ON_THE_OTHER_SIDE)
+        for name, claimed in (("above", above(1.0)), ("below", below(1.0)))
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, claim in plain.items():
@@ -46,11 +46,12 @@ def valued(values, whole_accuracy=1.0):
 
 @pytest.fixture
 def changed(monkeypatch):
-    """Replaces fields of both plain claims."""
+    """Replaces fields of both plain claims, or the number `line` that they compare with."""
 
-    def change(**fields):
+    def change(line=1.0, **fields):
         for name in ("above", "below"):
-            monkeypatch.setitem(CLAIMS, name, dataclasses.replace(CLAIMS[name], **fields))
+            claimed = {"claimed": CLAIMS[name].claimed._replace(at=line)}
+            monkeypatch.setitem(CLAIMS, name, dataclasses.replace(CLAIMS[name], **claimed | fields))
 
     return change
 
@@ -140,7 +141,7 @@ def test_whether_it_has_learned_is_the_mean_over_seeds_however_many_rows_each_ha
     ],
 )
 def test_equivalence_is_two_one_sided_tests(changed, values, outcome):
-    changed(side=0, line=0.5, control=Control("all off by 9", lambda rows: rows.assign(value=rows.value + 9)))
+    changed(claimed=within(0.5), control=Control("all off by 9", lambda rows: rows.assign(value=rows.value + 9)))
     (verdict,) = judge("above", valued(values))
     ends = [
         scipy.stats.ttest_1samp(values, end, alternative=alternative).pvalue

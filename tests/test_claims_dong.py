@@ -548,7 +548,7 @@ def test_the_column_published_is_what_the_paper_prints(task):
     assert CLAIMED[f"dong_fig4_whole_{task}"].published == whole
     assert outcomes(f"dong_fig4_whole_{task}", by_length(whole=whole)) == {"held"}
     (above,) = printed[printed.source == "Dong et al., text"].value
-    assert CLAIMED[f"dong_fig4_length_1_{task}"].line == above
+    assert CLAIMED[f"dong_fig4_length_1_{task}"].claimed.at == above
 
 
 def authors_paths(figure):

@@ -216,5 +216,5 @@ def test_layers_that_the_paper_has_not_are_left_out():
 
 def test_no_claim_is_without_a_line_that_its_statement_names():
     for name, claim in KIM_CHARLM.items():
-        assert claim.line == 0 or "our line" in claim.statement, name
+        assert claim.claimed.at == 0 or "our line" in claim.statement, name
         assert claim is CLAIMS[name]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankbench.claims import CLAIMS, Claim, judge
-from rankbench.claims.claim import AtMost, Control, NotMeasurable
+from rankbench.claims.claim import AtMost, Control, NotMeasurable, above
 from rankbench.claims.sweeps import at_end, from_other_end, in_reverse, rows_at, rows_by_value, trend
 from rankbench.report.report import gather_sweep
 
@@ -86,7 +86,7 @@ def along(monkeypatch):
     """A claim that what is measured grows with the knob; its fields can be changed."""
 
     def make(**fields):
-        defaults = {"measure": lambda rows: trend(rows, KEY, value), "side": +1, "line": 0.5, "along": KEY}
+        defaults = {"measure": lambda rows: trend(rows, KEY, value), "claimed": above(0.5), "along": KEY}
         defaults |= {"statement": "It grows.", "source": "a test", "table": "residual", "learned": None}
         claim = Claim(**{**defaults, "control": in_reverse(KEY), **fields})
         monkeypatch.setitem(CLAIMS, "grows", claim)

@@ -13,7 +13,7 @@ import scipy.optimize
 import torch
 from omegaconf import OmegaConf
 
-from rankbench.analyses import ANALYSES, Subject, histograms, invertibility
+from rankbench.analyses import ANALYSES, Plan, Subject, histograms, invertibility
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
 from rankbench.measures.attention_layer import attend, fresh_layer
@@ -154,7 +154,7 @@ def test_padded_sequences_are_undone_as_each_would_be_alone(make_subject, random
 def test_a_network_with_norms_is_not_undone(make_subject):
     for changes in ({"norm": "post"}, {"norm": "none", "skip": False}):
         with pytest.raises(ConfigError, match=r"use model\.norm=none and skips"):
-            invertibility.table(make_subject(**changes), options(network=True))
+            invertibility.check_plan(Plan(None, make_subject(**changes).model, None), options(network=True))
 
 
 @pytest.mark.parametrize(

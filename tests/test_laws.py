@@ -113,7 +113,9 @@ def test_measured_is_the_closed_form_and_the_control_is_not(name, table_of):
     in_control = claim.control.doctor(table)
     for seed in range(2):
         assert (
-            claim.measure(table[table.seed == seed]) < claim.line < claim.measure(in_control[in_control.seed == seed])
+            claim.measure(table[table.seed == seed])
+            < claim.claimed.at
+            < claim.measure(in_control[in_control.seed == seed])
         )
 
 

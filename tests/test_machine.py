@@ -15,7 +15,7 @@ import rankbench.runs.machine
 from rankbench.commands.compose import compose, register, resolve
 from rankbench.config import check, conf_dir
 from rankbench.keys import ConfigError
-from rankbench.runs.machine import RECORDED_PACKAGES, Machine
+from rankbench.runs.machine import PACKAGES, Machine
 from rankbench.runs.run import Run
 from rankbench.training.loop import train
 
@@ -140,9 +140,9 @@ def test_a_run_keeps_the_record(runs):
     assert (record["device"], record["gpu"], record["threads"]) == ("cpu", None, 1)
     assert record["command"] == sys.argv
     assert record["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert tuple(record["packages"]) == RECORDED_PACKAGES
+    assert tuple(record["packages"]) == PACKAGES
     assert record["packages"]["torch"] == torch.__version__
-    for package in set(RECORDED_PACKAGES) - {"rankbench", "torch"}:
+    for package in set(PACKAGES) - {"rankbench", "torch"}:
         assert record["packages"][package] == version(package)
 
 

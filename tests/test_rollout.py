@@ -14,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 
 from rankbench import plots
-from rankbench.analyses import ANALYSES, Subject, rollout
+from rankbench.analyses import ANALYSES, Plan, Subject, rollout
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
 from rankbench.model import initial_model
@@ -139,12 +139,11 @@ def test_any_network_is_run_step_by_step_in_float64(model_config, task, changes)
 
 def test_another_task_has_no_trajectory(model_config, sorting_task):
     sorting = sorting_task()
-    batch = sorting.sample(2, generator_for(0, "train"))
     model = initial_model(model_config(layers=1), sorting, 0)
     with pytest.raises(
         ConfigError, match=r"^analysis=rollout: needs a task with a trajectory; .* use task=circle_arcs$"
     ):
-        rollout.table(Subject("fresh", 0, sorting, batch, batch, {"initialised": model}), options())
+        rollout.check_plan(Plan(sorting, model, None), options())
 
 
 @pytest.mark.parametrize(

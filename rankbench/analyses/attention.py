@@ -71,9 +71,7 @@ def rows_by_head(module: nn.Module, example: Example, flattened: int | None) -> 
         yield {"layer": depth, "head": head, **moments(joined)}
 
 
-def _metrics(
-    module: nn.Module, example: Example, flattened: int | None
-) -> Iterator[tuple[int, int, dict[str, Tensor]]]:
+def _metrics(module: nn.Module, example: Example, flattened: int | None) -> list[tuple[int, int, dict[str, Tensor]]]:
     """Depth, head and metrics (B,) of each head; heads of calls side by side are numbered through."""
     results: list[tuple[int, int, dict[str, Tensor]]] = []
     num_heads: dict[int, int] = {}
@@ -81,16 +79,14 @@ def _metrics(
     def watch(call: AttentionCall) -> None:
         call = _by_head(call, example.num_sequences, flattened)
         metrics = _of_call(call, example.lengths_B)
-        first = num_heads.get(call.depth, 0)
-        heads = call.weights.shape[1]
+        first, heads = num_heads.get(call.depth, 0), call.weights.shape[1]
         num_heads[call.depth] = first + heads
-        results.extend(
-            (call.depth, first + head + 1, {name: value_BH[:, head] for name, value_BH in metrics.items()})
-            for head in range(heads)
-        )
+        for head in range(heads):
+            of_head = {name: value_BH[:, head] for name, value_BH in metrics.items()}
+            results.append((call.depth, first + head + 1, of_head))
 
     tap(module, watch, *example.args, **example.kwargs)
-    yield from results
+    return results
 
 
 def _by_head(call: AttentionCall, num_sequences: int, flattened: int | None) -> AttentionCall:

@@ -101,7 +101,6 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[dict]:
-    _check_attention(network)
     present_BN = network.present(inputs)
     steps_of_layers = [list(steps) for _, steps in groupby(run(network, inputs), key=lambda step: step.sublayer.layer)]
     measured, followed = _residuals(network, inputs, generator)
@@ -114,16 +113,15 @@ def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Itera
             below_B = state["below_floor"]
             row = {"bound": bound, "layer": number, "source": source, "covered": covered, "followed": followed}
             row |= {"log10_bound": _mean(values_B), "log10_measured": np.nan if below_B.any() else _mean(measured_B)}
-            row |= _compared(values_B, measured_B, least_B, state["clear"])
+            row |= _compared(*(x_B[state["clear"]] for x_B in (values_B, measured_B, least_B)))
             row |= {"noise_floor": state["noise_floor"].mean(), "below_floor": below_B.mean(), "contractive": np.nan}
             row |= {"log10_beta": np.nan, "log10_lambda": np.nan}
             if number:
                 layer = layers[number - 1]
-                falls_B = dong_theory.is_contractive(
-                    residuals[number - 1], layer.coefficient_B, layer.skip, layer.lam_B
-                )
-                falls_B = falls_B[residuals[number - 1] > -np.inf]
-                row |= {"contractive": _mean(falls_B), "log10_beta": layer.beta, "log10_lambda": layer.lam_B.mean()}
+                before_B = residuals[number - 1]
+                falls_B = dong_theory.is_contractive(before_B, layer.coefficient_B, layer.skip, layer.lam_B)
+                row |= {"contractive": _mean(falls_B[before_B > -np.inf])}
+                row |= {"log10_beta": layer.beta, "log10_lambda": layer.lam_B.mean()}
             yield row
 
 
@@ -133,19 +131,15 @@ def _mean(values_B: np.ndarray) -> float:
     return finite_B.mean() if len(finite_B) else np.nan
 
 
-def _compared(
-    bound_B: np.ndarray, measured_B: np.ndarray, least_B: np.ndarray, clear_B: np.ndarray
-) -> dict[str, float]:
-    """How the bound compares with the sequences that are clear of the noise floor."""
-    compared = {"compared": clear_B.sum()}
-    if not clear_B.any():
-        return compared | dict.fromkeys(("slack", "slack_min", "holds", "refuted"), np.nan)
-    bound_B, measured_B, least_B = (values_B[clear_B] for values_B in (bound_B, measured_B, least_B))
+def _compared(bound_B: np.ndarray, measured_B: np.ndarray, least_B: np.ndarray) -> dict[str, float]:
+    """How the bound compares with sequences that are clear of the noise floor."""
+    if not len(bound_B):
+        return {"compared": 0} | dict.fromkeys(("slack", "slack_min", "holds", "refuted"), np.nan)
     slack_B, sure_B = bound_B - measured_B, bound_B - least_B
     # Of log10. Where measured and bound are equal they agree to more digits than that.
     rounding_B = 1e-9 * np.maximum(1, np.abs(bound_B))
     shares = {"holds": (slack_B >= -rounding_B).mean(), "refuted": (sure_B < -rounding_B).mean()}
-    return compared | {"slack": slack_B.mean(), "slack_min": slack_B.min()} | shares
+    return {"compared": len(bound_B), "slack": slack_B.mean(), "slack_min": slack_B.min()} | shares
 
 
 def _bounds(
@@ -313,14 +307,10 @@ def digest(table: pd.DataFrame) -> str:
 
 def check_plan(plan: Plan, _: Options) -> None:
     """Raise ConfigError for an attention that the bounds do not cover."""
-    _check_attention(plan.model)
-
-
-def _check_attention(network: Network) -> None:
-    if any(attention.score_name != "dot" or attention.mixes for attention in network.attentions):
+    if any(attention.score_name != "dot" or attention.mixes for attention in plan.model.attentions):
         raise ConfigError(
-            f"analysis=bounds: needs the softmax of dot products alone; the scores of {network.name} are "
-            f"{network.attentions[0].score_name}; of a network of ours use model.attention=dot, mix_attention=1, "
+            f"analysis=bounds: needs the softmax of dot products alone; the scores of {plan.model.name} are "
+            f"{plan.model.attentions[0].score_name}; of a network of ours use model.attention=dot, mix_attention=1, "
             "mix_identity=0, mix_uniform=0 and, with more than one copy of the heads, head_reduction=sum"
         )
 

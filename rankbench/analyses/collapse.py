@@ -18,15 +18,8 @@ from rankbench.analyses.residual import learned
 from rankbench.analyses.variants import VARIANTS
 from rankbench.analyses.variants import VariantOptions as Options
 from rankbench.keys import ConfigError
+from rankbench.measures import residual_coordinates as coordinates
 from rankbench.measures.norms import composite_norm, residual_matrix
-from rankbench.measures.residual_coordinates import (
-    check,
-    log_lemma_constant,
-    log_residual,
-    log_size,
-    mean_errors,
-    propagate,
-)
 from rankbench.measures.rounding import states_with_floors
 from rankbench.measures.states import check_floats, value_per_length
 from rankbench.model.network import Network, without
@@ -64,22 +57,14 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     sequences. Unmasked attention alone; columns without a number are left out.
     For a trained classifier also whole_accuracy, as in the table of the analysis `residual`.
     """
-    inputs, rows, refused = subject.test.inputs[: options.sequences], [], {}
+    inputs, rows = subject.test.inputs[: options.sequences], []
     if inputs.is_floating_point():
         inputs = inputs.double()
     for weights, model in subject.models.items():
-        exact = copy.deepcopy(model).double()
-        for variant in options.variants:
-            network = without(exact, **VARIANTS[variant])
-            try:
-                check(network)
-            except ConfigError as error:
-                refused[variant] = error
-                continue
+        networks, refused = _followed(copy.deepcopy(model).double(), options.variants)
+        for variant, network in networks.items():
             for row in _rows(network, inputs, generator_for(subject.seed, "rounding")):
                 rows.append({"weights": weights, "variant": variant, **row})
-    if not rows:
-        raise next(iter(refused.values()))
     for variant, error in refused.items():
         log.warning("%s is left out: %s", variant, error)
     whole = pd.DataFrame(rows)
@@ -91,10 +76,23 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     return whole.drop(columns=without_number).assign(**learned(subject))
 
 
+def _followed(model: Network, variants: list[str]) -> tuple[dict[str, Network], dict[str, ConfigError]]:
+    """The variants that rules follow, and why the others are refused; ConfigError if all are."""
+    networks, refused = {variant: without(model, **VARIANTS[variant]) for variant in variants}, {}
+    for variant, network in networks.items():
+        try:
+            coordinates.check(network)
+        except ConfigError as error:
+            refused[variant] = error
+    if len(refused) == len(networks):
+        raise next(iter(refused.values()))
+    return {variant: network for variant, network in networks.items() if variant not in refused}, refused
+
+
 def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[dict]:
-    states, measured = propagate(network, inputs), _measured(network, inputs, generator)
-    errors, present_BN = mean_errors(network, inputs, states, generator), network.present(inputs)
-    logs_B = [log_residual(state) / LN10 for state in states]
+    states, measured = coordinates.propagate(network, inputs), _measured(network, inputs, generator)
+    errors, present_BN = coordinates.mean_errors(network, inputs, states, generator), network.present(inputs)
+    logs_B = [coordinates.log_residual(state) / LN10 for state in states]
     bounds = _bounds(network, logs_B)
     before = float("nan")
     for layer, (state, log_B, error_B) in enumerate(zip(states, logs_B, errors, strict=True)):
@@ -105,7 +103,7 @@ def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Itera
         clear_B = differ_B & (residual_B > ABOVE_FLOOR * floor_B)
         below_B = (residual_B <= floor_B)[differ_B]
         is_zero_B = state.log_mean_B <= error_B
-        relative_B = log_B - log_size(state, present_BN, is_zero_B) / LN10
+        relative_B = log_B - coordinates.log_size(state, present_BN, is_zero_B) / LN10
         relative = _moments("log10_relative_residual", relative_B[differ_B])
         now = relative["log10_relative_residual"]
         yield {
@@ -151,7 +149,7 @@ def _bounds(network: Network, logs_B: list[Tensor]) -> list[dict[str, float]]:
     differ_B = logs_B[0] > -math.inf
     rows, bound_B = [empty], None
     for sublayer, log_B in zip(network.sublayers, logs_B, strict=False):  # log_B: of the state that enters it
-        constant = log_lemma_constant(sublayer) / LN10
+        constant = coordinates.log_lemma_constant(sublayer) / LN10
         contraction_B = (constant + 2 * log_B)[differ_B]
         if bound_B is None and (contraction_B < 0).all():
             bound_B = log_B[differ_B]
@@ -176,14 +174,7 @@ def digest(table: pd.DataFrame) -> str:
 
 def check_plan(plan: Plan, options: Options) -> None:
     """ConfigError where no rule follows any of the variants."""
-    refused = []
-    for variant in options.variants:
-        try:
-            check(without(plan.model, **VARIANTS[variant]))
-        except ConfigError as error:
-            refused.append(error)
-    if len(refused) == len(options.variants):
-        raise refused[0]
+    _followed(plan.model, options.variants)
 
 
 ANALYSIS = Analysis(

@@ -55,21 +55,17 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """
     task, model = subject.task, subject.model
     is_regression = subject.test.targets.is_floating_point()
-    _check_heads(is_regression, options)
     test = subject.test[: options.sequences]
     rows = []
     for weights, given in subject.models.items():
         for evaluation, network in (("soft", given), ("hard", hard(given))) if is_regression else ():
             outputs = torch.cat([network(chunk) for chunk in test.inputs.split(AT_A_TIME)])
-            rows += [
-                {"of": "network", "weights": weights, "evaluation": evaluation, **row}
-                for row in errors(task, outputs, test)
-            ]
+            axes = {"of": "network", "weights": weights, "evaluation": evaluation}
+            rows += [axes | row for row in errors(task, outputs, test)]
         rows += [{"of": "head", "weights": weights, **row} for row in _heads(given, options)]
     for name, outputs in baselines(task, subject.train[:10_000], test) if is_regression else ():
-        rows += [
-            {"of": "baseline", "weights": "none", "evaluation": name, **row} for row in errors(task, outputs, test)
-        ]
+        axes = {"of": "baseline", "weights": "none", "evaluation": name}
+        rows += [axes | row for row in errors(task, outputs, test)]
     if not is_regression:
         rows = [row | {"evaluation": None, "examples": float("nan"), "error": float("nan")} for row in rows]
     heads, rank, width = model.num_heads, model.attentions[0].head_width, model.width
@@ -151,17 +147,11 @@ def _heads(network: Network, options: Options) -> Iterator[dict]:
         for matrix, maps in head_maps(attention).items():
             measured = spectra(*(side_HDK[: options.heads].detach() for side_HDK in maps))
             for head, (sigma_S, angle) in enumerate(zip(*measured, strict=True), 1):
-                share_S = sigma_S / sigma_S.sum()
-                yield {
-                    "layer": layer,
-                    "head": head,
-                    "matrix": matrix,
-                    "frobenius_norm": sigma_S.norm().item(),
-                    "spectral_norm": sigma_S[0].item(),
-                    "effective_rank": torch.special.entr(share_S).sum().exp().item(),
-                    "angle": angle.item(),
-                    **{f"sigma_{number}": s for number, s in enumerate(sigma_S[: options.spectrum].tolist(), 1)},
-                }
+                axes = {"layer": layer, "head": head, "matrix": matrix}
+                norms = {"frobenius_norm": sigma_S.norm().item(), "spectral_norm": sigma_S[0].item()}
+                rank = torch.special.entr(sigma_S / sigma_S.sum()).sum().exp().item()
+                kept = {f"sigma_{number}": s for number, s in enumerate(sigma_S[: options.spectrum].tolist(), 1)}
+                yield axes | norms | {"effective_rank": rank, "angle": angle.item()} | kept
 
 
 def digest(table: pd.DataFrame) -> str:
@@ -172,18 +162,13 @@ def digest(table: pd.DataFrame) -> str:
     heads = table[table.of == "head"]
     measured = heads.groupby(["weights", "layer", "matrix"], sort=False)[["angle", "effective_rank", "frobenius_norm"]]
     bounds = [f"{name} {table[name].iloc[0]:.4f}" for name in table if name.startswith("bound_")]
-    return f"{errors}heads, medians\n{measured.median().round(2).to_string()}" + (
-        "\n" + ", ".join(bounds) if bounds else ""
-    )
+    lines = [f"{errors}heads, medians\n{measured.median().round(2).to_string()}", ", ".join(bounds)]
+    return "\n".join(filter(None, lines))
 
 
 def check_plan(plan: Plan, options: Options) -> None:
     """Raise ConfigError if neither heads nor errors are measured."""
-    _check_heads(plan.task.target_kind == "numbers", options)
-
-
-def _check_heads(is_regression: bool, options: Options) -> None:
-    if options.heads == 0 and not is_regression:
+    if options.heads == 0 and plan.task.target_kind != "numbers":
         raise ConfigError(
             "analysis.head_rank.heads=0: leaves nothing to measure, because only a regression has errors; use 1 or more"
         )

@@ -23,20 +23,7 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
-from rankbench.measures import dependence
-from rankbench.measures.paths import (
-    NUMBERS_AT_A_TIME,
-    FrozenNetwork,
-    RecomputedNetwork,
-    all_paths,
-    check_recomputed,
-    joint_network,
-    num_paths,
-    sample_paths,
-    sums_by_length,
-    sums_of_groups,
-    with_signs,
-)
+from rankbench.measures import dependence, paths
 from rankbench.model.network import Network
 from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.plots.independence import draw_independence
@@ -102,8 +89,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS).assign(whole_accuracy=score(outputs, test.targets).accuracy.item())
 
 
-def _network(model: Network, inputs: Tensor, scheme: str) -> FrozenNetwork | RecomputedNetwork:
-    return FrozenNetwork(model, inputs) if scheme == "frozen" else RecomputedNetwork(model, inputs)
+def _network(model: Network, inputs: Tensor, scheme: str) -> paths.FrozenNetwork | paths.RecomputedNetwork:
+    return paths.FrozenNetwork(model, inputs) if scheme == "frozen" else paths.RecomputedNetwork(model, inputs)
 
 
 def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) -> Iterator[dict]:
@@ -111,14 +98,14 @@ def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options
     model, lengths = subject.model, subject.model.path_lengths
     layers, heads, skip = model.path_choices
     present_BN = model.counted(inputs)
-    counts = [num_paths(layers, heads, length, skip) for length in lengths]
+    counts = [paths.num_paths(layers, heads, length, skip) for length in lengths]
     few = sum(counts) <= options.max_paths
-    groups = [all_paths(layers, heads, length, skip) for length in lengths] if few else []
+    groups = [paths.all_paths(layers, heads, length, skip) for length in lengths] if few else []
     if scheme == "frozen":
-        sums_KBND, bias_BND, state_BND = sums_by_length(model, inputs)
+        sums_KBND, bias_BND, state_BND = paths.sums_by_length(model, inputs)
         sums_KBND = sums_KBND[lengths]
     elif few:
-        sums_KBND, bias_BND = sums_of_groups(RecomputedNetwork(model, inputs), groups), 0.0
+        sums_KBND, bias_BND = paths.sums_of_groups(paths.RecomputedNetwork(model, inputs), groups), 0.0
         state_BND = model.state(inputs)
     else:
         log.info("not all %.3g recomputed paths are run: analysis.independence.max_paths", sum(counts))
@@ -146,12 +133,12 @@ def _path_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) 
     layers, heads, skip = model.path_choices
     generator = generator_for(subject.seed, "independence")
     sampled = [
-        sample_paths(layers, heads, length, number, generator, replacement=False, skip=skip)
+        paths.sample_paths(layers, heads, length, number, generator, replacement=False, skip=skip)
         for length in model.path_lengths
     ]
     paths_PL = np.concatenate(sampled)
     interactions = _pair_interactions(model, inputs, paths_PL, options.max_paths) if scheme == "recomputed" else {}
-    outputs_PBND = sums_of_groups(_network(model, inputs, scheme), list(paths_PL[:, None]))
+    outputs_PBND = paths.sums_of_groups(_network(model, inputs, scheme), list(paths_PL[:, None]))
     for (j, k), measured in _pairs(outputs_PBND, model.counted(inputs), options, combinations):
         row = {"of": "paths", **measured, "interaction": interactions.get((j, k))}
         for side, path_L in (("first", paths_PL[j]), ("second", paths_PL[k])):
@@ -165,7 +152,7 @@ def _masked(x: Tensor, present_BN: Tensor | None) -> Tensor:
 
 
 def _chunks(inputs: Tensor, numbers_per_sequence: int) -> tuple[Tensor, ...]:
-    return inputs.split(max(1, NUMBERS_AT_A_TIME // numbers_per_sequence))
+    return inputs.split(max(1, paths.NUMBERS_AT_A_TIME // numbers_per_sequence))
 
 
 # --- 1, 2 and 5: pairs of outputs -----------------------------------------------------------------------------
@@ -247,9 +234,9 @@ def _pair_interactions(
     groups = [np.array(list(product(*choices)), dtype=np.int64) for choices in choices_of_pair.values()]
     parts = []
     for chunk_BN in _chunks(inputs, len(groups) * inputs.shape[1] * model.width):
-        network = RecomputedNetwork(model, chunk_BN)
-        joint = [joint_network(network, choices) for choices in choices_of_pair.values()]
-        both = zip(joint, sums_of_groups(network, groups), strict=True)
+        network = paths.RecomputedNetwork(model, chunk_BN)
+        joint = [paths.joint_network(network, choices) for choices in choices_of_pair.values()]
+        both = zip(joint, paths.sums_of_groups(network, groups), strict=True)
         parts.append(torch.stack([_interaction(model, *pair, model.counted(chunk_BN)) for pair in both]))
     return dict(zip(choices_of_pair, torch.cat(parts, dim=1).mean(1).tolist(), strict=True))
 
@@ -339,17 +326,11 @@ def _head_pairs(model: Transformer, batch: Batch, probes: int, generator: torch.
     sizes = [sum(parameters[name][at].numel() for name, at in part.items()) for part in _head_parameters(model)]
     names = [f"L{layer + 1}H{head + 1}" for layer in range(model.num_layers) for head in range(model.num_heads)]
     for a, b in combinations_with_replacement(range(len(names)), 2):
-        size = norm_AA[a, b].item()
+        size, error = norm_AA[a, b].item(), error_AA[a, b].item()
         own = (norm_AA[a, a] * norm_AA[b, b]).sqrt().item()
-        yield {
-            "of": "heads",
-            "first": names[a],
-            "second": names[b],
-            "cross_gradient": size,
-            "cross_gradient_se": error_AA[a, b].item(),
-            "cross_gradient_rms": size / (sizes[a] * sizes[b]) ** 0.5,
-            "cross_gradient_relative": size / own if own > 0 else float("nan"),
-        }
+        row = {"of": "heads", "first": names[a], "second": names[b], "cross_gradient": size, "cross_gradient_se": error}
+        row["cross_gradient_rms"] = size / (sizes[a] * sizes[b]) ** 0.5
+        yield row | {"cross_gradient_relative": size / own if own > 0 else float("nan")}
 
 
 # --- interference --------------------------------------------------------------------------------------------------
@@ -360,21 +341,20 @@ def _squares_of_paths(model: Network, scheme: str, inputs: Tensor, groups: list[
     paths_PL = np.concatenate(groups)
     squares_P = torch.zeros(len(paths_PL), dtype=torch.float64, device=inputs.device)
     for chunk_BN in _chunks(inputs, len(paths_PL) * inputs.shape[1] * model.width):
-        outputs_PBND = sums_of_groups(_network(model, chunk_BN, scheme), list(paths_PL[:, None]))
+        outputs_PBND = paths.sums_of_groups(_network(model, chunk_BN, scheme), list(paths_PL[:, None]))
         squares_P += _masked(outputs_PBND, model.counted(chunk_BN)).flatten(1).square().sum(1)
     return torch.stack([part_P.sum() for part_P in squares_P.split([len(group) for group in groups])])
 
 
 def _squares_by_signs(model: Network, inputs: Tensor, draws: int, generator: torch.Generator) -> Tensor:
     """Unbiased estimates (S, K) of sum_p ||Y_p||_F^2 for each length, one from each draw of signs (`with_signs`)."""
-    signs_SLH = (torch.randint(2, (draws, model.num_layers, model.num_heads), generator=generator) * 2 - 1).to(
-        inputs.device, model.read_out.weight.dtype
-    )
+    signs_SLH = torch.randint(2, (draws, model.num_layers, model.num_heads), generator=generator) * 2 - 1
+    signs_SLH = signs_SLH.to(inputs.device, model.read_out.weight.dtype)
     squares_SK = torch.zeros(draws, model.num_layers + 1, dtype=torch.float64, device=inputs.device)
     for chunk_BN in _chunks(inputs, inputs.shape[1] * model.width * (model.num_layers + 2)):
-        network = FrozenNetwork(model, chunk_BN)
+        network = paths.FrozenNetwork(model, chunk_BN)
         for draw, signs_LH in enumerate(signs_SLH):
-            sums_KBND = with_signs(network, signs_LH).sums_by_length().by_length_KBND
+            sums_KBND = paths.with_signs(network, signs_LH).sums_by_length().by_length_KBND
             squares_SK[draw] += _masked(sums_KBND, model.counted(chunk_BN)).flatten(1).square().sum(1)
     return squares_SK
 
@@ -417,7 +397,7 @@ def check_plan(plan: Plan, options: Options) -> None:
     if isinstance(plan.model, Transformer):
         _head_parameters(plan.model)
     if "recomputed" in options.schemes:
-        check_recomputed(plan.model, "independence")
+        paths.check_recomputed(plan.model, "independence")
 
 
 def _check_number(number: int) -> None:

@@ -106,12 +106,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 def _of_layer(
-    function: Callable[[Tensor], Tensor],
-    tokens: int,
-    width: int,
-    subject: Subject,
-    options: Options,
-    axes: dict,
+    function: Callable[[Tensor], Tensor], tokens: int, width: int, subject: Subject, options: Options, axes: dict
 ) -> Iterator[pd.DataFrame]:
     for low, high in options.ranges:
         generator = generator_for(subject.seed, "invertibility")
@@ -140,25 +135,23 @@ def invert(function: Callable[[Tensor], Tensor], y: Tensor, iterations: int) -> 
 
 def _errors(iterate_BND: Tensor, x_BND: Tensor) -> dict[str, float]:
     error_B = (iterate_BND - x_BND).abs().flatten(1).amax(1)
-    largest = error_B.max().item()
-    return {
-        "error": largest,
-        "relative_error": largest / x_BND.abs().max().item(),
-        "error_median": error_B.median().item(),
-    }
+    largest, median = error_B.max().item(), error_B.median().item()
+    return {"error": largest, "relative_error": largest / x_BND.abs().max().item(), "error_median": median}
 
 
 def _rows_of_network(network: Network, subject: Subject, options: Options) -> Iterator[dict]:
     """From the last state to the embedding, every sub-layer y = a x + b f(x) undone as x = y/a - (b/a) f(x)."""
-    _check_network(network)
     inputs = subject.test.inputs[: options.sequences]
     present_BN = network.present(inputs)
     steps = list(run(network, inputs))
     x_BND = steps[-1].output_BND
     for step in reversed(steps):
         sublayer = step.sublayer
-        branch = functools.partial(_branch_over_skip, sublayer, present_BN)
-        x_BND = invert(branch, x_BND / sublayer.skip, options.iterations)[-1]
+
+        def branch_over_skip(x_BND: Tensor, sublayer: Sublayer = sublayer) -> Tensor:
+            return sublayer.branch / sublayer.skip * sublayer.f(x_BND, present_BN)
+
+        x_BND = invert(branch_over_skip, x_BND / sublayer.skip, options.iterations)[-1]
         if sublayer.kind != "attention":
             continue
         axes = {"part": "network", "layer": sublayer.layer, "attention": sublayer.part.score_name}
@@ -166,10 +159,6 @@ def _rows_of_network(network: Network, subject: Subject, options: Options) -> It
         # Absent tokens count as inverted.
         inverse_BND = x_BND if present_BN is None else x_BND.where(present_BN[..., None], step.input_BND)
         yield axes | {"iteration": options.iterations} | _errors(inverse_BND, step.input_BND)
-
-
-def _branch_over_skip(sublayer: Sublayer, present_BN: Tensor | None, x_BND: Tensor) -> Tensor:
-    return sublayer.branch / sublayer.skip * sublayer.f(x_BND, present_BN)
 
 
 def digest(table: pd.DataFrame) -> str:
@@ -180,10 +169,8 @@ def digest(table: pd.DataFrame) -> str:
     first = layers[layers.iteration == 0].set_index(["seed", *axes]).error
     worst = (last / first).groupby(axes, sort=False).max().unstack("coefficient")
     most, seeds = layers.iteration.max(), table.seed.nunique()
-    lines = [
-        f"share of the error left after {most} iterations, by c (worst of {seeds} seeds)",
-        worst.map("{:.1e}".format).to_string(),
-    ]
+    lines = [f"share of the error left after {most} iterations, by c (worst of {seeds} seeds)"]
+    lines.append(worst.map("{:.1e}".format).to_string())
     network = table[table.part == "network"]
     if len(network):
         errors = network.groupby(["weights", "layer"], sort=False).relative_error.max().map("{:.1e}".format)
@@ -199,18 +186,14 @@ COLUMNS = [
 
 def check_plan(plan: Plan, options: Options) -> None:
     """Raise ConfigError for a network that cannot be inverted here, or that is contractive for too few keys."""
-    if options.network:
-        _check_network(plan.model)
-    if not options.attentions:
-        plan.model.attentions[0].num_keys(max(options.tokens))
-
-
-def _check_network(network: Network) -> None:
-    if network.has_norms or any(sublayer.skip == 0 for sublayer in network.sublayers):
+    network = plan.model
+    if options.network and (network.has_norms or any(sublayer.skip == 0 for sublayer in network.sublayers)):
         raise ConfigError(
             "analysis.invertibility.network=true: layers are undone where x + f(x) is all they do; use model.norm=none "
             "and skips round every sub-layer, or set network to false"
         )
+    if not options.attentions:
+        network.attentions[0].num_keys(max(options.tokens))
 
 
 ANALYSIS = Analysis(

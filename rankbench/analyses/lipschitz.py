@@ -9,6 +9,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -18,18 +19,9 @@ from torch import Tensor
 from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.measures import lipschitz_bounds
+from rankbench.measures import lipschitz_of_networks as of_networks
 from rankbench.measures.attention_layer import AttentionLayer, fresh_layer
 from rankbench.measures.jacobian_ascent import ascend, jacobian_norm, random_starts
-from rankbench.measures.lipschitz_of_networks import (
-    COVERED,
-    attention_bound,
-    layer_of,
-    matrices,
-    mlp_bound,
-    norm_bound,
-    sublayer_bound,
-    theorem,
-)
 from rankbench.model.attention import visible_keys
 from rankbench.model.network import Network, Sublayer, run
 from rankbench.plots.lipschitz import draw_lipschitz
@@ -43,7 +35,7 @@ MOST_NUMBERS = 8192  # of a sequence's states: its Jacobian then takes half a Gi
 class Options:
     """Which layer is bounded and measured, and how the ascent searches for inputs."""
 
-    layer: str | None = key("A fresh layer of this kind. null: the layers of the model.", choices=COVERED)
+    layer: str | None = key("A fresh layer of this kind. null: the layers of the model.", choices=of_networks.COVERED)
     width: int = key("Width of the fresh layer.", at_least=1)
     heads: int = key("Number of heads of the fresh layer.", at_least=1)
     tied: bool = key("Whether a fresh l2 layer has W_Q = W_K.")
@@ -104,7 +96,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             masked = contracted(layer._replace(seen_NM=seen_NM), options.layer, num_tokens)
             axes = {"weights": "fresh", "part": "attention", "layer": 0}
             axes |= {"attention": options.layer, "tokens": num_tokens}
-            bounds = {norm: theorem(masked, num_tokens, norm) for norm in options.norms}
+            bounds = {norm: of_networks.theorem(masked, num_tokens, norm) for norm in options.norms}
             rows += [axes | row for row in _constants(masked, num_tokens, options, bounds)]
             rows += [axes | row for row in _ascents(masked, num_tokens, options, generator)]
     return pd.DataFrame(rows, columns=COLUMNS).fillna({"start": 0, "step": 0}).astype({"start": int, "step": int})
@@ -139,15 +131,8 @@ def _constants(
                 yield _row(norm, "one_dimension", "exact" if most % 2 else "bound", value)
             elif layer.seen_NM is None:
                 yield _row(norm, "one_dimension", "bound", lipschitz_bounds.one_dimension_2(layer, num_tokens))
-    if (
-        layer is None
-        or layer.kind != "dot"
-        or layer.seen_NM is not None
-        or layer.has_biases
-        or "2" not in options.norms
-    ):
-        return
-    for quantity, castin in (("ball", False), ("ball_castin", True)):
+    is_plain = layer is not None and layer.kind == "dot" and layer.seen_NM is None and not layer.has_biases
+    for quantity, castin in (("ball", False), ("ball_castin", True)) if is_plain and "2" in options.norms else ():
         value = lipschitz_bounds.dot_ball_2(layer, num_tokens, options.radius, castin=castin)
         yield _row("2", quantity, "bound", value)
 
@@ -171,8 +156,7 @@ def _ascents(layer: AttentionLayer, num_tokens: int, options: Options, generator
                     yield _row(norm, quantity, "lower_bound", value) | {"start": start, "step": step}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The subject's model
+# --- The subject's model ---------------------------------------------------------------------------------------------
 
 
 def _rows_of_subject(subject: Subject, options: Options) -> Iterator[dict]:
@@ -185,7 +169,7 @@ def _rows_of_subject(subject: Subject, options: Options) -> Iterator[dict]:
         kind = model.attentions[0].score_name
         rows = [*_rows_of_parts(model, most, options), *_rows_at_data(model, inputs, options)]
         for number, attention in enumerate(model.attentions, 1):
-            layer = layer_of(attention, most)
+            layer = of_networks.layer_of(attention, most)
             if layer is not None:
                 rows += [_at("attention", number) | row for row in _ascents(layer, most, options, generator)]
         yield from ({"weights": weights, "attention": kind, "tokens": most} | row for row in rows)
@@ -200,83 +184,74 @@ def _rows_of_parts(network: Network, num_tokens: int, options: Options) -> Itera
     whole = dict.fromkeys(options.norms, 1.0)
     for number, sublayers in enumerate(network.layers, 1):
         for sublayer in sublayers:
-            for name, weight in matrices(sublayer).items():
+            for name, weight in of_networks.matrices(sublayer).items():
                 row = _row("2", "spectral_norm", "exact", lipschitz_bounds.linear_norm(weight, "2"))
                 yield _at(name, number) | row
         attention = sublayers[0].part
-        bounds = {norm: attention_bound(attention, num_tokens, norm) for norm in options.norms}
-        constants = _constants(layer_of(attention, num_tokens), num_tokens, options, bounds)
+        bounds = {norm: of_networks.attention_bound(attention, num_tokens, norm) for norm in options.norms}
+        constants = _constants(of_networks.layer_of(attention, num_tokens), num_tokens, options, bounds)
         yield from (_at("attention", number) | row for row in constants)
         for norm in options.norms:
-            value = _layer_bound(sublayers, norm, bounds[norm])
+            value = _layer_bound(sublayers, norm, bounds[norm], {})
             whole[norm] *= value
             yield _at("block", number) | _row(norm, "theorem", "bound", value)
     for norm, value in whole.items():
         if network.last_norm is not None:
-            value *= norm_bound(network.last_norm, norm)
+            value *= of_networks.norm_bound(network.last_norm, norm)
         yield _at("network", 0) | _row(norm, "theorem", "bound", value)
 
 
-def _layer_bound(
-    sublayers: list[Sublayer], p: str, of_attention: float, scales: dict[str, float] | None = None
-) -> float:
-    """Bound on a layer's constant, from that of its attention. scales: the largest scale of each sub-layer's norm."""
+def _layer_bound(sublayers: list[Sublayer], p: str, of_attention: float, scales: dict[str, float]) -> float:
+    """Bound on a layer's constant, from that of its attention. scales: the largest scale of the norms, by sub-layer,
+    where it is known."""
     product = 1.0
     for sublayer in sublayers:
-        of_part = of_attention if sublayer.kind == "attention" else mlp_bound(sublayer.part, p)
-        largest = {} if scales is None else {"largest_scale": scales[sublayer.kind]}
-        product *= sublayer_bound(sublayer, p, of_part, **largest)
+        of_part = of_attention if sublayer.kind == "attention" else of_networks.mlp_bound(sublayer.part, p)
+        product *= of_networks.sublayer_bound(sublayer, p, of_part, scales.get(sublayer.kind))
     return product
 
 
 def _rows_at_data(network: Network, inputs: Tensor, options: Options) -> Iterator[dict]:
     """Rows of the largest Jacobian norm and the largest local certificate over the sequences."""
     largest: dict[tuple, float] = {}
-
-    def keep(part: str, layer: int, norm: str, quantity: str, kind: str, value: float) -> None:
-        key = (part, layer, norm, quantity, kind)
-        largest[key] = max(largest.get(key, 0.0), value)
-
     lengths_B = network.lengths(inputs)
     for number, sequence in enumerate(inputs):
         sequence = sequence if lengths_B is None else sequence[: lengths_B[number]]
-        steps = list(run(network, sequence[None]))
-        local_network: float | None = 1.0
-        for layer, sublayers in enumerate(network.layers, 1):
-            of_layer = {step.sublayer.kind: step for step in steps if step.sublayer.layer == layer}
-            x_1ND = of_layer["attention"].input_BND
-            first = sublayers[0]
-            read_1ND = first.before(x_1ND, first.norm)
-            maps = (("attention", first.f, read_1ND), ("block", functools.partial(_through, sublayers), x_1ND))
-            for norm in options.norms:
-                for part, function, at in maps:
-                    value = jacobian_norm(_of_one_sequence(function), at[0], norm)
-                    keep(part, layer, norm, "jacobian", "lower_bound", value)
-            formulas = layer_of(first.part, len(sequence))
-            local_network = None if formulas is None else local_network
-            if "2" in options.norms and formulas is not None:
-                local = lipschitz_bounds.local_2(formulas, read_1ND).item()
-                keep("attention", layer, "2", "local", "bound", local)
-                scales = {kind: _largest_scale(step.scale_BN1) for kind, step in of_layer.items()}
-                local = _layer_bound(sublayers, "2", local, scales)
-                keep("block", layer, "2", "local", "bound", local)
-                local_network = None if local_network is None else local_network * local
-        whole = _of_one_sequence(lambda x_1ND: network.finish(_through(network.sublayers, x_1ND)))
-        for norm in options.norms:
-            value = jacobian_norm(whole, steps[0].input_BND[0], norm)
-            keep("network", 0, norm, "jacobian", "lower_bound", value)
-        if "2" in options.norms and local_network is not None:
-            if network.last_norm is not None:
-                scale_BN1 = network.last_norm.with_scale(steps[-1].output_BND)[1]
-                local_network *= norm_bound(network.last_norm, "2", scale_BN1.max().item())
-            keep("network", 0, "2", "local", "bound", local_network)
+        for *what, value in _at_sequence(network, sequence, options.norms):
+            largest[tuple(what)] = max(largest.get(tuple(what), 0.0), value)
     for (part, layer, *what), value in largest.items():
         yield _at(part, layer) | _row(*what, value)
 
 
-def _largest_scale(scale_BN1: Tensor | None) -> float:
-    """Largest scale of the sub-layer's norm; 1 if it has none."""
-    return 1.0 if scale_BN1 is None else scale_BN1.max().item()
+def _at_sequence(network: Network, sequence: Tensor, norms: list[str]) -> Iterator[tuple]:
+    """Part, layer, norm, quantity, kind and value of each Jacobian norm and each local certificate at one sequence."""
+    steps = list(run(network, sequence[None]))
+    whole_bound: float | None = 1.0
+    for layer, sublayers in enumerate(network.layers, 1):
+        of_layer = {step.sublayer.kind: step for step in steps if step.sublayer.layer == layer}
+        x_1ND, first = of_layer["attention"].input_BND, sublayers[0]
+        read_1ND = first.before(x_1ND, first.norm)
+        maps = (("attention", first.f, read_1ND), ("block", functools.partial(_through, sublayers), x_1ND))
+        for norm, (part, function, at) in product(norms, maps):
+            yield part, layer, norm, "jacobian", "lower_bound", jacobian_norm(_of_one_sequence(function), at[0], norm)
+        formulas = of_networks.layer_of(first.part, len(sequence))
+        if formulas is None:
+            whole_bound = None
+        elif "2" in norms:
+            local = lipschitz_bounds.local_2(formulas, read_1ND).item()
+            yield "attention", layer, "2", "local", "bound", local
+            scaled = {kind: step.scale_BN1 for kind, step in of_layer.items() if step.scale_BN1 is not None}
+            local = _layer_bound(sublayers, "2", local, {kind: s.max().item() for kind, s in scaled.items()})
+            yield "block", layer, "2", "local", "bound", local
+            whole_bound = None if whole_bound is None else whole_bound * local
+    whole = _of_one_sequence(lambda x_1ND: network.finish(_through(network.sublayers, x_1ND)))
+    for norm in norms:
+        yield "network", 0, norm, "jacobian", "lower_bound", jacobian_norm(whole, steps[0].input_BND[0], norm)
+    if "2" in norms and whole_bound is not None:
+        if network.last_norm is not None:
+            scale_BN1 = network.last_norm.with_scale(steps[-1].output_BND)[1]
+            whole_bound *= of_networks.norm_bound(network.last_norm, "2", scale_BN1.max().item())
+        yield "network", 0, "2", "local", "bound", whole_bound
 
 
 def _through(sublayers: Iterable[Sublayer], x_BND: Tensor) -> Tensor:

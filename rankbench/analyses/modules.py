@@ -224,9 +224,8 @@ def _example(inputs: Tensor, targets: Tensor | None, config: Any, special: tuple
     if not present_BN.all():
         arguments["attention_mask"] = present_BN.long()
     special_BN = torch.isin(inputs, torch.tensor(special))
-    return replace(
-        as_example(arguments, "inputs"), targets=targets, special_BN=special_BN if special_BN.any() else None
-    )
+    special_BN = special_BN if special_BN.any() else None
+    return replace(as_example(arguments, "inputs"), targets=targets, special_BN=special_BN)
 
 
 @torch.no_grad()

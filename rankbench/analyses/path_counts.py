@@ -8,7 +8,7 @@ import pandas as pd
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.config import KEYS
-from rankbench.keys import ConfigError, key, unknown
+from rankbench.keys import ConfigError, check_known, key
 from rankbench.measures.dong_theory import path_length_distribution
 from rankbench.plots.path_counts import draw_path_counts
 
@@ -23,9 +23,7 @@ class Options:
     known: dict[str, list[int]] = key("Layers and heads of architectures by name, as {BERT-Base: [12, 12]}.")
 
     def __post_init__(self) -> None:
-        for name in self.architectures:
-            if name not in self.known:
-                raise ConfigError(unknown("analysis.path_counts.architectures", name, self.known))
+        check_known("analysis.path_counts.architectures", self.architectures, self.known)
         for name, sizes in self.known.items():
             if len(sizes) != 2:
                 raise ConfigError(f"analysis.path_counts.known.{name}={sizes}: wants [layers,heads]")

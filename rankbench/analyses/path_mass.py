@@ -182,9 +182,8 @@ def _of_part(part: Tensor, state: Tensor, gradient: Tensor | None, example: Exam
     size_B, part_B = norms(of_counted(state, example), 0), norms(of_counted(part, example), 0)
     numbers = {"mass": torch.where(size_B > 0, part_B / size_B, 0).sum(), "undefined": (size_B == 0).sum()}
     if gradient is None:
-        return numbers | dict.fromkeys(
-            ("gradient_mass", "loss_without", "accuracy_without", "tokens"), torch.full((), float("nan"))
-        )
+        scored = ("gradient_mass", "loss_without", "accuracy_without", "tokens")
+        return numbers | dict.fromkeys(scored, torch.full((), float("nan")))
     left = score(state - part, example.targets)
     numbers |= {"gradient_mass": (part * gradient).sum(), "loss_without": left.loss, "accuracy_without": left.right}
     return numbers | {"tokens": left.tokens}

@@ -4,8 +4,9 @@ Shapes: B batch, N token, D width, C class, G group of paths.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -98,11 +99,14 @@ class Reading(NamedTuple):
     residual_GB: Tensor
 
     @classmethod
-    def of(cls, subject: Subject, sums_GBND: Tensor, batch: Batch, readout: str) -> "Reading":
-        """The reading of one batch, of the tokens that count."""
-        scores = [score(read_out(subject.model, sum_BND, readout), batch.targets) for sum_BND in sums_GBND]
-        score_G3 = torch.stack([torch.stack([part.double() for part in parts]) for parts in scores])
-        counted_BN = subject.model.counted(batch.inputs)
+    def of(
+        cls, sums_GBND: Tensor, targets: Tensor | None, counted_BN: Tensor | None, read: Callable[[Tensor], Tensor]
+    ) -> "Reading":
+        """The reading of one batch, of the tokens that count. read: the read-out. Without targets the score is nan."""
+        score_G3 = torch.full((len(sums_GBND), 3), float("nan"), dtype=torch.float64)
+        if targets is not None:
+            scores = [score(read(sum_BND), targets) for sum_BND in sums_GBND]
+            score_G3 = torch.stack([torch.stack([part.double() for part in parts]) for parts in scores])
         return cls(score_G3, _norms(sums_GBND, counted_BN), _relative_residuals(sums_GBND, counted_BN))
 
     @classmethod
@@ -124,12 +128,12 @@ class Reading(NamedTuple):
 
 def _relative_residuals(sums_GBND: Tensor, counted_BN: Tensor | None) -> Tensor:
     """That of the tokens that count of each sum and sequence, (G, B)."""
+
+    def measure(x_BND: Tensor) -> Tensor:
+        return composite_norm(residual_matrix(x_BND)) / composite_norm(x_BND)
+
     seen, kept_B = counted_first(counted_BN)
-    return torch.stack([value_per_length(_relative_residual, seen(sum_BND), kept_B) for sum_BND in sums_GBND])
-
-
-def _relative_residual(x_BND: Tensor) -> Tensor:
-    return composite_norm(residual_matrix(x_BND)) / composite_norm(x_BND)
+    return torch.stack([value_per_length(measure, seen(sum_BND), kept_B) for sum_BND in sums_GBND])
 
 
 def _norms(x: Tensor, counted_BN: Tensor | None) -> Tensor:
@@ -153,7 +157,7 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
     if scheme == "recomputed" and sum(counts) > options.max_paths:
         log.info("not all %.3g recomputed paths are run: analysis.paths.max_paths=%d", sum(counts), options.max_paths)
         return []
-    parts, biases, remainders = [], [], []
+    parts, biases, remainders, read = [], [], [], partial(read_out, model, readout=options.readout)
     for batch in _batches(test, model, len(lengths)):
         if scheme == "frozen":
             sums = sums_by_length(model, batch.inputs, options.mlp)
@@ -163,7 +167,7 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
         else:
             groups = [all_paths(layers, heads, length, skip) for length in lengths]
             sums_KBND = sums_of_groups(RecomputedNetwork(model, batch.inputs, options.recomputed_mlp), groups)
-        parts.append(Reading.of(subject, sums_KBND, batch, options.readout))
+        parts.append(Reading.of(sums_KBND, batch.targets, model.counted(batch.inputs), read))
     reading, remainder = Reading.joined(parts), None
     if scheme == "frozen":
         remainder = torch.cat(remainders).max().item()
@@ -192,24 +196,15 @@ def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) 
     for number, (length, size, _) in enumerate(draws):
         # the same subsets for both schemes, so that these are compared on the same paths
         generator = generator_for(subject.seed, "paths", number)
-        groups.append(
-            sample_paths(
-                layers,
-                heads,
-                length,
-                size,
-                generator,
-                replacement=options.replacement,
-                skip=skip,
-            )
-        )
-    parts = []
+        groups.append(sample_paths(layers, heads, length, size, generator, replacement=options.replacement, skip=skip))
+    parts, read = [], partial(read_out, model, readout=options.readout)
     for batch in _batches(test, model, len(groups)):
         if scheme == "frozen":
             network = FrozenNetwork(model, batch.inputs, options.mlp)
         else:
             network = RecomputedNetwork(model, batch.inputs, options.recomputed_mlp)
-        parts.append(Reading.of(subject, sums_of_groups(network, groups), batch, options.readout))
+        sums_GBND = sums_of_groups(network, groups)
+        parts.append(Reading.of(sums_GBND, batch.targets, model.counted(batch.inputs), read))
     reading = Reading.joined(parts)
     rows = []
     for group, ((length, size, repeat), paths) in enumerate(zip(draws, groups, strict=True)):
@@ -236,13 +231,8 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
         heads, parts, remainder = heads_of(module, example), [], 0.0
         for chunk, sums in module_sums(module, example, heads):
             sums_KBNC = torch.cat([sums.by_length_KBND, sums.state_BND[None]])
-            scores_G3 = torch.full((len(sums_KBNC), 3), float("nan"), dtype=torch.float64)
-            if chunk.targets is not None:
-                each = [score(sum_BNC, chunk.targets) for sum_BNC in sums_KBNC]
-                scores_G3 = torch.stack([torch.stack([number.double() for number in of_sum]) for of_sum in each])
             counted_BN = chunk.counted(sums_KBNC.shape[-2])
-            residuals_GB = _relative_residuals(sums_KBNC, counted_BN)
-            parts.append(Reading(scores_G3, _norms(sums_KBNC, counted_BN), residuals_GB))
+            parts.append(Reading.of(sums_KBNC, chunk.targets, counted_BN, read=lambda outputs: outputs))
             remainder = max(remainder, sums.remainder)
         log.info("%s, %s weights: path sums and output differ by %.1e (relative)", subject.name, weights, remainder)
         reading, counts = Reading.joined(parts), heads.num_paths
@@ -259,9 +249,8 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
 
 def _order_blind(model: Transformer) -> bool:
     """Whether the network cannot tell equal tokens of a sequence apart."""
-    if not isinstance(model, Transformer):
-        return False
-    return model.input_kind == "tokens" and model.cfg.positions == "none" and model.cfg.mask == "none"
+    is_ours = isinstance(model, Transformer) and model.input_kind == "tokens"
+    return is_ours and model.cfg.positions == "none" and model.cfg.mask == "none"
 
 
 def check_plan(plan: Plan, options: Options) -> None:

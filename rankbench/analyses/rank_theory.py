@@ -56,9 +56,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     random row-stochastic matrices of `dimension` tokens. sparse_margin: by how much the score of one of
     `heads` random keys of width r can exceed those of the others.
     """
-    return pd.DataFrame(
-        [*_bounds(options), *_random_heads(subject.model.cfg, subject.seed, options), *_matrices(subject.seed, options)]
-    ).astype({"heads": float})
+    rows = [*_bounds(options), *_random_heads(subject.model.cfg, subject.seed, options)]
+    return pd.DataFrame([*rows, *_matrices(subject.seed, options)]).astype({"heads": float})
 
 
 def _row(quantity: str, form: str, kind: str, dimension: int, rank: int, heads: float, value: float, error=0.0) -> dict:
@@ -94,9 +93,8 @@ def _random_heads(cfg: ModelConfig, seed: int, options: Options) -> Iterator[dic
             # every pair has its own heads, so the mean is over heads, too
             generator = generator_for(seed, "random heads", number)
             directions_BHD = on_sphere((options.samples, heads), dimension, generator)
-            votes_BH = (directions_BHD @ difference_BD[..., None] * (directions_BHD @ query_BD[..., None])).sign()[
-                ..., 0
-            ]
+            agrees_BH1 = directions_BHD @ difference_BD[..., None] * (directions_BHD @ query_BD[..., None])
+            votes_BH = agrees_BH1.sign()[..., 0]
             if number == 0:
                 one_right_B = (votes_BH[:, 0] == sign_B).double()
                 yield _row("right", "one_random_head", "measured", dimension, 1, 1, *_moments(one_right_B))

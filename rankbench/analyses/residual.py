@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from rankbench.measures.module_states import Run, layers_of, states_with_floors
 from rankbench.measures.norms import at_least_float32
 from rankbench.measures.token_views import VIEWS, View
 from rankbench.model.modules import Example
-from rankbench.model.network import Network, without
+from rankbench.model.network import without
 from rankbench.plots.figure import in_words
 from rankbench.plots.residual import draw_residual
 from rankbench.runs.tables import last_of_layer, thinned
@@ -61,8 +62,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             for view in _views(options, is_ours=subject.modules is None):
                 generator = generator_for(subject.seed, "rounding")
                 row = {"weights": weights, "variant": variant, "view": view.name}
+                dtype = str(removed.read_out.weight.dtype).removeprefix("torch.")
                 for axes, values in metrics_by_layer(removed, inputs, generator, view):
-                    rows.append({**row, **axes, "dtype": _dtype(removed), **moments(values)})
+                    rows.append({**row, **axes, "dtype": dtype, **moments(values)})
     return pd.DataFrame(rows).assign(**learned(subject), **subject.what_counts)
 
 
@@ -118,10 +120,6 @@ def learned(subject: Subject) -> dict[str, float]:
     return {"whole_accuracy": score(outputs, subject.test.targets).accuracy.item()}
 
 
-def _dtype(network: Network) -> str:
-    return str(network.read_out.weight.dtype).removeprefix("torch.")
-
-
 def digest(table: pd.DataFrame) -> str:
     """Relative residual of the states, by layer, mean over seeds, for a terminal; and where sink tokens decide it."""
     last = last_of_layer(table)
@@ -140,17 +138,16 @@ def _disagreements(last: pd.DataFrame) -> list[str]:
         if "all" not in set(rows.view):
             continue
         by_view = rows.pivot_table(list(COMPARED), "layer", "view", "mean")
-        for metric in COMPARED:
-            for name in (view for view in VIEWS[1:] if view in set(rows.view)):
-                raw, robust = by_view[metric, "all"], by_view[metric, name]
-                apart = (raw / robust).pipe(np.log2).abs() > 1
-                if apart.any():
-                    layer = (raw / robust).pipe(np.log2).abs().idxmax()
-                    lines.append(
-                        f"{weights}, {variant}: {metric} of all tokens and {in_words(name)} differ by more than a "
-                        f"factor of 2 in layers {', '.join(map(str, apart[apart].index))} (layer {layer}: "
-                        f"{raw[layer]:.2g} and {robust[layer]:.2g})"
-                    )
+        for metric, name in product(COMPARED, (view for view in VIEWS[1:] if view in set(rows.view))):
+            raw, robust = by_view[metric, "all"], by_view[metric, name]
+            doublings = (raw / robust).pipe(np.log2).abs()
+            if (apart := doublings.index[doublings > 1]).size:
+                layer = doublings.idxmax()
+                lines.append(
+                    f"{weights}, {variant}: {metric} of all tokens and {in_words(name)} differ by more than a factor "
+                    f"of 2 in layers {', '.join(map(str, apart))} (layer {layer}: {raw[layer]:.2g} and "
+                    f"{robust[layer]:.2g})"
+                )
     return lines
 
 

@@ -15,7 +15,6 @@ from rankbench.keys import ConfigError, key
 from rankbench.model.transformer import Transformer
 from rankbench.plots.rollout import draw_rollout
 from rankbench.tasks.circle_arcs import CircleArcs
-from rankbench.tasks.task import Task
 
 ESCAPED = 100  # radii of the arcs: a run that ends farther out has left the circle for good
 OVERFLOW = 1e6  # radii at which a run is stopped, long before its numbers overflow
@@ -45,7 +44,6 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     only rounding is left of the distance.
     """
     task = subject.task
-    _check_task(task)
     steps = task.points if options.steps is None else options.steps
     parts = []
     for weights, model in subject.models.items():
@@ -98,10 +96,8 @@ def _summary(path_TNC: np.ndarray, model: Transformer, task: CircleArcs, options
     distance_T = _distances(path_TNC)
     halved = np.flatnonzero(distance_T <= distance_T[0] / 2)
     at_rounding = np.flatnonzero(distance_T <= ROUNDING * distance_T[0])
-    measurable_T = distance_T[: at_rounding[0] if len(at_rounding) else None]
-    slope = float("nan")
-    if len(measurable_T) > 1:
-        slope = np.polyfit(np.arange(len(measurable_T)), np.log10(measurable_T), 1)[0]
+    log10_T = np.log10(distance_T[: at_rounding[0] if len(at_rounding) else None])
+    slope = np.polyfit(np.arange(len(log10_T)), log10_T, 1)[0] if len(log10_T) > 1 else float("nan")
     return {
         "skip": int(model.cfg.skip),
         "mlp": int(model.cfg.mlp),
@@ -126,11 +122,7 @@ def digest(table: pd.DataFrame) -> str:
 
 def check_plan(plan: Plan, _: Options) -> None:
     """Raise ConfigError for a task without a trajectory."""
-    _check_task(plan.task)
-
-
-def _check_task(task: Task) -> None:
-    if not isinstance(task, CircleArcs):
+    if not isinstance(task := plan.task, CircleArcs):
         raise ConfigError(
             f"analysis=rollout: needs a task with a trajectory; task.name={task.name} has none; use task=circle_arcs"
         )

@@ -15,7 +15,7 @@ from rankbench.analyses import ANALYSES, ModuleSubject, Plan, Subject
 from rankbench.analyses.modules import checked_subjects, foreign_subjects, is_foreign
 from rankbench.claims import CLAIMS, Facet, figures_published, judge, published, statement_line, statements_of, table_of
 from rankbench.config import AnalyzeConfig, BaseConfig, TrainConfig
-from rankbench.keys import ConfigError, typed, unknown
+from rankbench.keys import ConfigError, check_known, typed
 from rankbench.model import build_model, initial_model, skeleton
 from rankbench.model.lstm import Lstm
 from rankbench.model.pretrained import FAMILIES
@@ -72,11 +72,7 @@ def _check_foreign(cfg: AnalyzeConfig, options: dict[str, Any]) -> None:
     """The same as `check_analyses`, for a network that is not ours."""
     for subject in checked_subjects(cfg):
         is_module = isinstance(subject, ModuleSubject)
-        fit = [
-            name
-            for name, analysis in ANALYSES.items()
-            if analysis.of_module is not None or (analysis.any_network and not is_module)
-        ]
+        fit = [name for name, kind in ANALYSES.items() if kind.of_module or (kind.any_network and not is_module)]
         for name, chosen in options.items():
             if name not in fit:
                 measured = f"model={cfg.module}" if cfg.checkpoint is None else f"model.path={cfg.checkpoint}"
@@ -91,17 +87,14 @@ def _check_foreign(cfg: AnalyzeConfig, options: dict[str, Any]) -> None:
 
 def options_of(cfg: BaseConfig) -> dict[str, Any]:
     """The typed options of each analysis in the config; ConfigError for an unknown analysis, claim or figure."""
-    for name in cfg.analysis:
-        if name not in ANALYSES:
-            raise ConfigError(unknown("analysis", name, ANALYSES))
+    check_known("analysis", cfg.analysis, ANALYSES)
+    check_known("claims", cfg.claims, CLAIMS)
     for name in cfg.claims:
-        if name not in CLAIMS:
-            raise ConfigError(unknown("claims", name, CLAIMS))
         if CLAIMS[name].table not in cfg.analysis:
             raise ConfigError(
                 f"claims={name}: judged by analysis={CLAIMS[name].table}, which this command does not run"
             )
-    if cfg.published is not None and cfg.published not in (known := list(figures_published())):
+    if cfg.published is not None and cfg.published not in (known := figures_published()):
         raise ConfigError(f"published={cfg.published}: no published numbers; allowed are {', '.join(known)}")
     return {name: typed(ANALYSES[name].options, options, f"analysis.{name}") for name, options in cfg.analysis.items()}
 
@@ -162,19 +155,12 @@ def _history(path: Path) -> pd.DataFrame:
 def fresh_subjects(cfg: AnalyzeConfig, machine: Machine) -> list[Subject]:
     """Untrained models of the config, one for each seed."""
     task = build_task(cfg.task)
-    seeds = range(cfg.seed, cfg.seed + cfg.replicas)
-    return [
-        _subject("fresh", task, seed, {"initialised": initial_model(cfg.model, task, seed)}, machine) for seed in seeds
-    ]
+    models = {seed: initial_model(cfg.model, task, seed) for seed in range(cfg.seed, cfg.seed + cfg.replicas)}
+    return [_subject("fresh", task, seed, {"initialised": model}, machine) for seed, model in models.items()]
 
 
 def _subject(
-    run: str,
-    task: Task,
-    seed: int,
-    models: dict[str, Transformer | Lstm],
-    machine: Machine,
-    **recorded: pd.DataFrame,
+    run: str, task: Task, seed: int, models: dict[str, Transformer | Lstm], machine: Machine, **recorded: pd.DataFrame
 ) -> Subject:
     if isinstance(task, Corpus):
         splits = task.splits()
@@ -200,26 +186,16 @@ def analyze_trained(cfg: TrainConfig, run: Run) -> list[str]:
 def analyze_into(cfg: AnalyzeConfig, command: list[str] | None = None) -> list[str]:
     """Write everything that `rankbench analyze` leaves in the folder `cfg.out`: a record of config and machine, tables,
     figures, verdicts and a summary. command: see `Machine.record`. Returns lines for the reader."""
-    machine = Machine.prepare(cfg)
-    with Run(Path(cfg.out)).locked(), explaining_memory(machine):
-        return _analyze_into(cfg, machine, command)
-
-
-def _analyze_into(cfg: AnalyzeConfig, machine: Machine, command: list[str] | None) -> list[str]:
-    subjects, folder = subjects_of(cfg, machine), Path(cfg.out)
-    write_text(folder / "config.yaml", config_text(cfg))
-    write_json(folder / "environment.json", machine.record(command))
-    run = None if cfg.run is None else find_run(cfg.run)
-    lines = analyze(cfg, subjects, folder)
-    summary = {
-        "format": FORMAT,
-        "status": "finished",
-        "run": None if run is None else str(run.folder.resolve()),
-        "analyses": list(cfg.analysis),
-        "seeds": [{"seed": subject.seed, "status": "finished"} for subject in subjects],
-        "files": Run(folder).checksums(_tables_of(cfg)),
-    }
-    write_json(folder / "summary.json", summary)
+    machine, folder = Machine.prepare(cfg), Path(cfg.out)
+    with Run(folder).locked(), explaining_memory(machine):
+        subjects = subjects_of(cfg, machine)
+        write_text(folder / "config.yaml", config_text(cfg))
+        write_json(folder / "environment.json", machine.record(command))
+        run = None if cfg.run is None else str(find_run(cfg.run).folder.resolve())
+        lines = analyze(cfg, subjects, folder)
+        seeds = [{"seed": subject.seed, "status": "finished"} for subject in subjects]
+        summary = {"format": FORMAT, "status": "finished", "run": run, "analyses": list(cfg.analysis), "seeds": seeds}
+        write_json(folder / "summary.json", summary | {"files": Run(folder).checksums(_tables_of(cfg))})
     return lines
 
 
@@ -265,15 +241,11 @@ def _fingerprint(subjects: list[Subject] | list[ModuleSubject]) -> str:
     for subject in subjects:
         if isinstance(subject, ModuleSubject):
             digest.update(repr((subject.who, subject.modules)).encode())
-            weights_and_inputs = [
-                tensor for module in subject.modules.values() for tensor in module.state_dict().values()
-            ]
             example = subject.example
-            weights_and_inputs += [
-                x for x in (*example.tensors, example.targets, example.lengths_B, example.special_BN) if x is not None
-            ]
-            for tensor in weights_and_inputs:
-                digest.update(repr((tensor.dtype, tensor.shape)).encode() + tensor.cpu().contiguous().numpy().tobytes())
+            tensors = [x for module in subject.modules.values() for x in module.state_dict().values()]
+            tensors += [*example.tensors, example.targets, example.lengths_B, example.special_BN]
+            for x in filter(lambda x: x is not None, tensors):
+                digest.update(repr((x.dtype, x.shape)).encode() + x.cpu().contiguous().numpy().tobytes())
             continue
         digest.update(repr((subject.who, subject.task)).encode())
         for weights, model in subject.models.items():
@@ -290,10 +262,8 @@ def _fingerprint(subjects: list[Subject] | list[ModuleSubject]) -> str:
 
 def _corpus_digest(task: Task) -> str | None:
     """Digest of the texts that the task reads; None for a task that generates its sequences."""
-    files = getattr(task, "files", [])
-    if not files:
-        return None
-    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
+    digests = [hashlib.sha256(file.read_bytes()).digest() for file in getattr(task, "files", [])]
+    return hashlib.sha256(b"".join(digests)).hexdigest() if digests else None
 
 
 def _why_computed(csv: Path, record: Any, key: dict[str, Any], changed: list[str]) -> str | None:
@@ -332,10 +302,7 @@ def present(cfg: BaseConfig, tables: dict[str, pd.DataFrame], folder: Path) -> l
 
 
 def draw(
-    pages: dict[str, list[plots.Page]],
-    folder: Path,
-    figure_published: str | None,
-    kinds: tuple[str, ...] = plots.KINDS,
+    pages: dict[str, list[plots.Page]], folder: Path, figure_published: str | None, kinds: tuple[str, ...] = plots.KINDS
 ) -> dict[str, list[Path]]:
     """Draw each page of the analyses that have a figure, in files of these kinds; returns the files by figure."""
     files = {}

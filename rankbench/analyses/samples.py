@@ -15,7 +15,7 @@ from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
 from rankbench.seeds import generator_for
 from rankbench.tasks.char_lm import CharLm
-from rankbench.tasks.task import ABSENT, Task
+from rankbench.tasks.task import ABSENT
 
 SHOWN = 3  # sentences in the digest
 
@@ -32,30 +32,20 @@ class Options:
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: weights (trained | initialised), temperature, sample (from 1); columns: text, ended (whether it came to an
     end within task.length_limit), log_likelihood (nats, of the characters that the model wrote, at temperature 1) and
-    characters (how many it wrote, the end included). ConfigError for another task."""
+    characters (how many it wrote, the end included)."""
     task = subject.task
-    _check_task(task)
     begin_N = torch.tensor([len(task.alphabet), *_begin(task, options)])
     rows = []
     for weights, model in subject.models.items():
         for temperature in options.temperatures:
             generator = generator_for(subject.seed, f"samples {temperature}")
-            written_BN, log_likelihood_B = write(
-                model, begin_N.expand(options.number, -1), task.length_limit, temperature, generator
-            )
+            begin_BN = begin_N.expand(options.number, -1)
+            written_BN, log_likelihood_B = write(model, begin_BN, task.length_limit, temperature, generator)
             for number, (written_N, log_likelihood) in enumerate(zip(written_BN, log_likelihood_B, strict=True), 1):
                 mine_N = written_N[written_N != ABSENT]
-                rows.append(
-                    {
-                        "weights": weights,
-                        "temperature": temperature,
-                        "sample": number,
-                        "text": options.begin + task.decode(mine_N),
-                        "ended": bool(mine_N[-1] == len(task.alphabet)),
-                        "log_likelihood": log_likelihood.item(),
-                        "characters": len(mine_N),
-                    }
-                )
+                row = {"weights": weights, "temperature": temperature, "sample": number}
+                row |= {"text": options.begin + task.decode(mine_N), "ended": bool(mine_N[-1] == len(task.alphabet))}
+                rows.append(row | {"log_likelihood": log_likelihood.item(), "characters": len(mine_N)})
     return pd.DataFrame(rows)
 
 
@@ -92,14 +82,10 @@ def digest(table: pd.DataFrame) -> str:
 
 def check_plan(plan: Plan, options: Options) -> None:
     """Raise ConfigError for a task without text, and for an impossible beginning."""
-    _check_task(plan.task)
-    if options.begin:  # otherwise the text need not be read
-        _begin(plan.task, options)
-
-
-def _check_task(task: Task) -> None:
-    if not isinstance(task, CharLm):
+    if not isinstance(task := plan.task, CharLm):
         raise ConfigError(f"analysis=samples: needs a task with text; task.name={task.name} has none; use task=char_lm")
+    if options.begin:  # otherwise the text need not be read
+        _begin(task, options)
 
 
 def _begin(task: CharLm, options: Options) -> list[int]:

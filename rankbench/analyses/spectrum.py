@@ -112,10 +112,8 @@ def _interval(name: str, values_B: Tensor, resamples: int) -> dict[str, float]:
     low = high = float("nan")
     if len(numbers) > 1 and np.isfinite(numbers).all():
         # the same resamples for every row, so that neighbouring rows differ by what they measure alone
-        interval = stats.bootstrap(
-            (numbers,), np.mean, n_resamples=resamples, method="percentile", rng=np.random.default_rng(0)
-        ).confidence_interval
-        low, high = float(interval.low), float(interval.high)
+        how = {"n_resamples": resamples, "method": "percentile", "rng": np.random.default_rng(0)}
+        low, high = map(float, stats.bootstrap((numbers,), np.mean, **how).confidence_interval)
     return {name: float(numbers.mean()), f"{name}_low": low, f"{name}_high": high}
 
 

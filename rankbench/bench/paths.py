@@ -75,9 +75,8 @@ def _recomputed_sums(model: Transformer, inputs: Tensor, machine: Machine, cfg: 
     layers, heads = cfg.model.layers, cfg.model.heads
     groups = [all_paths(layers, heads, length) for length in range(layers + 1)]
     generator = np.random.default_rng(cfg.seed)
-    timed_groups = [
-        group[np.sort(generator.permutation(len(group))[: math.ceil(len(group) / ONE_PATH_IN)])] for group in groups
-    ]
+    drawn = [generator.permutation(len(group))[: math.ceil(len(group) / ONE_PATH_IN)] for group in groups]
+    timed_groups = [group[np.sort(numbers)] for group, numbers in zip(groups, drawn, strict=True)]
     # A path costs as much as it has heads. This scales the time of the timed paths up to all of them.
     timed_share = sum((paths > 0).sum() for paths in timed_groups) / sum((paths > 0).sum() for paths in groups)
     network = RecomputedNetwork(model, inputs)
@@ -103,9 +102,8 @@ def _recomputed_sums(model: Transformer, inputs: Tensor, machine: Machine, cfg: 
 def sums_of_paths_alone(embedding_BND: Tensor, groups: list[np.ndarray], step: HeadStep) -> Tensor:
     """The sums of sums_of_groups, (G, B, N, D), path by path from the embedding, with nothing shared."""
     sums_GBND = embedding_BND.new_zeros(len(groups), *embedding_BND.shape)
-    for states_BND, chunk_GBND in zip(
-        embedding_BND.split(ALONE_SEQUENCES), sums_GBND.split(ALONE_SEQUENCES, dim=1), strict=True
-    ):
+    chunks = zip(embedding_BND.split(ALONE_SEQUENCES), sums_GBND.split(ALONE_SEQUENCES, dim=1), strict=True)
+    for states_BND, chunk_GBND in chunks:
         for group, sum_BND in zip(groups, chunk_GBND, strict=True):
             for path in group.tolist():
                 x_BND = states_BND

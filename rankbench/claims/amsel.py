@@ -10,13 +10,11 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.claims.claim import Claim, Control, NotMeasurable
+from rankbench.claims.claim import Claim, Control, NotMeasurable, above, below
 from rankbench.claims.published import published
 
 SOFT, HARD = 0.02, 0.005  # errors below which one full-rank head has learned the farthest point
-LEARNED_ERROR = (
-    0.05  # a full-rank head with a larger error is still in training; the slides' worst trained head has .04
-)
+LEARNED_ERROR = 0.05  # a full-rank head that errs more is still in training; the slides' worst trained head has .04
 LOW = 1 / 4  # share of the width up to which a rank counts as low
 WIDTH, POINTS = 64, 16  # of the published networks
 
@@ -105,11 +103,16 @@ def _over_bound(rows: pd.DataFrame) -> float:
     return (errors.error / errors.bound_any).min()
 
 
+def _by_heads(rows: pd.DataFrame, form: str) -> pd.Series:
+    """What a formula gives, by dimension and number of heads. It does not depend on the network, and so is repeated in
+    every job of a sweep."""
+    return rows[(rows.form == form) & (rows.kind == "formula")].groupby(["dimension", "heads"]).value.first()
+
+
 def _vote_deviation(rows: pd.DataFrame) -> float:
     """Largest deviation of the simulated votes from the formula, in standard errors."""
     votes = rows[rows.form == "majority_vote"]
-    # numbers that do not depend on the network are repeated in every job of a sweep
-    formula = votes[votes.kind == "formula"].groupby(["dimension", "heads"]).value.first()
+    formula = _by_heads(votes, "majority_vote")
     simulated = votes[(votes.kind == "measured") & (votes.standard_error > 0)].set_index(["dimension", "heads"])
     return ((simulated.value - formula.reindex(simulated.index)).abs() / simulated.standard_error).max()
 
@@ -117,7 +120,7 @@ def _vote_deviation(rows: pd.DataFrame) -> float:
 def _construction_deviation(rows: pd.DataFrame) -> float:
     """Relative deviation of the two-layer network from the vote that it takes. The mean over numbers of heads, because
     a single set of heads varies by chance."""
-    vote = rows[(rows.form == "majority_vote") & (rows.kind == "formula")].groupby(["dimension", "heads"]).value.first()
+    vote = _by_heads(rows, "majority_vote")
     built = rows[rows.form == "construction"].set_index(["dimension", "heads"])
     return (built.value / vote.reindex(built.index) - 1).abs().mean()
 
@@ -129,10 +132,6 @@ def _random_over_bound(rows: pd.DataFrame) -> float:
     if not {"optimal_weights", "bound_sharp"} <= set(by_heads):
         raise NotMeasurable("no bound for rank 1 beside random heads")
     return (by_heads.optimal_weights / by_heads.bound_sharp).max()
-
-
-def _full_rank_misses(rows: pd.DataFrame) -> float:
-    return rows[(rows.quantity == "error") & (rows.form == "full_rank")].value.max()
 
 
 def _in_context(rows: pd.DataFrame) -> pd.Series:
@@ -152,10 +151,6 @@ def _averaging(rows: pd.DataFrame) -> float:
     return rows[(rows.evaluation == "averaging") & (rows.examples == rows.examples.max())].error.mean()
 
 
-def _over_averaging(rows: pd.DataFrame) -> float:
-    return _in_context(rows).min() / _averaging(rows)
-
-
 # What the slides print
 
 
@@ -164,10 +159,8 @@ def _printed(figure: str) -> pd.DataFrame:
     table = published(figure)
     common = {"width": WIDTH, "weights": "trained", "seed": 0}
     if figure == "amsel_learned_m":
-        heads = table.x.astype(int)
-        return pd.DataFrame(
-            {"of": "head", "matrix": "qk", "heads": heads, "rank": WIDTH, "angle": table.value, **common}
-        )
+        columns = {"of": "head", "matrix": "qk", "heads": table.x.astype(int), "rank": WIDTH, "angle": table.value}
+        return pd.DataFrame({**columns, **common})
     layers = table["where"].str.removeprefix("layers=").astype(int)
     copies = table.series.map({"copies=d^0.5": round(WIDTH**0.5), "copies=d": WIDTH}).fillna(1).astype(int)
     points = table.series.str.extract(r"N=(\d+)")[0].astype(float).fillna(POINTS).astype(int)
@@ -181,10 +174,7 @@ def _published(rows: pd.DataFrame, measure: Callable[[pd.DataFrame], float], fig
     """Apply the measure to the slides' numbers for the networks in the rows."""
     printed = _printed(figure)
     keys = ["heads", "rank", "width"] + (["layers", "examples"] if "error" in printed else [])
-    try:
-        return measure(printed.merge(rows[rows.of == printed.of.iloc[0]][keys].drop_duplicates()))
-    except NotMeasurable:
-        return None
+    return measure(printed.merge(rows[rows.of == printed.of.iloc[0]][keys].drop_duplicates()))
 
 
 # When networks count as trained
@@ -268,25 +258,22 @@ def _with_value(rows: pd.DataFrame, form: str, value: pd.Series) -> pd.DataFrame
 
 
 def _votes_off(rows: pd.DataFrame) -> pd.DataFrame:
-    formula = _formula_of_votes(rows)
-    return _with_value(rows, "majority_vote", formula + 5 * rows.standard_error)
+    return _with_value(rows, "majority_vote", _formula_of(rows, "majority_vote") + 5 * rows.standard_error)
 
 
 def _construction_off(rows: pd.DataFrame) -> pd.DataFrame:
-    return _with_value(rows, "construction", 1.2 * _formula_of_votes(rows))
+    return _with_value(rows, "construction", 1.2 * _formula_of(rows, "majority_vote"))
 
 
-def _formula_of_votes(rows: pd.DataFrame) -> pd.Series:
-    formula = rows[(rows.form == "majority_vote") & (rows.kind == "formula")]
-    by_heads = formula.groupby(["dimension", "heads"]).value.first().rename("formula")
+def _formula_of(rows: pd.DataFrame, form: str, among: pd.DataFrame | None = None) -> pd.Series:
+    """For each row what the formula gives for its dimension and number of heads. among: the rows that have it."""
+    by_heads = _by_heads(rows if among is None else among, form).rename("formula")
     return rows.join(by_heads, on=["dimension", "heads"]).formula
 
 
 def _worse_random_heads(rows: pd.DataFrame) -> pd.DataFrame:
-    bound = rows[(rows.form == "bound_sharp") & (rows["rank"] == 1) & (rows.quantity == "error")]
-    by_heads = bound.groupby(["dimension", "heads"]).value.first().rename("bound")
-    bound_of_row = rows.join(by_heads, on=["dimension", "heads"]).bound
-    return rows.assign(value=rows.value.where(rows.form != "optimal_weights", 2.1 * bound_of_row))
+    bound = _formula_of(rows, "bound_sharp", among=rows[(rows["rank"] == 1) & (rows.quantity == "error")])
+    return rows.assign(value=rows.value.where(rows.form != "optimal_weights", 2.1 * bound))
 
 
 def _vote_for_full_rank(rows: pd.DataFrame) -> pd.DataFrame:
@@ -321,8 +308,7 @@ AMSEL: dict[str, Claim] = {
         statement="One full-rank softmax head learns the farthest point (error; our line).",
         source=EXPERIMENTS,
         measure=_soft,
-        side=-1,
-        line=SOFT,
+        claimed=below(SOFT),
         published=_of_slides(_soft),
         control=Control("an error of .03", partial(_with_error, evaluation="soft", error=0.03)),
     ),
@@ -331,8 +317,7 @@ AMSEL: dict[str, Claim] = {
         "line).",
         source=EXPERIMENTS,
         measure=_hard,
-        side=-1,
-        line=HARD,
+        claimed=below(HARD),
         control=Control("its error with softmax", _soft_for_hard),
     ),
     "amsel_low_rank_above": _trained(
@@ -340,8 +325,7 @@ AMSEL: dict[str, Claim] = {
         "head (smallest error of these over its error; our line: 10).",
         source=EXPERIMENTS,
         measure=_low_over_full,
-        side=+1,
-        line=10.0,
+        claimed=above(10.0),
         applies=_has_low,
         published=_of_slides(_low_over_full),
         control=Control("the full-rank head in place of those of low rank", _full_for_low),
@@ -351,8 +335,7 @@ AMSEL: dict[str, Claim] = {
         "to that of the rank below).",
         source=EXPERIMENTS,
         measure=_least_fall_with_rank,
-        side=-1,
-        line=1.0,
+        claimed=below(1.0),
         published=_of_slides(_least_fall_with_rank),
         control=Control("heads of lower rank that err a hundredth less than the full-rank head", _lower_ranks_better),
     ),
@@ -360,8 +343,7 @@ AMSEL: dict[str, Claim] = {
         statement="One full-rank head learns W_QK = -I for the farthest point (angle to I in degrees; our line).",
         source=LEARNS,
         measure=_angle_alone,
-        side=+1,
-        line=175.0,
+        claimed=above(175.0),
         published=_of_slides(_angle_alone, "amsel_learned_m"),
         control=UNTRAINED_HEADS,
     ),
@@ -369,8 +351,7 @@ AMSEL: dict[str, Claim] = {
         statement="Many full-rank heads learn nearly the same (median angle to I in degrees; our line).",
         source=LEARNS,
         measure=_angle_of_most,
-        side=+1,
-        line=150.0,
+        claimed=above(150.0),
         learned=_most_heads_in_training,
         published=_of_slides(_angle_of_most, "amsel_learned_m"),
         control=UNTRAINED_HEADS,
@@ -380,8 +361,7 @@ AMSEL: dict[str, Claim] = {
         "most points over that at the fewest, of the rank where it grows least).",
         source=POINTS_VARIED,
         measure=_growth_with_points,
-        side=+1,
-        line=1.0,
+        claimed=above(1.0),
         applies=_has_low,
         published=_of_slides(_growth_with_points, "amsel_role_of_n"),
         control=Control("the numbers of points in reverse order", partial(_reversed, column="examples")),
@@ -390,8 +370,7 @@ AMSEL: dict[str, Claim] = {
         statement="No trained heads are below the lower bound for any value maps (smallest ratio of error to bound).",
         source=LOWER,
         measure=_over_bound,
-        side=+1,
-        line=1.0,
+        claimed=above(1.0),
         applies=lambda rows: "bound_any" in rows,
         learned=None,  # it is a bound for all weights
         is_check=True,
@@ -402,8 +381,7 @@ AMSEL: dict[str, Claim] = {
         "errors).",
         source=CONSTRUCTION,
         measure=_vote_deviation,
-        side=-1,
-        line=4.0,
+        claimed=below(4.0),
         is_check=True,
         control=Control("votes that err five standard errors more", _votes_off),
     ),
@@ -411,8 +389,7 @@ AMSEL: dict[str, Claim] = {
         statement="Two layers of rank-1 heads take that vote (mean relative deviation from its formula).",
         source=CONSTRUCTION,
         measure=_construction_deviation,
-        side=-1,
-        line=0.15,
+        claimed=below(0.15),
         is_check=True,
         control=Control("a network that errs a fifth more than the vote", _construction_off),
     ),
@@ -421,16 +398,14 @@ AMSEL: dict[str, Claim] = {
         "largest ratio over the numbers of heads; our line: 2).",
         source=OPEN,
         measure=_random_over_bound,
-        side=-1,
-        line=2.0,
+        claimed=below(2.0),
         control=Control("heads that err 2.1 times as much as the bound", _worse_random_heads),
     ),
     "amsel_full_rank_exact": _formula(
         statement="One full-rank hardmax head is the nearest neighbour (error).",
         source=UPPER,
-        measure=_full_rank_misses,
-        side=-1,
-        line=1e-20,
+        measure=lambda rows: rows[(rows.quantity == "error") & (rows.form == "full_rank")].value.max(),
+        claimed=below(1e-20),
         is_check=True,
         exact=True,
         control=Control("the vote of the fewest rank-1 heads in its place", _vote_for_full_rank),
@@ -441,8 +416,7 @@ AMSEL: dict[str, Claim] = {
         source=GARG,
         table="head_rank",
         measure=_many_over_few_heads,
-        side=+1,
-        line=2.0,
+        claimed=above(2.0),
         across=True,
         learned=_few_heads_in_training,
         control=Control("the most heads err 1.9 times as much as the fewest", _many_heads_nearly_as_good),
@@ -451,9 +425,8 @@ AMSEL: dict[str, Claim] = {
         statement="The best network beats averaging after the last example (ratio of the errors).",
         source=GARG,
         table="head_rank",
-        measure=_over_averaging,
-        side=-1,
-        line=1.0,
+        measure=lambda rows: _in_context(rows).min() / _averaging(rows),
+        claimed=below(1.0),
         across=True,
         learned=None,  # that it learns is what is claimed
         control=Control("the networks with their initial weights", partial(_initial_for_trained, of="network")),

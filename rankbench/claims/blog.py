@@ -7,7 +7,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.claims.claim import Claim, Control, NotMeasurable
+from rankbench.claims.claim import Claim, Control, NotMeasurable, below
 
 SMALL = 0.1  # a measure below this is small; it is 1 for two equal paths
 NATS = 0.1  # mutual information of Gaussian numbers with a correlation of .43
@@ -23,17 +23,9 @@ def _size(rows: pd.DataFrame, of: str, column: str) -> float:
     return rows[rows.of == of][column].abs().mean()
 
 
-def _information(rows: pd.DataFrame) -> float:
-    return rows[rows.of == "paths"].information_ksg.mean()
-
-
 def _other_heads(rows: pd.DataFrame) -> pd.Series:
     """Mask of the rows on two different heads."""
     return (rows.of == "heads") & (rows["first"] != rows["second"])
-
-
-def _cross_gradient(rows: pd.DataFrame) -> float:
-    return rows[_other_heads(rows)].cross_gradient_relative.mean()
 
 
 def _share_needed(rows: pd.DataFrame, order: str) -> float:
@@ -55,10 +47,6 @@ def _is_scheme(rows: pd.DataFrame, scheme: str) -> bool:
     return bool(((rows.scheme == scheme) & (rows.of == "network")).any())
 
 
-def _has_order(rows: pd.DataFrame, order: str) -> bool:
-    return (rows.order == order).any()
-
-
 def _larger(rows: pd.DataFrame, of: str, column: str, by: float) -> pd.DataFrame:
     return rows.assign(**{column: rows[column].where(rows.of != of, rows[column].abs() + by)})
 
@@ -68,27 +56,23 @@ def _own_for_cross(rows: pd.DataFrame) -> pd.DataFrame:
     return same_head.assign(second="another head")
 
 
-def _random_for(rows: pd.DataFrame, order: str) -> pd.DataFrame:
-    return rows[rows.order == "random"].assign(order=order)
-
-
 SOURCE = "Attention-paths blog, weak interdependence"
-_condition = partial(Claim, source=SOURCE, table="independence", side=-1)
+_condition = partial(Claim, source=SOURCE, table="independence")
 
 
 def _control(of: str, column: str, by: float) -> Control:
     return Control(f"the same, where {column} is {by:g} larger", partial(_larger, of=of, column=column, by=by))
 
 
-def _pairs(column: str, **claim) -> Claim:
+def _pairs(column: str, statement: str) -> Claim:
     """Claim on the mean absolute value of a column over pairs of paths, judged under both schemes."""
     return _condition(
+        statement=statement,
         measure=partial(_size, of="paths", column=column),
-        line=SMALL,
+        claimed=below(SMALL),
         by=("scheme",),
         applies=partial(_has_paths, column=column),
         control=_control("paths", column, 1.1 * SMALL),
-        **claim,
     )
 
 
@@ -98,26 +82,23 @@ def _pruned(order: str, statement: str) -> Claim:
         source="Attention-paths blog, why paths matter",
         table="pruning",
         measure=partial(_share_needed, order=order),
-        side=-1,
-        line=FEW,
-        applies=partial(_has_order, order=order),
+        claimed=below(FEW),
+        applies=lambda rows: (rows.order == order).any(),
         scale="share",
-        control=Control("paths in random order", partial(_random_for, order=order)),
+        control=Control("paths in random order", lambda rows: rows[rows.order == "random"].assign(order=order)),
     )
 
 
 BLOG: dict[str, Claim] = {
-    "blog_paths_orthogonal": _pairs(
-        "cosine", statement="1: outputs of two paths are orthogonal (mean size of their cosine)."
-    ),
+    "blog_paths_orthogonal": _pairs("cosine", "1: outputs of two paths are orthogonal (mean size of their cosine)."),
     "blog_paths_uncorrelated": _pairs(
-        "correlation", statement="2: outputs of two paths hardly covary over inputs (mean size of their correlation)."
+        "correlation", "2: outputs of two paths hardly covary over inputs (mean size of their correlation)."
     ),
     "blog_frozen_paths_add_up": _condition(
         statement="3, of frozen paths: the output is the sum of all paths (relative rest; Theorem 2.1 of Dong et al. "
         "2021).",
         measure=partial(_size, of="network", column="interaction"),
-        line=EXACT,
+        claimed=below(EXACT),
         by=("scheme",),
         applies=partial(_is_scheme, scheme="frozen"),
         learned=None,
@@ -128,27 +109,27 @@ BLOG: dict[str, Claim] = {
     "blog_paths_additive": _condition(
         statement="3, of recomputed paths: the output is nearly the sum of all paths (relative rest).",
         measure=partial(_size, of="network", column="interaction"),
-        line=SMALL,
+        claimed=below(SMALL),
         by=("scheme",),
         applies=partial(_is_scheme, scheme="recomputed"),
         control=_control("network", "interaction", 1.1 * SMALL),
     ),
     "blog_pairs_additive": _pairs(
         "interaction",
-        statement="3, of recomputed paths: two paths hardly interact in one network (mean relative interaction).",
+        "3, of recomputed paths: two paths hardly interact in one network (mean relative interaction).",
     ),
     "blog_cross_gradients_below_own": _condition(
         statement="4: second derivatives of the loss by two heads' parameters are small beside the heads' own (mean "
         "ratio; the blog compares them with 1, which the scale of the parameters decides).",
-        measure=_cross_gradient,
-        line=SMALL,
+        measure=lambda rows: rows[_other_heads(rows)].cross_gradient_relative.mean(),
+        claimed=below(SMALL),
         applies=lambda rows: bool(_other_heads(rows).any()),
         control=Control("each head beside itself", _own_for_cross),
     ),
     "blog_paths_independent": _condition(
         statement="5: outputs of two paths share little information (mean KSG estimate, nats).",
-        measure=_information,
-        line=NATS,
+        measure=lambda rows: rows[rows.of == "paths"].information_ksg.mean(),
+        claimed=below(NATS),
         by=("scheme",),
         applies=partial(_has_paths, column="information_ksg"),
         control=_control("paths", "information_ksg", 1.1 * NATS),

@@ -10,6 +10,7 @@ the same rows for which the claim is false.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +32,19 @@ class NotMeasurable(Exception):
 
 class AtMost(float):
     """Upper bound of a number that rounding hides."""
+
+
+class Line(NamedTuple):
+    """Where a number is said to lie: above the line (side=+1), below it (-1), or within it to either side of 0 (0)."""
+
+    side: int
+    at: float
+
+    def __str__(self) -> str:
+        return {+1: "> ", -1: "< ", 0: "within ±"}[self.side] + f"{self.at:g}"
+
+
+above, below, within = partial(Line, +1), partial(Line, -1), partial(Line, 0)
 
 
 class Control(NamedTuple):
@@ -71,8 +85,7 @@ def everywhere(rows: pd.DataFrame) -> bool:
 class Claim:
     """One sentence of a paper and how to test it.
 
-    `measure` maps one seed's rows of `table` to a number; the paper says that it lies above (side=+1) or below
-    (side=-1) `line`, or within `line` to either side of 0 (side=0).
+    `measure` maps one seed's rows of `table` to a number, of which the paper says that it lies as `claimed`.
 
     control: a set-up in which the claim must fail.
     by: columns of the table; each of their values is judged separately.
@@ -92,8 +105,7 @@ class Claim:
     source: str
     table: str
     measure: Callable[[pd.DataFrame], float]
-    side: int
-    line: float
+    claimed: Line
     control: Control
     by: tuple[str, ...] = ()
     applies: Callable[[pd.DataFrame], bool] = everywhere
@@ -116,13 +128,13 @@ class Judgement(NamedTuple):
     """
 
     outcome: str
-    measured: float
-    low: float
-    high: float
-    interval: str
-    is_bound: bool
-    num_repeats: int
-    reason: str
+    measured: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    interval: str = "none"
+    is_bound: bool = False
+    num_repeats: int = 0
+    reason: str = ""
     p_value: float = math.nan
     more_repeats: float = math.nan
 
@@ -144,7 +156,7 @@ def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: Facet) -> l
     ]
     if verdicts:
         return verdicts
-    return [_verdict(name, claim, table, "", _undecided(NOTHING))]
+    return [_verdict(name, claim, table, "", Judgement(UNDECIDED, reason=NOTHING))]
 
 
 def _settings(claim: Claim, table: pd.DataFrame, facet: Facet) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -171,10 +183,10 @@ def _verdict(name: str, claim: Claim, rows: pd.DataFrame, where: str, judged: Ju
         "high95": judged.high,
         "interval": judged.interval,
         "is_bound": judged.is_bound,
-        "published": claim.published(rows) if callable(claim.published) else claim.published,
-        "claimed": _claimed(claim),
-        "side": claim.side,
-        "line": claim.line,
+        "published": _published(claim, rows),
+        "claimed": str(claim.claimed),
+        "side": claim.claimed.side,
+        "line": claim.claimed.at,
         "exists": claim.exists,
         "p_value": judged.p_value,
         "num_seeds": rows.seed.nunique(),
@@ -189,15 +201,19 @@ def _verdict(name: str, claim: Claim, rows: pd.DataFrame, where: str, judged: Ju
     }
 
 
-def _claimed(claim: Claim) -> str:
-    return {+1: "> ", -1: "< ", 0: "within ±"}[claim.side] + f"{claim.line:g}"
+def _published(claim: Claim, rows: pd.DataFrame) -> float | None:
+    """The paper's number; None where the paper does not print what the measure needs."""
+    try:
+        return claim.published(rows) if callable(claim.published) else claim.published
+    except NotMeasurable:
+        return None
 
 
 def _refuted_by(claim: Claim) -> str:
     """What would refute the claim, for a reader."""
     if claim.exists:
         return "nothing here: the lack of an example does not refute that there is one"
-    where = {+1: f"below {claim.line:g}", -1: f"above {claim.line:g}", 0: f"beyond ±{claim.line:g}"}[claim.side]
+    where = {+1: "below ", -1: "above ", 0: "beyond ±"}[claim.claimed.side] + f"{claim.claimed.at:g}"
     return f"one seed {where}" if claim.exact else f"a 95 % interval {where}"
 
 
@@ -220,33 +236,32 @@ def _controlled(claim: Claim, rows: pd.DataFrame) -> Judgement:
 
 def _judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
     if rows.empty:
-        return _undecided("there are no such rows")
+        return Judgement(UNDECIDED, reason="there are no such rows")
+    side, line = claim.claimed
     try:
         values = [claim.measure(rows_of_repeat) for _, rows_of_repeat in rows.groupby(claim.repeats)]
     except NotMeasurable as reason:
-        return _undecided(str(reason))
+        return Judgement(UNDECIDED, reason=str(reason))
     if claim.repeats == "step" and np.isfinite(values).any():
         values = [value for value in values if math.isfinite(value)]
     if not np.isfinite(values).all():
-        return _undecided(f"not measurable in every {claim.repeats}", len(values))
+        return Judgement(UNDECIDED, num_repeats=len(values), reason=f"not measurable in every {claim.repeats}")
     if any(isinstance(value, AtMost) for value in values):
         return _judge_bounds(claim, rows, values)
     if claim.exact:
-        worst = float(min(values) if claim.side > 0 else max(values, key=None if claim.side else abs))
-        return Judgement(_side_of(claim, worst, worst), worst, math.nan, math.nan, "worst", False, len(values), "")
+        worst = float(min(values) if side > 0 else max(values, key=None if side else abs))
+        return Judgement(_side_of(claim, worst, worst), worst, interval="worst", num_repeats=len(values))
     mean, low, high, method = interval95(values, claim.scale)
-    judged = Judgement(UNDECIDED, mean, low, high, method, False, len(values), "")
+    judged = Judgement(UNDECIDED, mean, low, high, method, num_repeats=len(values))
     reason = _why_not_decidable(claim, rows, len(values))
     if reason and len(values) >= FEWEST:
         return judged._replace(reason=reason)
     if not reason:
-        judged = judged._replace(
-            outcome=_side_of(claim, low, high), p_value=p_value(values, claim.line, claim.side, claim.scale)
-        )
+        judged = judged._replace(outcome=_side_of(claim, low, high), p_value=p_value(values, line, side, claim.scale))
         if judged.outcome != UNDECIDED:
             return judged
         reason = "the line lies within the interval"
-    needed = max(num_to_decide(values, claim.line, claim.side, claim.scale), FEWEST)
+    needed = max(num_to_decide(values, line, side, claim.scale), FEWEST)
     more = max(needed - len(values), 1.0)
     return judged._replace(reason=reason + _more_text(claim, more), more_repeats=more)
 
@@ -263,11 +278,11 @@ def _more_text(claim: Claim, more: float) -> str:
 def _judge_bounds(claim: Claim, rows: pd.DataFrame, values: list[float]) -> Judgement:
     """Judge numbers some of which rounding hides: decided only if all of them certainly lie below the line."""
     highest = float(max(values))
-    judged = Judgement(UNDECIDED, highest, math.nan, math.nan, "none", True, len(values), "")
+    judged = Judgement(UNDECIDED, highest, is_bound=True, num_repeats=len(values))
     if reason := _why_not_decidable(claim, rows, len(values)):
         return judged._replace(reason=reason)
-    if highest < claim.line:
-        return judged._replace(outcome=FAILED if claim.side > 0 else HELD)
+    if highest < claim.claimed.at:
+        return judged._replace(outcome=FAILED if claim.claimed.side > 0 else HELD)
     return judged._replace(reason="rounding hides the number")
 
 
@@ -279,17 +294,14 @@ def _why_not_decidable(claim: Claim, rows: pd.DataFrame, num_repeats: int) -> st
 
 def _side_of(claim: Claim, low: float, high: float) -> str:
     """Outcome of an interval; a line that it touches counts as inside it, except for an exact number."""
-    if claim.side == 0:
-        inside, outside = -claim.line < low and high < claim.line, low > claim.line or high < -claim.line
+    side, line = claim.claimed
+    if side == 0:
+        inside, outside = -line < low and high < line, low > line or high < -line
     else:
-        inside, outside = (low > claim.line, high < claim.line)[:: claim.side]
+        inside, outside = (low > line, high < line)[::side]
     if claim.exact:
         return HELD if inside else FAILED
     return HELD if inside else FAILED if outside else UNDECIDED
-
-
-def _undecided(reason: str, num_repeats: int = 0) -> Judgement:
-    return Judgement(UNDECIDED, math.nan, math.nan, math.nan, "none", False, num_repeats, reason)
 
 
 def verdict_line(verdict: dict) -> str:

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, learned_by_accuracy
+from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, above, below, learned_by_accuracy, within
 from rankbench.claims.dong_paths import whole_accuracy
 from rankbench.claims.sweeps import MOSTLY, in_reverse, rows_at, trend
 
@@ -58,22 +58,6 @@ def layers_ahead(first: float, second: float) -> float:
     if math.isinf(first) or math.isinf(second):
         raise NotMeasurable("the logarithm of what is left overflows in float64: use fewer layers")
     return math.log(first / second, 3)
-
-
-def _kept(rows: pd.DataFrame, variant: str) -> float:
-    return share(log10_kept(rows, variant))
-
-
-def _most_kept_without_skips(rows: pd.DataFrame) -> float:
-    return share(max(log10_kept(rows, variant) for variant in ("no_skip", "attention_only")))
-
-
-def _least_kept_with_skips(rows: pd.DataFrame) -> float:
-    return share(min(log10_kept(rows, variant) for variant in ("full", "no_mlp")))
-
-
-def _delay_by_mlps(rows: pd.DataFrame) -> float:
-    return layers_ahead(log10_kept(rows, "attention_only"), log10_kept(rows, "no_skip"))
 
 
 def _delay_by_retraining(rows: pd.DataFrame) -> float:
@@ -127,16 +111,8 @@ def _largest_change_of_residual(rows: pd.DataFrame) -> float:
     return (states.residual / start - 1).abs().max()
 
 
-def _left(rows: pd.DataFrame, variant: str) -> float:
-    return share(log10_left(rows, variant))
-
-
 def _shift_by_norms(rows: pd.DataFrame) -> float:
     return layers_ahead(log10_left(rows, "attention_only"), log10_left(rows, "attention_only_no_norm"))
-
-
-def _decades_by_norms(rows: pd.DataFrame) -> float:
-    return log10_left(rows, "attention_only") - log10_left(rows, "attention_only_no_norm")
 
 
 def _left_by_each_layer(rows: pd.DataFrame) -> float:
@@ -147,15 +123,8 @@ def _left_by_each_layer(rows: pd.DataFrame) -> float:
 # Conditions: which rows a claim is about, and whether the networks have learned
 
 
-def _has_skips(rows: pd.DataFrame) -> bool:
-    return _differ(rows, "full", "no_skip")
-
-
-def _has_skips_and_mlps(rows: pd.DataFrame) -> bool:
-    return _has_skips(rows) and _differ(rows, "no_skip", "attention_only")
-
-
-def _differ(rows: pd.DataFrame, variant: str, other: str) -> bool:
+def _differ(rows: pd.DataFrame, variant: str = "full", other: str = "no_skip") -> bool:
+    """Whether two variants differ: by default, whether there are skips."""
     first, second = (rows[rows.variant == name].log10_residual.to_numpy() for name in (variant, other))
     return len(first) == len(second) > 0 and (first != second).any()
 
@@ -163,10 +132,6 @@ def _differ(rows: pd.DataFrame, variant: str, other: str) -> bool:
 def _collapses_without_norms(rows: pd.DataFrame) -> bool:
     last = rows[(rows.variant == "attention_only_no_norm") & (rows.layer == rows.layer.max())]
     return bool((10.0**last.log10_relative_residual).mean() < VANISHED)
-
-
-def _retrained(rows: pd.DataFrame) -> bool:
-    return {"transformer", "san_mlp"} <= set(rows.model) and set(rows.weights) == {"trained"}
 
 
 def _nowhere_contractive(rows: pd.DataFrame) -> bool:
@@ -178,10 +143,6 @@ def _learned(rows: pd.DataFrame) -> str:
     if "whole_accuracy" not in rows:
         return "the table does not say whether the network has learned its task; analyse the run again"
     return learned_by_accuracy(rows)
-
-
-def _retrained_learned(rows: pd.DataFrame) -> str:
-    return _learned(rows[rows.model == "san_mlp"])
 
 
 # Controls: set-ups in which a claim must fail
@@ -224,7 +185,7 @@ WITHOUT_SKIPS = _as(full="no_skip", no_mlp="attention_only")
 
 
 def _with_skips(rows: pd.DataFrame) -> pd.DataFrame:
-    return (WITH_SKIPS if _has_skips(rows) else _keeping(JUST_ABOVE * TENTH)).doctor(rows)
+    return (WITH_SKIPS if _differ(rows) else _keeping(JUST_ABOVE * TENTH)).doctor(rows)
 
 
 def _a_tenth_of_it(rows: pd.DataFrame) -> pd.DataFrame:
@@ -236,14 +197,6 @@ def _a_tenth_of_it(rows: pd.DataFrame) -> pd.DataFrame:
 def _growing_again(rows: pd.DataFrame) -> pd.DataFrame:
     first = rows.groupby(["seed", "weights", "variant"]).log10_relative_residual.transform("first")
     return rows.assign(log10_relative_residual=first + 0.001 * rows.layer)
-
-
-def _above_the_bound(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows.assign(log10_residual=rows.log10_residual - _above_bound(rows) + 0.01)
-
-
-def _slack_used_up(rows: pd.DataFrame, bound: str) -> pd.DataFrame:
-    return rows.assign(slack_min=rows.slack_min - _smallest_slack(rows, bound) - 0.01)
 
 
 def _not_vanished(rows: pd.DataFrame) -> pd.DataFrame:
@@ -258,6 +211,8 @@ def _last_state_off(rows: pd.DataFrame) -> pd.DataFrame:
 
 # A claim on the table `collapse`, judged separately for trained and initialised weights, whether learned or not
 _collapse = partial(Claim, table="collapse", by=("weights",), learned=None)
+# The same on what LayerNorm changes where attention alone collapses without it
+_layernorm = partial(_collapse, source=LAYERNORM, applies=_collapses_without_norms)
 
 
 def _bound_holds(bound: str, statement: str, source: str) -> Claim:
@@ -270,14 +225,14 @@ def _bound_holds(bound: str, statement: str, source: str) -> Claim:
         source=source,
         table="bounds",
         measure=partial(_smallest_slack, bound=bound),
-        side=+1,
-        line=0.0,
+        claimed=above(0.0),
         by=("weights",),
         learned=None,
         exact=True,
         applies=lambda rows: len(_bounded(rows, bound)) > 0,
         control=Control(
-            "bounds lowered until the tightest is .01 decades below the residual", partial(_slack_used_up, bound=bound)
+            "bounds lowered until the tightest is .01 decades below the residual",
+            lambda rows: rows.assign(slack_min=rows.slack_min - _smallest_slack(rows, bound) - 0.01),
         ),
     )
 
@@ -288,8 +243,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         source=FIG2,
         table="residual",
         measure=whole_accuracy,
-        side=+1,
-        line=0.95,
+        claimed=above(0.95),
         scale="share",
         learned=None,
         control=Control("an accuracy of .94 in every seed", lambda rows: rows.assign(whole_accuracy=0.94)),
@@ -298,9 +252,8 @@ DONG_COLLAPSE: dict[str, Claim] = {
         statement="Without skips, with MLPs or without, less than a tenth of the embedding's relative residual is left "
         "after the last layer (the share that is left, the larger of the two).",
         source=FIG2,
-        measure=_most_kept_without_skips,
-        side=-1,
-        line=TENTH,
+        measure=lambda rows: share(max(log10_kept(rows, variant) for variant in ("no_skip", "attention_only"))),
+        claimed=below(TENTH),
         scale="positive",
         control=Control(f"{WITH_SKIPS.statement}; .11 left where the network has no skips", _with_skips),
     ),
@@ -308,21 +261,19 @@ DONG_COLLAPSE: dict[str, Claim] = {
         statement="With skips, with MLPs or without, more than a tenth of the embedding's relative residual is left "
         "after the last layer (the share that is left, the smaller of the two).",
         source=FIG2,
-        measure=_least_kept_with_skips,
-        side=+1,
-        line=TENTH,
+        measure=lambda rows: share(min(log10_kept(rows, variant) for variant in ("full", "no_mlp"))),
+        claimed=above(TENTH),
         scale="positive",
-        applies=_has_skips,
+        applies=_differ,
         control=WITHOUT_SKIPS,
     ),
     "dong_fig2_mlps_do_not_help": _collapse(
         statement="Once the skips of a Transformer are removed its MLPs do not seem to help: they delay the collapse "
         "by less than one layer (log3 of the ratio of the logarithms of what is left, without MLPs over with them).",
         source="Dong et al. 2021, sec. 4.1",
-        measure=_delay_by_mlps,
-        side=-1,
-        line=1.0,
-        applies=_has_skips_and_mlps,
+        measure=lambda rows: layers_ahead(log10_kept(rows, "attention_only"), log10_kept(rows, "no_skip")),
+        claimed=below(1.0),
+        applies=lambda rows: _differ(rows) and _differ(rows, "no_skip", "attention_only"),
         control=_ahead("variant", "attention_only", of="no_skip"),
     ),
     "dong_fig2_retrained_slower": _collapse(
@@ -330,11 +281,10 @@ DONG_COLLAPSE: dict[str, Claim] = {
         "removed after training (delay in layers: log3 of the ratio of the logarithms of what is left).",
         source="Dong et al. 2021, sec. 4.1, expected there",
         measure=_delay_by_retraining,
-        side=+1,
-        line=0.0,
+        claimed=above(0.0),
         along="model",
-        applies=_retrained,
-        learned=_retrained_learned,
+        applies=lambda rows: {"transformer", "san_mlp"} <= set(rows.model) and set(rows.weights) == {"trained"},
+        learned=lambda rows: _learned(rows[rows.model == "san_mlp"]),
         control=Control(
             "the two networks exchanged",
             lambda rows: rows.replace({"model": {"transformer": "san_mlp", "san_mlp": "transformer"}}),
@@ -347,8 +297,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         source=FIG2,
         table="collapse",
         measure=_shift_by_training,
-        side=0,
-        line=1.0,
+        claimed=within(1.0),
         by=("variant",),
         applies=lambda rows: rows.variant.isin(["no_skip", "attention_only"]).all(),
         learned=_learned,
@@ -359,8 +308,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         "exponent less 3).",
         source=RATE,
         measure=partial(_from_cubic, variant="attention_only_no_norm"),
-        side=0,
-        line=0.1,
+        claimed=within(0.1),
         control=_as(attention_only_no_norm="no_mlp"),
     ),
     "dong_thm_rate_bound": _collapse(
@@ -368,18 +316,19 @@ DONG_COLLAPSE: dict[str, Claim] = {
         "that the bound says contracts (log10 of residual over bound, the largest).",
         source=RATE,
         measure=_above_bound,
-        side=-1,
-        line=0.0,
+        claimed=below(0.0),
         exact=True,
-        control=Control("each residual raised until the closest is 1.02 times its bound", _above_the_bound),
+        control=Control(
+            "each residual raised until the closest is 1.02 times its bound",
+            lambda rows: rows.assign(log10_residual=rows.log10_residual - _above_bound(rows) + 0.01),
+        ),
     ),
     "dong_thm_rate_mlp_cubic": _collapse(
         statement="With MLPs and without skips the decay is still cubic (the growth exponent at the last layer less "
         "3).",
         source="Dong et al. 2021, Corollary 3.2",
         measure=partial(_from_cubic, variant="no_skip"),
-        side=0,
-        line=0.1,
+        claimed=within(0.1),
         control=Control(
             "growth exponents of 2.89 at the last layer", lambda rows: rows.assign(growth_exponent=3 - JUST_ABOVE * 0.1)
         ),
@@ -390,8 +339,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         "layer; above .5, three pairs in four in this order, which is our line).",
         source="Dong et al. 2021, sec. 3.2",
         measure=partial(trend, key="model.mlp_gain", measure=_last_log10_residual),
-        side=+1,
-        line=MOSTLY,
+        claimed=above(MOSTLY),
         along="model.mlp_gain",
         control=in_reverse("model.mlp_gain"),
     ),
@@ -399,9 +347,8 @@ DONG_COLLAPSE: dict[str, Claim] = {
         statement="Skips prevent the collapse: more than a tenth of the embedding's relative residual is left after "
         "the last layer of attention and skips (the share that is left).",
         source="Dong et al. 2021, sec. 3.1",
-        measure=partial(_kept, variant="no_mlp"),
-        side=+1,
-        line=TENTH,
+        measure=lambda rows: share(log10_kept(rows, "no_mlp")),
+        claimed=above(TENTH),
         scale="positive",
         control=_as(no_mlp="attention_only_no_norm"),
     ),
@@ -423,8 +370,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         source="Dong et al. 2021, sec. 2.2 and 2.3",
         table="bounds",
         measure=_left_without_contraction,
-        side=-1,
-        line=VANISHED,
+        claimed=below(VANISHED),
         scale="positive",
         by=("weights",),
         learned=None,
@@ -436,57 +382,45 @@ DONG_COLLAPSE: dict[str, Claim] = {
         source="Dong et al. 2021, Claim 3.1",
         table="residual",
         measure=_largest_change_of_residual,
-        side=-1,
-        line=1e-12,
+        claimed=below(1e-12),
         learned=None,
         is_check=True,
         exact=True,
         control=Control("the residual of the last layer off by 1e-11 of itself", _last_state_off),
     ),
-    "dong_layernorm_collapses": _collapse(
+    "dong_layernorm_collapses": _layernorm(
         statement="LayerNorm does not mitigate the collapse: where attention alone collapses without it, less than a "
         "thousandth of the last layer's tokens is residual with it, too (relative residual).",
-        source=LAYERNORM,
-        measure=partial(_left, variant="attention_only"),
-        side=-1,
-        line=VANISHED,
+        measure=lambda rows: share(log10_left(rows, "attention_only")),
+        claimed=below(VANISHED),
         scale="positive",
-        applies=_collapses_without_norms,
         control=_keeping(JUST_ABOVE * VANISHED),
     ),
-    "dong_layernorm_plays_no_role": _collapse(
+    "dong_layernorm_plays_no_role": _layernorm(
         statement="LayerNorm plays no role: where attention alone collapses without it, it shifts the collapse by less "
         "than one layer to either side (log3 of the ratio of the logarithms of the relative residual, with over "
         "without).",
-        source=LAYERNORM,
         measure=_shift_by_norms,
-        side=0,
-        line=1.0,
-        applies=_collapses_without_norms,
+        claimed=within(1.0),
         control=_ahead("variant", "attention_only", of="attention_only_no_norm"),
     ),
-    "dong_layernorm_leaves_as_much": _collapse(
+    "dong_layernorm_leaves_as_much": _layernorm(
         statement="LayerNorm leaves as much: where attention alone collapses without it, the relative residual of the "
         "last layer is the same with it but for a factor of ten to either side (difference in decades; the line is "
         "ours).",
-        source=LAYERNORM,
-        measure=_decades_by_norms,
-        side=0,
-        line=1.0,
-        applies=_collapses_without_norms,
+        measure=lambda rows: log10_left(rows, "attention_only") - log10_left(rows, "attention_only_no_norm"),
+        claimed=within(1.0),
         control=Control("with LayerNorm 1.1 decades less is left than without", _a_tenth_of_it),
     ),
-    "wu_layernorm_keeps_rank": _collapse(
+    "wu_layernorm_keeps_rank": _layernorm(
         statement="There are value matrices with which LayerNorm stops the collapse of attention alone (more than a "
         "thousandth of the last layer's tokens is residual where without LayerNorm it is less; an example holds it, "
         "and random or orthogonal matrices without one leave it undecided).",
         source=WU,
-        measure=partial(_left, variant="attention_only"),
-        side=+1,
-        line=VANISHED,
+        measure=lambda rows: share(log10_left(rows, "attention_only")),
+        claimed=above(VANISHED),
         scale="positive",
         exists=True,
-        applies=_collapses_without_norms,
         control=_as(attention_only="attention_only_no_norm"),
     ),
     "wu_masked_attention_collapses": _collapse(
@@ -494,8 +428,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         "leaves less than all of the relative residual (share that a layer leaves, geometric mean over layers).",
         source=WU,
         measure=_left_by_each_layer,
-        side=-1,
-        line=1.0,
+        claimed=below(1.0),
         scale="positive",
         control=Control("a relative residual that grows by .001 decades in every layer", _growing_again),
     ),
@@ -505,8 +438,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         "in this order, which is our line).",
         source=WU,
         measure=partial(trend, key="model.window", measure=partial(log10_left, variant="attention_only_no_norm")),
-        side=-1,
-        line=-MOSTLY,
+        claimed=below(-MOSTLY),
         along="model.window",
         control=in_reverse("model.window"),
     ),

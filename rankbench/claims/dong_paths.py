@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from rankbench.claims.claim import Claim, Control, NotMeasurable
+from rankbench.claims.claim import Claim, Control, NotMeasurable, above, below, within
 from rankbench.claims.sweeps import in_reverse, rows_by_value
 
 AT_CHANCE = 0.05  # "not much better than a random guess", taken as within five points of the commonest class
@@ -26,14 +26,6 @@ def _sampled(rows: pd.DataFrame, length: int) -> float:
     if of_length.empty:
         raise NotMeasurable(f"there are no sampled paths of length {length}")
     return of_length.accuracy.mean()
-
-
-def _longest_from_chance(rows: pd.DataFrame) -> float:
-    return _sampled(rows, rows.path_length.max()) - rows.majority_accuracy.mean()
-
-
-def _shortest_above_chance(rows: pd.DataFrame) -> float:
-    return _sampled(rows, 0) - rows.majority_accuracy.mean()
 
 
 def _rank_correlation_with_length(rows: pd.DataFrame) -> float:
@@ -70,10 +62,6 @@ def _fewer_when_wide(rows: pd.DataFrame) -> float:
         raise NotMeasurable("this needs a sweep over model.width")
     narrow, *_, wide = widths.values()
     return _collapses(narrow) - _collapses(wide)
-
-
-def _remainder_digits(rows: pd.DataFrame) -> float:
-    return np.log10(max(rows.remainder.max(), np.finfo(float).tiny))
 
 
 def _by_architecture(rows: pd.DataFrame) -> pd.DataFrame:
@@ -119,38 +107,46 @@ def _every_seed_goes_round(rows: pd.DataFrame) -> str:
     return f"{lost} of {len(trained)} networks have not learned a step of the circle" if lost else ""
 
 
-def _turned_round(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows.assign(collapsed=1 - rows.collapsed, escaped=0)
-
-
 def _lengths_reversed(rows: pd.DataFrame) -> pd.DataFrame:
     later = rows.path_length >= 1
     reverse = rows.path_length.max() + rows.path_length[later].min() - rows.path_length
     return rows.assign(path_length=reverse.where(later, rows.path_length))
 
 
-def _exchanged(rows: pd.DataFrame, name: str, other: str) -> pd.DataFrame:
-    return rows.replace({"architecture": {name: other, other: name}})
-
-
 _rollout = partial(Claim, source=FIG3, table="rollout", learned=_every_seed_goes_round)
 # A claim on path lengths, which are computed without chance or training
 _counted = partial(Claim, source=FIG5, table="path_counts", learned=None, exact=True)
-# Claims of Fig. 4: on the whole network's accuracy, and on sampled paths under both schemes (the paper: `recomputed`)
-_whole = partial(Claim, source=FIG4, table="paths", measure=whole_accuracy, side=+1, scale="share", learned=None)
+# A claim of Fig. 4 on sampled paths, under both schemes (the paper: `recomputed`)
 _protocol = partial(Claim, source=FIG4, table="paths", by=("scheme",))
-TURNED_ROUND = Control("every run that collapses does not, and the others do", _turned_round)
+TURNED_ROUND = Control(
+    "every run that collapses does not, and the others do",
+    lambda rows: rows.assign(collapsed=1 - rows.collapsed, escaped=0),
+)
 SIX_POINTS_ABOVE = Control(
     "every accuracy 6 points above the commonest class",
     lambda rows: rows.assign(accuracy=rows.majority_accuracy + 0.06),
 )
-GPT3_SMALL = Control("GPT-3 exchanged with DeiT-T", partial(_exchanged, name="GPT-3", other="DeiT-T"))
-DISTILBERT_LARGE = Control("DistilBERT exchanged with T5-11B", partial(_exchanged, name="DistilBERT", other="T5-11B"))
 
 
-def _accuracy(value: float) -> Control:
-    return Control(
-        f"an accuracy of {value:g} in every seed", lambda rows: rows.assign(whole_accuracy=value, accuracy=value)
+def _exchanged(name: str, other: str) -> Control:
+    names = {name: other, other: name}
+    return Control(f"{name} exchanged with {other}", lambda rows: rows.replace({"architecture": names}))
+
+
+def _whole(statement: str, line: float, published: float) -> Claim:
+    """Claim of Fig. 4 on the whole network's accuracy."""
+    return Claim(
+        statement=statement,
+        source=FIG4,
+        table="paths",
+        measure=whole_accuracy,
+        claimed=above(line),
+        scale="share",
+        learned=None,
+        published=published,
+        control=Control(
+            f"an accuracy of {line - 0.01:g} in every seed", lambda rows: rows.assign(whole_accuracy=line - 0.01)
+        ),
     )
 
 
@@ -158,8 +154,7 @@ def _length_one(task: str, line: float) -> Claim:
     return _protocol(
         statement=f"Length-1 paths attain an accuracy above {line:g} on {task}.",
         measure=partial(_sampled, length=1),
-        side=+1,
-        line=line,
+        claimed=above(line),
         scale="share",
         control=Control(
             f"length-1 paths with an accuracy of {line - 0.01:g} in every seed",
@@ -173,9 +168,8 @@ DONG_PATHS: dict[str, Claim] = {
         statement="The frozen paths and the biases add up to the output (log10 of the relative remainder, float64).",
         source=SUM,
         table="paths",
-        measure=_remainder_digits,
-        side=-1,
-        line=-10.0,
+        measure=lambda rows: np.log10(max(rows.remainder.max(), np.finfo(float).tiny)),
+        claimed=below(-10.0),
         learned=None,
         is_check=True,
         exact=True,
@@ -185,8 +179,7 @@ DONG_PATHS: dict[str, Claim] = {
         statement="Run freely, attention alone collapses to one point (share of seeds; the line, half of them, is "
         "ours; not at width 128, where the paper says that it is hardly observable).",
         measure=_collapses,
-        side=+1,
-        line=0.5,
+        claimed=above(0.5),
         scale="rate",
         applies=_should_collapse,
         control=TURNED_ROUND,
@@ -195,8 +188,7 @@ DONG_PATHS: dict[str, Claim] = {
         statement="Run freely, a layer with an MLP or a skip does not collapse to one point, and does not escape to "
         "infinity, which would not count as prevention (share of seeds; the line, half of them, is ours).",
         measure=_stays,
-        side=+1,
-        line=0.5,
+        claimed=above(0.5),
         scale="rate",
         applies=lambda rows: not _is_attention_alone(rows),
         control=TURNED_ROUND,
@@ -205,86 +197,65 @@ DONG_PATHS: dict[str, Claim] = {
         statement="The wider the layer, the more slowly attention alone collapses: over equally many steps fewer seeds "
         "do (share of seeds at the smallest width less that at the largest).",
         measure=_fewer_when_wide,
-        side=+1,
-        line=0.0,
+        claimed=above(0.0),
         along="model.width",
         applies=_is_attention_alone,
         control=in_reverse("model.width"),
     ),
-    "dong_fig4_whole_sorting": _whole(
-        statement="The whole network sorts (the line of .95 is ours).",
-        line=0.95,
-        published=0.98,
-        control=_accuracy(0.94),
-    ),
+    "dong_fig4_whole_sorting": _whole("The whole network sorts (the line of .95 is ours).", 0.95, 0.98),
     "dong_fig4_length_1_sorting": _length_one("sorting", 0.6),
     "dong_fig4_whole_convex_hull": _whole(
-        statement="The whole network finds the convex hull (in the paper's figure about .9; the line of .85 is ours).",
-        line=0.85,
-        published=0.9,
-        control=_accuracy(0.84),
+        "The whole network finds the convex hull (in the paper's figure about .9; the line of .85 is ours).", 0.85, 0.9
     ),
     "dong_fig4_length_1_convex_hull": _length_one("convex hulls", 0.65),
-    "dong_fig4_whole_memorization": _whole(
-        statement="The whole network memorises (the line of .8 is ours).",
-        line=0.8,
-        published=0.85,
-        control=_accuracy(0.79),
-    ),
+    "dong_fig4_whole_memorization": _whole("The whole network memorises (the line of .8 is ours).", 0.8, 0.85),
     "dong_fig4_length_1_memorization": _length_one("memorization", 0.8),
     "dong_fig4_falls_with_length": _protocol(
         statement="Accuracy consistently deteriorates with path length, from 1 on (Spearman's rank correlation; our "
         "line, -.9, allows one swapped pair of neighbours among six lengths).",
         measure=_rank_correlation_with_length,
-        side=-1,
-        line=CONSISTENTLY,
+        claimed=below(CONSISTENTLY),
         control=Control("the accuracies of the lengths from 1 on in reverse order", _lengths_reversed),
     ),
     "dong_fig4_longest_at_chance": _protocol(
         statement="The longest paths are as good as a random guess (their accuracy less that of the commonest class; "
         "the line of 5 points to either side is ours).",
-        measure=_longest_from_chance,
-        side=0,
-        line=AT_CHANCE,
+        measure=lambda rows: _sampled(rows, rows.path_length.max()) - rows.majority_accuracy.mean(),
+        claimed=within(AT_CHANCE),
         control=SIX_POINTS_ABOVE,
     ),
     "dong_fig4_length_0_no_information": _protocol(
         statement="Length-0 paths hold no useful information (accuracy above that of the commonest class, which takes "
         "none; the line of 5 points is ours).",
-        measure=_shortest_above_chance,
-        side=-1,
-        line=AT_CHANCE,
+        measure=lambda rows: _sampled(rows, 0) - rows.majority_accuracy.mean(),
+        claimed=below(AT_CHANCE),
         control=SIX_POINTS_ABOVE,
     ),
     "dong_fig5_gpt3_longest": _counted(
         statement="GPT-3 has the longest paths of the nine (its mean length less the longest of the others, in heads).",
         measure=partial(_gpt3_ahead, column="mean"),
-        side=+1,
-        line=0.0,
-        control=GPT3_SMALL,
+        claimed=above(0.0),
+        control=_exchanged("GPT-3", "DeiT-T"),
     ),
     "dong_fig5_gpt3_most_long_paths": _counted(
         statement="GPT-3 is the most long-paths-focused of the nine (mean length over layers, less the largest of the "
         "others).",
         measure=partial(_gpt3_ahead, column="mean_over_layers"),
-        side=+1,
-        line=0.0,
-        control=GPT3_SMALL,
+        claimed=above(0.0),
+        control=_exchanged("GPT-3", "DeiT-T"),
     ),
     "dong_fig5_small_berts_diverse": _counted(
         statement="DistilBERT's and MobileBERT's path lengths over layers are among the three most diverse (rank of "
         "the lower one by standard deviation).",
         measure=partial(_rank_of_small_berts, column="sd_over_layers"),
-        side=-1,
-        line=3.5,
-        control=DISTILBERT_LARGE,
+        claimed=below(3.5),
+        control=_exchanged("DistilBERT", "T5-11B"),
     ),
     "dong_fig5_small_berts_diverse_in_heads": _counted(
         statement="DistilBERT's and MobileBERT's path lengths in heads are among the three most diverse (rank of the "
         "lower one by standard deviation).",
         measure=partial(_rank_of_small_berts, column="sd"),
-        side=-1,
-        line=3.5,
-        control=DISTILBERT_LARGE,
+        claimed=below(3.5),
+        control=_exchanged("DistilBERT", "T5-11B"),
     ),
 }

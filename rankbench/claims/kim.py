@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, learned_by_loss
+from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, above, below, learned_by_loss, within
 
 INVERTED = -3.0  # log10 of the share of the initial error that is left: a thousandth counts as inverted
 ROUNDING = 64 * np.finfo(float).eps  # relative to the largest entry: the most that rounding leaves of a vanished error
@@ -142,10 +142,6 @@ def _bound_is_free(rows: pd.DataFrame) -> bool:
     return bool((bounds.max() > (1 + 1e-9) * bounds.min()).any())
 
 
-def _backwards(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows.assign(step=rows.step.max() - rows.step)
-
-
 # Inversion
 
 
@@ -171,11 +167,6 @@ def _left(rows: pd.DataFrame, attention: str) -> float:
     if not np.isfinite(left):
         raise NotMeasurable("the iteration overflowed in float64")
     return float(np.log10(left)) if left > rounding else AtMost(np.log10(rounding))
-
-
-def _left_at_smallest(rows: pd.DataFrame, attention: str) -> float:
-    """The same as `_left`, at the smallest coefficient of the table."""
-    return _left(rows[rows.coefficient == rows.coefficient.min()], attention)
 
 
 def _leaving(rows: pd.DataFrame, share: float) -> pd.DataFrame:
@@ -234,13 +225,9 @@ FIG10 = "Kim et al. 2021, app. N and Fig. 10"
 
 # These claims are about fresh layers or about all weights, so no network needs to have learned anything.
 _lipschitz = partial(Claim, table="lipschitz", learned=None)
-_bound_check = partial(_lipschitz, side=+1, line=1.0 - 1e-9, is_check=True, exact=True)
-_inverted = partial(
-    Claim, table="invertibility", line=INVERTED, learned=None, by=("coefficient", "inputs", "tokens", "width")
-)
-_entries = partial(
-    Claim, table="histograms", measure=_range_ratio, line=WIDER, learned=learned_by_loss, by=("layer", "inputs")
-)
+_bound_check = partial(_lipschitz, claimed=above(1.0 - 1e-9), is_check=True, exact=True)
+_inverted = partial(Claim, table="invertibility", learned=None, by=("coefficient", "inputs", "tokens", "width"))
+_entries = partial(Claim, table="histograms", measure=_range_ratio, learned=learned_by_loss, by=("layer", "inputs"))
 
 KIM: dict[str, Claim] = {
     "kim_bound_holds": _bound_check(
@@ -267,8 +254,7 @@ KIM: dict[str, Claim] = {
         "1 (largest distance, to either side).",
         source="rankbench",
         measure=_off_exact,
-        side=-1,
-        line=1e-3,
+        claimed=below(1e-3),
         applies=partial(_has, quantity="one_dimension", kind="exact", p=np.inf),
         is_check=True,
         control=Control("each ascent ends .002 higher", partial(_raised, by=0.002)),
@@ -278,8 +264,7 @@ KIM: dict[str, Claim] = {
         "slopes; our line: a tenth to either side).",
         source=FIG2,
         measure=_slope_off,
-        side=0,
-        line=0.1,
+        claimed=within(0.1),
         applies=partial(_has, quantity="theorem", kind="bound", p=np.inf),
         is_check=True,
         control=Control("a lower bound that grows by four fifths as much", _flatter),
@@ -288,8 +273,7 @@ KIM: dict[str, Claim] = {
         statement="The lower bound for p = 2 grows slower than the square root of N in Theorem 3.2 (exponent of N).",
         source="Kim et al. 2021, app. K and Fig. 7",
         measure=_exponent_2,
-        side=-1,
-        line=0.5,
+        claimed=below(0.5),
         applies=partial(_has, quantity="ascent", kind="lower_bound", p=2),
         is_check=True,
         control=Control("the bound of Theorem 3.2 in place of the lower bound", _theorem_for_ascent),
@@ -298,8 +282,7 @@ KIM: dict[str, Claim] = {
         statement="Under ascent ||J||_inf of dot-product attention keeps growing (last over half-way; our line: 1.5).",
         source="Kim et al. 2021, app. L and Fig. 8",
         measure=_second_half,
-        side=+1,
-        line=1.5,
+        claimed=above(1.5),
         applies=partial(_has_attention, attention="dot"),
         control=Control("an ascent that gains nothing in the second half of its steps", _stopped_half_way),
     ),
@@ -309,18 +292,17 @@ KIM: dict[str, Claim] = {
         source="rankbench, with the bound of Kim et al. 2021, Theorem 3.2",
         table="dynamics",
         measure=_bound_grown,
-        side=+1,
-        line=0.0,
+        claimed=above(0.0),
         applies=_bound_is_free,
         learned=None,  # it speaks of the steps that were taken, however many
-        control=Control("the same steps in reverse order", _backwards),
+        control=Control("the same steps in reverse order", lambda rows: rows.assign(step=rows.step.max() - rows.step)),
     ),
     "kim_fig3_dot_not_inverted": _inverted(
         statement="Dot-product attention is not inverted (log10 of the share of the error that is left; our line: a "
         "thousandth).",
         source=FIG3,
         measure=partial(_left, attention="dot"),
-        side=+1,
+        claimed=above(INVERTED),
         applies=partial(_has_attention, attention="dot"),
         control=Control("L2 attention at the same inputs, in its place", _l2_for_dot),
     ),
@@ -328,8 +310,8 @@ KIM: dict[str, Claim] = {
         statement="L2 attention is inverted for small enough c, taken as the smallest of the table (log10 of the "
         "share of the error that is left; our line: a thousandth).",
         source=FIG3,
-        measure=partial(_left_at_smallest, attention="l2"),
-        side=-1,
+        measure=lambda rows: _left(rows[rows.coefficient == rows.coefficient.min()], "l2"),
+        claimed=below(INVERTED),
         by=("inputs", "tokens", "width"),
         applies=partial(_has_attention, attention="l2"),
         control=Control("two thousandths of the error left", partial(_leaving, share=0.002)),
@@ -339,8 +321,7 @@ KIM: dict[str, Claim] = {
         "of the error is left (log10 of the largest ratio to it).",
         source="Kim et al. 2021, sec. 4.2 (Banach's fixed-point theorem)",
         measure=_beyond_contraction,
-        side=-1,
-        line=0.0,
+        claimed=below(0.0),
         applies=partial(_has_attention, attention="contractive_l2"),
         is_check=True,
         exact=True,
@@ -351,7 +332,7 @@ KIM: dict[str, Claim] = {
         "(log10 of the share of the error that is left; our line: a thousandth).",
         source=FIG5,
         measure=partial(_left, attention="dot"),
-        side=+1,
+        claimed=above(INVERTED),
         applies=partial(_has_trained, attention="dot"),
         learned=learned_by_loss,
         control=Control("half a thousandth of the error left", partial(_leaving, share=0.0005)),
@@ -361,7 +342,7 @@ KIM: dict[str, Claim] = {
         "(inputs=test) the network (log10 of the share of the error that is left; our line: a thousandth).",
         source="Kim et al. 2021, sec. 4",
         measure=partial(_left, attention="contractive_l2"),
-        side=-1,
+        claimed=below(INVERTED),
         applies=partial(_has_trained, attention="contractive_l2"),
         control=Control("two thousandths of the error left", partial(_leaving, share=0.002)),
     ),
@@ -369,7 +350,7 @@ KIM: dict[str, Claim] = {
         statement="Trained dot-product attention gives outputs of a much wider range than its inputs (from the "
         "smallest to the largest entry, ratio; our line).",
         source=FIG10,
-        side=+1,
+        claimed=above(WIDER),
         applies=partial(_has_trained, attention="dot"),
         control=Control("outputs 1.9 times as wide as the inputs", partial(_range_of_inputs, times=1.9)),
     ),
@@ -377,7 +358,7 @@ KIM: dict[str, Claim] = {
         statement="Trained L2 attention (the paper: with tied keys) gives outputs of about the range of its inputs "
         "(from the smallest to the largest entry, ratio; our line).",
         source=FIG10,
-        side=-1,
+        claimed=below(WIDER),
         applies=partial(_has_trained, attention="l2"),
         control=Control("outputs 2.1 times as wide as the inputs", partial(_range_of_inputs, times=2.1)),
     ),

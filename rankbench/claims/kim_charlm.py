@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from rankbench.claims.claim import STILL_FALLS, Claim, Control, NotMeasurable
+from rankbench.claims.claim import STILL_FALLS, Claim, Control, NotMeasurable, above, below
 from rankbench.claims.published import published
 from rankbench.runs.tables import fall_in_last_quarter
 
@@ -77,20 +77,15 @@ def _printed(rows: pd.DataFrame, figure: str, value: str) -> pd.DataFrame:
     by_layers = table.dropna(subset="x").set_index(["series", "x"]).value
     of_variant = table[table.x.isna()].set_index("series").value
     cells = rows[["variant", "layers"]].drop_duplicates()
-    numbers = [
-        by_layers.get((variant, layers), of_variant.get(variant, np.nan))
-        for variant, layers in cells.itertuples(index=False)
-    ]
+    pairs = cells.itertuples(index=False, name=None)
+    numbers = [by_layers.get(pair, of_variant.get(pair[0], np.nan)) for pair in pairs]
     return cells.assign(**{value: numbers}).dropna()
 
 
 def _published(
     rows: pd.DataFrame, measure: Callable[[pd.DataFrame], float], figure: str = "kim_table2", value: str = "test_loss"
 ) -> float | None:
-    try:
-        return measure(_printed(rows, figure, value))
-    except NotMeasurable:
-        return None
+    return measure(_printed(rows, figure, value))
 
 
 # When language models count as trained
@@ -109,11 +104,6 @@ def _still_falls(rows: pd.DataFrame, variants: tuple[str, ...], fewest: int = 1,
 
 
 # Controls
-
-
-def _swapped(rows: pd.DataFrame, variant: str, base: str) -> pd.DataFrame:
-    exchanged = {variant: base, base: variant}
-    return rows.assign(variant=rows.variant.map(lambda name: exchanged.get(name, name)))
 
 
 def _set_beside(
@@ -144,14 +134,6 @@ def _with_better_lstm(rows: pd.DataFrame) -> pd.DataFrame:
 # Where claims apply
 
 
-def _has_deep(rows: pd.DataFrame) -> bool:
-    return (rows.layers > DEEP).any()
-
-
-def _has_wide_lstm(rows: pd.DataFrame) -> bool:
-    return "width" in rows and bool(((rows.variant == LSTM) & (rows.width >= WIDTH)).any())
-
-
 def _has_lstm_and_depth(rows: pd.DataFrame) -> bool:
     deep = (rows.variant == DOT) & rows.layers.between(*SATURATING)
     return bool(deep.any() and (rows.variant == LSTM).any())
@@ -160,12 +142,29 @@ def _has_lstm_and_depth(rows: pd.DataFrame) -> bool:
 _curves = partial(Claim, table="curves", across=True)
 
 
-def _compared(variant: str, base: str, source: str, printed: bool, **claim) -> Claim:
-    """Claim on the variant's test loss less the base's."""
+def _compared(variant: str, base: str, statement: str, source: str, printed: bool, **claim) -> Claim:
+    """Claim on the variant's test loss less the base's. printed: whether the paper has it in Table 2."""
     measure = partial(_gap, variant=variant, base=base)
-    learned = partial(_still_falls, variants=(variant, base), most=MOST)
-    of_paper = partial(_published, measure=measure) if printed else None
-    return _curves(source=source, measure=measure, learned=learned, published=of_paper, **claim)
+    return _curves(
+        statement=statement,
+        source=source,
+        measure=measure,
+        learned=partial(_still_falls, variants=(variant, base), most=MOST),
+        published=partial(_published, measure=measure) if printed else None,
+        **claim,
+    )
+
+
+def _loses(variant: str, base: str, statement: str, source: str, line: float = 0.0, printed: bool = True) -> Claim:
+    """Claim that the variant loses more than the line against the base."""
+    return _compared(variant, base, statement, source, printed, claimed=above(line), control=_exchange(variant, base))
+
+
+def _loses_little(variant: str, base: str, statement: str, source: str, printed: bool = True) -> Claim:
+    """Claim that the variant loses less than LITTLE against the base."""
+    worse = partial(_set_beside, variant=variant, base=base, value="test_loss", add=1.5 * LITTLE)
+    control = Control(f"{variant} with a test loss .03 above that of {base}", worse)
+    return _compared(variant, base, statement, source, printed, claimed=below(LITTLE), control=control)
 
 
 def _timed(variant: str, name: str) -> Claim:
@@ -177,8 +176,7 @@ def _timed(variant: str, name: str) -> Claim:
         "between evaluations; our line).",
         source="Kim et al. 2021, Table 1",
         measure=measure,
-        side=-1,
-        line=CLOSE,
+        claimed=below(CLOSE),
         learned=None,  # the time of a step does not depend on training
         repeats="step",
         published=partial(_published, measure=measure, figure="kim_table1_speed", value=times),
@@ -190,58 +188,41 @@ def _timed(variant: str, name: str) -> Claim:
 
 
 def _exchange(variant: str, base: str) -> Control:
-    return Control(f"{variant} and {base} exchanged", partial(_swapped, variant=variant, base=base))
-
-
-def _worse(variant: str, base: str) -> Control:
-    worse = partial(_set_beside, variant=variant, base=base, value="test_loss", add=1.5 * LITTLE)
-    return Control(f"{variant} with a test loss .03 above that of {base}", worse)
+    names = {variant: base, base: variant}
+    return Control(f"{variant} and {base} exchanged", lambda rows: rows.replace({"variant": names}))
 
 
 FIG4 = "Kim et al. 2021, Fig. 4 and Table 2"
 FIG9 = "Kim et al. 2021, app. M and Fig. 9"
 
 KIM_CHARLM: dict[str, Claim] = {
-    "kim_l2_loses_little": _compared(
+    "kim_l2_loses_little": _loses_little(
         L2,
         DOT,
+        "L2 attention in place of dot products incurs hardly any loss (nats per symbol more; our line; the paper's "
+        "networks: width 512).",
         FIG4,
-        printed=True,
-        statement="L2 attention in place of dot products incurs hardly any loss (nats per symbol more; our line; the "
-        "paper's networks: width 512).",
-        side=-1,
-        line=LITTLE,
-        control=_worse(L2, DOT),
     ),
-    "kim_tying_loses": _compared(
+    "kim_tying_loses": _loses(
         TIED,
         L2,
+        "Tying queries and keys incurs a loss (nats per symbol more than free L2; the paper's networks: width 512).",
         FIG4,
-        printed=True,
-        statement="Tying queries and keys incurs a loss (nats per symbol more than free L2; the paper's networks: "
-        "width 512).",
-        side=+1,
-        line=0.0,
-        control=_exchange(TIED, L2),
     ),
-    "kim_contraction_loses": _compared(
+    "kim_contraction_loses": _loses(
         CONTRACTIVE,
         TIED,
+        "Dividing by the Lipschitz bound incurs a noticeable loss (nats per symbol more than tied L2; our line; the "
+        "paper's networks: width 512).",
         FIG4,
-        printed=True,
-        statement="Dividing by the Lipschitz bound incurs a noticeable loss (nats per symbol more than tied L2; our "
-        "line; the paper's networks: width 512).",
-        side=+1,
         line=LITTLE,
-        control=_exchange(CONTRACTIVE, TIED),
     ),
     "kim_contraction_gains_from_depth": _curves(
         statement="Contractive L2 makes up for its loss with more layers (nats per symbol, most layers less fewest; "
         "the paper's networks: width 512).",
         source=FIG4,
         measure=_gain_from_depth,
-        side=-1,
-        line=0.0,
+        claimed=below(0.0),
         learned=partial(_still_falls, variants=(CONTRACTIVE,)),
         published=partial(_published, measure=_gain_from_depth),
         control=Control("its numbers of layers in reverse order", _depths_reversed),
@@ -250,9 +231,8 @@ KIM_CHARLM: dict[str, Claim] = {
         statement="The best LSTM of the paper's width, 512, reaches about one nat (per symbol; our line).",
         source="Kim et al. 2021, sec. 5.3 and Fig. 4",
         measure=_best_lstm,
-        side=-1,
-        line=1.05,
-        applies=_has_wide_lstm,
+        claimed=below(1.05),
+        applies=lambda rows: "width" in rows and bool(((rows.variant == LSTM) & (rows.width >= WIDTH)).any()),
         learned=partial(_still_falls, variants=(LSTM,)),
         published=partial(_published, measure=_best_lstm),
         control=Control("an LSTM with a test loss of 1.1", partial(_with_lstm, loss=1.1)),
@@ -262,8 +242,7 @@ KIM_CHARLM: dict[str, Claim] = {
         "more; the paper's networks: width 512).",
         source="Kim et al. 2021, sec. 5.3 and Fig. 4",
         measure=_best_over_lstm,
-        side=-1,
-        line=0.0,
+        claimed=below(0.0),
         applies=_has_lstm_and_depth,
         learned=partial(_still_falls, variants=(DOT, LSTM), most=MOST),
         published=partial(_published, measure=_best_over_lstm),
@@ -277,30 +256,23 @@ KIM_CHARLM: dict[str, Claim] = {
         "symbol more; our line).",
         source="Kim et al. 2021, app. N, Table 3 and Fig. 11",
         measure=partial(_gap, variant=DOT, base=TIED, fewest=DEEP + 1, most=np.inf),
-        side=+1,
-        line=FAILS,
-        applies=_has_deep,
+        claimed=above(FAILS),
+        applies=lambda rows: (rows.layers > DEEP).any(),
         learned=partial(_still_falls, variants=(DOT, TIED), fewest=DEEP + 1),
         control=_exchange(DOT, TIED),
     ),
-    "kim_tying_not_parameters": _compared(
+    "kim_tying_not_parameters": _loses(
         MATCHED,
         L2,
+        "Equally many parameters do not make up for tying (nats per symbol more than free L2).",
         FIG9,
         printed=False,
-        statement="Equally many parameters do not make up for tying (nats per symbol more than free L2).",
-        side=+1,
-        line=0.0,
-        control=_exchange(MATCHED, L2),
     ),
-    "kim_matched_as_tied": _compared(
+    "kim_matched_as_tied": _loses_little(
         TIED,
         MATCHED,
+        "With as many parameters as free L2, tied L2 does not get better (nats per symbol less; our line).",
         FIG9,
         printed=False,
-        statement="With as many parameters as free L2, tied L2 does not get better (nats per symbol less; our line).",
-        side=-1,
-        line=LITTLE,
-        control=_worse(TIED, MATCHED),
     ),
 }

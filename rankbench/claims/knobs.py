@@ -9,7 +9,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable
+from rankbench.claims.claim import AtMost, Claim, Control, Line, NotMeasurable, above
 from rankbench.claims.dong_collapse import TENTH, log10_kept, share
 from rankbench.claims.sweeps import MOSTLY, at_end, from_other_end, in_reverse, rows_at, rows_by_value, trend
 from rankbench.runs.tables import last_of_layer
@@ -101,20 +101,13 @@ def _with_exchanged(key: str, first: str, second: str) -> Control:
 
 
 # A claim that more than a share of something is kept, whether or not a network has learned
-_keeps = partial(Claim, side=+1, scale="positive", learned=None)
+_keeps = partial(Claim, scale="positive", learned=None)
 
 # Claims on fresh networks: the direction, and the share left at one end of the sweep (0: the smallest value)
 
 
-def _falls(key: str, statement: str, source: str, table: str = "collapse") -> Claim:
-    return _trend(key, statement, source, table, side=-1)
-
-
-def _grows(key: str, statement: str, source: str, table: str = "collapse") -> Claim:
-    return _trend(key, statement, source, table, side=+1)
-
-
-def _trend(key: str, statement: str, source: str, table: str, side: int) -> Claim:
+def _trend(key: str, side: int, statement: str, source: str, table: str = "collapse") -> Claim:
+    """Claim that what is left grows (side=+1) or falls (-1) with the key."""
     measure = log10_kept_followed if table == "collapse" else kept_measured
     line = "above .5" if side > 0 else "below -.5"
     return Claim(
@@ -123,8 +116,7 @@ def _trend(key: str, statement: str, source: str, table: str, side: int) -> Clai
         source=source,
         table=table,
         measure=partial(trend, key=key, measure=measure),
-        side=side,
-        line=side * MOSTLY,
+        claimed=Line(side, side * MOSTLY),
         along=key,
         learned=None,
         control=in_reverse(key),
@@ -138,7 +130,7 @@ def _left_at(key: str, end: int, statement: str, source: str, table: str = "coll
         source=source,
         table=table,
         measure=partial(at_end, key=key, measure=kept_followed if table == "collapse" else kept_measured, end=end),
-        line=TENTH,
+        claimed=above(TENTH),
         along=key,
         exists=exists,
         control=from_other_end(key, end),
@@ -153,8 +145,8 @@ HE = "He et al. 2023, Deep transformers without shortcuts"
 WANG = "Wang et al. 2022, Anti-oversmoothing in deep vision transformers"
 
 KNOBS: dict[str, Claim] = {
-    "knob_residual_scale": _falls(
-        "model.branch_scale", "The smaller the scale of the branches beside the skips, the more is left", NOCI
+    "knob_residual_scale": _trend(
+        "model.branch_scale", -1, "The smaller the scale of the branches beside the skips, the more is left", NOCI
     ),
     "knob_residual_scale_root": _keeps(
         statement="With branches scaled by 1/sqrt(layers) more than a tenth of the embedding's relative residual is "
@@ -162,13 +154,13 @@ KNOBS: dict[str, Claim] = {
         source=NOCI,
         table="collapse",
         measure=_kept_with_scaled_branches,
-        line=TENTH,
+        claimed=above(TENTH),
         along="model.branch_scale",
         control=from_other_end("model.branch_scale", 0),
     ),
-    "knob_lambda_skip": _grows("model.skip_scale", "The stronger the skip, the more is left", JOSEPH),
+    "knob_lambda_skip": _trend("model.skip_scale", +1, "The stronger the skip, the more is left", JOSEPH),
     "knob_lambda_skip_enough": _left_at("model.skip_scale", -1, "With a skip that is strong enough", JOSEPH),
-    "knob_temperature": _falls("model.temperature", "The lower the temperature, the more is left", GIORLANDINO),
+    "knob_temperature": _trend("model.temperature", -1, "The lower the temperature, the more is left", GIORLANDINO),
     "knob_temperature_enough": _left_at("model.temperature", 0, "At a temperature that is low enough", GIORLANDINO),
     "knob_mean_removal": _left_at(
         "model.mix_uniform", 0, "With the mean removed from attention", ALI, table="residual", exists=False
@@ -179,12 +171,13 @@ KNOBS: dict[str, Claim] = {
         source=ALI,
         table="residual",
         measure=partial(at_end, key="model.mix_uniform", measure=_rank_kept, end=0),
-        line=HALF,
+        claimed=above(HALF),
         along="model.mix_uniform",
         control=from_other_end("model.mix_uniform", 0),
     ),
-    "knob_identity_mix": _falls(
+    "knob_identity_mix": _trend(
         "model.mix_attention",
+        -1,
         "Without skips, the less of attention there is beside the identity, the more is left",
         HE,
         table="residual",
@@ -192,8 +185,9 @@ KNOBS: dict[str, Claim] = {
     "knob_identity_mix_enough": _left_at(
         "model.mix_attention", 0, "Without skips, with little enough attention beside the identity", HE, "residual"
     ),
-    "knob_uniform_mix": _falls(
+    "knob_uniform_mix": _trend(
         "model.mix_uniform",
+        -1,
         "Attention's uniform part, a low-pass filter, makes tokens alike: the less of it there is, the more is left",
         WANG,
         table="residual",
@@ -204,7 +198,7 @@ KNOBS: dict[str, Claim] = {
         source="Saxe et al. 2014, Exact solutions to the nonlinear dynamics of learning",
         table="residual",
         measure=lambda rows: _rank_of_residual_kept(rows_at(rows, "model.values", "orthogonal")),
-        line=HALF,
+        claimed=above(HALF),
         along="model.values",
         is_check=True,
         control=_with_exchanged("model.values", "orthogonal", "free"),
@@ -216,7 +210,7 @@ KNOBS: dict[str, Claim] = {
         source="Zhai et al. 2023, Preventing attention entropy collapse",
         table="dynamics",
         measure=_entropy_kept,
-        line=HALF,
+        claimed=above(HALF),
         along="model.weight_norm",
         control=_with_exchanged("model.weight_norm", "sigma", "none"),
     ),
@@ -226,7 +220,7 @@ KNOBS: dict[str, Claim] = {
         source="Dong et al. 2021, sec. 4.1",
         table="dynamics",
         measure=_least_kept_in_training,
-        line=TENTH,
+        claimed=above(TENTH),
         along="model",
         control=_with_exchanged("model", "transformer", "transformer_no_skip"),
     ),

@@ -8,7 +8,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.claims.claim import Claim, Control
+from rankbench.claims.claim import Claim, Control, below
 
 FORM = "closed form"
 
@@ -37,8 +37,7 @@ def _agrees(
         source=source,
         table="laws",
         measure=partial(_deviation, law=law, relative=relative),
-        side=-1,
-        line=line,
+        claimed=below(line),
         scale="positive",
         learned=None,
         applies=lambda rows: bool((rows.law == law).any()),

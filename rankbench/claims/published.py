@@ -1,6 +1,5 @@
 """The numbers that the papers print, kept beside the code in published.csv."""
 
-from collections.abc import Iterator
 from importlib.resources import files
 
 import pandas as pd
@@ -8,12 +7,15 @@ import pandas as pd
 
 def published(figure: str) -> pd.DataFrame:
     """Published numbers of one figure; columns: source, figure, where (their facet), series, x, value, unit."""
-    with files("rankbench.claims").joinpath("published.csv").open() as opened:
-        table = pd.read_csv(opened)
+    table = _all_published()
     return table[table.figure == figure].reset_index(drop=True)
 
 
-def figures_published() -> Iterator[str]:
+def figures_published() -> list[str]:
     """Names of the figures with numbers in published.csv."""
+    return _all_published().figure.unique().tolist()
+
+
+def _all_published() -> pd.DataFrame:
     with files("rankbench.claims").joinpath("published.csv").open() as opened:
-        yield from pd.read_csv(opened).figure.unique()
+        return pd.read_csv(opened)

@@ -1,7 +1,6 @@
 """Measures and controls of claims that compare the values of one key of a sweep (Claim.along)."""
 
 from collections.abc import Callable
-from functools import partial
 
 import pandas as pd
 from scipy import stats
@@ -65,13 +64,11 @@ def in_reverse(key: str) -> Control:
 
 def from_other_end(key: str, end: int) -> Control:
     """Control for `at_end`: the network at the other end of the sweep, where the knob has no effect."""
-    doctor = partial(_replace_end, key=key, end=end)
-    return Control(
-        f"the network with the {'largest' if end == 0 else 'smallest'} {key} of the sweep in its place", doctor
-    )
 
+    def doctor(rows: pd.DataFrame) -> pd.DataFrame:
+        by_value = rows_by_value(rows, key)
+        values = list(by_value)
+        return by_value[values[-1 - end]].assign(**{key: values[end]})
 
-def _replace_end(rows: pd.DataFrame, key: str, end: int) -> pd.DataFrame:
-    by_value = rows_by_value(rows, key)
-    values = list(by_value)
-    return by_value[values[-1 - end]].assign(**{key: values[end]})
+    which = "largest" if end == 0 else "smallest"
+    return Control(f"the network with the {which} {key} of the sweep in its place", doctor)

@@ -83,9 +83,8 @@ def _dispatch(words: list[str]) -> None:
     else:
         from rankbench.keys import closest
 
-        refuse(
-            "", f"{words[0]}: unknown command{closest(words[0], list(COMMANDS))}; commands are {', '.join(COMMANDS)}"
-        )
+        near = closest(words[0], list(COMMANDS))
+        refuse("", f"{words[0]}: unknown command{near}; commands are {', '.join(COMMANDS)}")
 
 
 def _run(command: str, words: list[str]) -> None:

@@ -22,10 +22,9 @@ def explaining(command: str, words: list[str]) -> Iterator[None]:
     """Turn the errors of Hydra and OmegaConf into ConfigErrors of one line; other errors are bugs of ours and pass."""
     try:
         yield
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(explain(error, command, words)) from None
-    except ValueError as error:
-        if NO_CHOICE not in str(error) and DIGITS not in str(error):
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        is_theirs = isinstance(error, HydraException | OmegaConfBaseException)
+        if not is_theirs and NO_CHOICE not in str(error) and DIGITS not in str(error):
             raise
         raise ConfigError(explain(error, command, words)) from None
 

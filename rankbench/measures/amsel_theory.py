@@ -128,29 +128,20 @@ def majority_vote(dimension: int, heads: int) -> float:
         if heads % 2:
             return below
         half = heads // 2
-        draw = math.exp(
-            special.gammaln(heads + 1)
-            - 2 * special.gammaln(half + 1)
-            + special.xlogy(half, right)
-            + special.xlogy(half, 1 - right)
-        )
-        return below + draw / 2
+        log_draw = special.gammaln(heads + 1) - 2 * special.gammaln(half + 1) + special.xlogy(half, right)
+        return below + math.exp(log_draw + special.xlogy(half, 1 - right)) / 2
 
     return 2 * _mean_over_cosine(wrong, dimension)
 
 
 def _mean_over_cosine(function: Callable[[float], float], dimension: int) -> float:
     """Mean of a function of |u.y| = sin(angle), u and y uniform on S^(d-1): the angle has a density like cos^(d-2)."""
-    norm = special.beta(0.5, (dimension - 1) / 2) / 2
-    mean, _ = integrate.quad(
-        lambda angle: function(math.sin(angle)) * math.cos(angle) ** (dimension - 2),
-        0,
-        math.pi / 2,
-        epsabs=1e-13,
-        epsrel=1e-12,
-        limit=500,
-    )
-    return mean / norm
+
+    def weighted(angle: float) -> float:
+        return function(math.sin(angle)) * math.cos(angle) ** (dimension - 2)
+
+    mean, _ = integrate.quad(weighted, 0, math.pi / 2, epsabs=1e-13, epsrel=1e-12, limit=500)
+    return mean / (special.beta(0.5, (dimension - 1) / 2) / 2)
 
 
 def angle_limit(dimension: int, rank: int) -> float:

@@ -89,10 +89,7 @@ ATTENTION_METRICS: dict[str, Callable[[AttentionMatrices], Tensor]] = {
 
 
 def attention_metrics(
-    p_BHNM: Tensor,
-    visible_NM: Tensor | None = None,
-    lengths_B: Tensor | None = None,
-    floor_BH: Tensor | None = None,
+    p_BHNM: Tensor, visible_NM: Tensor | None = None, lengths_B: Tensor | None = None, floor_BH: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Every metric in ATTENTION_METRICS by column name, each of shape (B, H).
 

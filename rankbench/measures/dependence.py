@@ -114,9 +114,8 @@ def unbiased_hsic(k_NN: Array, l_NN: Array) -> float:
         raise ValueError(f"unbiased_hsic: got {num} observations, wanted at least 4")
     k_N, l_N = k_NN.sum(1) - k_NN.diagonal(), l_NN.sum(1) - l_NN.diagonal()
     trace = np.vdot(k_NN, l_NN) - k_NN.diagonal() @ l_NN.diagonal()
-    return float(trace + k_N.sum() * l_N.sum() / ((num - 1) * (num - 2)) - 2 * (k_N @ l_N) / (num - 2)) / (
-        num * (num - 3)
-    )
+    total = trace + k_N.sum() * l_N.sum() / ((num - 1) * (num - 2)) - 2 * (k_N @ l_N) / (num - 2)
+    return float(total) / (num * (num - 3))
 
 
 def alignment(k_NN: Array, l_NN: Array) -> float:

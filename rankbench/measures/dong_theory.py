@@ -26,8 +26,7 @@ ACTIVATION_LIPSCHITZ = {"relu": 1.0, "gelu": 0.5 * math.erfc(-1.0) + math.exp(-1
 # of those without a closed form the largest slope by root finding, rounded up
 ACTIVATION_LIPSCHITZ |= {"gelu_new": 1.12899306866, "silu": 1.09983932013, "quick_gelu": 1.09983932013}
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Bounds on the residual
+# --- Bounds on the residual ------------------------------------------------------------------------------------------
 
 
 def attention_coefficient(log10_beta: ArrayLike, heads: int, width_qk: int) -> np.ndarray:
@@ -44,12 +43,7 @@ def thm_2_3(log10_beta: ArrayLike, heads: int, width_qk: int, layers: int, log10
 
 
 def cor_3_2(
-    log10_beta: ArrayLike,
-    log10_lambda: ArrayLike,
-    heads: int,
-    width_qk: int,
-    layers: int,
-    log10_residual: ArrayLike,
+    log10_beta: ArrayLike, log10_lambda: ArrayLike, heads: int, width_qk: int, layers: int, log10_residual: ArrayLike
 ) -> np.ndarray:
     """Attention and MLPs: Theorem 2.3 with beta lambda for beta; Cor. 3.2, printed as Theorem 3.2 in the appendix.
 
@@ -144,8 +138,7 @@ def _log(scale: float) -> float:
     return math.log(abs(scale)) if scale else -math.inf
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Paths
+# --- Paths -----------------------------------------------------------------------------------------------------------
 
 
 class PathLengths(NamedTuple):

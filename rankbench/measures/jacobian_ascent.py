@@ -77,14 +77,7 @@ def random_starts(number: int, num_tokens: int, width: int, largest: float, gene
 
 
 def ascend(
-    layer: AttentionLayer,
-    starts_BND: Tensor,
-    p: str,
-    steps: int,
-    lr: float,
-    record_every: int,
-    *,
-    mirror: bool = False,
+    layer: AttentionLayer, starts_BND: Tensor, p: str, steps: int, lr: float, record_every: int, *, mirror: bool = False
 ) -> Ascent:
     """Maximise ||J(X)||_p over inputs with Adam from all starts at once (Kim et al. 2021, app. I: lr .1).
 

@@ -106,6 +106,4 @@ def norms(x: Tensor, batch_axis: int) -> Tensor:
 
 def scores(outputs: Tensor, example: Example) -> list[Score]:
     """The score of each sequence by the example's targets."""
-    return [
-        score(outputs[index : index + 1], example.targets[index : index + 1]) for index in range(example.num_sequences)
-    ]
+    return [score(*pair) for pair in zip(outputs.split(1), example.targets.split(1), strict=True)]

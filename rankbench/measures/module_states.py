@@ -8,8 +8,10 @@ submodule that runs several times (shared layers) counts each time.
 Shapes: B sequence, N token, D width.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -31,44 +33,29 @@ class Run(NamedTuple):
     time: int
 
 
-class _Hooks:
-    """Follows the runs of all submodules in a forward pass. seen(run, input, output): called at the end of each run
-    that is given and returns a tensor of floats."""
+@contextmanager
+def _following(module: nn.Module, seen: Callable[[Run, Tensor, Tensor], None]) -> Iterator[list[Run]]:
+    """Follow all submodules in a forward pass; yields the runs that are going on. seen(run, input, output): called at
+    the end of each run that is given and returns a tensor of floats."""
+    running: list[Run] = []
+    counts: Counter[str] = Counter()
 
-    def __init__(self, module: nn.Module, seen: Callable[[Run, Tensor, Tensor], None]) -> None:
-        self.module, self.seen = module, seen
-        self.running: list[Run] = []
-        self.counts: dict[str, int] = {}
+    def enter(name: str, *_: Any) -> None:
+        running.append(Run(name, counts[name]))
+        counts[name] += 1
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        handles = []
-        for name, submodule in self.module.named_modules():
+    def leave(_: nn.Module, *given_and_result: Any) -> None:
+        *given, result = given_and_result
+        run, ends = running.pop(), [[x for x in tensors_in(part) if x.is_floating_point()] for part in (given, result)]
+        if all(ends):
+            seen(run, ends[0][0], ends[1][0])
+
+    with ExitStack() as hooks:
+        for name, submodule in module.named_modules():
             if name:
-                handles.append(submodule.register_forward_pre_hook(self._entering(name)))
-                handles.append(submodule.register_forward_hook(self._leave, with_kwargs=True))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _entering(self, name: str) -> Callable:
-        def enter(module: nn.Module, args: Any) -> None:
-            self.running.append(Run(name, self.counts.get(name, 0)))
-            self.counts[name] = self.counts.get(name, 0) + 1
-
-        return enter
-
-    def _leave(self, module: nn.Module, args: tuple, kwargs: dict, result: Any) -> None:
-        run = self.running.pop()
-        inputs, outputs = _first_floats((args, kwargs)), _first_floats(result)
-        if inputs is not None and outputs is not None:
-            self.seen(run, inputs, outputs)
-
-
-def _first_floats(x: Any) -> Tensor | None:
-    return next((tensor for tensor in tensors_in(x) if tensor.is_floating_point()), None)
+                hooks.callback(submodule.register_forward_pre_hook(partial(enter, name)).remove)
+                hooks.callback(submodule.register_forward_hook(leave, with_kwargs=True).remove)
+        yield running
 
 
 @torch.no_grad()
@@ -82,14 +69,12 @@ def layers_of(module: nn.Module, example: Example) -> list[Run]:
         if x.shape == y.shape and x.dim() == 3:
             ends[run] = x, y
 
-    hooks = _Hooks(module, seen)
-
     def watch(call: AttentionCall) -> None:
-        holders.setdefault(call.depth, []).append(list(hooks.running))
-        for run in hooks.running:
+        holders.setdefault(call.depth, []).append(list(running))
+        for run in running:
             depths.setdefault(run, set()).add(call.depth)
 
-    with hooks.attached():
+    with _following(module, seen) as running:
         tap(module, watch, *example.args, **example.kwargs)
     if not holders:
         raise ConfigError(f"{type(module).__name__}: made no attention call that the tape knows; covered: {COVERED}")
@@ -123,7 +108,7 @@ def states_of(module: nn.Module, layers: list[Run], example: Example) -> list[Te
         if run in layers:
             states[run] = y
 
-    with _Hooks(module, seen).attached():
+    with _following(module, seen):
         module(*example.args, **example.kwargs)
     return [states[None], *(states[run] for run in layers)]
 

@@ -13,7 +13,7 @@ Shapes: B batch, N token, D width, H head, K head width, F MLP width, L layer, P
 import copy
 import functools
 from itertools import combinations, pairwise, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -191,9 +191,8 @@ class FrozenNetwork:
             frozen = [FrozenSublayer.of(step, mlp) for step in steps]
             starts = [number for number, step in enumerate(steps) if step.sublayer.kind == "attention"]
             self.embedding_BND, last_BND = steps[0].input_BND, steps[-1].output_BND
-            self.state_BND, self.last_scale_BN1 = (
-                (last_BND, None) if self.last_norm is None else self.last_norm.with_scale(last_BND)
-            )
+            norm = self.last_norm
+            self.state_BND, self.last_scale_BN1 = (last_BND, None) if norm is None else norm.with_scale(last_BND)
         self.layers = [frozen[begin:end] for begin, end in pairwise([*starts, len(frozen)])]
 
     @torch.no_grad()
@@ -362,11 +361,10 @@ def sums_of_groups(network: FrozenNetwork | RecomputedNetwork, groups: list[np.n
             )
             if layer < len(tree.children) - 1:
                 states_PBND = torch.cat(list(after))
+        part_GBND = sums_GBND[:, sequences]
         for counts_of_choice, leaves_PBND in zip(last_counts, after, strict=True):
-            sums_GBND[:, sequences] += torch.sparse.mm(counts_of_choice, leaves_PBND.flatten(1)).view_as(
-                sums_GBND[:, sequences]
-            )
-        sums_GBND[:, sequences] = network.finish(sums_GBND[:, sequences], sequences)
+            part_GBND += torch.sparse.mm(counts_of_choice, leaves_PBND.flatten(1)).view_as(part_GBND)
+        sums_GBND[:, sequences] = network.finish(part_GBND, sequences)
     return sums_GBND
 
 
@@ -389,40 +387,27 @@ def all_paths(layers: int, heads: int, length: int, skip: bool = True) -> np.nda
     """Every path of this length, (P, L), in lexicographic order."""
     paths = np.zeros((num_paths(layers, heads, length, skip), layers), dtype=np.int64)
     if len(paths):
-        choices = np.array(list(product(range(1, heads + 1), repeat=length)), dtype=np.int64).reshape(
-            heads**length, length
-        )
+        choices = np.array(list(product(range(1, heads + 1), repeat=length)), dtype=np.int64)
         for number, used in enumerate(combinations(range(layers), length)):
             paths[number * len(choices) : (number + 1) * len(choices), list(used)] = choices
     return paths[np.lexsort(paths.T[::-1])]
 
 
 def sample_paths(
-    layers: int,
-    heads: int,
-    length: int,
-    number: int,
-    generator: torch.Generator,
-    *,
-    replacement: bool,
-    skip: bool = True,
+    layers: int, heads: int, length: int, number: int, generator: torch.Generator, replacement: bool, skip: bool = True
 ) -> np.ndarray:
     """Paths of this length, (P, L), uniform over all of them; without replacement at most all of them."""
     count = num_paths(layers, heads, length, skip)
     if count == 0 or (not replacement and count <= number):
         return all_paths(layers, heads, length, skip)
-    drawn: dict[tuple[int, ...], None] | list = [] if replacement else {}
+    drawn: dict[Any, list[int]] = {}  # by number, or by path, which then none repeats; a set would lose their order
     while len(drawn) < number:
         # a uniform set of layers and independent uniform heads make a uniform path
         path = torch.zeros(layers, dtype=torch.int64)
         used = torch.randperm(layers, generator=generator)[:length]
         path[used] = torch.randint(1, heads + 1, (length,), generator=generator)
-        key = tuple(path.tolist())
-        if replacement:
-            drawn.append(key)
-        else:
-            drawn[key] = None  # dict, because a set would lose the order of drawing
-    return np.array(list(drawn), dtype=np.int64).reshape(number, layers)
+        drawn[len(drawn) if replacement else tuple(path.tolist())] = path.tolist()
+    return np.array(list(drawn.values()), dtype=np.int64).reshape(number, layers)
 
 
 def read_out(network: Network, states: Tensor, readout: str) -> Tensor:

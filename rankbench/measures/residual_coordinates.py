@@ -186,8 +186,7 @@ def log_lemma_constant(sublayer: Sublayer) -> float:
     return (4 * beta * module.heads / math.sqrt(module.head_width)).log().item()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Into residual coordinates, and sums in them
+# --- Into residual coordinates, and sums in them ---------------------------------------------------------------------
 
 
 def residual_coordinates(x_BND: Tensor, present_BN: Tensor | None = None) -> State:
@@ -244,8 +243,7 @@ def _times(x: Scaled, w: Tensor, bias: Tensor | None = None) -> Scaled:
     return product if bias is None else _sum(product, _scaled(bias.expand_as(product.matrix_BND)))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The parts of a network
+# --- The parts of a network ------------------------------------------------------------------------------------------
 
 
 def through_sublayer(state: State, sublayer: Sublayer, present_BN: Tensor | None = None) -> State:
@@ -433,11 +431,8 @@ def _smooth_change(name: str, z: Tensor, log_scale: Tensor, d: Tensor, log_z: Te
     stands.
     """
     scale, z, act = log_scale.exp(), torch.as_tensor(log_z).exp() * z, ACTIVATIONS[name]
-    points, weights = np.polynomial.legendre.leggauss(10)
-    slope = sum(
-        weight / 2 * SLOPES[name](z + (1 + point) / 2 * scale * d)
-        for point, weight in zip(points, weights, strict=True)
-    )
+    rule = zip(*np.polynomial.legendre.leggauss(10), strict=True)
+    slope = sum(weight / 2 * SLOPES[name](z + (1 + point) / 2 * scale * d) for point, weight in rule)
     return torch.where((scale * d).abs() <= 1, d * slope, (act(z + scale * d) - act(z)) / scale)
 
 

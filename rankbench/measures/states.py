@@ -7,22 +7,14 @@ Shapes: B batch, N token, D width, R singular value (R = min(N, D)).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rankbench.measures.norms import (
-    Spectrum,
-    composite_norm,
-    euclidean_norm,
-    frobenius_norm,
-    inf_norm,
-    one_norm,
-    own_rounding,
-    residual_matrix,
-)
+from rankbench.measures import norms
+from rankbench.measures.norms import Spectrum
 
 # The rounding error of a residual in its units, the same relative to the matrix, and whether the residual is no larger.
 # Below its floor neither the residual nor any other metric in OF_RESIDUAL is a measurement.
@@ -46,7 +38,7 @@ class States:
 
     @classmethod
     def of(cls, x_BND: Tensor) -> "States":
-        residual_BND = residual_matrix(x_BND)
+        residual_BND = norms.residual_matrix(x_BND)
         return cls(x_BND, residual_BND, Spectrum.of(x_BND), Spectrum.of(residual_BND), _over_pairs(x_BND))
 
     def relative(self, norm: Callable[[Tensor], Tensor]) -> Tensor:
@@ -56,8 +48,8 @@ class States:
 
 def _high_frequency_energy(states: States) -> Tensor:
     """||R||_F / ||1 x^T||_F, all frequencies over the zero frequency; inf if the tokens' mean is zero."""
-    of_mean_B = math.sqrt(states.x_BND.shape[-2]) * euclidean_norm(states.x_BND.mean(-2))
-    return frobenius_norm(states.residual_BND) / of_mean_B
+    of_mean_B = math.sqrt(states.x_BND.shape[-2]) * norms.euclidean_norm(states.x_BND.mean(-2))
+    return norms.frobenius_norm(states.residual_BND) / of_mean_B
 
 
 def _participation_ratio(states: States) -> Tensor:
@@ -71,7 +63,7 @@ def _mean_cosine(x_BND: Tensor) -> Tensor:
 
     Pairs with a zero token have no angle and are left out.
     """
-    norm_BN1 = euclidean_norm(x_BND).unsqueeze(-1)
+    norm_BN1 = norms.euclidean_norm(x_BND).unsqueeze(-1)
     unit_BND = x_BND / torch.where(norm_BN1 > 0, norm_BN1, 1)
     count_B = (norm_BN1 > 0).sum((-2, -1)).to(x_BND.dtype)
     # sum over i != j of u_i . u_j = ||sum_i u_i||^2 - sum_i ||u_i||^2: no N x N matrix.
@@ -85,7 +77,7 @@ def _over_pairs(x_BND: Tensor) -> tuple[Tensor, Tensor]:
     above_NN = torch.ones(x_BND.shape[1], x_BND.shape[1], dtype=torch.bool, device=x_BND.device).triu(1)
     parts = []
     for sequences in x_BND.split(max(1, COSINES_AT_A_TIME // above_NN.numel())):
-        norm_BN1 = euclidean_norm(sequences).unsqueeze(-1)
+        norm_BN1 = norms.euclidean_norm(sequences).unsqueeze(-1)
         unit_BND = sequences / torch.where(norm_BN1 > 0, norm_BN1, 1)
         counts_BNN = (norm_BN1 > 0) & (norm_BN1 > 0).mT & above_NN
         cosine_BNN = unit_BND @ unit_BND.mT
@@ -98,7 +90,7 @@ def _over_pairs(x_BND: Tensor) -> tuple[Tensor, Tensor]:
 
 def _mean_cosine_centred(states: States) -> Tensor:
     """Mean cosine of the tokens seen from their mean; -1 / (N - 1) when all are equally far from it."""
-    norm_BN1 = euclidean_norm(states.residual_BND).unsqueeze(-1)
+    norm_BN1 = norms.euclidean_norm(states.residual_BND).unsqueeze(-1)
     # A token at the mean is there up to rounding only, and rounding error has no direction: it is left out.
     rounding_B11 = states.x_BND.shape[-2] * torch.finfo(states.x_BND.dtype).eps * norm_BN1.amax(-2, keepdim=True)
     return _mean_cosine(states.residual_BND.masked_fill(norm_BN1 <= rounding_B11, 0))
@@ -106,12 +98,12 @@ def _mean_cosine_centred(states: States) -> Tensor:
 
 # Column name -> formula, shape (B,). R = X - 1 x^T is the residual from the token mean x.
 STATE_METRICS: dict[str, Callable[[States], Tensor]] = {
-    "relative_residual": lambda states: states.relative(composite_norm),  # Dong et al. 2021, sec. 2.2 and 4.1
-    "residual": lambda states: composite_norm(states.residual_BND),  # units of X; bounded by Dong et al., Theorem 2.2
-    "relative_residual_l1": lambda states: states.relative(one_norm),  # the first factor of the composite norm
-    "relative_residual_linf": lambda states: states.relative(inf_norm),  # the second factor
-    "relative_residual_frobenius": lambda states: states.relative(frobenius_norm),  # in [0, 1]
-    "residual_frobenius": lambda states: frobenius_norm(states.residual_BND),  # units of X
+    "relative_residual": lambda states: states.relative(norms.composite_norm),  # Dong et al. 2021, sec. 2.2 and 4.1
+    "residual": lambda states: norms.composite_norm(states.residual_BND),  # units of X; bounded by Dong et al., Thm 2.2
+    "relative_residual_l1": lambda states: states.relative(norms.one_norm),  # the first factor of the composite norm
+    "relative_residual_linf": lambda states: states.relative(norms.inf_norm),  # the second factor
+    "relative_residual_frobenius": lambda states: states.relative(norms.frobenius_norm),  # in [0, 1]
+    "residual_frobenius": lambda states: norms.frobenius_norm(states.residual_BND),  # units of X
     "high_frequency_energy": _high_frequency_energy,  # Wang et al. 2022, Anti-oversmoothing in vision transformers
     "stable_rank": lambda states: states.spectrum.stable_rank,
     "stable_rank_gram": lambda states: states.spectrum.of_gram.stable_rank,  # sum s^4 / s_1^4
@@ -145,7 +137,7 @@ def _values(x_BND: Tensor) -> dict[str, Tensor]:
     check_floats("x_BND", x_BND, ("B", "N", "D"))
     states = States.of(x_BND)
     values = {name: formula(states) for name, formula in STATE_METRICS.items()}
-    return values | {"own_rounding": own_rounding(x_BND)}
+    return values | {"own_rounding": norms.own_rounding(x_BND)}
 
 
 def check_floats(name: str, x: Tensor, axes: tuple[str, ...]) -> None:
@@ -159,10 +151,7 @@ def check_floats(name: str, x: Tensor, axes: tuple[str, ...]) -> None:
 
 
 def per_length(
-    compute: Callable[[Tensor], dict[str, Tensor]],
-    batch: Tensor,
-    lengths_B: Tensor | None,
-    axes: tuple[int, ...] = (1,),
+    compute: Callable[[Tensor], dict[str, Tensor]], batch: Tensor, lengths_B: Tensor | None, axes: Sequence[int] = (1,)
 ) -> dict[str, Tensor]:
     """`compute` on a padded batch: the sequences of each length by themselves, their absent tokens cut off.
 
@@ -183,7 +172,7 @@ def per_length(
 
 
 def value_per_length(
-    measure: Callable[[Tensor], Tensor], batch: Tensor, lengths_B: Tensor | None, axes: tuple[int, ...] = (1,)
+    measure: Callable[[Tensor], Tensor], batch: Tensor, lengths_B: Tensor | None, axes: Sequence[int] = (1,)
 ) -> Tensor:
     """`per_length` of a single number for each sequence."""
     return per_length(lambda sequences: {"": measure(sequences)}, batch, lengths_B, axes)[""]

@@ -194,20 +194,15 @@ class Heads(nn.Module):
     def _mixed(self, p_BHNM: Tensor, seen_NM: Tensor | None) -> Tensor:
         mixed_BHNM = self.mix["attention"] * p_BHNM
         if self.mix["identity"]:
-            mixed_BHNM = mixed_BHNM + self.mix["identity"] * torch.eye(
-                p_BHNM.shape[-1], dtype=p_BHNM.dtype, device=p_BHNM.device
-            )
+            eye_NM = torch.eye(p_BHNM.shape[-1], dtype=p_BHNM.dtype, device=p_BHNM.device)
+            mixed_BHNM = mixed_BHNM + self.mix["identity"] * eye_NM
         if self.mix["uniform"]:
             seen_NM = p_BHNM.new_ones(p_BHNM.shape[-2:]) if seen_NM is None else seen_NM.to(p_BHNM.dtype)
             mixed_BHNM = mixed_BHNM + self.mix["uniform"] * (seen_NM / seen_NM.sum(-1, keepdim=True))
         return mixed_BHNM
 
     def forward(
-        self,
-        x_BND: Tensor,
-        present_BN: Tensor | None = None,
-        dropout_BHNM: Tensor | None = None,
-        kernel: str = "table",
+        self, x_BND: Tensor, present_BN: Tensor | None = None, dropout_BHNM: Tensor | None = None, kernel: str = "table"
     ) -> Tensor:
         """The layer's output, (B, N, D).
 
@@ -233,10 +228,6 @@ class Heads(nn.Module):
         p_BHNM = weights_BHNM if dropout_BHNM is None else weights_BHNM * dropout_BHNM
         mixing_BHNM = self.mixing(p_BHNM, seen_NM, gains_BHM)
         return {"weights_BHNM": weights_BHNM, "mixing_BHNM": mixing_BHNM, "mixed_BHNK": mixing_BHNM @ v_BHNK}
-
-    def by_head(self, mixed_BHNK: Tensor) -> Tensor:
-        """Contribution of each head to the layer's output, without the bias; (B, H, N, D)."""
-        return mixed_BHNK @ self.maps_as_applied().w_o_HKD
 
     def _fuses(self, x_BND: Tensor) -> bool:
         plain = self.fusible and not (self.mix["identity"] or self.mix["uniform"])

@@ -1,11 +1,11 @@
-"""A network of ours without anything but plain softmax heads, for closed forms that speak of nothing else."""
+"""Networks of ours without anything but plain softmax heads, for closed forms that speak of nothing else."""
 
 import dataclasses
 
 import torch
 
 from rankbench.config import ModelConfig
-from rankbench.model.transformer import Transformer
+from rankbench.model.transformer import Transformer, initialise
 
 # The keys of one plain softmax head of full rank, without a skip; they replace those of the given model.
 BARE = {"heads": 1, "head_width": None, "value_width": None, "kv_groups": None, "latent_width": None}
@@ -16,6 +16,7 @@ BARE |= {"norm_kind": "layernorm", "norm_affine": True, "bias": False, "dropout"
 BARE |= {"embedding_norm": False, "read_in": "identity", "read_out": "identity", "init": "pytorch"}
 BARE |= {"attention_init": None, "mlp_gain": 1.0, "values": "free", "weight_norm": "none"}
 BARE |= {"init_gain": 3**0.5}  # times U(+-1/sqrt(d)): every matrix has entries of variance 1/d
+UNIFORM = {"mix_attention": 0.0, "mix_uniform": 1.0}  # every query averages the tokens that it sees
 
 
 def bare_network(cfg: ModelConfig, num_inputs: int, num_outputs: int, tokens: int, **keys: object) -> Transformer:
@@ -26,3 +27,18 @@ def bare_network(cfg: ModelConfig, num_inputs: int, num_outputs: int, tokens: in
         sizes = {"num_inputs": num_inputs, "num_outputs": num_outputs, "length": tokens}
         network = Transformer(changed, input_kind="coordinates", **sizes)
     return network.to_empty(device="cpu").double().requires_grad_(False)
+
+
+def drawn_network(cfg: ModelConfig, generator: torch.Generator, tokens: int, width: int, **keys: object) -> Transformer:
+    """The same on states of this width, drawn from the generator."""
+    network = bare_network(cfg, width, width, tokens, width=width, **keys)
+    initialise(network, generator)
+    return network
+
+
+def with_identity_values(network: Transformer) -> Transformer:
+    """The network with W_V = W_O = 1 in every layer."""
+    for attention in network.attentions:
+        for weight in (attention.qkv.weight.split(attention.rows)[-1], attention.out.weight):
+            weight.copy_(torch.eye(len(weight)))
+    return network

@@ -24,14 +24,7 @@ class Lstm(Padded, nn.Module):
     vectorised: ClassVar[bool] = False
 
     def __init__(
-        self,
-        cfg: ModelConfig,
-        *,
-        input_kind: str,
-        num_inputs: int,
-        num_outputs: int,
-        length: int,
-        padded: bool = False,
+        self, cfg: ModelConfig, *, input_kind: str, num_inputs: int, num_outputs: int, length: int, padded: bool = False
     ) -> None:
         super().__init__()
         if input_kind != "tokens":
@@ -57,9 +50,8 @@ class Lstm(Padded, nn.Module):
                 # cuDNN copies weights that are not contiguous, such as those of one of several stacked seeds
                 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
                 # nn.LSTM's own forward, but for its moving the weights to one block of CUDA's memory: they are views
-                x_BND, *_ = torch.lstm(
-                    x_BND, (zeros_1BD, zeros_1BD), weights, True, 1, 0.0, layer.training, False, True
-                )
+                start = (zeros_1BD, zeros_1BD)
+                x_BND, *_ = torch.lstm(x_BND, start, weights, True, 1, 0.0, layer.training, False, True)
             if dropout is not None:
                 x_BND = x_BND * dropout[f"layers.{index}.output"]
         return self.read_out(x_BND)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple, Protocol, TypeVar
 
 from torch import Tensor, nn
@@ -244,33 +245,10 @@ class Reduced(Network):
     sublayers: tuple[Sublayer, ...]
     last_norm: NormPart | None
 
-    @property
-    def name(self) -> str:
-        return self.whole.name
-
-    @property
-    def width(self) -> int:
-        return self.whole.width
-
-    @property
-    def read_out(self) -> nn.Module:
-        return self.whole.read_out
-
-    @property
-    def norm_kind(self) -> str:
-        return self.whole.norm_kind
-
-    def embed(self, inputs: Tensor) -> Tensor:
-        return self.whole.embed(inputs)
-
-    def present(self, inputs: Tensor) -> Tensor | None:
-        return self.whole.present(inputs)
-
-    def counted(self, inputs: Tensor) -> Tensor | None:
-        return self.whole.counted(inputs)
-
-    def num_tokens(self, inputs: Tensor) -> int:
-        return self.whole.num_tokens(inputs)
+    name, width = property(attrgetter("whole.name")), property(attrgetter("whole.width"))
+    norm_kind, read_out = property(attrgetter("whole.norm_kind")), property(attrgetter("whole.read_out"))
+    embed, present = property(attrgetter("whole.embed")), property(attrgetter("whole.present"))
+    counted, num_tokens = property(attrgetter("whole.counted")), property(attrgetter("whole.num_tokens"))
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Outputs (B, N, C)."""
@@ -285,11 +263,8 @@ def without(network: Network, *, skip: bool = False, mlp: bool = False, norm: bo
     changes = {"skip": 0.0} if skip else {}
     changes |= {"norm": None, "place": "none"} if norm else {}
     kept = (sublayer for sublayer in network.sublayers if not (mlp and sublayer.kind == "mlp"))
-    return Reduced(
-        network,
-        tuple(sublayer._replace(**changes) for sublayer in kept),
-        None if norm else network.last_norm,
-    )
+    sublayers = tuple(sublayer._replace(**changes) for sublayer in kept)
+    return Reduced(network, sublayers, None if norm else network.last_norm)
 
 
 class Step(NamedTuple):

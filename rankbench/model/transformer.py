@@ -5,6 +5,7 @@ Shapes: B batch, N token, D width, H head, C classes or output dimensions, F hid
 
 import functools
 import math
+from operator import attrgetter
 from typing import ClassVar
 
 import torch
@@ -50,9 +51,8 @@ class Norm(nn.Module):
     def with_scale(self, x_BND: Tensor) -> tuple[Tensor, Tensor]:
         """The normed tokens and their `scale`."""
         if self.kind == "layernorm":  # the kernel returns the scale
-            normed_BND, _, scale_BN1 = torch.native_layer_norm(
-                x_BND, (self.width,), self.weight, self.shift, self.epsilon
-            )
+            learned = (self.weight, self.shift)
+            normed_BND, _, scale_BN1 = torch.native_layer_norm(x_BND, (self.width,), *learned, self.epsilon)
             return normed_BND, scale_BN1
         return self(x_BND), self.scale(x_BND)
 
@@ -133,14 +133,7 @@ class Transformer(Padded, Network, nn.Module):
     vectorised: ClassVar[bool] = True  # vmap can run many seeds side by side
 
     def __init__(
-        self,
-        cfg: ModelConfig,
-        *,
-        input_kind: str,
-        num_inputs: int,
-        num_outputs: int,
-        length: int,
-        padded: bool = False,
+        self, cfg: ModelConfig, *, input_kind: str, num_inputs: int, num_outputs: int, length: int, padded: bool = False
     ) -> None:
         super().__init__()
         self.cfg, self.input_kind, self.padded = cfg, input_kind, padded
@@ -210,12 +203,10 @@ class Transformer(Padded, Network, nn.Module):
         cfg = self.cfg
         skips = {"attention": cfg.skip_scale if cfg.skip else 0.0, "mlp": cfg.skip_scale if cfg.mlp_skip else 0.0}
         return tuple(
-            Sublayer(
-                layer, kind, getattr(block, kind), getattr(block, f"{kind}_norm"), cfg.norm, skip, cfg.branch_scale
-            )
+            Sublayer(layer, kind, part, getattr(block, f"{kind}_norm"), cfg.norm, skip, cfg.branch_scale)
             for layer, block in enumerate(self.blocks, 1)
             for kind, skip in skips.items()
-            if getattr(block, kind) is not None
+            if (part := getattr(block, kind)) is not None
         )
 
     @property
@@ -223,13 +214,7 @@ class Transformer(Padded, Network, nn.Module):
         """Name of the model in tables and figures."""
         return self.cfg.name
 
-    @property
-    def width(self) -> int:
-        return self.cfg.width
-
-    @property
-    def norm_kind(self) -> str:
-        return self.cfg.norm_kind
+    width, norm_kind = property(attrgetter("cfg.width")), property(attrgetter("cfg.norm_kind"))
 
     def forward(self, inputs: Tensor, dropout: dict[str, Tensor] | None = None, kernel: str = "fused") -> Tensor:
         """Outputs (B, N, C). dropout: masks by name, from model.dropout; None turns dropout off. kernel: as in
@@ -324,13 +309,10 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
                 maps = _maps(model, name)
                 for weight in free_weight(module).split(maps):
                     fan_out, fan_in = weight.shape
+                    limit = {"pytorch": fan_in**-0.5, "glorot": math.sqrt(6 / (fan_in + fan_out))}.get(scheme)
                     if model.cfg.attention_init is not None and ".attention." in name:
                         limit = model.cfg.attention_init / math.sqrt(model.cfg.width)
-                        weight.uniform_(-limit, limit, generator=generator)
-                    elif scheme == "pytorch":
-                        weight.uniform_(-(fan_in**-0.5), fan_in**-0.5, generator=generator)
-                    elif scheme == "glorot":
-                        limit = math.sqrt(6 / (fan_in + fan_out))
+                    if limit is not None:
                         weight.uniform_(-limit, limit, generator=generator)
                     else:
                         writes = scheme == "scaled" and name.endswith(("attention.out", "mlp.down"))

@@ -18,17 +18,7 @@ import torch
 from rankbench.config import BaseConfig
 from rankbench.keys import ConfigError
 
-RECORDED_PACKAGES = (
-    "rankbench",
-    "torch",
-    "numpy",
-    "pandas",
-    "scipy",
-    "hydra-core",
-    "omegaconf",
-    "safetensors",
-    "matplotlib",
-)
+PACKAGES = ("rankbench", "torch", "numpy", "pandas", "scipy", "hydra-core", "omegaconf", "safetensors", "matplotlib")
 
 # In the messages of torch's errors of allocation
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
@@ -81,7 +71,7 @@ class Machine:
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "command": sys.argv if command is None else command,
             "python": platform.python_version(),
-            "packages": {name: _version(name) for name in RECORDED_PACKAGES},
+            "packages": {name: _version(name) for name in PACKAGES},
             "git": git_state(),
             "platform": platform.platform(),
             "device": str(self.device),

@@ -127,7 +127,7 @@ class Run:
         new = dataclasses.asdict(cfg)
         if (self.folder / "config.yaml").exists():
             old = self._plain_config()
-            for key, (was, now) in sorted(_differences(old, new).items()):
+            for key, (was, now) in sorted(differences(old, new).items()):
                 if key.split(".")[0] not in FREE_KEYS:
                     raise ConfigError(
                         f"{key}={now}: the run in {self.folder} was begun with {key}={was}; "
@@ -298,12 +298,11 @@ def _digest(tensors: dict[str, torch.Tensor], facts: str) -> str:
     return digest.hexdigest()
 
 
-def _differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
+def differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
+    """By dotted key the old and the new value where two configs differ."""
     if isinstance(old, dict) and isinstance(new, dict):
-        differences = {}
-        for name in sorted(old.keys() | new.keys()):
-            differences |= _differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
-        return differences
+        parts = [differences(old.get(name), new.get(name), f"{key}.{name}" if key else name) for name in old | new]
+        return dict(item for part in parts for item in part.items())
     return {} if old == new else {key: (old, new)}
 
 

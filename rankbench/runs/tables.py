@@ -126,9 +126,9 @@ def thinned(wide: pd.DataFrame, most: int = 13) -> pd.DataFrame:
 
 def markdown(table: pd.DataFrame) -> str:
     """The table as GitHub's Markdown."""
-    marks = {"\\": "\\\\", "|": "\\|", "<": "&lt;", ">": "&gt;", "\n": " ", "\r": " "}
+    marks = str.maketrans({"\\": "\\\\", "|": "\\|", "<": "&lt;", ">": "&gt;", "\n": " ", "\r": " "})
     lines = [[str(name) for name in table.columns], ["---"] * table.shape[1], *_cells(table)]
-    return "".join("| " + " | ".join(_replaced(cell, marks) for cell in line) + " |\n" for line in lines)
+    return "".join("| " + " | ".join(cell.translate(marks) for cell in line) + " |\n" for line in lines)
 
 
 def latex(table: pd.DataFrame) -> str:
@@ -139,7 +139,7 @@ def latex(table: pd.DataFrame) -> str:
     sides = "".join("r" if pd.api.types.is_numeric_dtype(table[name]) else "l" for name in table.columns)
 
     def line(cells: list[str]) -> str:
-        return " & ".join(_replaced(cell, marks) for cell in cells) + r" \\"
+        return " & ".join(cell.translate(str.maketrans(marks)) for cell in cells) + r" \\"
 
     rows = [line(cells) for cells in _cells(table)]
     body = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule", line([str(name) for name in table.columns]), r"\midrule"]
@@ -155,7 +155,3 @@ def short(value: Any) -> str:
 
 def _cells(table: pd.DataFrame) -> list[list[str]]:
     return [[short(value) for value in row] for row in table.itertuples(index=False, name=None)]
-
-
-def _replaced(text: str, marks: dict[str, str]) -> str:
-    return "".join(marks.get(letter, letter) for letter in text)

@@ -214,8 +214,7 @@ def _batch(lines: list[str], numbers: dict[str, int], limit: int, split: str) ->
     return Batch(inputs_BN, targets_BN)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The generated corpus: a grammar in which a verb agrees with its subject across a clause
+# --- The generated corpus: a grammar in which a verb agrees with its subject across a clause -------------------------
 
 DETERMINERS = {"one": ("a", "the", "this", "every"), "many": ("some", "the", "these", "two")}
 ADJECTIVES = ("small", "old", "quiet", "clever", "hungry", "green")

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankbench.keys import ConfigError, unknown
+from rankbench.keys import ConfigError, check_known
 
 SPLITS = ("train", "valid", "test")
 PATIENCE = 30  # seconds without an answer until a download fails
@@ -73,8 +73,7 @@ def fetch(corpus: str, folder: Path) -> None:
     """
     import pooch
 
-    if corpus not in CORPORA:
-        raise ConfigError(unknown("corpus", corpus, CORPORA))
+    check_known("corpus", [corpus], CORPORA)
     pooch.get_logger().setLevel(logging.WARNING)
     source, downloader = CORPORA[corpus], pooch.HTTPDownloader(timeout=PATIENCE)
     for split, sha256 in source.sha256.items():

@@ -68,11 +68,9 @@ class Memorization:
         return [] if self.path is None else [Path(self.path)]
 
     def sample(self, num_sequences: int, generator: torch.Generator) -> Batch:
-        sentences = (
-            self._generated(num_sequences, generator) if self.path is None else self._read(num_sequences, generator)
-        )
+        draw = self._generated if self.path is None else self._read
         inputs_BN = torch.full((num_sequences, self.length), ABSENT)
-        for row_N, tokens in zip(inputs_BN, sentences, strict=True):
+        for row_N, tokens in zip(inputs_BN, draw(num_sequences, generator), strict=True):
             row_N[: len(tokens)] = torch.as_tensor(tokens[: self.length])
         targets_BN = torch.randint(self.classes, inputs_BN.shape, generator=generator)
         return Batch(inputs_BN, targets_BN.masked_fill_(inputs_BN == ABSENT, ABSENT))

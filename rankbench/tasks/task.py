@@ -25,12 +25,11 @@ class Batch:
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Batch":
         """Move to `device`, coordinates in `dtype`; tokens and classes stay integers."""
         later = torch.device(device).type == "cuda"  # the host goes on; memory that it reads must not come late
-        return Batch(
-            *(
-                x.to(device, dtype if x.is_floating_point() else None, non_blocking=later)
-                for x in (self.inputs, self.targets)
-            )
-        )
+
+        def moved(x: Tensor) -> Tensor:
+            return x.to(device, dtype if x.is_floating_point() else None, non_blocking=later)
+
+        return Batch(moved(self.inputs), moved(self.targets))
 
     def __getitem__(self, index: Any) -> "Batch":
         return Batch(self.inputs[index], self.targets[index])

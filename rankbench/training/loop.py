@@ -54,24 +54,9 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
             raise ConfigError(f"{run.folder / 'summary.json'}: not the summary of seeds {seeds}; train the run again")
         return summary
     run.begin(cfg, machine.record(command))
-    try:
-        training = Training(cfg, build_task(cfg.task), machine, seeds)
-    except (MemoryError, RuntimeError):  # its sizes
-        rows = [{"seed": seed, "status": "training", "steps": 0} for seed in seeds]
-        write_json(run.folder / "summary.json", {"format": FORMAT, "status": "failed", "seeds": rows})
-        raise
-    resumed = run.state()
-    if resumed is not None:
-        try:
-            training.restore(*resumed)
-        except NOT_A_STATE as error:
-            raise ConfigError(
-                f"{run.folder}/training_state.safetensors: not a state of this training ({type(error).__name__}: "
-                f"{str(error)[:100]}); remove it to train the run from the beginning"
-            ) from None
-        log.info("continuing %s at step %d", run.folder, training.progress.step)
-    upto = training.progress.step if resumed is not None else -1
-    counted = training.progress.rows
+    training = _opened(cfg, run, machine, seeds)
+    resumed = training.saved_step is not None
+    upto, counted = training.progress.step if resumed else -1, training.progress.rows
     metrics = StepsFile(run.folder / "metrics.csv", METRICS, upto, counted)
     watched = StepsFile(run.folder / "layers.csv", DYNAMICS, upto, counted) if cfg.trainer.dynamics_every else None
     events = EventFiles(run.folder, seeds, training.progress.step) if cfg.trainer.tensorboard else None
@@ -101,7 +86,7 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
             machine.finish()
             training.progress.seconds = before + time.perf_counter() - began
 
-        if resumed is None:
+        if not resumed:
             log_rows(training.evaluate())
             if watched is not None:
                 with training.paused():
@@ -137,6 +122,26 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
         write_json(run.folder / "summary.json", summary)
     run.drop_state()
     return summary
+
+
+def _opened(cfg: TrainConfig, run: Run, machine: Machine, seeds: list[int]) -> Training:
+    """The training of the run's seeds, at the run's checkpoint if it has one."""
+    try:
+        training = Training(cfg, build_task(cfg.task), machine, seeds)
+    except (MemoryError, RuntimeError):  # its sizes
+        rows = [{"seed": seed, "status": "training", "steps": 0} for seed in seeds]
+        write_json(run.folder / "summary.json", {"format": FORMAT, "status": "failed", "seeds": rows})
+        raise
+    if (state := run.state()) is not None:
+        try:
+            training.restore(*state)
+        except NOT_A_STATE as error:
+            raise ConfigError(
+                f"{run.folder}/training_state.safetensors: not a state of this training ({type(error).__name__}: "
+                f"{str(error)[:100]}); remove it to train the run from the beginning"
+            ) from None
+        log.info("continuing %s at step %d", run.folder, training.progress.step)
+    return training
 
 
 class StepsFile:

@@ -148,9 +148,7 @@ class Training:
         self.train_lengths = padded_lengths(splits["train"], task.pad_to)
         on_device = {name: split.to(self.machine.device, self.machine.dtype) for name, split in splits.items()}
         self.corpus, test = on_device["train"], on_device["test"]
-        self.chunks = {
-            name: chunks_by_length(on_device[name], task.pad_to, EVALUATION_TOKENS) for name in ("valid", "test")
-        }
+        self.chunks = {k: chunks_by_length(on_device[k], task.pad_to, EVALUATION_TOKENS) for k in ("valid", "test")}
         self.test = Batch(*(x.expand(len(self.seeds), *x.shape) for x in (test.inputs, test.targets)))  # no copies
 
     def _stack(self, weights: dict[str, Tensor]) -> None:
@@ -180,9 +178,8 @@ class Training:
             rows_SB = rows_SB[alive].to(self.machine.device, non_blocking=True)
             return self.corpus[:, :width][rows_SB]
         if self._order is None or self._order[0] != epoch:
-            orders = [
-                torch.randperm(self.task.train_size, generator=generator_for(s, "order", epoch)) for s in self.seeds
-            ]
+            generators = [generator_for(seed, "order", epoch) for seed in self.seeds]
+            orders = [torch.randperm(self.task.train_size, generator=generator) for generator in generators]
             self._order = epoch, torch.stack(orders).to(self.machine.device, non_blocking=True)
         rows_SB = self._order[1][self._alive_S, batch_index * size : (batch_index + 1) * size]
         return self.train[self._alive_S[:, None], rows_SB]
@@ -281,28 +278,28 @@ class Training:
         also has rows of its validation set."""
         alive, seconds, steps = self.progress.training, max(self._seconds(), 1e-9), self.sums["steps"]
         splits = ("test",) if self.corpus is None else ("valid", "test")
-        numbers = [self.sums[key] for key in SUMS]
-        for split_scores in map(self._score, splits):
-            numbers += [split_scores.mean_loss, split_scores.accuracy]
+        on_device = {key: self.sums[key] for key in SUMS}
+        for split in splits:
+            scores = self._score(split)
+            on_device |= {(split, "loss"): scores.mean_loss, (split, "accuracy"): scores.accuracy}
         # one copy from the device for all of them
-        sums, of_splits = (part.tolist() for part in torch.stack(numbers).cpu().split([len(SUMS), 2 * len(splits)]))
-        sums, losses = dict(zip(SUMS, sums, strict=True)), dict(zip(splits, of_splits[::2], strict=True))
-        accuracies = dict(zip(splits, of_splits[1::2], strict=True))
-        speed = round(sum(sums["tokens"]) / seconds)
+        numbers = dict(zip(on_device, torch.stack(list(on_device.values())).cpu().tolist(), strict=True))
+        speed = round(sum(numbers["tokens"]) / seconds)
         common = {"step": self.progress.step, "seconds": round(self.progress.seconds, 3)}
         rate = learning_rate(self.cfg.optimizer, max(self.progress.step - 1, 0), self.num_steps)
         rows = []
         for stack_index, index in enumerate(alive):
             common["seed"] = self.seeds[index]
             if steps:
-                train = {key: sums[key][stack_index] / steps for key in ("loss", "accuracy")}
+                train = {key: numbers[key][stack_index] / steps for key in ("loss", "accuracy")}
                 rows.append({**common, "split": "train", **train, "learning_rate": rate, "tokens_per_second": speed})
             for split in splits:
-                numbers = {"loss": losses[split][stack_index], "accuracy": accuracies[split][stack_index]}
-                rows.append({**common, "split": split, **numbers})
-            self._keep(index, {split: losses[split][stack_index] for split in losses}, accuracies["test"][stack_index])
+                test = {key: numbers[split, key][stack_index] for key in ("loss", "accuracy")}
+                rows.append({**common, "split": split, **test})
+            losses = {split: numbers[split, "loss"][stack_index] for split in splits}
+            self._keep(index, losses, numbers["test", "accuracy"][stack_index])
             self.progress.last_step[index] = self.progress.step
-            self.finite_steps[index] = self.progress.step - steps + round(sums["finite"][stack_index])
+            self.finite_steps[index] = self.progress.step - steps + round(numbers["finite"][stack_index])
         self._forget()
         return rows
 
@@ -367,30 +364,24 @@ class Training:
         diverged = {row["seed"] for row in rows if not math.isfinite(row["loss"])}
         tested = [row for row in rows if row["split"] == "test"]
         reached = {row["seed"] for row in tested if target is not None and row["accuracy"] >= target}
-        alive = self.progress.training
-        leaving = {}
-        for index in alive:
+        alive, staying = self.progress.training, []
+        for stack_index, index in enumerate(alive):
             seed = self.seeds[index]
             if seed in diverged:
-                leaving[index] = "diverged"
+                self.progress.status[index] = "diverged"
                 self.progress.final[index]["diverged_at"] = step = self.finite_steps[index]
                 log.warning("seed %d diverged: its loss is not finite from step %d on", seed, step)
             elif last or seed in reached:
-                leaving[index] = "reached" if seed in reached else "finished"
-        if not leaving:
-            return
-        staying = [stack_index for stack_index, index in enumerate(alive) if index not in leaving]
-        for stack_index, index in enumerate(alive):
-            if index in leaving:
-                weights = {name: p.detach()[stack_index].cpu().clone() for name, p in self.parameters.items()}
-                self.retired[index] = weights
-                self.progress.status[index] = leaving[index]
-        if staying:
+                self.progress.status[index] = "reached" if seed in reached else "finished"
+            else:
+                staying.append(stack_index)
+                continue
+            self.retired[index] = {name: p.detach()[stack_index].cpu().clone() for name, p in self.parameters.items()}
+        if 0 < len(staying) < len(alive):
             state = self.optimizer.state_dict()["state"]
             self._stack({name: parameter.detach()[staying] for name, parameter in self.parameters.items()})
-            self._set_optimizer_state(
-                {i: {k: v[staying] if v.ndim else v for k, v in tensors.items()} for i, tensors in state.items()}
-            )
+            state = {i: {k: v[staying] if v.ndim else v for k, v in kept.items()} for i, kept in state.items()}
+            self._set_optimizer_state(state)
 
     def _set_optimizer_state(self, state: dict[int, dict[str, Tensor]]) -> None:
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
@@ -400,15 +391,11 @@ class Training:
         alive, stacked = self.progress.training, {name: p.detach().cpu() for name, p in self.parameters.items()}
         if not self.retired:
             return stacked
-        return {
-            name: torch.stack(
-                [
-                    self.retired[index][name] if index in self.retired else weight_S[alive.index(index)]
-                    for index in range(len(self.seeds))
-                ]
-            )
-            for name, weight_S in stacked.items()
-        }
+        for name, weight_S in stacked.items():
+            of_seed = dict(zip(alive, weight_S, strict=False))  # the last seeds leave the stack as it is
+            of_seed |= {index: weights[name] for index, weights in self.retired.items()}
+            stacked[name] = torch.stack([of_seed[index] for index in range(len(self.seeds))])
+        return stacked
 
     def save(self, run: Run) -> None:
         """Save a checkpoint, while `paused`: the weights for analyses, and the training state."""
@@ -460,15 +447,11 @@ class Training:
     def summary(self, status: str) -> dict:
         """Contents of summary.json."""
         progress = self.progress
-        # a diverged seed can have a nan or an infinite loss, which JSON cannot express
-        final = [
-            {key: value if math.isfinite(value) else None for key, value in progress.final.get(i, {}).items()}
-            for i in range(len(self.seeds))
-        ]
-        seeds = [
-            {"seed": seed, "status": progress.status[i], "steps": progress.last_step[i], **final[i]}
-            for i, seed in enumerate(self.seeds)
-        ]
+        seeds = []
+        for i, seed in enumerate(self.seeds):
+            # a diverged seed can have a nan or an infinite loss, which JSON cannot express
+            final = {key: x if math.isfinite(x) else None for key, x in progress.final.get(i, {}).items()}
+            seeds.append({"seed": seed, "status": progress.status[i], "steps": progress.last_step[i], **final})
         return {
             "format": FORMAT,
             "status": status,

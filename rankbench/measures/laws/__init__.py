@@ -1,27 +1,15 @@
 """Laws of newer theory by name. Each is a file: its closed form, and a simulation or a network of ours beside it."""
 
-from rankbench.measures.laws import (
-    cesaro,
-    depth_curse,
-    entropy_bound,
-    long_context,
-    metastable,
-    norm_placement,
-    residual_scale,
-    spectral_gap,
-)
+from importlib import import_module
+
 from rankbench.measures.laws.law import CLAIMED, CONTROL, Law
+from rankbench.measures.laws.norm_placement import FIRST_SPEED
 
 __all__ = ["CLAIMED", "CONTROL", "LAWS", "Law"]
 
-LAWS: dict[str, Law] = {
-    "residual_scale": residual_scale.LAW,
-    "cesaro": cesaro.LAW,
-    "depth_curse": depth_curse.LAW,
-    "long_context": long_context.LAW,
-    "entropy_bound": entropy_bound.LAW,
-    "spectral_gap": spectral_gap.LAW,
-    "metastable": metastable.LAW,
-    "norm_placement": norm_placement.LAW,
-    "first_speed": norm_placement.FIRST_SPEED,
-}
+NAMES = (
+    *("residual_scale", "cesaro", "depth_curse", "long_context"),
+    *("entropy_bound", "spectral_gap", "metastable", "norm_placement"),
+)
+LAWS: dict[str, Law] = {name: import_module(f"{__name__}.{name}").LAW for name in NAMES}
+LAWS |= {"first_speed": FIRST_SPEED}

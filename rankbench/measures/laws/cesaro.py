@@ -17,7 +17,7 @@ import torch
 
 from rankbench.config import ModelConfig
 from rankbench.measures.laws.law import CLAIMED, CONTROL, Law, Measured, Predicted
-from rankbench.measures.laws.networks import UNIFORM, bare, with_identity_values
+from rankbench.model.bare import UNIFORM, drawn_network, with_identity_values
 from rankbench.model.network import run
 
 SHARES = {"no skip": Fraction(1), "a = 0.3": Fraction(3, 10)}
@@ -42,16 +42,10 @@ def network(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: i
         for name, share in SHARES.items():
             keys = {"width": tokens, "layers": layers, "mask": mask, "skip": share < 1}
             keys |= {"skip_scale": float(1 - share), "branch_scale": float(share)}
-            drawn = with_identity_values(bare(cfg, generator, tokens, **keys, **UNIFORM))
+            drawn = with_identity_values(drawn_network(cfg, generator, tokens, **keys, **UNIFORM))
             for layer, step in enumerate(run(drawn, x_NN[None]), 1):
                 weights_NN = torch.linalg.solve(x_NN, step.output_BND[0], left=False)
                 yield setup, name, layer, weights_NN[-1, 0].item()
 
 
-LAW = Law(
-    sizes={"tokens": 8, "layers": 10},
-    predicted=predicted,
-    network=network,
-    x_label="layer",
-    value_label="weight of the first token",
-)
+LAW = Law({"tokens": 8, "layers": 10}, predicted, "layer", "weight of the first token", network=network)

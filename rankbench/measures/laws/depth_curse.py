@@ -12,7 +12,7 @@ import torch
 
 from rankbench.config import ModelConfig
 from rankbench.measures.laws.law import CLAIMED, CONTROL, Law, Measured, Predicted
-from rankbench.measures.laws.networks import bare
+from rankbench.model.bare import drawn_network
 from rankbench.model.network import run
 from rankbench.model.transformer import Transformer
 
@@ -37,7 +37,7 @@ def network(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: i
     x_1ND = torch.randn(1, tokens, width, dtype=torch.float64, generator=generator)
     for setup, norm in ((CLAIMED, "pre"), (CONTROL, "post")):
         for name, power in SCALES.items():
-            drawn = bare(cfg, generator, tokens, width=width, layers=layers, norm=norm, **KEYS)
+            drawn = drawn_network(cfg, generator, tokens, width=width, layers=layers, norm=norm, **KEYS)
             for step in run(_scaled(drawn, power), x_1ND):
                 if step.sublayer.kind == "mlp":
                     yield setup, name, step.sublayer.layer, step.output_BND.square().mean().item()

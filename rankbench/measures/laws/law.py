@@ -16,8 +16,8 @@ class Law:
 
     sizes: its sizes and their usual values. predicted(**sizes): its closed form. simulated(generator, **sizes) and
     network(cfg, generator, **sizes): measurements of one seed at the same parameters and x, in both set-ups; None if
-    there is none. cfg: of any of our Transformers (`networks.bare`). x_label and value_label name the axes; log_x and
-    log_value make them logarithmic.
+    there is none. cfg: of any of our Transformers (rankbench.model.bare). x_label and value_label name the axes; log_x
+    and log_value make them logarithmic.
     """
 
     sizes: dict[str, int]

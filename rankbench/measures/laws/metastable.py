@@ -67,10 +67,4 @@ def _amplitude(theta_N: Tensor, mode: int) -> float:
     return torch.polar(torch.ones_like(theta_N), mode * theta_N).mean().abs().item()
 
 
-LAW = Law(
-    sizes={"tokens": 200},
-    predicted=predicted,
-    simulated=simulated,
-    x_label="mode k",
-    value_label="growth rate over that of k*",
-)
+LAW = Law({"tokens": 200}, predicted, "mode k", "growth rate over that of k*", simulated=simulated)

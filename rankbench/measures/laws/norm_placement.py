@@ -124,10 +124,4 @@ LAW = Law(
     value_label="1 - cos of two tokens, relative",
     log_value=True,
 )
-FIRST_SPEED = Law(
-    sizes={"tokens": 16},
-    predicted=predicted_first,
-    simulated=simulated_first,
-    x_label="beta",
-    value_label="first speed of the cosine",
-)
+FIRST_SPEED = Law({"tokens": 16}, predicted_first, "beta", "first speed of the cosine", simulated=simulated_first)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rankbench.config import ModelConfig
 from rankbench.measures.laws.law import CLAIMED, CONTROL, Law, Measured, Predicted
-from rankbench.measures.laws.networks import UNIFORM, bare, with_identity_values
+from rankbench.model.bare import UNIFORM, drawn_network, with_identity_values
 from rankbench.model.network import run
 from rankbench.model.transformer import Transformer
 
@@ -45,7 +45,7 @@ def network(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: i
             sums_2L = torch.zeros(2, layers + 1, dtype=torch.float64)
             for _ in range(samples):
                 keys = {"width": WIDTH * tokens, "layers": layers, "skip": True, "branch_scale": scale}
-                drawn = bare(cfg, generator, tokens, **keys, **UNIFORM)
+                drawn = drawn_network(cfg, generator, tokens, **keys, **UNIFORM)
                 sums_2L += _products(drawn if setup == CLAIMED else with_identity_values(drawn), tokens)
             cosine_L = sums_2L[0] / sums_2L[1]
             yield from ((setup, name, layer, value) for layer, value in enumerate(cosine_L.tolist()))
@@ -61,10 +61,4 @@ def _products(drawn: Transformer, tokens: int) -> Tensor:
     return torch.tensor([pairs, squares], dtype=torch.float64) / tokens
 
 
-LAW = Law(
-    sizes={"tokens": 32, "layers": 12, "samples": 16},
-    predicted=predicted,
-    network=network,
-    x_label="layer",
-    value_label="cosine of two tokens",
-)
+LAW = Law({"tokens": 32, "layers": 12, "samples": 16}, predicted, "layer", "cosine of two tokens", network=network)

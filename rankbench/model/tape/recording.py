@@ -6,8 +6,9 @@ activation, frozen, and may be attention weights. It may not be added: what it d
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -20,11 +21,21 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from rankbench.keys import ConfigError
 from rankbench.model.tape.replay import Affine, Call, Node, Source, Step, version
 
-# What a tensor comes from.
-WEIGHT, CONSTANT, ACTIVATION = range(3)
-# How an activation was made: by linear maps; by a covered elementwise function or product; by a product of two
-# activations that sums over an axis, as scores are; by a function that is not covered; by a softmax.
-LINEAR, GATED, PRODUCT, OTHER, SOFTMAX = range(5)
+
+class Kind(IntEnum):
+    """What a tensor comes from."""
+
+    WEIGHT, CONSTANT, ACTIVATION = range(3)
+
+
+class Level(IntEnum):
+    """How an activation was made: by linear maps; by a covered elementwise function or product; by a product of two
+    activations that sums over an axis, as scores are; by a function that is not covered; by a softmax."""
+
+    LINEAR, GATED, PRODUCT, OTHER, SOFTMAX = range(5)
+
+
+Parents, Reads = tuple[Node | Tensor, ...], Sequence[Tensor | None]  # of a node
 
 OUTSIDE = "a tensor that no recorded call made (TorchScript, numpy, or held outside of the module: make it a buffer)"
 # Calls that take numbers out of torch, or put them elsewhere, where nothing can follow them.
@@ -66,8 +77,8 @@ class Tag:
     behind the other in front of it.
     """
 
-    kind: int
-    level: int = LINEAR
+    kind: Kind
+    level: Level = Level.LINEAR
     node: Node | None = None
     opaque: Call | None = None
     mixes: bool = False
@@ -91,6 +102,7 @@ class Seen:
     function: what was called; where that changes its first argument, its twin that makes a new tensor.
     """
 
+    recorder: "Recorder"
     call: Call
     name: str
     function: Callable
@@ -101,6 +113,19 @@ class Seen:
     def get(self, position: int, name: str, default: Any = None) -> Any:
         """The argument at this position or of this name."""
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+
+    def tag(self, x: Any) -> Tag:
+        """`Recorder.tag`."""
+        return self.recorder.tag(x)
+
+    def value_only(self, tags: Sequence[Tag], level: int = Level.OTHER) -> Tag:
+        """`Recorder.value_only` of the call."""
+        return self.recorder.value_only(self.call, tags, level)
+
+    def node(self, parents: Parents, step: Step, frozen: str | None = None, reads: Reads = (), shape=None) -> Node:
+        """`Recorder.node` of the call, of the shape of its result if no other is given."""
+        shape = self.result.shape if shape is None else shape
+        return self.recorder.node(self.call, parents, step, shape, frozen, reads)
 
 
 class AttentionCall(NamedTuple):
@@ -167,9 +192,9 @@ class Recorder(TorchFunctionMode):
                 raise ConfigError(f"{name}: TorchScript runs unseen by the tape; give the module as Python code")
             # also tensors that a module holds without registering them
             for tensor in tensors_in(vars(submodule)):
-                self.set_tag(tensor, Tag(WEIGHT))
+                self.set_tag(tensor, Tag(Kind.WEIGHT))
         for tensor in tensors_in([args, kwargs]):
-            self.set_tag(tensor, Tag(ACTIVATION if tensor.is_floating_point() else CONSTANT))
+            self.set_tag(tensor, Tag(Kind.ACTIVATION if tensor.is_floating_point() else Kind.CONSTANT))
             if self.begin == "inputs" and tensor.is_floating_point():
                 self._begin(tensor)
 
@@ -193,17 +218,15 @@ class Recorder(TorchFunctionMode):
                 tag = self.tag(tensor)
                 self.results.setdefault(name, []).append((tag, None if tag.has_paths else tensor))
 
-        hooks = [torch_module.register_module_forward_pre_hook(enter), torch_module.register_module_forward_hook(leave)]
-        try:
+        with ExitStack() as hooks:
+            hooks.callback(torch_module.register_module_forward_pre_hook(enter).remove)
+            hooks.callback(torch_module.register_module_forward_hook(leave).remove)
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _begin(self, tensor: Tensor) -> None:
         call = Call(self.num_calls, "the beginning of the paths", self.begin)
         # a copy, because the module may change the tensor in place
-        self.set_tag(tensor, Tag(ACTIVATION, node=self.node(call, (), Source(tensor.clone()), tensor.shape)))
+        self.set_tag(tensor, Tag(Kind.ACTIVATION, node=self.node(call, (), Source(tensor.clone()), tensor.shape)))
         self.has_paths = True
 
     # --- tags and nodes ----------------------------------------------------------------------------------------------
@@ -216,24 +239,18 @@ class Recorder(TorchFunctionMode):
     def tag(self, x: Any) -> Tag:
         """What is known of a tensor; a number is as a weight."""
         if not isinstance(x, Tensor):
-            return Tag(WEIGHT)
+            return Tag(Kind.WEIGHT)
         tag = self.tags.get(x)
         if tag is None:
-            tag = Tag(WEIGHT if isinstance(x, nn.Parameter) else CONSTANT)
-            if self.has_paths and tag.kind == CONSTANT and x.is_floating_point():
+            tag = Tag(Kind.WEIGHT if isinstance(x, nn.Parameter) else Kind.CONSTANT)
+            if self.has_paths and tag.kind == Kind.CONSTANT and x.is_floating_point():
                 call = Call(self.num_calls, OUTSIDE, self._modules[-1] if self._modules else "")
-                tag = Tag(ACTIVATION, OTHER, opaque=call, maker=call)
+                tag = Tag(Kind.ACTIVATION, Level.OTHER, opaque=call, maker=call)
             self.set_tag(x, tag)
         return tag
 
     def node(
-        self,
-        call: Call,
-        parents: tuple[Node | Tensor, ...],
-        step: Step,
-        shape: torch.Size,
-        frozen: str | None = None,
-        reads: Sequence[Tensor | None] = (),
+        self, call: Call, parents: Parents, step: Step, shape: torch.Size, frozen: str | None = None, reads: Reads = ()
     ) -> Node:
         """A new node. frozen: what the step holds frozen. reads: the tensors in which it holds that."""
         self.num_nodes += 1
@@ -248,7 +265,7 @@ class Recorder(TorchFunctionMode):
             return torch.as_tensor(x, dtype=like.dtype, device=like.device)
         return self.tag(x).node or x
 
-    def value_only(self, call: Call, tags: Sequence[Tag], level: int = OTHER) -> Tag:
+    def value_only(self, call: Call, tags: Sequence[Tag], level: int = Level.OTHER) -> Tag:
         """The tag of a result of which only the value is known."""
         opaque = next((tag.opaque for tag in tags if tag.opaque is not None), None)
         if opaque is None and any(tag.node is not None for tag in tags):
@@ -259,12 +276,12 @@ class Recorder(TorchFunctionMode):
     @staticmethod
     def combined(tags: Sequence[Tag]) -> Tag:
         """The kind, level and scores of what is made of these tensors; levels of those with paths, if there are any."""
-        kind = max((tag.kind for tag in tags), default=CONSTANT)
+        kind = max((tag.kind for tag in tags), default=Kind.CONSTANT)
         with_paths = [tag for tag in tags if tag.has_paths]
-        levels = [tag.level for tag in with_paths or tags if tag.kind == ACTIVATION]
+        levels = [tag.level for tag in with_paths or tags if tag.kind == Kind.ACTIVATION]
         scores = next((tag.scores for tag in tags if tag.scores is not None), None)
         logits = next((tag.logits for tag in tags if tag.logits is not None), None)
-        return Tag(kind, max(levels, default=LINEAR), scores=scores, logits=logits)
+        return Tag(kind, max(levels, default=Level.LINEAR), scores=scores, logits=logits)
 
     # --- every call --------------------------------------------------------------------------------------------------
 
@@ -286,7 +303,7 @@ class Recorder(TorchFunctionMode):
         self._check_views(call, name, args, given)
         tags = [self.tag(x) for x in given]
         read = args
-        if in_place and any(tag.kind == ACTIVATION for tag in tags):
+        if in_place and any(tag.kind == Kind.ACTIVATION for tag in tags):
             old = args[0].clone()  # for the tape: the call overwrites it
             self.set_tag(old, replace(self.tag(args[0])))
             read = (old, *args[1:])
@@ -299,9 +316,9 @@ class Recorder(TorchFunctionMode):
         self.depth, num_before = max((tag.depth for tag in tags), default=0), self.num_attention
         rule, new = self.rules.get(name), None
         if rule is not None and kwargs.get("out") is None:
-            seen = Seen(call, name, _out_of_place(func, name, in_place), read, kwargs, output)
+            seen = Seen(self, call, name, _out_of_place(func, name, in_place), read, kwargs, output)
             seen.kwargs.pop("inplace", None)
-            new = rule(self, seen)
+            new = rule(seen)
         new = self.value_only(call, tags) if new is None else new
         self._tag_results(call, output, new, self.depth + (self.num_attention > num_before))
         return result
@@ -313,7 +330,7 @@ class Recorder(TorchFunctionMode):
             if not isinstance(tensor, Tensor):
                 continue
             if not (tensor.is_floating_point() or tensor.is_complex()):
-                tag = Tag(CONSTANT)
+                tag = Tag(Kind.CONSTANT)
             tag.maker, tag.depth = call, depth
             if tag.has_paths:
                 self.has_paths = True
@@ -326,7 +343,7 @@ class Recorder(TorchFunctionMode):
         """ConfigError if an argument was changed in place through another tensor that shares its memory."""
         for x in given:
             tag = self.tags.get(x)
-            if tag is None or tag.version == version(x) or not (self.has_paths or tag.kind == ACTIVATION):
+            if tag is None or tag.version == version(x) or not (self.has_paths or tag.kind == Kind.ACTIVATION):
                 continue
             # x[i] += y: the view was changed, and is now put back where it already is
             if name == "setitem" and x is args[0] and isinstance(args[2], Tensor) and _share_memory(x, args[2]):

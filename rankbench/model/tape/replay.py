@@ -241,9 +241,7 @@ class Sum:
     new: bool = True
 
     def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
-        terms = [
-            (x, factor, is_own) for x, factor, is_own in zip(inputs, self.factors, own, strict=True) if x is not None
-        ]
+        terms = [term for term in zip(inputs, self.factors, own, strict=True) if term[0] is not None]
         low, high = min(x.low for x, *_ in terms), max(x.high for x, *_ in terms)
         shape = torch.broadcast_shapes(*(x.rows.shape[1:] for x, *_ in terms))
 

@@ -29,6 +29,7 @@ from rankbench.model.tape.recording import AttentionCall, Recorder, Tag, tensors
 from rankbench.model.tape.replay import Call, Frozen, Mixed, Node, Slots, Sweep, by_head, nodes_of
 from rankbench.model.tape.rules import COVERED, RULES
 
+Upto = str | int | tuple[str, int] | None
 # Rounding of n calls adds up like a random walk, to about sqrt(n) eps of what is summed.
 ROUNDING = 8
 
@@ -92,12 +93,7 @@ class Tape:
         self.calls = [node.call for node in recorder.attention]
         self._attention, self._results, self._tags = recorder.attention, recorder.results, recorder.tags
 
-    def sums(
-        self,
-        upto: str | int | tuple[str, int] | None = None,
-        output: Callable[[Any], Tensor] | None = None,
-        value_biases: str = "head",
-    ) -> Sums:
+    def sums(self, upto: Upto = None, output: Callable | None = None, value_biases: str = "head") -> Sums:
         """All paths, summed by length in one replay.
 
         upto: the name of a submodule, whose result is taken instead of the output; (name, i) where it runs several
@@ -124,22 +120,15 @@ class Tape:
         frozen = [Frozen(node.call, node.frozen) for node in nodes if node.frozen is not None]
         return Sums(by_length_KBND, bias_BND, state, frozen, missing.item())
 
-    def through_heads(
-        self,
-        upto: str | int | tuple[str, int] | None = None,
-        output: Callable[[Any], Tensor] | None = None,
-        value_biases: str = "head",
-        by_length: bool = False,
-        heads: int | None = None,
-    ) -> Iterator[ThroughHeads]:
+    def through_heads(self, by_length: bool = False, heads: int | None = None) -> Iterator[ThroughHeads]:
         """For each attention call on the way to the output, its heads' paths: one replay a call, of H rows.
 
         heads: how many stand side by side in the first axis of weights of three axes, (B H, N, M); None: that is a
-        batch. Other arguments: as in `sums`.
+        batch.
         """
-        target, _ = self._target(upto, output)
+        target, _ = self._target(None, None)
         nodes = nodes_of(target) if isinstance(target, Node) else []
-        whole = self._sweeps(value_biases)[0]
+        whole = self._sweeps("head")[0]
         whole.shift = int(by_length)
         for node, inputs, _ in whole.steps(nodes):
             if not isinstance(node.step, Mixed) or inputs[0] is None:
@@ -165,7 +154,7 @@ class Tape:
 
     # --- which tensor ------------------------------------------------------------------------------------------------
 
-    def _target(self, upto: Any, output: Callable | None) -> tuple[Node | Tensor, Tensor]:
+    def _target(self, upto: Upto, output: Callable | None) -> tuple[Node | Tensor, Tensor]:
         """What to replay, and its recorded value."""
         if upto is None:
             state = _main_tensor(self.output) if output is None else output(self.output)
