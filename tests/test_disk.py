@@ -19,6 +19,7 @@ import matplotlib.figure
 import pytest
 import torch
 from command_line import succeeds
+from power_cuts import power_cuts, restore
 
 import rankbench.runs.files
 import rankbench.training.loop
@@ -262,81 +263,18 @@ def test_a_folder_that_vanishes_is_one_line(tmp_path, monkeypatch, cfg, step):
 # --- a power cut -----------------------------------------------------------------------------------------------------
 
 
-class PoweredDisk:
-    """What a power cut could leave of a folder, noted at every operation on it.
-
-    Names of files and their contents reach the disk at a sync at the latest. Until then each may be there or not, and
-    rows may be there in part.
-    """
-
-    def __init__(self, folder):
-        self.folder, self.left = folder, []
-        self.handles = {}  # by inode; they keep an inode from being used again
-        self.synced_contents, self.synced_names = {}, {}
-
-    def names(self):
-        names = {path.name: path.stat().st_ino for path in self.folder.iterdir() if path.name != ".lock"}
-        for name, inode in names.items():
-            if inode not in self.handles:
-                self.handles[inode] = os.open(self.folder / name, os.O_RDONLY)
-        return names
-
-    def content(self, inode):
-        return os.pread(self.handles[inode], 1 << 20, 0)
-
-    def half_synced(self, inode):
-        synced, whole = self.synced_contents.get(inode, b""), self.content(inode)
-        return whole[: (len(synced) + len(whole)) // 2]
-
-    def note(self):
-        for names in (self.names(), self.synced_names):
-            for content in (self.content, self.half_synced, lambda inode: self.synced_contents.get(inode, b"")):
-                folder = {name: content(inode) for name, inode in names.items()}
-                if folder not in self.left:
-                    self.left.append(folder)
-
-    def sync(self, handle):
-        self.note()
-        names, inode = self.names(), os.fstat(handle).st_ino
-        if inode == self.folder.stat().st_ino:
-            self.synced_names = names
-        else:
-            self.synced_contents[inode] = self.content(inode)
-        self.note()
-
-    def noting(self, operation):
-        """The operation, with a note before it and after it."""
-
-        def noted(*arguments, **options):
-            self.note()
-            result = operation(*arguments, **options)
-            self.note()
-            return result
-
-        return noted
-
-
-def test_a_run_goes_on_from_whatever_a_power_cut_leaves(tmp_path, monkeypatch):
+def test_a_run_goes_on_from_whatever_a_power_cut_leaves(tmp_path):
     """The reference writes 2 checkpoints. Rows that were not synced before their checkpoint would be lost for good."""
     few = ["trainer.steps=3", "trainer.checkpoint_every=1", "trainer.dynamics_every=3", "replicas=1"]
     cfg = compose("train", *TINY, *few)
     reference = Run(tmp_path / "reference")
     reference.folder.mkdir()
-    disk = PoweredDisk(reference.folder)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", disk.sync)
-        for name in ("replace", "unlink"):
-            patch.setattr(os, name, disk.noting(getattr(os, name)))
-        patch.setattr(rankbench.training.loop, "append", disk.noting(append))
+    with power_cuts(reference.folder) as left:
         train(cfg, reference)
-    for handle in disk.handles.values():
-        os.close(handle)
-    assert len(disk.left) > 30
-    for number, files in enumerate(disk.left):
+    assert len(left) > 30
+    for number, files in enumerate(left):
         run = Run(tmp_path / f"run{number}")
-        run.folder.mkdir()
-        for name, content in files.items():
-            (run.folder / name).write_bytes(content)
+        restore(files, run.folder)
         train(cfg, run)
         assert_same_results(run, reference)
 
