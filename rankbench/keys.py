@@ -177,9 +177,10 @@ def unknown(name: str, got: Any, allowed: Iterable[str]) -> str:
 
 
 def listed(names: list[str]) -> str:
-    """Names with commas: all of them, or as many as 300 characters hold and how many there are."""
+    """Names with commas: all of them, or as many as 600 characters hold and how many there are."""
     text = ", ".join(names)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST].rpartition(',')[0]}, ... ({len(names)} in all)"
+    most = 2 * LONGEST
+    return text if len(text) <= most else f"{text[:most].rpartition(',')[0]}, ... ({len(names)} in all)"
 
 
 def closest(got: str, allowed: tuple[str, ...] | list[str]) -> str:

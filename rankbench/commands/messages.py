@@ -39,6 +39,7 @@ def explain(error: Exception, command: str, words: list[str]) -> str:
     """Explain in one line an error in the words of a command line, or in a config file that they name."""
     if isinstance(error, OverrideParseException):
         return f"{error.override}: not understood; give key=value, in quotes where the value holds brackets or commas"
+    stumbled = not isinstance(error, HydraException | OmegaConfBaseException)  # over a choice that is no name
     while error.__cause__ is not None:
         error = error.__cause__
     text = str(error)
@@ -50,7 +51,7 @@ def explain(error: Exception, command: str, words: list[str]) -> str:
         return _wrong_value(error)
     if DIGITS in text:
         return f"{max(words, key=len)}: too many digits; give a smaller number"
-    if not isinstance(error, HydraException | OmegaConfBaseException):  # they stumbled over a choice that is no name
+    if stumbled:
         culprits = [word for word in words if word.partition("=")[0].lstrip("+~") in ("", *groups())]
         culprit = max(culprits, key=lambda word: sum(letter in word for letter in "[]{}$"), default=str(error))
         return f"{culprit}: a group needs one of its choices, as in model=san; groups are {', '.join(groups())}"

@@ -42,8 +42,9 @@ def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | No
     with without_painting():
         while done < size:
             cfg, trainings = _config(numbers), trainings + 1
-            reference, run = Run(folder / f"reference{trainings}"), Run(folder / "run")
-            reference.folder.mkdir()
+            reference, run = (Run(folder / place / "run") for place in (f"whole{trainings}", f"cut{trainings}"))
+            reference.folder.mkdir(parents=True)
+            run.folder.parent.mkdir()
             with power_cuts(reference.folder) as left:
                 _run(cfg, reference)
             wanted = results(reference.folder)

@@ -30,7 +30,7 @@ def _train(cfg: TrainConfig, run: Run, spoilt: dict[int, tuple[int, float]], kil
 
     def spoil_and_update(self: Training) -> None:
         for seed, (step, value) in spoilt.items():
-            if self.progress.step + 1 == step:
+            if self.progress.step == step:
                 place = [number for number, status in enumerate(self.progress.status) if status == "training"].index(
                     seed
                 )
@@ -54,7 +54,7 @@ def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | No
         if evaluated not in healthy:
             healthy[evaluated] = Run(folder / f"healthy{evaluated}")
             train(cfg, healthy[evaluated])
-        step = numbers.randint(1, STEPS)
+        step = numbers.randint(1, STEPS - 1)
         seeds = numbers.sample(range(SEEDS), numbers.choice([1, 1, 2]))
         spoilt = {seed: (step, numbers.choice([math.nan, math.inf, 1e30, -math.inf])) for seed in seeds}
         whole, stopped = Run(folder / "whole"), Run(folder / "stopped")

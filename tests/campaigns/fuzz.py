@@ -175,7 +175,7 @@ def judged(typed: list[str], result: typing.Any, written: set[str]) -> str | Non
 CAMPAIGN = Campaign(
     about="Random overrides from the real keys of train, analyze, report and bench, on small sizes: values within a "
     "key's range, at and beyond its ends, and absurd ones; wrong choices, unknown keys, interpolations, sweeps.",
-    wrong="a traceback, a refusal of more than one line or 400 characters, a file of a refused command, an executed "
+    wrong="a traceback, a refusal of more than one line or 1,000 characters, a file of a refused command, an executed "
     "value, or 20 seconds without a large number among the values.",
     full_size=5000,
     cases=cases,

@@ -12,7 +12,7 @@ import pytest
 from command_line import Result, rankbench
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-LONGEST_LINE = 700
+LONGEST_LINE = 1000
 TOO_LONG = -1  # exit code of a command that the clock stopped
 CRASHED = -2  # of one that ended with an exception
 

@@ -89,7 +89,7 @@ def results(folder: Path) -> dict[str, object]:
         found[str(path.relative_to(folder))] = run.status
         if (path.parent / "checkpoint.safetensors").exists():
             weights = run.weights()
-            found[f"{path.relative_to(folder)} weights"] = {name: x.tolist() for name, x in weights.items()}
+            found[f"{path.relative_to(folder)} weights"] = {name: x.numpy().tobytes() for name, x in weights.items()}
     parts = [path for path in folder.rglob(".*") if path.name.endswith(".part") or path.name.startswith(".tmp")]
     return found | {f"{path.relative_to(folder)} left behind": True for path in parts}
 

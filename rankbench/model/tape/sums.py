@@ -226,8 +226,8 @@ class Tape:
                 raise ConfigError(
                     f"{node.call}: from here on the sums by length miss the recorded value, by "
                     f"{wrong / value.norm():.1e} of it ({missing:.1e} of the output); the tape is wrong about this "
-                    "call (or it magnifies rounding, as a norm of equal numbers does), so write it in another way, or take "
-                    "upto=<a submodule in front of it>"
+                    "call (or it magnifies rounding, as a norm of equal numbers does), so write it in another way, or "
+                    "take upto=<a submodule in front of it>"
                 )
         raise ConfigError(
             f"remainder={missing:.1e}: the sums by length miss the output by more than rounding, and no single call is "
