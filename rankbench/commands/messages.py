@@ -30,9 +30,11 @@ def explaining(command: str, words: list[str]) -> Iterator[None]:
 
 
 def _within_hydra(error: Exception) -> bool:
-    """Whether Hydra or OmegaConf itself stumbled: over null in a list of choices, or an integer of very many digits."""
+    """Whether Hydra or OmegaConf itself stumbled: over null in a list of choices, or an integer of very many digits. An
+    error of the disk is none of these."""
     (*_, (innermost, _)) = traceback.walk_tb(error.__traceback__)
-    return innermost.f_globals.get("__name__", "").partition(".")[0] in ("hydra", "omegaconf")
+    package = innermost.f_globals.get("__name__", "").partition(".")[0]
+    return isinstance(error, TypeError | ValueError | AssertionError) and package in ("hydra", "omegaconf")
 
 
 def explain(error: Exception, command: str, words: list[str]) -> str:

@@ -8,8 +8,13 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Generator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
+
+from campaigns.in_process import without_painting
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 RECORD, PAGE = DOCS / "reliability.csv", DOCS / "RELIABILITY.md"
@@ -34,22 +39,25 @@ class Campaign(NamedTuple):
     wrong: str  # what counts as wrong, in a sentence
     full_size: int  # number of cases
     cases: Callable[[random.Random, int, Path], Generator[str | None, None, str]]
+    paints: bool = False  # whether figures are painted, which takes most of a small run's time
 
 
 def run(name: str, campaign: Campaign, seed: int, size: int, folder: Path, report: Callable[[str], None]) -> dict:
     """Run the campaign; returns its row of the record. report: takes the line of each wrong case."""
+    torch.set_num_threads(1)  # a forked process has no other threads, and would wait for them
     began, done, wrong = time.monotonic(), 0, 0
     cases, remark = campaign.cases(random.Random(f"{name} {seed}"), size, folder), None
-    while remark is None:
-        try:
-            line = next(cases)
-        except StopIteration as stop:
-            remark = stop.value
-            continue
-        done += 1
-        if line is not None:
-            wrong += 1
-            report(f"{name} {done}: {line}")
+    with nullcontext() if campaign.paints else without_painting():
+        while remark is None:
+            try:
+                line = next(cases)
+            except StopIteration as stop:
+                remark = stop.value
+                continue
+            done += 1
+            if line is not None:
+                wrong += 1
+                report(f"{name} {done}: {line}")
     seconds = round(time.monotonic() - began)
     return {
         "campaign": name,

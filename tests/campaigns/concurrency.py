@@ -10,7 +10,7 @@ from pathlib import Path
 from campaigns.campaign import Campaign
 from campaigns.full_disk import LONGEST_LINE
 from campaigns.jobs import MEASURED, undisturbed
-from campaigns.processes import Process, begin, differences, results, settle
+from campaigns.processes import Process, begin, differences, results
 
 BESIDE = {  # what is begun beside a command that writes the folders `run` or `sweep`
     "analyze": ["analyze", "run=run", *MEASURED, "out=measured"],
@@ -30,7 +30,6 @@ def _complaint(process: Process) -> str | None:
 
 def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | None, None, str]:
     """Begin a second command while a first one runs; when both have ended, give the first once more."""
-    settle()
     jobs, ended = undisturbed(folder), Counter()
     for _ in range(size):
         name = numbers.choice(list(jobs))

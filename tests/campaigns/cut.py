@@ -8,7 +8,6 @@ from pathlib import Path
 from power_cuts import power_cuts, restore
 
 from campaigns.campaign import Campaign
-from campaigns.in_process import without_painting
 from campaigns.processes import differences, results
 from rankbench.analyses.runner import analyze_trained
 from rankbench.commands.compose import compose
@@ -39,25 +38,24 @@ def _run(cfg: TrainConfig, run: Run) -> None:
 def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | None, None, str]:
     """Record the writes of random trainings, and go on from every state that a cut could leave."""
     done = trainings = 0
-    with without_painting():
-        while done < size:
-            cfg, trainings = _config(numbers), trainings + 1
-            reference, run = (Run(folder / place / "run") for place in (f"whole{trainings}", f"cut{trainings}"))
-            reference.folder.mkdir(parents=True)
-            run.folder.parent.mkdir()
-            with power_cuts(reference.folder) as left:
-                _run(cfg, reference)
-            wanted = results(reference.folder)
-            for number, files in enumerate(left[: size - done]):
-                restore(files, run.folder)
-                try:
-                    _run(cfg, run)
-                    line = differences(results(run.folder), wanted)
-                except (ConfigError, WriteError) as error:
-                    line = str(error)
-                shutil.rmtree(run.folder)
-                done += 1
-                yield None if line is None else f"training {trainings}, state {number} ({', '.join(files)}): {line}"
+    while done < size:
+        cfg, trainings = _config(numbers), trainings + 1
+        reference, run = (Run(folder / place / "run") for place in (f"whole{trainings}", f"cut{trainings}"))
+        reference.folder.mkdir(parents=True)
+        run.folder.parent.mkdir()
+        with power_cuts(reference.folder) as left:
+            _run(cfg, reference)
+        wanted = results(reference.folder)
+        for number, files in enumerate(left[: size - done]):
+            restore(files, run.folder)
+            try:
+                _run(cfg, run)
+                line = differences(results(run.folder), wanted)
+            except (ConfigError, WriteError) as error:
+                line = str(error)
+            shutil.rmtree(run.folder)
+            done += 1
+            yield None if line is None else f"training {trainings}, state {number} ({', '.join(files)}): {line}"
     return f"of {trainings} trainings"
 
 

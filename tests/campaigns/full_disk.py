@@ -10,14 +10,13 @@ from pathlib import Path
 from campaigns.campaign import Campaign
 from campaigns.in_process import LONGEST_LINE
 from campaigns.jobs import undisturbed
-from campaigns.processes import begin, differences, results, settle, smaller_files
+from campaigns.processes import begin, differences, results, smaller_files
 
 SMALLEST, LARGEST = 100, 200_000  # bytes of the largest file
 
 
 def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | None, None, str]:
     """Give a random command a limit on its files, then none."""
-    settle()
     jobs, ended, errors = undisturbed(folder), Counter(), folder / "errors.txt"
     for _ in range(size):
         name = numbers.choice(list(jobs))

@@ -15,7 +15,7 @@ import pandas as pd
 from test_combinations import SMALL_OPTIONS, TASK_WORDS
 
 from campaigns.campaign import Campaign
-from campaigns.in_process import CRASHED, TOO_LONG, called, complaint, files_under, without_painting
+from campaigns.in_process import CRASHED, TOO_LONG, called, complaint, files_under
 from rankbench.analyses import ANALYSES
 from rankbench.commands.messages import groups
 from rankbench.config import SCHEMAS, conf_dir
@@ -137,7 +137,7 @@ def at_most(num_bytes: int) -> Iterator[None]:
 def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | None, None, str]:
     """Try so many commands, each in an empty folder beside a trained run."""
     ended = Counter()
-    with without_painting(), at_most(MEMORY):
+    with at_most(MEMORY):
         words = [*TASK_WORDS["sorting"], *SIZES, *TRAINING, "trainer.dynamics_every=1", "out=trained"]
         assert called("train", *words, at=folder, seconds=60).code == 0
         for _ in range(size):

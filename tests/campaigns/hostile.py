@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from campaigns.campaign import Campaign
-from campaigns.in_process import called, complaint, without_painting
+from campaigns.in_process import called, complaint
 from rankbench.training.seeds_side_by_side import Training
 
 SECONDS = 20  # of one command
@@ -163,33 +163,32 @@ def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | No
     whole, at = folder / "whole", folder / "case"
     whole.mkdir()
     ended = Counter()
-    with without_painting():
-        assert called("train", *TINY, "out=trained", at=whole, seconds=60).code == 0
-        assert called("train", "-m", *TINY, "seed=0,1", "out=sweep", at=whole, seconds=60).code == 0
-        _stopping_at_its_checkpoint(whole)
-        began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        for _ in range(size):
-            name = numbers.choice(["trained", "stopped", "sweep"])
-            at.mkdir()
-            shutil.copytree(whole / name, at / name)
-            done = [damage(at / name, numbers) for _ in range(numbers.choice([1, 1, 1, 3]))]
-            train = ["train", *(["-m", "seed=0,1"] if name == "sweep" else []), *TINY, f"out={name}"]
-            report = ["report", numbers.choice([f"runs={name}", "runs=."]), "out=report"]
-            run = numbers.choice(sorted(path.parent for path in (at / name).rglob("config.yaml")) or [at / name])
-            chosen = numbers.choice(["residual", "curves", "dynamics", "path_counts", "lipschitz"])
-            analyze = ["analyze", f"run={run.relative_to(at)}", f"analysis=[{chosen}]", f"out={numbers.choice('ab')}"]
-            words = numbers.choice([train, train, report, analyze, analyze])
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            result = called(*words, at=at, seconds=SECONDS)
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            ended["went on" if result.code == 0 else "refused"] += 1
-            line = complaint(result)
-            if list(folder.rglob("canary")):
-                line = "executed a file's content"
-            elif peak - before > MEMORY:
-                line = f"memory rose by {(peak - before) >> 10} MiB"
-            shutil.rmtree(at)
-            yield None if line is None else f"{', '.join(done)}; {' '.join(words)}: {line}"
+    assert called("train", *TINY, "out=trained", at=whole, seconds=60).code == 0
+    assert called("train", "-m", *TINY, "seed=0,1", "out=sweep", at=whole, seconds=60).code == 0
+    _stopping_at_its_checkpoint(whole)
+    began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(size):
+        name = numbers.choice(["trained", "stopped", "sweep"])
+        at.mkdir()
+        shutil.copytree(whole / name, at / name)
+        done = [damage(at / name, numbers) for _ in range(numbers.choice([1, 1, 1, 3]))]
+        train = ["train", *(["-m", "seed=0,1"] if name == "sweep" else []), *TINY, f"out={name}"]
+        report = ["report", numbers.choice([f"runs={name}", "runs=."]), "out=report"]
+        run = numbers.choice(sorted(path.parent for path in (at / name).rglob("config.yaml")) or [at / name])
+        chosen = numbers.choice(["residual", "curves", "dynamics", "path_counts", "lipschitz"])
+        analyze = ["analyze", f"run={run.relative_to(at)}", f"analysis=[{chosen}]", f"out={numbers.choice('ab')}"]
+        words = numbers.choice([train, train, report, analyze, analyze])
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        result = called(*words, at=at, seconds=SECONDS)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        ended["went on" if result.code == 0 else "refused"] += 1
+        line = complaint(result)
+        if list(folder.rglob("canary")):
+            line = "executed a file's content"
+        elif peak - before > MEMORY:
+            line = f"memory rose by {(peak - before) >> 10} MiB"
+        shutil.rmtree(at)
+        yield None if line is None else f"{', '.join(done)}; {' '.join(words)}: {line}"
     counted = ", ".join(f"{count} {how}" for how, count in ended.most_common())
     return f"{counted}; memory {began >> 10} to {peak >> 10} MiB"
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from campaigns.campaign import Campaign
 from campaigns.jobs import undisturbed
-from campaigns.processes import KILLED, begin, differences, results, settle
+from campaigns.processes import KILLED, begin, differences, results
 
 
 def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | None, None, str]:
     """Kill a random command up to three times, then let it end."""
-    settle()
     jobs, kills, errors = undisturbed(folder), Counter(), folder / "errors.txt"
     for _ in range(size):
         name = numbers.choice(list(jobs))

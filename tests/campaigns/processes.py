@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-import torch
 from command_line import rankbench
 
 from rankbench.runs.run import Run
@@ -99,8 +98,3 @@ def differences(ours: dict[str, object], wanted: dict[str, object]) -> str | Non
     names = [name for name in sorted(ours.keys() | wanted.keys()) if ours.get(name) != wanted.get(name)]
     kinds = {name: "missing" if name not in ours else "too many" if name not in wanted else "differs" for name in names}
     return ", ".join(f"{name} {kind}" for name, kind in kinds.items()) or None
-
-
-def settle() -> None:
-    """Have this process compute with one thread: a forked one has no others, and would wait for them."""
-    torch.set_num_threads(1)

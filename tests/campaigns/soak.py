@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from campaigns.campaign import Campaign
-from campaigns.processes import begin, settle
+from campaigns.processes import begin
 from rankbench.runs.run import Run
 
 SIZES = [
@@ -31,7 +31,6 @@ def _measured(pid: int) -> tuple[float, int, float]:
 
 def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | None, None, str]:
     """Run the sweep, measuring its process after each tenth of the jobs; then the same command, then a report."""
-    settle()
     errors, sweep = folder / "errors.txt", folder / "sweep"
     first = numbers.randrange(1000)
     words = ["train", "-m", *SIZES, f"seed=range({first},{first + size})", "out=sweep"]
@@ -77,4 +76,5 @@ CAMPAIGN = Campaign(
     "become slower, or a report of 300 runs of more than a minute. The last five cases are these.",
     full_size=300,
     cases=cases,
+    paints=True,
 )
