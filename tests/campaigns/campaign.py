@@ -70,11 +70,14 @@ def run(name: str, campaign: Campaign, seed: int, size: int, folder: Path, repor
 
 
 def _where() -> dict[str, str]:
-    ask = ["git", "-C", str(DOCS), "describe", "--always", "--dirty", "--exclude=*"]
+    def ask(*words: str) -> str:
+        return subprocess.run(["git", "-C", DOCS.parent, *words], capture_output=True, text=True).stdout.strip()
+
+    changed = ask("status", "--porcelain", "rankbench", "conf", "tests")
     return {
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "commit": subprocess.run(ask, capture_output=True, text=True).stdout.strip() or "unknown",
+        "commit": (ask("rev-parse", "--short", "HEAD") or "unknown") + (" with changes" if changed else ""),
     }
 
 
