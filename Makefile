@@ -63,7 +63,7 @@ test-extras: $(EXTRAS)/.stamp ## install the extras, and test launchers, search 
 	PYTHONPATH=$(CURDIR)/$(EXTRAS) $(BIN)/pytest -m '' tests/test_launchers.py tests/test_events.py
 
 campaigns: export PYTHONPATH = $(CURDIR)/tests:$(CURDIR)
-campaigns: setup ## do what users, machines and disks do to a run; writes docs/RELIABILITY.md, in about an hour
+campaigns: setup ## do what users, machines and disks do to a run; writes docs/RELIABILITY.md, in one to two hours
 	@for name in $$($(BIN)/python -m campaigns); do $(BIN)/python -m campaigns $$name || failed=1; done; exit $${failed:-0}
 
 lint: setup ## check style and formatting

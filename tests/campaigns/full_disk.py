@@ -50,6 +50,6 @@ CAMPAIGN = Campaign(
     "refuses as it does on a full disk, and then once more without the limit.",
     wrong="a traceback, a line that does not name the file, or afterwards tables, weights or statuses that differ from "
     "those of an undisturbed command.",
-    full_size=200,
+    full_size=100,
     cases=cases,
 )

@@ -199,6 +199,6 @@ CAMPAIGN = Campaign(
     "it is loaded, or become a pipe, a folder, a link to /dev/zero or a terabyte; then the run is continued, analysed "
     "or reported.",
     wrong="a traceback, more than one line of refusal, an executed content, 20 seconds, or 1 GiB of memory.",
-    full_size=1000,
+    full_size=400,
     cases=cases,
 )
