@@ -28,6 +28,7 @@ from rankbench.keys import ConfigError
 from rankbench.plots.figure import save
 from rankbench.progress import logging_to
 from rankbench.runs.files import WriteError, append, write_text
+from rankbench.runs.records import checksum
 from rankbench.runs.run import Run
 from rankbench.runs.tables import read_table
 from rankbench.tasks.corpora import read_text as read_sentences
@@ -353,10 +354,10 @@ def test_only_regular_files_are_opened(tmp_path, name, kind):
 def test_a_file_of_gibibytes_is_one_line(tmp_path, name):
     (tmp_path / name).touch()
     os.truncate(tmp_path / name, 1 << 40)  # a sparse file: its size without its bytes
-    with pytest.raises(
-        ConfigError, match=f"{tmp_path / name}: 1048576 MiB; the files of a run .* at most (64|1024) MiB"
-    ):
+    message = f"{tmp_path / name}: 1048576 MiB; the files of a run .* at most (64|1024) MiB"
+    with pytest.raises(ConfigError, match=message):
         READERS[name](Run(tmp_path))
+    assert checksum(tmp_path / name) is None
 
 
 @pytest.mark.parametrize("task", ["char_lm", "memorization"])
