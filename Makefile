@@ -6,12 +6,12 @@ TWO := -n 2 --dist worksteal
 STAMP := .venv/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo laptop paper test test-slow test-gpu test-extras lint format smoke docs wheel clean
+.PHONY: help setup demo laptop paper test test-slow test-gpu test-extras campaigns lint format smoke docs wheel clean
 
 # One thread a process: two pytest workers with spinning thread pools slow each other down many times over.
-test test-slow test-extras smoke wheel: export OMP_NUM_THREADS = 1
-test test-slow test-extras smoke wheel: export MKL_NUM_THREADS = 1
-test test-slow test-extras smoke wheel: export OMP_WAIT_POLICY = PASSIVE
+test test-slow test-extras campaigns smoke wheel: export OMP_NUM_THREADS = 1
+test test-slow test-extras campaigns smoke wheel: export MKL_NUM_THREADS = 1
+test test-slow test-extras campaigns smoke wheel: export OMP_WAIT_POLICY = PASSIVE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,6 +62,10 @@ $(EXTRAS)/.stamp: $(STAMP)
 test-extras: $(EXTRAS)/.stamp ## install the extras, and test launchers, search, event files and a real checkpoint with them
 	PYTHONPATH=$(CURDIR)/$(EXTRAS) $(BIN)/pytest -m '' tests/test_launchers.py tests/test_events.py \
 		tests/test_pretrained.py::test_a_real_albert tests/test_pretrained.py::test_the_spectrum_of_a_real_albert
+
+campaigns: export PYTHONPATH = $(CURDIR)/tests:$(CURDIR)
+campaigns: setup ## do what users, machines and disks do to a run; writes docs/RELIABILITY.md, in one to two hours
+	@for name in $$($(BIN)/python -m campaigns); do $(BIN)/python -m campaigns $$name || failed=1; done; exit $${failed:-0}
 
 lint: setup ## check style and formatting
 	$(BIN)/ruff check .

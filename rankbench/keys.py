@@ -142,7 +142,7 @@ def refuse_unknown(names: Iterable[str], allowed: Iterable[str], prefix: str) ->
     allowed = list(allowed)
     for name in names:
         if name not in allowed:
-            raise ConfigError(f"{prefix}{name}: unknown key{closest(name, allowed)}; allowed are {', '.join(allowed)}")
+            raise ConfigError(f"{prefix}{name}: unknown key{closest(name, allowed)}; allowed are {listed(allowed)}")
 
 
 def wanted(message: str) -> str:
@@ -172,7 +172,14 @@ def shortened(message: str) -> str:
 def unknown(name: str, got: Any, allowed: Iterable[str]) -> str:
     """The refusal of a value that is not among the allowed ones."""
     allowed = list(allowed)
-    return f"{name}={got}: unknown{closest(got, allowed)}; allowed are {', '.join(allowed)}"
+    return f"{name}={got}: unknown{closest(got, allowed)}; allowed are {listed(allowed)}"
+
+
+def listed(names: list[str]) -> str:
+    """Names with commas: all of them, or as many as 600 characters hold and how many there are."""
+    text = ", ".join(names)
+    most = 2 * LONGEST
+    return text if len(text) <= most else f"{text[:most].rpartition(',')[0]}, ... ({len(names)} in all)"
 
 
 def check_known(name: str, values: Iterable[Any], allowed: Iterable[str]) -> None:

@@ -18,6 +18,7 @@ from rankbench.measures.dependence import (
     gaussian_information,
     ksg_information,
     linear_gram,
+    near_one,
     unbiased_hsic,
     whitened,
 )
@@ -172,3 +173,13 @@ def test_gaussian_gram_by_loops():
     wanted = [[math.exp(-(np.linalg.norm(a - b) ** 2) / (2 * np.median(distances) ** 2)) for b in x] for a in x]
     np.testing.assert_allclose(gaussian_gram(x), wanted, rtol=1e-12)
     assert np.isnan(gaussian_gram(np.ones((5, 2)))).all()
+
+
+@pytest.mark.parametrize("scale", [2.0**-600, 2.0**600])  # squares underflow, overflow
+def test_measures_without_a_scale_do_not_change_with_it(scale):
+    x, y = (np.random.default_rng(seed).normal(size=(20, 3)) for seed in (0, 1))
+    assert correlation(scale * x, y / scale) == correlation(x, y)
+    assert (gaussian_gram(near_one(scale * x)) == gaussian_gram(near_one(x))).all()
+    assert alignment(linear_gram(near_one(scale * x)), linear_gram(y)) == pytest.approx(
+        alignment(linear_gram(x), linear_gram(y)), rel=1e-12
+    )

@@ -1,5 +1,7 @@
 """rankbench.commands.callback: a wrong config is refused before its folder is made."""
 
+import os
+
 import hydra
 import pytest
 
@@ -69,6 +71,14 @@ def test_an_analysis_is_checked_with_the_task_of_the_run(tmp_path):
         ConfigError, match=r"^analysis=samples: needs a task with text; task\.name=circle_arcs has none"
     ):
         check_everything(resolve(composed("analyze", "run=run", "analysis=[samples]")))
+
+
+def test_a_pipe_in_the_place_of_hydras_record_is_refused(run):
+    """Hydra would open it for writing, and wait for a reader."""
+    (run.folder / ".hydra").mkdir()
+    os.mkfifo(run.folder / ".hydra" / "overrides.yaml")
+    with pytest.raises(ConfigError, match=r"^run/\.hydra/overrides\.yaml: not a regular file; "):
+        check_everything(resolve(composed("train", "model.layers=2", "out=run")))
 
 
 def test_a_run_without_weights_is_refused(run):

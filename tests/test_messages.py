@@ -6,10 +6,10 @@ import pytest
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from rankbench.commands.compose import register
+from rankbench.commands.compose import compose, register
 from rankbench.commands.messages import explain, explaining
 from rankbench.config import conf_dir
-from rankbench.keys import ConfigError
+from rankbench.keys import ConfigError, listed, unknown
 
 
 def explained(command, *words):
@@ -96,6 +96,20 @@ def test_a_config_error_and_errors_of_ours_pass():
 
 def test_what_no_pattern_knows_is_still_one_line():
     assert explain(HydraException("something\n   new"), "train", []) == "something new"
+
+
+@pytest.mark.parametrize("word", ["task=[null]", "task=${oc.decode:null}", "analysis=[2147483648]", "model=null"])
+def test_a_choice_over_which_hydra_stumbles_is_named(word):
+    with pytest.raises(ConfigError) as raised:
+        compose("train", "seed=3", word)
+    assert str(raised.value).startswith(f"{word}: a group needs one of its choices, as in model=san; groups are ")
+
+
+def test_a_long_list_of_what_is_allowed_is_cut():
+    names = [f"name{number}" for number in range(100)]
+    assert listed(names[:9]) == ", ".join(names[:9])
+    line = unknown("claims", "nothing", names)
+    assert len(line) < 700 and line.endswith("name75, ... (100 in all)")
 
 
 def test_the_innermost_cause_is_told():

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rankbench.measures import norms
 from rankbench.measures.attention_matrices import ATTENTION_FLOORS, ATTENTION_METRICS, attention_metrics
-from rankbench.measures.norms import composite_norm, residual_from_median, residual_matrix
+from rankbench.measures.norms import composite_norm, cosine, residual_from_median, residual_matrix
 from rankbench.measures.states import STATE_FLOORS, STATE_METRICS, state_metrics
 
 # Float64 against another float64 route over at most a few hundred terms of order 1: 1e-12 is about 5000 eps.
@@ -561,3 +561,11 @@ UNIFORM = torch.full((1, 1, 3, 3), 1 / 3)
 def test_bad_attention_is_refused(p_BHNM, visible_NM, message):
     with pytest.raises(ValueError, match=message):
         attention_metrics(p_BHNM, visible_NM)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-30, 1.0, 1e200])
+def test_a_cosine_does_not_depend_on_lengths(scale):
+    x, y = random_states(0, 2, 5), random_states(1, 2, 5)
+    expected = torch.einsum("bd,bd->b", x, y) / (x.norm(dim=-1) * y.norm(dim=-1))
+    torch.testing.assert_close(cosine(scale * x, y / scale), expected, **EXACT)
+    assert cosine(0 * x, y).isnan().all()

@@ -413,6 +413,7 @@ def test_some_sequences_of_an_example(ids):
         ("def build(): return 3", "mine.py:build", r"gave \(int\)"),
         ("", "other.py:build", "no file other.py"),
         ("", "no_such_package.module:build", "no module no_such_package"),
+        ("", "<b>", "model=<b>: no module; "),
         ("from torch import nn\ndef build(): return nn.Linear(2, 2), 5", "mine.py:build", "hold no tensor"),
     ],
 )

@@ -19,7 +19,7 @@ from rankbench.keys import key
 from rankbench.measures.attention_matrices import ATTENTION_METRICS, attention_metrics
 from rankbench.measures.by_layer import moments
 from rankbench.measures.module_paths import heads_of
-from rankbench.measures.norms import at_least_float32
+from rankbench.measures.norms import at_least_float32, cosine
 from rankbench.model.modules import Example
 from rankbench.model.tape import AttentionCall, tap
 from rankbench.plots.attention import draw_attention
@@ -142,7 +142,7 @@ def _of_one_length(call: AttentionCall) -> dict[str, Tensor]:
         eye_NM = torch.eye(num_keys, dtype=p_BHNM.dtype, device=p_BHNM.device)
         metrics["own_weight"] = p_BHNM.diagonal(dim1=-2, dim2=-1).mean(-1)
         metrics["distance_to_identity"] = (p_BHNM - eye_NM).square().sum((-2, -1)).div(num_queries).sqrt()
-        metrics["value_cosine"] = torch.cosine_similarity(p_BHNM @ v_BHMK, v_BHMK, dim=-1).mean(-1)
+        metrics["value_cosine"] = cosine(p_BHNM @ v_BHMK, v_BHMK).mean(-1)
     return metrics
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.measures import dependence, paths
+from rankbench.measures.norms import cosine
 from rankbench.model.network import Network
 from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.plots.independence import draw_independence
@@ -173,7 +174,7 @@ def _pairs(
     """Each pair of units with its measures."""
     chosen = list(pairs(range(len(units_UBND)), 2))
     masked_UBX = _masked(units_UBND, present_BN).flatten(2)
-    cosines = {(j, k): torch.cosine_similarity(masked_UBX[j], masked_UBX[k]).mean().item() for j, k in chosen}
+    cosines = {(j, k): cosine(masked_UBX[j], masked_UBX[k]).mean().item() for j, k in chosen}
     measures_of_pair: dict[tuple[int, int], list[dict[str, float]]] = {pair: [] for pair in chosen}
     num_tokens = units_UBND.shape[2]
     for token in np.unique(np.linspace(0, num_tokens - 1, min(options.tokens, num_tokens)).round().astype(int)):
@@ -190,7 +191,8 @@ def _pairs(
 
 def _seen(x_ND: np.ndarray, components: int) -> Seen:
     scores_NR, wide_ND = dependence.whitened(x_ND, components), x_ND.astype(np.float64)
-    return Seen(wide_ND, scores_NR, dependence.linear_gram(wide_ND), dependence.gaussian_gram(wide_ND))
+    near_one_ND = dependence.near_one(wide_ND)
+    return Seen(wide_ND, scores_NR, dependence.linear_gram(near_one_ND), dependence.gaussian_gram(near_one_ND))
 
 
 def _dependence(x: Seen, y: Seen, neighbours: int, itself: bool) -> dict[str, float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from pandas.api.types import is_numeric_dtype
 
 from rankbench import __version__, plots
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 
 BASELINE_SEQUENCES = 10_000  # of an endless training stream, enough to count its commonest class
 CORPUS_SEQUENCES = 1_000  # the same of a corpus, whose sequences are longer
+CHECKED_SEQUENCES = 64  # that a network must give finite outputs for
 
 
 def check_analyses(cfg: BaseConfig, measured: BaseConfig) -> None:
@@ -210,6 +212,9 @@ def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], fold
     files, verdicts.
     """
     options = options_of(cfg)
+    for subject in subjects:
+        if isinstance(subject, Subject):
+            _check_finite(subject)
     done_file = folder / "analyses.json"
     done, changed = read_json(done_file) if done_file.exists() else {}, Run(folder).changed_files()
     same = {
@@ -233,6 +238,18 @@ def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], fold
         tables[name] = read_table(csv)
         lines += [ANALYSES[name].digest(tables[name]), f"-> {csv}"]
     return lines + present(cfg, tables, folder)
+
+
+@torch.no_grad()
+def _check_finite(subject: Subject) -> None:
+    """Raise ConfigError if a network's output overflows: nothing that is measured of it would be a number."""
+    for weights, model in subject.models.items():
+        output = model(subject.test.inputs[:CHECKED_SEQUENCES])
+        if not output.isfinite().all():
+            raise ConfigError(
+                f"model={model.name}: the output of seed {subject.seed}, {weights}, is not finite, so there is nothing "
+                "to measure; give a lower model.init_gain or optimizer.lr, or a norm"
+            )
 
 
 def _fingerprint(subjects: list[Subject] | list[ModuleSubject]) -> str:

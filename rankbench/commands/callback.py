@@ -23,7 +23,7 @@ from rankbench.commands.resolvers import job_folder
 from rankbench.commands.workers import end_with
 from rankbench.config import OBJECTIVES, AnalyzeConfig, BaseConfig, BenchConfig, DataConfig, ReportConfig, TrainConfig
 from rankbench.keys import ConfigError
-from rankbench.runs.files import WriteError
+from rankbench.runs.files import WriteError, regular
 from rankbench.runs.sweep import Job, Sweep
 
 
@@ -128,6 +128,7 @@ def _checked_jobs(config: DictConfig, config_name: str, sweep: Sweep) -> Iterato
         job = Job(job_folder(number, composed.hydra.job.override_dirname, _root_=composed), own_words)
         if type(cfg) is TrainConfig:
             Run(sweep.folder / job.folder).check_same(cfg)
+            _check_records(sweep.folder / job.folder)
         yield job
 
 
@@ -273,6 +274,13 @@ def _check_folder(out: Path, key: str = "out") -> None:
         raise ConfigError(f"{key}={out}: {existing} is a file; give a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}={out}: {existing} cannot be written; give another folder")
+    _check_records(out)
+
+
+def _check_records(folder: Path) -> None:
+    """Refuse a folder with a pipe or a folder where Hydra writes its records: it would wait, or fail."""
+    for path in (folder / "multirun.yaml", *folder.glob(".hydra/*")):
+        regular(path)
 
 
 def _check_job(cfg: BaseConfig | ReportConfig | DataConfig, words: list[str]) -> None:

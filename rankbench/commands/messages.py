@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,10 +11,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from rankbench.config import KEYS, SCHEMAS, ModelConfig, OptimizerConfig, TrainerConfig, conf_dir
-from rankbench.keys import ConfigError, as_typed, closest, unknown, wanted
+from rankbench.keys import ConfigError, as_typed, closest, listed, unknown, wanted
 
 EXTRAS = ("joblib", "submitit", "ray", "optuna")  # beginnings of the names of launchers and sweepers
-NO_CHOICE = "Config group override"  # in Hydra's ValueError for model=null
 DIGITS = "integer string conversion"  # in Python's ValueError for an integer of more than 4300 digits
 
 
@@ -22,17 +22,26 @@ def explaining(command: str, words: list[str]) -> Iterator[None]:
     """Turn the errors of Hydra and OmegaConf into ConfigErrors of one line; other errors are bugs of ours and pass."""
     try:
         yield
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        is_theirs = isinstance(error, HydraException | OmegaConfBaseException)
-        if not is_theirs and NO_CHOICE not in str(error) and DIGITS not in str(error):
+    except Exception as error:
+        of_words = isinstance(error, HydraException | OmegaConfBaseException) or _within_hydra(error)
+        if not of_words or isinstance(error, ConfigError):
             raise
         raise ConfigError(explain(error, command, words)) from None
+
+
+def _within_hydra(error: Exception) -> bool:
+    """Whether Hydra or OmegaConf itself stumbled: over null in a list of choices, or an integer of very many digits. An
+    error of the disk is none of these."""
+    (*_, (innermost, _)) = traceback.walk_tb(error.__traceback__)
+    package = innermost.f_globals.get("__name__", "").partition(".")[0]
+    return isinstance(error, TypeError | ValueError | AssertionError) and package in ("hydra", "omegaconf")
 
 
 def explain(error: Exception, command: str, words: list[str]) -> str:
     """Explain in one line an error in the words of a command line, or in a config file that they name."""
     if isinstance(error, OverrideParseException):
         return f"{error.override}: not understood; give key=value, in quotes where the value holds brackets or commas"
+    stumbled = not isinstance(error, HydraException | OmegaConfBaseException)  # over a choice that is no name
     while error.__cause__ is not None:
         error = error.__cause__
     text = str(error)
@@ -44,8 +53,9 @@ def explain(error: Exception, command: str, words: list[str]) -> str:
         return _wrong_value(error)
     if DIGITS in text:
         return f"{max(words, key=len)}: too many digits; give a smaller number"
-    if NO_CHOICE in text:
-        culprit = next((word for word in words if word.partition("=")[0] in ("", *groups())), NO_CHOICE)
+    if stumbled:
+        culprits = [word for word in words if word.partition("=")[0].lstrip("+~") in ("", *groups())]
+        culprit = max(culprits, key=lambda word: sum(letter in word for letter in "[]{}$"), default=str(error))
         return f"{culprit}: a group needs one of its choices, as in model=san; groups are {', '.join(groups())}"
     if match := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.*)'", text):
         return f"{match[1]}: several values; add -m to run one job for each, or write a list as [a,b]"
@@ -73,7 +83,7 @@ def _unknown_key(key: str, command: str, words: list[str]) -> str:
     allowed = _keys_beside(prefix, command, words)
     if prefix == "analysis" and (conf_dir() / "analysis" / f"{name}.yaml").exists():
         return f"{key}: this analysis is not chosen; add it to the command's list, as in analysis=[{name}]"
-    return f"{key}: unknown key" + (f"{closest(name, allowed)}; allowed are {', '.join(allowed)}" if allowed else "")
+    return f"{key}: unknown key" + (f"{closest(name, allowed)}; allowed are {listed(allowed)}" if allowed else "")
 
 
 def _wrong_value(error: ValidationError) -> str:

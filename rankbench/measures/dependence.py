@@ -19,6 +19,12 @@ Array = np.ndarray
 ROUNDINGS = 10
 
 
+def near_one(x_ND: Array) -> Array:
+    """x times the power of two that brings its largest entry to about 1: its squares neither overflow nor vanish, and
+    whatever does not depend on the scale stays bit for bit."""
+    return np.ldexp(x_ND, -np.frexp(np.abs(x_ND).max())[1])
+
+
 def covariance(x_ND: Array, y_ND: Array) -> float:
     """Sum over coordinates of their covariance, tr Cov(x, y) = E<x - Ex, y - Ey>, unbiased; in units of x times y.
 
@@ -29,6 +35,7 @@ def covariance(x_ND: Array, y_ND: Array) -> float:
 
 def correlation(x_ND: Array, y_ND: Array) -> float:
     """tr Cov(x, y) / sqrt(tr Cov(x, x) tr Cov(y, y)), in [-1, 1]; nan where one of them does not vary."""
+    x_ND, y_ND = near_one(x_ND), near_one(y_ND)
     scale = math.sqrt(covariance(x_ND, x_ND) * covariance(y_ND, y_ND))
     return covariance(x_ND, y_ND) / scale if scale > 0 else math.nan
 

@@ -45,6 +45,17 @@ def euclidean_norm(x: Tensor) -> Tensor:
     return scale.squeeze(-1) * torch.linalg.vector_norm(x / scale, dim=-1)
 
 
+def cosine(x: Tensor, y: Tensor) -> Tensor:
+    """<x, y> / (||x|| ||y||) over the last axis; nan where one of them is zero."""
+
+    def usual(x: Tensor) -> Tensor:
+        # torch's own takes norms below 1e-8 for 1e-8, and squares of large numbers overflow
+        scale = x.abs().amax(-1, keepdim=True)
+        return torch.where((scale > 1e-6) & (scale < 1e15), x, x / scale)
+
+    return torch.cosine_similarity(usual(x), usual(y), dim=-1)
+
+
 def spectral_norm(x: Tensor) -> Tensor:
     """||X||_2, the largest singular value by an exact SVD; shape (...). Power iteration would underestimate it."""
     return torch.linalg.matrix_norm(x, 2)

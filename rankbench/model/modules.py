@@ -162,6 +162,8 @@ def _lengths(mask: Any) -> Tensor | None:
 
 def _import(source: str, spec: str) -> ModuleType:
     if not source.endswith(".py"):
+        if not all(name.isidentifier() for name in source.split(".")):
+            raise ConfigError(f"model={spec}: no module; give <file>.py:<function> or <package.module>:<function>")
         sys.path.insert(0, os.getcwd())
         try:
             return importlib.import_module(source)

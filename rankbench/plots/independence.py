@@ -105,7 +105,8 @@ def _interference(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
     axes.plot(counts.index, counts, color=GREY, linestyle=":", linewidth=1, label="identical paths")
     axes.axhline(1, color=GREY, linestyle="--", linewidth=1, label="orthogonal paths")
     axes.set_yscale("log")
-    axes.set_ylim(top=30 * counts.max())  # room for the legend
+    if len(counts):
+        axes.set_ylim(top=30 * counts.max())  # room for the legend
     axes.set_title("interference")
     axes.set_ylabel(r"$\|S_k\|^2/\sum_p\|Y_p\|^2$")
     whole_numbers(axes, "path length k")

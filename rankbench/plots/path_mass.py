@@ -41,16 +41,23 @@ def draw_path_mass(table: pd.DataFrame, published: pd.DataFrame | None = None, f
         _map(figure, by_head, heads, "mass", "sum M of all paths through a head", r"mass $\|M\|/\|X_L\|$")
         if heads.harm.isna().all():
             for axes in (by_gradient, by_loss):
-                axes.clear()
-                axes.set_axis_off()
-                axes.text(0.5, 0.5, "no targets, so no loss", ha="center", va="center", transform=axes.transAxes)
+                _say(axes, "no targets, so no loss")
         else:
             _map(figure, by_loss, heads, "harm", "loss added by cutting these", "nats per token")
     return figure
 
 
+def _say(axes: Axes, words: str) -> None:
+    """Put words in the place of a plot."""
+    axes.clear()
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, words, ha="center", va="center", transform=axes.transAxes)
+
+
 def _map(figure: Figure, axes: Axes, heads: pd.DataFrame, value: str, name: str, unit: str) -> None:
     """Draw the mean over seeds of a value: layers upwards, heads to the right."""
+    if heads[value].isna().all():
+        return _say(axes, f"{name}:\nundefined, as the output is zero")
     mean = heads.pivot_table(value, "layer", "head", "mean")
     image = axes.imshow(mean, cmap="cividis", origin="lower", aspect="auto")
     num_layers, num_heads = mean.shape

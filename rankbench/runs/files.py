@@ -13,6 +13,7 @@ from typing import Any
 from rankbench.keys import ConfigError
 
 LARGEST = 1 << 26  # bytes of a config, a summary or another record of a run
+LARGEST_TABLE = 1 << 30
 
 
 class WriteError(OSError):
@@ -55,11 +56,18 @@ def regular(path: Path) -> Path:
     return path
 
 
+def bounded(path: Path, most: int) -> Path:
+    """`path` itself; ConfigError for what is no regular file, or has more bytes than this."""
+    if (size := regular(path).stat().st_size) > most:
+        raise ConfigError(
+            f"{path}: {size >> 20} MiB; the files of a run that are read as a whole have at most {most >> 20} MiB"
+        )
+    return path
+
+
 def read_text(path: Path) -> str:
-    """Read a file of a run, of at most LARGEST bytes."""
-    if (size := regular(path).stat().st_size) > LARGEST:
-        raise ConfigError(f"{path}: {size >> 20} MiB; the files of a run that are read as a whole have at most 64 MiB")
-    return path.read_text(encoding="utf-8")
+    """Read a record of a run."""
+    return bounded(path, LARGEST).read_text(encoding="utf-8")
 
 
 def sync(path: Path) -> None:

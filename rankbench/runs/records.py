@@ -10,6 +10,8 @@ import yaml
 from rankbench.keys import ConfigError
 from rankbench.runs.files import read_text
 
+LARGEST_HASHED = 1 << 38  # bytes; the hash of a terabyte takes an hour
+
 
 def read_json(path: Path, kind: type = dict) -> Any:
     """Content of a JSON file, whose outermost value is of this kind; ConfigError for any other file that is there."""
@@ -46,8 +48,8 @@ class _NoAliases(yaml.SafeLoader):
 
 
 def checksum(path: Path) -> str | None:
-    """SHA-256 of a file; None if it is not there, or no file."""
-    if not path.is_file():
+    """SHA-256 of a file; None if it is not there, no file, or larger than any of ours."""
+    if not path.is_file() or path.stat().st_size > LARGEST_HASHED:
         return None
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from rankbench.keys import ConfigError
-from rankbench.runs.files import regular, write_text
+from rankbench.runs.files import LARGEST_TABLE, bounded, write_text
 from rankbench.runs.intervals import interval95
 
 WHO = ["run", "task", "model", "seed"]
@@ -30,7 +30,7 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
 def read_table(path: Path, grows: bool = False) -> pd.DataFrame:
     """Read a table as it was written; `none` stays a word. grows: the table is written line by line, so that a kill can
     have torn its last line, which is dropped. ConfigError for a file that is not a table, or ends within a row."""
-    lines = regular(path).read_bytes()
+    lines = bounded(path, LARGEST_TABLE).read_bytes()
     if grows:
         lines = lines[: lines.rfind(b"\n") + 1]
     elif lines and not lines.endswith(b"\n"):

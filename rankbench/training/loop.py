@@ -14,7 +14,16 @@ from pathlib import Path
 from rankbench.config import TrainConfig
 from rankbench.keys import ConfigError
 from rankbench.progress import bar
-from rankbench.runs.files import WriteError, append, naming, regular, sync, write_json, write_text
+from rankbench.runs.files import (
+    LARGEST_TABLE,
+    WriteError,
+    append,
+    bounded,
+    naming,
+    sync,
+    write_json,
+    write_text,
+)
 from rankbench.runs.machine import Machine, explaining_memory
 from rankbench.runs.run import FORMAT, Run
 from rankbench.tasks import build_task
@@ -155,7 +164,7 @@ class StepsFile:
         self.path, self.columns = path, columns
         kept, lines = [], ""
         if self.path.exists():
-            with regular(self.path).open(newline="") as old:
+            with bounded(self.path, LARGEST_TABLE).open(newline="") as old:
                 # a kill can leave half a line, but only after the checkpoint; whole lines have all the columns
                 try:
                     whole = [row for row in csv.DictReader(old) if None not in row.values()]

@@ -114,11 +114,12 @@ class Tape:
         by_length_KBND = parts[0].dense(0, parts[0].high)
         bias_BND = parts[1].rows[0] if len(parts) > 1 else None
         terms = [*by_length_KBND, *([] if bias_BND is None else [bias_BND])]
-        missing = (state - sum(terms)).norm() / state.norm()
+        missing = (state - sum(terms)).norm()
+        remainder = (missing / state.norm()).item() if missing > 0 else missing.item()
         if not missing <= self._rounding(terms, state, len(nodes)):
-            self._refuse(nodes, sweeps, missing.item())
+            self._refuse(nodes, sweeps, remainder)
         frozen = [Frozen(node.call, node.frozen) for node in nodes if node.frozen is not None]
-        return Sums(by_length_KBND, bias_BND, state, frozen, missing.item())
+        return Sums(by_length_KBND, bias_BND, state, frozen, remainder)
 
     def through_heads(self, by_length: bool = False, heads: int | None = None) -> Iterator[ThroughHeads]:
         """For each attention call on the way to the output, its heads' paths: one replay a call, of H rows.
@@ -193,9 +194,9 @@ class Tape:
     # --- the certificate ---------------------------------------------------------------------------------------------
 
     def _rounding(self, terms: list[Tensor], state: Tensor, num_nodes: int) -> float:
-        """The remainder that rounding explains: terms that cancel leave more of it."""
+        """The difference that rounding explains: terms that cancel leave more of it."""
         largest = max(sum(term.norm() for term in terms), state.norm())
-        return float(ROUNDING * self.epsilon * num_nodes**0.5 * largest / state.norm())
+        return float(ROUNDING * self.epsilon * num_nodes**0.5 * largest)
 
     def _refuse(self, nodes: list[Node], sweeps: list[Sweep], missing: float) -> None:
         """ConfigError that names the first call where the slots do not sum to the recorded value."""
@@ -205,15 +206,16 @@ class Tape:
             if value is None:
                 continue
             terms = [row for _, _, slots in steps if slots is not None for row in slots.rows]
-            wrong = (value - sum(terms)).norm() / value.norm()
+            wrong = (value - sum(terms)).norm()
             if not value.isfinite().all():
                 raise ConfigError(
                     f"{node.call}: its value is not finite, so nothing sums to it; check inputs and masks"
                 )
             if wrong > self._rounding(terms, value, number):
                 raise ConfigError(
-                    f"{node.call}: from here on the sums by length miss the recorded value, by {wrong:.1e} of it "
-                    f"({missing:.1e} of the output); the tape is wrong about this call, so write it in another way, or "
+                    f"{node.call}: from here on the sums by length miss the recorded value, by "
+                    f"{wrong / value.norm():.1e} of it ({missing:.1e} of the output); the tape is wrong about this "
+                    "call (or it magnifies rounding, as a norm of equal numbers does), so write it in another way, or "
                     "from Python take the tape's upto=<a submodule in front of it>"
                 )
         raise ConfigError(

@@ -1,0 +1,15 @@
+"""Long programs that try what users, machines and disks do to rankbench. `make campaigns` runs them all."""
+
+from campaigns import concurrency, cut, divergence, full_disk, fuzz, hostile, kill, soak
+from campaigns.campaign import Campaign
+
+CAMPAIGNS: dict[str, Campaign] = {
+    "kill": kill.CAMPAIGN,
+    "cut": cut.CAMPAIGN,
+    "full_disk": full_disk.CAMPAIGN,
+    "fuzz": fuzz.CAMPAIGN,
+    "hostile": hostile.CAMPAIGN,
+    "concurrency": concurrency.CAMPAIGN,
+    "divergence": divergence.CAMPAIGN,
+    "soak": soak.CAMPAIGN,
+}

@@ -1,0 +1,55 @@
+"""Files that the kernel refuses to let grow, as on a full disk; then, with room, the same command again."""
+
+import math
+import random
+import shutil
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+
+from campaigns.campaign import Campaign
+from campaigns.in_process import LONGEST_LINE
+from campaigns.jobs import undisturbed
+from campaigns.processes import begin, differences, results, smaller_files
+
+SMALLEST, LARGEST = 100, 200_000  # bytes of the largest file
+
+
+def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | None, None, str]:
+    """Give a random command a limit on its files, then none."""
+    jobs, ended, errors = undisturbed(folder), Counter(), folder / "errors.txt"
+    for _ in range(size):
+        name = numbers.choice(list(jobs))
+        job, limit = jobs[name], round(math.exp(numbers.uniform(math.log(SMALLEST), math.log(LARGEST))))
+        at = job.folder(folder / "case")
+        errors.write_text("")
+        first = begin(*job.words, at=at, errors=errors, limit=smaller_files(limit))
+        ended["ran" if first.wait() == 0 else "stopped"] += 1
+        line = complaint(first.code, errors.read_text())
+        again = begin(*job.words, at=at, errors=errors)
+        if again.wait() != 0:
+            line = line or f"not continued: {again.last_line}"
+        line = line or differences(results(at), job.wanted)
+        shutil.rmtree(at)
+        yield None if line is None else f"{name}, files of at most {limit} bytes: {line}"
+    return ", ".join(f"{count} {how}" for how, count in ended.most_common())
+
+
+def complaint(code: int, printed: str) -> str | None:
+    """What is wrong with how a command ended whose writes were refused."""
+    last = (printed.strip().splitlines() or [""])[-1]
+    if code == 0:
+        return None
+    if code != 1 or "Traceback" in printed or not last.startswith("rankbench ") or len(last) > LONGEST_LINE:
+        return f"exit code {code}: {last[:300]}"
+    return None if "could not be written" in last else f"does not name the file: {last[:300]}"
+
+
+CAMPAIGN = Campaign(
+    about="A random one of the same commands runs while no file may grow beyond a random size, which the kernel "
+    "refuses as it does on a full disk, and then once more without the limit.",
+    wrong="a traceback, a line that does not name the file, or afterwards tables, weights or statuses that differ from "
+    "those of an undisturbed command.",
+    full_size=100,
+    cases=cases,
+)

@@ -1,0 +1,51 @@
+"""The tiny commands that are killed, cut short and doubled, each with what an undisturbed one leaves."""
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from campaigns.processes import begin, results
+
+TINY = [
+    *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
+    *("trainer.batch_size=8", "trainer.eval_every=2", "trainer.checkpoint_every=4", "replicas=2"),
+]
+MEASURED = ["analysis=[residual,path_counts]", "analysis.residual.sequences=2"]
+COMMANDS = {
+    "train": ["train", *TINY, "trainer.steps=60", "trainer.dynamics_every=5", "out=run"],
+    "train and analyze": ["train", *TINY, "trainer.steps=8", *MEASURED, "claims=[dong_claim31]", "out=run"],
+    "sweep": ["train", "-m", *TINY, "trainer.steps=10", "model.heads=1,2", "out=sweep"],
+    "analyze": ["analyze", "run=given", *MEASURED, "out=measured"],
+    "report": ["report", "runs=given", "out=report"],
+}
+NEEDS_A_RUN = ("analyze", "report")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command, the folder that it starts in, what it leaves if nothing disturbs it, and how long it then takes."""
+
+    words: list[str]
+    given: Path
+    wanted: dict[str, object]
+    seconds: float
+
+    def folder(self, at: Path) -> Path:
+        """Make `at` the folder that the command starts in."""
+        return Path(shutil.copytree(self.given, at))
+
+
+def undisturbed(folder: Path) -> dict[str, Job]:
+    """Run each command once without a disturbance."""
+    jobs, errors = {}, folder / "errors.txt"
+    empty, with_run = folder / "empty", folder / "with_run"
+    empty.mkdir(), with_run.mkdir()
+    words = ["train", *TINY, "trainer.steps=8", *MEASURED, "out=given"]
+    assert begin(*words, at=with_run, errors=errors).wait() == 0, errors.read_text()
+    for name, words in COMMANDS.items():
+        job = Job(words, with_run if name in NEEDS_A_RUN else empty, {}, 0.0)
+        at, began = job.folder(folder / f"undisturbed {name}"), time.monotonic()
+        assert begin(*words, at=at, errors=errors).wait() == 0, errors.read_text()
+        jobs[name] = Job(words, job.given, results(at), time.monotonic() - began)
+    return jobs

@@ -1,0 +1,38 @@
+"""The campaigns: their record, and each with a few cases, so that `make campaigns` works when it is wanted.
+
+Their quick versions are tests of their own: fuzz in test_cli.py and test_gate.py, hostile in test_damage.py, cut and
+full_disk in test_disk.py, kill and divergence in test_train.py, concurrency in test_run.py, soak in test_sweep.py.
+"""
+
+import random
+
+import pytest
+from campaigns import CAMPAIGNS
+from campaigns.campaign import PAGE, page, records, run
+
+
+def test_the_page_is_that_of_the_record():
+    assert PAGE.read_text(encoding="utf-8") == page(CAMPAIGNS), "run a campaign, or campaigns.campaign.record"
+    assert set(records()) <= set(CAMPAIGNS)
+
+
+def test_a_campaign_counts_its_cases(tmp_path):
+    def cases(numbers: random.Random, size: int, folder):
+        for number in range(size):
+            yield "odd" if number % 2 else None
+        return f"{numbers.randrange(10)} in {folder.name}"
+
+    campaign = next(iter(CAMPAIGNS.values()))._replace(cases=cases)
+    lines = []
+    row = run("name", campaign, 3, 5, tmp_path, lines.append)
+    assert (row["cases"], row["wrong"], row["seed"]) == (5, 2, 3)
+    assert lines == ["name 2: odd", "name 4: odd"]
+    assert row["remark"] == f"{random.Random('name 3').randrange(10)} in {tmp_path.name}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CAMPAIGNS)
+def test_a_few_cases_go_well(name, tmp_path):
+    wrong = []
+    row = run(name, CAMPAIGNS[name], 0, 20 if name == "soak" else 3, tmp_path, wrong.append)
+    assert row["cases"] >= 3 and wrong == []
