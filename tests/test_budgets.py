@@ -17,12 +17,10 @@ MINUTE, HOUR = 60, 3600
     "text, laptop, paper",
     [
         ("one CPU core: 45 minutes; budget=laptop: 4 minutes", 4 * MINUTE, 45 * MINUTE),
-        ("a GPU: a day (an estimate); budget=laptop: one CPU core, 10 minutes", 10 * MINUTE, math.inf),
-        ("a GPU, an hour; one CPU core: days; budget=laptop: two minutes", 2 * MINUTE, math.inf),
-        ("one GPU: days; budget=laptop: one CPU core, an hour and a half (an estimate)", 1.5 * HOUR, math.inf),
-        ("one CPU core: a minute; budget=laptop: half a minute", 30, MINUTE),
-        ("one CPU core: ten seconds at any budget, less than a minute", MINUTE, MINUTE),
-        ("a base-sized checkpoint: a minute; budget=laptop: half", 30, MINUTE),
+        ("one GPU: 1 day (an estimate); budget=laptop: one CPU core, 10 minutes", 10 * MINUTE, math.inf),
+        ("one GPU: 1 hour; one CPU core: days; budget=laptop: 2 minutes", 2 * MINUTE, math.inf),
+        ("one GPU: days; budget=laptop: one CPU core, 1.5 hours (an estimate)", 1.5 * HOUR, math.inf),
+        ("one CPU core: 1 minute; budget=laptop: 30 seconds", 30, MINUTE),
         ("one CPU core: 30 minutes, also with budget=laptop", 30 * MINUTE, 30 * MINUTE),
     ],
 )

@@ -14,13 +14,6 @@ from rankbench.keys import ConfigError
 log = logging.getLogger(__name__)
 
 SECONDS = {"s": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hour": 3600, "d": 86400, "day": 86400}
-NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "ten": 10, "half a": 0.5, "half an": 0.5}
-MOST = {
-    "second": 60,
-    "minute": 3600,
-    "hour": math.inf,
-    "day": math.inf,
-}  # seconds that `minutes`, without a number, are
 FEWEST = 3  # seeds, without which no claim has a verdict
 
 
@@ -80,28 +73,21 @@ def _told(budget: str, chosen: list[str], cost: float) -> list[str]:
 
 
 def costs(text: str) -> tuple[float, float]:
-    """Seconds that a preset takes at budget=laptop and as in its paper, on one CPU core, from its file's sentence.
+    """Seconds that a preset takes on CPU cores at budget=laptop and as in its paper, by the sentence in its file.
 
-    inf for what is not known: `hours`, and what is stated for a GPU alone.
+    The sentence has numbers with units, as in `one CPU core: 45 minutes; budget=laptop: 4 minutes`. inf for
+    what has no number, as `hours`, and for what is stated for a GPU alone.
     """
     parts = text.split(";")
     at_laptop = [part for part in parts if "budget=laptop:" in part]
     paper = _seconds(part for part in parts if part not in at_laptop and "GPU" not in part)
-    if not at_laptop:
-        return paper, paper
-    return (paper / 2 if at_laptop[0].endswith(": half") else _seconds(at_laptop)), paper
+    return (_seconds(at_laptop) if at_laptop else paper), paper
 
 
 def _seconds(parts: Iterable[str]) -> float:
     """The longest time that is stated; inf where there is none."""
-    stated = rf"(?:({'|'.join(sorted(NUMBERS, key=len, reverse=True))}|\d+) )?\b({'|'.join(MOST)})s?\b( and a half)?"
-    times = []
-    for number, unit, half in re.findall(stated, " ".join(parts)):
-        if number:
-            times.append(((NUMBERS.get(number) or int(number)) + bool(half) / 2) * SECONDS[unit])
-        else:
-            times.append(MOST[unit])
-    return max(times, default=math.inf)
+    stated = re.findall(r"(\d+(?:\.\d+)?) (second|minute|hour|day)", " ".join(parts))
+    return max((float(number) * SECONDS[unit] for number, unit in stated), default=math.inf)
 
 
 def in_words(seconds: float) -> str:
