@@ -64,6 +64,9 @@ def folder(tmp_path_factory):
         "gpt_neox": transformers.GPTNeoXForCausalLM(
             transformers.GPTNeoXConfig(**bert, max_position_embeddings=16, **SIZES)
         ),
+        "xlnet": transformers.XLNetLMHeadModel(
+            transformers.XLNetConfig(d_model=16, n_layer=2, n_head=2, d_inner=24, **SIZES)
+        ),
     }
     for index, (name, model) in enumerate(models.items()):
         generator = torch.Generator().manual_seed(index)
@@ -326,6 +329,7 @@ def test_a_folder_of_images_is_read_by_the_checkpoints_processor(tmp_path):
         ("gpt2", ["masked=0.2"], "spectrum", "no masked language model"),
         ("none", [], "residual", "no such folder"),
         ("bert", [], "curves", "needs a run of our training; model.path=.*bert is none; use residual, "),
+        ("xlnet", [], "pruning", "needs predicted tokens in two texts"),  # its tokens see the next ones
         ("bert", [], "pruning", "needs predicted tokens in two texts"),
         ("gpt2", ["analysis.pruning.max_paths=8"], "pruning", "has 27 paths; raise it, .*parts=last_head or length"),
         ("bert", ["special_tokens=[1,2,5,6,7,8,9,10,11,12,13,14]"], "residual", "special tokens alone"),

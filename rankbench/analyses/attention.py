@@ -5,6 +5,7 @@ One attention call is in memory at a time (rankbench.model.tape.tap).
 Shapes: B sequence, H head, N query token, M key token, K width of the values.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -64,29 +65,19 @@ def rows_by_head(module: nn.Module, example: Example, flattened: int | None) -> 
     many heads share the first axis of the weights with the sequences; None where they have an axis of their own."""
     values: dict[tuple[int, int], list[dict[str, Tensor]]] = {}
     for some in example.split(SEQUENCES_AT_A_TIME):
-        for depth, head, metrics in _metrics(module, some, flattened):
-            values.setdefault((depth, head), []).append(metrics)
+        num_heads: Counter[int] = Counter()  # by depth: heads of calls side by side are numbered through
+
+        def watch(call: AttentionCall, some: Example = some, num_heads: Counter[int] = num_heads) -> None:
+            metrics = _of_call(_by_head(call, some.num_sequences, flattened), some.lengths_B)
+            for of_head in zip(*(value_BH.unbind(1) for value_BH in metrics.values()), strict=True):
+                num_heads[call.depth] += 1
+                named = dict(zip(metrics, of_head, strict=True))
+                values.setdefault((call.depth, num_heads[call.depth]), []).append(named)
+
+        tap(module, watch, *some.args, **some.kwargs)
     for (depth, head), parts in sorted(values.items()):
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         yield {"layer": depth, "head": head, **moments(joined)}
-
-
-def _metrics(module: nn.Module, example: Example, flattened: int | None) -> list[tuple[int, int, dict[str, Tensor]]]:
-    """Depth, head and metrics (B,) of each head; heads of calls side by side are numbered through."""
-    results: list[tuple[int, int, dict[str, Tensor]]] = []
-    num_heads: dict[int, int] = {}
-
-    def watch(call: AttentionCall) -> None:
-        call = _by_head(call, example.num_sequences, flattened)
-        metrics = _of_call(call, example.lengths_B)
-        first, heads = num_heads.get(call.depth, 0), call.weights.shape[1]
-        num_heads[call.depth] = first + heads
-        for head in range(heads):
-            of_head = {name: value_BH[:, head] for name, value_BH in metrics.items()}
-            results.append((call.depth, first + head + 1, of_head))
-
-    tap(module, watch, *example.args, **example.kwargs)
-    return results
 
 
 def _by_head(call: AttentionCall, num_sequences: int, flattened: int | None) -> AttentionCall:

@@ -184,7 +184,10 @@ def _inputs(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor 
 def _with_targets(ids_BN: Tensor, cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor | None]:
     """The next token of a causal language model; of a masked one the tokens that `masked` hides; None of others."""
     kind = type(checkpoint.trained).__name__
-    if kind.endswith(("ForCausalLM", "LMHeadModel")) and not cfg.masked:
+    # in XLNet's LMHeadModel each token sees the next one, unless attn_type=uni
+    sees_next = getattr(checkpoint.trained.config, "attn_type", "uni") == "bi"
+    is_causal = kind.endswith(("ForCausalLM", "LMHeadModel")) and not sees_next
+    if is_causal and not cfg.masked:
         return ids_BN, torch.cat([ids_BN[:, 1:], torch.full_like(ids_BN[:, :1], ABSENT)], dim=1)
     if not cfg.masked:
         return ids_BN, None

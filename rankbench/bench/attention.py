@@ -6,6 +6,7 @@ Shapes: B batch, N token, D width.
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -54,7 +55,7 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
             model = initial_model(dataclasses.replace(cfg.model, **CHARACTER_MODEL, **changes), task, cfg.seed).eval()
             module = model.attentions[0].to(machine.device, machine.dtype)
             for name, kernel in (("step", "fused"), ("explicit", "table")):
-                steps[f"{kind} {name}"] = _step(module, x_BND.requires_grad_(), slope_BND, machine, kernel)
+                steps[f"{kind} {name}"] = partial(_step, module, x_BND.requires_grad_(), slope_BND, machine, kernel)
         seconds = paired(machine, cfg.repeats, **steps)
         kept = {name: _kept_for_backward(step) for name, step in steps.items()}
         for kind in ATTENTIONS:
@@ -75,17 +76,11 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
     )
 
 
-def _step(
-    module: nn.Module, x_BND: Tensor, slope_BND: Tensor, machine: Machine, kernel: str
-) -> Callable[[], tuple[Tensor, ...]]:
-    """One forward and backward pass of the module."""
-
-    def step() -> tuple[Tensor, ...]:
-        with machine.autocast():
-            y_BND = module(x_BND, kernel=kernel)
-        return torch.autograd.grad(y_BND, [x_BND, *module.parameters()], slope_BND.to(y_BND.dtype))
-
-    return step
+def _step(module: nn.Module, x_BND: Tensor, slope_BND: Tensor, machine: Machine, kernel: str) -> tuple[Tensor, ...]:
+    """The gradients of one forward and backward pass of the module."""
+    with machine.autocast():
+        y_BND = module(x_BND, kernel=kernel)
+    return torch.autograd.grad(y_BND, [x_BND, *module.parameters()], slope_BND.to(y_BND.dtype))
 
 
 def _kept_for_backward(step: Callable[[], object]) -> int:

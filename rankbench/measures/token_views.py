@@ -38,11 +38,9 @@ class View(NamedTuple):
 def counted_first(counted_BN: Tensor | None) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
     """The map of states that puts the tokens that count first, in their order, where padding expects them; and how many
     each sequence has, None where all count."""
-    if counted_BN is None:
-        return _unchanged, None
-    kept_B = counted_BN.sum(1)
-    if not (counted_BN[:, 1:] & ~counted_BN[:, :-1]).any():
-        return _unchanged, kept_B
+    kept_B = None if counted_BN is None else counted_BN.sum(1)
+    if counted_BN is None or not (counted_BN[:, 1:] & ~counted_BN[:, :-1]).any():
+        return lambda y_BND: y_BND, kept_B
     order_BN = (~counted_BN).to(torch.int8).argsort(dim=1, stable=True)
     return lambda y_BND: y_BND.gather(1, order_BN[..., None].expand_as(y_BND)), kept_B
 
@@ -58,10 +56,6 @@ def sinks(x_BND: Tensor, counted_BN: Tensor | None, ratio: float) -> Tensor:
 def num_sinks(x_BND: Tensor, counted_BN: Tensor | None, ratio: float) -> Tensor:
     """How many sink tokens each sequence has, (B,), in the state's number type."""
     return sinks(x_BND, counted_BN, ratio).sum(1).to(x_BND.dtype)
-
-
-def _unchanged(x_BND: Tensor) -> Tensor:
-    return x_BND
 
 
 def _of_unit_length(x_BND: Tensor) -> Tensor:

@@ -280,13 +280,10 @@ def _shipped(name: str) -> dict[str, Any]:
 
 def _is_a_seeds_row(row: Any) -> bool:
     """Whether these are a seed, its status and its final numbers."""
-
-    def is_number(value: Any) -> bool:
-        return value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < sys.maxsize)
-
     if not isinstance(row, dict) or not isinstance(row.get("status"), str) or not isinstance(row.get("seed"), int):
         return False
-    return all(is_number(value) for name, value in row.items() if name != "status")
+    numbers = [value for name, value in row.items() if name != "status" and value is not None]
+    return all(isinstance(x, float) or (isinstance(x, int) and abs(x) < sys.maxsize) for x in numbers)
 
 
 def _digest(tensors: dict[str, torch.Tensor], facts: str) -> str:

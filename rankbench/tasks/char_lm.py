@@ -84,13 +84,10 @@ class CharLm(Corpus):
 
     @property
     def num_inputs(self) -> int:
-        """Size of the alphabet, plus one for the beginning."""
+        """Size of the alphabet, plus one: for the beginning in the inputs, for the end in the targets."""
         return len(self.alphabet) + 1
 
-    @property
-    def num_outputs(self) -> int:
-        """Size of the alphabet, plus one for the end."""
-        return len(self.alphabet) + 1
+    num_outputs = num_inputs
 
     @property
     def length(self) -> int:
