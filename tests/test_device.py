@@ -358,7 +358,7 @@ def test_the_largest_singular_value_there_is_the_decompositions(device):
 
 @pytest.mark.slow
 def test_the_benchmarks_complete_there(device, tmp_path, capsys):
-    words = ["budget=smoke", "device=cuda", "sequences=8", "trainer.batch_size=10", "bench=[paths,training]"]
+    words = ["budget=smoke", "device=cuda", "sequences=8", "trainer.batch_size=10", "bench=[paths,training,attention]"]
     cfg = compose("bench", *words, f"out={tmp_path}")
     with device():
         bench(cfg, Machine.prepare(cfg), tmp_path)

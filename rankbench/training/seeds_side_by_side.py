@@ -41,6 +41,7 @@ DYNAMICS += [*HEAD_METRICS, *LIPSCHITZ_METRICS, *STATE_FLOORS, *ATTENTION_FLOORS
 METRICS = ["step", "seed", "split", "loss", "accuracy", "learning_rate", "seconds", "tokens_per_second"]
 NOT_A_STATE = (LookupError, TypeError, ValueError, AttributeError)  # errors of `Training.restore`
 EVALUATION_SEQUENCES = 1000  # test sequences in one forward pass
+CUDA_GRID = 65_535  # sequences of all seeds together that CUDA's attention takes in one call
 # Of the steps since the last evaluation, by seed; finite: their number until the loss is no longer a finite number.
 SUMS = ("loss", "accuracy", "tokens", "finite")
 EVALUATION_TOKENS = 16384  # tokens in one forward pass on a corpus, whose sequences are longer
@@ -307,8 +308,9 @@ class Training:
         """Scores on a split, of each seed that is training."""
         alive, parts = self.progress.training, []
         if self.corpus is None:
-            starts = range(0, self.test.inputs.shape[1], EVALUATION_SEQUENCES)
-            chunks = (self.test[self._alive_S, start : start + EVALUATION_SEQUENCES] for start in starts)
+            at_a_time = min(EVALUATION_SEQUENCES, CUDA_GRID // len(alive))
+            starts = range(0, self.test.inputs.shape[1], at_a_time)
+            chunks = (self.test[self._alive_S, start : start + at_a_time] for start in starts)
         else:
             chunks = (
                 Batch(*(x.expand(len(alive), *x.shape) for x in (chunk.inputs, chunk.targets)))
