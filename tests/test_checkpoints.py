@@ -122,16 +122,27 @@ def test_residuals_of_every_layer_are_those_of_the_librarys_states(folder, speci
         assert rows.relative_residual.item() == pytest.approx(np.mean(expected), rel=1e-5)
 
 
-def test_attention_is_the_librarys(folder):
-    table = analyze(folder, "bert", "attention")["attention"]
+@pytest.mark.parametrize(("special", "left_out"), [("null", [1, 2]), ("[]", []), ("[6]", [6])])
+def test_attention_is_the_librarys_of_the_queries_that_count(folder, special, left_out):
+    table = analyze(folder, "bert", "attention", words=[f"special_tokens={special}"])["attention"]
+    assert set(table.special_tokens) == {"out" if left_out else "in"} and len(table) == 2 * 3 * 2
     model, batch = library(folder, "bert", transformers.AutoModelForMaskedLM)
     weights = model(**batch, output_attentions=True).attentions
     for layer, p_BHNM in enumerate(weights, start=1):
-        first_BH = torch.stack(
-            [p_BHNM[row, :, : present.sum(), 0].mean(-1) for row, present in enumerate(batch["attention_mask"])]
-        )
+        expected = {"first_weight": [], "own_weight": [], "attention_entropy": [], "attention_gap_eigenvalue": []}
+        for p_HNM, ids_N in zip(p_BHNM.detach().numpy(), batch["input_ids"].numpy(), strict=True):
+            (present,) = np.nonzero(ids_N)
+            counted = present[~np.isin(ids_N[present], left_out)]
+            rows_HNM = p_HNM[:, counted][..., present]
+            expected["first_weight"].append(rows_HNM[..., 0].mean(-1))
+            expected["own_weight"].append(p_HNM[:, counted, counted].mean(-1))
+            entropies = -(rows_HNM * np.log(rows_HNM)).sum(-1) / np.log(len(present))
+            expected["attention_entropy"].append(entropies.mean(-1))
+            second = [sorted(abs(np.linalg.eigvals(p[present][:, present])))[-2] for p in p_HNM]
+            expected["attention_gap_eigenvalue"].append(1 - np.array(second))
         rows = table[(table.weights == "trained") & (table.layer == layer)]
-        assert rows.first_weight.to_numpy() == pytest.approx(first_BH.mean(0).detach().numpy(), rel=1e-5)
+        for name, values in expected.items():
+            assert rows[name].to_numpy() == pytest.approx(np.mean(values, axis=0), rel=1e-5), name
 
 
 def test_a_masked_model_is_scored_on_what_was_hidden(folder):

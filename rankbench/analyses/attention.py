@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
 from rankbench.keys import key
-from rankbench.measures.attention_matrices import ATTENTION_METRICS, attention_metrics
+from rankbench.measures.attention_matrices import ATTENTION_METRICS, attention_metrics, spectral_gap
 from rankbench.measures.by_layer import moments
 from rankbench.measures.module_paths import heads_of
 from rankbench.measures.norms import at_least_float32, cosine
@@ -37,7 +37,7 @@ class Options:
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """The table of `of_module`, of a network of ours."""
-    return of_module(subject.as_modules(), options)
+    return of_module(subject.as_modules(), options).drop(columns=[] if subject.what_counts else "special_tokens")
 
 
 @torch.no_grad()
@@ -45,18 +45,19 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     """Rows: weights, layer (depth of the attention, from 1), head (from 1). A metric is the mean over the sequences for
     which it is defined, <metric>_sd their standard deviation; num_undefined of all lack one metric or more.
 
-    P is what the values are multiplied by. row_sum: the mean sum of its rows, 1 of a softmax. The metrics of
-    rankbench.measures.attention_matrices are of rows divided by their sums, nan if an entry is negative. sink_weight:
-    the mean weight on the key that gets most; first_weight, own_weight: on the first key, and on the query's own token.
-    distance_to_identity, distance_to_uniform: ||P - I||_F / sqrt(N), and the same to the average over the keys that a
-    query sees. largest_logit: the largest |logit| of a key that is seen (nan if no softmax made P). value_cosine: mean
-    cosine between a head's output at a token and the token's own value.
+    P is what the values are multiplied by, its rows those of the queries that count: special tokens are keys alone.
+    row_sum: the mean sum of its rows, 1 of a softmax. The metrics of rankbench.measures.attention_matrices are of rows
+    divided by their sums, nan if an entry is negative; attention_gap_eigenvalue is of all queries, because it takes a
+    square P. sink_weight: the mean weight on the key that gets most; first_weight, own_weight: on the first key, and on
+    the query's own token. distance_to_identity, distance_to_uniform: ||P - I||_F / sqrt(N), and the same to the average
+    over the keys that a query sees. largest_logit: the largest |logit| of a key that is seen, nan if no softmax made P.
+    value_cosine: mean cosine between a head's output at a token and the token's own value.
     """
     example, rows = subject.example[: options.sequences], []
     for weights, module in subject.modules.items():
         flattened = heads_of(module, example).in_batch_axis
         rows += [{"weights": weights, **row} for row in rows_by_head(module, example, flattened)]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).assign(**subject.what_counts)
 
 
 @torch.no_grad()
@@ -68,7 +69,9 @@ def rows_by_head(module: nn.Module, example: Example, flattened: int | None) -> 
         num_heads: Counter[int] = Counter()  # by depth: heads of calls side by side are numbered through
 
         def watch(call: AttentionCall, some: Example = some, num_heads: Counter[int] = num_heads) -> None:
-            metrics = _of_call(_by_head(call, some.num_sequences, flattened), some.lengths_B)
+            call = _by_head(call, some.num_sequences, flattened)
+            is_self = call.weights.shape[-1] == call.weights.shape[-2]
+            metrics = _of_call(call, some.counted(call.weights.shape[-1]) if is_self else None, some.lengths_B)
             for of_head in zip(*(value_BH.unbind(1) for value_BH in metrics.values()), strict=True):
                 num_heads[call.depth] += 1
                 named = dict(zip(metrics, of_head, strict=True))
@@ -96,17 +99,25 @@ def _by_head(call: AttentionCall, num_sequences: int, flattened: int | None) -> 
     return call._replace(weights=weights_BHNM, values=values, logits=logits)
 
 
-def _of_call(call: AttentionCall, lengths_B: Tensor | None) -> dict[str, Tensor]:
-    """Metrics of the heads of one call, (B, H), sequences of one length at a time."""
-    if lengths_B is None or call.weights.shape[-1] != call.weights.shape[-2]:
-        return _of_one_length(call)
+def _of_call(call: AttentionCall, counted_BN: Tensor | None, lengths_B: Tensor | None) -> dict[str, Tensor]:
+    """Metrics of the heads of one call, (B, H), sequences of one length and with the same queries that count at a time.
+    counted_BN: None where all queries do."""
+    if counted_BN is None:
+        return _of_queries(call, slice(None))
     metrics: dict[str, Tensor] = {}
-    for length in lengths_B.unique().tolist():
-        rows = (lengths_B == length).nonzero().squeeze(-1)
+    lengths_B = lengths_B if lengths_B is not None else counted_BN.new_full(counted_BN.shape[:1], 0, dtype=torch.long)
+    kinds, kind_of_sequence_B = torch.cat([counted_BN.long(), lengths_B[:, None]], dim=1).unique(
+        dim=0, return_inverse=True
+    )
+    for kind, (*is_counted_N, length) in enumerate(kinds.tolist()):
+        rows = (kind_of_sequence_B == kind).nonzero().squeeze(-1)
+        length = length or len(is_counted_N)
         cut = {"weights": call.weights[rows][..., :length, :length], "values": call.values[rows][..., :length, :]}
         if call.logits is not None:
             cut["logits"] = partial(_cut, call.logits, rows, length)
-        for name, value_BH in _of_one_length(call._replace(**cut)).items():
+        queries = [query for query in range(length) if is_counted_N[query]]
+        chosen = slice(None) if len(queries) == length else torch.tensor(queries, device=call.weights.device)
+        for name, value_BH in _of_queries(call._replace(**cut), chosen).items():
             metrics.setdefault(name, value_BH.new_empty(len(lengths_B), *value_BH.shape[1:]))[rows] = value_BH
     return metrics
 
@@ -115,25 +126,30 @@ def _cut(logits: Callable[[], Tensor], rows: Tensor, length: int) -> Tensor:
     return logits()[rows][..., :length, :length]
 
 
-def _of_one_length(call: AttentionCall) -> dict[str, Tensor]:
-    p_BHNM, v_BHMK = call.weights, call.values
-    num_queries, num_keys = p_BHNM.shape[-2:]
+def _of_queries(call: AttentionCall, queries: slice | Tensor) -> dict[str, Tensor]:
+    """Metrics of these rows of P."""
+    all_BHNM, v_BHMK = call.weights, call.values
+    p_BHNM = all_BHNM[..., queries, :]
     # a key that no query of any sequence and head gives weight to is one that the mask hides
-    visible_NM = (p_BHNM != 0).flatten(0, 1).any(0)
+    visible_NM = (all_BHNM != 0).flatten(0, 1).any(0)[queries]
     uniform_NM = visible_NM / visible_NM.sum(-1, keepdim=True).clamp(min=1)
     metrics = _of_probabilities(p_BHNM, visible_NM)
     metrics["row_sum"] = p_BHNM.sum(-1).mean(-1)
     metrics["sink_weight"] = p_BHNM.mean(-2).amax(-1)
     metrics["first_weight"] = p_BHNM[..., 0].mean(-1)
+    num_queries = p_BHNM.shape[-2]
     metrics["distance_to_uniform"] = (p_BHNM - uniform_NM).square().sum((-2, -1)).div(num_queries).sqrt()
     metrics["largest_logit"] = torch.full_like(metrics["sink_weight"], float("nan"))
     if call.logits is not None:
-        metrics["largest_logit"] = call.logits().abs().masked_fill(~visible_NM, 0).amax((-2, -1))
-    if num_queries == num_keys:
-        eye_NM = torch.eye(num_keys, dtype=p_BHNM.dtype, device=p_BHNM.device)
-        metrics["own_weight"] = p_BHNM.diagonal(dim1=-2, dim2=-1).mean(-1)
+        logits_BHNM = call.logits()[..., queries, :]
+        metrics["largest_logit"] = logits_BHNM.abs().masked_fill(~visible_NM, 0).amax((-2, -1))
+    if all_BHNM.shape[-2] == all_BHNM.shape[-1]:
+        eye_NM = torch.eye(all_BHNM.shape[-1], dtype=p_BHNM.dtype, device=p_BHNM.device)[queries]
+        metrics["own_weight"] = (p_BHNM * eye_NM).sum(-1).mean(-1)
         metrics["distance_to_identity"] = (p_BHNM - eye_NM).square().sum((-2, -1)).div(num_queries).sqrt()
-        metrics["value_cosine"] = cosine(p_BHNM @ v_BHMK, v_BHMK).mean(-1)
+        metrics["value_cosine"] = cosine(p_BHNM @ v_BHMK, v_BHMK[..., queries, :]).mean(-1)
+        if num_queries < all_BHNM.shape[-2]:
+            metrics["attention_gap_eigenvalue"] = spectral_gap(all_BHNM)
     return metrics
 
 

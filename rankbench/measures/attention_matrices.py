@@ -44,12 +44,11 @@ def _entropy(matrices: AttentionMatrices) -> Tensor:
     return (entropy_BHN[..., has_choice_N] / maximum_N).mean(-1)
 
 
-def _gap_eigenvalue(matrices: AttentionMatrices) -> Tensor:
-    """1 - |lambda_2| of square P, the Markov chain's spectral gap, in [0, 1]; 1 if there is a single token.
+def spectral_gap(p_BHNM: Tensor) -> Tensor:
+    """1 - |lambda_2| of square P, the Markov chain's spectral gap, in [0, 1]; 1 for a single token. Shape (B, H).
 
     Equals the gap of singular values for symmetric P, not in general. nan for N != M.
     """
-    p_BHNM = matrices.p_BHNM
     if p_BHNM.shape[-2] != p_BHNM.shape[-1]:
         return torch.full_like(p_BHNM[..., 0, 0], math.nan)
     # The eigenvalues of causal P are its diagonal. A solver would cost more and be inexact: P is far from normal.
@@ -83,7 +82,7 @@ ATTENTION_METRICS: dict[str, Callable[[AttentionMatrices], Tensor]] = {
     "attention_effective_rank": lambda matrices: matrices.spectrum.effective_rank,
     # Zero if all queries attend alike.
     "attention_relative_residual": lambda matrices: matrices.residual_BH / composite_norm(matrices.p_BHNM),
-    "attention_gap_eigenvalue": _gap_eigenvalue,  # Levin et al. 2009, ch. 12
+    "attention_gap_eigenvalue": lambda matrices: spectral_gap(matrices.p_BHNM),  # Levin et al. 2009, ch. 12
     "attention_gap_singular": _gap_singular,
 }
 
