@@ -218,7 +218,10 @@ class AnalyzeConfig(BaseConfig):
     inputs: str | None = key(
         "What module or checkpoint is measured on: a .npy, .safetensors or .txt file, or a folder of images."
     )
-    tokens: int = key("Number of tokens of a checkpoint's texts that are kept.", between=(2, 10**6))
+    tokenizer: str | None = key(
+        "Hub id or local folder of the tokenizer that reads a .txt for a module of yours; a checkpoint brings its own."
+    )
+    tokens: int = key("Number of tokens of each text in a .txt that are kept.", between=(2, 10**6))
     special_tokens: list[int] | None = key(
         "Token ids that count in no residual and in no size of a sum of paths. null: those of a text's begin and end, "
         "by the tokenizer. []: none.",

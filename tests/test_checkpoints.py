@@ -145,6 +145,33 @@ def test_attention_is_the_librarys_of_the_queries_that_count(folder, special, le
             assert rows[name].to_numpy() == pytest.approx(np.mean(values, axis=0), rel=1e-5), name
 
 
+def test_a_module_of_ones_own_reads_texts_with_a_tokenizer(folder, tmp_path):
+    """A module that holds the checkpoint gives the checkpoint's numbers; the texts differ in length."""
+    (tmp_path / "mine.py").write_text(
+        "import torch, transformers\n"
+        "class Held(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        f"        self.model = transformers.GPT2LMHeadModel.from_pretrained({str(folder / 'gpt2')!r})\n"
+        "    def forward(self, ids, attention_mask):\n"
+        "        return self.model(input_ids=ids, attention_mask=attention_mask)\n"
+        "def build():\n"
+        "    return Held()\n"
+    )
+    words = [f"model={tmp_path / 'mine.py'}:build", f"inputs={folder / 'texts.txt'}"]
+    table = rankbench.analyze([*words, f"tokenizer={folder / 'gpt2'}"], "spectrum")["spectrum"]
+    wanted = analyze(folder, "gpt2", "spectrum", words=["special_tokens=[]"])["spectrum"]
+    wanted = wanted[wanted.weights == "trained"]
+    for name in ("path_length", "num_paths", "mass", "share"):
+        assert table[name].to_numpy() == pytest.approx(wanted[name].to_numpy(), rel=1e-9)
+    for wrong, said in (
+        ([f"tokenizer={folder / 'none'}"], f"tokenizer={folder / 'none'}: "),
+        ([f"tokenizer={folder / 'gpt2'}", "inputs=x.npy"], "reads texts, inputs=x.npy has none"),
+        ([], "a text needs a tokenizer; give tokenizer=<hub id or folder>"),
+    ):
+        assert said in refused("analyze", *words, *wrong, at=tmp_path)
+
+
 def test_a_masked_model_is_scored_on_what_was_hidden(folder):
     table = analyze(folder, "bert", "spectrum", words=["masked=0.5", "seed=3"])["spectrum"]
     again = analyze(folder, "bert", "spectrum", words=["masked=0.5", "seed=3"])["spectrum"]

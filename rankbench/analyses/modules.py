@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from rankbench.analyses.analysis import ModuleSubject, Subject
 from rankbench.config import AnalyzeConfig
 from rankbench.keys import ConfigError
-from rankbench.model.modules import Example, as_example, build, read_images, read_inputs, unpacked
-from rankbench.model.pretrained import FAMILIES, Checkpoint, as_network, load_checkpoint
+from rankbench.model.modules import PRESENT, Example, as_example, build, read_images, read_inputs, unpacked
+from rankbench.model.pretrained import FAMILIES, Checkpoint, as_network, load_checkpoint, load_tokenizer
 from rankbench.runs.machine import Machine
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
@@ -64,6 +64,8 @@ def checked_subjects(cfg: AnalyzeConfig) -> list[ModuleSubject] | list[Subject]:
         raise ConfigError(f"replicas={cfg.replicas}: model={name} has one set of weights; use replicas=1")
     if cfg.module is not None and cfg.special_tokens is not None:
         raise ConfigError(f"special_tokens={cfg.special_tokens}: is for texts of a checkpoint; use special_tokens=null")
+    if cfg.checkpoint is not None and cfg.tokenizer is not None:
+        raise ConfigError(f"tokenizer={cfg.tokenizer}: {cfg.checkpoint} brings its own; use tokenizer=null")
     if cfg.module is not None and cfg.masked:
         raise ConfigError(f"masked={cfg.masked}: is for texts of a checkpoint; use masked=0, and targets of your own")
     subjects = foreign_subjects(cfg, Machine.prepare(cfg))
@@ -81,11 +83,15 @@ def foreign_subjects(cfg: AnalyzeConfig, machine: Machine) -> list[ModuleSubject
 
 def _of_user(cfg: AnalyzeConfig, machine: Machine) -> ModuleSubject:
     """The user's module with the inputs of the config, or else with its own; it is moved in place."""
+    given = None
+    if cfg.tokenizer is not None:
+        given = _texts(cfg)
+    elif cfg.inputs is not None:
+        given = read_inputs(cfg.inputs)
     if cfg.module not in BUILT:
         BUILT[cfg.module] = build(cfg.module)
-    module, example = BUILT[cfg.module]
-    if cfg.inputs is not None:
-        example = read_inputs(cfg.inputs)
+    module, own = BUILT[cfg.module]
+    example = own if given is None else given
     if example is None:
         raise ConfigError(
             f"inputs=null: model={cfg.module} brings none; give inputs=<file>, or return (module, inputs)"
@@ -94,6 +100,27 @@ def _of_user(cfg: AnalyzeConfig, machine: Machine) -> ModuleSubject:
     module = module.to(machine.device, machine.dtype)
     modules, example = {"given": module}, example.to(machine.device, machine.dtype)
     return ModuleSubject(cfg.module, inputs, type(module).__name__, cfg.seed, modules, example)
+
+
+def _texts(cfg: AnalyzeConfig) -> Example:
+    """Token ids of the texts in a .txt as the module's one argument; with texts of several lengths also which tokens
+    are there, as the keyword attention_mask."""
+    if cfg.inputs is None or not cfg.inputs.endswith(".txt"):
+        raise ConfigError(f"tokenizer={cfg.tokenizer}: reads texts, inputs={cfg.inputs} has none; give a .txt")
+    tokenizer = load_tokenizer(cfg.tokenizer)
+    ids_BN = read_inputs(cfg.inputs, partial(_tokenized, tokenizer, cfg.tokens)).tensors[0]
+    present_BN = ids_BN != ABSENT
+    if present_BN.all():
+        return Example((ids_BN,))
+    padded_BN = ids_BN.masked_fill(~present_BN, tokenizer.pad_token_id or 0)
+    return Example((padded_BN,), {PRESENT: present_BN.long()}, lengths_B=present_BN.sum(1))
+
+
+def _tokenized(tokenizer: Any, tokens: int, lines: list[str]) -> dict[str, Tensor]:
+    """The first token ids of each line, (B, N), ABSENT behind a text's end."""
+    texts = [tokenizer.encode(line)[:tokens] for line in lines]
+    longest = max(map(len, texts))
+    return {"inputs": torch.tensor([text + [ABSENT] * (longest - len(text)) for text in texts])}
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------
@@ -159,12 +186,7 @@ def _inputs(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor 
     if is_folder:
         return checkpoint.reader(read_images(cfg.inputs), return_tensors="pt")["pixel_values"], None
 
-    def tokenize(lines: list[str]) -> dict[str, Tensor]:
-        texts = [checkpoint.reader.encode(line)[: cfg.tokens] for line in lines]
-        longest = max(map(len, texts))
-        return {"inputs": torch.tensor([text + [ABSENT] * (longest - len(text)) for text in texts])}
-
-    example = read_inputs(cfg.inputs, tokenize)
+    example = read_inputs(cfg.inputs, partial(_tokenized, checkpoint.reader, cfg.tokens))
     inputs = example.tensors[0]
     if inputs.is_floating_point():
         return inputs, None

@@ -215,7 +215,9 @@ def read_inputs(path: str, tokenize: Callable[[list[str]], Mapping[str, Tensor]]
         return replace(example, kwargs=tensors, targets=targets, lengths_B=_lengths(tensors.get(PRESENT)))
     if file.suffix == ".txt":
         if tokenize is None:
-            raise ConfigError(f"inputs={path}: a text needs a tokenizer; give model=pretrained, or token ids in a .npy")
+            raise ConfigError(
+                f"inputs={path}: a text needs a tokenizer; give tokenizer=<hub id or folder>, or token ids in a .npy"
+            )
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         if not lines:
             raise ConfigError(f"inputs={path}: has no text; give one sequence a line")

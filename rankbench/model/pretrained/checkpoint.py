@@ -136,6 +136,20 @@ def _in_one_line(error: Exception) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" [...]")
 
 
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer of a checkpoint, without its weights. path: a folder, or a name on the hub."""
+    transformers = _transformers()
+    is_local = Path(path).expanduser().is_dir()
+    source = {"pretrained_model_name_or_path": str(Path(path).expanduser()) if is_local else path}
+    try:
+        with _quiet(transformers):
+            return transformers.AutoTokenizer.from_pretrained(
+                **source, local_files_only=is_local, trust_remote_code=False
+            )
+    except Exception as error:  # as above
+        raise ConfigError(f"tokenizer={path}: {_in_one_line(error)}; give a folder with tokenizer.json") from error
+
+
 def _tokenizer(transformers: ModuleType, source: dict[str, Any], config: Any) -> tuple[Any | None, str | None]:
     """The tokenizer, or None and why there is none."""
     folder, letters = Path(source["pretrained_model_name_or_path"]), config.vocab_size
