@@ -244,6 +244,22 @@ class FigureKeys:
     series: str | None = key("Key with a line for each of its values.")
     facet: str | None = key("Key with a panel for each of its values.")
 
+    @property
+    def places(self) -> dict[str, str | None]:
+        """The keys by their place in the figure."""
+        return {"x": self.x, "series": self.series, "facet": self.facet}
+
+
+@dataclass
+class StudyKeys(FigureKeys):
+    """Study of a report: columns of the analyses' tables, by the keys that vary between the runs."""
+
+    value: list[str] = key(
+        "Columns to draw, as [residual.effective_rank,test_accuracy]: each by the keys, or, with report.x=layer, by a "
+        "column of its table; of several, also the last against each other one, with their rank correlation."
+    )
+    where: str | None = key("Rows of the tables that count, as weights=initialised,layer=last; also first.")
+
 
 @dataclass
 class ReportConfig:
@@ -256,7 +272,7 @@ class ReportConfig:
     )
     out: str = key("Folder that the command writes.")
     statistic: str = key("What the figure shows of seeds: mean with 95 % interval, or best.", choices=("mean", "best"))
-    report: FigureKeys
+    report: StudyKeys
 
 
 @dataclass

@@ -246,7 +246,7 @@ def check_corpus(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
 
 
 def _check_report(cfg: ReportConfig) -> None:
-    from rankbench.report.report import check_figure_keys, find_runs
+    from rankbench.report.report import check_study, find_runs
     from rankbench.report.results import check_pages
     from rankbench.report.scoreboard import EVERY, check_experiment
 
@@ -261,7 +261,7 @@ def _check_report(cfg: ReportConfig) -> None:
     if cfg.scoreboard is not None:
         check_experiment(cfg.scoreboard)
         return
-    check_figure_keys(cfg.report, find_runs(cfg.runs))
+    check_study(cfg.report, find_runs(cfg.runs))
 
 
 def _check_folder(out: Path, key: str = "out") -> None:

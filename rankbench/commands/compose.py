@@ -37,6 +37,7 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
         word = word.removeprefix("+") if word.startswith("+experiment=") else word
         if command == "report":
             word = re.sub("^experiment=", "scoreboard=", word)
+            word = re.sub(r"^report\.value=([^\[].*)", r"report.value=[\1]", word)
         if command == "analyze" and re.match(r"model=[^\[{]*[^\s:]:[^\s:]+$", word):
             word = word.replace("model=", "module=", 1)
         spelled.append(word)
@@ -52,6 +53,8 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
 def _quoted_path(word: str, is_sweep: bool) -> str:
     """A folder as it was printed, quoted for Hydra where its name has = or commas, as those of a sweep's jobs have."""
     key, _, path = word.partition("=")
+    if key == "report.where" and path[:1] not in ("'", '"') and path != "null":
+        return f"{key}='{path}'"
     if key not in ("run", "runs", "out", "inputs") or path[:1] in ("'", '"', "["):
         return word
     if ("=" in path and not is_sweep) or ("," in path and Path(path).exists()):

@@ -314,10 +314,10 @@ def spans_orders(values: pd.Series) -> bool:
     return bool(values.min() > 0 and values.max() >= 8 * values.min())
 
 
-def ticks(axes: Axes, values: pd.Series) -> None:
-    """Put ticks at the values if they are few, and use a logarithmic axis if they span orders of magnitude."""
+def ticks(axes: Axes, values: pd.Series, is_log: bool | None = None) -> None:
+    """Put ticks at the values if they are few. is_log: whether the axis is logarithmic; None if they span orders."""
     distinct = sorted(values.unique())
-    if spans_orders(values):
+    if spans_orders(values) if is_log is None else is_log:
         axes.set_xscale("log")
     if len(distinct) <= 6:
         axes.set_xticks(distinct, [tick(value) for value in distinct])

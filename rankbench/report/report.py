@@ -5,7 +5,7 @@ import glob
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ from rankbench import plots
 from rankbench.analyses import ANALYSES
 from rankbench.analyses.runner import draw, judge_all
 from rankbench.claims import CLAIMS, figures_published
-from rankbench.config import FigureKeys
-from rankbench.keys import ConfigError, as_typed, closest
+from rankbench.config import FigureKeys, StudyKeys
+from rankbench.keys import ConfigError, as_typed, closest, unknown
 from rankbench.plots.observed import FIGURES
 from rankbench.plots.pages import MOST_PANELS, joined, pages_of_analysis, pages_of_final_numbers
-from rankbench.plots.sweep import draw_sweep
+from rankbench.plots.sweep import column_in_words, draw_scatter, draw_sweep
 from rankbench.report.page import write_page
+from rankbench.report.study import check_conditions, rank_correlation, values_of
 from rankbench.runs.files import regular, write_text
 from rankbench.runs.records import read_yaml
 from rankbench.runs.run import OBSERVED, OUTPUTS, Run
@@ -152,15 +153,30 @@ def _number(job: Path) -> tuple[int, str]:
     return (int(number) if number.isdigit() else -1, job.name)
 
 
-def check_figure_keys(chosen: FigureKeys, jobs: list[Path]) -> None:
-    """Raise ConfigError for a key that no run has."""
-    known = dict.fromkeys(["task", "model", *(key for job in jobs for key in _flat(_config(job)))])
-    for name, key in vars(chosen).items():
+def check_study(chosen: StudyKeys, jobs: list[Path]) -> None:
+    """Raise ConfigError for a key that no run has, and for a column that cannot be drawn."""
+    varying = varying_keys(jobs)[0]
+    keys = _with_chosen(varying, chosen, jobs)
+    studied = _studied(chosen, *_read_all(jobs, keys)[3:], keys) if chosen.value or chosen.where else {}
+    known = dict.fromkeys([*_keys_of(jobs), *(str(name) for rows in studied.values() for name in rows)])
+    for name, key in chosen.places.items():
         if key is not None and key not in known:
             raise ConfigError(
                 f"report.{name}={key}: no key of these runs{closest(key, list(known))}; "
-                f"those that vary are {', '.join(varying_keys(jobs)[0]) or 'none'}"
+                f"those that vary are {', '.join(varying) or 'none'}"
             )
+
+
+def _keys_of(jobs: list[Path]) -> list[str]:
+    """All keys of the runs' configs."""
+    return list(dict.fromkeys(["task", "model", *(key for job in jobs for key in _flat(_config(job)))]))
+
+
+def _with_chosen(keys: list[str], chosen: FigureKeys | None, jobs: list[Path]) -> list[str]:
+    """The varied keys and the runs' keys that the user chose for a figure."""
+    known = _keys_of(jobs) if chosen else []
+    added = [key for key in chosen.places.values() if key in known and key not in keys] if chosen else []
+    return [*keys, *dict.fromkeys(added)]
 
 
 def gather_sweep(folder: Path, varied: list[str]) -> list[str]:
@@ -177,7 +193,7 @@ def gather(
     jobs: list[Path],
     folder: Path,
     varied: list[str] | None = None,
-    chosen: FigureKeys | None = None,
+    chosen: StudyKeys | None = None,
     statistic: str = "mean",
 ) -> list[str]:
     """Join the runs' tables, with a column for each varied key; then summarise, draw, judge, and write a page.
@@ -188,15 +204,10 @@ def gather(
     Returns lines for the reader.
     """
     varying, follows = varying_keys(jobs)
-    keys = varying if varied is None else varied
-    added = [key for key in vars(chosen).values() if key is not None and key not in keys] if chosen else []
-    keys = [*keys, *added]
-    names = _names(jobs)
-    # run, task, model and seed are columns already
-    values = {job: _values(job, [key for key in keys if key not in WHO]) for job in jobs}
-    read, damage = _read(jobs)
-    statuses = {job: "damaged" if job in damage else status_of(job) for job in jobs}
-    write_table(_final_numbers(names, statuses, values), folder / "sweep.csv")
+    keys = _with_chosen(varying if varied is None else varied, chosen, jobs)
+    names, statuses, damage, tables, final = _read_all(jobs, keys)
+    studied = _studied(chosen, tables, final, keys)
+    write_table(_with_columns(final, studied, chosen, keys), folder / "sweep.csv")
     seeds = booleans_as_words(read_table(folder / "sweep.csv"))
     lines = [
         f"{len(jobs)} jobs, {', '.join(f'{count} {status}' for status, count in Counter(statuses.values()).items())}"
@@ -206,19 +217,20 @@ def gather(
         for job, status in statuses.items()
         if status != "finished"
     ]
-    for job in read:
-        if changed := Run(job).changed_files():
+    for job in jobs:
+        if job not in damage and (changed := Run(job).changed_files()):
             lines.append(f"{names[job]}: changed since it was written, so tables are left out: {', '.join(changed)}")
     lines.append(f"-> {folder / 'sweep.csv'}")
-    summary = summarise(seeds, keys)
+    summary = summarise(seeds, keys, (value for value in studied if "." in value))
     if len(summary):
         write_table(summary, folder / "summary.csv")
         write_text(folder / "summary.md", markdown(summary))
         write_text(folder / "summary.tex", latex(summary))
         lines.append(f"-> {folder / 'summary.csv'}, .md and .tex")
-    captions = _draw_final(seeds, keys, chosen, statistic, folder)
-    every = (*ANALYSES, *OBSERVED)
-    tables = {name: table for name in every if (table := _joined(name, read, names, values)) is not None}
+    captions = _draw_study(studied, seeds, keys, chosen, statistic, folder) if chosen else {}
+    if chosen:  # a column of a table is a place in the figures of the study alone
+        chosen = replace(chosen, **{place: None for place, key in chosen.places.items() if key not in keys})
+    captions |= _draw_final(seeds, keys, chosen, statistic, folder)
     for name, table in tables.items():
         write_table(table, folder / f"{name}.csv")
     configs = {job: _config(job) for job in jobs}
@@ -241,6 +253,71 @@ def gather(
         bool(claims),
     )
     return [*lines, f"-> {folder / 'report.html'}"]
+
+
+def _read_all(
+    jobs: list[Path], keys: list[str]
+) -> tuple[dict[Path, str], dict[Path, str], dict[Path, str], dict[str, pd.DataFrame], pd.DataFrame]:
+    """The runs' names, statuses and damage; their tables, joined, by name; and the final numbers of every seed."""
+    names = _names(jobs)
+    # run, task, model and seed are columns already
+    values = {job: _values(job, [key for key in keys if key not in WHO]) for job in jobs}
+    read, damage = _read(jobs)
+    statuses = {job: "damaged" if job in damage else status_of(job) for job in jobs}
+    every = (*ANALYSES, *OBSERVED)
+    tables = {name: table for name in every if (table := _joined(name, read, names, values)) is not None}
+    return names, statuses, damage, tables, _final_numbers(names, statuses, values)
+
+
+def _studied(
+    chosen: StudyKeys | None, tables: dict[str, pd.DataFrame], final: pd.DataFrame, keys: list[str]
+) -> dict[str, pd.DataFrame]:
+    """The rows of each column that the user chose; ConfigError if one does not exist or needs a narrower choice."""
+    if chosen is None or not chosen.value:
+        if chosen and chosen.where:
+            raise ConfigError(f"report.where={chosen.where}: chooses rows for report.value, which is empty")
+        return {}
+    final = final[_is_done(final)] if "status" in final else final
+    sources = {}
+    for value in chosen.value:
+        table, _, column = value.rpartition(".")
+        if table and table not in tables:
+            raise ConfigError(f"report.value={value}: {unknown('table', table, tables)}")
+        sources[value] = tables[table] if table else final
+        if column not in sources[value]:
+            columns = [f"{table}.{name}" if table else name for name in sources[value] if name not in WHO]
+            raise ConfigError(unknown("report.value", value, columns))
+        if not pd.api.types.is_numeric_dtype(sources[value][column]):
+            raise ConfigError(f"report.value={value}: a column of words; give one of numbers")
+    check_conditions(chosen.where, sources.values())
+    if len(sources) > 1 and (axes := _axes(chosen, keys, *sources.values())):
+        raise ConfigError(
+            f"report.value=[{','.join(sources)}]: compared run by run, and {axes[0]} has several rows for each run; "
+            f"give one column, or choose one row, as in report.where={axes[0]}=last"
+        )
+    return {
+        value: values_of(table, value, chosen.where, _axes(chosen, keys, table)) for value, table in sources.items()
+    }
+
+
+def _axes(chosen: StudyKeys, keys: list[str], *tables: pd.DataFrame) -> list[str]:
+    """The places of the figure that are columns of these tables and no keys of the runs."""
+    return [key for key in chosen.places.values() if key not in keys and any(key in table for table in tables)]
+
+
+def _with_columns(
+    final: pd.DataFrame, studied: dict[str, pd.DataFrame], chosen: StudyKeys | None, keys: list[str]
+) -> pd.DataFrame:
+    """The final numbers with a column for each chosen one that has one value for each run and seed."""
+    for value, rows in studied.items():
+        if value not in final and chosen and not _axes(chosen, keys, rows):
+            column = rows.set_index(["run", "seed"])[value.rpartition(".")[2]].rename(value)
+            final = final.join(column, on=["run", "seed"])
+    return final
+
+
+def _is_done(seeds: pd.DataFrame) -> pd.Series:
+    return (seeds.job_status == "finished") & (seeds.status != "diverged")
 
 
 def varying_keys(jobs: list[Path]) -> tuple[list[str], dict[str, list[str]]]:
@@ -285,15 +362,16 @@ def _leads(leader: str, key: str, values: dict[str, list[str]]) -> bool:
     return len(pairs) == len(set(values[leader]))
 
 
-def summarise(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Final test accuracy and loss by the varied keys, over the seeds of finished jobs: mean, interval, best."""
+def summarise(seeds: pd.DataFrame, keys: list[str], more: Iterable[str] = ()) -> pd.DataFrame:
+    """Final test accuracy and loss by the varied keys, over the seeds of finished jobs: mean, interval, best; and of
+    more columns mean and interval."""
     axes = [key for key in keys if key in seeds and key not in ("run", "seed")] or ["task", "model"]
-    done = seeds[(seeds.job_status == "finished") & (seeds.status != "diverged")]
+    done = seeds[_is_done(seeds)]
     summary = None
-    for value, best in (("test_accuracy", "largest"), ("test_loss", "smallest")):
+    for value, best in ({"test_accuracy": "largest", "test_loss": "smallest"} | dict.fromkeys(more)).items():
         if value not in done or done[value].isna().all():
             continue
-        names = {"num_seeds": f"{value}_seeds", best: f"{value}_best"}
+        names = {"num_seeds": f"{value}_seeds"} | ({best: f"{value}_best"} if best else {})
         names |= {column: f"{value}_{column}" for column in ("mean", "low95", "high95")}
         part = over_seeds(done, axes, value).rename(columns=names)[[*axes, *names.values()]]
         summary = part if summary is None else summary.merge(part, on=axes, how="outer")
@@ -322,10 +400,21 @@ def final_pages(
     averages over them.
     """
     keys = [key for key in keys if key in seeds and key not in ("run", "seed")]
-    done = seeds[(seeds.job_status == "finished") & (seeds.status != "diverged")]
-    value = next((name for name in ("test_accuracy", "test_loss") if name in done and done[name].notna().any()), None)
+    done = seeds[_is_done(seeds)]
+    value = _final_value(done)
     if value is None or not keys:
         return []
+    return _pages_by_keys(done, keys, chosen, statistic, value, f"Final {value.replace('_', ' ')}")
+
+
+def _final_value(done: pd.DataFrame) -> str | None:
+    """The final number that a report draws, if there is one."""
+    return next((name for name in ("test_accuracy", "test_loss") if name in done and done[name].notna().any()), None)
+
+
+def _pages_by_keys(
+    done: pd.DataFrame, keys: list[str], chosen: FigureKeys | None, statistic: str, value: str, what_is_drawn: str
+) -> list[tuple[plots.Figure, str, str]]:
     x, series, facet = figure_keys(done, keys, chosen)
     rest = [key for key in keys if key not in (x, series, facet)]
     averaged = rest if chosen and chosen.series and chosen.facet else []
@@ -335,9 +424,58 @@ def final_pages(
     what = "mean over seeds; bars are its 95 % interval" if statistic == "mean" else "best of the seeds"
     seeds = f"{what}, of {num_seeds} seeds" if num_seeds > 1 else "one seed, so no interval"
     by = ", ".join(key for key in keys if key not in averaged)
-    names = [joined(f"Final {value.replace('_', ' ')} by {by}: {seeds}", page.note) for page in pages]
+    names = [joined(f"{what_is_drawn} by {by}: {seeds}", page.note) for page in pages]
     figures = [draw_sweep(page.rows, x, series, page.facet, value, statistic) for page in pages]
     return [(figure, page.note, name) for figure, page, name in zip(figures, pages, names, strict=True)]
+
+
+def _draw_study(
+    studied: dict[str, pd.DataFrame],
+    seeds: pd.DataFrame,
+    keys: list[str],
+    chosen: StudyKeys,
+    statistic: str,
+    folder: Path,
+) -> dict[str, str]:
+    """Draw and write each chosen column by the keys, and the last against each other one; returns the captions."""
+    captions, rank = {}, []
+    keys, where = [key for key in keys if key not in ("run", "seed")], (chosen.where or "").replace(",", ", ")
+    for value, rows in studied.items():
+        column, axes, stem = value.rpartition(".")[2], _axes(chosen, keys, rows), value.replace(".", "_")
+        write_table(rows[list(dict.fromkeys([*WHO, *keys, *axes, column]))], folder / f"{stem}.csv")
+        rows = booleans_as_words(read_table(folder / f"{stem}.csv")).rename(columns={column: value})
+        if value != _final_value(seeds[_is_done(seeds)]) and (keys or axes):
+            pages = _pages_by_keys(rows, [*keys, *axes], chosen, statistic, value, column_in_words(value))
+            noted = [(figure, joined(where, note)) for figure, note, _ in pages]
+            for name, (_, _, caption) in zip(plots.save_pages(noted, folder / stem, KINDS), pages, strict=True):
+                captions[name] = joined(caption, where)
+    *others, last = [*studied] or [""]
+    done = seeds[_is_done(seeds)]
+    for other in others if keys else ():
+        _, series, _ = figure_keys(done, keys, chosen)
+
+        def note(rows: pd.DataFrame, other: str = other) -> str:
+            found = rank_correlation(rows, other, last, keys)
+            interval = f" ({found['low95']:.2f} to {found['high95']:.2f})" if found["num_seeds"] > 1 else ""
+            return f"rank correlation {found['rank_correlation']:.2f}{interval}"
+
+        parts = done.groupby(chosen.facet) if chosen.facet else [("", done)]
+        found = [
+            {"x": other, "y": last, "panel": panel} | rank_correlation(rows, other, last, keys) for panel, rows in parts
+        ]
+        rank += found
+        figure = draw_scatter(done, other, last, keys, series, chosen.facet, note)
+        name = f"{last}_by_{other}".replace(".", "_")
+        plots.save_pages([(figure, where)], folder / name, KINDS)
+        captions[name] = joined(
+            f"{column_in_words(last)} against {column_in_words(other)}, a mark for each configuration, as means over "
+            f"seeds; above, Spearman's rank correlation over {found[0]['num_configurations']} configurations, "
+            f"as the mean over {found[0]['num_seeds']} seeds with its 95 % interval; numbers in correlations.csv",
+            where,
+        )
+    if rank:
+        write_table(pd.DataFrame(rank), folder / "correlations.csv")
+    return captions
 
 
 def _without_gaps(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
@@ -395,7 +533,7 @@ def figure_keys(
     seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None = None
 ) -> tuple[str, str | None, str | None]:
     """The keys for x, series and facet of the figure: as chosen, else by the number of values of the keys."""
-    picked = vars(chosen) if chosen else {"x": None, "series": None, "facet": None}
+    picked = chosen.places if chosen else {"x": None, "series": None, "facet": None}
     free = [key for key in keys if key not in picked.values()]
     numbers = [key for key in free if pd.api.types.is_numeric_dtype(seeds[key])]
     x = picked["x"] or max(numbers, key=lambda key: seeds[key].nunique(), default=None) or (free or keys)[0]

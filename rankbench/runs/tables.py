@@ -85,7 +85,7 @@ def scale_of(column: str) -> str:
     return "share" if column.endswith("accuracy") else "real"
 
 
-def over_seeds(table: pd.DataFrame, axes: list[str], value: str) -> pd.DataFrame:
+def over_seeds(table: pd.DataFrame, axes: list[str], value: str, scale: str | None = None) -> pd.DataFrame:
     """`value` by `axes`: mean over everything within a seed, then over the seeds; rows without a value do not count.
 
     Columns: the axes, mean, low95 and high95 (ends of `interval95`), smallest, largest (of a seed), num_seeds.
@@ -94,8 +94,8 @@ def over_seeds(table: pd.DataFrame, axes: list[str], value: str) -> pd.DataFrame
     per_seed = measured.groupby([*axes, "seed"], sort=True, dropna=False)[value].mean().reset_index()
     by_axes = per_seed.groupby(axes, sort=True, dropna=False)[value]
     ends = {
-        "low95": lambda values: interval95(values, scale_of(value)).low,
-        "high95": lambda values: interval95(values, scale_of(value)).high,
+        "low95": lambda values: interval95(values, scale or scale_of(value)).low,
+        "high95": lambda values: interval95(values, scale or scale_of(value)).high,
     }
     return by_axes.agg(mean="mean", **ends, smallest="min", largest="max", num_seeds="count").reset_index()
 
