@@ -262,6 +262,16 @@ class StudyKeys(FigureKeys):
 
 
 @dataclass
+class PlotKeys:
+    """Figures for print."""
+
+    column: str | None = key(
+        "Width of the figures: a column of a page, or two. null: 3.25 inches for each panel of a row.",
+        choices=("single", "double"),
+    )
+
+
+@dataclass
 class ReportConfig:
     """rankbench report, whose runs have the model."""
 
@@ -273,6 +283,19 @@ class ReportConfig:
     out: str = key("Folder that the command writes.")
     statistic: str = key("What the figure shows of seeds: mean with 95 % interval, or best.", choices=("mean", "best"))
     report: StudyKeys
+    plot: PlotKeys
+
+
+@dataclass
+class PlotConfig:
+    """rankbench plot."""
+
+    table: str = key("CSV file of a run or a report, whose figure is drawn. Typed alone: rankbench plot paths.csv.")
+    published: str | None = key("Published numbers beside ours, by their figure.")
+    out: str = key("Folder that the command writes.")
+    statistic: str = key("What the figure shows of seeds: mean with 95 % interval, or best.", choices=("mean", "best"))
+    report: StudyKeys
+    plot: PlotKeys
 
 
 @dataclass
@@ -283,11 +306,12 @@ class DataConfig:
     folder: str | None = key("Where its files go. null: a cache folder, where task.path=<corpus> finds them.")
 
 
-Config = TrainConfig | AnalyzeConfig | BenchConfig | ReportConfig | DataConfig
+Config = TrainConfig | AnalyzeConfig | BenchConfig | ReportConfig | PlotConfig | DataConfig
 SCHEMAS: dict[str, type] = {
     "train": TrainConfig,
     "analyze": AnalyzeConfig,
     "report": ReportConfig,
+    "plot": PlotConfig,
     "bench": BenchConfig,
     "data": DataConfig,
 }

@@ -183,7 +183,7 @@ def documented():
         line.partition(" #")[0].strip() for line in [*examples, *re.findall(r"^    (rankbench .*)", text, re.MULTILINE)]
     ]
     lines = [line for line in lines if "cluster=slurm" not in line and "search=optuna" not in line]
-    return sorted({line for line in lines if re.match(r"rankbench (train|analyze|report)\b", line)})
+    return sorted({line for line in lines if re.match(r"rankbench (train|analyze|report|plot)\b", line)})
 
 
 @pytest.mark.parametrize("line", documented())
@@ -483,7 +483,6 @@ def test_a_reference_to_another_key_is_each_jobs_own(tmp_path):
 
 @pytest.mark.parametrize("job_fails", [False, True])
 def test_a_report_that_fails_at_the_end_of_a_sweep_fails_the_command(job_fails, tmp_path, monkeypatch):
-    from rankbench.report import report
     from rankbench.training import loop
 
     def broken(*_, **__):
@@ -496,7 +495,7 @@ def test_a_report_that_fails_at_the_end_of_a_sweep_fails_the_command(job_fails, 
             raise ConfigError("weights lost")
         return trained(cfg, run, *words)
 
-    monkeypatch.setattr(report, "draw_sweep", broken)
+    monkeypatch.setattr("rankbench.report.figures.draw_sweep", broken)
     monkeypatch.setattr(loop, "train", failing)
     result = rankbench("train", "-m", *TINY, "model.heads=1,2", "out=sweep", at=tmp_path)
     assert result.code == 1

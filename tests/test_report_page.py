@@ -18,8 +18,9 @@ from rankbench.config import FigureKeys
 from rankbench.keys import ConfigError
 from rankbench.plots.captions import OF_ONE_SEED, OTHERWISE, caption_of
 from rankbench.plots.sweep import draw_sweep
+from rankbench.report.figures import figure_keys
 from rankbench.report.page import command_of
-from rankbench.report.report import figure_keys, find_runs, gather, varying_keys
+from rankbench.report.report import find_runs, gather, varying_keys
 from rankbench.runs.tables import latex, markdown
 
 NASTY = "<script>alert(1)&"

@@ -1,4 +1,4 @@
-"""`rankbench report` with chosen columns: against tables written by hand, pandas and SciPy."""
+"""`rankbench report` with chosen columns, and `rankbench plot`: against tables written by hand, pandas and SciPy."""
 
 import json
 
@@ -11,10 +11,14 @@ from scipy import stats
 from rankbench.commands.compose import compose
 from rankbench.config import StudyKeys
 from rankbench.keys import ConfigError
+from rankbench.plots import fit
 from rankbench.plots.sweep import draw_scatter, draw_sweep
+from rankbench.report.figures import drawable, redraw
 from rankbench.report.report import check_study, find_runs, gather
 from rankbench.report.study import rank_correlation, values_of
+from rankbench.runs.tables import with_errors
 
+RHO = {"rank_correlation": 0.5, "low95": 0.25, "high95": 0.75, "num_seeds": 3}
 WHERE = "weights=initialised,layer=last,sublayer=last"
 RANK = {(2, "pre"): 3.0, (2, "none"): 1.5, (4, "pre"): 2.5, (4, "none"): 1.2}
 
@@ -135,5 +139,68 @@ def test_a_wide_column_has_a_logarithmic_axis_and_a_positive_interval():
     (axes,) = draw_sweep(rows, "k", value="residual").axes
     assert axes.get_yscale() == "log"
     assert min(low for segment in axes.collections[0].get_segments() for _, low in segment) > 0
-    (axes,) = draw_scatter(rows.assign(z=[1, 2, 3, 4, 5, 6]), "residual", "z", ["k"], note=lambda rows: "rho").axes
-    assert (axes.get_xscale(), axes.get_yscale(), axes.get_title()) == ("log", "linear", "rho")
+    (axes,) = draw_scatter(rows.assign(z=[1, 2, 3, 4, 5, 6]), "residual", "z", ["k"], {"": RHO}).axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
+    assert axes.get_title() == "rank correlation 0.50 (0.25 to 0.75)"
+
+
+def test_a_table_for_print_has_means_with_errors_and_names_of_a_paper(home):
+    text = (home / "report" / "summary.tex").read_text()
+    assert r"layers & norm & seeds & final test accuracy & effective rank (residual) \\" in text
+    assert (with_errors(0.8281, 0.796, 0.8559), with_errors(1.25, 1.125, 1.375)) == (
+        "$0.828_{-0.032}^{+0.028}$",
+        r"$1.25 \pm 0.12$",
+    )
+    assert with_errors(1.23e-12, 1.03e-12, 1.43e-12) == r"$(1.23 \pm 0.20) \times 10^{-12}$"
+    assert [with_errors(mean, np.nan, np.nan) for mean in (0.5, np.nan)] == ["$0.5$", ""]
+    assert with_errors(1.0, 1 - 1e-9, 1 + 1e-9) == "$1$"
+
+
+# --- rankbench plot ---------------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_drawn_again(home, tmp_path):
+    nothing = StudyKeys(None, None, None, [], None)
+    lines = redraw(home / "report" / "sweep.csv", tmp_path, nothing, "mean", None, "single")
+    assert lines[0].startswith("Final test accuracy by model.layers, model.norm") and (tmp_path / "sweep.pdf").exists()
+    redraw(home / "report" / "residual.csv", tmp_path, nothing, "mean", None, None)
+    assert (tmp_path / "residual.svg").read_bytes() == (home / "report" / "residual.svg").read_bytes()
+    study = StudyKeys(None, None, None, ["residual.effective_rank", "test_accuracy"], None)
+    redraw(home / "report" / "sweep.csv", tmp_path, study, "mean", None, None)
+    there = (home / "report" / "correlations.csv").read_text()
+    assert (tmp_path / "correlations.csv").read_text() == there and (tmp_path / "test_accuracy.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "said"),
+    [
+        ("nothing.csv", None, "no such file"),
+        ("summary.csv", None, "no table of runs, because it has no column run"),
+        ("residual_effective_rank.csv", None, "choose a column, as in report.value=effective_rank"),
+        ("residual.csv", "model.layer", "did you mean model.layers?"),
+    ],
+)
+def test_a_table_that_cannot_be_drawn_is_refused(home, name, x, said):
+    with pytest.raises(ConfigError) as refusal:
+        drawable(home / "report" / name, StudyKeys(x, None, None, [], None))
+    assert said in str(refusal.value)
+
+
+def test_plot_takes_the_path_of_a_table_as_it_is_printed():
+    cfg = compose("plot", "a/3_model=san,model.heads=2/residual.csv", "plot.column=single")
+    assert (cfg.table, cfg.plot.column) == ("a/3_model=san,model.heads=2/residual.csv", "single")
+
+
+@pytest.mark.parametrize(("column", "width", "rows"), [("single", 3.25, 3), ("double", 6.75, 1), (None, 9.75, 1)])
+def test_a_figure_for_print_has_a_columns_width_and_labels_on_its_outer_panels(column, width, rows):
+    table = pd.DataFrame({"k": [1, 2] * 3, "f": ["a", "a", "b", "b", "c", "c"], "seed": 0, "test_accuracy": 0.5})
+    figure = fit(draw_sweep(table, "k", facet="f"), column)
+    assert figure.get_figwidth() == pytest.approx(width)
+    assert [axes.get_title() for axes in figure.axes] == ["f=a", "f=b", "f=c"]
+    lines = {axes.get_subplotspec().rowspan.start: axes for axes in reversed(figure.axes)}
+    assert len(lines) == rows and all(axes.get_ylabel() == "final test accuracy" for axes in lines.values())
+    figure.draw_without_rendering()
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    assert not any(one.overlaps(other) for one in boxes for other in boxes if one is not other)
+    assert max(box.x1 for box in boxes) <= figure.bbox.x1 + 1
+    assert {text.get_fontsize() for axes in figure.axes for text in axes.get_xticklabels()} == {8.0}

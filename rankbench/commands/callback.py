@@ -21,8 +21,18 @@ from rankbench.commands.compose import register, resolve
 from rankbench.commands.messages import explaining
 from rankbench.commands.resolvers import job_folder
 from rankbench.commands.workers import end_with
-from rankbench.config import OBJECTIVES, AnalyzeConfig, BaseConfig, BenchConfig, DataConfig, ReportConfig, TrainConfig
-from rankbench.keys import ConfigError
+from rankbench.config import (
+    OBJECTIVES,
+    AnalyzeConfig,
+    BaseConfig,
+    BenchConfig,
+    Config,
+    DataConfig,
+    PlotConfig,
+    ReportConfig,
+    TrainConfig,
+)
+from rankbench.keys import ConfigError, unknown
 from rankbench.runs.files import WriteError
 from rankbench.runs.sweep import Job, Sweep
 
@@ -166,14 +176,14 @@ def _sweep_overrides(config: DictConfig) -> list[Override]:
     return [override for override in preset if override.get_key_element() not in own] + typed
 
 
-def _job_config(config: DictConfig) -> BaseConfig | ReportConfig:
+def _job_config(config: DictConfig) -> Config:
     own = config.copy()
     with read_write(own), open_dict(own):
         del own["hydra"]
     return resolve(own)
 
 
-def check_everything(cfg: BaseConfig | ReportConfig | DataConfig, writes: bool = True) -> None:
+def check_everything(cfg: Config, writes: bool = True) -> None:
     """Raise ConfigError for an invalid config, before any folder is made or any result is written.
 
     writes: whether the caller is going to write to the folder `cfg.out`.
@@ -182,6 +192,17 @@ def check_everything(cfg: BaseConfig | ReportConfig | DataConfig, writes: bool =
         return
     if isinstance(cfg, ReportConfig):
         _check_report(cfg)
+        return
+    if isinstance(cfg, PlotConfig):
+        from rankbench.claims import figures_published
+        from rankbench.report.figures import drawable
+
+        _check_folder(Path(cfg.out))
+        if cfg.published is not None and cfg.published not in (known := list(figures_published())):
+            raise ConfigError(unknown("published", cfg.published, known))
+        if not cfg.table:
+            raise ConfigError('table="": which one? give a CSV file, as in `rankbench plot residual.csv`')
+        drawable(Path(cfg.table), cfg.report)
         return
     from rankbench.analyses.runner import check_analyses
     from rankbench.runs.machine import Machine
@@ -231,7 +252,7 @@ def _measured(cfg: BaseConfig) -> BaseConfig:
     return run.config
 
 
-def check_corpus(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
+def check_corpus(cfg: Config) -> None:
     """Refuse a text that does not exist or does not fit. Kept apart: a preset is valid without its corpus."""
     from rankbench.analyses.modules import is_foreign
 
@@ -275,7 +296,7 @@ def _check_folder(out: Path, key: str = "out") -> None:
         raise ConfigError(f"{key}={out}: {existing} cannot be written; give another folder")
 
 
-def _check_job(cfg: BaseConfig | ReportConfig | DataConfig, words: list[str]) -> None:
+def _check_job(cfg: Config, words: list[str]) -> None:
     """Refuse a wrong config, and words that would change nothing: a run brings its own model, task and seeds."""
     _check_verb(cfg, words)
     check_everything(cfg)
@@ -290,7 +311,7 @@ def _check_job(cfg: BaseConfig | ReportConfig | DataConfig, words: list[str]) ->
                 raise ConfigError(f"{word}: {foreign} is no network of ours and has no {key}; leave one of the two out")
 
 
-def _check_verb(cfg: BaseConfig | ReportConfig | DataConfig, words: list[str]) -> None:
+def _check_verb(cfg: Config, words: list[str]) -> None:
     """Refuse a preset under the wrong command: it would train a network that nobody measures, or measure an untrained
     one. Any preset may say how a run, a module or a checkpoint is measured."""
     name = next((word.partition("=")[2] for word in words if word.startswith("experiment=")), None)

@@ -17,6 +17,7 @@ COMMANDS = {
     "train": "train one run, all its seeds; with an experiment that names analyses, analyse it too",
     "analyze": "measure a run (run=<folder>|latest) or a fresh model: analysis=[residual,paths]",
     "report": "gather runs into one page: runs=<folder>|latest; experiment=all for the scoreboard of presets",
+    "plot": "draw a table again: paths.csv plot.column=single; one of its columns: report.value=accuracy",
     "bench": "speed, side by side with the alternatives",
     "data": "fetch a corpus: corpus=ptb",
 }
@@ -272,7 +273,18 @@ def report_job(config: "DictConfig") -> None:
         pages = None if cfg.pages is None else Path(cfg.pages)
         print("\n".join(scoreboard(cfg.scoreboard, Path(cfg.out), pages)))
     else:
-        print("\n".join(gather(find_runs(cfg.runs), Path(cfg.out), chosen=cfg.report, statistic=cfg.statistic)))
+        how = {"chosen": cfg.report, "statistic": cfg.statistic, "column": cfg.plot.column}
+        print("\n".join(gather(find_runs(cfg.runs), Path(cfg.out), **how)))
+
+
+@one_line
+def plot_job(config: "DictConfig") -> None:
+    """`rankbench plot`."""
+    from rankbench.report.figures import redraw
+
+    cfg = _prepared(config)
+    how = cfg.report, cfg.statistic, cfg.published, cfg.plot.column
+    print("\n".join(redraw(Path(cfg.table), Path(cfg.out), *how)))
 
 
 @one_line
@@ -323,6 +335,7 @@ JOBS: dict[str, Callable[["DictConfig"], Any]] = {
     "train": train_job,
     "analyze": analyze_job,
     "report": report_job,
+    "plot": plot_job,
     "bench": bench_job,
     "data": data_job,
 }

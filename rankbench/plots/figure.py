@@ -284,8 +284,13 @@ def whole_numbers(axes: Axes, label: str) -> None:
 def legend(figure: Figure, grid: np.ndarray) -> None:
     """Add one legend under the panels, with each label once; the figure grows so that the panels keep their height."""
     _label_lowest(grid)
+    place_legend(figure, grid.flat)
+
+
+def place_legend(figure: Figure, panels: Iterable[Axes]) -> None:
+    """Add the legend of these panels, in as many columns as the figure has room for."""
     handles = {}
-    for axes in grid.flat:
+    for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     handles |= {label: handles.pop(label) for label in (BELOW, FLOOR) if label in handles}  # after the series

@@ -1,6 +1,6 @@
 """The figures of a sweep: numbers of its runs against the keys that varied, and against each other."""
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -95,12 +95,12 @@ def draw_scatter(
     x: str,
     y: str,
     keys: list[str],
+    correlations: dict[Any, dict[str, float]],
     series: str | None = None,
     facet: str | None = None,
-    note: Callable[[pd.DataFrame], str] = lambda rows: "",
 ) -> Figure:
     """One column of the runs against another: a mark for each configuration, as means over seeds; up to ten seeds are
-    points. keys: what tells configurations apart. note: what the title says of a panel's rows."""
+    points. keys: what tells configurations apart. correlations: by panel, for its title."""
     table = booleans_as_words(table.dropna(subset=[x, y]))
     figure, grid, facets = _panels(table, facet, share_x=False)  # where groups lie apart, each would fill a corner
     for axes, (label, rows_of_panel) in zip(grid.flat, facets, strict=False):
@@ -112,7 +112,10 @@ def draw_scatter(
             axes.plot(means[x], means[y], linestyle="none", label=name, **style)
             if 1 < rows.groupby(keys, dropna=False).seed.nunique().max() <= FEW_SEEDS:
                 axes.scatter(rows[x], rows[y], s=7, color=style["color"], alpha=0.45, linewidths=0, zorder=1.5)
-        axes.set_title("\n".join([*([title(f"{facet}={tick(label)}")] if facet else []), note(rows_of_panel)]))
+        found = correlations[label]
+        interval = f" ({found['low95']:.2f} to {found['high95']:.2f})" if found["num_seeds"] > 1 else ""
+        correlation = f"rank correlation {found['rank_correlation']:.2f}{interval}"
+        axes.set_title("\n".join([*([title(f"{facet}={tick(label)}")] if facet else []), correlation]))
         axes.set_xlabel(column_in_words(x))
         axes.tick_params(labelbottom=True)
         if _is_wide(table[x]):

@@ -3,7 +3,7 @@
 import fcntl
 import glob
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,28 +11,34 @@ from typing import Any
 
 import pandas as pd
 
-from rankbench import plots
 from rankbench.analyses import ANALYSES
-from rankbench.analyses.runner import draw, judge_all
+from rankbench.analyses.runner import judge_all
 from rankbench.claims import CLAIMS, figures_published
 from rankbench.config import FigureKeys, StudyKeys
-from rankbench.keys import ConfigError, as_typed, closest, unknown
+from rankbench.keys import ConfigError, as_typed, closest
 from rankbench.plots.observed import FIGURES
-from rankbench.plots.pages import MOST_PANELS, joined, pages_of_analysis, pages_of_final_numbers
-from rankbench.plots.sweep import column_in_words, draw_scatter, draw_sweep
+from rankbench.plots.sweep import column_in_words
+from rankbench.report.figures import draw_analyses, draw_final, draw_observed, draw_study, final_value
 from rankbench.report.page import write_page
-from rankbench.report.study import check_conditions, rank_correlation, values_of
+from rankbench.report.study import is_done, studied_columns, with_columns
 from rankbench.runs.files import regular, write_text
 from rankbench.runs.records import read_yaml
 from rankbench.runs.run import OBSERVED, OUTPUTS, Run
 from rankbench.runs.sweep import Sweep
-from rankbench.runs.tables import WHO, booleans_as_words, latex, markdown, over_seeds, read_table, write_table
+from rankbench.runs.tables import (
+    WHO,
+    booleans_as_words,
+    latex,
+    markdown,
+    over_seeds,
+    read_table,
+    with_errors,
+    write_table,
+)
 
 # Keys that are not variables of an experiment: where it runs, on what, how often it is evaluated, what is measured.
 SILENT = ("out", "beyond_memory", "seed", "replicas", "device", "threads", "run", "analysis", "claims", "published")
 SILENT += ("trainer.eval_every", "trainer.checkpoint_every", "observe.every")
-KINDS = (*plots.KINDS, ".svg")
-MOST_PANELS_OVER_STEPS = 6  # of a figure of a watched training, which has a row of them for each value
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,7 @@ def check_study(chosen: StudyKeys, jobs: list[Path]) -> None:
     """Raise ConfigError for a key that no run has, and for a column that cannot be drawn."""
     varying = varying_keys(jobs)[0]
     keys = _with_chosen(varying, chosen, jobs)
-    studied = _studied(chosen, *_read_all(jobs, keys)[3:], keys) if chosen.value or chosen.where else {}
+    studied = studied_columns(chosen, *_read_all(jobs, keys)[3:], keys) if chosen.value or chosen.where else {}
     known = dict.fromkeys([*_keys_of(jobs), *(str(name) for rows in studied.values() for name in rows)])
     for name, key in chosen.places.items():
         if key is not None and key not in known:
@@ -195,19 +201,20 @@ def gather(
     varied: list[str] | None = None,
     chosen: StudyKeys | None = None,
     statistic: str = "mean",
+    column: str | None = None,
 ) -> list[str]:
     """Join the runs' tables, with a column for each varied key; then summarise, draw, judge, and write a page.
 
     sweep.csv: a row for each job and seed with its status and final numbers. summary.csv, .md and .tex: means over
     seeds. For each analysis, the jobs' tables are concatenated. varied: None to find the keys in the runs' configs.
-    statistic: mean | best, over seeds, for the figure of final numbers.
+    statistic: mean | best, over seeds, for the figure of final numbers. column: single | double, the figures' width.
     Returns lines for the reader.
     """
     varying, follows = varying_keys(jobs)
     keys = _with_chosen(varying if varied is None else varied, chosen, jobs)
     names, statuses, damage, tables, final = _read_all(jobs, keys)
-    studied = _studied(chosen, tables, final, keys)
-    write_table(_with_columns(final, studied, chosen, keys), folder / "sweep.csv")
+    studied = studied_columns(chosen, tables, final, keys)
+    write_table(with_columns(final, studied, chosen, keys), folder / "sweep.csv")
     seeds = booleans_as_words(read_table(folder / "sweep.csv"))
     lines = [
         f"{len(jobs)} jobs, {', '.join(f'{count} {status}' for status, count in Counter(statuses.values()).items())}"
@@ -225,12 +232,15 @@ def gather(
     if len(summary):
         write_table(summary, folder / "summary.csv")
         write_text(folder / "summary.md", markdown(summary))
-        write_text(folder / "summary.tex", latex(summary))
+        write_text(folder / "summary.tex", latex(_for_print(summary, studied)))
         lines.append(f"-> {folder / 'summary.csv'}, .md and .tex")
-    captions = _draw_study(studied, seeds, keys, chosen, statistic, folder) if chosen else {}
-    if chosen:  # a column of a table is a place in the figures of the study alone
+    captions = {}
+    if chosen:
+        done = seeds[is_done(seeds)]
+        captions = draw_study(studied, done, keys, chosen, statistic, folder, column, final_value(done))
+        # a column of a table is a place in the figures of the study alone
         chosen = replace(chosen, **{place: None for place, key in chosen.places.items() if key not in keys})
-    captions |= _draw_final(seeds, keys, chosen, statistic, folder)
+    captions |= draw_final(seeds, keys, chosen, statistic, folder, column)
     for name, table in tables.items():
         write_table(table, folder / f"{name}.csv")
     configs = {job: _config(job) for job in jobs}
@@ -239,8 +249,10 @@ def gather(
     figures = list({config.get("published") for config in configs.values() if config.get("published")})
     figure_published = figures[0] if len(figures) == 1 and figures[0] in figures_published() else None
     facets = [key for key in keys if key not in ("run", "seed")]
-    captions |= _draw_analyses(tables, facets, chosen, figure_published, folder)
-    captions |= _draw_observed({name: tables[name] for name in FIGURES if name in tables}, facets, chosen, folder)
+    captions |= draw_analyses(tables, facets, chosen, figure_published, folder, column)
+    captions |= draw_observed(
+        {name: tables[name] for name in FIGURES if name in tables}, facets, chosen, folder, column
+    )
     lines += [f"-> {folder / name}.png, .pdf and .svg" for name in captions]
     lines += judge_all(claims, tables, folder, facets)
     write_page(
@@ -255,6 +267,20 @@ def gather(
     return [*lines, f"-> {folder / 'report.html'}"]
 
 
+def _for_print(summary: pd.DataFrame, chosen: Iterable[str]) -> pd.DataFrame:
+    """The summary with a column for each number, as mean and interval, and with names as in a paper. chosen: the
+    numbers to keep, if there are any among them."""
+    values = [name.removesuffix("_mean") for name in summary if name.endswith("_mean")]
+    keys = list(summary.columns[: summary.columns.get_loc("num_seeds")])
+    last = Counter(key.rpartition(".")[2] for key in keys)
+    names = {key: key if last[short_key := key.rpartition(".")[2]] > 1 else short_key.replace("_", " ") for key in keys}
+    table = summary[[*keys, "num_seeds"]].rename(columns=names | {"num_seeds": "seeds"})
+    for value in [value for value in values if value in chosen] or values:
+        ends = zip(*(summary[f"{value}_{end}"] for end in ("mean", "low95", "high95")), strict=True)
+        table[column_in_words(value)] = [with_errors(*numbers) for numbers in ends]
+    return table
+
+
 def _read_all(
     jobs: list[Path], keys: list[str]
 ) -> tuple[dict[Path, str], dict[Path, str], dict[Path, str], dict[str, pd.DataFrame], pd.DataFrame]:
@@ -267,57 +293,6 @@ def _read_all(
     every = (*ANALYSES, *OBSERVED)
     tables = {name: table for name in every if (table := _joined(name, read, names, values)) is not None}
     return names, statuses, damage, tables, _final_numbers(names, statuses, values)
-
-
-def _studied(
-    chosen: StudyKeys | None, tables: dict[str, pd.DataFrame], final: pd.DataFrame, keys: list[str]
-) -> dict[str, pd.DataFrame]:
-    """The rows of each column that the user chose; ConfigError if one does not exist or needs a narrower choice."""
-    if chosen is None or not chosen.value:
-        if chosen and chosen.where:
-            raise ConfigError(f"report.where={chosen.where}: chooses rows for report.value, which is empty")
-        return {}
-    final = final[_is_done(final)] if "status" in final else final
-    sources = {}
-    for value in chosen.value:
-        table, _, column = value.rpartition(".")
-        if table and table not in tables:
-            raise ConfigError(f"report.value={value}: {unknown('table', table, tables)}")
-        sources[value] = tables[table] if table else final
-        if column not in sources[value]:
-            columns = [f"{table}.{name}" if table else name for name in sources[value] if name not in WHO]
-            raise ConfigError(unknown("report.value", value, columns))
-        if not pd.api.types.is_numeric_dtype(sources[value][column]):
-            raise ConfigError(f"report.value={value}: a column of words; give one of numbers")
-    check_conditions(chosen.where, sources.values())
-    if len(sources) > 1 and (axes := _axes(chosen, keys, *sources.values())):
-        raise ConfigError(
-            f"report.value=[{','.join(sources)}]: compared run by run, and {axes[0]} has several rows for each run; "
-            f"give one column, or choose one row, as in report.where={axes[0]}=last"
-        )
-    return {
-        value: values_of(table, value, chosen.where, _axes(chosen, keys, table)) for value, table in sources.items()
-    }
-
-
-def _axes(chosen: StudyKeys, keys: list[str], *tables: pd.DataFrame) -> list[str]:
-    """The places of the figure that are columns of these tables and no keys of the runs."""
-    return [key for key in chosen.places.values() if key not in keys and any(key in table for table in tables)]
-
-
-def _with_columns(
-    final: pd.DataFrame, studied: dict[str, pd.DataFrame], chosen: StudyKeys | None, keys: list[str]
-) -> pd.DataFrame:
-    """The final numbers with a column for each chosen one that has one value for each run and seed."""
-    for value, rows in studied.items():
-        if value not in final and chosen and not _axes(chosen, keys, rows):
-            column = rows.set_index(["run", "seed"])[value.rpartition(".")[2]].rename(value)
-            final = final.join(column, on=["run", "seed"])
-    return final
-
-
-def _is_done(seeds: pd.DataFrame) -> pd.Series:
-    return (seeds.job_status == "finished") & (seeds.status != "diverged")
 
 
 def varying_keys(jobs: list[Path]) -> tuple[list[str], dict[str, list[str]]]:
@@ -366,7 +341,7 @@ def summarise(seeds: pd.DataFrame, keys: list[str], more: Iterable[str] = ()) ->
     """Final test accuracy and loss by the varied keys, over the seeds of finished jobs: mean, interval, best; and of
     more columns mean and interval."""
     axes = [key for key in keys if key in seeds and key not in ("run", "seed")] or ["task", "model"]
-    done = seeds[_is_done(seeds)]
+    done = seeds[is_done(seeds)]
     summary = None
     for value, best in ({"test_accuracy": "largest", "test_loss": "smallest"} | dict.fromkeys(more)).items():
         if value not in done or done[value].isna().all():
@@ -380,166 +355,6 @@ def summarise(seeds: pd.DataFrame, keys: list[str], more: Iterable[str] = ()) ->
     counted = [name for name in summary if name.endswith("_seeds")]
     summary.insert(len(axes), "num_seeds", summary[counted].max(axis=1).astype(int))
     return summary.drop(columns=counted)
-
-
-def _draw_final(
-    seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None, statistic: str, folder: Path
-) -> dict[str, str]:
-    """Write the figure of the final numbers by the varied keys, if there is one; returns its pages' captions."""
-    pages = final_pages(seeds, keys, chosen, statistic)
-    names = plots.save_pages(((figure, note) for figure, note, _ in pages), folder / "sweep", KINDS)
-    return {name: caption for name, (_, _, caption) in zip(names, pages, strict=True)}
-
-
-def final_pages(
-    seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None = None, statistic: str = "mean"
-) -> list[tuple[plots.Figure, str, str]]:
-    """Pages of the figure of the final numbers by the varied keys: figure, note and caption of each.
-
-    Keys that are neither x, series nor facet are panels, too; if the user chose both series and facet, the figure
-    averages over them.
-    """
-    keys = [key for key in keys if key in seeds and key not in ("run", "seed")]
-    done = seeds[_is_done(seeds)]
-    value = _final_value(done)
-    if value is None or not keys:
-        return []
-    return _pages_by_keys(done, keys, chosen, statistic, value, f"Final {value.replace('_', ' ')}")
-
-
-def _final_value(done: pd.DataFrame) -> str | None:
-    """The final number that a report draws, if there is one."""
-    return next((name for name in ("test_accuracy", "test_loss") if name in done and done[name].notna().any()), None)
-
-
-def _pages_by_keys(
-    done: pd.DataFrame, keys: list[str], chosen: FigureKeys | None, statistic: str, value: str, what_is_drawn: str
-) -> list[tuple[plots.Figure, str, str]]:
-    x, series, facet = figure_keys(done, keys, chosen)
-    rest = [key for key in keys if key not in (x, series, facet)]
-    averaged = rest if chosen and chosen.series and chosen.facet else []
-    panels = [key for key in (facet, *rest) if key and key not in averaged]
-    pages = pages_of_final_numbers(_without_gaps(done, keys), panels, averaged, MOST_PANELS, (chosen and chosen.facet,))
-    num_seeds = done.dropna(subset=[value]).groupby(keys, dropna=False).seed.nunique().max()
-    what = "mean over seeds; bars are its 95 % interval" if statistic == "mean" else "best of the seeds"
-    seeds = f"{what}, of {num_seeds} seeds" if num_seeds > 1 else "one seed, so no interval"
-    by = ", ".join(key for key in keys if key not in averaged)
-    names = [joined(f"{what_is_drawn} by {by}: {seeds}", page.note) for page in pages]
-    figures = [draw_sweep(page.rows, x, series, page.facet, value, statistic) for page in pages]
-    return [(figure, page.note, name) for figure, page, name in zip(figures, pages, names, strict=True)]
-
-
-def _draw_study(
-    studied: dict[str, pd.DataFrame],
-    seeds: pd.DataFrame,
-    keys: list[str],
-    chosen: StudyKeys,
-    statistic: str,
-    folder: Path,
-) -> dict[str, str]:
-    """Draw and write each chosen column by the keys, and the last against each other one; returns the captions."""
-    captions, rank = {}, []
-    keys, where = [key for key in keys if key not in ("run", "seed")], (chosen.where or "").replace(",", ", ")
-    for value, rows in studied.items():
-        column, axes, stem = value.rpartition(".")[2], _axes(chosen, keys, rows), value.replace(".", "_")
-        write_table(rows[list(dict.fromkeys([*WHO, *keys, *axes, column]))], folder / f"{stem}.csv")
-        rows = booleans_as_words(read_table(folder / f"{stem}.csv")).rename(columns={column: value})
-        if value != _final_value(seeds[_is_done(seeds)]) and (keys or axes):
-            pages = _pages_by_keys(rows, [*keys, *axes], chosen, statistic, value, column_in_words(value))
-            noted = [(figure, joined(where, note)) for figure, note, _ in pages]
-            for name, (_, _, caption) in zip(plots.save_pages(noted, folder / stem, KINDS), pages, strict=True):
-                captions[name] = joined(caption, where)
-    *others, last = [*studied] or [""]
-    done = seeds[_is_done(seeds)]
-    for other in others if keys else ():
-        _, series, _ = figure_keys(done, keys, chosen)
-
-        def note(rows: pd.DataFrame, other: str = other) -> str:
-            found = rank_correlation(rows, other, last, keys)
-            interval = f" ({found['low95']:.2f} to {found['high95']:.2f})" if found["num_seeds"] > 1 else ""
-            return f"rank correlation {found['rank_correlation']:.2f}{interval}"
-
-        parts = done.groupby(chosen.facet) if chosen.facet else [("", done)]
-        found = [
-            {"x": other, "y": last, "panel": panel} | rank_correlation(rows, other, last, keys) for panel, rows in parts
-        ]
-        rank += found
-        figure = draw_scatter(done, other, last, keys, series, chosen.facet, note)
-        name = f"{last}_by_{other}".replace(".", "_")
-        plots.save_pages([(figure, where)], folder / name, KINDS)
-        captions[name] = joined(
-            f"{column_in_words(last)} against {column_in_words(other)}, a mark for each configuration, as means over "
-            f"seeds; above, Spearman's rank correlation over {found[0]['num_configurations']} configurations, "
-            f"as the mean over {found[0]['num_seeds']} seeds with its 95 % interval; numbers in correlations.csv",
-            where,
-        )
-    if rank:
-        write_table(pd.DataFrame(rank), folder / "correlations.csv")
-    return captions
-
-
-def _without_gaps(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Fill keys that some runs lack with the word `none`, so that these runs have a panel, too."""
-    gaps = [key for key in keys if seeds[key].isna().any()]
-    return seeds.assign(**{key: seeds[key].map(plots.tick, na_action="ignore").fillna("none") for key in gaps})
-
-
-def _draw_analyses(
-    tables: dict[str, pd.DataFrame],
-    keys: list[str],
-    chosen: FigureKeys | None,
-    figure_published: str | None,
-    folder: Path,
-) -> dict[str, str]:
-    """Write the figures of the analyses, each line for one configuration; returns their captions by file name."""
-    captions = {}
-    picked = (chosen.x, chosen.series, chosen.facet) if chosen else (None, None, None)
-    for name, table in tables.items():
-        if name in ANALYSES and (analysis := ANALYSES[name]).figure is not None:
-            how = (analysis.lines, analysis.drawn_apart, analysis.most_panels)
-            pages = pages_of_analysis(table, keys, *picked, *how)
-            files = draw({name: pages}, folder, figure_published, KINDS)
-            for figure, page in zip(files, pages, strict=True):
-                captions[figure] = _caption(name, analysis.figure, page)
-    return captions
-
-
-def _caption(name: str, figure: Callable[..., plots.Figure], page: plots.Page) -> str:
-    what = plots.caption_of(name, figure, page.rows.seed.nunique())
-    return f"{joined(name, page.note)}. {what} Drawn from {name}.csv"
-
-
-def _draw_observed(
-    tables: dict[str, pd.DataFrame], keys: list[str], chosen: FigureKeys | None, folder: Path
-) -> dict[str, str]:
-    """Write the figures of trainings that were watched by rankbench.observe; returns their captions by file name.
-
-    Their configs do not say all that may differ between them, so runs of the same keys and seed are panels, too.
-    """
-    captions = {}
-    picked = (chosen.x, chosen.series, chosen.facet) if chosen else (None, None, None)
-    for name, table in tables.items():
-        runs_alike = table.groupby([*keys, "seed"]).run.nunique().max()
-        pages = pages_of_analysis(
-            table, [*keys, "run"] if runs_alike > 1 else keys, *picked, None, (), MOST_PANELS_OVER_STEPS
-        )
-        figures = ((FIGURES[name](page.rows, page.facet), page.note) for page in pages)
-        for figure, page in zip(plots.save_pages(figures, folder / name, KINDS), pages, strict=True):
-            captions[figure] = _caption(name, FIGURES[name], page)
-    return captions
-
-
-def figure_keys(
-    seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None = None
-) -> tuple[str, str | None, str | None]:
-    """The keys for x, series and facet of the figure: as chosen, else by the number of values of the keys."""
-    picked = chosen.places if chosen else {"x": None, "series": None, "facet": None}
-    free = [key for key in keys if key not in picked.values()]
-    numbers = [key for key in free if pd.api.types.is_numeric_dtype(seeds[key])]
-    x = picked["x"] or max(numbers, key=lambda key: seeds[key].nunique(), default=None) or (free or keys)[0]
-    free = [key for key in free if key != x]
-    series = picked["series"] or (free.pop(0) if free else None)
-    return x, series, picked["facet"] or (free.pop(0) if free else None)
 
 
 def _tables_at(job: Path, names: Iterable[str]) -> dict[str, pd.DataFrame]:

@@ -9,14 +9,71 @@ from collections.abc import Iterable
 import pandas as pd
 from scipy import stats
 
-from rankbench.keys import ConfigError, closest
+from rankbench.config import StudyKeys
+from rankbench.keys import ConfigError, closest, unknown
 from rankbench.plots import tick
 from rankbench.runs.intervals import interval95
-from rankbench.runs.tables import booleans_as_words
+from rankbench.runs.tables import WHO, booleans_as_words
 
 OF_RUN = ["run", "seed"]
 DIGITS = 9
 FEWEST = 3  # configurations with which a rank correlation says anything
+
+
+def studied_columns(
+    chosen: StudyKeys | None, tables: dict[str, pd.DataFrame], final: pd.DataFrame, keys: list[str]
+) -> dict[str, pd.DataFrame]:
+    """The rows of each column that the user chose; ConfigError if one does not exist or needs a narrower choice."""
+    if chosen is None or not chosen.value:
+        if chosen and chosen.where:
+            raise ConfigError(f"report.where={chosen.where}: chooses rows for report.value, which is empty")
+        return {}
+    final = final[is_done(final)] if "status" in final else final
+    sources = {}
+    for value in chosen.value:
+        table = "" if value in final else value.rpartition(".")[0]
+        if table and table not in tables:
+            raise ConfigError(f"report.value={value}: {unknown('table', table, tables)}")
+        sources[value] = tables[table] if table else final
+        if (column := column_of(sources[value], value)) not in sources[value]:
+            columns = [f"{table}.{name}" if table else name for name in sources[value] if name not in WHO]
+            raise ConfigError(unknown("report.value", value, columns))
+        if not pd.api.types.is_numeric_dtype(sources[value][column]):
+            raise ConfigError(f"report.value={value}: a column of words; give one of numbers")
+    check_conditions(chosen.where, sources.values())
+    if len(sources) > 1 and (axes := axes_of(chosen, keys, *sources.values())):
+        raise ConfigError(
+            f"report.value=[{','.join(sources)}]: compared run by run, and {axes[0]} has several rows for each run; "
+            f"give one column, or choose one row, as in report.where={axes[0]}=last"
+        )
+    return {
+        value: values_of(table, value, chosen.where, axes_of(chosen, keys, table)) for value, table in sources.items()
+    }
+
+
+def column_of(table: pd.DataFrame, value: str) -> str:
+    """The column of a value: `effective_rank` of residual.effective_rank, or all of the name if a column has it."""
+    return value if value in table else value.rpartition(".")[2]
+
+
+def axes_of(chosen: StudyKeys, keys: list[str], *tables: pd.DataFrame) -> list[str]:
+    """The places of the figure that are columns of these tables and no keys of the runs."""
+    return [key for key in chosen.places.values() if key not in keys and any(key in table for table in tables)]
+
+
+def with_columns(
+    final: pd.DataFrame, studied: dict[str, pd.DataFrame], chosen: StudyKeys | None, keys: list[str]
+) -> pd.DataFrame:
+    """The final numbers with a column for each chosen one that has one value for each run and seed."""
+    for value, rows in studied.items():
+        if value not in final and chosen and not axes_of(chosen, keys, rows):
+            column = rows.set_index(OF_RUN)[column_of(rows, value)].rename(value)
+            final = final.join(column, on=OF_RUN)
+    return final
+
+
+def is_done(seeds: pd.DataFrame) -> pd.Series:
+    return (seeds.job_status == "finished") & (seeds.status != "diverged")
 
 
 def conditions_of(where: str | None) -> dict[str, str]:
@@ -43,7 +100,7 @@ def values_of(table: pd.DataFrame, value: str, where: str | None, axes: list[str
     first or last in the table's order. Raises ConfigError if nothing is left, and if rows of one run and seed differ in
     more columns than the axes, because their mean would mix what was measured apart.
     """
-    column = value.rpartition(".")[2]
+    column = column_of(table, value)
     rows = booleans_as_words(table.dropna(subset=[column]))
     for name, wanted in conditions_of(where).items():
         if name in rows:
