@@ -262,6 +262,14 @@ class StudyKeys(FigureKeys):
 
 
 @dataclass
+class PageKeys(StudyKeys):
+    """Page of a report."""
+
+    open: bool = key("Whether to open the page in a browser.")
+    watch: bool = key("Whether to write the page again and again until none of the jobs is running.")
+
+
+@dataclass
 class PlotKeys:
     """Figures for print."""
 
@@ -282,7 +290,7 @@ class ReportConfig:
     )
     out: str = key("Folder that the command writes.")
     statistic: str = key("What the figure shows of seeds: mean with 95 % interval, or best.", choices=("mean", "best"))
-    report: StudyKeys
+    report: PageKeys
     plot: PlotKeys
 
 

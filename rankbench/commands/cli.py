@@ -265,6 +265,9 @@ def analyze_job(config: "DictConfig") -> None:
 @one_line
 def report_job(config: "DictConfig") -> None:
     """`rankbench report`."""
+    import webbrowser
+
+    from rankbench.report.live import watched
     from rankbench.report.report import find_runs, gather
     from rankbench.report.scoreboard import scoreboard
 
@@ -274,7 +277,17 @@ def report_job(config: "DictConfig") -> None:
         print("\n".join(scoreboard(cfg.scoreboard, Path(cfg.out), pages)))
     else:
         how = {"chosen": cfg.report, "statistic": cfg.statistic, "column": cfg.plot.column}
-        print("\n".join(gather(find_runs(cfg.runs), Path(cfg.out), **how)))
+        reports = (
+            watched(cfg.runs, Path(cfg.out), **how)
+            if cfg.report.watch
+            else [gather(find_runs(cfg.runs), Path(cfg.out), **how)]
+        )
+        page = None if not cfg.report.open else Path(cfg.out) / "report.html"
+        for lines in reports:
+            print("\n".join(lines), flush=True)
+            if page is not None and not webbrowser.open(page.resolve().as_uri()):
+                print(f"report.open=true: no browser here; open {page}")
+            page = None
 
 
 @one_line

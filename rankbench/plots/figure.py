@@ -163,7 +163,7 @@ def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def grid_of(
-    table: pd.DataFrame, facet: str | None, columns: int, share_y: bool = True, share_x: bool | str = True
+    table: pd.DataFrame, facet: str | None, columns: int, share_y: bool | str = True, share_x: bool | str = True
 ) -> tuple[Figure, np.ndarray, list[tuple[str, pd.DataFrame]]]:
     """An empty figure with a row of axes for each value of the facet, and (label, rows) of each value.
 
@@ -317,6 +317,11 @@ def _label_lowest(grid: np.ndarray) -> None:
 def spans_orders(values: pd.Series) -> bool:
     """Whether the values need a logarithmic axis: positive, the largest at least eight times the smallest."""
     return bool(values.min() > 0 and values.max() >= 8 * values.min())
+
+
+def is_wide(values: pd.Series) -> bool:
+    """Whether measured values need a logarithmic axis: positive, the largest at least a hundred times the smallest."""
+    return bool(values.min() > 0 and values.max() >= 100 * values.min())
 
 
 def ticks(axes: Axes, values: pd.Series, is_log: bool | None = None) -> None:

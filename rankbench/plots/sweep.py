@@ -13,6 +13,7 @@ from rankbench.plots.figure import (
     FEW_SEEDS,
     MARKERS,
     PANEL,
+    is_wide,
     legend,
     spans_orders,
     spread,
@@ -22,8 +23,6 @@ from rankbench.plots.figure import (
     title,
 )
 from rankbench.runs.tables import booleans_as_words, mean_and_spread, over_seeds
-
-WIDE = 100  # a measured column whose largest value is this many times its smallest has a logarithmic axis
 
 
 @styled
@@ -45,14 +44,14 @@ def draw_sweep(
     table = booleans_as_words(table)
     figure, grid, facets = _panels(table, facet)
     lines = _in_order(table[series]) if series else [""]
-    is_wide = not value.startswith("test_") and _is_wide(table[value])
+    wide = not value.startswith("test_") and is_wide(table[value])
     words = None if pd.api.types.is_numeric_dtype(table[x]) else _in_order(table[x])
     everywhere = pd.Series(range(len(words))) if words else table[x]
     is_log = not words and spans_orders(everywhere) and not _is_even(everywhere)
     for axes, (label, rows_of_panel) in zip(grid.flat, facets, strict=False):
         for number, line in enumerate(lines):
             rows = rows_of_panel[rows_of_panel[series] == line] if series else rows_of_panel
-            summary = over_seeds(rows, [x], value, "positive" if is_wide else None)
+            summary = over_seeds(rows, [x], value, "positive" if wide else None)
             if summary.empty:
                 continue
             x_values = _aside(
@@ -81,7 +80,7 @@ def draw_sweep(
         else:
             ticks(axes, table[x], is_log)
         axes.tick_params(labelbottom=True)
-    if is_wide:
+    if wide:
         grid[0, 0].set_yscale("log")
     for row in grid:
         row[0].set_ylabel(column_in_words(value))
@@ -118,9 +117,9 @@ def draw_scatter(
         axes.set_title("\n".join([*([title(f"{facet}={tick(label)}")] if facet else []), correlation]))
         axes.set_xlabel(column_in_words(x))
         axes.tick_params(labelbottom=True)
-        if _is_wide(table[x]):
+        if is_wide(table[x]):
             axes.set_xscale("log")
-    if _is_wide(table[y]):
+    if is_wide(table[y]):
         grid[0, 0].set_yscale("log")
     for row in grid:
         row[0].set_ylabel(column_in_words(y))
@@ -147,10 +146,6 @@ def _panels(table: pd.DataFrame, facet: str | None, share_x: bool = True) -> tup
     for axes in list(grid.flat)[len(facets) :]:
         axes.set_visible(False)
     return figure, grid, facets
-
-
-def _is_wide(values: pd.Series) -> bool:
-    return bool(values.min() > 0 and values.max() >= WIDE * values.min())
 
 
 def _in_order(values: pd.Series) -> list:

@@ -1,5 +1,6 @@
 """The figures of a report with their captions: final numbers, chosen columns, analyses, and watched trainings."""
 
+from collections import ChainMap
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -11,14 +12,16 @@ from rankbench.analyses import ANALYSES
 from rankbench.analyses.runner import draw
 from rankbench.config import FigureKeys, StudyKeys
 from rankbench.keys import ConfigError, unknown
-from rankbench.plots.observed import FIGURES
+from rankbench.plots.observed import FIGURES as OBSERVED_FIGURES
 from rankbench.plots.pages import MOST_PANELS, joined, pages_of_analysis, pages_of_final_numbers
 from rankbench.plots.sweep import column_in_words, draw_scatter, draw_sweep
+from rankbench.plots.training import draw_metrics
 from rankbench.report.study import axes_of, column_of, is_done, rank_correlation, studied_columns, with_columns
 from rankbench.runs.tables import WHO, booleans_as_words, read_table, write_table
 
 KINDS = (*plots.KINDS, ".svg")
 MOST_PANELS_OVER_STEPS = 6  # of a figure of a watched training, which has a row of them for each value
+FIGURES = ChainMap(OBSERVED_FIGURES, {"metrics": draw_metrics})  # over the steps of a training
 
 
 def draw_final(
@@ -153,16 +156,23 @@ def _caption(name: str, figure: Callable[..., plots.Figure], page: plots.Page) -
 def draw_observed(
     tables: dict[str, pd.DataFrame], keys: list[str], chosen: FigureKeys | None, folder: Path, column: str | None
 ) -> dict[str, str]:
-    """Write the figures of trainings that were watched by rankbench.observe; returns their captions by file name.
+    """Write the figures of learning curves, and of trainings that were watched by rankbench.observe; returns their
+    captions by file name.
 
-    Their configs do not say all that may differ between them, so runs of the same keys and seed are panels, too.
+    Configs do not say all that may differ between trainings that are not ours, so runs of the same keys and seed are
+    panels, too.
     """
     captions = {}
     picked = (chosen.x, chosen.series, chosen.facet) if chosen else (None, None, None)
     for name, table in tables.items():
         runs_alike = table.groupby([*keys, "seed"]).run.nunique().max()
         pages = pages_of_analysis(
-            table, [*keys, "run"] if runs_alike > 1 else keys, *picked, None, (), MOST_PANELS_OVER_STEPS
+            table,
+            [*keys, "run"] if runs_alike > 1 else keys,
+            *picked,
+            "split" if name == "metrics" else None,
+            (),
+            MOST_PANELS if name == "metrics" else MOST_PANELS_OVER_STEPS,
         )
         figures = ((plots.fit(FIGURES[name](page.rows, page.facet), column), page.note) for page in pages)
         for figure, page in zip(plots.save_pages(figures, folder / name, KINDS), pages, strict=True):

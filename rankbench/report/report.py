@@ -16,9 +16,8 @@ from rankbench.analyses.runner import judge_all
 from rankbench.claims import CLAIMS, figures_published
 from rankbench.config import FigureKeys, StudyKeys
 from rankbench.keys import ConfigError, as_typed, closest
-from rankbench.plots.observed import FIGURES
 from rankbench.plots.sweep import column_in_words
-from rankbench.report.figures import draw_analyses, draw_final, draw_observed, draw_study, final_value
+from rankbench.report.figures import FIGURES, draw_analyses, draw_final, draw_observed, draw_study, final_value
 from rankbench.report.page import write_page
 from rankbench.report.study import is_done, studied_columns, with_columns
 from rankbench.runs.files import regular, write_text
@@ -38,6 +37,7 @@ from rankbench.runs.tables import (
 
 # Keys that are not variables of an experiment: where it runs, on what, how often it is evaluated, what is measured.
 SILENT = ("out", "beyond_memory", "seed", "replicas", "device", "threads", "run", "analysis", "claims", "published")
+TABLES = (*ANALYSES, *OBSERVED, "metrics")  # that runs leave and a report joins
 SILENT += ("trainer.eval_every", "trainer.checkpoint_every", "observe.every")
 
 
@@ -202,12 +202,14 @@ def gather(
     chosen: StudyKeys | None = None,
     statistic: str = "mean",
     column: str | None = None,
+    live: str = "",
 ) -> list[str]:
     """Join the runs' tables, with a column for each varied key; then summarise, draw, judge, and write a page.
 
     sweep.csv: a row for each job and seed with its status and final numbers. summary.csv, .md and .tex: means over
     seeds. For each analysis, the jobs' tables are concatenated. varied: None to find the keys in the runs' configs.
     statistic: mean | best, over seeds, for the figure of final numbers. column: single | double, the figures' width.
+    live: what a page that is written again and again says of that.
     Returns lines for the reader.
     """
     varying, follows = varying_keys(jobs)
@@ -249,10 +251,9 @@ def gather(
     figures = list({config.get("published") for config in configs.values() if config.get("published")})
     figure_published = figures[0] if len(figures) == 1 and figures[0] in figures_published() else None
     facets = [key for key in keys if key not in ("run", "seed")]
+    over_steps = {name: tables[name] for name in ("metrics", *OBSERVED) if name in FIGURES and name in tables}
+    captions |= draw_observed(over_steps, facets, chosen, folder, column)
     captions |= draw_analyses(tables, facets, chosen, figure_published, folder, column)
-    captions |= draw_observed(
-        {name: tables[name] for name in FIGURES if name in tables}, facets, chosen, folder, column
-    )
     lines += [f"-> {folder / name}.png, .pdf and .svg" for name in captions]
     lines += judge_all(claims, tables, folder, facets)
     write_page(
@@ -263,6 +264,8 @@ def gather(
         figure_published,
         follows if varied is None else {},
         bool(claims),
+        _shared(configs.values()),
+        live,
     )
     return [*lines, f"-> {folder / 'report.html'}"]
 
@@ -290,8 +293,7 @@ def _read_all(
     values = {job: _values(job, [key for key in keys if key not in WHO]) for job in jobs}
     read, damage = _read(jobs)
     statuses = {job: "damaged" if job in damage else status_of(job) for job in jobs}
-    every = (*ANALYSES, *OBSERVED)
-    tables = {name: table for name in every if (table := _joined(name, read, names, values)) is not None}
+    tables = {name: table for name in TABLES if (table := _joined(name, read, names, values)) is not None}
     return names, statuses, damage, tables, _final_numbers(names, statuses, values)
 
 
@@ -358,7 +360,12 @@ def summarise(seeds: pd.DataFrame, keys: list[str], more: Iterable[str] = ()) ->
 
 
 def _tables_at(job: Path, names: Iterable[str]) -> dict[str, pd.DataFrame]:
-    return {name: Run(job).table(name) for name in names if (job / f"{name}.csv").exists()}
+    tables = {name: Run(job).table(name) for name in names if (job / f"{name}.csv").exists()}
+    if "metrics" in tables:  # without the columns of the others
+        flat, curves = _flat(_config(job)), tables["metrics"]
+        who = {"run": "", "task": flat.get("task.name", ""), "model": flat.get("model.name", "")}
+        tables["metrics"] = curves.assign(**who)[[*WHO, *curves.columns.drop("seed")]]
+    return tables
 
 
 def _read(jobs: list[Path]) -> tuple[dict[Path, dict[str, pd.DataFrame]], dict[Path, str]]:
@@ -369,7 +376,7 @@ def _read(jobs: list[Path]) -> tuple[dict[Path, dict[str, pd.DataFrame]], dict[P
         try:
             _config_at(job / "config.yaml")
             changed = Run(job).changed_files()
-            read[job] = _tables_at(job, [name for name in (*ANALYSES, *OBSERVED) if f"{name}.csv" not in changed])
+            read[job] = _tables_at(job, [name for name in TABLES if f"{name}.csv" not in changed])
         except ConfigError as error:
             damage[job] = str(error)
     return read, damage
@@ -459,6 +466,13 @@ def _values(job: Path, keys: list[str]) -> dict[str, str]:
     only has its own overrides."""
     flat = _flat(_config(job)) or _own_words(job)
     return {key: flat.get(key, flat.get(f"{key}.name", "")) for key in keys}
+
+
+def _shared(configs: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """The keys that have the same value in all runs that have begun."""
+    flats = [_flat(config) for config in configs if config]
+    first = flats[0] if flats else {}
+    return {key: value for key, value in first.items() if all(flat.get(key) == value for flat in flats)}
 
 
 def _own_words(job: Path) -> dict[str, str]:
