@@ -28,6 +28,7 @@ Usage: rankbench COMMAND [key=value ...] [-m] [--cfg job]
 {chr(10).join(f"  {name:<8} {what}" for name, what in COMMANDS.items())}
 
   rankbench COMMAND --help   its keys, groups and defaults
+  rankbench explain KEY      what a key means, its values, and where it is read: explain model.norm
   rankbench list             the presets, with what each costs and the run that stands for it here
   rankbench --version
   rankbench completion bash  Tab completion: eval "$(rankbench completion bash)"
@@ -67,6 +68,12 @@ def _dispatch(words: list[str]) -> None:
         from rankbench.commands.usage import list_of_presets
 
         print(list_of_presets())
+    elif words[0] == "explain":
+        from rankbench.commands.callback import refusing
+        from rankbench.commands.usage import explained
+
+        with refusing(""):
+            print(explained(words[1:]))
     elif words[0] == "completion":
         from rankbench.commands import completion
         from rankbench.commands.callback import refusing
@@ -95,7 +102,7 @@ def _run(command: str, words: list[str]) -> None:
     from hydra._internal.utils import get_args_parser
 
     from rankbench.commands.compose import as_keys, register
-    from rankbench.commands.messages import explaining
+    from rankbench.commands.messages import explaining, not_an_option
     from rankbench.config import conf_dir
     from rankbench.keys import ConfigError
 
@@ -105,10 +112,11 @@ def _run(command: str, words: list[str]) -> None:
     parser = get_args_parser()
     parser.error = lambda message: refuse(command, f"{message}; options are -m, --cfg job, --info defaults, --help")
     try:
-        words = as_keys(command, words)
+        # argparse takes positional words in one piece only
+        words = sorted(as_keys(command, words), key=lambda word: word not in ("-m", "--multirun"))
         parsed, unknown = parser.parse_known_args(words)
         if wrong := [word for word in unknown if word.startswith("-") or not parsed.help]:
-            parser.error(f"{wrong[0]}: unknown option")
+            refuse(command, not_an_option(wrong[0], command))
         for option in ("config_name", "config_path", "experimental_rerun"):  # of Hydra, for programs of one command
             if getattr(parsed, option) is not None:
                 parser.error(f"--{option.replace('_', '-')}: not an option of rankbench")
@@ -177,8 +185,10 @@ def refuse(command: str, message: str, code: int = 1) -> NoReturn:
 
 def one_line_of(error: Exception) -> str:
     """A refusal, or an error of the disk with the file that was written: Hydra's own files do not name themselves."""
-    if not isinstance(error, OSError) or error.errno is None or error.filename is not None:
+    if not isinstance(error, OSError) or error.errno is None:
         return str(error)
+    if error.filename is not None:
+        return f"{error.filename}: cannot be made, read or written ({error.strerror})"
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     written = [value for frame in frames for value in frame.f_locals.values() if isinstance(value, io.TextIOWrapper)]
     name = os.path.relpath(written[-1].name) if written else "standard output"

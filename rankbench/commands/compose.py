@@ -41,6 +41,7 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
             word = re.sub("^experiment=", "scoreboard=", word)
         if command in ("report", "plot"):
             word = re.sub(r"^report\.value=([^\[].*)", r"report.value=[\1]", word)
+        word = re.sub(r"^bench=(\w+)$", r"bench=[\1]", word)
         if command == "analyze" and re.match(r"model=[^\[{]*[^\s:]:[^\s:]+$", word):
             word = word.replace("model=", "module=", 1)
         spelled.append(word)
