@@ -409,9 +409,15 @@ def test_a_sweep_makes_a_folder_a_job_and_gathers_them(tmp_path):
     verdicts = pd.read_csv(sweep / "verdicts.csv")
     assert list(verdicts["where"]) == ["model.heads=1", "model.heads=2"]
     assert "check paths_sum_to_output: passed in both settings; the closest is model.heads=" in result.out
+    assert [line for line in result.out.splitlines() if line.startswith("job ")] == [
+        "job 1 of 2: model.heads=1",
+        "job 2 of 2: model.heads=2",
+    ]
     for name in ("sweep.csv", "summary.csv", "summary.md", "summary.tex", "sweep.svg", "report.html"):
         assert (sweep / name).stat().st_size > 0
-    succeeds("report", "out=again", at=tmp_path)  # the command writes what the sweep's end wrote
+    again = succeeds("report", "out=again", at=tmp_path)
+    assert again.out.startswith(f"runs=latest: {sweep.relative_to(tmp_path)}\n")
+    # the command writes what the sweep's end wrote
     for name in ("sweep.csv", "summary.csv", "residual.csv", "verdicts.csv", "paths.png", "paths.svg"):
         assert (tmp_path / "again" / name).read_bytes() == (sweep / name).read_bytes(), name
     # the last job can be found without its name

@@ -287,11 +287,10 @@ def report_job(config: "DictConfig") -> None:
         print("\n".join(scoreboard(cfg.scoreboard, Path(cfg.out), pages)))
     else:
         how = {"chosen": cfg.report, "statistic": cfg.statistic, "column": cfg.plot.column}
-        reports = (
-            watched(cfg.runs, Path(cfg.out), **how)
-            if cfg.report.watch
-            else [gather(find_runs(cfg.runs), Path(cfg.out), **how)]
-        )
+        jobs, folder = find_runs(cfg.runs), Path(cfg.out)
+        if cfg.runs == "latest":
+            print(f"runs=latest: {os.path.commonpath(jobs)}")
+        reports = watched(cfg.runs, folder, **how) if cfg.report.watch else [gather(jobs, folder, **how)]
         page = None if not cfg.report.open else Path(cfg.out) / "report.html"
         for lines in reports:
             print("\n".join(lines), flush=True)
@@ -340,9 +339,11 @@ def data_job(config: "DictConfig") -> None:
 def _prepared(config: "DictConfig") -> Any:
     """The job's config, checked, with `out` the folder that Hydra gave it: in a sweep each job has its own."""
     from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
 
     from rankbench.commands.callback import check_everything
     from rankbench.commands.compose import resolve
+    from rankbench.runs.sweep import Sweep
 
     cfg = resolve(config)
     if HydraConfig.get().runtime.choices.get("hydra/launcher") in ("joblib", "submitit_local"):
@@ -350,6 +351,10 @@ def _prepared(config: "DictConfig") -> Any:
 
         share_gpus(HydraConfig.get().job.num)  # ray and Slurm hand out GPUs themselves
     check_everything(cfg)
+    hydra = HydraConfig.get()
+    if hydra.mode == RunMode.MULTIRUN:
+        jobs = Sweep(Path(hydra.sweep.dir)).jobs()
+        print(f"job {hydra.job.num + 1}{f' of {len(jobs)}' if jobs else ''}: {hydra.job.override_dirname}", flush=True)
     cfg.out = os.path.relpath(HydraConfig.get().runtime.output_dir)
     return cfg
 
