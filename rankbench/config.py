@@ -283,7 +283,9 @@ class PlotKeys:
 class ReportConfig:
     """rankbench report, whose runs have the model."""
 
-    runs: str = key("Runs to gather: the folder of a run or a sweep, a folder of such folders, a glob, or `latest`.")
+    runs: str = key(
+        "Runs to gather: folder of a run or a sweep, a folder of such folders, a glob, a list as [a,b], or `latest`."
+    )
     scoreboard: str | None = key("Scoreboard of a preset, or of all. Typed as experiment=<preset> or experiment=all.")
     pages: str | None = key(
         "Folder of the presets' results as Markdown pages, such as docs/results, with experiment=. null: in out."

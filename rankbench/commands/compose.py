@@ -57,7 +57,8 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
 def _quoted_path(word: str, is_sweep: bool) -> str:
     """A folder as it was printed, quoted for Hydra where its name has = or commas, as those of a sweep's jobs have."""
     key, _, path = word.partition("=")
-    if key == "report.where" and path[:1] not in ("'", '"') and path != "null":
+    is_list = key == "runs" and path[:1] == "["
+    if is_list or (key == "report.where" and path[:1] not in ("'", '"') and path != "null"):
         return f"{key}='{path}'"
     if key not in ("run", "runs", "out", "inputs", "table") or path[:1] in ("'", '"', "["):
         return word

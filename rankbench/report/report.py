@@ -110,7 +110,8 @@ def load_runs(text: str) -> Runs:
 
 
 def find_runs(text: str) -> list[Path]:
-    """The runs given by `runs=`, in order; ConfigError if there is none. `latest`: the newest sweep or run.
+    """The runs given by `runs=`, in order; ConfigError if there is none. `latest`: the newest sweep or run. A list:
+    those of each of its folders.
 
     Folders of analyses count only if there is no folder of training.
     """
@@ -119,7 +120,9 @@ def find_runs(text: str) -> list[Path]:
         if not dated:
             raise ConfigError(f"runs=latest: no run under {OUTPUTS.resolve()}; train one with `rankbench train`")
         return max(dated)[1]
-    folders = [Path(text)] if Path(text).exists() else sorted(map(Path, glob.glob(text, recursive=True)))
+    names = text[1:-1].split(",") if text[:1] == "[" and text[-1:] == "]" and not Path(text).exists() else [text]
+    found = [[name] if Path(name).exists() else sorted(glob.glob(name, recursive=True)) for name in names]
+    folders = [Path(name) for part in found for name in part]
     jobs = list(dict.fromkeys(job for folder in folders for job in runs_in(folder)))
     configs = {job: _config(job) for job in jobs}
     jobs = [job for job in jobs if "bench" not in configs[job]]
