@@ -29,7 +29,8 @@ from rankbench.keys import ConfigError, check_known, closest
 from rankbench.plots import Figure, show_in_notebook
 from rankbench.plots.pages import one_facet
 from rankbench.progress import logging_to
-from rankbench.report.report import Runs, final_pages, load_runs, runs_in
+from rankbench.report.figures import analysis_of, final_pages
+from rankbench.report.report import Runs, load_runs, runs_in
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run, find_run
 from rankbench.training.loop import Interrupted
@@ -187,7 +188,7 @@ def plot(
 
     Raises ConfigError for a table that no analysis makes.
     """
-    name = _analysis_of(table) if analysis is None else analysis
+    name = analysis_of(table) if analysis is None else analysis
     drawable = [analysis_name for analysis_name, kind in ANALYSES.items() if kind.figure is not None]
     if name in ANALYSES and name not in drawable:
         raise ConfigError(f"analysis={name}: has no figure; allowed are {', '.join(drawable)}")
@@ -213,20 +214,6 @@ def plot(
         figure = draw(table, None if published is None else published_numbers(published), facet)
     show_in_notebook()
     return figure
-
-
-def _analysis_of(table: pd.DataFrame) -> str:
-    """Name of the analysis that made the table, from `attrs` or from the columns that only its table has."""
-    named = table.attrs.get("analysis")
-    if named in ANALYSES or named == "sweep":
-        return str(named)
-    fitting = [name for name, kind in ANALYSES.items() if set(kind.columns) <= set(table.columns)]
-    if len(fitting) != 1:
-        raise ConfigError(
-            f"table: {'its columns fit several' if fitting else 'its columns are not those of an'} analysis; "
-            f"name it with analysis=, one of {', '.join(fitting or ANALYSES)}"
-        )
-    return fitting[0]
 
 
 def _load_subject(folder: Folder) -> Run:

@@ -254,19 +254,68 @@ class FigureKeys:
     series: str | None = key("Key with a line for each of its values.")
     facet: str | None = key("Key with a panel for each of its values.")
 
+    @property
+    def places(self) -> dict[str, str | None]:
+        """The keys by their place in the figure."""
+        return {"x": self.x, "series": self.series, "facet": self.facet}
+
+
+@dataclass
+class StudyKeys(FigureKeys):
+    """Study of a report: columns of the analyses' tables, by the keys that vary between the runs."""
+
+    value: list[str] = key(
+        "Columns to draw, as [residual.effective_rank,test_accuracy]: each by the keys, or, with report.x=layer, by a "
+        "column of its table; of several, also the last against each other one, with their rank correlation."
+    )
+    where: str | None = key("Rows of the tables that count, as weights=initialised,layer=last; also first.")
+
+
+@dataclass
+class PageKeys(StudyKeys):
+    """Page of a report."""
+
+    open: bool = key("Whether to open the page in a browser.")
+    watch: bool = key("Whether to write the page again and again until none of the jobs is running.")
+
+
+@dataclass
+class PlotKeys:
+    """Figures for print."""
+
+    column: str | None = key(
+        "Width of the figures: a column of a page, or two. null: 3.25 inches for each panel of a row.",
+        choices=("single", "double"),
+    )
+
 
 @dataclass
 class ReportConfig:
     """rankbench report, whose runs have the model."""
 
-    runs: str = key("Runs to gather: the folder of a run or a sweep, a folder of such folders, a glob, or `latest`.")
+    runs: str = key(
+        "Runs to gather: folder of a run or a sweep, a folder of such folders, a glob, a list as [a,b], or `latest`."
+    )
     scoreboard: str | None = key("Scoreboard of a preset, or of all. Typed as experiment=<preset> or experiment=all.")
     pages: str | None = key(
         "Folder of the presets' results as Markdown pages, such as docs/results, with experiment=. null: in out."
     )
     out: str = key("Folder that the command writes.")
     statistic: str = key("What the figure shows of seeds: mean with 95 % interval, or best.", choices=("mean", "best"))
-    report: FigureKeys
+    report: PageKeys
+    plot: PlotKeys
+
+
+@dataclass
+class PlotConfig:
+    """rankbench plot."""
+
+    table: str = key("CSV file of a run or a report, whose figure is drawn. Typed alone: rankbench plot paths.csv.")
+    published: str | None = key("Published numbers beside ours, by their figure.")
+    out: str = key("Folder that the command writes.")
+    statistic: str = key("What the figure shows of seeds: mean with 95 % interval, or best.", choices=("mean", "best"))
+    report: StudyKeys
+    plot: PlotKeys
 
 
 @dataclass
@@ -277,11 +326,12 @@ class DataConfig:
     folder: str | None = key("Where its files go. null: a cache folder, where task.path=<corpus> finds them.")
 
 
-Config = TrainConfig | AnalyzeConfig | BenchConfig | ReportConfig | DataConfig
+Config = TrainConfig | AnalyzeConfig | BenchConfig | ReportConfig | PlotConfig | DataConfig
 SCHEMAS: dict[str, type] = {
     "train": TrainConfig,
     "analyze": AnalyzeConfig,
     "report": ReportConfig,
+    "plot": PlotConfig,
     "bench": BenchConfig,
     "data": DataConfig,
 }

@@ -129,7 +129,8 @@ def typed(cls: type[Keys], values: dict[str, Any], prefix: str) -> Keys:
         try:
             schema[name] = values[name]
         except OmegaConfBaseException as error:
-            raise ConfigError(f"{prefix}.{name}={as_typed(values[name])}: {wanted(str(error))}") from None
+            null = ", or null" if types.NoneType in typing.get_args(fields[name].type) else ""
+            raise ConfigError(f"{prefix}.{name}={as_typed(values[name])}: {wanted(str(error))}{null}") from None
     # before the dataclass is built, because its own checks may rely on the ranges
     for name, value in OmegaConf.to_container(schema).items():
         if "key" in fields[name].metadata:

@@ -354,7 +354,10 @@ def test_what_cannot_be_analysed_is_one_line(run, home):
     assert line.startswith(
         "sequence=3: no option of residual, path_counts, did you mean sequences?; allowed are variants"
     )
-    assert refused(rb.analyze, run, "paths", sequences="many") == "analysis.paths.sequences=many: wants an integer"
+    assert (
+        refused(rb.analyze, run, "paths", sequences="many")
+        == "analysis.paths.sequences=many: wants an integer, or null"
+    )
     assert "analysis.paths.length: unknown key" in refused(rb.analyze, run, "paths", paths={"length": 3})
     assert "analysis.paths.repeats=0: out of range; allowed are" in refused(rb.analyze, run, "paths", repeats=0)
     assert "analysis=path: unknown, did you mean paths?" in refused(rb.analyze, run, "path")

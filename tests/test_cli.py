@@ -148,7 +148,7 @@ def test_an_unknown_command_is_one_line(word, meant, tmp_path):
     ("word", "said"),
     [
         ("runs=nowhere", "runs=nowhere: no run there; give a run's or a sweep's folder, a glob, or runs=latest"),
-        ("model.heads=3", "model: unknown key; allowed are runs, scoreboard, pages, out, statistic, report"),
+        ("model.heads=3", "model: unknown key; allowed are runs, scoreboard, pages, out, statistic, report, plot"),
         ("pages=docs", "pages=docs: the pages are of all presets; add experiment=all"),
         ("report.x=nothing", "report.x=nothing: no key of these runs; those that vary are none"),
         ("out=outputs/train/{run}", "out=outputs/train/{run}: the folder of a run; give report a folder of its own"),
@@ -183,7 +183,7 @@ def documented():
         line.partition(" #")[0].strip() for line in [*examples, *re.findall(r"^    (rankbench .*)", text, re.MULTILINE)]
     ]
     lines = [line for line in lines if "cluster=slurm" not in line and "search=optuna" not in line]
-    return sorted({line for line in lines if re.match(r"rankbench (train|analyze|report)\b", line)})
+    return sorted({line for line in lines if re.match(r"rankbench (train|analyze|report|plot)\b", line)})
 
 
 @pytest.mark.parametrize("line", documented())
@@ -409,9 +409,15 @@ def test_a_sweep_makes_a_folder_a_job_and_gathers_them(tmp_path):
     verdicts = pd.read_csv(sweep / "verdicts.csv")
     assert list(verdicts["where"]) == ["model.heads=1", "model.heads=2"]
     assert "check paths_sum_to_output: passed in both settings; the closest is model.heads=" in result.out
+    assert [line for line in result.out.splitlines() if line.startswith("job ")] == [
+        "job 1 of 2: model.heads=1",
+        "job 2 of 2: model.heads=2",
+    ]
     for name in ("sweep.csv", "summary.csv", "summary.md", "summary.tex", "sweep.svg", "report.html"):
         assert (sweep / name).stat().st_size > 0
-    succeeds("report", "out=again", at=tmp_path)  # the command writes what the sweep's end wrote
+    again = succeeds("report", "out=again", at=tmp_path)
+    assert again.out.startswith(f"runs=latest: {sweep.relative_to(tmp_path)}\n")
+    # the command writes what the sweep's end wrote
     for name in ("sweep.csv", "summary.csv", "residual.csv", "verdicts.csv", "paths.png", "paths.svg"):
         assert (tmp_path / "again" / name).read_bytes() == (sweep / name).read_bytes(), name
     # the last job can be found without its name
@@ -483,7 +489,6 @@ def test_a_reference_to_another_key_is_each_jobs_own(tmp_path):
 
 @pytest.mark.parametrize("job_fails", [False, True])
 def test_a_report_that_fails_at_the_end_of_a_sweep_fails_the_command(job_fails, tmp_path, monkeypatch):
-    from rankbench.report import report
     from rankbench.training import loop
 
     def broken(*_, **__):
@@ -496,7 +501,7 @@ def test_a_report_that_fails_at_the_end_of_a_sweep_fails_the_command(job_fails, 
             raise ConfigError("weights lost")
         return trained(cfg, run, *words)
 
-    monkeypatch.setattr(report, "draw_sweep", broken)
+    monkeypatch.setattr("rankbench.report.figures.draw_sweep", broken)
     monkeypatch.setattr(loop, "train", failing)
     result = rankbench("train", "-m", *TINY, "model.heads=1,2", "out=sweep", at=tmp_path)
     assert result.code == 1

@@ -26,6 +26,7 @@ RANGES = {name: (key.at_least, key.at_most) for name, key in KEYS.items() if key
 # The command that has the key, where bench has it not
 HOLDERS = {
     "statistic": "report",
+    "plot.column": "report",
     "corpus": "data",
     "tokens": "analyze",
     "special_tokens": "analyze",

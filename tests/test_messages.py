@@ -7,9 +7,11 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from rankbench.commands.compose import compose, register
-from rankbench.commands.messages import explain, explaining
+from rankbench.commands.messages import explain, explaining, not_an_option
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, listed, unknown
+
+PRESETS = len(list((conf_dir() / "experiment").glob("*.yaml")))
 
 
 def explained(command, *words):
@@ -34,6 +36,9 @@ def explained(command, *words):
         ),
         ("seed=range(3)", "seed=range(3): several values; add -m to run one job for each, or write a list as [a,b]"),
         ("optimizer=adamm", "optimizer=adamm: unknown, did you mean adam?; allowed are adam, adamw, sgd"),
+        ("layers=4", "layers: unknown key, did you mean model.layers?"),
+        ("trainer.lr=0.1", "trainer.lr: unknown key, did you mean optimizer.lr?"),
+        ("experiment=zzz", f"experiment=zzz: unknown; `rankbench list` names all {PRESETS}"),
         ("optimizer=zzz", "optimizer=zzz: unknown; allowed are adam, adamw, sgd"),
         ("model.layers=abc", "model.layers=abc: wants an integer"),
         ("model.layers=2.5", "model.layers=2.5: wants an integer"),
@@ -67,7 +72,7 @@ def test_lines_to_the_letter(words, line):
         (["task.lenght=1"], "task.lenght: unknown key, did you mean length?; ", ["alphabet", "test_size"]),
         (["task=sorting", "task.lenght=1"], "task.lenght: unknown key, did you mean length?; ", ["alphabet"]),
         (["analysis=[paths]", "analysis.paths.repeat=1"], "analysis.paths.repeat: unknown key, did you mean", ["mlp"]),
-        (["analysis.foo.repeat=1"], "analysis.foo: unknown key", []),
+        (["analysis.path.repeat=1"], "analysis.path: unknown key, did you mean paths?; allowed are ", ["residual"]),
         (["modell=san"], "modell: unknown key, did you mean model?; ", ["task"]),
     ],
 )
@@ -85,6 +90,16 @@ def test_keys_are_those_of_the_command():
 def test_a_group_of_another_command_is_no_group_here():
     line = explained("analyze", "optimizer=sgd")
     assert line.startswith("optimizer: no such group; groups are ") and "schema" not in line and "model" in line
+
+
+def test_an_option_that_is_a_key_is_told_how_it_is_typed():
+    assert not_an_option("--steps", "train") == "--steps: unknown option; did you mean trainer.steps=<value>?"
+    assert "-m, --cfg job" in not_an_option("--foo", "train")
+
+
+def test_five_presets_near_an_unknown_one_are_named():
+    line = explained("train", "experiment=dong_fig4")
+    assert "near it are dong_fig4_sorting, " in line and line.count(",") == 5
 
 
 def test_a_config_error_and_errors_of_ours_pass():

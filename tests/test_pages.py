@@ -12,7 +12,7 @@ from rankbench.analyses import ANALYSES
 from rankbench.config import FigureKeys
 from rankbench.plots import figure as figures
 from rankbench.plots.pages import pages_of_analysis, pages_of_final_numbers
-from rankbench.report.report import _draw_final
+from rankbench.report.figures import draw_final
 
 KEYS = {"model.skip": ["true", "false"], "model.norm": ["none", "pre", "post"], "model.layers": ["2", "4", "6"]}
 LRS = {"optimizer.lr": [f"0.{number:02}" for number in range(1, 31)]}
@@ -196,14 +196,14 @@ def final_numbers(keys):
 def drawn(monkeypatch):
     """What is handed to draw_sweep: rows, x, series, facet."""
     calls = []
-    monkeypatch.setattr("rankbench.report.report.draw_sweep", lambda *given: calls.append(given) or Figure())
+    monkeypatch.setattr("rankbench.report.figures.draw_sweep", lambda *given: calls.append(given) or Figure())
     return calls
 
 
 def test_keys_without_a_place_are_panels_and_nothing_is_averaged(tmp_path, drawn):
     keys = KEYS | {"model.heads": [1, 2]}
     seeds = final_numbers(keys | {"model.layers": [2, 4, 6]})
-    (caption,) = _draw_final(seeds, list(keys), None, "mean", tmp_path).values()
+    (caption,) = draw_final(seeds, list(keys), None, "mean", tmp_path).values()
     ((rows, x, series, facet, *_),) = drawn
     assert (x, series, facet) == ("model.layers", "model.skip", "model.norm") and "averaged" not in caption
     assert rows.groupby([x, series, facet]).size().max() == 1 and len(rows) == 36
@@ -213,7 +213,7 @@ def test_keys_without_a_place_are_panels_and_nothing_is_averaged(tmp_path, drawn
 def test_final_numbers_are_averaged_over_what_the_user_left_out(tmp_path, drawn):
     chosen = FigureKeys("model.layers", "model.skip", "model.norm")
     keys = KEYS | {"model.heads": ["1", "2"]}
-    captions = _draw_final(final_numbers(keys), list(keys), chosen, "mean", tmp_path)
+    captions = draw_final(final_numbers(keys), list(keys), chosen, "mean", tmp_path)
     ((_, *keys_drawn, _, _),) = drawn
     assert keys_drawn == ["model.layers", "model.skip", "model.norm"]
     assert captions["sweep"].endswith("; averaged over model.heads")
@@ -221,7 +221,7 @@ def test_final_numbers_are_averaged_over_what_the_user_left_out(tmp_path, drawn)
 
 def test_runs_without_a_key_have_a_panel_and_many_panels_have_pages(tmp_path, drawn):
     keys = {"x": [1, 2, 3], "s": [1, 2], "f": ["a", None], "g": [str(number) for number in range(20)]}
-    captions = _draw_final(final_numbers(keys), ["x", "s", "f", "g"], FigureKeys("x", "s", None), "mean", tmp_path)
+    captions = draw_final(final_numbers(keys), ["x", "s", "f", "g"], FigureKeys("x", "s", None), "mean", tmp_path)
     assert list(captions) == ["sweep_1", "sweep_2"]
     assert captions["sweep_1"].endswith("; f=a") and captions["sweep_2"].endswith("; f=none")
     assert sum(len(given[0]) for given in drawn) == 240 and all(given[3] == "g" for given in drawn)

@@ -14,12 +14,15 @@ import yaml
 from scipy import stats
 
 from rankbench.analyses import ANALYSES
+from rankbench.commands.compose import compose
 from rankbench.config import FigureKeys
 from rankbench.keys import ConfigError
 from rankbench.plots.captions import OF_ONE_SEED, OTHERWISE, caption_of
 from rankbench.plots.sweep import draw_sweep
+from rankbench.report.figures import figure_keys
 from rankbench.report.page import command_of
-from rankbench.report.report import figure_keys, find_runs, gather, varying_keys
+from rankbench.report.report import find_runs, gather, varying_keys
+from rankbench.runs.run import Run
 from rankbench.runs.tables import latex, markdown
 
 NASTY = "<script>alert(1)&"
@@ -308,6 +311,16 @@ def test_runs_are_found_in_order_and_what_is_none_is_refused(tmp_path, monkeypat
     assert find_runs("outputs/train/old")[1].resolve() == job.resolve()  # failed before it wrote a config
     (tmp_path / "there").mkdir()
     assert "3: absent" in gather(find_runs("outputs/train/old"), tmp_path / "there")
+
+
+def test_runs_of_a_list_are_those_of_each_folder_in_its_order(tmp_path):
+    for name in ("a", "b/0", "b/1", "c"):
+        run_at(tmp_path / name)
+    runs = find_runs(f"[{tmp_path}/c,{tmp_path}/b]")
+    assert [str(run.relative_to(tmp_path)) for run in runs] == ["c", "b/0", "b/1"]
+    with pytest.raises(ConfigError, match=r"a folder of 2 runs; give one of them, as in run=.*/b/0"):
+        _ = Run(tmp_path / "b").config
+    assert compose("report", f"runs=[{tmp_path}/c,{tmp_path}/b]").runs == f"[{tmp_path}/c,{tmp_path}/b]"
 
 
 def test_markdown_and_latex_hold_the_table_whatever_is_in_it():

@@ -7,7 +7,7 @@ import pytest
 
 from rankbench.analyses import ANALYSES
 from rankbench.commands.reference import PAGE, page, written
-from rankbench.commands.usage import usage
+from rankbench.commands.usage import explained, usage
 from rankbench.config import SCHEMAS
 from rankbench.keys import ConfigError, entries
 from rankbench.tasks import TASKS
@@ -67,6 +67,22 @@ def test_help_of_one_group_is_its_keys_alone():
     assert names and all(name.startswith("model.") for name in names)
     assert "model.layers=3 " in usage("train", ["model", "model.layers=3"])
     assert re.findall(r"^  (\S+?)=", usage("analyze", ["analysis.curves"]), re.MULTILINE) == ["analysis.curves.splits"]
+
+
+def test_a_key_is_explained(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "500")
+    norm, length = explained(["model.norm", "task.length"]).split("\n\n")
+    assert norm.startswith("model.norm: Where the norm stands") and "\nallowed: none, pre, post\n" in norm
+    assert "value: post (train)" in norm and "commands: train, analyze, bench" in norm
+    assert "rankbench/model/network.py" in norm and "commands/" not in norm and "dong_fig2_residual" in norm
+    assert "task=sorting" in length and "rankbench/tasks/sorting.py" in length
+    for words, said in (
+        (["norm"], "did you mean model.norm?"),
+        (["modle.norm"], "did you mean model.norm?"),
+        ([], "which"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            explained(words)
 
 
 def test_help_of_a_misspelt_group_suggests_one():

@@ -319,14 +319,19 @@ def present(cfg: BaseConfig, tables: dict[str, pd.DataFrame], folder: Path) -> l
 
 
 def draw(
-    pages: dict[str, list[plots.Page]], folder: Path, figure_published: str | None, kinds: tuple[str, ...] = plots.KINDS
+    pages: dict[str, list[plots.Page]],
+    folder: Path,
+    figure_published: str | None,
+    kinds: tuple[str, ...] = plots.KINDS,
+    column: str | None = None,
 ) -> dict[str, list[Path]]:
     """Draw each page of the analyses that have a figure, in files of these kinds; returns the files by figure."""
     files = {}
     beside = published(figure_published) if figure_published else None
     for name, pages_of_name in pages.items():
         if (figure := ANALYSES[name].figure) is not None:
-            figures = ((figure(page.rows, beside, page.facet), page.note) for page in pages_of_name)
+            drawn = ((figure(page.rows, beside, page.facet), page.note) for page in pages_of_name)
+            figures = ((plots.fit(one, column), note) for one, note in drawn)
             files |= plots.save_pages(figures, folder / name, kinds)
     return files
 

@@ -21,8 +21,18 @@ from rankbench.commands.compose import register, resolve
 from rankbench.commands.messages import explaining
 from rankbench.commands.resolvers import job_folder
 from rankbench.commands.workers import end_with
-from rankbench.config import OBJECTIVES, AnalyzeConfig, BaseConfig, BenchConfig, DataConfig, ReportConfig, TrainConfig
-from rankbench.keys import ConfigError
+from rankbench.config import (
+    OBJECTIVES,
+    AnalyzeConfig,
+    BaseConfig,
+    BenchConfig,
+    Config,
+    DataConfig,
+    PlotConfig,
+    ReportConfig,
+    TrainConfig,
+)
+from rankbench.keys import ConfigError, unknown
 from rankbench.runs.files import WriteError, regular
 from rankbench.runs.sweep import Job, Sweep
 
@@ -167,14 +177,14 @@ def _sweep_overrides(config: DictConfig) -> list[Override]:
     return [override for override in preset if override.get_key_element() not in own] + typed
 
 
-def _job_config(config: DictConfig) -> BaseConfig | ReportConfig:
+def _job_config(config: DictConfig) -> Config:
     own = config.copy()
     with read_write(own), open_dict(own):
         del own["hydra"]
     return resolve(own, _typed_words(config))
 
 
-def check_everything(cfg: BaseConfig | ReportConfig | DataConfig, writes: bool = True) -> None:
+def check_everything(cfg: Config, writes: bool = True) -> None:
     """Raise ConfigError for an invalid config, before any folder is made or any result is written.
 
     writes: whether the caller is going to write to the folder `cfg.out`.
@@ -183,6 +193,17 @@ def check_everything(cfg: BaseConfig | ReportConfig | DataConfig, writes: bool =
         return
     if isinstance(cfg, ReportConfig):
         _check_report(cfg)
+        return
+    if isinstance(cfg, PlotConfig):
+        from rankbench.claims import figures_published
+        from rankbench.report.figures import drawable
+
+        _check_folder(Path(cfg.out))
+        if cfg.published is not None and cfg.published not in (known := list(figures_published())):
+            raise ConfigError(unknown("published", cfg.published, known))
+        if not cfg.table:
+            raise ConfigError('table="": which one? give a CSV file, as in `rankbench plot residual.csv`')
+        drawable(Path(cfg.table), cfg.report)
         return
     from rankbench.analyses.runner import check_analyses
     from rankbench.runs.machine import Machine
@@ -232,7 +253,7 @@ def _measured(cfg: BaseConfig) -> BaseConfig:
     return run.config
 
 
-def check_corpus(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
+def check_corpus(cfg: Config) -> None:
     """Refuse a text that does not exist or does not fit. Kept apart: a preset is valid without its corpus."""
     from rankbench.analyses.modules import is_foreign
 
@@ -247,7 +268,7 @@ def check_corpus(cfg: BaseConfig | ReportConfig | DataConfig) -> None:
 
 
 def _check_report(cfg: ReportConfig) -> None:
-    from rankbench.report.report import check_figure_keys, find_runs
+    from rankbench.report.report import check_study, find_runs
     from rankbench.report.results import check_pages
     from rankbench.report.scoreboard import EVERY, check_experiment
 
@@ -262,7 +283,7 @@ def _check_report(cfg: ReportConfig) -> None:
     if cfg.scoreboard is not None:
         check_experiment(cfg.scoreboard)
         return
-    check_figure_keys(cfg.report, find_runs(cfg.runs))
+    check_study(cfg.report, find_runs(cfg.runs))
 
 
 def _check_folder(out: Path, key: str = "out") -> None:
@@ -283,7 +304,7 @@ def _check_records(folder: Path) -> None:
         regular(path)
 
 
-def _check_job(cfg: BaseConfig | ReportConfig | DataConfig, words: list[str]) -> None:
+def _check_job(cfg: Config, words: list[str]) -> None:
     """Refuse a wrong config, and words that would change nothing: a run brings its own model, task and seeds."""
     _check_verb(cfg, words)
     check_everything(cfg)
@@ -298,7 +319,7 @@ def _check_job(cfg: BaseConfig | ReportConfig | DataConfig, words: list[str]) ->
                 raise ConfigError(f"{word}: {foreign} is no network of ours and has no {key}; leave one of the two out")
 
 
-def _check_verb(cfg: BaseConfig | ReportConfig | DataConfig, words: list[str]) -> None:
+def _check_verb(cfg: Config, words: list[str]) -> None:
     """Refuse a preset under the wrong command: it would train a network that nobody measures, or measure an untrained
     one. Any preset may say how a run, a module or a checkpoint is measured."""
     name = next((word.partition("=")[2] for word in words if word.startswith("experiment=")), None)

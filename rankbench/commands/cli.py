@@ -17,6 +17,7 @@ COMMANDS = {
     "train": "train one run, all its seeds; with an experiment that names analyses, analyse it too",
     "analyze": "measure a run (run=<folder>|latest) or a fresh model: analysis=[residual,paths]",
     "report": "gather runs into one page: runs=<folder>|latest; experiment=all for the scoreboard of presets",
+    "plot": "draw a table again: paths.csv plot.column=single; one of its columns: report.value=accuracy",
     "bench": "speed, side by side with the alternatives",
     "data": "fetch a corpus: corpus=ptb",
 }
@@ -27,6 +28,7 @@ Usage: rankbench COMMAND [key=value ...] [-m] [--cfg job]
 {chr(10).join(f"  {name:<8} {what}" for name, what in COMMANDS.items())}
 
   rankbench COMMAND --help   its keys, groups and defaults
+  rankbench explain KEY      what a key means, its values, and where it is read: explain model.norm
   rankbench list             the presets, with what each costs and the run that stands for it here
   rankbench --version
   rankbench completion bash  Tab completion: eval "$(rankbench completion bash)"
@@ -66,6 +68,12 @@ def _dispatch(words: list[str]) -> None:
         from rankbench.commands.usage import list_of_presets
 
         print(list_of_presets())
+    elif words[0] == "explain":
+        from rankbench.commands.callback import refusing
+        from rankbench.commands.usage import explained
+
+        with refusing(""):
+            print(explained(words[1:]))
     elif words[0] == "completion":
         from rankbench.commands import completion
         from rankbench.commands.callback import refusing
@@ -93,7 +101,7 @@ def _run(command: str, words: list[str]) -> None:
     from hydra._internal.utils import get_args_parser
 
     from rankbench.commands.compose import as_keys, register
-    from rankbench.commands.messages import explaining
+    from rankbench.commands.messages import explaining, not_an_option
     from rankbench.config import conf_dir
     from rankbench.keys import ConfigError
 
@@ -103,10 +111,11 @@ def _run(command: str, words: list[str]) -> None:
     parser = get_args_parser()
     parser.error = lambda message: refuse(command, f"{message}; options are -m, --cfg job, --info defaults, --help")
     try:
-        words = as_keys(command, words)
+        # argparse takes positional words in one piece only
+        words = sorted(as_keys(command, words), key=lambda word: word not in ("-m", "--multirun"))
         parsed, unknown = parser.parse_known_args(words)
         if wrong := [word for word in unknown if word.startswith("-") or not parsed.help]:
-            parser.error(f"{wrong[0]}: unknown option")
+            refuse(command, not_an_option(wrong[0], command))
         for option in ("config_name", "config_path", "experimental_rerun"):  # of Hydra, for programs of one command
             if getattr(parsed, option) is not None:
                 parser.error(f"--{option.replace('_', '-')}: not an option of rankbench")
@@ -175,8 +184,10 @@ def refuse(command: str, message: str, code: int = 1) -> NoReturn:
 
 def one_line_of(error: Exception) -> str:
     """A refusal, or an error of the disk with the file that was written: Hydra's own files do not name themselves."""
-    if not isinstance(error, OSError) or error.errno is None or error.filename is not None:
+    if not isinstance(error, OSError) or error.errno is None:
         return str(error)
+    if error.filename is not None:
+        return f"{error.filename}: cannot be made, read or written ({error.strerror})"
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     written = [value for frame in frames for value in frame.f_locals.values() if isinstance(value, io.TextIOWrapper)]
     name = os.path.relpath(written[-1].name) if written else "standard output"
@@ -263,6 +274,9 @@ def analyze_job(config: "DictConfig") -> None:
 @one_line
 def report_job(config: "DictConfig") -> None:
     """`rankbench report`."""
+    import webbrowser
+
+    from rankbench.report.live import watched
     from rankbench.report.report import find_runs, gather
     from rankbench.report.scoreboard import scoreboard
 
@@ -271,7 +285,27 @@ def report_job(config: "DictConfig") -> None:
         pages = None if cfg.pages is None else Path(cfg.pages)
         print("\n".join(scoreboard(cfg.scoreboard, Path(cfg.out), pages)))
     else:
-        print("\n".join(gather(find_runs(cfg.runs), Path(cfg.out), chosen=cfg.report, statistic=cfg.statistic)))
+        how = {"chosen": cfg.report, "statistic": cfg.statistic, "column": cfg.plot.column}
+        jobs, folder = find_runs(cfg.runs), Path(cfg.out)
+        if cfg.runs == "latest":
+            print(f"runs=latest: {os.path.commonpath(jobs)}")
+        reports = watched(cfg.runs, folder, **how) if cfg.report.watch else [gather(jobs, folder, **how)]
+        page = None if not cfg.report.open else Path(cfg.out) / "report.html"
+        for lines in reports:
+            print("\n".join(lines), flush=True)
+            if page is not None and not webbrowser.open(page.resolve().as_uri()):
+                print(f"report.open=true: no browser here; open {page}")
+            page = None
+
+
+@one_line
+def plot_job(config: "DictConfig") -> None:
+    """`rankbench plot`."""
+    from rankbench.report.figures import redraw
+
+    cfg = _prepared(config)
+    how = cfg.report, cfg.statistic, cfg.published, cfg.plot.column
+    print("\n".join(redraw(Path(cfg.table), Path(cfg.out), *how)))
 
 
 @one_line
@@ -304,9 +338,11 @@ def data_job(config: "DictConfig") -> None:
 def _prepared(config: "DictConfig") -> Any:
     """The job's config, checked, with `out` the folder that Hydra gave it: in a sweep each job has its own."""
     from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
 
     from rankbench.commands.callback import check_everything
     from rankbench.commands.compose import resolve
+    from rankbench.runs.sweep import Sweep
 
     cfg = resolve(config, HydraConfig.get().overrides.task)
     if HydraConfig.get().runtime.choices.get("hydra/launcher") in ("joblib", "submitit_local"):
@@ -314,6 +350,10 @@ def _prepared(config: "DictConfig") -> Any:
 
         share_gpus(HydraConfig.get().job.num)  # ray and Slurm hand out GPUs themselves
     check_everything(cfg)
+    hydra = HydraConfig.get()
+    if hydra.mode == RunMode.MULTIRUN:
+        jobs = Sweep(Path(hydra.sweep.dir)).jobs()
+        print(f"job {hydra.job.num + 1}{f' of {len(jobs)}' if jobs else ''}: {hydra.job.override_dirname}", flush=True)
     cfg.out = os.path.relpath(HydraConfig.get().runtime.output_dir)
     return cfg
 
@@ -322,6 +362,7 @@ JOBS: dict[str, Callable[["DictConfig"], Any]] = {
     "train": train_job,
     "analyze": analyze_job,
     "report": report_job,
+    "plot": plot_job,
     "bench": bench_job,
     "data": data_job,
 }

@@ -28,7 +28,11 @@ def candidates(words: list[str]) -> list[str]:
     """Completions of the last of these words (all that follow `rankbench`)."""
     word = words[-1] if words else ""
     if len(words) <= 1:
-        return [name for name in (*COMMANDS, "list", "completion", "--help", "--version") if name.startswith(word)]
+        return [
+            name
+            for name in (*COMMANDS, "explain", "list", "completion", "--help", "--version")
+            if name.startswith(word)
+        ]
     command = words[0]
     if command not in COMMANDS or not (conf_dir() / f"{command}.yaml").exists():
         return []

@@ -37,8 +37,13 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
         if re.match(rf"\+*({'|'.join(groups())})=\[[^]'\"]*[\[{{]", word):
             raise ConfigError(f"{word}: a list of a group's choices holds names alone, as in analysis=[paths,residual]")
         word = word.removeprefix("+") if word.startswith("+experiment=") else word
+        if command == "plot" and word.endswith(".csv") and not word.startswith("table="):
+            word = _quoted_path(f"table={word}", is_sweep)
         if command == "report":
             word = re.sub("^experiment=", "scoreboard=", word)
+        if command in ("report", "plot"):
+            word = re.sub(r"^report\.value=([^\[].*)", r"report.value=[\1]", word)
+        word = re.sub(r"^bench=(\w+)$", r"bench=[\1]", word)
         if command == "analyze" and re.match(r"model=[^\[{]*[^\s:]:[^\s:]+$", word):
             word = word.replace("model=", "module=", 1)
         spelled.append(word)
@@ -54,7 +59,10 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
 def _quoted_path(word: str, is_sweep: bool) -> str:
     """A folder as it was printed, quoted for Hydra where its name has = or commas, as those of a sweep's jobs have."""
     key, _, path = word.partition("=")
-    if key not in ("run", "runs", "out", "inputs") or path[:1] in ("'", '"', "["):
+    is_list = key == "runs" and path[:1] == "["
+    if is_list or (key == "report.where" and path[:1] not in ("'", '"') and path != "null"):
+        return f"{key}='{path}'"
+    if key not in ("run", "runs", "out", "inputs", "table") or path[:1] in ("'", '"', "["):
         return word
     if ("=" in path and not is_sweep) or ("," in path and Path(path).exists()):
         return "{}='{}'".format(key, path.replace("'", r"\'"))

@@ -1,6 +1,7 @@
 """Errors of Hydra and OmegaConf in one line: what, got, allowed, next step."""
 
 import dataclasses
+import difflib
 import re
 import traceback
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from rankbench.config import KEYS, SCHEMAS, ModelConfig, OptimizerConfig, TrainerConfig, conf_dir
-from rankbench.keys import ConfigError, as_typed, closest, listed, unknown, wanted
+from rankbench.keys import ConfigError, as_typed, closest, entries, listed, unknown, wanted
 
 EXTRAS = ("joblib", "submitit", "ray", "optuna")  # beginnings of the names of launchers and sweepers
 DIGITS = "integer string conversion"  # in Python's ValueError for an integer of more than 4300 digits
@@ -73,6 +74,12 @@ def _unknown_choice(path: str, words: list[str]) -> str:
     allowed = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
     if not allowed:
         return f"{path}: no such config; groups are {', '.join(groups())}"
+    if group == "experiment":
+        near = difflib.get_close_matches(choice, allowed, n=5, cutoff=0.3)
+        names = f"; near it are {', '.join(near)}" if near else ""
+        return (
+            f"experiment={choice}: unknown{closest(choice, allowed)}{names}; `rankbench list` names all {len(allowed)}"
+        )
     return unknown(group, choice, allowed)
 
 
@@ -81,9 +88,25 @@ def _unknown_key(key: str, command: str, words: list[str]) -> str:
     if command == "analyze" and prefix in ("trainer", "optimizer"):
         return f"{key}: analyze does not train; leave it out, or give it to `rankbench train`"
     allowed = _keys_beside(prefix, command, words)
-    if prefix == "analysis" and (conf_dir() / "analysis" / f"{name}.yaml").exists():
+    if elsewhere := _keys_called(name, command):
+        return f"{key}: unknown key, did you mean {' or '.join(elsewhere)}?"
+    if prefix == "analysis" and not (conf_dir() / "analysis" / f"{name}.yaml").exists():
+        allowed = sorted(path.stem for path in (conf_dir() / "analysis").glob("*.yaml"))
+    elif prefix == "analysis":
         return f"{key}: this analysis is not chosen; add it to the command's list, as in analysis=[{name}]"
     return f"{key}: unknown key" + (f"{closest(name, allowed)}; allowed are {listed(allowed)}" if allowed else "")
+
+
+def _keys_called(name: str, command: str) -> list[str]:
+    """The command's keys in other groups that end in this name."""
+    return [entry.name for entry in entries(SCHEMAS[command]) if entry.name.rpartition(".")[2] == name]
+
+
+def not_an_option(word: str, command: str) -> str:
+    """The refusal of an option that does not exist: keys are typed without dashes."""
+    keys = _keys_called(word.lstrip("-").partition("=")[0].replace("-", "_"), command)
+    meant = f"did you mean {keys[0]}=<value>?" if keys else "options are -m, --cfg job, --info defaults, --help"
+    return f"{word}: unknown option; {meant}"
 
 
 def _wrong_value(error: ValidationError) -> str:

@@ -1,14 +1,16 @@
 """`rankbench COMMAND --help`: the groups, then each key with its value, its meaning and what is allowed."""
 
+import re
 import shutil
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from rankbench.commands.compose import composed
 from rankbench.commands.reference import Row, in_words, rows_of, written
-from rankbench.config import conf_dir
+from rankbench.config import SCHEMAS, conf_dir
 from rankbench.keys import ConfigError, closest
 
 COLUMN = 34  # column in which meanings begin
@@ -40,6 +42,55 @@ def usage(command: str, words: list[str]) -> str:
     width = min(max(shutil.get_terminal_size().columns, 80), 120)
     text = "\n\n".join("\n".join([head, *(_lines(item, width) for item in rows)]) for head, rows in sections.items())
     return text if asked else f"{HEAD.format(command=command, groups=_groups(command))}\n{text}\n{FOOT}"
+
+
+def explained(words: list[str]) -> str:
+    """Each of these keys: what it means, what is allowed, its values, and where it is stated, read and set."""
+    if not words or any("=" in word or word.startswith("-") for word in words):
+        raise ConfigError("explain: which key? as in `rankbench explain model.norm`")
+    rows, commands = {}, {}
+    for command in SCHEMAS:
+        for heading, item in _rows(command, composed(command), every_analysis=True):
+            rows.setdefault(item.name, (heading, item))
+            commands.setdefault(item.name, []).append(command)
+    for choice, (heading, items) in written().items():
+        for item in items:
+            rows.setdefault(item.name, (heading, item))
+            commands.setdefault(item.name, [f"those with {choice}"])
+    return "\n\n".join(_explanation(word, rows, commands) for word in words)
+
+
+def _explanation(word: str, rows: dict[str, tuple[str, Row]], commands: dict[str, list[str]]) -> str:
+    if word not in rows:
+        called = [name for name in rows if name.rpartition(".")[2] == word]
+        meant = f", did you mean {' or '.join(called)}?" if called else closest(word, list(rows))
+        raise ConfigError(f"explain {word}: no such key{meant}; `rankbench train --help` lists those of a command")
+    heading, item = rows[word]
+    last = word.rpartition(".")[2]
+    read = re.compile(rf"\b(cfg|config|model|task|options|trainer|optimizer|chosen|self)\.{last}\b(?! *[(=])")
+    package = Path(__file__).parents[1]
+    room = {"task": "tasks", "analysis": "analyses", "report": "report"}.get(word.partition(".")[0], "[!c]*")
+    files = [path for path in sorted(package.glob(f"{room}/**/*.py")) if read.search(path.read_text(encoding="utf-8"))]
+    presets = sorted((conf_dir() / "experiment").glob("*.yaml"))
+    sets = [
+        path.stem
+        for path in presets
+        if OmegaConf.select(OmegaConf.load(path), word, throw_on_resolution_failure=False) is not None
+    ]
+    facts = {
+        "allowed": item.allowed,
+        "value": f"{item.value} ({commands[word][0]})",
+        "commands": ", ".join(commands[word]),
+        "stated under": heading,
+        "read in": ", ".join(str(path.relative_to(package.parent)) for path in files),
+        "set by": ", ".join(sets[:8]) + (f" and {len(sets) - 8} more presets" if len(sets) > 8 else ""),
+    }
+    lines = [f"{name}: {text}" for name, text in facts.items() if text]
+    width = min(max(shutil.get_terminal_size().columns, 80), 120)
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent="    ", break_on_hyphens=False)
+        for line in (f"{word}: {item.meaning}", *lines)
+    )
 
 
 def list_of_presets() -> str:

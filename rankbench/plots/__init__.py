@@ -4,7 +4,8 @@ Each subject has a module; every figure is drawn from its CSV file alone.
 """
 
 from rankbench.plots.captions import caption_of
+from rankbench.plots.columns import fit
 from rankbench.plots.figure import KINDS, Figure, save, save_pages, show_in_notebook, tick
 from rankbench.plots.pages import Page
 
-__all__ = ["KINDS", "Figure", "Page", "caption_of", "save", "save_pages", "show_in_notebook", "tick"]
+__all__ = ["KINDS", "Figure", "Page", "caption_of", "fit", "save", "save_pages", "show_in_notebook", "tick"]

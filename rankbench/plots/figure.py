@@ -163,7 +163,7 @@ def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def grid_of(
-    table: pd.DataFrame, facet: str | None, columns: int, share_y: bool = True, share_x: bool | str = True
+    table: pd.DataFrame, facet: str | None, columns: int, share_y: bool | str = True, share_x: bool | str = True
 ) -> tuple[Figure, np.ndarray, list[tuple[str, pd.DataFrame]]]:
     """An empty figure with a row of axes for each value of the facet, and (label, rows) of each value.
 
@@ -284,8 +284,13 @@ def whole_numbers(axes: Axes, label: str) -> None:
 def legend(figure: Figure, grid: np.ndarray) -> None:
     """Add one legend under the panels, with each label once; the figure grows so that the panels keep their height."""
     _label_lowest(grid)
+    place_legend(figure, grid.flat)
+
+
+def place_legend(figure: Figure, panels: Iterable[Axes]) -> None:
+    """Add the legend of these panels, in as many columns as the figure has room for."""
     handles = {}
-    for axes in grid.flat:
+    for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     handles |= {label: handles.pop(label) for label in (BELOW, FLOOR) if label in handles}  # after the series
@@ -314,10 +319,15 @@ def spans_orders(values: pd.Series) -> bool:
     return bool(values.min() > 0 and values.max() >= 8 * values.min())
 
 
-def ticks(axes: Axes, values: pd.Series) -> None:
-    """Put ticks at the values if they are few, and use a logarithmic axis if they span orders of magnitude."""
+def is_wide(values: pd.Series) -> bool:
+    """Whether measured values need a logarithmic axis: positive, the largest at least a hundred times the smallest."""
+    return bool(values.min() > 0 and values.max() >= 100 * values.min())
+
+
+def ticks(axes: Axes, values: pd.Series, is_log: bool | None = None) -> None:
+    """Put ticks at the values if they are few. is_log: whether the axis is logarithmic; None if they span orders."""
     distinct = sorted(values.unique())
-    if spans_orders(values):
+    if spans_orders(values) if is_log is None else is_log:
         axes.set_xscale("log")
     if len(distinct) <= 6:
         axes.set_xticks(distinct, [tick(value) for value in distinct])

@@ -1,11 +1,28 @@
-"""The figure of a sweep: final numbers against the keys that varied."""
+"""The figures of a sweep: numbers of its runs against the keys that varied, and against each other."""
 
+from typing import Any
+
+import numpy as np
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, DASHES, MARKERS, PANEL, legend, spans_orders, styled, tick, ticks, title
-from rankbench.runs.tables import booleans_as_words, over_seeds
+from rankbench.plots.figure import (
+    COLOURS,
+    DASHES,
+    FEW_SEEDS,
+    MARKERS,
+    PANEL,
+    is_wide,
+    legend,
+    spans_orders,
+    spread,
+    styled,
+    tick,
+    ticks,
+    title,
+)
+from rankbench.runs.tables import booleans_as_words, mean_and_spread, over_seeds
 
 
 @styled
@@ -17,29 +34,29 @@ def draw_sweep(
     value: str = "test_accuracy",
     statistic: str = "mean",
 ) -> Figure:
-    """A final number against a varied key: the mean over seeds, with bars for its 95 % interval.
+    """A number of each run against a varied key: the mean over seeds, with bars for its 95 % interval; up to ten seeds
+    are points.
 
     With statistic="best", the number of the best seed (largest accuracy or smallest loss). A line for each value of
     `series`, a panel for each value of `facet`. Other keys are averaged over within each seed. Words, including true
     and false, are in the order of the rows; on the x axis they are spaced evenly, and no line joins them.
     """
     table = booleans_as_words(table)
-    is_ordered = facet is not None and pd.api.types.is_numeric_dtype(table[facet])
-    facets = list(table.groupby(facet, sort=is_ordered)) if facet else [("", table)]
+    figure, grid, facets = _panels(table, facet)
     lines = _in_order(table[series]) if series else [""]
-    columns = min(len(facets), 3)
-    rows = -(-len(facets) // columns)
-    figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * rows + 0.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    wide = not value.startswith("test_") and is_wide(table[value])
     words = None if pd.api.types.is_numeric_dtype(table[x]) else _in_order(table[x])
     everywhere = pd.Series(range(len(words))) if words else table[x]
+    is_log = not words and spans_orders(everywhere) and not _is_even(everywhere)
     for axes, (label, rows_of_panel) in zip(grid.flat, facets, strict=False):
         for number, line in enumerate(lines):
-            summary = over_seeds(rows_of_panel[rows_of_panel[series] == line] if series else rows_of_panel, [x], value)
+            rows = rows_of_panel[rows_of_panel[series] == line] if series else rows_of_panel
+            summary = over_seeds(rows, [x], value, "positive" if wide else None)
             if summary.empty:
                 continue
-            x_values = _aside(summary[x].map(words.index) if words else summary[x], everywhere, number, len(lines))
+            x_values = _aside(
+                summary[x].map(words.index) if words else summary[x], everywhere, number, len(lines), is_log
+            )
             style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
             dashes = "none" if words else DASHES[number // len(COLOURS) % len(DASHES)]
             style |= {"linestyle": dashes, "capsize": 2, "elinewidth": 0.8}
@@ -52,20 +69,83 @@ def draw_sweep(
                 name = f"{series}={tick(line)}" if series else what
                 below, above = summary["mean"] - summary.low95, summary.high95 - summary["mean"]
                 axes.errorbar(x_values, summary["mean"], [below, above], label=name, **style)
+                if summary.num_seeds.max() <= FEW_SEEDS:
+                    of_seeds = mean_and_spread(rows.dropna(subset=[value]), [x], value)
+                    spread(axes, x_values, of_seeds, style["color"])
         if facet:
             axes.set_title(title(f"{facet}={tick(label)}"))
         axes.set_xlabel(x)
         if words:
             axes.set_xticks(range(len(words)), words, rotation=30 if max(map(len, words)) > 8 else 0)
         else:
-            ticks(axes, table[x])
+            ticks(axes, table[x], is_log)
         axes.tick_params(labelbottom=True)
-    for axes in list(grid.flat)[len(facets) :]:
-        axes.set_visible(False)
+    if wide:
+        grid[0, 0].set_yscale("log")
     for row in grid:
-        row[0].set_ylabel({"test_accuracy": "final test accuracy"}.get(value, value.replace("_", " ")))
+        row[0].set_ylabel(column_in_words(value))
     legend(figure, grid)
     return figure
+
+
+@styled
+def draw_scatter(
+    table: pd.DataFrame,
+    x: str,
+    y: str,
+    keys: list[str],
+    correlations: dict[Any, dict[str, float]],
+    series: str | None = None,
+    facet: str | None = None,
+) -> Figure:
+    """One column of the runs against another: a mark for each configuration, as means over seeds; up to ten seeds are
+    points. keys: what tells configurations apart. correlations: by panel, for its title."""
+    table = booleans_as_words(table.dropna(subset=[x, y]))
+    figure, grid, facets = _panels(table, facet, share_x=False)  # where groups lie apart, each would fill a corner
+    for axes, (label, rows_of_panel) in zip(grid.flat, facets, strict=False):
+        for number, line in enumerate(_in_order(table[series]) if series else [""]):
+            rows = rows_of_panel[rows_of_panel[series] == line] if series else rows_of_panel
+            means = rows.groupby(keys, dropna=False)[[x, y]].mean()
+            style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+            name = f"{series}={tick(line)}" if series else "mean over seeds"
+            axes.plot(means[x], means[y], linestyle="none", label=name, **style)
+            if 1 < rows.groupby(keys, dropna=False).seed.nunique().max() <= FEW_SEEDS:
+                axes.scatter(rows[x], rows[y], s=7, color=style["color"], alpha=0.45, linewidths=0, zorder=1.5)
+        found = correlations[label]
+        interval = f" ({found['low95']:.2f} to {found['high95']:.2f})" if found["num_seeds"] > 1 else ""
+        correlation = f"rank correlation {found['rank_correlation']:.2f}{interval}"
+        axes.set_title("\n".join([*([title(f"{facet}={tick(label)}")] if facet else []), correlation]))
+        axes.set_xlabel(column_in_words(x))
+        axes.tick_params(labelbottom=True)
+        if is_wide(table[x]):
+            axes.set_xscale("log")
+    if is_wide(table[y]):
+        grid[0, 0].set_yscale("log")
+    for row in grid:
+        row[0].set_ylabel(column_in_words(y))
+    legend(figure, grid)
+    return figure
+
+
+def column_in_words(name: str) -> str:
+    """A column's name for an axis: `effective rank (residual)` of residual.effective_rank."""
+    table, _, column = name.rpartition(".")
+    words = {"test_accuracy": "final test accuracy"}.get(column, column.replace("_", " "))
+    return f"{words} ({table})" if table else words
+
+
+def _panels(table: pd.DataFrame, facet: str | None, share_x: bool = True) -> tuple[Figure, np.ndarray, list]:
+    """An empty figure with a panel for each value of the facet, up to three side by side; and (value, rows) of each."""
+    is_ordered = facet is not None and pd.api.types.is_numeric_dtype(table[facet])
+    facets = list(table.groupby(facet, sort=is_ordered)) if facet else [("", table)]
+    columns = min(len(facets), 3)
+    rows = -(-len(facets) // columns)
+    figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * rows + 0.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=share_x, sharey=True)
+    for axes in list(grid.flat)[len(facets) :]:
+        axes.set_visible(False)
+    return figure, grid, facets
 
 
 def _in_order(values: pd.Series) -> list:
@@ -74,10 +154,16 @@ def _in_order(values: pd.Series) -> list:
     return sorted(different) if pd.api.types.is_numeric_dtype(values) else different
 
 
-def _aside(x_values: pd.Series, everywhere: pd.Series, number: int, count: int) -> pd.Series:
+def _is_even(values: pd.Series) -> bool:
+    """Whether the different values are three or more at one distance, as layers are."""
+    steps = np.diff(np.unique(values))
+    return len(steps) > 1 and np.allclose(steps, steps[0])
+
+
+def _aside(x_values: pd.Series, everywhere: pd.Series, number: int, count: int, is_log: bool) -> pd.Series:
     """Shift the x values of a series a little, so that equal values do not hide each other."""
     low, high = everywhere.min(), everywhere.max()
     shift = 0.012 * (number - (count - 1) / 2)
-    if spans_orders(everywhere):
+    if is_log:
         return x_values * (high / low) ** shift
     return x_values + shift * ((high - low) or 1)

@@ -30,16 +30,19 @@ def write_page(
     figure_published: str | None,
     follows: dict[str, list[str]],
     judged: bool,
+    asked: dict[str, str],
+    live: str,
 ) -> None:
     """Write report.html from the runs and from the files that the report has written to the folder.
 
-    captions: captions of the figures, by file name. follows: for each varied key, the keys that vary with it. The
-    template escapes everything that comes from files; the figures are our own SVG.
+    captions: captions of the figures, by file name. follows: for each varied key, the keys that vary with it. asked:
+    the keys that all runs share. live: see `gather`. The template escapes everything that comes from files; the figures
+    are our own SVG.
     """
     statuses = [status for _, status, _ in runs.values()]
     folders = [run for run, _, _ in runs.values()]
     keys = list(next(iter(runs.values()))[2])
-    commands = {as_typed_command(recorded_command(run)) for run in folders}
+    commands = {as_typed_command(recorded_command(run)) if folders[1:] else command_of(run) for run in folders}
     statements = statements_of(records(read_table(folder / "verdicts.csv"))) if judged else []
     text = render(
         "report",
@@ -49,6 +52,8 @@ def write_page(
         num_runs=len(runs),
         counts={status: statuses.count(status) for status in sorted(set(statuses), key=statuses.index)},
         facts=_environment(folders),
+        asked=asked,
+        live=live,
         follows=follows,
         claims=[row for row in statements if row["kind"] == "claim"],
         checks=[row for row in statements if row["kind"] == "check"],

@@ -3,35 +3,42 @@
 import fcntl
 import glob
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from rankbench import plots
 from rankbench.analyses import ANALYSES
-from rankbench.analyses.runner import draw, judge_all
+from rankbench.analyses.runner import judge_all
 from rankbench.claims import CLAIMS, figures_published
-from rankbench.config import FigureKeys
+from rankbench.config import FigureKeys, StudyKeys
 from rankbench.keys import ConfigError, as_typed, closest
-from rankbench.plots.observed import FIGURES
-from rankbench.plots.pages import MOST_PANELS, joined, pages_of_analysis, pages_of_final_numbers
-from rankbench.plots.sweep import draw_sweep
+from rankbench.plots.sweep import column_in_words
+from rankbench.report.figures import FIGURES, draw_analyses, draw_final, draw_observed, draw_study, final_value
 from rankbench.report.page import write_page
+from rankbench.report.study import is_done, studied_columns, with_columns
 from rankbench.runs.files import regular, write_text
 from rankbench.runs.records import read_yaml
 from rankbench.runs.run import OBSERVED, OUTPUTS, Run
 from rankbench.runs.sweep import Sweep
-from rankbench.runs.tables import WHO, booleans_as_words, latex, markdown, over_seeds, read_table, write_table
+from rankbench.runs.tables import (
+    WHO,
+    booleans_as_words,
+    latex,
+    markdown,
+    over_seeds,
+    read_table,
+    with_errors,
+    write_table,
+)
 
 # Keys that are not variables of an experiment: where it runs, on what, how often it is evaluated, what is measured.
 SILENT = ("out", "beyond_memory", "seed", "replicas", "device", "threads", "run", "analysis", "claims", "published")
+TABLES = (*ANALYSES, *OBSERVED, "metrics")  # that runs leave and a report joins
 SILENT += ("trainer.eval_every", "trainer.checkpoint_every", "observe.every")
-KINDS = (*plots.KINDS, ".svg")
-MOST_PANELS_OVER_STEPS = 6  # of a figure of a watched training, which has a row of them for each value
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,8 @@ def load_runs(text: str) -> Runs:
 
 
 def find_runs(text: str) -> list[Path]:
-    """The runs given by `runs=`, in order; ConfigError if there is none. `latest`: the newest sweep or run.
+    """The runs given by `runs=`, in order; ConfigError if there is none. `latest`: the newest sweep or run. A list:
+    those of each of its folders.
 
     Folders of analyses count only if there is no folder of training.
     """
@@ -112,7 +120,9 @@ def find_runs(text: str) -> list[Path]:
         if not dated:
             raise ConfigError(f"runs=latest: no run under {OUTPUTS.resolve()}; train one with `rankbench train`")
         return max(dated)[1]
-    folders = [Path(text)] if Path(text).exists() else sorted(map(Path, glob.glob(text, recursive=True)))
+    names = text[1:-1].split(",") if text[:1] == "[" and text[-1:] == "]" and not Path(text).exists() else [text]
+    found = [[name] if Path(name).exists() else sorted(glob.glob(name, recursive=True)) for name in names]
+    folders = [Path(name) for part in found for name in part]
     jobs = list(dict.fromkeys(job for folder in folders for job in runs_in(folder)))
     configs = {job: _config(job) for job in jobs}
     jobs = [job for job in jobs if "bench" not in configs[job]]
@@ -152,15 +162,30 @@ def _number(job: Path) -> tuple[int, str]:
     return (int(number) if number.isdigit() else -1, job.name)
 
 
-def check_figure_keys(chosen: FigureKeys, jobs: list[Path]) -> None:
-    """Raise ConfigError for a key that no run has."""
-    known = dict.fromkeys(["task", "model", *(key for job in jobs for key in _flat(_config(job)))])
-    for name, key in vars(chosen).items():
+def check_study(chosen: StudyKeys, jobs: list[Path]) -> None:
+    """Raise ConfigError for a key that no run has, and for a column that cannot be drawn."""
+    varying = varying_keys(jobs)[0]
+    keys = _with_chosen(varying, chosen, jobs)
+    studied = studied_columns(chosen, *_read_all(jobs, keys)[3:], keys) if chosen.value or chosen.where else {}
+    known = dict.fromkeys([*_keys_of(jobs), *(str(name) for rows in studied.values() for name in rows)])
+    for name, key in chosen.places.items():
         if key is not None and key not in known:
             raise ConfigError(
                 f"report.{name}={key}: no key of these runs{closest(key, list(known))}; "
-                f"those that vary are {', '.join(varying_keys(jobs)[0]) or 'none'}"
+                f"those that vary are {', '.join(varying) or 'none'}"
             )
+
+
+def _keys_of(jobs: list[Path]) -> list[str]:
+    """All keys of the runs' configs."""
+    return list(dict.fromkeys(["task", "model", *(key for job in jobs for key in _flat(_config(job)))]))
+
+
+def _with_chosen(keys: list[str], chosen: FigureKeys | None, jobs: list[Path]) -> list[str]:
+    """The varied keys and the runs' keys that the user chose for a figure."""
+    known = _keys_of(jobs) if chosen else []
+    added = [key for key in chosen.places.values() if key in known and key not in keys] if chosen else []
+    return [*keys, *dict.fromkeys(added)]
 
 
 def gather_sweep(folder: Path, varied: list[str]) -> list[str]:
@@ -177,26 +202,24 @@ def gather(
     jobs: list[Path],
     folder: Path,
     varied: list[str] | None = None,
-    chosen: FigureKeys | None = None,
+    chosen: StudyKeys | None = None,
     statistic: str = "mean",
+    column: str | None = None,
+    live: str = "",
 ) -> list[str]:
     """Join the runs' tables, with a column for each varied key; then summarise, draw, judge, and write a page.
 
     sweep.csv: a row for each job and seed with its status and final numbers. summary.csv, .md and .tex: means over
     seeds. For each analysis, the jobs' tables are concatenated. varied: None to find the keys in the runs' configs.
-    statistic: mean | best, over seeds, for the figure of final numbers.
+    statistic: mean | best, over seeds, for the figure of final numbers. column: single | double, the figures' width.
+    live: what a page that is written again and again says of that.
     Returns lines for the reader.
     """
     varying, follows = varying_keys(jobs)
-    keys = varying if varied is None else varied
-    added = [key for key in vars(chosen).values() if key is not None and key not in keys] if chosen else []
-    keys = [*keys, *added]
-    names = _names(jobs)
-    # run, task, model and seed are columns already
-    values = {job: _values(job, [key for key in keys if key not in WHO]) for job in jobs}
-    read, damage = _read(jobs)
-    statuses = {job: "damaged" if job in damage else status_of(job) for job in jobs}
-    write_table(_final_numbers(names, statuses, values), folder / "sweep.csv")
+    keys = _with_chosen(varying if varied is None else varied, chosen, jobs)
+    names, statuses, damage, tables, final = _read_all(jobs, keys)
+    studied = studied_columns(chosen, tables, final, keys)
+    write_table(with_columns(final, studied, chosen, keys), folder / "sweep.csv")
     seeds = booleans_as_words(read_table(folder / "sweep.csv"))
     lines = [
         f"{len(jobs)} jobs, {', '.join(f'{count} {status}' for status, count in Counter(statuses.values()).items())}"
@@ -206,19 +229,23 @@ def gather(
         for job, status in statuses.items()
         if status != "finished"
     ]
-    for job in read:
-        if changed := Run(job).changed_files():
+    for job in jobs:
+        if job not in damage and (changed := Run(job).changed_files()):
             lines.append(f"{names[job]}: changed since it was written, so tables are left out: {', '.join(changed)}")
     lines.append(f"-> {folder / 'sweep.csv'}")
-    summary = summarise(seeds, keys)
+    summary = summarise(seeds, keys, (value for value in studied if "." in value))
     if len(summary):
         write_table(summary, folder / "summary.csv")
         write_text(folder / "summary.md", markdown(summary))
-        write_text(folder / "summary.tex", latex(summary))
+        write_text(folder / "summary.tex", latex(_for_print(summary, studied)))
         lines.append(f"-> {folder / 'summary.csv'}, .md and .tex")
-    captions = _draw_final(seeds, keys, chosen, statistic, folder)
-    every = (*ANALYSES, *OBSERVED)
-    tables = {name: table for name in every if (table := _joined(name, read, names, values)) is not None}
+    captions = {}
+    if chosen:
+        done = seeds[is_done(seeds)]
+        captions = draw_study(studied, done, keys, chosen, statistic, folder, column, final_value(done))
+        # a column of a table is a place in the figures of the study alone
+        chosen = replace(chosen, **{place: None for place, key in chosen.places.items() if key not in keys})
+    captions |= draw_final(seeds, keys, chosen, statistic, folder, column)
     for name, table in tables.items():
         write_table(table, folder / f"{name}.csv")
     configs = {job: _config(job) for job in jobs}
@@ -227,8 +254,9 @@ def gather(
     figures = list({config.get("published") for config in configs.values() if config.get("published")})
     figure_published = figures[0] if len(figures) == 1 and figures[0] in figures_published() else None
     facets = [key for key in keys if key not in ("run", "seed")]
-    captions |= _draw_analyses(tables, facets, chosen, figure_published, folder)
-    captions |= _draw_observed({name: tables[name] for name in FIGURES if name in tables}, facets, chosen, folder)
+    over_steps = {name: tables[name] for name in ("metrics", *OBSERVED) if name in FIGURES and name in tables}
+    captions |= draw_observed(over_steps, facets, chosen, folder, column)
+    captions |= draw_analyses(tables, facets, chosen, figure_published, folder, column)
     lines += [f"-> {folder / name}.png, .pdf and .svg" for name in captions]
     lines += judge_all(claims, tables, folder, facets)
     write_page(
@@ -239,8 +267,37 @@ def gather(
         figure_published,
         follows if varied is None else {},
         bool(claims),
+        _shared(configs.values()),
+        live,
     )
     return [*lines, f"-> {folder / 'report.html'}"]
+
+
+def _for_print(summary: pd.DataFrame, chosen: Iterable[str]) -> pd.DataFrame:
+    """The summary with a column for each number, as mean and interval, and with names as in a paper. chosen: the
+    numbers to keep, if there are any among them."""
+    values = [name.removesuffix("_mean") for name in summary if name.endswith("_mean")]
+    keys = list(summary.columns[: summary.columns.get_loc("num_seeds")])
+    last = Counter(key.rpartition(".")[2] for key in keys)
+    names = {key: key if last[short_key := key.rpartition(".")[2]] > 1 else short_key.replace("_", " ") for key in keys}
+    table = summary[[*keys, "num_seeds"]].rename(columns=names | {"num_seeds": "seeds"})
+    for value in [value for value in values if value in chosen] or values:
+        ends = zip(*(summary[f"{value}_{end}"] for end in ("mean", "low95", "high95")), strict=True)
+        table[column_in_words(value)] = [with_errors(*numbers) for numbers in ends]
+    return table
+
+
+def _read_all(
+    jobs: list[Path], keys: list[str]
+) -> tuple[dict[Path, str], dict[Path, str], dict[Path, str], dict[str, pd.DataFrame], pd.DataFrame]:
+    """The runs' names, statuses and damage; their tables, joined, by name; and the final numbers of every seed."""
+    names = _names(jobs)
+    # run, task, model and seed are columns already
+    values = {job: _values(job, [key for key in keys if key not in WHO]) for job in jobs}
+    read, damage = _read(jobs)
+    statuses = {job: "damaged" if job in damage else status_of(job) for job in jobs}
+    tables = {name: table for name in TABLES if (table := _joined(name, read, names, values)) is not None}
+    return names, statuses, damage, tables, _final_numbers(names, statuses, values)
 
 
 def varying_keys(jobs: list[Path]) -> tuple[list[str], dict[str, list[str]]]:
@@ -285,15 +342,16 @@ def _leads(leader: str, key: str, values: dict[str, list[str]]) -> bool:
     return len(pairs) == len(set(values[leader]))
 
 
-def summarise(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Final test accuracy and loss by the varied keys, over the seeds of finished jobs: mean, interval, best."""
+def summarise(seeds: pd.DataFrame, keys: list[str], more: Iterable[str] = ()) -> pd.DataFrame:
+    """Final test accuracy and loss by the varied keys, over the seeds of finished jobs: mean, interval, best; and of
+    more columns mean and interval."""
     axes = [key for key in keys if key in seeds and key not in ("run", "seed")] or ["task", "model"]
-    done = seeds[(seeds.job_status == "finished") & (seeds.status != "diverged")]
+    done = seeds[is_done(seeds)]
     summary = None
-    for value, best in (("test_accuracy", "largest"), ("test_loss", "smallest")):
+    for value, best in ({"test_accuracy": "largest", "test_loss": "smallest"} | dict.fromkeys(more)).items():
         if value not in done or done[value].isna().all():
             continue
-        names = {"num_seeds": f"{value}_seeds", best: f"{value}_best"}
+        names = {"num_seeds": f"{value}_seeds"} | ({best: f"{value}_best"} if best else {})
         names |= {column: f"{value}_{column}" for column in ("mean", "low95", "high95")}
         part = over_seeds(done, axes, value).rename(columns=names)[[*axes, *names.values()]]
         summary = part if summary is None else summary.merge(part, on=axes, how="outer")
@@ -304,108 +362,13 @@ def summarise(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     return summary.drop(columns=counted)
 
 
-def _draw_final(
-    seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None, statistic: str, folder: Path
-) -> dict[str, str]:
-    """Write the figure of the final numbers by the varied keys, if there is one; returns its pages' captions."""
-    pages = final_pages(seeds, keys, chosen, statistic)
-    names = plots.save_pages(((figure, note) for figure, note, _ in pages), folder / "sweep", KINDS)
-    return {name: caption for name, (_, _, caption) in zip(names, pages, strict=True)}
-
-
-def final_pages(
-    seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None = None, statistic: str = "mean"
-) -> list[tuple[plots.Figure, str, str]]:
-    """Pages of the figure of the final numbers by the varied keys: figure, note and caption of each.
-
-    Keys that are neither x, series nor facet are panels, too; if the user chose both series and facet, the figure
-    averages over them.
-    """
-    keys = [key for key in keys if key in seeds and key not in ("run", "seed")]
-    done = seeds[(seeds.job_status == "finished") & (seeds.status != "diverged")]
-    value = next((name for name in ("test_accuracy", "test_loss") if name in done and done[name].notna().any()), None)
-    if value is None or not keys:
-        return []
-    x, series, facet = figure_keys(done, keys, chosen)
-    rest = [key for key in keys if key not in (x, series, facet)]
-    averaged = rest if chosen and chosen.series and chosen.facet else []
-    panels = [key for key in (facet, *rest) if key and key not in averaged]
-    pages = pages_of_final_numbers(_without_gaps(done, keys), panels, averaged, MOST_PANELS, (chosen and chosen.facet,))
-    num_seeds = done.dropna(subset=[value]).groupby(keys, dropna=False).seed.nunique().max()
-    what = "mean over seeds; bars are its 95 % interval" if statistic == "mean" else "best of the seeds"
-    seeds = f"{what}, of {num_seeds} seeds" if num_seeds > 1 else "one seed, so no interval"
-    by = ", ".join(key for key in keys if key not in averaged)
-    names = [joined(f"Final {value.replace('_', ' ')} by {by}: {seeds}", page.note) for page in pages]
-    figures = [draw_sweep(page.rows, x, series, page.facet, value, statistic) for page in pages]
-    return [(figure, page.note, name) for figure, page, name in zip(figures, pages, names, strict=True)]
-
-
-def _without_gaps(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Fill keys that some runs lack with the word `none`, so that these runs have a panel, too."""
-    gaps = [key for key in keys if seeds[key].isna().any()]
-    return seeds.assign(**{key: seeds[key].map(plots.tick, na_action="ignore").fillna("none") for key in gaps})
-
-
-def _draw_analyses(
-    tables: dict[str, pd.DataFrame],
-    keys: list[str],
-    chosen: FigureKeys | None,
-    figure_published: str | None,
-    folder: Path,
-) -> dict[str, str]:
-    """Write the figures of the analyses, each line for one configuration; returns their captions by file name."""
-    captions = {}
-    picked = (chosen.x, chosen.series, chosen.facet) if chosen else (None, None, None)
-    for name, table in tables.items():
-        if name in ANALYSES and (analysis := ANALYSES[name]).figure is not None:
-            how = (analysis.lines, analysis.drawn_apart, analysis.most_panels)
-            pages = pages_of_analysis(table, keys, *picked, *how)
-            files = draw({name: pages}, folder, figure_published, KINDS)
-            for figure, page in zip(files, pages, strict=True):
-                captions[figure] = _caption(name, analysis.figure, page)
-    return captions
-
-
-def _caption(name: str, figure: Callable[..., plots.Figure], page: plots.Page) -> str:
-    what = plots.caption_of(name, figure, page.rows.seed.nunique())
-    return f"{joined(name, page.note)}. {what} Drawn from {name}.csv"
-
-
-def _draw_observed(
-    tables: dict[str, pd.DataFrame], keys: list[str], chosen: FigureKeys | None, folder: Path
-) -> dict[str, str]:
-    """Write the figures of trainings that were watched by rankbench.observe; returns their captions by file name.
-
-    Their configs do not say all that may differ between them, so runs of the same keys and seed are panels, too.
-    """
-    captions = {}
-    picked = (chosen.x, chosen.series, chosen.facet) if chosen else (None, None, None)
-    for name, table in tables.items():
-        runs_alike = table.groupby([*keys, "seed"]).run.nunique().max()
-        pages = pages_of_analysis(
-            table, [*keys, "run"] if runs_alike > 1 else keys, *picked, None, (), MOST_PANELS_OVER_STEPS
-        )
-        figures = ((FIGURES[name](page.rows, page.facet), page.note) for page in pages)
-        for figure, page in zip(plots.save_pages(figures, folder / name, KINDS), pages, strict=True):
-            captions[figure] = _caption(name, FIGURES[name], page)
-    return captions
-
-
-def figure_keys(
-    seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None = None
-) -> tuple[str, str | None, str | None]:
-    """The keys for x, series and facet of the figure: as chosen, else by the number of values of the keys."""
-    picked = vars(chosen) if chosen else {"x": None, "series": None, "facet": None}
-    free = [key for key in keys if key not in picked.values()]
-    numbers = [key for key in free if pd.api.types.is_numeric_dtype(seeds[key])]
-    x = picked["x"] or max(numbers, key=lambda key: seeds[key].nunique(), default=None) or (free or keys)[0]
-    free = [key for key in free if key != x]
-    series = picked["series"] or (free.pop(0) if free else None)
-    return x, series, picked["facet"] or (free.pop(0) if free else None)
-
-
 def _tables_at(job: Path, names: Iterable[str]) -> dict[str, pd.DataFrame]:
-    return {name: Run(job).table(name) for name in names if (job / f"{name}.csv").exists()}
+    tables = {name: Run(job).table(name) for name in names if (job / f"{name}.csv").exists()}
+    if "metrics" in tables:  # without the columns of the others
+        flat, curves = _flat(_config(job)), tables["metrics"]
+        who = {"run": "", "task": flat.get("task.name", ""), "model": flat.get("model.name", "")}
+        tables["metrics"] = curves.assign(**who)[[*WHO, *curves.columns.drop("seed")]]
+    return tables
 
 
 def _read(jobs: list[Path]) -> tuple[dict[Path, dict[str, pd.DataFrame]], dict[Path, str]]:
@@ -416,7 +379,7 @@ def _read(jobs: list[Path]) -> tuple[dict[Path, dict[str, pd.DataFrame]], dict[P
         try:
             _config_at(job / "config.yaml")
             changed = Run(job).changed_files()
-            read[job] = _tables_at(job, [name for name in (*ANALYSES, *OBSERVED) if f"{name}.csv" not in changed])
+            read[job] = _tables_at(job, [name for name in TABLES if f"{name}.csv" not in changed])
         except ConfigError as error:
             damage[job] = str(error)
     return read, damage
@@ -506,6 +469,13 @@ def _values(job: Path, keys: list[str]) -> dict[str, str]:
     only has its own overrides."""
     flat = _flat(_config(job)) or _own_words(job)
     return {key: flat.get(key, flat.get(f"{key}.name", "")) for key in keys}
+
+
+def _shared(configs: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """The keys that have the same value in all runs that have begun."""
+    flats = [_flat(config) for config in configs if config]
+    first = flats[0] if flats else {}
+    return {key: value for key, value in first.items() if all(flat.get(key) == value for flat in flats)}
 
 
 def _own_words(job: Path) -> dict[str, str]:

@@ -184,6 +184,10 @@ class Run:
         try:
             return _with_later_keys(read_yaml(path))
         except (FileNotFoundError, NotADirectoryError):
+            if inside := sorted(path.parent for path in self.folder.glob("*/config.yaml")):
+                raise ConfigError(
+                    f"run={self.folder}: a folder of {len(inside)} runs; give one of them, as in run={inside[0]}"
+                ) from None
             raise ConfigError(
                 f"run={self.folder}: no config.yaml there; give the folder of a run, or run=latest"
             ) from None

@@ -85,7 +85,7 @@ def scale_of(column: str) -> str:
     return "share" if column.endswith("accuracy") else "real"
 
 
-def over_seeds(table: pd.DataFrame, axes: list[str], value: str) -> pd.DataFrame:
+def over_seeds(table: pd.DataFrame, axes: list[str], value: str, scale: str | None = None) -> pd.DataFrame:
     """`value` by `axes`: mean over everything within a seed, then over the seeds; rows without a value do not count.
 
     Columns: the axes, mean, low95 and high95 (ends of `interval95`), smallest, largest (of a seed), num_seeds.
@@ -94,8 +94,8 @@ def over_seeds(table: pd.DataFrame, axes: list[str], value: str) -> pd.DataFrame
     per_seed = measured.groupby([*axes, "seed"], sort=True, dropna=False)[value].mean().reset_index()
     by_axes = per_seed.groupby(axes, sort=True, dropna=False)[value]
     ends = {
-        "low95": lambda values: interval95(values, scale_of(value)).low,
-        "high95": lambda values: interval95(values, scale_of(value)).high,
+        "low95": lambda values: interval95(values, scale or scale_of(value)).low,
+        "high95": lambda values: interval95(values, scale or scale_of(value)).high,
     }
     return by_axes.agg(mean="mean", **ends, smallest="min", largest="max", num_seeds="count").reset_index()
 
@@ -139,11 +139,29 @@ def latex(table: pd.DataFrame) -> str:
     sides = "".join("r" if pd.api.types.is_numeric_dtype(table[name]) else "l" for name in table.columns)
 
     def line(cells: list[str]) -> str:
-        return " & ".join(cell.translate(str.maketrans(marks)) for cell in cells) + r" \\"
+        texts = (cell if isinstance(cell, Formula) else cell.translate(str.maketrans(marks)) for cell in cells)
+        return " & ".join(texts) + r" \\"
 
     rows = [line(cells) for cells in _cells(table)]
     body = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule", line([str(name) for name in table.columns]), r"\midrule"]
     return "\n".join([r"% \usepackage{booktabs}", *body, *rows, r"\bottomrule", r"\end{tabular}", ""])
+
+
+class Formula(str):
+    """Text that is LaTeX already."""
+
+
+def with_errors(mean: float, low: float, high: float) -> Formula:
+    """A mean with the ends of its interval as errors, to two digits of the smaller one; without errors that are 0,
+    unknown, or below a millionth of the mean."""
+    below, above = abs(mean - low), abs(high - mean)
+    if not min(below, above) > 1e-6 * abs(mean):
+        return Formula("" if math.isnan(mean) else f"${short(mean)}$")
+    power = 0 if 1e-3 <= (abs(mean) or above) < 1e5 else math.floor(math.log10(abs(mean) or above))
+    digits = max(0, 1 - math.floor(math.log10(min(below, above))) + power)
+    number, minus, plus = (f"{value / 10**power:.{digits}f}" for value in (mean, below, above))
+    text = rf"{number} \pm {plus}" if minus == plus else f"{number}_{{-{minus}}}^{{+{plus}}}"
+    return Formula(rf"$({text}) \times 10^{{{power}}}$" if power else f"${text}$")
 
 
 def short(value: Any) -> str:
@@ -154,4 +172,7 @@ def short(value: Any) -> str:
 
 
 def _cells(table: pd.DataFrame) -> list[list[str]]:
-    return [[short(value) for value in row] for row in table.itertuples(index=False, name=None)]
+    return [
+        [value if isinstance(value, Formula) else short(value) for value in row]
+        for row in table.itertuples(index=False, name=None)
+    ]

@@ -1,0 +1,81 @@
+"""Figures for print: the panels arranged anew for one column of a page, or for two, with letters of the same size."""
+
+import re
+import textwrap
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
+
+from rankbench.plots.figure import PANEL, STYLE, place_legend
+
+WIDTHS = {"single": 3.25, "double": 6.75}  # inches: a column, and both with the gap between them
+PAGE, LOWEST = 9.0, 1.6  # inches: height of a page, and that of a panel where even so many do not fit onto it
+TITLE = 13  # letters of a title on an inch of a panel
+
+
+def fit(figure: Figure, column: str | None) -> Figure:
+    """Make the figure as wide as the column (single | double), if it is wider; None leaves it. Panels that would be
+    narrower than a third of two columns go below each other, in reading order, with labels on their new outer sides."""
+    with matplotlib.rc_context(STYLE):
+        _fit(figure, column)
+    return figure
+
+
+def _fit(figure: Figure, column: str | None) -> None:
+    panels = [axes for axes in figure.axes if axes.get_subplotspec() is not None and axes.get_visible()]
+    if column is None or not panels:
+        return
+    before = figure.get_size_inches()
+    width = min(WIDTHS[column], before[0])
+    if figure.subfigs:  # rows of maps, which have no room in a single column
+        figure.set_size_inches(WIDTHS["double"], before[1])
+        return
+    grid = panels[0].get_subplotspec().get_gridspec()
+    beside = 1 if column == "single" else 3 if grid.ncols % 3 == 0 else 2
+    beside, lines = min(beside, grid.ncols), grid.nrows
+    if beside < grid.ncols:
+        sides = {axes: _labels(axes, panels) for axes in panels}
+        lines = -(-len(panels) // beside)
+        arranged = GridSpec(lines, beside, figure=figure)
+        for number, axes in enumerate(panels):
+            axes.set_subplotspec(arranged[number // beside, number % beside])
+        for number, axes in enumerate(panels):
+            _label(axes, *sides[axes], panels[number + beside : number + beside + 1], number % beside == 0)
+    around = max(0.0, before[1] - grid.nrows * PANEL[1])
+    height = PANEL[1] * min(1.0, max(0.75, width / beside / PANEL[0]))
+    height = max(LOWEST, min(height, (PAGE - around) / lines))
+    for axes in panels:
+        axes.set_title(_filled(axes.get_title(), width / beside))
+        axes.set_ylabel(_filled(axes.get_ylabel(), height))
+    figure.set_size_inches(width, lines * height + around)
+    if figure.legends:
+        figure.legends[0].remove()
+        place_legend(figure, panels)
+
+
+def _filled(text: str, inches: float) -> str:
+    """Break the lines of a text, but no formula, to fit into so many inches."""
+    whole = re.sub(r"\$[^$]*\$", lambda formula: formula[0].replace(" ", "\0"), text)
+    lines = (textwrap.fill(line, int(TITLE * inches), break_long_words=False) for line in whole.split("\n"))
+    return "\n".join(lines).replace("\0", " ")
+
+
+def _labels(axes: Axes, panels: list[Axes]) -> tuple[str, str]:
+    """The labels of x and y that the panel has, or that a panel below it, or to its left, has for both."""
+    place = axes.get_subplotspec()
+    below = [other for other in panels if other.get_subplotspec().colspan == place.colspan]
+    beside = [other for other in panels if other.get_subplotspec().rowspan == place.rowspan]
+    x = [other.get_xlabel() for other in below if axes.get_shared_x_axes().joined(axes, other)]
+    y = [other.get_ylabel() for other in beside if axes.get_shared_y_axes().joined(axes, other)]
+    return axes.get_xlabel() or next(filter(None, x), ""), axes.get_ylabel() or next(filter(None, y), "")
+
+
+def _label(axes: Axes, x: str, y: str, below: list[Axes], is_first: bool) -> None:
+    if not below or not axes.get_shared_x_axes().joined(axes, below[0]):
+        axes.set_xlabel(x)
+        axes.tick_params(labelbottom=True)
+    if is_first:
+        axes.set_ylabel(y)
+        axes.tick_params(labelleft=True)

@@ -1,0 +1,43 @@
+"""The figure of a training: loss and accuracy of each split over its steps."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from rankbench.plots.figure import (
+    COLOURS,
+    DASHES,
+    grid_of,
+    in_words,
+    is_wide,
+    legend,
+    spread,
+    styled,
+    title,
+    whole_numbers,
+)
+from rankbench.runs.tables import mean_and_spread
+
+
+@styled
+def draw_metrics(table: pd.DataFrame, facet: str | None = None) -> Figure:
+    """Loss and, where the task has one, accuracy over training steps, a line for each split; a row for each facet."""
+    metrics = [name for name in ("loss", "accuracy") if name in table and table[name].notna().any()]
+    figure, grid, facets = grid_of(table, facet, len(metrics), share_y="col")
+    splits = list(dict.fromkeys(table.split))
+    for row, (label, rows) in zip(grid, facets, strict=True):
+        for axes, metric in zip(row, metrics, strict=True):
+            for number, split in enumerate(splits):
+                summary = mean_and_spread(rows[rows.split == split].dropna(subset=[metric]), ["step"], metric)
+                if summary.empty:
+                    continue
+                colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+                axes.plot(summary.step, summary["mean"], color=colour, linestyle=dashes, label=in_words(split))
+                spread(axes, summary.step, summary, colour)
+            if metric == "loss" and is_wide(table.loss):
+                axes.set_yscale("log")
+            axes.set_title(title(label))
+            whole_numbers(axes, "training step")
+            axes.set_ylabel(metric)
+            axes.tick_params(labelleft=True)
+    legend(figure, grid)
+    return figure

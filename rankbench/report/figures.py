@@ -1,0 +1,260 @@
+"""The figures of a report with their captions: final numbers, chosen columns, analyses, and watched trainings."""
+
+from collections import ChainMap
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from rankbench import plots
+from rankbench.analyses import ANALYSES
+from rankbench.analyses.runner import draw
+from rankbench.config import FigureKeys, StudyKeys
+from rankbench.keys import ConfigError, unknown
+from rankbench.plots.observed import FIGURES as OBSERVED_FIGURES
+from rankbench.plots.pages import MOST_PANELS, joined, pages_of_analysis, pages_of_final_numbers
+from rankbench.plots.sweep import column_in_words, draw_scatter, draw_sweep
+from rankbench.plots.training import draw_metrics
+from rankbench.report.study import axes_of, column_of, is_done, rank_correlation, studied_columns, with_columns
+from rankbench.runs.tables import WHO, booleans_as_words, read_table, write_table
+
+KINDS = (*plots.KINDS, ".svg")
+MOST_PANELS_OVER_STEPS = 6  # of a figure of a watched training, which has a row of them for each value
+FIGURES = ChainMap(OBSERVED_FIGURES, {"metrics": draw_metrics})  # over the steps of a training
+
+
+def draw_final(
+    seeds: pd.DataFrame,
+    keys: list[str],
+    chosen: FigureKeys | None,
+    statistic: str,
+    folder: Path,
+    column: str | None = None,
+) -> dict[str, str]:
+    """Write the figure of the final numbers by the varied keys, if there is one; returns its pages' captions."""
+    pages = final_pages(seeds, keys, chosen, statistic)
+    names = plots.save_pages(((plots.fit(figure, column), note) for figure, note, _ in pages), folder / "sweep", KINDS)
+    return {name: caption for name, (_, _, caption) in zip(names, pages, strict=True)}
+
+
+def final_pages(
+    seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None = None, statistic: str = "mean"
+) -> list[tuple[plots.Figure, str, str]]:
+    """Pages of the figure of the final numbers by the varied keys: figure, note and caption of each.
+
+    Keys that are neither x, series nor facet are panels, too; if the user chose both series and facet, the figure
+    averages over them.
+    """
+    keys = [key for key in keys if key in seeds and key not in ("run", "seed")]
+    done = seeds[is_done(seeds)]
+    value = final_value(done)
+    if value is None or not keys:
+        return []
+    return _pages_by_keys(done, keys, chosen, statistic, value, f"Final {value.replace('_', ' ')}")
+
+
+def final_value(done: pd.DataFrame) -> str | None:
+    """The final number that a report draws, if there is one."""
+    return next((name for name in ("test_accuracy", "test_loss") if name in done and done[name].notna().any()), None)
+
+
+def _pages_by_keys(
+    done: pd.DataFrame, keys: list[str], chosen: FigureKeys | None, statistic: str, value: str, what_is_drawn: str
+) -> list[tuple[plots.Figure, str, str]]:
+    x, series, facet = figure_keys(done, keys, chosen)
+    rest = [key for key in keys if key not in (x, series, facet)]
+    averaged = rest if chosen and chosen.series and chosen.facet else []
+    panels = [key for key in (facet, *rest) if key and key not in averaged]
+    pages = pages_of_final_numbers(_without_gaps(done, keys), panels, averaged, MOST_PANELS, (chosen and chosen.facet,))
+    num_seeds = done.dropna(subset=[value]).groupby(keys, dropna=False).seed.nunique().max()
+    what = "mean over seeds; bars are its 95 % interval" if statistic == "mean" else "best of the seeds"
+    seeds = f"{what}, of {num_seeds} seeds" if num_seeds > 1 else "one seed, so no interval"
+    by = ", ".join(key for key in keys if key not in averaged)
+    names = [joined(f"{what_is_drawn} by {by}: {seeds}", page.note) for page in pages]
+    figures = [draw_sweep(page.rows, x, series, page.facet, value, statistic) for page in pages]
+    return [(figure, page.note, name) for figure, page, name in zip(figures, pages, names, strict=True)]
+
+
+def draw_study(
+    studied: dict[str, pd.DataFrame],
+    runs: pd.DataFrame,
+    keys: list[str],
+    chosen: StudyKeys,
+    statistic: str,
+    folder: Path,
+    width: str | None,
+    own: str | None = None,
+) -> dict[str, str]:
+    """Draw and write each chosen column by the keys; then the last against each other one. runs: a row for each run and
+    seed, with these columns. own: the column that a report draws anyway. Returns the captions."""
+    captions, correlations = {}, []
+    keys, where = [key for key in keys if key not in ("run", "seed")], (chosen.where or "").replace(",", ", ")
+    for value, rows in studied.items():
+        column, axes, stem = column_of(rows, value), axes_of(chosen, keys, rows), value.replace(".", "_")
+        write_table(rows[list(dict.fromkeys([*WHO, *keys, *axes, column]))], folder / f"{stem}.csv")
+        rows = booleans_as_words(read_table(folder / f"{stem}.csv")).rename(columns={column: value})
+        if value != own and (keys or axes):
+            pages = _pages_by_keys(rows, [*keys, *axes], chosen, statistic, value, column_in_words(value))
+            noted = [(plots.fit(figure, width), joined(where, note)) for figure, note, _ in pages]
+            for name, (_, _, caption) in zip(plots.save_pages(noted, folder / stem, KINDS), pages, strict=True):
+                captions[name] = joined(caption, where)
+    *others, last = studied or [""]
+    for other in others:
+        rows = runs.dropna(subset=[other, last])
+        if rows.empty or not keys:
+            continue
+        name = f"{last}_by_{other}".replace(".", "_")
+        panels = rows.groupby(chosen.facet) if chosen.facet else [("", rows)]
+        found = {panel: rank_correlation(part, other, last, keys) for panel, part in panels}
+        correlations += [{"x": other, "y": last, "panel": panel} | numbers for panel, numbers in found.items()]
+        figure = draw_scatter(rows, other, last, keys, found, figure_keys(rows, keys, chosen)[1], chosen.facet)
+        plots.save_pages([(plots.fit(figure, width), where)], folder / name, KINDS)
+        captions[name] = joined(
+            f"{column_in_words(last)} against {column_in_words(other)}, a mark for each configuration, as means over "
+            "seeds; above, Spearman's rank correlation over the configurations, as mean over seeds with its 95 % "
+            "interval (correlations.csv)",
+            where,
+        )
+    if correlations:
+        write_table(pd.DataFrame(correlations), folder / "correlations.csv")
+    return captions
+
+
+def _without_gaps(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Fill keys that some runs lack with the word `none`, so that these runs have a panel, too."""
+    gaps = [key for key in keys if seeds[key].isna().any()]
+    return seeds.assign(**{key: seeds[key].map(plots.tick, na_action="ignore").fillna("none") for key in gaps})
+
+
+def draw_analyses(
+    tables: dict[str, pd.DataFrame],
+    keys: list[str],
+    chosen: FigureKeys | None,
+    figure_published: str | None,
+    folder: Path,
+    column: str | None,
+) -> dict[str, str]:
+    """Write the figures of the analyses, each line for one configuration; returns their captions by file name."""
+    captions = {}
+    picked = (chosen.x, chosen.series, chosen.facet) if chosen else (None, None, None)
+    for name, table in tables.items():
+        if name in ANALYSES and (analysis := ANALYSES[name]).figure is not None:
+            how = (analysis.lines, analysis.drawn_apart, analysis.most_panels)
+            pages = pages_of_analysis(table, keys, *picked, *how)
+            files = draw({name: pages}, folder, figure_published, KINDS, column)
+            for figure, page in zip(files, pages, strict=True):
+                captions[figure] = _caption(name, analysis.figure, page)
+    return captions
+
+
+def _caption(name: str, figure: Callable[..., plots.Figure], page: plots.Page) -> str:
+    what = plots.caption_of(name, figure, page.rows.seed.nunique())
+    return f"{joined(name, page.note)}. {what} Drawn from {name}.csv"
+
+
+def draw_observed(
+    tables: dict[str, pd.DataFrame], keys: list[str], chosen: FigureKeys | None, folder: Path, column: str | None
+) -> dict[str, str]:
+    """Write the figures of learning curves, and of trainings that were watched by rankbench.observe; returns their
+    captions by file name.
+
+    Configs do not say all that may differ between trainings that are not ours, so runs of the same keys and seed are
+    panels, too.
+    """
+    captions = {}
+    picked = (chosen.x, chosen.series, chosen.facet) if chosen else (None, None, None)
+    for name, table in tables.items():
+        runs_alike = table.groupby([*keys, "seed"]).run.nunique().max()
+        pages = pages_of_analysis(
+            table,
+            [*keys, "run"] if runs_alike > 1 else keys,
+            *picked,
+            "split" if name == "metrics" else None,
+            (),
+            MOST_PANELS if name == "metrics" else MOST_PANELS_OVER_STEPS,
+        )
+        figures = ((plots.fit(FIGURES[name](page.rows, page.facet), column), page.note) for page in pages)
+        for figure, page in zip(plots.save_pages(figures, folder / name, KINDS), pages, strict=True):
+            captions[figure] = _caption(name, FIGURES[name], page)
+    return captions
+
+
+def figure_keys(
+    seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None = None
+) -> tuple[str, str | None, str | None]:
+    """The keys for x, series and facet of the figure: as chosen, else by the number of values of the keys."""
+    picked = chosen.places if chosen else {"x": None, "series": None, "facet": None}
+    free = [key for key in keys if key not in picked.values()]
+    numbers = [key for key in free if pd.api.types.is_numeric_dtype(seeds[key])]
+    x = picked["x"] or max(numbers, key=lambda key: seeds[key].nunique(), default=None) or (free or keys)[0]
+    free = [key for key in free if key != x]
+    series = picked["series"] or (free.pop(0) if free else None)
+    return x, series, picked["facet"] or (free.pop(0) if free else None)
+
+
+class Drawable(NamedTuple):
+    """A table to draw: the analysis that made it, the keys that vary in it, and the rows of its chosen columns."""
+
+    name: str
+    table: pd.DataFrame
+    keys: list[str]
+    studied: dict[str, pd.DataFrame]
+
+
+def drawable(path: Path, chosen: StudyKeys) -> Drawable:
+    """The table in a CSV file of a run or a report; ConfigError if it has no figure, or not the chosen one."""
+    if not path.is_file():
+        raise ConfigError(f"table={path}: no such file; give a table of a run or a report, such as residual.csv")
+    table = booleans_as_words(read_table(path))
+    if missing := [name for name in WHO if name not in table]:
+        raise ConfigError(f"table={path}: no table of runs, because it has no column {missing[0]}")
+    own = [name for name in table if "." in name and name.partition(".")[0] not in (*ANALYSES, *FIGURES)]
+    keys = [name for name in ("task", "model", *own) if table[name].nunique(dropna=False) > 1]
+    studied = studied_columns(chosen, {}, table, keys)
+    for place, key in chosen.places.items():
+        if key is not None and key not in (table if studied else keys):
+            raise ConfigError(unknown(f"report.{place}", key, map(str, table if studied else keys)))
+    drawn = {"sweep", *FIGURES, *(name for name, analysis in ANALYSES.items() if analysis.figure is not None)}
+    named = [path.stem] if path.stem in (*ANALYSES, *drawn) else _fitting(table)
+    if not studied and (len(named) != 1 or named[0] not in drawn):
+        numbers = [str(name) for name in table if name not in WHO and pd.api.types.is_numeric_dtype(table[name])]
+        raise ConfigError(f"table={path}: has no figure of its own; choose a column, as in report.value={numbers[-1]}")
+    return Drawable(named[0] if named else "", table, keys, studied)
+
+
+def redraw(
+    path: Path, folder: Path, chosen: StudyKeys, statistic: str, figure_published: str | None, column: str | None
+) -> list[str]:
+    """Draw a table's figure as a report does, or its chosen columns; returns lines for the reader."""
+    name, table, keys, studied = drawable(path, chosen)
+    if studied:
+        runs = with_columns(table[list(dict.fromkeys([*WHO, *keys]))].drop_duplicates(), studied, chosen, keys)
+        captions = draw_study(studied, runs, keys, chosen, statistic, folder, column)
+    elif name == "sweep":
+        captions = draw_final(table, keys, chosen, statistic, folder, column)
+    elif name in ANALYSES:
+        captions = draw_analyses({name: table}, keys, chosen, figure_published, folder, column)
+    else:
+        captions = draw_observed({name: table}, keys, chosen, folder, column)
+    if not captions:
+        raise ConfigError(f"table={path}: no key varies in it, and no number of a finished run is in it")
+    return [f"{caption}.\n-> {folder / name}.png, .pdf and .svg" for name, caption in captions.items()]
+
+
+def _fitting(table: pd.DataFrame) -> list[str]:
+    return [name for name, kind in ANALYSES.items() if set(kind.columns) <= set(table.columns)]
+
+
+def analysis_of(table: pd.DataFrame) -> str:
+    """Name of the analysis that made the table, from `attrs` or from the columns that only its table has."""
+    named = table.attrs.get("analysis")
+    if named in ANALYSES or named == "sweep":
+        return str(named)
+    fitting = _fitting(table)
+    if len(fitting) != 1:
+        raise ConfigError(
+            f"table: {'its columns fit several' if fitting else 'its columns are not those of an'} analysis; "
+            f"name it with analysis=, one of {', '.join(fitting or ANALYSES)}"
+        )
+    return fitting[0]

@@ -1,0 +1,94 @@
+"""The page of one run, opened in a browser; and the page of a sweep that is running."""
+
+import fcntl
+import json
+import webbrowser
+from datetime import datetime, timedelta
+
+import pandas as pd
+import pytest
+import yaml
+from command_line import succeeds
+
+from rankbench.report import live
+from rankbench.report.live import status_line, watched
+
+
+def run_at(folder, steps, finished):
+    folder.mkdir(parents=True)
+    config = {"model": {"name": "san", "heads": 7}, "task": {"name": "sorting"}, "seed": 0, "trainer": {"steps": 100}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    started = (datetime.now().astimezone() - timedelta(seconds=300)).strftime("%Y-%m-%dT%H:%M:%S%z")
+    (folder / "environment.json").write_text(json.dumps({"started": started, "command": ["rankbench train", "a=b"]}))
+    rows = [
+        {"step": step, "seed": seed, "split": split, "loss": 2 - step / 100 + seed / 10, "accuracy": step / 200}
+        for step in range(0, steps + 1, 25)
+        for split in ("train", "test")
+        for seed in (0, 1)
+    ]
+    pd.DataFrame(rows).to_csv(folder / "metrics.csv", index=False)
+    status = "finished" if finished else "running"
+    seeds = [{"seed": seed, "status": status, "test_accuracy": 0.5} for seed in (0, 1)] if finished else []
+    (folder / "summary.json").write_text(json.dumps({"status": status, "seeds": seeds}))
+    return folder
+
+
+def test_the_page_of_one_run_has_curves_and_what_was_asked_and_is_opened(tmp_path, monkeypatch):
+    run_at(tmp_path / "mine", 100, finished=True)
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+    succeeds("report", "runs=mine", "out=page", "report.open=true", at=tmp_path)
+    page = tmp_path / "page" / "report.html"
+    assert opened == [page.as_uri()]
+    text = page.read_text()
+    assert "<h1>Run: sorting (san)</h1>" in text and "What was asked: the keys of the run" in text
+    assert "<dt>model.heads</dt><dd>7</dd>" in text and "To repeat it: <code>rankbench train a=b</code>" in text
+    assert "Loss and, where the task has one, accuracy over training steps" in text and "refresh" not in text
+    joined = pd.read_csv(tmp_path / "page" / "metrics.csv")
+    assert list(joined.columns[:4]) == ["run", "task", "model", "seed"] and len(joined) == 20
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """One job that has finished, one at half of its steps."""
+    return [run_at(tmp_path / "runs" / "0", 100, finished=True), run_at(tmp_path / "runs" / "1", 50, finished=False)]
+
+
+def test_a_running_sweep_is_written_until_it_has_ended(sweep, tmp_path, monkeypatch):
+    pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        text = (tmp_path / "report.html").read_text()
+        assert 'http-equiv="refresh"' in text and "1 of 2 jobs have finished, 1 running, about 0:01:4" in text
+        (sweep[1] / "summary.json").write_text(
+            json.dumps({"status": "finished", "seeds": [{"seed": 0, "status": "finished"}]})
+        )
+
+    monkeypatch.setattr(live.time, "sleep", pause)
+    with (sweep[1] / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        during, after = watched(str(tmp_path / "runs"), tmp_path)
+    assert during[0].startswith("1 of 2 jobs have finished") and after[0] == "2 jobs, 2 finished"
+    assert len(pauses) == 1 and pauses[0] >= live.PAUSE
+    assert "refresh" not in (tmp_path / "report.html").read_text()
+
+
+def test_watching_ends_by_ctrl_c_and_where_nothing_runs(sweep, tmp_path, monkeypatch):
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    with (sweep[1] / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        monkeypatch.setattr(live.time, "sleep", interrupt)
+        *_, last = watched(str(tmp_path / "runs"), tmp_path)
+    assert last == [f"stopped; the jobs go on, and {tmp_path / 'report.html'} stays as it is"]
+    (lines,) = watched(str(tmp_path / "runs"), tmp_path)  # no process holds the lock
+    assert lines[0] == "2 jobs, 1 finished, 1 interrupted"
+
+
+def test_the_time_left_is_that_of_the_pace_so_far(sweep, tmp_path):
+    missing = tmp_path / "runs" / "2"
+    # 300 s for 1.5 of 3 jobs, and the seconds that this test has taken
+    assert "about 0:05:0" in status_line([*sweep, missing], ["finished", "running", "missing"])
+    assert "left" not in status_line([missing], ["missing"])
