@@ -22,6 +22,7 @@ from rankbench.analyses.modules import building_once, offering
 from rankbench.analyses.runner import (
     analyze_into,
     analyze_trained,
+    check_finite,
     measure,
     options_of,
     subjects_of,
@@ -179,6 +180,7 @@ def analyze(
                 return {name: Run(Path(cfg.out)).table(name) for name in cfg.analysis}
             machine = Machine.prepare(cfg)
             subjects = subjects_of(cfg, machine)
+            check_finite(subjects)
             tables = {name: measure(name, chosen, subjects) for name, chosen in options_of(cfg).items()}
     for name, table in tables.items():
         table.attrs["analysis"] = name
