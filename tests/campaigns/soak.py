@@ -74,8 +74,8 @@ def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | No
 CAMPAIGN = Campaign(
     about="One sweep of as many tiny jobs, the same command again when it has finished, and a report of all runs.",
     wrong="a job that is not finished, memory or open files that grow from the first tenth to the last, jobs that "
-    "take 1.3 times longer in the second half (medians of tenths), or a report of 300 runs of more than a minute. The last five "
-    "cases are these.",
+    "take 1.3 times longer in the second half (medians of tenths), or a report of 300 runs of more than a minute. The "
+    "last five cases are these.",
     full_size=300,
     cases=cases,
     paints=True,
