@@ -19,7 +19,7 @@ from torch import nn
 
 from rankbench.analyses import ANALYSES
 from rankbench.analyses.modules import building_once, offering
-from rankbench.analyses.runner import analyze_into, analyze_trained, measure, options_of, subjects_of
+from rankbench.analyses.runner import analyze_into, analyze_trained, check_finite, measure, options_of, subjects_of
 from rankbench.claims import figures_published
 from rankbench.claims import published as published_numbers
 from rankbench.commands.callback import check_corpus, check_everything
@@ -171,6 +171,7 @@ def analyze(
                 return {name: Run(Path(cfg.out)).table(name) for name in cfg.analysis}
             machine = Machine.prepare(cfg)
             subjects = subjects_of(cfg, machine)
+            check_finite(subjects)
             tables = {name: measure(name, chosen, subjects) for name, chosen in options_of(cfg).items()}
     for name, table in tables.items():
         table.attrs["analysis"] = name

@@ -12,7 +12,7 @@ from campaigns.campaign import PAGE, page, records, run
 
 
 def test_the_page_is_that_of_the_record():
-    assert PAGE.read_text(encoding="utf-8") == page(CAMPAIGNS), "run a campaign, or campaigns.campaign.record"
+    assert PAGE.read_text(encoding="utf-8") == page(CAMPAIGNS), "run `PYTHONPATH=tests python -m campaigns`"
     assert set(records()) <= set(CAMPAIGNS)
 
 

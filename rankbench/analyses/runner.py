@@ -212,9 +212,7 @@ def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], fold
     files, verdicts.
     """
     options = options_of(cfg)
-    for subject in subjects:
-        if isinstance(subject, Subject):
-            _check_finite(subject)
+    check_finite(subjects)
     done_file = folder / "analyses.json"
     done, changed = read_json(done_file) if done_file.exists() else {}, Run(folder).changed_files()
     same = {
@@ -241,9 +239,12 @@ def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], fold
 
 
 @torch.no_grad()
-def _check_finite(subject: Subject) -> None:
-    """Raise ConfigError if a network's output overflows: nothing that is measured of it would be a number."""
-    for weights, model in subject.models.items():
+def check_finite(subjects: list[Subject] | list[ModuleSubject]) -> None:
+    """Raise ConfigError if the output of a network of ours overflows: nothing measured of it would be a number."""
+    networks = [
+        (subject, *item) for subject in subjects if isinstance(subject, Subject) for item in subject.models.items()
+    ]
+    for subject, weights, model in networks:
         output = model(subject.test.inputs[:CHECKED_SEQUENCES])
         if not output.isfinite().all():
             raise ConfigError(

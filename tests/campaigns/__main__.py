@@ -1,4 +1,7 @@
-"""python -m campaigns [name] [seed=0] [cases=100]: run a campaign and record how it ended; no name: list them."""
+"""python -m campaigns [name] [seed=0] [cases=100]: run a campaign and record how it ended.
+
+Without a name: list the campaigns, and write the page of the record anew.
+"""
 
 import logging
 import sys
@@ -6,12 +9,13 @@ import tempfile
 from pathlib import Path
 
 from campaigns import CAMPAIGNS
-from campaigns.campaign import record, run
+from campaigns.campaign import PAGE, page, record, run
 
 
 def main(words: list[str]) -> int:
     """Returns the exit code: 1 if a case was wrong."""
     if not words:
+        PAGE.write_text(page(CAMPAIGNS), encoding="utf-8")
         print("\n".join(CAMPAIGNS))
         return 0
     name, campaign = words[0], CAMPAIGNS[words[0]]

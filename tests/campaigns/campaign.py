@@ -45,7 +45,7 @@ class Campaign(NamedTuple):
 def run(name: str, campaign: Campaign, seed: int, size: int, folder: Path, report: Callable[[str], None]) -> dict:
     """Run the campaign; returns its row of the record. report: takes the line of each wrong case."""
     torch.set_num_threads(1)  # a forked process has no other threads, and would wait for them
-    began, done, wrong = time.monotonic(), 0, 0
+    where, began, done, wrong = _where(), time.monotonic(), 0, 0  # the code may change while it runs
     cases, remark = campaign.cases(random.Random(f"{name} {seed}"), size, folder), None
     with nullcontext() if campaign.paints else without_painting():
         while remark is None:
@@ -66,7 +66,7 @@ def run(name: str, campaign: Campaign, seed: int, size: int, folder: Path, repor
         "wrong": wrong,
         "seconds": seconds,
         "remark": remark,
-    } | _where()
+    } | where
 
 
 def _where() -> dict[str, str]:

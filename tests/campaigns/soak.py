@@ -61,7 +61,8 @@ def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | No
     )
     yield None if memory.max() < 1.05 * memory[0] + 20 else f"memory grew: {memory.round()} MiB"
     yield None if files.max() <= files[0] + 2 else f"open files grew: {files}"
-    yield None if per_job[-1] < 1.3 * per_job[:2].mean() else f"jobs became slower: {per_job.round(3)} s"
+    first, second = np.array_split(per_job, 2)  # medians, because other processes of the machine slow single tenths
+    yield None if np.median(second) < 1.3 * np.median(first) else f"jobs became slower: {per_job.round(3)} s"
     yield None if report < REPORT_SECONDS * max(1, size / 300) else f"the report took {report:.0f} s"
     return (
         f"memory {memory[0]:.0f} to {memory[-1]:.0f} MiB, open files {files[0]:.0f} to {files[-1]:.0f}, processor time "
@@ -73,7 +74,8 @@ def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | No
 CAMPAIGN = Campaign(
     about="One sweep of as many tiny jobs, the same command again when it has finished, and a report of all runs.",
     wrong="a job that is not finished, memory or open files that grow from the first tenth to the last, jobs that "
-    "become slower, or a report of 300 runs of more than a minute. The last five cases are these.",
+    "take 1.3 times longer in the second half (medians of tenths), or a report of 300 runs of more than a minute. The "
+    "last five cases are these.",
     full_size=300,
     cases=cases,
     paints=True,
