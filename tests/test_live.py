@@ -10,8 +10,10 @@ import pytest
 import yaml
 from command_line import succeeds
 
+from rankbench.plots.training import draw_metrics
 from rankbench.report import live
 from rankbench.report.live import status_line, watched
+from rankbench.report.report import find_runs, gather
 
 
 def run_at(folder, steps, finished):
@@ -74,6 +76,15 @@ def test_a_running_sweep_is_written_until_it_has_ended(sweep, tmp_path, monkeypa
     assert "refresh" not in (tmp_path / "report.html").read_text()
 
 
+def test_a_run_without_a_loss_yet_has_no_curves(tmp_path):
+    folder = run_at(tmp_path / "runs" / "0", 0, finished=False)
+    header = (folder / "metrics.csv").read_text().splitlines()[0]
+    for text in (f"{header}\n", f"{header}\n0,0,test,nan,0.5\n", f"{header}\n0,0,test,many,0.5\n"):
+        (folder / "metrics.csv").write_text(text)
+        gather(find_runs(str(tmp_path / "runs")), tmp_path)
+        assert (tmp_path / "report.html").exists() and not (tmp_path / "metrics.png").exists()
+
+
 def test_watching_ends_by_ctrl_c_and_where_nothing_runs(sweep, tmp_path, monkeypatch):
     def interrupt(seconds):
         raise KeyboardInterrupt
@@ -92,3 +103,13 @@ def test_the_time_left_is_that_of_the_pace_so_far(sweep, tmp_path):
     # 300 s for 1.5 of 3 jobs, and the seconds that this test has taken
     assert "about 0:05:0" in status_line([*sweep, missing], ["finished", "running", "missing"])
     assert "left" not in status_line([missing], ["missing"])
+
+
+def test_panels_of_learning_curves_share_their_axes_and_show_every_point():
+    steps = [{"step": step, "seed": 0, "split": "test", "accuracy": step / 9} for step in range(3)]
+    rows = [row | {"lr": lr, "loss": lr * 10.0 ** -row["step"]} for lr in (1.0, 30.0) for row in steps]
+    figure = draw_metrics(pd.DataFrame(rows), "lr")
+    losses = [axes for axes in figure.axes if axes.get_ylabel() == "loss"]
+    assert len(losses) == 2 and all(axes.get_yscale() == "log" for axes in losses)
+    low, high = losses[0].get_ylim()
+    assert losses[1].get_ylim() == (low, high) and low < 0.01 and high > 30

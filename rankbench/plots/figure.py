@@ -163,7 +163,7 @@ def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def grid_of(
-    table: pd.DataFrame, facet: str | None, columns: int, share_y: bool | str = True, share_x: bool | str = True
+    table: pd.DataFrame, facet: str | None, columns: int, share_y: bool = True, share_x: bool | str = True
 ) -> tuple[Figure, np.ndarray, list[tuple[str, pd.DataFrame]]]:
     """An empty figure with a row of axes for each value of the facet, and (label, rows) of each value.
 

@@ -22,7 +22,9 @@ from rankbench.runs.tables import mean_and_spread
 def draw_metrics(table: pd.DataFrame, facet: str | None = None) -> Figure:
     """Loss and, where the task has one, accuracy over training steps, a line for each split; a row for each facet."""
     metrics = [name for name in ("loss", "accuracy") if name in table and table[name].notna().any()]
-    figure, grid, facets = grid_of(table, facet, len(metrics), share_y="col")
+    figure, grid, facets = grid_of(table, facet, len(metrics), share_y=False)
+    for axes, first in zip(grid[1:].flat, [*grid[0]] * len(grid), strict=False):
+        axes.sharey(first)  # before anything is drawn, because it fixes the limits
     splits = list(dict.fromkeys(table.split))
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, metric in zip(row, metrics, strict=True):
@@ -35,9 +37,9 @@ def draw_metrics(table: pd.DataFrame, facet: str | None = None) -> Figure:
                 spread(axes, summary.step, summary, colour)
             if metric == "loss" and is_wide(table.loss):
                 axes.set_yscale("log")
-            axes.set_title(title(label))
             whole_numbers(axes, "training step")
             axes.set_ylabel(metric)
             axes.tick_params(labelleft=True)
+        row[0].set_title(title(label), loc="left")  # one of a whole row
     legend(figure, grid)
     return figure

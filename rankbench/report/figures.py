@@ -165,6 +165,8 @@ def draw_observed(
     captions = {}
     picked = (chosen.x, chosen.series, chosen.facet) if chosen else (None, None, None)
     for name, table in tables.items():
+        if name == "metrics" and not _has_losses(table):
+            continue
         runs_alike = table.groupby([*keys, "seed"]).run.nunique().max()
         pages = pages_of_analysis(
             table,
@@ -178,6 +180,12 @@ def draw_observed(
         for figure, page in zip(plots.save_pages(figures, folder / name, KINDS), pages, strict=True):
             captions[figure] = _caption(name, FIGURES[name], page)
     return captions
+
+
+def _has_losses(metrics: pd.DataFrame) -> bool:
+    """Whether a training has got so far, and nobody has written words into its table."""
+    known = {"step", "split", "loss"} <= set(metrics) and pd.api.types.is_numeric_dtype(metrics.loss)
+    return known and bool(metrics.loss.notna().any())
 
 
 def figure_keys(
