@@ -107,7 +107,7 @@ def test_the_key_is_compared_and_all_others_are_judged_one_by_one(along):
 
 def test_a_report_hands_over_all_the_keys_of_a_sweep(along, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "rankbench.report.report.draw", lambda pages, *_: dict.fromkeys(map(str, range(len(pages["residual"]))))
+        "rankbench.report.figures.draw", lambda pages, *_: dict.fromkeys(map(str, range(len(pages["residual"]))))
     )
     monkeypatch.setattr("rankbench.report.report.write_page", lambda *_: None)
     number = 0
