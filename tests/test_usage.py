@@ -74,8 +74,7 @@ def test_a_key_is_explained(monkeypatch):
     norm, length = explained(["model.norm", "task.length"]).split("\n\n")
     assert norm.startswith("model.norm: Where the norm stands") and "\nallowed: none, pre, post\n" in norm
     assert "value: post (train)" in norm and "commands: train, analyze, bench" in norm
-    assert "rankbench/model/network.py" in norm and "commands/" not in norm and "dong_fig2_residual" in norm
-    assert "task=sorting" in length and "rankbench/tasks/sorting.py" in length
+    assert "dong_fig2_residual" in norm and "task=sorting" in length
     for words, said in (
         (["norm"], "did you mean model.norm?"),
         (["modle.norm"], "did you mean model.norm?"),

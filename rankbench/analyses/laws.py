@@ -68,9 +68,9 @@ def _rows(subject: Subject, options: Options) -> Iterator[tuple[str, str, str, f
 
 def digest(table: pd.DataFrame) -> str:
     """Closed form beside the mean over seeds, by x (at most a dozen), for a terminal."""
-    shown = sorted(table.x.unique())
-    shown = shown[:: -(-len(shown) // 12)]
-    wide = table[table.x.isin(shown)].pivot_table("value", ["parameter", "setup", "curve"], "x", "mean", sort=False)
+    x_values = sorted(table.x.unique())
+    few = x_values[:: -(-len(x_values) // 12)]
+    wide = table[table.x.isin(few)].pivot_table("value", ["parameter", "setup", "curve"], "x", "mean", sort=False)
     names = ", ".join(table.law.unique())
     return (
         f"law {names}, by {LAWS[table.law.iloc[0]].x_label}\n{wide.sort_index(axis=1).map('{:.4g}'.format).to_string()}"

@@ -125,8 +125,8 @@ def digest(table: pd.DataFrame) -> str:
     last = last_of_layer(table)
     axes = ["weights", "variant", *(["view"] if last.view.nunique() > 1 else [])]
     mean = last.pivot_table("relative_residual", axes, "layer", "mean", sort=False)
-    shown = thinned(mean).map("{:.1e}".format)
-    lines = [f"relative residual by layer (mean of {table.seed.nunique()} seeds)", shown.to_string()]
+    few = thinned(mean).map("{:.1e}".format)
+    lines = [f"relative residual by layer (mean of {table.seed.nunique()} seeds)", few.to_string()]
     return "\n".join([*lines, *_disagreements(last)])
 
 

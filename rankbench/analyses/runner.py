@@ -332,7 +332,7 @@ def draw(
     for name, pages_of_name in pages.items():
         if (figure := ANALYSES[name].figure) is not None:
             drawn = ((figure(page.rows, beside, page.facet), page.note) for page in pages_of_name)
-            figures = ((plots.fit(one, column), note) for one, note in drawn)
+            figures = ((plots.fit(drawn_page, column), note) for drawn_page, note in drawn)
             files |= plots.save_pages(figures, folder / name, kinds)
     return files
 

@@ -43,10 +43,10 @@ def _statement(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     held, failed = len(by_outcome[good]), len(by_outcome[bad])
     if rows[0]["exists"]:
         outcome = good if held else UNDECIDED
-        shown = max(rows, key=_margin)
+        speaks_most = max(rows, key=_margin)
     else:
         outcome = good if held == len(rows) else PARTLY if held and good == HELD else bad if failed else UNDECIDED
-        shown = min(next(filter(None, by_outcome.values())), key=_margin)
+        speaks_most = min(next(filter(None, by_outcome.values())), key=_margin)
     measured = [row["measured"] for row in rows if _number(row["measured"])]
     return {
         "claim": name,
@@ -55,12 +55,12 @@ def _statement(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "num_settings": len(rows),
         "num_held": held,
         "num_failed": failed,
-        **{key: shown[key] for key in OF_SETTING},
+        **{key: speaks_most[key] for key in OF_SETTING},
         "smallest": min(measured, default=math.nan),
         "largest": max(measured, default=math.nan),
         "p_value": _p_value(rows, good),
         "reading": _reading(rows, by_outcome, outcome, good),
-        **{key: shown[key] for key in OF_CLAIM},
+        **{key: speaks_most[key] for key in OF_CLAIM},
         "settings": rows,
     }
 

@@ -28,7 +28,7 @@ Usage: rankbench COMMAND [key=value ...] [-m] [--cfg job]
 {chr(10).join(f"  {name:<8} {what}" for name, what in COMMANDS.items())}
 
   rankbench COMMAND --help   its keys, groups and defaults
-  rankbench explain KEY      what a key means, its values, and where it is read: explain model.norm
+  rankbench explain KEY      what a key means, its values, and which presets set it: explain model.norm
   rankbench list             the presets, with what each costs and the run that stands for it here
   rankbench --version
   rankbench completion bash  Tab completion: eval "$(rankbench completion bash)"

@@ -1,10 +1,8 @@
 """`rankbench COMMAND --help`: the groups, then each key with its value, its meaning and what is allowed."""
 
-import re
 import shutil
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -45,7 +43,7 @@ def usage(command: str, words: list[str]) -> str:
 
 
 def explained(words: list[str]) -> str:
-    """Each of these keys: what it means, what is allowed, its values, and where it is stated, read and set."""
+    """Each of these keys: what it means, what is allowed, its values, and which presets set it."""
     if not words or any("=" in word or word.startswith("-") for word in words):
         raise ConfigError("explain: which key? as in `rankbench explain model.norm`")
     rows, commands = {}, {}
@@ -66,11 +64,6 @@ def _explanation(word: str, rows: dict[str, tuple[str, Row]], commands: dict[str
         meant = f", did you mean {' or '.join(called)}?" if called else closest(word, list(rows))
         raise ConfigError(f"explain {word}: no such key{meant}; `rankbench train --help` lists those of a command")
     heading, item = rows[word]
-    last = word.rpartition(".")[2]
-    read = re.compile(rf"\b(cfg|config|model|task|options|trainer|optimizer|chosen|self)\.{last}\b(?! *[(=])")
-    package = Path(__file__).parents[1]
-    room = {"task": "tasks", "analysis": "analyses", "report": "report"}.get(word.partition(".")[0], "[!c]*")
-    files = [path for path in sorted(package.glob(f"{room}/**/*.py")) if read.search(path.read_text(encoding="utf-8"))]
     presets = sorted((conf_dir() / "experiment").glob("*.yaml"))
     sets = [
         path.stem
@@ -82,7 +75,6 @@ def _explanation(word: str, rows: dict[str, tuple[str, Row]], commands: dict[str
         "value": f"{item.value} ({commands[word][0]})",
         "commands": ", ".join(commands[word]),
         "stated under": heading,
-        "read in": ", ".join(str(path.relative_to(package.parent)) for path in files),
         "set by": ", ".join(sets[:8]) + (f" and {len(sets) - 8} more presets" if len(sets) > 8 else ""),
     }
     lines = [f"{name}: {text}" for name, text in facts.items() if text]

@@ -111,9 +111,9 @@ def draw_scatter(
             axes.plot(means[x], means[y], linestyle="none", label=name, **style)
             if 1 < rows.groupby(keys, dropna=False).seed.nunique().max() <= FEW_SEEDS:
                 axes.scatter(rows[x], rows[y], s=7, color=style["color"], alpha=0.45, linewidths=0, zorder=1.5)
-        found = correlations[label]
-        interval = f" ({found['low95']:.2f} to {found['high95']:.2f})" if found["num_seeds"] > 1 else ""
-        correlation = f"rank correlation {found['rank_correlation']:.2f}{interval}"
+        numbers = correlations[label]
+        interval = f" ({numbers['low95']:.2f} to {numbers['high95']:.2f})" if numbers["num_seeds"] > 1 else ""
+        correlation = f"rank correlation {numbers['rank_correlation']:.2f}{interval}"
         axes.set_title("\n".join([*([title(f"{facet}={tick(label)}")] if facet else []), correlation]))
         axes.set_xlabel(column_in_words(x))
         axes.tick_params(labelbottom=True)

@@ -106,9 +106,9 @@ def draw_study(
             continue
         name = f"{last}_by_{other}".replace(".", "_")
         panels = rows.groupby(chosen.facet) if chosen.facet else [("", rows)]
-        found = {panel: rank_correlation(part, other, last, keys) for panel, part in panels}
-        correlations += [{"x": other, "y": last, "panel": panel} | numbers for panel, numbers in found.items()]
-        figure = draw_scatter(rows, other, last, keys, found, figure_keys(rows, keys, chosen)[1], chosen.facet)
+        by_panel = {panel: rank_correlation(part, other, last, keys) for panel, part in panels}
+        correlations += [{"x": other, "y": last, "panel": panel} | numbers for panel, numbers in by_panel.items()]
+        figure = draw_scatter(rows, other, last, keys, by_panel, figure_keys(rows, keys, chosen)[1], chosen.facet)
         plots.save_pages([(plots.fit(figure, width), where)], folder / name, KINDS)
         captions[name] = joined(
             f"{column_in_words(last)} against {column_in_words(other)}, a mark for each configuration, as means over "

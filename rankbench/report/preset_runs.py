@@ -101,14 +101,14 @@ class Preset(NamedTuple):
 
 def described() -> dict[str, Preset]:
     """The shipped presets by name."""
-    found = {}
+    by_name = {}
     for path in sorted((conf_dir() / "experiment").glob("*.yaml")):
         lines = path.read_text(encoding="utf-8").splitlines()
         first, *others = (line[1:].strip() for line in lines if line[:1] == "#" and "@package" not in line)
         command, _, cost = first.partition("  ")
         about = " ".join(itertools.takewhile(lambda line: not line.startswith("rankbench "), others))
-        found[path.stem] = Preset(command, cost.strip(), re.split(r"(?<!al)\. (?=[A-Z])", about)[0].rstrip("."))
-    return found
+        by_name[path.stem] = Preset(command, cost.strip(), re.split(r"(?<!al)\. (?=[A-Z])", about)[0].rstrip("."))
+    return by_name
 
 
 def presets() -> dict[str, str]:

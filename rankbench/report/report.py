@@ -121,8 +121,8 @@ def find_runs(text: str) -> list[Path]:
             raise ConfigError(f"runs=latest: no run under {OUTPUTS.resolve()}; train one with `rankbench train`")
         return max(dated)[1]
     names = text[1:-1].split(",") if text[:1] == "[" and text[-1:] == "]" and not Path(text).exists() else [text]
-    found = [[name] if Path(name).exists() else sorted(glob.glob(name, recursive=True)) for name in names]
-    folders = [Path(name) for part in found for name in part]
+    matches = [[name] if Path(name).exists() else sorted(glob.glob(name, recursive=True)) for name in names]
+    folders = [Path(match) for of_name in matches for match in of_name]
     jobs = list(dict.fromkeys(job for folder in folders for job in runs_in(folder)))
     configs = {job: _config(job) for job in jobs}
     jobs = [job for job in jobs if "bench" not in configs[job]]
