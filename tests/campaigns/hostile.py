@@ -122,6 +122,7 @@ KINDS = ["pipe", "zero", "dangling", "itself", "folder", "gone", "terabyte", "sw
 def damage(folder: Path, numbers: random.Random) -> str:
     """Change one random file of a folder; returns what was done in words."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".png", ".pdf", ".log"))
+    files = [path for path in files if path.stat().st_size < 1 << 30]  # an earlier damage may be a terabyte
     path = numbers.choice(files)
     if numbers.random() < 0.75:
         change = numbers.choice(CONTENTS)
@@ -130,8 +131,8 @@ def damage(folder: Path, numbers: random.Random) -> str:
     kind = numbers.choice(KINDS)
     if kind == "swapped":
         other = numbers.choice(files)
-        mine, theirs = path.read_bytes(), other.read_bytes()
-        path.write_bytes(theirs), other.write_bytes(mine)
+        content, of_other = path.read_bytes(), other.read_bytes()
+        path.write_bytes(of_other), other.write_bytes(content)
         return f"{path.relative_to(folder)} swapped with {other.relative_to(folder)}"
     path.unlink()
     if kind == "pipe":
