@@ -107,12 +107,14 @@ def test_a_launcher_gives_the_same_numbers_and_continues(cluster, one_by_one, tm
 def test_a_search_finds_the_smallest_loss_of_its_trials(tmp_path):
     needs("optuna")
     words = ["-m", *SHORT, "search=optuna", "hydra.sweeper.n_trials=4", "optimizer.lr=tag(log,interval(1e-4,1e-1))"]
-    code, _, err = train(*words, "out=sweep", at=tmp_path)
+    code, out, err = train(*words, "out=sweep", at=tmp_path)
     assert code == 0, err
     summaries = [json.loads(path.read_text()) for path in (tmp_path / "sweep").glob("*/summary.json")]
     losses = [summary["seeds"][0]["test_loss"] for summary in summaries]
     best = yaml.safe_load((tmp_path / "sweep" / "optimization_results.yaml").read_text())
     assert len(losses) == 4 and best["best_value"] == min(losses) and "optimizer.lr" in best["best_params"]
+    rate = best["best_params"]["optimizer.lr"]
+    assert f"best trial: optimizer.lr={rate:.4g}, test_loss {min(losses):.4g}\n" in out
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from rankbench.config import (
 )
 from rankbench.keys import ConfigError, unknown
 from rankbench.runs.files import WriteError, regular
+from rankbench.runs.records import read_yaml
 from rankbench.runs.sweep import Job, Sweep
 
 
@@ -84,7 +85,7 @@ class Gate(Callback):
         try:
             overrides = _sweep_overrides(config)
             varied = [override.get_key_element() for override in overrides if override.is_sweep_override()]
-            for line in gather_sweep(folder, varied):
+            for line in [*gather_sweep(folder, varied), *_best_trial(folder, config)]:
                 print(line)
         except Exception as error:
             reason = " ".join(str(error).split())
@@ -95,6 +96,18 @@ class Gate(Callback):
                 f"the sweep's report failed ({reason}); every job's results are in {folder}, and of the report "
                 f"{', '.join(written) or 'nothing'}; `rankbench report runs={folder}` makes the report again",
             )
+
+
+def _best_trial(folder: Path, config: DictConfig) -> list[str]:
+    """The line of the best trial of a search; nothing of a sweep."""
+    from rankbench.runs.tables import short
+
+    results = folder / "optimization_results.yaml"  # Optuna's sweeper writes it
+    if config.hydra.sweeper._target_.endswith("BasicSweeper") or not results.is_file():
+        return []
+    best = read_yaml(results)
+    words = " ".join(f"{key}={short(value)}" for key, value in best["best_params"].items())
+    return [f"best trial: {words}, {config.objective} {best['best_value']:.4g}", f"-> {results}"]
 
 
 def _written_at(folder: Path) -> dict[str, int]:
