@@ -4,6 +4,8 @@ import os
 
 import hydra
 import pytest
+from hydra.core.utils import JobReturn
+from omegaconf import OmegaConf
 
 from rankbench.commands.callback import Gate, check_everything
 from rankbench.commands.compose import register, resolve
@@ -142,3 +144,9 @@ def test_the_rest_can_be_changed(run, word, capsys):
 def test_without_a_run_everything_can_be_changed(capsys):
     Gate().on_run_start(composed("analyze", "model.layers=3", "seed=1", with_hydra=True))
     assert capsys.readouterr().err == ""
+
+
+def test_what_hydra_holds_of_a_sweeps_jobs_has_no_configs():
+    returned = JobReturn(cfg=OmegaConf.create({"a": 1}), hydra_cfg=OmegaConf.create({"b": 1}))
+    Gate().on_job_end(job_return=returned, config=returned.cfg)
+    assert returned.cfg is None and returned.hydra_cfg is None

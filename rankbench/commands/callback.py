@@ -13,6 +13,7 @@ import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
@@ -74,6 +75,10 @@ class Gate(Callback):
             else:
                 _check_search(config, config_name)
         Gate.open_sweep = config
+
+    def on_job_end(self, job_return: JobReturn, **_: Any) -> None:
+        """Let go of a job's configs: Hydra holds what jobs returned until the sweep's end, a sixth of a MiB each."""
+        job_return.cfg = job_return.hydra_cfg = None
 
     def on_multirun_end(self, **_: Any) -> None:
         """Join the jobs' results. Hydra does not call this if a job failed; the command line then does."""
