@@ -16,6 +16,7 @@ from hydra.core.override_parser.types import Override
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from rankbench import plugins
 from rankbench.commands.cli import refuse
 from rankbench.commands.compose import register, resolve
 from rankbench.commands.messages import explaining
@@ -250,6 +251,7 @@ def _measured(cfg: BaseConfig) -> BaseConfig:
     run = find_run(cfg.run)
     if run.folder.is_file():
         raise ConfigError(f"run={cfg.run}: a file; give the folder of a run, or run=latest")
+    plugins.require(run.config.plugins, run.folder)
     return run.config
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from rankbench import plugins
 from rankbench.commands.compose import composed
 from rankbench.commands.reference import Row, in_words, rows_of, written
 from rankbench.config import SCHEMAS, conf_dir
@@ -137,5 +138,4 @@ def _groups(command: str) -> str:
     """The config groups of a command with their choices."""
     defaults = OmegaConf.load(conf_dir() / f"{command}.yaml").defaults
     names = [str(name) for entry in defaults if not isinstance(entry, str) for name in entry if "/" not in str(name)]
-    choices = {name: sorted(path.stem for path in (conf_dir() / name).glob("*.yaml")) for name in sorted(names)}
-    return "\n".join(f"  {name}: {', '.join(stems)}" for name, stems in choices.items()) or "  none"
+    return "\n".join(f"  {name}: {', '.join(plugins.choices(name))}" for name in sorted(names)) or "  none"
