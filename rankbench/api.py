@@ -116,7 +116,7 @@ def analyze(
     device: str | None = None,
     precision: str | None = None,
     threads: int | None = None,
-    plugins: Sequence[str] = (),
+    plugins: str | Sequence[str] = (),
     **options: Any,
 ) -> dict[str, pd.DataFrame]:
     """The tables of analyses, by their names, as `rankbench analyze` makes them.
@@ -137,14 +137,15 @@ def analyze(
     Raises ConfigError for what cannot be measured, and for an option that none of the analyses has.
     """
     given = {"device": device, "precision": precision, "threads": threads}
-    given["plugins"] = f"[{','.join(plugins)}]" if plugins else None
-    load_plugins([*plugins, *(named_plugins(subject) if isinstance(subject, list | tuple) else ())])
+    own = [plugins] if isinstance(plugins, str) else list(plugins)
+    given["plugins"] = f"[{','.join(own)}]" if own else None
+    load_plugins([*own, *(named_plugins(subject) if isinstance(subject, list | tuple) else ())])
     if isinstance(subject, nn.Module):
         if not names or isinstance(names[0], str):
             raise ConfigError(f"{type(subject).__name__}: needs inputs; as in analyze(module, inputs, 'spectrum')")
         with building_once(), offering(subject, names[0]) as spec:
             named = names[1:] or ("residual", "spectrum", "attention")
-            return analyze([f"module={spec}"], *named, out=out, **given | {"plugins": plugins}, **options)
+            return analyze([f"module={spec}"], *named, out=out, **given | {"plugins": own}, **options)
     check_known("analysis", map(str, names), ANALYSES)
     words = [f"analysis=[{','.join(names)}]"] if names else []
     words += [f"{key}={value}" for key, value in given.items() if value is not None]

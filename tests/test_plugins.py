@@ -76,7 +76,7 @@ def test_a_run_imports_nothing_that_its_reader_has_not_named(run, elsewhere):
             rb.analyze(folder, "residual")
         assert name not in sys.modules
     sys.path.append(str(EXAMPLE))
-    tables = rb.analyze(run, "weight_sizes", plugins=["lettercount"], power=1)
+    tables = rb.analyze(run, "weight_sizes", plugins="lettercount", power=1)
     assert len(tables["weight_sizes"]) == len(run.table("weight_sizes"))
 
 
@@ -96,6 +96,7 @@ def test_choices_and_refusals_name_those_of_a_plugin(elsewhere):
     sys.path.append(str(EXAMPLE))
     assert candidates(["train", "plugins=lettercount", "experiment=cou"]) == ["experiment=counting"]
     assert "sorting, " in (text := usage("train", as_keys("train", ["plugins=lettercount"]))) and "letter_count" in text
+    assert as_keys("train", ["plugins=null"]) == ["plugins=[]"]
     with pytest.raises(ConfigError, match=r"^task=letter_cuont: unknown, did you mean letter_count\?"):
         compose("train", NAMED, "task=letter_cuont")
 

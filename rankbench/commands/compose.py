@@ -49,6 +49,7 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
             word = re.sub("^experiment=", "scoreboard=", word)
         if command in ("report", "plot"):
             word = re.sub(r"^report\.value=([^\[].*)", r"report.value=[\1]", word)
+        word = "plugins=[]" if word == "plugins=null" else word
         word = re.sub(r"^(bench|plugins)=([\w.]+)$", r"\1=[\2]", word)
         if command == "analyze" and re.match(r"model=[^\[{]*[^\s:]:[^\s:]+$", word):
             word = word.replace("model=", "module=", 1)
@@ -77,7 +78,7 @@ def _quoted_path(word: str, is_sweep: bool) -> str:
 
 def named_plugins(words: Iterable[str]) -> list[str]:
     """The plug-ins that the words name, as plugins=[a,b] or plugins=a."""
-    lists = (word.removeprefix("plugins=").strip("[]") for word in words if word.startswith("plugins="))
+    lists = (word.removeprefix("plugins=").strip("[]") for word in map(str, words) if word.startswith("plugins="))
     return [name.strip() for names in lists for name in names.split(",") if name.strip() not in ("", "null")]
 
 
