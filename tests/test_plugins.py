@@ -96,6 +96,8 @@ def test_choices_and_refusals_name_those_of_a_plugin(elsewhere):
     sys.path.append(str(EXAMPLE))
     assert candidates(["train", "plugins=lettercount", "experiment=cou"]) == ["experiment=counting"]
     assert "sorting, " in (text := usage("train", as_keys("train", ["plugins=lettercount"]))) and "letter_count" in text
+    assert "task.alphabet=3 " in (text := usage("train", [NAMED, "experiment=counting", "task"]))
+    assert "Number of letters in the alphabet." in text and "task.label" not in text
     assert as_keys("train", ["plugins=null"]) == ["plugins=[]"]
     with pytest.raises(ConfigError, match=r"^task=letter_cuont: unknown, did you mean letter_count\?"):
         compose("train", NAMED, "task=letter_cuont")

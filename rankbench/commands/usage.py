@@ -9,8 +9,8 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from rankbench import plugins
-from rankbench.commands.compose import composed
-from rankbench.commands.reference import Row, in_words, rows_of, written
+from rankbench.commands.compose import composed, load_plugins
+from rankbench.commands.reference import Row, in_words, rows_of, stated, written
 from rankbench.config import SCHEMAS, conf_dir
 from rankbench.keys import ConfigError, closest
 
@@ -115,7 +115,9 @@ def _rows(command: str, cfg: DictConfig, every_analysis: bool) -> Iterator[tuple
     """The keys of a command with their values, each with its heading."""
     yield from rows_of(command, cfg)
     chosen = {f"task={cfg.task.name}", *(f"analysis=[{name}]" for name in cfg.analysis)} if "task" in cfg else set()
-    for choice, (heading, rows) in written().items():
+    if plugins.FOUND:
+        load_plugins()
+    for choice, (heading, rows) in (stated() if plugins.FOUND else written()).items():
         if choice in chosen or (every_analysis and chosen and choice.startswith("analysis")):
             for item in rows:
                 yield heading, item._replace(value=in_words(OmegaConf.select(cfg, item.name, default=item.value)))
