@@ -23,7 +23,7 @@ from rankbench.analyses.runner import analyze_into, analyze_trained, check_finit
 from rankbench.claims import figures_published
 from rankbench.claims import published as published_numbers
 from rankbench.commands.callback import check_corpus, check_everything
-from rankbench.commands.compose import compose
+from rankbench.commands.compose import compose, load_plugins, named_plugins
 from rankbench.config import AnalyzeConfig, FigureKeys, TrainConfig
 from rankbench.keys import ConfigError, check_known, closest
 from rankbench.plots import Figure, show_in_notebook
@@ -116,6 +116,7 @@ def analyze(
     device: str | None = None,
     precision: str | None = None,
     threads: int | None = None,
+    plugins: str | Sequence[str] = (),
     **options: Any,
 ) -> dict[str, pd.DataFrame]:
     """The tables of analyses, by their names, as `rankbench analyze` makes them.
@@ -128,7 +129,7 @@ def analyze(
     module, which is copied, with inputs behind it: a tensor, a tuple of arguments, or a dict of them by name, in which
     `targets` is what the output is scored by. names: None for those of the command, or of the words' preset. out: a
     folder for the tables, figures and verdicts; without one, nothing is written and no claim is judged. device,
-    precision, threads: as the keys of the command; its precision is fp64 unless one is given.
+    precision, threads, plugins: as the keys of the command; its precision is fp64 unless one is given.
 
     options: each goes to all of these analyses that have it. For one analysis alone, give its name and a dict:
     paths={"sequences": 64}.
@@ -136,12 +137,15 @@ def analyze(
     Raises ConfigError for what cannot be measured, and for an option that none of the analyses has.
     """
     given = {"device": device, "precision": precision, "threads": threads}
+    own = [plugins] if isinstance(plugins, str) else list(plugins)
+    given["plugins"] = f"[{','.join(own)}]" if own else None
+    load_plugins([*own, *(named_plugins(subject) if isinstance(subject, list | tuple) else ())])
     if isinstance(subject, nn.Module):
         if not names or isinstance(names[0], str):
             raise ConfigError(f"{type(subject).__name__}: needs inputs; as in analyze(module, inputs, 'spectrum')")
         with building_once(), offering(subject, names[0]) as spec:
             named = names[1:] or ("residual", "spectrum", "attention")
-            return analyze([f"module={spec}"], *named, out=out, **given, **options)
+            return analyze([f"module={spec}"], *named, out=out, **given | {"plugins": own}, **options)
     check_known("analysis", map(str, names), ANALYSES)
     words = [f"analysis=[{','.join(names)}]"] if names else []
     words += [f"{key}={value}" for key, value in given.items() if value is not None]
@@ -189,6 +193,7 @@ def plot(
 
     Raises ConfigError for a table that no analysis makes.
     """
+    load_plugins()
     name = analysis_of(table) if analysis is None else analysis
     drawable = [analysis_name for analysis_name, kind in ANALYSES.items() if kind.figure is not None]
     if name in ANALYSES and name not in drawable:

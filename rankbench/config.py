@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from rankbench.keys import ConfigError, Key, as_typed, entries, key
 
 BUDGETS = ("smoke", "laptop", "paper")
+PLUGINS = "Modules of yours that bring tasks, analyses or presets. Installed plug-ins need no naming."
 SIZE, STEPS, POSITIVE, FACTOR = (1, 65536), (1, 10**12), (1e-6, 1e6), (-1e6, 1e6)  # ranges of several keys
 
 # Objectives of a search, with their direction
@@ -187,6 +188,7 @@ class BaseConfig:
         choices=BUDGETS,
     )
     out: str = key("Folder that the command writes.")
+    plugins: list[str] = key(PLUGINS)
     beyond_memory: bool = key("Whether to go on where the sizes need more memory than the machine has.")
     model: ModelConfig
     task: dict[str, Any] = key("Keys of the task. Choose one with task=<name>.")
@@ -301,6 +303,7 @@ class ReportConfig:
         "Folder of the presets' results as Markdown pages, such as docs/results, with experiment=. null: in out."
     )
     out: str = key("Folder that the command writes.")
+    plugins: list[str] = key(PLUGINS)
     statistic: str = key("What the figure shows of seeds: mean with 95 % interval, or best.", choices=("mean", "best"))
     report: PageKeys
     plot: PlotKeys
@@ -313,6 +316,7 @@ class PlotConfig:
     table: str = key("CSV file of a run or a report, whose figure is drawn. Typed alone: rankbench plot paths.csv.")
     published: str | None = key("Published numbers beside ours, by their figure.")
     out: str = key("Folder that the command writes.")
+    plugins: list[str] = key(PLUGINS)
     statistic: str = key("What the figure shows of seeds: mean with 95 % interval, or best.", choices=("mean", "best"))
     report: StudyKeys
     plot: PlotKeys

@@ -148,7 +148,10 @@ def test_an_unknown_command_is_one_line(word, meant, tmp_path):
     ("word", "said"),
     [
         ("runs=nowhere", "runs=nowhere: no run there; give a run's or a sweep's folder, a glob, or runs=latest"),
-        ("model.heads=3", "model: unknown key; allowed are runs, scoreboard, pages, out, statistic, report, plot"),
+        (
+            "model.heads=3",
+            "model: unknown key; allowed are runs, scoreboard, pages, out, plugins, statistic, report, plot",
+        ),
         ("pages=docs", "pages=docs: the pages are of all presets; add experiment=all"),
         ("report.x=nothing", "report.x=nothing: no key of these runs; those that vary are none"),
         ("out=outputs/train/{run}", "out=outputs/train/{run}: the folder of a run; give report a folder of its own"),

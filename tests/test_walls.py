@@ -18,6 +18,7 @@ FLOORS = [
     {"claims", "plots"},
     {"measures", "runs"},
     {"model"},
+    {"plugins"},
     {"tasks", "config", "progress"},
     {"keys", "seeds"},
 ]

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from pandas.api.types import is_numeric_dtype
 
-from rankbench import __version__, plots
+from rankbench import __version__, plots, plugins
 from rankbench.analyses import ANALYSES, ModuleSubject, Plan, Subject
 from rankbench.analyses.modules import checked_subjects, foreign_subjects, is_foreign
 from rankbench.claims import CLAIMS, Facet, figures_published, judge, published, statement_line, statements_of, table_of
@@ -218,7 +218,7 @@ def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], fold
     same = {
         "subjects": _fingerprint(subjects),
         "rankbench": __version__,
-        "code": source_digest(),
+        "code": source_digest() + plugins.digest(),
         "corpus": None if isinstance(subjects[0], ModuleSubject) else _corpus_digest(subjects[0].task),
     }
     lines, tables = [], {}

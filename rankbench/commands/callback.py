@@ -17,6 +17,7 @@ from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from rankbench import plugins
 from rankbench.commands.cli import refuse
 from rankbench.commands.compose import register, resolve
 from rankbench.commands.messages import explaining
@@ -268,6 +269,7 @@ def _measured(cfg: BaseConfig) -> BaseConfig:
     run = find_run(cfg.run)
     if run.folder.is_file():
         raise ConfigError(f"run={cfg.run}: a file; give the folder of a run, or run=latest")
+    plugins.require(run.config.plugins, run.folder)
     return run.config
 
 

@@ -2,8 +2,9 @@
 
 from typing import get_origin
 
+from rankbench import plugins
 from rankbench.commands.cli import COMMANDS
-from rankbench.commands.compose import register
+from rankbench.commands.compose import named_plugins, register
 from rankbench.config import SCHEMAS, conf_dir
 from rankbench.keys import ConfigError, entries
 
@@ -50,6 +51,10 @@ def candidates(words: list[str]) -> list[str]:
     from omegaconf.errors import OmegaConfBaseException
 
     register()
+    try:
+        plugins.find(named_plugins(words[1:-1]))
+    except ConfigError:
+        return []
     loader = ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
     try:
         choices = BashCompletion(loader)._query(config_name=command, line=" ".join(words[1:]))

@@ -8,14 +8,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import hydra
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from rankbench import plugins
 from rankbench.commands.budgets import fitted
 from rankbench.commands.messages import explaining, groups
 from rankbench.commands.resolvers import RESOLVERS
@@ -30,7 +34,9 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
     of report, and model=mine.py:build and model=pretrained model.path= of analyze, name no group. A budget that is a
     time becomes what fits into it (rankbench.commands.budgets).
     """
-    words, spelled = fitted(command, list(words)), []
+    words = list(words)
+    plugins.find(named_plugins(words))
+    words, spelled = fitted(command, words), []
     is_sweep = bool({"-m", "--multirun"} & set(words))
     for word in words:
         word = _quoted_path(word, is_sweep)
@@ -43,7 +49,8 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
             word = re.sub("^experiment=", "scoreboard=", word)
         if command in ("report", "plot"):
             word = re.sub(r"^report\.value=([^\[].*)", r"report.value=[\1]", word)
-        word = re.sub(r"^bench=(\w+)$", r"bench=[\1]", word)
+        word = "plugins=[]" if word == "plugins=null" else word
+        word = re.sub(r"^(bench|plugins)=([\w.]+)$", r"\1=[\2]", word)
         if command == "analyze" and re.match(r"model=[^\[{]*[^\s:]:[^\s:]+$", word):
             word = word.replace("model=", "module=", 1)
         spelled.append(word)
@@ -69,8 +76,35 @@ def _quoted_path(word: str, is_sweep: bool) -> str:
     return word
 
 
+def named_plugins(words: Iterable[str]) -> list[str]:
+    """The plug-ins that the words name, as plugins=[a,b] or plugins=a."""
+    lists = (word.removeprefix("plugins=").strip("[]") for word in map(str, words) if word.startswith("plugins="))
+    return [name.strip() for names in lists for name in names.split(",") if name.strip() not in ("", "null")]
+
+
+def load_plugins(names: Iterable[str] = ()) -> None:
+    """Find the plug-ins of these names and the installed ones, and import those that are not imported yet."""
+    plugins.find(names)
+    if plugins.waiting():
+        from rankbench.analyses import ANALYSES, Analysis
+        from rankbench.tasks import TASKS
+
+        plugins.load({"TASKS": (TASKS, type), "ANALYSES": (ANALYSES, Analysis)})
+
+
+class PluginFolders(SearchPathPlugin):
+    """Lets Hydra look for YAML files in the folders of plug-ins, behind the shipped ones."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append the folders."""
+        for folder in plugins.folders()[1:]:
+            search_path.append("rankbench.plugins", f"file://{folder}")
+
+
 def register() -> None:
-    """Register the schemas with Hydra and the resolvers with OmegaConf. It can be called twice."""
+    """Register the schemas and the plug-ins' folders with Hydra, and the resolvers with OmegaConf. It can be called
+    twice."""
+    Plugins.instance().register(PluginFolders)
     for name, schema in SCHEMAS.items():
         ConfigStore.instance().store(group="schema", name=name, node=schema, package="_global_")
     for resolver in RESOLVERS:
@@ -138,6 +172,7 @@ def resolve(cfg: DictConfig, words: Iterable[str] = ()) -> Config:
     """
     try:
         _keep_named_analyses(cfg, words)
+        load_plugins(cfg.plugins if "plugins" in cfg else ())
         if "budget" in cfg:  # the resolvers use it
             KEYS["budget"].check("budget", cfg.budget)
         _check_names(cfg)

@@ -11,6 +11,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from rankbench import plugins
 from rankbench.config import KEYS, SCHEMAS, ModelConfig, OptimizerConfig, TrainerConfig, conf_dir
 from rankbench.keys import ConfigError, as_typed, closest, entries, listed, unknown, wanted
 
@@ -71,7 +72,7 @@ def _unknown_choice(path: str, words: list[str]) -> str:
     if group in ("hydra/launcher", "hydra/sweeper") and (extra := next(filter(choice.startswith, EXTRAS), None)):
         asking = [word for word in words if extra in word or word == "cluster=slurm"]
         return f"{asking[-1] if asking else extra}: needs the extra: pip install 'rankbench[{extra}]'"
-    allowed = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+    allowed = list(plugins.choices(group))
     if not allowed:
         return f"{path}: no such config; groups are {', '.join(groups())}"
     if group == "experiment":
@@ -90,8 +91,8 @@ def _unknown_key(key: str, command: str, words: list[str]) -> str:
     allowed = _keys_beside(prefix, command, words)
     if elsewhere := _keys_called(name, command):
         return f"{key}: unknown key, did you mean {' or '.join(elsewhere)}?"
-    if prefix == "analysis" and not (conf_dir() / "analysis" / f"{name}.yaml").exists():
-        allowed = sorted(path.stem for path in (conf_dir() / "analysis").glob("*.yaml"))
+    if prefix == "analysis" and name not in (analyses := plugins.choices("analysis")):
+        allowed = list(analyses)
     elif prefix == "analysis":
         return f"{key}: this analysis is not chosen; add it to the command's list, as in analysis=[{name}]"
     return f"{key}: unknown key" + (f"{closest(name, allowed)}; allowed are {listed(allowed)}" if allowed else "")
@@ -134,5 +135,5 @@ def _keys_beside(prefix: str, command: str, words: list[str]) -> list[str]:
         defaults = OmegaConf.load(conf_dir() / f"{command}.yaml").defaults
         name = next((entry[group] for entry in defaults if not isinstance(entry, str) and group in entry), None)
         name = next((word.partition("=")[2] for word in words if word.startswith(f"{group}=")), name)
-    path = conf_dir() / group / f"{name}.yaml"
-    return [str(key) for key in OmegaConf.load(path) if key != "defaults"] if path.exists() else []
+    path = plugins.choices(group).get(name)
+    return [str(key) for key in OmegaConf.load(path) if key != "defaults"] if path is not None else []

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
+from rankbench import plugins
 from rankbench.commands.compose import composed
 from rankbench.config import SCHEMAS, conf_dir
 from rankbench.keys import Entry, as_typed, entries
@@ -50,9 +51,6 @@ class Row(NamedTuple):
 
 def page() -> str:
     """The text of docs/CONFIG.md."""
-    from rankbench.analyses import ANALYSES
-    from rankbench.tasks import TASKS
-
     sections: dict[str, dict[str, Row]] = {}
     for command in SCHEMAS:
         cfg = composed(command)
@@ -60,16 +58,27 @@ def page() -> str:
             cfg.out = f"outputs/{command}/<time>"
         for heading, item in rows_of(command, cfg):
             sections.setdefault(heading, {}).setdefault(item.name, item)
+    for choice, (heading, rows) in stated().items():
+        sections[heading.replace(choice, f"`{choice}`", 1)] = {item.name: item for item in rows}
+    return "\n".join([INTRODUCTION, *(_section(heading, rows.values()) for heading, rows in sections.items())])
+
+
+def stated() -> dict[str, tuple[str, list[Row]]]:
+    """The same as `written`, from the code: of plug-ins, too. Importing it takes seconds."""
+    from rankbench.analyses import ANALYSES
+    from rankbench.tasks import TASKS
+
     described = {f"task={name}": (f"task.{name}", task, task) for name, task in TASKS.items()}
     described |= {f"analysis=[{name}]": (f"analysis.{name}", a.options, a.table) for name, a in ANALYSES.items()}
+    sections = {}
     for choice, (path, keys, part) in described.items():
         group, _, name = path.partition(".")
         prefix = "task." if group == "task" else f"{path}."
-        cfg = OmegaConf.load(conf_dir() / group / f"{name}.yaml")
-        subject = _subject_of(inspect.getmodule(part))
-        rows = (row(entry, cfg[entry.name.removeprefix(prefix)]) for entry in entries(keys, prefix))
-        sections[f"`{choice}`: {subject}"] = {item.name: item for item in rows}
-    return "\n".join([INTRODUCTION, *(_section(heading, rows.values()) for heading, rows in sections.items())])
+        if (file := plugins.choices(group).get(name)) is not None:  # a plug-in may lack it
+            cfg = OmegaConf.load(file)
+            rows = [row(entry, cfg.get(entry.name.removeprefix(prefix))) for entry in entries(keys, prefix)]
+            sections[choice] = f"{choice}: {_subject_of(inspect.getmodule(part))}", rows
+    return sections
 
 
 def tables_page() -> str:
@@ -89,7 +98,7 @@ def tables_page() -> str:
 
 def _subject_of(module: ModuleType) -> str:
     """The first sentence of a module's docstring."""
-    return " ".join(inspect.getdoc(module).split("\n\n")[0].split()).rstrip(".:")
+    return " ".join((inspect.getdoc(module) or "").split("\n\n")[0].split()).rstrip(".:")
 
 
 def rows_of(command: str, cfg: DictConfig) -> Iterator[tuple[str, Row]]:

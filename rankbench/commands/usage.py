@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
-from rankbench.commands.compose import composed
-from rankbench.commands.reference import Row, in_words, rows_of, written
+from rankbench import plugins
+from rankbench.commands.compose import composed, load_plugins
+from rankbench.commands.reference import Row, in_words, rows_of, stated, written
 from rankbench.config import SCHEMAS, conf_dir
 from rankbench.keys import ConfigError, closest
 
@@ -106,7 +107,9 @@ def _rows(command: str, cfg: DictConfig, every_analysis: bool) -> Iterator[tuple
     """The keys of a command with their values, each with its heading."""
     yield from rows_of(command, cfg)
     chosen = {f"task={cfg.task.name}", *(f"analysis=[{name}]" for name in cfg.analysis)} if "task" in cfg else set()
-    for choice, (heading, rows) in written().items():
+    if plugins.FOUND:
+        load_plugins()
+    for choice, (heading, rows) in (stated() if plugins.FOUND else written()).items():
         if choice in chosen or (every_analysis and chosen and choice.startswith("analysis")):
             for item in rows:
                 yield heading, item._replace(value=in_words(OmegaConf.select(cfg, item.name, default=item.value)))
@@ -129,5 +132,4 @@ def _groups(command: str) -> str:
     """The config groups of a command with their choices."""
     defaults = OmegaConf.load(conf_dir() / f"{command}.yaml").defaults
     names = [str(name) for entry in defaults if not isinstance(entry, str) for name in entry if "/" not in str(name)]
-    choices = {name: sorted(path.stem for path in (conf_dir() / name).glob("*.yaml")) for name in sorted(names)}
-    return "\n".join(f"  {name}: {', '.join(stems)}" for name, stems in choices.items()) or "  none"
+    return "\n".join(f"  {name}: {', '.join(plugins.choices(name))}" for name in sorted(names)) or "  none"

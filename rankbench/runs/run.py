@@ -32,7 +32,7 @@ FORMAT = 1  # of a run's folder; a later rankbench that writes another one raise
 STATUSES = ("finished", "diverged", "running", "failed")
 GROWING = ("metrics", "layers", *OBSERVED)  # tables that are written line by line during a training
 # Keys that may differ between the command that began a run and the one that continues it; they change no number of it
-FREE_KEYS = ("out", "beyond_memory", "analysis", "claims", "published", "objective")
+FREE_KEYS = ("out", "plugins", "beyond_memory", "analysis", "claims", "published", "objective")
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,8 @@ def _with_later_keys(plain: dict[str, Any]) -> dict[str, Any]:
         "optimizer": _shipped("optimizer/adam"),
         "trainer": training["trainer"],
     }
-    later = {"objective": training["objective"], "beyond_memory": _shipped("base")["beyond_memory"]}
+    base = _shipped("base")
+    later = {"objective": training["objective"]} | {key: base[key] for key in ("plugins", "beyond_memory")}
     for section, values in shipped.items():
         if isinstance(stored := plain.get(section), dict):
             later[section] = {key: value for key, value in values.items() if "${" not in str(value)} | stored

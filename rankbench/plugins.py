@@ -1,0 +1,129 @@
+"""Plug-ins: modules outside of the package that bring tasks, analyses and YAML files of their own.
+
+A plug-in is imported if the user's own words name it, as in plugins=[mine], or if it is installed with an entry point
+of the group `rankbench.plugins`; never because the folder of a run names it.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError
+
+GROUP = "rankbench.plugins"
+
+
+class Plugin(NamedTuple):
+    """A plug-in that was found, and perhaps not imported yet."""
+
+    asked: str  # how it was named, for messages
+    file: Path
+    conf: Path | None  # the folder conf beside the file
+
+
+FOUND: dict[str, Plugin] = {}  # by the module's name, in this process
+LOADED: set[str] = set()
+
+
+def find(names: Iterable[str] = ()) -> None:
+    """Find the plug-ins of these names and the installed ones; from now on their YAML files are choices, too.
+
+    This imports none of them, only the packages in front of a dotted name. ConfigError for a name that is no module.
+    """
+    asked = {name: f"plugins=[{name}]" for name in names}
+    if asked and not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())  # where `python -m rankbench` looks, too
+    for point in entry_points(group=GROUP):
+        asked.setdefault(point.module, f"plug-in {point.module} of the installed {point.dist.name}")
+    for name, how in asked.items():
+        if name not in FOUND:
+            FOUND[name] = _found(name, how)
+
+
+def _found(name: str, asked: str) -> Plugin:
+    try:
+        spec = find_spec(name) if all(part.isidentifier() for part in name.split(".")) else None
+    except Exception as error:  # of a package in front of the name
+        raise ConfigError(f"{asked}: cannot be imported ({type(error).__name__}: {error}); mend or leave it") from None
+    if spec is None or spec.origin is None:
+        raise ConfigError(f"{asked}: no such module here; install it, or start from the folder that has its file")
+    conf = Path(spec.origin).parent / "conf"
+    if not conf.is_dir() or conf.resolve() == conf_dir().resolve():
+        return Plugin(asked, Path(spec.origin), None)
+    for file in sorted(conf.rglob("*.yaml")):
+        if any((folder / file.relative_to(conf)).exists() for folder in folders()):
+            raise ConfigError(f"{asked}: {file}: conf/{file.relative_to(conf)} exists already; give it another name")
+    return Plugin(asked, Path(spec.origin), conf)
+
+
+def load(registries: Mapping[str, tuple[dict[str, Any], type]]) -> None:
+    """Import the plug-ins that were found, and add what they bring to the registries.
+
+    registries: by the name of the dict that a plug-in has, as TASKS, ours and the type of its values. ConfigError, and
+    nothing added, for a plug-in that cannot be imported, that brings a name which exists, or that brings nothing.
+    """
+    for name in [name for name in FOUND if name not in LOADED]:
+        plugin = FOUND.pop(name)  # one that fails is not tried again
+        try:
+            module = import_module(name)
+        except (Exception, SystemExit) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{plugin.asked}: cannot be imported ({reason}); mend it, or leave it out") from None
+        brought = [(ours, _brought(module, plugin, kind, *ours)) for kind, ours in registries.items()]
+        if plugin.conf is None and not any(theirs for _, theirs in brought):
+            raise ConfigError(
+                f"{plugin.asked}: is no plug-in; one has a dict {' or '.join(registries)}, or a folder conf beside it"
+            )
+        for (ours, _), theirs in brought:
+            ours.update(theirs)
+        FOUND[name] = plugin
+        LOADED.add(name)
+
+
+def _brought(module: ModuleType, plugin: Plugin, kind: str, ours: dict[str, Any], type_: type) -> dict[str, Any]:
+    theirs = getattr(module, kind, {})
+    if not isinstance(theirs, dict) or not all(isinstance(value, type_) for value in theirs.values()):
+        raise ConfigError(f"{plugin.asked}: {kind} is no dict with values of {type_.__name__}; mend it")
+    if known := next((name for name in theirs if name in ours), None):
+        raise ConfigError(f"{plugin.asked}: {kind} has {known}, which exists already; give it another name")
+    return theirs
+
+
+def waiting() -> bool:
+    """Whether a plug-in was found that is not imported yet."""
+    return bool(FOUND.keys() - LOADED)
+
+
+def require(names: Iterable[str], folder: Path) -> None:
+    """Raise ConfigError if a run was made with a plug-in that the user has not named: it is not imported for that."""
+    if missing := [name for name in names if name not in LOADED]:
+        raise ConfigError(
+            f"run={folder}: made with the plug-in {missing[0]}, whose code is imported only if you name it; if you "
+            f"trust it, add plugins=[{','.join(names)}]"
+        )
+
+
+def folders() -> list[Path]:
+    """The folders of YAML files: the shipped one, and those of plug-ins."""
+    return [conf_dir(), *(plugin.conf for plugin in FOUND.values() if plugin.conf is not None)]
+
+
+def choices(group: str) -> dict[str, Path]:
+    """The YAML files of a group by their names, which are its choices."""
+    return dict(sorted((path.stem, path) for folder in folders() for path in (folder / group).glob("*.yaml")))
+
+
+def digest() -> str:
+    """Digest of the source of the plug-ins that were imported; empty if there are none."""
+    files = (FOUND[name].file for name in sorted(LOADED))
+    sources = (sorted(file.parent.rglob("*.py")) if file.stem == "__init__" else [file] for file in files)
+    texts = [file.read_bytes() for source in sources for file in source]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest() if texts else ""

@@ -1,0 +1,63 @@
+"""An example of a plug-in: a task, counting letters, and an analysis, the sizes of the weights."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pandas as pd
+import torch
+
+from rankbench.analyses import Analysis, Subject
+from rankbench.keys import key
+from rankbench.tasks import Batch
+
+
+@dataclass(frozen=True)
+class LetterCount:
+    """How often each letter occurs in its sequence, the last class standing for more."""
+
+    name: str = key("Name of the task.")
+    length: int = key("Number of letters in a sequence.", at_least=1)
+    alphabet: int = key("Number of letters in the alphabet.", at_least=1)
+    train_size: int | None = key("Size of the training set. null: fresh sequences.", unit="sequences", at_least=1)
+    test_size: int = key("Size of the test set.", unit="sequences", at_least=1)
+
+    input_kind: ClassVar[str] = "tokens"
+    target_kind: ClassVar[str] = "classes"
+    padded: ClassVar[bool] = False
+
+    @property
+    def num_inputs(self) -> int:
+        return self.alphabet
+
+    @property
+    def num_outputs(self) -> int:
+        return self.length
+
+    def sample(self, num_sequences: int, generator: torch.Generator) -> Batch:
+        letters_BN = torch.randint(self.alphabet, (num_sequences, self.length), generator=generator)
+        return Batch(letters_BN, (letters_BN[:, :, None] == letters_BN[:, None, :]).sum(-1) - 1)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which norm."""
+
+    power: float = key("p of the norm of all entries of a weight.", at_least=1)
+
+
+def table(subject: Subject, options: Options) -> pd.DataFrame:
+    """Rows: weights, parameter. weight_size: its norm."""
+    return pd.DataFrame(
+        {"weights": weights, "parameter": name, "weight_size": value.norm(options.power).item()}
+        for weights, model in subject.models.items()
+        for name, value in model.named_parameters()
+    )
+
+
+def digest(rows: pd.DataFrame) -> str:
+    """The largest weight."""
+    return f"weight_sizes: largest {rows.weight_size.max():.3g}"
+
+
+TASKS = {"letter_count": LetterCount}
+ANALYSES = {"weight_sizes": Analysis(Options, table, None, digest, ("weight_size",))}

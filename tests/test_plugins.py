@@ -1,0 +1,133 @@
+"""rankbench.plugins: tasks, analyses and YAML files of the package in tests/example_plugin, named or installed."""
+
+import shutil
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+import rankbench as rb
+from rankbench import plugins
+from rankbench.analyses import ANALYSES
+from rankbench.commands.completion import candidates
+from rankbench.commands.compose import as_keys, compose, composed, load_plugins, resolve
+from rankbench.commands.usage import usage
+from rankbench.keys import ConfigError
+from rankbench.tasks import TASKS
+
+EXAMPLE = Path(__file__).parent / "example_plugin"
+NAMED = "plugins=[lettercount]"
+
+
+@contextmanager
+def process(*path):
+    """What a process has that has taken no plug-in yet and finds modules in these folders, too."""
+    state = [TASKS, ANALYSES, plugins.FOUND, plugins.LOADED, sys.path]
+    before = [held.copy() for held in state]
+    sys.path[:] = [*map(str, path), *sys.path]
+    try:
+        yield
+    finally:
+        for held, old in zip(state, before, strict=True):
+            held.clear()
+            held.extend(old) if isinstance(held, list) else held.update(old)
+        for name in ("lettercount", "mine", "evil"):
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with process(EXAMPLE):
+        yield rb.train(NAMED, "experiment=counting", out=tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A new process that finds modules in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    with process(tmp_path):
+        plugins.FOUND.clear()
+        plugins.LOADED.clear()
+        for name in ("letter_count", "weight_sizes"):
+            for registry in (TASKS, ANALYSES):
+                registry.pop(name, None)
+        sys.modules.pop("lettercount", None)
+        yield tmp_path
+
+
+def test_task_analysis_and_preset_of_a_named_plugin(run):
+    assert run.config.plugins == ["lettercount"] and run.config.task["name"] == "letter_count"
+    sizes = run.table("weight_sizes").query("weights == 'trained'").set_index("parameter").weight_size
+    weights = {name: weight[0].double().square().sum().sqrt().item() for name, weight in run.weights().items()}
+    assert sizes.to_dict() == pytest.approx(weights, rel=1e-12) and weights
+
+
+def test_a_run_imports_nothing_that_its_reader_has_not_named(run, elsewhere):
+    copied = elsewhere / "copied"
+    shutil.copytree(run.folder, copied)
+    config = yaml.safe_load((copied / "config.yaml").read_text())
+    (copied / "config.yaml").write_text(yaml.safe_dump(config | {"plugins": ["evil"]}))
+    (elsewhere / "evil.py").write_text("raise SystemExit('imported')")
+    assert rb.load(copied).config.plugins == ["evil"]
+    with pytest.raises(ConfigError, match=r"^run=.*copied: made with the plug-in evil, .*add plugins=\[evil\]$"):
+        rb.analyze(copied, "residual")
+    assert "evil" not in sys.modules
+    sys.path.append(str(EXAMPLE))
+    tables = rb.analyze(run, "weight_sizes", plugins="lettercount", power=1)
+    assert len(tables["weight_sizes"]) == len(run.table("weight_sizes"))
+
+
+def test_an_installed_plugin_needs_no_naming(elsewhere):
+    shutil.copytree(EXAMPLE / "lettercount", elsewhere / "lettercount")
+    metadata = elsewhere / "lettercount-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lettercount\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[rankbench.plugins]\nletters = lettercount\n")
+    assert candidates(["train", "task=letter"]) == ["task=letter_count"]
+    assert "lettercount" not in sys.modules  # Tab reads its YAML files alone
+    assert compose("train", "experiment=counting").analysis == {"weight_sizes": {"power": 2.0}}
+    assert "letter_count" in TASKS and "weight_sizes" in ANALYSES
+
+
+def test_choices_and_refusals_name_those_of_a_plugin(elsewhere):
+    sys.path.append(str(EXAMPLE))
+    assert candidates(["train", "plugins=lettercount", "experiment=cou"]) == ["experiment=counting"]
+    assert "sorting, " in (text := usage("train", as_keys("train", ["plugins=lettercount"]))) and "letter_count" in text
+    assert "task.alphabet=3 " in (text := usage("train", [NAMED, "experiment=counting", "task"]))
+    assert "Number of letters in the alphabet." in text and "task.label" not in text
+    assert as_keys("train", ["plugins=null"]) == ["plugins=[]"]
+    with pytest.raises(ConfigError, match=r"^task=letter_cuont: unknown, did you mean letter_count\?"):
+        compose("train", NAMED, "task=letter_cuont")
+
+
+def test_a_job_takes_the_plugins_of_its_config(elsewhere):
+    sys.path.append(str(EXAMPLE))
+    words = as_keys("train", [NAMED, "task=letter_count"])
+    config = composed("train", *words)
+    plugins.FOUND.clear()  # as in a worker process, which gets the composed config
+    assert resolve(config, words).task["alphabet"] == 3 and "letter_count" in TASKS
+
+
+@pytest.mark.parametrize(
+    ("files", "refusal"),
+    [
+        ({}, "no such module here; install it"),
+        ({"mine.py": "import nowhere"}, r"cannot be imported \(ModuleNotFoundError: No module named 'nowhere'\)"),
+        ({"mine.py": "raise SystemExit(3)"}, r"cannot be imported \(SystemExit: 3\)"),
+        ({"mine.py": ""}, "is no plug-in; one has a dict TASKS or ANALYSES, or a folder conf beside it"),
+        ({"mine.py": "TASKS = {'a': int, 'sorting': int}"}, "TASKS has sorting, which exists already"),
+        ({"mine.py": "TASKS = {'a': int}\nANALYSES = {'b': int}"}, "ANALYSES is no dict with values of Analysis"),
+        ({"mine.py": "", "conf/task/sorting.yaml": ""}, ".*conf/task/sorting.yaml exists already"),
+    ],
+)
+def test_what_is_no_plugin_ends_in_one_line(elsewhere, files, refusal):
+    for name, text in files.items():
+        (elsewhere / name).parent.mkdir(parents=True, exist_ok=True)
+        (elsewhere / name).write_text(text)
+    before = list(TASKS), list(ANALYSES)
+    with pytest.raises(ConfigError, match=rf"^plugins=\[mine\]: {refusal}"):
+        load_plugins(["mine"])
+    assert (list(TASKS), list(ANALYSES)) == before
+    load_plugins()  # the next command has forgotten it
