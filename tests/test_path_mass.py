@@ -294,6 +294,7 @@ def test_figures_show_the_tables_means(tables):
     maps = [axes for axes in draw_path_mass(table).axes if axes.images]
     image = maps[0].images[0].get_array()
     assert image[2, 1] == pytest.approx(pick(table, part="head", layer=3, head=2).mass.mean(), **EXACT)
+    assert maps[0].images[0].get_clim()[0] == 0  # small differences of the mass look small
     table = tables["pruning"]
     both = pd.concat([table.assign(label="a"), table.assign(label="b")])
     panels = draw_pruning(both, None, "label").axes
