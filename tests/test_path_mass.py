@@ -299,6 +299,7 @@ def test_figures_show_the_tables_means(tables):
     both = pd.concat([table.assign(label="a"), table.assign(label="b")])
     panels = draw_pruning(both, None, "label").axes
     assert len(panels) == 4
+    assert all(float(text.get_text()) >= 0.1 for text in panels[1].get_yticklabels())  # and not 2.3 x 10^0
     drawn = {line.get_label(): line for line in panels[0].get_lines()}
     rows = pick(table, order="greedy").groupby("kept").accuracy.mean()
     np.testing.assert_allclose(drawn["greedy"].get_ydata(), rows)

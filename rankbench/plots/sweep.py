@@ -35,8 +35,8 @@ def draw_sweep(
     value: str = "test_accuracy",
     statistic: str = "mean",
 ) -> Figure:
-    """A number of each run against a varied key: the mean over seeds, with bars for its 95 % interval; up to ten seeds
-    are points.
+    """A number of each run against a varied key: the mean over seeds, with bars for its 95 % interval (of a loss: what
+    of it is above 0); up to ten seeds are points.
 
     With statistic="best", the number of the best seed (largest accuracy or smallest loss). A line for each value of
     `series`, a panel for each value of `facet`. Other keys are averaged over within each seed. Words, including true
@@ -68,7 +68,7 @@ def draw_sweep(
             else:
                 what = "mean over seeds, 95 % CI" if summary.num_seeds.max() > 1 else "one seed"
                 name = f"{series}={tick(line)}" if series else what
-                low95 = summary.low95.clip(lower=0) if (table[value] >= 0).all() else summary.low95  # as of losses
+                low95 = summary.low95.clip(lower=0) if (table[value] >= 0).all() else summary.low95
                 below, above = summary["mean"] - low95, summary.high95 - summary["mean"]
                 axes.errorbar(x_values, summary["mean"], [below, above], label=name, **style)
                 if summary.num_seeds.max() <= FEW_SEEDS:
