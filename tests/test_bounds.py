@@ -19,6 +19,7 @@ from rankbench.keys import ConfigError, typed
 from rankbench.model import initial_model
 from rankbench.model.network import without
 from rankbench.model.transformer import Transformer
+from rankbench.plots.figure import FLOOR
 from rankbench.runs.tables import read_table, with_who, write_table
 
 VARIANTS = ["attention_only_no_norm", "no_mlp_no_norm", "no_skip_no_norm", "no_norm"]
@@ -333,9 +334,19 @@ def test_digest_and_figure_of_the_written_table(make_subject, tmp_path):
     for facet, rows in ((None, 1), ("seed", 2)):
         figure = ANALYSES["bounds"].figure(table, None, facet)
         assert len(figure.axes) == rows * 5
-        assert all(axes.get_yscale() == "symlog" for axes in figure.axes)
+        assert all(axes.get_yscale() == "linear" for axes in figure.axes)  # of values that are log10
+        for axes in figure.axes:  # the bounds may leave the panel, what was measured may not
+            low, high = axes.get_ylim()
+            for line in axes.get_lines():
+                measured = np.array(line.get_ydata(), float)
+                inside = (low < measured) & (measured < high) | np.isnan(measured)
+                assert inside.all() or not line.get_label().startswith("measured")
         lines = {line.get_label(): line for line in figure.axes[2].get_lines()}
         if facet is None:
             assert lines["bound: theorem"].get_ydata()[-1] == pytest.approx(mean)
             measured = pick(table, variant="no_skip_no_norm", bound="layer").groupby("layer").log10_measured.mean()
             assert lines["measured residual"].get_ydata() == pytest.approx(measured.to_numpy())
+            assert list(lines["measured residual"].get_xdata()) == list(measured.index)  # and not above a bound of it
+    near = ANALYSES["bounds"].figure(table.assign(noise_floor=1e-9, below_floor=1.0), None, None).axes[2]
+    floor = next(line for line in near.get_lines() if line.get_label() == FLOOR)
+    assert floor.get_ydata() == pytest.approx(-9) and near.get_ylim()[0] < -9

@@ -171,6 +171,8 @@ def test_of_many_layers_some_are_drawn(facet):
     for axes in figure.axes:
         names = [line.get_label() for line in axes.get_lines()]
         assert len(names) == 6 and names[0] == "layer 1" and names[-1] == "layer 24"
+    if facet:  # rows have one scale
+        assert figure.axes[0].get_shared_y_axes().joined(*figure.axes)
 
 
 @pytest.mark.parametrize(

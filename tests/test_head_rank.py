@@ -320,6 +320,13 @@ def test_the_figure_and_the_digest_are_drawn():
     assert "179" in head_rank.digest(table.assign(**heads)) or "100" in head_rank.digest(table.assign(**heads))
 
 
+def test_both_panels_of_regression_in_context_say_what_they_show():
+    table = by_hand().drop(columns=["bound_any", "bound_sharp"])
+    panels = head_rank.draw_head_rank(table.assign(run="one"), None, None).axes
+    assert [axes.get_xlabel()[:5] for axes in panels] == ["examp", "heads"]
+    assert all(axes.get_ylabel().startswith("squared error") for axes in panels)
+
+
 def test_published_numbers_of_a_series_of_ours_are_stars_of_its_colour():
     table = by_hand().drop(columns=["bound_any", "bound_sharp"])
     numbers = pd.DataFrame([("N=16", 0.5), ("N=99", 0.4)], columns=["series", "value"])

@@ -234,6 +234,10 @@ def test_the_figures_have_a_panel_for_each_range_and_kind(make_subject):
         assert len(figure.axes) == 2 * panels
         drawn = [axes.lines or axes.patches for axes in figure.axes]
         assert all(drawn)
+    seeds = pd.concat([of_entries, of_entries.assign(seed=1), of_entries.assign(seed=2)])
+    patches = ANALYSES["histograms"].figure(seeds, None, None).axes[0].patches
+    dashed = {patch.get_linestyle() for patch in patches if patch.get_edgecolor() == patches[-1].get_edgecolor()}
+    assert len(dashed) == 4  # all seeds, and each of the three
 
 
 def test_a_trained_networks_tables_say_whether_its_training_was_over(make_subject):

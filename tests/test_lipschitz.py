@@ -590,6 +590,10 @@ def test_the_figures_show_every_quantity(make_subject, fresh_table):
         figure = ANALYSES["lipschitz"].figure(table, None, None)
         assert len(figure.axes) == panels and figure.axes[-1].get_xlabel().startswith(label)
         assert all(axes.lines for axes in figure.axes)
+        for axes in figure.axes:
+            named = [line for line in axes.lines if not line.get_label().startswith("_")]
+            looks = {line.get_label(): (line.get_color(), line.get_linestyle(), line.get_marker()) for line in named}
+            assert len(set(looks.values())) == len(looks)
     both = pd.concat([fresh_table.assign(of="a"), fresh_table.assign(of="b")])
     assert len(ANALYSES["lipschitz"].figure(both, None, "of").axes) == 4
 

@@ -126,6 +126,7 @@ def test_the_figure_has_a_line_for_each_architecture(fig5):
     assert len(absolute.get_lines()) == len(relative.get_lines()) == 9
     looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in absolute.get_lines()}
     assert len(looks) == 9
+    assert len({(line.get_marker(), line.get_markerfacecolor()) for line in absolute.get_lines()}) == 9
     for left, right, name in zip(absolute.get_lines(), relative.get_lines(), NINE, strict=True):
         rows = fig5[(fig5.architecture == name) & (fig5.share >= 1e-3)]
         assert left.get_label() == f"{name} (L={rows.layers.iloc[0]}, H={rows.heads.iloc[0]})"

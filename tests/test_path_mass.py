@@ -294,10 +294,12 @@ def test_figures_show_the_tables_means(tables):
     maps = [axes for axes in draw_path_mass(table).axes if axes.images]
     image = maps[0].images[0].get_array()
     assert image[2, 1] == pytest.approx(pick(table, part="head", layer=3, head=2).mass.mean(), **EXACT)
+    assert maps[0].images[0].get_clim()[0] == 0  # small differences of the mass look small
     table = tables["pruning"]
     both = pd.concat([table.assign(label="a"), table.assign(label="b")])
     panels = draw_pruning(both, None, "label").axes
     assert len(panels) == 4
+    assert all(float(text.get_text()) >= 0.1 for text in panels[1].get_yticklabels())  # and not 2.3 x 10^0
     drawn = {line.get_label(): line for line in panels[0].get_lines()}
     rows = pick(table, order="greedy").groupby("kept").accuracy.mean()
     np.testing.assert_allclose(drawn["greedy"].get_ydata(), rows)

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from rankbench import plots
 from rankbench.analyses import ANALYSES
 from rankbench.plots.figure import BELOW, FLOOR, spread
+from rankbench.plots.residual import AFTER_ALL
 from rankbench.runs.tables import mean_and_spread, read_table, write_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -216,6 +217,29 @@ def test_series_are_told_apart_by_colour_and_marker():
             assert (
                 len({line.get_color() for line in series}) == len({line.get_marker() for line in series}) == len(series)
             )
+
+
+def test_equal_lines_lie_upon_each_other_and_the_lower_one_is_wider():
+    drawn_lines = lines(drawn("paths", paths_table()).axes[0])
+    first, second, third = (drawn_lines[label] for label in ("all paths", "5 sampled paths", "20 sampled paths"))
+    assert list(first.get_xdata()) == list(second.get_xdata()) == list(third.get_xdata()) == list(LENGTHS)
+    assert first.get_linewidth() > second.get_linewidth() > third.get_linewidth()
+    assert first.get_markersize() > second.get_markersize() > third.get_markersize()
+
+
+def test_small_differences_of_the_residual_look_small_and_the_claimed_one_is_drawn():
+    table = residual_table(seeds=(0,), kinds=("initialised",))
+    table = table[table.variant == "full"].assign(relative_residual=0.93)
+    claim = pd.DataFrame({"series": [AFTER_ALL], "value": [1.0], "source": ["Paper"]})
+    (axes,) = drawn("residual", table, claim).axes
+    assert axes.get_ylim() == (0.5, 1.0)
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["0.5", "0.7", "1"]
+    assert list(lines(axes)["claimed (Paper)"].get_ydata()) == pytest.approx([0.93, 0.93])
+
+
+def test_many_rows_of_panels_fit_onto_a_page():
+    tables = [residual_table(seeds=(0,), net=net) for net in range(6)]
+    assert drawn("residual", pd.concat(tables), None, "net").get_figheight() < 11
 
 
 def test_lines_of_residual_are_the_state_that_leaves_each_layer():

@@ -293,6 +293,15 @@ def test_the_best_of_the_seeds_is_drawn_where_it_is_asked_for(value, best):
     assert list(line.get_ydata()) == best
 
 
+def test_bars_of_losses_end_at_0_and_ticks_do_not_print_over_each_other():
+    rates = (1e-4, 1.1e-4, 1e-3, 3e-3, 1e-2)
+    rows = [{"seed": seed, "lr": rate, "test_loss": 0.1 + 2 * seed} for rate in rates for seed in (0, 1)]
+    (axes,) = draw_sweep(pd.DataFrame(rows), "lr", value="test_loss").axes
+    (_, _, (bars,)) = axes.containers[0]
+    assert all(segment[:, 1].min() == 0 and segment[:, 1].max() > 2 for segment in bars.get_segments())
+    assert axes.get_xscale() == "log" and not set(rates[:2]) <= set(axes.get_xticks())
+
+
 def test_runs_are_found_in_order_and_what_is_none_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"^runs=latest: no run under .*"):

@@ -198,6 +198,10 @@ def test_the_figure_shows_means_of_logarithms_and_every_facet(whole):
     assert figure.axes[2].get_title() == "trained weights · model.width=64"
     assert figure.axes[1].get_title().startswith("3 of 4 collapse, 1 escape")
     assert figure.axes[0].get_ylabel() == "y" and figure.axes[2].get_xlabel() == "x"
+    many = pd.concat([whole.assign(net=net) for net in range(12)], ignore_index=True)
+    panels = ANALYSES["rollout"].figure(many, None, "net").axes
+    drawn = [{line.get_label() for line in axes.get_lines()} for axes in panels]
+    assert len(panels) == 24 and all({"token 1", "token 2", "true arcs"} <= labels for labels in drawn[::2])
     (line,) = [line for line in figure.axes[1].get_lines() if line.get_label() == "trained weights"]
     at = whole[(whole.weights == "trained") & (whole.token == 1)].pivot(index="step", columns="seed", values="distance")
     wanted = np.exp(np.log((at.ffill() / 0.6).clip(LOWEST, HIGHEST)).mean(axis=1))

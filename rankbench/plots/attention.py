@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, MARKERS, beside, grid_of, legend, styled, title, whole_numbers
+from rankbench.plots.figure import COLOURS, MARKERS, grid_of, legend, styled, title, whole_numbers
 
 PANELS = {
     "attention_entropy": ("entropy of the rows of P", "entropy / its largest value"),
@@ -24,10 +24,9 @@ def draw_attention(table: pd.DataFrame, published: pd.DataFrame | None = None, f
                 colour = COLOURS[number % len(COLOURS)]
                 heads = of_weights.groupby(["layer", "head"])[name].mean().reset_index()
                 mean = heads.groupby("layer")[name].mean()
-                positions = beside(mean.index.to_series(), number)
                 marker = MARKERS[number % len(MARKERS)]
-                axes.plot(positions, mean, color=colour, marker=marker, label=f"{weights} weights, mean of the heads")
-                axes.scatter(beside(heads.layer, number), heads[name], s=7, color=colour, alpha=0.4, linewidths=0)
+                axes.plot(mean, color=colour, marker=marker, label=f"{weights} weights, mean of the heads")
+                axes.scatter(heads.layer, heads[name], s=7, color=colour, alpha=0.4, linewidths=0)
             values = rows[name][rows[name] > 0]
             if name == "largest_logit" and len(values) and values.max() > 100 * values.min():
                 axes.set_yscale("log")

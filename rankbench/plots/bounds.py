@@ -1,12 +1,14 @@
 """The figure of the analysis `bounds`."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import (
-    DODGE,
+    FLOOR,
     GREY,
     INK,
     below_rounding,
@@ -26,19 +28,21 @@ NAMES = {
     "layer": "bound: one layer, from measured",
     "diameter": "bound: diameter (proved)",
 }
+LEAST = 10  # powers of ten that are shown above what was measured
 
 
 @styled
 def draw_bounds(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """log10 of bounds and of the bounded numbers by layer, on an axis that is linear to +-10 and logarithmic beyond.
+    """log10 of bounds and of the bounded numbers by layer; a bound far above all that was measured leaves its panel.
 
-    Where rounding explains the measured number, a triangle shows the rounding error. A column for each variant and a
-    row for each kind of weights and each facet; for a single variant, a column for each kind of weights.
+    Where rounding explains the measured number, a triangle shows the rounding error, which is dotted. A column
+    for each variant and a row for each kind of weights and each facet; for a single variant, a column for each kind of
+    weights.
     """
     across, down = ("variant", "weights") if table.variant.nunique() > 1 else ("weights", "variant")
     columns = list(dict.fromkeys(table[across]))
     rows_of = table[down] + ("" if facet is None else f", {facet}=" + table[facet].astype(str))
-    figure, grid, facets = grid_of(table.assign(row=rows_of), "row", len(columns))
+    figure, grid, facets = grid_of(table.assign(row=rows_of), "row", len(columns), share_y=False)
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, column in zip(row, columns, strict=True):
             rows_of_panel = rows[rows[across] == column]
@@ -49,10 +53,10 @@ def draw_bounds(table: pd.DataFrame, published: pd.DataFrame | None = None, face
             for bound, colour, name in (("layer", INK, "measured residual"), ("diameter", GREY, "measured diameter")):
                 if len(measured := rows_of_panel[rows_of_panel.bound == bound]):
                     _measured(axes, measured, colour, name)
-            axes.set_yscale("symlog", linthresh=10)
             axes.set_title(title(column.replace("_", " "), label.removeprefix("row=")))
             whole_numbers(axes, "layer (0: embedding)")
-        row[0].set_ylabel(r"$\log_{10}$ of residual $\|R\|_{1,\infty}$ or diameter")
+        row[0].set_ylabel("$\\log_{10}$ of residual\nor diameter")
+        _window(row, rows)
     legend(figure, grid)
     return figure
 
@@ -60,10 +64,23 @@ def draw_bounds(table: pd.DataFrame, published: pd.DataFrame | None = None, face
 def _measured(axes: Axes, rows: pd.DataFrame, colour: str, name: str) -> None:
     """Draw measured numbers by layer, or their rounding error where it explains them."""
     summary = mean_and_spread(rows, ["layer"], "log10_measured")
-    of_layer, shifted_x = rows.groupby("layer"), summary.layer + DODGE * len(NAMES)
+    of_layer = rows.groupby("layer")
     below = (of_layer.below_floor.max() > 0).reset_index(drop=True)
-    axes.plot(shifted_x, summary["mean"].mask(below), color=colour, label=name, marker="x", linestyle="--")
-    spread(axes, shifted_x, summary, colour)
-    if "noise_floor" in rows:  # old tables lack this column
-        floors = np.log10(of_layer.noise_floor.mean()).reset_index(drop=True)
-        below_rounding(axes, shifted_x, summary["mean"].mask(below, floors), below, colour)
+    axes.plot(summary.layer, summary["mean"].mask(below), color=colour, label=name, marker="x", linestyle="--")
+    spread(axes, summary.layer, summary, colour)
+    if "noise_floor" in rows and below.any():  # residuals that are followed far below rounding have none
+        floors = np.log10(of_layer.noise_floor.mean())
+        axes.plot(floors, color=colour, linestyle=":", linewidth=1, label=FLOOR, zorder=1)
+        floors = floors.reset_index(drop=True)
+        below_rounding(axes, summary.layer, summary["mean"].mask(below, floors), below, colour)
+
+
+def _window(row: Iterable[Axes], rows: pd.DataFrame) -> None:
+    """Show what was measured and as much again above it, because bounds of 10^1000 would flatten everything else."""
+    shown = rows.log10_measured
+    if "noise_floor" in rows:
+        shown = pd.concat([shown, np.log10(rows.noise_floor[rows.below_floor > 0])])
+    low, high = shown.min(), shown.max()
+    height = max(LEAST, high - low)
+    for axes in row:
+        axes.set_ylim(low - 0.05 * height, high + height)

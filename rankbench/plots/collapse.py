@@ -11,7 +11,6 @@ from rankbench.plots.figure import (
     FLOOR,
     GREY,
     INK,
-    beside,
     grid_of,
     in_words,
     legend,
@@ -60,7 +59,7 @@ def draw_collapse(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
 def _rings(axes: Axes, rows: pd.DataFrame, number: int) -> None:
     measured = _in_every_seed(rows, "log10_measured")
     style = RING | {"color": COLOURS[number % len(COLOURS)]}
-    axes.plot(beside(measured.layer, number), measured["mean"], **style)
+    axes.plot(measured.layer, measured["mean"], **style)
 
 
 def _bound(axes: Axes, rows: pd.DataFrame) -> None:

@@ -8,10 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 
-from rankbench.plots.figure import PANEL, STYLE, place_legend
+from rankbench.plots.figure import LOWEST, PAGE, PANEL, STYLE, height_of_panels, place_legend
 
 WIDTHS = {"single": 3.25, "double": 6.75}  # inches: a column, and both with the gap between them
-PAGE, LOWEST = 9.0, 1.6  # inches: height of a page, and that of a panel where even so many do not fit onto it
 TITLE = 13  # letters of a title on an inch of a panel
 
 
@@ -43,7 +42,7 @@ def _fit(figure: Figure, column: str | None) -> None:
             axes.set_subplotspec(arranged[number // beside, number % beside])
         for number, axes in enumerate(panels):
             _label(axes, *sides[axes], panels[number + beside : number + beside + 1], number % beside == 0)
-    around = max(0.0, before[1] - grid.nrows * PANEL[1])
+    around = max(0.0, before[1] - grid.nrows * height_of_panels(grid.nrows))
     height = PANEL[1] * min(1.0, max(0.75, width / beside / PANEL[0]))
     height = max(LOWEST, min(height, (PAGE - around) / lines))
     for axes in panels:

@@ -6,10 +6,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.figure import COLOURS, DASHES, GREY, MARKERS, PANEL, legend, spread, styled
+from rankbench.plots.figure import COLOURS, DASHES, GREY, MARKERS, PANEL, legend, log_y, spread, styled
 from rankbench.runs.tables import mean_and_spread
 
 BASE = "causal"  # the variant whose time is 1
+ORDER = (BASE, "causal_l2", "causal_l2_tied", "causal_contractive_l2", "lstm", "causal_l2_matched")  # of colours
 
 
 @styled
@@ -33,14 +34,11 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
     test = table[table.split == "test"]
     for (variant, depth), rows in test.groupby(["variant", "layers"], sort=False):
         summary = mean_and_spread(rows, ["step"], "loss")
-        colour, dash = COLOURS[variants.index(variant) % len(COLOURS)], DASHES[layers.index(depth) % len(DASHES)]
+        colour, dash = COLOURS[_numbers(variants)[variant] % len(COLOURS)], DASHES[layers.index(depth) % len(DASHES)]
         label = variant if len(layers) == 1 else None
         grid[0, 0].plot(summary.step, summary["mean"], color=colour, linestyle=dash, label=label)
         spread(grid[0, 0], summary.step, summary, colour)
-    # the losses at the start of training would flatten the rest
-    late = test[test.step >= 0.1 * test.step.max()].loss
-    margin = 0.05 * (late.max() - late.min()) or 0.1
-    grid[0, 0].set_ylim(late.min() - margin, late.max() + margin)
+    log_y(grid[0, 0])  # else the losses at the start of training would flatten the rest
     grid[0, 0].set(xlabel="training step", ylabel=f"test {loss}")
     if several and len(layers) > 1:
         for number, depth in enumerate(layers):
@@ -53,6 +51,13 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
         grid[0, 2].set_ylabel(f"time per token / that of {BASE}" if BASE in variants else "microseconds per token")
     legend(figure, grid)
     return figure
+
+
+def _numbers(variants: list[str]) -> dict[str, int]:
+    """The number of each variant's colour and marker: those of ORDER keep theirs, others have what is left."""
+    free = [number for number, name in enumerate(ORDER) if name not in variants]
+    others = zip((name for name in variants if name not in ORDER), [*free, *range(len(ORDER), 99)], strict=False)
+    return {name: number for number, name in enumerate(ORDER)} | dict(others)
 
 
 def _times(test: pd.DataFrame) -> pd.DataFrame:
@@ -71,14 +76,16 @@ def _against_layers(
     axes: Axes, seeds: pd.DataFrame, value: str, variants: list[str], published: pd.DataFrame | None
 ) -> None:
     for number, variant in enumerate(variants):
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        look = _numbers(variants)[variant]
+        colour, marker = COLOURS[look % len(COLOURS)], MARKERS[look % len(MARKERS)]
         rows = seeds[seeds.variant == variant].dropna(subset=value)
         if len(rows):
             summary = mean_and_spread(rows, ["layers"], value)
-            shift = 0.06 * (number - (len(variants) - 1) / 2)
-            shifted_x = summary.layers + shift
-            axes.plot(shifted_x, summary["mean"], color=colour, marker=marker, label=variant)
-            spread(axes, shifted_x, summary, colour)
+            x_values = summary.layers
+            if seeds.layers.nunique() == 1:  # marks that no line joins stand beside each other
+                x_values = x_values + 0.06 * (number - (len(variants) - 1) / 2)
+            axes.plot(x_values, summary["mean"], color=colour, marker=marker, label=variant)
+            spread(axes, x_values, summary, colour)
         if published is None:
             continue
         of_variant = published[published.series == variant]

@@ -26,13 +26,14 @@ LABELS = {
 def draw_dynamics(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Each metric against training steps, a line for every layer (of many layers a few, with the first and the last).
 
-    A column for each metric, a row for each facet. A layer's state is its output; metrics of heads are means over the
-    heads. A residual below its rounding error is drawn at that error and marked, and so are other metrics of it.
+    A column for each metric, with one axis; a row for each facet. A layer's state is its output; metrics of heads
+    are means over the heads. A residual below its rounding error is drawn at that error and marked, and so are other
+    metrics of it.
     """
     metrics = [
         name for name in table if name not in (*AXES, *FLOORS, facet) and pd.api.types.is_numeric_dtype(table[name])
     ]
-    figure, grid, facets = grid_of(table, facet, len(metrics), share_y=False)
+    figure, grid, facets = grid_of(table, facet, len(metrics), share_y="col")
     colours = matplotlib.colormaps["viridis"]
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, metric in zip(row, metrics, strict=True):
@@ -52,11 +53,12 @@ def draw_dynamics(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                 below_rounding(axes, summary.step, summary["mean"], below, colour)
             if rows_of_metric.empty:
                 axes.text(0.5, 0.5, "none", ha="center", va="center", transform=axes.transAxes)
-                axes.set_yticks([])
+                axes.tick_params(left=False, labelleft=False)
             elif metric.startswith("lipschitz_"):  # bounds grow by powers of the weights
                 axes.set_yscale("log")
-                if rows_of_metric[metric].max() < FLAT * rows_of_metric[metric].min():  # rounding would fill the panel
-                    axes.set_ylim(rows_of_metric[metric].min() / 2, 2 * rows_of_metric[metric].max())
+                bounds = table[metric][np.isfinite(table[metric])]  # of all rows, which share their axis
+                if bounds.max() < FLAT * bounds.min():  # rounding would fill the panel
+                    axes.set_ylim(bounds.min() / 2, 2 * bounds.max())
             axes.set_xlabel("training step")
             axes.set_ylabel(LABELS.get(metric, metric.replace("_", " ")))
             axes.set_title(title(label))

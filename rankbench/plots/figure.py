@@ -50,11 +50,13 @@ KINDS = (".png", ".pdf")  # file types in which a figure is saved
 INK, GREY = "#000000", "#777777"
 FLOOR, BELOW = "rounding error of a forward pass", "at or below its rounding error"
 TRIANGLE = {"marker": "v", "markerfacecolor": "white", "markeredgewidth": 0.8, "markersize": 5.5}
-DODGE = 0.06  # shift in x, in layers, from one series to the next
+WIDEST, NARROWER = 1.6, 0.2  # widths of the first series, and how much less the next is, so that it hides none
 PANEL = tuple(
     OWN.get("figure.figsize", (3.25, 2.6))
 )  # inches: a panel is a column wide, so its 8 pt letters are 8 pt in print
+PAGE, LOWEST = 9.0, 1.6  # inches: height of a page, and that of a panel where even so many do not fit onto it
 LETTER, LINE = 0.05, 0.145  # inches: width of a letter and height of a line in a legend of 7 pt
+CLOSEST = 0.08  # of the axis: ticks that are closer would print over each other
 FEW_SEEDS = 10  # up to this number each seed is drawn, because the standard deviation of so few says little
 FEW_POINTS = 30  # along x; up to this number seeds are drawn as points, beyond it as thin lines
 LINES = 3  # lines of a legend that fit into every figure
@@ -163,18 +165,18 @@ def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def grid_of(
-    table: pd.DataFrame, facet: str | None, columns: int, share_y: bool = True, share_x: bool | str = True
+    table: pd.DataFrame, facet: str | None, columns: int, share_y: bool | str = True, share_x: bool | str = True
 ) -> tuple[Figure, np.ndarray, list[tuple[str, pd.DataFrame]]]:
     """An empty figure with a row of axes for each value of the facet, and (label, rows) of each value.
 
-    Many facets are placed side by side, so that the figure does not become too long.
+    Many facets are placed side by side, and many rows are lower, so that the figure does not become too long.
     """
     facets = [("", table)]
     if facet is not None:
         facets = [(f"{facet}={value}", rows) for value, rows in table.groupby(facet, sort=False)]
     beside = max(1, SIDE_BY_SIDE // columns) if len(facets) > MOST_ROWS else 1
     num_rows = -(-len(facets) // beside)
-    size = (PANEL[0] * columns * beside, PANEL[1] * num_rows + 0.7)
+    size = (PANEL[0] * columns * beside, height_of_panels(num_rows) * num_rows + 0.7)
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(num_rows, columns * beside, squeeze=False, sharex=share_x, sharey=share_y)
@@ -182,6 +184,11 @@ def grid_of(
     for unused in grid[len(facets) :].flat:
         unused.remove()
     return figure, grid[: len(facets)], facets
+
+
+def height_of_panels(rows: int) -> float:
+    """Inches: as high as wanted, or lower where so many rows would not fit onto a page."""
+    return min(PANEL[1], max(LOWEST, PAGE / rows))
 
 
 def title(*parts: str) -> str:
@@ -192,10 +199,12 @@ def title(*parts: str) -> str:
 def line(axes: Axes, summary: pd.DataFrame, x: str, label: str, number: int) -> None:
     """Draw the mean of a summary over seeds along x, with its seeds. number: index of the series in the panel."""
     colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-    shifted_x = beside(summary[x], number)
-    dashes = DASHES[number // len(COLOURS) % len(DASHES)]
-    axes.plot(shifted_x, summary["mean"], color=colour, marker=marker, linestyle=dashes, label=label)
-    spread(axes, shifted_x, summary, colour)
+    style = {"color": colour, "marker": marker, "linestyle": DASHES[number // len(COLOURS) % len(DASHES)]}
+    # an equal line that is drawn later lies on top of a wider one
+    width = WIDEST - NARROWER * (number % len(COLOURS))
+    style |= {name: width * matplotlib.rcParams[f"lines.{name}"] for name in ("linewidth", "markersize")}
+    axes.plot(summary[x], summary["mean"], label=label, **style)
+    spread(axes, summary[x], summary, colour)
 
 
 def spread(axes: Axes, x_values: pd.Series, summary: pd.DataFrame, colour: Any) -> None:
@@ -226,11 +235,6 @@ def floor(axes: Axes, floors: pd.Series) -> None:
     """Draw the rounding error of a forward pass against its index, dotted, if the panel reaches down to it."""
     if len(floors) and axes.get_ylim()[0] < 100 * floors.max():
         axes.plot(floors.index, floors, color=GREY, linestyle=":", linewidth=1, label=FLOOR, zorder=1)
-
-
-def beside(x: pd.Series, number: int) -> pd.Series:
-    """Shift the x values of the series with this number, so that equal values do not hide each other."""
-    return x + DODGE * (number % len(COLOURS))
 
 
 def in_words(variant: str) -> str:
@@ -270,6 +274,21 @@ def published_marks(axes: Axes, published: pd.DataFrame | None, label: str, ours
             axes.plot(points.x, points.value, linestyle="none", label=name, mfc="none", **style)
         else:
             axes.axhline(rows.value.iloc[0], xmin=0.94, color=COLOURS[-1 - number % 5], linewidth=2.5, label=name)
+
+
+def log_y(axes: Axes) -> None:
+    """Make the y axis logarithmic once all is drawn; over less than a power of ten it goes from one of 1, 2, 5 to
+    another, with numbers like 0.5 for ticks, so that small differences look small."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high < 10 * low:
+        decade = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
+        ends, labelled = (np.outer(decade, numbers).ravel() for numbers in ((1, 2, 5), (1, 1.5, 2, 3, 5, 7)))
+        low, high = ends[ends <= low].max(), ends[ends >= high].min()
+        within = [value for value in labelled if low <= value <= high]
+        axes.set_yticks(within, [tick(value) for value in within])
+        axes.set_yticks([], minor=True)
+        axes.set_ylim(low, high)
 
 
 def whole_numbers(axes: Axes, label: str) -> None:
@@ -325,11 +344,13 @@ def is_wide(values: pd.Series) -> bool:
 
 
 def ticks(axes: Axes, values: pd.Series, is_log: bool | None = None) -> None:
-    """Put ticks at the values if they are few. is_log: whether the axis is logarithmic; None if they span orders."""
+    """Put ticks at the values if they are few and apart. is_log: whether the axis is logarithmic; None: if they span
+    orders."""
     distinct = sorted(values.unique())
     if spans_orders(values) if is_log is None else is_log:
         axes.set_xscale("log")
-    if len(distinct) <= 6:
+    gaps = np.diff(np.log(distinct) if axes.get_xscale() == "log" else distinct)
+    if len(distinct) <= 6 and (len(gaps) == 0 or gaps.min() > CLOSEST * gaps.sum()):
         axes.set_xticks(distinct, [tick(value) for value in distinct])
         axes.set_xticks([], minor=True)
 

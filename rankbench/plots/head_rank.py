@@ -190,3 +190,4 @@ def _last_by_heads(axes: Axes, rows: pd.DataFrame) -> None:
     _best_seed(axes, last, "heads")
     ticks(axes, last.heads)
     axes.set_xlabel("heads H (rank = width / H)")
+    axes.set_ylabel("squared error")

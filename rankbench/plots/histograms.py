@@ -6,12 +6,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from rankbench.plots.figure import COLOURS, PANEL, legend, styled, title
+from rankbench.plots.figure import COLOURS, DASHES, FEW_SEEDS, PANEL, legend, styled, title
 
 
 @styled
 def draw_histograms(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """Density of the entries of inputs and outputs, over all seeds and layers; of trained weights if there are any.
+    """Density of the entries of inputs and outputs, over all seeds and layers, with that of each seed dashed or dotted;
+    of trained weights if there are any.
 
     A column for each range of inputs, a row for each kind of attention and each facet. Kim et al. print no numbers.
     """
@@ -31,6 +32,11 @@ def draw_histograms(table: pd.DataFrame, published: pd.DataFrame | None = None, 
                 edges, density = _together(entries)
                 axes.stairs(density, edges, color=COLOURS[number], fill=True, alpha=0.35)
                 axes.stairs(density, edges, color=COLOURS[number], label=of)
+                for seed_number, (_, of_seed) in enumerate(entries.groupby("seed")):
+                    if 1 < entries.seed.nunique() <= FEW_SEEDS:
+                        edges, density = _together(of_seed)
+                        dashes = DASHES[1 + seed_number % 3]
+                        axes.stairs(density, edges, color=COLOURS[number], linestyle=dashes, linewidth=0.7)
             axes.set_yscale("log")
             axes.yaxis.set_minor_formatter(NullFormatter())
             axes.set_title(title(label, "inputs in [{}, {}]".format(*inputs.split(".."))))

@@ -29,9 +29,11 @@ DRAWN = {
     "ball": ("bound on a ball", COLOURS[4], "v", "-."),
     "local": ("certificate at the data", COLOURS[3], "D", "-"),
     "ascent": ("lower bound: ascent, best start", COLOURS[0], "o", "-"),
-    "ascent_mirrored": ("lower bound: ascent, mirrored", COLOURS[1], "x", "none"),
-    "jacobian": ("lower bound: Jacobian at the data", COLOURS[5], "s", "-"),
+    "ascent_mirrored": ("lower bound: ascent, mirrored", INK, "x", "none"),
+    "jacobian": ("lower bound: Jacobian at the data", COLOURS[1], "s", "-"),
 }
+INITIALISED = {"-": "--", "--": ":", ":": "-.", "-.": ":"}  # dashes of initial weights, by those of trained ones
+NEXT = "ascent, the next best starts"
 PARTS = ("attention", "block", "network")
 NAMES = {float("inf"): r"$\|J\|_\infty$", 2.0: r"$\|J\|_2$"}
 
@@ -83,8 +85,10 @@ def _draw(axes: Axes, rows: pd.DataFrame, axis: str) -> None:
     for weights, of_weights in rows.groupby("weights", sort=False):
         several = rows.weights.nunique() > 1
         label = f"{name}, {weights}" if several else name
-        # the initial weights of a trained network are drawn pale
-        style = {"color": colour, "linestyle": dashes, "alpha": 0.4 if several and weights == "initialised" else 1.0}
+        # the initial weights of a trained network are drawn pale, with dashes of their own
+        style = {"color": colour, "linestyle": dashes, "alpha": 1.0}
+        if several and weights == "initialised":
+            style |= {"linestyle": INITIALISED.get(dashes, dashes), "alpha": 0.5}
         if axis == "step":
             for _, of_layer in of_weights.groupby("layer"):
                 _along_steps(axes, of_layer, style, label)
@@ -98,7 +102,9 @@ def _draw(axes: Axes, rows: pd.DataFrame, axis: str) -> None:
         spread(axes, best[axis], best, colour)
         others = of_weights[of_weights.start > 1].groupby([axis, "start"]).value.mean().reset_index()
         if len(others) and dashes != "none":
-            axes.plot(others[axis], others.value, ".", color=colour, alpha=0.35, markersize=3, label="its next best")
+            axes.plot(
+                others[axis], others.value, "_", color=INK, markersize=9, markeredgewidth=0.5, zorder=4, label=NEXT
+            )
 
 
 def _along_steps(axes: Axes, rows: pd.DataFrame, style: dict, label: str) -> None:
@@ -106,8 +112,8 @@ def _along_steps(axes: Axes, rows: pd.DataFrame, style: dict, label: str) -> Non
         axes.axhline(rows.value.mean(), label=label, **style)
         return
     for (_, start), steps in rows.groupby(["seed", "start"]):
-        look = {"linewidth": 1.4} if start == 1 else {"linewidth": 0.6, "alpha": 0.3 * style["alpha"]}
-        axes.plot(steps.step, steps.value, label=label if start == 1 else "its next best", **(style | look))
+        look = {"linewidth": 1.4} if start == 1 else {"linewidth": 0.8, "linestyle": ":"}
+        axes.plot(steps.step, steps.value, label=label if start == 1 else NEXT, **(style | look))
 
 
 def _finish(axes: Axes, rows: pd.DataFrame, axis: str, text: str) -> None:

@@ -25,6 +25,7 @@ def draw_path_counts(table: pd.DataFrame, published: pd.DataFrame | None = None,
             layers, heads = paths.layers.iloc[0], paths.heads.iloc[0]
             style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
             style |= {"linestyle": DASHES[number // len(COLOURS) % len(DASHES)], "markersize": 3, "linewidth": 1}
+            style["mfc"] = COLOURS[number] if number < len(COLOURS) else "white"  # colours begin anew
             absolute.plot(paths.path_length, paths.share, label=f"{name} (L={layers}, H={heads})", **style)
             relative.plot(paths.path_length / paths.layers, paths.share, **style)
         if spans_orders(counts.path_length):

@@ -55,11 +55,11 @@ def _say(axes: Axes, words: str) -> None:
 
 
 def _map(figure: Figure, axes: Axes, heads: pd.DataFrame, value: str, name: str, unit: str) -> None:
-    """Draw the mean over seeds of a value: layers upwards, heads to the right."""
+    """Draw the mean over seeds of a value: layers upwards, heads to the right. The colours begin at 0, or below it."""
     if heads[value].isna().all():
         return _say(axes, f"{name}:\nundefined, as the output is zero")
     mean = heads.pivot_table(value, "layer", "head", "mean")
-    image = axes.imshow(mean, cmap="cividis", origin="lower", aspect="auto")
+    image = axes.imshow(mean, cmap="cividis", origin="lower", aspect="auto", vmin=min(0, mean.min(axis=None)))
     num_layers, num_heads = mean.shape
     for set_ticks, names in ((axes.set_xticks, mean.columns), (axes.set_yticks, mean.index)):
         tick_values = names[:: max(1, len(names) // CELLS)]

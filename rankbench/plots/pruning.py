@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, GREY, INK, MARKERS, grid_of, legend, level, spread, styled, title
+from rankbench.plots.figure import COLOURS, GREY, INK, MARKERS, grid_of, legend, level, log_y, spread, styled, title
 from rankbench.runs.tables import mean_and_spread
 
 NAMES = {"greedy": "greedy", "norm": "largest first", "random": "random order"}
@@ -40,7 +40,7 @@ def draw_pruning(table: pd.DataFrame, published: pd.DataFrame | None = None, fac
         level(row[0], rows, "majority_accuracy", "commonest class", GREY, "--")
         row[0].set_ylim(-0.02, 1.05)
         row[0].set_ylabel("accuracy (share of tokens)")
-        row[1].set_yscale("log")
+        log_y(row[1])
         row[1].set_ylabel("loss (nats per token)")
     legend(figure, grid)
     return figure

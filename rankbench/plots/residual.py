@@ -9,18 +9,19 @@ from rankbench.plots.figure import (
     COLOURS,
     INK,
     below_rounding,
-    beside,
     floor,
     grid_of,
     in_words,
     legend,
     line,
+    log_y,
     styled,
     title,
     whole_numbers,
 )
 from rankbench.runs.tables import last_of_layer, mean_and_spread
 
+AFTER_ALL = "residual behind the last layer over that of the input"  # a published series
 APART = "all tokens and another view differ by more than a factor of 2"
 
 
@@ -46,17 +47,25 @@ def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                 of_line = rows[(rows.weights == kind) & (rows.line == name)]
                 summary = mean_and_spread(of_line, ["layer"], "relative_residual", geometric=True)
                 below = summary.layer.isin(of_line.layer[of_line.below_floor > 0])
-                shifted_x = beside(summary.layer, number)
                 line(axes, summary.assign(mean=summary["mean"].mask(below)), "layer", name, number)
-                below_rounding(axes, shifted_x, summary["mean"], below, COLOURS[number % len(COLOURS)])
+                below_rounding(axes, summary.layer, summary["mean"], below, COLOURS[number % len(COLOURS)])
             _mark_apart(axes, rows[rows.weights == kind])
+            _claimed(axes, rows[(rows.weights == kind) & (rows.layer == 0)], published)
             axes.set_yscale("log")
             axes.set_title(title(f"{kind} weights", label))
             whole_numbers(axes, "layer (0: embedding)")
             floor(axes, rows[rows.weights == kind].groupby("layer").relative_noise_floor.max())
         row[0].set_ylabel(r"relative residual $\|R\|_{1,\infty}/\|X\|_{1,\infty}$")
+    log_y(grid[0][0])
     legend(figure, grid)
     return figure
+
+
+def _claimed(axes: Axes, inputs: pd.DataFrame, published: pd.DataFrame | None) -> None:
+    """The claimed residual, which is a multiple of the input's."""
+    for row in () if published is None else published[published.series == AFTER_ALL].itertuples():
+        level = row.value * np.exp(np.log(inputs.relative_residual).mean())
+        axes.axhline(level, color=INK, linestyle="--", linewidth=0.8, zorder=3, label=f"claimed ({row.source})")
 
 
 def _mark_apart(axes: Axes, rows: pd.DataFrame) -> None:

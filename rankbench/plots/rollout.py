@@ -5,12 +5,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, DASHES, FEW_SEEDS, GREY, PANEL, grid_of, legend, styled, title
+from rankbench.plots.figure import COLOURS, DASHES, FEW_SEEDS, GREY, grid_of, legend, styled, title
 from rankbench.runs.tables import mean_and_spread
 
 LOWEST = 1e-6  # share of the first distance; smaller ones, which look like one point, are drawn here
 HIGHEST = 1e3
-MANY, SIDE_BY_SIDE = 4, 3  # the most facets with trajectories; columns of a figure without them
 
 
 @styled
@@ -18,37 +17,22 @@ def draw_rollout(table: pd.DataFrame, published: pd.DataFrame | None = None, fac
     """Left: trajectories of each seed's tokens, on top of the true arcs. Right: the tokens' distance by step, of each
     seed and as a geometric mean.
 
-    A row for each facet; many facets show only distances, side by side. Trajectories are of the trained weights if
-    there are any.
+    A row for each facet. Trajectories are of the trained weights if there are any.
     """
-    figure, _, facets = grid_of(table, facet, 2)
-    figure.clear()  # the two columns need different axes
+    figure, grid, facets = grid_of(table, facet, 2, share_y="col", share_x="col")
     radius = table[table.step == 0].distance.iloc[0] / 2
     kinds = list(dict.fromkeys(table.weights))
-    if len(facets) > MANY:
-        rows_of_grid = -(-len(facets) // SIDE_BY_SIDE)
-        figure.set_size_inches(PANEL[0] * SIDE_BY_SIDE, PANEL[1] * rows_of_grid + 0.7)
-        grid = figure.subplots(rows_of_grid, SIDE_BY_SIDE, squeeze=False, sharex=True, sharey=True)
-        of_distances = grid.flat
-        for unused in grid.flat[len(facets) :]:
-            unused.set_visible(False)
-        for axes in grid[-1]:
-            axes.set_xlabel("steps of free running")
-    else:
-        grid = figure.subplots(len(facets), 2, squeeze=False, sharex="col", sharey="col")
-        of_distances = grid[:, 1]
-        for axes, (label, rows) in zip(grid[:, 0], facets, strict=True):
-            _trajectories(axes, rows[rows.weights == kinds[0]], radius)
-            axes.set_title(title(f"{kinds[0]} weights", label))
-            axes.set_ylabel("y")
-        grid[-1, 0].set_xlabel("x")
-        grid[-1, 1].set_xlabel("steps of free running")
-    for axes, (label, rows) in zip(of_distances, facets, strict=False):
+    for (left, right), (label, rows) in zip(grid, facets, strict=True):
+        _trajectories(left, rows[rows.weights == kinds[0]], radius)
+        left.set_title(title(f"{kinds[0]} weights", label))
+        left.set_ylabel("y")
         for number, kind in enumerate(kinds):
-            _distance(axes, rows[rows.weights == kind], radius, number, f"{kind} weights")
-        axes.set_title(title(_rates(rows[rows.weights == kinds[0]]), label))
-        if axes.get_subplotspec().is_first_col() or len(facets) <= MANY:
-            axes.set_ylabel("distance / first distance\n(at least $10^{-6}$)")
+            _distance(right, rows[rows.weights == kind], radius, number, f"{kind} weights")
+        right.set_title(title(_rates(rows[rows.weights == kinds[0]]), label))
+        right.set_ylabel("distance / first distance\n(at least $10^{-6}$)")
+        if left.get_subplotspec().is_last_row():
+            left.set_xlabel("x")
+            right.set_xlabel("steps of free running")
     legend(figure, grid)
     return figure
 

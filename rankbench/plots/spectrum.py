@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, GREY, beside, grid_of, legend, level, line, styled, title, whole_numbers
+from rankbench.plots.figure import COLOURS, GREY, grid_of, legend, level, line, styled, title, whole_numbers
 from rankbench.runs.tables import mean_and_spread
 
 PANELS = {
@@ -54,7 +54,7 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
 def _band(axes: Axes, rows: pd.DataFrame, name: str, number: int) -> None:
     """The interval over sequences."""
     axes.fill_between(
-        beside(rows.path_length, number),
+        rows.path_length,
         rows[f"{name}_low"],
         rows[f"{name}_high"],
         color=COLOURS[number % len(COLOURS)],

@@ -13,6 +13,7 @@ from rankbench.plots.figure import (
     FEW_SEEDS,
     MARKERS,
     PANEL,
+    height_of_panels,
     is_wide,
     legend,
     spans_orders,
@@ -34,8 +35,8 @@ def draw_sweep(
     value: str = "test_accuracy",
     statistic: str = "mean",
 ) -> Figure:
-    """A number of each run against a varied key: the mean over seeds, with bars for its 95 % interval; up to ten seeds
-    are points.
+    """A number of each run against a varied key: the mean over seeds, with bars for its 95 % interval (of a loss: what
+    of it is above 0); up to ten seeds are points.
 
     With statistic="best", the number of the best seed (largest accuracy or smallest loss). A line for each value of
     `series`, a panel for each value of `facet`. Other keys are averaged over within each seed. Words, including true
@@ -67,7 +68,8 @@ def draw_sweep(
             else:
                 what = "mean over seeds, 95 % CI" if summary.num_seeds.max() > 1 else "one seed"
                 name = f"{series}={tick(line)}" if series else what
-                below, above = summary["mean"] - summary.low95, summary.high95 - summary["mean"]
+                low95 = summary.low95.clip(lower=0) if (table[value] >= 0).all() else summary.low95
+                below, above = summary["mean"] - low95, summary.high95 - summary["mean"]
                 axes.errorbar(x_values, summary["mean"], [below, above], label=name, **style)
                 if summary.num_seeds.max() <= FEW_SEEDS:
                     of_seeds = mean_and_spread(rows.dropna(subset=[value]), [x], value)
@@ -140,7 +142,7 @@ def _panels(table: pd.DataFrame, facet: str | None, share_x: bool = True) -> tup
     facets = list(table.groupby(facet, sort=is_ordered)) if facet else [("", table)]
     columns = min(len(facets), 3)
     rows = -(-len(facets) // columns)
-    figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * rows + 0.5), layout="constrained")
+    figure = Figure(figsize=(PANEL[0] * columns, height_of_panels(rows) * rows + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=share_x, sharey=True)
     for axes in list(grid.flat)[len(facets) :]:
