@@ -282,7 +282,7 @@ def log_y(axes: Axes) -> None:
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     if high < 10 * low:
-        decade = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
+        decade = 10.0 ** np.arange(np.floor(np.log10(low)) - 1, np.ceil(np.log10(high)) + 2)
         ends, labelled = (np.outer(decade, numbers).ravel() for numbers in ((1, 2, 5), (1, 1.5, 2, 3, 5, 7)))
         low, high = ends[ends <= low].max(), ends[ends >= high].min()
         within = [value for value in labelled if low <= value <= high]
