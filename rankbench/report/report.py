@@ -37,7 +37,6 @@ from rankbench.runs.tables import (
 
 # Keys that are not variables of an experiment: where it runs, on what, how often it is evaluated, what is measured.
 SILENT = ("out", "beyond_memory", "seed", "replicas", "device", "threads", "run", "analysis", "claims", "published")
-TABLES = (*ANALYSES, *OBSERVED, "metrics")  # that runs leave and a report joins
 SILENT += ("trainer.eval_every", "trainer.checkpoint_every", "observe.every")
 
 
@@ -154,6 +153,11 @@ def _written(job: Path) -> int:
     return max(
         (path.stat().st_mtime_ns for path in (job / "summary.json", job / "config.yaml") if path.exists()), default=0
     )
+
+
+def _names_of_tables() -> list[str]:
+    """The tables that runs leave and a report joins; a plug-in adds to the analyses."""
+    return [*ANALYSES, *OBSERVED, "metrics"]
 
 
 def _number(job: Path) -> tuple[int, str]:
@@ -296,7 +300,7 @@ def _read_all(
     values = {job: _values(job, [key for key in keys if key not in WHO]) for job in jobs}
     read, damage = _read(jobs)
     statuses = {job: "damaged" if job in damage else status_of(job) for job in jobs}
-    tables = {name: table for name in TABLES if (table := _joined(name, read, names, values)) is not None}
+    tables = {name: table for name in _names_of_tables() if (table := _joined(name, read, names, values)) is not None}
     return names, statuses, damage, tables, _final_numbers(names, statuses, values)
 
 
@@ -379,7 +383,7 @@ def _read(jobs: list[Path]) -> tuple[dict[Path, dict[str, pd.DataFrame]], dict[P
         try:
             _config_at(job / "config.yaml")
             changed = Run(job).changed_files()
-            read[job] = _tables_at(job, [name for name in TABLES if f"{name}.csv" not in changed])
+            read[job] = _tables_at(job, [name for name in _names_of_tables() if f"{name}.csv" not in changed])
         except ConfigError as error:
             damage[job] = str(error)
     return read, damage
