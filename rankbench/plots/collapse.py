@@ -22,7 +22,7 @@ from rankbench.plots.figure import (
 from rankbench.runs.tables import mean_and_spread
 
 MOST_TICKS = 9  # of values below 1
-RING = {"marker": "o", "linestyle": "none", "markerfacecolor": "none", "markeredgewidth": 0.7, "markersize": 7}
+RING = {"marker": "o", "linestyle": "none", "markerfacecolor": "none", "markeredgewidth": 0.7, "markersize": 9}
 
 
 @styled
