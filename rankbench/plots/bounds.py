@@ -77,10 +77,13 @@ def _measured(axes: Axes, rows: pd.DataFrame, colour: str, name: str) -> None:
 
 def _window(row: Iterable[Axes], rows: pd.DataFrame) -> None:
     """Show what was measured and as much again above it, because bounds of 10^1000 would flatten everything else."""
-    shown = rows.log10_measured
+    measured = rows.log10_measured
     if "noise_floor" in rows:
-        shown = pd.concat([shown, np.log10(rows.noise_floor[rows.below_floor > 0])])
-    low, high = shown.min(), shown.max()
+        measured = pd.concat([measured, np.log10(rows.noise_floor[rows.below_floor > 0])])
+    measured = measured[np.isfinite(measured)]
+    if measured.empty:  # a network of zeros
+        return
+    low, high = measured.min(), measured.max()
     height = max(LEAST, high - low)
     for axes in row:
         axes.set_ylim(low - 0.05 * height, high + height)
