@@ -292,7 +292,17 @@ class PlotKeys:
 
 
 @dataclass
-class ReportConfig:
+class DrawingConfig:
+    """A command that draws what others have measured."""
+
+    out: str = key("Folder that the command writes.")
+    plugins: list[str] = key(PLUGINS)
+    statistic: str = key("What the figure shows of seeds: mean with 95 % interval, or best.", choices=("mean", "best"))
+    plot: PlotKeys
+
+
+@dataclass
+class ReportConfig(DrawingConfig):
     """rankbench report, whose runs have the model."""
 
     runs: str = key(
@@ -302,24 +312,16 @@ class ReportConfig:
     pages: str | None = key(
         "Folder of the presets' results as Markdown pages, such as docs/results, with experiment=. null: in out."
     )
-    out: str = key("Folder that the command writes.")
-    plugins: list[str] = key(PLUGINS)
-    statistic: str = key("What the figure shows of seeds: mean with 95 % interval, or best.", choices=("mean", "best"))
     report: PageKeys
-    plot: PlotKeys
 
 
 @dataclass
-class PlotConfig:
+class PlotConfig(DrawingConfig):
     """rankbench plot."""
 
     table: str = key("CSV file of a run or a report, whose figure is drawn. Typed alone: rankbench plot paths.csv.")
     published: str | None = key("Published numbers beside ours, by their figure.")
-    out: str = key("Folder that the command writes.")
-    plugins: list[str] = key(PLUGINS)
-    statistic: str = key("What the figure shows of seeds: mean with 95 % interval, or best.", choices=("mean", "best"))
     report: StudyKeys
-    plot: PlotKeys
 
 
 @dataclass

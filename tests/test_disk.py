@@ -4,7 +4,7 @@ numbers that it would have had.
 A limit on the size of files stands for a full disk: the kernel refuses the same writes, also in the middle of a row.
 """
 
-import contextlib
+import functools
 import logging
 import os
 import resource
@@ -19,6 +19,7 @@ import matplotlib.figure
 import pytest
 import torch
 from command_line import succeeds
+from limits import limited
 from power_cuts import power_cuts, restore
 
 import rankbench.runs.files
@@ -42,15 +43,7 @@ TINY = [
 CLOCK = ["seconds", "tokens_per_second"]  # columns of metrics.csv that differ from one training to the next
 
 
-@contextlib.contextmanager
-def largest_file(num_bytes):
-    """Let the kernel refuse all that would make a file of this process larger."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+largest_file = functools.partial(limited, resource.RLIMIT_FSIZE)
 
 
 def files_of(folder):

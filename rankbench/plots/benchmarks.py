@@ -28,8 +28,9 @@ def draw_benchmarks(table: pd.DataFrame, goals: dict[str, tuple[str, tuple[str, 
         axes.axhline(goal, color=GREY, linestyle="--", linewidth=1, label=f"goal: {bound} {goal:g}")
         axes.set_title(heading, fontsize=7)
         axes.set_ylabel("ratio")
+        axes.set_xlabel("recorded run (month-day, time)")
         axes.set_xlim(-0.5, len(runs) - 0.3)
-        axes.set_xticks(range(len(runs)), [date[:10] for date in runs], rotation=30, ha="right")
+        axes.set_xticks(range(len(runs)), [date[5:] for date in runs], rotation=30, ha="right")
         axes.legend(loc="lower left")
         axes.set_ylim(0, 1.05 * max(goal, rows["median"].max(), rows.largest.max()))
     for unused in grid.flat[len(panels) :]:

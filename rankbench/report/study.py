@@ -73,6 +73,7 @@ def with_columns(
 
 
 def is_done(seeds: pd.DataFrame) -> pd.Series:
+    """Which seeds of a report's final numbers were trained to their end: (rows,) bool."""
     return (seeds.job_status == "finished") & (seeds.status != "diverged")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from campaigns.campaign import Campaign
 from campaigns.full_disk import LONGEST_LINE
 from campaigns.jobs import MEASURED, undisturbed
-from campaigns.processes import Process, begin, differences, results
+from campaigns.processes import Process, begin
 
 BESIDE = {  # what is begun beside a command that writes the folders `run` or `sweep`
     "analyze": ["analyze", "run=run", *MEASURED, "out=measured"],
@@ -51,11 +51,8 @@ def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | No
         for path in (at / "measured", at / "report"):
             if second != "same" and path.exists():
                 shutil.rmtree(path)
-        again = begin(*job.words, at=at, errors=folder / "errors1.txt")
-        if again.wait() != 0:
-            line = line or f"not continued: {again.last_line}"
-        line = line or differences(results(at), job.wanted)
-        shutil.rmtree(at)
+        afterwards = job.continued(at, folder / "errors1.txt")
+        line = line or afterwards
         yield None if line is None else f"{name} and {second} after {delay:.3f} s: {line}"
     return ", ".join(f"{count} {how}" for how, count in ended.most_common())
 

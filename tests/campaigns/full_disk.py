@@ -2,7 +2,6 @@
 
 import math
 import random
-import shutil
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from campaigns.campaign import Campaign
 from campaigns.in_process import LONGEST_LINE
 from campaigns.jobs import undisturbed
-from campaigns.processes import begin, differences, results, smaller_files
+from campaigns.processes import begin, smaller_files
 
 SMALLEST, LARGEST = 100, 200_000  # bytes of the largest file
 
@@ -26,11 +25,8 @@ def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | No
         first = begin(*job.words, at=at, errors=errors, limit=smaller_files(limit))
         ended["ran" if first.wait() == 0 else "stopped"] += 1
         line = complaint(first.code, errors.read_text())
-        again = begin(*job.words, at=at, errors=errors)
-        if again.wait() != 0:
-            line = line or f"not continued: {again.last_line}"
-        line = line or differences(results(at), job.wanted)
-        shutil.rmtree(at)
+        afterwards = job.continued(at, errors)
+        line = line or afterwards
         yield None if line is None else f"{name}, files of at most {limit} bytes: {line}"
     return ", ".join(f"{count} {how}" for how, count in ended.most_common())
 

@@ -7,11 +7,11 @@ import shutil
 import types
 import typing
 from collections import Counter
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from pathlib import Path
 
 import pandas as pd
+from limits import limited
 from test_combinations import SMALL_OPTIONS, TASK_WORDS
 
 from campaigns.campaign import Campaign
@@ -123,21 +123,10 @@ def odd_word(keys: list[Entry], numbers: random.Random) -> str:
     return f"{sign}{entry.name}={value}"
 
 
-@contextmanager
-def at_most(num_bytes: int) -> Iterator[None]:
-    """Let this process have so much address space."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
-
-
 def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | None, None, str]:
     """Try so many commands, each in an empty folder beside a trained run."""
     ended = Counter()
-    with at_most(MEMORY):
+    with limited(resource.RLIMIT_AS, MEMORY):
         words = [*TASK_WORDS["sorting"], *SIZES, *TRAINING, "trainer.dynamics_every=1", "out=trained"]
         assert called("train", *words, at=folder, seconds=60).code == 0
         for _ in range(size):

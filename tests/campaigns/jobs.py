@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from campaigns.processes import begin, results
+from campaigns.processes import begin, differences, results
 
 TINY = [
     *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
@@ -34,6 +34,13 @@ class Job:
     def folder(self, at: Path) -> Path:
         """Make `at` the folder that the command starts in."""
         return Path(shutil.copytree(self.given, at))
+
+    def continued(self, at: Path, errors: Path) -> str | None:
+        """Give the command once more in its folder, which goes; returns what is wrong with how it ends, or leaves."""
+        again = begin(*self.words, at=at, errors=errors)
+        line = differences(results(at), self.wanted) if again.wait() == 0 else f"not continued: {again.last_line}"
+        shutil.rmtree(at)
+        return line
 
 
 def undisturbed(folder: Path) -> dict[str, Job]:

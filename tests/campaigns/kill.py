@@ -1,7 +1,6 @@
 """SIGKILL at random moments of training, analysis, a sweep and a report; then the same command again."""
 
 import random
-import shutil
 import time
 from collections import Counter
 from collections.abc import Generator
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from campaigns.campaign import Campaign
 from campaigns.jobs import undisturbed
-from campaigns.processes import KILLED, begin, differences, results
+from campaigns.processes import KILLED, begin
 
 
 def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | None, None, str]:
@@ -25,9 +24,7 @@ def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | No
             time.sleep(moments[-1])
             process.kill()
             kills[name] += process.code == KILLED
-        last = begin(*job.words, at=at, errors=errors)
-        line = differences(results(at), job.wanted) if last.wait() == 0 else last.last_line
-        shutil.rmtree(at)
+        line = job.continued(at, errors)
         yield None if line is None else f"{name} killed after {[round(x, 3) for x in moments]} s: {line}"
     counted = ", ".join(f"{name} {kills[name]}" for name in jobs)
     return f"{sum(kills.values())} kills before the end: {counted}"

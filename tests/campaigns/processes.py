@@ -78,19 +78,19 @@ def smaller_files(num_bytes: int) -> Callable[[], None]:
 
 def results(folder: Path) -> dict[str, object]:
     """All tables (without clocks), weights and statuses in a folder, by their path in it."""
-    found: dict[str, object] = {}
+    left: dict[str, object] = {}
     for path in sorted(folder.rglob("*.csv")):
         text = path.read_text()
         table = pd.read_csv(path) if text.strip() else pd.DataFrame()
-        found[str(path.relative_to(folder))] = table.drop(columns=CLOCKS, errors="ignore").to_csv()
+        left[str(path.relative_to(folder))] = table.drop(columns=CLOCKS, errors="ignore").to_csv()
     for path in folder.rglob("summary.json"):
         run = Run(path.parent)
-        found[str(path.relative_to(folder))] = run.status
+        left[str(path.relative_to(folder))] = run.status
         if (path.parent / "checkpoint.safetensors").exists():
             weights = run.weights()
-            found[f"{path.relative_to(folder)} weights"] = {name: x.numpy().tobytes() for name, x in weights.items()}
+            left[f"{path.relative_to(folder)} weights"] = {name: x.numpy().tobytes() for name, x in weights.items()}
     parts = [path for path in folder.rglob(".*") if path.name.endswith(".part") or path.name.startswith(".tmp")]
-    return found | {f"{path.relative_to(folder)} left behind": True for path in parts}
+    return left | {f"{path.relative_to(folder)} left behind": True for path in parts}
 
 
 def differences(ours: dict[str, object], wanted: dict[str, object]) -> str | None:
