@@ -150,7 +150,7 @@ def test_an_unknown_command_is_one_line(word, meant, tmp_path):
         ("runs=nowhere", "runs=nowhere: no run there; give a run's or a sweep's folder, a glob, or runs=latest"),
         (
             "model.heads=3",
-            "model: unknown key; allowed are runs, scoreboard, pages, out, plugins, statistic, report, plot",
+            "model: unknown key; allowed are out, plugins, statistic, plot, runs, scoreboard, pages, report",
         ),
         ("pages=docs", "pages=docs: the pages are of all presets; add experiment=all"),
         ("report.x=nothing", "report.x=nothing: no key of these runs; those that vary are none"),
@@ -571,7 +571,9 @@ def test_analyses_of_unlike_runs_are_told_apart_by_what_the_runs_differ_in(tmp_p
 
 
 def test_the_scoreboard_shows_what_has_been_run(tmp_path):
-    assert "experiment=all: not run yet under" in refused("report", "experiment=all", at=tmp_path)
+    for preset in ("all", "kim_fig5"):
+        assert f"experiment={preset}: not run yet under" in refused("report", f"experiment={preset}", at=tmp_path)
+    assert not list(tmp_path.iterdir())
     words = ["experiment=demo", "budget=smoke", "trainer.steps=2", "model.layers=2", *SHORT]
     succeeds("train", *words, at=tmp_path)
     result = succeeds("report", "experiment=demo", "out=board", at=tmp_path)

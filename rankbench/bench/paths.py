@@ -14,9 +14,10 @@ from torch import Tensor
 
 from rankbench.bench.timing import medians, paired, spread
 from rankbench.config import BenchConfig
+from rankbench.measures import module_paths
 from rankbench.measures.paths import RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
 from rankbench.model import initial_model
-from rankbench.model.tape import record
+from rankbench.model.modules import Example
 from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.runs.machine import Machine
 from rankbench.seeds import generator_for
@@ -37,10 +38,10 @@ HeadStep = Callable[[Tensor, int, int], Tensor]  # states, layer, choice (a head
 def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
     """Sums over all paths, in float32 and float64.
 
-    Frozen sums include the forward pass that they need; tape: the same of the network as any torch module. A path alone
-    is timed in two ways. one_head computes nothing but the one head of each layer that the path takes; all_heads
-    computes every head of these layers and keeps one.
-    Recomputed paths pass no MLP.
+    Frozen sums include the forward pass that they need; tape: the same of the network as any torch module, as many
+    sequences at a time as analyses take. A path alone is timed in two ways. one_head computes nothing but the one head
+    of each layer that the path takes; all_heads computes every head of these layers and keeps one. Recomputed paths
+    pass no MLP.
     """
     task = build_task(cfg.task)
     test_inputs = task.sample(cfg.sequences, generator_for(cfg.seed, "test")).inputs
@@ -60,12 +61,14 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
 
 
 def _frozen_sums(model: Transformer, inputs: Tensor, machine: Machine, repeats: int) -> dict[str, float]:
+    example = Example((inputs,))
+    heads = module_paths.heads_of(model, example)
     seconds = paired(
         machine,
         repeats,
         forward=lambda: model(inputs),
         all_sums=lambda: sums_by_length(model, inputs),
-        tape=lambda: record(model, inputs).sums(),
+        tape=lambda: list(module_paths.sums_by_length(model, example, heads)),
     )
     ratios = spread("ratio_sums_to_forward", seconds["all_sums"] / seconds["forward"])
     return medians(seconds) | ratios | spread("ratio_tape_to_sums", seconds["tape"] / seconds["all_sums"])

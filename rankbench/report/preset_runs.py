@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -123,6 +123,11 @@ def best_runs(names: Iterable[str], outputs: Path) -> dict[str, PresetRun]:
         if run.preset not in best or run.rank > best[run.preset].rank:
             best[run.preset] = run
     return {name: best[name] for name in names if name in best}
+
+
+def any_run(names: Collection[str], outputs: Path) -> bool:
+    """Whether one of these presets has a run in `outputs`."""
+    return any(run.preset in names for run in _preset_runs(outputs))
 
 
 def across_presets(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:

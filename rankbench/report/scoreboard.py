@@ -15,7 +15,7 @@ from rankbench.claims import OUTCOMES, PAPERS, by_paper, over_text, statement_li
 from rankbench.keys import ConfigError, unknown
 from rankbench.plots import caption_of
 from rankbench.report.page import link_to, render
-from rankbench.report.preset_runs import NOT_RUN, PresetRun, across_presets, best_runs, presets
+from rankbench.report.preset_runs import NOT_RUN, PresetRun, across_presets, any_run, best_runs, presets
 from rankbench.report.results import check_pages, counted, slug, write_pages
 from rankbench.runs.files import write_text
 from rankbench.runs.run import OUTPUTS
@@ -28,10 +28,13 @@ READABLE |= {"claimed": "claimed", "over": "over", "held_after_holm": "after Hol
 READABLE |= {"reading": "reading"}
 
 
-def check_experiment(name: str) -> None:
-    """Raise ConfigError unless the name is that of a preset or `all`."""
+def check_experiment(name: str, outputs: Path = OUTPUTS) -> None:
+    """Raise ConfigError unless the name is `all` or that of a preset, with a run in `outputs`."""
     if name != EVERY and name not in presets():
         raise ConfigError(unknown("experiment", name, [EVERY, *presets()]))
+    if not any_run(presets() if name == EVERY else [name], outputs):
+        first = presets().get(name) or "rankbench train experiment=demo"
+        raise ConfigError(f"experiment={name}: not run yet under {outputs.resolve()}; run it with `{first}`")
 
 
 def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs: Path = OUTPUTS) -> list[str]:
@@ -42,10 +45,8 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
     presets; None for `results` in `folder`. Returns lines for the reader; ConfigError if no preset has been run.
     """
     selected = {name: command for name, command in presets().items() if experiment in (EVERY, name)}
+    check_experiment(experiment, outputs)
     best = best_runs(selected, outputs)
-    if not best:
-        first = selected.get(experiment) or "rankbench train experiment=demo"
-        raise ConfigError(f"experiment={experiment}: not run yet under {outputs.resolve()}; run it with `{first}`")
     pages = pages or folder / "results"
     check_pages(pages)
     verdicts = [row for run in best.values() for row in run.verdicts]
