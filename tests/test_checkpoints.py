@@ -116,10 +116,38 @@ def test_residuals_of_every_layer_are_those_of_the_librarys_states(folder, speci
         expected = []
         for state_ND, ids_N in zip(state_BND.detach().numpy(), batch["input_ids"].numpy(), strict=True):
             x_ND = state_ND[~np.isin(ids_N, [0, *left_out])]
-            norms = [np.sqrt(np.linalg.norm(x, 1) * np.linalg.norm(x, np.inf)) for x in (x_ND - x_ND.mean(0), x_ND)]
-            expected.append(norms[0] / norms[1])
+            expected.append(composite(x_ND - x_ND.mean(0)) / composite(x_ND))
         rows = full[(full.layer == layer) & full.sublayer.isin(["input", "mlp"])]
         assert rows.relative_residual.item() == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+def composite(x_ND):
+    return np.sqrt(np.linalg.norm(x_ND, 1) * np.linalg.norm(x_ND, np.inf))
+
+
+@pytest.mark.parametrize(("special", "left_out"), [("null", [1, 2]), ("[]", [])])
+def test_collapse_and_bounds_measure_the_residual_of_the_tokens_that_count(folder, special, left_out):
+    """Of the library's states; the bounds are of all tokens, so they begin at the residual of all."""
+    words = [f"special_tokens={special}", "analysis.collapse.variants=[full]", "analysis.bounds.variants=[full]"]
+    tables = analyze(folder, "bert", "collapse", "bounds", words=words)
+    model, batch = library(folder, "bert", transformers.AutoModelForMaskedLM)
+    states = model(**batch, output_hidden_states=True).hidden_states
+    for name, columns in {"collapse": ["log10_residual", "log10_measured"], "bounds": ["log10_measured"]}.items():
+        table = tables[name][tables[name].weights == "trained"]
+        assert set(table.special_tokens) == {"out" if left_out else "in"}
+        for layer, state_BND in enumerate(states):
+            residuals, relative, of_all = [], [], []
+            for state_ND, ids_N in zip(state_BND.detach().numpy(), batch["input_ids"].numpy(), strict=True):
+                x_ND, all_ND = (state_ND[~np.isin(ids_N, ids)] for ids in ([0, *left_out], [0]))
+                residuals.append(np.log10(composite(x_ND - x_ND.mean(0))))
+                relative.append(residuals[-1] - np.log10(composite(x_ND)))
+                of_all.append(np.log10(composite(all_ND - all_ND.mean(0))))
+            rows = table[table.layer == layer]
+            assert rows[columns].to_numpy() == pytest.approx(np.mean(residuals), rel=1e-5)
+            if name == "collapse":
+                assert rows.log10_relative_residual.item() == pytest.approx(np.mean(relative), rel=1e-5)
+            elif layer == 0:
+                assert rows[rows.bound == "recursion"].log10_bound.item() == pytest.approx(np.mean(of_all), rel=1e-5)
 
 
 @pytest.mark.parametrize(("special", "left_out"), [("null", [1, 2]), ("[]", []), ("[6]", [6])])
@@ -300,18 +328,25 @@ def test_what_measures_one_network_takes_the_trained_one_alone(folder):
     assert all(set(table.seed) == {0} and table.whole_loss.nunique() == 1 for table in tables.values())
 
 
-def test_jacobians_and_bounds_at_texts_are_the_librarys(folder):
+@pytest.mark.parametrize(("special", "left_out"), [("null", [1, 2]), ("[]", [])])
+def test_jacobians_and_bounds_at_texts_are_the_librarys(folder, special, left_out):
     words = ["analysis.lipschitz.sequences=1", "analysis.bounds.sequences=1", "analysis.bounds.variants=[full]"]
-    tables = analyze(folder, "bert", "lipschitz", "bounds", words=words)
+    tables = analyze(folder, "bert", "lipschitz", "bounds", words=[*words, f"special_tokens={special}"])
     model, batch = library(folder, "bert", transformers.AutoModelForMaskedLM)
     ids = batch["input_ids"][:1, : batch["attention_mask"][0].sum()]
-    state_1ND = model.bert.embeddings(ids).detach()
-    jacobian = torch.autograd.functional.jacobian(lambda x: model.bert.encoder(x).last_hidden_state, state_1ND)
-    numbers = state_1ND.numel()
-    expected = torch.linalg.matrix_norm(jacobian.reshape(numbers, numbers), 2).item()
+    state_1ND, encoder = model.bert.embeddings(ids).detach(), model.bert.encoder
+    kept = torch.isin(ids[0], torch.tensor(left_out), invert=True)
     rows = tables["lipschitz"]
-    rows = rows[(rows.part == "network") & (rows.weights == "trained") & (rows.p == 2) & (rows.quantity == "jacobian")]
-    assert rows.value.item() == pytest.approx(expected, rel=1e-6)
+    rows = rows[(rows.weights == "trained") & (rows.quantity == "jacobian")]
+    for part, layer, of_part in (
+        ("network", 0, lambda x: encoder(x).last_hidden_state),
+        ("block", 1, lambda x: encoder.layer[0](x)[0].view(x.shape)),
+    ):
+        j_NDND = torch.autograd.functional.jacobian(of_part, state_1ND)[0, :, :, 0]
+        matrix = j_NDND[kept][:, :, kept].flatten(2).flatten(0, 1).numpy()
+        for p in (2, np.inf):
+            value = rows[(rows.part == part) & (rows.layer == layer) & (rows.p == p)].value
+            assert value.item() == pytest.approx(np.linalg.norm(matrix, p), rel=1e-6)
     bounds = tables["bounds"]
     assert (bounds[bounds.compared > 0].holds == 1).all() and (bounds.compared > 0).any()
 

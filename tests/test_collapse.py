@@ -731,7 +731,7 @@ def test_a_disagreement_is_told(make_subject, monkeypatch, caplog):
     with caplog.at_level("INFO", "rankbench"):
         table(subject, options("full"))
         assert "a run seed 3: propagated and measured" in caplog.text and "more than rounding" not in caplog.text
-        wrong = lambda state: log_residual(state) * (1 + 1e-2)  # noqa: E731
+        wrong = lambda *given: log_residual(*given) * (1 + 1e-2)  # noqa: E731
         monkeypatch.setattr("rankbench.analyses.collapse.coordinates.log_residual", wrong)
         table(subject, options("full"))
     assert [record.levelname for record in caplog.records if "more than rounding" in record.message] == ["WARNING"]

@@ -6,7 +6,7 @@ Shapes: B batch, N token, D width, H head, K head width, F hidden width of the M
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from rankbench.measures.norms import composite_norm, inf_norm, one_norm, residua
 from rankbench.measures.residual_coordinates import State, check, propagate
 from rankbench.measures.rounding import states_with_floors
 from rankbench.measures.states import per_length
+from rankbench.measures.token_views import counted_first
 from rankbench.model.network import Network, Step, run, without
 from rankbench.model.transformer import MLP
 from rankbench.plots.bounds import draw_bounds
@@ -85,6 +86,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     decades, mean and smallest; holds, the share with measured <= bound; refuted, the share whose residual is above the
     bound for whatever x (the paper's is the best one).
     contractive: share of sequences whose bound behind this layer is below the measured residual that it starts from.
+    Where special tokens do not count, they are in no measured number; the bounds, which are of all tokens, begin at the
+    residual of all.
     log10_beta, log10_lambda: this layer's; lambda of all that stands behind the attention (MLP, its skip, norms).
     """
     inputs = subject.test.inputs[: options.sequences]
@@ -97,15 +100,16 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             generator = generator_for(subject.seed, "rounding")
             rows += [{"weights": weights, "variant": variant, **row} for row in _rows(network, inputs, generator)]
     whole = pd.DataFrame(rows)
-    return whole if whole.noise_floor.notna().any() else whole.drop(columns="noise_floor")
+    whole = whole if whole.noise_floor.notna().any() else whole.drop(columns="noise_floor")
+    return whole.assign(**subject.what_counts)
 
 
 def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[dict]:
     present_BN = network.present(inputs)
     steps_of_layers = [list(steps) for _, steps in groupby(run(network, inputs), key=lambda step: step.sublayer.layer)]
-    measured, followed = _residuals(network, inputs, generator)
+    of_all, measured, followed = _residuals(network, inputs, generator)
     layers = [_constants(steps, present_BN) for steps in steps_of_layers]
-    residuals, diameters = ([state[size] for state in measured] for size in ("residual", "diameter"))
+    residuals, diameters = ([state[size] for state in of_all] for size in ("residual", "diameter"))
     for bound, source, covered, values_L in _bounds(network, layers, residuals, diameters):
         for number, (values_B, state) in enumerate(zip(values_L, measured, strict=True)):
             measured_B = state["diameter" if bound == "diameter" else "residual"]
@@ -244,15 +248,18 @@ def _norm_gains(step: Step, present_BN: Tensor | None) -> Tensor:
 
 def _residuals(
     network: Network, inputs: Tensor, generator: torch.Generator
-) -> tuple[list[dict[str, np.ndarray]], bool]:
-    """`_measured` of the embedding and of each layer's output; whether in residual coordinates."""
-    lengths_B = network.lengths(inputs)
+) -> tuple[list[dict[str, np.ndarray]], list[dict[str, np.ndarray]], bool]:
+    """`_measured` of the embedding and of each layer's output, of all tokens and of those that count; whether in
+    residual coordinates."""
     try:
         check(network)
     except ConfigError:
-        floored = states_with_floors(network, inputs, generator)
-        return [_measured(x_BND, floor_B, lengths_B) for x_BND, floor_B in floored], False
-    return [_followed(state, lengths_B) for state in propagate(network, inputs)], True
+        states, measure = states_with_floors(network, inputs, generator), _measured
+    else:
+        states, measure = [(state,) for state in propagate(network, inputs)], _followed
+    views = counted_first(network.present(inputs)), counted_first(network.counted(inputs))
+    of_all, of_counted = ([measure(*state, *view) for state in states] for view in views)
+    return of_all, of_counted, measure is _followed
 
 
 def _sizes(x_BND: Tensor) -> dict[str, Tensor]:
@@ -263,20 +270,22 @@ def _sizes(x_BND: Tensor) -> dict[str, Tensor]:
     return {"residual": composite_norm(residual_matrix(x_BND)), "least": least_B, "diameter": diameter_B}
 
 
-def _followed(state: State, lengths_B: Tensor | None) -> dict[str, np.ndarray]:
+def _followed(state: State, seen: Callable[[Tensor], Tensor], kept_B: Tensor | None) -> dict[str, np.ndarray]:
     """log10 of the sizes, -inf for equal tokens. Rounding hides none: all others are clear, noise_floor is nan."""
-    unit_BND, log10_scale_B = state.unit_BND, (state.log_scale_B / dong_theory.LN10).cpu().numpy()
-    sizes = per_length(_sizes, unit_BND, lengths_B)
+    log10_scale_B = (state.log_scale_B / dong_theory.LN10).cpu().numpy()
+    sizes = per_length(_sizes, seen(state.unit_BND), kept_B)
     differ_B = log10_scale_B > -np.inf
     logs = {name: np.where(differ_B, _log10(size_B) + log10_scale_B, -np.inf) for name, size_B in sizes.items()}
     floors = {"below_floor": np.zeros_like(differ_B), "noise_floor": np.full(len(differ_B), np.nan)}
     return logs | {"clear": differ_B} | floors
 
 
-def _measured(x_BND: Tensor, floor_B: Tensor, lengths_B: Tensor | None) -> dict[str, np.ndarray]:
+def _measured(
+    x_BND: Tensor, floor_B: Tensor, seen: Callable[[Tensor], Tensor], kept_B: Tensor | None
+) -> dict[str, np.ndarray]:
     """log10 of the sizes, raised to the noise floor where they are below it. clear and below_floor: where the residual
     is; noise_floor: the floor in units of X."""
-    sizes = per_length(_sizes, x_BND, lengths_B)
+    sizes = per_length(_sizes, seen(x_BND), kept_B)
     marks = {"clear": sizes["residual"] > CLEAR * floor_B, "below_floor": sizes["residual"] <= floor_B}
     logs = {name: _log10(size_B.maximum(floor_B)) for name, size_B in sizes.items()}
     return logs | {name: mark_B.cpu().numpy() for name, mark_B in (marks | {"noise_floor": floor_B}).items()}

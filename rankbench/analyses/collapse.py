@@ -22,6 +22,7 @@ from rankbench.measures import residual_coordinates as coordinates
 from rankbench.measures.norms import composite_norm, residual_matrix
 from rankbench.measures.rounding import states_with_floors
 from rankbench.measures.states import check_floats, value_per_length
+from rankbench.measures.token_views import counted_first
 from rankbench.model.network import Network, without
 from rankbench.plots.collapse import draw_collapse
 from rankbench.runs.tables import thinned
@@ -54,7 +55,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     stays; of means over sequences, empty where the layer before has no relative residual below 1.
     log10_contraction, log10_bound: of Lemma A.2's bound on ||R|| over the ||R|| that entered the layer, and of Theorem
     2.3's on ||R||, with each layer's own constant, from the first layer on that the lemma says is a contraction in all
-    sequences. Unmasked attention alone; columns without a number are left out.
+    sequences. Unmasked attention alone, and of all tokens, special ones too; columns without a number are left out.
     For a trained classifier also whole_accuracy, as in the table of the analysis `residual`.
     """
     inputs, rows = subject.test.inputs[: options.sequences], []
@@ -73,7 +74,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     if worst > AGREEMENT:
         log.warning("that is more than rounding explains (%.0e)", AGREEMENT)
     without_number = [name for name in BOUNDS if whole[name].isna().all()]
-    return whole.drop(columns=without_number).assign(**learned(subject))
+    return whole.drop(columns=without_number).assign(**learned(subject), **subject.what_counts)
 
 
 def _followed(model: Network, variants: list[str]) -> tuple[dict[str, Network], dict[str, ConfigError]]:
@@ -91,9 +92,9 @@ def _followed(model: Network, variants: list[str]) -> tuple[dict[str, Network], 
 
 def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[dict]:
     states, measured = coordinates.propagate(network, inputs), _measured(network, inputs, generator)
-    errors, present_BN = coordinates.mean_errors(network, inputs, states, generator), network.present(inputs)
-    logs_B = [coordinates.log_residual(state) / LN10 for state in states]
-    bounds = _bounds(network, logs_B)
+    errors, counted_BN = coordinates.mean_errors(network, inputs, states, generator), network.counted(inputs)
+    logs_B = [coordinates.log_residual(state, counted_BN) / LN10 for state in states]
+    bounds = _bounds(network, [coordinates.log_residual(state) / LN10 for state in states])
     before = float("nan")
     for layer, (state, log_B, error_B) in enumerate(zip(states, logs_B, errors, strict=True)):
         residual_B, floor_B = measured[layer]
@@ -103,7 +104,7 @@ def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Itera
         clear_B = differ_B & (residual_B > ABOVE_FLOOR * floor_B)
         below_B = (residual_B <= floor_B)[differ_B]
         is_zero_B = state.log_mean_B <= error_B
-        relative_B = log_B - coordinates.log_size(state, present_BN, is_zero_B) / LN10
+        relative_B = log_B - coordinates.log_size(state, counted_BN, is_zero_B) / LN10
         relative = _moments("log10_relative_residual", relative_B[differ_B])
         now = relative["log10_relative_residual"]
         yield {
@@ -130,14 +131,14 @@ def _moments(name: str, values: Tensor) -> dict[str, float]:
 @torch.no_grad()
 def _measured(network: Network, inputs: Tensor, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
     """||R|| and its noise floor after each layer of a plain forward pass, (B,) each."""
-    lengths_B = network.lengths(inputs)
+    seen, kept_B = counted_first(network.counted(inputs))
 
     def residual_B(x_BND: Tensor) -> Tensor:
         check_floats("x_BND", x_BND, ("B", "N", "D"))
         return composite_norm(residual_matrix(x_BND))
 
     states = states_with_floors(network, inputs, generator)
-    return [(value_per_length(residual_B, x_BND, lengths_B), floor_B) for x_BND, floor_B in states]
+    return [(value_per_length(residual_B, seen(x_BND), kept_B), floor_B) for x_BND, floor_B in states]
 
 
 def _bounds(network: Network, logs_B: list[Tensor]) -> list[dict[str, float]]:

@@ -81,8 +81,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     (inf: not Lipschitz, or no constant known); for blocks and networks the product of the parts' constants (Lemma 2.1).
     theorem_printed: p = 2 as printed, an estimate. one_dimension: rankbench's own bound for one head of width 1. ball,
     ball_castin: bounds for dot-product attention while all tokens are within `radius`. jacobian: the largest ||J||_p at
-    the test sequences. local: the largest certificate there, a bound on jacobian (not on other inputs). ascent,
-    ascent_mirrored: the largest ||J||_p of the ascent so far. spectral_norm: of a weight, by SVD.
+    the test sequences, of the map from the tokens that count to these. local: the largest certificate there, of all
+    tokens, a bound on jacobian (not on other inputs). ascent, ascent_mirrored: the largest ||J||_p of the ascent so
+    far. spectral_norm: of a weight, by SVD.
     """
     if options.layer is None:
         rows = list(_rows_of_subject(subject, options))
@@ -99,7 +100,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             bounds = {norm: of_networks.theorem(masked, num_tokens, norm) for norm in options.norms}
             rows += [axes | row for row in _constants(masked, num_tokens, options, bounds)]
             rows += [axes | row for row in _ascents(masked, num_tokens, options, generator)]
-    return pd.DataFrame(rows, columns=COLUMNS).fillna({"start": 0, "step": 0}).astype({"start": int, "step": int})
+    whole = pd.DataFrame(rows, columns=COLUMNS).fillna({"start": 0, "step": 0}).astype({"start": int, "step": int})
+    return whole.assign(**subject.what_counts)
 
 
 def contracted(layer: AttentionLayer, kind: str, num_tokens: int) -> AttentionLayer:
@@ -225,7 +227,8 @@ def _rows_at_data(network: Network, inputs: Tensor, options: Options) -> Iterato
 
 def _at_sequence(network: Network, sequence: Tensor, norms: list[str]) -> Iterator[tuple]:
     """Part, layer, norm, quantity, kind and value of each Jacobian norm and each local certificate at one sequence."""
-    steps = list(run(network, sequence[None]))
+    steps, counted_1N = list(run(network, sequence[None])), network.counted(sequence[None])
+    counted_T = None if counted_1N is None else counted_1N[0].nonzero().squeeze(1)
     whole_bound: float | None = 1.0
     for layer, sublayers in enumerate(network.layers, 1):
         of_layer = {step.sublayer.kind: step for step in steps if step.sublayer.layer == layer}
@@ -233,7 +236,8 @@ def _at_sequence(network: Network, sequence: Tensor, norms: list[str]) -> Iterat
         read_1ND = first.before(x_1ND, first.norm)
         maps = (("attention", first.f, read_1ND), ("block", functools.partial(_through, sublayers), x_1ND))
         for norm, (part, function, at) in product(norms, maps):
-            yield part, layer, norm, "jacobian", "lower_bound", jacobian_norm(_of_one_sequence(function), at[0], norm)
+            value = jacobian_norm(*_of_tokens(function, at, counted_T), norm)
+            yield part, layer, norm, "jacobian", "lower_bound", value
         formulas = of_networks.layer_of(first.part, len(sequence))
         if formulas is None:
             whole_bound = None
@@ -244,9 +248,9 @@ def _at_sequence(network: Network, sequence: Tensor, norms: list[str]) -> Iterat
             local = _layer_bound(sublayers, "2", local, {kind: s.max().item() for kind, s in scaled.items()})
             yield "block", layer, "2", "local", "bound", local
             whole_bound = None if whole_bound is None else whole_bound * local
-    whole = _of_one_sequence(lambda x_1ND: network.finish(_through(network.sublayers, x_1ND)))
+    whole = _of_tokens(lambda x: network.finish(_through(network.sublayers, x)), steps[0].input_BND, counted_T)
     for norm in norms:
-        yield "network", 0, norm, "jacobian", "lower_bound", jacobian_norm(whole, steps[0].input_BND[0], norm)
+        yield "network", 0, norm, "jacobian", "lower_bound", jacobian_norm(*whole, norm)
     if "2" in norms and whole_bound is not None:
         if network.last_norm is not None:
             scale_BN1 = network.last_norm.with_scale(steps[-1].output_BND)[1]
@@ -260,9 +264,17 @@ def _through(sublayers: Iterable[Sublayer], x_BND: Tensor) -> Tensor:
     return x_BND
 
 
-def _of_one_sequence(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Map of a single sequence (N, D) from a map of batches."""
-    return lambda x_ND: function(x_ND[None])[0]
+def _of_tokens(
+    function: Callable[[Tensor], Tensor], x_1ND: Tensor, counted_T: Tensor | None
+) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """The map of some of a sequence's tokens to the same of its image, the others held as they are; and these tokens.
+
+    counted_T: their numbers; None: all.
+    """
+    x_ND = x_1ND[0]
+    if counted_T is None:
+        return lambda y_ND: function(y_ND[None])[0], x_ND
+    return lambda y_TD: function(x_ND.index_copy(0, counted_T, y_TD)[None])[0, counted_T], x_ND[counted_T]
 
 
 def digest(table: pd.DataFrame) -> str:

@@ -154,17 +154,30 @@ def _not_followed(key: str, got: object, allowed: Iterable[object]) -> ConfigErr
     )
 
 
-def log_residual(state: State) -> Tensor:
-    """log ||R||_{1,inf}, natural, in the units of X; shape (B,). -inf for equal tokens."""
-    return state.log_scale_B + composite_norm(state.unit_BND).log()
+def log_residual(state: State, counted_BN: Tensor | None = None) -> Tensor:
+    """log ||R||_{1,inf}, natural, in the units of X; shape (B,). -inf for equal tokens.
+
+    counted_BN: which tokens R is of, about a mean of their own; None: all that are there.
+    """
+    unit_BND = state.unit_BND
+    if counted_BN is not None:
+        kept_BN1 = counted_BN[..., None]
+        mean_B1D = (unit_BND * kept_BN1).sum(1, keepdim=True) / kept_BN1.sum(1, keepdim=True)
+        unit_BND = (unit_BND - mean_B1D) * kept_BN1
+    return state.log_scale_B + composite_norm(unit_BND).log()
 
 
-def log_size(state: State, present_BN: Tensor | None = None, without_mean_B: Tensor | None = None) -> Tensor:
-    """log ||X||_{1,inf}, natural; shape (B,). Absent tokens are none of X; nor is the mean, where without_mean_B."""
-    log_B, x_BND = _sum(state.mean, Scaled(state.log_scale_B, state.unit_BND))
-    x_BND = x_BND if present_BN is None else torch.where(present_BN[..., None], x_BND, 0)
-    size_B = log_B + composite_norm(x_BND).log()
-    return size_B if without_mean_B is None else torch.where(without_mean_B, log_residual(state), size_B)
+def log_size(state: State, counted_BN: Tensor | None = None, without_mean_B: Tensor | None = None) -> Tensor:
+    """log ||X||_{1,inf}, natural; shape (B,). counted_BN: which tokens are in X; None: all. The mean is not, where
+    without_mean_B."""
+    kept_BN1 = 1 if counted_BN is None else counted_BN[..., None]
+
+    def log_norm_B(x: Scaled) -> Tensor:
+        return x.log_B + composite_norm(x.matrix_BND * kept_BN1).log()
+
+    rows = Scaled(state.log_scale_B, state.unit_BND)
+    size_B = log_norm_B(_sum(state.mean, rows))
+    return size_B if without_mean_B is None else torch.where(without_mean_B, log_norm_B(rows), size_B)
 
 
 def tokens(state: State) -> Tensor:
