@@ -1,6 +1,7 @@
 """rankbench.measures.laws: closed forms against numbers computed apart and brute force; the analysis, its claims."""
 
 import functools
+import itertools
 import math
 
 import pandas as pd
@@ -14,6 +15,7 @@ from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
 from rankbench.measures.laws import (
     LAWS,
+    antipodal,
     cesaro,
     depth_curse,
     entropy_bound,
@@ -21,6 +23,7 @@ from rankbench.measures.laws import (
     metastable,
     norm_placement,
     residual_scale,
+    signal_propagation,
     spectral_gap,
 )
 from rankbench.model import initial_model
@@ -38,7 +41,14 @@ SMALL = {
     "metastable": {"tokens": 60},
     "norm_placement": {"tokens": 4, "width": 8},
     "first_speed": {"tokens": 5},
+    "signal_propagation": {"tokens": 128, "layers": 3, "width": 256},
+    "antipodal": {"layers": 250, "samples": 200},
+    "plateau": {"tokens": 60, "samples": 3},
 }
+
+
+def cosine_after(variant, layers):
+    return next(itertools.islice(signal_propagation.cosines(*signal_propagation.VARIANTS[variant]), layers, None))
 
 
 # Numbers that were computed in float64 by other code.
@@ -58,6 +68,9 @@ SMALL = {
         *((entropy_bound.least_entropy(8, s), e) for s, e in ((1, 1.979691), (3, 0.957457), (6, 0.084114))),
         (spectral_gap.bulk(1.0) ** 2, 1.718282),
         (norm_placement.first_speed("post", 16, 1.0), 0.112878),
+        *((cosine_after("post", layers), c) for layers, c in ((1, 0.337), (5, 0.893), (20, 1.000), (100, 1.000))),
+        *((cosine_after("pre", layers), c) for layers, c in ((1, 0.336), (5, 0.756), (20, 0.950), (100, 0.991))),
+        *((cosine_after("post, centred", n), c) for n, c in ((1, 0.205), (5, 0.223), (20, 0.287), (100, 0.525))),
         *((metastable.fastest_mode(beta), mode) for beta, mode in ((2, 2), (5, 3), (9, 4), (20, 6), (50, 10))),
     ],
 )
@@ -84,6 +97,54 @@ def test_the_cosine_of_outputs_is_that_of_tokens_with_exact_products():
     y_NN = (gamma * math.log(tokens) * gram_NN).softmax(1) @ x_NN
     wanted = torch.cosine_similarity(y_NN[0], y_NN[1], dim=0).item()
     assert long_context.output_cosine(tokens, gamma, rho) == pytest.approx(wanted, abs=1e-13)
+
+
+def test_shares_of_antipodal_pairs_are_those_of_simulations_made_apart():
+    # by width: shares at beta 0, 1, 4; of about a hundred runs each, whose shares have a standard deviation of .05
+    for width, shares in {2: (0.46, 0.56, 0.40), 8: (0, 0, 0.27)}.items():
+        for beta, share in zip((0, 1, 4), shares, strict=True):
+            assert antipodal.antipodal_share(width, beta) == pytest.approx(share, abs=0.11 if share else 0)
+
+
+def test_drift_and_variance_of_a_pair_are_those_that_the_probability_assumes():
+    """One short step of many pairs, by the law's own attention, against the two formulas of the docstring."""
+    width, beta, s, dt = 5, 1.5, 0.3, 1e-3
+    generator = torch.Generator().manual_seed(0)
+    pair_ND = torch.zeros(2, width, dtype=torch.float64)
+    pair_ND[0, 0], pair_ND[1, 0], pair_ND[1, 1] = 1, s, math.sqrt(1 - s**2)
+    moved_RND = antipodal.attended(pair_ND[None], beta)
+    half_RDD = torch.randn(10**5, width, width, dtype=torch.float64, generator=generator) * math.sqrt(dt)
+    draws_RDD = torch.cat([half_RDD, -half_RDD])  # the drift is second order: the first order cancels between the two
+    changes_R = torch.cosine_similarity(*(pair_ND + moved_RND @ draws_RDD).unbind(1), dim=-1) - s
+    t2 = math.tanh(beta * (1 - s) / 2) ** 2
+    drift = (1 - s**2) * (width - 2 - s - t2 * (width - 2 + s)) / 2
+    variance = (1 - s**2) ** 2 * (1 + t2)
+    # higher orders are a few dt; chance is 1/sqrt(10^5) of the second order
+    assert changes_R.mean().item() / dt == pytest.approx(drift, abs=0.02)
+    assert changes_R.var().item() / dt == pytest.approx(variance, rel=0.02)
+
+
+def test_squared_weights_of_random_energies_add_up_to_those_of_the_map():
+    q, p, beta, tokens = 1.0, 0.2, 4.0, 10**5
+    generator = torch.Generator().manual_seed(0)
+    deviation = beta * math.sqrt(math.log(tokens) * q * (q - p))  # what the tokens have in common drops out
+    sums = [
+        (deviation * torch.randn(tokens, dtype=torch.float64, generator=generator)).softmax(0).square().sum().item()
+        for _ in range(200)
+    ]
+    after, _ = signal_propagation.after_attention(q, p, beta, centred=True)
+    # the standard deviation of one sum is .25, of their mean .02; the limit is approached as 1/log(tokens)
+    assert sum(sums) / len(sums) == pytest.approx(after / (q - p), abs=0.06)
+    assert signal_propagation.after_attention(q, p, 1.5, centred=False) == (p, p)  # below beta_c = 1.58
+
+
+def test_the_longest_plateau_is_that_of_simulations_made_apart():
+    """At beta 20, where 6.1 clusters last longest, mean over runs; beside k* = 6."""
+    of_claimed = itertools.islice(metastable.simulated_plateau(torch.Generator().manual_seed(0), 100, 2), 5)
+    by_beta = {beta: value for *_, beta, value in of_claimed}
+    assert by_beta[20.0] == pytest.approx(6.1, abs=1.2)  # one run scatters by one
+    assert metastable.num_clusters(torch.tensor([[0.0, 0.05, 1.0, 6.25], [0.0, 1.0, 2.0, 3.0]])).tolist() == [2, 4]
+    assert metastable.longest([9, 9, 4, 4, 4, 9, 9]) == 4
 
 
 @pytest.fixture(scope="module")

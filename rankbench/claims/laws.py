@@ -47,6 +47,24 @@ def _agrees(
 
 
 LAWS: dict[str, Claim] = {
+    # the line: twice 1/sqrt(256), by which products of one network's tokens err; it can grow where cosines do
+    "law_signal_propagation": _agrees(
+        "signal_propagation",
+        0.12,
+        "The cosine of two tokens in a fresh Transformer follows the map of (q, p): to 1 with post-norm, more slowly "
+        "with pre-norm, and hardly away from its start with centred attention",
+        "Giorlandino and Goldt 2026, Two failure modes of deep transformers",
+        "values that are the identity in place of random ones",
+    ),
+    # the line: four standard deviations of a share of 400 pairs
+    "law_antipodal": _agrees(
+        "antipodal",
+        0.1,
+        "With random values that are new in each layer two tokens end antipodal with the probability of the diffusion: "
+        "0 where cosh(2 beta) <= d - 2, up to a half above. Such tokens have rank one, and are all residual",
+        "Fedorov et al. 2026, Clustering in deep stochastic transformers; closed form derived here",
+        "values that are the identity in place of random ones",
+    ),
     # the line: below .048, the cosine that is left of 1 at a = 1/sqrt(12); the mean over 16 networks errs by .02
     "law_residual_scale": _agrees(
         "residual_scale",
@@ -113,6 +131,14 @@ LAWS: dict[str, Claim] = {
         0.005,
         "Modes of tokens on the circle grow at rates in proportion to k^2 I_k(beta), and so the one of the metastable "
         "clusters, k*, grows fastest",
+        "Bruno, Pasqualotto and Agazzi 2025, Emergence of meta-stable clustering in mean-field transformers",
+        "tokens that repel",
+    ),
+    # the line: k* is a rate's argument, and runs scatter around it by one, with its neighbours that grow nearly as fast
+    "law_plateau": _agrees(
+        "plateau",
+        2.0,
+        "Random tokens on the circle stay longest in k* = argmax k^2 I_k(beta) clusters, give or take two",
         "Bruno, Pasqualotto and Agazzi 2025, Emergence of meta-stable clustering in mean-field transformers",
         "tokens that repel",
     ),

@@ -3,6 +3,7 @@
 from importlib import import_module
 
 from rankbench.measures.laws.law import CLAIMED, CONTROL, Law
+from rankbench.measures.laws.metastable import PLATEAU
 from rankbench.measures.laws.norm_placement import FIRST_SPEED
 
 __all__ = ["CLAIMED", "CONTROL", "LAWS", "Law"]
@@ -10,6 +11,7 @@ __all__ = ["CLAIMED", "CONTROL", "LAWS", "Law"]
 NAMES = (
     *("residual_scale", "cesaro", "depth_curse", "long_context"),
     *("entropy_bound", "spectral_gap", "metastable", "norm_placement"),
+    *("signal_propagation", "antipodal"),
 )
 LAWS: dict[str, Law] = {name: import_module(f"{__name__}.{name}").LAW for name in NAMES}
-LAWS |= {"first_speed": FIRST_SPEED}
+LAWS |= {"first_speed": FIRST_SPEED, "plateau": PLATEAU}

@@ -6,14 +6,18 @@ the rate k^2 exp(-beta) I_k(beta) / beta. The mode that grows fastest, k* = argm
 of clusters that form first and stay for long. The rates are derived here.
 
 Here all rates are measured, from tokens that are spaced evenly but for a small disturbance. The number of clusters of
-random tokens scatters around k* by one, because its neighbours grow nearly as fast, and falls with time.
+random tokens scatters around k* by one, because its neighbours grow nearly as fast, and falls with time. So beside k*
+stands, as the law `plateau`, the number that lasts longest while the mode k* would grow by exp(10).
 
 Control: tokens that repel. Then every disturbance decays.
 
-Shapes: N token.
+Shapes: R run, N token.
 """
 
 import math
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 
 import torch
 from scipy import special
@@ -24,6 +28,10 @@ from rankbench.measures.laws.law import CLAIMED, CONTROL, Law, Measured, Predict
 BETAS = [2.0, 5.0, 9.0, 20.0, 50.0]
 MODES = range(1, 17)
 DISTURBANCE, STEPS = 1e-7, 20
+GAP, GROWTHS = (
+    0.1,
+    10,
+)  # angle that parts two clusters, three times the mean one of 200 tokens; times in units of 1/rate
 
 
 def growth_rate(mode: int, beta: float) -> float:
@@ -49,22 +57,63 @@ def simulated(generator: torch.Generator, tokens: int) -> Measured:
     start_N = even_N + DISTURBANCE * torch.randn(tokens, dtype=torch.float64, generator=generator)
     for setup, sign in ((CLAIMED, 1), (CONTROL, -1)):
         for beta in BETAS:
-            step, theta_N = 1 / growth_rate(fastest_mode(beta), beta) / STEPS, start_N
-            for _ in range(STEPS):
-                middle_N = theta_N + sign * step / 2 * _velocity(theta_N, beta)
-                theta_N = theta_N + sign * step * _velocity(middle_N, beta)
+            *_, end_N = _moved(start_N, beta, sign, growths=1)
             for mode in MODES:
-                growth = _amplitude(theta_N, mode) / _amplitude(start_N, mode)
+                growth = _amplitude(end_N, mode) / _amplitude(start_N, mode)
                 yield setup, f"beta = {beta:g}", mode, math.log(growth)
 
 
-def _velocity(theta_N: Tensor, beta: float) -> Tensor:
-    apart_NN = theta_N - theta_N[:, None]
-    return ((beta * (apart_NN.cos() - 1)).exp() * apart_NN.sin()).mean(1)
+def _moved(theta: Tensor, beta: float, sign: int, growths: int) -> Iterator[Tensor]:
+    """The tokens (..., N) at each of `STEPS` times while the mode k* grows by e, `growths` times over."""
+    step = 1 / growth_rate(fastest_mode(beta), beta) / STEPS
+    for _ in range(growths * STEPS):
+        middle = theta + sign * step / 2 * _velocity(theta, beta)
+        theta = theta + sign * step * _velocity(middle, beta)
+        yield theta
+
+
+def _velocity(theta: Tensor, beta: float) -> Tensor:
+    apart = theta[..., None, :] - theta[..., None]
+    return ((beta * (apart.cos() - 1)).exp() * apart.sin()).mean(-1)
 
 
 def _amplitude(theta_N: Tensor, mode: int) -> float:
     return torch.polar(torch.ones_like(theta_N), mode * theta_N).mean().abs().item()
 
 
+def predicted_plateau(**_: int) -> Predicted:
+    """k* by beta."""
+    yield from (("clusters", beta, fastest_mode(beta)) for beta in BETAS)
+
+
+def simulated_plateau(generator: torch.Generator, tokens: int, samples: int) -> Measured:
+    """The number of clusters that lasts longest, mean over `samples` runs of random tokens."""
+    start_RN = 2 * math.pi * torch.rand(samples, tokens, dtype=torch.float64, generator=generator)
+    for setup, sign in ((CLAIMED, 1), (CONTROL, -1)):
+        for beta in BETAS:
+            numbers = torch.stack([num_clusters(theta_RN) for theta_RN in _moved(start_RN, beta, sign, GROWTHS)], 1)
+            yield setup, "clusters", beta, sum(map(longest, numbers.tolist())) / samples
+
+
+def num_clusters(theta_RN: Tensor) -> Tensor:
+    """Number of groups of tokens without a gap between neighbours above GAP, (R,)."""
+    sorted_RN = (theta_RN % (2 * math.pi)).sort(-1).values
+    gaps_RN = torch.cat([sorted_RN, sorted_RN[:, :1] + 2 * math.pi], 1).diff(dim=1)
+    return (gaps_RN > GAP).sum(1).clamp(min=1)
+
+
+def longest(numbers: list[int]) -> int:
+    """The number that is repeated most often in a row."""
+    return max(((number, len(list(times))) for number, times in groupby(numbers)), key=itemgetter(1))[0]
+
+
 LAW = Law({"tokens": 200}, predicted, "mode k", "growth rate over that of k*", simulated=simulated)
+PLATEAU = Law(
+    {"tokens": 200, "samples": 4},
+    predicted_plateau,
+    "beta",
+    "clusters that last longest",
+    simulated=simulated_plateau,
+    log_x=True,
+    log_value=True,
+)
