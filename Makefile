@@ -59,8 +59,8 @@ $(EXTRAS)/.stamp: $(STAMP)
 		print(*[word for name, words in extras.items() if name != 'dev' for word in words])")
 	@touch $@
 
-test-extras: $(EXTRAS)/.stamp ## install the extras, and test launchers, search, event files and a real checkpoint with them
-	PYTHONPATH=$(CURDIR)/$(EXTRAS) $(BIN)/pytest -m '' tests/test_launchers.py tests/test_events.py \
+test-extras: $(EXTRAS)/.stamp ## install the extras, and test launchers, search, writers and a real checkpoint with them
+	PYTHONPATH=$(CURDIR)/$(EXTRAS) $(BIN)/pytest -m '' tests/test_launchers.py tests/test_writers.py \
 		tests/test_pretrained.py::test_a_real_albert tests/test_pretrained.py::test_the_spectrum_of_a_real_albert
 
 campaigns: export PYTHONPATH = $(CURDIR)/tests:$(CURDIR)

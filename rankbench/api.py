@@ -63,7 +63,7 @@ def train(*overrides: str, out: Folder | None = None) -> Run:
         run = rankbench.train("model=san", "model.layers=12", "replicas=5")
 
     overrides: the words of the command line. out: the run's folder; None for a new one under outputs/train. A run in
-    this folder is continued, and one that has finished is returned as it is.
+    this folder is continued. One that has finished is returned as it is, or goes on if it is given more trainer.steps.
 
     Raises ConfigError for an invalid config, and for a sweep, which only the command can run. If interrupted, it writes
     a checkpoint and raises KeyboardInterrupt; the same call with the same folder continues.

@@ -163,10 +163,16 @@ class TrainerConfig:
     accumulate: int = key("Number of passes that take a batch in parts, to save memory.", between=(1, 10**9))
     eval_every: int = key("Interval between rows of metrics.csv.", unit="steps", between=STEPS)
     checkpoint_every: int = key("Interval between checkpoints: the most a kill loses.", unit="steps", between=STEPS)
+    keep_state: bool = key(
+        "Whether a finished run keeps its training state, up to three times its weights, so that more steps can follow."
+    )
     clip: float | None = key("Largest gradient norm of each seed. null: no clipping.", between=(1e-12, 1e12))
     compile: bool = key("Whether torch.compile compiles the forward pass. Attention then holds its table of weights.")
     target_accuracy: float | None = key("Test accuracy at which a seed stops. null: none stops.", between=(0.0, 1.0))
-    tensorboard: bool = key("Whether event files are written beside metrics.csv. Needs the extra `tensorboard`.")
+    writers: list[str] = key(
+        "What gets the rows of metrics.csv, too. Each needs the extra of its name.",
+        choices=("tensorboard", "wandb", "mlflow"),
+    )
     dynamics_every: int | None = key(
         "Interval between rows of layers.csv. null: no such rows.", unit="steps", between=STEPS
     )

@@ -27,6 +27,7 @@ from rankbench.commands import cli
 from rankbench.commands.compose import as_keys, register, resolve
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
+from rankbench.runs.sweep import Job, Sweep
 from rankbench.runs.tables import WHO
 
 pytestmark = pytest.mark.usefixtures("unpainted")
@@ -215,9 +216,10 @@ def test_the_usage_has_examples():
 def test_train_leaves_the_folder_that_the_contract_promises(trained):
     names = {path.name for path in trained.iterdir()}
     promised = {"config.yaml", "environment.json", "metrics.csv", "checkpoint.safetensors", "summary.json", "train.log"}
+    promised.add("training_state.safetensors")  # more steps begin there
     promised |= {f"{name}.{kind}" for name in ("residual", "paths") for kind in ("csv", "png", "pdf")}
     assert promised | {".hydra", "verdicts.csv"} <= names
-    assert not [name for name in names if name.endswith((".part", ".pkl", ".pt")) or name.startswith("training_state")]
+    assert not [name for name in names if name.endswith((".part", ".pkl", ".pt"))]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-\d{6}", trained.name)
     assert (trained / "residual.png").read_bytes()[:4] == b"\x89PNG"
     assert (trained / "paths.pdf").read_bytes()[:5] == b"%PDF-"
@@ -915,3 +917,19 @@ def test_a_folder_is_taken_as_it_was_printed():
     (override,) = OverridesParser.create().parse_overrides([word])
     assert override.value() == folder
     assert as_keys("analyze", ["-m", "run=a,b"]) == ["-m", "run=a,b"]
+
+
+def test_a_sweeps_folder_stands_for_every_run_in_it_that_has_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["0_model=san,it's", "1_model=san_mlp", "10_model=san_skip", "2_young"]
+    Sweep(tmp_path / "heads").list_jobs([Job(name, ()) for name in names])
+    for name in names[:3]:
+        (tmp_path / "heads" / name).mkdir()
+        (tmp_path / "heads" / name / "checkpoint.safetensors").touch()
+    multirun, word, other = as_keys("analyze", ["run=heads", "analysis=[paths]"])
+    assert (multirun, other) == ("-m", "analysis=[paths]")
+    (override,) = OverridesParser.create().parse_overrides([word])
+    assert override.is_sweep_override()
+    assert [value.text for value in override.value().list] == [f"heads/{name}" for name in names[:3]]
+    assert as_keys("analyze", [f"run='heads/{names[1]}'"]) == [f"run='heads/{names[1]}'"]
+    assert as_keys("analyze", ["run=nowhere"]) == ["run=nowhere"]

@@ -1,12 +1,14 @@
 """rankbench.commands.completion: what Tab offers, from the functions and from a real bash."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from rankbench import plugins
 from rankbench.commands.cli import COMMANDS
 from rankbench.commands.completion import candidates, script
 from rankbench.config import SCHEMAS, conf_dir
@@ -84,45 +86,139 @@ def test_hydras_own_keys_on_request():
     assert "hydra.sweep." in candidates(["train", "hydra."])
 
 
-def test_script_knows_bash_only():
-    assert script(["bash"]).startswith("_rankbench_complete() {")
-    for words in ([], ["zsh"], ["bash", "more"]):
-        with pytest.raises(ConfigError, match="only bash"):
-            script(words)
+@pytest.mark.parametrize(
+    ("words", "completions"),
+    [
+        (["train", "analysis=[pa"], {"analysis=[path_counts", "analysis=[path_mass", "analysis=[paths"}),
+        (["train", "analysis=[residual,path_c"], {"analysis=[residual,path_counts"}),
+        (["train", "trainer.writers=[wandb,m"], {"trainer.writers=[wandb,mlflow"}),
+        (["train", "trainer.steps=[1"], set()),
+        (["train", "--c"], {"--cfg", "--config-dir"}),
+        (["train", "--cfg", "j"], {"job"}),
+        (["completion", ""], {"bash", "zsh", "fish"}),
+        (["explain", "model.norm_"], {"model.norm_affine", "model.norm_kind"}),
+        (["explain", "analysis.curves."], {"analysis.curves.splits"}),
+        (["report", "experiment=dong_claim"], {"experiment=dong_claim31"}),
+    ],
+)
+def test_lists_options_and_keys_to_explain(words, completions):
+    assert set(candidates(words)) == completions
 
 
-def test_in_bash(tmp_path):
-    shim = tmp_path / "rankbench"
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A folder with a run, and a sweep of two jobs, the second of which is the newest; and one that is no run."""
+    jobs = ("one", "heads/0_model.heads=1", "heads/1_model.heads=2")
+    for number, name in enumerate(jobs):
+        folder = tmp_path / "outputs" / "train" / name
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").touch()
+        os.utime(folder, (number, number))
+    (tmp_path / "outputs" / "train" / "heads" / "multirun.yaml").touch()
+    (tmp_path / "$(touch evil)").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_runs_and_folders(home):
+    heads = "outputs/train/heads"
+    jobs = [f"{heads}/1_model.heads=2", f"{heads}/0_model.heads=1", "outputs/train/one"]
+    names = ("latest", heads, *jobs, "$(touch evil)/", "outputs/")
+    assert candidates(["analyze", "run="]) == [f"run={name}" for name in names]
+    assert candidates(["report", "runs="]) == [f"runs={name}" for name in names]
+    assert candidates(["analyze", f"run={heads}/0"]) == [f"run={jobs[1]}", f"run={jobs[1]}/"]
+    assert candidates(["train", "out=outputs/tr"]) == ["out=outputs/train/"]
+    assert candidates(["train", "out=nowhere/"]) == candidates(["train", "out=/proc/1/fd/x/"]) == []
+
+
+def test_presets_of_plugins_that_are_named(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "example_plugin"))
+    monkeypatch.setattr(plugins, "FOUND", {})
+    assert "experiment=counting" not in candidates(["report", "experiment=c"])
+    assert "experiment=counting" in candidates(["report", "plugins=lettercount", "experiment=c"])
+
+
+@pytest.mark.parametrize("words", [[], ["tcsh"], ["bash", "more"]])
+def test_another_shell_is_refused(words):
+    with pytest.raises(ConfigError, match="of which shell"):
+        script(words)
+
+
+LINES = {
+    "rankbench tra": ["train"],
+    "rankbench train optimizer=": sorted(choices("optimizer")),
+    "rankbench train model.norm=p": ["model.norm=post", "model.norm=pre"],
+    "rankbench train -m model.lay": ["model.layers="],
+    "rankbench analyze run=outputs/train/heads/0": [
+        f"run=outputs/train/heads/0_model.heads=1{end}" for end in ("", "/")
+    ],
+    "rankbench train zz": [],
+    "rankbench train out=$": ["out=$(touch evil)/"],
+}
+
+
+def in_a_shell(home, shell, program):
+    """What a shell prints that has our script and is given these lines."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    shim = home / "rankbench"
     shim.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m rankbench "$@"\n')
     shim.chmod(0o755)
-    (tmp_path / "script").write_text(script(["bash"]))
-    lines = {
-        "rankbench tra": ["train"],
-        "rankbench train optimizer=": sorted(choices("optimizer")),
-        "rankbench train model.norm=p": ["model.norm=post", "model.norm=pre"],
-        "rankbench train -m model.lay": ["model.layers="],
-        "rankbench train zz": [],
-    }
+    (home / "script").write_text(script([shell]))
+    plain = {"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
+    environment = {**os.environ, "PATH": f"{home}:{os.environ['PATH']}", "HOME": str(home), "TERM": "dumb"}
+    how = {"cwd": home, "env": environment, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run([shell, *plain, "-c", program], input="".join(f"{line}\n" for line in LINES), **how)
+    assert done.returncode == 0, done.stderr
+    assert not (home / "evil").exists()
+    return [sorted(filter(None, line.split("|"))) for line in done.stdout.splitlines()]
+
+
+def test_in_bash(home):
+    """bash gives a function the words cut at =, and inserts what follows the last one."""
     program = """
 set -e -o pipefail
+breaks=$COMP_WORDBREAKS
 source ./script
+[[ "$COMP_WORDBREAKS" == "$breaks" && "$breaks" == *=* ]]  # those of other commands stay as they were
 complete -p rankbench | grep -q -- '-F _rankbench_complete'
 while IFS= read -r line; do
-    read -r -a COMP_WORDS <<<"$line"; COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMP_LINE=$line; COMP_POINT=${#line}
+    COMP_LINE=$line; COMP_POINT=${#line}
     compopt() { :; }  # works only while readline completes
     COMPREPLY=()
     _rankbench_complete || true
-    echo "${COMPREPLY[*]}"
+    printf '%s|' "${COMPREPLY[@]}"; echo
 done
 """
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "--norc", "-c", program],
-        cwd=tmp_path,
-        env=environment,
-        input="".join(f"{line}\n" for line in lines),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert [sorted(line.split()) for line in done.stdout.split("\n")[:-1]] == list(lines.values())
+    assert in_a_shell(home, "bash", program) == [
+        sorted(word[len(line.split()[-1].rpartition("=")[0]) + 1 if "=" in line else 0 :] for word in words)
+        for line, words in LINES.items()
+    ]
+
+
+def test_in_zsh(home):
+    program = """
+setopt err_exit
+compdef() { :; }
+source ./script
+compadd() { [[ $1 == -S ]] && shift 2; shift; for word in "$@"; do printf '%s|' "$word"; done }
+_files() { :; }
+while IFS= read -r line; do
+    words=(${=line}); CURRENT=${#words}
+    _rankbench_complete || true
+    echo
+done
+"""
+    assert in_a_shell(home, "zsh", program) == [sorted(words) for words in LINES.values()]
+
+
+def test_in_fish(home):
+    program = """
+source ./script
+while read -l line
+    set -l all (complete -C "$line")
+    echo (string join '|' $all)
+end
+"""
+    # fish completes what is between quotes or escapes by itself: a lone $ is a variable to it
+    assert in_a_shell(home, "fish", program)[:-1] == [sorted(words) for words in LINES.values()][:-1]

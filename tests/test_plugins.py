@@ -13,8 +13,9 @@ from rankbench import plugins
 from rankbench.analyses import ANALYSES
 from rankbench.commands.completion import candidates
 from rankbench.commands.compose import as_keys, compose, composed, load_plugins, resolve
-from rankbench.commands.usage import usage
+from rankbench.commands.usage import explained, list_of_presets, usage
 from rankbench.keys import ConfigError
+from rankbench.report.scoreboard import scoreboard
 from rankbench.tasks import TASKS
 
 EXAMPLE = Path(__file__).parent / "example_plugin"
@@ -131,3 +132,30 @@ def test_what_is_no_plugin_ends_in_one_line(elsewhere, files, refusal):
         load_plugins(["mine"])
     assert (list(TASKS), list(ANALYSES)) == before
     load_plugins()  # the next command has forgotten it
+
+
+def test_presets_of_plugins_are_listed_explained_and_reported(run, elsewhere, monkeypatch):
+    sys.path.append(str(EXAMPLE))
+    monkeypatch.setenv("COLUMNS", "500")
+    assert "counting\n" not in list_of_presets([])
+    assert (
+        "\ncounting\n    rankbench train; one CPU core: 1 second\n    One head that counts letters"
+        in list_of_presets([NAMED])
+    )
+    assert "counting" in explained(["analysis.weight_sizes.power"])
+    folder = elsewhere / "outputs" / "train" / "mine"
+    shutil.copytree(run.folder, folder)
+    (folder / ".hydra").mkdir()
+    (folder / ".hydra" / "hydra.yaml").write_text("hydra: {runtime: {choices: {experiment: counting}}}")
+    (elsewhere / "page").mkdir()
+    assert scoreboard("counting", elsewhere / "page")[0].startswith("1 of 1 presets run")
+
+
+def test_a_preset_without_comments_is_listed_by_its_name(elsewhere):
+    (elsewhere / "mine.py").write_text("TASKS = {}")
+    (elsewhere / "conf" / "experiment").mkdir(parents=True)
+    (elsewhere / "conf" / "experiment" / "bare.yaml").write_text("# @package _global_\nseed: 3\n")
+    assert "\nbare\n" in list_of_presets(["plugins=mine"])
+    assert compose("train", "plugins=mine", "experiment=bare").seed == 3
+    with pytest.raises(ConfigError, match="list seed=1: takes no key but plugins="):
+        list_of_presets(["seed=1"])

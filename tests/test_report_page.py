@@ -18,7 +18,7 @@ from rankbench.commands.compose import compose
 from rankbench.config import FigureKeys
 from rankbench.keys import ConfigError
 from rankbench.plots.captions import OF_ONE_SEED, OTHERWISE, caption_of
-from rankbench.plots.sweep import draw_sweep
+from rankbench.plots.sweep import BASELINES, draw_sweep
 from rankbench.report.figures import figure_keys
 from rankbench.report.page import command_of
 from rankbench.report.report import find_runs, gather, varying_keys
@@ -433,3 +433,39 @@ def test_a_browser_shows_a_tall_figure_whole(width, tmp_path):
     for figure in figures:
         assert figure["ratio"] == pytest.approx(figure["own"], rel=1e-3)  # the browser's pixels are 1/64 wide
         assert len(figure["around"]) >= 2 and max(map(max, figure["around"])) <= 0
+
+
+def baselines_of(axes):
+    """By label the heights at which constant answers are drawn."""
+    heights = {
+        line.get_label(): [*line.get_ydata()] for line in axes.get_lines() if line.get_label() in BASELINES.values()
+    }
+    segments = {
+        item.get_label(): item.get_segments() for item in axes.collections if item.get_label() in BASELINES.values()
+    }
+    return heights | {label: [float(start[1]) for start, _ in drawn] for label, drawn in segments.items()}
+
+
+def test_constant_answers_are_drawn_beside_test_accuracies():
+    rows = [
+        {"x": x, "word": f"w{x}", "seed": seed, "test_accuracy": 0.5 + x / 10, "test_loss": 1.0}
+        | {"majority_accuracy": 0.2 + seed / 100, "position_majority_accuracy": 0.1 * x}
+        for x in (3, 4)
+        for seed in (0, 1)
+    ]
+    table = pd.DataFrame(rows)
+    (axes,) = draw_sweep(table, "x").axes
+    expected = {"commonest class": [0.205, 0.205], "commonest class of the position": [0.3, 0.4]}
+    assert {label: pytest.approx(values) for label, values in expected.items()} == baselines_of(axes)
+    assert {label: pytest.approx(values) for label, values in expected.items()} == baselines_of(
+        draw_sweep(table, "word").axes[0]
+    )
+    assert baselines_of(draw_sweep(table, "x", value="test_loss").axes[0]) == {}
+    # where lines differ in it, each has its own
+    by_line = table.assign(size=table.seed + 1, position_majority_accuracy=0.1 * table.x)
+    (axes,) = draw_sweep(by_line, "size", "word").axes
+    dotted = [[*line.get_ydata()] for line in axes.get_lines() if line.get_linestyle() == ":"]
+    assert dotted == [pytest.approx([0.3, 0.3]), pytest.approx([0.4, 0.4])]
+    # two that are the same are drawn once
+    same = table.assign(position_majority_accuracy=table.majority_accuracy)
+    assert set(baselines_of(draw_sweep(same, "x").axes[0])) == {"commonest class"}

@@ -356,7 +356,7 @@ def test_a_run_of_before_a_key_was_there_has_what_was_there_before(tmp_path):
     run.begin(cfg, {})
     path = run.folder / "config.yaml"
     plain = yaml.safe_load(path.read_text())
-    for section, key in (("model", "temperature"), ("trainer", "tensorboard"), ("optimizer", "decay")):
+    for section, key in (("model", "temperature"), ("trainer", "writers"), ("optimizer", "decay")):
         del plain[section][key]
     del plain["objective"]
     path.write_text(yaml.safe_dump(plain))

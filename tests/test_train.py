@@ -11,10 +11,12 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import ClassVar
 
@@ -28,10 +30,12 @@ from hypothesis import strategies as st
 
 import rankbench.training.loop
 import rankbench.training.seeds_side_by_side
+from rankbench.analyses.runner import analyze_trained
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
 from rankbench.model import build_model, initial_model
 from rankbench.model.dropout import dropout_masks
+from rankbench.report.report import runs_in
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run, config_text
 from rankbench.seeds import generator_for, state_of
@@ -83,7 +87,7 @@ def rows_of(run, **wanted):
 
 def contents(folder):
     """Every file of a folder, hidden ones too."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 def timeless(run):
@@ -107,7 +111,7 @@ def assert_same_run(run, reference):
     clocks = ("seconds", "files")  # files: checksums, also of the clocks in metrics.csv
     kept = [{key: value for key, value in run_.summary().items() if key not in clocks} for run_ in (run, reference)]
     assert kept[0] == kept[1]
-    assert set(contents(run.folder)) == set(contents(reference.folder))  # no training state, no half-written file
+    assert set(contents(run.folder)) == set(contents(reference.folder))  # no half-written file
 
 
 def stop_at(monkeypatch, step, kind=signal.SIGTERM):
@@ -498,6 +502,146 @@ def test_rows_after_the_checkpoint_and_half_a_line_are_dropped(tmp_path, monkeyp
     assert_same_run(run, reference)
 
 
+# --- more steps ------------------------------------------------------------------------------------------------------
+
+
+def of_length(cfg, steps):
+    """The config with another number of steps."""
+    return dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, steps=steps))
+
+
+@pytest.fixture(scope="module")
+def watched_config():
+    """Rows of layers.csv at steps of their own, and rates that change from step to step."""
+    overrides = [
+        "optimizer.schedule=inverse_sqrt",
+        "optimizer.warmup=3",
+        "trainer.dynamics_every=3",
+        "model.dropout=0.1",
+    ]
+    return config(*overrides, "trainer.dynamics_sequences=2", "replicas=2", "trainer.steps=23")
+
+
+@pytest.fixture(scope="module", params=[pytest.param("epochs_config", marks=pytest.mark.slow), "watched_config"])
+def long(request, tmp_path_factory):
+    """A config whose rates do not depend on the number of steps, and its run, trained in one go."""
+    cfg = request.getfixturevalue(request.param)
+    run = Run(tmp_path_factory.mktemp(request.param) / "run")
+    train(cfg, run)
+    return cfg, run
+
+
+# 0 and 3 are before the first evaluation, 12 is one of both kinds of rows, 16 one of metrics.csv, 18 one of layers.csv,
+# 22 none. 14 is a checkpoint.
+@pytest.mark.parametrize("steps", [0, 3, 12, 14, 16, 18, 22])
+def test_a_finished_run_with_more_steps_is_a_run_that_had_them_from_the_start(tmp_path, long, steps):
+    cfg, reference = long
+    run = Run(tmp_path / "run")
+    train(of_length(cfg, steps), run)
+    before = contents(run.folder)
+    train(cfg, run)
+    assert_same_run(run, reference)
+    if cfg.trainer.dynamics_every is not None:
+        assert run.table("layers").equals(reference.table("layers"))
+    del before[".lock"], before["training_state.safetensors"]
+    assert contents(run.folder / f"at_step_{steps}") == before  # the shorter run, as it was
+
+
+def test_a_run_is_lengthened_again_and_again(tmp_path, long):
+    cfg, reference = long
+    run = Run(tmp_path / "run")
+    for steps in (5, 6, 13, 20, cfg.trainer.steps):
+        train(of_length(cfg, steps), run)
+    assert_same_run(run, reference)
+    assert [Run(run.folder / f"at_step_{steps}").summary()["step"] for steps in (5, 6, 13, 20)] == [5, 6, 13, 20]
+
+
+def test_epochs_are_lengthened_too(tmp_path):
+    words = ["trainer.steps=null", "replicas=2"]
+    reference = trained(tmp_path / "reference", *words, "trainer.epochs=5.5")
+    trained(tmp_path / "run", *words, "trainer.epochs=2.5")
+    assert_same_run(trained(tmp_path / "run", *words, "trainer.epochs=5.5"), reference)
+
+
+@pytest.mark.parametrize("step", [19, 21, 23])  # before the first checkpoint of the longer run, at it, and at its end
+def test_a_lengthened_run_can_be_stopped(tmp_path, monkeypatch, long, step):
+    cfg, reference = long
+    run = Run(tmp_path / "run")
+    train(of_length(cfg, 18), run)
+    weights = (run.folder / "checkpoint.safetensors").read_bytes()
+    with monkeypatch.context() as patch:
+        stop_at(patch, step)
+        with pytest.raises(Interrupted):
+            train(cfg, run)
+    assert run.status == "running"
+    assert (run.folder / "at_step_18" / "checkpoint.safetensors").read_bytes() == weights
+    train(cfg, run)
+    assert_same_run(run, reference)
+
+
+@pytest.mark.parametrize("killed_in", ["naming", "write_json", "write_text", "_opened"])
+def test_a_lengthened_run_killed_before_its_first_step_loses_nothing(tmp_path, monkeypatch, long, killed_in):
+    cfg, reference = long
+    run, short = Run(tmp_path / "run"), Run(tmp_path / "short")
+    for folder in (run, short):
+        train(of_length(cfg, 18), folder)
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_, **__):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        module = rankbench.training.loop if killed_in == "_opened" else rankbench.runs.run
+        patch.setattr(module, killed_in, die)
+        with pytest.raises(Killed):
+            train(cfg, run)
+    again = Run(tmp_path / "again")
+    shutil.copytree(run.folder, again.folder)
+    train(cfg, run)
+    assert_same_run(run, reference)
+    if killed_in in ("naming", "write_json", "write_text"):  # not yet a run of more steps
+        train(of_length(cfg, 18), again)
+        assert_same_run(again, short)
+
+
+def test_tables_of_other_weights_leave_a_lengthened_run(tmp_path, unpainted_here):
+    words = ["analysis=[paths]", "claims=[paths_sum_to_output]"]
+    run = trained(tmp_path / "run", *words)
+    analyze_trained(config(*words), run)
+    table = run.table("paths")
+    (run.folder / "notes.csv").write_text("my own\n")
+    trained(run.folder, *words, "trainer.steps=24")
+    assert not list(run.folder.glob("paths*")) and not (run.folder / "verdicts.csv").exists()
+    assert (run.folder / "notes.csv").exists()
+    assert Run(run.folder / "at_step_20").table("paths").equals(table)
+    analyze_trained(config(*words, "trainer.steps=24"), run)
+    assert not run.table("paths").equals(table)
+    assert runs_in(run.folder) == [run.folder]  # the shorter run is none of a sweep's jobs
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["trainer.steps=24", "optimizer.schedule=cosine"], "on which the learning rates of optimizer.schedule=cosine"),
+        (["trainer.steps=24", "optimizer.schedule=linear"], "on which the learning rates of optimizer.schedule=linear"),
+        (["trainer.steps=19"], "trainer.steps=19: .* begun with trainer.steps=20; give the same command"),
+        (["trainer.steps=24", "trainer.keep_state=false"], "begun with trainer.steps=20 and kept no training state"),
+        (["trainer.steps=null", "trainer.epochs=99"], "trainer.epochs=99.0: .* begun with trainer.epochs=None"),
+        (["trainer.steps=24", "seed=1"], "seed=1: .* begun with seed=0"),
+    ],
+)
+def test_what_more_steps_would_change_is_refused(tmp_path, words, message):
+    run = trained(
+        tmp_path / "run", *(word for word in words if not word.startswith(("trainer.st", "trainer.ep", "seed")))
+    )
+    before = contents(run.folder)
+    with pytest.raises(ConfigError, match=message):
+        trained(tmp_path / "run", *words)
+    assert contents(run.folder) == before
+
+
 # --- seeds that leave ------------------------------------------------------------------------------------------------
 
 
@@ -637,6 +781,24 @@ def test_a_target_reached_at_the_last_step_is_reached(tmp_path):
     assert [seed["status"] for seed in run.summary()["seeds"]] == ["reached"]
 
 
+def test_the_summary_has_the_accuracies_of_constant_answers(tmp_path):
+    run, task = trained(tmp_path / "run", "replicas=2", "trainer.steps=1"), build_task(config().task)
+    for row in run.summary()["seeds"]:
+        splits = {
+            name: task.sample(size, generator_for(row["seed"], name)) for name, size in (("train", 20), ("test", 30))
+        }
+        train_targets, test_targets = (split.targets.tolist() for split in splits.values())
+        commonest = max(range(5), key=Counter(letter for word in train_targets for letter in word).__getitem__)
+        at = [Counter(word[n] for word in train_targets) for n in range(4)]
+        by_position = [max(range(5), key=counts.__getitem__) for counts in at]  # the smallest of equals, as argmax
+        assert row["majority_accuracy"] == pytest.approx(sum(word.count(commonest) for word in test_targets) / 120)
+        right = [word[n] == by_position[n] for word in test_targets for n in range(4)]
+        assert row["position_majority_accuracy"] == pytest.approx(sum(right) / 120)
+    regression = Run(tmp_path / "regression")
+    train(compose("train", "task=linear_regression", "model.layers=1", "model.width=8", "trainer.steps=1"), regression)
+    assert "majority_accuracy" not in regression.summary()["seeds"][0]
+
+
 # --- the folder ------------------------------------------------------------------------------------------------------
 
 
@@ -680,15 +842,13 @@ def test_a_trained_run_is_not_trained_again(tmp_path, monkeypatch):
     assert run.config.out == "elsewhere"
 
 
-def test_a_run_killed_between_its_last_two_moves_is_finished(tmp_path, monkeypatch, uninterrupted):
-    cfg, reference = uninterrupted
-    run = Run(tmp_path / "run")
+def test_a_run_that_keeps_no_state_has_none_even_if_it_was_killed_just_before_its_last_move(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Run, "drop_state", lambda self: None)
-        train(cfg, run)
+        run = trained(tmp_path / "run", "trainer.keep_state=false")
     assert run.state() is not None
-    train(cfg, run)
-    assert_same_run(run, reference)
+    assert trained(tmp_path / "run", "trainer.keep_state=false").state() is None
+    assert trained(tmp_path / "another", "trainer.keep_state=false").state() is None
 
 
 def test_a_run_continues_with_other_free_keys(tmp_path, monkeypatch, uninterrupted):

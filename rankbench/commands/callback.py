@@ -230,7 +230,7 @@ def check_everything(cfg: Config, writes: bool = True) -> None:
     from rankbench.tasks import build_task
     from rankbench.training.memory import check_memory
     from rankbench.training.seeds_side_by_side import check_scores
-    from rankbench.training.tensorboard import check_tensorboard
+    from rankbench.training.writers import check_writers
 
     if writes:
         _check_folder(Path(cfg.out))
@@ -243,8 +243,7 @@ def check_everything(cfg: Config, writes: bool = True) -> None:
         run = Run(Path(cfg.out))
         run.check_same(cfg)
         run.check_device(cfg, str(machine.device))
-        if cfg.trainer.tensorboard:
-            check_tensorboard()
+        check_writers(cfg.trainer.writers)
     if isinstance(cfg, AnalyzeConfig):
         if not cfg.analysis:
             raise ConfigError("analysis=[]: nothing to measure; name at least one, as in analysis=[paths]")

@@ -31,7 +31,7 @@ Usage: rankbench COMMAND [key=value ...] [-m] [--cfg job]
   rankbench explain KEY      what a key means, its values, and which presets set it: explain model.norm
   rankbench list             the presets, with what each costs and the run that stands for it here
   rankbench --version
-  rankbench completion bash  Tab completion: eval "$(rankbench completion bash)"
+  rankbench completion bash|zsh|fish   Tab completion: eval "$(rankbench completion bash)"
 
 Examples:
   rankbench train experiment=demo
@@ -65,9 +65,11 @@ def _dispatch(words: list[str]) -> None:
 
         print(f"rankbench {__version__}")
     elif words[0] == "list":
+        from rankbench.commands.callback import refusing
         from rankbench.commands.usage import list_of_presets
 
-        print(list_of_presets())
+        with refusing(""):
+            print(list_of_presets(words[1:]))
     elif words[0] == "explain":
         from rankbench.commands.callback import refusing
         from rankbench.commands.usage import explained

@@ -25,6 +25,7 @@ from rankbench.commands.messages import explaining, groups
 from rankbench.commands.resolvers import RESOLVERS
 from rankbench.config import KEYS, SCHEMAS, Config, check, conf_dir
 from rankbench.keys import ConfigError, escaped, refuse_unknown, wanted
+from rankbench.runs.sweep import Sweep
 
 
 def as_keys(command: str, words: Iterable[str]) -> list[str]:
@@ -50,10 +51,12 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
         if command in ("report", "plot"):
             word = re.sub(r"^report\.value=([^\[].*)", r"report.value=[\1]", word)
         word = "plugins=[]" if word == "plugins=null" else word
-        word = re.sub(r"^(bench|plugins)=([\w.]+)$", r"\1=[\2]", word)
+        word = re.sub(r"^(bench|plugins|trainer\.writers)=([\w.]+)$", r"\1=[\2]", word)
         if command == "analyze" and re.match(r"model=[^\[{]*[^\s:]:[^\s:]+$", word):
             word = word.replace("model=", "module=", 1)
         spelled.append(word)
+    if command == "analyze" and not is_sweep:
+        spelled = [part for word in spelled for part in _each_run(word)]
     if command == "analyze" and "model=pretrained" in spelled:
         paths = [word for word in spelled if word.startswith("model.path=")]
         if not paths:
@@ -61,6 +64,17 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
         spelled = [word for word in spelled if word != "model=pretrained"]
         spelled = [word.replace("model.path=", "checkpoint=", 1) for word in spelled]
     return spelled
+
+
+def _each_run(word: str) -> list[str]:
+    """The words for run=<folder of a sweep>: a job for each run in it that has weights."""
+    key, _, path = word.partition("=")
+    folder = Path(path.strip("'").replace(r"\'", "'"))
+    if key != "run" or (folder / "config.yaml").exists() or not folder.is_dir():
+        return [word]
+    jobs = [folder / job.folder for job in Sweep(folder).jobs()]
+    runs = [str(job).replace("'", r"\'") for job in jobs if (job / "checkpoint.safetensors").exists()]
+    return ["-m", "run={}".format(",".join(f"'{run}'" for run in runs))] if runs else [word]
 
 
 def _quoted_path(word: str, is_sweep: bool) -> str:

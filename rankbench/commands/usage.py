@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from rankbench import plugins
-from rankbench.commands.compose import composed, load_plugins
+from rankbench.commands.compose import composed, load_plugins, named_plugins
 from rankbench.commands.reference import Row, in_words, rows_of, stated, written
 from rankbench.config import SCHEMAS, conf_dir
 from rankbench.keys import ConfigError, closest
@@ -44,7 +44,10 @@ def usage(command: str, words: list[str]) -> str:
 
 
 def explained(words: list[str]) -> str:
-    """Each of these keys: what it means, what is allowed, its values, and which presets set it."""
+    """Each of these keys: what it means, what is allowed, its values, and which presets set it. A word plugins=[a] has
+    those of plug-ins, too."""
+    plugins.find(named_plugins(words))
+    words = [word for word in words if not word.startswith("plugins=")]
     if not words or any("=" in word or word.startswith("-") for word in words):
         raise ConfigError("explain: which key? as in `rankbench explain model.norm`")
     rows, commands = {}, {}
@@ -52,7 +55,7 @@ def explained(words: list[str]) -> str:
         for heading, item in _rows(command, composed(command), every_analysis=True):
             rows.setdefault(item.name, (heading, item))
             commands.setdefault(item.name, []).append(command)
-    for choice, (heading, items) in written().items():
+    for choice, (heading, items) in (stated() if plugins.FOUND else written()).items():
         for item in items:
             rows.setdefault(item.name, (heading, item))
             commands.setdefault(item.name, [f"those with {choice}"])
@@ -65,10 +68,9 @@ def _explanation(word: str, rows: dict[str, tuple[str, Row]], commands: dict[str
         meant = f", did you mean {' or '.join(called)}?" if called else closest(word, list(rows))
         raise ConfigError(f"explain {word}: no such key{meant}; `rankbench train --help` lists those of a command")
     heading, item = rows[word]
-    presets = sorted((conf_dir() / "experiment").glob("*.yaml"))
     sets = [
-        path.stem
-        for path in presets
+        name
+        for name, path in plugins.choices("experiment").items()
         if OmegaConf.select(OmegaConf.load(path), word, throw_on_resolution_failure=False) is not None
     ]
     facts = {
@@ -86,8 +88,12 @@ def _explanation(word: str, rows: dict[str, tuple[str, Row]], commands: dict[str
     )
 
 
-def list_of_presets() -> str:
-    """Each preset with its command, its cost, the run here that stands for it, and what it measures."""
+def list_of_presets(words: list[str]) -> str:
+    """Each preset with its command, its cost, the run here that stands for it, and what it measures. A word plugins=[a]
+    adds those of plug-ins."""
+    if wrong := [word for word in words if not word.startswith("plugins=")]:
+        raise ConfigError(f"list {wrong[0]}: takes no key but plugins=[<module>]; leave it out")
+    plugins.find(named_plugins(words))
     from rankbench.report.preset_runs import best_runs, described
     from rankbench.runs.run import OUTPUTS
 
@@ -98,7 +104,8 @@ def list_of_presets() -> str:
         run = runs.get(name)
         here = "" if run is None else f" [{run.folder}, {run.budget}{'' if run.complete else ', not finished'}]"
         lines.append(f"{name}{here}")
-        for text in (f"rankbench {preset.verb}; {preset.cost.rstrip(';')}", preset.about):
+        texts = (f"rankbench {preset.verb}; {preset.cost.rstrip(';')}" if preset.verb else "", preset.about)
+        for text in filter(None, texts):
             lines.append(textwrap.fill(text, width, initial_indent="    ", subsequent_indent="    "))
     return "\n".join(lines)
 

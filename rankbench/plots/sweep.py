@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -11,6 +12,7 @@ from rankbench.plots.figure import (
     COLOURS,
     DASHES,
     FEW_SEEDS,
+    GREY,
     MARKERS,
     PANEL,
     height_of_panels,
@@ -38,9 +40,10 @@ def draw_sweep(
     """A number of each run against a varied key: the mean over seeds, with bars for its 95 % interval (of a loss: what
     of it is above 0); up to ten seeds are points.
 
-    With statistic="best", the number of the best seed (largest accuracy or smallest loss). A line for each value of
-    `series`, a panel for each value of `facet`. Other keys are averaged over within each seed. Words, including true
-    and false, are in the order of the rows; on the x axis they are spaced evenly, and no line joins them.
+    With statistic="best", the number of the best seed (largest accuracy or smallest loss). Beside test accuracies stand
+    those of constant answers, where the table has them. A line for each value of `series`, a panel for each value of
+    `facet`. Other keys are averaged over within each seed. Words, including true and false, are in the order of the
+    rows; on the x axis they are spaced evenly, and no line joins them.
     """
     table = booleans_as_words(table)
     figure, grid, facets = _panels(table, facet)
@@ -74,6 +77,8 @@ def draw_sweep(
                 if summary.num_seeds.max() <= FEW_SEEDS:
                     of_seeds = mean_and_spread(rows.dropna(subset=[value]), [x], value)
                     spread(axes, x_values, of_seeds, style["color"])
+        if value == "test_accuracy":
+            _baselines(axes, rows_of_panel, x, words, series, lines)
         if facet:
             axes.set_title(title(f"{facet}={tick(label)}"))
         axes.set_xlabel(x)
@@ -127,6 +132,33 @@ def draw_scatter(
         row[0].set_ylabel(column_in_words(y))
     legend(figure, grid)
     return figure
+
+
+BASELINES = {"majority_accuracy": "commonest class", "position_majority_accuracy": "commonest class of the position"}
+
+
+def _baselines(
+    axes: Axes, rows: pd.DataFrame, x: str, words: list | None, series: str | None, lines: list[Any]
+) -> None:
+    """Draw the accuracies of constant answers: in grey, or in the colours of lines for which they differ. Two that are
+    the same up to a hundredth are drawn once."""
+    known = [name for name in BASELINES if name in rows and rows[name].notna().any()]
+    if len(known) == 2 and (rows[known[0]] - rows[known[1]]).abs().max() < 0.01:
+        known = known[:1]
+    for name in known:
+        differs = series is not None and np.ptp(rows.groupby(series)[name].mean()) > 0.01
+        for number, line in enumerate(lines if differs else [None]):
+            means = rows[rows[series] == line if differs else slice(None)].dropna(subset=[name]).groupby(x)[name].mean()
+            style = {"color": COLOURS[number % len(COLOURS)] if differs else GREY, "linewidth": 1, "zorder": 1}
+            style |= {"linestyle": "--" if name == "majority_accuracy" else ":"}
+            style |= {"label": BASELINES[name] if number == 0 else None}
+            if words:
+                at = means.index.map(words.index)
+                axes.hlines(means, at - 0.4, at + 0.4, **style)
+            elif len(means) > 1:
+                axes.plot(means.index, means, **style)
+            else:
+                axes.axhline(means.iloc[0], **style)
 
 
 def column_in_words(name: str) -> str:

@@ -1,4 +1,5 @@
-"""The shipped presets, the run that stands for each (newest, complete, at the largest scale), and their claims."""
+"""The presets, also of plug-ins that were found; the run that stands for each (newest, complete, at the largest scale);
+and their claims."""
 
 import itertools
 import re
@@ -11,8 +12,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from rankbench import plugins
 from rankbench.claims import CLAIMS, PAPERS, judge, statements_of, with_holm
-from rankbench.config import BUDGETS, conf_dir
+from rankbench.config import BUDGETS
 from rankbench.keys import ConfigError
 from rankbench.report.page import as_typed_command, commits_of, recorded_command, records
 from rankbench.report.report import runs_in, status_of, varying_keys
@@ -87,7 +89,8 @@ class PresetRun:
 
 
 class Preset(NamedTuple):
-    """A shipped preset: its command, what that costs, and what it measures, as the comments of its file say."""
+    """A preset: its command, what that costs, and what it measures, as the comments of its file say; empty where a
+    plug-in's file does not."""
 
     command: str
     cost: str
@@ -95,24 +98,25 @@ class Preset(NamedTuple):
 
     @property
     def verb(self) -> str:
-        """train or analyze."""
-        return self.command.split()[1]
+        """train or analyze; empty if the file does not say."""
+        return self.command.split()[1] if self.command else ""
 
 
 def described() -> dict[str, Preset]:
-    """The shipped presets by name."""
+    """The presets by name."""
     by_name = {}
-    for path in sorted((conf_dir() / "experiment").glob("*.yaml")):
+    for name, path in plugins.choices("experiment").items():
         lines = path.read_text(encoding="utf-8").splitlines()
-        first, *others = (line[1:].strip() for line in lines if line[:1] == "#" and "@package" not in line)
+        comments = [line[1:].strip() for line in lines if line[:1] == "#" and "@package" not in line]
+        first = comments.pop(0) if re.match("rankbench (train|analyze) ", "".join(comments[:1])) else ""
         command, _, cost = first.partition("  ")
-        about = " ".join(itertools.takewhile(lambda line: not line.startswith("rankbench "), others))
-        by_name[path.stem] = Preset(command, cost.strip(), re.split(r"(?<!al)\. (?=[A-Z])", about)[0].rstrip("."))
+        about = " ".join(itertools.takewhile(lambda line: not line.startswith("rankbench "), comments))
+        by_name[name] = Preset(command, cost.strip(), re.split(r"(?<!al)\. (?=[A-Z])", about)[0].rstrip("."))
     return by_name
 
 
 def presets() -> dict[str, str]:
-    """The command of each shipped preset."""
+    """The command of each preset."""
     return {name: preset.command for name, preset in described().items()}
 
 

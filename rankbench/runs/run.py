@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import math
+import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from safetensors.torch import save_file
 
 from rankbench.config import BaseConfig, TrainConfig, check, conf_dir
 from rankbench.keys import ConfigError, closest, escaped
-from rankbench.runs.files import regular, replacing, write_json, write_text
+from rankbench.runs.files import naming, regular, replacing, sync, write_json, write_text
 from rankbench.runs.records import checksum, read_json, read_yaml
 from rankbench.runs.tables import WHO, read_table
 
@@ -31,8 +32,12 @@ OBSERVED = ("observed_states", "observed_attention", "observed_weights", "observ
 FORMAT = 1  # of a run's folder; a later rankbench that writes another one raises it
 STATUSES = ("finished", "diverged", "running", "failed")
 GROWING = ("metrics", "layers", *OBSERVED)  # tables that are written line by line during a training
-# Keys that may differ between the command that began a run and the one that continues it; they change no number of it
+# Keys, and groups of them, that may differ between the command that began a run and the one that continues it; they
+# change no number of it
 FREE_KEYS = ("out", "plugins", "beyond_memory", "analysis", "claims", "published", "objective")
+FREE_KEYS += ("trainer.keep_state", "trainer.writers")
+LENGTHS = ("trainer.steps", "trainer.epochs")  # a run can be given more of them
+TO_THE_END = ("linear", "cosine")  # schedules whose rates depend on the number of steps
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class Run:
         parts = {
             "status": summary.get("status") in STATUSES,
             "seeds": isinstance(seeds, list) and all(map(_is_a_seeds_row, seeds)),
+            "step": isinstance(summary.get("step", 0), int),
             "files": isinstance(files, dict) and all(Path(name).name == name for name in files),
         }
         if wrong := [name for name, fits in parts.items() if not fits]:
@@ -122,23 +128,40 @@ class Run:
                 ) from None
             yield
 
+    def _changes(self, cfg: TrainConfig) -> dict[str, tuple[Any, Any]]:
+        """By key the values in the run's folder and in `cfg`, where they differ and the numbers depend on them."""
+        if not (self.folder / "config.yaml").exists():
+            return {}
+        changed = sorted(differences(self._plain_config(), dataclasses.asdict(cfg)).items())
+        return {key: values for key, values in changed if not {key, key.partition(".")[0]} & set(FREE_KEYS)}
+
+    def is_lengthened(self, cfg: TrainConfig) -> bool:
+        """Whether `cfg` is the config of the run in the folder but for more steps or epochs."""
+        changes = self._changes(cfg)
+        return len(changes) == 1 and all(key in LENGTHS and _is_more(*values) for key, values in changes.items())
+
     def check_same(self, cfg: TrainConfig) -> None:
-        """Raise ConfigError, naming the first key that differs, if the folder holds a run of another config."""
-        new = dataclasses.asdict(cfg)
-        if (self.folder / "config.yaml").exists():
-            old = self._plain_config()
-            for key, (was, now) in sorted(differences(old, new).items()):
-                if key.split(".")[0] not in FREE_KEYS:
-                    raise ConfigError(
-                        f"{key}={now}: the run in {self.folder} was begun with {key}={was}; "
-                        "give the same command to continue it, or another folder with out=<folder>"
-                    )
+        """Raise ConfigError if the folder holds a run of another config, naming the first key that differs, or one that
+        cannot go on to the larger number of steps in `cfg`."""
+        changes, other = self._changes(cfg), "give another folder with out=<folder>"
+        is_lengthened = self.is_lengthened(cfg)
+        for key, (was, now) in changes.items():
+            begun = f"{key}={now}: the run in {self.folder} was begun with {key}={was}"
+            if not is_lengthened:
+                raise ConfigError(f"{begun}; give the same command to continue it, or another folder with out=<folder>")
+            if (schedule := cfg.optimizer.schedule) in TO_THE_END:
+                raise ConfigError(
+                    f"{begun}, on which the learning rates of optimizer.schedule={schedule} depend; {other}"
+                )
+            ended = self.status in ("finished", "diverged")
+            if ended and not (self.folder / "training_state.safetensors").exists():
+                raise ConfigError(f"{begun} and kept no training state when it ended; {other} to train it anew")
 
     def check_device(self, cfg: TrainConfig, device: str) -> None:
         """Raise ConfigError if the run is to be continued on another kind of device than it was begun on, whose
         rounding is another. device: as in environment.json."""
         path = self.folder / "environment.json"
-        if not path.exists() or self.status in ("finished", "diverged"):
+        if not path.exists() or (self.status in ("finished", "diverged") and not self.is_lengthened(cfg)):
             return
         began = read_json(path).get("device", device)
         began, device = (name.partition(":")[0] for name in (began, device))  # another GPU is no other kind
@@ -148,12 +171,39 @@ class Run:
                 "differently; continue it there, or give another folder with out=<folder>"
             )
 
-    def begin(self, cfg: TrainConfig, environment: dict) -> None:
-        """Make the folder a run of `cfg`; ConfigError if it holds a run of another config or device."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def check_begun(self, cfg: TrainConfig, environment: dict) -> None:
+        """Raise ConfigError if the folder holds a run of another config or device."""
         self.check_same(cfg)
         if "device" in environment:
             self.check_device(cfg, environment["device"])
+
+    def set_aside(self) -> Path:
+        """Copy a finished run into a folder within its own, take out the tables of analyses, which would soon be of
+        other weights, and call the run a running one. Returns the copy's folder. After a kill it can be done again."""
+        summary, record = self.summary(), self.folder / "analyses.json"
+        copy = self.folder / f"at_step_{summary.get('step', 0)}"
+        part = copy.with_name(f".{copy.name}")
+        if not copy.exists():
+            with naming(copy):
+                shutil.rmtree(part, ignore_errors=True)
+                part.mkdir()
+                for path in self.folder.iterdir():
+                    if path.is_file() and path.name[0] != "." and path.name != "training_state.safetensors":
+                        sync(Path(shutil.copy2(path, part)))
+                part.rename(copy)
+                sync(self.folder)
+        names = [*read_json(record), "verdicts", "statements"] if record.exists() else []
+        for name in filter(str.isidentifier, names):
+            for path in [*self.folder.glob(f"{name}.*"), *self.folder.glob(f"{name}_[0-9]*.*")]:
+                path.unlink()
+        record.unlink(missing_ok=True)
+        write_json(self.folder / "summary.json", {**summary, "status": "running", "files": {}})
+        return copy
+
+    def begin(self, cfg: TrainConfig, environment: dict) -> None:
+        """Make the folder a run of `cfg`; ConfigError if it holds a run of another config or device."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.check_begun(cfg, environment)
         # partial files that a kill can leave: those of files.replacing, and those of safetensors within it
         for part in (*self.folder.glob(".*.part"), *self.folder.glob(".tmp??????")):
             part.unlink(missing_ok=True)
@@ -272,6 +322,9 @@ def _with_later_keys(plain: dict[str, Any]) -> dict[str, Any]:
         "trainer": training["trainer"],
     }
     base = _shipped("base")
+    if isinstance(stored := plain.get("trainer"), dict) and "tensorboard" in stored:  # as it was before trainer.writers
+        others = {key: value for key, value in stored.items() if key != "tensorboard"}
+        plain = plain | {"trainer": {"writers": ["tensorboard"] if stored["tensorboard"] else []} | others}
     later = {"objective": training["objective"]} | {key: base[key] for key in ("plugins", "beyond_memory")}
     for section, values in shipped.items():
         if isinstance(stored := plain.get(section), dict):
@@ -298,6 +351,10 @@ def _digest(tensors: dict[str, torch.Tensor], facts: str) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def _is_more(was: Any, now: Any) -> bool:
+    return isinstance(was, int | float) and isinstance(now, int | float) and now > was
 
 
 def differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 from rankbench.config import TrainConfig
@@ -28,7 +28,7 @@ from rankbench.runs.machine import Machine, explaining_memory
 from rankbench.runs.run import FORMAT, Run
 from rankbench.tasks import build_task
 from rankbench.training.seeds_side_by_side import DYNAMICS, METRICS, NOT_A_STATE, Training
-from rankbench.training.tensorboard import EventFiles
+from rankbench.training.writers import writing
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ def train(cfg: TrainConfig, run: Run, command: list[str] | None = None) -> dict:
     command: the command line for the run's record; None for that of this process.
 
     On a CPU a run that is stopped at any moment and continued ends bit for bit with the metrics (except wall-clock
-    columns) and weights of an uninterrupted run. Raises ConfigError if the folder holds a run of another config.
+    columns) and weights of an uninterrupted run. So does a finished one that is given more steps, if its learning rates
+    do not depend on their number. Raises ConfigError if the folder holds a run of another config.
     """
     machine = Machine.prepare(cfg)
     with run.locked(), explaining_memory(machine):
@@ -54,26 +55,27 @@ def train(cfg: TrainConfig, run: Run, command: list[str] | None = None) -> dict:
 
 def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | None) -> dict:
     seeds = list(range(cfg.seed, cfg.seed + cfg.replicas))
-    if run.status in ("finished", "diverged"):
+    if run.status in ("finished", "diverged") and not run.is_lengthened(cfg):
         run.begin(cfg, {})  # refuses another config's folder
-        run.drop_state()  # the run may have been killed just before it did this
+        if not cfg.trainer.keep_state:  # it is no longer wanted, or the run was killed just before it was dropped
+            run.drop_state()
         log.info("%s is trained already", run.folder)
         summary = run.summary()
         if [row["seed"] for row in summary["seeds"] if row["status"] == "diverged" or "test_loss" in row] != seeds:
             raise ConfigError(f"{run.folder / 'summary.json'}: not the summary of seeds {seeds}; train the run again")
         return summary
-    run.begin(cfg, machine.record(command))
+    environment = machine.record(command)
+    run.check_begun(cfg, environment)
+    if run.status in ("finished", "diverged"):
+        log.info("%s is lengthened; what it was is in %s", run.folder, run.set_aside())
+    run.begin(cfg, environment)
     training = _opened(cfg, run, machine, seeds)
     resumed = training.saved_step is not None
-    upto, counted = training.progress.step if resumed else -1, training.progress.rows
+    # the rows of a step that is still to be measured come again
+    upto = training.progress.step - (not training.progress.measured) if resumed else -1
+    counted = training.progress.rows
     metrics = StepsFile(run.folder / "metrics.csv", METRICS, upto, counted)
     watched = StepsFile(run.folder / "layers.csv", DYNAMICS, upto, counted) if cfg.trainer.dynamics_every else None
-    events = EventFiles(run.folder, seeds, training.progress.step) if cfg.trainer.tensorboard else None
-
-    def log_rows(rows: list[dict]) -> None:
-        metrics.add(rows)
-        if events is not None:
-            events.add(rows)
 
     def sync_rows() -> None:
         for rows in (metrics, watched):
@@ -84,7 +86,7 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
 
     num_steps, trainer = training.num_steps, cfg.trainer
     with (
-        events or nullcontext(),
+        writing(cfg, run, upto) as write,
         recording_failure(run, training),
         stopping_on_signals() as asked_to_stop,
         progress_bar(num_steps, training.progress.step) as report,
@@ -95,17 +97,15 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
             machine.finish()
             training.progress.seconds = before + time.perf_counter() - began
 
-        if not resumed:
-            log_rows(training.evaluate())
-            if watched is not None:
-                with training.paused():
-                    watched.add(training.dynamics())
-        while training.progress.training and training.progress.step < num_steps:
-            training.update()
-            step = training.progress.step
-            last = step == num_steps
+        def log_rows(rows: list[dict]) -> None:
+            metrics.add(rows)
+            write(rows)
+
+        def measure() -> None:
+            step, last = training.progress.step, training.progress.step == num_steps
             evaluates = step % trainer.eval_every == 0 or last
             watches = watched is not None and (step % trainer.dynamics_every == 0 or last)
+            training.progress.measured = True
             if evaluates or watches:
                 read_clock()
             if watches:
@@ -115,21 +115,42 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
                 rows = training.evaluate()
                 log_rows(rows)
                 report(step, rows)
-                training.retire(rows, last)
-            if asked_to_stop or (step % trainer.checkpoint_every == 0 and not last):
-                read_clock()
+                training.retire(rows)
+
+        def save() -> None:
+            read_clock()
+            with training.paused():
+                sync_rows()  # before the checkpoint that counts them
+                training.save(run)
+
+        if not resumed:
+            log_rows(training.evaluate())
+            if watched is not None:
                 with training.paused():
-                    sync_rows()  # before the checkpoint that counts them
-                    training.save(run)
+                    watched.add(training.dynamics())
+        if not training.progress.measured:
+            measure()
+        while training.progress.training and training.progress.step < num_steps:
+            training.update()
+            step = training.progress.step
+            if step == num_steps:  # a longer training goes on from here, and may not measure at this step
+                training.progress.measured = False
+                save()
+            measure()
+            if step < num_steps and (asked_to_stop or step % trainer.checkpoint_every == 0):
+                save()
             if asked_to_stop:
                 raise Interrupted(f"stopped at step {step} of {num_steps}")
+        if training.saved_step != training.progress.step:  # every seed has left, or there was no step
+            save()
         training.retire([], last=True)
         sync_rows()
         run.save_weights(training.weights())
         summary = training.summary("diverged" if set(training.progress.status) == {"diverged"} else "finished")
         summary["files"] = run.checksums(("metrics.csv", "layers.csv", "checkpoint.safetensors"))
         write_json(run.folder / "summary.json", summary)
-    run.drop_state()
+    if not trainer.keep_state:
+        run.drop_state()
     return summary
 
 

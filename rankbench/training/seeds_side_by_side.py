@@ -30,7 +30,7 @@ from rankbench.runs.machine import Machine
 from rankbench.runs.run import FORMAT, Run
 from rankbench.seeds import generator_for, state_of
 from rankbench.tasks import Batch, Corpus, Task
-from rankbench.tasks.task import Score, is_scored, score
+from rankbench.tasks.task import Score, is_scored, majority_baselines, score
 from rankbench.training.batches import batches_of_epoch, chunks_by_length, padded_lengths
 from rankbench.training.optimizers import build_optimizer, learning_rate
 
@@ -44,6 +44,7 @@ EVALUATION_SEQUENCES = 1000  # test sequences in one forward pass
 CUDA_GRID = 65_535  # sequences of all seeds together that CUDA's attention takes in one call
 # Of the steps since the last evaluation, by seed; finite: their number until the loss is no longer a finite number.
 SUMS = ("loss", "accuracy", "tokens", "finite")
+BASELINE_SEQUENCES = 1000  # of an endless training stream, enough to count its commonest class
 EVALUATION_TOKENS = 16384  # tokens in one forward pass on a corpus, whose sequences are longer
 
 
@@ -75,6 +76,7 @@ class Progress:
     last_step: list[int] = field(default_factory=list)  # per seed
     final: dict[int, dict[str, float]] = field(default_factory=dict)  # per seed: its numbers in summary.json
     rows: dict[str, int] = field(default_factory=dict)  # number of rows in metrics.csv, layers.csv at the checkpoint
+    measured: bool = True  # whether this step's rows, if it has any, are among them
 
     @property
     def training(self) -> list[int]:
@@ -119,6 +121,7 @@ class Training:
         else:
             self.train = None if task.train_size is None else self._sampled(seeds, task.train_size, "train")
             self.test = self.train if task.test_size is None else self._sampled(seeds, task.test_size, "test")
+        self.baselines = self._baselines()
         num_sequences = len(self.corpus.inputs) if self.corpus else task.train_size
         batches = 1 if num_sequences is None else math.ceil(num_sequences / cfg.trainer.batch_size)
         self.batches_per_epoch = batches
@@ -151,6 +154,17 @@ class Training:
         self.corpus, test = on_device["train"], on_device["test"]
         self.chunks = {k: chunks_by_length(on_device[k], task.pad_to, EVALUATION_TOKENS) for k in ("valid", "test")}
         self.test = Batch(*(x.expand(len(self.seeds), *x.shape) for x in (test.inputs, test.targets)))  # no copies
+
+    def _baselines(self) -> list[dict[str, float]]:
+        """Test accuracy of constant answers, by seed; empty for a regression and a corpus."""
+        if self.corpus is not None or self.task.target_kind != "classes":
+            return [{} for _ in self.seeds]
+        train = self._sampled(self.seeds, BASELINE_SEQUENCES, "train") if self.train is None else self.train
+        both = [(train[index], self.test[index]) for index in range(len(self.seeds))]
+        return [
+            {f"{name}_accuracy": x for name, x in majority_baselines(*batches, self.task.num_outputs).items()}
+            for batches in both
+        ]
 
     def _stack(self, weights: dict[str, Tensor]) -> None:
         self.parameters = {
@@ -360,7 +374,7 @@ class Training:
             rows.append(axes | {name: means[name] for name in DYNAMICS if name in means})
         return rows
 
-    def retire(self, rows: list[dict], last: bool) -> None:
+    def retire(self, rows: list[dict], last: bool = False) -> None:
         """Take out of the stack the seeds that these rows show as diverged or at their target; at the end, all."""
         target = self.cfg.trainer.target_accuracy
         diverged = {row["seed"] for row in rows if not math.isfinite(row["loss"])}
@@ -453,6 +467,7 @@ class Training:
         for i, seed in enumerate(self.seeds):
             # a diverged seed can have a nan or an infinite loss, which JSON cannot express
             final = {key: x if math.isfinite(x) else None for key, x in progress.final.get(i, {}).items()}
+            final |= self.baselines[i]
             seeds.append({"seed": seed, "status": progress.status[i], "steps": progress.last_step[i], **final})
         return {
             "format": FORMAT,
