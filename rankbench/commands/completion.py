@@ -44,6 +44,9 @@ def candidates(words: list[str]) -> list[str]:
     if equals and command == "report" and key == "experiment":
         names = ["all", *sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))]
         return [choice for name in names if (choice := f"{key}={name}").startswith(word)]
+    if equals and key == "plugins":
+        plugins.find()
+        return [choice for name in plugins.FOUND if (choice := f"{key}={name}").startswith(word)]
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.core_plugins.bash_completion import BashCompletion
     from hydra._internal.utils import create_config_search_path

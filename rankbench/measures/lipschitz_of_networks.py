@@ -15,9 +15,10 @@ from torch import Tensor
 from rankbench.measures import lipschitz_bounds
 from rankbench.measures.attention_layer import AttentionLayer
 from rankbench.measures.dong_theory import ACTIVATION_LIPSCHITZ
-from rankbench.model.attention import COSINE_EPSILON, Attention, visible_keys
+from rankbench.model.attention import Attention, visible_keys
 from rankbench.model.network import Network, Sublayer
 from rankbench.model.transformer import MLP, Norm
+from rankbench.model.weightings import COSINE_EPSILON
 
 COVERED = ("dot", "l2", "contractive_l2")  # kinds of attention that can be an AttentionLayer
 LIPSCHITZ_METRICS = {"lipschitz_inf": "inf", "lipschitz_2": "2"}  # column name -> p: a bound on Lip_p
@@ -27,7 +28,7 @@ HEAD_METRICS = ("qk_norm", "vo_norm")  # spectral norms of a head's maps
 def layer_of(attention: Attention, num_tokens: int) -> AttentionLayer | None:
     """A model's attention on so many tokens as an AttentionLayer; None where that has no form for it."""
     mix = attention.mix
-    covered = attention.score_name in COVERED and not (mix["identity"] or mix["uniform"])
+    covered = attention.score_name in COVERED and not (mix["identity"] or mix["uniform"] or attention.exclusive)
     if not covered or (attention.is_l2 and attention.temperature != 1):
         return None
     w = attention.maps()
@@ -54,7 +55,7 @@ def theorem(layer: AttentionLayer | None, num_tokens: int, p: str) -> float:
 def attention_bound(attention: Attention, num_tokens: int, p: str) -> float:
     """Bound on Lip_p of a model's attention on so many tokens; infinite where none exists or none is known."""
     mix = attention.mix
-    if attention.score_name != "cosine" or mix["identity"] or mix["uniform"]:
+    if attention.score_name != "cosine" or mix["identity"] or mix["uniform"] or attention.exclusive:
         return theorem(layer_of(attention, num_tokens), num_tokens, p)
     w = attention.maps()
     maps = w._replace(w_o_HKD=w.w_o_HKD * mix["attention"])
@@ -103,16 +104,14 @@ def sublayer_bound(sublayer: Sublayer, p: str, part: float, largest_scale: float
 def head_maps(attention: Attention) -> dict[str, tuple[Tensor, Tensor]]:
     """W_QK and W_VO of each head, each as (left, right) with the matrix left right^T; both sides (H, D, K).
 
-    W_QK is the bilinear form of the scores as they enter the softmax, d^2 score_ij / d x_i d x_j = c W_Q W_K^T with c
-    the attention's score_scale: 1 / (sqrt(K) temperature) of dot products, twice that of L2 attention. Cosine scores
-    are no bilinear form. Theirs is that of the scores times the lengths of query and key, W_Q W_K^T / temperature.
+    W_QK is the bilinear form of the scores, in the scale in which they enter the softmax (Weighting.qk_maps of
+    rankbench.model.weightings); differential attention has two for each head.
 
     W_VO is W_V W_O, in L2 attention A_h W_V W_O, without mixes and without the `gains` of the values. There is no W_QK
     where scores depend on where the tokens stand.
     """
     w = attention.maps_as_applied()
-    qk = {} if w.w_q_HDK is None else {"qk": (w.w_q_HDK * attention.score_scale, w.w_k_HDK)}
-    return qk | {"vo": (w.w_v_HDK, w.w_o_HKD.mT)}
+    return attention.qk_maps() | {"vo": (w.w_v_HDK, w.w_o_HKD.mT)}
 
 
 def spectra(left_HDK: Tensor, right_HDK: Tensor) -> tuple[Tensor, Tensor]:
