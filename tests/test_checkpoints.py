@@ -312,6 +312,8 @@ def test_jacobians_and_bounds_at_texts_are_the_librarys(folder):
     rows = tables["lipschitz"]
     rows = rows[(rows.part == "network") & (rows.weights == "trained") & (rows.p == 2) & (rows.quantity == "jacobian")]
     assert rows.value.item() == pytest.approx(expected, rel=1e-6)
+    certified = tables["lipschitz"].query("part == 'network' and weights == 'trained' and quantity == 'certificate'")
+    assert expected < certified.value.item() < np.inf
     bounds = tables["bounds"]
     assert (bounds[bounds.compared > 0].holds == 1).all() and (bounds.compared > 0).any()
 

@@ -340,7 +340,9 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
 def maps_of_layers(model: Transformer) -> dict[str, list[int]]:
     """The matrices of the layers by the names of their parameters: the number of rows of each map that is stacked in
     it."""
-    modules = {name: module for name, module in model.blocks.named_modules("blocks") if isinstance(module, nn.Linear)}
+    modules = {
+        name: module for name, module in model.blocks.named_modules(prefix="blocks") if isinstance(module, nn.Linear)
+    }
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {names[id(free_weight(module))]: _maps(model, name) for name, module in modules.items()}
 
