@@ -13,7 +13,9 @@ from omegaconf import OmegaConf
 from rankbench.keys import ConfigError, Key, as_typed, entries, key
 
 BUDGETS = ("smoke", "laptop", "paper")
-PLUGINS = "Modules of yours that bring tasks, analyses or presets. Installed plug-ins need no naming."
+PLUGINS = "Modules of yours that bring tasks, analyses, attentions or presets. Installed plug-ins need no naming."
+# Kinds of attention. Those of plug-ins are added when they are imported.
+ATTENTIONS = ["dot", "l2", "contractive_l2", "cosine", "sigmoid", "relu", "differential"]
 SIZE, STEPS, POSITIVE, FACTOR = (1, 65536), (1, 10**12), (1e-6, 1e6), (-1e6, 1e6)  # ranges of several keys
 
 # Objectives of a search, with their direction
@@ -48,9 +50,10 @@ class ModelAttention:
     """Attention of the model: what a query sees, how it scores keys, and what is done with the values."""
 
     attention: str = key(
-        "Scores. l2: -||q - k||^2, with values through A_h; contractive_l2: l2 scaled to a Lipschitz constant; "
-        "cosine: queries, keys and values divided by their lengths.",
-        choices=("dot", "l2", "contractive_l2", "cosine"),
+        "Scores, or how weights are made of them. l2: -||q - k||^2, with values through A_h; contractive_l2: l2 scaled "
+        "to a Lipschitz constant; cosine: queries, keys and values over their lengths; sigmoid, relu: no softmax; "
+        "differential: the difference of two softmaxes.",
+        choices=ATTENTIONS,
     )
     contraction: float | None = key("Lipschitz constant (p = inf) to which contractive_l2 scales l2.", between=POSITIVE)
     contraction_when: str = key(
@@ -61,12 +64,13 @@ class ModelAttention:
         between=(1, 10**6),
     )
     tied_qk: bool = key("Whether W_Q = W_K.")
-    temperature: float = key("Divides the scores before the softmax.", between=POSITIVE)
+    temperature: float = key("Divides the scores.", between=POSITIVE)
     mix_attention: float = key(
         "a in a P + b I + c U, which multiplies the values: P is attention, U averages what is seen.", between=FACTOR
     )
     mix_identity: float = key("b in the same sum, the share of the identity.", between=FACTOR)
     mix_uniform: float = key("c in the same sum, the share of the average. -1 removes the mean.", between=FACTOR)
+    exclusive: bool = key("Whether each head's output loses its part along the token's own value.")
     head_reduction: str = key(
         "How heads are combined. mean: their sum over heads * head_width / width, if above 1.", choices=("sum", "mean")
     )
@@ -139,18 +143,22 @@ class ModelConfig(ModelWeights, ModelEnds, ModelSublayers, ModelAttention, Model
 class OptimizerConfig:
     """Optimizer: the update rule and the schedule of its learning rate."""
 
-    name: str = key("Update rule.", choices=("adam", "adamw", "sgd"))
+    name: str = key("Update rule.", choices=("adam", "adamw", "sgd", "muon"))
     lr: float = key("Learning rate at its peak.", between=(0.0, 1e3))
-    weight_decay: float = key("Weight decay. adamw: decoupled from the gradient.", between=(0.0, 1e3))
-    momentum: float = key("Momentum of sgd.", between=(0.0, 1.0))
-    beta1: float = key("Decay rate of the first moment in adam and adamw.", between=(0.0, 0.999999))
-    beta2: float = key("Decay rate of the second moment in adam and adamw.", between=(0.0, 0.999999))
+    weight_decay: float = key("Weight decay. adamw, muon: decoupled from the gradient.", between=(0.0, 1e3))
+    momentum: float = key("Momentum of sgd, and of muon for the matrices of the layers.", between=(0.0, 1.0))
+    beta1: float = key("Decay rate of the first moment in adam, adamw and muon.", between=(0.0, 0.999999))
+    beta2: float = key("Decay rate of the second moment in adam, adamw and muon.", between=(0.0, 0.999999))
     schedule: str = key(
         "Learning rate after the warm-up.", choices=("constant", "linear", "cosine", "multistep", "inverse_sqrt")
     )
     warmup: int = key("Length of the linear warm-up.", unit="steps", between=(0, 10**12))
     milestones: list[int] = key("When schedule=multistep multiplies the rate by optimizer.decay.", unit="steps")
     decay: float = key("Factor of schedule=multistep.", between=(0.0, 1e3))
+    cap: float | None = key(
+        "Largest singular value of the layers' matrices: after each step, larger ones are set to it. null: no limit.",
+        between=POSITIVE,
+    )
 
 
 @dataclass
@@ -419,6 +427,7 @@ def _check_contraction(model: ModelConfig) -> None:
         "contraction": (model.contraction is None, "needs a Lipschitz constant; set model.contraction=1"),
         "tied_qk": (not model.tied_qk, "has no Lipschitz constant with free keys; set model.tied_qk=true"),
         "mask": (model.mask == "others", "has none where a token does not see itself; use none, causal or window"),
+        "exclusive": (model.exclusive, "has none without the part along the own value; set model.exclusive=false"),
         "values": (model.values == "zero", "would divide by the norm of W_V; use free, orthogonal or uniform"),
     }
     for name, (broken, why) in demands.items():
@@ -446,6 +455,11 @@ def _check_lstm(cfg: BaseConfig) -> None:
         raise ConfigError("model.kind=lstm: the benchmarks are of Transformers; use model.kind=transformer")
     if isinstance(cfg, TrainConfig) and cfg.trainer.compile:
         raise ConfigError("trainer.compile=true: torch cannot compile an LSTM; use trainer.compile=false")
+    if isinstance(cfg, TrainConfig) and (cfg.optimizer.name == "muon" or cfg.optimizer.cap is not None):
+        raise ConfigError(
+            f"optimizer.name={cfg.optimizer.name} optimizer.cap={as_typed(cfg.optimizer.cap)}: muon and the cap are "
+            "for the matrices of a Transformer; use adam, adamw or sgd, and optimizer.cap=null"
+        )
     if isinstance(cfg, TrainConfig) and cfg.trainer.dynamics_every is not None:
         raise ConfigError(
             f"trainer.dynamics_every={cfg.trainer.dynamics_every}: an LSTM has no attention to look at; use null"
@@ -461,3 +475,8 @@ def _check_training(cfg: TrainConfig) -> None:
         )
     if optimizer.schedule == "multistep" and not optimizer.milestones:
         raise ConfigError("optimizer.milestones=[]: optimizer.schedule=multistep needs steps, e.g. [1000,2000]")
+    if optimizer.cap is not None and cfg.model.weight_norm != "none":
+        raise ConfigError(
+            f"optimizer.cap={optimizer.cap}: with model.weight_norm={cfg.model.weight_norm} a matrix has the spectral "
+            "norm gamma, whatever its weight; use none"
+        )

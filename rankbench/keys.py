@@ -11,7 +11,7 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -46,7 +46,7 @@ class Key:
     above: float | None = None
     at_most: float | None = None
     below: float | None = None
-    choices: tuple[str, ...] = ()
+    choices: Sequence[str] = ()
     nonempty: bool = False  # whether a list needs an entry
     why: str | None = None  # the reason for the bounds, given in a refusal
 
@@ -86,10 +86,15 @@ class Key:
 
 
 def key(meaning: str, *, choices: Iterable[str] = (), between: tuple[float, float] | None = None, **others: Any) -> Any:
-    """A field of a dataclass of keys. between: at_least and at_most. others: attributes of Key by their names."""
+    """A field of a dataclass of keys. between: at_least and at_most. others: attributes of Key by their names.
+
+    A list of choices stays that list, so that choices can be added later.
+    """
     if between is not None:
         others["at_least"], others["at_most"] = between
-    return dataclasses.field(metadata={"key": Key(meaning, choices=tuple(choices), **others)})
+    return dataclasses.field(
+        metadata={"key": Key(meaning, choices=choices if isinstance(choices, list) else tuple(choices), **others)}
+    )
 
 
 class Entry(NamedTuple):

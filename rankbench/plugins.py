@@ -1,4 +1,4 @@
-"""Plug-ins: modules outside of the package that bring tasks, analyses and YAML files of their own.
+"""Plug-ins: modules outside of the package that bring tasks, analyses, attentions and YAML files of their own.
 
 A plug-in is imported if the user's own words name it, as in plugins=[mine], or if it is installed with an entry point
 of the group `rankbench.plugins`; never because the folder of a run names it.
@@ -79,9 +79,9 @@ def load(registries: Mapping[str, tuple[dict[str, Any], type]]) -> None:
             raise ConfigError(f"{plugin.asked}: cannot be imported ({reason}); mend it, or leave it out") from None
         brought = [(ours, _brought(module, plugin, kind, *ours)) for kind, ours in registries.items()]
         if plugin.conf is None and not any(theirs for _, theirs in brought):
-            raise ConfigError(
-                f"{plugin.asked}: is no plug-in; one has a dict {' or '.join(registries)}, or a folder conf beside it"
-            )
+            *first, last = registries
+            kinds = f"{', '.join(first)} or {last}"
+            raise ConfigError(f"{plugin.asked}: is no plug-in; one has a dict {kinds}, or a folder conf beside it")
         for (ours, _), theirs in brought:
             ours.update(theirs)
         FOUND[name] = plugin

@@ -24,10 +24,11 @@ from rankbench.keys import ConfigError
 from rankbench.measures.by_layer import metrics_by_layer
 from rankbench.measures.paths import FrozenNetwork, RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
 from rankbench.measures.residual_coordinates import log_lemma_constant, log_residual, propagate, tokens
-from rankbench.model.attention import COSINE_EPSILON, FUSED_FROM_TOKENS, SCORES
+from rankbench.model.attention import FUSED_FROM_TOKENS
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
 from rankbench.model.network import run
 from rankbench.model.transformer import Transformer
+from rankbench.model.weightings import ATTENTIONS, COSINE_EPSILON
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
 from rankbench.runs.tables import read_table
@@ -195,7 +196,7 @@ def test_each_attention_is_that_of_a_loop(network, changes, mask):
 @given(seeds, st.sampled_from(["l2", "cosine"]), st.integers(1, 7), st.floats(0.1, 20))
 def test_scores_are_those_of_their_definition(seed, name, width, size):
     q_BNK, k_BMK = size * normal(seed, 2, 3, width), size * normal(seed + 1, 2, 4, width)
-    left, right, scale = SCORES[name](q_BNK, k_BMK)
+    left, right, scale = ATTENTIONS[name].factors(q_BNK, k_BMK)
     got = scale * left @ right.mT
     if name == "cosine":
         wanted = torch.cosine_similarity(q_BNK[:, :, None], k_BMK[:, None], -1)
@@ -208,10 +209,10 @@ def test_scores_are_those_of_their_definition(seed, name, width, size):
         torch.testing.assert_close(got, wanted, rtol=1e-13, atol=1e-13 * wanted.abs().max().item())
 
 
-def test_scores_of_every_name_in_the_config():
+def test_there_is_an_attention_of_every_name_in_the_config():
     from rankbench.config import KEYS
 
-    assert set(SCORES) == set(KEYS["model.attention"].choices)
+    assert set(ATTENTIONS) == set(KEYS["model.attention"].choices)
 
 
 # --- fused ------------------------------------------------------------------------------------------------------------

@@ -337,16 +337,20 @@ def test_jacobians_and_bounds_at_texts_are_the_librarys(folder, special, left_ou
     state_1ND, encoder = model.bert.embeddings(ids).detach(), model.bert.encoder
     kept = torch.isin(ids[0], torch.tensor(left_out), invert=True)
     rows = tables["lipschitz"]
-    rows = rows[(rows.weights == "trained") & (rows.quantity == "jacobian")]
+    rows = rows[rows.weights == "trained"]
     for part, layer, of_part in (
         ("network", 0, lambda x: encoder(x).last_hidden_state),
         ("block", 1, lambda x: encoder.layer[0](x)[0].view(x.shape)),
     ):
         j_NDND = torch.autograd.functional.jacobian(of_part, state_1ND)[0, :, :, 0]
         matrix = j_NDND[kept][:, :, kept].flatten(2).flatten(0, 1).numpy()
+        of_part = rows[(rows.part == part) & (rows.layer == layer)]
         for p in (2, np.inf):
-            value = rows[(rows.part == part) & (rows.layer == layer) & (rows.p == p)].value
+            value = of_part[(of_part.p == p) & (of_part.quantity == "jacobian")].value
             assert value.item() == pytest.approx(np.linalg.norm(matrix, p), rel=1e-6)
+        if part == "network":
+            certified = of_part[of_part.quantity == "certificate"].value.item()
+            assert np.linalg.norm(j_NDND.flatten(2).flatten(0, 1), 2) < certified < np.inf
     bounds = tables["bounds"]
     assert (bounds[bounds.compared > 0].holds == 1).all() and (bounds.compared > 0).any()
 

@@ -95,7 +95,25 @@ BRANCH, SKIP, HEAT = "model.branch_scale", "model.skip_scale", "model.temperatur
 UNIFORM, MIX, VALUES = "model.mix_uniform", "model.mix_attention", "model.values"
 MEAN = 1.02  # of 1 to 1.04, over the seeds
 
+
 # name: (a table that supports it, the number measured on it, tables that refute it)
+def of_exclusive(plain=0.4, exclusive=1e-7):
+    """A table of the analysis attention of three layers: the cosine with the own value by model.exclusive."""
+    return pd.DataFrame(
+        {
+            "seed": seed,
+            "weights": "initialised",
+            "layer": layer,
+            "head": 1,
+            "model.exclusive": str(is_exclusive).lower(),
+        }
+        | {"value_cosine": -layer * (exclusive if is_exclusive else plain)}
+        for is_exclusive in (False, True)
+        for seed in range(5)
+        for layer in (1, 2, 3)
+    )
+
+
 TABLES = {
     "knob_residual_scale": (
         followed(BRANCH, {1: 0.01, 0.5: 0.3, 0.204: 0.9, 0.1: 0.8}),
@@ -142,6 +160,7 @@ TABLES = {
         [measured(VALUES, {"free": 0.9, "orthogonal": 0.9}, rank={"free": 2.0, "orthogonal": 3.0})],
     ),
     "knob_sigma_reparam": (of_sigma(), 0.6 * 1.002, [of_sigma(with_sigma=0.3)]),
+    "knob_exclusive": (of_exclusive(), 3e-7, [of_exclusive(exclusive=1e-3)]),
     "knob_dynamics": (of_skips(), 0.5 * 1.002, [of_skips(with_skips=0.05)]),  # though there is enough at the end
 }
 

@@ -63,7 +63,7 @@ REFUSED = {  # beside rollout and samples, which each have one task
     "lstm": {name for name in ANALYSES if not ANALYSES[name].any_model},
     "contractive_l2": {"collapse", "bounds"},
     "causal_contractive_l2": {"collapse", "bounds"},
-    "cosine": {"collapse", "bounds"},
+    **{model: {"collapse", "bounds"} for model in ("cosine", "sigmoid", "relu", "differential")},
     "causal_l2_matched": {"bounds", "independence"},
     **{model: {"bounds"} for model in ("l2", "l2_tied", "causal_l2", "causal_l2_tied")},
 }
@@ -80,6 +80,8 @@ def config(task, model):
     words = [f"task={task}", f"model={model}", *TASK_WORDS[task], *TINY, *(WIDTHS if model != "lstm" else WIDTHS[:1])]
     if model.startswith("amsel"):
         words.remove("model.heads=2")
+    if model == "differential":
+        words.append("model.head_width=4")  # an even one
     if model != "lstm":
         words.append("trainer.dynamics_every=1")
     return dataclasses.replace(compose("train", *words), analysis=small_options())

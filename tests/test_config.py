@@ -456,9 +456,10 @@ def test_every_key_has_a_meaning_of_its_own(cls):
 
 
 # name: (skip, mlp, mlp_skip, norm), as the file's first line says
+WITHOUT_SOFTMAX = ("sigmoid", "relu", "differential")
 PARTS = {
     **dict.fromkeys(("amsel", "amsel_d15", "amsel_d20"), (True, True, True, "post")),
-    **dict.fromkeys(("l2", "l2_tied", "contractive_l2", "cosine"), (True, True, True, "post")),
+    **dict.fromkeys(("l2", "l2_tied", "contractive_l2", "cosine", *WITHOUT_SOFTMAX), (True, True, True, "post")),
     **dict.fromkeys(
         ("causal", "causal_l2", "causal_l2_tied", "causal_l2_matched", "causal_contractive_l2"),
         (True, True, True, "post"),

@@ -292,7 +292,7 @@ def test_largest_logit_of_a_network_of_ours(random_network):
     for layer, step in enumerate(attentions, start=1):
         heads = step.sublayer.part
         q_BHNK, k_BHMK, _ = heads.queries_keys_values(step.input_BND)
-        logits_BHNM = (q_BHNK @ k_BHMK.mT * heads.score_scale).tril()
+        logits_BHNM = (q_BHNK @ k_BHMK.mT * heads.head_width**-0.5).tril()
         expected_H = logits_BHNM.abs().amax((2, 3)).mean(0)
         assert table[table.layer == layer].largest_logit.to_numpy() == pytest.approx(expected_H.numpy())
 

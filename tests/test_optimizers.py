@@ -3,12 +3,19 @@ each."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
 
 from rankbench.config import KEYS, OptimizerConfig, conf_dir
-from rankbench.training.optimizers import build_optimizer, learning_rate
+from rankbench.training.optimizers import (
+    QUINTIC,
+    build_optimizer,
+    cap_singular_values,
+    learning_rate,
+    orthogonalised,
+)
 
 # a handful of roundings in float64, each at most eps = 2.2e-16 of its value
 ROUNDING = 1e-14
@@ -87,7 +94,10 @@ def test_stacked_seeds_move_as_each_would_alone(rule):
 
     stacked = [normal(num_seeds, *shape).requires_grad_() for shape in shapes]
     separate = [[p.detach()[seed].clone().requires_grad_() for p in stacked] for seed in range(num_seeds)]
-    optimizer, optimizers = build_optimizer(optimizer_config(**changes), stacked), [alone(p) for p in separate]
+    optimizer, optimizers = (
+        build_optimizer(optimizer_config(**changes), stacked, [None] * 2),
+        [alone(p) for p in separate],
+    )
     before = [p.detach().clone() for p in stacked]
     for step in range(6):
         # seeds on very different scales, so that any mixing of them shows
@@ -120,17 +130,105 @@ def test_stacked_seeds_move_as_each_would_alone(rule):
 @pytest.mark.parametrize(("rule", "keys"), [("adam", {"exp_avg", "exp_avg_sq"}), ("sgd", {"momentum_buffer"})])
 def test_state_has_an_entry_for_each_element(rule, keys):
     parameter = torch.ones(2, 3, requires_grad=True)
-    optimizer = build_optimizer(optimizer_config(**RULES[rule][0]), [parameter])
+    optimizer = build_optimizer(optimizer_config(**RULES[rule][0]), [parameter], [None])
     parameter.grad = torch.ones(2, 3)
     optimizer.step()
     shapes = {key: value.shape for key, value in optimizer.state[parameter].items() if key != "step"}
     assert shapes == dict.fromkeys(keys, parameter.shape)
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "muon"])
 @pytest.mark.parametrize("key", ["lr", "weight_decay", "momentum", "beta1", "beta2"])
 @pytest.mark.parametrize("end", [0, 1])
 def test_whatever_the_config_allows_can_be_built(name, key, end):
     limits = KEYS[f"optimizer.{key}"]
     cfg = optimizer_config(name=name, **{key: (limits.at_least, limits.at_most)[end]})
-    assert build_optimizer(cfg, [torch.ones(2, requires_grad=True)]).param_groups
+    assert build_optimizer(cfg, [torch.ones(2, requires_grad=True)], [None]).param_groups
+
+
+# --- Muon, and the cap -----------------------------------------------------------------------------------------------
+
+
+def matrices(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shape", [(4, 7), (7, 4), (5, 5), (1, 6)])
+def test_orthogonalised_is_the_polynomial_of_the_singular_values(shape):
+    x_SOI = matrices(1, 3, *shape) * torch.tensor([1e-8, 1.0, 1e8]).view(3, 1, 1)
+    for got, x_OI in zip(orthogonalised(x_SOI).numpy(), x_SOI.numpy(), strict=True):
+        u, s, v = np.linalg.svd(x_OI, full_matrices=False)
+        s = s / np.linalg.norm(s)
+        for _ in range(5):
+            s = QUINTIC[0] * s + QUINTIC[1] * s**3 + QUINTIC[2] * s**5
+        # each round can multiply an error by up to its slope, 3.4445: 5e2 roundings after five
+        np.testing.assert_allclose(got, u * s @ v, rtol=0, atol=1e-12)
+    assert (orthogonalised(torch.zeros(2, 3, 4)) == 0).all()
+
+
+def test_singular_values_come_near_one():
+    s = np.geomspace(0.01, 1, 10_000)
+    for _ in range(5):
+        s = QUINTIC[0] * s + QUINTIC[1] * s**3 + QUINTIC[2] * s**5
+    assert s[np.geomspace(0.01, 1, 10_000) > 0.02].min() > 0.67 and s.max() < 1.14
+
+
+def test_muon_steps_are_those_of_a_plain_loop_and_the_rest_is_adamw():
+    """Two maps of 4 and 2 rows in one matrix, three seeds on different scales, and a vector."""
+    cfg = optimizer_config(name="muon", lr=0.05, weight_decay=0.1, momentum=0.9)
+    stacked = [matrices(1, 3, 6, 5).requires_grad_(), matrices(2, 3, 6).requires_grad_()]
+    wanted, buffer = stacked[0].detach().numpy().copy(), np.zeros((3, 6, 5))
+    vector = stacked[1].detach().clone().requires_grad_()
+    adamw = torch.optim.AdamW([vector], lr=0.05, weight_decay=0.1, foreach=False, fused=False)
+    optimizer = build_optimizer(cfg, stacked, [[4, 2], None])
+    for step in range(4):
+        scales = 10.0 ** torch.arange(3)
+        gradients = [matrices(10 + step, 3, 6, 5) * scales.view(3, 1, 1), matrices(20 + step, 3, 6)]
+        for parameter, gradient in zip((*stacked, vector), (*gradients, gradients[1]), strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+        adamw.step()
+        buffer = 0.9 * buffer + gradients[0].numpy()
+        ahead = gradients[0].numpy() + 0.9 * buffer
+        wanted *= 1 - 0.05 * 0.1
+        for seed in range(3):
+            for begin, end in ((0, 4), (4, 6)):
+                u, s, v = np.linalg.svd(ahead[seed, begin:end], full_matrices=False)
+                s = s / np.linalg.norm(s)
+                for _ in range(5):
+                    s = QUINTIC[0] * s + QUINTIC[1] * s**3 + QUINTIC[2] * s**5
+                wanted[seed, begin:end] -= 0.05 * 0.2 * math.sqrt(5) * (u * s @ v)
+    np.testing.assert_allclose(stacked[0].detach().numpy(), wanted, rtol=0, atol=1e-11)
+    torch.testing.assert_close(stacked[1], vector, rtol=1e-12, atol=1e-12)
+
+
+def test_a_seed_alone_moves_bit_for_bit_as_beside_others():
+    def moved(seeds):
+        weights = [matrices(3, 4, 6, 5)[seeds].clone().requires_grad_()]
+        optimizer = build_optimizer(optimizer_config(name="muon", momentum=0.9), weights, [[6]])
+        for step in range(3):
+            weights[0].grad = matrices(step, 4, 6, 5)[seeds]
+            optimizer.step()
+            cap_singular_values(weights[0], [6], 1.0)
+        return weights[0].detach()
+
+    together = moved(slice(None))
+    assert all(torch.equal(moved(slice(seed, seed + 1))[0], together[seed]) for seed in range(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_cap_clips_the_singular_values_of_each_map_and_nothing_else(dtype):
+    weight_SOI = matrices(4, 3, 7, 4).to(dtype)
+    weight_SOI[0] *= 0.1  # below the cap as it is
+    weight_SOI[2, 0, 0] = math.nan
+    capped_SOI = weight_SOI.clone()
+    cap_singular_values(capped_SOI, [4, 3], 1.5)
+    assert torch.equal(capped_SOI[0], weight_SOI[0])
+    assert capped_SOI[2].isnan().sum() == 1 and torch.equal(
+        capped_SOI[2, :4].nan_to_num(), weight_SOI[2, :4].nan_to_num()
+    )
+    for rows in (slice(4), slice(4, 7)):
+        u, s, v = np.linalg.svd(weight_SOI[1, rows].numpy(), full_matrices=False)
+        assert s.max() > 1.5
+        rounding = 50 * torch.finfo(dtype).eps  # of matrices of norm 4 through one SVD
+        np.testing.assert_allclose(capped_SOI[1, rows].numpy(), u * s.clip(max=1.5) @ v, rtol=0, atol=rounding)

@@ -9,12 +9,13 @@ import pytest
 import yaml
 
 import rankbench as rb
-from rankbench import plugins
+from rankbench import config, plugins
 from rankbench.analyses import ANALYSES
 from rankbench.commands.completion import candidates
 from rankbench.commands.compose import as_keys, compose, composed, load_plugins, resolve
 from rankbench.commands.usage import explained, list_of_presets, usage
 from rankbench.keys import ConfigError
+from rankbench.model.weightings import ATTENTIONS
 from rankbench.report.scoreboard import scoreboard
 from rankbench.tasks import TASKS
 
@@ -25,7 +26,7 @@ NAMED = "plugins=[lettercount]"
 @contextmanager
 def process(*path):
     """What a process has that has taken no plug-in yet and finds modules in these folders, too."""
-    state = [TASKS, ANALYSES, plugins.FOUND, plugins.LOADED, sys.path]
+    state = [TASKS, ANALYSES, ATTENTIONS, config.ATTENTIONS, plugins.FOUND, plugins.LOADED, sys.path]
     before = [held.copy() for held in state]
     sys.path[:] = [*map(str, path), *sys.path]
     try:
@@ -51,9 +52,10 @@ def elsewhere(tmp_path, monkeypatch):
     with process(tmp_path):
         plugins.FOUND.clear()
         plugins.LOADED.clear()
-        for name in ("letter_count", "weight_sizes"):
-            for registry in (TASKS, ANALYSES):
+        for name in ("letter_count", "weight_sizes", "inverse_square"):
+            for registry in (TASKS, ANALYSES, ATTENTIONS):
                 registry.pop(name, None)
+        config.ATTENTIONS[:] = ATTENTIONS
         sys.modules.pop("lettercount", None)
         yield tmp_path
 
@@ -63,6 +65,22 @@ def test_task_analysis_and_preset_of_a_named_plugin(run):
     sizes = run.table("weight_sizes").query("weights == 'trained'").set_index("parameter").weight_size
     weights = {name: weight[0].double().square().sum().sqrt().item() for name, weight in run.weights().items()}
     assert sizes.to_dict() == pytest.approx(weights, rel=1e-12) and weights
+
+
+def test_an_attention_of_a_plugin_trains_and_its_paths_add_up(elsewhere):
+    sys.path.append(str(EXAMPLE))
+    words = [NAMED, "model=inverse_square", "model.layers=2", "model.mask=causal", "task.length=4", "trainer.steps=2"]
+    run = rb.train(*words, "trainer.eval_every=1", "trainer.batch_size=4", out=elsewhere / "run")
+    (log_s_1,) = run.weights()["blocks.1.attention.own.log_s"]
+    assert log_s_1.item() != 0  # it began there, and has learned
+    tables = rb.analyze(run, "paths", plugins="lettercount", sequences=2, repeats=1)
+    assert tables["paths"].remainder.max() < 1e-13
+    with pytest.raises(
+        ConfigError, match=r"^model.attention=inverse_square: residual coordinates follow dot, l2 alone"
+    ):
+        rb.analyze(run, "collapse", plugins="lettercount")
+    with pytest.raises(ConfigError, match="analysis=bounds: needs the softmax of dot products alone"):
+        rb.analyze(run, "bounds", plugins="lettercount")
 
 
 def test_a_run_imports_nothing_that_its_reader_has_not_named(run, elsewhere):
@@ -90,12 +108,18 @@ def test_an_installed_plugin_needs_no_naming(elsewhere):
     assert "lettercount" not in sys.modules  # Tab reads its YAML files alone
     assert compose("train", "experiment=counting").analysis == {"weight_sizes": {"power": 2.0}}
     assert "letter_count" in TASKS and "weight_sizes" in ANALYSES
+    assert compose("train", "model.attention=inverse_square").model.attention == "inverse_square"
+    assert candidates(["train", "plugins="]) == ["plugins=lettercount"]
 
 
 def test_choices_and_refusals_name_those_of_a_plugin(elsewhere):
     sys.path.append(str(EXAMPLE))
     assert candidates(["train", "plugins=lettercount", "experiment=cou"]) == ["experiment=counting"]
     assert "sorting, " in (text := usage("train", as_keys("train", ["plugins=lettercount"]))) and "letter_count" in text
+    assert f"plug-in lettercount: {EXAMPLE / 'lettercount' / 'conf'}" in text
+    assert "inverse_square" in usage("train", [NAMED, "model.attention"])
+    with pytest.raises(ConfigError, match=r"^model.attention=inverse: unknown, .*differential, inverse_square$"):
+        compose("train", NAMED, "model.attention=inverse")
     assert "task.alphabet=3 " in (text := usage("train", [NAMED, "experiment=counting", "task"]))
     assert "Number of letters in the alphabet." in text and "task.label" not in text
     assert as_keys("train", ["plugins=null"]) == ["plugins=[]"]
@@ -117,9 +141,14 @@ def test_a_job_takes_the_plugins_of_its_config(elsewhere):
         ({}, "no such module here; install it"),
         ({"mine.py": "import nowhere"}, r"cannot be imported \(ModuleNotFoundError: No module named 'nowhere'\)"),
         ({"mine.py": "raise SystemExit(3)"}, r"cannot be imported \(SystemExit: 3\)"),
-        ({"mine.py": ""}, "is no plug-in; one has a dict TASKS or ANALYSES, or a folder conf beside it"),
+        ({"mine.py": ""}, "is no plug-in; one has a dict TASKS, ANALYSES or ATTENTIONS, or a folder conf beside it"),
         ({"mine.py": "TASKS = {'a': int, 'sorting': int}"}, "TASKS has sorting, which exists already"),
         ({"mine.py": "TASKS = {'a': int}\nANALYSES = {'b': int}"}, "ANALYSES is no dict with values of Analysis"),
+        ({"mine.py": "ATTENTIONS = {'mine': len}"}, "ATTENTIONS is no dict with values of Weighting"),
+        (
+            {"mine.py": "from rankbench.model.weightings import Relu\nATTENTIONS = {'relu': Relu()}"},
+            "ATTENTIONS has relu, which exists already",
+        ),
         ({"mine.py": "", "conf/task/sorting.yaml": ""}, ".*conf/task/sorting.yaml exists already"),
     ],
 )

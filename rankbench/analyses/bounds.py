@@ -320,7 +320,8 @@ def check_plan(plan: Plan, _: Options) -> None:
         raise ConfigError(
             f"analysis=bounds: needs the softmax of dot products alone; the scores of {plan.model.name} are "
             f"{plan.model.attentions[0].score_name}; of a network of ours use model.attention=dot, mix_attention=1, "
-            "mix_identity=0, mix_uniform=0 and, with more than one copy of the heads, head_reduction=sum"
+            "mix_identity=0, mix_uniform=0, exclusive=false and, with more than one copy of the heads, "
+            "head_reduction=sum"
         )
 
 

@@ -50,6 +50,10 @@ class Options:
     norms: list[str] = key("p of the constants.", choices=("inf", "2"), nonempty=True)
     radius: float = key("Radius of the ball in which dot-product attention is bounded.", above=0)
     sequences: int | None = key("Number of test sequences at which the model is measured. null: all.", at_least=1)
+    cap: float | None = key(
+        "c: the network is also bounded with all matrices at spectral norm c, as optimizer.cap limits them. null: not.",
+        above=0,
+    )
     starts: int = key("Number of random inputs at which the ascent begins. 0: no ascent.", at_least=0)
     start_range: float = key("Largest c of the U[-c, c] from which they are drawn.", above=0)
     steps: int = key("Number of steps of the ascent.", at_least=1)
@@ -83,7 +87,10 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     ball_castin: bounds for dot-product attention while all tokens are within `radius`. jacobian: the largest ||J||_p at
     the test sequences, of the map from the tokens that count to these. local: the largest certificate there, of all
     tokens, a bound on jacobian (not on other inputs). ascent, ascent_mirrored: the largest ||J||_p of the ascent so
-    far. spectral_norm: of a weight, by SVD.
+    far. spectral_norm: of a weight, by SVD. certificate, p = 2: a bound while no token of the embedding is longer than
+    the longest at the test sequences, a ball that also bounds softmax attention
+    (rankbench.measures.lipschitz_of_networks.certificate). capped, p = 2: the theorem's bound on any network of this
+    shape whose matrices have no singular value above `cap`.
     """
     if options.layer is None:
         rows = list(_rows_of_subject(subject, options))
@@ -170,6 +177,7 @@ def _rows_of_subject(subject: Subject, options: Options) -> Iterator[dict]:
         most = inputs.shape[1] if lengths_B is None else int(lengths_B.max())
         kind = model.attentions[0].score_name
         rows = [*_rows_of_parts(model, most, options), *_rows_at_data(model, inputs, options)]
+        rows += _rows_on_ball(model, inputs, most) if "2" in options.norms else []
         for number, attention in enumerate(model.attentions, 1):
             layer = of_networks.layer_of(attention, most)
             if layer is not None:
@@ -201,6 +209,23 @@ def _rows_of_parts(network: Network, num_tokens: int, options: Options) -> Itera
         if network.last_norm is not None:
             value *= of_networks.norm_bound(network.last_norm, norm)
         yield _at("network", 0) | _row(norm, "theorem", "bound", value)
+    if options.cap is not None and "2" in options.norms:
+        value = of_networks.capped_bound(network, num_tokens, options.cap)
+        yield _at("network", 0) | _row("2", "capped", "bound", value)
+
+
+def _rows_on_ball(network: Network, inputs: Tensor, num_tokens: int) -> Iterator[dict]:
+    """Rows of the certificate on the ball that holds the embedded sequences; none where a part has no bound."""
+    length_BN, present_BN = network.embed(inputs).norm(dim=-1), network.present(inputs)
+    radius = length_BN.max() if present_BN is None else length_BN[present_BN].max()
+    bounds = of_networks.certificate(network, num_tokens, radius.item())
+    if bounds is None:
+        return
+    for part, values in (("attention", bounds.attentions), ("block", bounds.layers)):
+        yield from (
+            _at(part, layer) | _row("2", "certificate", "bound", value) for layer, value in enumerate(values, 1)
+        )
+    yield _at("network", 0) | _row("2", "certificate", "bound", bounds.network)
 
 
 def _layer_bound(sublayers: list[Sublayer], p: str, of_attention: float, scales: dict[str, float]) -> float:
@@ -292,7 +317,13 @@ COLUMNS = ["weights", "part", "layer", "attention", "tokens", "p", "quantity", "
 
 
 def check_plan(plan: Plan, options: Options) -> None:
-    """Raise ConfigError for a network whose Jacobian would be too large."""
+    """Raise ConfigError for a network whose Jacobian would be too large, or a cap where it bounds nothing."""
+    is_tied_l2 = all(attention.score_name == "l2" and attention.tied_qk for attention in plan.model.attentions)
+    if options.cap is not None and not is_tied_l2:
+        raise ConfigError(
+            f"analysis.lipschitz.cap={options.cap}: only tied L2 attention has a bound from the norms of its matrices; "
+            "use null, or model.attention=l2 model.tied_qk=true"
+        )
     if options.layer is not None or isinstance(plan.task, Corpus):  # whose texts, not read here, may be short
         return
     numbers = plan.task.length * plan.model.width

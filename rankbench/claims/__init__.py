@@ -11,6 +11,7 @@ from rankbench.claims.kim import KIM
 from rankbench.claims.kim_charlm import KIM_CHARLM
 from rankbench.claims.knobs import KNOBS
 from rankbench.claims.laws import LAWS
+from rankbench.claims.lipschitz_training import LIPSCHITZ_TRAINING
 from rankbench.claims.papers import PAPERS
 from rankbench.claims.published import figures_published, published
 from rankbench.claims.statement import OUTCOMES, by_paper, statement_line, statements_of, table_of, with_holm
@@ -20,6 +21,7 @@ __all__ += ["over_text", "published", "published_text", "statement_line", "state
 __all__ += ["with_holm"]
 
 CLAIMS: dict[str, Claim] = {**DONG_PATHS, **DONG_COLLAPSE, **BLOG, **AMSEL, **KIM, **KIM_CHARLM, **KNOBS, **LAWS}
+CLAIMS |= LIPSCHITZ_TRAINING
 
 
 def judge(name: str, table: pd.DataFrame, facet: Facet = None) -> list[dict]:

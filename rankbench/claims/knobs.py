@@ -9,7 +9,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.claims.claim import AtMost, Claim, Control, Line, NotMeasurable, above
+from rankbench.claims.claim import AtMost, Claim, Control, Line, NotMeasurable, above, below
 from rankbench.claims.dong_collapse import TENTH, log10_kept, share
 from rankbench.claims.sweeps import MOSTLY, at_end, from_other_end, in_reverse, rows_at, rows_by_value, trend
 from rankbench.runs.tables import last_of_layer
@@ -213,6 +213,19 @@ KNOBS: dict[str, Claim] = {
         claimed=above(HALF),
         along="model.weight_norm",
         control=_with_exchanged("model.weight_norm", "sigma", "none"),
+    ),
+    "knob_exclusive": Claim(
+        statement="The output of an exclusive head is orthogonal to the token's own value in every layer, and that of "
+        "a plain head is not (largest |mean cosine| of a head).",
+        source="Zhai 2026, Exclusive self-attention",
+        table="attention",
+        measure=partial(at_end, key="model.exclusive", measure=lambda rows: rows.value_cosine.abs().max(), end=-1),
+        claimed=below(1e-5),  # rounding of float32
+        along="model.exclusive",
+        learned=None,
+        is_check=True,
+        exact=True,
+        control=from_other_end("model.exclusive", -1),
     ),
     "knob_dynamics": _keeps(
         statement="With skips more than a tenth of the embedding's relative residual is left at every moment of "

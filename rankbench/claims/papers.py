@@ -15,6 +15,8 @@ PAPERS = {
     "Wang et al. 2022": "Anti-oversmoothing in deep vision transformers",
     "Saxe et al. 2014": "Exact solutions to the nonlinear dynamics of learning",
     "Zhai et al. 2023": "Preventing attention entropy collapse",
+    "Zhai 2026": "Exclusive self-attention",
+    "Newhouse et al. 2025": "Training transformers with enforced Lipschitz constants",
     "Sun et al. 2025": "The curse of depth in large language models",
     "Nait Saada et al. 2025": "Mind the gap: a spectral analysis of rank collapse and signal propagation",
     "Karagodin, Ge, Polyanskiy and Rigollet 2025": "Normalization in attention dynamics",

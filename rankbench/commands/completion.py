@@ -95,6 +95,8 @@ def _candidates(words: list[str], word: str) -> Iterable[str]:
         return [f"{key}={choice}" for choice in entry.key.choices]
     if equals and command == "report" and key == "experiment":
         return [f"{key}={name}" for name in ("all", *plugins.choices("experiment"))]
+    if equals and key == "plugins":
+        return [f"{key}={name}" for name in plugins.FOUND]
     return _of_hydra(command, words)
 
 

@@ -19,7 +19,7 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from rankbench import plugins
+from rankbench import config, plugins
 from rankbench.commands.budgets import fitted
 from rankbench.commands.messages import explaining, groups
 from rankbench.commands.resolvers import RESOLVERS
@@ -101,9 +101,12 @@ def load_plugins(names: Iterable[str] = ()) -> None:
     plugins.find(names)
     if plugins.waiting():
         from rankbench.analyses import ANALYSES, Analysis
+        from rankbench.model.weightings import ATTENTIONS, Weighting
         from rankbench.tasks import TASKS
 
-        plugins.load({"TASKS": (TASKS, type), "ANALYSES": (ANALYSES, Analysis)})
+        registries = {"TASKS": (TASKS, type), "ANALYSES": (ANALYSES, Analysis), "ATTENTIONS": (ATTENTIONS, Weighting)}
+        plugins.load(registries)
+        config.ATTENTIONS[:] = ATTENTIONS
 
 
 class PluginFolders(SearchPathPlugin):

@@ -112,10 +112,10 @@ def list_of_presets(words: list[str]) -> str:
 
 def _rows(command: str, cfg: DictConfig, every_analysis: bool) -> Iterator[tuple[str, Row]]:
     """The keys of a command with their values, each with its heading."""
-    yield from rows_of(command, cfg)
-    chosen = {f"task={cfg.task.name}", *(f"analysis=[{name}]" for name in cfg.analysis)} if "task" in cfg else set()
     if plugins.FOUND:
         load_plugins()
+    yield from rows_of(command, cfg)
+    chosen = {f"task={cfg.task.name}", *(f"analysis=[{name}]" for name in cfg.analysis)} if "task" in cfg else set()
     for choice, (heading, rows) in (stated() if plugins.FOUND else written()).items():
         if choice in chosen or (every_analysis and chosen and choice.startswith("analysis")):
             for item in rows:
@@ -136,7 +136,9 @@ def _lines(item: Row, width: int) -> str:
 
 
 def _groups(command: str) -> str:
-    """The config groups of a command with their choices."""
+    """The config groups of a command with their choices, and where those of plug-ins are."""
     defaults = OmegaConf.load(conf_dir() / f"{command}.yaml").defaults
     names = [str(name) for entry in defaults if not isinstance(entry, str) for name in entry if "/" not in str(name)]
-    return "\n".join(f"  {name}: {', '.join(plugins.choices(name))}" for name in sorted(names)) or "  none"
+    lines = [f"  {name}: {', '.join(plugins.choices(name))}" for name in sorted(names)]
+    lines += [f"  plug-in {name}: {plugin.conf}" for name, plugin in plugins.FOUND.items() if plugin.conf is not None]
+    return "\n".join(lines) or "  none"

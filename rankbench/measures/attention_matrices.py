@@ -85,47 +85,58 @@ ATTENTION_METRICS: dict[str, Callable[[AttentionMatrices], Tensor]] = {
     "attention_gap_eigenvalue": lambda matrices: spectral_gap(matrices.p_BHNM),  # Levin et al. 2009, ch. 12
     "attention_gap_singular": _gap_singular,
 }
+OF_PROBABILITIES = ("attention_entropy", "attention_gap_eigenvalue")  # the others are of any matrix
 
 
 def attention_metrics(
-    p_BHNM: Tensor, visible_NM: Tensor | None = None, lengths_B: Tensor | None = None, floor_BH: Tensor | None = None
+    p_BHNM: Tensor,
+    visible_NM: Tensor | None = None,
+    lengths_B: Tensor | None = None,
+    floor_BH: Tensor | None = None,
+    stochastic: bool = True,
 ) -> dict[str, Tensor]:
     """Every metric in ATTENTION_METRICS by column name, each of shape (B, H).
 
     visible_NM: which keys each query sees; None: all. lengths_B: number of tokens of each sequence of a padded batch.
     floor_BH: the error of each P's residual (rankbench.measures.rounding.noise_floors). It adds the columns of
-    ATTENTION_FLOORS; without it there is attention_own_rounding.
+    ATTENTION_FLOORS; without it there is attention_own_rounding. stochastic: whether rows are probabilities; where they
+    are not, the metrics OF_PROBABILITIES are nan.
     """
 
     def of_one_length(p_BHNM: Tensor) -> dict[str, Tensor]:
         length = p_BHNM.shape[-1]
-        return _values(p_BHNM, visible_NM if visible_NM is None or lengths_B is None else visible_NM[:length, :length])
+        shown_NM = visible_NM if visible_NM is None or lengths_B is None else visible_NM[:length, :length]
+        return _values(p_BHNM, shown_NM, stochastic)
 
     values = per_length(of_one_length, p_BHNM, lengths_B, axes=(2, 3))
     residual_BH = values.pop("attention_residual")
     return values if floor_BH is None else with_floor(values, residual_BH, floor_BH, "attention_")
 
 
-def _values(p_BHNM: Tensor, visible_NM: Tensor | None) -> dict[str, Tensor]:
-    _check(p_BHNM, visible_NM)
+def _values(p_BHNM: Tensor, visible_NM: Tensor | None, stochastic: bool) -> dict[str, Tensor]:
+    _check(p_BHNM, visible_NM, stochastic)
     residual_BH = composite_norm(residual_matrix(p_BHNM))
     matrices = AttentionMatrices(p_BHNM, visible_NM, residual_BH, Spectrum.of(p_BHNM))
-    values = {name: formula(matrices) for name, formula in ATTENTION_METRICS.items()}
+    defined = {name for name in ATTENTION_METRICS if stochastic or name not in OF_PROBABILITIES}
+    undefined_BH = torch.full_like(residual_BH, math.nan)
+    values = {
+        name: formula(matrices) if name in defined else undefined_BH for name, formula in ATTENTION_METRICS.items()
+    }
     return values | {"attention_own_rounding": own_rounding(p_BHNM), "attention_residual": residual_BH}
 
 
-def _check(p_BHNM: Tensor, visible_NM: Tensor | None) -> None:
+def _check(p_BHNM: Tensor, visible_NM: Tensor | None, stochastic: bool) -> None:
     check_floats("p_BHNM", p_BHNM, ("B", "H", "N", "M"))
     # Finds scores passed as weights. 1 %, because a softmax computed in bfloat16 (8 bits) must pass.
     error = (p_BHNM.sum(-1) - 1).abs()
-    if (p_BHNM < 0).any() or (error > 0.01).any():
+    if stochastic and ((p_BHNM < 0).any() or (error > 0.01).any()):
         raise ValueError("p_BHNM: got rows that are no probabilities, wanted entries >= 0 with row sums 1 (within 1%)")
     if visible_NM is None:
         return
     if visible_NM.dtype != torch.bool or visible_NM.shape != p_BHNM.shape[-2:]:
         got, wanted = tuple(visible_NM.shape), tuple(p_BHNM.shape[-2:])
         raise ValueError(f"visible_NM: got {visible_NM.dtype} of shape {got}, wanted torch.bool of shape {wanted}")
-    if (p_BHNM.masked_fill(visible_NM, 0).sum(-1) > 0.01).any():
+    if (p_BHNM.masked_fill(visible_NM, 0).abs().sum(-1) > 0.01).any():
         raise ValueError(
             "visible_NM: got a mask that hides keys which p_BHNM attends to, wanted the mask P was made with"
         )

@@ -175,6 +175,32 @@ def dot_ball_2(layer: AttentionLayer, num_tokens: int, radius: float, *, castin:
     return (math.sqrt(3) * spectral_norm(layer.values_HDD) * inner_H).sum().item()
 
 
+def softmax_ball_2(layer: AttentionLayer, num_tokens: int, radius: float) -> float:
+    """Bound on ||J(X)||_2 while every ||x_i||_2 <= radius; dot or l2, tied or not, with any mask and biases.
+
+    sum_h ||V|| (sqrt N + g ||A|| R^2 + g sqrt N R max ||W^K r_ij|| / s): local_2 with the largest value that each of
+    its terms takes on the ball. ||P||_2 <= sqrt N because its rows sum to 1 and its columns to at most N; tr(Cov) is at
+    most R^2; and r is q_i, or for l2 q_i - k_j.
+    """
+    w = layer.maps
+    a_H = spectral_norm(layer.a_HDD)
+    pulled_H = a_H * radius + (w.w_k_HDK @ w.b_q_HK[..., None]).flatten(1).norm(dim=1) / layer.scale
+    if layer.kind == "l2":
+        pulled_H = pulled_H + spectral_norm(w.w_k_HDK).square() * radius / layer.scale
+        pulled_H = pulled_H + (w.w_k_HDK @ w.b_k_HK[..., None]).flatten(1).norm(dim=1) / layer.scale
+    root = math.sqrt(num_tokens)
+    inner_H = root + layer.slope * (a_H * radius**2 + root * radius * pulled_H)
+    return (inner_H * spectral_norm(layer.values_HDD)).sum().item()
+
+
+def longest_output(layer: AttentionLayer, radius: float, bias_D: Tensor) -> float:
+    """Bound on the length of an output token while every ||x_i||_2 <= radius: a row of P averages the tokens.
+
+    bias_D: what is added to every token of the output, the values' biases through W^O and the output's own.
+    """
+    return (radius * spectral_norm(layer.values_HDD).sum() + bias_D.norm()).item()
+
+
 def norm_bound(width: int, weight: Tensor | None, largest_scale: float, p: str, centred: bool) -> float:
     """Bound on Lip_p of LayerNorm (centred) or RMSNorm over inputs whose scale, 1/sqrt(variance + epsilon), is at most
     this; over all inputs the scale is at most epsilon^-1/2.

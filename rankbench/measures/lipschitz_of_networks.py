@@ -7,6 +7,8 @@ Shapes: D width, H head, K head width.
 """
 
 import copy
+import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,9 +17,10 @@ from torch import Tensor
 from rankbench.measures import lipschitz_bounds
 from rankbench.measures.attention_layer import AttentionLayer
 from rankbench.measures.dong_theory import ACTIVATION_LIPSCHITZ
-from rankbench.model.attention import COSINE_EPSILON, Attention, visible_keys
+from rankbench.model.attention import Attention, visible_keys
 from rankbench.model.network import Network, Sublayer
 from rankbench.model.transformer import MLP, Norm
+from rankbench.model.weightings import COSINE_EPSILON
 
 COVERED = ("dot", "l2", "contractive_l2")  # kinds of attention that can be an AttentionLayer
 LIPSCHITZ_METRICS = {"lipschitz_inf": "inf", "lipschitz_2": "2"}  # column name -> p: a bound on Lip_p
@@ -27,7 +30,7 @@ HEAD_METRICS = ("qk_norm", "vo_norm")  # spectral norms of a head's maps
 def layer_of(attention: Attention, num_tokens: int) -> AttentionLayer | None:
     """A model's attention on so many tokens as an AttentionLayer; None where that has no form for it."""
     mix = attention.mix
-    covered = attention.score_name in COVERED and not (mix["identity"] or mix["uniform"])
+    covered = attention.score_name in COVERED and not (mix["identity"] or mix["uniform"] or attention.exclusive)
     if not covered or (attention.is_l2 and attention.temperature != 1):
         return None
     w = attention.maps()
@@ -54,11 +57,108 @@ def theorem(layer: AttentionLayer | None, num_tokens: int, p: str) -> float:
 def attention_bound(attention: Attention, num_tokens: int, p: str) -> float:
     """Bound on Lip_p of a model's attention on so many tokens; infinite where none exists or none is known."""
     mix = attention.mix
-    if attention.score_name != "cosine" or mix["identity"] or mix["uniform"]:
+    if attention.score_name != "cosine" or mix["identity"] or mix["uniform"] or attention.exclusive:
         return theorem(layer_of(attention, num_tokens), num_tokens, p)
     w = attention.maps()
     maps = w._replace(w_o_HKD=w.w_o_HKD * mix["attention"])
     return lipschitz_bounds.cosine_bound(maps, 1 / attention.temperature, COSINE_EPSILON, num_tokens, p)
+
+
+def capped_bound(network: Network, num_tokens: int, cap: float) -> float:
+    """Bound on Lip_2 of any network of this shape whose matrices have no singular value above `cap`; infinite unless
+    its attention is tied L2. Norms count with their own weights."""
+    bound = 1.0
+    for sublayer in network.sublayers:
+        if sublayer.kind == "mlp":
+            of_part = cap**2 * ACTIVATION_LIPSCHITZ.get(sublayer.part.activation_name, np.inf)
+        else:
+            of_part = _capped_attention(sublayer.part, num_tokens, cap)
+        bound *= sublayer_bound(sublayer, "2", of_part)
+    return bound if network.last_norm is None else bound * norm_bound(network.last_norm, "2")
+
+
+def _capped_attention(attention: Attention, num_tokens: int, cap: float) -> float:
+    """Theorem 3.2, which grows with the spectral norms, where all of these are as large as the cap lets them be."""
+    layer = layer_of(attention, num_tokens)
+    if layer is None or attention.score_name != "l2" or not layer.tied:
+        return np.inf
+    w = layer.maps
+    w_q_HDK, w_v_HDK = _with_norm(cap, w.w_q_HDK), _with_norm(cap, w.w_v_HDK)
+    all_heads_DD = _with_norm(cap * abs(attention.mix["attention"]), w.w_o_HKD.flatten(0, 1))
+    w_o_HKD = all_heads_DD.unflatten(0, w.w_o_HKD.shape[:2])
+    maps = w._replace(w_q_HDK=w_q_HDK, w_k_HDK=w_q_HDK, w_v_HDK=w_v_HDK, w_o_HKD=w_o_HKD)
+    return theorem(layer._replace(maps=maps), num_tokens, "2")
+
+
+def _with_norm(size: float, x: Tensor) -> Tensor:
+    """A matrix of this shape with all singular values equal to `size`."""
+    return size * torch.eye(*x.shape[-2:]).to(x).expand_as(x)
+
+
+class Certificate(NamedTuple):
+    """Bounds on Lip_2 on a ball: of each layer's attention and of each layer, in order, and of the whole network."""
+
+    attentions: list[float]
+    layers: list[float]
+    network: float
+
+
+def certificate(network: Network, num_tokens: int, radius: float) -> Certificate | None:
+    """Bounds while every token of the embedding is no longer than `radius`; None where a part has none.
+
+    The length of the tokens is bounded from part to part, so that softmax attention, which is Lipschitz on no
+    unbounded set, has a bound on the ball that its inputs lie in (lipschitz_bounds.softmax_ball_2). A block's bound is
+    that of its parts by Lemma 2.1 of Kim et al.; behind a norm the ball does not depend on the radius.
+    """
+    attentions, layers = [], []
+    for sublayers in network.layers:
+        constant = 1.0
+        for sublayer in sublayers:
+            read = sublayer.before(radius, lambda x, norm=sublayer.norm: _longest_normed(norm, x))
+            bounds = _part_on_ball(sublayer, num_tokens, read)
+            if bounds is None:
+                return None
+            of_part, longest = bounds
+            if sublayer.kind == "attention":
+                attentions.append(of_part)
+            constant *= sublayer_bound(sublayer, "2", of_part)
+            radius = abs(sublayer.skip) * radius + abs(sublayer.branch) * longest
+            radius = sublayer.after(radius, lambda x, norm=sublayer.norm: _longest_normed(norm, x))
+        layers.append(constant)
+    last = 1.0 if network.last_norm is None else norm_bound(network.last_norm, "2")
+    return Certificate(attentions, layers, math.prod(layers) * last)
+
+
+def _part_on_ball(sublayer: Sublayer, num_tokens: int, radius: float) -> tuple[float, float] | None:
+    """Bounds on Lip_2 of a sub-layer's part, and on the length of its output tokens; None where there are none."""
+    part = sublayer.part
+    if sublayer.kind == "mlp":
+        if part.activation_name not in ACTIVATION_LIPSCHITZ:
+            return None
+        up, down = part.up, part.down
+        hidden = lipschitz_bounds.linear_norm(up.weight, "2") * radius + _length(up.bias)
+        # an activation that is 0 at 0 lengthens no vector by more than its constant
+        longest = lipschitz_bounds.linear_norm(down.weight, "2") * ACTIVATION_LIPSCHITZ[part.activation_name] * hidden
+        return mlp_bound(part, "2"), longest + _length(down.bias)
+    layer = layer_of(part, num_tokens)
+    if layer is None:
+        return None
+    w = layer.maps
+    bias_D = torch.einsum("hk,hkd->d", w.b_v_HK / layer.divisor, w.w_o_HKD) + w.b_o_D
+    on_ball = lipschitz_bounds.softmax_ball_2(layer, num_tokens, radius)
+    everywhere = theorem(layer, num_tokens, "2")
+    return min(on_ball, everywhere), lipschitz_bounds.longest_output(layer, radius, bias_D)
+
+
+def _longest_normed(norm: Norm, radius: float) -> float:
+    """Bound on the length of a normed token that was no longer than `radius`."""
+    most = 1.0 if norm.kind == "l2norm" else norm.width**0.5
+    weight = 1.0 if norm.weight is None else norm.weight.abs().max().item()
+    return min(most, radius * norm.epsilon**-0.5) * weight + _length(norm.shift)
+
+
+def _length(bias: Tensor | None) -> float:
+    return 0.0 if bias is None else bias.norm().item()
 
 
 def matrices(sublayer: Sublayer) -> dict[str, Tensor]:
@@ -103,16 +203,14 @@ def sublayer_bound(sublayer: Sublayer, p: str, part: float, largest_scale: float
 def head_maps(attention: Attention) -> dict[str, tuple[Tensor, Tensor]]:
     """W_QK and W_VO of each head, each as (left, right) with the matrix left right^T; both sides (H, D, K).
 
-    W_QK is the bilinear form of the scores as they enter the softmax, d^2 score_ij / d x_i d x_j = c W_Q W_K^T with c
-    the attention's score_scale: 1 / (sqrt(K) temperature) of dot products, twice that of L2 attention. Cosine scores
-    are no bilinear form. Theirs is that of the scores times the lengths of query and key, W_Q W_K^T / temperature.
+    W_QK is the bilinear form of the scores, in the scale in which they enter the softmax (Weighting.qk_maps of
+    rankbench.model.weightings); differential attention has two for each head.
 
     W_VO is W_V W_O, in L2 attention A_h W_V W_O, without mixes and without the `gains` of the values. There is no W_QK
     where scores depend on where the tokens stand.
     """
     w = attention.maps_as_applied()
-    qk = {} if w.w_q_HDK is None else {"qk": (w.w_q_HDK * attention.score_scale, w.w_k_HDK)}
-    return qk | {"vo": (w.w_v_HDK, w.w_o_HKD.mT)}
+    return attention.qk_maps() | {"vo": (w.w_v_HDK, w.w_o_HKD.mT)}
 
 
 def spectra(left_HDK: Tensor, right_HDK: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from rankbench.keys import ConfigError
 from rankbench.measures.dong_theory import length_share as length_share
 from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.norms import frobenius_norm
-from rankbench.model.attention import SCORES, Attention
+from rankbench.model.attention import Attention
 from rankbench.model.network import Network, Step, Sublayer, run
 from rankbench.model.transformer import Norm, plain_norm
 
@@ -240,9 +240,9 @@ def frozen_norm(x: Tensor, norm: Norm, scale_BN1: Tensor, has_bias: bool) -> Ten
 
 
 def check_recomputed(network: Network, analysis: str) -> None:
-    """Raise ConfigError for scores that depend on more than one head: no path can then run as its own network."""
+    """Raise ConfigError for weights that depend on more than one head: no path can then run as its own network."""
     for attention in network.attentions:
-        if attention.score_name not in SCORES:
+        if not attention.weighting.by_head:
             raise ConfigError(
                 f"{network.name}: its scores, {attention.score_name}, are not those of one head's queries and keys "
                 "alone, so no path can be run as a network of its own; take analysis.{analysis}.schemes=[frozen]"
@@ -294,12 +294,12 @@ class RecomputedNetwork:
     def _one_head(self, attention: Attention, states_PBND: Tensor, layer: int, choice: int, sequences: slice) -> Tensor:
         widths = [attention.head_width] * 2 + [attention.value_width]
         q_PBNK, k_PBNK, v_PBNK = F.linear(states_PBND, *self.read[layer][choice - 1]).split(widths, dim=-1)
-        # the score functions take (B, H, N, K): paths stand where heads do
+        # the weights are of (B, H, N, K): paths stand where heads do
         present_BN = None if self.present_BN is None else self.present_BN[sequences]
         seen_BNM = attention.seen(present_BN, q_PBNK.shape[-2], q_PBNK.device)
         p_PBNM = attention.weights(q_PBNK, k_PBNK, seen_BNM)
         gains_PBM = attention.gains(v_PBNK, present_BN)
-        return F.linear(attention.mixing(p_PBNM, seen_BNM, gains_PBM) @ v_PBNK, *self.write[layer][choice - 1])
+        return F.linear(attention.mixing(p_PBNM, seen_BNM, gains_PBM, v_PBNK) @ v_PBNK, *self.write[layer][choice - 1])
 
     def start(self, sequences: slice) -> Tensor:
         """The path of no layers: the embedded inputs, (B, N, D)."""

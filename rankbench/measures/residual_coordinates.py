@@ -145,6 +145,8 @@ def check(network: Network) -> None:
             for part, share in {"attention": 1.0, "identity": 0.0, "uniform": 0.0}.items():
                 if sublayer.part.mix[part] != share:
                     raise _not_followed(f"mix_{part}", sublayer.part.mix[part], [share])
+            if sublayer.part.exclusive:
+                raise _not_followed("exclusive", "true", ["false"])
 
 
 def _not_followed(key: str, got: object, allowed: Iterable[object]) -> ConfigError:

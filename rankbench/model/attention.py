@@ -3,12 +3,11 @@
 Shapes: B batch, N query token, M key token, D width, H head, K head width.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from rankbench.config import ModelConfig
 from rankbench.keys import ConfigError
@@ -16,69 +15,18 @@ from rankbench.model.contraction import inverse_phi, l2_bound_inf
 from rankbench.model.fused import fused_mixing
 from rankbench.model.linear import linear
 from rankbench.model.network import HeadMaps
+from rankbench.model.weightings import ATTENTIONS, Factors, Softmax, Weighting, as_weights, inverse_length
 
 # The explicit softmax is faster while the N x N table fits the cache, the fused kernel beyond that. Measured on one
 # core at D=48..512, the two cross between 64 and 128 tokens. Heads of rank 1 are always faster fused, 2 to 4 times with
 # 16 tokens, because a product of a column and a row wastes the matrix kernels. On CUDA a launch for each of the table's
 # five operations costs more than their work, so there it is always fused.
 FUSED_FROM_TOKENS = 96
-SHORT_ROW = 32
 # How the values are mixed; the caller chooses. fused: by torch's fused kernel if that is faster and there is no
 # dropout. side_by_side: the same for networks under vmap, and only there. table: always with the N x N table of
 # weights, which Jacobians, second derivatives and compiled networks under vmap need.
 KERNELS = ("fused", "side_by_side", "table")
 ATTENTION_ALONE = {"attention": 1.0, "identity": 0.0, "uniform": 0.0}
-COSINE_EPSILON = 1e-6  # added to squared lengths: the cosine's Lipschitz constant grows as its power -1/2
-
-# Result of a score function: q' (B, H, N, E), k' (B, H, M, E) and c, for scores c q' k'^T, (B, H, N, M).
-Factors = tuple[Tensor, Tensor, float]
-
-
-def dot_scores(q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
-    """Scaled dot products q k^T / sqrt(K). Vaswani et al. 2017, eq. 1."""
-    return q_BHNK, k_BHMK, q_BHNK.shape[-1] ** -0.5
-
-
-def l2_scores(q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
-    """-||q_i - k_j||^2 / sqrt(K) without ||q_i||^2, which cancels in the softmax: (2 q_i k_j - ||k_j||^2) / sqrt(K).
-
-    An extra column, 1 in q' and -||k_j||^2 / 2 in k', makes it a dot product. Kim et al. 2021, eq. 10 and 16, where K =
-    D/H. For other head widths K sets the scale, as in the dot product.
-    """
-    half_BHM1 = -0.5 * k_BHMK.square().sum(-1, keepdim=True)
-    return F.pad(q_BHNK, (0, 1), value=1.0), torch.cat([k_BHMK, half_BHM1], -1), 2 * q_BHNK.shape[-1] ** -0.5
-
-
-def cosine_scores(q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
-    """Cosine similarity of q_i and k_j. Qi et al. 2023 (LipsFormer); their tau is 1 / temperature."""
-    return q_BHNK * inverse_length(q_BHNK), k_BHMK * inverse_length(k_BHMK), 1.0
-
-
-def inverse_length(x: Tensor) -> Tensor:
-    """1 / sqrt(||x||^2 + epsilon) over the last axis, which is kept with length 1."""
-    return (x.square().sum(-1, keepdim=True) + COSINE_EPSILON).rsqrt()
-
-
-SCORES: dict[str, Callable[[Tensor, Tensor], Factors]] = {
-    "dot": dot_scores,
-    "l2": l2_scores,
-    "contractive_l2": l2_scores,
-    "cosine": cosine_scores,
-}
-
-
-def softmax_of_rows(scores: Tensor) -> Tensor:
-    """Softmax over the last axis, written out for short rows on a CPU.
-
-    torch's kernel processes rows one by one there and takes five times as long for rows of 8. A mode that watches
-    torch's functions, as the tape does, sees one call of this function, so that it knows what the weights were made of.
-    """
-    if scores.shape[-1] > SHORT_ROW or scores.device.type != "cpu":
-        return scores.softmax(-1)
-    if has_torch_function_unary(scores):
-        return handle_torch_function(softmax_of_rows, (scores,), scores)
-    powers = (scores - scores.detach().amax(-1, keepdim=True)).exp()
-    return powers / powers.sum(-1, keepdim=True)
 
 
 def visible_keys(mask: str, window: int | None, num_tokens: int, device: torch.device | None = None) -> Tensor | None:
@@ -105,11 +53,13 @@ class Heads(nn.Module):
     """
 
     score_name, is_l2 = "dot", False
+    weighting: Weighting = ATTENTIONS["dot"]
+    layer = 1  # number of the layer
     mask, window, temperature, contraction_keys = "none", None, 1.0, None
     mix: Mapping[str, float] = ATTENTION_ALONE
+    exclusive = False  # whether each head's output loses its part along the token's own value
 
-    fusible = True  # whether the scores are the product of their factors and nothing else: the fused kernel needs that
-
+    own: Mapping[str, Tensor]  # parameters of the weighting, where it has any
     heads: int
     head_width: int
     value_width: int
@@ -130,7 +80,7 @@ class Heads(nn.Module):
     @property
     def mixes(self) -> bool:
         """Whether the values are mixed by anything but P."""
-        return self.mix != ATTENTION_ALONE
+        return self.mix != ATTENTION_ALONE or self.exclusive
 
     def num_keys(self, num_tokens: int) -> int:
         """The most keys that a query sees among this many tokens; ConfigError if more than model.contraction_keys."""
@@ -162,34 +112,37 @@ class Heads(nn.Module):
         return present_BN[..., None, :] & visible_NM | themselves_BNM
 
     def factors(self, q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
-        """The scores as a product, before the temperature."""
-        return SCORES[self.score_name](q_BHNK, k_BHMK)
+        """The scores of a softmax as a product, before the temperature."""
+        return self.weighting.factors(q_BHNK, k_BHMK)
 
     def score_bias(self, q_BHNK: Tensor) -> Tensor | None:
         """Term that is added to the product of the factors, (B or 1, H, N, M); None for no such term."""
         return None
 
-    @property
-    def score_scale(self) -> float:
-        """Factor of the products q_i k_j in the scores that enter the softmax."""
-        one_token = torch.zeros(1, 1, 1, self.head_width)
-        return self.factors(one_token, one_token)[2] / self.temperature
-
     def weights(self, q_BHNK: Tensor, k_BHMK: Tensor, seen_NM: Tensor | None) -> Tensor:
-        """Attention weights P, row-stochastic; shape (B, H, N, M)."""
-        q_BHNE, k_BHME, scale = self.factors(q_BHNK, k_BHMK)
-        scores_BHNM = (q_BHNE * (scale / self.temperature)) @ k_BHME.transpose(-2, -1)
-        if (bias_BHNM := self.score_bias(q_BHNK)) is not None:
-            scores_BHNM = scores_BHNM + bias_BHNM
-        if seen_NM is not None:
-            scores_BHNM = scores_BHNM.masked_fill(~seen_NM, float("-inf"))
-        return softmax_of_rows(scores_BHNM)
+        """Attention weights P, (B, H, N, M)."""
+        p_BHNM = self.weighting.weights(q_BHNK, k_BHMK, seen_NM, self)
+        return p_BHNM if isinstance(self.weighting, Softmax) else as_weights(p_BHNM)
 
-    def mixing(self, p_BHNM: Tensor, seen_NM: Tensor | None, gains_BHM: Tensor | None) -> Tensor:
-        """Matrix that multiplies the values: P, or its mix with the identity and the average of the visible keys. It
-        includes the `gains` of the values."""
-        mixed_BHNM = self._mixed(p_BHNM, seen_NM) if self.mixes else p_BHNM
-        return mixed_BHNM if gains_BHM is None else mixed_BHNM * gains_BHM[..., None, :]
+    def qk_maps(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """W_QK of each head by name, as `Weighting.qk_maps`; empty where scores are no product of two tokens' maps."""
+        w = self.maps_as_applied()
+        return {} if w.w_q_HDK is None else self.weighting.qk_maps(w, self)
+
+    def mixing(self, p_BHNM: Tensor, seen_NM: Tensor | None, gains_BHM: Tensor | None, v_BHMV: Tensor) -> Tensor:
+        """Matrix M that multiplies the values v: P, or its mix with the identity and the average of the visible keys.
+        It includes the `gains` of the values.
+
+        Exclusive heads have M - diag(c), c_i = <(M v)_i, v_i> / |v_i|^2, whose product with v is orthogonal to v token
+        by token (Zhai 2026, Exclusive self-attention). Frozen with P and c it is linear in the values.
+        """
+        mixed_BHNM = p_BHNM if self.mix == ATTENTION_ALONE else self._mixed(p_BHNM, seen_NM)
+        mixed_BHNM = mixed_BHNM if gains_BHM is None else mixed_BHNM * gains_BHM[..., None, :]
+        if not self.exclusive:
+            return mixed_BHNM
+        # <(M v)_i, v_i> without M v, which a mode that watches attention would take for the output
+        along_BHN = (mixed_BHNM * (v_BHMV @ v_BHMV.mT)).sum(-1)
+        return as_weights(mixed_BHNM - torch.diag_embed(along_BHN / _squared_lengths(v_BHMV)))
 
     def _mixed(self, p_BHNM: Tensor, seen_NM: Tensor | None) -> Tensor:
         mixed_BHNM = self.mix["attention"] * p_BHNM
@@ -226,11 +179,11 @@ class Heads(nn.Module):
         seen_NM = self.seen(present_B1N, x_BND.shape[-2], x_BND.device)
         weights_BHNM = self.weights(q_BHNK, k_BHNK, seen_NM)
         p_BHNM = weights_BHNM if dropout_BHNM is None else weights_BHNM * dropout_BHNM
-        mixing_BHNM = self.mixing(p_BHNM, seen_NM, gains_BHM)
+        mixing_BHNM = self.mixing(p_BHNM, seen_NM, gains_BHM, v_BHNK)
         return {"weights_BHNM": weights_BHNM, "mixing_BHNM": mixing_BHNM, "mixed_BHNK": mixing_BHNM @ v_BHNK}
 
     def _fuses(self, x_BND: Tensor) -> bool:
-        plain = self.fusible and not (self.mix["identity"] or self.mix["uniform"])
+        plain = self.weighting.fusible and not (self.mix["identity"] or self.mix["uniform"])
         is_faster = x_BND.shape[-2] >= FUSED_FROM_TOKENS or self.head_width == 1 or x_BND.device.type == "cuda"
         return plain and is_faster
 
@@ -239,12 +192,17 @@ class Heads(nn.Module):
         q_BHNK, k_BHMK, v_BHMV = self.queries_keys_values(x_BND)
         present_B1N = _for_all_heads(present_BN)
         q_BHNE, k_BHME, scale = self.factors(q_BHNK, k_BHMK)
+        own_BHMV = v_BHMV
         if (gains_BHM := self.gains(v_BHMV, present_B1N)) is not None:
             v_BHMV = v_BHMV * gains_BHM[..., None]
         causal = self.mask == "causal"  # absent tokens come last, so only they see absent tokens
         seen_NM = None if causal else self.seen(present_B1N, q_BHNE.shape[-2], q_BHNE.device)
         mixed_BHNV = fused_mixing(q_BHNE, k_BHME, v_BHMV, seen_NM, causal, scale / self.temperature, side_by_side)
-        return mixed_BHNV if self.mix["attention"] == 1 else self.mix["attention"] * mixed_BHNV
+        mixed_BHNV = mixed_BHNV if self.mix["attention"] == 1 else self.mix["attention"] * mixed_BHNV
+        if not self.exclusive:
+            return mixed_BHNV
+        along_BHN = (mixed_BHNV * own_BHMV).sum(-1) / _squared_lengths(own_BHMV)
+        return mixed_BHNV - along_BHN[..., None] * own_BHMV
 
 
 class Attention(Heads):
@@ -262,11 +220,12 @@ class Attention(Heads):
     them, because with tied queries and keys they cancel in q - k.
     """
 
-    def __init__(self, cfg: ModelConfig) -> None:
+    def __init__(self, cfg: ModelConfig, layer: int = 1) -> None:
         super().__init__()
+        self.layer, self.weighting = layer, ATTENTIONS[cfg.attention]
         self.heads, self.head_width = cfg.heads, cfg.head_width or cfg.width // cfg.heads
         self.tied_qk, self.mask, self.window = cfg.tied_qk, cfg.mask, cfg.window
-        self.temperature = cfg.temperature
+        self.temperature, self.exclusive = cfg.temperature, cfg.exclusive
         self.value_width, self.groups = cfg.value_width or self.head_width, cfg.kv_groups or self.heads
         copies = self.heads * self.head_width / cfg.width if cfg.head_reduction == "mean" else 1.0
         mix = {"attention": cfg.mix_attention, "identity": cfg.mix_identity, "uniform": cfg.mix_uniform}
@@ -283,6 +242,8 @@ class Attention(Heads):
         self.rows_of_latent = keys_and_values
         self.from_latent = linear(cfg, cfg.latent_width, sum(keys_and_values)) if cfg.latent_width else None
         self.out = linear(cfg, self.heads * self.value_width, cfg.width)
+        starts = self.weighting.parameters(self)
+        self.own = nn.ParameterDict({name: torch.empty(start.shape) for name, start in starts.items()})
 
     def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of every head, each (B, H, N, K); values of another width are (B, H, N, V)."""
@@ -369,6 +330,12 @@ class Attention(Heads):
             parts = [parts[0], *parts]
         share = self.heads // self.groups
         return parts[0], *(part if share == 1 else part.repeat_interleave(share, dim) for part in parts[1:])
+
+
+def _squared_lengths(v_BHMV: Tensor) -> Tensor:
+    """|v|^2 of each value, 1 in the place of 0: nothing is along such a value; (B, H, M)."""
+    squared_BHM = v_BHMV.square().sum(-1)
+    return torch.where(squared_BHM > 0, squared_BHM, 1)
 
 
 def _for_all_heads(present_BN: Tensor | None) -> Tensor | None:

@@ -10,6 +10,7 @@ from rankbench.model.transformer import Transformer, initialise
 # The keys of one plain softmax head of full rank, without a skip; they replace those of the given model.
 BARE = {"heads": 1, "head_width": None, "value_width": None, "kv_groups": None, "latent_width": None}
 BARE |= {"attention": "dot", "temperature": 1.0, "mix_attention": 1.0, "mix_identity": 0.0, "mix_uniform": 0.0}
+BARE |= {"exclusive": False}
 BARE |= {"head_reduction": "sum", "tied_qk": False, "mask": "none", "window": None, "skip": False, "skip_scale": 1.0}
 BARE |= {"branch_scale": 1.0, "mlp": False, "mlp_ratio": 1.0, "mlp_skip": False, "activation": "relu", "norm": "none"}
 BARE |= {"norm_kind": "layernorm", "norm_affine": True, "bias": False, "dropout": 0.0, "positions": "none"}

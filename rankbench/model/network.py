@@ -42,7 +42,7 @@ class HeadMaps(NamedTuple):
 
 
 class AttentionPart(Protocol):
-    """What the algebra needs of an attention; score_name, mask, window and mixes as in model.attention.Attention."""
+    """What the algebra needs of an attention; its fields as in model.attention.Heads."""
 
     heads: int
     head_width: int
@@ -270,7 +270,7 @@ def without(network: Network, *, skip: bool = False, mlp: bool = False, norm: bo
 class Step(NamedTuple):
     """Input, output and intermediate values of one sub-layer on a batch.
 
-    scale_BN1: the factor of each token in the norm. Attention has weights_BHNM, the softmax P; mixing_BHNM, the matrix
+    scale_BN1: the factor of each token in the norm. Attention has weights_BHNM, P; mixing_BHNM, the matrix
     that multiplies the values; mixed_BHNK, their product. An MLP has hidden_BNF, the input of its activation.
     """
 

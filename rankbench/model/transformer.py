@@ -114,9 +114,9 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """Parameters of one layer: attention, then an MLP, each with its own norm."""
 
-    def __init__(self, cfg: ModelConfig) -> None:
+    def __init__(self, cfg: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.attention = Attention(cfg)
+        self.attention = Attention(cfg, layer)
         self.attention_norm = Norm(cfg, cfg.norm_affine) if cfg.norm != "none" else None
         self.mlp = MLP(cfg) if cfg.mlp else None
         self.mlp_norm = Norm(cfg, cfg.norm_affine) if cfg.mlp and cfg.norm != "none" else None
@@ -144,7 +144,7 @@ class Transformer(Padded, Network, nn.Module):
         position_width = {"learned": cfg.width, "concatenated": cfg.width - num_inputs}.get(cfg.positions)
         self.position = None if position_width is None else nn.Embedding(length, position_width)
         self.embedding_norm = Norm(cfg, cfg.norm_affine) if cfg.embedding_norm else None
-        self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.layers))
+        self.blocks = nn.ModuleList(Block(cfg, layer) for layer in range(1, cfg.layers + 1))
         self.last_norm = Norm(cfg, cfg.norm_affine) if cfg.norm == "pre" else None
         linear_out = cfg.read_out == "linear"
         self.read_out = nn.Linear(cfg.width, num_outputs) if linear_out else FirstCoordinates(self, num_outputs)
@@ -289,10 +289,13 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
     attention_init = s draws the matrices of attention from U(+-s/sqrt(width)) instead (Kim et al. 2021, app. I).
     init_gain multiplies every matrix of the blocks (with weight_norm=sigma it is the initial gamma); mlp_gain also
     multiplies those of the MLPs. values=orthogonal draws W_V and W_O (all heads together) orthogonal instead;
-    values=uniform draws them like pytorch; values=zero sets W_V and its bias to 0.
+    values=uniform draws them like pytorch; values=zero sets W_V and its bias to 0. Parameters of a weighting begin
+    as it says.
     """
     scheme, layers = model.cfg.init, model.cfg.layers
     with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(math.nan)
         for name, module in model.named_modules():
             gain = model.cfg.init_gain * (model.cfg.mlp_gain if ".mlp." in name else 1)
             if isinstance(module, Norm) and module.weight is not None:
@@ -304,6 +307,9 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
                 module.weight.normal_(0, deviation, generator=generator)
             elif isinstance(module, SigmaReparam):
                 module.gamma.fill_(gain)
+            elif isinstance(module, Attention):
+                for parameter, start in module.weighting.parameters(module).items():
+                    start.draw(module.own[parameter], generator)
             elif isinstance(module, nn.Linear):
                 # the fused query-key-value matrix holds several maps, each with its own fans
                 maps = _maps(model, name)
@@ -326,6 +332,19 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
                     _set_values(module, maps, model.cfg.values, generator)
                 if name.startswith("blocks."):
                     free_weight(module).mul_(gain)
+        for name, parameter in model.named_parameters():
+            if parameter.isnan().any():
+                raise ConfigError(f"model.attention={model.cfg.attention}: its parameter {name} has no first value")
+
+
+def maps_of_layers(model: Transformer) -> dict[str, list[int]]:
+    """The matrices of the layers by the names of their parameters: the number of rows of each map that is stacked in
+    it."""
+    modules = {
+        name: module for name, module in model.blocks.named_modules(prefix="blocks") if isinstance(module, nn.Linear)
+    }
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {names[id(free_weight(module))]: _maps(model, name) for name, module in modules.items()}
 
 
 def _maps(model: Transformer, name: str) -> list[int]:

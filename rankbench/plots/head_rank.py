@@ -78,7 +78,7 @@ def _spectra(heads: pd.DataFrame, weights: str, facet: str | None) -> Figure:
     figure, grid, facets = grid_of(long, "kind", 2, share_y=False)
     for row, (_, rows) in zip(grid, facets, strict=True):
         for axes, (matrix, name) in zip(row, (("qk", "W_{QK}"), ("vo", "W_{VO}")), strict=True):
-            of_matrix = rows[(rows.matrix == matrix) & (rows.sigma > 0)]
+            of_matrix = rows[rows.matrix.str.startswith(matrix) & (rows.sigma > 0)]
             layers = np.sort(of_matrix.layer.unique())
             for layer in layers[np.linspace(0, len(layers) - 1, min(len(layers), LINES)).round().astype(int)]:
                 summary = mean_and_spread(of_matrix[of_matrix.layer == layer], ["number"], "sigma", geometric=True)
@@ -152,7 +152,7 @@ def _errors(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | No
 
 
 def _angles(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | None, label: str) -> None:
-    heads = rows[(rows.of == "head") & (rows.matrix == "qk")]
+    heads = rows[(rows.of == "head") & rows.matrix.str.startswith("qk", na=False)]
     by = ["run", "seed", "share", "heads", "copies", "points_of_run"]
     points = rows.groupby(["run", "seed"]).points.max().rename("points_of_run")
     median = heads.join(points, on=["run", "seed"]).groupby(by).angle.median().reset_index()

@@ -27,6 +27,8 @@ DRAWN = {
     "theorem_printed": ("Theorem 3.2 as printed (no bound)", GREY, "", ":"),
     "one_dimension": ("exact (odd N)", COLOURS[2], "", "--"),
     "ball": ("bound on a ball", COLOURS[4], "v", "-."),
+    "certificate": ("certificate on a ball", COLOURS[5], "^", "-"),
+    "capped": ("Theorem 3.2, matrices at the cap", GREY, "P", "-"),
     "local": ("certificate at the data", COLOURS[3], "D", "-"),
     "ascent": ("lower bound: ascent, best start", COLOURS[0], "o", "-"),
     "ascent_mirrored": ("lower bound: ascent, mirrored", INK, "x", "none"),

@@ -6,7 +6,12 @@ from rankbench.model import skeleton
 from rankbench.runs.machine import Machine, gib
 from rankbench.tasks import Corpus, Task
 
-COPIES = {"adam": 4, "adamw": 4, "sgd": 2}  # of the weights in training: themselves, gradients, the optimiser's moments
+COPIES = {
+    "adam": 4,
+    "adamw": 4,
+    "sgd": 2,
+    "muon": 3,
+}  # of the weights in training: themselves, gradients, the optimiser's moments
 INTEGER = 8  # bytes of a token or a class
 SHORT_TEXT = 10  # characters of a sentence that a corpus has at least, on average
 

@@ -25,14 +25,14 @@ from rankbench.measures.states import STATE_FLOORS, STATE_METRICS
 from rankbench.model import build_model, initial_model
 from rankbench.model.dropout import dropout_masks
 from rankbench.model.lstm import Lstm
-from rankbench.model.transformer import Transformer
+from rankbench.model.transformer import Transformer, maps_of_layers
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import FORMAT, Run
 from rankbench.seeds import generator_for, state_of
 from rankbench.tasks import Batch, Corpus, Task
 from rankbench.tasks.task import Score, is_scored, majority_baselines, score
 from rankbench.training.batches import batches_of_epoch, chunks_by_length, padded_lengths
-from rankbench.training.optimizers import build_optimizer, learning_rate
+from rankbench.training.optimizers import build_optimizer, cap_singular_values, learning_rate
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,10 @@ class Training:
             name: weight.to(self.machine.device, self.machine.dtype).clone().requires_grad_()
             for name, weight in weights.items()
         }
-        self.optimizer = build_optimizer(self.cfg.optimizer, list(self.parameters.values()))
+        # a name in self.matrices: the rows of the maps that are stacked in the parameter
+        self.matrices = maps_of_layers(self.model) if isinstance(self.model, Transformer) else {}
+        rows = [self.matrices.get(name) for name in self.parameters]
+        self.optimizer = build_optimizer(self.cfg.optimizer, list(self.parameters.values()), rows)
         self._alive_S = torch.tensor(self.progress.training, device=self.machine.device)
         self._forget()
 
@@ -217,6 +220,9 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(cfg.optimizer, step, self.num_steps)
         self.optimizer.step()
+        if cfg.optimizer.cap is not None:
+            for name, rows in self.matrices.items():
+                cap_singular_values(self.parameters[name], rows, cfg.optimizer.cap)
         self.progress.step += 1
         self.sums["loss"] = self.sums["loss"] + scores.mean_loss
         self.sums["accuracy"] = self.sums["accuracy"] + scores.accuracy

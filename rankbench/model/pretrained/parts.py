@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from rankbench.keys import ConfigError
 from rankbench.model.activations import ACTIVATIONS
-from rankbench.model.attention import Factors, Heads, dot_scores
+from rankbench.model.attention import Heads
 from rankbench.model.network import HeadMaps
 from rankbench.model.transformer import MLP, Norm
+from rankbench.model.weightings import Factors, Softmax, dot_scores
 
 # The library's names of an activation, and ours. gelu_fast rounds a constant of gelu_new to ten digits.
 ACTIVATION_NAMES = {
@@ -121,7 +122,7 @@ class BiasedAttention(PretrainedAttention):
     holder: the module of the first layer, which computes it for all layers.
     """
 
-    score_name, fusible = "dot with a bias of positions", False
+    score_name, weighting = "dot with a bias of positions", Softmax(fusible=False, by_head=False)
 
     def __init__(self, *args: object, holder: nn.Module) -> None:
         super().__init__(*args)
@@ -138,7 +139,7 @@ class BiasedAttention(PretrainedAttention):
 class RotaryAttention(PretrainedAttention):
     """Queries and keys are turned by angles of their positions (Su et al. 2021), which `rotary` gives."""
 
-    score_name = "rotary"
+    score_name, weighting = "rotary", Softmax(by_head=False)
 
     def __init__(self, *args: object, rotary: nn.Module) -> None:
         super().__init__(*args)
@@ -160,7 +161,7 @@ class RelativeAttention(PretrainedAttention):
     base: the model, which gives the embedding of each distance.
     """
 
-    score_name, fusible = "relative", False
+    score_name, weighting = "relative", Softmax(fusible=False, by_head=False)
 
     def __init__(self, module: nn.Module, base: nn.Module, mask: str) -> None:
         maps = (OfHeads(module, name) for name in "qkv")

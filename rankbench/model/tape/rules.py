@@ -471,6 +471,11 @@ def _softmax(seen: Seen) -> Tag:
     return result_tag
 
 
+@rule("as_weights")
+def _as_weights(seen: Seen) -> Tag:
+    return seen.value_only([seen.tag(seen.args[0])], Level.SOFTMAX)
+
+
 @rule("var_mean", "std_mean")
 def _moments(seen: Seen) -> list[Tag] | None:
     axes, keepdim = seen.kwargs.get("dim", seen.args[1] if len(seen.args) > 1 else None), seen.kwargs.get("keepdim")

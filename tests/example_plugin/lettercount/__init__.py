@@ -1,4 +1,4 @@
-"""An example of a plug-in: a task, counting letters, and an analysis, the sizes of the weights."""
+"""An example of a plug-in: a task, counting letters; an analysis, the sizes of the weights; and an attention."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,6 +8,7 @@ import torch
 
 from rankbench.analyses import Analysis, Subject
 from rankbench.keys import key
+from rankbench.model.weightings import Start, Weighting, hidden_as
 from rankbench.tasks import Batch
 
 
@@ -59,5 +60,22 @@ def digest(rows: pd.DataFrame) -> str:
     return f"weight_sizes: largest {rows.weight_size.max():.3g}"
 
 
+@dataclass(frozen=True)
+class InverseSquare(Weighting):
+    """Weights in proportion to 1 / (s + |q - k|^2), with a learned s that begins at 1."""
+
+    def weights(self, q_BHNK, k_BHMK, seen_NM, heads):
+        squared_BHNM = (q_BHNK[..., :, None, :] - k_BHMK[..., None, :, :]).square().sum(-1)
+        near_BHNM = hidden_as(0.0, 1 / (heads.own["log_s"].exp() + squared_BHNM), seen_NM)
+        return near_BHNM / near_BHNM.sum(-1, keepdim=True)
+
+    def parameters(self, heads):
+        return {"log_s": Start((1,), lambda value, generator: value.zero_())}
+
+    def qk_maps(self, maps, heads):
+        return {}  # the weights are no function of a bilinear form
+
+
 TASKS = {"letter_count": LetterCount}
+ATTENTIONS = {"inverse_square": InverseSquare()}
 ANALYSES = {"weight_sizes": Analysis(Options, table, None, digest, ("weight_size",))}

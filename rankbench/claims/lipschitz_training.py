@@ -1,0 +1,35 @@
+"""Claims on training with a cap on the singular values, as tests on the table `lipschitz`."""
+
+import math
+from functools import partial
+
+import pandas as pd
+
+from rankbench.claims.claim import Claim, NotMeasurable, below
+from rankbench.claims.sweeps import at_end, from_other_end
+
+
+def _above_cap(rows: pd.DataFrame) -> float:
+    """log10 of the trained network's certificate over that of a network whose matrices are all at the cap."""
+    of_network = rows[(rows.weights == "trained") & (rows.part == "network") & (rows.p == 2)]
+    values = of_network.set_index("quantity").value
+    if not {"theorem", "capped"} <= set(values.index):
+        raise NotMeasurable("the table has no certificate of a trained network beside that at the cap")
+    return math.log10(values["theorem"] / values["capped"])
+
+
+LIPSCHITZ_TRAINING: dict[str, Claim] = {
+    "newhouse_capped_certificate": Claim(
+        statement="With no singular value above the cap the trained network's certificate is at most that of a network "
+        "whose matrices are all at the cap, and without a cap it is above (log10 of their ratio).",
+        source="Newhouse et al. 2025, Training transformers with enforced Lipschitz constants",
+        table="lipschitz",
+        measure=partial(at_end, key="optimizer.cap", measure=_above_cap, end=0),
+        claimed=below(1e-4),  # the trained weights are float32: some 1e-6 in each of a dozen factors
+        along="optimizer.cap",
+        learned=None,
+        is_check=True,
+        exact=True,
+        control=from_other_end("optimizer.cap", 0),
+    ),
+}

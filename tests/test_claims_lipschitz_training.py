@@ -1,0 +1,37 @@
+"""The claim on training with a cap: it holds below the cap's bound, and fails in its control and above."""
+
+import pandas as pd
+import pytest
+
+from rankbench.claims import CLAIMS, judge
+
+NAME = "newhouse_capped_certificate"
+
+
+def table(capped=80.0, uncapped=500.0):
+    return pd.DataFrame(
+        {"seed": seed, "weights": weights, "part": "network", "p": 2.0, "optimizer.cap": cap}
+        | {"quantity": quantity, "value": value if weights == "trained" else 90.0}
+        for seed in range(3)
+        for weights in ("trained", "initialised")
+        for cap, theorem in (("1", capped), ("1000", uncapped))
+        for quantity, value in (("theorem", theorem), ("capped", 100.0))
+    )
+
+
+@pytest.mark.parametrize(("rows", "outcome"), [(table(), "passed"), (table(capped=101.0), "broken")])
+def test_the_certificate_is_compared_with_that_at_the_cap(rows, outcome):
+    (verdict,) = judge(NAME, rows, "optimizer.cap")
+    assert verdict["outcome"] == outcome
+
+
+def test_its_control_fails_unless_nothing_was_above_the_cap():
+    (verdict,) = judge(NAME, CLAIMS[NAME].control.doctor(table()))
+    assert verdict["outcome"] == "broken"
+    (verdict,) = judge(NAME, table(uncapped=99.0), "optimizer.cap")
+    assert "its control did not fail" in verdict["reason"]
+
+
+def test_without_the_number_at_the_cap_nothing_is_judged():
+    (verdict,) = judge(NAME, table().query("quantity != 'capped'"), "optimizer.cap")
+    assert verdict["outcome"] == "undecided" and "beside that at the cap" in verdict["reason"]
