@@ -160,6 +160,11 @@ TABLES = {
         [measured(VALUES, {"free": 0.9, "orthogonal": 0.9}, rank={"free": 2.0, "orthogonal": 3.0})],
     ),
     "knob_sigma_reparam": (of_sigma(), 0.6 * 1.002, [of_sigma(with_sigma=0.3)]),
+    "knob_exclusive_keeps": (
+        measured("model.exclusive", {"false": 1e-3, "true": 0.7}),
+        0.7 * MEAN,
+        [measured("model.exclusive", {"false": 1e-3, "true": 0.05})],
+    ),
     "knob_exclusive": (of_exclusive(), 3e-7, [of_exclusive(exclusive=1e-3)]),
     "knob_dynamics": (of_skips(), 0.5 * 1.002, [of_skips(with_skips=0.05)]),  # though there is enough at the end
 }

@@ -330,6 +330,24 @@ def test_the_interrupted_runs_are_worth_interrupting(uninterrupted):
         assert min(steps for _, steps in ended) < 40
 
 
+def test_muon_with_a_cap_side_by_side_alone_and_interrupted(tmp_path, monkeypatch):
+    words = ["optimizer=muon", "optimizer.lr=0.02", "optimizer.cap=0.9", "precision=fp64"]
+    together = trained(tmp_path / "together", *words, "replicas=2")
+    for seed_index, seed in enumerate((0, 1)):
+        alone = trained(tmp_path / f"alone{seed}", *words, f"seed={seed}")
+        torch.testing.assert_close(one_seed(together, seed_index), one_seed(alone, 0), **SAME)
+        matrices = [w for name, w in alone.weights().items() if ".mlp." in name and w.ndim == 3]
+        # some are at the cap, and none is above it
+        assert max(torch.linalg.matrix_norm(w, 2).max().item() for w in matrices) == pytest.approx(0.9, rel=1e-12)
+    run = Run(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 9)
+        with pytest.raises(Interrupted):
+            train(config(*words, "replicas=2"), run)
+    train(config(*words, "replicas=2"), run)
+    assert_same_run(run, together)
+
+
 # 3 is before the first checkpoint, 7 is one; 8 an evaluation; 46 the last step
 @pytest.mark.parametrize("step", [3, 7, 8, 30, 46])
 def test_a_signal_stops_a_run_and_the_same_call_continues_it(tmp_path, monkeypatch, uninterrupted, step):

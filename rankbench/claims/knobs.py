@@ -214,6 +214,14 @@ KNOBS: dict[str, Claim] = {
         along="model.weight_norm",
         control=_with_exchanged("model.weight_norm", "sigma", "none"),
     ),
+    "knob_exclusive_keeps": _left_at(
+        "model.exclusive",
+        -1,
+        "With exclusive heads",
+        "rankbench, knob_exclusive: not a claim of Zhai 2026",
+        table="residual",
+        exists=False,
+    ),
     "knob_exclusive": Claim(
         statement="The output of an exclusive head is orthogonal to the token's own value in every layer, and that of "
         "a plain head is not (largest |mean cosine| of a head).",
