@@ -197,6 +197,7 @@ def sublayer_bound(sublayer: Sublayer, p: str, part: float, largest_scale: float
         part=lambda constant: part * constant,
         norm=lambda constant: of_norm * constant,
         add=lambda a, x, b, y: abs(a) * x + abs(b) * y,
+        branch_norm=lambda constant: norm_bound(sublayer.branch_norm, p) * constant,
     )
 
 
