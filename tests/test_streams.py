@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from rankbench.commands.compose import compose
 from rankbench.config import check
 from rankbench.keys import ConfigError
+from rankbench.measures.lipschitz_of_networks import certificate
 from rankbench.measures.norms import composite_norm, residual_matrix
 from rankbench.measures.paths import (
     FrozenNetwork,
@@ -290,3 +291,21 @@ def test_keys_that_do_not_go_together_are_refused(words, says):
 def test_paths_with_streams_are_not_recomputed(network, name):
     with pytest.raises(ConfigError, match=r"[23] states side by side"):
         RecomputedNetwork(network(**KINDS[name]), TOKENS)
+
+
+def test_the_certificate_bounds_peri_norm(network):
+    """At tokens in the ball no difference quotient is above the certificate."""
+    model = network(norm="peri", layers=2, mask="none")
+    x_BND = model.embed(TOKENS)
+    radius = 1.1 * x_BND.norm(dim=-1).max().item()
+    bound = certificate(model, 4, radius)
+    generator = torch.Generator().manual_seed(0)
+    y_BND = x_BND + 1e-3 * torch.randn(x_BND.shape, generator=generator, dtype=torch.float64)
+
+    def through(tokens_BND):
+        for sublayer in model.sublayers:
+            tokens_BND = sublayer(tokens_BND)
+        return model.finish(tokens_BND)
+
+    quotient = (through(x_BND) - through(y_BND)).norm() / (x_BND - y_BND).norm()
+    assert 0 < quotient.item() <= bound.network

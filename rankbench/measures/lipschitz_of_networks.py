@@ -119,6 +119,8 @@ def certificate(network: Network, num_tokens: int, radius: float) -> Certificate
             if bounds is None:
                 return None
             of_part, longest = bounds
+            if sublayer.branch_norm is not None:
+                longest = _longest_normed(sublayer.branch_norm, longest)
             if sublayer.kind == "attention":
                 attentions.append(of_part)
             constant *= sublayer_bound(sublayer, "2", of_part)
