@@ -89,10 +89,24 @@ class ModelSublayers:
     mlp_ratio: float = key("Hidden width of the MLP over the model's width.", between=(1e-3, 1e3))
     mlp_skip: bool = key("Whether the MLP has a skip.")
     activation: str = key("Activation of the MLP.", choices=("relu", "gelu"))
-    norm: str = key("Where the norm stands: before (pre) or after (post) a sub-layer.", choices=("none", "pre", "post"))
+    norm: str = key(
+        "Where the norm stands: before (pre) or after (post) a sub-layer; peri: before and behind its branch.",
+        choices=("none", "pre", "post", "peri"),
+    )
     norm_kind: str = key("Kind of norm. l2norm: x / ||x|| times a number.", choices=("layernorm", "rmsnorm", "l2norm"))
     norm_affine: bool = key("Whether norms have a learned scale and shift.")
     bias: bool = key("Whether the linear maps of the layers have biases.")
+    value_residual: float = key("Share of the first layer's values in those of each later layer.", between=(0.0, 1.0))
+    embedding_skip: float = key("Factor of the embedding that is added to the input of each layer.", between=FACTOR)
+    hyper_connections: str = key(
+        "Kind of the learned matrices that mix the streams of hyper-connections. none: no such streams.",
+        choices=("none", "free", "doubly_stochastic"),
+    )
+    streams: int = key("Number of states of a token that hyper-connections keep side by side.", between=(2, 64))
+    stream_deviation: float = key(
+        "Standard deviation of what is added to hyper-connections at the start. 0: they begin as plain skips.",
+        between=(0.0, 1e3),
+    )
     dropout: float = key("Share of entries that dropout sets to zero.", between=(0.0, 0.99))
 
 
@@ -406,12 +420,34 @@ def _check_model(model: ModelConfig) -> None:
         raise ConfigError(
             f"model.window={model.window}: only model.mask=window has a window; got model.mask={model.mask}"
         )
+    _check_streams(model)
     if model.mlp_skip and not model.mlp:
         raise ConfigError("model.mlp_skip=true: there is no MLP to skip; set model.mlp=true or model.mlp_skip=false")
     if model.mlp and round(model.mlp_ratio * model.width) < 1:
         raise ConfigError(
             f"model.mlp_ratio={model.mlp_ratio}: leaves the MLP no hidden unit at model.width={model.width}; "
             f"allowed are ratios from {1 / model.width:g}"
+        )
+
+
+def _check_streams(model: ModelConfig) -> None:
+    off = {"value_residual": 0, "embedding_skip": 0, "hyper_connections": "none"}
+    used = [
+        f"model.{name}={as_typed(getattr(model, name))}" for name, none in off.items() if getattr(model, name) != none
+    ]
+    if len(used) > 1:
+        raise ConfigError(f"{' '.join(used)}: one of these at a time; set the others back")
+    if model.value_residual and model.attention == "contractive_l2":
+        raise ConfigError(f"{used[0]}: model.attention=contractive_l2 has no constant for values of two layers; use l2")
+    if model.value_residual and model.exclusive:
+        raise ConfigError(f"{used[0]}: not with model.exclusive=true, whose own value is of one layer; set it to false")
+    if model.hyper_connections == "none":
+        return
+    if model.norm == "post":
+        raise ConfigError(f"{used[0]}: norms stand before the branches; use model.norm=pre, peri or none")
+    if not model.skip or model.mlp_skip != model.mlp:
+        raise ConfigError(
+            f"{used[0]}: replaces the skips round every sub-layer; set model.skip=true and mlp_skip=model.mlp"
         )
 
 

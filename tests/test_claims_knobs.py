@@ -91,6 +91,25 @@ def of_skips(with_skips=0.5, without=1e-3):
     return training("model", dict.fromkeys(left, 0.6), left)
 
 
+def by_length(key, lengths, seeds=5):
+    """A table of the analysis path_mass with lengths 0 and 10 alone. lengths: mean length by value of the key."""
+    rows = [
+        {"seed": seed, "part": "length", "path_length": length, "mass": mass, key: str(value)}
+        for value, mean in lengths.items()
+        for seed in range(seeds)
+        for length, mass in ((0, 1 - mean / 10), (10, mean / 10))
+    ]
+    return pd.DataFrame([*rows, {**rows[0], "part": "bias", "path_length": math.nan, "mass": 99.0}])
+
+
+def grown(sizes):
+    """A table of the analysis residual whose last state is so many times as large, by kind of hyper-connections."""
+    table = measured(HYPER, dict.fromkeys(sizes, 0.5))
+    size = table[HYPER].map({key: factor for key, factor in sizes.items()}).where(table.layer == 2, 1.0)
+    return table.assign(residual=table.residual * size)
+
+
+VALUE, EMBEDDING, NORM, HYPER = "model.value_residual", "model.embedding_skip", "model.norm", "model.hyper_connections"
 BRANCH, SKIP, HEAT = "model.branch_scale", "model.skip_scale", "model.temperature"
 UNIFORM, MIX, VALUES = "model.mix_uniform", "model.mix_attention", "model.values"
 MEAN = 1.02  # of 1 to 1.04, over the seeds
@@ -158,6 +177,44 @@ TABLES = {
         measured(VALUES, {"free": 0.9, "orthogonal": 0.9}, rank={"free": 2.0, "orthogonal": 7.0}),
         7 / 8 * MEAN,
         [measured(VALUES, {"free": 0.9, "orthogonal": 0.9}, rank={"free": 2.0, "orthogonal": 3.0})],
+    ),
+    "knob_value_residual": (
+        measured(VALUE, {0: 0.02, 0.5: 0.4, 1: 0.8}),
+        1.0,
+        [measured(VALUE, {0: 0.8, 0.5: 0.4, 1: 0.02})],
+    ),
+    "knob_value_residual_enough": (measured(VALUE, {0: 0.02, 1: 0.8}), 0.8 * MEAN, []),
+    "knob_embedding_skip": (
+        measured(EMBEDDING, {0: 1e-17, 0.1: 1e-3, 1: 0.7}),  # one of them is hidden
+        1.0,
+        [measured(EMBEDDING, {0: 0.7, 0.1: 0.2, 1: 0.1})],
+    ),
+    "knob_embedding_skip_enough": (measured(EMBEDDING, {0: 1e-17, 1: 0.7}), 0.7 * MEAN, []),
+    "knob_norm_place": (
+        followed(NORM, {"post": 1e-3, "pre": 0.3, "peri": 0.25}),
+        0.25 * MEAN,
+        [followed(NORM, {"post": 1e-3, "peri": 0.05})],
+    ),
+    "knob_hyper_connections": (
+        grown({"free": 500.0, "doubly_stochastic": 2.0}),
+        2.0,
+        [grown({"free": 500.0, "doubly_stochastic": 20.0}), grown({"free": 500.0, "doubly_stochastic": 0.01})],
+    ),
+    "paths_value_residual": (
+        by_length(VALUE, {0: 2.0, 0.5: 0.9, 1: 0.4}),
+        -1.0,
+        [by_length(VALUE, {0: 0.4, 0.5: 0.9, 1: 2.0})],
+    ),
+    "paths_embedding_skip": (by_length(EMBEDDING, {0: 2.0, 1: 0.4}), -1.0, [by_length(EMBEDDING, {0: 0.4, 1: 2.0})]),
+    "paths_norm_place": (
+        by_length(NORM, {"post": 1.0, "pre": 0.5, "peri": 2.0}),
+        4.0,
+        [by_length(NORM, {"pre": 0.5, "peri": 0.8})],
+    ),
+    "paths_hyper_connections": (
+        by_length(HYPER, {"none": 0.5, "free": 0.5, "doubly_stochastic": 0.5}),
+        0.0,
+        [by_length(HYPER, {"none": 0.5, "free": 0.5001})],
     ),
     "knob_sigma_reparam": (of_sigma(), 0.6 * 1.002, [of_sigma(with_sigma=0.3)]),
     "knob_exclusive_keeps": (

@@ -26,7 +26,7 @@ from rankbench.measures.residual_coordinates import State, check, propagate
 from rankbench.measures.rounding import states_with_floors
 from rankbench.measures.states import per_length
 from rankbench.measures.token_views import counted_first
-from rankbench.model.network import Network, Step, run, without
+from rankbench.model.network import Network, Step, check_one_stream, run, without
 from rankbench.model.transformer import MLP
 from rankbench.plots.bounds import draw_bounds
 from rankbench.runs.tables import thinned
@@ -315,7 +315,13 @@ def digest(table: pd.DataFrame) -> str:
 
 
 def check_plan(plan: Plan, _: Options) -> None:
-    """Raise ConfigError for an attention that the bounds do not cover."""
+    """Raise ConfigError for an attention, a norm or streams that the bounds do not cover."""
+    check_one_stream(plan.model, "bounds")
+    if any(sublayer.branch_norm is not None for sublayer in plan.model.sublayers):
+        raise ConfigError(
+            f"analysis=bounds: no bound here is of norms behind the branches, as {plan.model.name} has; "
+            "use model.norm=pre, post or none"
+        )
     if any(attention.score_name != "dot" or attention.mixes for attention in plan.model.attentions):
         raise ConfigError(
             f"analysis=bounds: needs the softmax of dot products alone; the scores of {plan.model.name} are "

@@ -20,7 +20,7 @@ from rankbench.analyses.lipschitz import contracted
 from rankbench.keys import ConfigError, key
 from rankbench.measures.attention_layer import attend, fresh_layer
 from rankbench.measures.lipschitz_of_networks import COVERED
-from rankbench.model.network import Network, Sublayer, run
+from rankbench.model.network import Network, Sublayer, check_one_stream, run
 from rankbench.plots.invertibility import draw_invertibility
 from rankbench.seeds import generator_for
 
@@ -187,6 +187,8 @@ COLUMNS = [
 def check_plan(plan: Plan, options: Options) -> None:
     """Raise ConfigError for a network that cannot be inverted here, or that is contractive for too few keys."""
     network = plan.model
+    if not options.attentions:
+        check_one_stream(network, "invertibility")
     if options.network and (network.has_norms or any(sublayer.skip == 0 for sublayer in network.sublayers)):
         raise ConfigError(
             "analysis.invertibility.network=true: layers are undone where x + f(x) is all they do; use model.norm=none "

@@ -23,7 +23,7 @@ from rankbench.measures import lipschitz_of_networks as of_networks
 from rankbench.measures.attention_layer import AttentionLayer, fresh_layer
 from rankbench.measures.jacobian_ascent import ascend, jacobian_norm, random_starts
 from rankbench.model.attention import visible_keys
-from rankbench.model.network import Network, Sublayer, run
+from rankbench.model.network import Network, Sublayer, check_one_stream, run
 from rankbench.plots.lipschitz import draw_lipschitz
 from rankbench.seeds import generator_for
 from rankbench.tasks import Corpus
@@ -317,13 +317,15 @@ COLUMNS = ["weights", "part", "layer", "attention", "tokens", "p", "quantity", "
 
 
 def check_plan(plan: Plan, options: Options) -> None:
-    """Raise ConfigError for a network whose Jacobian would be too large, or a cap where it bounds nothing."""
+    """Raise ConfigError for several streams, too large a Jacobian, or a cap where it bounds nothing."""
     is_tied_l2 = all(attention.score_name == "l2" and attention.tied_qk for attention in plan.model.attentions)
     if options.cap is not None and not is_tied_l2:
         raise ConfigError(
             f"analysis.lipschitz.cap={options.cap}: only tied L2 attention has a bound from the norms of its matrices; "
             "use null, or model.attention=l2 model.tied_qk=true"
         )
+    if options.layer is None:
+        check_one_stream(plan.model, "lipschitz")
     if options.layer is not None or isinstance(plan.task, Corpus):  # whose texts, not read here, may be short
         return
     numbers = plan.task.length * plan.model.width

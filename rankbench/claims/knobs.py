@@ -93,10 +93,27 @@ def _least_kept_in_training(rows: pd.DataFrame) -> float:
     return least if not least < ROUNDING else AtMost(ROUNDING)
 
 
+def mean_path_length(rows: pd.DataFrame) -> float:
+    """Mean length of the paths, each length weighted with the size of its sum; table `path_mass`."""
+    lengths = rows[rows.part == "length"]
+    return (lengths.path_length * lengths.mass).sum() / lengths.mass.sum()
+
+
+def _length_over(rows: pd.DataFrame, key: str, value: str, other: str) -> float:
+    return mean_path_length(rows_at(rows, key, value)) / mean_path_length(rows_at(rows, key, other))
+
+
+def _growth_in_size(rows: pd.DataFrame) -> float:
+    """Size of the state after the last layer over that of the embedding, or its inverse if it shrinks."""
+    first, last = _ends(rows)
+    growth = (last.residual / last.relative_residual) / (first.residual / first.relative_residual)
+    return max(growth, 1 / growth)
+
+
 def _with_exchanged(key: str, first: str, second: str) -> Control:
     return Control(
         f"{key}={second} in place of {first}",
-        lambda rows: rows.assign(**{key: rows[key].map({first: second, second: first})}),
+        lambda rows: rows.assign(**{key: rows[key].replace({first: second, second: first})}),
     )
 
 
@@ -137,6 +154,24 @@ def _left_at(key: str, end: int, statement: str, source: str, table: str = "coll
     )
 
 
+def _shorter(key: str, statement: str, source: str) -> Claim:
+    return Claim(
+        statement=f"{statement} (Kendall's rank correlation of {key} and their mean length, each length weighted with "
+        "the size of its sum; below -.5, three pairs in four in this order, which is our line).",
+        source=source,
+        table="path_mass",
+        measure=partial(trend, key=key, measure=mean_path_length),
+        claimed=below(-MOSTLY),
+        along=key,
+        learned=None,
+        control=in_reverse(key),
+    )
+
+
+ZHOU = "Zhou et al. 2024, Value residual learning"
+CHEN = "Chen et al. 2020, Simple and deep graph convolutional networks (initial residual)"
+KARAGODIN = "Karagodin et al. 2025, Normalization in attention dynamics"
+XIE = "Xie et al. 2025, mHC: Manifold-constrained hyper-connections"
 NOCI = "Noci et al. 2022, Signal propagation in transformers"
 JOSEPH = "Joseph et al. 2024, Lambda-skip connections"
 GIORLANDINO = "Giorlandino and Goldt 2025, Two failure modes of deep transformers"
@@ -202,6 +237,73 @@ KNOBS: dict[str, Claim] = {
         along="model.values",
         is_check=True,
         control=_with_exchanged("model.values", "orthogonal", "free"),
+    ),
+    "knob_value_residual": _trend(
+        "model.value_residual",
+        +1,
+        "The more of the first layer's values in later layers, the more is left",
+        ZHOU,
+        "residual",
+    ),
+    "knob_value_residual_enough": _left_at(
+        "model.value_residual", -1, "With enough of the first layer's values in later layers", ZHOU, "residual"
+    ),
+    "knob_embedding_skip": _trend(
+        "model.embedding_skip", +1, "The more of the embedding enters each layer, the more is left", CHEN, "residual"
+    ),
+    "knob_embedding_skip_enough": _left_at(
+        "model.embedding_skip", -1, "With enough of the embedding in the input of each layer", CHEN, "residual"
+    ),
+    "knob_norm_place": _keeps(
+        statement="With peri-norm more than a tenth of the embedding's relative residual is left after the last layer, "
+        "and with post-norm it is not (the share that is left).",
+        source=KARAGODIN,
+        table="collapse",
+        measure=lambda rows: kept_followed(rows_at(rows, "model.norm", "peri")),
+        claimed=above(TENTH),
+        along="model.norm",
+        control=_with_exchanged("model.norm", "peri", "post"),
+    ),
+    "knob_hyper_connections": _keeps(
+        statement="Doubly stochastic mixing matrices keep the size of the states within a factor of ten of the "
+        "embedding's, and free ones that are as far from the identity do not (the factor).",
+        source=XIE,
+        table="residual",
+        measure=lambda rows: _growth_in_size(rows_at(rows, "model.hyper_connections", "doubly_stochastic")),
+        claimed=below(10.0),
+        along="model.hyper_connections",
+        control=_with_exchanged("model.hyper_connections", "doubly_stochastic", "free"),
+    ),
+    "paths_value_residual": _shorter(
+        "model.value_residual", "The more of the first layer's values in later layers, the shorter are the paths", ZHOU
+    ),
+    "paths_embedding_skip": _shorter(
+        "model.embedding_skip", "The more of the embedding enters each layer, the shorter are the paths", CHEN
+    ),
+    "paths_norm_place": _keeps(
+        statement="With peri-norm, whose branches have the size of their norm, paths are more than twice as long "
+        "as with pre-norm (mean length, each length weighted with the size of its sum, over that with pre-norm).",
+        source=KARAGODIN,
+        table="path_mass",
+        measure=partial(_length_over, key="model.norm", value="peri", other="pre"),
+        claimed=above(2.0),
+        along="model.norm",
+        control=_with_exchanged("model.norm", "peri", "pre"),
+    ),
+    "paths_hyper_connections": Claim(
+        statement="Fresh hyper-connections have the paths of plain skips: their mean lengths differ by rounding alone.",
+        source="Zhu et al. 2024, Hyper-connections, sec. 2.3",
+        table="path_mass",
+        measure=lambda rows: abs(_length_over(rows, "model.hyper_connections", "free", "none") - 1),
+        claimed=below(1e-9),
+        along="model.hyper_connections",
+        learned=None,
+        is_check=True,
+        exact=True,
+        control=Control(
+            "paths of plain skips that are longer by one",
+            lambda rows: rows.assign(path_length=rows.path_length + (rows["model.hyper_connections"] == "none")),
+        ),
     ),
     "knob_sigma_reparam": _keeps(
         statement="With weights over their spectral norms no layer loses more than half of its attention's entropy in "

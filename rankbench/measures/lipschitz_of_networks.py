@@ -119,6 +119,8 @@ def certificate(network: Network, num_tokens: int, radius: float) -> Certificate
             if bounds is None:
                 return None
             of_part, longest = bounds
+            if sublayer.branch_norm is not None:
+                longest = _longest_normed(sublayer.branch_norm, longest)
             if sublayer.kind == "attention":
                 attentions.append(of_part)
             constant *= sublayer_bound(sublayer, "2", of_part)
@@ -197,6 +199,7 @@ def sublayer_bound(sublayer: Sublayer, p: str, part: float, largest_scale: float
         part=lambda constant: part * constant,
         norm=lambda constant: of_norm * constant,
         add=lambda a, x, b, y: abs(a) * x + abs(b) * y,
+        branch_norm=lambda constant: norm_bound(sublayer.branch_norm, p) * constant,
     )
 
 

@@ -25,7 +25,7 @@ from rankbench.measures.dong_theory import length_share as length_share
 from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.norms import frobenius_norm
 from rankbench.model.attention import Attention
-from rankbench.model.network import Network, Step, Sublayer, run
+from rankbench.model.network import Network, Step, Sublayer, run, weighted_sum
 from rankbench.model.transformer import Norm, plain_norm
 
 # States that the tree over paths holds at a time, in numbers. Larger chunks fall out of the cache, smaller ones pay
@@ -77,6 +77,7 @@ class FrozenSublayer(NamedTuple):
 
     sublayer: Sublayer
     scale_BN1: Tensor | None
+    branch_scale_BN1: Tensor | None
     mixing_BHNM: Tensor | None = None
     gate_BNF: Tensor | None = None
     source_BND: Tensor | None = None
@@ -84,11 +85,12 @@ class FrozenSublayer(NamedTuple):
     @classmethod
     def of(cls, step: Step, mlp: str) -> "FrozenSublayer":
         """The sub-layer frozen at its step on a batch."""
+        norms = step.sublayer, step.scale_BN1, step.branch_scale_BN1
         if step.sublayer.kind == "attention":
-            return cls(step.sublayer, step.scale_BN1, mixing_BHNM=step.mixing_BHNM)
+            return cls(*norms, mixing_BHNM=step.mixing_BHNM)
         if mlp == "gate":
-            return cls(step.sublayer, step.scale_BN1, gate_BNF=step.sublayer.part.gate(step.hidden_BNF))
-        return cls(step.sublayer, step.scale_BN1, source_BND=step.sublayer.part.from_hidden(step.hidden_BNF))
+            return cls(*norms, gate_BNF=step.sublayer.part.gate(step.hidden_BNF))
+        return cls(*norms, source_BND=step.sublayer.part.from_hidden(step.hidden_BNF))
 
     def at(self, sequences: slice) -> "FrozenSublayer":
         """The same for some of the sequences."""
@@ -98,33 +100,51 @@ class FrozenSublayer(NamedTuple):
         """The norm with frozen scale. x (T, B, N, D): terms; with has_bias the first one is the bias."""
         return frozen_norm(x, self.sublayer.norm, self.scale_BN1, has_bias)
 
+    def branch_norm(self, x: Tensor, has_bias: bool) -> Tensor:
+        """The same for the norm behind the part."""
+        return frozen_norm(x, self.sublayer.branch_norm, self.branch_scale_BN1, has_bias)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether skip and part's output are simply added up, so that both can be one product."""
+        return self.sublayer.streams is None and self.sublayer.branch_norm is None
+
     def all_heads(self, terms_TBND: Tensor) -> Tensor:
         """Terms (the bias, then paths by length) after attention with all its heads.
 
         There is one term more, because a path that takes a head is longer by one.
         """
+        plain = self.is_plain
         return self.sublayer.apply(
             terms_TBND,
-            part=self._mix_all_heads,
-            norm=lambda x_TBND: self.norm(x_TBND, has_bias=True),
-            add=self._skip_and_lengthen,
+            part=self._mix_all_heads if plain else self._lengthened_heads,
+            norm=functools.partial(self.norm, has_bias=True),
+            add=self._skip_and_lengthen if plain else _add_longer,
+            branch_norm=functools.partial(self.branch_norm, has_bias=True),
         )
 
     def one_head(self, states_PBND: Tensor, choice: int) -> Tensor:
         """Path prefixes that take the skip (choice 0) or head `choice`, without biases."""
-        norm = functools.partial(self.norm, has_bias=False)
+        norm, branch_norm = (functools.partial(of_kind, has_bias=False) for of_kind in (self.norm, self.branch_norm))
         if choice == 0:
-            return self.sublayer.after(self.sublayer.skip * states_PBND, norm)
-        maps, p_BNM = self.sublayer.part.maps_as_applied(), self.mixing_BHNM[:, choice - 1]
+            streams = self.sublayer.streams
+            if streams is None:
+                return self.sublayer.after(self.sublayer.skip * states_PBND, norm)
+            skipped_PBND = self.sublayer.after(self.sublayer.skip * streams.gathered(states_PBND), norm)
+            return streams.mixed(states_PBND) + streams.written(skipped_PBND)
+        maps, p_BNM = self.sublayer.part.maps_of_input(), self.mixing_BHNM[:, choice - 1]
 
         def head(read_PBND: Tensor) -> Tensor:
             return (p_BNM @ (read_PBND @ maps.w_v_HDK[choice - 1])) @ maps.w_o_HKD[choice - 1]
 
-        return self.sublayer.apply(states_PBND, head, norm, lambda a, x, b, y: b * y)
+        return self.sublayer.apply(states_PBND, head, norm, lambda a, x, b, y: b * y, branch_norm)
 
     def mlp(self, x: Tensor, has_bias: bool) -> Tensor:
         """Terms or path prefixes after the MLP, computed in place if that saves a copy."""
-        norm = functools.partial(self.norm, has_bias=has_bias)
+        norm, branch_norm = (functools.partial(of_kind, has_bias=has_bias) for of_kind in (self.norm, self.branch_norm))
+        if not self.is_plain:
+            part = functools.partial(self._frozen_mlp, has_bias=has_bias)
+            return self.sublayer.apply(x, part, norm, weighted_sum, branch_norm)
         if self.source_BND is not None:
             x = self.sublayer.skip * x
             if has_bias:
@@ -137,7 +157,7 @@ class FrozenSublayer(NamedTuple):
         """The mixed values of all heads side by side, before the way back to the width: (T, B, N, H K)."""
         num_terms, num_sequences, num_tokens, _ = x_TBND.shape
         attention = self.sublayer.part
-        maps = attention.maps_as_applied()
+        maps = attention.maps_of_input()
         v_TBNHK = F.linear(x_TBND, maps.w_v_HDK.mT.flatten(0, 1)).unflatten(-1, (attention.heads, -1))
         v_TBNHK[0] += maps.b_v_HK
         # all terms in one product with P: (B H, N, M) @ (B H, M, T K)
@@ -158,6 +178,27 @@ class FrozenSublayer(NamedTuple):
         longer_TBND[2:].flatten(0, 2).addmm_(mixed_TBND[1:].flatten(0, 2), out.weight.T, alpha=branch)
         return longer_TBND
 
+    def _lengthened_heads(self, x_TBND: Tensor) -> Tensor:
+        """Output of all heads, with one term more, because a path that takes a head is longer by one."""
+        out = self.sublayer.part.out
+        y_TBND = F.linear(self._mix_all_heads(x_TBND), out.weight)
+        if out.bias is not None:
+            y_TBND[0] += out.bias
+        return torch.cat([y_TBND[:1], torch.zeros_like(y_TBND[:1]), y_TBND[1:]])
+
+    def _frozen_mlp(self, x: Tensor, has_bias: bool) -> Tensor:
+        """Output of the MLP on terms or path prefixes, without its skip."""
+        if self.source_BND is not None:
+            y = torch.zeros_like(x)
+            if has_bias:
+                y[0] = self.source_BND
+            return y
+        down = self.sublayer.part.down
+        y = F.linear(self._gated(x, has_bias), down.weight)
+        if has_bias and down.bias is not None:
+            y[0] += down.bias
+        return y
+
     def _gated(self, x: Tensor, has_bias: bool) -> Tensor:
         up = self.sublayer.part.up
         z = F.linear(x, up.weight)
@@ -174,6 +215,11 @@ class FrozenSublayer(NamedTuple):
         return x
 
 
+def _add_longer(a: float, x_TBND: Tensor, b: float, y_TBND: Tensor) -> Tensor:
+    """a X + b Y of terms, of which Y has one more."""
+    return a * F.pad(x_TBND, (0, 0, 0, 0, 0, 0, 0, 1)) + b * y_TBND
+
+
 class FrozenNetwork:
     """A network made linear at one batch of inputs, with two treatments of the MLP.
 
@@ -185,7 +231,7 @@ class FrozenNetwork:
     """
 
     def __init__(self, network: Network, inputs: Tensor, mlp: str = "gate") -> None:
-        self.last_norm = network.last_norm
+        self.network, self.last_norm = network, network.last_norm
         with torch.no_grad():
             steps = list(run(network, inputs))
             frozen = [FrozenSublayer.of(step, mlp) for step in steps]
@@ -203,10 +249,12 @@ class FrozenNetwork:
         """
         # term 0 is the bias; term 1 + k holds the paths of length k
         terms_TBND = torch.stack([torch.zeros_like(self.embedding_BND), self.embedding_BND])
+        terms_TBND = self.network.enter(terms_TBND, functools.partial(self.layers[0][0].norm, has_bias=True))
         for attention, *mlps in self.layers:
             terms_TBND = attention.all_heads(terms_TBND)
             for mlp in mlps:
                 terms_TBND = mlp.mlp(terms_TBND, has_bias=True)
+        terms_TBND = self.network.leave(terms_TBND)
         if self.last_norm is not None:
             terms_TBND = frozen_norm(terms_TBND, self.last_norm, self.last_scale_BN1, has_bias=True)
         return PathSums(terms_TBND[1:], terms_TBND[0], self.state_BND)
@@ -221,11 +269,13 @@ class FrozenNetwork:
         return states_PBND
 
     def start(self, sequences: slice) -> Tensor:
-        """The path of no layers: the embedded inputs, (B, N, D)."""
-        return self.embedding_BND[sequences]
+        """The path of no layers: the embedded inputs, (B, N, D), or their streams."""
+        first = self.layers[0][0].at(sequences)
+        return self.network.enter(self.embedding_BND[sequences], functools.partial(first.norm, has_bias=False))
 
     def finish(self, states_GBND: Tensor, sequences: slice) -> Tensor:
-        """Apply the frozen last norm of a pre-norm network."""
+        """Leave the streams, and apply the frozen last norm of a pre-norm or peri-norm network."""
+        states_GBND = self.network.leave(states_GBND)
         if self.last_norm is None:
             return states_GBND
         return frozen_norm(states_GBND, self.last_norm, self.last_scale_BN1[sequences], has_bias=False)
@@ -240,7 +290,13 @@ def frozen_norm(x: Tensor, norm: Norm, scale_BN1: Tensor, has_bias: bool) -> Ten
 
 
 def check_recomputed(network: Network, analysis: str) -> None:
-    """Raise ConfigError for weights that depend on more than one head: no path can then run as its own network."""
+    """Raise ConfigError for weights that depend on more than one head, and for streams: no path can then run as its own
+    network."""
+    if len(network.shares) > 1:
+        raise ConfigError(
+            f"{network.name}: its tokens have {len(network.shares)} states side by side, which a path alone does not "
+            f"have, so no path can be run as a network of its own; take analysis.{analysis}.schemes=[frozen]"
+        )
     for attention in network.attentions:
         if not attention.weighting.by_head:
             raise ConfigError(
@@ -349,7 +405,7 @@ def sums_of_groups(network: FrozenNetwork | RecomputedNetwork, groups: list[np.n
         check_invariants=False,
     )
     last_counts = _split_columns(counts, [len(parents) for _, parents in tree.children[-1]])
-    sums_GBND = whole.new_zeros(len(groups), *whole.shape)
+    sums = []
     most = NUMBERS_AT_A_TIME if whole.device.type != "cuda" else free_share(whole.device) // whole.element_size()
     at_a_time = max(1, most // (tree.num_leaves * num_tokens * width))
     for begin in range(0, num_sequences, at_a_time):
@@ -361,11 +417,11 @@ def sums_of_groups(network: FrozenNetwork | RecomputedNetwork, groups: list[np.n
             )
             if layer < len(tree.children) - 1:
                 states_PBND = torch.cat(list(after))
-        part_GBND = sums_GBND[:, sequences]
+        part_GBND = whole.new_zeros(len(groups), *whole[sequences].shape)
         for counts_of_choice, leaves_PBND in zip(last_counts, after, strict=True):
             part_GBND += torch.sparse.mm(counts_of_choice, leaves_PBND.flatten(1)).view_as(part_GBND)
-        sums_GBND[:, sequences] = network.finish(part_GBND, sequences)
-    return sums_GBND
+        sums.append(network.finish(part_GBND, sequences))
+    return torch.cat(sums, 1)
 
 
 def _split_columns(counts: Tensor, widths: list[int]) -> list[Tensor]:

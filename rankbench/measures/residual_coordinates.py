@@ -32,7 +32,7 @@ from rankbench.measures.norms import composite_norm, one_norm
 from rankbench.measures.rounding import MARGIN, RandomRounding
 from rankbench.model.activations import ACTIVATIONS, GATES, TANH_CUBE, TANH_RATE
 from rankbench.model.attention import Attention
-from rankbench.model.network import Network, Sublayer
+from rankbench.model.network import Network, Sublayer, check_one_stream
 from rankbench.model.transformer import MLP, Norm
 
 NORMS = ("layernorm", "rmsnorm")  # whose kinds are followed; likewise of attention
@@ -134,6 +134,7 @@ def mean_errors(network: Network, inputs: Tensor, states: list[State], generator
 
 def check(network: Network) -> None:
     """Raise ConfigError for a part of the network that no rule here follows."""
+    check_one_stream(network, "collapse")
     for sublayer in network.sublayers:
         if sublayer.norm is not None and sublayer.norm.kind not in NORMS:
             raise _not_followed("norm_kind", sublayer.norm.kind, NORMS)
@@ -269,6 +270,7 @@ def through_sublayer(state: State, sublayer: Sublayer, present_BN: Tensor | None
         part=lambda read: part(read, sublayer.part, present_BN),
         norm=lambda tokens: norm(tokens, sublayer.norm, present_BN),
         add=weighted_sum,
+        branch_norm=lambda tokens: norm(tokens, sublayer.branch_norm, present_BN),
     )
 
 

@@ -59,6 +59,8 @@ class Heads(nn.Module):
     mix: Mapping[str, float] = ATTENTION_ALONE
     exclusive = False  # whether each head's output loses its part along the token's own value
 
+    # The attention whose values are mixed into these, and their share; it reads them from a stream beside the tokens.
+    first: "tuple[Heads, float] | None" = None
     own: Mapping[str, Tensor]  # parameters of the weighting, where it has any
     heads: int
     head_width: int
@@ -76,6 +78,17 @@ class Heads(nn.Module):
     def maps_as_applied(self) -> HeadMaps:
         """The heads as separate maps, as they are applied."""
         return self.maps()
+
+    def maps_of_input(self) -> HeadMaps:
+        """The same, of all that is read: with `first`, of the tokens and the stream beside them, (H, 2 D, K)."""
+        w = self.maps_as_applied()
+        if self.first is None:
+            return w
+        attention, share = self.first
+        first = attention.maps_as_applied()
+        queries_keys = {name: F.pad(getattr(w, name), (0, 0, 0, w.w_v_HDK.shape[1])) for name in ("w_q_HDK", "w_k_HDK")}
+        w_v_HDK = torch.cat([w.w_v_HDK, share * first.w_v_HDK], 1)
+        return w._replace(**queries_keys, w_v_HDK=w_v_HDK, b_v_HK=w.b_v_HK + share * first.b_v_HK)
 
     @property
     def mixes(self) -> bool:
@@ -246,7 +259,20 @@ class Attention(Heads):
         self.own = nn.ParameterDict({name: torch.empty(start.shape) for name, start in starts.items()})
 
     def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of every head, each (B, H, N, K); values of another width are (B, H, N, V)."""
+        """Queries, keys and values of every head, each (B, H, N, K); values of another width are (B, H, N, V).
+
+        With `first`, x_BND is twice as wide: the tokens and, beside them, what the first attention reads.
+        """
+        if self.first is None:
+            return self._own_queries_keys_values(x_BND)
+        attention, share = self.first
+        x_BND, beside_BND = x_BND.chunk(2, -1)
+        q_BHNK, k_BHNK, v_BHNK = self._own_queries_keys_values(x_BND)
+        w = attention.maps_as_applied()
+        first_BHNK = beside_BND[..., None, :, :] @ w.w_v_HDK + w.b_v_HK[:, None]
+        return q_BHNK, k_BHNK, (1 - share) * v_BHNK + share * first_BHNK
+
+    def _own_queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self.is_l2:
             return self._l2_queries_keys_values(x_BND)
         # split the maps before the heads: the gradient of split is one copy, that of unbind two
@@ -296,11 +322,15 @@ class Attention(Heads):
         return self.contraction / (bound_B1 if self.contracts_always else bound_B1.clamp(min=self.contraction))
 
     def maps_as_applied(self) -> HeadMaps:
-        """The heads as separate maps, as they are applied: in l2 W_V is A_h W_V; otherwise the same as `maps`."""
+        """The heads as separate maps, as they are applied: in l2 W_V is A_h W_V, and beside `first` values have their
+        own share; otherwise the same as `maps`."""
         w = self.maps()
-        if not self.is_l2:
+        if self.is_l2:
+            w = w._replace(w_v_HDK=w.w_q_HDK @ (w.w_q_HDK.transpose(-2, -1) @ w.w_v_HDK) * self.head_width**-0.5)
+        if self.first is None:
             return w
-        return w._replace(w_v_HDK=w.w_q_HDK @ (w.w_q_HDK.transpose(-2, -1) @ w.w_v_HDK) * self.head_width**-0.5)
+        own = 1 - self.first[1]
+        return w._replace(w_v_HDK=own * w.w_v_HDK, b_v_HK=own * w.b_v_HK)
 
     def maps(self) -> HeadMaps:
         """The heads' parameters as separate maps: views, except for maps that groups share or that pass a latent."""

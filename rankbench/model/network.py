@@ -1,24 +1,30 @@
 """What a network is made of: sub-layers, in sequence, each with its skip, its norm and the norm's place.
 
-    post:  norm(a x + b f(x))      pre:  a x + b f(norm(x))      none:  a x + b f(x)
+    post:  norm(a x + b f(x))    pre:  a x + b f(norm(x))    peri:  a x + b norm'(f(norm(x)))    none:  a x + b f(x)
 
 f is attention or a map of each token by itself (an MLP); a is the factor of the skip, 0 without one; b that of the
 branch. `Sublayer.apply` is the only place where this algebra is written. It runs on tokens, on sums of paths, on
 residual coordinates and on Lipschitz constants alike, because what the part, the norm and a weighted sum do to them is
-handed in.
+handed in. Around it there can be `Streams`: several states of a token side by side, of which a sub-layer reads a sum
+and to which it writes.
 
-Shapes: B batch, N query token, M key token, D width, H head, K head width, F hidden width of the MLP.
+Shapes: B batch, N query token, M key token, D width, H head, K head width, F hidden width of the MLP, S stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import Tensor, nn
+
+from rankbench.keys import ConfigError
 
 Tokens = TypeVar("Tokens")
 
@@ -60,6 +66,9 @@ class AttentionPart(Protocol):
     def maps_as_applied(self) -> HeadMaps:
         """Its heads as linear maps."""
 
+    def maps_of_input(self) -> HeadMaps:
+        """The same, of all that the part reads: with a stream beside the tokens, both."""
+
 
 class TokenwisePart(Protocol):
     """A map of each token by itself, act(z) W + b of a hidden z: what the algebra needs of an MLP.
@@ -99,8 +108,49 @@ class NormPart(Protocol):
         """The norm with this scale and without its shift: linear in x."""
 
 
+class Streams(NamedTuple):
+    """States x_1 .. x_S of a token, (..., S D), around a sub-layer. The sub-layer gets sum_j read_j x_j; with its
+    output y the states become x_i' = sum_j mix_ij x_j + write_i y.
+
+    Every entry is a number or a learned scalar. beside: whether the part also reads x_S, behind the tokens.
+    """
+
+    read: Sequence[float] | Tensor
+    mix: Sequence[Sequence[float]] | Tensor
+    write: Sequence[float] | Tensor
+    beside: bool = False
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """What the sub-layer reads, (..., D)."""
+        return combined(self.read, x)
+
+    def mixed(self, x: Tensor) -> Tensor:
+        """The states without the sub-layer's output, (..., S D)."""
+        return torch.cat([combined(row, x) for row in self.mix], -1)
+
+    def written(self, y: Tensor) -> Tensor:
+        """The sub-layer's share of the states, (..., S D)."""
+        return torch.cat([weight * y for weight in self.write], -1)
+
+    def last(self, x: Tensor) -> Tensor:
+        """x_S, (..., D)."""
+        return x.chunk(len(self.read), -1)[-1]
+
+
+def combined(weights: Sequence[float] | Tensor, x: Tensor) -> Tensor:
+    """Weighted sum of the states that stand side by side in x; (..., D)."""
+    states = x.chunk(len(weights), -1)
+    if isinstance(weights, Tensor):
+        return sum(weight * state for weight, state in zip(weights.unbind(), states, strict=True))
+    used = [state if weight == 1 else weight * state for weight, state in zip(weights, states, strict=True) if weight]
+    return sum(used[1:], used[0]) if used else torch.zeros_like(states[0])
+
+
 class Sublayer(NamedTuple):
-    """One sub-layer of layer `layer` (from 1). place: post | pre | none, none if and only if there is no norm."""
+    """One sub-layer of layer `layer` (from 1). place: post | pre | peri | none, none if and only if there is no norm.
+
+    branch_norm: with place peri, the norm behind the part.
+    """
 
     layer: int
     kind: str  # attention | mlp
@@ -109,6 +159,8 @@ class Sublayer(NamedTuple):
     place: str
     skip: float
     branch: float
+    branch_norm: NormPart | None = None
+    streams: Streams | None = None
 
     @property
     def name(self) -> str:
@@ -121,13 +173,25 @@ class Sublayer(NamedTuple):
         part: Callable[[Tokens], Tokens],
         norm: Callable[[Tokens], Tokens] | None,
         add: Callable[[float, Tokens, float, Tokens], Tokens],
+        branch_norm: Callable[[Tokens], Tokens] | None = None,
     ) -> Tokens:
-        """Apply the sub-layer to tokens of any representation; add(a, x, b, y) computes a x + b y."""
-        return self.after(add(self.skip, x, self.branch, part(self.before(x, norm))), norm)
+        """Apply the sub-layer to tokens of any representation; add(a, x, b, y) computes a x + b y.
+
+        With streams, the representation is tensors whose last axis holds the states.
+        """
+        if (streams := self.streams) is not None:
+            part_of_both = part if not streams.beside else lambda read: part(torch.cat([read, streams.last(x)], -1))
+            within = self._replace(streams=None)
+            y = within.apply(streams.gathered(x), part_of_both, norm, add, branch_norm)
+            return add(1.0, streams.mixed(x), 1.0, streams.written(y))
+        y = part(self.before(x, norm))
+        if self.place == "peri":
+            y = branch_norm(y)
+        return self.after(add(self.skip, x, self.branch, y), norm)
 
     def before(self, x: Tokens, norm: Callable[[Tokens], Tokens] | None) -> Tokens:
         """Input of the part."""
-        return norm(x) if self.place == "pre" else x
+        return norm(x) if self.place in ("pre", "peri") else x
 
     def after(self, x: Tokens, norm: Callable[[Tokens], Tokens] | None) -> Tokens:
         """Output of the sub-layer, from the sum of skip and branch."""
@@ -135,7 +199,8 @@ class Sublayer(NamedTuple):
 
     def __call__(self, x_BND: Tensor, present_BN: Tensor | None = None, kernel: str = "table") -> Tensor:
         """Output of the sub-layer on tokens; kernel as in Attention.forward."""
-        return self.apply(x_BND, lambda read_BND: self.f(read_BND, present_BN, kernel), self.norm, weighted_sum)
+        part = functools.partial(self.f, present_BN=present_BN, kernel=kernel)
+        return self.apply(x_BND, part, self.norm, weighted_sum, self.branch_norm)
 
     def f(self, read_BND: Tensor, present_BN: Tensor | None = None, kernel: str = "table") -> Tensor:
         """Output of the part, from its input tokens."""
@@ -159,8 +224,9 @@ class Network:
     name: str
     width: int
     sublayers: tuple[Sublayer, ...]
-    last_norm: NormPart | None  # behind the last sub-layer of a pre-norm network
+    last_norm: NormPart | None  # behind the last sub-layer of a pre-norm or peri-norm network
     read_out: nn.Module
+    shares: tuple[float, ...] = (1.0,)  # of the streams in the state that is read out
     norm_kind: str  # of its norms; in a network without norms, of the one that sums of paths are read out behind
 
     def embed(self, inputs: Tensor) -> Tensor:
@@ -205,7 +271,8 @@ class Network:
     @property
     def has_skips(self) -> bool:
         """Whether a path can skip the attention of a layer."""
-        return any(sublayer.skip != 0 for sublayer in self.sublayers if sublayer.kind == "attention")
+        attentions = (sublayer for sublayer in self.sublayers if sublayer.kind == "attention")
+        return any(sublayer.skip != 0 or sublayer.streams is not None for sublayer in attentions)
 
     @property
     def has_mlps(self) -> bool:
@@ -227,10 +294,25 @@ class Network:
 
     def state(self, inputs: Tensor, kernel: str = "table") -> Tensor:
         """Input of the read-out, (B, N, D); kernel as in Attention.forward."""
-        x_BND, present_BN = self.embed(inputs), self.present(inputs)
+        x_BND, present_BN = self.enter(self.embed(inputs)), self.present(inputs)
         for sublayer in self.sublayers:
             x_BND = sublayer(x_BND, present_BN, kernel)
-        return self.finish(x_BND)
+        return self.finish(self.leave(x_BND))
+
+    def enter(self, x: Tensor, norm: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """The streams that enter the first sub-layer, from the embedding: copies of it. A stream that attentions read
+        beside the tokens is what the first attention reads. norm: the first sub-layer's, if x is not tokens but paths.
+        """
+        if len(self.shares) == 1:
+            return x
+        first = self.sublayers[0]
+        is_beside = any(sublayer.streams.beside for sublayer in self.sublayers)
+        last = first.before(x, norm or first.norm) if is_beside else x
+        return torch.cat([x] * (len(self.shares) - 1) + [last], -1)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The state that is read out or measured, from the streams."""
+        return x if len(self.shares) == 1 else combined(self.shares, x)
 
     def finish(self, x_BND: Tensor) -> Tensor:
         """Input of the read-out, from the last state."""
@@ -250,6 +332,10 @@ class Reduced(Network):
     embed, present = property(attrgetter("whole.embed")), property(attrgetter("whole.present"))
     counted, num_tokens = property(attrgetter("whole.counted")), property(attrgetter("whole.num_tokens"))
 
+    @property
+    def shares(self) -> tuple[float, ...]:
+        return (1.0,) if self.sublayers[0].streams is None else self.whole.shares
+
     def __call__(self, inputs: Tensor) -> Tensor:
         """Outputs (B, N, C)."""
         return self.read_out(self.state(inputs))
@@ -258,26 +344,49 @@ class Reduced(Network):
 def without(network: Network, *, skip: bool = False, mlp: bool = False, norm: bool = False) -> Reduced:
     """The network without skips, MLP sub-layers or norms (those given as True), the last norm included.
 
-    A norm of the embedding stays, because it is in front of the layers.
+    Streams are skips. A norm of the embedding stays, because it is in front of the layers.
     """
-    changes = {"skip": 0.0} if skip else {}
-    changes |= {"norm": None, "place": "none"} if norm else {}
-    kept = (sublayer for sublayer in network.sublayers if not (mlp and sublayer.kind == "mlp"))
+    changes = {"skip": 0.0, "streams": None} if skip else {}
+    changes |= {"norm": None, "branch_norm": None, "place": "none"} if norm else {}
+    kept = [sublayer for sublayer in network.sublayers if not (mlp and sublayer.kind == "mlp")]
+    if skip:
+        kept = [sublayer._replace(part=_of_own_values(sublayer)) for sublayer in kept]
     sublayers = tuple(sublayer._replace(**changes) for sublayer in kept)
     return Reduced(network, sublayers, None if norm else network.last_norm)
 
 
-class Step(NamedTuple):
-    """Input, output and intermediate values of one sub-layer on a batch.
+def _of_own_values(sublayer: Sublayer) -> AttentionPart | TokenwisePart:
+    """The part, without the values of the first layer that a stream beside the tokens brings."""
+    if sublayer.streams is None or not sublayer.streams.beside:
+        return sublayer.part
+    part = copy.copy(sublayer.part)
+    part.first = None
+    return part
 
-    scale_BN1: the factor of each token in the norm. Attention has weights_BHNM, P; mixing_BHNM, the matrix
-    that multiplies the values; mixed_BHNK, their product. An MLP has hidden_BNF, the input of its activation.
+
+def check_one_stream(network: Network, analysis: str) -> None:
+    """Raise ConfigError for a network with several streams, which this analysis does not follow."""
+    if (number := len(network.shares)) > 1:
+        raise ConfigError(
+            f"analysis={analysis}: follows one state of a token; {network.name} has {number} side by side "
+            "(model.value_residual, model.embedding_skip, model.hyper_connections); "
+            "measure it with analysis=[residual], [paths] or [path_mass]"
+        )
+
+
+class Step(NamedTuple):
+    """Input, output and intermediate values of one sub-layer on a batch; with streams, their weighted sums `leave`.
+
+    scale_BN1: the factor of each token in the norm; branch_scale_BN1: in the norm behind the part. Attention has
+    weights_BHNM, P; mixing_BHNM, the matrix that multiplies the values; mixed_BHNK, their product. An MLP
+    has hidden_BNF, the input of its activation.
     """
 
     sublayer: Sublayer
     input_BND: Tensor
     output_BND: Tensor
     scale_BN1: Tensor | None = None
+    branch_scale_BN1: Tensor | None = None
     weights_BHNM: Tensor | None = None
     mixing_BHNM: Tensor | None = None
     mixed_BHNK: Tensor | None = None
@@ -286,18 +395,25 @@ class Step(NamedTuple):
 
 def run(network: Network, inputs: Tensor) -> Iterator[Step]:
     """Every sub-layer's step, in order. The caller decides what to keep; this function holds only the last state."""
-    x_BND, present_BN = network.embed(inputs), network.present(inputs)
+    x_BND, present_BN = network.enter(network.embed(inputs)), network.present(inputs)
+    input_BND = network.leave(x_BND)
     for sublayer in network.sublayers:
-        step = _step(sublayer, x_BND, present_BN)
-        x_BND = step.output_BND
+        x_BND, inside = _applied(sublayer, x_BND, present_BN)
+        step = Step(sublayer, input_BND, network.leave(x_BND), **inside)
+        input_BND = step.output_BND
         yield step
 
 
-def _step(sublayer: Sublayer, x_BND: Tensor, present_BN: Tensor | None) -> Step:
+def _applied(sublayer: Sublayer, x_BND: Tensor, present_BN: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+    """Output of the sub-layer and its intermediate values."""
     inside: dict[str, Tensor] = {}
 
     def norm(y_BND: Tensor) -> Tensor:
         normed_BND, inside["scale_BN1"] = sublayer.norm.with_scale(y_BND)
+        return normed_BND
+
+    def branch_norm(y_BND: Tensor) -> Tensor:
+        normed_BND, inside["branch_scale_BN1"] = sublayer.branch_norm.with_scale(y_BND)
         return normed_BND
 
     def part(read_BND: Tensor) -> Tensor:
@@ -308,5 +424,4 @@ def _step(sublayer: Sublayer, x_BND: Tensor, present_BN: Tensor | None) -> Step:
         inside.update(tables)
         return output_BND
 
-    output_BND = sublayer.apply(x_BND, part, norm, weighted_sum)
-    return Step(sublayer, x_BND, output_BND, **inside)
+    return sublayer.apply(x_BND, part, norm, weighted_sum, branch_norm), inside

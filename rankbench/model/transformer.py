@@ -17,10 +17,13 @@ from rankbench.keys import ConfigError
 from rankbench.model.activations import ACTIVATIONS, GATES
 from rankbench.model.attention import Attention
 from rankbench.model.linear import SigmaReparam, free_weight, linear
-from rankbench.model.network import Network, Sublayer, weighted_sum
+from rankbench.model.network import Network, Streams, Sublayer, weighted_sum
 from rankbench.model.padding import Padded
 
 ACTIVATION_LAYERS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
+SINKHORN_STEPS = 20  # as many as in the source
+# Beside the tokens a second stream stays as it is: the embedding, or what the first attention reads.
+CARRIED = Streams(read=(1.0, 0.0), mix=((0.0, 0.0), (0.0, 1.0)), write=(1.0, 0.0))
 NORM_EPSILON = 1e-5  # torch's default for LayerNorm; the same for RMSNorm, so that the two can be compared
 
 
@@ -111,19 +114,65 @@ class MLP(nn.Module):
         return self.down(self.activation(z_BNF))
 
 
-class Block(nn.Module):
-    """Parameters of one layer: attention, then an MLP, each with its own norm."""
+class HyperConnection(nn.Module):
+    """Learned streams around one sub-layer, by its number from 0. Zhu et al. 2024, the static form.
 
-    def __init__(self, cfg: ModelConfig, layer: int) -> None:
+    doubly_stochastic: the mixing matrix is exp(mix) after Sinkhorn's steps (Xie et al. 2025, mHC).
+    """
+
+    def __init__(self, cfg: ModelConfig, number: int) -> None:
         super().__init__()
-        self.attention = Attention(cfg, layer)
-        self.attention_norm = Norm(cfg, cfg.norm_affine) if cfg.norm != "none" else None
+        self.number, self.is_projected = number, cfg.hyper_connections == "doubly_stochastic"
+        self.read = nn.Parameter(torch.zeros(cfg.streams))
+        self.mix = nn.Parameter(torch.zeros(cfg.streams, cfg.streams))
+        self.write = nn.Parameter(torch.ones(cfg.streams))
+
+    def start(self, deviation: float, generator: torch.Generator) -> None:
+        """Read one stream, write to all, keep each: the streams stay equal, and are a plain skip; then add noise."""
+        self.read.zero_()[self.number % len(self.read)] = 1
+        self.mix.copy_(torch.eye(len(self.read)))
+        self.write.fill_(1)
+        for matrix in (self.read, self.mix, self.write) if deviation else ():
+            matrix += deviation * torch.randn(
+                matrix.shape, generator=generator, dtype=matrix.dtype, device=matrix.device
+            )
+
+    def streams(self, skip: float) -> Streams:
+        """The streams; skip: factor of what they carry."""
+        mix_SS = doubly_stochastic(self.mix.exp()) if self.is_projected else self.mix
+        return Streams(self.read, mix_SS if skip == 1 else skip * mix_SS, self.write)
+
+
+def doubly_stochastic(matrix_SS: Tensor) -> Tensor:
+    """Positive matrix with columns and rows divided by their sums in turn (Sinkhorn and Knopp); rows last."""
+    for _ in range(SINKHORN_STEPS):
+        matrix_SS = matrix_SS / matrix_SS.sum(-2, keepdim=True)
+        matrix_SS = matrix_SS / matrix_SS.sum(-1, keepdim=True)
+    return matrix_SS
+
+
+class Block(nn.Module):
+    """Parameters of one layer, by its number from 0: attention, then an MLP, each with its own norms and streams."""
+
+    def __init__(self, cfg: ModelConfig, number: int) -> None:
+        super().__init__()
+        self.attention = Attention(cfg, number + 1)
+        self._surround("attention", cfg, (1 + cfg.mlp) * number)
         self.mlp = MLP(cfg) if cfg.mlp else None
-        self.mlp_norm = Norm(cfg, cfg.norm_affine) if cfg.mlp and cfg.norm != "none" else None
+        self._surround("mlp", cfg, (1 + cfg.mlp) * number + 1)
+
+    def _surround(self, kind: str, cfg: ModelConfig, number: int) -> None:
+        """Add the norms and streams around a sub-layer, by its number from 0; None for those that it does not have."""
+        is_there = kind == "attention" or cfg.mlp
+        norms = {f"{kind}_norm": cfg.norm != "none", f"{kind}_branch_norm": cfg.norm == "peri"}
+        for name, has_norm in norms.items():
+            setattr(self, name, Norm(cfg, cfg.norm_affine) if is_there and has_norm else None)
+        has_streams = is_there and cfg.hyper_connections != "none"
+        setattr(self, f"{kind}_streams", HyperConnection(cfg, number) if has_streams else None)
 
 
 class Transformer(Padded, Network, nn.Module):
-    """Read-in, L blocks, (pre-norm only) a last norm, read-out.
+    """Read-in, L blocks, (pre-norm and peri-norm only) a last norm, read-out.
 
     num_inputs: the alphabet's size for tokens, the dimension for coordinates. num_outputs: classes per token, or
     dimensions for regression. length: the longest sequence (rows of a learned position table). padded: whether tokens
@@ -144,8 +193,10 @@ class Transformer(Padded, Network, nn.Module):
         position_width = {"learned": cfg.width, "concatenated": cfg.width - num_inputs}.get(cfg.positions)
         self.position = None if position_width is None else nn.Embedding(length, position_width)
         self.embedding_norm = Norm(cfg, cfg.norm_affine) if cfg.embedding_norm else None
-        self.blocks = nn.ModuleList(Block(cfg, layer) for layer in range(1, cfg.layers + 1))
-        self.last_norm = Norm(cfg, cfg.norm_affine) if cfg.norm == "pre" else None
+        self.blocks = nn.ModuleList(Block(cfg, number) for number in range(cfg.layers))
+        for block in self.blocks[1:] if cfg.value_residual else ():
+            block.attention.first = self.blocks[0].attention, cfg.value_residual
+        self.last_norm = Norm(cfg, cfg.norm_affine) if cfg.norm in ("pre", "peri") else None
         linear_out = cfg.read_out == "linear"
         self.read_out = nn.Linear(cfg.width, num_outputs) if linear_out else FirstCoordinates(self, num_outputs)
 
@@ -202,12 +253,34 @@ class Transformer(Padded, Network, nn.Module):
         """Attention and, if there is one, the MLP of each layer. A layer without an MLP has no norm for it either."""
         cfg = self.cfg
         skips = {"attention": cfg.skip_scale if cfg.skip else 0.0, "mlp": cfg.skip_scale if cfg.mlp_skip else 0.0}
-        return tuple(
-            Sublayer(layer, kind, part, getattr(block, f"{kind}_norm"), cfg.norm, skip, cfg.branch_scale)
+        sublayers = tuple(
+            Sublayer(
+                *(layer, kind, part, getattr(block, f"{kind}_norm"), cfg.norm, skip, cfg.branch_scale),
+                *(getattr(block, f"{kind}_branch_norm"), self._streams(block, kind, skip)),
+            )
             for layer, block in enumerate(self.blocks, 1)
             for kind, skip in skips.items()
             if (part := getattr(block, kind)) is not None
         )
+        # the streams carry what their sub-layers would skip with
+        return sublayers if cfg.hyper_connections == "none" else tuple(s._replace(skip=0.0) for s in sublayers)
+
+    def _streams(self, block: Block, kind: str, skip: float) -> Streams | None:
+        if (learned := getattr(block, f"{kind}_streams")) is not None:
+            return learned.streams(skip)
+        if kind == "attention" and self.cfg.embedding_skip:
+            return CARRIED._replace(read=(1.0, self.cfg.embedding_skip))
+        if kind == "attention" and block.attention.first is not None:
+            return CARRIED._replace(beside=True)
+        return CARRIED if len(self.shares) > 1 else None
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Shares of the streams in the state that is read out: of hyper-connections their mean, else the tokens."""
+        cfg = self.cfg
+        if cfg.hyper_connections != "none":
+            return (1 / cfg.streams,) * cfg.streams
+        return (1.0, 0.0) if cfg.embedding_skip or (cfg.value_residual and cfg.layers > 1) else (1.0,)
 
     @property
     def name(self) -> str:
@@ -221,11 +294,11 @@ class Transformer(Padded, Network, nn.Module):
         Attention.forward."""
         if dropout is None:
             return self.read_out(self.state(inputs, kernel))
-        x_BND, present_BN = self.embed(inputs) * dropout["embedding"], self.present(inputs)
+        x_BND, present_BN = self.enter(self.embed(inputs) * dropout["embedding"]), self.present(inputs)
         for sublayer in self.sublayers:
             part = functools.partial(_dropped, sublayer, dropout, present_BN)
-            x_BND = sublayer.apply(x_BND, part, sublayer.norm, weighted_sum)
-        return self.read_out(self.finish(x_BND))
+            x_BND = sublayer.apply(x_BND, part, sublayer.norm, weighted_sum, sublayer.branch_norm)
+        return self.read_out(self.finish(self.leave(x_BND)))
 
     def dropout_shapes(self, num_sequences: int, num_tokens: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the masks that `forward` takes, by name."""
@@ -302,6 +375,8 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
                 module.weight.fill_(1)
                 if module.shift is not None:
                     module.shift.zero_()
+            elif isinstance(module, HyperConnection):
+                module.start(model.cfg.stream_deviation, generator)
             elif isinstance(module, nn.Embedding):
                 deviation = {"pytorch": 1.0, "glorot": module.embedding_dim**-0.5}.get(scheme, 0.02)
                 module.weight.normal_(0, deviation, generator=generator)

@@ -73,8 +73,10 @@ def _moved(theta: Tensor, beta: float, sign: int, growths: int) -> Iterator[Tens
 
 
 def _velocity(theta: Tensor, beta: float) -> Tensor:
-    apart = theta[..., None, :] - theta[..., None]
-    return ((beta * (apart.cos() - 1)).exp() * apart.sin()).mean(-1)
+    direction = torch.stack([theta.cos(), theta.sin()], -1)
+    kernel = (beta * (direction @ direction.mT - 1)).exp()
+    mean_cos, mean_sin = (kernel @ direction / theta.shape[-1]).unbind(-1)
+    return direction[..., 0] * mean_sin - direction[..., 1] * mean_cos  # of the mean of kernel * sin(theta_j - theta_i)
 
 
 def _amplitude(theta_N: Tensor, mode: int) -> float:
@@ -109,7 +111,7 @@ def longest(numbers: list[int]) -> int:
 
 LAW = Law({"tokens": 200}, predicted, "mode k", "growth rate over that of k*", simulated=simulated)
 PLATEAU = Law(
-    {"tokens": 200, "samples": 4},
+    {"tokens": 200, "samples": 8},
     predicted_plateau,
     "beta",
     "clusters that last longest",
