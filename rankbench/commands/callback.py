@@ -36,7 +36,7 @@ from rankbench.config import (
     ReportConfig,
     TrainConfig,
 )
-from rankbench.keys import ConfigError, unknown
+from rankbench.keys import ConfigError, refuse_null_byte, unknown
 from rankbench.runs.files import WriteError, regular
 from rankbench.runs.records import read_yaml
 from rankbench.runs.sweep import Job, Sweep
@@ -321,6 +321,7 @@ def _check_report(cfg: ReportConfig) -> None:
 
 def _check_folder(out: Path, key: str = "out") -> None:
     """Refuse an output folder that cannot be made or written."""
+    refuse_null_byte(key, str(out))
     existing = out.absolute()
     while not existing.exists():
         existing = existing.parent
