@@ -66,6 +66,7 @@ class Key:
         if value == [] and self.nonempty:
             raise ConfigError(f"{name}=[]: name at least one{' of ' if self.choices else ''}{', '.join(self.choices)}")
         for entry in value if isinstance(value, list) else [value]:
+            refuse_null_byte(name, entry)
             if self.choices and entry is not None and entry not in self.choices:
                 raise ConfigError(unknown(name, entry, self.choices))
             if isinstance(entry, int | float):
@@ -83,6 +84,12 @@ class Key:
     def _limits(self) -> list[tuple[str, Callable[[float, float], bool], float]]:
         limits = [(word, holds, getattr(self, name)) for name, (word, holds) in LIMITS.items()]
         return [limit for limit in limits if limit[-1] is not None]
+
+
+def refuse_null_byte(name: str, value: Any) -> None:
+    """Raise ConfigError for a text with a null byte, which no command line can hold and no file's name may have."""
+    if isinstance(value, str) and "\0" in value:
+        raise ConfigError(f"{name}={value!r}: holds a null byte; leave it out")
 
 
 def key(meaning: str, *, choices: Iterable[str] = (), between: tuple[float, float] | None = None, **others: Any) -> Any:

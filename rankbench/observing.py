@@ -39,7 +39,7 @@ from torch.utils._pytree import tree_map_only
 from rankbench import plots
 from rankbench.analyses import ModuleSubject, attention, residual
 from rankbench.analyses.modules import check_runs
-from rankbench.keys import ConfigError, check_known
+from rankbench.keys import ConfigError, check_known, refuse_null_byte
 from rankbench.measures.module_paths import heads_of
 from rankbench.measures.module_states import layers_of
 from rankbench.measures.norms import at_least_float32, spectral_norm
@@ -108,6 +108,7 @@ def observe(
             f"observe: optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer; "
             "leave it out and call watch.step() after each step"
         )
+    refuse_null_byte("out", out)
     folder = Path(out) if out is not None else OUTPUTS / "observe" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
     # what torch.compile and DataParallel wrap is measured itself
     model = getattr(model, "_orig_mod", model)

@@ -475,3 +475,20 @@ def test_what_cannot_be_drawn_is_one_line(run):
     assert "facet=heads: unknown, did you mean head?" in refused(rb.plot, table, facet="heads")
     assert "published=dong: unknown; allowed are " in refused(rb.plot, table, published="dong")
     assert "the table has no rows" in refused(rb.plot, table[:0])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: rb.train("task=sorting", out="a\0b"),
+        lambda: rb.train("task=sorting", "out='a\0b'"),
+        lambda: rb.analyze(["model=san"], "residual", out="a\0b"),
+        lambda: rb.analyze(["model=san", "model.name='\0'"], "residual"),
+        lambda: rb.observe(torch.nn.Linear(2, 2), torch.zeros(1, 3, 2), out="a\0b"),
+    ],
+)
+def test_a_null_byte_is_one_line_and_leaves_nothing(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(rb.ConfigError, match=r"^\S+='.*\\x00.*': holds a null byte; leave it out$"):
+        call()
+    assert list(tmp_path.iterdir()) == []

@@ -17,18 +17,21 @@ from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.module_paths import Heads, check_sums, heads_of, norms, of_counted, recorded
 from rankbench.measures.norms import frobenius_norm
 from rankbench.measures.paths import NUMBERS_AT_A_TIME, FrozenNetwork, num_paths, sums_through_heads
+from rankbench.measures.rounding import floors_of_sums
 from rankbench.model.attention import visible_keys
 from rankbench.model.modules import Example
 from rankbench.model.network import run
 from rankbench.model.tape import Sums, Tape
 from rankbench.model.transformer import Transformer
 from rankbench.plots.path_mass import draw_path_mass
+from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
 from rankbench.tasks.task import majority_baselines, score
 
 log = logging.getLogger(__name__)
 
 RANKS = ("attention_stable_rank", "attention_effective_rank", "attention_relative_residual")
+FLOOR_SEQUENCES = 16  # that below_floor is measured on: random rounding takes several times as long as a plain sum
 WHOLE = ("whole", None, None, None)  # of the rows: all of the output, beside its parts
 
 
@@ -46,7 +49,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     `layer`), bias (what does not come from the input). Lengths and bias add up to X_L; heads overlap.
 
     Columns: num_paths; mass, the part's Frobenius norm over that of X_L (mean over the sequences whose X_L is not zero;
-    num_undefined of them are); gradient_mass, the
+    num_undefined of them are); below_floor, the share of the first 16 sequences whose part is no more than rounding
+    (rankbench.measures.rounding; empty for modules that are not ours); gradient_mass, the
     inner product <d loss / d X_L, part> in nats per token: by how much the loss grows, to first order, if the part
     grows by 100 % (negative: the part lowers the loss); loss_without and accuracy_without, of X_L less the part, read
     out: what is left when these frozen paths are cut. For heads, means over sequences of its attention's ranks and
@@ -65,10 +69,11 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     remainder = max(chunk.pop("remainder").item() for chunk in chunks)
     total = {name: sum(chunk[name] for chunk in chunks) for name in chunks[0]}
     tokens, num_sequences = total["tokens"], len(test.inputs)
-    rows = []
+    rows, below_T = [], _below_floor(subject, test[: min(FLOOR_SEQUENCES, at_a_time)], options.mlp)
     for number, part in enumerate(parts):
         row = dict.fromkeys(COLUMNS) | part | {"num_undefined": int(total["num_undefined"])}
         row["mass"] = (total["mass_T"][number] / (num_sequences - total["num_undefined"])).item()
+        row["below_floor"] = below_T[number].item()
         for name in ("gradient_mass", "loss_without", "accuracy_without"):
             row[name] = (total[f"{name}_T"][number] / tokens).item()
         if part["part"] == "length":
@@ -88,12 +93,28 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     )
 
 
+def _parts_of(network: FrozenNetwork) -> Tensor:
+    """The sums of all lengths, the bias term, and the sums through all heads, (T, B, N, D)."""
+    by_length_KBND, bias_BND, _ = network.sums_by_length()
+    return torch.cat([by_length_KBND, bias_BND[None], sums_through_heads(network).flatten(0, 1)])
+
+
+def _below_floor(subject: Subject, batch: Batch, mlp: str) -> Tensor:
+    """Share of these sequences for which each part is no more than rounding, (T,)."""
+
+    def parts() -> Tensor:
+        return _parts_of(FrozenNetwork(subject.model, batch.inputs, mlp))
+
+    parts_TBND, counted_BN = parts(), subject.model.counted(batch.inputs)
+    floors = floors_of_sums(parts, parts_TBND, counted_BN, generator_for(subject.seed, "rounding"))
+    counted_BN1 = 1.0 if counted_BN is None else counted_BN[..., None]
+    return (frobenius_norm(parts_TBND * counted_BN1) <= floors.norm_GB).double().mean(1)
+
+
 def _sums(model: Transformer, batch: Batch, mlp: str) -> dict[str, Tensor]:
     """Sums over these sequences, or their scored tokens, of what the table's rows are means of; and the remainder."""
     network = FrozenNetwork(model, batch.inputs, mlp)
-    lengths = network.sums_by_length()
-    by_length_KBND, bias_BND, state_BND = lengths
-    parts_TBND = torch.cat([by_length_KBND, bias_BND[None], sums_through_heads(network).flatten(0, 1)])
+    lengths, state_BND, parts_TBND = network.sums_by_length(), network.state_BND, _parts_of(network)
     gradient_BND = torch.func.grad(lambda x_BND: score(model.read_out(x_BND), batch.targets).loss)(state_BND)
     whole = score(model.read_out(state_BND), batch.targets)
     left = [score(model.read_out(state_BND - part_BND), batch.targets) for part_BND in parts_TBND]
@@ -203,8 +224,9 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-COLUMNS = ["part", "path_length", "layer", "head", "num_paths", "mass", "num_undefined", "gradient_mass"]
-COLUMNS += ["loss_without", "accuracy_without", *RANKS]
+COLUMNS = ["part", "path_length", "layer", "head", "num_paths", "mass", "below_floor", "num_undefined"]
+
+COLUMNS += ["gradient_mass", "loss_without", "accuracy_without", *RANKS]
 ANALYSIS = Analysis(
     Options,
     table,

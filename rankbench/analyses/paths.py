@@ -31,6 +31,7 @@ from rankbench.measures.paths import (
     sums_by_length,
     sums_of_groups,
 )
+from rankbench.measures.rounding import floors_of_sums
 from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import counted_first
 from rankbench.model.transformer import Transformer
@@ -65,10 +66,13 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     accuracy (share of tokens), loss (nats per token), relative_residual of the sum (mean over the sequences whose sum
     is not zero; num_undefined of them are), norm_share (Frobenius norm of the sum over that of all lengths and the bias
     together; selection=all), num_paths in the sum, remainder (largest over
-    sequences of ||state - sum of all lengths - bias|| / ||state||; frozen, all); then path_share (of all paths, those
-    of this length), bias_norm_share, readout, and measured on the same sequences the baselines: whole network,
-    commonest class, commonest class of each position, and (networks without positions and masks) the ceiling that
-    repeated tokens set.
+    sequences of ||state - sum of all lengths - bias|| / ||state||; frozen, all). Of the first 16 sequences:
+    relative_noise_floor, the error of relative_residual by rounding (rankbench.measures.rounding), below_floor, the
+    share whose residual is no more than that, and sum_below_floor, the share whose whole sum is no more than rounding:
+    its accuracy, loss and norm_share say nothing; all three empty for modules that are not ours. Then path_share (of
+    all paths, those of this length), bias_norm_share, readout, and measured on the same sequences the baselines: whole
+    network, commonest class, commonest class of each position, and (networks without positions and masks) the ceiling
+    that repeated tokens set.
     """
     test = subject.test[: options.sequences]
     rows = []
@@ -87,6 +91,29 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         position_majority_accuracy=majority["position_majority"],
         **({"ceiling_accuracy": repeated_token_ceiling(test)} if _order_blind(subject.model) else {}),
     )
+
+
+def _floors(
+    subject: Subject, test: Batch, num_groups: int, sums_of: Callable[[Batch], Tensor]
+) -> list[dict[str, float]]:
+    """The columns of FLOORS of each group of paths, whose sums (G, B, N, D) `sums_of` returns."""
+    model = subject.model
+    batch = next(_batches(test[:FLOOR_SEQUENCES], model, num_groups))
+    sums_GBND, counted_BN = sums_of(batch), model.counted(batch.inputs)
+    generator = generator_for(subject.seed, "rounding")
+    floors = floors_of_sums(lambda: sums_of(batch), sums_GBND, counted_BN, generator)
+    seen, kept_B = counted_first(counted_BN)
+    sizes = [value_per_length(composite_norm, seen(sum_BND), kept_B) for sum_BND in sums_GBND]
+    relative_GB, size_GB = _relative_residuals(sums_GBND, counted_BN), torch.stack(sizes)
+    columns = {
+        "relative_noise_floor": torch.where(size_GB > 0, floors.residual_GB / size_GB, torch.nan).nanmean(1),
+        "below_floor": (~(relative_GB * size_GB > floors.residual_GB)).double().mean(1),
+        "sum_below_floor": (_norms(sums_GBND, counted_BN) <= floors.norm_GB).double().mean(1),
+    }
+    return [
+        dict(zip(FLOORS, numbers, strict=True))
+        for numbers in zip(*(columns[name].tolist() for name in FLOORS), strict=True)
+    ]
 
 
 class Reading(NamedTuple):
@@ -158,6 +185,13 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
         log.info("not all %.3g recomputed paths are run: analysis.paths.max_paths=%d", sum(counts), options.max_paths)
         return []
     parts, biases, remainders, read = [], [], [], partial(read_out, model, readout=options.readout)
+    groups = [all_paths(layers, heads, length, skip) for length in lengths] if scheme == "recomputed" else []
+
+    def sums_of(batch: Batch) -> Tensor:
+        if scheme == "frozen":
+            return sums_by_length(model, batch.inputs, options.mlp).by_length_KBND
+        return sums_of_groups(RecomputedNetwork(model, batch.inputs, options.recomputed_mlp), groups)
+
     for batch in _batches(test, model, len(lengths)):
         if scheme == "frozen":
             sums = sums_by_length(model, batch.inputs, options.mlp)
@@ -165,8 +199,7 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
             biases.append(_norms(sums.bias_BND, model.counted(batch.inputs)))
             remainders.append(sums.remainder())
         else:
-            groups = [all_paths(layers, heads, length, skip) for length in lengths]
-            sums_KBND = sums_of_groups(RecomputedNetwork(model, batch.inputs, options.recomputed_mlp), groups)
+            sums_KBND = sums_of(batch)
         parts.append(Reading.of(sums_KBND, batch.targets, model.counted(batch.inputs), read))
     reading, remainder = Reading.joined(parts), None
     if scheme == "frozen":
@@ -176,10 +209,10 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
             log.warning("that is more than rounding explains (%.0e)", most)
     bias_B = torch.cat(biases) if biases else torch.zeros_like(reading.norm_GB[0])
     total_B = reading.norm_GB.sum(0) + bias_B
-    rows = []
+    rows, floors = [], _floors(subject, test, len(lengths), sums_of)
     for length in lengths:
         if counts[length]:
-            row = _row(subject, scheme, "all", length) | reading.row(length)
+            row = _row(subject, scheme, "all", length) | reading.row(length) | floors[length]
             shares = {"norm_share": reading.norm_GB[length], "bias_norm_share": bias_B}
             row |= {name: (norm_B / total_B).nanmean().item() for name, norm_B in shares.items()}
             rows.append(row | {"num_paths": counts[length], "remainder": remainder})
@@ -198,17 +231,18 @@ def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) 
         generator = generator_for(subject.seed, "paths", number)
         groups.append(sample_paths(layers, heads, length, size, generator, replacement=options.replacement, skip=skip))
     parts, read = [], partial(read_out, model, readout=options.readout)
-    for batch in _batches(test, model, len(groups)):
+
+    def sums_of(batch: Batch) -> Tensor:
         if scheme == "frozen":
-            network = FrozenNetwork(model, batch.inputs, options.mlp)
-        else:
-            network = RecomputedNetwork(model, batch.inputs, options.recomputed_mlp)
-        sums_GBND = sums_of_groups(network, groups)
-        parts.append(Reading.of(sums_GBND, batch.targets, model.counted(batch.inputs), read))
+            return sums_of_groups(FrozenNetwork(model, batch.inputs, options.mlp), groups)
+        return sums_of_groups(RecomputedNetwork(model, batch.inputs, options.recomputed_mlp), groups)
+
+    for batch in _batches(test, model, len(groups)):
+        parts.append(Reading.of(sums_of(batch), batch.targets, model.counted(batch.inputs), read))
     reading = Reading.joined(parts)
-    rows = []
+    rows, floors = [], _floors(subject, test, len(groups), sums_of)
     for group, ((length, size, repeat), paths) in enumerate(zip(draws, groups, strict=True)):
-        row = _row(subject, scheme, "sampled", length) | reading.row(group)
+        row = _row(subject, scheme, "sampled", length) | reading.row(group) | floors[group]
         rows.append(row | {"subset_size": size, "repeat": repeat, "num_paths": len(paths)})
     return rows
 
@@ -244,7 +278,11 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
             row |= {"whole_accuracy": whole.accuracy.item(), "whole_loss": whole.mean_loss.item()}
             rows.append(row | {"weights": weights, "readout": "raw"})
     nothing = {"majority_accuracy": float("nan"), "position_majority_accuracy": float("nan")}
-    return pd.DataFrame(rows).astype({"subset_size": float}).assign(**nothing, **subject.what_counts)
+    return (
+        pd.DataFrame(rows)
+        .astype({name: float for name in ("subset_size", *FLOORS)})
+        .assign(**nothing, **subject.what_counts)
+    )
 
 
 def _order_blind(model: Transformer) -> bool:
@@ -274,10 +312,13 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
+FLOORS = ("relative_noise_floor", "below_floor", "sum_below_floor")
+FLOOR_SEQUENCES = 16  # that floors are measured on: random rounding takes several times as long as a plain sum
 COLUMNS = [
     *("scheme", "selection", "path_length", "subset_size", "repeat"),
     *("accuracy", "loss", "relative_residual", "norm_share", "num_paths", "remainder", "path_share"),
     *("bias_norm_share", "num_undefined"),
+    *FLOORS,
 ]
 NUMBERS_AT_A_TIME = 1 << 25  # in the sums of all groups: 256 MiB of float64
 # Largest remainder that rounding explains, with a margin of 10^4 on what a few hundred additions lose.

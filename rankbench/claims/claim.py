@@ -99,6 +99,7 @@ class Claim:
     along: compares the values of this swept key, so it is judged once for each value of the other keys.
     exists: says that there is such a network; an example makes it held, and the lack of one leaves it undecided.
     repeats: `seed` or `step`, the column of repeated measurements; steps without a measurement are left out.
+    floor: the column that is above 0 where rounding makes a row's numbers; a verdict says how many rows these are.
     """
 
     statement: str
@@ -118,6 +119,7 @@ class Claim:
     along: str = ""
     exists: bool = False
     repeats: str = "seed"
+    floor: str = ""
 
 
 class Judgement(NamedTuple):
@@ -223,6 +225,9 @@ def _controlled(claim: Claim, rows: pd.DataFrame) -> Judgement:
     "held" becomes undecided if the control does not fail; "failed" does if the claim only says that an example exists.
     """
     judged = _judge(claim, rows)
+    if claim.floor in rows and (num_rounding := int((rows[claim.floor] > 0).sum())):
+        said = f"{num_rounding} of {len(rows)} rows are at the floor of rounding ({claim.floor})"
+        judged = judged._replace(reason="; ".join(filter(None, [judged.reason, said])))
     if judged.outcome == FAILED and claim.exists:
         return judged._replace(outcome=UNDECIDED, reason="no example here, which does not refute that there is one")
     if judged.outcome != HELD:

@@ -19,9 +19,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from rankbench import plugins
 from rankbench.commands.cli import refuse
-from rankbench.commands.compose import register, resolve
+from rankbench.commands.compose import load_plugins, register, resolve
+from rankbench.commands.finished_jobs import finished_job, recipe, surroundings
 from rankbench.commands.messages import explaining
 from rankbench.commands.resolvers import job_folder
+from rankbench.commands.sweeper import SkippingSweeper
 from rankbench.commands.workers import end_with
 from rankbench.config import (
     OBJECTIVES,
@@ -34,7 +36,7 @@ from rankbench.config import (
     ReportConfig,
     TrainConfig,
 )
-from rankbench.keys import ConfigError, unknown
+from rankbench.keys import ConfigError, refuse_null_byte, unknown
 from rankbench.runs.files import WriteError, regular
 from rankbench.runs.records import read_yaml
 from rankbench.runs.sweep import Job, Sweep
@@ -70,6 +72,8 @@ class Gate(Callback):
                 )
             if config.hydra.sweeper._target_.endswith("BasicSweeper"):
                 sweep = Sweep(Path(config.hydra.sweep.dir))
+                SkippingSweeper.jobs = BasicSweeper.split_arguments(_sweep_overrides(config), None)[0]
+                SkippingSweeper.finished = {}
                 jobs = list(_checked_jobs(config, config_name, sweep))
                 sweep.check_same(jobs)
                 sweep.list_jobs(jobs)
@@ -146,9 +150,20 @@ def _check_search(config: DictConfig, config_name: str) -> None:
 
 
 def _checked_jobs(config: DictConfig, config_name: str, sweep: Sweep) -> Iterator[Job]:
+    """The jobs of a sweep, checked. Those that have finished were checked when they ran, and go to the sweeper."""
     from rankbench.runs.run import Run
 
-    for number, words in enumerate(BasicSweeper.split_arguments(_sweep_overrides(config), None)[0]):
+    listed = sweep.jobs() if config_name == "train" else []
+    if listed:
+        load_plugins()  # their code belongs to the surroundings
+        around = surroundings(config.hydra)
+    for number, words in enumerate(SkippingSweeper.jobs):
+        if number < len(listed):
+            folder = sweep.folder / listed[number].folder
+            if (finished := finished_job(folder, recipe(number, words, around))) is not None:
+                SkippingSweeper.finished[number] = finished
+                yield listed[number]
+                continue
         with explaining(config_name, words):
             composed = hydra.compose(config_name, [*config.hydra.overrides.hydra, *words], return_hydra_config=True)
         cfg = _job_config(composed)
@@ -192,8 +207,7 @@ def _sweep_overrides(config: DictConfig) -> list[Override]:
     parser = OverridesParser.create()
     preset = parser.parse_overrides([f"{key}={text}" for key, text in (config.hydra.sweeper.params or {}).items()])
     typed = parser.parse_overrides(_typed_words(config))
-    own = {override.get_key_element() for override in typed}
-    return [override for override in preset if override.get_key_element() not in own] + typed
+    return list({override.get_key_element(): override for override in [*preset, *typed]}.values())
 
 
 def _job_config(config: DictConfig) -> Config:
@@ -307,6 +321,7 @@ def _check_report(cfg: ReportConfig) -> None:
 
 def _check_folder(out: Path, key: str = "out") -> None:
     """Refuse an output folder that cannot be made or written."""
+    refuse_null_byte(key, str(out))
     existing = out.absolute()
     while not existing.exists():
         existing = existing.parent

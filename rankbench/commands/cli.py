@@ -239,16 +239,20 @@ def train_job(config: "DictConfig") -> float:
     from hydra.types import RunMode
 
     from rankbench.analyses.runner import analyze_trained
+    from rankbench.commands.finished_jobs import recipe, record, surroundings
     from rankbench.progress import logging_to
     from rankbench.runs.run import Run, objective_value
+    from rankbench.tasks import build_task
     from rankbench.training.loop import train
 
     cfg = _prepared(config)
     run = Run(Path(cfg.out))
     hydra = HydraConfig.get()
+    is_job = hydra.mode == RunMode.MULTIRUN
+    made_from = recipe(hydra.job.num, hydra.overrides.task, surroundings(hydra)) if is_job else None
     with (
         logging_to(run.folder / "train.log"),
-        _saying_how_to_continue(hydra.sweep.dir if hydra.mode == RunMode.MULTIRUN else cfg.out),
+        _saying_how_to_continue(hydra.sweep.dir if is_job else cfg.out),
     ):
         summary = train(cfg, run)
         trained = [row for row in summary["seeds"] if row["status"] != "diverged"]
@@ -256,9 +260,14 @@ def train_job(config: "DictConfig") -> float:
         scores = [row[score] for row in trained]
         mean = sum(scores) / len(scores) if scores else float("nan")
         printed = " ".join(f"{value:.3f}" for value in scores)
-        print(f"{score.replace('_', ' ')} {mean:.3f} (mean of {len(trained)} seeds: {printed})\n-> {run.folder}")
+        lines = [f"{score.replace('_', ' ')} {mean:.3f} (mean of {len(trained)} seeds: {printed})", f"-> {run.folder}"]
+        print("\n".join(lines))
         if cfg.analysis and (trained or cfg.objective is None):  # a search goes on if every seed diverged
-            print("\n".join(analyze_trained(cfg, run)))
+            lines += (analysed := analyze_trained(cfg, run))
+            print("\n".join(analysed))
+        if is_job:
+            texts = getattr(build_task(cfg.task), "files", [])
+            record(run.folder, made_from, hydra.job.override_dirname, texts, "\n".join(lines).split("\n"))
     return mean if cfg.objective is None else objective_value(summary, cfg.objective)
 
 
@@ -344,6 +353,7 @@ def _prepared(config: "DictConfig") -> Any:
 
     from rankbench.commands.callback import check_everything
     from rankbench.commands.compose import resolve
+    from rankbench.commands.finished_jobs import announce
     from rankbench.runs.sweep import Sweep
 
     cfg = resolve(config, HydraConfig.get().overrides.task)
@@ -354,8 +364,7 @@ def _prepared(config: "DictConfig") -> Any:
     check_everything(cfg)
     hydra = HydraConfig.get()
     if hydra.mode == RunMode.MULTIRUN:
-        jobs = Sweep(Path(hydra.sweep.dir)).jobs()
-        print(f"job {hydra.job.num + 1}{f' of {len(jobs)}' if jobs else ''}: {hydra.job.override_dirname}", flush=True)
+        announce(hydra.job.num, len(Sweep(Path(hydra.sweep.dir)).jobs()), hydra.job.override_dirname)
     cfg.out = os.path.relpath(HydraConfig.get().runtime.output_dir)
     return cfg
 

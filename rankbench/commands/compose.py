@@ -23,6 +23,7 @@ from rankbench import config, plugins
 from rankbench.commands.budgets import fitted
 from rankbench.commands.messages import explaining, groups
 from rankbench.commands.resolvers import RESOLVERS
+from rankbench.commands.sweeper import NAME, SkippingSweeper
 from rankbench.config import KEYS, SCHEMAS, Config, check, conf_dir
 from rankbench.keys import ConfigError, escaped, refuse_unknown, wanted
 from rankbench.runs.sweep import Sweep
@@ -119,9 +120,11 @@ class PluginFolders(SearchPathPlugin):
 
 
 def register() -> None:
-    """Register the schemas and the plug-ins' folders with Hydra, and the resolvers with OmegaConf. It can be called
-    twice."""
+    """Register the schemas, the sweeper and the plug-ins' folders with Hydra, and the resolvers with OmegaConf. It can
+    be called twice."""
     Plugins.instance().register(PluginFolders)
+    # in the place of Hydra's own, because Hydra takes sweepers from packages called hydra_plugins alone
+    Plugins.instance().class_name_to_class[NAME] = SkippingSweeper
     for name, schema in SCHEMAS.items():
         ConfigStore.instance().store(group="schema", name=name, node=schema, package="_global_")
     for resolver in RESOLVERS:

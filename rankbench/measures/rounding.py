@@ -36,9 +36,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from rankbench.measures.norms import composite_norm, own_rounding, residual_matrix
+from rankbench.measures.norms import composite_norm, frobenius_norm, own_rounding, residual_matrix
 from rankbench.measures.states import value_per_length
-from rankbench.measures.token_views import View
+from rankbench.measures.token_views import View, counted_first
 from rankbench.model.network import Network, Step, run
 
 NUMBERS = 256  # errors that the passes draw together for a state or a P: enough for a stable norm
@@ -49,6 +49,7 @@ POOL = 1 << 16
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.mv, aten.dot, aten.addmv, aten.addbmm}
+PRODUCTS_IN_PLACE = {aten.addmm_: aten.addmm, aten.baddbmm_: aten.baddbmm, aten.addmv_: aten.addmv}
 COPIES = {aten.clone, aten.copy_, aten._unsafe_view, aten.cat, aten.stack, aten.embedding, aten.index, aten.gather}
 COPIES |= {aten.index_select, aten.constant_pad_nd, aten.where, aten.masked_fill, aten.repeat, aten.new_ones}
 COPIES |= {aten.ones_like, aten.full_like, aten.new_full, aten.sort, aten.triu, aten.tril, aten.flip, aten.roll}
@@ -80,8 +81,13 @@ class RandomRounding(TorchDispatchMode):
         if family is aten.gelu:
             result = operation(*args, **kwargs)
             return torch.addcmul(result, inputs[0], self._noise(result))
+        if operation._schema.is_mutable and (product := PRODUCTS_IN_PLACE.get(family)) is not None:
+            size = product(*map(_size, args), **kwargs)  # of the terms, before the result takes the place of one
+            result = operation(*args, **kwargs)
+            return result.addcmul_(size, self._noise(result))
         if torch.Tag.pointwise not in operation.tags:
-            args = tree_map(self._rounded, args)
+            kept = 1 if operation._schema.is_mutable else 0  # what the operation changes is no copy of it
+            args = (*args[:kept], *tree_map(self._rounded, args[kept:]))
         result = operation(*args, **kwargs)
         if operation._schema.is_mutable:
             return result.copy_(self._rounded(result))
@@ -102,7 +108,7 @@ class RandomRounding(TorchDispatchMode):
 
 
 def _is_float(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()
+    return isinstance(x, Tensor) and x.is_floating_point() and x.layout == torch.strided
 
 
 def _size(x: Any) -> Any:
@@ -155,6 +161,35 @@ def floor_of(x: Tensor, perturbed: Iterable[Tensor], lengths_B: Tensor | None) -
         error = _by_length(lambda part: composite_norm(residual_matrix(part)), perturbed_x - x, lengths_B)
         largest = torch.maximum(largest, MARGIN * error)
     return largest
+
+
+class FloorsOfSums(NamedTuple):
+    """Floors of sums of paths: of their Frobenius norm and of their residual, (G, B)."""
+
+    norm_GB: Tensor
+    residual_GB: Tensor
+
+
+@torch.no_grad()
+def floors_of_sums(
+    sums_of: Callable[[], Tensor], sums_GBND: Tensor, counted_BN: Tensor | None, generator: torch.Generator
+) -> FloorsOfSums:
+    """Floors of what `sums_of` returned, sums_GBND, from what it returns with random rounding.
+
+    generator: on the CPU.
+    """
+    seen, kept_B = counted_first(counted_BN)
+    counted_BN1 = 1.0 if counted_BN is None else counted_BN[..., None]
+    with RandomRounding(generator):
+        perturbed = [sums_of() for _ in range(num_passes(*sums_GBND.shape[-2:]))]
+    errors = torch.stack([frobenius_norm((other - sums_GBND) * counted_BN1) for other in perturbed])
+    dtype = torch.finfo(sums_GBND.dtype)
+    stored_GB = (dtype.eps * frobenius_norm(sums_GBND * counted_BN1)).clamp(min=dtype.tiny)
+    residuals = [
+        floor_of(seen(sum_BND), [seen(other[group]) for other in perturbed], kept_B)
+        for group, sum_BND in enumerate(sums_GBND)
+    ]
+    return FloorsOfSums(torch.maximum(MARGIN * errors.amax(0), stored_GB), torch.stack(residuals))
 
 
 def states_with_floors(network: Network, inputs: Tensor, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:

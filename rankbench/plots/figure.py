@@ -222,6 +222,13 @@ def spread(axes: Axes, x_values: pd.Series, summary: pd.DataFrame, colour: Any) 
             axes.scatter(x_of_seeds, points, s=7, color=colour, alpha=0.45, linewidths=0, zorder=1.5)
 
 
+def below_in(x_values: pd.Series, rows: pd.DataFrame, column: str) -> pd.Series:
+    """Whether any of the rows at each of these values of x is below its floor; tables of older versions have none."""
+    if column not in rows:
+        return pd.Series(False, index=x_values.index)
+    return x_values.isin(rows[x_values.name][rows[column] > 0])
+
+
 def below_rounding(axes: Axes, x_values: pd.Series, values: pd.Series, below: pd.Series, colour: Any) -> None:
     """Mark values that are drawn at their rounding error, so are no measurements: open triangles on a dotted line."""
     if below.any():

@@ -7,7 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.figure import GREY, line, styled, title
+from rankbench.plots.figure import COLOURS, GREY, below_in, below_rounding, line, styled, title
 from rankbench.runs.tables import mean_and_spread
 
 PANEL = (3.25, 2.3)  # inches
@@ -16,7 +16,10 @@ CELLS = 12  # largest side of a map whose numbers are written into the cells
 
 @styled
 def draw_path_mass(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """Mass and gradient mass by path length, and a layer x head map of the mass through every head; a row per facet."""
+    """Mass and gradient mass by path length, and a layer x head map of the mass through every head; a row per facet.
+
+    Sums that rounding makes are marked: as elsewhere by path length, in the maps by < before a mass, ~ before a loss.
+    """
     facets = (
         [("", table)]
         if facet is None
@@ -29,10 +32,15 @@ def draw_path_mass(table: pd.DataFrame, published: pd.DataFrame | None = None, f
         lengths = rows[rows.part == "length"]
         columns = {by_length: "mass", by_gradient: "gradient_mass"}
         for number, (axes, column) in enumerate(columns.items()):
-            line(axes, mean_and_spread(lengths, ["path_length"], column), "path_length", "", number)
+            summary = mean_and_spread(lengths, ["path_length"], column)
+            below = below_in(summary.path_length, lengths, "below_floor")
+            line(axes, summary.assign(mean=summary["mean"].mask(below)), "path_length", "", number)
+            below_rounding(axes, summary.path_length, summary["mean"], below, COLOURS[number])
             axes.axhline(0, color=GREY, linewidth=1)
             axes.set_xlabel("path length k")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if by_length.get_legend_handles_labels()[1]:  # of what is at the floor of rounding alone
+            by_length.legend(fontsize="small")
         by_length.set_title(title("sum S of all paths of a length", label))
         by_length.set_ylabel(r"mass $\|S_k\|/\|X_L\|$")
         by_gradient.set_title("its part in the loss, to first order")
@@ -59,6 +67,9 @@ def _map(figure: Figure, axes: Axes, heads: pd.DataFrame, value: str, name: str,
     if heads[value].isna().all():
         return _say(axes, f"{name}:\nundefined, as the output is zero")
     mean = heads.pivot_table(value, "layer", "head", "mean")
+    at_floor = heads[heads["below_floor"] > 0] if "below_floor" in heads else heads[:0]
+    sign_of_value = "<" if value == "mass" else "~"
+    signs = dict.fromkeys(zip(at_floor["layer"], at_floor["head"], strict=True), sign_of_value)
     image = axes.imshow(mean, cmap="cividis", origin="lower", aspect="auto", vmin=min(0, mean.min(axis=None)))
     num_layers, num_heads = mean.shape
     for set_ticks, names in ((axes.set_xticks, mean.columns), (axes.set_yticks, mean.index)):
@@ -70,7 +81,8 @@ def _map(figure: Figure, axes: Axes, heads: pd.DataFrame, value: str, name: str,
         middle = image.norm(mean.to_numpy())
         for j, k in np.argwhere(np.isfinite(mean.to_numpy())):
             ink = "black" if middle[j, k] > 0.5 else "white"
-            axes.text(k, j, f"{mean.iloc[j, k]:.2g}", ha="center", va="center", fontsize=6, color=ink)
+            sign = signs.get((mean.index[j], mean.columns[k]), "")
+            axes.text(k, j, f"{sign}{mean.iloc[j, k]:.2g}", ha="center", va="center", fontsize=6, color=ink)
     axes.set_title(name)
     axes.set_xlabel("head")
     axes.set_ylabel("layer")

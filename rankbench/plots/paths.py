@@ -1,11 +1,15 @@
 """The figure of the analysis `paths`."""
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import (
+    COLOURS,
     GREY,
     INK,
+    below_in,
+    below_rounding,
     grid_of,
     legend,
     level,
@@ -22,7 +26,7 @@ from rankbench.runs.tables import mean_and_spread
 def draw_paths(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Accuracy by path length: all paths and sampled subsets, the measured baselines, the published numbers.
 
-    A column for each scheme, a row for each facet.
+    A column for each scheme, a row for each facet. Where rounding makes a whole sum, its accuracy is marked.
     """
     schemes = list(dict.fromkeys(table.scheme))
     sizes = sorted(table.subset_size.dropna().unique())
@@ -32,10 +36,9 @@ def draw_paths(table: pd.DataFrame, published: pd.DataFrame | None = None, facet
             of_scheme = rows[rows.scheme == scheme]
             all_paths = of_scheme[of_scheme.selection == "all"]
             if len(all_paths):
-                line(axes, mean_and_spread(all_paths, ["path_length"], "accuracy"), "path_length", "all paths", 0)
+                _line(axes, all_paths, "all paths", 0)
             for number, size in enumerate(sizes, 1):
-                sampled = mean_and_spread(of_scheme[of_scheme.subset_size == size], ["path_length"], "accuracy")
-                line(axes, sampled, "path_length", f"{size:.0f} sampled paths", number)
+                _line(axes, of_scheme[of_scheme.subset_size == size], f"{size:.0f} sampled paths", number)
             level(axes, rows, "whole_accuracy", "whole network", INK, "-")
             level(axes, rows, "ceiling_accuracy", "ceiling (repeated tokens)", INK, ":")
             level(axes, rows, "majority_accuracy", "commonest class", GREY, "--")
@@ -48,3 +51,11 @@ def draw_paths(table: pd.DataFrame, published: pd.DataFrame | None = None, facet
         row[0].set_ylabel("accuracy (share of tokens)")
     legend(figure, grid)
     return figure
+
+
+def _line(axes: Axes, rows: pd.DataFrame, label: str, number: int) -> None:
+    """Draw the accuracies of these sums by path length."""
+    summary = mean_and_spread(rows, ["path_length"], "accuracy")
+    below = below_in(summary.path_length, rows, "sum_below_floor")
+    line(axes, summary.assign(mean=summary["mean"].mask(below)), "path_length", label, number)
+    below_rounding(axes, summary.path_length, summary["mean"], below, COLOURS[number % len(COLOURS)])

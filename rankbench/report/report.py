@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -448,6 +449,13 @@ def _config_at(path: Path) -> dict[str, Any]:
     """Keys of a config, empty if there is none; ConfigError for a file that is not a config."""
     if not path.exists():
         return {}
+    stat = path.stat()
+    return _read_config(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns))
+
+
+@lru_cache(maxsize=1024)  # a report asks ten times, and YAML is read slowly
+def _read_config(path: Path, written: tuple[int, int, int]) -> dict[str, Any]:
+    """Read the config that has this inode, size and time."""
     config = read_yaml(path)
     for key, kind in {"claims": list, "published": str, "run": str}.items():
         if not isinstance(config.get(key), kind | None):

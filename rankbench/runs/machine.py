@@ -71,7 +71,7 @@ class Machine:
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "command": sys.argv if command is None else command,
             "python": platform.python_version(),
-            "packages": {name: _version(name) for name in PACKAGES},
+            "packages": packages(),
             "git": git_state(),
             "platform": platform.platform(),
             "device": str(self.device),
@@ -119,6 +119,11 @@ def source_digest() -> str:
         text = path.read_bytes()
         digest.update(f"{path.relative_to(package).as_posix()} {len(text)}\n".encode() + text)
     return digest.hexdigest()
+
+
+def packages() -> dict[str, str | None]:
+    """The versions of the packages that compute and draw."""
+    return {name: _version(name) for name in PACKAGES}
 
 
 def _version(package: str) -> str | None:

@@ -1,0 +1,128 @@
+"""The jobs of a sweep that have finished. Each leaves a record of what its config and its results follow from, by which
+the same command knows it again without composing its config: composing takes Hydra a quarter of a second."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from rankbench import __version__, plugins
+from rankbench.config import conf_dir
+from rankbench.keys import ConfigError
+from rankbench.runs.files import regular, write_json
+from rankbench.runs.records import checksum, read_json
+
+RECORD = ".job.json"
+# By these a YAML file reads something outside of the YAML files; the shipped ones read the clock, for out= alone
+OUTSIDE = ("${now", "${oc.env", "${env")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FinishedJob:
+    """What a finished job's record says for the reader: the words that name the job, and the lines that it printed."""
+
+    folder: Path
+    name: str
+    lines: tuple[str, ...]
+
+    def show(self, number: int, num_jobs: int) -> None:
+        """Print what the job prints when it finds itself finished."""
+        from rankbench.progress import logging_to
+
+        announce(number, num_jobs, self.name)
+        with logging_to(self.folder / "train.log"):
+            log.info("%s is trained already", os.path.relpath(self.folder))
+        print("\n".join(self.lines), flush=True)
+
+
+def announce(number: int, num_jobs: int, name: str) -> None:
+    """Print the line with which a sweep's job begins. num_jobs: 0 if the sweeper does not know it."""
+    print(f"job {number + 1}{f' of {num_jobs}' if num_jobs else ''}: {name}", flush=True)
+
+
+def surroundings(hydra: DictConfig) -> str | None:
+    """Digest of all that the configs and results of a sweep's jobs follow from, but their words and the texts that they
+    read: the YAML files, the code, the versions of packages, the user's style of figures. None if they follow from
+    something else, too.
+
+    hydra: Hydra's part of the config of a job, or of its sweep.
+    """
+    from rankbench.plots.figure import OWN
+    from rankbench.runs.machine import packages, source_digest
+
+    yaml_files = _yaml_files([source.path for source in hydra.runtime.config_sources if source.schema == "file"])
+    if yaml_files is None:
+        return None
+    parts = [list(hydra.overrides.hydra), hydra.job.config_name, os.getcwd(), yaml_files]
+    return _digest([*parts, __version__, packages(), source_digest(), plugins.digest(), sorted(OWN.items())])
+
+
+def recipe(number: int, words: Iterable[str], around: str | None) -> str | None:
+    """Digest of all that a job's config and results follow from, but the texts that it reads; None if they follow from
+    something else, too. around: what surroundings() returned."""
+    words = list(words)
+    return None if around is None or any("$" in word for word in words) else _digest([number, words, around])
+
+
+def _digest(parts: list[Any]) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _yaml_files(folders: Iterable[str]) -> str | None:
+    """Digest of the YAML files in these folders; None if one of a user's reads something outside."""
+    digest = hashlib.sha256()
+    for folder in map(Path, folders):
+        for path in sorted(folder.rglob("*.yaml")):
+            text = regular(path).read_bytes()
+            if folder != conf_dir() and any(word.encode() in text for word in OUTSIDE):
+                return None
+            digest.update(f"{path} {len(text)}\n".encode() + text)
+    return digest.hexdigest()
+
+
+def record(folder: Path, made_from: str | None, name: str, texts: Iterable[Path], lines: Iterable[str]) -> None:
+    """Record that the job in this folder has finished. made_from: its recipe, from when it began; name: the words that
+    name it; texts: the files that its task reads; lines: those that it printed."""
+    own = [path.name for path in folder.iterdir() if path.is_file() and path.name[0] != "." and path.suffix != ".log"]
+    files = {name: checksum(folder / name) for name in (*sorted(own), *(str(path.absolute()) for path in texts))}
+    content = {"recipe": made_from, "name": name, "files": files, "lines": list(lines)}
+    write_json(folder / RECORD, content)
+
+
+def finished_job(folder: Path, made_from: str | None) -> FinishedJob | None:
+    """The job in this folder if its record has this recipe and all its files are as they were; None for any other."""
+    if made_from is None or not (folder / RECORD).exists():
+        return None
+    try:
+        content = read_json(folder / RECORD)
+    except ConfigError:
+        return None
+    texts = [content.get("name"), *_list(content.get("lines"))]
+    if content.get("recipe") != made_from or not all(isinstance(text, str) and text.isprintable() for text in texts):
+        return None
+    files = content.get("files")
+    if not isinstance(files, dict) or files.get("summary.json") is None or None in files.values():
+        return None
+    same = [_checksum_of_text(Path(name)) if Path(name).is_absolute() else checksum(folder / name) for name in files]
+    return FinishedJob(folder, texts[0], tuple(texts[1:])) if same == list(files.values()) else None
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [None]
+
+
+def _checksum_of_text(path: Path) -> str | None:
+    return _checksum_at(path, path.stat().st_mtime_ns) if path.is_file() else None
+
+
+@cache  # many jobs read the same text
+def _checksum_at(path: Path, written: int) -> str | None:
+    return checksum(path)

@@ -1,0 +1,67 @@
+"""Hydra's sweeper over every combination, in a version that runs no finished job."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from omegaconf import DictConfig, OmegaConf
+
+if TYPE_CHECKING:
+    from rankbench.commands.finished_jobs import FinishedJob
+
+NAME = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # of the class that it stands for
+
+
+class SkippingSweeper(Sweeper):
+    """Launches the jobs that the callback has checked, and prints the lines of those that have finished in their place.
+
+    jobs: the words of each job, and finished: the finished ones by number; the callback sets both.
+    """
+
+    jobs: ClassVar[list[list[str]]] = []
+    finished: ClassVar[dict[int, "FinishedJob"]] = {}
+
+    def __init__(self, max_batch_size: int | None, params: dict[str, str] | None = None) -> None:
+        self.max_batch_size = max_batch_size  # params is a part of jobs
+
+    def setup(self, *, config: DictConfig, **context: Any) -> None:
+        """Make the launcher."""
+        from hydra.core.plugins import Plugins
+
+        self.config = config
+        self.launcher: Launcher = Plugins.instance().instantiate_launcher(config=config, **context)
+
+    def sweep(self, arguments: list[str]) -> list[list[JobReturn]]:
+        """Run the jobs in batches; raises the error of the first job that failed in a batch."""
+        folder = Path(self.config.hydra.sweep.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(self.config, folder / "multirun.yaml")
+        size, results = self.max_batch_size or len(self.jobs), []
+        for first in range(0, len(self.jobs), size):
+            results.append(self._launch(range(first, min(first + size, len(self.jobs)))))
+            for result in results[-1]:
+                _ = result.return_value  # raises the job's error
+        return results
+
+    def _launch(self, numbers: range) -> Sequence[JobReturn]:
+        """Launch those of these jobs that have not finished.
+
+        A launcher numbers the jobs that it gets one by one. A parallel one therefore gets all from the first to the
+        last that have not finished; those between, which have, end by themselves.
+        """
+        todo = [number for number in numbers if number not in self.finished]
+        if todo and not self.config.hydra.launcher._target_.endswith("BasicLauncher"):
+            todo = list(range(todo[0], todo[-1] + 1))
+            pieces = {todo[0]: todo}
+        else:
+            pieces = {number: [number] for number in todo}
+        results = []
+        for number in numbers:
+            if number in pieces:
+                results += self.launcher.launch([self.jobs[job] for job in pieces[number]], initial_job_idx=number)
+            elif number not in todo:
+                self.finished[number].show(number, len(self.jobs))
+        return results
