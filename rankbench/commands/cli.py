@@ -238,7 +238,7 @@ def train_job(config: "DictConfig") -> float:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from rankbench.analyses.runner import analyze_trained
+    from rankbench.analyses.runner import analyze_trained, draw_curves, drawn_line
     from rankbench.progress import logging_to
     from rankbench.runs.run import Run, objective_value
     from rankbench.training.loop import train
@@ -257,6 +257,8 @@ def train_job(config: "DictConfig") -> float:
         mean = sum(scores) / len(scores) if scores else float("nan")
         printed = " ".join(f"{value:.3f}" for value in scores)
         print(f"{score.replace('_', ' ')} {mean:.3f} (mean of {len(trained)} seeds: {printed})\n-> {run.folder}")
+        if hydra.mode != RunMode.MULTIRUN:  # the report of a sweep has its curves
+            print(drawn_line(draw_curves(run)))
         if cfg.analysis and (trained or cfg.objective is None):  # a search goes on if every seed diverged
             print("\n".join(analyze_trained(cfg, run)))
     return mean if cfg.objective is None else objective_value(summary, cfg.objective)
