@@ -217,7 +217,7 @@ def test_train_leaves_the_folder_that_the_contract_promises(trained):
     names = {path.name for path in trained.iterdir()}
     promised = {"config.yaml", "environment.json", "metrics.csv", "checkpoint.safetensors", "summary.json", "train.log"}
     promised.add("training_state.safetensors")  # more steps begin there
-    promised |= {f"{name}.{kind}" for name in ("residual", "paths") for kind in ("csv", "png", "pdf")}
+    promised |= {f"{name}.{kind}" for name in ("metrics", "residual", "paths") for kind in ("csv", "png", "pdf")}
     assert promised | {".hydra", "verdicts.csv"} <= names
     assert not [name for name in names if name.endswith((".part", ".pkl", ".pt"))]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-\d{6}", trained.name)

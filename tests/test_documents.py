@@ -1,9 +1,11 @@
 """The documents name what there is, and their links lead somewhere."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from notebook import code_cells, execute
 
 from rankbench.analyses import ANALYSES
 from rankbench.commands.reference import TABLES, tables_page
@@ -11,7 +13,8 @@ from rankbench.measures.attention_matrices import ATTENTION_METRICS
 from rankbench.measures.states import STATE_METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs").glob("*.ipynb"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *NOTEBOOKS]
 
 
 def first_cells(page, column):
@@ -38,3 +41,33 @@ def test_every_metric_has_its_formula():
 
 def test_the_page_of_tables_is_that_of_the_code():
     assert TABLES.read_text(encoding="utf-8") == tables_page(), "run `make docs`"
+
+
+def substituted(notebook, words):
+    """A copy of the notebook with other words in its code."""
+    text = json.dumps([cell["source"] for cell in code_cells(notebook)])
+    for old, new in words.items():
+        assert old in text
+        text = text.replace(old, new)
+    sources = json.loads(text)
+    return {"cells": [{"cell_type": "code", "source": source} for source in sources]}
+
+
+TINY = {"steps=150": "steps=4", "step_150": "step_4", "steps=250": "steps=6", "replicas=3": "replicas=1"}
+
+
+@pytest.mark.parametrize("words", [pytest.param({}, marks=pytest.mark.slow), TINY], ids=["whole", "tiny"])
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebooks_can_be_executed_and_show_what_is_stored(path, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads(path.read_text())
+    again = substituted(notebook, words)
+    execute(again)
+    for stored, cell in zip(code_cells(notebook), code_cells(again), strict=True):
+        assert stored["execution_count"] == cell["execution_count"]
+        kinds = [[list(output.get("data", output.get("name"))) for output in c["outputs"]] for c in (stored, cell)]
+        assert kinds[0] == kinds[1]
+        images = [output["data"].get("image/png") for output in stored["outputs"]]
+        assert not images or images[0] is None or len(images[0][0]) > 10_000
+    assert (tmp_path / "runs" / "skip" / "summary.json").exists()
+    assert any("data" in output for cell in code_cells(notebook) for output in cell["outputs"])

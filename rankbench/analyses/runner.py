@@ -21,6 +21,7 @@ from rankbench.model import build_model, initial_model, skeleton
 from rankbench.model.lstm import Lstm
 from rankbench.model.pretrained import FAMILIES
 from rankbench.model.transformer import Transformer
+from rankbench.plots.training import draw_metrics
 from rankbench.progress import bar
 from rankbench.runs.files import write_json, write_text
 from rankbench.runs.machine import Machine, explaining_memory, git_state, source_digest
@@ -183,6 +184,12 @@ def analyze_trained(cfg: TrainConfig, run: Run) -> list[str]:
         lines = analyze(cfg, subjects_of_run(run, machine), run.folder)
         run.record_files(_tables_of(cfg))
     return lines
+
+
+def draw_curves(run: Run) -> list[Path]:
+    """Draw loss and accuracy of a run's training over its steps, in its folder; returns the files."""
+    pages = [(draw_metrics(run.metrics), "")]
+    return next(iter(plots.save_pages(pages, run.folder / "metrics", plots.KINDS).values()))
 
 
 def analyze_into(cfg: AnalyzeConfig, command: list[str] | None = None) -> list[str]:

@@ -238,7 +238,7 @@ def train_job(config: "DictConfig") -> float:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from rankbench.analyses.runner import analyze_trained
+    from rankbench.analyses.runner import analyze_trained, draw_curves, drawn_line
     from rankbench.commands.finished_jobs import recipe, record, surroundings
     from rankbench.progress import logging_to
     from rankbench.runs.run import Run, objective_value
@@ -261,6 +261,8 @@ def train_job(config: "DictConfig") -> float:
         mean = sum(scores) / len(scores) if scores else float("nan")
         printed = " ".join(f"{value:.3f}" for value in scores)
         lines = [f"{score.replace('_', ' ')} {mean:.3f} (mean of {len(trained)} seeds: {printed})", f"-> {run.folder}"]
+        if not is_job:  # the report of a sweep has its curves
+            lines.append(drawn_line(draw_curves(run)))
         print("\n".join(lines))
         if cfg.analysis and (trained or cfg.objective is None):  # a search goes on if every seed diverged
             lines += (analysed := analyze_trained(cfg, run))
