@@ -264,11 +264,14 @@ class AnalyzeConfig(BaseConfig):
     trainer: dict[str, Any] = key("Ignored: a preset may bring it for train.")
 
 
+BENCHMARKS = ("paths", "training", "startup", "attention", "depth", "metrics", "lipschitz")
+
+
 @dataclass
 class BenchConfig(TrainConfig):
     """rankbench bench, where trainer.steps is the length of one timed block of training."""
 
-    bench: list[str] = key("Benchmarks.", choices=("paths", "training", "startup", "attention"), nonempty=True)
+    bench: list[str] = key("Benchmarks.", choices=BENCHMARKS, nonempty=True)
     repeats: int = key("Number of paired repetitions: A B A B ...", between=(1, 10_000))
     sequences: int = key("Number of sequences whose paths are summed.", between=(1, 10**9))
     record: str | None = key(

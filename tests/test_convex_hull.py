@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
 from rankbench.seeds import generator_for
-from rankbench.tasks import build_task
-from rankbench.tasks.convex_hull import hull_labels
+from rankbench.tasks import build_task, convex_hull
+from rankbench.tasks.convex_hull import hull_labels, labels_of_sets
 
 every = settings(max_examples=200, deadline=None)
 
@@ -60,6 +60,35 @@ general = st.integers(0, 2**32 - 1).map(
 @given(st.one_of(st.lists(st.tuples(small, small), min_size=1, max_size=8), general))
 def test_labels_are_those_of_the_definition(points):
     assert hull_labels(np.array(points)) == labels_by_definition(points)
+
+
+def sets_of(kind, num_points):
+    rng = np.random.default_rng(num_points)
+    if kind == "grid":  # most sets have repeated points and points in line
+        return rng.integers(0, 4, size=(300, num_points, 2)).astype(float)
+    sets = 10 * rng.random((300, num_points, 2)) + 3.3 * rng.normal(size=(300, 1, 2))
+    if kind == "ties":  # the last point beside an edge, or beside a vertex, by far less or far more than rounding
+        far = 10.0 ** rng.uniform(-18, -2, size=(300, 1)) * rng.choice([-1, 1], size=(300, 1))
+        share = rng.choice([0.0, 0.3], size=(300, 1))
+        sets[:, -1] = (1 - share) * sets[:, 0] + share * sets[:, 1] + far * rng.normal(size=(300, 2))
+    return sets
+
+
+@pytest.mark.parametrize("num_points", [4, 5, 10, 39, 41])
+@pytest.mark.parametrize("kind", ["general", "grid", "ties"])
+def test_many_sets_have_the_labels_of_each(kind, num_points):
+    sets = sets_of(kind, num_points)
+    assert labels_of_sets(torch.from_numpy(sets)).tolist() == [hull_labels(points) for points in sets]
+
+
+def test_qhull_is_asked_only_where_angles_do_not_decide(monkeypatch):
+    asked = []
+    monkeypatch.setattr(convex_hull, "hull_labels", lambda points: asked.append(points) or [9] * len(points))
+    sets = sets_of("general", 10)
+    assert labels_of_sets(torch.from_numpy(sets)).max() == 1 and not asked
+    sets[7, 3] = (sets[7, 1] + sets[7, 2]) / 2
+    assert (labels_of_sets(torch.from_numpy(sets)) == 9).any(1).nonzero().tolist() == [[7]]
+    assert [points.tolist() for points in asked] == [sets[7].tolist()]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from rankbench.bench import attention, paths, record, startup, training
+from rankbench.bench import attention, depth, lipschitz, metrics, paths, record, startup, training
 from rankbench.bench.timing import lines_of, ratios_of
 from rankbench.config import BenchConfig
 from rankbench.keys import ConfigError
@@ -23,6 +23,9 @@ BENCHMARKS: dict[str, Callable[[BenchConfig, Machine], pd.DataFrame]] = {
     "training": training.table,
     "startup": startup.table,
     "attention": attention.table,
+    "depth": depth.table,
+    "lipschitz": lipschitz.table,
+    "metrics": metrics.table,
 }
 
 

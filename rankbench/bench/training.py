@@ -157,7 +157,10 @@ def _side_by_side(cfg: BenchConfig, task: Task, machine: Machine, num_seeds: int
     return {
         **medians(seconds),
         "sequences_per_second": float(speed),
-        **spread("ratio_side_by_side", seconds["in_turn"] / seconds["side_by_side"]),
+        **spread(
+            "ratio_side_by_side" if num_seeds == cfg.replicas else "ratio_many_side_by_side",
+            seconds["in_turn"] / seconds["side_by_side"],
+        ),
     }
 
 

@@ -110,6 +110,23 @@ class Spectrum:
         s = torch.linalg.svdvals(x)
         return cls(s[..., 0], s / s[..., :1], max(x.shape[-2:]) * torch.finfo(x.dtype).eps)
 
+    @classmethod
+    def of_whole_and_residual(cls, x: Tensor, residual: Tensor) -> tuple["Spectrum", "Spectrum"]:
+        """The spectra of X and of its `residual_matrix` R, in the time of less than one of them if X is wide.
+
+        R^T and the mean row x in one QR decomposition: R^T = Q T and x = Q t. Then X^T = R^T + x 1^T = Q (T + t 1^T),
+        and T and T + t 1^T, with one row more than columns, have the singular values. A Householder decomposition is as
+        exact for each column as if it were alone, so that those of a small R do not suffer from a large x.
+        """
+        num_rows = x.shape[-2]
+        if x.shape[-1] <= num_rows:
+            return cls.of(x), cls.of(residual)
+        t = torch.linalg.qr(torch.cat([residual, x.mean(-2, keepdim=True)], -2).mT, mode="r").R
+        triangle = t[..., :num_rows]
+        spectra = [torch.linalg.svdvals(y) for y in (triangle + t[..., num_rows:], triangle)]
+        tolerance = x.shape[-1] * torch.finfo(x.dtype).eps
+        return tuple(cls(s[..., 0], s / s[..., :1], tolerance) for s in spectra)
+
     @property
     def second(self) -> Tensor:
         """s_2 / s_1; 0 for a single row or column. Shape (...)."""

@@ -9,6 +9,7 @@ Shapes: B batch, N token, D width, R singular value (R = min(N, D)).
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,100 +22,144 @@ from rankbench.measures.norms import Spectrum
 STATE_FLOORS = ["noise_floor", "relative_noise_floor", "below_floor"]
 ANTIPODAL = 0.9
 COSINES_AT_A_TIME = 1 << 22
+NUMBERS_AT_A_TIME = 1 << 19  # of states on a CPU: those and what is made of them stay in its cache
 OF_RESIDUAL = ["residual", "relative_residual", "relative_residual_l1", "relative_residual_linf", "residual_frobenius"]
 OF_RESIDUAL += ["relative_residual_frobenius", "high_frequency_energy", "effective_rank_centred"]
 OF_RESIDUAL += ["effective_rank_squared_centred", "mean_cosine_centred", "attention_relative_residual"]
 
 
 @dataclass(frozen=True)
-class States:
-    """A batch of sequences with what its metrics share: two singular value decompositions in all."""
+class Matrices:
+    """A batch of matrices with what several metrics need of them, each computed once."""
 
     x_BND: Tensor
-    residual_BND: Tensor
     spectrum: Spectrum
-    spectrum_centred: Spectrum  # of the residual
-    over_pairs: tuple[Tensor, Tensor]
+
+    @cached_property
+    def _absolute_BND(self) -> Tensor:
+        return self.x_BND.abs()
+
+    @cached_property
+    def one_norm_B(self) -> Tensor:
+        """norms.one_norm."""
+        return self._absolute_BND.sum(-2).amax(-1)
+
+    @cached_property
+    def inf_norm_B(self) -> Tensor:
+        """norms.inf_norm."""
+        return self._absolute_BND.sum(-1).amax(-1)
+
+    @cached_property
+    def composite_norm_B(self) -> Tensor:
+        """norms.composite_norm."""
+        return self.one_norm_B.sqrt() * self.inf_norm_B.sqrt()
+
+    @cached_property
+    def length_BN1(self) -> Tensor:
+        """Euclidean norm of each token."""
+        # scaled first, as in norms.euclidean_norm
+        scale_BN1 = self._absolute_BND.amax(-1, keepdim=True)
+        scale_BN1 = torch.where(scale_BN1 > 0, scale_BN1, 1)
+        return scale_BN1 * torch.linalg.vector_norm(self.x_BND / scale_BN1, dim=-1, keepdim=True)
+
+    @cached_property
+    def frobenius_norm_B(self) -> Tensor:
+        """norms.frobenius_norm, from the lengths of the tokens."""
+        return norms.euclidean_norm(self.length_BN1.squeeze(-1))
+
+    @cached_property
+    def unit_BND(self) -> Tensor:
+        """Tokens of length 1; a zero token stays zero."""
+        return self.x_BND / torch.where(self.length_BN1 > 0, self.length_BN1, 1)
+
+
+@dataclass(frozen=True)
+class States:
+    """A batch of sequences and their residuals from the token mean."""
+
+    whole: Matrices
+    residual: Matrices
 
     @classmethod
     def of(cls, x_BND: Tensor) -> "States":
         residual_BND = norms.residual_matrix(x_BND)
-        return cls(x_BND, residual_BND, Spectrum.of(x_BND), Spectrum.of(residual_BND), _over_pairs(x_BND))
+        return cls(*map(Matrices, (x_BND, residual_BND), Spectrum.of_whole_and_residual(x_BND, residual_BND)))
 
-    def relative(self, norm: Callable[[Tensor], Tensor]) -> Tensor:
+    def relative(self, norm: str) -> Tensor:
         """||R|| / ||X||, (B,)."""
-        return norm(self.residual_BND) / norm(self.x_BND)
+        return getattr(self.residual, norm) / getattr(self.whole, norm)
+
+    @cached_property
+    def over_pairs(self) -> tuple[Tensor, Tensor]:
+        """Over all pairs of distinct nonzero tokens the mean |cosine| and the share of antipodal ones; nan without
+        any."""
+        unit_BND, nonzero_BN1 = self.whole.unit_BND, self.whole.length_BN1 > 0
+        above_NN = torch.ones(unit_BND.shape[1], unit_BND.shape[1], dtype=torch.bool, device=unit_BND.device).triu(1)
+        at_a_time, parts = max(1, COSINES_AT_A_TIME // above_NN.numel()), []
+        for units, nonzero in zip(unit_BND.split(at_a_time), nonzero_BN1.split(at_a_time), strict=True):
+            counts_BNN, cosine_BNN = nonzero & nonzero.mT & above_NN, units @ units.mT
+            total_B = counts_BNN.sum((1, 2))
+            sums = (cosine_BNN.abs() * counts_BNN).sum((1, 2)), ((cosine_BNN < -ANTIPODAL) & counts_BNN).sum((1, 2))
+            parts.append([sum_B / total_B.to(unit_BND.dtype) for sum_B in sums])  # 0 / 0 without a pair
+        mean_B, share_B = (torch.cat(values) for values in zip(*parts, strict=True))
+        return mean_B, share_B
 
 
 def _high_frequency_energy(states: States) -> Tensor:
     """||R||_F / ||1 x^T||_F, all frequencies over the zero frequency; inf if the tokens' mean is zero."""
-    of_mean_B = math.sqrt(states.x_BND.shape[-2]) * norms.euclidean_norm(states.x_BND.mean(-2))
-    return norms.frobenius_norm(states.residual_BND) / of_mean_B
+    x_BND = states.whole.x_BND
+    of_mean_B = math.sqrt(x_BND.shape[-2]) * norms.euclidean_norm(x_BND.mean(-2))
+    return states.residual.frobenius_norm_B / of_mean_B
 
 
 def _participation_ratio(states: States) -> Tensor:
     """(sum s^2)^2 / sum s^4, in [1, R], not centred: of the eigenvalues s^2 of X X^T."""
-    energy_BR = states.spectrum.of_gram.relative
+    energy_BR = states.whole.spectrum.of_gram.relative
     return energy_BR.sum(-1).square() / energy_BR.square().sum(-1)
 
 
-def _mean_cosine(x_BND: Tensor) -> Tensor:
+def _mean_cosine(unit_BND: Tensor, nonzero_BN1: Tensor) -> Tensor:
     """Mean cosine over all pairs of distinct tokens, in [-1 / (N - 1), 1]; nan with fewer than two nonzero tokens.
 
     Pairs with a zero token have no angle and are left out.
     """
-    norm_BN1 = norms.euclidean_norm(x_BND).unsqueeze(-1)
-    unit_BND = x_BND / torch.where(norm_BN1 > 0, norm_BN1, 1)
-    count_B = (norm_BN1 > 0).sum((-2, -1)).to(x_BND.dtype)
+    count_B = nonzero_BN1.sum((-2, -1)).to(unit_BND.dtype)
     # sum over i != j of u_i . u_j = ||sum_i u_i||^2 - sum_i ||u_i||^2: no N x N matrix.
     pairs_B = unit_BND.sum(-2).square().sum(-1) - unit_BND.square().sum((-2, -1))
     # One token leaves rounding error over 0, which would be infinite and not undefined.
     return torch.where(count_B > 1, pairs_B / (count_B * (count_B - 1)), math.nan)
 
 
-def _over_pairs(x_BND: Tensor) -> tuple[Tensor, Tensor]:
-    """Over all pairs of distinct nonzero tokens the mean |cosine| and the share of antipodal ones; nan without any."""
-    above_NN = torch.ones(x_BND.shape[1], x_BND.shape[1], dtype=torch.bool, device=x_BND.device).triu(1)
-    parts = []
-    for sequences in x_BND.split(max(1, COSINES_AT_A_TIME // above_NN.numel())):
-        norm_BN1 = norms.euclidean_norm(sequences).unsqueeze(-1)
-        unit_BND = sequences / torch.where(norm_BN1 > 0, norm_BN1, 1)
-        counts_BNN = (norm_BN1 > 0) & (norm_BN1 > 0).mT & above_NN
-        cosine_BNN = unit_BND @ unit_BND.mT
-        total_B = counts_BNN.sum((1, 2))
-        sums = (cosine_BNN.abs() * counts_BNN).sum((1, 2)), ((cosine_BNN < -ANTIPODAL) & counts_BNN).sum((1, 2))
-        parts.append([sum_B / total_B.to(x_BND.dtype) for sum_B in sums])  # 0 / 0 without a pair
-    mean_B, share_B = (torch.cat(values) for values in zip(*parts, strict=True))
-    return mean_B, share_B
-
-
 def _mean_cosine_centred(states: States) -> Tensor:
     """Mean cosine of the tokens seen from their mean; -1 / (N - 1) when all are equally far from it."""
-    norm_BN1 = norms.euclidean_norm(states.residual_BND).unsqueeze(-1)
+    length_BN1, x_BND = states.residual.length_BN1, states.whole.x_BND
     # A token at the mean is there up to rounding only, and rounding error has no direction: it is left out.
-    rounding_B11 = states.x_BND.shape[-2] * torch.finfo(states.x_BND.dtype).eps * norm_BN1.amax(-2, keepdim=True)
-    return _mean_cosine(states.residual_BND.masked_fill(norm_BN1 <= rounding_B11, 0))
+    rounding_B11 = x_BND.shape[-2] * torch.finfo(x_BND.dtype).eps * length_BN1.amax(-2, keepdim=True)
+    has_angle_BN1 = length_BN1 > rounding_B11
+    return _mean_cosine(states.residual.unit_BND.masked_fill(~has_angle_BN1, 0), has_angle_BN1)
 
 
 # Column name -> formula, shape (B,). R = X - 1 x^T is the residual from the token mean x.
 STATE_METRICS: dict[str, Callable[[States], Tensor]] = {
-    "relative_residual": lambda states: states.relative(norms.composite_norm),  # Dong et al. 2021, sec. 2.2 and 4.1
-    "residual": lambda states: norms.composite_norm(states.residual_BND),  # units of X; bounded by Dong et al., Thm 2.2
-    "relative_residual_l1": lambda states: states.relative(norms.one_norm),  # the first factor of the composite norm
-    "relative_residual_linf": lambda states: states.relative(norms.inf_norm),  # the second factor
-    "relative_residual_frobenius": lambda states: states.relative(norms.frobenius_norm),  # in [0, 1]
-    "residual_frobenius": lambda states: norms.frobenius_norm(states.residual_BND),  # units of X
+    "relative_residual": lambda states: states.relative("composite_norm_B"),  # Dong et al. 2021, sec. 2.2 and 4.1
+    "residual": lambda states: states.residual.composite_norm_B,  # units of X; bounded by Dong et al., Thm 2.2
+    "relative_residual_l1": lambda states: states.relative("one_norm_B"),  # the first factor of the composite norm
+    "relative_residual_linf": lambda states: states.relative("inf_norm_B"),  # the second factor
+    "relative_residual_frobenius": lambda states: states.relative("frobenius_norm_B"),  # in [0, 1]
+    "residual_frobenius": lambda states: states.residual.frobenius_norm_B,  # units of X
     "high_frequency_energy": _high_frequency_energy,  # Wang et al. 2022, Anti-oversmoothing in vision transformers
-    "stable_rank": lambda states: states.spectrum.stable_rank,
-    "stable_rank_gram": lambda states: states.spectrum.of_gram.stable_rank,  # sum s^4 / s_1^4
-    "effective_rank": lambda states: states.spectrum.effective_rank,
-    "effective_rank_squared": lambda states: states.spectrum.of_gram.effective_rank,  # of s^2 / sum s^2
-    "effective_rank_centred": lambda states: states.spectrum_centred.effective_rank,
-    "effective_rank_squared_centred": lambda states: states.spectrum_centred.of_gram.effective_rank,  # the covariance's
+    "stable_rank": lambda states: states.whole.spectrum.stable_rank,
+    "stable_rank_gram": lambda states: states.whole.spectrum.of_gram.stable_rank,  # sum s^4 / s_1^4
+    "effective_rank": lambda states: states.whole.spectrum.effective_rank,
+    "effective_rank_squared": lambda states: states.whole.spectrum.of_gram.effective_rank,  # of s^2 / sum s^2
+    "effective_rank_centred": lambda states: states.residual.spectrum.effective_rank,
+    "effective_rank_squared_centred": lambda states: (
+        states.residual.spectrum.of_gram.effective_rank
+    ),  # the covariance's
     "participation_ratio": _participation_ratio,  # Bell & Dean 1970
-    "numerical_rank": lambda states: states.spectrum.rank,
-    "second_singular_ratio": lambda states: states.spectrum.second,
-    "mean_cosine": lambda states: _mean_cosine(states.x_BND),  # Ethayarajh 2019
+    "numerical_rank": lambda states: states.whole.spectrum.rank,
+    "second_singular_ratio": lambda states: states.whole.spectrum.second,
+    "mean_cosine": lambda states: _mean_cosine(states.whole.unit_BND, states.whole.length_BN1 > 0),  # Ethayarajh 2019
     "mean_cosine_centred": _mean_cosine_centred,
     # sign-blind, as second_singular_ratio is: rank one is no consensus where tokens are antipodal
     "mean_absolute_cosine": lambda states: states.over_pairs[0],
@@ -135,9 +180,13 @@ def state_metrics(x_BND: Tensor, lengths_B: Tensor | None = None, floor_B: Tenso
 
 def _values(x_BND: Tensor) -> dict[str, Tensor]:
     check_floats("x_BND", x_BND, ("B", "N", "D"))
-    states = States.of(x_BND)
-    values = {name: formula(states) for name, formula in STATE_METRICS.items()}
-    return values | {"own_rounding": norms.own_rounding(x_BND)}
+    at_a_time = NUMBERS_AT_A_TIME if x_BND.device.type == "cpu" else x_BND.numel()
+    parts = []
+    for sequences in x_BND.split(max(1, at_a_time // x_BND[:1].numel())) if len(x_BND) else [x_BND]:
+        states = States.of(sequences)
+        parts.append({name: formula(states) for name, formula in STATE_METRICS.items()})
+        parts[-1]["own_rounding"] = torch.finfo(x_BND.dtype).eps * states.whole.composite_norm_B
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def check_floats(name: str, x: Tensor, axes: tuple[str, ...]) -> None:
