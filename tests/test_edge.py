@@ -1,6 +1,7 @@
 """Analyses of networks at the edge of numbers: zero weights, sums that vanish, outputs that overflow."""
 
 import dataclasses
+import math
 
 import pandas as pd
 import pytest
@@ -8,7 +9,7 @@ import torch
 from test_combinations import config
 
 from rankbench.analyses import ANALYSES
-from rankbench.analyses.runner import analyze, draw, options_of, subjects_of_run
+from rankbench.analyses.runner import analyze, draw, fresh_subjects, options_of, subjects_of_run
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
 from rankbench.plots import Page
@@ -75,3 +76,18 @@ def test_a_network_whose_output_overflows_is_one_line(cfg, subject, tmp_path):
     finally:
         weight.data.copy_(before)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1])
+def test_an_lstm_without_information_samples_every_character_alike(tmp_path, value):
+    (tmp_path / "text.txt").write_text("a few words of a text\nand a second line of it\n" * 40)
+    words = ["model=lstm", "task=char_lm", f"task.path={tmp_path / 'text.txt'}", "model.width=8", "model.layers=1"]
+    words += [f"task.{split}_size=null" for split in ("train", "valid", "test")]
+    cfg = compose("analyze", "analysis=[samples]", *words)
+    (subject,) = fresh_subjects(cfg, Machine.prepare(compose("analyze", "precision=fp64")))
+    with torch.no_grad():
+        for parameter in subject.model.parameters():
+            parameter.fill_(value)
+    table = ANALYSES["samples"].table(subject, options_of(cfg)["samples"])
+    of_one_character = table.log_likelihood / table.characters
+    assert of_one_character.to_numpy() == pytest.approx(-math.log(subject.task.num_outputs), rel=1e-12)

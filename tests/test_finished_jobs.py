@@ -135,7 +135,7 @@ def test_another_config_in_the_folder_is_refused_as_before(at):
     assert line.startswith(
         "rankbench train: seed=0: the run in sweep/1_model.heads=2 was begun with seed=5; give the same"
     )
-    assert "trainer.steps=3: the run in" in refused(*SWEEP, "trainer.steps=3", at=at)
+    assert "trainer.batch_size=4: the run in" in refused(*SWEEP, "trainer.batch_size=4", at=at)
 
 
 def test_another_version_composes_every_job(at, composed, monkeypatch):
