@@ -36,8 +36,15 @@ def _on_meta(cfg: ModelConfig, task: Task, num_inputs: int, num_outputs: int) ->
             "use model.mask=causal"
         )
     sizes = {"num_inputs": num_inputs, "num_outputs": num_outputs, "length": task.length}
-    with torch.device("meta"):
-        return KINDS[cfg.kind](cfg, input_kind=task.input_kind, padded=task.padded, **sizes)
+    try:
+        with torch.device("meta"):
+            return KINDS[cfg.kind](cfg, input_kind=task.input_kind, padded=task.padded, **sizes)
+    except (RuntimeError, TypeError) as error:  # torch names neither kind of overflow by a class
+        if "overflow" not in str(error).lower():
+            raise
+        raise ConfigError(
+            f"task={task.name}: {task.length} tokens of width {cfg.width} are more than 2^63 bytes; give smaller sizes"
+        ) from None
 
 
 def initial_model(cfg: ModelConfig, task: Task, seed: int) -> Transformer | Lstm:
