@@ -24,6 +24,17 @@ every = settings(max_examples=25, deadline=None)
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
+def test_what_a_kill_left_of_a_file_goes_with_the_next_write_and_what_is_being_written_stays(tmp_path):
+    path = tmp_path / "a.txt"
+    left = tmp_path / ".a.txt.killed.part"
+    left.write_text("half")
+    with replacing(path) as first:
+        assert not left.exists()
+        write_text(path, "second")
+        first.write_text("first")
+    assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
+
+
 def test_replacing_puts_the_new_file_in_place_of_the_old(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("old")

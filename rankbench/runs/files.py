@@ -1,12 +1,14 @@
 """Writes that survive a full disk and a power cut: whole files are moved into their place, rows are appended whole."""
 
 import errno
+import fcntl
+import glob
 import json
 import math
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +36,14 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path to write to, then move it to `path`; a kill or a power cut leaves the old file or the new one."""
+    """Yield a path to write to, then move it to `path`; a kill or a power cut leaves the old file or the new one.
+
+    What a kill leaves of the new one beside it is removed by the next who writes the file.
+    """
     with naming(path):
+        _remove_left_parts(path)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        os.close(handle)
+        fcntl.flock(handle, fcntl.LOCK_EX)  # until the end of this process, however it ends
         part = Path(name)
         try:
             yield part
@@ -46,7 +52,15 @@ def replacing(path: Path) -> Iterator[Path]:
             part.replace(path)
             sync(path.parent)
         finally:
+            os.close(handle)
             part.unlink(missing_ok=True)
+
+
+def _remove_left_parts(path: Path) -> None:
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        with suppress(FileNotFoundError, BlockingIOError), part.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while its writer lives
+            part.unlink()
 
 
 def regular(path: Path) -> Path:
