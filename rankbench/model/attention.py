@@ -15,7 +15,8 @@ from rankbench.model.contraction import inverse_phi, l2_bound_inf
 from rankbench.model.fused import fused_mixing
 from rankbench.model.linear import linear
 from rankbench.model.network import HeadMaps
-from rankbench.model.weightings import ATTENTIONS, Factors, Softmax, Weighting, as_weights, inverse_length
+from rankbench.model.short_rows import attention_of_short_rows
+from rankbench.model.weightings import ATTENTIONS, SHORT_ROW, Factors, Softmax, Weighting, as_weights, inverse_length
 
 # The explicit softmax is faster while the N x N table fits the cache, the fused kernel beyond that. Measured on one
 # core at D=48..512, the two cross between 64 and 128 tokens. Heads of rank 1 are always faster fused, 2 to 4 times with
@@ -23,9 +24,11 @@ from rankbench.model.weightings import ATTENTIONS, Factors, Softmax, Weighting, 
 # five operations costs more than their work, so there it is always fused.
 FUSED_FROM_TOKENS = 96
 # How the values are mixed; the caller chooses. fused: by torch's fused kernel if that is faster and there is no
-# dropout. side_by_side: the same for networks under vmap, and only there. table: always with the N x N table of
-# weights, which Jacobians, second derivatives and compiled networks under vmap need.
-KERNELS = ("fused", "side_by_side", "table")
+# dropout. step: the same, but layers of short rows on a CPU are one function with a derivative written by hand, which
+# a mode that watches torch's functions cannot see into. side_by_side: the same as step for networks under vmap, and
+# only there. table: always with the N x N table of weights, which Jacobians, second derivatives and compiled networks
+# under vmap need.
+KERNELS = ("fused", "step", "side_by_side", "table")
 ATTENTION_ALONE = {"attention": 1.0, "identity": 0.0, "uniform": 0.0}
 
 
@@ -174,6 +177,12 @@ class Heads(nn.Module):
 
         dropout_BHNM: the mask of the attention weights. kernel: one of KERNELS.
         """
+        if kernel in ("step", "side_by_side") and present_BN is None and self._is_short(x_BND):
+            maps = [(part.weight, part.bias) for part in (self.qkv, self.out)]
+            seen_NM = self.seen(None, x_BND.shape[-2], x_BND.device)
+            scale = self.head_width**-0.5 / self.temperature
+            at_once = kernel == "side_by_side"
+            return attention_of_short_rows(x_BND, *maps, self.heads, scale, seen_NM, dropout_BHNM, at_once)
         if kernel != "table" and dropout_BHNM is None and self._fuses(x_BND):
             mixed_BHNK = self._fused(x_BND, present_BN, side_by_side=kernel == "side_by_side")
         else:
@@ -199,6 +208,10 @@ class Heads(nn.Module):
         plain = self.weighting.fusible and not (self.mix["identity"] or self.mix["uniform"])
         is_faster = x_BND.shape[-2] >= FUSED_FROM_TOKENS or self.head_width == 1 or x_BND.device.type == "cuda"
         return plain and is_faster
+
+    def _is_short(self, x_BND: Tensor) -> bool:
+        """Whether attention_of_short_rows computes this layer; of another class or with other scores it does not."""
+        return False
 
     def _fused(self, x_BND: Tensor, present_BN: Tensor | None, side_by_side: bool) -> Tensor:
         """The mixed values, without an N x M table. States of absent tokens may differ from those of the table."""
@@ -257,6 +270,12 @@ class Attention(Heads):
         self.out = linear(cfg, self.heads * self.value_width, cfg.width)
         starts = self.weighting.parameters(self)
         self.own = nn.ParameterDict({name: torch.empty(start.shape) for name, start in starts.items()})
+
+    def _is_short(self, x_BND: Tensor) -> bool:
+        plain = self.score_name == "dot" and not self.mixes and self.first is None
+        plain = plain and self.rows == [self.rows[0]] * 3 and self.head_width > 1
+        short = x_BND.shape[-2] <= SHORT_ROW and x_BND.device.type == "cpu"
+        return plain and short and not torch.is_autocast_enabled("cpu")
 
     def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of every head, each (B, H, N, K); values of another width are (B, H, N, V).

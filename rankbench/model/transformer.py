@@ -296,7 +296,7 @@ class Transformer(Padded, Network, nn.Module):
             return self.read_out(self.state(inputs, kernel))
         x_BND, present_BN = self.enter(self.embed(inputs) * dropout["embedding"]), self.present(inputs)
         for sublayer in self.sublayers:
-            part = functools.partial(_dropped, sublayer, dropout, present_BN)
+            part = functools.partial(_dropped, sublayer, dropout, present_BN, kernel)
             x_BND = sublayer.apply(x_BND, part, sublayer.norm, weighted_sum, sublayer.branch_norm)
         return self.read_out(self.finish(self.leave(x_BND)))
 
@@ -312,10 +312,12 @@ class Transformer(Padded, Network, nn.Module):
         return shapes
 
 
-def _dropped(sublayer: Sublayer, dropout: dict[str, Tensor], present_BN: Tensor | None, read_BND: Tensor) -> Tensor:
+def _dropped(
+    sublayer: Sublayer, dropout: dict[str, Tensor], present_BN: Tensor | None, kernel: str, read_BND: Tensor
+) -> Tensor:
     """Output of a sub-layer's part, with dropout on its attention weights and on its output."""
     if sublayer.kind == "attention":
-        y_BND = sublayer.part(read_BND, present_BN, dropout[f"{sublayer.name}.weights"])
+        y_BND = sublayer.part(read_BND, present_BN, dropout[f"{sublayer.name}.weights"], kernel)
     else:
         y_BND = sublayer.part(read_BND)
     return y_BND * dropout[f"{sublayer.name}.output"]
