@@ -19,7 +19,15 @@ from torch import nn
 
 from rankbench.analyses import ANALYSES
 from rankbench.analyses.modules import building_once, offering
-from rankbench.analyses.runner import analyze_into, analyze_trained, check_finite, measure, options_of, subjects_of
+from rankbench.analyses.runner import (
+    analyze_into,
+    analyze_trained,
+    check_finite,
+    draw_curves,
+    measure,
+    options_of,
+    subjects_of,
+)
 from rankbench.claims import figures_published
 from rankbench.claims import published as published_numbers
 from rankbench.commands.callback import check_corpus, check_everything
@@ -83,6 +91,7 @@ def train(*overrides: str, out: Folder | None = None) -> Run:
             train_run(cfg, run, _command("train", overrides, out))
         except Interrupted as stop:
             raise KeyboardInterrupt(f"{stop}; the same call with out={cfg.out!r} continues") from None
+        draw_curves(run)
         if cfg.analysis:
             analyze_trained(cfg, run)
     return run

@@ -264,7 +264,7 @@ class AnalyzeConfig(BaseConfig):
     trainer: dict[str, Any] = key("Ignored: a preset may bring it for train.")
 
 
-BENCHMARKS = ("paths", "training", "startup", "attention", "depth", "metrics", "lipschitz")
+BENCHMARKS = ("paths", "training", "startup", "attention", "depth", "lipschitz", "metrics")
 
 
 @dataclass

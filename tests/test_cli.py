@@ -802,7 +802,7 @@ def test_an_analysis_that_does_not_fit_the_run_is_refused_before_a_folder_is_mad
 
 
 def test_completion_of_another_shell_is_one_line(tmp_path):
-    assert "only bash" in refused("completion", "zsh", at=tmp_path)
+    assert "completion tcsh: of which shell?" in refused("completion", "tcsh", at=tmp_path)
 
 
 def test_analyze_takes_a_preset(tmp_path):

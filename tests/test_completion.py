@@ -41,8 +41,8 @@ def test_commands_first(words):
         (["train", "zz"], set()),
         (["analyze", "r"], {"run=", "replicas="}),
         (["train", "model=sa"], {"model=san", "model=san_mlp", "model=san_skip"}),
-        (["train", "model.norm="], {"model.norm=none", "model.norm=pre", "model.norm=post"}),
-        (["train", "model.norm=p"], {"model.norm=pre", "model.norm=post"}),
+        (["train", "model.norm="], {"model.norm=none", "model.norm=pre", "model.norm=post", "model.norm=peri"}),
+        (["train", "model.norm=p"], {"model.norm=peri", "model.norm=pre", "model.norm=post"}),
         (["train", "model.norm=x"], set()),
         (["train", "-m", "model.no"], {"model.norm=", "model.norm_affine=", "model.norm_kind="}),
         (["train", "seed=1", "model.la"], {"model.layers=", "model.latent_width="}),
@@ -147,7 +147,7 @@ def test_another_shell_is_refused(words):
 LINES = {
     "rankbench tra": ["train"],
     "rankbench train optimizer=": sorted(choices("optimizer")),
-    "rankbench train model.norm=p": ["model.norm=post", "model.norm=pre"],
+    "rankbench train model.norm=p": ["model.norm=peri", "model.norm=post", "model.norm=pre"],
     "rankbench train -m model.lay": ["model.layers="],
     "rankbench analyze run=outputs/train/heads/0": [
         f"run=outputs/train/heads/0_model.heads=1{end}" for end in ("", "/")

@@ -107,6 +107,8 @@ def test_every_value_on_the_list_passes(cfg, key, value):
     cfg.model.window = 2 if cfg.model.mask == "window" else None
     if cfg.model.attention == "contractive_l2":
         cfg.model.tied_qk, cfg.model.contraction = True, 1.0
+    if cfg.model.hyper_connections != "none":
+        cfg.model.norm = "pre"
     cfg.optimizer.milestones = [10] if cfg.optimizer.schedule == "multistep" else []
     if cfg.model.kind == "lstm":
         cfg = resolve(composed("model=lstm"))

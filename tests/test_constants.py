@@ -5,7 +5,7 @@ import torch
 from torch.func import jacrev
 
 from rankbench.measures.lipschitz_of_networks import constants_by_layer, head_maps
-from rankbench.model.attention import COSINE_EPSILON
+from rankbench.model.weightings import COSINE_EPSILON
 
 ROUNDING = 1e-12  # float64, some hundred operations of order 1
 

@@ -170,7 +170,7 @@ def _shorter(key: str, statement: str, source: str) -> Claim:
 
 ZHOU = "Zhou et al. 2024, Value residual learning"
 CHEN = "Chen et al. 2020, Simple and deep graph convolutional networks (initial residual)"
-KARAGODIN = "Karagodin et al. 2025, Normalization in attention dynamics"
+KARAGODIN = "Karagodin, Ge, Polyanskiy and Rigollet 2025, Normalization in attention dynamics"
 XIE = "Xie et al. 2025, mHC: Manifold-constrained hyper-connections"
 NOCI = "Noci et al. 2022, Signal propagation in transformers"
 JOSEPH = "Joseph et al. 2024, Lambda-skip connections"

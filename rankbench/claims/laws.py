@@ -53,7 +53,7 @@ LAWS: dict[str, Claim] = {
         0.12,
         "The cosine of two tokens in a fresh Transformer follows the map of (q, p): to 1 with post-norm, more slowly "
         "with pre-norm, and hardly away from its start with centred attention",
-        "Giorlandino and Goldt 2026, Two failure modes of deep transformers",
+        "Giorlandino and Goldt 2025, Two failure modes of deep transformers",
         "values that are the identity in place of random ones",
     ),
     # the line: four standard deviations of a share of 400 pairs

@@ -22,6 +22,11 @@ PAPERS = {
     "Karagodin, Ge, Polyanskiy and Rigollet 2025": "Normalization in attention dynamics",
     "Bruno, Pasqualotto and Agazzi 2025": "Emergence of meta-stable clustering in mean-field transformers",
     "Chen, Lin, Polyanskiy and Rigollet 2026": "Critical attention scaling in long-context transformers",
+    "Fedorov et al. 2026": "Clustering in deep stochastic transformers",
+    "Chen et al. 2020": "Simple and deep graph convolutional networks (initial residual)",
+    "Zhou et al. 2024": "Value residual learning",
+    "Zhu et al. 2024": "Hyper-connections",
+    "Xie et al. 2025": "mHC: Manifold-constrained hyper-connections",
     "Hausdorff 1921": "Summation methods and moment sequences",
     "rankbench": "Claims and checks of our own",
 }
