@@ -51,13 +51,14 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     square P. sink_weight: the mean weight on the key that gets most; first_weight, own_weight: on the first key, and on
     the query's own token. distance_to_identity, distance_to_uniform: ||P - I||_F / sqrt(N), and the same to the average
     over the keys that a query sees. largest_logit: the largest |logit| of a key that is seen, nan if no softmax made P.
-    value_cosine: mean cosine between a head's output at a token and the token's own value.
+    value_cosine: mean cosine between a head's output at a token and the token's own value. Metrics that no head has are
+    left out.
     """
     example, rows = subject.example[: options.sequences], []
     for weights, module in subject.modules.items():
         flattened = heads_of(module, example).in_batch_axis
         rows += [{"weights": weights, **row} for row in rows_by_head(module, example, flattened)]
-    return pd.DataFrame(rows).assign(**subject.what_counts)
+    return pd.DataFrame(rows).dropna(axis=1, how="all").assign(**subject.what_counts)
 
 
 @torch.no_grad()
