@@ -253,8 +253,8 @@ class AnalyzeConfig(BaseConfig):
     )
     tokens: int = key("Number of tokens of each text in a .txt that are kept.", between=(2, 10**6))
     special_tokens: list[int] | None = key(
-        "Token ids that count in no residual, Jacobian or size of a sum of paths. null: those of a text's begin and "
-        "end, by the tokenizer. []: none.",
+        "Token ids that count in no residual, Jacobian or size of a sum of paths, nor as queries of an attention "
+        "matrix. null: those of a text's begin and end, by the tokenizer. []: none.",
         between=(0, 10**9),
     )
     masked: float = key(

@@ -15,6 +15,7 @@ from rankbench.analyses import pruning
 from rankbench.analyses.modules import foreign_subjects
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
+from rankbench.measures.attention_matrices import ATTENTION_METRICS
 from rankbench.measures.paths import FrozenNetwork, all_paths, sums_of_groups
 from rankbench.runs.machine import Machine
 
@@ -152,12 +153,15 @@ def test_collapse_and_bounds_measure_the_residual_of_the_tokens_that_count(folde
 
 @pytest.mark.parametrize(("special", "left_out"), [("null", [1, 2]), ("[]", []), ("[6]", [6])])
 def test_attention_is_the_librarys_of_the_queries_that_count(folder, special, left_out):
-    table = analyze(folder, "bert", "attention", words=[f"special_tokens={special}"])["attention"]
-    assert set(table.special_tokens) == {"out" if left_out else "in"} and len(table) == 2 * 3 * 2
+    tables = analyze(folder, "bert", "attention", "residual", "path_mass", words=[f"special_tokens={special}"])
+    heads = tables["attention"]
+    assert set(heads.special_tokens) == {"out" if left_out else "in"} and len(heads) == 2 * 3 * 2
+    states, parts = tables["residual"], tables["path_mass"]
+    of_weights = states[(states.variant == "full") & (states.sublayer == "weights") & (states["view"] == "all")]
     model, batch = library(folder, "bert", transformers.AutoModelForMaskedLM)
     weights = model(**batch, output_attentions=True).attentions
     for layer, p_BHNM in enumerate(weights, start=1):
-        expected = {"first_weight": [], "own_weight": [], "attention_entropy": [], "attention_gap_eigenvalue": []}
+        expected = {"first_weight": [], "own_weight": []} | {name: [] for name in ATTENTION_METRICS}
         for p_HNM, ids_N in zip(p_BHNM.detach().numpy(), batch["input_ids"].numpy(), strict=True):
             (present,) = np.nonzero(ids_N)
             counted = present[~np.isin(ids_N[present], left_out)]
@@ -168,9 +172,20 @@ def test_attention_is_the_librarys_of_the_queries_that_count(folder, special, le
             expected["attention_entropy"].append(entropies.mean(-1))
             second = [sorted(abs(np.linalg.eigvals(p[present][:, present])))[-2] for p in p_HNM]
             expected["attention_gap_eigenvalue"].append(1 - np.array(second))
-        rows = table[(table.weights == "trained") & (table.layer == layer)]
-        for name, values in expected.items():
-            assert rows[name].to_numpy() == pytest.approx(np.mean(values, axis=0), rel=1e-5), name
+            singular_HS = np.linalg.svd(rows_HNM, compute_uv=False)
+            expected["attention_stable_rank"].append((singular_HS**2).sum(-1) / singular_HS[:, 0] ** 2)
+            shares_HS = singular_HS / singular_HS.sum(-1, keepdims=True)
+            expected["attention_effective_rank"].append(np.exp(-(shares_HS * np.log(shares_HS)).sum(-1)))
+            expected["attention_gap_singular"].append(singular_HS[:, 0] - singular_HS[:, 1])
+            relative = [composite(p_NM - p_NM.mean(0)) / composite(p_NM) for p_NM in rows_HNM]
+            expected["attention_relative_residual"].append(relative)
+        of_trained = (table[table.weights == "trained"] for table in (heads, of_weights))
+        for table in (*of_trained, parts):
+            rows = table[table.layer == layer]
+            assert len(rows) == 2
+            for name in expected.keys() & set(table):
+                wanted = pytest.approx(np.mean(expected[name], axis=0), rel=1e-5)
+                assert rows[name].to_numpy() == wanted, name
 
 
 def test_a_module_of_ones_own_reads_texts_with_a_tokenizer(folder, tmp_path):

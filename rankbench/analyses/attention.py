@@ -6,9 +6,8 @@ Shapes: B sequence, H head, N query token, M key token, K width of the values.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -17,7 +16,13 @@ from torch import Tensor, nn
 
 from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
 from rankbench.keys import key
-from rankbench.measures.attention_matrices import ATTENTION_METRICS, attention_metrics, spectral_gap
+from rankbench.measures.attention_matrices import (
+    ATTENTION_METRICS,
+    Rows,
+    attention_metrics,
+    per_queries,
+    spectral_gap,
+)
 from rankbench.measures.by_layer import moments
 from rankbench.measures.module_paths import heads_of
 from rankbench.measures.norms import at_least_float32, cosine
@@ -101,33 +106,20 @@ def _by_head(call: AttentionCall, num_sequences: int, flattened: int | None) -> 
 
 
 def _of_call(call: AttentionCall, counted_BN: Tensor | None, lengths_B: Tensor | None) -> dict[str, Tensor]:
-    """Metrics of the heads of one call, (B, H), sequences of one length and with the same queries that count at a time.
-    counted_BN: None where all queries do."""
+    """Metrics of the heads of one call, (B, H). counted_BN: which queries count; None: all."""
     if counted_BN is None:
         return _of_queries(call, slice(None))
-    metrics: dict[str, Tensor] = {}
-    lengths_B = lengths_B if lengths_B is not None else counted_BN.new_full(counted_BN.shape[:1], 0, dtype=torch.long)
-    kinds, kind_of_sequence_B = torch.cat([counted_BN.long(), lengths_B[:, None]], dim=1).unique(
-        dim=0, return_inverse=True
-    )
-    for kind, (*is_counted_N, length) in enumerate(kinds.tolist()):
-        rows = (kind_of_sequence_B == kind).nonzero().squeeze(-1)
-        length = length or len(is_counted_N)
+
+    def of(rows: Rows, length: int, queries: Rows) -> dict[str, Tensor]:
         cut = {"weights": call.weights[rows][..., :length, :length], "values": call.values[rows][..., :length, :]}
         if call.logits is not None:
-            cut["logits"] = partial(_cut, call.logits, rows, length)
-        queries = [query for query in range(length) if is_counted_N[query]]
-        chosen = slice(None) if len(queries) == length else torch.tensor(queries, device=call.weights.device)
-        for name, value_BH in _of_queries(call._replace(**cut), chosen).items():
-            metrics.setdefault(name, value_BH.new_empty(len(lengths_B), *value_BH.shape[1:]))[rows] = value_BH
-    return metrics
+            cut["logits"] = lambda: call.logits()[rows][..., :length, :length]
+        return _of_queries(call._replace(**cut), queries)
+
+    return per_queries(of, call.weights.shape[-1], lengths_B, counted_BN)
 
 
-def _cut(logits: Callable[[], Tensor], rows: Tensor, length: int) -> Tensor:
-    return logits()[rows][..., :length, :length]
-
-
-def _of_queries(call: AttentionCall, queries: slice | Tensor) -> dict[str, Tensor]:
+def _of_queries(call: AttentionCall, queries: Rows) -> dict[str, Tensor]:
     """Metrics of these rows of P."""
     all_BHNM, v_BHMK = call.weights, call.values
     p_BHNM = all_BHNM[..., queries, :]

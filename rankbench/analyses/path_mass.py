@@ -141,7 +141,11 @@ def _ranks(model: Transformer, inputs: Tensor) -> dict[str, Tensor]:
     visible_NM = visible_keys(attention.mask, attention.window, inputs.shape[1], inputs.device)
     by_layer = [
         attention_metrics(
-            step.weights_BHNM, visible_NM, model.lengths(inputs), stochastic=step.sublayer.part.weighting.stochastic
+            step.weights_BHNM,
+            visible_NM,
+            model.lengths(inputs),
+            model.counted(inputs),
+            stochastic=step.sublayer.part.weighting.stochastic,
         )
         for step in run(model, inputs)
         if step.sublayer.kind == "attention"

@@ -46,7 +46,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: weights (trained | initialised), variant, view, layer, sublayer, head; columns: metric, metric_sd.
 
     view: all, without_sinks or unit_length (rankbench.measures.token_views). sublayer: input (the embedding, layer
-    0), attention or mlp (the state after it, layers 1..L), weights (metrics of P, one row a head; of all tokens alone).
+    0), attention or mlp (the state after it, layers 1..L), weights (metrics of P, a row for each head, of the rows of
+    the queries that count; view all).
+
     A metric is the mean over the sequences for which it is defined, metric_sd their sample standard deviation;
     num_undefined of all sequences lack one metric or more (by_layer.moments). noise_floor is the error of the residual
     by rounding (rankbench.measures.rounding), relative_noise_floor the same over ||X||, below_floor the share of

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rankbench.measures.norms import Spectrum, composite_norm, own_rounding, residual_matrix
-from rankbench.measures.states import STATE_FLOORS, check_floats, per_length, with_floor
+from rankbench.measures.states import STATE_FLOORS, check_floats, per_kind, with_floor
 
 ATTENTION_FLOORS = [f"attention_{name}" for name in STATE_FLOORS]
 
@@ -85,6 +85,7 @@ ATTENTION_METRICS: dict[str, Callable[[AttentionMatrices], Tensor]] = {
     "attention_gap_eigenvalue": lambda matrices: spectral_gap(matrices.p_BHNM),  # Levin et al. 2009, ch. 12
     "attention_gap_singular": _gap_singular,
 }
+Rows = Tensor | slice
 OF_PROBABILITIES = ("attention_entropy", "attention_gap_eigenvalue")  # the others are of any matrix
 
 
@@ -92,25 +93,56 @@ def attention_metrics(
     p_BHNM: Tensor,
     visible_NM: Tensor | None = None,
     lengths_B: Tensor | None = None,
+    counted_BN: Tensor | None = None,
     floor_BH: Tensor | None = None,
     stochastic: bool = True,
 ) -> dict[str, Tensor]:
     """Every metric in ATTENTION_METRICS by column name, each of shape (B, H).
 
     visible_NM: which keys each query sees; None: all. lengths_B: number of tokens of each sequence of a padded batch.
-    floor_BH: the error of each P's residual (rankbench.measures.rounding.noise_floors). It adds the columns of
+    counted_BN: queries whose rows the metrics are of, None for all; attention_gap_eigenvalue takes a square P and is of
+    all. floor_BH: the error of each P's residual (rankbench.measures.rounding.noise_floors). It adds the columns of
     ATTENTION_FLOORS; without it there is attention_own_rounding. stochastic: whether rows are probabilities; where they
     are not, the metrics OF_PROBABILITIES are nan.
     """
 
-    def of_one_length(p_BHNM: Tensor) -> dict[str, Tensor]:
-        length = p_BHNM.shape[-1]
-        shown_NM = visible_NM if visible_NM is None or lengths_B is None else visible_NM[:length, :length]
-        return _values(p_BHNM, shown_NM, stochastic)
+    def of_queries(rows: Rows, length: int, queries: Rows) -> dict[str, Tensor]:
+        square_BHNM = p_BHNM[rows][..., :length, :length]
+        shown_NM = None if visible_NM is None else visible_NM[:length, :length][queries]
+        values = _values(square_BHNM[..., queries, :], shown_NM, stochastic)
+        if stochastic and isinstance(queries, Tensor):
+            values["attention_gap_eigenvalue"] = spectral_gap(square_BHNM)
+        return values
 
-    values = per_length(of_one_length, p_BHNM, lengths_B, axes=(2, 3))
+    values = per_queries(of_queries, p_BHNM.shape[-1], lengths_B, counted_BN)
     residual_BH = values.pop("attention_residual")
     return values if floor_BH is None else with_floor(values, residual_BH, floor_BH, "attention_")
+
+
+def per_queries(
+    compute: Callable[[Rows, int, Rows], dict[str, Tensor]],
+    num_tokens: int,
+    lengths_B: Tensor | None,
+    counted_BN: Tensor | None,
+) -> dict[str, Tensor]:
+    """`compute(rows, length, queries)` of the sequences of one length in which the same tokens count, at a time.
+
+    lengths_B: number of tokens of each sequence, the absent ones behind them; None: all have num_tokens. counted_BN:
+    which count; None: all that are there. queries: slice(None) where all of the sequence do.
+    """
+    if lengths_B is None and counted_BN is None:
+        return compute(slice(None), num_tokens, slice(None))
+    if lengths_B is None:
+        lengths_B = counted_BN.new_full(counted_BN.shape[:1], num_tokens, dtype=torch.long)
+    if counted_BN is None:
+        counted_BN = lengths_B.new_empty(len(lengths_B), 0)
+
+    def of_kind(rows: Tensor, length: int, *is_counted: int) -> dict[str, Tensor]:
+        queries = [query for query, counts in enumerate(is_counted[:length]) if counts]
+        are_all = not is_counted or len(queries) == length
+        return compute(rows, length, slice(None) if are_all else torch.tensor(queries, device=rows.device))
+
+    return per_kind(of_kind, torch.cat([lengths_B[:, None], counted_BN.long()], dim=1))
 
 
 def _values(p_BHNM: Tensor, visible_NM: Tensor | None, stochastic: bool) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ def metrics_by_layer(
     The embedding has layer 0 and sublayer input; the state after a sub-layer has layer 1..L and sublayer attention or
     mlp; one head's P has sublayer weights and a head from 1 on, which states do not have. generator: on the CPU, for
     the perturbed passes that give the noise floors. view: which tokens the metrics of states are of; those of P are of
-    all tokens.
+    the rows of all queries that count.
     """
     lengths_B, counted_BN, attention = network.lengths(inputs), network.counted(inputs), network.attentions[0]
     visible_NM = visible_keys(attention.mask, attention.window, network.num_tokens(inputs), inputs.device)
@@ -38,7 +38,9 @@ def metrics_by_layer(
         layer, kind = step.sublayer.layer, step.sublayer.kind
         if kind == "attention" and view.name == "all":
             stochastic = step.sublayer.part.weighting.stochastic
-            of_weights = attention_metrics(step.weights_BHNM, visible_NM, lengths_B, floors.weights_BH, stochastic)
+            of_weights = attention_metrics(
+                step.weights_BHNM, visible_NM, lengths_B, counted_BN, floors.weights_BH, stochastic
+            )
             for head in range(step.sublayer.part.heads):
                 axes = {"layer": layer, "sublayer": "weights", "head": head + 1}
                 yield axes, {metric: value_BH[:, head] for metric, value_BH in of_weights.items()}

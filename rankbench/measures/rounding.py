@@ -29,6 +29,7 @@ Shapes: B sequence, N query token, M key token, D width, H head.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +37,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from rankbench.measures.attention_matrices import Rows, per_queries
 from rankbench.measures.norms import composite_norm, frobenius_norm, own_rounding, residual_matrix
 from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import View, counted_first
@@ -135,8 +137,11 @@ def run_with_floors(
     rounding, input_B = RandomRounding(generator), None
 
     def floor(x: Tensor, perturbed_x: Tensor) -> Tensor:
-        seen, kept_B = view.of(x, counted_BN) if x.dim() == 3 else (lambda matrices: matrices, lengths_B)
-        return floor_of(seen(x), map(seen, perturbed_x.split(len(x))), kept_B)
+        perturbed = perturbed_x.split(len(x))
+        if x.dim() == 4:
+            return _largest(x, perturbed, partial(_of_queries, lengths_B=lengths_B, counted_BN=counted_BN))
+        seen, kept_B = view.of(x, counted_BN)
+        return floor_of(seen(x), map(seen, perturbed), kept_B)
 
     for step in run(network, inputs):
         with rounding:
@@ -154,13 +159,30 @@ def num_passes(num_tokens: int, width: int) -> int:
     return max(1, min(MOST_PASSES, NUMBERS // (num_tokens * min(num_tokens, width))))
 
 
-def floor_of(x: Tensor, perturbed: Iterable[Tensor], lengths_B: Tensor | None) -> Tensor:
-    """Floor of the residual of a state, (B,), or of P, (B, H), from its value in each perturbed pass."""
-    largest = _by_length(own_rounding, x, lengths_B).clamp(min=torch.finfo(x.dtype).tiny)
+def floor_of(x_BND: Tensor, perturbed: Iterable[Tensor], lengths_B: Tensor | None) -> Tensor:
+    """Floor of the residual of a state, (B,), from its value in each perturbed pass."""
+    return _largest(x_BND, perturbed, partial(value_per_length, lengths_B=lengths_B))
+
+
+def _largest(x: Tensor, perturbed: Iterable[Tensor], by_sequence: Callable) -> Tensor:
+    """The largest error of the residual in a perturbed pass, and at least the rounding of x itself.
+    by_sequence(measure, x): the measure of each sequence's own part of a batch."""
+    largest = by_sequence(own_rounding, x).clamp(min=torch.finfo(x.dtype).tiny)
     for perturbed_x in perturbed:
-        error = _by_length(lambda part: composite_norm(residual_matrix(part)), perturbed_x - x, lengths_B)
+        error = by_sequence(lambda part: composite_norm(residual_matrix(part)), perturbed_x - x)
         largest = torch.maximum(largest, MARGIN * error)
     return largest
+
+
+def _of_queries(
+    measure: Callable[[Tensor], Tensor], p_BHNM: Tensor, lengths_B: Tensor | None, counted_BN: Tensor | None
+) -> Tensor:
+    """The measure of P, (B, H), of the rows of the queries that count."""
+
+    def of(rows: Rows, length: int, queries: Rows) -> dict[str, Tensor]:
+        return {"": measure(p_BHNM[rows][..., :length, :length][..., queries, :])}
+
+    return per_queries(of, p_BHNM.shape[-1], lengths_B, counted_BN)[""]
 
 
 class FloorsOfSums(NamedTuple):
@@ -199,8 +221,3 @@ def states_with_floors(network: Network, inputs: Tensor, generator: torch.Genera
         by_layer.setdefault(step.sublayer.layer - 1, (step.input_BND, floors.input_B))
         by_layer[step.sublayer.layer] = step.output_BND, floors.output_B
     return list(by_layer.values())
-
-
-def _by_length(measure: Callable[[Tensor], Tensor], x: Tensor, lengths_B: Tensor | None) -> Tensor:
-    """Apply `measure` to states or attention matrices, each without its absent tokens."""
-    return value_per_length(measure, x, lengths_B, axes=(1,) if x.dim() == 3 else (2, 3))

@@ -7,7 +7,7 @@ Shapes: B batch, N token, D width, R singular value (R = min(N, D)).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -200,31 +200,31 @@ def check_floats(name: str, x: Tensor, axes: tuple[str, ...]) -> None:
 
 
 def per_length(
-    compute: Callable[[Tensor], dict[str, Tensor]], batch: Tensor, lengths_B: Tensor | None, axes: Sequence[int] = (1,)
+    compute: Callable[[Tensor], dict[str, Tensor]], x_BND: Tensor, lengths_B: Tensor | None
 ) -> dict[str, Tensor]:
-    """`compute` on a padded batch: the sequences of each length by themselves, their absent tokens cut off.
+    """`compute` on states of a padded batch: the sequences of each length by themselves, their absent tokens cut off.
 
-    lengths_B: how many tokens each sequence has, the absent ones behind them; None where all have all. axes: the token
-    axes of `batch`.
+    lengths_B: how many tokens each sequence has, the absent ones behind them; None where all have all.
     """
     if lengths_B is None:
-        return compute(batch)
-    values: dict[str, Tensor] = {}
-    for length in lengths_B.unique().tolist():
-        rows = (lengths_B == length).nonzero().squeeze(-1)
-        sequences = batch[rows]
-        for axis in axes:
-            sequences = sequences.narrow(axis, 0, length)
-        for name, value in compute(sequences).items():
-            values.setdefault(name, value.new_empty(len(lengths_B), *value.shape[1:]))[rows] = value
-    return values
+        return compute(x_BND)
+    return per_kind(lambda rows, length: compute(x_BND[rows, :length]), lengths_B[:, None])
 
 
-def value_per_length(
-    measure: Callable[[Tensor], Tensor], batch: Tensor, lengths_B: Tensor | None, axes: Sequence[int] = (1,)
-) -> Tensor:
+def value_per_length(measure: Callable[[Tensor], Tensor], x_BND: Tensor, lengths_B: Tensor | None) -> Tensor:
     """`per_length` of a single number for each sequence."""
-    return per_length(lambda sequences: {"": measure(sequences)}, batch, lengths_B, axes)[""]
+    return per_length(lambda sequences: {"": measure(sequences)}, x_BND, lengths_B)[""]
+
+
+def per_kind(compute: Callable[..., dict[str, Tensor]], kinds_BC: Tensor) -> dict[str, Tensor]:
+    """Values of all sequences, (B, ...), from `compute(rows, *kind)` of the rows whose C whole numbers are the same."""
+    values: dict[str, Tensor] = {}
+    kinds, kind_B = kinds_BC.unique(dim=0, return_inverse=True)
+    for number, kind in enumerate(kinds.tolist()):
+        rows = (kind_B == number).nonzero().squeeze(-1)
+        for name, value in compute(rows, *kind).items():
+            values.setdefault(name, value.new_empty(len(kinds_BC), *value.shape[1:]))[rows] = value
+    return values
 
 
 def with_floor(values: dict[str, Tensor], residual: Tensor, floor: Tensor, prefix: str) -> dict[str, Tensor]:
