@@ -31,11 +31,12 @@ from rankbench.analyses.runner import (
 from rankbench.claims import figures_published
 from rankbench.claims import published as published_numbers
 from rankbench.commands.callback import check_corpus, check_everything
-from rankbench.commands.compose import compose, load_plugins, named_plugins
+from rankbench.commands.compose import compose, load_plugins
 from rankbench.config import AnalyzeConfig, FigureKeys, TrainConfig
 from rankbench.keys import ConfigError, check_known, closest
 from rankbench.plots import Figure, show_in_notebook
 from rankbench.plots.pages import one_facet
+from rankbench.plugins import named as named_plugins
 from rankbench.progress import logging_to
 from rankbench.report.figures import analysis_of, final_pages
 from rankbench.report.report import Runs, load_runs, runs_in

@@ -1,14 +1,13 @@
 """The keys of a config, and which of their values go together. The values themselves are in conf/*.yaml only.
 
-This module does not import torch, so that a wrong config is refused before anything heavy is loaded.
+This module imports neither torch nor OmegaConf: a wrong config is refused, and a key completed, before anything heavy
+is loaded.
 """
 
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
-
-from omegaconf import OmegaConf
 
 from rankbench.keys import ConfigError, Key, as_typed, entries, key
 
@@ -479,6 +478,8 @@ LSTM_KEYS = ("name", "kind", "layers", "width", "dropout", "init")
 
 
 def _check_lstm(cfg: BaseConfig) -> None:
+    from omegaconf import OmegaConf
+
     folder = conf_dir() / "model"
     shipped = OmegaConf.merge(OmegaConf.load(folder / "transformer.yaml"), OmegaConf.load(folder / "lstm.yaml"))
     plain = OmegaConf.to_container(OmegaConf.create({"model": shipped}), resolve=True)["model"]

@@ -1,6 +1,7 @@
 """Keys of the config. Each is stated once; its check, its help and its row of docs/CONFIG.md follow from that.
 
-This module knows neither Hydra nor torch, so that a wrong value is refused before anything heavy is loaded.
+This module knows neither Hydra nor torch, so that a wrong value is refused before anything heavy is loaded. Tab
+completion reads it at every key press, so it does not load OmegaConf before there are values to check.
 """
 
 import dataclasses
@@ -14,9 +15,6 @@ import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 Keys = TypeVar("Keys")
 LONGEST = 300  # characters of what was given, in a message
@@ -129,6 +127,9 @@ def entries(cls: type, prefix: str = "") -> list[Entry]:
 
 def typed(cls: type[Keys], values: dict[str, Any], prefix: str) -> Keys:
     """An instance of dataclass `cls` from plain values; ConfigError for a key or a value that does not fit."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     if not isinstance(values, dict):
         raise ConfigError(f"{prefix}={as_typed(values)}: is a group of keys; set one of them, as in {prefix}.<key>=...")
     fields = {field.name: field for field in dataclasses.fields(cls)}

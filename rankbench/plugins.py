@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -41,11 +40,29 @@ def find(names: Iterable[str] = ()) -> None:
     asked = {name: f"plugins=[{name}]" for name in names}
     if asked and not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())  # where `python -m rankbench` looks, too
-    for point in entry_points(group=GROUP):
-        asked.setdefault(point.module, f"plug-in {point.module} of the installed {point.dist.name}")
+    for module, package in _installed():
+        asked.setdefault(module, f"plug-in {module} of the installed {package}")
     for name, how in asked.items():
         if name not in FOUND:
             FOUND[name] = _found(name, how)
+
+
+def named(words: Iterable[str]) -> list[str]:
+    """The plug-ins that the words of a command line name, as plugins=[a,b] or plugins=a."""
+    lists = (word.removeprefix("plugins=").strip("[]") for word in map(str, words) if word.startswith("plugins="))
+    return [name.strip() for names in lists for name in names.split(",") if name.strip() not in ("", "null")]
+
+
+def _installed() -> list[tuple[str, str]]:
+    """The modules of installed plug-ins, each with the name of its package."""
+    folders = [Path(folder or ".") for folder in sys.path]
+    records = (file for folder in folders for file in folder.glob("*.*-info/entry_points.txt"))
+    # importlib.metadata takes longer to import than all else that completes a word; packages in archives need it
+    if not any(folder.is_file() for folder in folders) and not any(GROUP.encode() in x.read_bytes() for x in records):
+        return []
+    from importlib.metadata import entry_points
+
+    return [(point.module, point.dist.name) for point in entry_points(group=GROUP)]
 
 
 def _found(name: str, asked: str) -> Plugin:
@@ -119,6 +136,28 @@ def folders() -> list[Path]:
 def choices(group: str) -> dict[str, Path]:
     """The YAML files of a group by their names, which are its choices."""
     return dict(sorted((path.stem, path) for folder in folders() for path in (folder / group).glob("*.yaml")))
+
+
+def defaults_of(file: Path) -> list[str | dict[str, Any]]:
+    """The defaults list of a YAML file; empty if it has none."""
+    return _yaml(file).get("defaults") or []
+
+
+def groups_of(command: str) -> dict[str, str | list[str] | None]:
+    """The config groups of a command, each with what is chosen where nothing else is."""
+    entries = (entry for entry in defaults_of(conf_dir() / f"{command}.yaml") if isinstance(entry, dict))
+    return {name: choice for entry in entries for name, choice in entry.items() if "/" not in name}
+
+
+def keys_in(file: Path) -> list[str]:
+    """The keys that a YAML file sets at its top."""
+    return [name for name in _yaml(file) if name != "defaults"]
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    import yaml
+
+    return yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
 
 
 def digest() -> str:

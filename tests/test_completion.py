@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from rankbench import plugins
+from rankbench.commands import completion, compose
 from rankbench.commands.cli import COMMANDS
 from rankbench.commands.completion import candidates, script
 from rankbench.config import SCHEMAS, conf_dir
@@ -39,6 +41,11 @@ def test_commands_first(words):
         (["train", "trainer.st"], {"trainer.steps="}),
         (["train", "sch"], set()),  # the schemas are not for users
         (["train", "zz"], set()),
+        (["train", "model.mlp="], {"model.mlp=true", "model.mlp=false"}),
+        (["train", "model.heads=1", "seed="], {"seed=0"}),
+        (["train", "-m", "model=san,san_"], {"model=san,san_mlp", "model=san,san_skip"}),
+        (["report", "exp"], {"experiment="}),  # it has no model
+        (["report", "mo"], set()),
         (["analyze", "r"], {"run=", "replicas="}),
         (["train", "model=sa"], {"model=san", "model=san_mlp", "model=san_skip"}),
         (["train", "model.norm="], {"model.norm=none", "model.norm=pre", "model.norm=post", "model.norm=peri"}),
@@ -80,6 +87,34 @@ def test_after_a_space_come_groups_and_keys(words):
     completions = set(candidates(words))
     assert {"model=", "model.", "task=", "optimizer=", "trainer.", "seed=", "replicas=", "experiment="} <= completions
     assert not [word for word in completions if word.startswith(("hydra", "schema"))]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train"],
+        ["analyze", "task=convex_hull"],
+        ["train", "experiment=demo"],
+        ["train", "+experiment=dong_fig4_sorting_code"],  # begins with another preset
+        ["train", "experiment=demo", "analysis=[spectrum,laws]", "task=char_lm"],
+        ["analyze", "analysis=pruning"],
+        ["bench"],
+        ["report"],
+    ],
+)
+def test_the_keys_are_those_that_hydra_composes(words):
+    command, *others = words
+    composed = compose.composed(command, *compose.as_keys(command, others))
+    unread = {"hydra", *(name for name in ("optimizer", "trainer") if command == "analyze")}  # a preset brings them
+    groups = {*plugins.groups_of(command), *(["experiment"] if command == "report" else [])}
+    names = {name for name in leaves(composed) if name.partition(".")[0] not in unread}
+    assert set(completion._names(command, others, "")) == names | groups
+
+
+def leaves(config, prefix=""):
+    for name in config:
+        node = config._get_node(name)
+        yield from leaves(node, f"{prefix}{name}.") if OmegaConf.is_dict(node) else [f"{prefix}{name}"]
 
 
 def test_hydras_own_keys_on_request():
@@ -222,3 +257,17 @@ end
 """
     # fish completes what is between quotes or escapes by itself: a lone $ is a variable to it
     assert in_a_shell(home, "fish", program)[:-1] == [sorted(words) for words in LINES.values()][:-1]
+
+
+def test_a_completion_loads_nothing_that_takes_long():
+    """What a hand waits for at every Tab: Hydra alone takes three times as long to import as all that is loaded now."""
+    heavy = ("hydra", "omegaconf", "torch", "numpy", "pandas", "importlib.metadata")
+    program = f"""
+import sys
+from rankbench.commands.completion import candidates
+for words in (["tr"], ["train", ""], ["train", "model."], ["train", "experiment="], ["analyze", "run="]):
+    assert candidates(words), words
+    print(*(name for name in {heavy} if name in sys.modules))
+"""
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert printed.stdout.split() == []

@@ -1,16 +1,18 @@
 """Tab completion of commands, groups, keys, values and folders in bash, zsh and fish. Hydra's own script drops the
-subcommand; these keep it."""
+subcommand; these keep it. Its imports and its composition of a config take longer than a hand waits, so what is offered
+comes from the keys and the YAML files themselves; Hydra is asked for its own keys and for values without choices alone.
+"""
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import get_origin
+from typing import get_args, get_origin
 
 from rankbench import plugins
 from rankbench.commands.cli import COMMANDS
-from rankbench.commands.compose import named_plugins, register
 from rankbench.config import SCHEMAS, conf_dir
-from rankbench.keys import ConfigError, entries
+from rankbench.keys import ConfigError, Entry, entries
 
 # A key, a group or a folder needs more behind it: no space follows.
 BASH = """_rankbench_complete() {
@@ -69,59 +71,108 @@ def _candidates(words: list[str], word: str) -> Iterable[str]:
         return (*COMMANDS, "explain", "list", "completion", "--help", "--version")
     command, before = words[0], words[-2]
     try:
-        plugins.find(named_plugins(words[1:-1]))
+        plugins.find(plugins.named(words[1:-1]))
     except ConfigError:
         return []
     if command == "completion":
         return SCRIPTS
     if command == "explain":
-        from rankbench.commands.reference import written
-
-        stated = [item.name for _, rows in written().values() for item in rows]
-        return dict.fromkeys([entry.name for schema in SCHEMAS.values() for entry in entries(schema)] + stated)
-    if command not in COMMANDS or not (conf_dir() / f"{command}.yaml").exists():
+        all_keys = [name for schema in SCHEMAS.values() for name in _keys(schema)]
+        for group in ("task", "analysis"):
+            all_keys += _keys_of_choices(group, plugins.choices(group))
+        return dict.fromkeys(all_keys)
+    if command not in COMMANDS:
         return []
     if before in VALUES or word.startswith("-"):
         return VALUES.get(before, OPTIONS)
-    key, equals, value = word.partition("=")
-    if equals and key in PATHS:
-        names = [*(["latest"] if key in ("run", "runs") else []), *_runs(value, key), *_below(value)]
-        return [f"{key}={name}" for name in dict.fromkeys(names)]
-    if value[:1] == "[":
-        named, comma, _ = value.rpartition(",")
-        return [f"{key}={named}{comma or '['}{name}" for name in _entries_of(command, key)]
-    entry = next((entry for entry in entries(SCHEMAS[command]) if entry.name == key), None)
-    if equals and entry and entry.key.choices and get_origin(entry.type) is not list:
-        return [f"{key}={choice}" for choice in entry.key.choices]
-    if equals and command == "report" and key == "experiment":
-        return [f"{key}={name}" for name in ("all", *plugins.choices("experiment"))]
-    if equals and key == "plugins":
-        return [f"{key}={name}" for name in plugins.FOUND]
-    return _of_hydra(command, words)
+    sign, key, equals, value = re.fullmatch(r"(\+*)([^=]*)(=?)(.*)", word, re.DOTALL).groups()
+    if equals:
+        return [f"{sign}{key}={rest}" for rest in _values(command, key, value)] or _of_hydra(command, words)
+    if key.startswith(("hydra", "~")):
+        return _of_hydra(command, words)
+    # as far as the next dot of each name: what is below is for the next Tab
+    ahead = re.compile(rf"{re.escape(key)}[^.]*\.?")
+    names = {match[0] for name in _names(command, words[1:-1], key) if (match := ahead.match(name))}
+    return [f"{sign}{name}{'' if name.endswith('.') else '='}" for name in sorted(names)]
+
+
+def _values(command: str, key: str, value: str) -> Iterable[str]:
+    """What may stand behind `key=`; none if only Hydra knows."""
+    if key in PATHS:
+        return dict.fromkeys([*(["latest"] if key in ("run", "runs") else []), *_runs(value, key), *_below(value)])
+    if command == "report" and key == "experiment":
+        return ["all", *plugins.choices(key)]
+    if key == "plugins":
+        choices = plugins.FOUND
+    elif key in plugins.groups_of(command):
+        choices = plugins.choices(key)
+    else:
+        entry = next((entry for entry in entries(SCHEMAS[command]) if entry.name == key), None)
+        choices = () if entry is None else _choices(entry)
+    before = value[: max(value.rfind("["), value.rfind(",")) + 1]
+    return [f"{before}{choice}" for choice in choices]
+
+
+def _choices(entry: Entry) -> Iterable[str]:
+    return ("true", "false") if bool in (entry.type, *get_args(entry.type)) else entry.key.choices
+
+
+def _names(command: str, words: list[str], key: str) -> list[str]:
+    """The command's groups and keys; what is below task and analysis where `key` does not begin elsewhere."""
+    names = list(_keys(SCHEMAS[command]))
+    group, dot, _ = key.partition(".")
+    if dot and group not in ("task", "analysis"):  # then no YAML file matters
+        return names
+    chosen = plugins.groups_of(command)
+    names += [*chosen, *(["experiment"] if command == "report" else [])]
+    typed = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
+    chosen |= _chosen_by(typed.get("experiment")) | typed
+    for group in ("task", "analysis"):
+        choices = chosen.get(group) or []
+        choices = choices.strip("[]").split(",") if isinstance(choices, str) else choices
+        names += _keys_of_choices(group, choices)
+    return names
+
+
+def _chosen_by(preset: str | None) -> dict[str, str | list[str]]:
+    """What a preset and those that it begins with choose, by group."""
+    file, chosen = plugins.choices("experiment").get(preset), {}
+    for entry in [] if file is None else plugins.defaults_of(file):
+        if isinstance(entry, str):
+            chosen |= _chosen_by(entry)
+        else:
+            chosen |= {group.removeprefix("override /"): choice for group, choice in entry.items()}
+    return chosen
+
+
+def _keys(schema: type) -> Iterator[str]:
+    """The keys of a command without those of its task and its analyses."""
+    return (entry.name for entry in entries(schema) if get_origin(entry.type) is not dict)
+
+
+def _keys_of_choices(group: str, choices: Iterable[str]) -> list[str]:
+    """The keys that these choices of `task` or `analysis` bring."""
+    files = plugins.choices(group)
+    prefixes = {name: f"{group}." if group == "task" else f"{group}.{name}." for name in choices if name in files}
+    return [f"{prefix}{key}" for name, prefix in prefixes.items() for key in plugins.keys_in(files[name])]
 
 
 def _of_hydra(command: str, words: list[str]) -> list[str]:
-    """Groups with their choices, and keys."""
+    """Hydra's own keys, and the values that keys have now."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.core_plugins.bash_completion import BashCompletion
     from hydra._internal.utils import create_config_search_path
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    from rankbench.commands.compose import register
+
     register()
     loader = ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
     try:
-        choices = BashCompletion(loader)._query(config_name=command, line=" ".join(words[1:]))
+        return BashCompletion(loader)._query(config_name=command, line=" ".join(words[1:]))
     except (HydraException, OmegaConfBaseException):  # words that do not compose have no continuation
         return []
-    return choices if words[-1].startswith("hydra") else [c for c in choices if not c.startswith(("hydra", "schema"))]
-
-
-def _entries_of(command: str, key: str) -> Iterable[str]:
-    """The entries that the list of this group or key may have."""
-    if key in ("analysis", "experiment", "model", "task"):
-        return plugins.choices(key)
-    return next((entry.key.choices for entry in entries(SCHEMAS[command]) if entry.name == key), ())
 
 
 def _runs(text: str, key: str) -> list[str]:

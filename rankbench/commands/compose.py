@@ -37,7 +37,7 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
     time becomes what fits into it (rankbench.commands.budgets).
     """
     words = list(words)
-    plugins.find(named_plugins(words))
+    plugins.find(plugins.named(words))
     words, spelled = fitted(command, words), []
     is_sweep = bool({"-m", "--multirun"} & set(words))
     for word in words:
@@ -89,12 +89,6 @@ def _quoted_path(word: str, is_sweep: bool) -> str:
     if ("=" in path and not is_sweep) or ("," in path and Path(path).exists()):
         return "{}='{}'".format(key, path.replace("'", r"\'"))
     return word
-
-
-def named_plugins(words: Iterable[str]) -> list[str]:
-    """The plug-ins that the words name, as plugins=[a,b] or plugins=a."""
-    lists = (word.removeprefix("plugins=").strip("[]") for word in map(str, words) if word.startswith("plugins="))
-    return [name.strip() for names in lists for name in names.split(",") if name.strip() not in ("", "null")]
 
 
 def load_plugins(names: Iterable[str] = ()) -> None:

@@ -132,8 +132,7 @@ def _keys_beside(prefix: str, command: str, words: list[str]) -> list[str]:
         return [field.name for field in dataclasses.fields(schemas[prefix])]
     group, _, name = prefix.partition(".")
     if not name:
-        defaults = OmegaConf.load(conf_dir() / f"{command}.yaml").defaults
-        name = next((entry[group] for entry in defaults if not isinstance(entry, str) and group in entry), None)
+        name = plugins.groups_of(command).get(group)
         name = next((word.partition("=")[2] for word in words if word.startswith(f"{group}=")), name)
-    path = plugins.choices(group).get(name)
+    path = plugins.choices(group).get(name) if isinstance(name, str) else None  # analyses are a list
     return [str(key) for key in OmegaConf.load(path) if key != "defaults"] if path is not None else []

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from rankbench import plugins
-from rankbench.commands.compose import composed, load_plugins, named_plugins
+from rankbench.commands.compose import composed, load_plugins
 from rankbench.commands.reference import Row, in_words, rows_of, stated, written
-from rankbench.config import SCHEMAS, conf_dir
+from rankbench.config import SCHEMAS
 from rankbench.keys import ConfigError, closest
 
 COLUMN = 34  # column in which meanings begin
@@ -46,7 +46,7 @@ def usage(command: str, words: list[str]) -> str:
 def explained(words: list[str]) -> str:
     """Each of these keys: what it means, what is allowed, its values, and which presets set it. A word plugins=[a] has
     those of plug-ins, too."""
-    plugins.find(named_plugins(words))
+    plugins.find(plugins.named(words))
     words = [word for word in words if not word.startswith("plugins=")]
     if not words or any("=" in word or word.startswith("-") for word in words):
         raise ConfigError("explain: which key? as in `rankbench explain model.norm`")
@@ -93,7 +93,7 @@ def list_of_presets(words: list[str]) -> str:
     adds those of plug-ins."""
     if wrong := [word for word in words if not word.startswith("plugins=")]:
         raise ConfigError(f"list {wrong[0]}: takes no key but plugins=[<module>]; leave it out")
-    plugins.find(named_plugins(words))
+    plugins.find(plugins.named(words))
     from rankbench.report.preset_runs import best_runs, described
     from rankbench.runs.run import OUTPUTS
 
@@ -137,8 +137,6 @@ def _lines(item: Row, width: int) -> str:
 
 def _groups(command: str) -> str:
     """The config groups of a command with their choices, and where those of plug-ins are."""
-    defaults = OmegaConf.load(conf_dir() / f"{command}.yaml").defaults
-    names = [str(name) for entry in defaults if not isinstance(entry, str) for name in entry if "/" not in str(name)]
-    lines = [f"  {name}: {', '.join(plugins.choices(name))}" for name in sorted(names)]
+    lines = [f"  {name}: {', '.join(plugins.choices(name))}" for name in sorted(plugins.groups_of(command))]
     lines += [f"  plug-in {name}: {plugin.conf}" for name, plugin in plugins.FOUND.items() if plugin.conf is not None]
     return "\n".join(lines) or "  none"
