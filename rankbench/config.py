@@ -319,6 +319,10 @@ class PlotKeys:
         "Width of the figures: a column of a page, or two. null: 3.25 inches for each panel of a row.",
         choices=("single", "double"),
     )
+    style: str | None = key(
+        "Matplotlib style file with fonts, sizes, lines and colours; its figure.figsize is the size of a panel. null: "
+        "the user's matplotlibrc, and rankbench's own style where that says nothing."
+    )
 
 
 @dataclass

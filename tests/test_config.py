@@ -27,6 +27,7 @@ RANGES = {name: (key.at_least, key.at_most) for name, key in KEYS.items() if key
 HOLDERS = {
     "statistic": "report",
     "plot.column": "report",
+    "plot.style": "report",
     "corpus": "data",
     "tokens": "analyze",
     "special_tokens": "analyze",

@@ -1,8 +1,5 @@
 """rankbench.plots: figures are a function of the CSV, byte for byte, and show what they say they show."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib
@@ -371,19 +368,3 @@ def test_published_numbers_of_one_facet_are_drawn_there_alone():
     assert (list(series.get_xdata()), list(series.get_ydata())) == ([0.0, 1.0], [0.35, 0.46])
     styles = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines(figure.axes[3]).values()}
     assert len(styles) == len(lines(figure.axes[3]))  # each published series can be told apart too
-
-
-def test_a_users_matplotlibrc_comes_first(tmp_path):
-    settings = ["font.size: 11", "figure.figsize: 2, 1.5", "axes.prop_cycle: cycler('color', ['k', 'r'])"]
-    settings += ["backend: svg", "figure.autolayout: True", "savefig.dpi: figure"]
-    (tmp_path / "matplotlibrc").write_text("\n".join(settings))
-    program = """from pathlib import Path
-import pandas as pd
-from rankbench.plots.figure import COLOURS, OWN, PANEL, STYLE, grid_of, save
-print(STYLE["font.size"], STYLE["legend.fontsize"], PANEL, COLOURS, {"backend", "figure.autolayout"} & set(OWN))
-save(grid_of(pd.DataFrame(), None, 1)[0], Path("figure"))"""
-    environment = {**os.environ, "MATPLOTLIBRC": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-c", program]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "11.0 7 (2.0, 1.5) ['k', 'r'] set()\n"
-    assert (tmp_path / "figure.png").exists() and (tmp_path / "figure.pdf").exists()

@@ -32,6 +32,7 @@ from rankbench.config import (
     BenchConfig,
     Config,
     DataConfig,
+    DrawingConfig,
     PlotConfig,
     ReportConfig,
     TrainConfig,
@@ -224,6 +225,10 @@ def check_everything(cfg: Config, writes: bool = True) -> None:
     """
     if isinstance(cfg, DataConfig):
         return
+    if isinstance(cfg, DrawingConfig):
+        from rankbench.plots import check_style
+
+        check_style(cfg.plot.style)
     if isinstance(cfg, ReportConfig):
         _check_report(cfg)
         return

@@ -289,6 +289,7 @@ def report_job(config: "DictConfig") -> None:
     """`rankbench report`."""
     import webbrowser
 
+    from rankbench.plots import drawn_with
     from rankbench.report.live import watched
     from rankbench.report.report import find_runs, gather
     from rankbench.report.scoreboard import scoreboard
@@ -302,23 +303,25 @@ def report_job(config: "DictConfig") -> None:
         jobs, folder = find_runs(cfg.runs), Path(cfg.out)
         if cfg.runs == "latest":
             print(f"runs=latest: {os.path.commonpath(jobs)}")
-        reports = watched(cfg.runs, folder, **how) if cfg.report.watch else [gather(jobs, folder, **how)]
         page = None if not cfg.report.open else Path(cfg.out) / "report.html"
-        for lines in reports:
-            print("\n".join(lines), flush=True)
-            if page is not None and not webbrowser.open(page.resolve().as_uri()):
-                print(f"report.open=true: no browser here; open {page}")
-            page = None
+        with drawn_with(cfg.plot.style):
+            for lines in watched(cfg.runs, folder, **how) if cfg.report.watch else [gather(jobs, folder, **how)]:
+                print("\n".join(lines), flush=True)
+                if page is not None and not webbrowser.open(page.resolve().as_uri()):
+                    print(f"report.open=true: no browser here; open {page}")
+                page = None
 
 
 @one_line
 def plot_job(config: "DictConfig") -> None:
     """`rankbench plot`."""
+    from rankbench.plots import drawn_with
     from rankbench.report.figures import redraw
 
     cfg = _prepared(config)
     how = cfg.report, cfg.statistic, cfg.published, cfg.plot.column
-    print("\n".join(redraw(Path(cfg.table), Path(cfg.out), *how)))
+    with drawn_with(cfg.plot.style):
+        print("\n".join(redraw(Path(cfg.table), Path(cfg.out), *how)))
 
 
 @one_line

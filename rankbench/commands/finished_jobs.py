@@ -55,14 +55,14 @@ def surroundings(hydra: DictConfig) -> str | None:
 
     hydra: Hydra's part of the config of a job, or of its sweep.
     """
-    from rankbench.plots.figure import OWN
+    from rankbench.plots.style import STYLE
     from rankbench.runs.machine import packages, source_digest
 
     yaml_files = _yaml_files([source.path for source in hydra.runtime.config_sources if source.schema == "file"])
     if yaml_files is None:
         return None
     parts = [list(hydra.overrides.hydra), hydra.job.config_name, os.getcwd(), yaml_files]
-    return _digest([*parts, __version__, packages(), source_digest(), plugins.digest(), sorted(OWN.items())])
+    return _digest([*parts, __version__, packages(), source_digest(), plugins.digest(), sorted(STYLE.items())])
 
 
 def recipe(number: int, words: Iterable[str], around: str | None) -> str | None:

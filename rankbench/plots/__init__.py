@@ -7,5 +7,18 @@ from rankbench.plots.captions import caption_of
 from rankbench.plots.columns import fit
 from rankbench.plots.figure import KINDS, Figure, save, save_pages, show_in_notebook, tick
 from rankbench.plots.pages import Page
+from rankbench.plots.style import check_style, drawn_with
 
-__all__ = ["KINDS", "Figure", "Page", "caption_of", "fit", "save", "save_pages", "show_in_notebook", "tick"]
+__all__ = [
+    "KINDS",
+    "Figure",
+    "Page",
+    "caption_of",
+    "check_style",
+    "drawn_with",
+    "fit",
+    "save",
+    "save_pages",
+    "show_in_notebook",
+    "tick",
+]

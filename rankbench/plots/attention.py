@@ -3,7 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, MARKERS, grid_of, legend, styled, title, whole_numbers
+from rankbench.plots.figure import MARKERS, grid_of, legend, styled, title, whole_numbers
+from rankbench.plots.style import colour_of
 
 PANELS = {
     "attention_entropy": ("entropy of the rows of P", "entropy / its largest value"),
@@ -21,7 +22,7 @@ def draw_attention(table: pd.DataFrame, published: pd.DataFrame | None = None, f
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, name in zip(row, drawn, strict=True):
             for number, (weights, of_weights) in enumerate(rows.groupby("weights", sort=False)):
-                colour = COLOURS[number % len(COLOURS)]
+                colour = colour_of(number)
                 heads = of_weights.groupby(["layer", "head"])[name].mean().reset_index()
                 mean = heads.groupby("layer")[name].mean()
                 marker = MARKERS[number % len(MARKERS)]

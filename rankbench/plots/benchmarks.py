@@ -4,7 +4,8 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, GREY, MARKERS, PANEL, styled, title
+from rankbench.plots.figure import MARKERS, styled, title
+from rankbench.plots.style import GREY, colour_of, colours, panel_size, small
 
 
 @styled
@@ -16,17 +17,17 @@ def draw_benchmarks(table: pd.DataFrame, goals: dict[str, tuple[str, tuple[str, 
     panels = [panel for column in goals for panel in _panels(table[table.column == column], *goals[column])]
     runs = {date: number for number, date in enumerate(sorted(table.date.unique()))}
     num_rows = -(-len(panels) // 2)
-    figure = Figure(figsize=(2 * PANEL[0], (PANEL[1] + 0.3) * num_rows), layout="constrained")
+    figure = Figure(figsize=(2 * panel_size()[0], (panel_size()[1] + 0.3) * num_rows), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(num_rows, 2, squeeze=False)
     for axes, (heading, (bound, goal), rows) in zip(grid.flat, panels, strict=False):
         for number, ((device, name), of_case) in enumerate(rows.groupby(["device", "name"], sort=False)):
             x = of_case.date.map(runs) + 0.05 * number
-            style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+            style = {"color": colour_of(number), "marker": MARKERS[number % len(MARKERS)]}
             axes.plot(x, of_case["median"], label=" ".join([name, *([] if device == "cpu" else [device])]), **style)
             axes.vlines(x, of_case.smallest, of_case.largest, color=style["color"], linewidth=0.8, alpha=0.6)
         axes.axhline(goal, color=GREY, linestyle="--", linewidth=1, label=f"goal: {bound} {goal:g}")
-        axes.set_title(heading, fontsize=7)
+        axes.set_title(heading, fontsize=small(7))
         axes.set_ylabel("ratio")
         axes.set_xlabel("recorded run (month-day, time)")
         axes.set_xlim(-0.5, len(runs) - 0.3)
@@ -40,7 +41,7 @@ def draw_benchmarks(table: pd.DataFrame, goals: dict[str, tuple[str, tuple[str, 
 
 def _panels(rows: pd.DataFrame, meaning: str, goal: tuple[str, float]) -> list[tuple[str, tuple, pd.DataFrame]]:
     """(title, goal, rows with the column `name`): one panel, or one for each last word of many cases."""
-    if rows.case.nunique() <= len(COLOURS):
+    if rows.case.nunique() <= len(colours()):
         return [(title(meaning), goal, rows.assign(name=rows.case))] if len(rows) else []
     words = rows.case.str.rsplit(" ", n=1)
     rows = rows.assign(name=words.str[0], setting=words.str[-1])

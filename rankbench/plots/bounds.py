@@ -7,19 +7,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import (
-    FLOOR,
-    GREY,
-    INK,
-    below_rounding,
-    grid_of,
-    legend,
-    line,
-    spread,
-    styled,
-    title,
-    whole_numbers,
-)
+from rankbench.plots.figure import FLOOR, below_rounding, grid_of, legend, line, spread, styled, title, whole_numbers
+from rankbench.plots.style import GREY, INK
 from rankbench.runs.tables import mean_and_spread
 
 NAMES = {

@@ -6,19 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from rankbench.plots.figure import (
-    COLOURS,
-    FLOOR,
-    GREY,
-    INK,
-    grid_of,
-    in_words,
-    legend,
-    line,
-    styled,
-    title,
-    whole_numbers,
-)
+from rankbench.plots.figure import FLOOR, grid_of, in_words, legend, line, styled, title, whole_numbers
+from rankbench.plots.style import GREY, INK, colour_of
 from rankbench.runs.tables import mean_and_spread
 
 MOST_TICKS = 9  # of values below 1
@@ -58,7 +47,7 @@ def draw_collapse(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
 
 def _rings(axes: Axes, rows: pd.DataFrame, number: int) -> None:
     measured = _in_every_seed(rows, "log10_measured")
-    style = RING | {"color": COLOURS[number % len(COLOURS)]}
+    style = RING | {"color": colour_of(number)}
     axes.plot(measured.layer, measured["mean"], **style)
 
 

@@ -1,17 +1,14 @@
 """Figures for print: the panels arranged anew for one column of a page, or for two, with letters of the same size."""
 
-import re
-import textwrap
-
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 
-from rankbench.plots.figure import LOWEST, PAGE, PANEL, STYLE, height_of_panels, place_legend
+from rankbench.plots.figure import LOWEST, PAGE, filled, height_of_panels, place_legend
+from rankbench.plots.style import LABEL_LETTER, STYLE, letters_within, panel_size
 
 WIDTHS = {"single": 3.25, "double": 6.75}  # inches: a column, and both with the gap between them
-TITLE = 13  # letters of a title on an inch of a panel
 
 
 def fit(figure: Figure, column: str | None) -> Figure:
@@ -43,7 +40,7 @@ def _fit(figure: Figure, column: str | None) -> None:
         for number, axes in enumerate(panels):
             _label(axes, *sides[axes], panels[number + beside : number + beside + 1], number % beside == 0)
     around = max(0.0, before[1] - grid.nrows * height_of_panels(grid.nrows))
-    height = PANEL[1] * min(1.0, max(0.75, width / beside / PANEL[0]))
+    height = panel_size()[1] * min(1.0, max(0.75, width / beside / panel_size()[0]))
     height = max(LOWEST, min(height, (PAGE - around) / lines))
     for axes in panels:
         axes.set_title(_filled(axes.get_title(), width / beside))
@@ -56,9 +53,7 @@ def _fit(figure: Figure, column: str | None) -> None:
 
 def _filled(text: str, inches: float) -> str:
     """Break the lines of a text, but no formula, to fit into so many inches."""
-    whole = re.sub(r"\$[^$]*\$", lambda formula: formula[0].replace(" ", "\0"), text)
-    lines = (textwrap.fill(line, int(TITLE * inches), break_long_words=False) for line in whole.split("\n"))
-    return "\n".join(lines).replace("\0", " ")
+    return filled(text, letters_within(inches, LABEL_LETTER, "axes.titlesize"))
 
 
 def _labels(axes: Axes, panels: list[Axes]) -> tuple[str, str]:

@@ -6,7 +6,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.figure import COLOURS, DASHES, GREY, MARKERS, PANEL, legend, log_y, spread, styled
+from rankbench.plots.figure import MARKERS, legend, log_y, spread, styled
+from rankbench.plots.style import DASHES, GREY, colour_of, panel_size
 from rankbench.runs.tables import mean_and_spread
 
 BASE = "causal"  # the variant whose time is 1
@@ -23,7 +24,7 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
     """
     variants = list(dict.fromkeys(table.variant))
     several = len(table[["variant", "layers"]].drop_duplicates()) > 1
-    size = (PANEL[0] * (3 if several else 1), PANEL[1] + 1.0)
+    size = (panel_size()[0] * (3 if several else 1), panel_size()[1] + 1.0)
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(1, 3 if several else 1, squeeze=False)
@@ -34,7 +35,7 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
     test = table[table.split == "test"]
     for (variant, depth), rows in test.groupby(["variant", "layers"], sort=False):
         summary = mean_and_spread(rows, ["step"], "loss")
-        colour, dash = COLOURS[_numbers(variants)[variant] % len(COLOURS)], DASHES[layers.index(depth) % len(DASHES)]
+        colour, dash = colour_of(_numbers(variants)[variant]), DASHES[layers.index(depth) % len(DASHES)]
         label = variant if len(layers) == 1 else None
         grid[0, 0].plot(summary.step, summary["mean"], color=colour, linestyle=dash, label=label)
         spread(grid[0, 0], summary.step, summary, colour)
@@ -77,7 +78,7 @@ def _against_layers(
 ) -> None:
     for number, variant in enumerate(variants):
         look = _numbers(variants)[variant]
-        colour, marker = COLOURS[look % len(COLOURS)], MARKERS[look % len(MARKERS)]
+        colour, marker = colour_of(look), MARKERS[look % len(MARKERS)]
         rows = seeds[seeds.variant == variant].dropna(subset=value)
         if len(rows):
             summary = mean_and_spread(rows, ["layers"], value)

@@ -1,9 +1,7 @@
 """Parts that all figures share: style, axes, lines with their spread, published marks, legend, and output files.
 
 A line is the mean over seeds (of the logarithms where the axis is logarithmic). Up to ten seeds are drawn one by one
-behind it; more seeds are drawn as a band of one standard deviation. The colours are Okabe and Ito's, which colour-blind
-readers can tell apart; every series has its own marker. What a user's matplotlibrc says of fonts, sizes, lines and
-colours (axes.prop_cycle) comes first; its figure.figsize is the size of a panel.
+behind it; more seeds are drawn as a band of one standard deviation. Every series has its own marker.
 """
 
 import functools
@@ -24,57 +22,33 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from rankbench.plots.style import (
+    GREY,
+    INK,
+    LEGEND_LETTER,
+    STYLE,
+    TITLE_LETTER,
+    colour_of,
+    dashes_of,
+    letters_within,
+    panel_size,
+    points_of,
+)
 from rankbench.runs.files import replacing
 
-# The groups of matplotlib's settings that say how a figure looks
-DRAWING = ("axes", "errorbar", "figure", "font", "grid", "legend", "lines", "mathtext", "patch")
-DRAWING += ("pdf", "savefig", "svg", "text", "xtick", "ytick")
-
-
-def settings_in(file: Path) -> dict[str, Any]:
-    """What a matplotlibrc says of drawing, but not of the layout of panels; nothing for matplotlib's own file."""
-    if file == Path(matplotlib.get_data_path()) / "matplotlibrc":
-        return {}
-    settings = matplotlib.rc_params_from_file(file, use_default_template=False)
-    drawing = [name for name in settings if name.partition(".")[0] in DRAWING and "layout" not in name]
-    return {name: settings[name] for name in drawing}
-
-
-OWN = settings_in(Path(matplotlib.matplotlib_fname()))
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
-if "axes.prop_cycle" in OWN:
-    COLOURS = OWN["axes.prop_cycle"].by_key().get("color", COLOURS)
-DASHES = ["-", "--", ":", "-."]
 MARKERS = ["o", "s", "^", "D", "v", "P"]
 KINDS = (".png", ".pdf")  # file types in which a figure is saved
-INK, GREY = "#000000", "#777777"
 FLOOR, BELOW = "rounding error of a forward pass", "at or below its rounding error"
 TRIANGLE = {"marker": "v", "markerfacecolor": "white", "markeredgewidth": 0.8, "markersize": 5.5}
 WIDEST, NARROWER = 1.6, 0.2  # widths of the first series, and how much less the next is, so that it hides none
-PANEL = tuple(
-    OWN.get("figure.figsize", (3.25, 2.6))
-)  # inches: a panel is a column wide, so its 8 pt letters are 8 pt in print
+WIDTHS = 6  # so many series have a width each; the next has the first one's
 PAGE, LOWEST = 9.0, 1.6  # inches: height of a page, and that of a panel where even so many do not fit onto it
-LETTER, LINE = 0.05, 0.145  # inches: width of a letter and height of a line in a legend of 7 pt
+OVERHANG = 1.1  # of a panel's height: a label of y that is longer is broken
 CLOSEST = 0.08  # of the axis: ticks that are closer would print over each other
 FEW_SEEDS = 10  # up to this number each seed is drawn, because the standard deviation of so few says little
 FEW_POINTS = 30  # along x; up to this number seeds are drawn as points, beyond it as thin lines
-LINES = 3  # lines of a legend that fit into every figure
+LINE, LINES = 0.145 / 7, 3  # inches for each point: height of a legend's line; lines that fit into every figure
 MOST_ROWS, SIDE_BY_SIDE = 6, 4  # facets below each other; panels side by side where there are more facets
-STYLE = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "legend.fontsize": 7,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 4,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "savefig.dpi": 200,
-    "pdf.fonttype": 42,  # embed fonts, so that text stays text
-    "svg.hashsalt": "rankbench",  # the same figure always gives the same bytes
-    **OWN,
-}
 
 
 def save(figure: Figure, path: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
@@ -102,11 +76,33 @@ def _laid_out(figure: Figure) -> Iterator[None]:
             if STYLE["savefig.dpi"] != "figure":
                 figure.dpi = STYLE["savefig.dpi"]
             engine.execute(figure)
+            if _break_labels(figure):
+                engine.execute(figure)
             figure.set_layout_engine(None)
         yield
     finally:
         figure.dpi = dpi
         figure.set_layout_engine(engine)
+
+
+def _break_labels(figure: Figure) -> bool:
+    """Break the labels of y that are longer than their panels: they would run into others, or out of the figure."""
+    is_broken = False
+    for axes in figure.axes:
+        label, height = axes.yaxis.label, axes.get_window_extent().height
+        length = label.get_window_extent().height if label.get_text() else 0.0
+        if length > OVERHANG * height and "\n" not in label.get_text():
+            text = label.get_text()
+            label.set_text(filled(text, int(len(text) * height / length)))
+            is_broken = True
+    return is_broken
+
+
+def filled(text: str, letters: int) -> str:
+    """Break the lines of a text, but no formula, to have so many letters."""
+    whole = re.sub(r"\$[^$]*\$", lambda formula: formula[0].replace(" ", "\0"), text)
+    lines = (textwrap.fill(line, max(1, letters), break_long_words=False) for line in whole.split("\n"))
+    return "\n".join(lines).replace("\0", " ")
 
 
 def show_in_notebook() -> None:
@@ -138,7 +134,8 @@ def save_pages(
     for name, (figure, note) in zip(names, figures, strict=True):
         if note:
             note = note.replace("$", r"\$")
-            figure.suptitle(textwrap.fill(note, int(figure.get_figwidth() / LETTER)), fontsize=STYLE["font.size"])
+            letters = letters_within(figure.get_figwidth(), LEGEND_LETTER, "font.size")
+            figure.suptitle(textwrap.fill(note, letters), fontsize=STYLE["font.size"])
         written[name] = save(figure, path.with_name(name), kinds)
     return written
 
@@ -176,7 +173,7 @@ def grid_of(
         facets = [(f"{facet}={value}", rows) for value, rows in table.groupby(facet, sort=False)]
     beside = max(1, SIDE_BY_SIDE // columns) if len(facets) > MOST_ROWS else 1
     num_rows = -(-len(facets) // beside)
-    size = (PANEL[0] * columns * beside, height_of_panels(num_rows) * num_rows + 0.7)
+    size = (panel_size()[0] * columns * beside, height_of_panels(num_rows) * num_rows + 0.7)
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(num_rows, columns * beside, squeeze=False, sharex=share_x, sharey=share_y)
@@ -188,20 +185,21 @@ def grid_of(
 
 def height_of_panels(rows: int) -> float:
     """Inches: as high as wanted, or lower where so many rows would not fit onto a page."""
-    return min(PANEL[1], max(LOWEST, PAGE / rows))
+    return min(panel_size()[1], max(LOWEST, PAGE / rows))
 
 
 def title(*parts: str) -> str:
     """Join the parts into one line, or several lines if they are wider than a panel."""
-    return textwrap.fill(" · ".join(part for part in parts if part), 48, break_long_words=False)
+    letters = letters_within(panel_size()[0], TITLE_LETTER, "axes.titlesize")
+    return textwrap.fill(" · ".join(part for part in parts if part), letters, break_long_words=False)
 
 
 def line(axes: Axes, summary: pd.DataFrame, x: str, label: str, number: int) -> None:
     """Draw the mean of a summary over seeds along x, with its seeds. number: index of the series in the panel."""
-    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-    style = {"color": colour, "marker": marker, "linestyle": DASHES[number // len(COLOURS) % len(DASHES)]}
+    colour, marker = colour_of(number), MARKERS[number % len(MARKERS)]
+    style = {"color": colour, "marker": marker, "linestyle": dashes_of(number)}
     # an equal line that is drawn later lies on top of a wider one
-    width = WIDEST - NARROWER * (number % len(COLOURS))
+    width = WIDEST - NARROWER * (number % WIDTHS)
     style |= {name: width * matplotlib.rcParams[f"lines.{name}"] for name in ("linewidth", "markersize")}
     axes.plot(summary[x], summary["mean"], label=label, **style)
     spread(axes, summary[x], summary, colour)
@@ -275,27 +273,32 @@ def published_marks(axes: Axes, published: pd.DataFrame | None, label: str, ours
         points = rows.dropna(subset="x")
         name = f"{series} ({source})"
         if len(points):
-            style = {"marker": MARKERS[-1 - number % len(MARKERS)], "color": COLOURS[-1 - number % 5], "markersize": 6}
+            marker, colour = MARKERS[-1 - number % len(MARKERS)], colour_of(-1 - number % 5)
+            style = {"marker": marker, "color": colour, "markersize": 6}
             if series in (ours or {}):
-                style = {"marker": "*", "color": COLOURS[ours[series] % len(COLOURS)], "markersize": 8}
+                style = {"marker": "*", "color": colour_of(ours[series]), "markersize": 8}
             axes.plot(points.x, points.value, linestyle="none", label=name, mfc="none", **style)
         else:
-            axes.axhline(rows.value.iloc[0], xmin=0.94, color=COLOURS[-1 - number % 5], linewidth=2.5, label=name)
+            axes.axhline(rows.value.iloc[0], xmin=0.94, color=colour_of(-1 - number % 5), linewidth=2.5, label=name)
 
 
 def log_y(axes: Axes) -> None:
-    """Make the y axis logarithmic once all is drawn; over less than a power of ten it goes from one of 1, 2, 5 to
-    another, with numbers like 0.5 for ticks, so that small differences look small."""
+    """Make the y axis logarithmic once all is drawn. Over less than a power of ten it goes from one of 1, 2, 5 to
+    another, so that small differences look small; over less than two its ticks are numbers like 0.5."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
+    if high >= 100 * low:
+        return
+    decade = 10.0 ** np.arange(np.floor(np.log10(low)) - 1, np.ceil(np.log10(high)) + 2)
     if high < 10 * low:
-        decade = 10.0 ** np.arange(np.floor(np.log10(low)) - 1, np.ceil(np.log10(high)) + 2)
-        ends, labelled = (np.outer(decade, numbers).ravel() for numbers in ((1, 2, 5), (1, 1.5, 2, 3, 5, 7)))
+        ends, numbers = np.outer(decade, (1, 2, 5)), (1, 1.5, 2, 3, 5, 7)
         low, high = ends[ends <= low].max(), ends[ends >= high].min()
-        within = [value for value in labelled if low <= value <= high]
-        axes.set_yticks(within, [tick(value) for value in within])
-        axes.set_yticks([], minor=True)
-        axes.set_ylim(low, high)
+    else:
+        numbers = (1, 2, 5)
+    within = [value for value in np.outer(decade, numbers).ravel() if low <= value <= high]
+    axes.set_yticks(within, [tick(value) for value in within])
+    axes.set_yticks([], minor=True)
+    axes.set_ylim(low, high)
 
 
 def whole_numbers(axes: Axes, label: str) -> None:
@@ -321,10 +324,11 @@ def place_legend(figure: Figure, panels: Iterable[Axes]) -> None:
             handles.setdefault(label, handle)
     handles |= {label: handles.pop(label) for label in (BELOW, FLOOR) if label in handles}  # after the series
     # as many columns as fit with the longest label, its handle and the space between columns
-    room = figure.get_figwidth() / (0.5 + LETTER * max(map(len, handles), default=1))
+    size = points_of("legend.fontsize")
+    room = figure.get_figwidth() / (0.5 + LEGEND_LETTER * size * max(map(len, handles), default=1))
     columns = max(1, min(len(handles), int(room), 2 if len(handles) > 4 else 4))
     lines = -(-len(handles) // columns)
-    figure.set_figheight(figure.get_figheight() + LINE * max(0, lines - LINES))
+    figure.set_figheight(figure.get_figheight() + LINE * size * max(0, lines - LINES))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
 
 

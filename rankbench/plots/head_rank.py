@@ -7,20 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.figure import (
-    COLOURS,
-    GREY,
-    INK,
-    MARKERS,
-    grid_of,
-    legend,
-    published_marks,
-    spread,
-    styled,
-    tick,
-    ticks,
-    title,
-)
+from rankbench.plots.figure import MARKERS, grid_of, legend, published_marks, spread, styled, tick, ticks, title
+from rankbench.plots.style import GREY, INK, colour_of
 from rankbench.runs.tables import mean_and_spread
 
 BOUNDS = {"bound_sharp": "--", "bound_any": ":"}
@@ -112,7 +100,7 @@ def _series(rows: pd.DataFrame, x: str) -> list[tuple[str, pd.DataFrame]]:
 
 def _drawn(axes: Axes, rows: pd.DataFrame, x: str, value: str, label: str, number: int, style: dict) -> None:
     summary = mean_and_spread(rows, [x], value)
-    colour = COLOURS[number % len(COLOURS)]
+    colour = colour_of(number)
     axes.plot(summary[x], summary["mean"], color=colour, marker=MARKERS[number % len(MARKERS)], label=label, **style)
     spread(axes, summary[x], summary, colour)
 
@@ -136,7 +124,7 @@ def _errors(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | No
             if evaluation == "soft":
                 _best_seed(axes, errors, x)
         if is_bounded:
-            colour = COLOURS[number % len(COLOURS)]
+            colour = colour_of(number)
             for bound, dashes in BOUNDS.items():
                 level = part.groupby(x)[bound].first()
                 name_of = f"lower bound ({bound.removeprefix('bound_')}), {name}"

@@ -6,7 +6,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from rankbench.plots.figure import COLOURS, DASHES, FEW_SEEDS, PANEL, legend, styled, title
+from rankbench.plots.figure import FEW_SEEDS, legend, styled, title
+from rankbench.plots.style import DASHES, colour_of, panel_size
 
 
 @styled
@@ -22,7 +23,7 @@ def draw_histograms(table: pd.DataFrame, published: pd.DataFrame | None = None, 
     rows_of = kind if facet is None else kind + f", {facet}=" + table[facet].astype(str)
     ranges = list(dict.fromkeys(table.inputs))
     facets = list(table.groupby(rows_of, sort=False))
-    figure = Figure(figsize=(PANEL[0] * len(ranges), PANEL[1] * len(facets) + 0.5), layout="constrained")
+    figure = Figure(figsize=(panel_size()[0] * len(ranges), panel_size()[1] * len(facets) + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(facets), len(ranges), squeeze=False)  # panels do not share axes
     for row, (label, rows) in zip(grid, facets, strict=True):
@@ -30,13 +31,13 @@ def draw_histograms(table: pd.DataFrame, published: pd.DataFrame | None = None, 
             of_range = rows[rows.inputs == inputs]
             for number, (of, entries) in enumerate(of_range.groupby("of", sort=False)):
                 edges, density = _together(entries)
-                axes.stairs(density, edges, color=COLOURS[number], fill=True, alpha=0.35)
-                axes.stairs(density, edges, color=COLOURS[number], label=of)
+                axes.stairs(density, edges, color=colour_of(number), fill=True, alpha=0.35)
+                axes.stairs(density, edges, color=colour_of(number), label=of)
                 for seed_number, (_, of_seed) in enumerate(entries.groupby("seed")):
                     if 1 < entries.seed.nunique() <= FEW_SEEDS:
                         edges, density = _together(of_seed)
                         dashes = DASHES[1 + seed_number % 3]
-                        axes.stairs(density, edges, color=COLOURS[number], linestyle=dashes, linewidth=0.7)
+                        axes.stairs(density, edges, color=colour_of(number), linestyle=dashes, linewidth=0.7)
             axes.set_yscale("log")
             axes.yaxis.set_minor_formatter(NullFormatter())
             axes.set_title(title(label, "inputs in [{}, {}]".format(*inputs.split(".."))))

@@ -8,7 +8,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, FEW_SEEDS, GREY, MARKERS, line, styled, whole_numbers
+from rankbench.plots.figure import FEW_SEEDS, MARKERS, line, styled, whole_numbers
+from rankbench.plots.style import GREY, colour_of, small
 from rankbench.runs.tables import mean_and_spread
 
 MAPS = {
@@ -44,7 +45,7 @@ def draw_independence(table: pd.DataFrame, published: pd.DataFrame | None = None
     FigureCanvasAgg(figure)
     blocks = np.atleast_1d(figure.subfigures(len(heights), height_ratios=heights))
     for (label, rows), upper, lower in zip(facets, blocks[::2], blocks[1::2], strict=True):
-        upper.suptitle(label, fontsize=8)
+        upper.suptitle(label, fontsize=small(8))
         grid = upper.subplots(len(schemes), len(MAPS), squeeze=False, sharex=True, sharey=True)
         for scheme, line_of_axes in zip(schemes, grid, strict=True):
             of_scheme = rows[(rows.of == "lengths") & (rows.scheme == scheme)]
@@ -79,15 +80,15 @@ def _map(axes: Axes, rows: pd.DataFrame, measure: str, sides: tuple[str, str]) -
     step = max(1, len(names) // 12)
     rotation = 90 if max(map(len, tick_labels), default=0) > 2 else 0
     axes.set_xticks(
-        range(0, len(names), step), tick_labels[::step], rotation=rotation, fontsize=6 if rotation else None
+        range(0, len(names), step), tick_labels[::step], rotation=rotation, fontsize=small(6) if rotation else None
     )
-    axes.set_yticks(range(0, len(names), step), tick_labels[::step], fontsize=6 if rotation else None)
+    axes.set_yticks(range(0, len(names), step), tick_labels[::step], fontsize=small(6) if rotation else None)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     if len(names) <= CELLS:
         for j, k in np.argwhere(np.isfinite(values)):
             ink = "white" if abs(values[j, k]) > 0.7 else "black"
-            axes.text(k, j, _short(values[j, k]), ha="center", va="center", fontsize=5, color=ink)
+            axes.text(k, j, _short(values[j, k]), ha="center", va="center", fontsize=small(5), color=ink)
 
 
 def _short(value: float) -> str:
@@ -110,7 +111,7 @@ def _interference(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
     axes.set_title("interference")
     axes.set_ylabel(r"$\|S_k\|^2/\sum_p\|Y_p\|^2$")
     whole_numbers(axes, "path length k")
-    axes.legend(fontsize=6, loc="upper left")
+    axes.legend(fontsize=small(6), loc="upper left")
 
 
 def _single_paths(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
@@ -120,17 +121,19 @@ def _single_paths(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
         of_scheme = pairs[pairs.scheme == scheme]
         per_seed = of_scheme.assign(**of_scheme[list(SIZES)].abs()).groupby("seed")[list(SIZES)].mean()
         x_values = np.arange(len(SIZES)) + 0.15 * (number - (len(schemes) - 1) / 2)
-        style = {"color": COLOURS[number], "marker": MARKERS[number], "linestyle": "none"}
+        style = {"color": colour_of(number), "marker": MARKERS[number], "linestyle": "none"}
         if len(per_seed) > FEW_SEEDS:
             axes.errorbar(x_values, per_seed.mean(), per_seed.std(), label=scheme, capsize=2, **style)
             continue
         axes.plot(x_values, per_seed.mean(), label=scheme, **style)
         if len(per_seed) > 1:
-            look = {"s": 7, "color": COLOURS[number], "alpha": 0.45, "linewidths": 0}
+            look = {"s": 7, "color": colour_of(number), "alpha": 0.45, "linewidths": 0}
             axes.scatter(np.tile(x_values, len(per_seed)), per_seed.to_numpy().ravel(), **look)
     axes.axhline(0, color=GREY, linestyle="--", linewidth=1)
-    axes.set_xticks(range(len(SIZES)), SIZES.values(), rotation=30, ha="right", rotation_mode="anchor", fontsize=6)
+    axes.set_xticks(
+        range(len(SIZES)), SIZES.values(), rotation=30, ha="right", rotation_mode="anchor", fontsize=small(6)
+    )
     axes.set_ylim(-0.05, 1.5)  # room for the legend
     axes.set_title("pairs of single paths")
     axes.set_ylabel("mean size (0: independent)")
-    axes.legend(fontsize=6, loc="upper left")
+    axes.legend(fontsize=small(6), loc="upper left")

@@ -6,18 +6,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import (
-    COLOURS,
-    DASHES,
-    MARKERS,
-    grid_of,
-    legend,
-    published_marks,
-    spread,
-    styled,
-    title,
-    whole_numbers,
-)
+from rankbench.plots.figure import MARKERS, grid_of, legend, published_marks, spread, styled, title, whole_numbers
+from rankbench.plots.style import DASHES, colour_of
 from rankbench.runs.tables import mean_and_spread
 
 SMALLEST = np.finfo(float).eps  # smaller errors, which are rounding, are drawn here
@@ -47,7 +37,7 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
                 worst = rows_of_line.groupby(["seed", "iteration"]).error.max().clip(lower=SMALLEST).reset_index()
                 summary = mean_and_spread(worst, ["iteration"], "error", geometric=True)
                 name = f"c={coefficient:g}" + (f", N={tokens}, D={width}" if len(sizes) > 1 else "")
-                colour = COLOURS[number % len(COLOURS)]
+                colour = colour_of(number)
                 look = {"linestyle": DASHES[style % len(DASHES)], "marker": MARKERS[number % len(MARKERS)]}
                 look |= {"markevery": max(1, len(summary) // 8), "color": colour, "markersize": 3}
                 axes.plot(summary.iteration, summary["mean"], label=name, **look)

@@ -1,11 +1,15 @@
 """The figure of the analysis `laws`."""
 
+import re
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from rankbench.measures.laws import CLAIMED, CONTROL, LAWS
-from rankbench.plots.figure import COLOURS, GREY, INK, MARKERS, grid_of, legend, spread, styled, title
+from rankbench.plots.figure import MARKERS, grid_of, legend, log_y, spread, styled, ticks, title
+from rankbench.plots.style import GREY, INK, colour_of
 from rankbench.runs.tables import mean_and_spread
 
 
@@ -20,26 +24,34 @@ def draw_laws(table: pd.DataFrame, published: pd.DataFrame | None = None, facet:
         law = LAWS[rows.law.iloc[0]]
         for number, (parameter, of_parameter) in enumerate(rows.groupby("parameter", sort=False)):
             _draw(axes, of_parameter, parameter, number)
-        if law.log_x:
-            axes.set_xscale("log")
+        measured = rows[(rows.setup == CLAIMED) & (rows.curve != "closed form")]
+        for colour, name in [*((INK, curve) for curve in measured.curve.unique()), (GREY, CONTROL)]:
+            axes.plot([], [], ls="none", color=colour, marker="o", mfc="none", label=name)
+        if (rows.x % 1 == 0).all():
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ticks(axes, rows.x, law.log_x)
         if law.log_value:
-            axes.set_yscale("log")
-        axes.set_xlabel(law.x_label)
-        axes.set_ylabel(law.value_label)
+            log_y(axes)
+        axes.set_xlabel(_formulas(law.x_label))
+        axes.set_ylabel(_formulas(law.value_label))
         axes.set_title(title(rows.law.iloc[0].replace("_", " "), label))
     legend(figure, grid)
     return figure
 
 
+def _formulas(text: str) -> str:
+    """Set Greek letters, with their numbers, and the sign of a transpose as formulas."""
+    return re.sub(r"\^T\b", r"$^T$", re.sub(r"\b(beta|gamma|sigma)(_\d)?\b", r"$\\\1\2$", text))
+
+
 def _draw(axes: Axes, rows: pd.DataFrame, parameter: str, number: int) -> None:
-    colour, marker = COLOURS[number % len(COLOURS)], {"marker": MARKERS[number % len(MARKERS)], "mfc": "none"}
+    colour, marker = colour_of(number), {"marker": MARKERS[number % len(MARKERS)], "mfc": "none"}
     for (setup, curve), of_curve in rows.groupby(["setup", "curve"], sort=False):
         summary = mean_and_spread(of_curve, ["x"], "value")
         if setup == CLAIMED and curve == "closed form":
             axes.plot(summary.x, summary["mean"], color=colour)
-            axes.plot([], [], color=colour, **marker, label=parameter)
+            axes.plot([], [], color=colour, **marker, label=_formulas(parameter))
             continue
-        shade, legend_shade, name = (GREY, GREY, CONTROL) if setup == CONTROL else (colour, INK, curve)
+        shade = GREY if setup == CONTROL else colour
         axes.plot(summary.x, summary["mean"], ls="none", color=shade, **marker)
-        axes.plot([], [], ls="none", color=legend_shade, marker="o", mfc="none", label=name)
         spread(axes, summary.x, summary, shade)

@@ -6,33 +6,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from rankbench.plots.figure import (
-    COLOURS,
-    GREY,
-    INK,
-    grid_of,
-    legend,
-    published_marks,
-    spans_orders,
-    spread,
-    styled,
-    title,
-    whole_numbers,
-)
+from rankbench.plots.figure import grid_of, legend, published_marks, spans_orders, spread, styled, title, whole_numbers
+from rankbench.plots.style import GREY, INK, colour_of
 from rankbench.runs.tables import mean_and_spread
 
-# quantity: (label, colour, marker, dashes)
+# quantity: (label, colour or number of a series, marker, dashes)
 DRAWN = {
     "theorem": ("bound: Theorem 3.2", INK, "", "-"),
     "theorem_printed": ("Theorem 3.2 as printed (no bound)", GREY, "", ":"),
-    "one_dimension": ("exact (odd N)", COLOURS[2], "", "--"),
-    "ball": ("bound on a ball", COLOURS[4], "v", "-."),
-    "certificate": ("certificate on a ball", COLOURS[5], "^", "-"),
+    "one_dimension": ("exact (odd N)", 2, "", "--"),
+    "ball": ("bound on a ball", 4, "v", "-."),
+    "certificate": ("certificate on a ball", 5, "^", "-"),
     "capped": ("Theorem 3.2, matrices at the cap", GREY, "P", "-"),
-    "local": ("certificate at the data", COLOURS[3], "D", "-"),
-    "ascent": ("lower bound: ascent, best start", COLOURS[0], "o", "-"),
+    "local": ("certificate at the data", 3, "D", "-"),
+    "ascent": ("lower bound: ascent, best start", 0, "o", "-"),
     "ascent_mirrored": ("lower bound: ascent, mirrored", INK, "x", "none"),
-    "jacobian": ("lower bound: Jacobian at the data", COLOURS[1], "s", "-"),
+    "jacobian": ("lower bound: Jacobian at the data", 1, "s", "-"),
 }
 INITIALISED = {"-": "--", "--": ":", ":": "-.", "-.": ":"}  # dashes of initial weights, by those of trained ones
 NEXT = "ascent, the next best starts"
@@ -81,7 +70,8 @@ def _weights(rows: pd.DataFrame) -> str:
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, axis: str) -> None:
-    name, colour, marker, dashes = DRAWN[rows.quantity.iloc[0]]
+    name, look, marker, dashes = DRAWN[rows.quantity.iloc[0]]
+    colour = colour_of(look) if isinstance(look, int) else look
     if rows.quantity.iloc[0] == "one_dimension" and rows.p.iloc[0] == 2:
         name = "bound for head width 1"
     for weights, of_weights in rows.groupby("weights", sort=False):

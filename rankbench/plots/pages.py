@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from rankbench.plots.figure import COLOURS, DASHES, in_words
+from rankbench.plots.figure import in_words
+from rankbench.plots.style import DASHES, colours
 
 MOST_PANELS = 24  # of a figure in one file
-MOST_LINES = len(COLOURS) * len(DASHES)  # the most lines that readers can tell apart
 OWN_LINES = "network"  # facet of panels that replace a figure's own lines
 
 
@@ -68,13 +68,13 @@ def pages_of_analysis(
         of_run = table.groupby("run")[[*drawn_apart, *panels]].max()
         panels = [key for key in panels if of_run.groupby(list(drawn_apart), dropna=False)[key].nunique().max() > 1]
         most_panels = 1
-        if lines and panels and table.groupby([lines, *panels], dropna=False).ngroups <= len(COLOURS):
+        if lines and panels and table.groupby([lines, *panels], dropna=False).ngroups <= len(colours()):
             table, panels = table.assign(**{lines: _line_names(table, lines, panels)}), []
     elif lines:
         series = series if series in panels else None if series else _series_of_choice(table, lines, panels, facet)
-        if series and table[series].nunique() <= MOST_LINES:
+        if series and table[series].nunique() <= len(colours()) * len(DASHES):  # as many as readers can tell apart
             panels.remove(series)
-            if table[lines].nunique() > max(1, len(COLOURS) // table[series].nunique()):  # too many for one panel
+            if table[lines].nunique() > max(1, len(colours()) // table[series].nunique()):  # too many for one panel
                 panels.append(OWN_LINES)
                 table = table.assign(**{OWN_LINES: table[lines].map(_unbroken), lines: ""})
             table = table.assign(**{lines: _line_names(table, lines, [series])})
@@ -84,7 +84,7 @@ def pages_of_analysis(
 def _series_of_choice(table: pd.DataFrame, lines: str, panels: list[str], facet: str | None) -> str | None:
     """Choose the key whose values replace a figure's only line: numbers before words, then the key with most values. A
     key with more values than there are colours does not qualify."""
-    fit = [key for key in panels if key != facet and table[key].nunique() <= len(COLOURS)]
+    fit = [key for key in panels if key != facet and table[key].nunique() <= len(colours())]
     if table[lines].nunique() > 1 or not fit:
         return None
     return max(fit, key=lambda key: (pd.to_numeric(table[key], errors="coerce").notna().all(), table[key].nunique()))

@@ -4,7 +4,8 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, DASHES, MARKERS, PANEL, legend, spans_orders, styled, title
+from rankbench.plots.figure import MARKERS, legend, spans_orders, styled, title
+from rankbench.plots.style import colour_of, colours, dashes_of, panel_size
 
 RAREST = 1e-3  # lengths with a smaller share are not drawn
 
@@ -16,16 +17,16 @@ def draw_path_counts(table: pd.DataFrame, published: pd.DataFrame | None = None,
     A row for each facet. All seeds have the same paths, so there is no spread. The paper's figure prints no numbers.
     """
     facets = [("", table)] if facet is None else list(table.groupby(facet, sort=False))
-    figure = Figure(figsize=(2 * PANEL[0], PANEL[1] * len(facets) + 1), layout="constrained")
+    figure = Figure(figsize=(2 * panel_size()[0], panel_size()[1] * len(facets) + 1), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(facets), 2, squeeze=False, sharex="col", sharey=True)
     for (absolute, relative), (label, rows) in zip(grid, facets, strict=True):
         counts = rows[(rows.seed == rows.seed.min()) & (rows.share >= RAREST)]
         for number, (name, paths) in enumerate(counts.groupby("architecture", sort=False)):
             layers, heads = paths.layers.iloc[0], paths.heads.iloc[0]
-            style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
-            style |= {"linestyle": DASHES[number // len(COLOURS) % len(DASHES)], "markersize": 3, "linewidth": 1}
-            style["mfc"] = COLOURS[number] if number < len(COLOURS) else "white"  # colours begin anew
+            style = {"color": colour_of(number), "marker": MARKERS[number % len(MARKERS)]}
+            style |= {"linestyle": dashes_of(number), "markersize": 3}
+            style["mfc"] = colour_of(number) if number < len(colours()) else "white"  # colours begin anew
             absolute.plot(paths.path_length, paths.share, label=f"{name} (L={layers}, H={heads})", **style)
             relative.plot(paths.path_length / paths.layers, paths.share, **style)
         if spans_orders(counts.path_length):

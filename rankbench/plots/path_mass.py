@@ -7,10 +7,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.figure import COLOURS, GREY, below_in, below_rounding, line, styled, title
+from rankbench.plots.figure import below_in, below_rounding, line, styled, title
+from rankbench.plots.style import GREY, colour_of, panel_size, small
 from rankbench.runs.tables import mean_and_spread
 
-PANEL = (3.25, 2.3)  # inches
 CELLS = 12  # largest side of a map whose numbers are written into the cells
 
 
@@ -25,7 +25,8 @@ def draw_path_mass(table: pd.DataFrame, published: pd.DataFrame | None = None, f
         if facet is None
         else [(f"{facet}={value}", rows) for value, rows in table.groupby(facet, sort=False)]
     )
-    figure = Figure(figsize=(PANEL[0] * 2, PANEL[1] * 2 * len(facets)), layout="constrained")
+    width, height = panel_size()
+    figure = Figure(figsize=(width * 2, 0.9 * height * 2 * len(facets)), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(2 * len(facets), 2, squeeze=False)
     for (by_length, by_gradient), (by_head, by_loss), (label, rows) in zip(grid[::2], grid[1::2], facets, strict=True):
@@ -35,7 +36,7 @@ def draw_path_mass(table: pd.DataFrame, published: pd.DataFrame | None = None, f
             summary = mean_and_spread(lengths, ["path_length"], column)
             below = below_in(summary.path_length, lengths, "below_floor")
             line(axes, summary.assign(mean=summary["mean"].mask(below)), "path_length", "", number)
-            below_rounding(axes, summary.path_length, summary["mean"], below, COLOURS[number])
+            below_rounding(axes, summary.path_length, summary["mean"], below, colour_of(number))
             axes.axhline(0, color=GREY, linewidth=1)
             axes.set_xlabel("path length k")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -82,7 +83,7 @@ def _map(figure: Figure, axes: Axes, heads: pd.DataFrame, value: str, name: str,
         for j, k in np.argwhere(np.isfinite(mean.to_numpy())):
             ink = "black" if middle[j, k] > 0.5 else "white"
             sign = signs.get((mean.index[j], mean.columns[k]), "")
-            axes.text(k, j, f"{sign}{mean.iloc[j, k]:.2g}", ha="center", va="center", fontsize=6, color=ink)
+            axes.text(k, j, f"{sign}{mean.iloc[j, k]:.2g}", ha="center", va="center", fontsize=small(6), color=ink)
     axes.set_title(name)
     axes.set_xlabel("head")
     axes.set_ylabel("layer")

@@ -5,9 +5,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import (
-    COLOURS,
-    GREY,
-    INK,
     below_in,
     below_rounding,
     grid_of,
@@ -19,6 +16,7 @@ from rankbench.plots.figure import (
     title,
     whole_numbers,
 )
+from rankbench.plots.style import GREY, INK, colour_of
 from rankbench.runs.tables import mean_and_spread
 
 
@@ -58,4 +56,4 @@ def _line(axes: Axes, rows: pd.DataFrame, label: str, number: int) -> None:
     summary = mean_and_spread(rows, ["path_length"], "accuracy")
     below = below_in(summary.path_length, rows, "sum_below_floor")
     line(axes, summary.assign(mean=summary["mean"].mask(below)), "path_length", label, number)
-    below_rounding(axes, summary.path_length, summary["mean"], below, COLOURS[number % len(COLOURS)])
+    below_rounding(axes, summary.path_length, summary["mean"], below, colour_of(number))

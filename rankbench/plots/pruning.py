@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, GREY, INK, MARKERS, grid_of, legend, level, log_y, spread, styled, title
+from rankbench.plots.figure import MARKERS, grid_of, legend, level, log_y, spread, styled, title
+from rankbench.plots.style import GREY, INK, colour_of
 from rankbench.runs.tables import mean_and_spread
 
 NAMES = {"greedy": "greedy", "norm": "largest first", "random": "random order"}
@@ -20,7 +21,7 @@ def draw_pruning(table: pd.DataFrame, published: pd.DataFrame | None = None, fac
         for axes, value in zip(row, ("accuracy", "loss"), strict=True):
             for number, order in enumerate(dict.fromkeys(rows.order)):
                 summary = mean_and_spread(rows[rows.order == order], ["kept"], value, geometric=value == "loss")
-                colour = COLOURS[number % len(COLOURS)]
+                colour = colour_of(number)
                 axes.plot(
                     summary.kept,
                     summary["mean"],

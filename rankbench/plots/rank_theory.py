@@ -3,7 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, GREY, INK, MARKERS, grid_of, legend, styled, title
+from rankbench.plots.figure import MARKERS, grid_of, legend, styled, title
+from rankbench.plots.style import GREY, INK, colour_of
 
 FORMULAS = {"equal_weights": "equal weights", "optimal_weights": "best weights", "majority_vote": "majority vote"}
 
@@ -23,19 +24,20 @@ def draw_rank_theory(table: pd.DataFrame, published: pd.DataFrame | None = None,
             for form, dashes in (("sharp", "--"), ("any", ":")):
                 mean = rows_of_line[rows_of_line.form == f"bound_{form}"].groupby("heads").value.mean()
                 name = f"lower bound ({form}), r={rank}"
-                left.plot(mean.index, mean, color=COLOURS[number % len(COLOURS)], linestyle=dashes, lw=1, label=name)
+                left.plot(mean.index, mean, color=colour_of(number), linestyle=dashes, label=name)
         for number, (form, name) in enumerate(FORMULAS.items()):
-            style = {"color": (INK, GREY, COLOURS[-1])[number], "marker": MARKERS[number]}
+            style = {"color": (INK, GREY, colour_of(-1))[number], "marker": MARKERS[number]}
             for kind, rows_of_line in errors[errors.form == form].groupby("kind"):
                 mean, spread = rows_of_line.groupby("heads").value.mean(), _spread(rows_of_line)
                 if kind == "formula":
-                    left.plot(mean.index, mean, color=style["color"], lw=1, label=f"random r=1, {name}")
+                    left.plot(mean.index, mean, color=style["color"], label=f"random r=1, {name}")
                 else:
                     left.errorbar(mean.index, mean, spread, ls="none", mfc="none", label=f"{name}, tried out", **style)
         built = errors[errors.form == "construction"]
         if len(built):
             mean = built.groupby("heads").value.mean()
-            left.errorbar(mean.index, mean, _spread(built), ls="none", marker="x", color=COLOURS[1], label="two layers")
+            style = {"marker": "x", "color": colour_of(1)}
+            left.errorbar(mean.index, mean, _spread(built), ls="none", label="two layers", **style)
         left.set_xscale("log")
         left.set_ylim(bottom=0)
         left.set_xlabel("heads H")
@@ -43,7 +45,7 @@ def draw_rank_theory(table: pd.DataFrame, published: pd.DataFrame | None = None,
         fewest = rows[(rows.quantity == "fewest_heads") & (rows.form == "bound_sharp")]
         for number, (error, rows_of_line) in enumerate(fewest.groupby("value")):
             heads_by_rank = rows_of_line.groupby("rank").heads.mean()
-            style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+            style = {"color": colour_of(number), "marker": MARKERS[number % len(MARKERS)]}
             right.plot(heads_by_rank.index, heads_by_rank, label=f"fewest heads for an error of {error:g}", **style)
         right.set_xscale("log")
         right.set_yscale("log")

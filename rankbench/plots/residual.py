@@ -6,8 +6,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import (
-    COLOURS,
-    INK,
     below_rounding,
     floor,
     grid_of,
@@ -19,6 +17,7 @@ from rankbench.plots.figure import (
     title,
     whole_numbers,
 )
+from rankbench.plots.style import INK, colour_of
 from rankbench.runs.tables import last_of_layer, mean_and_spread
 
 AFTER_ALL = "residual behind the last layer over that of the input"  # a published series
@@ -48,7 +47,7 @@ def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                 summary = mean_and_spread(of_line, ["layer"], "relative_residual", geometric=True)
                 below = summary.layer.isin(of_line.layer[of_line.below_floor > 0])
                 line(axes, summary.assign(mean=summary["mean"].mask(below)), "layer", name, number)
-                below_rounding(axes, summary.layer, summary["mean"], below, COLOURS[number % len(COLOURS)])
+                below_rounding(axes, summary.layer, summary["mean"], below, colour_of(number))
             _mark_apart(axes, rows[rows.weights == kind])
             _claimed(axes, rows[(rows.weights == kind) & (rows.layer == 0)], published)
             axes.set_yscale("log")

@@ -1,11 +1,13 @@
 """The figure of the analysis `rollout`."""
 
+import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, DASHES, FEW_SEEDS, GREY, grid_of, legend, styled, title
+from rankbench.plots.figure import FEW_SEEDS, grid_of, legend, styled, title
+from rankbench.plots.style import DASHES, GREY, colour_of
 from rankbench.runs.tables import mean_and_spread
 
 LOWEST = 1e-6  # share of the first distance; smaller ones, which look like one point, are drawn here
@@ -43,7 +45,7 @@ def _trajectories(axes: Axes, rows: pd.DataFrame, radius: float) -> None:
         x, y = side * radius * np.cos(angle), side * radius * np.sin(angle)
         axes.plot(x, y, color=GREY, alpha=0.5, linewidth=4, label="true arcs", zorder=0)
     for (token, _, _), steps in rows.groupby(["token", "run", "seed"], sort=True):
-        colour = COLOURS[token - 1]
+        colour = colour_of(token - 1)
         axes.plot(steps.x, steps.y, color=colour, alpha=0.6, linewidth=0.8, label=f"token {token}")
         axes.plot(steps.x.iloc[-1:], steps.y.iloc[-1:], color=colour, marker="os"[token - 1], markersize=3.5, mew=0)
     axes.set_xlim(-2 * radius, 2 * radius)
@@ -52,7 +54,7 @@ def _trajectories(axes: Axes, rows: pd.DataFrame, radius: float) -> None:
 
 
 def _distance(axes: Axes, rows: pd.DataFrame, radius: float, number: int, label: str) -> None:
-    colour, dashes = COLOURS[2 + number], DASHES[number]
+    colour, dashes = colour_of(2 + number), DASHES[number]
     share = rows.assign(share=(rows.distance / (2 * radius)).clip(LOWEST, HIGHEST))
     for _, steps in share[share.token == 1].groupby(["run", "seed"]):
         axes.plot(steps.step, steps.share, color=colour, alpha=0.35, linewidth=0.6)
@@ -60,7 +62,14 @@ def _distance(axes: Axes, rows: pd.DataFrame, radius: float, number: int, label:
     by_seed = share[share.token == 1].pivot_table("share", "step", ["run", "seed"]).sort_index().ffill()
     whole = by_seed.melt(ignore_index=False, value_name="share").reset_index()
     summary = mean_and_spread(whole, ["step"], "share", geometric=True)
-    axes.plot(summary.step, summary["mean"], color=colour, linestyle=dashes, linewidth=2, label=label)
+    axes.plot(
+        summary.step,
+        summary["mean"],
+        color=colour,
+        linestyle=dashes,
+        linewidth=1.6 * matplotlib.rcParams["lines.linewidth"],
+        label=label,
+    )
     if summary.num_seeds.max() > FEW_SEEDS:
         axes.fill_between(summary.step, summary.low, summary.high, color=colour, alpha=0.2, linewidth=0)
     axes.set_yscale("log")

@@ -4,7 +4,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import COLOURS, GREY, grid_of, legend, level, line, styled, title, whole_numbers
+from rankbench.plots.figure import grid_of, legend, level, line, styled, title, whole_numbers
+from rankbench.plots.style import GREY, colour_of
 from rankbench.runs.tables import mean_and_spread
 
 PANELS = {
@@ -37,7 +38,7 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                 if of_weights.seed.nunique() == 1:
                     _band(axes, of_weights.sort_values("path_length"), name, number)
                 if name == "loss_upto":
-                    colour = COLOURS[number % len(COLOURS)]
+                    colour = colour_of(number)
                     level(axes, of_weights, "whole_loss", f"whole network, {weights} weights", colour, ":")
             values = rows[name][rows[name] > 0]
             if len(values) and values.max() > 100 * values.min():
@@ -57,7 +58,7 @@ def _band(axes: Axes, rows: pd.DataFrame, name: str, number: int) -> None:
         rows.path_length,
         rows[f"{name}_low"],
         rows[f"{name}_high"],
-        color=COLOURS[number % len(COLOURS)],
+        color=colour_of(number),
         alpha=0.2,
         linewidth=0,
     )

@@ -9,12 +9,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import (
-    COLOURS,
-    DASHES,
     FEW_SEEDS,
-    GREY,
     MARKERS,
-    PANEL,
     height_of_panels,
     is_wide,
     legend,
@@ -25,6 +21,7 @@ from rankbench.plots.figure import (
     ticks,
     title,
 )
+from rankbench.plots.style import GREY, colour_of, dashes_of, panel_size
 from rankbench.runs.tables import booleans_as_words, mean_and_spread, over_seeds
 
 
@@ -61,8 +58,8 @@ def draw_sweep(
             x_values = _aside(
                 summary[x].map(words.index) if words else summary[x], everywhere, number, len(lines), is_log
             )
-            style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
-            dashes = "none" if words else DASHES[number // len(COLOURS) % len(DASHES)]
+            style = {"color": colour_of(number), "marker": MARKERS[number % len(MARKERS)]}
+            dashes = "none" if words else dashes_of(number)
             style |= {"linestyle": dashes, "capsize": 2, "elinewidth": 0.8}
             if statistic == "best":
                 name = f"{series}={tick(line)}" if series else "best of the seeds"
@@ -113,7 +110,7 @@ def draw_scatter(
         for number, line in enumerate(_in_order(table[series]) if series else [""]):
             rows = rows_of_panel[rows_of_panel[series] == line] if series else rows_of_panel
             means = rows.groupby(keys, dropna=False)[[x, y]].mean()
-            style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+            style = {"color": colour_of(number), "marker": MARKERS[number % len(MARKERS)]}
             name = f"{series}={tick(line)}" if series else "mean over seeds"
             axes.plot(means[x], means[y], linestyle="none", label=name, **style)
             if 1 < rows.groupby(keys, dropna=False).seed.nunique().max() <= FEW_SEEDS:
@@ -149,7 +146,7 @@ def _baselines(
         differs = series is not None and np.ptp(rows.groupby(series)[name].mean()) > 0.01
         for number, line in enumerate(lines if differs else [None]):
             means = rows[rows[series] == line if differs else slice(None)].dropna(subset=[name]).groupby(x)[name].mean()
-            style = {"color": COLOURS[number % len(COLOURS)] if differs else GREY, "linewidth": 1, "zorder": 1}
+            style = {"color": colour_of(number) if differs else GREY, "linewidth": 1, "zorder": 1}
             style |= {"linestyle": "--" if name == "majority_accuracy" else ":"}
             style |= {"label": BASELINES[name] if number == 0 else None}
             if words:
@@ -174,7 +171,7 @@ def _panels(table: pd.DataFrame, facet: str | None, share_x: bool = True) -> tup
     facets = list(table.groupby(facet, sort=is_ordered)) if facet else [("", table)]
     columns = min(len(facets), 3)
     rows = -(-len(facets) // columns)
-    figure = Figure(figsize=(PANEL[0] * columns, height_of_panels(rows) * rows + 0.5), layout="constrained")
+    figure = Figure(figsize=(panel_size()[0] * columns, height_of_panels(rows) * rows + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=share_x, sharey=True)
     for axes in list(grid.flat)[len(facets) :]:

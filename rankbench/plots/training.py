@@ -3,18 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import (
-    COLOURS,
-    DASHES,
-    grid_of,
-    in_words,
-    is_wide,
-    legend,
-    spread,
-    styled,
-    title,
-    whole_numbers,
-)
+from rankbench.plots.figure import grid_of, in_words, is_wide, legend, spread, styled, title, whole_numbers
+from rankbench.plots.style import colour_of, dashes_of
 from rankbench.runs.tables import mean_and_spread
 
 
@@ -32,7 +22,7 @@ def draw_metrics(table: pd.DataFrame, facet: str | None = None) -> Figure:
                 summary = mean_and_spread(rows[rows.split == split].dropna(subset=[metric]), ["step"], metric)
                 if summary.empty:
                     continue
-                colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+                colour, dashes = colour_of(number), dashes_of(number)
                 axes.plot(summary.step, summary["mean"], color=colour, linestyle=dashes, label=in_words(split))
                 spread(axes, summary.step, summary, colour)
             if metric == "loss" and is_wide(table.loss):

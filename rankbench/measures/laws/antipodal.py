@@ -113,5 +113,5 @@ LAW = Law(
     predicted=predicted,
     simulated=simulated,
     x_label="beta",
-    value_label="share of antipodal pairs; mean",
+    value_label="share of antipodal pairs; others: mean",
 )
