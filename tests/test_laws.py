@@ -4,6 +4,7 @@ import functools
 import itertools
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -27,6 +28,8 @@ from rankbench.measures.laws import (
     spectral_gap,
 )
 from rankbench.model import initial_model
+from rankbench.model.bare import drawn_network, with_identity_values
+from rankbench.model.network import run
 from rankbench.runs.tables import with_who
 
 USUAL = OmegaConf.to_container(OmegaConf.load(conf_dir() / "analysis" / "laws.yaml"))
@@ -44,6 +47,7 @@ SMALL = {
     "signal_propagation": {"tokens": 128, "layers": 3, "width": 256},
     "antipodal": {"layers": 250, "samples": 200},
     "plateau": {"tokens": 60, "samples": 3},
+    "position_bias": {"tokens": 6, "layers": 5, "width": 32, "samples": 16},
 }
 
 
@@ -145,6 +149,61 @@ def test_the_longest_plateau_is_that_of_simulations_made_apart():
     assert by_beta[20.0] == pytest.approx(6.1, abs=1.2)  # one run scatters by one
     assert metastable.num_clusters(torch.tensor([[0.0, 0.05, 1.0, 6.25], [0.0, 1.0, 2.0, 3.0]])).tolist() == [2, 4]
     assert metastable.longest([9, 9, 4, 4, 4, 9, 9]) == 4
+
+
+def test_independent_weights_are_at_the_law_and_others_beyond_it():
+    generator = torch.Generator().manual_seed(0)
+    draw = {"dtype": torch.float64, "generator": generator}
+    independent = torch.randn(1, 2, 500, 500, **draw).mul(0.5).softmax(-1)
+    got = spectral_gap.beside_independent(independent, generator)
+    for name in ("singular_over_law", "shuffled_over_law", "eigenvalue_over_law"):
+        assert got[name].numpy() == pytest.approx(1, abs=0.05)  # the largest of 500 values lifts the edge by 3 %
+    wide = spectral_gap.beside_independent(independent[..., :100, :], generator)
+    assert wide["singular_over_law"].numpy() == pytest.approx(1, abs=0.05) and wide["eigenvalue_over_law"].isnan().all()
+    rank_one = (torch.randn(1, 1, 500, 1, **draw) * torch.randn(500, **draw)).softmax(-1)
+    alike = spectral_gap.beside_independent(rank_one, generator)
+    assert alike["singular_over_law"] > 3 and alike["shuffled_over_law"] < alike["singular_over_law"] / 2
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_bounds_of_heads_by_hand(random_network, bias, norm):
+    model, batch = random_network(6, seed=1, bias=bias, norm=norm, temperature=1.5)
+    seen = 0
+    for sequence in batch.inputs:
+        steps = [step for step in run(model, sequence[None]) if step.sublayer.kind == "attention"]
+        for step, (layer, values) in zip(steps, entropy_bound.of_heads(model, sequence), strict=True):
+            heads, x_ND = step.sublayer.part, step.input_BND[0]
+            x_ND = step.sublayer.norm(x_ND) if norm == "pre" else x_ND
+            q_HNK, k_HMK, _ = (y_BHNK[0] for y_BHNK in heads.queries_keys_values(x_ND[None]))
+            rows = q_HNK @ k_HMK.mT / (heads.head_width**0.5 * 1.5)
+            norm_H = (rows - rows.mean(-1, keepdim=True)).norm(dim=-1).amax(-1)
+            assert layer == step.sublayer.layer and (norm_H <= values["score_norm_bound"]).all()
+            entropy_HN = torch.distributions.Categorical(logits=rows).entropy()
+            assert values["entropy_nats"].numpy() == pytest.approx(entropy_HN.mean(-1).numpy())
+            assert values["least_entropy_nats"].numpy() == pytest.approx(entropy_HN.amin(-1).numpy())
+            assert (values["least_entropy_nats"] >= values["entropy_bound_nats"]).all()
+            if not bias:
+                w, size = heads.maps(), np.linalg.norm(x_ND.numpy(), 2)
+                products_HDD = (w.w_q_HDK @ w.w_k_HDK.mT).numpy() / (heads.head_width**0.5 * 1.5)
+                wanted = [np.linalg.norm(product_DD, 2) * size**2 for product_DD in products_HDD]
+                assert values["score_norm_bound"].numpy() == pytest.approx(wanted)
+            wanted = [entropy_bound.least_entropy(4, sigma.item()) for sigma in values["score_norm_bound"]]
+            assert values["entropy_bound_nats"].tolist() == wanted
+            seen += 1
+    assert seen == 12
+    masked, batch = random_network(1, seed=1, mask="causal")
+    assert not list(entropy_bound.of_heads(masked, batch.inputs[0]))
+
+
+def test_accumulated_weights_are_those_that_make_the_states(model_config):
+    keys = {"width": 6, "layers": 3, "mask": "causal", "skip": True, "skip_scale": 0.7, "branch_scale": 0.3}
+    generator = torch.Generator().manual_seed(0)
+    drawn = with_identity_values(drawn_network(model_config(), generator, 6, **keys))
+    x_NN = torch.randn(6, 6, dtype=torch.float64, generator=generator)
+    weights = [torch.linalg.solve(x_NN, step.output_BND[0], left=False)[-1, 0] for step in run(drawn, x_NN[None])]
+    got_L = cesaro.accumulated(drawn, x_NN[None], 0.3)
+    assert got_L.tolist() == pytest.approx(torch.stack(weights).tolist(), abs=1e-10)  # condition of x, up to 1e4
 
 
 @pytest.fixture(scope="module")

@@ -244,6 +244,7 @@ def test_residual_of_a_network_of_ours_seen_as_a_module():
 
 def test_attention_of_heads_side_by_side(language, ids):
     table = rankbench.analyze(language, ids, "attention")["attention"]
+    assert "singular_over_law" not in table and (table.num_undefined == 0).all()  # the law has no mask
     assert list(zip(table.layer, table["head"], strict=True)) == [
         (layer, head) for layer in (1, 2, 3) for head in (1, 2, 3)
     ]
@@ -280,6 +281,16 @@ def test_attention_of_torchs_own_layers(norm_first):
     _, p_BHNM = module.layers[0].self_attn(read, read, read, average_attn_weights=False)
     expected = p_BHNM.diagonal(dim1=2, dim2=3).mean((0, 2))
     assert table[table.layer == 1].own_weight.to_numpy() == pytest.approx(expected.numpy())
+    of_matrices = []
+    for p_NM in p_BHNM.flatten(0, 1).numpy():
+        s = np.sqrt(np.mean((5 * p_NM - 1) ** 2))  # of weights over their mean, 1/5
+        second, eigenvalues = np.linalg.svd(p_NM)[1][1], np.sort(np.abs(np.linalg.eigvals(p_NM)))
+        of_matrices.append((second * 5**0.5 / (2 * s), eigenvalues[-2] * 5**0.5 / s))
+    singular_H, eigenvalue_H = np.reshape(of_matrices, (4, 2, 2)).mean(0).T
+    first = table[table.layer == 1]
+    assert first.singular_over_law.to_numpy() == pytest.approx(singular_H)
+    assert first.eigenvalue_over_law.to_numpy() == pytest.approx(eigenvalue_H)
+    assert (first.shuffled_over_law != first.singular_over_law).all() and (first.num_undefined == 0).all()
     assert table.largest_logit.notna().all()
 
 

@@ -24,13 +24,19 @@ from rankbench.measures.attention_matrices import (
     spectral_gap,
 )
 from rankbench.measures.by_layer import moments
+from rankbench.measures.laws.entropy_bound import of_heads
+from rankbench.measures.laws.spectral_gap import beside_independent
 from rankbench.measures.module_paths import heads_of
 from rankbench.measures.norms import at_least_float32, cosine
 from rankbench.model.modules import Example
 from rankbench.model.tape import AttentionCall, tap
 from rankbench.plots.attention import draw_attention
+from rankbench.seeds import generator_for
 
 SEQUENCES_AT_A_TIME = 8
+HEAD = ["weights", "layer", "head"]
+ENTROPIES = ("entropy_nats", "least_entropy_nats", "score_norm_bound", "entropy_bound_nats")
+BESIDE_LAW = ("singular_over_law", "shuffled_over_law", "eigenvalue_over_law")
 
 
 @dataclass(frozen=True)
@@ -41,14 +47,32 @@ class Options:
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """The table of `of_module`, of a network of ours."""
-    return of_module(subject.as_modules(), options).drop(columns=[] if subject.what_counts else "special_tokens")
+    """The table of `of_module`, of a network of ours or a checkpoint."""
+    whole = of_module(subject.as_modules(), options).drop(columns=[] if subject.what_counts else "special_tokens")
+    bounded = pd.DataFrame(_entropies(subject, options), columns=[*HEAD, *ENTROPIES])
+    if bounded.empty:
+        return whole
+    return whole.merge(bounded.groupby(HEAD).mean().reset_index(), on=HEAD, how="left", validate="one_to_one")
+
+
+def _entropies(subject: Subject, options: Options) -> Iterator[dict[str, Any]]:
+    """A row for each head and sequence, of all its tokens."""
+    for weights, network in subject.models.items():
+        inputs = subject.test.inputs[: options.sequences]
+        lengths_B = network.lengths(inputs)
+        for number, sequence in enumerate(inputs):
+            present = sequence if lengths_B is None else sequence[: lengths_B[number]]
+            for layer, values in of_heads(network, present):
+                by_head = zip(*(values[name].tolist() for name in ENTROPIES), strict=True)
+                for head, numbers in enumerate(by_head, 1):
+                    axes = {"weights": weights, "layer": layer, "head": head}
+                    yield axes | dict(zip(ENTROPIES, numbers, strict=True))
 
 
 @torch.no_grad()
 def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     """Rows: weights, layer (depth of the attention, from 1), head (from 1). A metric is the mean over the sequences for
-    which it is defined, <metric>_sd their standard deviation; num_undefined of all lack one metric or more.
+    which it is defined, <metric>_sd their standard deviation; num_undefined lack one or more of the head's metrics.
 
     P is what the values are multiplied by, its rows those of the queries that count: special tokens are keys alone.
     row_sum: the mean sum of its rows, 1 of a softmax. The metrics of rankbench.measures.attention_matrices are of rows
@@ -56,8 +80,11 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     square P. sink_weight: the mean weight on the key that gets most; first_weight, own_weight: on the first key, and on
     the query's own token. distance_to_identity, distance_to_uniform: ||P - I||_F / sqrt(N), and the same to the average
     over the keys that a query sees. largest_logit: the largest |logit| of a key that is seen, nan if no softmax made P.
-    value_cosine: mean cosine between a head's output at a token and the token's own value. Metrics that no head has are
-    left out.
+    value_cosine: mean cosine between a head's output at a token and the token's own value. Where every query sees every
+    key also singular_over_law, shuffled_over_law and eigenvalue_over_law (rankbench.measures.laws.spectral_gap): 1 for
+    weights that are independent. Of our networks and of checkpoints also entropy_nats, least_entropy_nats,
+    score_norm_bound and entropy_bound_nats, of all tokens (rankbench.measures.laws.entropy_bound.of_heads): the entropy
+    of rows and its lower bound. Metrics that no head has are left out.
     """
     example, rows = subject.example[: options.sequences], []
     for weights, module in subject.modules.items():
@@ -71,13 +98,15 @@ def rows_by_head(module: nn.Module, example: Example, flattened: int | None) -> 
     """A row for each head of a module: layer, head and the moments of the metrics, as in `of_module`. flattened: how
     many heads share the first axis of the weights with the sequences; None where they have an axis of their own."""
     values: dict[tuple[int, int], list[dict[str, Tensor]]] = {}
+    generator = generator_for(0, "shuffled rows")
     for some in example.split(SEQUENCES_AT_A_TIME):
         num_heads: Counter[int] = Counter()  # by depth: heads of calls side by side are numbered through
 
         def watch(call: AttentionCall, some: Example = some, num_heads: Counter[int] = num_heads) -> None:
             call = _by_head(call, some.num_sequences, flattened)
             is_self = call.weights.shape[-1] == call.weights.shape[-2]
-            metrics = _of_call(call, some.counted(call.weights.shape[-1]) if is_self else None, some.lengths_B)
+            counted_BN = some.counted(call.weights.shape[-1]) if is_self else None
+            metrics = _of_call(call, counted_BN, some.lengths_B, generator)
             for of_head in zip(*(value_BH.unbind(1) for value_BH in metrics.values()), strict=True):
                 num_heads[call.depth] += 1
                 named = dict(zip(metrics, of_head, strict=True))
@@ -86,7 +115,8 @@ def rows_by_head(module: nn.Module, example: Example, flattened: int | None) -> 
         tap(module, watch, *some.args, **some.kwargs)
     for (depth, head), parts in sorted(values.items()):
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        yield {"layer": depth, "head": head, **moments(joined)}
+        had = {name: value_B for name, value_B in joined.items() if not value_B.isnan().all()}
+        yield {"layer": depth, "head": head, **moments(had)}
 
 
 def _by_head(call: AttentionCall, num_sequences: int, flattened: int | None) -> AttentionCall:
@@ -105,28 +135,30 @@ def _by_head(call: AttentionCall, num_sequences: int, flattened: int | None) -> 
     return call._replace(weights=weights_BHNM, values=values, logits=logits)
 
 
-def _of_call(call: AttentionCall, counted_BN: Tensor | None, lengths_B: Tensor | None) -> dict[str, Tensor]:
-    """Metrics of the heads of one call, (B, H). counted_BN: which queries count; None: all."""
+def _of_call(
+    call: AttentionCall, counted_BN: Tensor | None, lengths_B: Tensor | None, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Metrics of the heads of one call, (B, H). counted_BN: which queries count; None: all. generator: of shuffles."""
     if counted_BN is None:
-        return _of_queries(call, slice(None))
+        return _of_queries(call, slice(None), generator)
 
     def of(rows: Rows, length: int, queries: Rows) -> dict[str, Tensor]:
         cut = {"weights": call.weights[rows][..., :length, :length], "values": call.values[rows][..., :length, :]}
         if call.logits is not None:
             cut["logits"] = lambda: call.logits()[rows][..., :length, :length]
-        return _of_queries(call._replace(**cut), queries)
+        return _of_queries(call._replace(**cut), queries, generator)
 
     return per_queries(of, call.weights.shape[-1], lengths_B, counted_BN)
 
 
-def _of_queries(call: AttentionCall, queries: Rows) -> dict[str, Tensor]:
+def _of_queries(call: AttentionCall, queries: Rows, generator: torch.Generator) -> dict[str, Tensor]:
     """Metrics of these rows of P."""
     all_BHNM, v_BHMK = call.weights, call.values
     p_BHNM = all_BHNM[..., queries, :]
     # a key that no query of any sequence and head gives weight to is one that the mask hides
     visible_NM = (all_BHNM != 0).flatten(0, 1).any(0)[queries]
     uniform_NM = visible_NM / visible_NM.sum(-1, keepdim=True).clamp(min=1)
-    metrics = _of_probabilities(p_BHNM, visible_NM)
+    metrics = _of_probabilities(p_BHNM, visible_NM, generator)
     metrics["row_sum"] = p_BHNM.sum(-1).mean(-1)
     metrics["sink_weight"] = p_BHNM.mean(-2).amax(-1)
     metrics["first_weight"] = p_BHNM[..., 0].mean(-1)
@@ -146,14 +178,18 @@ def _of_queries(call: AttentionCall, queries: Rows) -> dict[str, Tensor]:
     return metrics
 
 
-def _of_probabilities(p_BHNM: Tensor, visible_NM: Tensor) -> dict[str, Tensor]:
+def _of_probabilities(p_BHNM: Tensor, visible_NM: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     """The metrics of P with rows divided by their sums; nan where these are no probabilities."""
     sums_BHN1 = p_BHNM.sum(-1, keepdim=True)
     is_mean = bool((p_BHNM >= 0).all() and (sums_BHN1 > 0).all())
+    metrics = dict.fromkeys((*ATTENTION_METRICS, *BESIDE_LAW), torch.full_like(p_BHNM[..., 0, 0], float("nan")))
     if not is_mean:
-        return {name: torch.full_like(p_BHNM[..., 0, 0], float("nan")) for name in ATTENTION_METRICS}
-    metrics = attention_metrics(p_BHNM / sums_BHN1, visible_NM)
-    return {name: value for name, value in metrics.items() if name in ATTENTION_METRICS}
+        return metrics
+    of_rows = attention_metrics(p_BHNM / sums_BHN1, visible_NM)
+    metrics |= {name: value for name, value in of_rows.items() if name in ATTENTION_METRICS}
+    if min(p_BHNM.shape[-2:]) > 1 and visible_NM.all():
+        metrics |= beside_independent(p_BHNM / sums_BHN1, generator)
+    return metrics
 
 
 def digest(table: pd.DataFrame) -> str:

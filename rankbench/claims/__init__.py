@@ -7,6 +7,7 @@ from rankbench.claims.blog import BLOG
 from rankbench.claims.claim import Claim, Facet, measured_text, over_text, published_text, verdict_line, verdicts_of
 from rankbench.claims.dong_collapse import DONG_COLLAPSE
 from rankbench.claims.dong_paths import DONG_PATHS
+from rankbench.claims.heads import HEADS
 from rankbench.claims.kim import KIM
 from rankbench.claims.kim_charlm import KIM_CHARLM
 from rankbench.claims.knobs import KNOBS
@@ -21,7 +22,7 @@ __all__ += ["over_text", "published", "published_text", "statement_line", "state
 __all__ += ["with_holm"]
 
 CLAIMS: dict[str, Claim] = {**DONG_PATHS, **DONG_COLLAPSE, **BLOG, **AMSEL, **KIM, **KIM_CHARLM, **KNOBS, **LAWS}
-CLAIMS |= LIPSCHITZ_TRAINING
+CLAIMS |= LIPSCHITZ_TRAINING | HEADS
 
 
 def judge(name: str, table: pd.DataFrame, facet: Facet = None) -> list[dict]:

@@ -11,7 +11,16 @@ import pandas as pd
 
 from rankbench.claims.claim import AtMost, Claim, Control, Line, NotMeasurable, above, below
 from rankbench.claims.dong_collapse import TENTH, log10_kept, share
-from rankbench.claims.sweeps import MOSTLY, at_end, from_other_end, in_reverse, rows_at, rows_by_value, trend
+from rankbench.claims.sweeps import (
+    MOSTLY,
+    at_end,
+    from_other_end,
+    in_reverse,
+    rows_at,
+    rows_by_value,
+    trend,
+    with_exchanged,
+)
 from rankbench.runs.tables import last_of_layer
 
 HALF = 0.5  # share of a rank or an entropy above which it counts as kept
@@ -108,13 +117,6 @@ def _growth_in_size(rows: pd.DataFrame) -> float:
     first, last = _ends(rows)
     growth = (last.residual / last.relative_residual) / (first.residual / first.relative_residual)
     return max(growth, 1 / growth)
-
-
-def _with_exchanged(key: str, first: str, second: str) -> Control:
-    return Control(
-        f"{key}={second} in place of {first}",
-        lambda rows: rows.assign(**{key: rows[key].replace({first: second, second: first})}),
-    )
 
 
 # A claim that more than a share of something is kept, whether or not a network has learned
@@ -236,7 +238,7 @@ KNOBS: dict[str, Claim] = {
         claimed=above(HALF),
         along="model.values",
         is_check=True,
-        control=_with_exchanged("model.values", "orthogonal", "free"),
+        control=with_exchanged("model.values", "orthogonal", "free"),
     ),
     "knob_value_residual": _trend(
         "model.value_residual",
@@ -262,7 +264,7 @@ KNOBS: dict[str, Claim] = {
         measure=lambda rows: kept_followed(rows_at(rows, "model.norm", "peri")),
         claimed=above(TENTH),
         along="model.norm",
-        control=_with_exchanged("model.norm", "peri", "post"),
+        control=with_exchanged("model.norm", "peri", "post"),
     ),
     "knob_hyper_connections": _keeps(
         statement="Doubly stochastic mixing matrices keep the size of the states within a factor of ten of the "
@@ -272,7 +274,7 @@ KNOBS: dict[str, Claim] = {
         measure=lambda rows: _growth_in_size(rows_at(rows, "model.hyper_connections", "doubly_stochastic")),
         claimed=below(10.0),
         along="model.hyper_connections",
-        control=_with_exchanged("model.hyper_connections", "doubly_stochastic", "free"),
+        control=with_exchanged("model.hyper_connections", "doubly_stochastic", "free"),
     ),
     "paths_value_residual": _shorter(
         "model.value_residual", "The more of the first layer's values in later layers, the shorter are the paths", ZHOU
@@ -288,7 +290,7 @@ KNOBS: dict[str, Claim] = {
         measure=partial(_length_over, key="model.norm", value="peri", other="pre"),
         claimed=above(2.0),
         along="model.norm",
-        control=_with_exchanged("model.norm", "peri", "pre"),
+        control=with_exchanged("model.norm", "peri", "pre"),
     ),
     "paths_hyper_connections": Claim(
         statement="Fresh hyper-connections have the paths of plain skips: their mean lengths differ by rounding alone.",
@@ -314,7 +316,7 @@ KNOBS: dict[str, Claim] = {
         measure=_entropy_kept,
         claimed=above(HALF),
         along="model.weight_norm",
-        control=_with_exchanged("model.weight_norm", "sigma", "none"),
+        control=with_exchanged("model.weight_norm", "sigma", "none"),
     ),
     "knob_exclusive_keeps": _left_at(
         "model.exclusive",
@@ -345,6 +347,6 @@ KNOBS: dict[str, Claim] = {
         measure=_least_kept_in_training,
         claimed=above(TENTH),
         along="model",
-        control=_with_exchanged("model", "transformer", "transformer_no_skip"),
+        control=with_exchanged("model", "transformer", "transformer_no_skip"),
     ),
 }

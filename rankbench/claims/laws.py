@@ -85,6 +85,15 @@ LAWS: dict[str, Claim] = {
         exact=True,
         is_check=True,
     ),
+    # the line: chance of 16 networks of 4 heads, .02 to .03, and what norms and tokens that become alike add to it
+    "law_position_bias": _agrees(
+        "position_bias",
+        0.1,
+        "Causal attention with random queries and keys leads to the first token as uniform causal attention does: its "
+        "weight in the last token grows with depth to 1, and with a skip more slowly",
+        "Wu et al. 2025, On the emergence of position bias in transformers; closed form derived here",
+        "attention without a mask",
+    ),
     # the line: twice the chance of one network, whose early layers err by sqrt(2/128) of themselves
     "law_depth_curse": _agrees(
         "depth_curse",

@@ -7,6 +7,7 @@ PAPERS = {
     "Amsel, Yehudai and Bruna": "On the benefits of rank in attention layers",
     "Garg et al. 2022": "What can transformers learn in-context? A case study of simple function classes",
     "Wu et al. 2024": "On the role of attention masks and LayerNorm in transformers",
+    "Wu et al. 2025": "On the emergence of position bias in transformers",
     "Noci et al. 2022": "Signal propagation in transformers",
     "Joseph et al. 2024": "Lambda-skip connections",
     "Giorlandino and Goldt 2025": "Two failure modes of deep transformers",

@@ -72,3 +72,11 @@ def from_other_end(key: str, end: int) -> Control:
 
     which = "largest" if end == 0 else "smallest"
     return Control(f"the network with the {which} {key} of the sweep in its place", doctor)
+
+
+def with_exchanged(key: str, first: str, second: str) -> Control:
+    """Control of a comparison of two values of a swept key: each in place of the other."""
+    return Control(
+        f"{key}={second} in place of {first}",
+        lambda rows: rows.assign(**{key: rows[key].replace({first: second, second: first})}),
+    )

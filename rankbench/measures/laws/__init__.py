@@ -2,6 +2,7 @@
 
 from importlib import import_module
 
+from rankbench.measures.laws.cesaro import POSITION_BIAS
 from rankbench.measures.laws.law import CLAIMED, CONTROL, Law
 from rankbench.measures.laws.metastable import PLATEAU
 from rankbench.measures.laws.norm_placement import FIRST_SPEED
@@ -14,4 +15,4 @@ NAMES = (
     *("signal_propagation", "antipodal"),
 )
 LAWS: dict[str, Law] = {name: import_module(f"{__name__}.{name}").LAW for name in NAMES}
-LAWS |= {"first_speed": FIRST_SPEED, "plateau": PLATEAU}
+LAWS |= {"first_speed": FIRST_SPEED, "plateau": PLATEAU, "position_bias": POSITION_BIAS}

@@ -7,15 +7,21 @@ states this bound; it falls like sigma exp(-sigma).
 
 Control: scores whose largest entry, not whose norm, is sigma. They can have gaps of 2 sigma.
 
-Shapes: B start of the search, T score.
+`of_heads` has the theorem's bound for the heads of a network, from the spectral norms of their maps and tokens.
+
+Shapes: B start of the search or sequence, T score, N query token, M key token, D width, H head, K head width.
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rankbench.measures.laws.law import CLAIMED, CONTROL, Law, Measured, Predicted
+from rankbench.measures.lipschitz_of_networks import layer_of
+from rankbench.model.network import Network, run
 
 SIGMAS = [0.5, 1.0, 2.0, 3.0, 4.0, 6.0]
 STEPS = 300
@@ -52,6 +58,39 @@ def _searched(start_BT: Tensor, sigma: float, order: float) -> float:
         z_BT = z_BT + 0.5 * sigma * ascent_BT / ascent_BT.norm(dim=1, keepdim=True)
         best = min(best, entropy_B1.min().item())
     return best
+
+
+@torch.no_grad()
+def of_heads(network: Network, sequence: Tensor) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """Layer, and of its heads at one sequence the numbers below, each (H,); nothing of layers whose scores are no dot
+    products or that have a mask.
+
+    entropy_nats and least_entropy_nats: of the rows of P, their mean and the least. score_norm_bound: sigma, the
+    spectral norm of W_QK times the square of that of the tokens. A bias of the queries is one more row of W_Q, which a
+    token reads by an entry of 1. entropy_bound_nats: no row has less entropy (Zhai et al. 2023, Theorem 3.1).
+    """
+    for step in run(network, sequence[None]):
+        sublayer = step.sublayer
+        layer = layer_of(sublayer.part, len(sequence)) if sublayer.kind == "attention" else None
+        if layer is None or layer.kind != "dot" or layer.seen_NM is not None:
+            continue
+        x_ND, w = sublayer.before(step.input_BND, sublayer.norm)[0], layer.maps
+        w_q_HDK, read_ND = w.w_q_HDK, x_ND
+        if w.b_q_HK.any():
+            w_q_HDK, read_ND = torch.cat([w_q_HDK, w.b_q_HK[:, None]], 1), F.pad(x_ND, (0, 1), value=1.0)
+        of_maps_H = torch.linalg.matrix_norm(w_q_HDK @ w.w_k_HDK.mT, 2) / layer.scale
+        sigma_H = of_maps_H * torch.linalg.matrix_norm(x_ND, 2) * torch.linalg.matrix_norm(read_ND, 2)
+        entropy_HN = torch.special.entr(step.weights_BHNM[0]).sum(-1)
+        bounds = [least_entropy(len(sequence), sigma) for sigma in sigma_H.tolist()]
+        yield (
+            sublayer.layer,
+            {
+                "entropy_nats": entropy_HN.mean(-1),
+                "least_entropy_nats": entropy_HN.amin(-1),
+                "score_norm_bound": sigma_H,
+                "entropy_bound_nats": sigma_H.new_tensor(bounds),
+            },
+        )
 
 
 LAW = Law(

@@ -8,13 +8,17 @@ scores N(0, sigma^2): the weights are log-normal, so that s = sqrt(exp(sigma^2) 
 Control: scores of the same variance but of rank one, q_i k_j. Their weights are not independent, and the second
 singular value does not fall like 1/sqrt(n).
 
-Shapes: N query token, M key token.
+`beside_independent` compares the weights of any heads with the law, by their own s.
+
+Shapes: B sequence, H head, N query token, M key token.
 """
 
 import math
 
 import torch
+from torch import Tensor
 
+from rankbench.measures.attention_matrices import spectral_gap
 from rankbench.measures.laws.law import CLAIMED, CONTROL, Law, Measured, Predicted
 
 DEVIATIONS = [0.25, 0.5, 0.75, 1.0]  # sigma, of the scores
@@ -44,6 +48,27 @@ def simulated(generator: torch.Generator, tokens: int) -> Measured:
             eigenvalues = torch.linalg.eigvals(p_NM).abs().sort(descending=True).values
             yield setup, SINGULAR, deviation, math.sqrt(tokens) * torch.linalg.svdvals(p_NM)[1].item()
             yield setup, EIGEN, deviation, math.sqrt(tokens) * eigenvalues[1].item()
+
+
+def beside_independent(p_BHNM: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """Second values of P, without a mask, over those that the law gives independent weights with P's s; (B, H).
+
+    s^2: M times the mean over rows of sum_j (P_ij - 1/M)^2. singular_over_law: sigma_2 over s (1/sqrt(M) + sqrt(N)/M),
+    which is 2 s/sqrt(N) for N = M. eigenvalue_over_law: |lambda_2| over s/sqrt(N), nan for N != M. shuffled_over_law:
+    singular_over_law with the weights of each row in a random order, which makes them independent of one another, and
+    whose distance from 1 shows what a finite N and heavy tails do to the law. nan where all weights are equal.
+    """
+    num_queries, num_keys = p_BHNM.shape[-2:]
+    deviation_BH = (p_BHNM - 1 / num_keys).square().sum(-1).mean(-1).mul(num_keys).sqrt()
+    unequal_BH = torch.where(deviation_BH > 0, deviation_BH, math.nan)
+    edge_BH = unequal_BH * (num_keys**-0.5 + num_queries**0.5 / num_keys)
+    order = torch.rand(p_BHNM.shape, generator=generator).argsort(-1).to(p_BHNM.device)
+    second_BH, shuffled_BH = (torch.linalg.svdvals(w)[..., 1] for w in (p_BHNM, p_BHNM.gather(-1, order)))
+    return {
+        "singular_over_law": second_BH / edge_BH,
+        "shuffled_over_law": shuffled_BH / edge_BH,
+        "eigenvalue_over_law": (1 - spectral_gap(p_BHNM)) * num_queries**0.5 / unequal_BH,
+    }
 
 
 LAW = Law(

@@ -1,0 +1,45 @@
+"""The claims on heads: each holds on a table that supports it, and fails in its control and on one that refutes it."""
+
+import pandas as pd
+import pytest
+
+from rankbench.claims import judge
+from rankbench.claims.heads import HEADS
+
+
+def heads(entropy=1.0, least=0.5, bound=0.1, over=3.0, shuffled=1.1, scores=None):
+    """A table of the analysis attention, of two heads; scores: the bound on scores by model.weight_norm."""
+    rows = [
+        {"seed": seed, "weights": weights, "layer": 1, "head": head, "model.weight_norm": weight_norm}
+        | {"entropy_nats": entropy, "least_entropy_nats": least, "entropy_bound_nats": bound / (1 + head)}
+        | {"singular_over_law": over * (1 + 0.01 * seed), "shuffled_over_law": shuffled * (1 + 0.01 * seed)}
+        | {"score_norm_bound": size * head * (1 + 0.01 * seed if weight_norm == "sigma" else 1)}
+        for seed in range(5)
+        for weights in ("trained", "initialised")
+        for head in (1, 2)
+        for weight_norm, size in (scores or {"none": 100.0, "sigma": 10.0}).items()
+    ]
+    return pd.DataFrame(rows)
+
+
+REFUTED = {
+    "zhai_heads_above_bound": (heads(bound=1.5), "broken"),
+    "zhai_reparam_lowers_scores": (heads(scores={"none": 5.0, "sigma": 10.0}), "failed"),
+    "law_gap_of_heads": (heads(over=1.2), "failed"),
+}
+MEASURED = {"zhai_heads_above_bound": 0.45, "zhai_reparam_lowers_scores": 0.991, "law_gap_of_heads": 3.06}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_claims_hold_and_fail(name):
+    facet = HEADS[name].along or None
+    (verdict,) = judge(name, heads(), facet)
+    assert verdict["outcome"] in ("held", "passed") and verdict["measured"] == pytest.approx(MEASURED[name], abs=1e-3)
+    table, outcome = REFUTED[name]
+    assert judge(name, table, facet)[0]["outcome"] == outcome
+
+
+def test_heads_like_shuffled_ones_give_no_verdict():
+    """The control does not fail where shuffled weights are as far from the law."""
+    (verdict,) = judge("law_gap_of_heads", heads(shuffled=2.9))
+    assert verdict["outcome"] == "undecided" and "control did not fail" in verdict["reason"]
