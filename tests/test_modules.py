@@ -18,7 +18,9 @@ from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
 from rankbench.measures.module_paths import heads_of
 from rankbench.measures.module_states import Run, layers_of, states_of
+from rankbench.measures.norms import composite_norm
 from rankbench.measures.paths import sums_by_length
+from rankbench.measures.rounding import floors_of_sums
 from rankbench.model.modules import Example, as_example, build, read_inputs
 from rankbench.model.network import run
 from rankbench.runs.machine import Machine
@@ -353,6 +355,41 @@ def test_padding_is_in_no_metric(name):
         expected = (long[column] + short[column]) / 2
         # error_upto of all lengths is rounding
         assert both[column].to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-9, abs=1e-14)
+
+
+class State(nn.Module):
+    """A network of ours without its read-out."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs):
+        return self.network.state(inputs)
+
+
+def test_sums_of_a_module_have_the_floors_of_the_same_network_of_ours(random_network):
+    model, batch = random_network(9, seed=1, mlp=False, norm="none", bias=False, layers=3)
+    part = model.sublayers[-1].part
+    # the two heads of the last layer attend alike, and their values cancel, but for rounding
+    q, k, v = (rows.view(2, 2, 4) for rows in part.qkv.weight.split(4))
+    q[1], k[1], v[1] = q[0], k[0], 3 * v[0]
+    part.out.weight[:, 2:] = part.out.weight[:, :2] / -3
+    tables = rankbench.analyze(State(model), batch.inputs, "paths", "spectrum", "path_mass")
+
+    def sums_of():
+        return sums_by_length(model, batch.inputs).by_length_KBND
+
+    wanted = floors_of_sums(sums_of, sums_of(), None, torch.Generator().manual_seed(0))
+    paths = tables["paths"]
+    assert paths.sum_below_floor.tolist() == tables["spectrum"].below_floor.tolist() == [0, 0, 0, 1]
+    assert 0 < tables["spectrum"].mass.iloc[3] < 1e-15 and paths.below_floor.iloc[3] == 1
+    sizes = torch.stack([torch.stack([composite_norm(x) for x in sum_BND]) for sum_BND in sums_of()])
+    ratio = paths.relative_noise_floor.to_numpy()[:3] / (wanted.residual_GB / sizes).mean(1).numpy()[:3]
+    assert ((ratio > 1 / 3) & (ratio < 3)).all()  # random passes: what 8 of them can differ by
+    parts = tables["path_mass"]
+    assert parts[parts.part == "length"].below_floor.tolist() == [0, 0, 0, 1]
+    assert (parts[parts.part == "head"].below_floor == 0).all()
 
 
 def test_path_mass_of_heads_adds_up(language, ids):

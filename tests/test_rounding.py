@@ -48,6 +48,11 @@ ONE = torch.ones(1, 1, dtype=torch.float64)
         (torch.exp, (ONE,), np.e),
         (F.gelu, (-8 * ONE,), 8),  # gelu(-8) is 5e-15: 1 + erf cancels
         (lambda x: x.clone().mul_(3), (ONE,), 3),  # in place
+        (
+            lambda x, y: torch.mm(x, y, out=0 * ONE),
+            (torch.tensor([[3.0, -3.0]]).double(), torch.ones(2, 1).double()),
+            6,
+        ),
     ],
 )
 def test_an_operation_is_off_by_eps_times_what_it_adds_up(operation, args, size):

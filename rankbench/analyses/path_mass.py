@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
 from rankbench.keys import key
 from rankbench.measures.attention_matrices import attention_metrics
-from rankbench.measures.module_paths import Heads, check_sums, heads_of, norms, of_counted, recorded
+from rankbench.measures.module_paths import Heads, check_sums, heads_of, norms, of_counted, parts_with_floors, recorded
 from rankbench.measures.norms import frobenius_norm
 from rankbench.measures.paths import NUMBERS_AT_A_TIME, FrozenNetwork, num_paths, sums_through_heads
-from rankbench.measures.rounding import floors_of_sums
+from rankbench.measures.rounding import FLOOR_SEQUENCES, floors_of_sums
 from rankbench.model.attention import visible_keys
 from rankbench.model.modules import Example
 from rankbench.model.network import run
@@ -31,7 +31,6 @@ from rankbench.tasks.task import majority_baselines, score
 log = logging.getLogger(__name__)
 
 RANKS = ("attention_stable_rank", "attention_effective_rank", "attention_relative_residual")
-FLOOR_SEQUENCES = 16  # that below_floor is measured on: random rounding takes several times as long as a plain sum
 WHOLE = ("whole", None, None, None)  # of the rows: all of the output, beside its parts
 
 
@@ -49,8 +48,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     `layer`), bias (what does not come from the input). Lengths and bias add up to X_L; heads overlap.
 
     Columns: num_paths; mass, the part's Frobenius norm over that of X_L (mean over the sequences whose X_L is not zero;
-    num_undefined of them are); below_floor, the share of the first 16 sequences whose part is no more than rounding
-    (rankbench.measures.rounding; empty for modules that are not ours); gradient_mass, the
+    num_undefined of them are); below_floor, the share of the first 16 sequences, fewer of large
+    modules, whose part is no more than rounding (rankbench.measures.rounding); gradient_mass, the
     inner product <d loss / d X_L, part> in nats per token: by how much the loss grows, to first order, if the part
     grows by 100 % (negative: the part lowers the loss); loss_without and accuracy_without, of X_L less the part, read
     out: what is left when these frozen paths are cut. For heads, means over sequences of its attention's ranks and
@@ -107,8 +106,7 @@ def _below_floor(subject: Subject, batch: Batch, mlp: str) -> Tensor:
 
     parts_TBND, counted_BN = parts(), subject.model.counted(batch.inputs)
     floors = floors_of_sums(parts, parts_TBND, counted_BN, generator_for(subject.seed, "rounding"))
-    counted_BN1 = 1.0 if counted_BN is None else counted_BN[..., None]
-    return (frobenius_norm(parts_TBND * counted_BN1) <= floors.norm_GB).double().mean(1)
+    return floors.share_below(parts_TBND, counted_BN)
 
 
 def _sums(model: Transformer, batch: Batch, mlp: str) -> dict[str, Tensor]:
@@ -179,11 +177,11 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
                 numbers = _of_part(part, state, gradient, chunk)
                 before = sums.get(row_key, dict.fromkeys(numbers, 0))
                 sums[row_key] = {name: before[name] + number for name, number in numbers.items()}
-        whole = sums.pop(WHOLE)
-        for (kind, length, layer, head), numbers in sums.items():
+        whole, below_T = sums.pop(WHOLE), _below_floor_of(module, example, heads, subject.seed)
+        for ((kind, length, layer, head), numbers), below in zip(sums.items(), below_T.tolist(), strict=True):
             count = heads.num_paths[length] if kind == "length" else heads.num_paths_through(layer)
             row = dict.fromkeys(COLUMNS) | {"part": kind, "path_length": length, "layer": layer, "head": head}
-            row |= {"num_paths": count, "num_undefined": int(numbers["undefined"])}
+            row |= {"num_paths": count, "below_floor": below, "num_undefined": int(numbers["undefined"])}
             row["mass"] = (numbers["mass"] / (example.num_sequences - numbers["undefined"])).item()
             for name in ("gradient_mass", "loss_without", "accuracy_without"):
                 row[name] = (numbers[name] / numbers["tokens"]).item()
@@ -191,6 +189,17 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
                 row[f"whole_{name}"] = (whole[f"{name}_without"] / whole["tokens"]).item()
             rows.append(row | {"weights": weights, "remainder": remainder})
     return pd.DataFrame(rows).assign(**subject.what_counts)
+
+
+def _below_floor_of(module: nn.Module, example: Example, heads: Heads, seed: int) -> Tensor:
+    """Share of the first sequences for which each part is no more than rounding, (T,)."""
+
+    def parts_of(tape: Tape) -> Tensor:
+        return torch.stack([part for _, part in _parts(tape, tape.sums(), heads)])
+
+    generator = generator_for(seed, "rounding")
+    parts_TBNC, counted_BN, floors = parts_with_floors(module, example, heads, parts_of, generator)
+    return floors.share_below(parts_TBNC, counted_BN)
 
 
 def _parts(tape: Tape, lengths: Sums, heads: Heads) -> Iterator[tuple[tuple, Tensor]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, ModuleSubject, Plan, Subject
 from rankbench.keys import key
-from rankbench.measures.module_paths import check_sums, heads_of
+from rankbench.measures.module_paths import check_sums, heads_of, parts_with_floors
 from rankbench.measures.module_paths import sums_by_length as module_sums
 from rankbench.measures.norms import composite_norm, frobenius_norm, residual_matrix
 from rankbench.measures.paths import (
@@ -31,7 +31,7 @@ from rankbench.measures.paths import (
     sums_by_length,
     sums_of_groups,
 )
-from rankbench.measures.rounding import floors_of_sums
+from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, floors_of_sums
 from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import counted_first
 from rankbench.model.transformer import Transformer
@@ -65,11 +65,11 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     selection=all sums every path of the length (subset_size and repeat empty), sampled a random subset. Columns:
     accuracy (share of tokens), loss (nats per token), relative_residual of the sum (mean over the sequences whose sum
     is not zero; num_undefined of them are), norm_share (Frobenius norm of the sum over that of all lengths and the bias
-    together; selection=all), num_paths in the sum, remainder (largest over
-    sequences of ||state - sum of all lengths - bias|| / ||state||; frozen, all). Of the first 16 sequences:
+    together; selection=all), num_paths in the sum, remainder (largest over sequences of
+    ||state - sum of all lengths - bias|| / ||state||; frozen, all). Of the first 16 sequences, fewer of large modules:
     relative_noise_floor, the error of relative_residual by rounding (rankbench.measures.rounding), below_floor, the
     share whose residual is no more than that, and sum_below_floor, the share whose whole sum is no more than rounding:
-    its accuracy, loss and norm_share say nothing; all three empty for modules that are not ours. Then path_share (of
+    its accuracy, loss and norm_share say nothing. Then path_share (of
     all paths, those of this length), bias_norm_share, readout, and measured on the same sequences the baselines: whole
     network, commonest class, commonest class of each position, and (networks without positions and masks) the ceiling
     that repeated tokens set.
@@ -102,13 +102,17 @@ def _floors(
     sums_GBND, counted_BN = sums_of(batch), model.counted(batch.inputs)
     generator = generator_for(subject.seed, "rounding")
     floors = floors_of_sums(lambda: sums_of(batch), sums_GBND, counted_BN, generator)
+    return _floor_columns(sums_GBND, counted_BN, floors)
+
+
+def _floor_columns(sums_GBND: Tensor, counted_BN: Tensor | None, floors: FloorsOfSums) -> list[dict[str, float]]:
     seen, kept_B = counted_first(counted_BN)
     sizes = [value_per_length(composite_norm, seen(sum_BND), kept_B) for sum_BND in sums_GBND]
     relative_GB, size_GB = _relative_residuals(sums_GBND, counted_BN), torch.stack(sizes)
     columns = {
         "relative_noise_floor": torch.where(size_GB > 0, floors.residual_GB / size_GB, torch.nan).nanmean(1),
         "below_floor": (~(relative_GB * size_GB > floors.residual_GB)).double().mean(1),
-        "sum_below_floor": (_norms(sums_GBND, counted_BN) <= floors.norm_GB).double().mean(1),
+        "sum_below_floor": floors.share_below(sums_GBND, counted_BN),
     }
     return [
         dict(zip(FLOORS, numbers, strict=True))
@@ -271,18 +275,22 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
         log.info("%s, %s weights: path sums and output differ by %.1e (relative)", subject.name, weights, remainder)
         reading, counts = Reading.joined(parts), heads.num_paths
         whole, total_B = Score(*reading.score_G3[-1]), reading.norm_GB[:-1].sum(0)
+        generator = generator_for(subject.seed, "rounding")
+        floors = _floor_columns(
+            *parts_with_floors(module, example, heads, lambda tape: tape.sums().by_length_KBND, generator)
+        )
         for length in range(len(reading.norm_GB) - 1):
             row = dict.fromkeys(COLUMNS) | {"scheme": "frozen", "selection": "all", "path_length": length}
-            row |= reading.row(length) | {"num_paths": counts[length], "path_share": counts[length] / sum(counts)}
+            row |= (
+                floors[length]
+                | reading.row(length)
+                | {"num_paths": counts[length], "path_share": counts[length] / sum(counts)}
+            )
             row |= {"norm_share": (reading.norm_GB[length] / total_B).nanmean().item(), "remainder": remainder}
             row |= {"whole_accuracy": whole.accuracy.item(), "whole_loss": whole.mean_loss.item()}
             rows.append(row | {"weights": weights, "readout": "raw"})
     nothing = {"majority_accuracy": float("nan"), "position_majority_accuracy": float("nan")}
-    return (
-        pd.DataFrame(rows)
-        .astype({name: float for name in ("subset_size", *FLOORS)})
-        .assign(**nothing, **subject.what_counts)
-    )
+    return pd.DataFrame(rows).astype({"subset_size": float}).assign(**nothing, **subject.what_counts)
 
 
 def _order_blind(model: Transformer) -> bool:
@@ -313,7 +321,6 @@ def digest(table: pd.DataFrame) -> str:
 
 
 FLOORS = ("relative_noise_floor", "below_floor", "sum_below_floor")
-FLOOR_SEQUENCES = 16  # that floors are measured on: random rounding takes several times as long as a plain sum
 COLUMNS = [
     *("scheme", "selection", "path_length", "subset_size", "repeat"),
     *("accuracy", "loss", "relative_residual", "norm_share", "num_paths", "remainder", "path_share"),

@@ -17,9 +17,20 @@ from torch import Tensor, nn
 
 from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
 from rankbench.keys import key
-from rankbench.measures.module_paths import Heads, check_sums, heads_of, norms, of_counted, scores, sums_by_length
+from rankbench.measures.module_paths import (
+    Heads,
+    check_sums,
+    heads_of,
+    norms,
+    of_counted,
+    parts_with_floors,
+    scores,
+    sums_by_length,
+)
 from rankbench.model.modules import Example
+from rankbench.model.tape import Tape
 from rankbench.plots.spectrum import draw_spectrum
+from rankbench.seeds import generator_for
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +60,9 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     Columns, each a mean over the sequences with <column>_low and <column>_high, a 95 % bootstrap interval over them
     (nan of one sequence): mass, ||S_k||_F / ||X||_F; share, <S_k, X> / ||X||_F^2, which sums to 1; error_upto,
     ||X - (S_0 + ... + S_k)||_F / ||X||_F; loss_upto (nats per scored token) and accuracy_upto of S_0 + ... + S_k, nan
-    without targets. num_paths: choices of k heads, at most one of each depth. remainder: the largest
+    without targets. num_paths: choices of k heads, at most one of each depth. below_floor: the share of the
+    first 16 sequences, fewer of large modules, whose S_k is no more than rounding (rankbench.measures.rounding).
+    remainder: the largest
     ||X - sum_k S_k|| / ||X|| of a batch. Then num_sequences, and whole_loss and whole_accuracy of X. frozen: all that
     was held as it was; of a product of two activations, which factor and the call that made it.
     """
@@ -62,10 +75,11 @@ def _rows(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     for weights, module in subject.modules.items():
         heads = heads_of(module, example)
         values, remainder, frozen = _values(module, example, heads, options.value_biases)
+        below_K = _below_floor(module, example, heads, options.value_biases, subject.seed)
         log.info("%s, %s weights: path sums and output differ by %.1e (relative)", subject.name, weights, remainder)
         for length, count in enumerate(heads.num_paths):
             row = {"weights": weights, "path_length": length, "num_paths": float(count), "remainder": remainder}
-            row["frozen"] = "; ".join(frozen)
+            row |= {"below_floor": below_K[length], "frozen": "; ".join(frozen)}
             for name in MEASURED:
                 row |= _interval(name, values[name][length], options.resamples)
             whole = {name: values[name].mean().item() for name in WHOLE}
@@ -96,6 +110,19 @@ def _values(
             parts[column].append(losses[:-1])
             parts[name].append(losses[-1])
     return {name: torch.cat(part, dim=-1).double().cpu() for name, part in parts.items()}, remainder, frozen
+
+
+def _below_floor(module: nn.Module, example: Example, heads: Heads, value_biases: str, seed: int) -> list[float]:
+    """Share of the first sequences for which the sum of each length is no more than rounding; those of lengths that no
+    path has are zeros."""
+
+    def sums_of(tape: Tape) -> Tensor:
+        return tape.sums(value_biases=value_biases).by_length_KBND
+
+    generator, num_lengths = generator_for(seed, "rounding"), len(heads.by_depth) + 1
+    sums_KBNC, counted_BN, floors = parts_with_floors(module, example, heads, sums_of, generator)
+    below_K = floors.share_below(sums_KBNC, counted_BN).tolist()
+    return below_K + [1.0] * (num_lengths - len(below_K))
 
 
 def _scored(outputs: Tensor, example: Example) -> Tensor:
@@ -129,7 +156,7 @@ def digest(table: pd.DataFrame) -> str:
 
 COLUMNS = ["weights", "path_length", "num_paths"]
 COLUMNS += [f"{name}{end}" for name in MEASURED for end in ("", "_low", "_high")]
-COLUMNS += ["remainder", *WHOLE, "num_sequences", "frozen"]
+COLUMNS += ["below_floor", "remainder", *WHOLE, "num_sequences", "frozen"]
 ANALYSIS = Analysis(
     Options,
     table,

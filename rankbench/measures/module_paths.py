@@ -4,7 +4,7 @@ Shapes: B sequence, K path length; `...` the axes of the module's output behind 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rankbench.keys import ConfigError
 from rankbench.measures.paths import free_share
+from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, floors_of_sums
 from rankbench.model.modules import Example
 from rankbench.model.tape import COVERED, AttentionCall, Sums, Tape, record, tap
 from rankbench.model.tape.recording import tensors_in
@@ -81,11 +82,39 @@ def check_sums(module: nn.Module, example: Example) -> None:
 
 @torch.no_grad()
 def recorded(module: nn.Module, example: Example, heads: Heads) -> Iterator[tuple[Example, Tape]]:
-    """The tape of some sequences at a time: as many as a cache has room for, or a GPU's memory."""
-    most = free_share(heads.output.device) if heads.output.is_cuda else BYTES_AT_A_TIME
-    at_a_time = max(1, most // (heads.output.nbytes * (len(heads.by_depth) + 1)))
-    for chunk in example.split(at_a_time):
+    """The tape of some sequences at a time."""
+    for chunk in example.split(_at_a_time(heads)):
         yield chunk, record(module, *chunk.args, **chunk.kwargs)
+
+
+def _at_a_time(heads: Heads) -> int:
+    """As many sequences as a cache has room for, or a GPU's memory."""
+    most = free_share(heads.output.device) if heads.output.is_cuda else BYTES_AT_A_TIME
+    return max(1, most // (heads.output.nbytes * (len(heads.by_depth) + 1)))
+
+
+@torch.no_grad()
+def parts_with_floors(
+    module: nn.Module,
+    example: Example,
+    heads: Heads,
+    parts_of: Callable[[Tape], Tensor],
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor | None, FloorsOfSums]:
+    """The parts of the first sequences' outputs that parts_of makes of a tape, (T, B, N, C), which of their tokens
+    count, and the floors of the parts.
+
+    generator: on the CPU. An output of one vector for each sequence has N = 1.
+    """
+    chunk = example[: min(FLOOR_SEQUENCES, _at_a_time(heads))]
+
+    def parts() -> Tensor:
+        parts_TB = parts_of(record(module, *chunk.args, **chunk.kwargs))
+        return parts_TB if parts_TB.dim() > 3 else parts_TB[:, :, None]
+
+    parts_TBNC = parts()
+    counted_BN = chunk.counted(parts_TBNC.shape[2]) if parts_TBNC.shape[2] > 1 else None
+    return parts_TBNC, counted_BN, floors_of_sums(parts, parts_TBNC, counted_BN, generator)
 
 
 @torch.no_grad()

@@ -45,6 +45,7 @@ from rankbench.model.network import Network, Step, run
 
 NUMBERS = 256  # errors that the passes draw together for a state or a P: enough for a stable norm
 MOST_PASSES = 8
+FLOOR_SEQUENCES = 16  # that floors of sums are measured on: random rounding takes several times as long as a plain sum
 MARGIN = 4.0
 ALL = View()
 POOL = 1 << 16
@@ -74,6 +75,10 @@ class RandomRounding(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs, family = kwargs or {}, operation.overloadpacket
+        if "out" in kwargs:  # the result as of the same operation without it, then stored there
+            with self:
+                result = family(*args, **{name: value for name, value in kwargs.items() if name != "out"})
+            return kwargs["out"].copy_(result)
         inputs = [x for x in args if _is_float(x) or (isinstance(x, (list, tuple)) and any(map(_is_float, x)))]
         if operation.is_view or family in WITHOUT_ROUNDING or not inputs:
             return operation(*args, **kwargs)
@@ -190,6 +195,11 @@ class FloorsOfSums(NamedTuple):
 
     norm_GB: Tensor
     residual_GB: Tensor
+
+    def share_below(self, sums_GBND: Tensor, counted_BN: Tensor | None) -> Tensor:
+        """Share of sequences for which a sum, of the tokens that count, is no more than rounding; (G,)."""
+        counted_BN1 = 1.0 if counted_BN is None else counted_BN[..., None]
+        return (frobenius_norm(sums_GBND * counted_BN1) <= self.norm_GB).double().mean(1)
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import grid_of, legend, level, line, styled, title, whole_numbers
+from rankbench.plots.figure import below_in, below_rounding, grid_of, legend, level, line, styled, title, whole_numbers
 from rankbench.plots.style import GREY, colour_of
 from rankbench.runs.tables import mean_and_spread
 
@@ -34,7 +34,10 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                 rows = of_facet[of_facet.error_upto > ROUNDING * of_facet.remainder]
             for number, (weights, of_weights) in enumerate(rows.groupby("weights", sort=False)):
                 summary = mean_and_spread(of_weights, ["path_length"], name)
-                line(axes, summary, "path_length", f"{weights} weights", number)
+                lengths, mean = summary.path_length, summary["mean"]
+                below = below_in(lengths, of_weights, "below_floor") & (name == "mass")
+                line(axes, summary.assign(mean=mean.mask(below)), "path_length", f"{weights} weights", number)
+                below_rounding(axes, lengths, mean, below, colour_of(number))
                 if of_weights.seed.nunique() == 1:
                     _band(axes, of_weights.sort_values("path_length"), name, number)
                 if name == "loss_upto":
