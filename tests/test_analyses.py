@@ -46,6 +46,11 @@ def paths_options(**changes):
     return typed(paths.Options, {**PATHS, **changes}, "analysis.paths")
 
 
+def exact_options(scheme, **changes):
+    """Those of the exact sums of one scheme, without sampled paths."""
+    return paths_options(schemes=[scheme], subset_sizes=[], **changes)
+
+
 def residual_options(*variants, sequences=5):
     return residual.Options(list(variants), sequences, None, 10.0)
 
@@ -154,7 +159,8 @@ STRUCTURES = [
 @pytest.mark.parametrize("changes", STRUCTURES, ids=str)
 def test_rows_of_all_frozen_paths_by_hand(make_subject, changes, mlp, readout):
     subject = make_subject(**changes)
-    table = pick(paths.table(subject, paths_options(mlp=mlp, readout=readout)), scheme="frozen", selection="all")
+    table = paths.table(subject, exact_options("frozen", mlp=mlp, readout=readout))
+    assert set(table.scheme) == {"frozen"} and set(table.selection) == {"all"}
     sums = sums_by_length(subject.model, subject.test.inputs, mlp)
     parts = np.concatenate([sums.by_length_KBND.numpy(), sums.bias_BND.numpy()[None]])
     norms = np.sqrt((parts**2).sum((2, 3)))
@@ -179,8 +185,8 @@ def test_rows_of_all_frozen_paths_by_hand(make_subject, changes, mlp, readout):
 @pytest.mark.parametrize("recomputed_mlp", [False, True])
 def test_rows_of_all_recomputed_paths_by_hand(make_subject, recomputed_mlp):
     subject = make_subject()
-    table = paths.table(subject, paths_options(recomputed_mlp=recomputed_mlp))
-    table = pick(table, scheme="recomputed", selection="all")
+    table = paths.table(subject, exact_options("recomputed", recomputed_mlp=recomputed_mlp))
+    assert set(table.scheme) == {"recomputed"} and set(table.selection) == {"all"}
     network = RecomputedNetwork(subject.model, subject.test.inputs, recomputed_mlp)
     sums = sums_of_groups(network, [all_paths(3, 2, length) for length in range(4)]).numpy()
     norms = np.sqrt((sums**2).sum((2, 3)))

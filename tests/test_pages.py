@@ -48,13 +48,19 @@ def levels_drawn(page):
 
 
 @pytest.mark.parametrize("variants", [("full",), ("full", "no_mlp", "no_skip", "attention_only")])
-@pytest.mark.parametrize("num_keys", [0, 2, 4])
-@pytest.mark.parametrize("chosen", [{}, {"series": "model.layers"}, {"facet": "model.norm"}, {"x": "model.skip"}])
+@pytest.mark.parametrize(
+    ("num_keys", "chosen"),
+    [
+        (0, {}),
+        *((num_keys, chosen) for num_keys in (2, 4) for chosen in ({}, {"facet": "model.norm"}, {"x": "model.skip"})),
+        (4, {"series": "model.layers"}),
+    ],
+)
 def test_no_two_configurations_share_a_line(variants, num_keys, chosen):
     keys = dict(list((KEYS | {"model.heads": ["1", "2"]}).items())[:num_keys])
     table = residual_table(keys, variants)
     levels = []
-    for page in pages("residual", table, keys, **{role: key for role, key in chosen.items() if key in keys}):
+    for page in pages("residual", table, keys, **chosen):
         panels = levels_drawn(page)
         assert len(panels) <= 24 and max(map(len, panels)) <= 6  # as many lines in a panel as there are colours
         levels += [level for panel in panels for level in panel]

@@ -101,10 +101,17 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("num_tokens", [4, 97], ids=["explicit", "fused"])
+PLACES = [(norm, "layernorm", num_tokens) for norm in ("none", "pre", "post") for num_tokens in (4, 97)]
+OTHER_NORMS = list(itertools.product(("pre", "post"), ("rmsnorm", "l2norm")))
+
+
 @pytest.mark.parametrize(
-    ("norm", "kind"),
-    [("none", "layernorm"), *itertools.product(("pre", "post"), ("layernorm", "rmsnorm", "l2norm"))],
+    ("norm", "kind", "num_tokens"),
+    [
+        *PLACES,  # 97 tokens take the fused kernel
+        *((*norm, 4) for norm in OTHER_NORMS),
+        *(pytest.param(*norm, 97, marks=pytest.mark.slow) for norm in OTHER_NORMS),
+    ],
 )
 def test_agrees_with_the_path_sums_of_our_own_transformer(model_config, norm, kind, num_tokens):
     for changes in VARIANTS:

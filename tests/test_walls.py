@@ -1,6 +1,7 @@
 """The walls between the rooms of the package, read from its imports: those inside of functions count, too."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -27,19 +28,22 @@ OWN_ROOM = {"hydra": "commands", "matplotlib": "plots", "jinja2": "report"}
 FORMULAS = ["norms", "states", "attention_matrices", "dependence", "dong_theory", "amsel_theory"]
 
 
+@functools.cache
 def imports_of(package):
     """Pairs (module, imported module) of all Python files of a package, with the names of rankbench in full."""
+    pairs = []
     for file in sorted(package.rglob("*.py")):
         module = ".".join((package.name, *file.relative_to(package).with_suffix("").parts)).removesuffix(".__init__")
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
-                yield from ((module, alias.name) for alias in node.names)
+                pairs += [(module, alias.name) for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{module}: a relative import"
                 if node.module == package.name:  # from rankbench import plots
-                    yield from ((module, f"{package.name}.{alias.name}") for alias in node.names)
+                    pairs += [(module, f"{package.name}.{alias.name}") for alias in node.names]
                 else:
-                    yield module, node.module
+                    pairs.append((module, node.module))
+    return pairs
 
 
 def room(module):
@@ -78,7 +82,7 @@ def test_imports_run_downward():
 
 
 def test_a_library_stays_in_its_room():
-    pairs = list(imports_of(PACKAGE))
+    pairs = imports_of(PACKAGE)
     assert list(trespassing(pairs)) == []
     assert {imported.partition(".")[0] for _, imported in pairs} >= set(OWN_ROOM)
 
