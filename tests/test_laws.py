@@ -47,6 +47,8 @@ SMALL = {
     "signal_propagation": {"tokens": 128, "layers": 3, "width": 256},
     "antipodal": {"layers": 250, "samples": 200},
     "plateau": {"tokens": 60, "samples": 3},
+    "meeting": {"tokens": 16, "layers": 240},
+    "long_context_gradient": {"tokens": 40, "width": 1024, "samples": 2},
     "position_bias": {"tokens": 6, "layers": 5, "width": 32, "samples": 16},
 }
 
@@ -68,6 +70,7 @@ def cosine_after(variant, layers):
         *((depth_curse.variance(layers, -0.5), v) for layers, v in ((1, 3), (8, 6.44), (32, 9.12), (64, 10.49))),
         *((long_context.output_cosine(100, gamma), c) for gamma, c in ((1, 0.9933), (2, 0.8028), (3, 0.5480))),
         *((long_context.output_cosine(10**4, gamma), c) for gamma, c in ((1, 0.99990), (2, 0.80003), (3, 0.50498))),
+        *((long_context.gradient_limit(gamma, 4), norm) for gamma, norm in ((1, 0), (2, 0.1875), (3, 0.75))),
         *((long_context.limit(gamma), cosine) for gamma, cosine in ((1, 1), (2, 0.8), (3, 0.5))),
         *((entropy_bound.least_entropy(8, s), e) for s, e in ((1, 1.979691), (3, 0.957457), (6, 0.084114))),
         (spectral_gap.bulk(1.0) ** 2, 1.718282),
@@ -101,6 +104,34 @@ def test_the_cosine_of_outputs_is_that_of_tokens_with_exact_products():
     y_NN = (gamma * math.log(tokens) * gram_NN).softmax(1) @ x_NN
     wanted = torch.cosine_similarity(y_NN[0], y_NN[1], dim=0).item()
     assert long_context.output_cosine(tokens, gamma, rho) == pytest.approx(wanted, abs=1e-13)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 2.0, 3.5])
+def test_the_gradient_norm_is_that_of_the_jacobian(gamma):
+    tokens, rho = 6, 0.5
+    gram_NN = torch.full((tokens, tokens), rho, dtype=torch.float64).fill_diagonal_(1)
+    x_ND = torch.nn.functional.pad(torch.linalg.cholesky(gram_NN), (0, 2))  # in 8 dimensions
+
+    def attended(x_ND):
+        u_ND = x_ND / x_ND.norm(dim=1, keepdim=True)
+        return (gamma * math.log(tokens) * u_ND @ u_ND.T).softmax(1) @ u_ND
+
+    wanted = torch.func.jacrev(attended)(x_ND).square().sum().item() / (tokens * 8)
+    assert long_context.gradient_norm(tokens, 8, gamma, rho) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_gradient_norms_tend_to_their_limits():
+    """By the order of the terms that are left, log(n)^2/n times a few."""
+    for gamma in (1.0, 2.0, 3.5):
+        norms = [long_context.gradient_norm(n, n, gamma) for n in (10**4, 10**6)]
+        assert norms[-1] == pytest.approx(long_context.gradient_limit(gamma, 10**6), abs=0.002)
+        assert abs(norms[1] - norms[0]) > abs(norms[1] - long_context.gradient_limit(gamma, 10**6))
+
+
+def test_cosines_are_a_half_at_the_times_computed_apart():
+    for place, time in {"post": 3.82, "pre": 8.16, "peri": 3.72, "nGPT": 1.62}.items():
+        (half,) = norm_placement.cosines(place, 256, 5.0, [time])
+        assert half == pytest.approx(0.5, abs=0.01)  # two decimals of the time, at a speed of up to 1
 
 
 def test_shares_of_antipodal_pairs_are_those_of_simulations_made_apart():

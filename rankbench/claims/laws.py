@@ -46,6 +46,9 @@ def _agrees(
     )
 
 
+CHEN = "Chen, Lin, Polyanskiy and Rigollet 2026, Critical attention scaling in long-context transformers"
+KARAGODIN = "Karagodin, Ge, Polyanskiy and Rigollet 2025, Normalization in attention dynamics"
+
 LAWS: dict[str, Claim] = {
     # the line: twice 1/sqrt(256), by which products of one network's tokens err; it can grow where cosines do
     "law_signal_propagation": _agrees(
@@ -110,7 +113,16 @@ LAWS: dict[str, Claim] = {
         0.02,
         "Attention with beta = gamma log n has a critical gamma, 1/(1-rho): below it outputs become alike, above it "
         "they stay as they were, and for n tokens the cosine is the closed form's",
-        "Chen, Lin, Polyanskiy and Rigollet 2026, Critical attention scaling in long-context transformers",
+        CHEN,
+        "beta = gamma, which does not grow with the number of tokens",
+    ),
+    # the line: beta times the products' error, 1/sqrt(1024), moves the weights by up to a tenth where they are a half
+    "law_long_context_gradient": _agrees(
+        "long_context_gradient",
+        0.1,
+        "With beta = gamma log n gradients vanish for gamma below the critical one and are those of the norm above it; "
+        "for n tokens they are the closed form's",
+        CHEN,
         "beta = gamma, which does not grow with the number of tokens",
     ),
     # the line: the descent ends where its steps turn in place, at rounding
@@ -155,19 +167,28 @@ LAWS: dict[str, Claim] = {
     "law_norm_placement": _agrees(
         "norm_placement",
         0.05,
-        "Tokens become one cluster at the rates exp(-2 t) with post-norm, t^-2 with pre-norm and peri-norm, and "
-        "exp(-4 sqrt(t)) with branches over sqrt(t)",
-        "Karagodin, Ge, Polyanskiy and Rigollet 2025, Normalization in attention dynamics",
+        "Tokens become one cluster at the rates exp(-2 t) with post-norm and nGPT, t^-2 with pre-norm and peri-norm, "
+        "and exp(-4 sqrt(t)) with branches over sqrt(t)",
+        KARAGODIN,
         "tokens that attend to themselves alone",
         relative=True,
+    ),
+    # the line: steps of 6/240 = .025, by Euler's rule, at speeds of up to 1
+    "law_meeting": _agrees(
+        "meeting",
+        0.025,
+        "The cosine of orthonormal tokens grows with time as one differential equation for each place of the norm has "
+        "it: fastest with nGPT, and slowest with pre-norm",
+        KARAGODIN,
+        "tokens that attend to themselves alone",
     ),
     # the line: second-order terms of a step of 1e-6, and rounding over that step, are below 1e-5
     "law_first_speed": _agrees(
         "first_speed",
         1e-4,
         "The cosine of orthonormal tokens begins to grow at 2/(exp(beta) + n - 1) with post-norm and pre-norm, and at "
-        "2/sqrt(exp(2 beta) + n - 1) with peri-norm",
-        "Karagodin, Ge, Polyanskiy and Rigollet 2025, Normalization in attention dynamics",
+        "2/sqrt(exp(2 beta) + n - 1) with peri-norm and nGPT",
+        KARAGODIN,
         "tokens that attend to themselves alone",
         relative=True,
         exact=True,

@@ -51,3 +51,11 @@ def with_identity_values(network: Transformer) -> Transformer:
         for weight in (attention.qkv.weight.split(attention.rows)[-1], attention.out.weight):
             weight.copy_(torch.eye(len(weight)))
     return network
+
+
+def with_identity_maps(network: Transformer) -> Transformer:
+    """The network with W_Q = W_K = W_V = W_O = 1 in every layer."""
+    for attention in network.attentions:
+        for weight in attention.qkv.weight.split(attention.rows):
+            weight.copy_(torch.eye(len(weight)))
+    return with_identity_values(network)

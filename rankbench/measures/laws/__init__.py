@@ -4,8 +4,9 @@ from importlib import import_module
 
 from rankbench.measures.laws.cesaro import POSITION_BIAS
 from rankbench.measures.laws.law import CLAIMED, CONTROL, Law
+from rankbench.measures.laws.long_context import GRADIENT
 from rankbench.measures.laws.metastable import PLATEAU
-from rankbench.measures.laws.norm_placement import FIRST_SPEED
+from rankbench.measures.laws.norm_placement import FIRST_SPEED, MEETING
 
 __all__ = ["CLAIMED", "CONTROL", "LAWS", "Law"]
 
@@ -15,4 +16,5 @@ NAMES = (
     *("signal_propagation", "antipodal"),
 )
 LAWS: dict[str, Law] = {name: import_module(f"{__name__}.{name}").LAW for name in NAMES}
-LAWS |= {"first_speed": FIRST_SPEED, "plateau": PLATEAU, "position_bias": POSITION_BIAS}
+LAWS |= {"first_speed": FIRST_SPEED, "plateau": PLATEAU, "position_bias": POSITION_BIAS, "meeting": MEETING}
+LAWS |= {"long_context_gradient": GRADIENT}

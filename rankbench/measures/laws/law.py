@@ -1,7 +1,12 @@
-"""What a law is: a closed form, and what a simulation or a network of ours measures beside it."""
+"""What a law is: a closed form, and what a simulation or a network of ours measures beside it.
+
+Shapes: N token, D width.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from torch import Tensor
 
 CLAIMED, CONTROL = "claimed", "control"
 
@@ -28,3 +33,9 @@ class Law:
     network: Callable[..., Measured] | None = None
     log_x: bool = False
     log_value: bool = False
+
+
+def mean_cosine(x_ND: Tensor) -> float:
+    """Mean cosine of two different tokens."""
+    sum_D, tokens = (x_ND / x_ND.norm(dim=1, keepdim=True)).sum(0), len(x_ND)
+    return ((sum_D.square().sum() - tokens) / (tokens * (tokens - 1))).item()

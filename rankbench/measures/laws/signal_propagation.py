@@ -20,10 +20,9 @@ import math
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from rankbench.config import ModelConfig
-from rankbench.measures.laws.law import CLAIMED, CONTROL, Law, Measured, Predicted
+from rankbench.measures.laws.law import CLAIMED, CONTROL, Law, Measured, Predicted, mean_cosine
 from rankbench.model.bare import drawn_network, with_identity_values
 from rankbench.model.network import run
 from rankbench.model.transformer import Transformer
@@ -83,10 +82,10 @@ def network(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: i
         drawn = _drawn(cfg, generator, tokens, layers, width, *variant)
         for setup in (CLAIMED, CONTROL):
             used = drawn if setup == CLAIMED else with_identity_values(drawn)
-            yield setup, name, 0, _mean_cosine(x_ND)
+            yield setup, name, 0, mean_cosine(x_ND)
             for step in run(used, x_ND[None]):
                 if step.sublayer.kind == "mlp":
-                    yield setup, name, step.sublayer.layer, _mean_cosine(step.output_BND[0])
+                    yield setup, name, step.sublayer.layer, mean_cosine(step.output_BND[0])
 
 
 def _drawn(
@@ -108,12 +107,6 @@ def _drawn(
         for linear in (block.mlp.up, block.mlp.down):
             linear.bias.normal_(0, math.sqrt(BIAS_VARIANCE), generator=generator)
     return drawn
-
-
-def _mean_cosine(x_ND: Tensor) -> float:
-    """Mean cosine of two different tokens."""
-    sum_D, tokens = (x_ND / x_ND.norm(dim=1, keepdim=True)).sum(0), len(x_ND)
-    return ((sum_D.square().sum() - tokens) / (tokens * (tokens - 1))).item()
 
 
 LAW = Law(
