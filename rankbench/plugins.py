@@ -4,6 +4,7 @@ A plug-in is imported if the user's own words name it, as in plugins=[mine], or 
 of the group `rankbench.plugins`; never because the folder of a run names it.
 """
 
+import functools
 import hashlib
 import os
 import sys
@@ -40,7 +41,7 @@ def find(names: Iterable[str] = ()) -> None:
     asked = {name: f"plugins=[{name}]" for name in names}
     if asked and not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())  # where `python -m rankbench` looks, too
-    for module, package in _installed():
+    for module, package in _installed(*(folder or os.getcwd() for folder in sys.path)):
         asked.setdefault(module, f"plug-in {module} of the installed {package}")
     for name, how in asked.items():
         if name not in FOUND:
@@ -53,9 +54,10 @@ def named(words: Iterable[str]) -> list[str]:
     return [name.strip() for names in lists for name in names.split(",") if name.strip() not in ("", "null")]
 
 
-def _installed() -> list[tuple[str, str]]:
-    """The modules of installed plug-ins, each with the name of its package."""
-    folders = [Path(folder or ".") for folder in sys.path]
+@functools.cache
+def _installed(*path: str) -> list[tuple[str, str]]:
+    """The modules of installed plug-ins, each with the name of its package. path: Python's, which decides."""
+    folders = list(map(Path, path))
     records = (file for folder in folders for file in folder.glob("*.*-info/entry_points.txt"))
     # importlib.metadata takes longer to import than all else that completes a word; packages in archives need it
     if not any(folder.is_file() for folder in folders) and not any(GROUP.encode() in x.read_bytes() for x in records):

@@ -1,6 +1,7 @@
 """Compose the words of a command line into a checked config, with Hydra."""
 
 import dataclasses
+import functools
 import re
 import shlex
 from collections.abc import Iterable, Iterator
@@ -119,10 +120,15 @@ def register() -> None:
     Plugins.instance().register(PluginFolders)
     # in the place of Hydra's own, because Hydra takes sweepers from packages called hydra_plugins alone
     Plugins.instance().class_name_to_class[NAME] = SkippingSweeper
-    for name, schema in SCHEMAS.items():
-        ConfigStore.instance().store(group="schema", name=name, node=schema, package="_global_")
+    _store_schemas()
     for resolver in RESOLVERS:
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
+
+
+@functools.cache
+def _store_schemas() -> None:
+    for name, schema in SCHEMAS.items():
+        ConfigStore.instance().store(group="schema", name=name, node=schema, package="_global_")
 
 
 def composed(command: str, *overrides: str, **options: bool) -> DictConfig:
