@@ -11,7 +11,7 @@ from rankbench.claims import CLAIMS, judge
 from rankbench.commands.compose import compose
 from rankbench.measures.norms import composite_norm, frobenius_norm, residual_matrix
 from rankbench.measures.paths import FrozenNetwork, sums_by_length, sums_through_heads
-from rankbench.measures.rounding import RandomRounding, floors_of_sums
+from rankbench.measures.rounding import RandomRounding, floors_of_sums, side_by_side
 from rankbench.model import initial_model
 from rankbench.plots.figure import BELOW
 from rankbench.tasks import build_task
@@ -40,7 +40,9 @@ def test_no_error_of_a_float32_sum_exceeds_its_floor(words):
     network, inputs = network_and_inputs(*words)
     sums = heads_and_lengths(network, inputs)
     generator = torch.Generator().manual_seed(1)
-    floors = floors_of_sums(lambda: heads_and_lengths(network, inputs), sums, None, generator)
+    floors = floors_of_sums(
+        lambda copies: heads_and_lengths(network, side_by_side(inputs, copies)), sums, None, generator
+    )
     errors = sums.double() - heads_and_lengths(network.double(), inputs)
     measured = frobenius_norm(errors), composite_norm(residual_matrix(errors))
     for floor_GB, error_GB in zip(floors, measured, strict=True):

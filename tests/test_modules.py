@@ -20,7 +20,7 @@ from rankbench.measures.module_paths import heads_of
 from rankbench.measures.module_states import Run, layers_of, states_of
 from rankbench.measures.norms import composite_norm
 from rankbench.measures.paths import sums_by_length
-from rankbench.measures.rounding import floors_of_sums
+from rankbench.measures.rounding import floors_of_sums, side_by_side
 from rankbench.model.modules import Example, as_example, build, read_inputs
 from rankbench.model.network import run
 from rankbench.runs.machine import Machine
@@ -377,14 +377,14 @@ def test_sums_of_a_module_have_the_floors_of_the_same_network_of_ours(random_net
     part.out.weight[:, 2:] = part.out.weight[:, :2] / -3
     tables = rankbench.analyze(State(model), batch.inputs, "paths", "spectrum", "path_mass")
 
-    def sums_of():
-        return sums_by_length(model, batch.inputs).by_length_KBND
+    def sums_of(copies):
+        return sums_by_length(model, side_by_side(batch.inputs, copies)).by_length_KBND
 
-    wanted = floors_of_sums(sums_of, sums_of(), None, torch.Generator().manual_seed(0))
+    wanted = floors_of_sums(sums_of, sums_of(1), None, torch.Generator().manual_seed(0))
     paths = tables["paths"]
     assert paths.sum_below_floor.tolist() == tables["spectrum"].below_floor.tolist() == [0, 0, 0, 1]
     assert 0 < tables["spectrum"].mass.iloc[3] < 1e-15 and paths.below_floor.iloc[3] == 1
-    sizes = torch.stack([torch.stack([composite_norm(x) for x in sum_BND]) for sum_BND in sums_of()])
+    sizes = torch.stack([torch.stack([composite_norm(x) for x in sum_BND]) for sum_BND in sums_of(1)])
     ratio = paths.relative_noise_floor.to_numpy()[:3] / (wanted.residual_GB / sizes).mean(1).numpy()[:3]
     assert ((ratio > 1 / 3) & (ratio < 3)).all()  # random passes: what 8 of them can differ by
     parts = tables["path_mass"]

@@ -17,7 +17,7 @@ from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.module_paths import Heads, check_sums, heads_of, norms, of_counted, parts_with_floors, recorded
 from rankbench.measures.norms import frobenius_norm
 from rankbench.measures.paths import NUMBERS_AT_A_TIME, FrozenNetwork, num_paths, sums_through_heads
-from rankbench.measures.rounding import FLOOR_SEQUENCES, floors_of_sums
+from rankbench.measures.rounding import FLOOR_SEQUENCES, floors_of_sums, side_by_side
 from rankbench.model.attention import visible_keys
 from rankbench.model.modules import Example
 from rankbench.model.network import run
@@ -101,10 +101,10 @@ def _parts_of(network: FrozenNetwork) -> Tensor:
 def _below_floor(subject: Subject, batch: Batch, mlp: str) -> Tensor:
     """Share of these sequences for which each part is no more than rounding, (T,)."""
 
-    def parts() -> Tensor:
-        return _parts_of(FrozenNetwork(subject.model, batch.inputs, mlp))
+    def parts(copies: int) -> Tensor:
+        return _parts_of(FrozenNetwork(subject.model, side_by_side(batch.inputs, copies), mlp))
 
-    parts_TBND, counted_BN = parts(), subject.model.counted(batch.inputs)
+    parts_TBND, counted_BN = parts(1), subject.model.counted(batch.inputs)
     floors = floors_of_sums(parts, parts_TBND, counted_BN, generator_for(subject.seed, "rounding"))
     return floors.share_below(parts_TBND, counted_BN)
 

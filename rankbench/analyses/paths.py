@@ -31,7 +31,7 @@ from rankbench.measures.paths import (
     sums_by_length,
     sums_of_groups,
 )
-from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, floors_of_sums
+from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, floors_of_sums, side_by_side
 from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import counted_first
 from rankbench.model.transformer import Transformer
@@ -94,14 +94,16 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 def _floors(
-    subject: Subject, test: Batch, num_groups: int, sums_of: Callable[[Batch], Tensor]
+    subject: Subject, test: Batch, num_groups: int, sums_of: Callable[[Tensor], Tensor]
 ) -> list[dict[str, float]]:
     """The columns of FLOORS of each group of paths, whose sums (G, B, N, D) `sums_of` returns."""
     model = subject.model
     batch = next(_batches(test[:FLOOR_SEQUENCES], model, num_groups))
-    sums_GBND, counted_BN = sums_of(batch), model.counted(batch.inputs)
+    sums_GBND, counted_BN = sums_of(batch.inputs), model.counted(batch.inputs)
     generator = generator_for(subject.seed, "rounding")
-    floors = floors_of_sums(lambda: sums_of(batch), sums_GBND, counted_BN, generator)
+    floors = floors_of_sums(
+        lambda copies: sums_of(side_by_side(batch.inputs, copies)), sums_GBND, counted_BN, generator
+    )
     return _floor_columns(sums_GBND, counted_BN, floors)
 
 
@@ -191,10 +193,10 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
     parts, biases, remainders, read = [], [], [], partial(read_out, model, readout=options.readout)
     groups = [all_paths(layers, heads, length, skip) for length in lengths] if scheme == "recomputed" else []
 
-    def sums_of(batch: Batch) -> Tensor:
+    def sums_of(inputs: Tensor) -> Tensor:
         if scheme == "frozen":
-            return sums_by_length(model, batch.inputs, options.mlp).by_length_KBND
-        return sums_of_groups(RecomputedNetwork(model, batch.inputs, options.recomputed_mlp), groups)
+            return sums_by_length(model, inputs, options.mlp).by_length_KBND
+        return sums_of_groups(RecomputedNetwork(model, inputs, options.recomputed_mlp), groups)
 
     for batch in _batches(test, model, len(lengths)):
         if scheme == "frozen":
@@ -203,7 +205,7 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
             biases.append(_norms(sums.bias_BND, model.counted(batch.inputs)))
             remainders.append(sums.remainder())
         else:
-            sums_KBND = sums_of(batch)
+            sums_KBND = sums_of(batch.inputs)
         parts.append(Reading.of(sums_KBND, batch.targets, model.counted(batch.inputs), read))
     reading, remainder = Reading.joined(parts), None
     if scheme == "frozen":
@@ -236,13 +238,13 @@ def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) 
         groups.append(sample_paths(layers, heads, length, size, generator, replacement=options.replacement, skip=skip))
     parts, read = [], partial(read_out, model, readout=options.readout)
 
-    def sums_of(batch: Batch) -> Tensor:
+    def sums_of(inputs: Tensor) -> Tensor:
         if scheme == "frozen":
-            return sums_of_groups(FrozenNetwork(model, batch.inputs, options.mlp), groups)
-        return sums_of_groups(RecomputedNetwork(model, batch.inputs, options.recomputed_mlp), groups)
+            return sums_of_groups(FrozenNetwork(model, inputs, options.mlp), groups)
+        return sums_of_groups(RecomputedNetwork(model, inputs, options.recomputed_mlp), groups)
 
     for batch in _batches(test, model, len(groups)):
-        parts.append(Reading.of(sums_of(batch), batch.targets, model.counted(batch.inputs), read))
+        parts.append(Reading.of(sums_of(batch.inputs), batch.targets, model.counted(batch.inputs), read))
     reading = Reading.joined(parts)
     rows, floors = [], _floors(subject, test, len(groups), sums_of)
     for group, ((length, size, repeat), paths) in enumerate(zip(draws, groups, strict=True)):

@@ -108,11 +108,12 @@ def parts_with_floors(
     """
     chunk = example[: min(FLOOR_SEQUENCES, _at_a_time(heads))]
 
-    def parts() -> Tensor:
-        parts_TB = parts_of(record(module, *chunk.args, **chunk.kwargs))
+    def parts(copies: int) -> Tensor:
+        passes = [parts_of(record(module, *chunk.args, **chunk.kwargs)) for _ in range(copies)]
+        parts_TB = torch.cat(passes, dim=1)
         return parts_TB if parts_TB.dim() > 3 else parts_TB[:, :, None]
 
-    parts_TBNC = parts()
+    parts_TBNC = parts(1)
     counted_BN = chunk.counted(parts_TBNC.shape[2]) if parts_TBNC.shape[2] > 1 else None
     return parts_TBNC, counted_BN, floors_of_sums(parts, parts_TBNC, counted_BN, generator)
 

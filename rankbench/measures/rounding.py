@@ -35,7 +35,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from rankbench.measures.attention_matrices import Rows, per_queries
 from rankbench.measures.norms import composite_norm, frobenius_norm, own_rounding, residual_matrix
@@ -94,13 +93,15 @@ class RandomRounding(TorchDispatchMode):
             return result.addcmul_(size, self._noise(result))
         if torch.Tag.pointwise not in operation.tags:
             kept = 1 if operation._schema.is_mutable else 0  # what the operation changes is no copy of it
-            args = (*args[:kept], *tree_map(self._rounded, args[kept:]))
+            args = (*args[:kept], *self._rounded(args[kept:]))
         result = operation(*args, **kwargs)
         if operation._schema.is_mutable:
             return result.copy_(self._rounded(result))
-        return tree_map(self._rounded, result)
+        return self._rounded(result)
 
     def _rounded(self, x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return type(x)(map(self._rounded, x))
         return x * (1 + self._noise(x)) if _is_float(x) else x
 
     def _noise(self, x: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ def run_with_floors(
     sub-layer of them is in memory. generator: on the CPU. view: which tokens the floors of states are of."""
     passes = num_passes(network.num_tokens(inputs), network.width)
     lengths_B, counted_BN = network.lengths(inputs), network.counted(inputs)
-    perturbed_steps = run(network, inputs.repeat(passes, *[1] * (inputs.dim() - 1)))
+    perturbed_steps = run(network, side_by_side(inputs, passes))
     rounding, input_B = RandomRounding(generator), None
 
     def floor(x: Tensor, perturbed_x: Tensor) -> Tensor:
@@ -157,6 +158,11 @@ def run_with_floors(
         weights_BH = None if step.weights_BHNM is None else floor(step.weights_BHNM, perturbed.weights_BHNM)
         yield step, Floors(input_B, output_B, weights_BH)
         input_B = output_B
+
+
+def side_by_side(inputs: Tensor, copies: int) -> Tensor:
+    """So many copies of the sequences, one behind the other along the first axis."""
+    return inputs.repeat(copies, *[1] * (inputs.dim() - 1))
 
 
 def num_passes(num_tokens: int, width: int) -> int:
@@ -204,16 +210,16 @@ class FloorsOfSums(NamedTuple):
 
 @torch.no_grad()
 def floors_of_sums(
-    sums_of: Callable[[], Tensor], sums_GBND: Tensor, counted_BN: Tensor | None, generator: torch.Generator
+    sums_of: Callable[[int], Tensor], sums_GBND: Tensor, counted_BN: Tensor | None, generator: torch.Generator
 ) -> FloorsOfSums:
-    """Floors of what `sums_of` returned, sums_GBND, from what it returns with random rounding.
+    """Floors of sums_GBND, which `sums_of(1)` returned, from what it returns with random rounding.
 
-    generator: on the CPU.
+    sums_of(copies): of so many copies of the sequences, one behind the other. generator: on the CPU.
     """
     seen, kept_B = counted_first(counted_BN)
     counted_BN1 = 1.0 if counted_BN is None else counted_BN[..., None]
     with RandomRounding(generator):
-        perturbed = [sums_of() for _ in range(num_passes(*sums_GBND.shape[-2:]))]
+        perturbed = sums_of(num_passes(*sums_GBND.shape[-2:])).split(sums_GBND.shape[1], dim=1)
     errors = torch.stack([frobenius_norm((other - sums_GBND) * counted_BN1) for other in perturbed])
     dtype = torch.finfo(sums_GBND.dtype)
     stored_GB = (dtype.eps * frobenius_norm(sums_GBND * counted_BN1)).clamp(min=dtype.tiny)
