@@ -89,8 +89,9 @@ class ModelSublayers:
     mlp_skip: bool = key("Whether the MLP has a skip.")
     activation: str = key("Activation of the MLP.", choices=("relu", "gelu"))
     norm: str = key(
-        "Where the norm stands: before (pre) or after (post) a sub-layer; peri: before and behind its branch.",
-        choices=("none", "pre", "post", "peri"),
+        "Where the norm stands: before (pre) or after (post) a sub-layer; peri: before and behind its branch; "
+        "ngpt: behind its branch and after it.",
+        choices=("none", "pre", "post", "peri", "ngpt"),
     )
     norm_kind: str = key("Kind of norm. l2norm: x / ||x|| times a number.", choices=("layernorm", "rmsnorm", "l2norm"))
     norm_affine: bool = key("Whether norms have a learned scale and shift.")
@@ -449,7 +450,7 @@ def _check_streams(model: ModelConfig) -> None:
         raise ConfigError(f"{used[0]}: not with model.exclusive=true, whose own value is of one layer; set it to false")
     if model.hyper_connections == "none":
         return
-    if model.norm == "post":
+    if model.norm in ("post", "ngpt"):
         raise ConfigError(f"{used[0]}: norms stand before the branches; use model.norm=pre, peri or none")
     if not model.skip or model.mlp_skip != model.mlp:
         raise ConfigError(

@@ -48,7 +48,10 @@ def test_commands_first(words):
         (["report", "mo"], set()),
         (["analyze", "r"], {"run=", "replicas="}),
         (["train", "model=sa"], {"model=san", "model=san_mlp", "model=san_skip"}),
-        (["train", "model.norm="], {"model.norm=none", "model.norm=pre", "model.norm=post", "model.norm=peri"}),
+        (
+            ["train", "model.norm="],
+            {"model.norm=none", "model.norm=pre", "model.norm=post", "model.norm=peri", "model.norm=ngpt"},
+        ),
         (["train", "model.norm=p"], {"model.norm=peri", "model.norm=pre", "model.norm=post"}),
         (["train", "model.norm=x"], set()),
         (["train", "-m", "model.no"], {"model.norm=", "model.norm_affine=", "model.norm_kind="}),

@@ -47,7 +47,7 @@ SMALL = {
     "signal_propagation": {"tokens": 128, "layers": 3, "width": 256},
     "antipodal": {"layers": 250, "samples": 200},
     "plateau": {"tokens": 60, "samples": 3},
-    "meeting": {"tokens": 16, "layers": 240},
+    "meeting": {"tokens": 16, "layers": 480},
     "long_context_gradient": {"tokens": 40, "width": 1024, "samples": 2},
     "position_bias": {"tokens": 6, "layers": 5, "width": 32, "samples": 16},
 }

@@ -45,7 +45,7 @@ def explained(command, *words):
         ("optimizer.lr=fast", "optimizer.lr=fast: wants a number"),
         ("model.skip=maybe", "model.skip=maybe: wants true or false"),
         ("model.layers=null", "model.layers=null: null is not allowed here"),
-        ("model.norm=null", "model.norm=null: null is not allowed here; allowed are none, pre, post, peri"),
+        ("model.norm=null", "model.norm=null: null is not allowed here; allowed are none, pre, post, peri, ngpt"),
         ("claims=foo", "claims=foo: wants a list, as [a,b]"),
         ("optimizer.milestones=3", "optimizer.milestones=3: wants a list, as [a,b]"),
         ("optimizer.milestones=[a]", "optimizer.milestones[0]=a: wants an integer"),

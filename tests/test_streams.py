@@ -36,6 +36,8 @@ LAYERS, HEADS, WIDTH, STREAMS = 3, 2, 6, 3
 KINDS = {
     "peri": {"norm": "peri"},
     "peri rmsnorm": {"norm": "peri", "norm_kind": "rmsnorm", "branch_scale": 0.7},
+    "ngpt": {"norm": "ngpt"},
+    "ngpt rmsnorm": {"norm": "ngpt", "norm_kind": "rmsnorm", "skip_scale": 0.7, "branch_scale": 0.3},
     "peri without skips": {"norm": "peri", "skip": False, "mlp_skip": False},
     "value residual": {"value_residual": 0.3, "norm": "pre"},
     "value residual, post": {"value_residual": 0.5, "norm": "post", "skip_scale": 0.8},
@@ -102,7 +104,7 @@ class Written:
                     z = block.mlp.up(read)
                     gate = self.once((*key, "gate"), 0.5 * (1 + torch.erf(z / math.sqrt(2))))
                     y = block.mlp.down(gate * z)
-                if cfg.norm == "peri":
+                if cfg.norm in ("peri", "ngpt"):
                     y = self.norm(y, getattr(block, f"{kind}_branch_norm"), (*key, 2))
                 if hyper is not None:
                     mix = doubly_by_hand(hyper.mix) if cfg.hyper_connections == "doubly_stochastic" else hyper.mix
@@ -113,7 +115,7 @@ class Written:
                     ]
                     continue
                 x = skip * x + cfg.branch_scale * y
-                if cfg.norm == "post":
+                if cfg.norm in ("post", "ngpt"):
                     x = self.norm(x, getattr(block, f"{kind}_norm"), (*key, 1))
         if cfg.hyper_connections != "none":
             x = sum(streams) / cfg.streams
@@ -253,8 +255,9 @@ def test_without_skips_there_are_no_streams(network, name):
     assert not bare.has_skips and model.has_skips
 
 
-def test_residual_coordinates_follow_peri_norm(network):
-    model = network(norm="peri", mask="none", layers=4, skip_scale=0.5)
+@pytest.mark.parametrize("norm", ["peri", "ngpt"])
+def test_residual_coordinates_follow_norms_of_branches(network, norm):
+    model = network(norm=norm, mask="none", layers=4, skip_scale=0.5)
     states = propagate(model, TOKENS)
     measured = [step.output_BND for step in run(model, TOKENS) if step.sublayer.kind == "mlp"]
     for state, x_BND in zip(states[1:], measured, strict=True):
@@ -293,9 +296,10 @@ def test_paths_with_streams_are_not_recomputed(network, name):
         RecomputedNetwork(network(**KINDS[name]), TOKENS)
 
 
-def test_the_certificate_bounds_peri_norm(network):
+@pytest.mark.parametrize("norm", ["peri", "ngpt"])
+def test_the_certificate_bounds_norms_of_branches(network, norm):
     """At tokens in the ball no difference quotient is above the certificate."""
-    model = network(norm="peri", layers=2, mask="none")
+    model = network(norm=norm, layers=2, mask="none")
     x_BND = model.embed(TOKENS)
     radius = 1.1 * x_BND.norm(dim=-1).max().item()
     bound = certificate(model, 4, radius)

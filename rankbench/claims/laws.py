@@ -173,7 +173,7 @@ LAWS: dict[str, Claim] = {
         "tokens that attend to themselves alone",
         relative=True,
     ),
-    # the line: steps of 6/240 = .025, by Euler's rule, at speeds of up to 1
+    # the line: two steps of 6/480, because Euler's rule errs by the order of a step at speeds of about 1
     "law_meeting": _agrees(
         "meeting",
         0.025,

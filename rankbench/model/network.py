@@ -1,6 +1,7 @@
 """What a network is made of: sub-layers, in sequence, each with its skip, its norm and the norm's place.
 
     post:  norm(a x + b f(x))    pre:  a x + b f(norm(x))    peri:  a x + b norm'(f(norm(x)))    none:  a x + b f(x)
+    ngpt:  norm(a x + b norm'(f(x)))
 
 f is attention or a map of each token by itself (an MLP); a is the factor of the skip, 0 without one; b that of the
 branch. `Sublayer.apply` is the only place where this algebra is written. It runs on tokens, on sums of paths, on
@@ -147,9 +148,10 @@ def combined(weights: Sequence[float] | Tensor, x: Tensor) -> Tensor:
 
 
 class Sublayer(NamedTuple):
-    """One sub-layer of layer `layer` (from 1). place: post | pre | peri | none, none if and only if there is no norm.
+    """One sub-layer of layer `layer` (from 1). place: post | pre | peri | ngpt | none, none if and only if there is no
+    norm.
 
-    branch_norm: with place peri, the norm behind the part.
+    branch_norm: with place peri and ngpt, the norm behind the part.
     """
 
     layer: int
@@ -185,7 +187,7 @@ class Sublayer(NamedTuple):
             y = within.apply(streams.gathered(x), part_of_both, norm, add, branch_norm)
             return add(1.0, streams.mixed(x), 1.0, streams.written(y))
         y = part(self.before(x, norm))
-        if self.place == "peri":
+        if self.place in ("peri", "ngpt"):
             y = branch_norm(y)
         return self.after(add(self.skip, x, self.branch, y), norm)
 
@@ -195,7 +197,7 @@ class Sublayer(NamedTuple):
 
     def after(self, x: Tokens, norm: Callable[[Tokens], Tokens] | None) -> Tokens:
         """Output of the sub-layer, from the sum of skip and branch."""
-        return norm(x) if self.place == "post" else x
+        return norm(x) if self.place in ("post", "ngpt") else x
 
     def __call__(self, x_BND: Tensor, present_BN: Tensor | None = None, kernel: str = "table") -> Tensor:
         """Output of the sub-layer on tokens; kernel as in Attention.forward."""

@@ -164,7 +164,7 @@ class Block(nn.Module):
     def _surround(self, kind: str, cfg: ModelConfig, number: int) -> None:
         """Add the norms and streams around a sub-layer, by its number from 0; None for those that it does not have."""
         is_there = kind == "attention" or cfg.mlp
-        norms = {f"{kind}_norm": cfg.norm != "none", f"{kind}_branch_norm": cfg.norm == "peri"}
+        norms = {f"{kind}_norm": cfg.norm != "none", f"{kind}_branch_norm": cfg.norm in ("peri", "ngpt")}
         for name, has_norm in norms.items():
             setattr(self, name, Norm(cfg, cfg.norm_affine) if is_there and has_norm else None)
         has_streams = is_there and cfg.hyper_connections != "none"

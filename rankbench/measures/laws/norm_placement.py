@@ -163,18 +163,15 @@ def _measured_layers(layers: int) -> range:
 
 
 def network_of_meeting(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: int) -> Measured:
-    """The same of networks with K = Q = V = 1 whose layers are short steps, on tokens in random orthogonal directions.
-
-    A network of ours norms before the branch, behind it or behind the sum; nGPT, which does the last two, is none.
-    """
+    """The same of networks with K = Q = V = 1 whose layers are short steps, on tokens in orthogonal directions."""
     x_NN = torch.linalg.qr(torch.randn(tokens, tokens, dtype=torch.float64, generator=generator)).Q
     keys = {"width": tokens, "layers": 1, "norm_kind": "l2norm", "norm_affine": False, "skip": True}
     keys |= {"branch_scale": MEETING_TIME / layers, "temperature": 1 / (MEETING_BETA * math.sqrt(tokens))}
     measured = dict(zip(_measured_layers(layers), _meeting_times(layers), strict=True))
     for setup, alone in ((CLAIMED, 0.0), (CONTROL, 1.0)):
-        for place in ("post", "pre", "peri"):
+        for place in PLACES:
             mixes = {"mix_attention": 1 - alone, "mix_identity": alone}
-            drawn = with_identity_maps(drawn_network(cfg, generator, tokens, norm=place, **keys, **mixes))
+            drawn = with_identity_maps(drawn_network(cfg, generator, tokens, norm=place.lower(), **keys, **mixes))
             x_1ND = x_NN[None]
             for layer in range(1, layers + 1):
                 x_1ND = drawn.sublayers[0](x_1ND)  # all layers are the same
@@ -192,5 +189,5 @@ LAW = Law(
 )
 FIRST_SPEED = Law({"tokens": 16}, predicted_first, "beta", "first speed of the cosine", simulated=simulated_first)
 MEETING = Law(
-    {"tokens": 32, "layers": 240}, predicted_meeting, "time", "cosine of two tokens", network=network_of_meeting
+    {"tokens": 32, "layers": 480}, predicted_meeting, "time", "cosine of two tokens", network=network_of_meeting
 )
