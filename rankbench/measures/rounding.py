@@ -72,6 +72,10 @@ class RandomRounding(TorchDispatchMode):
         self.generator = generator  # on the CPU
         self.pools: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing here is compiled, and what torch would wrap around each operation imports the compiler
+
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs, family = kwargs or {}, operation.overloadpacket
         if "out" in kwargs:  # the result as of the same operation without it, then stored there

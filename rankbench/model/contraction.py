@@ -6,12 +6,10 @@ Shapes: D width, H head, K head width (the values' in W_V and W_O).
 import math
 from functools import lru_cache
 
-import torch
 from scipy.special import lambertw
 from torch import Tensor
 
 
-@torch.compiler.assume_constant_result  # the compiler cannot trace SciPy: the graph gets the number
 def inverse_phi(num_keys: int) -> float:
     """phi^-1(N - 1) for phi(x) = x exp(x + 1), N the number of keys: W_0((N - 1) / e), W_0 Lambert's function.
 

@@ -171,6 +171,12 @@ class Block(nn.Module):
         setattr(self, f"{kind}_streams", HyperConnection(cfg, number) if has_streams else None)
 
 
+def embedding(num: int, width: int) -> nn.Embedding:
+    """nn.Embedding, without its draw where there is nothing to draw: on the meta device that imports the compiler."""
+    weight = torch.empty(num, width)
+    return nn.Embedding.from_pretrained(weight if weight.is_meta else nn.init.normal_(weight), freeze=False)
+
+
 class Transformer(Padded, Network, nn.Module):
     """Read-in, L blocks, (pre-norm and peri-norm only) a last norm, read-out.
 
@@ -191,7 +197,7 @@ class Transformer(Padded, Network, nn.Module):
         self._check_ends()
         self.read_in = self._read_in(cfg, num_inputs)
         position_width = {"learned": cfg.width, "concatenated": cfg.width - num_inputs}.get(cfg.positions)
-        self.position = None if position_width is None else nn.Embedding(length, position_width)
+        self.position = None if position_width is None else embedding(length, position_width)
         self.embedding_norm = Norm(cfg, cfg.norm_affine) if cfg.embedding_norm else None
         self.blocks = nn.ModuleList(Block(cfg, number) for number in range(cfg.layers))
         for block in self.blocks[1:] if cfg.value_residual else ():
@@ -204,7 +210,7 @@ class Transformer(Padded, Network, nn.Module):
         if cfg.read_in == "identity":
             return nn.Identity()
         if self.input_kind == "tokens":
-            return nn.Embedding(num_inputs, cfg.width)
+            return embedding(num_inputs, cfg.width)
         first = nn.Linear(num_inputs, cfg.width)
         if cfg.read_in == "linear":
             return first

@@ -23,6 +23,7 @@ from rankbench.measures.by_layer import metrics_by_layer, moments, on_cpu
 from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS, constants_by_layer
 from rankbench.measures.states import STATE_FLOORS, STATE_METRICS
 from rankbench.model import build_model, initial_model
+from rankbench.model.contraction import inverse_phi
 from rankbench.model.dropout import dropout_masks
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer, maps_of_layers
@@ -546,6 +547,8 @@ def compiled(forward: Callable[..., Score], dynamic: bool) -> Callable[..., Scor
 
     dynamic: one graph serves all batch sizes; torch 2.13 cannot trace a linear map under vmap that way.
     """
+    # The compiler cannot trace SciPy: the graph gets the number. Said here, because saying it imports the compiler.
+    torch.compiler.assume_constant_result(inverse_phi)
     run = torch.compile(forward, dynamic=dynamic, fullgraph=True)
     # The last batch of an epoch and batches of fewer seeds need graphs of their own: a few for each seed, and torch
     # would stop at 8.
