@@ -447,7 +447,7 @@ def test_the_figure_of_several_runs_has_a_panel_for_each(sweep):
     runs = rb.load_sweep(sweep)
     table = runs.table("residual")
     titles = [axes.get_title() for axes in rb.plot(table).axes]
-    assert [title for title in titles if "model.heads=2" in title] and len(titles) == 4
+    assert [title for title in titles if "2 heads" in title] and len(titles) == 4
     assert len(rb.plot(table[table["model.heads"] == 1], facet="seed").axes) == 4
     final = rb.plot(runs.final)
     assert final.axes[0].get_xlabel() == "model.heads"

@@ -796,13 +796,13 @@ def test_the_figure_draws_what_the_table_holds(make_subject):
     figure = draw_collapse(both, None, "model.heads")
     panels = figure.axes
     assert [axes.get_title() for axes in panels] == [
-        f"{kind} weights · model.heads={heads}" for heads in "14" for kind in ("trained", "initialised")
+        f"{kind} weights · {heads}" for heads in ("1 head", "4 heads") for kind in ("trained", "initialised")
     ]
     drawn = {line.get_label(): line for line in panels[0].lines}
     trained = both[(both.seed == 3) & (both.weights == "trained")]
     for variant in ("full", "no_mlp"):
         wanted = trained[trained.variant == variant].log10_residual
-        assert drawn[variant.replace("_", " ")].get_ydata() == pytest.approx(wanted.to_numpy())
+        assert drawn[variant.replace("no_mlp", "no MLP")].get_ydata() == pytest.approx(wanted.to_numpy())
     bound = trained[trained.variant == "full"].log10_bound.dropna()
     assert drawn["Theorem 2.3: slope log 3"].get_ydata() == pytest.approx(bound.to_numpy()) and len(bound)
     low, high = panels[0].get_ylim()

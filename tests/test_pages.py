@@ -76,12 +76,12 @@ def test_with_both_places_chosen_the_rest_is_averaged_and_the_figure_says_so(tmp
         np.testing.assert_allclose(panel, means[skip], rtol=0, atol=1e-11)  # rounded to 12 digits above
     figure = ANALYSES["residual"].figure(page.rows, None, page.facet)
     plots.save_pages([(figure, page.note)], tmp_path / "residual", (".svg",))
-    assert figure.get_suptitle() == page.note == "averaged over model.norm"
+    assert (figure.get_suptitle(), page.note) == ("averaged over norm", "averaged over model.norm")
     assert [axes.get_title() for axes in figure.axes] == [
-        "trained weights · model.skip=true",
-        "trained weights · model.skip=false",
+        "trained weights · skip",
+        "trained weights · no skip",
     ]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"model.layers={n}" for n in (2, 4, 6)]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"{n} layers" for n in (2, 4, 6)]
     # a key that the user named is not one that was left out
     (page,) = pages("residual", table, KEYS, x="model.norm", **chosen)
     assert page.note == "" and sorted(itertools.chain(*levels_drawn(page))) == sorted(table.relative_residual.unique())

@@ -138,7 +138,7 @@ def test_axes_have_labels_and_every_facet_a_row(name, facet):
         kind = [("frozen paths", "recomputed paths"), ("trained weights", "initialised weights")][name == "residual"][
             column
         ]
-        label = f" · task.label={('position', 'value')[row]}" if facet else ""
+        label = f" · label {('position', 'value')[row]}" if facet else ""
         assert axes.get_title() == kind + label
     assert (
         figure.axes[-2].get_xlabel() == {"paths": "path length (heads used)", "residual": "layer (0: embedding)"}[name]

@@ -195,7 +195,7 @@ def test_the_figure_shows_means_of_logarithms_and_every_facet(whole):
     both = pd.concat([whole.assign(**{"model.width": width}) for width in (32, 64)], ignore_index=True)
     figure = ANALYSES["rollout"].figure(both, None, "model.width")
     assert len(figure.axes) == 4
-    assert figure.axes[2].get_title() == "trained weights · model.width=64"
+    assert figure.axes[2].get_title() == "trained weights · width 64"
     assert figure.axes[1].get_title().startswith("3 of 4 collapse, 1 escape")
     assert figure.axes[0].get_ylabel() == "y" and figure.axes[2].get_xlabel() == "x"
     many = pd.concat([whole.assign(net=net) for net in range(12)], ignore_index=True)

@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import MARKERS, grid_of, legend, styled, title, whole_numbers
+from rankbench.plots.figure import MARKERS, grid_of, legend, of_weights_in_words, styled, title, whole_numbers
 from rankbench.plots.style import colour_of
 
 PANELS = {
@@ -26,7 +26,7 @@ def draw_attention(table: pd.DataFrame, published: pd.DataFrame | None = None, f
                 heads = of_weights.groupby(["layer", "head"])[name].mean().reset_index()
                 mean = heads.groupby("layer")[name].mean()
                 marker = MARKERS[number % len(MARKERS)]
-                axes.plot(mean, color=colour, marker=marker, label=f"{weights} weights, mean of the heads")
+                axes.plot(mean, color=colour, marker=marker, label=f"{of_weights_in_words(weights)}, mean of the heads")
                 axes.scatter(heads.layer, heads[name], s=7, color=colour, alpha=0.4, linewidths=0)
             values = rows[name][rows[name] > 0]
             if name == "largest_logit" and len(values) and values.max() > 100 * values.min():

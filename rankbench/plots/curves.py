@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rankbench.plots.figure import MARKERS, legend, log_y, spread, styled
+from rankbench.plots.names import choice_in_words
 from rankbench.plots.style import DASHES, GREY, colour_of, panel_size
 from rankbench.runs.tables import mean_and_spread
 
@@ -36,7 +37,7 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
     for (variant, depth), rows in test.groupby(["variant", "layers"], sort=False):
         summary = mean_and_spread(rows, ["step"], "loss")
         colour, dash = colour_of(_numbers(variants)[variant]), DASHES[layers.index(depth) % len(DASHES)]
-        label = variant if len(layers) == 1 else None
+        label = choice_in_words(variant) if len(layers) == 1 else None
         grid[0, 0].plot(summary.step, summary["mean"], color=colour, linestyle=dash, label=label)
         spread(grid[0, 0], summary.step, summary, colour)
     log_y(grid[0, 0])  # else the losses at the start of training would flatten the rest
@@ -85,7 +86,7 @@ def _against_layers(
             x_values = summary.layers
             if seeds.layers.nunique() == 1:  # marks that no line joins stand beside each other
                 x_values = x_values + 0.06 * (number - (len(variants) - 1) / 2)
-            axes.plot(x_values, summary["mean"], color=colour, marker=marker, label=variant)
+            axes.plot(x_values, summary["mean"], color=colour, marker=marker, label=choice_in_words(variant))
             spread(axes, x_values, summary, colour)
         if published is None:
             continue
@@ -93,9 +94,9 @@ def _against_layers(
         printed, of_any_depth = of_variant.dropna(subset="x"), of_variant[of_variant.x.isna()]
         if len(printed):
             style = {"color": colour, "marker": marker, "mfc": "none", "markersize": 6, "linestyle": "none"}
-            axes.plot(printed.x, printed.value, label=f"{variant} ({printed.source.iloc[0]})", **style)
+            axes.plot(printed.x, printed.value, label=f"{choice_in_words(variant)} ({printed.source.iloc[0]})", **style)
         for row in of_any_depth.itertuples():
-            axes.axhline(row.value, color=colour, linestyle=":", label=f"{variant} ({row.source})")
+            axes.axhline(row.value, color=colour, linestyle=":", label=f"{choice_in_words(variant)} ({row.source})")
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if high - low < 1:  # networks of one size

@@ -22,6 +22,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from rankbench.plots.names import choice_in_words, in_a_paper
 from rankbench.plots.style import (
     GREY,
     INK,
@@ -43,7 +44,7 @@ TRIANGLE = {"marker": "v", "markerfacecolor": "white", "markeredgewidth": 0.8, "
 WIDEST, NARROWER = 1.6, 0.2  # widths of the first series, and how much less the next is, so that it hides none
 WIDTHS = 6  # so many series have a width each; the next has the first one's
 PAGE, LOWEST = 9.0, 1.6  # inches: height of a page, and that of a panel where even so many do not fit onto it
-OVERHANG = 1.1  # of a panel's height: a label of y that is longer is broken
+OVERHANG, WIDE_TITLE = 1.1, 1.2  # of a panel's sides: a label of y, or a title, that is longer is broken
 CLOSEST = 0.08  # of the axis: ticks that are closer would print over each other
 FEW_SEEDS = 10  # up to this number each seed is drawn, because the standard deviation of so few says little
 FEW_POINTS = 30  # along x; up to this number seeds are drawn as points, beyond it as thin lines
@@ -86,9 +87,15 @@ def _laid_out(figure: Figure) -> Iterator[None]:
 
 
 def _break_labels(figure: Figure) -> bool:
-    """Break the labels of y that are longer than their panels: they would run into others, or out of the figure."""
+    """Break the labels of y, and the titles, that are longer than their panels: they would run into others, or out of
+    the figure."""
     is_broken = False
     for axes in figure.axes:
+        width, length = axes.get_window_extent().width, axes.title.get_window_extent().width
+        if axes.get_title() and length > WIDE_TITLE * width:
+            text = axes.get_title()
+            axes.title.set_text(filled(text, int(max(map(len, text.split("\n"))) * width / length)))
+            is_broken = True
         label, height = axes.yaxis.label, axes.get_window_extent().height
         length = label.get_window_extent().height if label.get_text() else 0.0
         if length > OVERHANG * height and "\n" not in label.get_text():
@@ -135,7 +142,7 @@ def save_pages(
         if note:
             note = note.replace("$", r"\$")
             letters = letters_within(figure.get_figwidth(), LEGEND_LETTER, "font.size")
-            figure.suptitle(textwrap.fill(note, letters), fontsize=STYLE["font.size"])
+            figure.suptitle(textwrap.fill(in_a_paper(note), letters), fontsize=STYLE["font.size"])
         written[name] = save(figure, path.with_name(name), kinds)
     return written
 
@@ -189,9 +196,9 @@ def height_of_panels(rows: int) -> float:
 
 
 def title(*parts: str) -> str:
-    """Join the parts into one line, or several lines if they are wider than a panel."""
+    """Join the parts into one line with names as in a paper, or several lines if they are wider than a panel."""
     letters = letters_within(panel_size()[0], TITLE_LETTER, "axes.titlesize")
-    return textwrap.fill(" · ".join(part for part in parts if part), letters, break_long_words=False)
+    return textwrap.fill(in_a_paper(" · ".join(part for part in parts if part)), letters, break_long_words=False)
 
 
 def line(axes: Axes, summary: pd.DataFrame, x: str, label: str, number: int) -> None:
@@ -244,7 +251,12 @@ def floor(axes: Axes, floors: pd.Series) -> None:
 
 def in_words(variant: str) -> str:
     """A variant's name for a legend; a sweep's key that may follow it keeps its spelling."""
-    return ", ".join(part if "=" in part else part.replace("_", " ") for part in variant.split(", "))
+    return ", ".join(part if "=" in part else choice_in_words(part) for part in variant.split(", "))
+
+
+def of_weights_in_words(weights: str) -> str:
+    """`trained weights` of a kind of weights; a sweep's setting that takes its place stands alone."""
+    return weights if "=" in weights else f"{weights} weights"
 
 
 def level(axes: Axes, rows: pd.DataFrame, column: str, label: str, colour: str, dashes: str) -> None:
@@ -323,6 +335,7 @@ def place_legend(figure: Figure, panels: Iterable[Axes]) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     handles |= {label: handles.pop(label) for label in (BELOW, FLOOR) if label in handles}  # after the series
+    handles = {in_a_paper(label): handle for label, handle in handles.items()}
     # as many columns as fit with the longest label, its handle and the space between columns
     size = points_of("legend.fontsize")
     room = figure.get_figwidth() / (0.5 + LEGEND_LETTER * size * max(map(len, handles), default=1))

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.figure import MARKERS, grid_of, legend, published_marks, spread, styled, tick, ticks, title
+from rankbench.plots.figure import MARKERS, grid_of, legend, log_y, published_marks, spread, styled, tick, ticks, title
 from rankbench.plots.style import GREY, INK, colour_of
 from rankbench.runs.tables import mean_and_spread
 
@@ -48,7 +48,7 @@ def draw_head_rank(table: pd.DataFrame, published: pd.DataFrame | None = None, f
             _errors(row[0], rows, x, _of(published, "squared error"), label)
             _angles(row[1], rows, x, _of(published, "degrees"), label)
         for axes in row:
-            axes.set_title(title(label.replace("=", ": "), f"{trained} weights"))
+            axes.set_title(title(label, f"{trained} weights"))
         row[0].set_ylabel("squared error (predicting 0: 1)")
     for axes in grid.flat:
         axes.xaxis.set_tick_params(labelbottom=True)
@@ -73,7 +73,7 @@ def _spectra(heads: pd.DataFrame, weights: str, facet: str | None) -> Figure:
                 colour = matplotlib.colormaps["viridis"](0.9 * layer / heads.layer.max())
                 axes.plot(summary.number, summary["mean"], color=colour, marker=".", label=f"layer {layer}")
                 spread(axes, summary.number, summary, colour)
-            axes.set_yscale("log")
+            log_y(axes)
             axes.set_ylabel(f"singular value of ${name}$")
             axes.set_title(title(rows.kind.iloc[0], f"{weights} weights"))
             axes.set_xlabel("number of the singular value")
@@ -133,10 +133,10 @@ def _errors(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | No
         if rows.points.nunique() == 1 or name == "zero":
             axes.axhline(part.error.mean(), color=GREY, linestyle=BASELINES[name], linewidth=1, label=name, zorder=1)
     ticks(axes, networks[x])
-    axes.set_yscale("log")
     axes.set_xlabel(X_LABELS[x])
     if not is_bounded:
         published_marks(axes, published, label, {name: number for number, (name, _) in enumerate(parts)})
+    log_y(axes)
 
 
 def _angles(axes: Axes, rows: pd.DataFrame, x: str, published: pd.DataFrame | None, label: str) -> None:

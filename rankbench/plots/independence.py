@@ -9,6 +9,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import FEW_SEEDS, MARKERS, line, styled, whole_numbers
+from rankbench.plots.names import in_a_paper
 from rankbench.plots.style import GREY, colour_of, small
 from rankbench.runs.tables import mean_and_spread
 
@@ -45,7 +46,7 @@ def draw_independence(table: pd.DataFrame, published: pd.DataFrame | None = None
     FigureCanvasAgg(figure)
     blocks = np.atleast_1d(figure.subfigures(len(heights), height_ratios=heights))
     for (label, rows), upper, lower in zip(facets, blocks[::2], blocks[1::2], strict=True):
-        upper.suptitle(label, fontsize=small(8))
+        upper.suptitle(in_a_paper(label), fontsize=small(8))
         grid = upper.subplots(len(schemes), len(MAPS), squeeze=False, sharex=True, sharey=True)
         for scheme, line_of_axes in zip(schemes, grid, strict=True):
             of_scheme = rows[(rows.of == "lengths") & (rows.scheme == scheme)]

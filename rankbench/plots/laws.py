@@ -41,7 +41,7 @@ def draw_laws(table: pd.DataFrame, published: pd.DataFrame | None = None, facet:
 
 def _formulas(text: str) -> str:
     """Set Greek letters, with their numbers, and the sign of a transpose as formulas."""
-    return re.sub(r"\^T\b", r"$^T$", re.sub(r"\b(beta|gamma|sigma)(_\d)?\b", r"$\\\1\2$", text))
+    return re.sub(r"\^T\b", r"$^T$", re.sub(r"\b(beta|gamma|lambda|sigma)(_\d)?\b", r"$\\\1\2$", text))
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, parameter: str, number: int) -> None:

@@ -6,7 +6,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from rankbench.plots.figure import grid_of, legend, published_marks, spans_orders, spread, styled, title, whole_numbers
+from rankbench.plots.figure import (
+    grid_of,
+    legend,
+    log_y,
+    published_marks,
+    spans_orders,
+    spread,
+    styled,
+    title,
+    whole_numbers,
+)
 from rankbench.plots.style import GREY, INK, colour_of
 from rankbench.runs.tables import mean_and_spread
 
@@ -112,9 +122,7 @@ def _finish(axes: Axes, rows: pd.DataFrame, axis: str, text: str) -> None:
     axes.set_title(text)
     finite = rows.value[np.isfinite(rows.value) & (rows.value > 0)]
     if len(finite) and spans_orders(finite):
-        axes.set_yscale("log")
-        if finite.max() >= 10 * finite.min():  # else there may be no power of ten to label
-            axes.yaxis.set_minor_formatter(NullFormatter())
+        log_y(axes)
     if axis == "layer":
         whole_numbers(axes, "layer (0: network)")
     elif axis == "step":

@@ -4,7 +4,18 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import below_in, below_rounding, grid_of, legend, level, line, styled, title, whole_numbers
+from rankbench.plots.figure import (
+    below_in,
+    below_rounding,
+    grid_of,
+    legend,
+    level,
+    line,
+    of_weights_in_words,
+    styled,
+    title,
+    whole_numbers,
+)
 from rankbench.plots.style import GREY, colour_of
 from rankbench.runs.tables import mean_and_spread
 
@@ -36,13 +47,13 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                 summary = mean_and_spread(of_weights, ["path_length"], name)
                 lengths, mean = summary.path_length, summary["mean"]
                 below = below_in(lengths, of_weights, "below_floor") & (name == "mass")
-                line(axes, summary.assign(mean=mean.mask(below)), "path_length", f"{weights} weights", number)
+                line(axes, summary.assign(mean=mean.mask(below)), "path_length", of_weights_in_words(weights), number)
                 below_rounding(axes, lengths, mean, below, colour_of(number))
                 if of_weights.seed.nunique() == 1:
                     _band(axes, of_weights.sort_values("path_length"), name, number)
                 if name == "loss_upto":
                     colour = colour_of(number)
-                    level(axes, of_weights, "whole_loss", f"whole network, {weights} weights", colour, ":")
+                    level(axes, of_weights, "whole_loss", f"whole network, {of_weights_in_words(weights)}", colour, ":")
             values = rows[name][rows[name] > 0]
             if len(values) and values.max() > 100 * values.min():
                 axes.set_yscale("log")

@@ -21,6 +21,7 @@ from rankbench.plots.figure import (
     ticks,
     title,
 )
+from rankbench.plots.names import in_a_paper, key_in_words
 from rankbench.plots.style import GREY, colour_of, dashes_of, panel_size
 from rankbench.runs.tables import booleans_as_words, mean_and_spread, over_seeds
 
@@ -78,9 +79,12 @@ def draw_sweep(
             _baselines(axes, rows_of_panel, x, words, series, lines)
         if facet:
             axes.set_title(title(f"{facet}={tick(label)}"))
-        axes.set_xlabel(x)
+        axes.set_xlabel(key_in_words(x))
         if words:
-            axes.set_xticks(range(len(words)), words, rotation=30 if max(map(len, words)) > 8 else 0)
+            names = [in_a_paper(f"{x}={word}").removeprefix(f"{x}=") for word in words]
+            slanted = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if max(map(len, names)) > 8 else {}
+            axes.set_xticks(range(len(words)), names, **slanted)
+            axes.set_xlim(-0.5, len(words) - 0.5)
         else:
             ticks(axes, table[x], is_log)
         axes.tick_params(labelbottom=True)
