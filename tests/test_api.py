@@ -450,7 +450,7 @@ def test_the_figure_of_several_runs_has_a_panel_for_each(sweep):
     assert [title for title in titles if "2 heads" in title] and len(titles) == 4
     assert len(rb.plot(table[table["model.heads"] == 1], facet="seed").axes) == 4
     final = rb.plot(runs.final)
-    assert final.axes[0].get_xlabel() == "model.heads"
+    assert final.axes[0].get_xlabel() == "heads"
     assert "no key that varies" in refused(rb.plot, rb.load_sweep(sweep / "heads_1").final)
 
 
