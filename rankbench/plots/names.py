@@ -11,7 +11,7 @@ OF_VALUES = {
     "layer": {"null": "layers of the network", "dot": "a fresh layer", "l2": "a fresh L2 layer"},
     "mlp": {"true": "MLP", "false": "no MLP"},
     "mlp_skip": {"true": "MLP with skip", "false": "MLP without skip"},
-    "norm": {"none": "no norm", "pre": "pre-norm", "post": "post-norm", "peri": "peri-norm"},
+    "norm": {"none": "no norm", "pre": "pre-norm", "post": "post-norm", "peri": "peri-norm", "ngpt": "nGPT"},
     "tied_qk": {"true": "tied keys", "false": "free keys"},
     "weight_norm": {"sigma": "sigma reparametrisation"},
 }
