@@ -1,44 +1,48 @@
-"""The page of a report in a real browser: desktop and phone, light and dark, and printed. Skipped without Chromium."""
+"""The pages of a report and of the scoreboard in a real browser: desktop and phone, light and dark, by keyboard, and
+printed. Skipped without Chromium."""
 
 import json
-import re
-import shutil
-import subprocess
 
 import pandas as pd
 import pytest
 import yaml
+from browser import PROGRAM, Browser
+from test_scoreboard import run_of, sweep_of
 
 from rankbench.report.report import find_runs, gather
+from rankbench.report.scoreboard import scoreboard
 
-BROWSER = next(filter(shutil.which, ("chromium", "google-chrome", "chromium-browser")), None)
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium here")]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason="no Chromium here")]
 
-# Opens the page in a frame of a phone's or a screen's width, and writes what it measures there into the title.
-FRAME = """<iframe src="report.html" style="width: {width}px; height: 900px; border: 0"></iframe><script>
-onload = () => {{
-  const page = document.querySelector("iframe").contentDocument, root = page.documentElement
-  const style = getComputedStyle(page.body)
-  page.querySelectorAll("details").forEach(fold => fold.open = true)
-  document.title = JSON.stringify({{
-    scrollable: root.scrollWidth - root.clientWidth, words: page.body.innerText.length,
-    colour: style.color, background: style.backgroundColor === "rgba(0, 0, 0, 0)"
-      ? getComputedStyle(root).backgroundColor : style.backgroundColor,
-    figures: [...page.querySelectorAll("img, svg")].map(x => x.getBoundingClientRect()).map(x => [x.width, x.right]),
-    unreachable: [...page.querySelectorAll("a[href], summary, input, button")].filter(x => x.tabIndex < 0).length,
-  }})
-}}
-</script>"""
-
-
-def browse(*words):
-    how = {"capture_output": True, "text": True, "timeout": 120}
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--hide-scrollbars"]
-    return subprocess.run([BROWSER, *options, *words], **how).stdout
+CONTROLS = "a[href], summary, button, input, select, [tabindex='0']"
+UNFOLD = "document.querySelectorAll('details').forEach(fold => fold.open = true)"
+# The texts that stand out too little from what is behind them: WCAG's ratio of luminances is to be 4.5 at least.
+FAINT = """(() => {
+  const parse = colour => colour.match(/[\\d.]+/g).map(Number);
+  const over = ([r, g, b, a = 1], below) => [r, g, b].map((x, i) => a * x + (1 - a) * below[i]);
+  const behind = element => {
+    if (!element) return parse(getComputedStyle(document.documentElement).backgroundColor)[3] === 0
+      ? [255, 255, 255] : parse(getComputedStyle(document.documentElement).backgroundColor);
+    const colour = parse(getComputedStyle(element).backgroundColor);
+    return colour[3] === 0 ? behind(element.parentElement) : over(colour, behind(element.parentElement));
+  };
+  const luminance = rgb => rgb.map(x => x / 255).map(x => x <= .04045 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4)
+    .reduce((sum, x, i) => sum + x * [.2126, .7152, .0722][i], 0);
+  const texts = [...document.body.querySelectorAll("*")].filter(element => element.checkVisibility()
+    && !element.closest("svg, script, dialog")
+    && [...element.childNodes].some(node => node.nodeType === 3 && node.data.trim()));
+  const faint = texts.filter(element => {
+    const below = behind(element), ink = over(parse(getComputedStyle(element).color), below);
+    const [low, high] = [luminance(ink), luminance(below)].sort((a, b) => a - b);
+    return (high + .05) / (low + .05) < 4.5;
+  });
+  return {texts: texts.length, faint: faint.map(element => element.outerHTML.slice(0, 100)),
+          dark: luminance(behind(document.body)) < .5};
+})()"""
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def report(tmp_path_factory):
     """The report of a hand-written sweep with long names and a wide table."""
     home = tmp_path_factory.mktemp("page")
     for number in range(4):
@@ -61,38 +65,82 @@ def page(tmp_path_factory):
     return home / "report" / "report.html"
 
 
-def measured(page, width, *options):
-    frame = page.with_name("frame.html")
-    frame.write_text(FRAME.format(width=width))
-    dom = browse("--virtual-time-budget=5000", "--window-size=1600,1000", *options, "--dump-dom", frame.as_uri())
-    return json.loads(re.search("<title>(.*?)</title>", dom)[1])
+@pytest.fixture(scope="module")
+def board(tmp_path_factory):
+    """The scoreboard of a sweep with two settings and of a run."""
+    home = tmp_path_factory.mktemp("board")
+    sweep_of(home / "outputs", "dong_fig4_sorting", [{"where": "task.label=0"}, {"where": "task.label=1"}])
+    run_of(home / "outputs", "knob", preset="knob_temperature", budget="laptop", outcome="failed")
+    scoreboard("all", home, outputs=home / "outputs")
+    return home / "scoreboard.html"
 
 
-def brightness(colour):
-    return sum(int(part) for part in re.findall(r"\d+", colour)[:3]) / 3 / 255
+@pytest.fixture(params=["report", "board"])
+def page(request):
+    return request.getfixturevalue(request.param)
+
+
+def overflow(browser):
+    return browser.see("document.documentElement.scrollWidth") - browser.width
 
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_nothing_is_beside_the_page(page, width):
-    seen = measured(page, width)
-    assert seen["scrollable"] <= 0 and seen["words"] > 500 and seen["unreachable"] == 0
-    assert seen["figures"] and all(wide > 0 and right <= width for wide, right in seen["figures"])
+    with Browser(page.as_uri(), width=width) as browser:
+        browser.see(UNFOLD)
+        assert overflow(browser) <= 0 and browser.see("document.body.innerText.length") > 500
+        figures = browser.see(
+            "[...document.querySelectorAll('figure > a > *')].map(x => x.getBoundingClientRect())"
+            ".map(x => [x.width, x.right])"
+        )
+        assert figures and all(wide > 0 and right <= width for wide, right in figures)
+        browser.see("document.querySelector('h1').style.width = '2000px'")
+        assert overflow(browser) > 0
 
 
-def test_a_page_that_is_too_wide_is_noticed(page, tmp_path):
-    wide = tmp_path / "report.html"
-    wide.write_text(page.read_text().replace("</body>", '<div style="width: 700px">x</div></body>'))
-    assert measured(wide, 390)["scrollable"] > 0
+@pytest.mark.parametrize("look", [{}, {"dark": True}, {"width": 390, "dark": True}, {"printed": True}], ids=str)
+def test_every_text_stands_out_from_what_is_behind_it(page, look):
+    with Browser(page.as_uri(), **look) as browser:
+        browser.see(UNFOLD)
+        seen = browser.see(FAINT)
+        assert seen["faint"] == [] and seen["texts"] > 20 and seen["dark"] == look.get("dark", False)
+        browser.see("document.querySelector('h1').style.color = '#777'")
+        assert len(browser.see(FAINT)["faint"]) == 1
 
 
-def test_letters_stand_out_in_light_and_dark(page):
-    for options, is_dark in (((), False), (("--blink-settings=preferredColorScheme=0",), True)):
-        seen = measured(page, 1280, *options)
-        letters, paper = brightness(seen["colour"]), brightness(seen["background"])
-        assert (paper < letters) == is_dark and abs(paper - letters) > 0.6, seen
+def test_tab_reaches_every_control(page):
+    with Browser(page.as_uri()) as browser:
+        browser.see(UNFOLD)
+        browser.see(
+            f'window.unreached = new Set([...document.querySelectorAll("{CONTROLS}")].filter(x => x.checkVisibility()))'
+        )
+        number = browser.see("unreached.size")
+        assert number > 10
+        for _ in range(number + 2):
+            browser.press("Tab")
+            browser.see("unreached.delete(document.activeElement)")
+        assert browser.see("[...unreached].map(x => x.outerHTML.slice(0, 100))") == []
+
+
+def test_enter_shows_a_figure_large_and_escape_closes_it(page):
+    with Browser(page.as_uri()) as browser:
+        browser.see(UNFOLD)
+        browser.see("(window.link = document.querySelector('figure > a')).focus()")
+        width = browser.see("link.firstElementChild.getBoundingClientRect().width")
+        browser.press("Enter")
+        shown = "document.querySelector('dialog[open] > *')"
+        assert browser.see(f"{shown}.getBoundingClientRect().width") > width
+        assert browser.see("document.querySelector('dialog').ariaLabel.length") > 10
+        browser.press("Escape")
+        assert browser.see(f"{shown} === null && document.activeElement === link")
+        assert browser.see("location.href") == page.as_uri()
 
 
 def test_the_page_can_be_printed(page):
-    printed = page.with_name("printed.pdf")
-    browse(f"--print-to-pdf={printed}", page.as_uri())
-    assert printed.read_bytes()[:5] == b"%PDF-" and printed.stat().st_size > 10_000
+    with Browser(page.as_uri()) as browser:
+        printed = browser.pdf()
+    assert printed[:5] == b"%PDF-" and len(printed) > 10_000
+    with Browser(page.as_uri(), printed=True) as browser:
+        browser.see("dispatchEvent(new Event('beforeprint'))")
+        assert browser.see("[...document.querySelectorAll('details')].every(fold => fold.open)")
+        assert browser.see("[...document.querySelectorAll('form, dialog')].every(x => !x.checkVisibility())")
