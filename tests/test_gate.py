@@ -7,7 +7,7 @@ import pytest
 from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
-from rankbench.commands.callback import Gate, check_everything
+from rankbench.commands.callback import Gate, check_everything, refusing
 from rankbench.commands.compose import register, resolve
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
@@ -150,3 +150,9 @@ def test_what_hydra_holds_of_a_sweeps_jobs_has_no_configs():
     returned = JobReturn(cfg=OmegaConf.create({"a": 1}), hydra_cfg=OmegaConf.create({"b": 1}))
     Gate().on_job_end(job_return=returned, config=returned.cfg)
     assert returned.cfg is None and returned.hydra_cfg is None
+
+
+def test_a_reader_of_our_output_that_has_exited_is_no_refusal():
+    """As in `rankbench explain model.norm | head -1`, which ends without a line."""
+    with pytest.raises(BrokenPipeError), refusing(""):
+        raise BrokenPipeError(32, "Broken pipe")

@@ -190,6 +190,8 @@ def refusing(command: str) -> Iterator[None]:
     try:
         with explaining(command, []):
             yield
+    except BrokenPipeError:  # the reader of our output has exited
+        raise
     except (ConfigError, OSError) as error:
         refuse(command, str(error))
     except Exception:
