@@ -1,11 +1,12 @@
-"""What a user sees while rankbench works: progress bars, and the log on the terminal and in a file."""
+"""What a user sees while rankbench works: progress bars, times left, and the log on the terminal and in a file."""
 
 import logging
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tqdm.auto import tqdm
 from tqdm.contrib.logging import _TqdmLoggingHandler as TerminalHandler
@@ -14,11 +15,42 @@ from rankbench.keys import ConfigError
 
 log = logging.getLogger(__name__)
 
+UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}  # of times, in seconds
+PAUSE = 60.0  # seconds between two lines about the same work
+
+Item = TypeVar("Item")
+
 
 def bar(*args: Any, **kwargs: Any) -> tqdm:
     """tqdm's bar on a terminal and in a notebook; a disabled one elsewhere, where log lines replace it."""
     in_notebook = type(sys.stderr).__module__ == "ipykernel.iostream"
     return tqdm(*args, **kwargs, disable=not (sys.stderr.isatty() or in_notebook))
+
+
+def counted(
+    items: Iterable[Item], total: int, what: str, size: Callable[[Item], int] = lambda item: 1
+) -> Iterator[Item]:
+    """The items, with a bar below those that are there; where there is none, a line with the time left each minute.
+
+    total: of all items' sizes. what: the work and its unit, as in `paths: sequences`.
+    """
+    done, began, told = 0, time.monotonic(), time.monotonic()
+    with bar(total=total, desc=what, leave=False) as progress:
+        for item in items:
+            yield item
+            done += size(item)
+            progress.update(size(item))
+            now = time.monotonic()
+            if progress.disable and now - told > PAUSE and done < total:
+                left = duration((now - began) * (total - done) / done)
+                log.info("%s: %d of %d, about %s left", what, done, total, left)
+                told = now
+
+
+def duration(seconds: float) -> str:
+    """A time in the largest unit that it has one of."""
+    unit = next((unit for unit in ("d", "h", "min") if seconds >= UNITS[unit]), "s")
+    return f"{seconds / UNITS[unit]:.3g} {unit}"
 
 
 class LogFile(logging.FileHandler):

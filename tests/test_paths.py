@@ -582,6 +582,19 @@ def test_one_recomputed_head_of_one_layer_is_the_network_without_skip_and_mlp(ne
     close(got[1], model.embed(tokens()))
 
 
+@pytest.mark.parametrize("kind", [FrozenNetwork, RecomputedNetwork])
+def test_more_paths_than_memory_should_hold_run_in_batches(network, monkeypatch, kind):
+    model = network(layers=3)
+    groups = [all_paths(3, model.num_heads, length) for length in range(4)]
+    groups.append(groups[1].repeat(2, axis=0))  # each path twice
+    together, sizes, tree_of = sums_of_groups(kind(model, tokens()), groups), [], PathTree.of
+    numbers = tokens().shape[1] * model.width
+    monkeypatch.setattr(rankbench.measures.paths, "PATHS_NUMBERS", 5 * numbers)
+    monkeypatch.setattr(PathTree, "of", lambda paths_PL: sizes.append(len(paths_PL)) or tree_of(paths_PL))
+    close(sums_of_groups(kind(model, tokens()), groups), together)
+    assert max(sizes) <= 5 and sum(sizes) == sum(map(len, groups))
+
+
 def test_the_two_schemes_agree_up_to_the_first_head_and_part_after_it(network):
     """In a bare network the first head reads the embedding in both; the second reads what the path alone has made."""
     model = network(layers=2, **BARE)

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from rankbench import progress
-from rankbench.progress import bar, logging_to
+from rankbench.progress import bar, counted, logging_to
 
 log = logging.getLogger("rankbench.somewhere")
 
@@ -47,3 +47,17 @@ def test_the_log_can_leave_the_terminal_out(tmp_path, capsys):
         log.info("first")
     assert (tmp_path / "a.log").read_text().endswith(" INFO first\n")
     assert capsys.readouterr().err == ""
+
+
+def test_long_work_has_a_bar_or_lines_with_the_time_left(monkeypatch, caplog):
+    seconds = iter([0.0, 0.0, 50.0, 100.0, 150.0, 200.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(progress.sys, "stderr", io.StringIO())
+    with caplog.at_level(logging.INFO, "rankbench"):
+        assert list(counted([10, 10, 10, 10], 40, "paths: sequences", int)) == [10, 10, 10, 10]
+    # one a minute, and none at the end
+    assert caplog.messages == ["paths: sequences: 20 of 40, about 1.67 min left"]
+    monkeypatch.setattr(progress.sys, "stderr", terminal := Terminal())
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 1e9)
+    list(counted(range(3), 3, "paths: sequences"))
+    assert "paths: sequences" in terminal.getvalue() and len(caplog.messages) == 1

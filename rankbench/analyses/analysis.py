@@ -102,6 +102,13 @@ class Plan(NamedTuple):
     texts: Batch | None = None  # inputs and targets of a checkpoint
 
 
+class Cost(NamedTuple):
+    """The work of an analysis on one subject: floating-point operations, and what there are many of, in words."""
+
+    operations: float
+    what: str
+
+
 @dataclass(frozen=True)
 class Analysis:
     """options: a dataclass, one field a key of conf/analysis/<name>.yaml. table: one subject's rows, without
@@ -114,6 +121,9 @@ class Analysis:
     measures the sub-layers of public checkpoints; needs, what it needs in their place, in words; trained_alone, whether
     it measures one network, the trained one if there is one; of_module, the function for any torch module, None if it
     cannot measure one; check_module raises ConfigError for a module that it cannot measure.
+
+    cost: the work on one subject, of an analysis that can take hours; cheaper: values of its options that make it less,
+    tried in this order, each with those before it.
 
     A sweep's figure: lines, the column whose values are its lines, which a varied key can join; most_panels, the limit
     of one file; drawn_apart, for a figure without facets, the columns by which it tells runs apart.
@@ -134,3 +144,5 @@ class Analysis:
     check: Callable[[Plan, Any], None] | None = None
     of_module: Callable[[ModuleSubject, Any], pd.DataFrame] | None = None
     check_module: Callable[[nn.Module, Example], Any] | None = None
+    cost: Callable[[Subject, Any], Cost] | None = None
+    cheaper: tuple[dict[str, Any], ...] = ()

@@ -21,19 +21,23 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Plan, Subject
+from rankbench.analyses.analysis import Analysis, Cost, Plan, Subject
+from rankbench.analyses.cost import Operations
 from rankbench.keys import ConfigError, key
 from rankbench.measures import dependence, paths
 from rankbench.measures.norms import cosine
 from rankbench.model.network import Network
 from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.plots.independence import draw_independence
+from rankbench.progress import counted
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch, Corpus
 from rankbench.tasks.task import is_scored, score
 
 log = logging.getLogger(__name__)
 
+PASSES_OF_A_PRODUCT = 8  # forward passes in the time of a product with the Hessian
+OPERATIONS_OF_A_PAIR = 100  # for each two sequences, in the estimates of two units' dependence
 FEWEST = 30  # sequences behind an estimate over inputs
 SEQUENCES_AT_A_TIME = 100  # in products with the Hessian, which need several times the memory of a forward pass
 
@@ -258,16 +262,16 @@ def cross_gradients(model: Transformer, batch: Batch, probes: int, generator: to
     names = {name for part in parts for name in part}
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters() if name in names}
     squares = torch.zeros(probes, len(parts), len(parts), dtype=torch.float64)
-    for probe in range(probes):
-        for b, part in enumerate(parts):
-            direction = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-            for name, at in part.items():
-                shape = direction[name][at].shape
-                signs = torch.randint(2, shape, generator=generator) * 2 - 1
-                direction[name][at] = signs.to(direction[name])
-            products = hessian_product(model, batch, parameters, direction)
-            for a, other in enumerate(parts):
-                squares[probe, a, b] = sum(products[name][at].square().sum() for name, at in other.items())
+    both = product(range(probes), enumerate(parts))
+    for probe, (b, part) in counted(both, probes * len(parts), "independence: products with the Hessian"):
+        direction = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        for name, at in part.items():
+            shape = direction[name][at].shape
+            signs = torch.randint(2, shape, generator=generator) * 2 - 1
+            direction[name][at] = signs.to(direction[name])
+        products = hessian_product(model, batch, parameters, direction)
+        for a, other in enumerate(parts):
+            squares[probe, a, b] = sum(products[name][at].square().sum() for name, at in other.items())
     squares = (squares + squares.mT) / 2
     norm_AA = squares.mean(0).sqrt()
     return norm_AA, squares.std(0) / probes**0.5 / (2 * norm_AA)  # of a square root: half the relative error
@@ -353,7 +357,8 @@ def _squares_by_signs(model: Network, inputs: Tensor, draws: int, generator: tor
     signs_SLH = torch.randint(2, (draws, model.num_layers, model.num_heads), generator=generator) * 2 - 1
     signs_SLH = signs_SLH.to(inputs.device, model.read_out.weight.dtype)
     squares_SK = torch.zeros(draws, model.num_layers + 1, dtype=torch.float64, device=inputs.device)
-    for chunk_BN in _chunks(inputs, inputs.shape[1] * model.width * (model.num_layers + 2)):
+    chunks = _chunks(inputs, inputs.shape[1] * model.width * (model.num_layers + 2))
+    for chunk_BN in counted(chunks, len(inputs), "independence: sequences with signs", len):
         network = paths.FrozenNetwork(model, chunk_BN)
         for draw, signs_LH in enumerate(signs_SLH):
             sums_KBND = paths.with_signs(network, signs_LH).sums_by_length().by_length_KBND
@@ -368,6 +373,37 @@ def _ratio(numerator: Tensor, estimates_S: Tensor) -> tuple[float, float]:
     if len(estimates_S) == 1:
         return share, 0.0
     return share, (share * estimates_S.std() / len(estimates_S) ** 0.5 / mean).item()
+
+
+def cost(subject: Subject, options: Options) -> Cost:
+    """The work on paths, on sums with signs, on the estimates of pairs, and on products with the Hessian."""
+    operations, model = Operations.of(subject), subject.model
+    layers, heads, skip = model.path_choices
+    num_sequences = len(subject.test.inputs[: options.sequences])
+    lengths, number = model.path_lengths, options.paths_per_length
+    counts = [paths.num_paths(layers, heads, length, skip) for length in lengths]
+    few = sum(counts) <= options.max_paths
+    steps = paths.PathTree.of(
+        np.concatenate([paths.all_paths(layers, heads, length, skip) for length in lengths])
+        if few
+        else np.ones((number * len(lengths), layers), dtype=np.int64)
+    ).num_steps
+    units = sum(min(number, count) for count in counts)
+    total = 0.0
+    for scheme in options.schemes:
+        recomputed = scheme == "recomputed"
+        of_paths = operations.paths(units * layers // 2, units * layers, recomputed=recomputed, mlp=not recomputed)
+        if few:
+            of_paths += 2 * operations.paths(*steps, recomputed=recomputed, mlp=not recomputed)
+        elif not recomputed:
+            of_paths += (1 + options.sign_draws) * operations.sums_by_length
+        pairs = (units**2 + len(lengths) ** 2) / 2 * min(options.tokens, operations.num_tokens)
+        total += num_sequences * of_paths + OPERATIONS_OF_A_PAIR * pairs * num_sequences**2
+    if subject.modules is None:
+        products = options.probes * layers * heads * min(num_sequences, options.hessian_sequences)
+        total += PASSES_OF_A_PRODUCT * products * operations.forward
+    what = f"{units} paths, {options.sign_draws} signs and {options.probes} probes of {layers * heads} heads"
+    return Cost(total, f"{what} x {num_sequences} sequences")
 
 
 def digest(table: pd.DataFrame) -> str:
@@ -417,4 +453,14 @@ ANALYSIS = Analysis(
     check=check_plan,
     any_network=True,
     trained_alone=True,
+    cost=cost,
+    cheaper=(
+        {"sign_draws": 20},
+        {"probes": 2},
+        {"hessian_sequences": 8},
+        {"sequences": 64},
+        {"hessian_sequences": 1},
+        {"schemes": ["frozen"]},
+        {"sign_draws": 2},
+    ),
 )

@@ -11,19 +11,21 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
+from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Subject
+from rankbench.analyses.cost import ROUNDED, Operations
 from rankbench.keys import key
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.module_paths import Heads, check_sums, heads_of, norms, of_counted, parts_with_floors, recorded
 from rankbench.measures.norms import frobenius_norm
 from rankbench.measures.paths import NUMBERS_AT_A_TIME, FrozenNetwork, num_paths, sums_through_heads
-from rankbench.measures.rounding import FLOOR_SEQUENCES, floors_of_sums, side_by_side
+from rankbench.measures.rounding import FLOOR_SEQUENCES, floors_of_sums, num_passes, side_by_side
 from rankbench.model.attention import visible_keys
 from rankbench.model.modules import Example
 from rankbench.model.network import run
 from rankbench.model.tape import Sums, Tape
 from rankbench.model.transformer import Transformer
 from rankbench.plots.path_mass import draw_path_mass
+from rankbench.progress import counted
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
 from rankbench.tasks.task import majority_baselines, score
@@ -64,7 +66,11 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     parts += [{"part": "head", "layer": layer, "head": head} for layer, head in heads_of_layers]
     numbers = len(parts) * test.inputs.shape[1] * model.width
     at_a_time = max(1, NUMBERS_AT_A_TIME // numbers)
-    chunks = [_sums(model, test[at : at + at_a_time], options.mlp) for at in range(0, len(test.inputs), at_a_time)]
+    batches = (test[at : at + at_a_time] for at in range(0, len(test.inputs), at_a_time))
+    chunks = [
+        _sums(model, batch, options.mlp)
+        for batch in counted(batches, len(test.inputs), "path_mass: sequences", lambda batch: len(batch.inputs))
+    ]
     remainder = max(chunk.pop("remainder").item() for chunk in chunks)
     total = {name: sum(chunk[name] for chunk in chunks) for name in chunks[0]}
     tokens, num_sequences = total["tokens"], len(test.inputs)
@@ -225,6 +231,21 @@ def _of_part(part: Tensor, state: Tensor, gradient: Tensor | None, example: Exam
     return numbers | {"tokens": left.tokens}
 
 
+def cost(subject: Subject, options: Options) -> Cost:
+    """The work on sums by length, and through each head, and again with random rounding for the floors."""
+    operations, num_sequences = Operations.of(subject), len(subject.test.inputs[: options.sequences])
+    layers, heads, mlp = operations.layers, operations.heads, operations.mlp * (options.mlp == "gate")
+    through = sum((1 + layer * heads) * (operations.attention / 2 + mlp) + heads * mlp for layer in range(layers))
+    parts = operations.sums_by_length + through
+    num_parts = layers + 2 + layers * heads
+    numbers = num_parts * operations.num_tokens * operations.width
+    floors = min(num_sequences, FLOOR_SEQUENCES, max(1, NUMBERS_AT_A_TIME // numbers))
+    passes = 1 + ROUNDED * num_passes(operations.num_tokens, operations.width)
+    of_sequence = parts + operations.sums_by_length + num_parts * operations.read_out
+    total = num_sequences * (of_sequence + operations.metrics_of_heads) + floors * passes * parts
+    return Cost(total, f"{num_parts} sums of paths x {num_sequences} sequences")
+
+
 def digest(table: pd.DataFrame) -> str:
     """Mass and gradient mass by length and by head, mean over seeds, for a terminal."""
     heads = table[table.part == "head"].pivot_table("mass", "layer", "head", "mean")
@@ -251,4 +272,6 @@ ANALYSIS = Analysis(
     check_module=check_sums,
     any_network=True,
     trained_alone=True,
+    cost=cost,
+    cheaper=({"sequences": 64}, {"sequences": 16}, {"sequences": 4}, {"sequences": 1}),
 )

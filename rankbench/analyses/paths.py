@@ -10,17 +10,20 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, ModuleSubject, Plan, Subject
+from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Plan, Subject
+from rankbench.analyses.cost import ROUNDED, Operations
 from rankbench.keys import key
 from rankbench.measures.module_paths import check_sums, heads_of, parts_with_floors
 from rankbench.measures.module_paths import sums_by_length as module_sums
 from rankbench.measures.norms import composite_norm, frobenius_norm, residual_matrix
 from rankbench.measures.paths import (
     FrozenNetwork,
+    PathTree,
     RecomputedNetwork,
     all_paths,
     check_recomputed,
@@ -31,11 +34,12 @@ from rankbench.measures.paths import (
     sums_by_length,
     sums_of_groups,
 )
-from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, floors_of_sums, side_by_side
+from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, floors_of_sums, num_passes, side_by_side
 from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import counted_first
 from rankbench.model.transformer import Transformer
 from rankbench.plots.paths import draw_paths
+from rankbench.progress import counted
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
 from rankbench.tasks.task import Score, majority_baselines, repeated_token_ceiling, score
@@ -176,10 +180,13 @@ def _norms(x: Tensor, counted_BN: Tensor | None) -> Tensor:
 
 def _batches(test: Batch, model: Transformer, num_groups: int) -> Iterator[Batch]:
     """A few sequences at a time: the sums of all groups over these are what memory has to hold."""
-    num_sequences, num_tokens = test.inputs.shape[:2]
-    at_a_time = max(1, NUMBERS_AT_A_TIME // (num_groups * num_tokens * model.width))
-    for start in range(0, num_sequences, at_a_time):
+    at_a_time = _at_a_time(test, model, num_groups)
+    for start in range(0, len(test.inputs), at_a_time):
         yield test[start : start + at_a_time]
+
+
+def _at_a_time(test: Batch, model: Transformer, num_groups: int) -> int:
+    return max(1, NUMBERS_AT_A_TIME // (num_groups * test.inputs.shape[1] * model.width))
 
 
 def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) -> list[dict]:
@@ -198,7 +205,8 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
             return sums_by_length(model, inputs, options.mlp).by_length_KBND
         return sums_of_groups(RecomputedNetwork(model, inputs, options.recomputed_mlp), groups)
 
-    for batch in _batches(test, model, len(lengths)):
+    batches = _batches(test, model, len(lengths))
+    for batch in counted(batches, len(test.inputs), f"{scheme} paths, all: sequences", lambda batch: len(batch.inputs)):
         if scheme == "frozen":
             sums = sums_by_length(model, batch.inputs, options.mlp)
             sums_KBND = sums.by_length_KBND
@@ -226,16 +234,10 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
 
 
 def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) -> list[dict]:
-    model = subject.model
-    layers, heads, skip = model.path_choices
-    draws = list(product(model.path_lengths, options.subset_sizes, range(options.repeats)))
+    model, draws = subject.model, _draws(subject, options)
     if not draws:
         return []
-    groups = []
-    for number, (length, size, _) in enumerate(draws):
-        # the same subsets for both schemes, so that these are compared on the same paths
-        generator = generator_for(subject.seed, "paths", number)
-        groups.append(sample_paths(layers, heads, length, size, generator, replacement=options.replacement, skip=skip))
+    groups = _sampled_groups(subject, options)
     parts, read = [], partial(read_out, model, readout=options.readout)
 
     def sums_of(inputs: Tensor) -> Tensor:
@@ -243,7 +245,10 @@ def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) 
             return sums_of_groups(FrozenNetwork(model, inputs, options.mlp), groups)
         return sums_of_groups(RecomputedNetwork(model, inputs, options.recomputed_mlp), groups)
 
-    for batch in _batches(test, model, len(groups)):
+    batches = _batches(test, model, len(groups))
+    for batch in counted(
+        batches, len(test.inputs), f"{scheme} paths, sampled: sequences", lambda batch: len(batch.inputs)
+    ):
         parts.append(Reading.of(sums_of(batch.inputs), batch.targets, model.counted(batch.inputs), read))
     reading = Reading.joined(parts)
     rows, floors = [], _floors(subject, test, len(groups), sums_of)
@@ -251,6 +256,49 @@ def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) 
         row = _row(subject, scheme, "sampled", length) | reading.row(group) | floors[group]
         rows.append(row | {"subset_size": size, "repeat": repeat, "num_paths": len(paths)})
     return rows
+
+
+def _draws(subject: Subject, options: Options) -> list[tuple[int, int, int]]:
+    """Path length, subset size and repeat of each subset of sampled paths."""
+    return list(product(subject.model.path_lengths, options.subset_sizes, range(options.repeats)))
+
+
+def _sampled_groups(subject: Subject, options: Options) -> list[np.ndarray]:
+    """The paths of each draw: the same for both schemes, so that these are compared on the same paths."""
+    layers, heads, skip = subject.model.path_choices
+    return [
+        sample_paths(layers, heads, length, size, generator_for(subject.seed, "paths", number), replacement, skip)
+        for replacement in [options.replacement]
+        for number, (length, size, _) in enumerate(_draws(subject, options))
+    ]
+
+
+def cost(subject: Subject, options: Options) -> Cost:
+    """The work on all trees of paths, and again with random rounding on the sequences whose floors are measured."""
+    operations, model, test = Operations.of(subject), subject.model, subject.test[: options.sequences]
+    layers, heads, skip = model.path_choices
+    counts = [num_paths(layers, heads, length, skip) for length in model.path_lengths]
+    passes = ROUNDED * num_passes(operations.num_tokens, model.width)
+    sampled, total, number = _sampled_groups(subject, options), len(test.inputs) * operations.forward, 0
+    for scheme, (groups, length) in product(options.schemes, ((sampled, len(sampled)), (None, len(counts)))):
+        recomputed = scheme == "recomputed"
+        times = len(test.inputs) + passes * min(
+            len(test.inputs), FLOOR_SEQUENCES, _at_a_time(test, model, max(1, length))
+        )
+        total += times * length * operations.read_out
+        if groups is None and not recomputed:
+            total += times * operations.sums_by_length
+            continue
+        if groups is None:
+            if sum(counts) > options.max_paths:
+                continue
+            groups = [all_paths(layers, heads, length, skip) for length in model.path_lengths]
+        if groups:
+            steps = PathTree.of(np.concatenate(groups)).num_steps
+            mlp = options.recomputed_mlp if recomputed else options.mlp == "gate"
+            total += times * operations.paths(*steps, recomputed=recomputed, mlp=mlp)
+            number += sum(map(len, groups))
+    return Cost(total, f"{number:,} paths x {len(test.inputs)} sequences")
 
 
 def _row(subject: Subject, scheme: str, selection: str, length: int) -> dict:
@@ -343,4 +391,6 @@ ANALYSIS = Analysis(
     check=check_plan,
     any_network=True,
     trained_alone=True,
+    cost=cost,
+    cheaper=({"sequences": 32}, {"repeats": 1}, {"sequences": 8}, {"subset_sizes": [5]}, {"sequences": 2}),
 )

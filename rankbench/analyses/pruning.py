@@ -17,11 +17,13 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from rankbench.analyses.analysis import Analysis, Plan, Subject
+from rankbench.analyses.analysis import Analysis, Cost, Plan, Subject
+from rankbench.analyses.cost import Operations
 from rankbench.keys import ConfigError, key
 from rankbench.measures.paths import (
     NUMBERS_AT_A_TIME,
     FrozenNetwork,
+    PathTree,
     all_paths,
     num_paths,
     sums_by_last_head,
@@ -30,6 +32,7 @@ from rankbench.measures.paths import (
 from rankbench.model.network import Network
 from rankbench.model.transformer import FirstCoordinates
 from rankbench.plots.pruning import draw_pruning, what_is_kept
+from rankbench.progress import counted
 from rankbench.runs.tables import thinned
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
@@ -77,7 +80,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     counts = np.unique(np.r_[0, np.geomspace(1, number, options.counts).round().astype(int)])
     sums: list[list[Score]] = [[] for _ in orders]
     read = _reader(model)
-    for batch, parts in _parts(model, test, options):
+    for batch, parts in counted(_parts(model, test, options), len(test.inputs), "pruning: sequences", _size):
         for scores, (_, _, order_P) in zip(sums, orders, strict=True):
             scores.append(_scores(parts.sums_PBNX[order_P], parts.bias_BNX, batch.targets, counts, read))
     rows = []
@@ -163,7 +166,8 @@ def _orders(
     if {"greedy", "norm"} & set(options.orders):
         scored = []
         squares_P = 0
-        for batch, parts in _parts(subject.model, chosen, options):
+        batches = _parts(subject.model, chosen, options)
+        for batch, parts in counted(batches, len(chosen.inputs), "pruning: sequences to choose on", _size):
             is_BN = is_scored(batch.targets)
             scored.append((parts.sums_PBNX[:, is_BN], parts.bias_BNX[is_BN], batch.targets[is_BN]))
             squares_P = squares_P + parts.squares_P
@@ -215,6 +219,10 @@ def _parts(model: Network, batch: Batch, options: Options) -> Iterator[tuple[Bat
             yield chunk, Parts(sums_PBND, bias_BND, squares_P)
 
 
+def _size(chunk: tuple[Batch, Parts]) -> int:
+    return len(chunk[0].inputs)
+
+
 def _has_logits(model: Network) -> bool:
     """Whether parts have logits of their own, and no more of them than there are numbers in a state."""
     read_out = model.read_out
@@ -233,7 +241,7 @@ def greedy_order(sums_PBNX: Tensor, bias_BNX: Tensor, targets: Tensor, read: Cal
     left = list(range(len(sums_PBNX)))
     at_a_time = max(1, NUMBERS_AT_A_TIME // read(sum_TX).numel())
     order = []
-    while left:
+    for _ in counted(range(len(left)), len(left), "pruning: greedy steps"):
         losses_P = torch.cat(
             [_losses(read(sum_TX + parts_PTX), targets_T) for parts_PTX in rest_PTX[: len(left)].split(at_a_time)]
         )
@@ -265,6 +273,23 @@ def _scores(
     return Score(torch.stack(loss), torch.stack(right), tokens[0])
 
 
+def cost(subject: Subject, options: Options) -> Cost:
+    """The work on all parts, and on the losses that greedy selection compares."""
+    operations, model = Operations.of(subject), subject.model
+    chosen, num_sequences = options.selection_sequences, len(subject.test.inputs[: options.sequences])
+    number, passes = _check_number(model, options), {"greedy", "norm"} & set(options.orders)
+    of_sequence = operations.sums_by_length + number * operations.read_out
+    if options.parts == "path":
+        steps = PathTree.of(_all_paths(model)).num_steps
+        of_sequence += operations.paths(*steps, recomputed=False, mlp=options.mlp == "gate")
+    num_orders = len(options.orders) + ("random" in options.orders) * (options.random_orders - 1)
+    outputs = operations.num_tokens * subject.task.num_outputs
+    total = (num_sequences + chosen * bool(passes)) * of_sequence + num_sequences * num_orders * number * outputs
+    if "greedy" in options.orders:
+        total += OPERATIONS_OF_A_LOSS * chosen * outputs * number**2 / 2
+    return Cost(total, f"{number:,} parts x {chosen} + {num_sequences} sequences")
+
+
 def digest(table: pd.DataFrame) -> str:
     """Accuracy at some numbers of paths kept, mean over seeds and repeats, for a terminal."""
     mean = table.pivot_table("accuracy", "order", "kept", "mean", sort=False)
@@ -277,6 +302,16 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
+OPERATIONS_OF_A_LOSS = 100  # for each output, which costs an exponential: their number at a product's pace
 ANALYSIS = Analysis(
-    Options, table, draw_pruning, digest, ("kept_share",), check=check_plan, any_network=True, trained_alone=True
+    Options,
+    table,
+    draw_pruning,
+    digest,
+    ("kept_share",),
+    check=check_plan,
+    any_network=True,
+    trained_alone=True,
+    cost=cost,
+    cheaper=({"sequences": 64}, {"selection_sequences": 16}, {"orders": ["norm", "random"]}, {"parts": "last_head"}),
 )

@@ -11,17 +11,20 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
+from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Subject
+from rankbench.analyses.cost import ROUNDED, Operations
 from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.keys import key
 from rankbench.measures.by_layer import metrics_by_layer, metrics_in_view, moments
 from rankbench.measures.module_states import Run, layers_of, states_with_floors
 from rankbench.measures.norms import at_least_float32
+from rankbench.measures.rounding import num_passes
 from rankbench.measures.token_views import VIEWS, View
 from rankbench.model.modules import Example
 from rankbench.model.network import without
 from rankbench.plots.figure import in_words
 from rankbench.plots.residual import draw_residual
+from rankbench.progress import counted
 from rankbench.runs.tables import last_of_layer, thinned
 from rankbench.seeds import generator_for
 from rankbench.tasks.task import score
@@ -58,16 +61,25 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """
     inputs = subject.test.inputs[: options.sequences]
     rows = []
-    for weights, model in subject.models.items():
-        for variant in options.variants:
-            removed = without(model, **VARIANTS[variant])
-            for view in _views(options, is_ours=subject.modules is None):
-                generator = generator_for(subject.seed, "rounding")
-                row = {"weights": weights, "variant": variant, "view": view.name}
-                dtype = str(removed.read_out.weight.dtype).removeprefix("torch.")
-                for axes, values in metrics_by_layer(removed, inputs, generator, view):
-                    rows.append({**row, **axes, "dtype": dtype, **moments(values)})
+    passes = list(product(subject.models, options.variants, _views(options, is_ours=subject.modules is None)))
+    for weights, variant, view in counted(passes, len(passes), "residual: networks, variants and views"):
+        removed = without(subject.models[weights], **VARIANTS[variant])
+        generator = generator_for(subject.seed, "rounding")
+        row = {"weights": weights, "variant": variant, "view": view.name}
+        dtype = str(removed.read_out.weight.dtype).removeprefix("torch.")
+        for axes, values in metrics_by_layer(removed, inputs, generator, view):
+            rows.append({**row, **axes, "dtype": dtype, **moments(values)})
     return pd.DataFrame(rows).assign(**learned(subject), **subject.what_counts)
+
+
+def cost(subject: Subject, options: Options) -> Cost:
+    """The work on metrics, passes, and passes with random rounding, of each variant of each network."""
+    operations, num_sequences = Operations.of(subject), len(subject.test.inputs[: options.sequences])
+    views = len(_views(options, is_ours=subject.modules is None))
+    passes = 1 + ROUNDED * num_passes(operations.num_tokens, operations.width)
+    number = num_sequences * len(subject.models) * len(options.variants) * views
+    of_sequence = passes * operations.forward + operations.metrics_of_states + operations.metrics_of_heads
+    return Cost(number * of_sequence, f"{len(options.variants)} variants x {num_sequences} sequences")
 
 
 def _views(options: Options, is_ours: bool) -> list[View]:
@@ -161,6 +173,8 @@ ANALYSIS = Analysis(
     ("variant", "sublayer"),
     lines="variant",
     of_module=of_module,
+    cost=cost,
+    cheaper=({"sequences": 8}, {"variants": ["full"]}, {"sequences": 1}),
     check_module=layers_of,
     any_network=True,
 )

@@ -13,6 +13,7 @@ from pandas.api.types import is_numeric_dtype
 
 from rankbench import __version__, plots, plugins
 from rankbench.analyses import ANALYSES, ModuleSubject, Plan, Subject
+from rankbench.analyses.cost import announcement
 from rankbench.analyses.modules import checked_subjects, foreign_subjects, is_foreign
 from rankbench.claims import CLAIMS, Facet, figures_published, judge, published, statement_line, statements_of, table_of
 from rankbench.config import AnalyzeConfig, BaseConfig, TrainConfig
@@ -309,6 +310,8 @@ def measure(name: str, options: Any, subjects: list[Subject] | list[ModuleSubjec
     if analysis.trained_alone and isinstance(subjects[0], Subject):
         # of a checkpoint's later seeds there are fresh weights alone
         subjects = [subject for subject in subjects if "trained" in subject.models] or subjects
+    if isinstance(subjects[0], Subject) and (line := announcement(name, analysis, options, subjects)):
+        log.warning(line)
     progress = bar(subjects, desc=name, unit="seed")
     parts = []
     for number, subject in enumerate(progress, 1):

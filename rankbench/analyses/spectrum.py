@@ -15,7 +15,8 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
+from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Subject
+from rankbench.analyses.cost import ROUNDED, Operations
 from rankbench.keys import key
 from rankbench.measures.module_paths import (
     Heads,
@@ -27,9 +28,11 @@ from rankbench.measures.module_paths import (
     scores,
     sums_by_length,
 )
+from rankbench.measures.rounding import FLOOR_SEQUENCES, num_passes
 from rankbench.model.modules import Example
 from rankbench.model.tape import Tape
 from rankbench.plots.spectrum import draw_spectrum
+from rankbench.progress import counted
 from rankbench.seeds import generator_for
 
 log = logging.getLogger(__name__)
@@ -94,7 +97,10 @@ def _values(
     kinds of frozen parts in their order."""
     parts: dict[str, list[Tensor]] = {name: [] for name in (*MEASURED, *WHOLE)}
     remainder, num_lengths, frozen = 0.0, len(heads.by_depth) + 1, {}
-    for chunk, sums in sums_by_length(module, example, heads, value_biases):
+    chunks = sums_by_length(module, example, heads, value_biases)
+    for chunk, sums in counted(
+        chunks, example.num_sequences, "spectrum: sequences", lambda pair: pair[0].num_sequences
+    ):
         read_K = sums.by_length_KBND
         read_K = torch.cat([read_K, read_K.new_zeros(num_lengths - len(read_K), *read_K.shape[1:])])
         S_K, X = of_counted(read_K, chunk), of_counted(sums.state_BND, chunk)
@@ -144,6 +150,15 @@ def _interval(name: str, values_B: Tensor, resamples: int) -> dict[str, float]:
     return {name: float(numbers.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
+def cost(subject: Subject, options: Options) -> Cost:
+    """The work on the sums by length of each network, and again with random rounding for the floors."""
+    operations, num_sequences = Operations.of(subject), len(subject.test.inputs[: options.sequences])
+    of_sequence = operations.sums_by_length + (operations.layers + 1) * operations.read_out
+    passes = ROUNDED * num_passes(operations.num_tokens, operations.width)
+    number, times = num_sequences * len(subject.models), num_sequences + passes * min(num_sequences, FLOOR_SEQUENCES)
+    return Cost(len(subject.models) * times * of_sequence, f"{operations.layers + 1} path lengths x {number} sequences")
+
+
 def digest(table: pd.DataFrame) -> str:
     """Mass, error and loss by length, mean over seeds, for a terminal."""
     mean = table.groupby(["weights", "path_length"], sort=False)[["num_paths", *MEASURED]].mean()
@@ -168,4 +183,6 @@ ANALYSIS = Analysis(
     of_module=of_module,
     check_module=check_sums,
     any_network=True,
+    cost=cost,
+    cheaper=({"sequences": 16}, {"sequences": 4}),
 )

@@ -10,10 +10,11 @@ from omegaconf import OmegaConf
 
 from rankbench.config import BUDGETS
 from rankbench.keys import ConfigError
+from rankbench.progress import UNITS, duration
 
 log = logging.getLogger(__name__)
 
-SECONDS = {"s": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hour": 3600, "d": 86400, "day": 86400}
+SECONDS = UNITS | {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 FEWEST = 3  # seeds, without which no claim has a verdict
 
 
@@ -54,7 +55,7 @@ def _chosen(command: str, budget: str, others: list[str]) -> list[str]:
     if seeds < min(FEWEST, small.replicas):
         least = laptop * min(FEWEST, small.replicas) / small.replicas
         raise ConfigError(
-            f"{budget}: {name} takes about {in_words(least)} with the fewest seeds that a verdict needs; take that, or "
+            f"{budget}: {name} takes about {duration(least)} with the fewest seeds that a verdict needs; take that, or "
             "budget=smoke, which only shows that it runs"
         )
     seeds = min(seeds, max(small.replicas, large.replicas))
@@ -68,7 +69,7 @@ def _chosen(command: str, budget: str, others: list[str]) -> list[str]:
 
 
 def _told(budget: str, chosen: list[str], cost: float) -> list[str]:
-    log.warning("%s: %s, about %s by the preset's stated cost", budget, " ".join(chosen), in_words(cost))
+    log.warning("%s: %s, about %s by the preset's stated cost", budget, " ".join(chosen), duration(cost))
     return chosen
 
 
@@ -88,9 +89,3 @@ def _seconds(parts: Iterable[str]) -> float:
     """The longest time that is stated; inf where there is none."""
     stated = re.findall(r"(\d+(?:\.\d+)?) (second|minute|hour|day)", " ".join(parts))
     return max((float(number) * SECONDS[unit] for number, unit in stated), default=math.inf)
-
-
-def in_words(seconds: float) -> str:
-    """A time in the largest unit that it has one of."""
-    unit = next((unit for unit in ("d", "h", "min") if seconds >= SECONDS[unit]), "s")
-    return f"{seconds / SECONDS[unit]:.3g} {unit}"

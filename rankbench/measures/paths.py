@@ -31,6 +31,8 @@ from rankbench.model.transformer import Norm, plain_norm
 # States that the tree over paths holds at a time, in numbers. Larger chunks fall out of the cache, smaller ones pay
 # more calls; between 2^19 and 2^22 the time is flat within 5 % on one core.
 NUMBERS_AT_A_TIME = 1 << 22
+# States of paths that are in memory together: half a GiB of float64, of which a tree holds two to three.
+PATHS_NUMBERS = 1 << 26
 # The sweep's terms, in bytes: about what the second-level cache holds; the whole batch at once takes twice as long.
 SWEEP_BYTES = 3 << 19
 
@@ -268,6 +270,15 @@ class FrozenNetwork:
             states_PBND = mlp.mlp(states_PBND, has_bias=False)
         return states_PBND
 
+    @torch.no_grad()
+    def all_choices(self, states_PBND: Tensor, layer: int) -> Tensor:
+        """The sum over all choices of `step`: as MLPs are linear here, one passage of theirs instead of H + 1."""
+        attention, *mlps = self.layers[layer]
+        states_PBND = sum(attention.one_head(states_PBND, choice) for choice in range(self.network.num_heads + 1))
+        for mlp in mlps:
+            states_PBND = mlp.mlp(states_PBND, has_bias=False)
+        return states_PBND
+
     def start(self, sequences: slice) -> Tensor:
         """The path of no layers: the embedded inputs, (B, N, D), or their streams."""
         first = self.layers[0][0].at(sequences)
@@ -386,21 +397,44 @@ class PathTree(NamedTuple):
             num_nodes = len(keys)
         return cls(children, num_nodes, node_P)
 
+    @property
+    def num_steps(self) -> tuple[int, int]:
+        """How many steps of prefixes pass a head, and how many there are with those that skip."""
+        sizes = [(choice, len(parents)) for layer in self.children for choice, parents in layer]
+        return sum(size for choice, size in sizes if choice), sum(size for _, size in sizes)
+
 
 def sums_of_groups(network: FrozenNetwork | RecomputedNetwork, groups: list[np.ndarray]) -> Tensor:
     """The sum over each group's paths, shape (G, B, N, D); a group is an integer array (P, L) of choices 0..H.
 
-    A path that occurs twice in a group counts twice.
+    A path that occurs twice in a group counts twice. Of more paths than memory should hold, some run at a time.
     """
-    tree = PathTree.of(np.concatenate(groups))
+    paths_PL = np.concatenate(groups)
     group_of_path = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    _, num_tokens, width = network.start(slice(None)).shape
+    batches = _batches_of_paths(paths_PL, max(1, PATHS_NUMBERS // (num_tokens * width)))
+    parts = (_sums_of_tree(network, PathTree.of(paths_PL[some]), group_of_path[some], len(groups)) for some in batches)
+    return functools.reduce(Tensor.add_, parts)
+
+
+def _batches_of_paths(paths_PL: np.ndarray, most: int) -> list[slice | np.ndarray]:
+    """Which paths run together: neighbours in lexicographic order, which share the most prefixes."""
+    if len(paths_PL) <= most:
+        return [slice(None)]
+    return np.array_split(np.lexsort(paths_PL.T[::-1]), -(-len(paths_PL) // most))
+
+
+def _sums_of_tree(
+    network: FrozenNetwork | RecomputedNetwork, tree: PathTree, group_of_path: np.ndarray, num_groups: int
+) -> Tensor:
+    """The sum over each group's paths of one tree, (G, B, N, D)."""
     whole = network.start(slice(None))
     num_sequences, num_tokens, width = whole.shape
     # (G, leaves), how often each group has each leaf: the sums are a sparse product that copies no leaf
     counts = torch.sparse_coo_tensor(
         torch.from_numpy(np.stack([group_of_path, tree.leaf_of_path])),
         torch.ones(len(group_of_path), dtype=whole.dtype),
-        (len(groups), tree.num_leaves),
+        (num_groups, tree.num_leaves),
         device=whole.device,
         check_invariants=False,
     )
@@ -417,7 +451,7 @@ def sums_of_groups(network: FrozenNetwork | RecomputedNetwork, groups: list[np.n
             )
             if layer < len(tree.children) - 1:
                 states_PBND = torch.cat(list(after))
-        part_GBND = whole.new_zeros(len(groups), *whole[sequences].shape)
+        part_GBND = whole.new_zeros(num_groups, *whole[sequences].shape)
         for counts_of_choice, leaves_PBND in zip(last_counts, after, strict=True):
             part_GBND += torch.sparse.mm(counts_of_choice, leaves_PBND.flatten(1)).view_as(part_GBND)
         sums.append(network.finish(part_GBND, sequences))
@@ -481,12 +515,14 @@ def sums_through_heads(network: FrozenNetwork) -> Tensor:
     layers and heads count each path once per head: they add up to sum_k k S_k.
     """
     everything, heads = slice(None), network.layers[0][0].sublayer.part.heads
-    terms_TBND = network.start(everything)[None]  # term 0: all paths; the others: all paths through one head
+    all_1BND = network.start(everything)[None]
+    through_TBND = all_1BND[:0]
     for layer in range(len(network.layers)):
-        by_choice = [network.step(terms_TBND, layer, choice, everything) for choice in range(heads + 1)]
-        through_HBND = torch.stack([by_head_TBND[0] for by_head_TBND in by_choice[1:]])
-        terms_TBND = torch.cat([sum(by_choice), through_HBND])
-    return network.finish(terms_TBND[1:], everything).unflatten(0, (len(network.layers), heads))
+        by_choice = [network.step(all_1BND, layer, choice, everything) for choice in range(heads + 1)]
+        if layer:
+            through_TBND = network.all_choices(through_TBND, layer)
+        through_TBND, all_1BND = torch.cat([through_TBND, *by_choice[1:]]), sum(by_choice)
+    return network.finish(through_TBND, everything).unflatten(0, (len(network.layers), heads))
 
 
 def sums_by_last_head(network: FrozenNetwork) -> Tensor:

@@ -1,0 +1,125 @@
+"""What an analysis costs, estimated before it starts: its floating-point operations at the pace of forward passes.
+
+Counted are products of matrices and singular values, which take nearly all of the time where there are many of them.
+Their pace is that of the subject's own network, timed for a moment on the device that is going to compute. Of cases
+that take seconds to minutes the estimate is right within a factor of three (tests/test_cost.py).
+"""
+
+import dataclasses
+import time
+from typing import Any, NamedTuple
+
+import torch
+
+from rankbench.analyses.analysis import Analysis, Subject
+from rankbench.keys import as_typed
+from rankbench.measures.rounding import side_by_side
+from rankbench.progress import duration
+
+LONG = 600.0  # seconds from which an analysis is announced
+SLOW = 1e8  # operations a second that every machine does: what is quick at this pace is not timed
+MOMENT = 0.05  # seconds of forward passes that show their pace
+ROUNDED = 5  # plain passes in the time of one with random rounding
+SINGULAR_VALUES = 60  # for each a^2 b of an (a, b) matrix, a <= b: their number of operations, at a product's pace
+
+
+class Operations(NamedTuple):
+    """Floating-point operations of a network's parts on one sequence; attention and mlp are those of a mean layer."""
+
+    attention: float
+    mlp: float
+    read_out: float
+    layers: int
+    heads: int
+    num_tokens: int
+    width: int
+
+    @classmethod
+    def of(cls, subject: Subject) -> "Operations":
+        """Those of the subject's network: products with weights, and with queries, keys and values."""
+        network = subject.model
+        num_tokens = network.num_tokens(subject.test.inputs)
+        of_kind = {"attention": 0.0, "mlp": 0.0}
+        for sublayer in network.sublayers:
+            numbers = sum(weight.numel() for weight in sublayer.part.parameters())
+            of_kind["attention" if sublayer.kind == "attention" else "mlp"] += 2.0 * num_tokens * numbers
+        for part in network.attentions:
+            of_kind["attention"] += 4.0 * num_tokens**2 * part.heads * part.head_width
+        layers, heads, _ = network.path_choices
+        read_out = 2.0 * num_tokens * network.read_out.weight.numel()
+        per_layer = of_kind["attention"] / layers, of_kind["mlp"] / layers
+        return cls(*per_layer, read_out, layers, heads, num_tokens, network.width)
+
+    @property
+    def forward(self) -> float:
+        """Those of a forward pass."""
+        return self.layers * (self.attention + self.mlp) + self.read_out
+
+    @property
+    def sums_by_length(self) -> float:
+        """Those of the sums of all frozen paths by length: a layer takes a term for the bias and for each length."""
+        terms = sum(layer + 2 for layer in range(self.layers))
+        return self.forward + terms * (self.attention / 2 + self.mlp)
+
+    def paths(self, through_heads: int, steps: int, *, recomputed: bool, mlp: bool) -> float:
+        """Those of so many steps of paths, of which some pass a head: it has a share of the attention, without its
+        scores in frozen paths. Recomputed paths pass the MLPs of these layers only."""
+        head = self.attention / self.heads / (1 if recomputed else 2)
+        return through_heads * head + (through_heads if recomputed else steps) * self.mlp * mlp
+
+    @property
+    def metrics_of_states(self) -> float:
+        """Those of the metrics of every state, which are of its singular values."""
+        narrow, wide = sorted((self.num_tokens, self.width))
+        return SINGULAR_VALUES * (2 * self.layers + 1) * narrow**2 * wide
+
+    @property
+    def metrics_of_heads(self) -> float:
+        """The same of the attention weights of every head."""
+        return SINGULAR_VALUES * self.layers * self.heads * self.num_tokens**3
+
+
+def announcement(name: str, analysis: Analysis, options: Any, subjects: list[Subject]) -> str | None:
+    """The line about an analysis that is going to take longer than LONG: what is large, how long it takes, and keys
+    with which it takes minutes. None for others."""
+    if analysis.cost is None:
+        return None
+    subject, what = subjects[0], analysis.cost(subjects[0], options).what
+
+    def operations(chosen: Any) -> float:
+        return len(subjects) * analysis.cost(subject, chosen).operations
+
+    if operations(options) < LONG * SLOW or operations(options) < LONG * (pace := pace_of(subject)):
+        return None
+    parts = Operations.of(subject)
+    size = f"{parts.layers} layers x {parts.heads} heads x width {parts.width}, {parts.num_tokens} tokens"
+    seeds = f" x {len(subjects)} seeds" if len(subjects) > 1 else ""
+    line = f"{name}: {what}{seeds} ({size}) take about {duration(operations(options) / pace)}"
+    changes: dict[str, Any] = {}
+    for change in analysis.cheaper:
+        cheaper = dataclasses.replace(options, **(changes | change))
+        if operations(cheaper) < operations(dataclasses.replace(options, **changes)):
+            changes |= change
+        if operations(cheaper) < LONG * pace:
+            break
+    if not changes:
+        return f"{line}; it goes on"
+    keys = " ".join(f"analysis.{name}.{key}={as_typed(value)}" for key, value in changes.items())
+    seconds = operations(dataclasses.replace(options, **changes)) / pace
+    return f"{line}; it goes on. With {keys} about {duration(seconds)}"
+
+
+@torch.no_grad()
+def pace_of(subject: Subject) -> float:
+    """Operations a second of the subject's forward passes, of as many sequences side by side as take a moment."""
+    one, number = subject.test.inputs[:1], 1
+    while True:
+        inputs = side_by_side(one, number)
+        began = time.perf_counter()
+        subject.model(inputs)
+        if inputs.is_cuda:
+            torch.cuda.synchronize(inputs.device)
+        seconds = time.perf_counter() - began
+        if seconds >= MOMENT:
+            return number * Operations.of(subject).forward / seconds
+        number *= 2
