@@ -95,6 +95,10 @@ class ModelSublayers:
     )
     norm_kind: str = key("Kind of norm. l2norm: x / ||x|| times a number.", choices=("layernorm", "rmsnorm", "l2norm"))
     norm_affine: bool = key("Whether norms have a learned scale and shift.")
+    norm_scale: str = key(
+        "Factor of the norms around the sub-layers. depth: 1/sqrt(l) in layer l (LayerNorm scaling).",
+        choices=("none", "depth"),
+    )
     bias: bool = key("Whether the linear maps of the layers have biases.")
     value_residual: float = key("Share of the first layer's values in those of each later layer.", between=(0.0, 1.0))
     embedding_skip: float = key("Factor of the embedding that is added to the input of each layer.", between=FACTOR)
@@ -426,6 +430,11 @@ def _check_model(model: ModelConfig) -> None:
     if model.mask != "window" and model.window is not None:
         raise ConfigError(
             f"model.window={model.window}: only model.mask=window has a window; got model.mask={model.mask}"
+        )
+    if model.norm_scale != "none" and model.norm == "none":
+        raise ConfigError(
+            f"model.norm_scale={model.norm_scale}: model.norm=none has no norm to scale; set model.norm=pre, or "
+            "model.norm_scale=none"
         )
     _check_streams(model)
     if model.mlp_skip and not model.mlp:

@@ -38,6 +38,9 @@ KINDS = {
     "peri rmsnorm": {"norm": "peri", "norm_kind": "rmsnorm", "branch_scale": 0.7},
     "ngpt": {"norm": "ngpt"},
     "ngpt rmsnorm": {"norm": "ngpt", "norm_kind": "rmsnorm", "skip_scale": 0.7, "branch_scale": 0.3},
+    "pre, scaled by depth": {"norm": "pre", "norm_scale": "depth"},
+    "post rmsnorm, scaled by depth": {"norm": "post", "norm_scale": "depth", "norm_kind": "rmsnorm"},
+    "peri, scaled by depth": {"norm": "peri", "norm_scale": "depth", "bias": False},
     "peri without skips": {"norm": "peri", "skip": False, "mlp_skip": False},
     "value residual": {"value_residual": 0.3, "norm": "pre"},
     "value residual, post": {"value_residual": 0.5, "norm": "post", "skip_scale": 0.8},
@@ -140,7 +143,9 @@ class Written:
     def norm(self, x, module, key):
         centred = x - x.mean(-1, keepdim=True) if self.cfg.norm_kind == "layernorm" else x
         scale = self.once((key, "scale"), (centred.square().mean(-1, keepdim=True) + 1e-5).rsqrt())
-        return centred * scale * module.weight + (0 if module.shift is None else module.shift)
+        normed = centred * scale * module.weight + (0 if module.shift is None else module.shift)
+        is_scaled = self.cfg.norm_scale == "depth" and key[-1] == 1  # in front of a sub-layer or behind it
+        return normed / math.sqrt(key[0] + 1) if is_scaled else normed
 
     def once(self, key, value):
         return self.kept.setdefault(key, value)
@@ -255,9 +260,9 @@ def test_without_skips_there_are_no_streams(network, name):
     assert not bare.has_skips and model.has_skips
 
 
-@pytest.mark.parametrize("norm", ["peri", "ngpt"])
-def test_residual_coordinates_follow_norms_of_branches(network, norm):
-    model = network(norm=norm, mask="none", layers=4, skip_scale=0.5)
+@pytest.mark.parametrize(("norm", "scale"), [("peri", "none"), ("ngpt", "none"), ("pre", "depth"), ("post", "depth")])
+def test_residual_coordinates_follow_norms(network, norm, scale):
+    model = network(norm=norm, norm_scale=scale, mask="none", layers=4, skip_scale=0.5)
     states = propagate(model, TOKENS)
     measured = [step.output_BND for step in run(model, TOKENS) if step.sublayer.kind == "mlp"]
     for state, x_BND in zip(states[1:], measured, strict=True):
@@ -282,6 +287,7 @@ def test_masks_of_dropout_that_drop_nothing_leave_the_network_as_it_is(network, 
         (["model.hyper_connections=free"], "use model.norm=pre, peri or none"),
         (["model.hyper_connections=free", "model.norm=pre", "model.skip=false"], "set model.skip=true"),
         (["model.streams=1"], "model.streams=1: out of range"),
+        (["model.norm_scale=depth", "model.norm=none"], "model.norm=none has no norm to scale; set model.norm=pre"),
     ],
 )
 def test_keys_that_do_not_go_together_are_refused(words, says):
@@ -296,10 +302,10 @@ def test_paths_with_streams_are_not_recomputed(network, name):
         RecomputedNetwork(network(**KINDS[name]), TOKENS)
 
 
-@pytest.mark.parametrize("norm", ["peri", "ngpt"])
-def test_the_certificate_bounds_norms_of_branches(network, norm):
+@pytest.mark.parametrize(("norm", "scale"), [("peri", "none"), ("ngpt", "none"), ("pre", "depth"), ("post", "depth")])
+def test_the_certificate_bounds_norms(network, norm, scale):
     """At tokens in the ball no difference quotient is above the certificate."""
-    model = network(norm=norm, layers=2, mask="none")
+    model = network(norm=norm, norm_scale=scale, layers=2, mask="none")
     x_BND = model.embed(TOKENS)
     radius = 1.1 * x_BND.norm(dim=-1).max().item()
     bound = certificate(model, 4, radius)

@@ -32,7 +32,13 @@ LOOP_BLOCKS = 5  # of trainer.steps: the whole training loop is timed over enoug
 # What the model must be to have a twin in torch.nn.TransformerEncoder.
 TORCH_ENCODER_HAS = {"attention": ["dot"], "tied_qk": [False], "skip": [True], "skip_scale": [1.0], "mlp": [True]}
 TORCH_ENCODER_HAS |= {"mlp_skip": [True], "norm": ["pre", "post"], "norm_kind": ["layernorm"], "norm_affine": [True]}
-TORCH_ENCODER_HAS |= {"mask": ["none"], "positions": ["learned"], "embedding_norm": [False], "head_width": [None]}
+TORCH_ENCODER_HAS |= {
+    "norm_scale": ["none"],
+    "mask": ["none"],
+    "positions": ["learned"],
+    "embedding_norm": [False],
+    "head_width": [None],
+}
 TORCH_ENCODER_HAS |= {"value_width": [None], "kv_groups": [None], "latent_width": [None], "head_reduction": ["sum"]}
 TORCH_ENCODER_HAS |= {"read_in": ["linear"], "read_out": ["linear"], "dropout": [0.0]}
 

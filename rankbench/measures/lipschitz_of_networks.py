@@ -156,7 +156,7 @@ def _longest_normed(norm: Norm, radius: float) -> float:
     """Bound on the length of a normed token that was no longer than `radius`."""
     most = 1.0 if norm.kind == "l2norm" else norm.width**0.5
     weight = 1.0 if norm.weight is None else norm.weight.abs().max().item()
-    return min(most, radius * norm.epsilon**-0.5) * weight + _length(norm.shift)
+    return norm.factor * (min(most, radius * norm.epsilon**-0.5) * weight + _length(norm.shift))
 
 
 def _length(bias: Tensor | None) -> float:
@@ -177,7 +177,8 @@ def matrices(sublayer: Sublayer) -> dict[str, Tensor]:
 def norm_bound(norm: Norm, p: str, largest_scale: float | None = None) -> float:
     """Bound on Lip_p of a norm that divides its input by at least 1 / largest_scale; None: by no more than epsilon."""
     largest_scale = norm.epsilon**-0.5 if largest_scale is None else largest_scale
-    return lipschitz_bounds.norm_bound(norm.width, norm.weight, largest_scale, p, norm.kind == "layernorm")
+    of_norm = lipschitz_bounds.norm_bound(norm.width, norm.weight, largest_scale, p, norm.kind == "layernorm")
+    return norm.factor * of_norm
 
 
 def mlp_bound(mlp: MLP, p: str) -> float:

@@ -296,7 +296,7 @@ def frozen_norm(x: Tensor, norm: Norm, scale_BN1: Tensor, has_bias: bool) -> Ten
     """A norm with frozen scale, of path prefixes or (has_bias) of terms of which the first is the bias."""
     normed = norm.linear(x, scale_BN1)
     if has_bias and norm.shift is not None:
-        normed[0] += norm.shift
+        normed[0] += norm.factor * norm.shift
     return normed
 
 

@@ -421,11 +421,11 @@ def norm(state: State, module: Norm, present_BN: Tensor | None = None) -> State:
     if module.kind == "layernorm":
         direction_B1D = direction_B1D - direction_B1D.mean(-1, keepdim=True)
     direction_B1D = direction_B1D / s_B11
-    if module.weight is not None:
-        rows_BND, direction_B1D = rows_BND * module.weight, direction_B1D * module.weight
+    gain = module.factor if module.weight is None else module.factor * module.weight
+    rows_BND, direction_B1D = rows_BND * gain, direction_B1D * gain
     mean = Scaled(state.log_mean_B, direction_B1D)
     if module.shift is not None:
-        mean = _sum(mean, _scaled(module.shift.expand_as(direction_B1D)))
+        mean = _sum(mean, _scaled(module.factor * module.shift.expand_as(direction_B1D)))
     return _recentred(mean, state.log_scale_B, rows_BND, present_BN)
 
 

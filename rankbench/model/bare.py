@@ -14,14 +14,8 @@ BARE |= {"exclusive": False}
 BARE |= {"head_reduction": "sum", "tied_qk": False, "mask": "none", "window": None, "skip": False, "skip_scale": 1.0}
 BARE |= {"branch_scale": 1.0, "mlp": False, "mlp_ratio": 1.0, "mlp_skip": False, "activation": "relu", "norm": "none"}
 BARE |= {"value_residual": 0.0, "embedding_skip": 0.0, "hyper_connections": "none", "streams": 4}
-BARE |= {
-    "stream_deviation": 0.0,
-    "norm_kind": "layernorm",
-    "norm_affine": True,
-    "bias": False,
-    "dropout": 0.0,
-    "positions": "none",
-}
+BARE |= {"stream_deviation": 0.0, "norm_kind": "layernorm", "norm_affine": True, "norm_scale": "none"}
+BARE |= {"bias": False, "dropout": 0.0, "positions": "none"}
 BARE |= {"embedding_norm": False, "read_in": "identity", "read_out": "identity", "init": "pytorch"}
 BARE |= {"attention_init": None, "mlp_gain": 1.0, "values": "free", "weight_norm": "none"}
 BARE |= {"init_gain": 3**0.5}  # times U(+-1/sqrt(d)): every matrix has entries of variance 1/d

@@ -31,11 +31,14 @@ class Norm(nn.Module):
     """LayerNorm, RMSNorm or x / ||x|| (l2norm) over the width, as scale(x) times a linear map plus a shift.
 
     The learned weight is a number for each coordinate, for l2norm one number for all (Amsel et al.). With its scale
-    frozen the norm is linear; the path sums of paths.py rely on that.
+    frozen the norm is linear; the path sums of paths.py rely on that. factor: of all of it, the shift too, not learned.
     """
 
-    def __init__(self, cfg: ModelConfig, affine: bool) -> None:
+    factor = 1.0
+
+    def __init__(self, cfg: ModelConfig, affine: bool, factor: float = 1.0) -> None:
         super().__init__()
+        self.factor = factor
         self.kind, self.width, self.epsilon = cfg.norm_kind, cfg.width, NORM_EPSILON
         self.weight = nn.Parameter(torch.ones(1 if cfg.norm_kind == "l2norm" else cfg.width)) if affine else None
         self.shift = nn.Parameter(torch.zeros(cfg.width)) if affine and cfg.norm_kind == "layernorm" else None
@@ -46,7 +49,8 @@ class Norm(nn.Module):
 
     def linear(self, x_BND: Tensor, scale_BN1: Tensor) -> Tensor:
         """The norm with frozen scale and without shift; linear in x."""
-        factor = scale_BN1 if self.weight is None else scale_BN1 * self.weight
+        factor = scale_BN1 if self.factor == 1 else scale_BN1 * self.factor
+        factor = factor if self.weight is None else factor * self.weight
         if self.kind == "layernorm":
             return (x_BND - x_BND.mean(-1, keepdim=True)).mul_(factor)
         return x_BND * factor
@@ -56,10 +60,16 @@ class Norm(nn.Module):
         if self.kind == "layernorm":  # the kernel returns the scale
             learned = (self.weight, self.shift)
             normed_BND, _, scale_BN1 = torch.native_layer_norm(x_BND, (self.width,), *learned, self.epsilon)
-            return normed_BND, scale_BN1
+            return self._scaled(normed_BND), scale_BN1
         return self(x_BND), self.scale(x_BND)
 
     def forward(self, x_BND: Tensor) -> Tensor:
+        return self._scaled(self._normed(x_BND))
+
+    def _scaled(self, normed_BND: Tensor) -> Tensor:
+        return normed_BND if self.factor == 1 else normed_BND * self.factor
+
+    def _normed(self, x_BND: Tensor) -> Tensor:
         if self.kind == "l2norm":
             scale_BN1 = self.scale(x_BND)
             return x_BND * (scale_BN1 if self.weight is None else scale_BN1 * self.weight)
@@ -164,9 +174,11 @@ class Block(nn.Module):
     def _surround(self, kind: str, cfg: ModelConfig, number: int) -> None:
         """Add the norms and streams around a sub-layer, by its number from 0; None for those that it does not have."""
         is_there = kind == "attention" or cfg.mlp
-        norms = {f"{kind}_norm": cfg.norm != "none", f"{kind}_branch_norm": cfg.norm in ("peri", "ngpt")}
-        for name, has_norm in norms.items():
-            setattr(self, name, Norm(cfg, cfg.norm_affine) if is_there and has_norm else None)
+        layer = number // (1 + cfg.mlp) + 1
+        factor = layer**-0.5 if cfg.norm_scale == "depth" else 1.0
+        has_norm, has_branch_norm = is_there and cfg.norm != "none", is_there and cfg.norm in ("peri", "ngpt")
+        setattr(self, f"{kind}_norm", Norm(cfg, cfg.norm_affine, factor) if has_norm else None)
+        setattr(self, f"{kind}_branch_norm", Norm(cfg, cfg.norm_affine) if has_branch_norm else None)
         has_streams = is_there and cfg.hyper_connections != "none"
         setattr(self, f"{kind}_streams", HyperConnection(cfg, number) if has_streams else None)
 

@@ -14,9 +14,8 @@ from rankbench.config import ModelConfig
 from rankbench.measures.laws.law import CLAIMED, CONTROL, Law, Measured, Predicted
 from rankbench.model.bare import drawn_network
 from rankbench.model.network import run
-from rankbench.model.transformer import Transformer
 
-SCALES = {"s = 1": 0.0, "s = 1/sqrt(l)": -0.5}  # powers of l
+SCALES = {"s = 1": ("none", 0.0), "s = 1/sqrt(l)": ("depth", -0.5)}  # model.norm_scale, and the power of l
 # Each token by itself, and branches of variance 1: ReLU halves the mean square, and the gain enters its fourth power.
 KEYS = {"mix_attention": 0.0, "mix_identity": 1.0, "skip": True, "mlp": True, "mlp_skip": True, "mlp_gain": 2**0.25}
 
@@ -28,25 +27,19 @@ def variance(layers: int, power: float = 0.0) -> float:
 
 def predicted(layers: int, **_: int) -> Predicted:
     """The variance after each layer, by scale."""
-    for name, power in SCALES.items():
+    for name, (_, power) in SCALES.items():
         yield from ((name, layer, variance(layer, power)) for layer in range(1, layers + 1))
 
 
 def network(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: int, width: int) -> Measured:
-    """The same of networks on random tokens: mean square of their states' entries. s_l is the scale of the norms."""
+    """The same of networks on random tokens: mean square of their states' entries. s_l: model.norm_scale."""
     x_1ND = torch.randn(1, tokens, width, dtype=torch.float64, generator=generator)
     for setup, norm in ((CLAIMED, "pre"), (CONTROL, "post")):
-        for name, power in SCALES.items():
-            drawn = drawn_network(cfg, generator, tokens, width=width, layers=layers, norm=norm, **KEYS)
-            for step in run(_scaled(drawn, power), x_1ND):
+        for name, (scale, _) in SCALES.items():
+            keys = {"width": width, "layers": layers, "norm": norm, "norm_scale": scale}
+            for step in run(drawn_network(cfg, generator, tokens, **keys, **KEYS), x_1ND):
                 if step.sublayer.kind == "mlp":
                     yield setup, name, step.sublayer.layer, step.output_BND.square().mean().item()
-
-
-def _scaled(drawn: Transformer, power: float) -> Transformer:
-    for sublayer in drawn.sublayers:
-        sublayer.norm.weight.fill_(sublayer.layer**power)
-    return drawn
 
 
 LAW = Law(
