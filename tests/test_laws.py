@@ -182,6 +182,27 @@ def test_the_longest_plateau_is_that_of_simulations_made_apart():
     assert metastable.longest([9, 9, 4, 4, 4, 9, 9]) == 4
 
 
+@pytest.mark.parametrize(
+    ("place", "time", "wanted"),
+    [
+        ("post", lambda t: t, -1.999),
+        ("pre", math.log, -2.085),
+        ("peri", math.log, -2.011),
+        ("post, branch / sqrt(t)", math.sqrt, -3.999),
+    ],
+)
+def test_late_rates_are_the_slopes_fitted_apart(place, time, wanted):
+    """Slopes of log(1 - cos) against t, log t and sqrt t, which tend to -2 and -4; those wanted are of other times, at
+    which the one against log t is .085 from its limit."""
+    x_ND = torch.nn.functional.normalize(
+        torch.randn(16, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    )
+    distances = norm_placement._distances(place, x_ND, alone=False)
+    late = norm_placement._late_times(place)
+    slope = np.polyfit([time(t) for t in late], [math.log(distances[t]) for t in late], 1)[0]
+    assert slope == pytest.approx(wanted, abs=0.085)
+
+
 def test_independent_weights_are_at_the_law_and_others_beyond_it():
     generator = torch.Generator().manual_seed(0)
     draw = {"dtype": torch.float64, "generator": generator}
