@@ -704,11 +704,11 @@ def test_the_figure_draws_what_the_table_says():
     assert pytest.approx([1.2]) in [line.get_ydata().tolist() for line in right.lines]
     low, high = left.get_ylim()
     assert low <= table.loss.min() and table.loss.max() <= high  # the first losses, too
-    colours = [line.get_color() for line in middle.lines if line.get_label() in ("causal", "causal_l2")]
+    colours = [line.get_color() for line in middle.lines if line.get_label() in ("causal", "causal L2")]
     (alone,) = draw_curves(by_hand({("causal_l2", 1): 1.1})).axes
     assert len(colours) == 2 and alone.lines[0].get_color() == colours[1]  # as beside other variants
     lstm = draw_curves(by_hand({("causal", 1): 1.0, ("lstm", 1): 1.1}), published("kim_table2")).axes[1]
-    (level,) = [line for line in lstm.lines if line.get_label() == "lstm (Kim et al., text)"]
+    (level,) = [line for line in lstm.lines if line.get_label() == "LSTM (Kim et al., text)"]
     assert list(level.get_ydata()) == [1.0, 1.0] and level.get_linestyle() == ":"
 
 

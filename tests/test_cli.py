@@ -568,7 +568,7 @@ def test_analyses_of_unlike_runs_are_told_apart_by_what_the_runs_differ_in(tmp_p
         assert [next(iter(values)) for values in values_of_run["model.skip"]] == ["true", "true", "false", "false"]
         assert [next(iter(values)) for values in values_of_run["analysis.residual.sequences"]] == ["2", "3", "2", "3"]
         drawn = (folder / "residual.svg").read_text()
-        for text in ("model.skip=true", "model.skip=false", "sequences=2", "sequences=3"):
+        for text in ("weights · skip<", "weights · no skip<", "sequences 2", "sequences 3"):
             assert text in drawn
 
 
