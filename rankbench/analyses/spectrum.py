@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import scipy
 import torch
-from scipy import stats
 from torch import Tensor, nn
 
 from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Subject
@@ -146,7 +146,7 @@ def _interval(name: str, values_B: Tensor, resamples: int) -> dict[str, float]:
     if len(numbers) > 1 and np.isfinite(numbers).all():
         # the same resamples for every row, so that neighbouring rows differ by what they measure alone
         how = {"n_resamples": resamples, "method": "percentile", "rng": np.random.default_rng(0)}
-        low, high = map(float, stats.bootstrap((numbers,), np.mean, **how).confidence_interval)
+        low, high = map(float, scipy.stats.bootstrap((numbers,), np.mean, **how).confidence_interval)
     return {name: float(numbers.mean()), f"{name}_low": low, f"{name}_high": high}
 
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+import scipy
 
 from rankbench.claims.claim import Claim, Control, NotMeasurable, above, below, within
 from rankbench.claims.sweeps import in_reverse, rows_by_value
@@ -35,7 +35,7 @@ def _rank_correlation_with_length(rows: pd.DataFrame) -> float:
         raise NotMeasurable("this needs paths of at least three lengths from 1 on")
     if by_length.nunique() < 2:
         raise NotMeasurable("paths of all lengths are equally good")
-    return stats.spearmanr(by_length.index, by_length).statistic
+    return scipy.stats.spearmanr(by_length.index, by_length).statistic
 
 
 def whole_accuracy(rows: pd.DataFrame) -> float:

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+import scipy
 
 from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, above, below, learned_by_loss, within
 
@@ -70,7 +70,7 @@ def _by_tokens(rows: pd.DataFrame, p: float, quantity: str) -> pd.Series:
 def _slope_off(rows: pd.DataFrame) -> float:
     """Relative difference of two slopes against log N: the best lower bound's and the upper bound's."""
     curves = (_by_tokens(rows, np.inf, quantity) for quantity in ("ascent", "theorem"))
-    lower, upper = (stats.linregress(np.log(values.index), values).slope for values in curves)
+    lower, upper = (scipy.stats.linregress(np.log(values.index), values).slope for values in curves)
     return lower / upper - 1
 
 
@@ -97,7 +97,7 @@ def _raised(rows: pd.DataFrame, by: float) -> pd.DataFrame:
 def _exponent_2(rows: pd.DataFrame) -> float:
     """Exponent of N in the best lower bound for p = 2."""
     lower = _by_tokens(rows, 2, "ascent")
-    return stats.linregress(np.log(lower.index), np.log(lower)).slope
+    return scipy.stats.linregress(np.log(lower.index), np.log(lower)).slope
 
 
 def _theorem_for_ascent(rows: pd.DataFrame) -> pd.DataFrame:

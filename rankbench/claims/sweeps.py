@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pandas as pd
-from scipy import stats
+import scipy
 
 from rankbench.claims.claim import AtMost, Control, NotMeasurable
 
@@ -42,7 +42,7 @@ def trend(rows: pd.DataFrame, key: str, measure: Callable[[pd.DataFrame], float]
     seen = [number for number in numbers.values() if not isinstance(number, AtMost)]
     if len(hidden) > 1 or (hidden and hidden[0] >= min(seen)):
         raise NotMeasurable(f"rounding hides what is left at {len(hidden)} of {len(numbers)} values of {key}")
-    return float(stats.kendalltau(list(numbers), list(numbers.values())).statistic)
+    return float(scipy.stats.kendalltau(list(numbers), list(numbers.values())).statistic)
 
 
 def at_end(rows: pd.DataFrame, key: str, measure: Callable[[pd.DataFrame], float], end: int) -> float:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
+import scipy
 import torch
-from scipy import integrate, special
+from scipy import special
 from torch import Tensor
 
 DEGREES = 2001  # default degree up to which sums are taken; the remainder is bounded
@@ -140,7 +141,7 @@ def _mean_over_cosine(function: Callable[[float], float], dimension: int) -> flo
     def weighted(angle: float) -> float:
         return function(math.sin(angle)) * math.cos(angle) ** (dimension - 2)
 
-    mean, _ = integrate.quad(weighted, 0, math.pi / 2, epsabs=1e-13, epsrel=1e-12, limit=500)
+    mean, _ = scipy.integrate.quad(weighted, 0, math.pi / 2, epsabs=1e-13, epsrel=1e-12, limit=500)
     return mean / (special.beta(0.5, (dimension - 1) / 2) / 2)
 
 

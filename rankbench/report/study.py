@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 
 import pandas as pd
-from scipy import stats
+import scipy
 
 from rankbench.config import StudyKeys
 from rankbench.keys import ConfigError, closest, unknown
@@ -152,7 +152,7 @@ def rank_correlation(seeds: pd.DataFrame, x: str, y: str, keys: list[str]) -> di
     for column in (x, y):
         measured[column] = measured[column].map(lambda number: float(f"{number:.{DIGITS}g}"))
     of_seed = [
-        float(stats.spearmanr(rows[x], rows[y]).statistic)
+        float(scipy.stats.spearmanr(rows[x], rows[y]).statistic)
         for _, rows in measured.groupby("seed")
         if len(rows) >= FEWEST and rows[x].nunique() > 1 and rows[y].nunique() > 1
     ]

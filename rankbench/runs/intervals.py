@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import special, stats
+import scipy
+from scipy import special
 
 LEVEL = 0.025  # one-sided level that belongs to an interval of 95 %
 POWER = 0.8
@@ -58,7 +59,7 @@ class _Mean:
         beyond = -side * self.distance(line)
         if self.error == 0:
             return 0.5 if beyond == 0 else float(beyond < 0)
-        return float(stats.t.sf(beyond / self.error, self.count - 1))
+        return float(scipy.stats.t.sf(beyond / self.error, self.count - 1))
 
 
 def _mean(values: Values, scale: str) -> _Mean:
@@ -81,12 +82,12 @@ def interval95(values: Values, scale: str = "real") -> Interval:
     1: Clopper and Pearson's exact interval.
     """
     if scale == "rate":
-        ends = stats.binomtest(int(np.sum(values)), len(values)).proportion_ci(1 - 2 * LEVEL, method="exact")
+        ends = scipy.stats.binomtest(int(np.sum(values)), len(values)).proportion_ci(1 - 2 * LEVEL, method="exact")
         return Interval(float(np.mean(values)), float(ends.low), float(ends.high), "Clopper-Pearson")
     if len(values) < 2:
         return Interval(float(np.mean(values)), math.nan, math.nan, "none")
     mean = _mean(values, scale)
-    halfwidth = stats.t.ppf(1 - LEVEL, mean.count - 1) * mean.error
+    halfwidth = special.stdtrit(mean.count - 1, 1 - LEVEL) * mean.error
     low, high = mean.at(-halfwidth), mean.at(halfwidth)
     # of equal values, going to logits and back can round an end past the mean
     return Interval(mean.mean, min(low, mean.mean), max(high, mean.mean), mean.method)
@@ -99,7 +100,7 @@ def p_value(values: Values, line: float, side: int, scale: str = "real") -> floa
         return max(p_value(values, -line, +1, scale), p_value(values, line, -1, scale))
     if scale == "rate":
         alternative = "greater" if side > 0 else "less"
-        return float(stats.binomtest(int(np.sum(values)), len(values), line, alternative).pvalue)
+        return float(scipy.stats.binomtest(int(np.sum(values)), len(values), line, alternative).pvalue)
     return _mean(values, scale).p_value(line, side) if len(values) > 1 else math.nan
 
 
@@ -123,9 +124,9 @@ def num_to_decide(values: Values, line: float, side: int, scale: str = "real") -
     in_spreads = [abs(end) / (mean.error * math.sqrt(mean.count)) for end in ends]
 
     def power(count: int) -> float:
-        edge, root = stats.t.ppf(1 - LEVEL, count - 1), math.sqrt(count)
+        edge, root = special.stdtrit(count - 1, 1 - LEVEL), math.sqrt(count)
         # two tests both reject with at least the sum of their powers less 1
-        return sum(stats.nct.sf(edge, count - 1, min(end * root, FAR)) for end in in_spreads) + 1 - len(ends)
+        return sum(scipy.stats.nct.sf(edge, count - 1, min(end * root, FAR)) for end in in_spreads) + 1 - len(ends)
 
     counts = range(2, MOST_REPEATS + 1)
     position = bisect.bisect_left(counts, POWER, key=power)
@@ -136,6 +137,6 @@ def _num_to_decide_rate(mean: float, line: float) -> float:
     counts = np.arange(2, MOST_REPEATS + 1)
     if mean < line:  # the mirror image: failures above 1 - line
         mean, line = 1 - mean, 1 - line
-    fewest = stats.binom.isf(LEVEL, counts, line) + 1  # successes that exclude the line
-    decides = stats.binom.sf(fewest - 1, counts, mean) >= POWER
+    fewest = scipy.stats.binom.isf(LEVEL, counts, line) + 1  # successes that exclude the line
+    decides = scipy.stats.binom.sf(fewest - 1, counts, mean) >= POWER
     return float(counts[decides.argmax()]) if decides.any() and mean > line else math.inf

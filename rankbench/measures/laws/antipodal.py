@@ -19,8 +19,8 @@ Shapes: R run, N token, D width.
 import math
 
 import numpy as np
+import scipy
 import torch
-from scipy import integrate
 from torch import Tensor
 
 from rankbench.measures.laws.law import CLAIMED, CONTROL, Law, Measured, Predicted
@@ -46,12 +46,12 @@ def antipodal_share(width: int, beta: float) -> float:
     decay = np.exp(-2 * np.abs(y))
     apart = np.where(y > 0, 2 * decay, 2) / (1 + decay)  # 1 - s, without cancellation
     log_root = math.log(2) - np.abs(y) - np.log1p(decay)  # of sqrt(1-s^2)
-    integral = integrate.cumulative_simpson(1 / np.cosh(beta * apart), x=y, initial=0)
+    integral = scipy.integrate.cumulative_simpson(1 / np.cosh(beta * apart), x=y, initial=0)
     log_slope = log_root - (width - 2) * (integral - integral[POINTS // 2])
-    scale = integrate.cumulative_simpson(np.exp(log_slope - log_slope.max()), x=y, initial=0)
+    scale = scipy.integrate.cumulative_simpson(np.exp(log_slope - log_slope.max()), x=y, initial=0)
     density = np.exp((width - 1) * log_root)  # of s uniform on the sphere, (1-s^2)^((d-3)/2) ds
     ends_antipodal = 1 - scale / scale[-1]
-    return float(integrate.simpson(density * ends_antipodal, x=y) / integrate.simpson(density, x=y))
+    return float(scipy.integrate.simpson(density * ends_antipodal, x=y) / scipy.integrate.simpson(density, x=y))
 
 
 def predicted(**_: int) -> Predicted:

@@ -22,8 +22,8 @@ import itertools
 import math
 
 import numpy as np
+import scipy
 import torch
-from scipy import integrate
 from torch import Tensor
 
 from rankbench.config import ModelConfig
@@ -141,7 +141,7 @@ def cosines(place: str, tokens: int, beta: float, times: list[float]) -> np.ndar
         growth = along / length if place in BRANCH_NORMED else along
         return [2 * other * (1 - c) * (1 + (tokens - 1) * c) / regulation, growth]
 
-    solution = integrate.solve_ivp(velocity, (0, times[-1]), [0.0, 1.0], t_eval=times, rtol=1e-10, atol=1e-12)
+    solution = scipy.integrate.solve_ivp(velocity, (0, times[-1]), [0.0, 1.0], t_eval=times, rtol=1e-10, atol=1e-12)
     return solution.y[0]
 
 
