@@ -1,5 +1,6 @@
 """rankbench.analyses on torch modules that are not ours: what is found in them, and what is refused."""
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -16,11 +17,11 @@ from rankbench.analyses.modules import BUILT
 from rankbench.analyses.runner import fresh_subjects
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
-from rankbench.measures.module_paths import heads_of
+from rankbench.measures.module_paths import heads_of, parts_with_floors
 from rankbench.measures.module_states import Run, layers_of, states_of
 from rankbench.measures.norms import composite_norm
 from rankbench.measures.paths import sums_by_length
-from rankbench.measures.rounding import floors_of_sums, side_by_side
+from rankbench.measures.rounding import floors_of_sums, num_passes, side_by_side
 from rankbench.model.modules import Example, as_example, build, read_inputs
 from rankbench.model.network import run
 from rankbench.runs.machine import Machine
@@ -390,6 +391,26 @@ def test_sums_of_a_module_have_the_floors_of_the_same_network_of_ours(random_net
     parts = tables["path_mass"]
     assert parts[parts.part == "length"].below_floor.tolist() == [0, 0, 0, 1]
     assert (parts[parts.part == "head"].below_floor == 0).all()
+
+
+def test_floors_of_many_parts_hold_a_few_of_them_at_a_time(random_network):
+    """All parts at once were 7 GB for the logits of a network of BERT's size."""
+    model, batch = random_network(9, seed=1, layers=3)
+    module, example = State(model), Example((batch.inputs,))
+    alive, most = weakref.WeakSet(), 0
+
+    def parts_of(tape):
+        nonlocal most
+        for _ in range(50):
+            part = tape.sums().by_length_KBND[:1].clone()
+            alive.add(part)
+            most = max(most, len(alive))
+            yield part
+
+    heads, generator = heads_of(module, example), torch.Generator().manual_seed(0)
+    floors = [floors.norm_GB for *_, floors in parts_with_floors(module, example, heads, parts_of, generator)]
+    passes = 1 + num_passes(*batch.inputs.shape[1:], model.width)
+    assert len(floors) == 50 and passes <= most <= 2 * passes
 
 
 def test_path_mass_of_heads_adds_up(language, ids):

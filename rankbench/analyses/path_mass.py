@@ -200,12 +200,11 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
 def _below_floor_of(module: nn.Module, example: Example, heads: Heads, seed: int) -> Tensor:
     """Share of the first sequences for which each part is no more than rounding, (T,)."""
 
-    def parts_of(tape: Tape) -> Tensor:
-        return torch.stack([part for _, part in _parts(tape, tape.sums(), heads)])
+    def parts_of(tape: Tape) -> Iterator[Tensor]:
+        return (part[None] for _, part in _parts(tape, tape.sums(), heads))
 
-    generator = generator_for(seed, "rounding")
-    parts_TBNC, counted_BN, floors = parts_with_floors(module, example, heads, parts_of, generator)
-    return floors.share_below(parts_TBNC, counted_BN)
+    parts = parts_with_floors(module, example, heads, parts_of, generator_for(seed, "rounding"))
+    return torch.cat([floors.share_below(part_TBNC, counted_BN) for part_TBNC, counted_BN, floors in parts])
 
 
 def _parts(tape: Tape, lengths: Sums, heads: Heads) -> Iterator[tuple[tuple, Tensor]]:

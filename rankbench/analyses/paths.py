@@ -326,9 +326,10 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
         reading, counts = Reading.joined(parts), heads.num_paths
         whole, total_B = Score(*reading.score_G3[-1]), reading.norm_GB[:-1].sum(0)
         generator = generator_for(subject.seed, "rounding")
-        floors = _floor_columns(
-            *parts_with_floors(module, example, heads, lambda tape: tape.sums().by_length_KBND, generator)
+        ((sums_KBNC, counted_BN, floors_of),) = parts_with_floors(
+            module, example, heads, lambda tape: [tape.sums().by_length_KBND], generator
         )
+        floors = _floor_columns(sums_KBNC, counted_BN, floors_of)
         for length in range(len(reading.norm_GB) - 1):
             row = dict.fromkeys(COLUMNS) | {"scheme": "frozen", "selection": "all", "path_length": length}
             row |= (

@@ -122,11 +122,11 @@ def _below_floor(module: nn.Module, example: Example, heads: Heads, value_biases
     """Share of the first sequences for which the sum of each length is no more than rounding; those of lengths that no
     path has are zeros."""
 
-    def sums_of(tape: Tape) -> Tensor:
-        return tape.sums(value_biases=value_biases).by_length_KBND
+    def sums_of(tape: Tape) -> list[Tensor]:
+        return [tape.sums(value_biases=value_biases).by_length_KBND]
 
     generator, num_lengths = generator_for(seed, "rounding"), len(heads.by_depth) + 1
-    sums_KBNC, counted_BN, floors = parts_with_floors(module, example, heads, sums_of, generator)
+    ((sums_KBNC, counted_BN, floors),) = parts_with_floors(module, example, heads, sums_of, generator)
     below_K = floors.share_below(sums_KBNC, counted_BN).tolist()
     return below_K + [1.0] * (num_lengths - len(below_K))
 

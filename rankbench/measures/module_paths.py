@@ -4,7 +4,7 @@ Shapes: B sequence, K path length; `...` the axes of the module's output behind 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rankbench.keys import ConfigError
 from rankbench.measures.paths import free_share
-from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, floors_of_sums
+from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, RandomRounding, num_passes
 from rankbench.model.modules import Example
 from rankbench.model.tape import COVERED, AttentionCall, Sums, Tape, record, tap
 from rankbench.model.tape.recording import tensors_in
@@ -98,24 +98,26 @@ def parts_with_floors(
     module: nn.Module,
     example: Example,
     heads: Heads,
-    parts_of: Callable[[Tape], Tensor],
+    parts_of: Callable[[Tape], Iterable[Tensor]],
     generator: torch.Generator,
-) -> tuple[Tensor, Tensor | None, FloorsOfSums]:
-    """The parts of the first sequences' outputs that parts_of makes of a tape, (T, B, N, C), which of their tokens
-    count, and the floors of the parts.
+) -> Iterator[tuple[Tensor, Tensor | None, FloorsOfSums]]:
+    """Some parts of the first sequences' outputs at a time, (T, B, N, C), with the tokens that count and their floors.
 
-    generator: on the CPU. An output of one vector for each sequence has N = 1.
+    parts_of(tape): some parts at a time, (T, B, ...). The plain pass and the perturbed ones take them side by side, so
+    that no more of them are in memory. generator: on the CPU. An output of one vector a sequence has N = 1.
     """
-    chunk = example[: min(FLOOR_SEQUENCES, _at_a_time(heads))]
+    chunk, rounding = example[: min(FLOOR_SEQUENCES, _at_a_time(heads))], RandomRounding(generator)
 
-    def parts(copies: int) -> Tensor:
-        passes = [parts_of(record(module, *chunk.args, **chunk.kwargs)) for _ in range(copies)]
-        parts_TB = torch.cat(passes, dim=1)
-        return parts_TB if parts_TB.dim() > 3 else parts_TB[:, :, None]
+    def parts() -> Iterator[Tensor]:
+        for part_TB in parts_of(record(module, *chunk.args, **chunk.kwargs)):
+            yield part_TB if part_TB.dim() > 3 else part_TB[:, :, None]
 
-    parts_TBNC = parts(1)
-    counted_BN = chunk.counted(parts_TBNC.shape[2]) if parts_TBNC.shape[2] > 1 else None
-    return parts_TBNC, counted_BN, floors_of_sums(parts, parts_TBNC, counted_BN, generator)
+    perturbed = [parts() for _ in range(num_passes(*heads.output.shape[-2:]))]
+    for part_TBNC in parts():
+        with rounding:
+            perturbed_parts = [next(of_pass) for of_pass in perturbed]
+        counted_BN = chunk.counted(part_TBNC.shape[2]) if part_TBNC.shape[2] > 1 else None
+        yield part_TBNC, counted_BN, FloorsOfSums.of(part_TBNC, perturbed_parts, counted_BN)
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ If X was computed in a coarser dtype (bfloat16, TF32) and then converted, its er
 Shapes: B sequence, N query token, M key token, D width, H head.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -206,6 +206,22 @@ class FloorsOfSums(NamedTuple):
     norm_GB: Tensor
     residual_GB: Tensor
 
+    @classmethod
+    def of(cls, sums_GBND: Tensor, perturbed: Sequence[Tensor], counted_BN: Tensor | None) -> "FloorsOfSums":
+        """From the same sums in each perturbed pass."""
+        seen, kept_B = counted_first(counted_BN)
+        counted_BN1 = 1.0 if counted_BN is None else counted_BN[..., None]
+        dtype = torch.finfo(sums_GBND.dtype)
+        norm_GB = (dtype.eps * frobenius_norm(sums_GBND * counted_BN1)).clamp(min=dtype.tiny)
+        for other_GBND in perturbed:
+            error_GB = frobenius_norm((other_GBND - sums_GBND) * counted_BN1)
+            norm_GB = torch.maximum(norm_GB, MARGIN * error_GB)
+        residuals = [
+            floor_of(seen(sum_BND), [seen(other_GBND[group]) for other_GBND in perturbed], kept_B)
+            for group, sum_BND in enumerate(sums_GBND)
+        ]
+        return cls(norm_GB, torch.stack(residuals))
+
     def share_below(self, sums_GBND: Tensor, counted_BN: Tensor | None) -> Tensor:
         """Share of sequences for which a sum, of the tokens that count, is no more than rounding; (G,)."""
         counted_BN1 = 1.0 if counted_BN is None else counted_BN[..., None]
@@ -220,18 +236,9 @@ def floors_of_sums(
 
     sums_of(copies): of so many copies of the sequences, one behind the other. generator: on the CPU.
     """
-    seen, kept_B = counted_first(counted_BN)
-    counted_BN1 = 1.0 if counted_BN is None else counted_BN[..., None]
     with RandomRounding(generator):
-        perturbed = sums_of(num_passes(*sums_GBND.shape[-2:])).split(sums_GBND.shape[1], dim=1)
-    errors = torch.stack([frobenius_norm((other - sums_GBND) * counted_BN1) for other in perturbed])
-    dtype = torch.finfo(sums_GBND.dtype)
-    stored_GB = (dtype.eps * frobenius_norm(sums_GBND * counted_BN1)).clamp(min=dtype.tiny)
-    residuals = [
-        floor_of(seen(sum_BND), [seen(other[group]) for other in perturbed], kept_B)
-        for group, sum_BND in enumerate(sums_GBND)
-    ]
-    return FloorsOfSums(torch.maximum(MARGIN * errors.amax(0), stored_GB), torch.stack(residuals))
+        perturbed_sums = sums_of(num_passes(*sums_GBND.shape[-2:]))
+    return FloorsOfSums.of(sums_GBND, perturbed_sums.split(sums_GBND.shape[1], dim=1), counted_BN)
 
 
 def states_with_floors(network: Network, inputs: Tensor, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
