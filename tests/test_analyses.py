@@ -451,6 +451,12 @@ def test_the_digest_of_paths_tells_means_and_baselines(make_subject):
     columns = ["whole_accuracy", "majority_accuracy", "position_majority_accuracy"]
     assert whole == pytest.approx(table[columns].mean().tolist(), abs=5e-4)
     assert f"{table.remainder.max():.1e}" in lines[-1]
+    of_regression = table.assign(accuracy=float("nan"), whole_accuracy=float("nan"))
+    lines = paths.digest(of_regression).splitlines()
+    frozen = pick(table, scheme="frozen", selection="all", path_length=1).loss.mean()
+    words = next(line for line in lines if line.startswith("frozen")).split()
+    assert lines[0].startswith("loss by path length") and float(words[3]) == pytest.approx(frozen, abs=5e-4)
+    assert "commonest class" not in lines[-2] and f"{table.whole_loss.mean():.3f}" in lines[-2]
 
 
 # --- residual ---------------------------------------------------------------------------------------------------------

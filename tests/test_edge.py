@@ -2,16 +2,18 @@
 
 import dataclasses
 import math
+import re
 
 import pandas as pd
 import pytest
 import torch
-from test_combinations import config
+from test_combinations import COUNTS, TASK_WORDS, TINY, WIDTHS, config, small_options
 
 from rankbench.analyses import ANALYSES
-from rankbench.analyses.runner import analyze, draw, fresh_subjects, options_of, subjects_of_run
+from rankbench.analyses.runner import analyze, check_finite, draw, fresh_subjects, options_of, subjects_of_run
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
+from rankbench.measures.jacobian_ascent import jacobian_norm
 from rankbench.plots import Page
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
@@ -63,6 +65,108 @@ def test_a_network_of_zeros_is_measured_and_drawn(cfg, zero, tmp_path, name):
 def test_the_sums_of_a_network_of_zeros_miss_nothing(cfg, zero):
     table = ANALYSES["spectrum"].table(zero, options_of(cfg)["spectrum"])
     assert isinstance(table, pd.DataFrame) and (table.remainder == 0).all()
+
+
+def of_scale(factor):
+    """The subject of a network without norms and MLPs whose states are `factor` times as large, its attention and
+    logits being the same: a power of two, so that all its numbers but their exponents are the same."""
+    words = ["task=sorting", "task.length=4", *COUNTS, *TINY, *WIDTHS, "model=san_skip", "model.bias=false"]
+    cfg = dataclasses.replace(compose("train", *words, "model.init_gain=0.5"), analysis=small_options())
+    (subject,) = fresh_subjects(cfg, Machine.prepare(compose("analyze", "precision=fp64")))
+    (model,) = subject.models.values()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith(("read_in", "position")):
+                parameter.mul_(factor)
+            elif name.endswith("qkv.weight"):  # W_Q and W_K, not W_V
+                parameter[: 2 * len(parameter) // 3].div_(factor)
+            elif name == "read_out.weight":
+                parameter.div_(factor)
+    return cfg, subject
+
+
+@pytest.mark.parametrize("factor", [2.0**100, 2.0**-100], ids=["1e30", "1e-30"])
+@pytest.mark.parametrize("name", ["residual", "paths", "spectrum", "attention", "path_mass", "pruning", "independence"])
+def test_what_is_relative_is_the_same_of_states_of_any_size(name, factor):
+    """Numbers in units of the states are in these units; no other number differs, but for what an epsilon adds."""
+    (cfg, plain), (_, scaled) = of_scale(1.0), of_scale(factor)
+    wanted, table = (ANALYSES[name].table(subject, options_of(cfg)[name]) for subject in (plain, scaled))
+    in_units = {"residual", "residual_frobenius", "noise_floor"} if name == "residual" else set()
+    epsilon = (
+        {"interaction", "accuracy", "loss"} if name in ("independence", "paths") else set()
+    )  # of the read-out's norm
+    assert len(table) == len(wanted)
+    for column in wanted.select_dtypes("number"):
+        if column in epsilon or column.startswith(("covariance", "cross_gradient")):
+            continue
+        size = factor if column.removesuffix("_sd") in in_units else 1.0
+        given, expected = table[column].to_numpy() / size, wanted[column].to_numpy()
+        assert given == pytest.approx(expected, rel=1e-9, abs=1e-12, nan_ok=True), column
+
+
+def test_the_logarithms_of_states_of_any_size_move_with_them():
+    (cfg, plain), (_, scaled) = of_scale(1.0), of_scale(2.0**100)
+    wanted, table = (ANALYSES["collapse"].table(subject, options_of(cfg)["collapse"]) for subject in (plain, scaled))
+    for column in ("log10_residual", "log10_measured"):
+        assert (table[column] - wanted[column]).to_numpy() == pytest.approx(100 * math.log10(2), abs=1e-9)
+    assert table.log10_relative_residual.to_numpy() == pytest.approx(
+        wanted.log10_relative_residual.to_numpy(), abs=1e-9
+    )
+
+
+def changed(model, edge):
+    """Weights at an edge, in place."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if edge == "constant":
+                parameter.fill_(0.1)
+            elif edge == "rank one" and parameter.dim() == 2:
+                u, s, vh = torch.linalg.svd(parameter, full_matrices=False)
+                parameter.copy_(s[0] * u[:, :1] @ vh[:1])
+            elif edge in ("1e30", "1e-30"):
+                parameter.mul_(float(edge))
+
+
+@pytest.mark.parametrize("edge", ["constant", "rank one", "1e30", "1e-30", "one token"])
+@pytest.mark.parametrize("name", [name for name in ANALYSES if name not in (*APART, "pruning")])
+@pytest.mark.filterwarnings("error:.*divide:RuntimeWarning", "ignore:An input array is constant")
+@pytest.mark.usefixtures("unpainted")
+def test_an_edge_is_measured_and_drawn_or_refused_in_a_line(name, edge, tmp_path):
+    words = TASK_WORDS["linear_regression"] if edge == "one token" else TASK_WORDS["sorting"]
+    task = "linear_regression" if edge == "one token" else "sorting"
+    if edge == "one token":
+        words = [word for word in words if "points" not in word] + ["task.points=1", "task.start_points=1"]
+    cfg = compose("train", f"task={task}", "model=transformer_no_norm", *words, *TINY, *WIDTHS, "model.init_gain=0.5")
+    cfg = dataclasses.replace(cfg, analysis=small_options())
+    (subject,) = fresh_subjects(cfg, Machine.prepare(compose("analyze", "precision=fp64")))
+    (model,) = subject.models.values()
+    changed(model, edge)
+    subject = dataclasses.replace(subject, models={"trained": model})
+    try:
+        check_finite([subject])
+        table = ANALYSES[name].table(subject, options_of(cfg)[name]).assign(**subject.who)
+    except ConfigError as error:
+        assert edge == "1e30" and re.search("is not finite|overflow", str(error))
+        return
+    assert len(table) and isinstance(ANALYSES[name].digest(table), str)
+    draw({name: [Page(table, None, "")]}, tmp_path, None)
+
+
+def test_sums_that_miss_the_output_are_told_of_ours_and_refused_of_others(cfg, subject, monkeypatch):
+    """As where a norm magnifies rounding; here all rounding counts as a miss."""
+    monkeypatch.setattr("rankbench.model.tape.sums.ROUNDING", 0.0)
+    options = options_of(cfg)["spectrum"]
+    assert (ANALYSES["spectrum"].table(subject, options).remainder > 0).all()
+    with pytest.raises(ConfigError, match="the sums by length miss"):
+        ANALYSES["spectrum"].of_module(subject.as_modules(), options)
+
+
+def test_a_jacobian_that_overflows_has_no_norm():
+    x = torch.ones(2, dtype=torch.float64)
+    for p in ("2", "inf"):
+        assert jacobian_norm(lambda x: x * 2, x, p) == pytest.approx(2)
+        assert math.isnan(jacobian_norm(lambda x: (x * 1e200) * 1e200, x, p))
+        assert math.isnan(jacobian_norm(lambda x: (x * 1e-200 * 1e200 * 1e200) * 1e200 * 1e-300, x, p))
 
 
 def test_a_network_whose_output_overflows_is_one_line(cfg, subject, tmp_path):

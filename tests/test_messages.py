@@ -38,6 +38,8 @@ def explained(command, *words):
         ("optimizer=adamm", "optimizer=adamm: unknown, did you mean adam?; allowed are adam, adamw, muon, sgd"),
         ("layers=4", "layers: unknown key, did you mean model.layers?"),
         ("trainer.lr=0.1", "trainer.lr: unknown key, did you mean optimizer.lr?"),
+        ("experiment=???", f"experiment=???: unknown; `rankbench list` names all {PRESETS}"),
+        ("optimizer=???", "optimizer=???: unknown; allowed are adam, adamw, muon, sgd"),
         ("experiment=zzz", f"experiment=zzz: unknown; `rankbench list` names all {PRESETS}"),
         ("optimizer=zzz", "optimizer=zzz: unknown; allowed are adam, adamw, muon, sgd"),
         ("model.layers=abc", "model.layers=abc: wants an integer"),

@@ -21,7 +21,7 @@ from rankbench.keys import ConfigError
 from rankbench.measures import residual_coordinates as coordinates
 from rankbench.measures.norms import composite_norm, residual_matrix
 from rankbench.measures.rounding import states_with_floors
-from rankbench.measures.states import check_floats, value_per_length
+from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import counted_first
 from rankbench.model.network import Network, without
 from rankbench.plots.collapse import draw_collapse
@@ -130,12 +130,12 @@ def _moments(name: str, values: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def _measured(network: Network, inputs: Tensor, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
-    """||R|| and its noise floor after each layer of a plain forward pass, (B,) each."""
+    """||R|| and its noise floor after each layer of a plain forward pass, (B,) each; nan where the pass overflows."""
     seen, kept_B = counted_first(network.counted(inputs))
 
     def residual_B(x_BND: Tensor) -> Tensor:
-        check_floats("x_BND", x_BND, ("B", "N", "D"))
-        return composite_norm(residual_matrix(x_BND))
+        norm_B = composite_norm(residual_matrix(x_BND))
+        return torch.where(norm_B.isfinite(), norm_B, torch.nan)
 
     states = states_with_floors(network, inputs, generator)
     return [(value_per_length(residual_B, seen(x_BND), kept_B), floor_B) for x_BND, floor_B in states]

@@ -16,7 +16,9 @@ from rankbench.tasks.char_lm import CharLm
 class Options:
     """Which losses are drawn."""
 
-    splits: list[str] = key("Splits with rows. train: means since the row before.", choices=("train", "valid", "test"))
+    splits: list[str] = key(
+        "Splits with rows. train: means since the row before.", choices=("train", "valid", "test"), nonempty=True
+    )
 
     def __post_init__(self) -> None:
         if "test" not in self.splits:

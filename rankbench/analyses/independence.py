@@ -25,7 +25,7 @@ from rankbench.analyses.analysis import Analysis, Cost, Plan, Subject
 from rankbench.analyses.cost import Operations
 from rankbench.keys import ConfigError, key
 from rankbench.measures import dependence, paths
-from rankbench.measures.norms import cosine
+from rankbench.measures.norms import cosine, euclidean_norm
 from rankbench.model.network import Network
 from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.plots.independence import draw_independence
@@ -122,7 +122,7 @@ def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options
     else:
         signs = generator_for(subject.seed, "signs")
         terms_SK = _squares_by_signs(model, inputs, options.sign_draws, signs)[:, lengths]
-    squares_K = _masked(sums_KBND, present_BN).flatten(1).square().sum(1)
+    squares_K = _masked(sums_KBND, present_BN).flatten(1).double().square().sum(1)
     for (j, k), measured in _pairs(sums_KBND, present_BN, options, combinations_with_replacement):
         row = {"of": "lengths", "first": f"S{lengths[j]}", "second": f"S{lengths[k]}", **measured}
         row |= {"first_length": lengths[j], "second_length": lengths[k]}
@@ -221,10 +221,11 @@ def _dependence(x: Seen, y: Seen, neighbours: int, itself: bool) -> dict[str, fl
 
 
 def _interaction(model: Network, joint_BND: Tensor, sum_BND: Tensor, present_BN: Tensor | None) -> Tensor:
-    """||n(joint) - n(sum)||_F / ||n(joint)||_F of each sequence, n the norm before the read-out; (B,)."""
+    """||n(joint) - n(sum)||_F / ||n(joint)||_F of each sequence, n the norm before the read-out, nan of 0 / 0; (B,)."""
     norm = functools.partial(plain_norm, model.norm_kind)
     joint_BX, sum_BX = (_masked(norm(x_BND), present_BN).flatten(1) for x_BND in (joint_BND, sum_BND))
-    return (joint_BX - sum_BX).norm(dim=1) / joint_BX.norm(dim=1)
+    size_B = euclidean_norm(joint_BX)
+    return torch.where(size_B > 0, euclidean_norm(joint_BX - sum_BX) / size_B, torch.nan)
 
 
 def _pair_interactions(
@@ -348,7 +349,7 @@ def _squares_of_paths(model: Network, scheme: str, inputs: Tensor, groups: list[
     squares_P = torch.zeros(len(paths_PL), dtype=torch.float64, device=inputs.device)
     for chunk_BN in _chunks(inputs, len(paths_PL) * inputs.shape[1] * model.width):
         outputs_PBND = paths.sums_of_groups(_network(model, chunk_BN, scheme), list(paths_PL[:, None]))
-        squares_P += _masked(outputs_PBND, model.counted(chunk_BN)).flatten(1).square().sum(1)
+        squares_P += _masked(outputs_PBND, model.counted(chunk_BN)).flatten(1).double().square().sum(1)
     return torch.stack([part_P.sum() for part_P in squares_P.split([len(group) for group in groups])])
 
 
@@ -362,14 +363,15 @@ def _squares_by_signs(model: Network, inputs: Tensor, draws: int, generator: tor
         network = paths.FrozenNetwork(model, chunk_BN)
         for draw, signs_LH in enumerate(signs_SLH):
             sums_KBND = paths.with_signs(network, signs_LH).sums_by_length().by_length_KBND
-            squares_SK[draw] += _masked(sums_KBND, model.counted(chunk_BN)).flatten(1).square().sum(1)
+            squares_SK[draw] += _masked(sums_KBND, model.counted(chunk_BN)).flatten(1).double().square().sum(1)
     return squares_SK
 
 
 def _ratio(numerator: Tensor, estimates_S: Tensor) -> tuple[float, float]:
-    """numerator / mean of the estimates, with its standard error: the mean's relative one; 0 for a single exact one."""
+    """numerator / mean of the estimates, with its standard error: the mean's relative one; 0 for a single exact one.
+    nan where the mean is 0."""
     mean = estimates_S.mean()
-    share = (numerator / mean).item()
+    share = torch.where(mean == 0, torch.nan, numerator / mean).item()
     if len(estimates_S) == 1:
         return share, 0.0
     return share, (share * estimates_S.std() / len(estimates_S) ** 0.5 / mean).item()

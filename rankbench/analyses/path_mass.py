@@ -201,7 +201,7 @@ def _below_floor_of(module: nn.Module, example: Example, heads: Heads, seed: int
     """Share of the first sequences for which each part is no more than rounding, (T,)."""
 
     def parts_of(tape: Tape) -> Iterator[Tensor]:
-        return (part[None] for _, part in _parts(tape, tape.sums(), heads))
+        return (part[None] for _, part in _parts(tape, tape.sums(refuse=False), heads))
 
     parts = parts_with_floors(module, example, heads, parts_of, generator_for(seed, "rounding"))
     return torch.cat([floors.share_below(part_TBNC, counted_BN) for part_TBNC, counted_BN, floors in parts])
@@ -247,8 +247,10 @@ def cost(subject: Subject, options: Options) -> Cost:
 
 def digest(table: pd.DataFrame) -> str:
     """Mass and gradient mass by length and by head, mean over seeds, for a terminal."""
-    heads = table[table.part == "head"].pivot_table("mass", "layer", "head", "mean")
-    lengths = table[table.part == "length"].groupby("path_length")[["mass", "gradient_mass"]].mean()
+    of_heads = table[table.part == "head"].astype({"layer": int, "head": int})
+    of_lengths = table[table.part == "length"].astype({"path_length": int})
+    heads = of_heads.pivot_table("mass", "layer", "head", "mean")
+    lengths = of_lengths.groupby("path_length")[["mass", "gradient_mass"]].mean()
     return (
         f"sums of all paths of a length, in units of the output (mean of {table.seed.nunique()} seeds)\n"
         f"{lengths.map('{:.3g}'.format).to_string()}\n"

@@ -327,7 +327,7 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
         whole, total_B = Score(*reading.score_G3[-1]), reading.norm_GB[:-1].sum(0)
         generator = generator_for(subject.seed, "rounding")
         ((sums_KBNC, counted_BN, floors_of),) = parts_with_floors(
-            module, example, heads, lambda tape: [tape.sums().by_length_KBND], generator
+            module, example, heads, lambda tape: [tape.sums(refuse=False).by_length_KBND], generator
         )
         floors = _floor_columns(sums_KBNC, counted_BN, floors_of)
         for length in range(len(reading.norm_GB) - 1):
@@ -357,16 +357,18 @@ def check_plan(plan: Plan, options: Options) -> None:
 
 
 def digest(table: pd.DataFrame) -> str:
-    """Accuracy by path length, mean over seeds and repeats, for a terminal."""
+    """Accuracy, or the loss of a regression, by path length; mean over seeds and repeats, for a terminal."""
+    scored = "accuracy" if table.accuracy.notna().any() else "loss"
     named = table.assign(paths=["all" if pd.isna(size) else f"{size:.0f} sampled" for size in table.subset_size])
-    mean = named.pivot_table("accuracy", ["scheme", "paths"], "path_length", "mean", sort=False)
-    baselines = table[["whole_accuracy", "majority_accuracy", "position_majority_accuracy"]].mean()
-    whole, majority, position = (f"{value:.3f}" for value in baselines)
+    mean = named.pivot_table(scored, ["scheme", "paths"], "path_length", "mean", sort=False)
+    columns = [f"whole_{scored}", "majority_accuracy", "position_majority_accuracy"]
+    whole, majority, position = table[columns].mean().map("{:.3f}".format)
+    classes = f", commonest class {majority}, commonest class of each position {position}"
     ceiling = table.get("ceiling_accuracy", pd.Series(dtype=float)).mean()
     at_most = "" if pd.isna(ceiling) else f"; repeated tokens allow at most {ceiling:.3f}"
     return (
-        f"accuracy by path length (mean of {table.seed.nunique()} seeds)\n{mean.round(3).to_string()}\n"
-        f"whole network {whole}, commonest class {majority}, commonest class of each position {position}{at_most}\n"
+        f"{scored} by path length (mean of {table.seed.nunique()} seeds)\n{mean.round(3).to_string()}\n"
+        f"whole network {whole}{classes if scored == 'accuracy' else ''}{at_most}\n"
         f"largest remainder of the exact sums: {table.remainder.max():.1e}"
     )
 

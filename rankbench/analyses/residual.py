@@ -40,7 +40,9 @@ class Options(VariantOptions):
     """Which variants of a network are measured, on how many sequences, and which of their tokens."""
 
     views: list[str] | None = key(
-        "Tokens of a state that count. null: all; beyond networks of ours, each.", choices=VIEWS
+        "Tokens of a state that count. null: all; beyond networks of ours, each.",
+        choices=VIEWS,
+        nonempty=True,
     )
     sink_ratio: float = key("A sink token is so many times as long as the median token of its sequence.", above=1)
 

@@ -37,7 +37,8 @@ from rankbench.seeds import generator_for
 
 log = logging.getLogger(__name__)
 
-MEASURED = ("mass", "share", "error_upto", "loss_upto", "accuracy_upto")
+RELATIVE = ("mass", "share", "error_upto")  # to the output
+MEASURED = (*RELATIVE, "loss_upto", "accuracy_upto")
 WHOLE = ("whole_loss", "whole_accuracy")
 
 
@@ -53,8 +54,9 @@ class Options:
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """The table of `of_module`, of a network of ours."""
-    return _rows(subject.as_modules(), options).assign(**subject.what_counts)
+    """The table of `of_module`, of a network of ours: sums that miss its output are not refused, because its calls are
+    known to be followed, so that these magnify rounding. Their remainder says so."""
+    return _rows(subject.as_modules(), options, refuse=False).assign(**subject.what_counts)
 
 
 def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
@@ -62,42 +64,45 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
 
     Columns, each a mean over the sequences with <column>_low and <column>_high, a 95 % bootstrap interval over them
     (nan of one sequence): mass, ||S_k||_F / ||X||_F; share, <S_k, X> / ||X||_F^2, which sums to 1; error_upto,
-    ||X - (S_0 + ... + S_k)||_F / ||X||_F; loss_upto (nats per scored token) and accuracy_upto of S_0 + ... + S_k, nan
-    without targets. num_paths: choices of k heads, at most one of each depth. below_floor: the share of the
-    first 16 sequences, fewer of large modules, whose S_k is no more than rounding (rankbench.measures.rounding).
-    remainder: the largest
-    ||X - sum_k S_k|| / ||X|| of a batch. Then num_sequences, and whole_loss and whole_accuracy of X. frozen: all that
-    was held as it was; of a product of two activations, which factor and the call that made it.
+    ||X - (S_0 + ... + S_k)||_F / ||X||_F, these three over the sequences whose X is not zero (num_undefined of
+    num_sequences are); loss_upto (nats per scored token) and accuracy_upto of S_0 + ... + S_k, nan without targets.
+    num_paths: choices of k heads, at most one of each depth. below_floor: the share of the first 16 sequences, fewer of
+    large modules, whose S_k is no more than rounding (rankbench.measures.rounding). remainder: the largest
+    ||X - sum_k S_k|| / ||X|| of a batch. Then whole_loss and whole_accuracy of X. frozen: all that was held as it was;
+    of a product of two activations, which factor and the call that made it.
     """
-    return _rows(subject, options).assign(**subject.what_counts)
+    return _rows(subject, options, refuse=True).assign(**subject.what_counts)
 
 
 @torch.no_grad()
-def _rows(subject: ModuleSubject, options: Options) -> pd.DataFrame:
+def _rows(subject: ModuleSubject, options: Options, refuse: bool) -> pd.DataFrame:
     example, rows = subject.example[: options.sequences], []
     for weights, module in subject.modules.items():
         heads = heads_of(module, example)
-        values, remainder, frozen = _values(module, example, heads, options.value_biases)
+        values, remainder, frozen = _values(module, example, heads, options.value_biases, refuse)
         below_K = _below_floor(module, example, heads, options.value_biases, subject.seed)
+        defined_B = values["mass"][0].isfinite()
         log.info("%s, %s weights: path sums and output differ by %.1e (relative)", subject.name, weights, remainder)
         for length, count in enumerate(heads.num_paths):
             row = {"weights": weights, "path_length": length, "num_paths": float(count), "remainder": remainder}
             row |= {"below_floor": below_K[length], "frozen": "; ".join(frozen)}
             for name in MEASURED:
-                row |= _interval(name, values[name][length], options.resamples)
+                among = defined_B if name in RELATIVE else ...
+                row |= _interval(name, values[name][length][among], options.resamples)
             whole = {name: values[name].mean().item() for name in WHOLE}
-            rows.append(row | whole | {"num_sequences": example.num_sequences})
+            counts = {"num_sequences": example.num_sequences, "num_undefined": int((~defined_B).sum())}
+            rows.append(row | whole | counts)
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def _values(
-    module: nn.Module, example: Example, heads: Heads, value_biases: str
+    module: nn.Module, example: Example, heads: Heads, value_biases: str, refuse: bool
 ) -> tuple[dict[str, Tensor], float, dict[str, None]]:
     """The numbers of each length and sequence, (K, B), those of the whole output, (B,), the largest remainder, and the
     kinds of frozen parts in their order."""
     parts: dict[str, list[Tensor]] = {name: [] for name in (*MEASURED, *WHOLE)}
     remainder, num_lengths, frozen = 0.0, len(heads.by_depth) + 1, {}
-    chunks = sums_by_length(module, example, heads, value_biases)
+    chunks = sums_by_length(module, example, heads, value_biases, refuse)
     for chunk, sums in counted(
         chunks, example.num_sequences, "spectrum: sequences", lambda pair: pair[0].num_sequences
     ):
@@ -106,7 +111,8 @@ def _values(
         S_K, X = of_counted(read_K, chunk), of_counted(sums.state_BND, chunk)
         size_B = norms(X, 0)
         parts["mass"].append(norms(S_K, 1) / size_B)
-        parts["share"].append((S_K * X).flatten(2).sum(-1) / size_B.square())
+        directions = X / size_B.view(-1, *[1] * (X.dim() - 1))  # first, because the square of a size can overflow
+        parts["share"].append((S_K * directions).flatten(2).sum(-1) / size_B)
         parts["error_upto"].append(norms(X - S_K.cumsum(0), 1) / size_B)
         remainder = max(remainder, sums.remainder)
         frozen |= dict.fromkeys(part.kind for part in sums.frozen)
@@ -123,7 +129,7 @@ def _below_floor(module: nn.Module, example: Example, heads: Heads, value_biases
     path has are zeros."""
 
     def sums_of(tape: Tape) -> list[Tensor]:
-        return [tape.sums(value_biases=value_biases).by_length_KBND]
+        return [tape.sums(value_biases=value_biases, refuse=False).by_length_KBND]
 
     generator, num_lengths = generator_for(seed, "rounding"), len(heads.by_depth) + 1
     ((sums_KBNC, counted_BN, floors),) = parts_with_floors(module, example, heads, sums_of, generator)
@@ -147,7 +153,8 @@ def _interval(name: str, values_B: Tensor, resamples: int) -> dict[str, float]:
         # the same resamples for every row, so that neighbouring rows differ by what they measure alone
         how = {"n_resamples": resamples, "method": "percentile", "rng": np.random.default_rng(0)}
         low, high = map(float, scipy.stats.bootstrap((numbers,), np.mean, **how).confidence_interval)
-    return {name: float(numbers.mean()), f"{name}_low": low, f"{name}_high": high}
+    mean = float(numbers.mean()) if len(numbers) else float("nan")
+    return {name: mean, f"{name}_low": low, f"{name}_high": high}
 
 
 def cost(subject: Subject, options: Options) -> Cost:
@@ -171,7 +178,7 @@ def digest(table: pd.DataFrame) -> str:
 
 COLUMNS = ["weights", "path_length", "num_paths"]
 COLUMNS += [f"{name}{end}" for name in MEASURED for end in ("", "_low", "_high")]
-COLUMNS += ["below_floor", "remainder", *WHOLE, "num_sequences", "frozen"]
+COLUMNS += ["below_floor", "remainder", *WHOLE, "num_sequences", "num_undefined", "frozen"]
 ANALYSIS = Analysis(
     Options,
     table,

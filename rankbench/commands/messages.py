@@ -61,6 +61,8 @@ def explain(error: Exception, command: str, words: list[str]) -> str:
         return f"{culprit}: a group needs one of its choices, as in model=san; groups are {', '.join(groups())}"
     if match := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.*)'", text):
         return f"{match[1]}: several values; add -m to run one job for each, or write a list as [a,b]"
+    if match := re.search(r"You must specify '([^']*)'", text):
+        return _unknown_choice(f"{match[1]}/???", words)
     if match := re.search(r"Could not override '([^']*)'\.\s+No match in the defaults list", text):
         return f"{match[1]}: no such group; groups are {', '.join(groups())}"
     key = getattr(error, "full_key", None)  # of OmegaConf's errors, which name it and the classes in further lines

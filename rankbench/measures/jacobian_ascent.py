@@ -30,9 +30,12 @@ def jacobian_norm(function: Callable[[Tensor], Tensor], x: Tensor, p: str, chunk
     """||J(x)||_p of any differentiable map from x (any shape) to a tensor of any shape.
 
     p = inf: every row, by reverse differentiation, `chunk` rows at a time. p = 2: exact SVD up to FULL_SVD_UP_TO rows
-    or columns, else Lanczos on products with J and J^T (a lower bound of the norm to its tolerance of 1e-10).
+    or columns, else Lanczos on products with J and J^T (a lower bound of the norm to its tolerance of 1e-10). nan where
+    the map or its derivatives overflow.
     """
     y, pull = torch.func.vjp(function, x)
+    if not y.isfinite().all():
+        return math.nan
     if p == "2" and min(x.numel(), y.numel()) > FULL_SVD_UP_TO:
         return _largest_singular_value(x, y, pull)
     unit = torch.eye(y.numel(), dtype=y.dtype, device=y.device)
@@ -40,7 +43,10 @@ def jacobian_norm(function: Callable[[Tensor], Tensor], x: Tensor, p: str, chunk
     for rows in unit.split(chunk):
         (pulled,) = torch.func.vmap(pull)(rows.view(-1, *y.shape))
         parts.append(pulled.flatten(1) if p == "2" else pulled.flatten(1).abs().sum(1))
-    return spectral_norm(torch.cat(parts)).item() if p == "2" else torch.cat(parts).max().item()
+    rows = torch.cat(parts)
+    if not rows.isfinite().all():
+        return math.nan
+    return spectral_norm(rows).item() if p == "2" else rows.max().item()
 
 
 def _largest_singular_value(x: Tensor, y: Tensor, pull: Callable) -> float:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rankbench.keys import ConfigError
+from rankbench.measures.norms import euclidean_norm
 from rankbench.measures.paths import free_share
 from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, RandomRounding, num_passes
 from rankbench.model.modules import Example
@@ -122,11 +123,12 @@ def parts_with_floors(
 
 @torch.no_grad()
 def sums_by_length(
-    module: nn.Module, example: Example, heads: Heads, value_biases: str = "head"
+    module: nn.Module, example: Example, heads: Heads, value_biases: str = "head", refuse: bool = True
 ) -> Iterator[tuple[Example, Sums]]:
-    """The module's output as the sum of its paths by length, some sequences at a time; ConfigError where it is none."""
+    """The module's output as the sum of its paths by length, some sequences at a time; ConfigError where it is none,
+    unless without `refuse` (rankbench.model.tape)."""
     for chunk, tape in recorded(module, example, heads):
-        yield chunk, tape.sums(value_biases=value_biases)
+        yield chunk, tape.sums(value_biases=value_biases, refuse=refuse)
 
 
 def of_counted(x: Tensor, example: Example) -> Tensor:
@@ -137,7 +139,7 @@ def of_counted(x: Tensor, example: Example) -> Tensor:
 
 def norms(x: Tensor, batch_axis: int) -> Tensor:
     """Frobenius norm of each sequence's part, (..., B)."""
-    return torch.linalg.vector_norm(x.flatten(batch_axis + 1), dim=-1)
+    return euclidean_norm(x.flatten(batch_axis + 1))
 
 
 def scores(outputs: Tensor, example: Example) -> list[Score]:

@@ -29,6 +29,8 @@ STEPS = 300
 
 def least_entropy(tokens: int, sigma: float) -> float:
     """Least entropy, in nats, of the softmax of so many scores of norm sigma."""
+    if tokens == 1:
+        return 0.0
     gap = sigma * math.sqrt(tokens / (tokens - 1))
     others = (tokens - 1) * math.exp(-gap)
     return math.log1p(others) + others * gap / (1 + others)

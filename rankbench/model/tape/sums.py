@@ -93,7 +93,9 @@ class Tape:
         self.calls = [node.call for node in recorder.attention]
         self._attention, self._results, self._tags = recorder.attention, recorder.results, recorder.tags
 
-    def sums(self, upto: Upto = None, output: Callable | None = None, value_biases: str = "head") -> Sums:
+    def sums(
+        self, upto: Upto = None, output: Callable | None = None, value_biases: str = "head", refuse: bool = True
+    ) -> Sums:
         """All paths, summed by length in one replay.
 
         upto: the name of a submodule, whose result is taken instead of the output; (name, i) where it runs several
@@ -101,7 +103,8 @@ class Tape:
         the module returned; by default last_hidden_state, else the first tensor. value_biases: "head" counts W_V's bias
         with the head that it passes, "source" in slot 0 behind the head.
 
-        ConfigError if a call on the way is not covered, or if the sums miss the output by more than rounding.
+        ConfigError if a call on the way is not covered, or if the sums miss the output by more than rounding. Without
+        `refuse` such sums are returned too, and their remainder tells: calls that magnify rounding cause some as well.
         """
         target, state = self._target(upto, output)
         sweeps = self._sweeps(value_biases)
@@ -116,7 +119,7 @@ class Tape:
         terms = [*by_length_KBND, *([] if bias_BND is None else [bias_BND])]
         missing = (state - sum(terms)).norm()
         remainder = (missing / state.norm()).item() if missing > 0 else missing.item()
-        if not missing <= self._rounding(terms, state, len(nodes)):
+        if refuse and not missing <= self._rounding(terms, state, len(nodes)):
             self._refuse(nodes, sweeps, remainder)
         frozen = [Frozen(node.call, node.frozen) for node in nodes if node.frozen is not None]
         return Sums(by_length_KBND, bias_BND, state, frozen, remainder)
