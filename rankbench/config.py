@@ -218,6 +218,7 @@ class BaseConfig:
         "Size of a preset. null: paper, as large as in its paper. A time, as in 2h or 30min: as many seeds and steps "
         "as fit.",
         choices=BUDGETS,
+        why="or, with a preset, a time as 30min or 2h",
     )
     out: str = key("Folder that the command writes.")
     plugins: list[str] = key(PLUGINS)

@@ -46,7 +46,7 @@ class Key:
     below: float | None = None
     choices: Sequence[str] = ()
     nonempty: bool = False  # whether a list needs an entry
-    why: str | None = None  # the reason for the bounds, given in a refusal
+    why: str | None = None  # the reason for the bounds, or what else is allowed, given in a refusal
 
     def allowed(self, type_: Any, plural: str = "") -> str:
         """The allowed values in words, for a key of this type: `integer from 1 (steps), or null`."""
@@ -63,15 +63,15 @@ class Key:
         """Raise ConfigError unless the key of this name may have this value."""
         if value == [] and self.nonempty:
             raise ConfigError(f"{name}=[]: name at least one{' of ' if self.choices else ''}{', '.join(self.choices)}")
+        why = f"; {self.why}" if self.why else ""
         for entry in value if isinstance(value, list) else [value]:
             refuse_null_byte(name, entry)
             if self.choices and entry is not None and entry not in self.choices:
-                raise ConfigError(unknown(name, entry, self.choices))
+                raise ConfigError(f"{unknown(name, entry, self.choices)}{why}")
             if isinstance(entry, int | float):
                 finite = -math.inf < entry < math.inf  # nan is not
                 if not finite or not all(holds(entry, limit) for _, holds, limit in self._limits()):
                     allowed = self._within("values" if finite else "finite values")
-                    why = f"; {self.why}" if self.why else ""
                     raise ConfigError(f"{name}={as_typed(value)}: out of range; allowed are {allowed}{why}")
 
     def _within(self, noun: str) -> str:

@@ -80,5 +80,7 @@ def test_refused(words, message):
 
 def test_the_key_says_that_a_time_is_allowed():
     assert "2h" in KEYS["budget"].meaning
-    with pytest.raises(ConfigError, match="budget=2x: unknown; allowed are smoke, laptop, paper"):
+    with pytest.raises(
+        ConfigError, match="budget=2x: unknown; allowed are smoke, laptop, paper; or, with a preset, a time"
+    ):
         compose("train", "budget=2x")
