@@ -104,6 +104,23 @@ def test_recomputed_paths_add_up_where_attention_is_constant_and_nothing_normali
     torch.testing.assert_close(joint_network(network, choices), sums_of_groups(network, [paths])[0])
 
 
+def test_an_interaction_that_is_rounding_is_marked(make_subject):
+    """No recomputed paths interact where attention is uniform and nothing normalises; control: where it is not."""
+    subject = make_subject(norm="none", bias=False, mlp=False)
+    ordinary = independence.table(subject, options())
+    for block in subject.model.blocks:
+        block.attention.qkv.weight[:8] = 0  # no queries, no keys
+    additive = independence.table(subject, options())
+    for table, below in ((ordinary, 0), (additive, 1)):
+        of_network = pick(table, of="network").set_index("scheme")
+        assert of_network.interaction_below_floor.to_dict() == {"frozen": 1, "recomputed": below}
+        pairs = pick(table, of="paths", scheme="recomputed")
+        assert (pairs.interaction_below_floor[pairs.interaction > 1e-6] == 0).all()
+        assert (pairs.interaction_below_floor[pairs.interaction < 1e-14] == 1).all()
+    assert pairs.interaction.max() < 1e-14
+    assert table[table.of.isin(["lengths", "heads"])].interaction_below_floor.isna().all()
+
+
 @pytest.mark.parametrize("changes", STRUCTURES, ids=str)
 def test_the_mean_square_over_all_signs_is_the_sum_of_the_paths_squares(make_subject, changes):
     """Exact: all 2^(L H) patterns of signs are averaged, where the analysis draws some."""

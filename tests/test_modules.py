@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import rankbench
+from rankbench.analyses import ANALYSES
 from rankbench.analyses.modules import BUILT
 from rankbench.analyses.runner import fresh_subjects
 from rankbench.commands.compose import compose
@@ -271,6 +272,23 @@ def test_attention_of_heads_side_by_side(language, ids):
             assert row.largest_logit == pytest.approx(logits.abs().amax((1, 2)).mean().item())
             assert row.value_cosine == pytest.approx(F.cosine_similarity(p @ v, v, dim=-1).mean().item())
         x = block(x)
+
+
+@pytest.mark.parametrize("gain", [1.0, 1e-9])
+def test_attention_has_the_floors_of_the_residual_of_its_weights(gain):
+    """Of queries and keys of 1e-9, whose attention is uniform but for rounding, the same heads are below them."""
+    cfg = compose("analyze", "model=san_skip", "model.layers=2", "model.width=8", "model.heads=2", "task.length=5")
+    (subject,) = fresh_subjects(cfg, Machine.prepare(cfg))
+    for sublayer in subject.model.sublayers:
+        sublayer.part.qkv.weight.data[:16] *= gain
+    options = ANALYSES["residual"].options(sequences=9, variants=["full"], views=None, sink_ratio=10.0)
+    residual = ANALYSES["residual"].table(subject, options)
+    of_weights = residual[residual.sublayer == "weights"].set_index(["layer", "head"])
+    seen = ANALYSES["attention"].table(subject, ANALYSES["attention"].options(sequences=9)).set_index(["layer", "head"])
+    assert (seen.attention_below_floor == of_weights.attention_below_floor).all()
+    assert (seen.attention_below_floor == float(gain < 1)).all()
+    ratio = seen.attention_relative_noise_floor / of_weights.attention_relative_noise_floor
+    assert ((ratio > 1 / 3) & (ratio < 3)).all()  # what 8 random passes can differ by
 
 
 @pytest.mark.parametrize("norm_first", [True, False])

@@ -27,13 +27,15 @@ from rankbench.measures.by_layer import moments
 from rankbench.measures.laws.entropy_bound import of_heads
 from rankbench.measures.laws.spectral_gap import beside_independent
 from rankbench.measures.module_paths import heads_of
-from rankbench.measures.norms import at_least_float32, cosine
+from rankbench.measures.norms import at_least_float32, composite_norm, cosine, residual_matrix
+from rankbench.measures.rounding import FLOOR_SEQUENCES, RandomRounding, floor_of_weights, num_passes, of_queries
 from rankbench.model.modules import Example
 from rankbench.model.tape import AttentionCall, tap
 from rankbench.plots.attention import draw_attention
 from rankbench.seeds import generator_for
 
 SEQUENCES_AT_A_TIME = 8
+WEIGHTS_BYTES = 1 << 26  # of all attention weights that are in memory together, in a pass for the floors
 HEAD = ["weights", "layer", "head"]
 ENTROPIES = ("entropy_nats", "least_entropy_nats", "score_norm_bound", "entropy_bound_nats")
 BESIDE_LAW = ("singular_over_law", "shuffled_over_law", "eigenvalue_over_law")
@@ -85,11 +87,17 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     weights that are independent. Of our networks and of checkpoints also entropy_nats, least_entropy_nats,
     score_norm_bound and entropy_bound_nats, of all tokens (rankbench.measures.laws.entropy_bound.of_heads): the entropy
     of rows and its lower bound. Metrics that no head has are left out.
+
+    Of the first sequences (16, fewer where P is large): attention_relative_noise_floor, the error of
+    attention_relative_residual by rounding (rankbench.measures.rounding), and attention_below_floor, the share whose
+    residual is no more than that.
     """
     example, rows = subject.example[: options.sequences], []
     for weights, module in subject.modules.items():
         flattened = heads_of(module, example).in_batch_axis
-        rows += [{"weights": weights, **row} for row in rows_by_head(module, example, flattened)]
+        floors = _floors(module, example, flattened, generator_for(subject.seed, "rounding"))
+        for row in rows_by_head(module, example, flattened):
+            rows.append({"weights": weights, **row, **floors[row["layer"], row["head"]]})
     return pd.DataFrame(rows).dropna(axis=1, how="all").assign(**subject.what_counts)
 
 
@@ -117,6 +125,45 @@ def rows_by_head(module: nn.Module, example: Example, flattened: int | None) -> 
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         had = {name: value_B for name, value_B in joined.items() if not value_B.isnan().all()}
         yield {"layer": depth, "head": head, **moments(had)}
+
+
+def _floors(
+    module: nn.Module, example: Example, flattened: int | None, generator: torch.Generator
+) -> dict[tuple[int, int], dict[str, float]]:
+    """The two columns about rounding of each head, by its depth and number there."""
+    weights = _all_weights(module, example[:1], flattened)
+    num_bytes = sum(p_BHNM.nbytes for _, p_BHNM in weights)
+    some = example[: max(1, min(FLOOR_SEQUENCES, WEIGHTS_BYTES // num_bytes))]
+    weights, rounding = _all_weights(module, some, flattened), RandomRounding(generator)
+    with rounding:
+        passes = num_passes(*weights[0][1].shape[-2:])
+        perturbed = [_all_weights(module, some, flattened) for _ in range(passes)]
+    num_heads: Counter[int] = Counter()
+    columns = {}
+    for number, (depth, p_BHNM) in enumerate(weights):
+        counted_BN = some.counted(p_BHNM.shape[-1]) if p_BHNM.shape[-1] == p_BHNM.shape[-2] else None
+        lengths_B = None if counted_BN is None else some.lengths_B
+        others = [of_pass[number][1] for of_pass in perturbed]
+        floor_BH = floor_of_weights(p_BHNM, others, lengths_B, counted_BN)
+        size_BH = of_queries(composite_norm, p_BHNM, lengths_B, counted_BN)
+        residual_BH = of_queries(lambda p: composite_norm(residual_matrix(p)), p_BHNM, lengths_B, counted_BN)
+        below_H = (residual_BH <= floor_BH).double().mean(0)
+        for relative, below in zip((floor_BH / size_BH).mean(0).tolist(), below_H.tolist(), strict=True):
+            num_heads[depth] += 1
+            values = {"attention_relative_noise_floor": relative, "attention_below_floor": below}
+            columns[depth, num_heads[depth]] = values
+    return columns
+
+
+def _all_weights(module: nn.Module, example: Example, flattened: int | None) -> list[tuple[int, Tensor]]:
+    """Depth and weights (B, H, N, M) of each attention call in turn."""
+    weights: list[tuple[int, Tensor]] = []
+
+    def watch(call: AttentionCall) -> None:
+        weights.append((call.depth, _by_head(call, example.num_sequences, flattened).weights))
+
+    tap(module, watch, *example.args, **example.kwargs)
+    return weights
 
 
 def _by_head(call: AttentionCall, num_sequences: int, flattened: int | None) -> AttentionCall:

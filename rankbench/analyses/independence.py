@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Cost, Plan, Subject
-from rankbench.analyses.cost import Operations
+from rankbench.analyses.cost import ROUNDED, Operations
 from rankbench.keys import ConfigError, key
 from rankbench.measures import dependence, paths
-from rankbench.measures.norms import cosine, euclidean_norm
+from rankbench.measures.norms import cosine, frobenius_norm
+from rankbench.measures.rounding import FLOOR_SEQUENCES, MARGIN, RandomRounding, num_passes, side_by_side
 from rankbench.model.network import Network
 from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.plots.independence import draw_independence
@@ -74,10 +75,11 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     tokens of the sequence: covariance, correlation, information_gaussian and information_ksg (nats), hsic,
     alignment_linear, alignment_gaussian. of=paths, recomputed: interaction, ||n(f) - n(sum)|| / ||n(f)|| with f the
     output of the network that has both paths' choices in each layer, sum the sum of all paths that combine these
-    choices, and n the norm before the read-out. of=lengths, on the diagonal: num_paths and interference,
+    choices, and n the norm before the read-out; interaction_below_floor, the share of the first sequences (16 at most)
+    whose interaction is no more than rounding (rankbench.measures.rounding). of=network: both, with f the whole network
+    and sum the sum of all paths (frozen: and of the biases). of=lengths, on the diagonal: num_paths and interference,
     ||S_k||^2 / sum_p ||Y_p||^2 (1: orthogonal paths, num_paths: identical ones), with interference_se (0: every path
-    was run). of=network: interaction, with f the whole network and sum the sum of all paths (frozen: and of the
-    biases). of=heads: cross_gradient, the Frobenius norm of the loss' second derivatives by the parameters of one head
+    was run). of=heads: cross_gradient, the Frobenius norm of the loss' second derivatives by the parameters of one head
     and of the other, with cross_gradient_se; cross_gradient_rms (per pair of parameters); cross_gradient_relative (over
     the root of the product of the two heads' own norms); of networks of ours alone.
     """
@@ -106,17 +108,25 @@ def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options
     counts = [paths.num_paths(layers, heads, length, skip) for length in lengths]
     few = sum(counts) <= options.max_paths
     groups = [paths.all_paths(layers, heads, length, skip) for length in lengths] if few else []
-    if scheme == "frozen":
-        sums_KBND, bias_BND, state_BND = paths.sums_by_length(model, inputs)
-        sums_KBND = sums_KBND[lengths]
-    elif few:
-        sums_KBND, bias_BND = paths.sums_of_groups(paths.RecomputedNetwork(model, inputs), groups), 0.0
-        state_BND = model.state(inputs)
-    else:
+    if scheme == "recomputed" and not few:
         log.info("not all %.3g recomputed paths are run: analysis.independence.max_paths", sum(counts))
         return
+
+    def sums_and_state(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if scheme == "frozen":
+            sums_KBND, bias_BND, state_BND = paths.sums_by_length(model, inputs)
+            return sums_KBND[lengths], bias_BND, state_BND
+        sums_KBND = paths.sums_of_groups(paths.RecomputedNetwork(model, inputs), groups)
+        return sums_KBND, torch.zeros_like(sums_KBND[0]), model.state(inputs)
+
+    def whole(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        sums_KBND, bias_BND, state_BND = sums_and_state(inputs)
+        return state_BND[None], (sums_KBND.sum(0) + bias_BND)[None]
+
+    sums_KBND, bias_BND, state_BND = sums_and_state(inputs)
     whole_B = _interaction(model, state_BND, sums_KBND.sum(0) + bias_BND, present_BN)
-    yield {"of": "network", "interaction": whole_B.mean().item()}
+    (below,) = _below_floor(model, inputs[:FLOOR_SEQUENCES], whole, generator_for(subject.seed, "rounding"))
+    yield {"of": "network", "interaction": whole_B.mean().item(), "interaction_below_floor": below}
     if few:
         terms_SK = _squares_of_paths(model, scheme, inputs, groups)[None]
     else:
@@ -142,10 +152,13 @@ def _path_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) 
         for length in model.path_lengths
     ]
     paths_PL = np.concatenate(sampled)
-    interactions = _pair_interactions(model, inputs, paths_PL, options.max_paths) if scheme == "recomputed" else {}
+    interactions: dict[tuple[int, int], dict[str, float]] = {}
+    if scheme == "recomputed":
+        rounding = generator_for(subject.seed, "rounding")
+        interactions = _pair_interactions(model, inputs, paths_PL, options.max_paths, rounding)
     outputs_PBND = paths.sums_of_groups(_network(model, inputs, scheme), list(paths_PL[:, None]))
     for (j, k), measured in _pairs(outputs_PBND, model.counted(inputs), options, combinations):
-        row = {"of": "paths", **measured, "interaction": interactions.get((j, k))}
+        row = {"of": "paths", **measured, **interactions.get((j, k), {})}
         for side, path_L in (("first", paths_PL[j]), ("second", paths_PL[k])):
             row |= {side: "-".join(map(str, path_L)), f"{side}_length": int((path_L > 0).sum())}
         yield row
@@ -221,17 +234,43 @@ def _dependence(x: Seen, y: Seen, neighbours: int, itself: bool) -> dict[str, fl
 
 
 def _interaction(model: Network, joint_BND: Tensor, sum_BND: Tensor, present_BN: Tensor | None) -> Tensor:
-    """||n(joint) - n(sum)||_F / ||n(joint)||_F of each sequence, n the norm before the read-out, nan of 0 / 0; (B,)."""
+    """||n(joint) - n(sum)||_F / ||n(joint)||_F of each sequence, n the norm before the read-out, nan of 0 / 0. From
+    (..., B, N, D), shape (..., B)."""
     norm = functools.partial(plain_norm, model.norm_kind)
-    joint_BX, sum_BX = (_masked(norm(x_BND), present_BN).flatten(1) for x_BND in (joint_BND, sum_BND))
-    size_B = euclidean_norm(joint_BX)
-    return torch.where(size_B > 0, euclidean_norm(joint_BX - sum_BX) / size_B, torch.nan)
+    joint_BND, sum_BND = (_masked(norm(x_BND), present_BN) for x_BND in (joint_BND, sum_BND))
+    size_B = frobenius_norm(joint_BND)
+    return torch.where(size_B > 0, frobenius_norm(joint_BND - sum_BND) / size_B, torch.nan)
+
+
+def _below_floor(
+    model: Network,
+    inputs: Tensor,
+    joint_and_sum: Callable[[Tensor], tuple[Tensor, Tensor]],
+    generator: torch.Generator,
+) -> list[float]:
+    """Share of these sequences whose interaction is no more than what random rounding changes in both of its sides.
+
+    joint_and_sum(inputs): P outputs each, (P, B, N, D). generator: on the CPU.
+    """
+    passes, present_BN = num_passes(inputs.shape[1], model.width), model.counted(inputs)
+    joint_PBND, sum_PBND = joint_and_sum(inputs)
+    with RandomRounding(generator):
+        perturbed = [x.split(len(inputs), dim=1) for x in joint_and_sum(side_by_side(inputs, passes))]
+    floor_PB = torch.zeros_like(joint_PBND[..., 0, 0])
+    for joint, total in zip(*perturbed, strict=True):
+        errors_PB = _interaction(model, joint_PBND, joint, present_BN) + _interaction(
+            model, sum_PBND, total, present_BN
+        )
+        floor_PB = torch.maximum(floor_PB, MARGIN * errors_PB)
+    below_PB = _interaction(model, joint_PBND, sum_PBND, present_BN) <= floor_PB
+    return below_PB.double().mean(1).tolist()
 
 
 def _pair_interactions(
-    model: Network, inputs: Tensor, paths_PL: np.ndarray, max_paths: int
-) -> dict[tuple[int, int], float]:
-    """Interaction of each pair of paths (rows of paths_PL); pairs with too many combined paths are left out."""
+    model: Network, inputs: Tensor, paths_PL: np.ndarray, max_paths: int, generator: torch.Generator
+) -> dict[tuple[int, int], dict[str, float]]:
+    """Interaction of each pair of paths (rows of paths_PL) and whether it is rounding; pairs with too many combined
+    paths are left out. generator: of random rounding."""
     choices_of_pair = {}
     for j, k in combinations(range(len(paths_PL)), 2):
         if 2 ** int((paths_PL[j] != paths_PL[k]).sum()) <= max_paths:
@@ -239,13 +278,18 @@ def _pair_interactions(
     if not choices_of_pair:
         return {}
     groups = [np.array(list(product(*choices)), dtype=np.int64) for choices in choices_of_pair.values()]
-    parts = []
-    for chunk_BN in _chunks(inputs, len(groups) * inputs.shape[1] * model.width):
-        network = paths.RecomputedNetwork(model, chunk_BN)
+
+    def joint_and_sum(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        network = paths.RecomputedNetwork(model, inputs)
         joint = [paths.joint_network(network, choices) for choices in choices_of_pair.values()]
-        both = zip(joint, paths.sums_of_groups(network, groups), strict=True)
-        parts.append(torch.stack([_interaction(model, *pair, model.counted(chunk_BN)) for pair in both]))
-    return dict(zip(choices_of_pair, torch.cat(parts, dim=1).mean(1).tolist(), strict=True))
+        return torch.stack(joint), paths.sums_of_groups(network, groups)
+
+    chunks = _chunks(inputs, len(groups) * inputs.shape[1] * model.width)
+    parts = [_interaction(model, *joint_and_sum(chunk_BN), model.counted(chunk_BN)) for chunk_BN in chunks]
+    below = _below_floor(model, chunks[0][:FLOOR_SEQUENCES], joint_and_sum, generator)
+    columns = zip(torch.cat(parts, dim=1).mean(1).tolist(), below, strict=True)
+    named = ({"interaction": mean, "interaction_below_floor": share} for mean, share in columns)
+    return dict(zip(choices_of_pair, named, strict=True))
 
 
 # --- 4: cross-gradients --------------------------------------------------------------------------------------------
@@ -378,7 +422,8 @@ def _ratio(numerator: Tensor, estimates_S: Tensor) -> tuple[float, float]:
 
 
 def cost(subject: Subject, options: Options) -> Cost:
-    """The work on paths, on sums with signs, on the estimates of pairs, and on products with the Hessian."""
+    """The work on paths, also with random rounding, on sums with signs, on the estimates of pairs, and on products
+    with the Hessian."""
     operations, model = Operations.of(subject), subject.model
     layers, heads, skip = model.path_choices
     num_sequences = len(subject.test.inputs[: options.sequences])
@@ -391,12 +436,16 @@ def cost(subject: Subject, options: Options) -> Cost:
         else np.ones((number * len(lengths), layers), dtype=np.int64)
     ).num_steps
     units = sum(min(number, count) for count in counts)
+    passes = ROUNDED * num_passes(operations.num_tokens, operations.width)
+    perturbed = passes * min(num_sequences, FLOOR_SEQUENCES)
     total = 0.0
     for scheme in options.schemes:
         recomputed = scheme == "recomputed"
         of_paths = operations.paths(units * layers // 2, units * layers, recomputed=recomputed, mlp=not recomputed)
         if few:
-            of_paths += 2 * operations.paths(*steps, recomputed=recomputed, mlp=not recomputed)
+            all_paths = operations.paths(*steps, recomputed=recomputed, mlp=not recomputed)
+            of_paths += 2 * all_paths
+            total += perturbed * (all_paths if recomputed else operations.sums_by_length)
         elif not recomputed:
             of_paths += (1 + options.sign_draws) * operations.sums_by_length
         pairs = (units**2 + len(lengths) ** 2) / 2 * min(options.tokens, operations.num_tokens)
@@ -422,8 +471,8 @@ def digest(table: pd.DataFrame) -> str:
 
 DEPENDENCE = ["covariance", "correlation", "information_gaussian", "information_ksg", "hsic"]
 DEPENDENCE += ["alignment_linear", "alignment_gaussian"]
-COLUMNS = ["of", "scheme", "first", "second", "first_length", "second_length", "cosine", *DEPENDENCE, "interaction"]
-COLUMNS += ["num_paths", "interference", "interference_se"]
+COLUMNS = ["of", "scheme", "first", "second", "first_length", "second_length", "cosine", *DEPENDENCE]
+COLUMNS += ["interaction", "interaction_below_floor", "num_paths", "interference", "interference_se"]
 COLUMNS += [f"cross_gradient{kind}" for kind in ("", "_se", "_rms", "_relative")]
 
 

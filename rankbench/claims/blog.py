@@ -71,6 +71,7 @@ def _pairs(column: str, statement: str) -> Claim:
         measure=partial(_size, of="paths", column=column),
         claimed=below(SMALL),
         by=("scheme",),
+        floor=f"{column}_below_floor",
         applies=partial(_has_paths, column=column),
         control=_control("paths", column, 1.1 * SMALL),
     )
@@ -111,6 +112,7 @@ BLOG: dict[str, Claim] = {
         measure=partial(_size, of="network", column="interaction"),
         claimed=below(SMALL),
         by=("scheme",),
+        floor="interaction_below_floor",
         applies=partial(_is_scheme, scheme="recomputed"),
         control=_control("network", "interaction", 1.1 * SMALL),
     ),

@@ -149,7 +149,7 @@ def run_with_floors(
     def floor(x: Tensor, perturbed_x: Tensor) -> Tensor:
         perturbed = perturbed_x.split(len(x))
         if x.dim() == 4:
-            return _largest(x, perturbed, partial(_of_queries, lengths_B=lengths_B, counted_BN=counted_BN))
+            return floor_of_weights(x, perturbed, lengths_B, counted_BN)
         seen, kept_B = view.of(x, counted_BN)
         return floor_of(seen(x), map(seen, perturbed), kept_B)
 
@@ -189,10 +189,17 @@ def _largest(x: Tensor, perturbed: Iterable[Tensor], by_sequence: Callable) -> T
     return largest
 
 
-def _of_queries(
+def floor_of_weights(
+    p_BHNM: Tensor, perturbed: Iterable[Tensor], lengths_B: Tensor | None, counted_BN: Tensor | None
+) -> Tensor:
+    """Floor of the residual of P, (B, H), from its value in each perturbed pass."""
+    return _largest(p_BHNM, perturbed, partial(of_queries, lengths_B=lengths_B, counted_BN=counted_BN))
+
+
+def of_queries(
     measure: Callable[[Tensor], Tensor], p_BHNM: Tensor, lengths_B: Tensor | None, counted_BN: Tensor | None
 ) -> Tensor:
-    """The measure of P, (B, H), of the rows of the queries that count."""
+    """The measure of P, (B, H), of the rows of the queries that count. None: all of a sequence; all sequences alike."""
 
     def of(rows: Rows, length: int, queries: Rows) -> dict[str, Tensor]:
         return {"": measure(p_BHNM[rows][..., :length, :length][..., queries, :])}
