@@ -68,6 +68,8 @@ class Key:
             refuse_null_byte(name, entry)
             if self.choices and entry is not None and entry not in self.choices:
                 raise ConfigError(f"{unknown(name, entry, self.choices)}{why}")
+            if isinstance(entry, int) and abs(entry) >= 2**63:
+                raise ConfigError(f"{name}={as_typed(value)}: out of range; integers are below 2^63")
             if isinstance(entry, int | float):
                 finite = -math.inf < entry < math.inf  # nan is not
                 if not finite or not all(holds(entry, limit) for _, holds, limit in self._limits()):

@@ -418,6 +418,8 @@ def test_a_sweep_makes_a_folder_a_job_and_gathers_them(tmp_path):
         "job 1 of 2: model.heads=1",
         "job 2 of 2: model.heads=2",
     ]
+    (left,) = (line for line in result.err.splitlines() if "left, about" in line)
+    assert re.fullmatch(r"1 job left, about [\d.]+ (s|min)", left)
     for name in ("sweep.csv", "summary.csv", "summary.md", "summary.tex", "sweep.svg", "report.html"):
         assert (sweep / name).stat().st_size > 0
     again = succeeds("report", "out=again", at=tmp_path)

@@ -1,5 +1,7 @@
 """Hydra's sweeper over every combination, in a version that runs no finished job."""
 
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,6 +28,7 @@ class SkippingSweeper(Sweeper):
 
     def __init__(self, max_batch_size: int | None, params: dict[str, str] | None = None) -> None:
         self.max_batch_size = max_batch_size  # params is a part of jobs
+        self.num_run, self.seconds = 0, 0.0  # of the jobs that this command has run
 
     def setup(self, *, config: DictConfig, **context: Any) -> None:
         """Make the launcher."""
@@ -61,7 +64,19 @@ class SkippingSweeper(Sweeper):
         results = []
         for number in numbers:
             if number in pieces:
+                begins = time.monotonic()
                 results += self.launcher.launch([self.jobs[job] for job in pieces[number]], initial_job_idx=number)
+                self._tell_time_left(pieces[number], time.monotonic() - begins)
             elif number not in todo:
                 self.finished[number].show(number, len(self.jobs))
         return results
+
+    def _tell_time_left(self, jobs: list[int], seconds: float) -> None:
+        """Print how long the other jobs will take, if they take as long as those that have been run."""
+        from rankbench.progress import duration
+
+        self.num_run, self.seconds = self.num_run + len(jobs), self.seconds + seconds
+        left = sum(number not in self.finished for number in range(jobs[-1] + 1, len(self.jobs)))
+        if left:
+            time_left = duration(self.seconds / self.num_run * left)
+            print(f"{left} job{'s' * (left > 1)} left, about {time_left}", file=sys.stderr, flush=True)
