@@ -1,22 +1,26 @@
 """rankbench.plugins: tasks, analyses and YAML files of the package in tests/example_plugin, named or installed."""
 
+import re
 import shutil
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import rankbench as rb
 from rankbench import config, plugins
 from rankbench.analyses import ANALYSES
+from rankbench.analyses.runner import subjects_of_run
 from rankbench.commands.completion import candidates
 from rankbench.commands.compose import as_keys, compose, composed, load_plugins, resolve
 from rankbench.commands.usage import explained, list_of_presets, usage
 from rankbench.keys import ConfigError
 from rankbench.model.weightings import ATTENTIONS
 from rankbench.report.scoreboard import scoreboard
+from rankbench.runs.machine import Machine
 from rankbench.tasks import TASKS
 
 EXAMPLE = Path(__file__).parent / "example_plugin"
@@ -52,7 +56,7 @@ def elsewhere(tmp_path, monkeypatch):
     with process(tmp_path):
         plugins.FOUND.clear()
         plugins.LOADED.clear()
-        for name in ("letter_count", "weight_sizes", "inverse_square"):
+        for name in ("letter_count", "modular_addition", "weight_sizes", "inverse_square"):
             for registry in (TASKS, ANALYSES, ATTENTIONS):
                 registry.pop(name, None)
         config.ATTENTIONS[:] = ATTENTIONS
@@ -65,6 +69,50 @@ def test_task_analysis_and_preset_of_a_named_plugin(run):
     sizes = run.table("weight_sizes").query("weights == 'trained'").set_index("parameter").weight_size
     weights = {name: weight[0].double().square().sum().sqrt().item() for name, weight in run.weights().items()}
     assert sizes.to_dict() == pytest.approx(weights, rel=1e-12) and weights
+
+
+def test_a_finite_set_is_split_anew_by_each_seed_without_an_overlap(elsewhere):
+    sys.path.append(str(EXAMPLE))
+    words = [NAMED, "task=modular_addition", "model=transformer", "model.layers=1", "trainer.steps=6"]
+    words += ["trainer.batch_size=5", "trainer.eval_every=3", "replicas=2"]  # 5 batches are an epoch
+    run = rb.train(*words, out=elsewhere / "run")
+    metrics = run.metrics.set_index(["seed", "step", "split"]).accuracy
+    task = TASKS["modular_addition"]("modular_addition", 7, 25, None)
+    trained_on = set()
+    for seed, subject in enumerate(subjects_of_run(run, Machine.prepare(compose("analyze", "precision=fp64")))):
+        splits = {"train": subject.train, "test": subject.test}
+        pairs = {name: set(map(tuple, batch.inputs[:, :2].tolist())) for name, batch in splits.items()}
+        assert len(pairs["train"]) == 25 and len(pairs["test"]) == 24 == task.num_test
+        assert not pairs["train"] & pairs["test"]
+        for batch in splits.values():
+            assert (batch.targets[:, 2] == batch.inputs[:, :2].sum(1) % 7).all() and (batch.targets[:, :2] == -1).all()
+        # the same split as in training: the recorded accuracy is that of these sequences
+        right = subject.model(subject.test.inputs)[:, 2].argmax(-1) == subject.test.targets[:, 2]
+        assert metrics[seed, 6, "test"] == pytest.approx(right.double().mean().item())
+        trained_on.add(frozenset(pairs["train"]))
+    assert len(trained_on) == 2
+    drawn = task.sample(500, torch.Generator().manual_seed(0))
+    assert len(drawn.inputs.unique(dim=0)) == 49
+    tables = rb.analyze(run, "paths", plugins="lettercount", sequences=4, repeats=1)
+    assert tables["paths"].remainder.max() < 1e-13
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["task.train_size=49"], "task.train_size=49: task.name=modular_addition has 49 sequences in all"),
+        (
+            ["task.train_size=40", "task.test_size=10"],
+            "task.test_size=10: of 49 sequences task.train_size=40 leaves 9",
+        ),
+        (["task.modulus=1000000"], "beyond_memory=false: needs at least"),  # all other pairs are test sequences
+    ],
+)
+def test_a_split_that_a_finite_set_does_not_have_is_refused(elsewhere, words, said):
+    sys.path.append(str(EXAMPLE))
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
+        rb.train(NAMED, "task=modular_addition", "model.layers=1", *words, out=elsewhere / "run")
+    assert not (elsewhere / "run").exists()
 
 
 def test_an_attention_of_a_plugin_trains_and_its_paths_add_up(elsewhere):

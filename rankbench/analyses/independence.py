@@ -32,7 +32,7 @@ from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.plots.independence import draw_independence
 from rankbench.progress import counted
 from rankbench.seeds import generator_for
-from rankbench.tasks import Batch, Corpus
+from rankbench.tasks import Batch, Corpus, Finite
 from rankbench.tasks.task import is_scored, score
 
 log = logging.getLogger(__name__)
@@ -480,7 +480,9 @@ def check_plan(plan: Plan, options: Options) -> None:
     """Raise ConfigError for too few test sequences, for heads that share parameters, and for recomputed paths of a
     network that has none."""
     task = plan.task
-    number = task.train_size if task.test_size is None and not isinstance(task, Corpus) else task.test_size
+    number = task.num_test if isinstance(task, Finite) else task.test_size
+    if number is None and not isinstance(task, Corpus):
+        number = task.train_size
     if number is not None:  # a text has an unknown number of sequences, and is not read here
         _check_number(number)
     if isinstance(plan.model, Transformer):

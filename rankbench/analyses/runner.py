@@ -30,7 +30,7 @@ from rankbench.runs.records import read_json
 from rankbench.runs.run import FORMAT, Run, config_text, find_run
 from rankbench.runs.tables import read_table, with_who, write_table
 from rankbench.seeds import generator_for
-from rankbench.tasks import Corpus, Task, build_task
+from rankbench.tasks import Corpus, Finite, Task, build_task
 
 HISTORIES = {"layers.csv": "history", "metrics.csv": "curve"}  # files of training, and their fields of Subject
 
@@ -169,6 +169,8 @@ def _subject(
     if isinstance(task, Corpus):
         splits = task.splits()
         train, test = splits["train"][:CORPUS_SEQUENCES], splits["test"]
+    elif isinstance(task, Finite):
+        train, test = (task.split(name, seed) for name in ("train", "test"))
     else:
         train = task.sample(task.train_size or BASELINE_SEQUENCES, generator_for(seed, "train"))
         test = train if task.test_size is None else task.sample(task.test_size, generator_for(seed, "test"))

@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rankbench.keys import ConfigError
+from rankbench.seeds import generator_for
+
 ABSENT = -1  # an absent input (padding, after all others); a target that is not scored (regression: nan)
 
 
@@ -90,6 +93,53 @@ class Corpus(ABC):
     @abstractmethod
     def splits(self) -> dict[str, Batch]:
         """The splits train, valid and test, on the CPU; read-only."""
+
+
+class Finite(ABC):
+    """A task on a finite set of sequences, which each seed splits anew: train_size of them to train on, and of the
+    others test_size, so that none is in both. test_size: None for all others. Else as a Task."""
+
+    name: str
+    train_size: int
+    test_size: int | None
+
+    @property
+    @abstractmethod
+    def num_sequences(self) -> int:
+        """How many there are."""
+
+    @abstractmethod
+    def sequences(self) -> Batch:
+        """All of them, in an order that never changes."""
+
+    def __post_init__(self) -> None:
+        if self.train_size is None or not 1 <= self.train_size < self.num_sequences:
+            raise ConfigError(
+                f"task.train_size={'null' if self.train_size is None else self.train_size}: task.name={self.name} has "
+                f"{self.num_sequences} sequences in all, some of them to test on; allowed are values from 1 to "
+                f"{self.num_sequences - 1}"
+            )
+        others = self.num_sequences - self.train_size
+        if self.test_size is not None and not 1 <= self.test_size <= others:
+            raise ConfigError(
+                f"task.test_size={self.test_size}: of {self.num_sequences} sequences task.train_size={self.train_size} "
+                f"leaves {others}; allowed are values from 1 to {others}, or null for all of them"
+            )
+
+    @property
+    def num_test(self) -> int:
+        """Number of test sequences."""
+        return self.num_sequences - self.train_size if self.test_size is None else self.test_size
+
+    def split(self, name: str, seed: int) -> Batch:
+        """The sequences of a seed's train or test split, in random order."""
+        order = torch.randperm(self.num_sequences, generator=generator_for(seed, "split"))
+        rows = {"train": order[: self.train_size], "test": order[self.train_size :][: self.num_test]}
+        return self.sequences()[rows[name]]
+
+    def sample(self, num_sequences: int, generator: torch.Generator) -> Batch:
+        """Draw from all sequences, with repetition."""
+        return self.sequences()[torch.randint(self.num_sequences, (num_sequences,), generator=generator)]
 
 
 def is_scored(targets: Tensor) -> Tensor:

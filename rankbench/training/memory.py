@@ -4,7 +4,7 @@ from rankbench.config import BaseConfig, TrainConfig
 from rankbench.keys import ConfigError
 from rankbench.model import skeleton
 from rankbench.runs.machine import Machine, gib
-from rankbench.tasks import Corpus, Task
+from rankbench.tasks import Corpus, Finite, Task
 
 COPIES = {
     "adam": 4,
@@ -38,7 +38,8 @@ def estimate(cfg: BaseConfig, task: Task, machine: Machine) -> dict[str, int]:
     number, tokens = machine.dtype.itemsize, min(task.length, SHORT_TEXT) if is_corpus else task.length
     num_weights = sum(weight.numel() for weight in skeleton(cfg.model, task).parameters())
     batch = cfg.trainer.batch_size if training else 1
-    sequences = (task.train_size or (0 if is_corpus else batch)) + (task.test_size or 0)
+    num_test = task.num_test if isinstance(task, Finite) else task.test_size or 0
+    sequences = (task.train_size or (0 if is_corpus else batch)) + num_test
     per_token = task.num_inputs * number if task.input_kind == "coordinates" else INTEGER
     per_token += task.num_outputs * number if task.target_kind == "numbers" else INTEGER
     # of a batch in training, the states of every layer are kept for the gradient

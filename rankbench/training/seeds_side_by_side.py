@@ -30,7 +30,7 @@ from rankbench.model.transformer import Transformer, maps_of_layers
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import FORMAT, Run
 from rankbench.seeds import generator_for, state_of
-from rankbench.tasks import Batch, Corpus, Task
+from rankbench.tasks import Batch, Corpus, Finite, Task
 from rankbench.tasks.task import Score, is_scored, majority_baselines, score
 from rankbench.training.batches import batches_of_epoch, chunks_by_length, padded_lengths
 from rankbench.training.optimizers import build_optimizer, cap_singular_values, learning_rate
@@ -119,6 +119,10 @@ class Training:
         self.corpus = self.train = None
         if isinstance(task, Corpus):
             self._read(task)
+        elif isinstance(task, Finite):
+            self.train, self.test = (
+                self._side_by_side([task.split(name, seed) for seed in seeds]) for name in ("train", "test")
+            )
         else:
             self.train = None if task.train_size is None else self._sampled(seeds, task.train_size, "train")
             self.test = self.train if task.test_size is None else self._sampled(seeds, task.test_size, "test")
@@ -144,7 +148,10 @@ class Training:
         draw = self.task.sample
         if purpose == "train" and hasattr(self.task, "sample_at"):  # a curriculum
             draw = partial(self.task.sample_at, step)
-        batches = [draw(num_sequences, generator_for(seed, purpose, step)) for seed in seeds]
+        return self._side_by_side([draw(num_sequences, generator_for(seed, purpose, step)) for seed in seeds])
+
+    def _side_by_side(self, batches: list[Batch]) -> Batch:
+        """One batch of each seed, with an axis of seeds in front, on the device."""
         stacked = Batch(torch.stack([b.inputs for b in batches]), torch.stack([b.targets for b in batches]))
         return stacked.to(self.machine.device, self.machine.dtype)
 

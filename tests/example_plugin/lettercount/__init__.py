@@ -1,15 +1,18 @@
-"""An example of a plug-in: a task, counting letters; an analysis, the sizes of the weights; and an attention."""
+"""An example of a plug-in: two tasks, counting letters and adding modulo p; an analysis, the sizes of the weights; and
+an attention."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pandas as pd
 import torch
+import torch.nn.functional as F
 
 from rankbench.analyses import Analysis, Subject
 from rankbench.keys import key
 from rankbench.model.weightings import Start, Weighting, hidden_as
-from rankbench.tasks import Batch
+from rankbench.tasks import Batch, Finite
+from rankbench.tasks.task import ABSENT
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,41 @@ class LetterCount:
     def sample(self, num_sequences: int, generator: torch.Generator) -> Batch:
         letters_BN = torch.randint(self.alphabet, (num_sequences, self.length), generator=generator)
         return Batch(letters_BN, (letters_BN[:, :, None] == letters_BN[:, None, :]).sum(-1) - 1)
+
+
+@dataclass(frozen=True)
+class ModularAddition(Finite):
+    """(a + b) mod p from the tokens a, b and "=", which stands for p; the last token alone is scored."""
+
+    name: str = key("Name of the task.")
+    modulus: int = key("p.", at_least=2)
+    train_size: int = key("Size of the training set, of p^2 pairs.", unit="sequences", at_least=1)
+    test_size: int | None = key("Size of the test set. null: all other pairs.", unit="sequences", at_least=1)
+
+    input_kind: ClassVar[str] = "tokens"
+    target_kind: ClassVar[str] = "classes"
+    padded: ClassVar[bool] = False
+    length: ClassVar[int] = 3
+
+    @property
+    def num_inputs(self) -> int:
+        return self.modulus + 1
+
+    @property
+    def num_outputs(self) -> int:
+        return self.modulus
+
+    @property
+    def num_sequences(self) -> int:
+        return self.modulus**2
+
+    def sequences(self) -> Batch:
+        numbers = torch.arange(self.modulus)
+        pairs_B2 = torch.cartesian_prod(numbers, numbers)
+        inputs_BN = F.pad(pairs_B2, (0, 1), value=self.modulus)
+        targets_BN = torch.full_like(inputs_BN, ABSENT)
+        targets_BN[:, -1] = pairs_B2.sum(1) % self.modulus
+        return Batch(inputs_BN, targets_BN)
 
 
 @dataclass(frozen=True)
@@ -76,6 +114,6 @@ class InverseSquare(Weighting):
         return {}  # the weights are no function of a bilinear form
 
 
-TASKS = {"letter_count": LetterCount}
+TASKS = {"letter_count": LetterCount, "modular_addition": ModularAddition}
 ATTENTIONS = {"inverse_square": InverseSquare()}
 ANALYSES = {"weight_sizes": Analysis(Options, table, None, digest, ("weight_size",))}
