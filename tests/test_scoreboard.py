@@ -66,6 +66,31 @@ def scoreboard_of(outputs, tmp_path, experiment="all"):
     return claims, {board["preset"]: board for board in boards}, lines
 
 
+def test_a_scoreboard_tells_what_is_new_since_the_last(outputs, tmp_path):
+    """The last one is the one in the same folder, else the newest of these presets in outputs/report."""
+    run_of(outputs, "one")
+    first, second, third = (outputs / "report" / name for name in ("first", "second", "third"))
+    for folder in (first, second, third):
+        folder.mkdir(parents=True)
+    lines = scoreboard("demo", first, outputs=outputs)
+    assert not any(line.startswith("since the report") for line in lines)
+    assert "Since the report of" not in (first / "scoreboard.html").read_text()
+    os.utime(first / "scoreboard.csv", (86400 * 365, 86400 * 365))
+    said = "since the report of 1971-01-01 "
+    (line,) = (line for line in scoreboard("demo", second, outputs=outputs) if line.startswith(said))
+    assert line.endswith(": no new verdict")
+    run_of(outputs, "two", written=2000, outcome="failed")
+    (line,) = (line for line in scoreboard("demo", first, outputs=outputs) if line.startswith(said))
+    assert line.endswith(f": {CLAIM['claim']} failed (held)")
+    page = (first / "scoreboard.html").read_text()
+    assert f'<a href="#claim-{CLAIM["claim"]}">{CLAIM["claim"]}</a>' in page and "(held)" in page
+    # that of one preset says nothing about all; a damaged one nothing at all
+    assert not any(line.startswith("since") for line in scoreboard("all", second, outputs=outputs))
+    for folder in (first, second):
+        (folder / "scoreboard.csv").write_text("no table")
+    assert not any(line.startswith("since") for line in scoreboard("demo", third, outputs=outputs))
+
+
 def test_every_preset_has_a_row_and_its_command(outputs, tmp_path):
     run_of(outputs, "one")
     _, boards, lines = scoreboard_of(outputs, tmp_path)

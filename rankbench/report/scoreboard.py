@@ -14,6 +14,7 @@ from rankbench.analyses import ANALYSES
 from rankbench.claims import OUTCOMES, PAPERS, by_paper, over_text, statement_line, table_of
 from rankbench.keys import ConfigError, unknown
 from rankbench.plots import caption_of
+from rankbench.report.news import News, news_since_last
 from rankbench.report.page import link_to, render
 from rankbench.report.preset_runs import NOT_RUN, PresetRun, across_presets, any_run, best_runs, presets
 from rankbench.report.results import check_pages, counted, slug, write_pages
@@ -55,18 +56,20 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
         {"preset": name, **(best[name].about() if name in best else {"command": command, "note": NOT_RUN})}
         for name, command in selected.items()
     ]
+    news = news_since_last(folder, outputs / "report", statements, set(selected))
     write_table(pd.DataFrame(verdicts or {"claim": []}), folder / "verdicts.csv")
     write_table(pd.DataFrame(boards), folder / "presets.csv")
     write_table(table_of(statements), folder / "scoreboard.csv")
     write_text(folder / "scoreboard.md", "\n".join(_sections(statements)))
     write_text(folder / "scoreboard.tex", latex(readable(statements)))
-    write_text(folder / "scoreboard.html", _page(folder, statements, boards, best))
+    write_text(folder / "scoreboard.html", _page(folder, statements, boards, best, news))
     written = [write_pages(pages, statements, boards, best)] if experiment == EVERY else []
     counts = _counts(statements)
     unrun = [board["preset"] for board in boards if board["note"] == NOT_RUN]
     return [
         f"{len(best)} of {len(selected)} presets run; {', '.join(f'{count} {word}' for word, count in counts.items())}",
         *map(statement_line, statements),
+        *([] if news is None else [news.line()]),
         *(f"{board['preset']}: {board['note']}" for board in boards if board["note"] not in ("", NOT_RUN)),
         *([f"not run: {', '.join(unrun)}"] if unrun else []),
         f"-> {folder / 'scoreboard.csv'}, .md, .tex and .html; verdicts.csv, presets.csv",
@@ -102,7 +105,11 @@ def _sections(statements: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _page(
-    folder: Path, statements: list[dict[str, Any]], boards: list[dict[str, str]], best: dict[str, PresetRun]
+    folder: Path,
+    statements: list[dict[str, Any]],
+    boards: list[dict[str, str]],
+    best: dict[str, PresetRun],
+    news: News | None,
 ) -> str:
     run_boards = {
         board["preset"]: board | _drawn(best[board["preset"]], folder) for board in boards if board["preset"] in best
@@ -113,6 +120,7 @@ def _page(
         "scoreboard",
         title=f"claims of {len(papers)} papers" if len(papers) > 1 else next(iter(papers), "no claims"),
         counts=_counts(statements),
+        news=news,
         totals=[{"slug": slug(paper)} | counted(paper, rows) for paper, rows in papers.items()],
         papers={paper: PAPERS.get(paper, "") for paper in papers},
         groups=groups,
