@@ -136,6 +136,21 @@ def test_enter_shows_a_figure_large_and_escape_closes_it(page):
         assert browser.see("location.href") == page.as_uri()
 
 
+def test_a_thumbnail_leads_to_the_claims_of_its_preset(board):
+    with Browser(board.as_uri()) as browser:
+        links = browser.see("[...document.querySelectorAll('#thumbnails a')].map(link => link.textContent)")
+        assert links and browser.see("document.getElementById('thumbnails').getBoundingClientRect().height") > 50
+        wide = "[...document.querySelectorAll('#thumbnails img')].every(image => image.naturalWidth > 0)"
+        assert browser.see(wide)
+        for number, preset in enumerate(links):
+            browser.see(f"document.querySelectorAll('#thumbnails a')[{number}].click()")
+            assert browser.see("location.hash") == f"#{preset}"
+            shown = f"document.getElementById('{preset}').checkVisibility({{contentVisibilityAuto: true}})"
+            assert browser.see(shown) and browser.see(f"document.getElementById('{preset}').open")
+    with Browser(board.as_uri(), printed=True) as browser:
+        assert browser.see("getComputedStyle(document.getElementById('thumbnails')).display") == "none"
+
+
 def test_the_page_can_be_printed(page):
     with Browser(page.as_uri()) as browser:
         printed = browser.pdf()

@@ -81,9 +81,9 @@ def test_a_scoreboard_tells_what_is_new_since_the_last(outputs, tmp_path):
     assert line.endswith(": no new verdict")
     run_of(outputs, "two", written=2000, outcome="failed")
     (line,) = (line for line in scoreboard("demo", first, outputs=outputs) if line.startswith(said))
-    assert line.endswith(f": {CLAIM['claim']} failed (held)")
+    assert line.endswith(f": {CLAIM['claim']} failed (before: held)")
     page = (first / "scoreboard.html").read_text()
-    assert f'<a href="#claim-{CLAIM["claim"]}">{CLAIM["claim"]}</a>' in page and "(held)" in page
+    assert f'<a href="#claim-{CLAIM["claim"]}">{CLAIM["claim"]}</a>' in page and "(before: held)" in page
     # that of one preset says nothing about all; a damaged one nothing at all
     assert not any(line.startswith("since") for line in scoreboard("all", second, outputs=outputs))
     for folder in (first, second):

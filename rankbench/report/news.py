@@ -16,7 +16,9 @@ class News(NamedTuple):
 
     def line(self) -> str:
         """The news as one line for a terminal."""
-        changed = [f"{claim} {now} ({then or 'new'})" for claim, (now, then) in self.verdicts.items()]
+        changed = [
+            f"{claim} {now} ({f'before: {then}' if then else 'new'})" for claim, (now, then) in self.verdicts.items()
+        ]
         return f"since the report of {self.since}: {'; '.join(changed) or 'no new verdict'}"
 
 
