@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import webbrowser
 from pathlib import Path
 
 import hydra
@@ -574,7 +575,7 @@ def test_analyses_of_unlike_runs_are_told_apart_by_what_the_runs_differ_in(tmp_p
             assert text in drawn
 
 
-def test_the_scoreboard_shows_what_has_been_run(tmp_path):
+def test_the_scoreboard_shows_what_has_been_run(tmp_path, monkeypatch):
     for preset in ("all", "kim_fig5"):
         assert f"experiment={preset}: not run yet under" in refused("report", f"experiment={preset}", at=tmp_path)
     assert not list(tmp_path.iterdir())
@@ -585,6 +586,13 @@ def test_the_scoreboard_shows_what_has_been_run(tmp_path):
     table = pd.read_csv(tmp_path / "board" / "scoreboard.csv")
     assert list(table.claim) == ["dong_fig4_whole_sorting", "paths_sum_to_output"] and set(table.scale) == {"smoke"}
     assert "experiment=dmo: unknown, did you mean demo?" in refused("report", "experiment=dmo", at=tmp_path)
+    for word in ("plot.column=single", "report.x=model.layers", "report.watch=true"):
+        line = refused("report", "experiment=demo", word, at=tmp_path)
+        assert word in line and "the runs have drawn" in line
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+    succeeds("report", "experiment=demo", "out=board", "report.open=true", at=tmp_path)
+    assert opened == [(tmp_path / "board" / "scoreboard.html").as_uri()]
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------

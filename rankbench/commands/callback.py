@@ -37,7 +37,7 @@ from rankbench.config import (
     ReportConfig,
     TrainConfig,
 )
-from rankbench.keys import ConfigError, refuse_null_byte, unknown
+from rankbench.keys import ConfigError, as_typed, refuse_null_byte, unknown
 from rankbench.runs.files import WriteError, regular
 from rankbench.runs.records import read_yaml
 from rankbench.runs.sweep import Job, Sweep
@@ -322,6 +322,13 @@ def _check_report(cfg: ReportConfig) -> None:
         check_pages(Path(cfg.pages))
     if cfg.scoreboard is not None:
         check_experiment(cfg.scoreboard)
+        chosen = {f"report.{name}": value for name, value in vars(cfg.report).items() if name != "open"}
+        chosen |= {f"plot.{name}": value for name, value in vars(cfg.plot).items()}
+        for name in (name for name, value in chosen.items() if value):
+            raise ConfigError(
+                f"{name}={as_typed(chosen[name])}: with experiment={cfg.scoreboard} figures are those that the runs "
+                "have drawn; leave it out, or give runs=<folder> in place of experiment="
+            )
         return
     check_study(cfg.report, find_runs(cfg.runs))
 

@@ -287,8 +287,6 @@ def analyze_job(config: "DictConfig") -> None:
 @one_line
 def report_job(config: "DictConfig") -> None:
     """`rankbench report`."""
-    import webbrowser
-
     from rankbench.plots import drawn_with
     from rankbench.report.live import watched
     from rankbench.report.report import find_runs, gather
@@ -298,18 +296,28 @@ def report_job(config: "DictConfig") -> None:
     if cfg.scoreboard is not None:
         pages = None if cfg.pages is None else Path(cfg.pages)
         print("\n".join(scoreboard(cfg.scoreboard, Path(cfg.out), pages)))
+        if cfg.report.open:
+            _show(Path(cfg.out) / "scoreboard.html")
     else:
         how = {"chosen": cfg.report, "statistic": cfg.statistic, "column": cfg.plot.column}
         jobs, folder = find_runs(cfg.runs), Path(cfg.out)
         if cfg.runs == "latest":
             print(f"runs=latest: {os.path.commonpath(jobs)}")
-        page = None if not cfg.report.open else Path(cfg.out) / "report.html"
+        shown = not cfg.report.open
         with drawn_with(cfg.plot.style):
             for lines in watched(cfg.runs, folder, **how) if cfg.report.watch else [gather(jobs, folder, **how)]:
                 print("\n".join(lines), flush=True)
-                if page is not None and not webbrowser.open(page.resolve().as_uri()):
-                    print(f"report.open=true: no browser here; open {page}")
-                page = None
+                if not shown:
+                    _show(folder / "report.html")
+                shown = True
+
+
+def _show(page: Path) -> None:
+    """Open a page in the user's browser."""
+    import webbrowser
+
+    if not webbrowser.open(page.resolve().as_uri()):
+        print(f"report.open=true: no browser here; open {page}")
 
 
 @one_line
