@@ -4,11 +4,13 @@ Their quick versions are tests of their own: fuzz in test_cli.py and test_gate.p
 full_disk in test_disk.py, kill and divergence in test_train.py, concurrency in test_run.py, soak in test_sweep.py.
 """
 
+import fcntl
 import random
+import threading
 
 import pytest
 from campaigns import CAMPAIGNS
-from campaigns.campaign import PAGE, page, records, run
+from campaigns.campaign import COLUMNS, PAGE, page, record, records, run
 
 
 def test_the_page_is_that_of_the_record():
@@ -28,6 +30,23 @@ def test_a_campaign_counts_its_cases(tmp_path):
     assert (row["cases"], row["wrong"], row["seed"]) == (5, 2, 3)
     assert lines == ["name 2: odd", "name 4: odd"]
     assert row["remark"] == f"{random.Random('name 3').randrange(10)} in {tmp_path.name}"
+
+
+def test_campaigns_that_run_side_by_side_lose_no_row(tmp_path, monkeypatch):
+    """One that ends while another writes the record waits for it."""
+    monkeypatch.setattr("campaigns.campaign.RECORD", tmp_path / "record.csv")
+    monkeypatch.setattr("campaigns.campaign.PAGE", tmp_path / "page.md")
+    rows = [dict.fromkeys(COLUMNS, "1") | {"campaign": name} for name in ("kill", "cut")]
+    with (tmp_path / "record.csv").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        threads = [threading.Thread(target=record, args=(row, CAMPAIGNS), daemon=True) for row in rows]
+        for thread in threads:
+            thread.start()
+            thread.join(0.2)
+        assert (tmp_path / "record.csv").read_text() == ""
+    for thread in threads:
+        thread.join(30)
+    assert set(records()) == {"kill", "cut"}
 
 
 @pytest.mark.slow

@@ -257,13 +257,10 @@ def _below_floor(
     with RandomRounding(generator):
         perturbed = [x.split(len(inputs), dim=1) for x in joint_and_sum(side_by_side(inputs, passes))]
     floor_PB = torch.zeros_like(joint_PBND[..., 0, 0])
+    apart = functools.partial(_interaction, model, present_BN=present_BN)
     for joint, total in zip(*perturbed, strict=True):
-        errors_PB = _interaction(model, joint_PBND, joint, present_BN) + _interaction(
-            model, sum_PBND, total, present_BN
-        )
-        floor_PB = torch.maximum(floor_PB, MARGIN * errors_PB)
-    below_PB = _interaction(model, joint_PBND, sum_PBND, present_BN) <= floor_PB
-    return below_PB.double().mean(1).tolist()
+        floor_PB = torch.maximum(floor_PB, MARGIN * (apart(joint_PBND, joint) + apart(sum_PBND, total)))
+    return (apart(joint_PBND, sum_PBND) <= floor_PB).double().mean(1).tolist()
 
 
 def _pair_interactions(
