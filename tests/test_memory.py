@@ -65,7 +65,7 @@ def test_sizes_beyond_the_memory_are_one_line(command, words, what, tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("points", [1 << 62, 1 << 63], ids=["bytes overflow", "points overflow"])
+@pytest.mark.parametrize("points", [1 << 62, (1 << 63) - 1], ids=["bytes overflow", "the largest integer"])
 def test_sizes_beyond_what_is_counted_are_one_line(points, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=rf"^task=nearest_neighbor: {points} tokens .* give smaller sizes$"):
