@@ -67,13 +67,19 @@ def test_the_sums_of_a_network_of_zeros_miss_nothing(cfg, zero):
     assert isinstance(table, pd.DataFrame) and (table.remainder == 0).all()
 
 
+def fresh(*words):
+    """A config with small options, a subject with an untrained network in float64, and this network."""
+    cfg = dataclasses.replace(compose("train", *words), analysis=small_options())
+    (subject,) = fresh_subjects(cfg, Machine.prepare(compose("analyze", "precision=fp64")))
+    (model,) = subject.models.values()
+    return cfg, subject, model
+
+
 def of_scale(factor):
     """The subject of a network without norms and MLPs whose states are `factor` times as large, its attention and
     logits being the same: a power of two, so that all its numbers but their exponents are the same."""
     words = ["task=sorting", "task.length=4", *COUNTS, *TINY, *WIDTHS, "model=san_skip", "model.bias=false"]
-    cfg = dataclasses.replace(compose("train", *words, "model.init_gain=0.5"), analysis=small_options())
-    (subject,) = fresh_subjects(cfg, Machine.prepare(compose("analyze", "precision=fp64")))
-    (model,) = subject.models.values()
+    cfg, subject, model = fresh(*words, "model.init_gain=0.5")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.startswith(("read_in", "position")):
@@ -132,14 +138,13 @@ def changed(model, edge):
 @pytest.mark.filterwarnings("error:.*divide:RuntimeWarning", "ignore:An input array is constant")
 @pytest.mark.usefixtures("unpainted")
 def test_an_edge_is_measured_and_drawn_or_refused_in_a_line(name, edge, tmp_path):
-    words = TASK_WORDS["linear_regression"] if edge == "one token" else TASK_WORDS["sorting"]
     task = "linear_regression" if edge == "one token" else "sorting"
+    words = TASK_WORDS[task]
     if edge == "one token":
         words = [word for word in words if "points" not in word] + ["task.points=1", "task.start_points=1"]
-    cfg = compose("train", f"task={task}", "model=transformer_no_norm", *words, *TINY, *WIDTHS, "model.init_gain=0.5")
-    cfg = dataclasses.replace(cfg, analysis=small_options())
-    (subject,) = fresh_subjects(cfg, Machine.prepare(compose("analyze", "precision=fp64")))
-    (model,) = subject.models.values()
+    cfg, subject, model = fresh(
+        f"task={task}", "model=transformer_no_norm", *words, *TINY, *WIDTHS, "model.init_gain=0.5"
+    )
     changed(model, edge)
     subject = dataclasses.replace(subject, models={"trained": model})
     try:

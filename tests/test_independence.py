@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from rankbench.analyses import Subject, independence
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
-from rankbench.measures import dependence
+from rankbench.measures import cross_gradients, dependence
 from rankbench.measures.paths import (
     FrozenNetwork,
     RecomputedNetwork,
@@ -280,7 +280,7 @@ def test_cross_gradients_against_the_whole_hessian(make_subject, changes):
     hessian, owner = hessian_of_all(subject.model, batch)
     wanted = np.array([[hessian[owner == a][:, owner == b].norm().item() for b in range(4)] for a in range(4)])
     generator = torch.Generator().manual_seed(0)
-    got, error = independence.cross_gradients(subject.model, batch, 30, generator)
+    got, error = cross_gradients.cross_gradients(subject.model, batch, 30, generator)
     # unbiased squares: five standard errors of 16 numbers, and the errors are small enough to tell blocks apart
     assert (np.abs(got.numpy() - wanted) < 5 * error.numpy() + 1e-12).all()
     assert (error.numpy() < 0.25 * wanted).all()
@@ -298,8 +298,8 @@ def test_a_product_with_the_hessian_is_exact_and_the_same_in_chunks(make_subject
     direction = {name: torch.randn(p.shape, generator=generator, dtype=torch.float64) for name, p in parameters.items()}
     wanted = hessian @ torch.cat([direction[name].flatten() for name in names])
     for at_a_time in (100, 3):
-        monkeypatch.setattr(independence, "SEQUENCES_AT_A_TIME", at_a_time)
-        got = independence.hessian_product(subject.model, batch, parameters, direction)
+        monkeypatch.setattr(cross_gradients, "SEQUENCES_AT_A_TIME", at_a_time)
+        got = cross_gradients.hessian_product(subject.model, batch, parameters, direction)
         torch.testing.assert_close(torch.cat([got[name].flatten() for name in names]), wanted, rtol=1e-9, atol=1e-11)
 
 
@@ -307,7 +307,7 @@ def test_head_rows_hold_the_norms_in_three_units(make_subject):
     subject = make_subject()
     table = pick(independence.table(subject, options()), of="heads")
     generator = generator_for(subject.seed, "cross_gradients")
-    norms, errors = independence.cross_gradients(subject.model, subject.test[:8], 2, generator)
+    norms, errors = cross_gradients.cross_gradients(subject.model, subject.test[:8], 2, generator)
     _, owner = hessian_of_all(subject.model, subject.test[:1])
     sizes = [(owner == a).sum() for a in range(4)]
     own = table[table["first"] == table["second"]].set_index("first").cross_gradient

@@ -25,6 +25,7 @@ from rankbench.analyses.analysis import Analysis, Cost, Plan, Subject
 from rankbench.analyses.cost import ROUNDED, Operations
 from rankbench.keys import ConfigError, key
 from rankbench.measures import dependence, paths
+from rankbench.measures.cross_gradients import cross_gradients, head_parameters
 from rankbench.measures.norms import cosine, frobenius_norm
 from rankbench.measures.rounding import FLOOR_SEQUENCES, MARGIN, RandomRounding, num_passes, side_by_side
 from rankbench.model.network import Network
@@ -33,14 +34,13 @@ from rankbench.plots.independence import draw_independence
 from rankbench.progress import counted
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch, Corpus, Finite
-from rankbench.tasks.task import is_scored, score
+from rankbench.tasks.task import score
 
 log = logging.getLogger(__name__)
 
 PASSES_OF_A_PRODUCT = 8  # forward passes in the time of a product with the Hessian
 OPERATIONS_OF_A_PAIR = 100  # for each two sequences, in the estimates of two units' dependence
 FEWEST = 30  # sequences behind an estimate over inputs
-SEQUENCES_AT_A_TIME = 100  # in products with the Hessian, which need several times the memory of a forward pass
 
 
 @dataclass(frozen=True)
@@ -112,21 +112,20 @@ def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options
         log.info("not all %.3g recomputed paths are run: analysis.independence.max_paths", sum(counts))
         return
 
-    def sums_and_state(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def sums_and_sides(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if scheme == "frozen":
-            sums_KBND, bias_BND, state_BND = paths.sums_by_length(model, inputs)
-            return sums_KBND[lengths], bias_BND, state_BND
-        sums_KBND = paths.sums_of_groups(paths.RecomputedNetwork(model, inputs), groups)
-        return sums_KBND, torch.zeros_like(sums_KBND[0]), model.state(inputs)
+            all_KBND, bias_BND, state_BND = paths.sums_by_length(model, inputs)
+            sums_KBND = all_KBND[lengths]
+        else:
+            sums_KBND, bias_BND = paths.sums_of_groups(paths.RecomputedNetwork(model, inputs), groups), 0.0
+            state_BND = model.state(inputs)
+        return sums_KBND, state_BND[None], (sums_KBND.sum(0) + bias_BND)[None]
 
-    def whole(inputs: Tensor) -> tuple[Tensor, Tensor]:
-        sums_KBND, bias_BND, state_BND = sums_and_state(inputs)
-        return state_BND[None], (sums_KBND.sum(0) + bias_BND)[None]
-
-    sums_KBND, bias_BND, state_BND = sums_and_state(inputs)
-    whole_B = _interaction(model, state_BND, sums_KBND.sum(0) + bias_BND, present_BN)
-    (below,) = _below_floor(model, inputs[:FLOOR_SEQUENCES], whole, generator_for(subject.seed, "rounding"))
-    yield {"of": "network", "interaction": whole_B.mean().item(), "interaction_below_floor": below}
+    sums_KBND, *sides = sums_and_sides(inputs)
+    mean = _interaction(model, *sides, present_BN).mean().item()
+    rounding = generator_for(subject.seed, "rounding")
+    (below,) = _below_floor(model, inputs, *sides, lambda inputs: sums_and_sides(inputs)[1:], rounding)
+    yield {"of": "network", "interaction": mean, "interaction_below_floor": below}
     if few:
         terms_SK = _squares_of_paths(model, scheme, inputs, groups)[None]
     else:
@@ -245,15 +244,18 @@ def _interaction(model: Network, joint_BND: Tensor, sum_BND: Tensor, present_BN:
 def _below_floor(
     model: Network,
     inputs: Tensor,
+    joint_PBND: Tensor,
+    sum_PBND: Tensor,
     joint_and_sum: Callable[[Tensor], tuple[Tensor, Tensor]],
     generator: torch.Generator,
 ) -> list[float]:
-    """Share of these sequences whose interaction is no more than what random rounding changes in both of its sides.
+    """Share of the first sequences whose interaction is no more than what random rounding changes in both of its sides.
 
-    joint_and_sum(inputs): P outputs each, (P, B, N, D). generator: on the CPU.
+    joint_PBND, sum_PBND: P outputs each, which joint_and_sum(inputs) returned. generator: on the CPU.
     """
+    joint_PBND, sum_PBND = (x_PBND[:, :FLOOR_SEQUENCES] for x_PBND in (joint_PBND, sum_PBND))
+    inputs = inputs[:FLOOR_SEQUENCES]
     passes, present_BN = num_passes(inputs.shape[1], model.width), model.counted(inputs)
-    joint_PBND, sum_PBND = joint_and_sum(inputs)
     with RandomRounding(generator):
         perturbed = [x.split(len(inputs), dim=1) for x in joint_and_sum(side_by_side(inputs, passes))]
     floor_PB = torch.zeros_like(joint_PBND[..., 0, 0])
@@ -282,8 +284,12 @@ def _pair_interactions(
         return torch.stack(joint), paths.sums_of_groups(network, groups)
 
     chunks = _chunks(inputs, len(groups) * inputs.shape[1] * model.width)
-    parts = [_interaction(model, *joint_and_sum(chunk_BN), model.counted(chunk_BN)) for chunk_BN in chunks]
-    below = _below_floor(model, chunks[0][:FLOOR_SEQUENCES], joint_and_sum, generator)
+    parts = []
+    for number, chunk_BN in enumerate(chunks):
+        sides = joint_and_sum(chunk_BN)
+        parts.append(_interaction(model, *sides, model.counted(chunk_BN)))
+        if number == 0:
+            below = _below_floor(model, chunk_BN, *sides, joint_and_sum, generator)
     columns = zip(torch.cat(parts, dim=1).mean(1).tolist(), below, strict=True)
     named = ({"interaction": mean, "interaction_below_floor": share} for mean, share in columns)
     return dict(zip(choices_of_pair, named, strict=True))
@@ -292,86 +298,10 @@ def _pair_interactions(
 # --- 4: cross-gradients --------------------------------------------------------------------------------------------
 
 
-def cross_gradients(model: Transformer, batch: Batch, probes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Frobenius norms (A, A) of the loss' second derivatives by the parameters of two heads, and their standard errors.
-
-    A head's parameters are its W_Q, W_K, W_V with their biases and its W_O; heads go layer by layer; the loss is the
-    mean over scored tokens. ||H_ab||^2 = E||H_ab v||^2 over random signs v of head b (Hutchinson), one product with
-    the Hessian for each head and probe. (a, b) and (b, a) are independent estimates of the same number; the result is
-    their mean.
-    """
-    parts = _head_parameters(model)
-    names = {name for part in parts for name in part}
-    parameters = {name: parameter.detach() for name, parameter in model.named_parameters() if name in names}
-    squares = torch.zeros(probes, len(parts), len(parts), dtype=torch.float64)
-    both = product(range(probes), enumerate(parts))
-    for probe, (b, part) in counted(both, probes * len(parts), "independence: products with the Hessian"):
-        direction = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-        for name, at in part.items():
-            shape = direction[name][at].shape
-            signs = torch.randint(2, shape, generator=generator) * 2 - 1
-            direction[name][at] = signs.to(direction[name])
-        products = hessian_product(model, batch, parameters, direction)
-        for a, other in enumerate(parts):
-            squares[probe, a, b] = sum(products[name][at].square().sum() for name, at in other.items())
-    squares = (squares + squares.mT) / 2
-    norm_AA = squares.mean(0).sqrt()
-    return norm_AA, squares.std(0) / probes**0.5 / (2 * norm_AA)  # of a square root: half the relative error
-
-
-def hessian_product(
-    model: Transformer, batch: Batch, parameters: dict[str, Tensor], direction: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """Hessian of the mean loss by these parameters times a direction, a few sequences at a time."""
-    total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-    tokens = 0
-    for begin in range(0, len(batch.inputs), SEQUENCES_AT_A_TIME):
-        chunk = batch[begin : begin + SEQUENCES_AT_A_TIME]
-        tokens = tokens + is_scored(chunk.targets).sum()
-
-        def loss(parameters: dict[str, Tensor], chunk: Batch = chunk) -> Tensor:
-            # the fused kernel has no second derivative
-            outputs = torch.func.functional_call(model, parameters, (chunk.inputs,), {"kernel": "table"})
-            return score(outputs, chunk.targets).loss
-
-        def slope(parameters: dict[str, Tensor], loss: Callable = loss) -> Tensor:
-            gradient = torch.func.grad(loss)(parameters)
-            return sum((gradient[name] * direction[name]).sum() for name in gradient)
-
-        products = torch.func.grad(slope)(parameters)
-        total = {name: total[name] + products[name] for name in total}
-    return {name: value / tokens for name, value in total.items()}
-
-
-def _head_parameters(model: Transformer) -> list[dict[str, tuple]]:
-    """For each head, the parameters that hold its own, and where. ConfigError if heads share parameters."""
-    if model.cfg.weight_norm != "none":
-        raise ConfigError(
-            "analysis=independence: needs heads with parameters of their own, but with "
-            f"model.weight_norm={model.cfg.weight_norm} the heads of a layer share a scale; use none"
-        )
-    parts = []
-    for layer, attention in enumerate(model.attentions):
-        inner, width = attention.heads * attention.head_width, attention.head_width
-        if attention.from_latent is not None or {attention.out.in_features, *attention.rows} != {inner}:
-            raise ConfigError(
-                "analysis=independence: needs heads with parameters of their own, of one width; "
-                "set model.value_width, model.kv_groups and model.latent_width to null"
-            )
-        for head in range(attention.heads):
-            own = torch.arange(head * width, (head + 1) * width)
-            rows = torch.cat([own + begin for begin in range(0, attention.qkv.out_features, inner)])
-            part = {f"blocks.{layer}.attention.qkv.weight": (rows,)}
-            if attention.qkv.bias is not None:
-                part[f"blocks.{layer}.attention.qkv.bias"] = (rows,)
-            parts.append(part | {f"blocks.{layer}.attention.out.weight": (slice(None), own)})
-    return parts
-
-
 def _head_pairs(model: Transformer, batch: Batch, probes: int, generator: torch.Generator) -> Iterator[dict]:
     norm_AA, error_AA = cross_gradients(model, batch, probes, generator)
     parameters = dict(model.named_parameters())
-    sizes = [sum(parameters[name][at].numel() for name, at in part.items()) for part in _head_parameters(model)]
+    sizes = [sum(parameters[name][at].numel() for name, at in part.items()) for part in head_parameters(model)]
     names = [f"L{layer + 1}H{head + 1}" for layer in range(model.num_layers) for head in range(model.num_heads)]
     for a, b in combinations_with_replacement(range(len(names)), 2):
         size, error = norm_AA[a, b].item(), error_AA[a, b].item()
@@ -483,7 +413,7 @@ def check_plan(plan: Plan, options: Options) -> None:
     if number is not None:  # a text has an unknown number of sequences, and is not read here
         _check_number(number)
     if isinstance(plan.model, Transformer):
-        _head_parameters(plan.model)
+        head_parameters(plan.model)
     if "recomputed" in options.schemes:
         paths.check_recomputed(plan.model, "independence")
 

@@ -303,13 +303,12 @@ def report_job(config: "DictConfig") -> None:
         jobs, folder = find_runs(cfg.runs), Path(cfg.out)
         if cfg.runs == "latest":
             print(f"runs=latest: {os.path.commonpath(jobs)}")
-        shown = not cfg.report.open
         with drawn_with(cfg.plot.style):
-            for lines in watched(cfg.runs, folder, **how) if cfg.report.watch else [gather(jobs, folder, **how)]:
+            written = watched(cfg.runs, folder, **how) if cfg.report.watch else [gather(jobs, folder, **how)]
+            for number, lines in enumerate(written):
                 print("\n".join(lines), flush=True)
-                if not shown:
+                if cfg.report.open and number == 0:
                     _show(folder / "report.html")
-                shown = True
 
 
 def _show(page: Path) -> None:

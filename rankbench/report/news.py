@@ -28,10 +28,10 @@ def news_since_last(folder: Path, reports: Path, statements: list[dict[str, Any]
     others = sorted(reports.glob("*/scoreboard.csv"), key=lambda path: path.stat().st_mtime)
     for table in (folder / "scoreboard.csv", *reversed(others)):
         try:
-            if presets <= set(read_table(table.with_name("presets.csv")).preset):
-                before = read_table(table).set_index("claim").outcome.to_dict()
+            if presets <= set(read_table(table.with_name("presets.csv"))["preset"]):
+                before = read_table(table).set_index("claim")["outcome"].to_dict()
                 break
-        except (ConfigError, OSError, AttributeError, KeyError):  # no scoreboard, or no longer one
+        except (ConfigError, OSError, KeyError):  # no scoreboard, or no longer one
             continue
     else:
         return None

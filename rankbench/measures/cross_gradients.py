@@ -1,0 +1,94 @@
+"""Second derivatives of the loss by the parameters of two heads, by products with the Hessian.
+
+Shapes: A head of the network.
+"""
+
+from collections.abc import Callable
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from rankbench.keys import ConfigError
+from rankbench.model.transformer import Transformer
+from rankbench.progress import counted
+from rankbench.tasks import Batch
+from rankbench.tasks.task import is_scored, score
+
+SEQUENCES_AT_A_TIME = 100  # in products with the Hessian, which need several times the memory of a forward pass
+
+
+def cross_gradients(model: Transformer, batch: Batch, probes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Frobenius norms (A, A) of the loss' second derivatives by the parameters of two heads, and their standard errors.
+
+    A head's parameters are its W_Q, W_K, W_V with their biases and its W_O; heads go layer by layer; the loss is the
+    mean over scored tokens. ||H_ab||^2 = E||H_ab v||^2 over random signs v of head b (Hutchinson), one product with
+    the Hessian for each head and probe. (a, b) and (b, a) are independent estimates of the same number; the result is
+    their mean.
+    """
+    parts = head_parameters(model)
+    names = {name for part in parts for name in part}
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters() if name in names}
+    squares = torch.zeros(probes, len(parts), len(parts), dtype=torch.float64)
+    both = product(range(probes), enumerate(parts))
+    for probe, (b, part) in counted(both, probes * len(parts), "independence: products with the Hessian"):
+        direction = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        for name, at in part.items():
+            shape = direction[name][at].shape
+            signs = torch.randint(2, shape, generator=generator) * 2 - 1
+            direction[name][at] = signs.to(direction[name])
+        products = hessian_product(model, batch, parameters, direction)
+        for a, other in enumerate(parts):
+            squares[probe, a, b] = sum(products[name][at].square().sum() for name, at in other.items())
+    squares = (squares + squares.mT) / 2
+    norm_AA = squares.mean(0).sqrt()
+    return norm_AA, squares.std(0) / probes**0.5 / (2 * norm_AA)  # of a square root: half the relative error
+
+
+def hessian_product(
+    model: Transformer, batch: Batch, parameters: dict[str, Tensor], direction: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Hessian of the mean loss by these parameters times a direction, a few sequences at a time."""
+    total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    tokens = 0
+    for begin in range(0, len(batch.inputs), SEQUENCES_AT_A_TIME):
+        chunk = batch[begin : begin + SEQUENCES_AT_A_TIME]
+        tokens = tokens + is_scored(chunk.targets).sum()
+
+        def loss(parameters: dict[str, Tensor], chunk: Batch = chunk) -> Tensor:
+            # the fused kernel has no second derivative
+            outputs = torch.func.functional_call(model, parameters, (chunk.inputs,), {"kernel": "table"})
+            return score(outputs, chunk.targets).loss
+
+        def slope(parameters: dict[str, Tensor], loss: Callable = loss) -> Tensor:
+            gradient = torch.func.grad(loss)(parameters)
+            return sum((gradient[name] * direction[name]).sum() for name in gradient)
+
+        products = torch.func.grad(slope)(parameters)
+        total = {name: total[name] + products[name] for name in total}
+    return {name: value / tokens for name, value in total.items()}
+
+
+def head_parameters(model: Transformer) -> list[dict[str, tuple]]:
+    """For each head, the parameters that hold its own, and where. ConfigError if heads share parameters."""
+    if model.cfg.weight_norm != "none":
+        raise ConfigError(
+            "analysis=independence: needs heads with parameters of their own, but with "
+            f"model.weight_norm={model.cfg.weight_norm} the heads of a layer share a scale; use none"
+        )
+    parts = []
+    for layer, attention in enumerate(model.attentions):
+        inner, width = attention.heads * attention.head_width, attention.head_width
+        if attention.from_latent is not None or {attention.out.in_features, *attention.rows} != {inner}:
+            raise ConfigError(
+                "analysis=independence: needs heads with parameters of their own, of one width; "
+                "set model.value_width, model.kv_groups and model.latent_width to null"
+            )
+        for head in range(attention.heads):
+            own = torch.arange(head * width, (head + 1) * width)
+            rows = torch.cat([own + begin for begin in range(0, attention.qkv.out_features, inner)])
+            part = {f"blocks.{layer}.attention.qkv.weight": (rows,)}
+            if attention.qkv.bias is not None:
+                part[f"blocks.{layer}.attention.qkv.bias"] = (rows,)
+            parts.append(part | {f"blocks.{layer}.attention.out.weight": (slice(None), own)})
+    return parts
