@@ -81,6 +81,7 @@ class ModelAttention:
 class ModelSublayers:
     """Around a sub-layer f of the model: skips, norms and the MLP, as in norm(a x + b f(x)) and a x + b f(norm(x))."""
 
+    skips: bool | None = key("Whether attention and MLPs have skips, over skip and mlp_skip. null: as these say.")
     skip: bool = key("Whether attention has a skip. Without skips a = 0.")
     skip_scale: float = key("a, which multiplies what a skip carries.", between=FACTOR)
     branch_scale: float = key("b, which multiplies what a sub-layer adds. 1 / sqrt(layers) is common.", between=FACTOR)
@@ -155,6 +156,10 @@ class ModelWeights:
 @dataclass
 class ModelConfig(ModelWeights, ModelEnds, ModelSublayers, ModelAttention, ModelSize):
     """One network."""
+
+    def __post_init__(self) -> None:
+        if self.skips is not None:
+            self.skip, self.mlp_skip = self.skips, self.skips and self.mlp
 
 
 @dataclass

@@ -136,6 +136,23 @@ def test_enter_shows_a_figure_large_and_escape_closes_it(page):
         assert browser.see("location.href") == page.as_uri()
 
 
+TAP = """(where => document.elementFromPoint(...where).dispatchEvent(
+  new MouseEvent("click", {bubbles: true, clientX: where[0], clientY: where[1]})))"""
+CORNER = "(at => [at.x, at.y])(document.querySelector('%s').getBoundingClientRect())"
+
+
+def test_a_tap_near_a_mark_of_a_large_figure_reads_it_and_one_elsewhere_closes_it(report):
+    with Browser(report.as_uri()) as browser:
+        browser.see("[...document.querySelectorAll('figure > a')].find(x => x.querySelector('circle')).click()")
+        x, y = browser.see(CORNER % "dialog circle")
+        browser.see(f"{TAP}([{x - 5}, {y + 5}])")
+        read = browser.see("document.querySelector('dialog .reading').textContent")
+        assert read == browser.see("document.querySelector('dialog circle').textContent") and " = " in read
+        x, y = browser.see(CORNER % "dialog")
+        browser.see(f"{TAP}([{x + 4}, {y + 4}])")
+        assert browser.see("document.querySelector('dialog[open]') === null")
+
+
 def test_a_thumbnail_leads_to_the_claims_of_its_preset(board):
     with Browser(board.as_uri()) as browser:
         links = browser.see("[...document.querySelectorAll('#thumbnails a')].map(link => link.textContent)")

@@ -49,6 +49,13 @@ def hashes(folder):
     }
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc here")
+@pytest.mark.parametrize("folder", ["/proc/x", "/proc/x/run"])
+def test_an_output_folder_that_cannot_be_made_is_named_with_its_key(tmp_path, folder):
+    line = refused("train", *TINY, f"out={folder}", at=tmp_path)
+    assert line.startswith(f"rankbench train: out={folder}: ") and line.endswith("; give another folder")
+
+
 def results_of(folder):
     """Hashes of everything but logs and Hydra's own record."""
     return {name: value for name, value in hashes(folder).items() if not name.startswith(".") and name[-4:] != ".log"}

@@ -516,3 +516,19 @@ def test_a_key_that_nothing_reads_is_refused(override):
 def test_config_loads_without_torch_and_hydra():
     program = "import sys, rankbench.config; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=conf_dir().parent).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "skip", "mlp_skip"),
+    [
+        (["model.skips=false"], False, False),
+        (["model.skips=true"], True, True),
+        (["model=san", "model.skips=true"], True, False),  # there is no MLP to skip
+        (["model.skip=false", "model.skips=true"], True, True),
+        (["model.skip=false"], False, True),
+    ],
+)
+def test_one_key_decides_all_skips(words, skip, mlp_skip):
+    model = resolve(composed(*words)).model
+    assert (model.skip, model.mlp_skip) == (skip, mlp_skip)
+    assert dataclasses.replace(model, width=2 * model.width).mlp_skip is mlp_skip

@@ -1,5 +1,6 @@
 """Analyses of networks at the edge of numbers: zero weights, sums that vanish, outputs that overflow."""
 
+import copy
 import dataclasses
 import math
 import re
@@ -155,6 +156,49 @@ def test_an_edge_is_measured_and_drawn_or_refused_in_a_line(name, edge, tmp_path
         return
     assert len(table) and isinstance(ANALYSES[name].digest(table), str)
     draw({name: [Page(table, None, "")]}, tmp_path, None)
+
+
+# what is a floor or a check itself, a spread, or the difference of two logarithms
+NOT_MEASURED = re.compile("floor|remainder|_sd$|^disagreement$|^slack")
+
+
+@pytest.mark.parametrize("edge", ["constant", "rank one"])
+@pytest.mark.parametrize("name", [name for name in ANALYSES if name not in {*APART, "pruning"} - {"invertibility"}])
+@pytest.mark.filterwarnings("ignore:An input array is constant")
+def test_a_number_that_rounding_makes_is_marked(name, edge):
+    """Of float64 numbers of order 1 what is below 1e-13 is rounding, and the row says so."""
+    words = ["task=sorting", "task.length=4", *COUNTS, *TINY, *WIDTHS, "model=transformer_no_norm"]
+    cfg, subject, model = fresh(*words)
+    changed(model, edge)
+    table = ANALYSES[name].table(subject, options_of(cfg)[name])
+    marks = table[[column for column in table if column.endswith("below_floor")]]
+    is_marked = (marks > 0).any(axis=1)
+    for column in table.select_dtypes("number"):
+        if NOT_MEASURED.search(column):
+            continue
+        if column.startswith("sigma_"):
+            is_marked = table.numerical_rank < int(column.removeprefix("sigma_"))
+        size = table[column].abs()
+        assert is_marked[(size > 0) & (size < 1e-13)].all(), column
+
+
+def test_distances_of_attention_weights_are_known_to_their_floor():
+    """In float32 they differ from those in float64 by no more."""
+    cfg, subject, model = fresh("task=sorting", "task.length=6", *COUNTS, *TINY, *WIDTHS, "model=transformer")
+    wanted = ANALYSES["attention"].table(subject, options_of(cfg)["attention"])
+    single = dataclasses.replace(subject, models={"initialised": copy.deepcopy(model).float()})
+    table = ANALYSES["attention"].table(single, options_of(cfg)["attention"])
+    for name in ("distance_to_uniform", "distance_to_identity"):
+        assert ((table[name] - wanted[name]).abs() <= table.distance_noise_floor).all(), name
+    assert (table.distance_noise_floor < 1e-4 * table.distance_to_identity).all()
+
+
+def test_an_inverse_is_at_its_floor_only_where_it_has_converged(cfg, subject):
+    options = dataclasses.replace(options_of(cfg)["invertibility"], coefficients=[0.1, 0.9], iterations=40)
+    table = ANALYSES["invertibility"].table(subject, options)
+    relative = table.noise_floor / (table.error / table.relative_error)
+    assert relative.dropna().between(1e-16, 1e-12).all()
+    assert (table.below_floor == (table.error <= table.noise_floor)).all() and set(table.below_floor) == {0, 1}
 
 
 def test_sums_that_miss_the_output_are_told_of_ours_and_refused_of_others(cfg, subject, monkeypatch):

@@ -280,7 +280,9 @@ def test_cross_gradients_against_the_whole_hessian(make_subject, changes):
     hessian, owner = hessian_of_all(subject.model, batch)
     wanted = np.array([[hessian[owner == a][:, owner == b].norm().item() for b in range(4)] for a in range(4)])
     generator = torch.Generator().manual_seed(0)
-    got, error = cross_gradients.cross_gradients(subject.model, batch, 30, generator)
+    rounding = torch.Generator().manual_seed(1)
+    got, error, floor = cross_gradients.cross_gradients(subject.model, batch, 30, generator, rounding)
+    assert ((floor > 0) & (floor < 1e-9 * got)).all()  # float64
     # unbiased squares: five standard errors of 16 numbers, and the errors are small enough to tell blocks apart
     assert (np.abs(got.numpy() - wanted) < 5 * error.numpy() + 1e-12).all()
     assert (error.numpy() < 0.25 * wanted).all()
@@ -307,7 +309,8 @@ def test_head_rows_hold_the_norms_in_three_units(make_subject):
     subject = make_subject()
     table = pick(independence.table(subject, options()), of="heads")
     generator = generator_for(subject.seed, "cross_gradients")
-    norms, errors = cross_gradients.cross_gradients(subject.model, subject.test[:8], 2, generator)
+    rounding = torch.Generator().manual_seed(1)
+    norms, errors, _ = cross_gradients.cross_gradients(subject.model, subject.test[:8], 2, generator, rounding)
     _, owner = hessian_of_all(subject.model, subject.test[:1])
     sizes = [(owner == a).sum() for a in range(4)]
     own = table[table["first"] == table["second"]].set_index("first").cross_gradient

@@ -260,9 +260,9 @@ def test_up_to_ten_seeds_are_points_and_more_are_a_band(num_seeds):
         assert axes.collections[0].get_offsets().shape == (10 * len(LENGTHS), 2)
         return
     band = axes.collections[0].get_paths()[0].vertices[:, 1]
-    sd = 0.013 * np.std(range(11), ddof=1)
-    assert band.max() == pytest.approx(0.85 + 0.013 * 5 + sd, rel=1e-9)
-    assert band.min() == pytest.approx(0.25 + 0.013 * 5 - sd, rel=1e-9)
+    half = 0.013 * np.std(range(11), ddof=1) * 2.2281388519649385 / 11**0.5  # Student's t of 10 degrees of freedom
+    assert band.max() == pytest.approx(0.85 + 0.013 * 5 + half, rel=1e-9)
+    assert band.min() == pytest.approx(0.25 + 0.013 * 5 - half, rel=1e-9)
 
 
 def test_seeds_of_a_long_curve_are_thin_lines():

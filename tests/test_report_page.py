@@ -1,6 +1,7 @@
 """`rankbench report`: what it finds, sums up and draws, and its page, parsed and opened in a real browser."""
 
 import html
+import itertools
 import json
 import re
 import shutil
@@ -17,7 +18,7 @@ from rankbench.analyses import ANALYSES
 from rankbench.commands.compose import compose
 from rankbench.config import FigureKeys
 from rankbench.keys import ConfigError
-from rankbench.plots.captions import OF_ONE_SEED, OTHERWISE, caption_of
+from rankbench.plots.captions import GEOMETRIC, OF_ONE_SEED, OTHERWISE, caption_of
 from rankbench.plots.sweep import BASELINES, draw_sweep
 from rankbench.report.figures import figure_keys
 from rankbench.report.page import command_of
@@ -217,6 +218,17 @@ def test_keys_that_vary_and_what_goes_with_them(tmp_path):
     assert varying_keys(jobs[:1]) == ([], {})
 
 
+def test_the_key_of_all_skips_stands_for_each(tmp_path):
+    jobs = [tmp_path / str(number) for number in range(4)]
+    for job, (skips, mlp) in zip(jobs, itertools.product((True, False), repeat=2), strict=True):
+        job.mkdir()
+        model = {"skips": skips, "skip": skips, "mlp": mlp, "mlp_skip": skips and mlp}
+        (job / "config.yaml").write_text(yaml.safe_dump({"model": model}))
+    assert varying_keys(jobs) == (["model.mlp", "model.skips"], {"model.skips": ["model.mlp_skip", "model.skip"]})
+    (jobs[0] / "config.yaml").write_text(yaml.safe_dump({"model": model | {"skips": None}}))
+    assert varying_keys(jobs)[0] == ["model.mlp", "model.skip", "model.skips"]  # no MLP is skipped in any
+
+
 CHOICES = [(1, "san"), (1, "san"), (2, "san_skip")]
 
 
@@ -365,10 +377,12 @@ def test_every_figure_has_a_caption_in_words(name):
 
 
 def test_a_caption_says_what_the_spread_is():
-    ends = {1: "One seed, so no spread.", 3: "means over 3 seeds; the seeds are drawn behind."}
-    for num_seeds, end in (ends | {11: "means over 11 seeds; bands are one standard deviation."}).items():
+    ends = {1: "One seed, so no spread.", 3: "are geometric means over 3 seeds; the seeds are drawn behind."}
+    ends[11] = "geometric means over 11 seeds; bands are the 95 % interval of the mean."
+    for num_seeds, end in ends.items():
         assert caption_of("residual", ANALYSES["residual"].figure, num_seeds).endswith(end)
-    assert set(OTHERWISE) | set(OF_ONE_SEED) <= set(ANALYSES)
+    assert " Lines are means over 3 seeds;" in caption_of("paths", ANALYSES["paths"].figure, 3)
+    assert set(OTHERWISE) | set(OF_ONE_SEED) | set(GEOMETRIC) <= set(ANALYSES)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")

@@ -116,7 +116,9 @@ def test_the_slope_is_that_of_a_geometric_decay(task, solvable):
 
 
 def test_the_slope_leaves_out_what_is_rounding(task, solvable):
-    row = rollout.table(subject_of(task, trained=solvable(1e60, 10.0)), options(steps=30)).iloc[-1]
+    table = rollout.table(subject_of(task, trained=solvable(1e60, 10.0)), options(steps=30))
+    assert (table.below_floor == (table.distance <= 0.6 * rollout.ROUNDING)).all() and set(table.below_floor) == {0, 1}
+    row = table.iloc[-1]
     assert row.distance < 0.6 * rollout.ROUNDING and row.log10_distance_slope == pytest.approx(-1, rel=1e-9)
 
 

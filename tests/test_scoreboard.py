@@ -335,6 +335,19 @@ def test_the_index_agrees_with_its_tables(pages):
     assert disagreements(pages) == []
 
 
+def test_pages_keep_what_they_say_of_a_preset_without_a_run(pages, tmp_path):
+    copy = shutil.copytree(pages, tmp_path / "docs")
+    run_of(tmp_path / "outputs", "knob", preset="knob_temperature", budget="laptop", **(OTHER | {"measured": 0.25}))
+    scoreboard("all", tmp_path, pages=copy, outputs=tmp_path / "outputs")
+    assert disagreements(copy) == []
+    for name in ("presets/dong_fig4_sorting/paths.png", "dong_et_al_2021.md"):
+        assert (copy / name).read_bytes() == (pages / name).read_bytes()
+    was, now = ((folder / "presets" / "knob_temperature" / "verdicts.csv").read_text() for folder in (pages, copy))
+    assert "0.25" in now and "0.25" not in was
+    was, now = (read_table(folder / "presets.csv").set_index("preset").command for folder in (pages, copy))
+    assert was["dong_fig4_sorting"] == now["dong_fig4_sorting"]
+
+
 @pytest.mark.skipif(not (DOCS / "results" / "README.md").exists(), reason="no results are kept here")
 def test_the_results_that_are_kept_agree_with_their_tables():
     assert disagreements(DOCS / "results") == []
@@ -436,5 +449,6 @@ def test_a_file_that_is_no_page_is_not_overwritten(outputs, tmp_path):
 def test_a_paper_without_claims_loses_its_page(pages, tmp_path):
     copy = shutil.copytree(pages, tmp_path / "copy")
     shutil.copytree(pages.parent / "outputs" / "train" / "knob", tmp_path / "outputs" / "train" / "knob")
+    (copy / "presets.csv").unlink()  # the pages say nothing of presets without a run any more
     scoreboard("all", tmp_path, pages=copy, outputs=tmp_path / "outputs")
     assert not (copy / "dong_et_al_2021.md").exists() and disagreements(copy) == []

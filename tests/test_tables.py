@@ -184,9 +184,9 @@ def test_mean_and_spread_is_that_of_a_loop(rows):
     assert list(got.columns) == ["model", "layer", "mean", "low", "high", "num_seeds", "of_seed"]
     keys = sorted({(model, layer) for model, layer, _, _ in rows})
     assert list(zip(got["model"], got["layer"], strict=True)) == keys
-    assert list(got["high"] - got["mean"]) == pytest.approx(list(got["mean"] - got["low"]), abs=1e-9, nan_ok=True)
+    assert list(got["high"] - got["mean"]) == pytest.approx(list(got["mean"] - got["low"]), abs=1e-8, nan_ok=True)
     spreads = got["high"] - got["mean"]
-    for (model, layer), mean, sd, num_seeds in zip(keys, got["mean"], spreads, got["num_seeds"], strict=True):
+    for (model, layer), mean, half, num_seeds in zip(keys, got["mean"], spreads, got["num_seeds"], strict=True):
         values = {}
         for m, n, seed, value in rows:
             if (m, n) == (model, layer):
@@ -196,20 +196,21 @@ def test_mean_and_spread_is_that_of_a_loop(rows):
         (of_seed,) = got.of_seed[(got.model == model) & (got.layer == layer)]
         assert of_seed == pytest.approx({seed: statistics.fmean(each) for seed, each in values.items()}, abs=1e-10)
         # sums of at most 40 numbers below 1e3: rounding stays under 40 * 1e3 * eps = 1e-11; a square root in the sd
-        # of nearly equal numbers loses half the digits of 1e3 * eps, hence 1e-9
+        # of nearly equal numbers loses half the digits of 1e3 * eps, which t of two seeds magnifies by 9, hence 1e-8
         assert mean == pytest.approx(np.mean(means), abs=1e-10)
         if num_seeds == 1:
-            assert math.isnan(sd)
+            assert math.isnan(half)
         else:
-            assert sd == pytest.approx(np.std(means, ddof=1), abs=1e-9)
+            t = stats.t.ppf(0.975, num_seeds - 1)
+            assert half == pytest.approx(t * np.std(means, ddof=1) / math.sqrt(num_seeds), abs=1e-8)
 
 
 def test_a_seed_with_many_rows_weighs_as_much_as_one_with_few():
     table = pd.DataFrame({"x": [1] * 4, "seed": [0, 0, 0, 1], "value": [1.0, 1.0, 1.0, 3.0]})
     got = mean_and_spread(table, ["x"], "value").iloc[0]
-    # means of the seeds 1 and 3: mean 2, sample deviation sqrt(((2-1)^2 + (3-2)^2) / 1); all are exact but the root
+    # means of the seeds 1 and 3: mean 2, standard error sqrt(((2-1)^2 + (3-2)^2) / 1 / 2) = 1, t = tan(.475 pi)
     assert got["mean"] == 2.0 and got["num_seeds"] == 2
-    assert got["high"] - got["mean"] == pytest.approx(math.sqrt(2), rel=1e-14)
+    assert got["high"] - got["mean"] == pytest.approx(math.tan(0.475 * math.pi), rel=1e-12)
 
 
 def test_an_axis_that_holds_nan_keeps_its_rows():

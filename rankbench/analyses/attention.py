@@ -28,7 +28,14 @@ from rankbench.measures.laws.entropy_bound import of_heads
 from rankbench.measures.laws.spectral_gap import beside_independent
 from rankbench.measures.module_paths import heads_of
 from rankbench.measures.norms import at_least_float32, composite_norm, cosine, residual_matrix
-from rankbench.measures.rounding import FLOOR_SEQUENCES, RandomRounding, floor_of_weights, num_passes, of_queries
+from rankbench.measures.rounding import (
+    FLOOR_SEQUENCES,
+    RandomRounding,
+    floor_of_distances,
+    floor_of_weights,
+    num_passes,
+    of_queries,
+)
 from rankbench.model.modules import Example
 from rankbench.model.tape import AttentionCall, tap
 from rankbench.plots.attention import draw_attention
@@ -38,6 +45,7 @@ SEQUENCES_AT_A_TIME = 8
 WEIGHTS_BYTES = 1 << 26  # of all attention weights that are in memory together, in a pass for the floors
 HEAD = ["weights", "layer", "head"]
 ENTROPIES = ("entropy_nats", "least_entropy_nats", "score_norm_bound", "entropy_bound_nats")
+DISTANCES = ("uniform", "identity")
 BESIDE_LAW = ("singular_over_law", "shuffled_over_law", "eigenvalue_over_law")
 
 
@@ -90,14 +98,19 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
 
     Of the first sequences (16, fewer where P is large): attention_relative_noise_floor, the error of
     attention_relative_residual by rounding (rankbench.measures.rounding), and attention_below_floor, the share whose
-    residual is no more than that.
+    residual is no more than that; distance_noise_floor, the error of both distances, and uniform_below_floor and
+    identity_below_floor, 1 where the distance is no more than that, else 0.
     """
     example, rows = subject.example[: options.sequences], []
     for weights, module in subject.modules.items():
         flattened = heads_of(module, example).in_batch_axis
         floors = _floors(module, example, flattened, generator_for(subject.seed, "rounding"))
         for row in rows_by_head(module, example, flattened):
-            rows.append({"weights": weights, **row, **floors[row["layer"], row["head"]]})
+            row |= floors[row["layer"], row["head"]]
+            for name in DISTANCES:
+                if (distance := f"distance_to_{name}") in row:
+                    row[f"{name}_below_floor"] = float(row[distance] <= row["distance_noise_floor"])
+            rows.append({"weights": weights, **row})
     return pd.DataFrame(rows).dropna(axis=1, how="all").assign(**subject.what_counts)
 
 
@@ -130,7 +143,7 @@ def rows_by_head(module: nn.Module, example: Example, flattened: int | None) -> 
 def _floors(
     module: nn.Module, example: Example, flattened: int | None, generator: torch.Generator
 ) -> dict[tuple[int, int], dict[str, float]]:
-    """The two columns about rounding of each head, by its depth and number there."""
+    """What rounding adds to P of each head, by its depth and number there."""
     weights = _all_weights(module, example[:1], flattened)
     num_bytes = sum(p_BHNM.nbytes for _, p_BHNM in weights)
     some = example[: max(1, min(FLOOR_SEQUENCES, WEIGHTS_BYTES // num_bytes))]
@@ -147,11 +160,14 @@ def _floors(
         floor_BH = floor_of_weights(p_BHNM, others, lengths_B, counted_BN)
         size_BH = of_queries(composite_norm, p_BHNM, lengths_B, counted_BN)
         residual_BH = of_queries(lambda p: composite_norm(residual_matrix(p)), p_BHNM, lengths_B, counted_BN)
-        below_H = (residual_BH <= floor_BH).double().mean(0)
-        for relative, below in zip((floor_BH / size_BH).mean(0).tolist(), below_H.tolist(), strict=True):
+        values = {
+            "attention_relative_noise_floor": floor_BH / size_BH,
+            "attention_below_floor": (residual_BH <= floor_BH).double(),
+            "distance_noise_floor": floor_of_distances(p_BHNM, others, lengths_B, counted_BN),
+        }
+        for of_head in zip(*(value_BH.mean(0).tolist() for value_BH in values.values()), strict=True):
             num_heads[depth] += 1
-            values = {"attention_relative_noise_floor": relative, "attention_below_floor": below}
-            columns[depth, num_heads[depth]] = values
+            columns[depth, num_heads[depth]] = dict(zip(values, of_head, strict=True))
     return columns
 
 

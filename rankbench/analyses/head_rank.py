@@ -14,7 +14,7 @@ from torch import Tensor
 from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.measures import amsel_theory
-from rankbench.measures.lipschitz_of_networks import head_maps, spectra
+from rankbench.measures.lipschitz_of_networks import head_maps, rounding_of_spectra, spectra
 from rankbench.model.network import Network
 from rankbench.model.transformer import Transformer
 from rankbench.plots.head_rank import draw_head_rank
@@ -46,7 +46,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
       relative ones; vo: W_VO, both as rankbench.measures.lipschitz_of_networks.head_maps has them), frobenius_norm,
       spectral_norm,
       effective_rank (exp of the entropy of s / sum s), angle (degrees to the identity, arccos(tr M / (||M||_F sqrt
-      D))), sigma_1 ...
+      D))), sigma_1 ..., numerical_rank (how many singular values are above what rounding makes of 0,
+      rankbench.measures.lipschitz_of_networks.rounding_of_spectra)
 
     Networks and baselines have rows only if the task is a regression; otherwise error, evaluation and examples are
     empty. All rows have layers, heads, rank (head width), width, copies (heads * rank / width), angle_limit (the
@@ -145,13 +146,15 @@ def bounded(model: Transformer, task: NearestNeighbor) -> bool:
 def _heads(network: Network, options: Options) -> Iterator[dict]:
     for layer, attention in enumerate(network.attentions, 1):
         for matrix, maps in head_maps(attention).items():
-            measured = spectra(*(side_HDK[: options.heads].detach() for side_HDK in maps))
-            for head, (sigma_S, angle) in enumerate(zip(*measured, strict=True), 1):
+            sides = [side_HDK[: options.heads].detach() for side_HDK in maps]
+            measured = (*spectra(*sides), rounding_of_spectra(*sides))
+            for head, (sigma_S, angle, floor) in enumerate(zip(*measured, strict=True), 1):
                 axes = {"layer": layer, "head": head, "matrix": matrix}
                 norms = {"frobenius_norm": sigma_S.norm().item(), "spectral_norm": sigma_S[0].item()}
                 rank = torch.special.entr(sigma_S / sigma_S.sum()).sum().exp().item()
                 kept = {f"sigma_{number}": s for number, s in enumerate(sigma_S[: options.spectrum].tolist(), 1)}
-                yield axes | norms | {"effective_rank": rank, "angle": angle.item()} | kept
+                ranks = {"effective_rank": rank, "numerical_rank": int((sigma_S > floor).sum())}
+                yield axes | norms | ranks | {"angle": angle.item()} | kept
 
 
 def digest(table: pd.DataFrame) -> str:

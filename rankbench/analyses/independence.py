@@ -80,8 +80,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     and sum the sum of all paths (frozen: and of the biases). of=lengths, on the diagonal: num_paths and interference,
     ||S_k||^2 / sum_p ||Y_p||^2 (1: orthogonal paths, num_paths: identical ones), with interference_se (0: every path
     was run). of=heads: cross_gradient, the Frobenius norm of the loss' second derivatives by the parameters of one head
-    and of the other, with cross_gradient_se; cross_gradient_rms (per pair of parameters); cross_gradient_relative (over
-    the root of the product of the two heads' own norms); of networks of ours alone.
+    and of the other, with cross_gradient_se; cross_gradient_rms (per pair of parameters); cross_gradient_below_floor, 1
+    where cross_gradient is no more than rounding, else 0; cross_gradient_relative (over the root of the product of the
+    two heads' own norms; nan where one of these is rounding); of networks of ours alone.
     """
     test = subject.test[: options.sequences]
     _check_number(len(test.inputs))
@@ -91,7 +92,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             rows += [{"scheme": scheme} | row for row in part(subject, test.inputs, scheme, options)]
     generator = generator_for(subject.seed, "cross_gradients")
     if subject.modules is None:
-        rows += _head_pairs(subject.model, test[: options.hessian_sequences], options.probes, generator)
+        rounding = generator_for(subject.seed, "rounding")
+        rows += _head_pairs(subject.model, test[: options.hessian_sequences], options.probes, generator, rounding)
     outputs = torch.cat([subject.model(chunk_BN) for chunk_BN in test.inputs.split(1000)])
     return pd.DataFrame(rows, columns=COLUMNS).assign(whole_accuracy=score(outputs, test.targets).accuracy.item())
 
@@ -298,8 +300,9 @@ def _pair_interactions(
 # --- 4: cross-gradients --------------------------------------------------------------------------------------------
 
 
-def _head_pairs(model: Transformer, batch: Batch, probes: int, generator: torch.Generator) -> Iterator[dict]:
-    norm_AA, error_AA = cross_gradients(model, batch, probes, generator)
+def _head_pairs(model: Transformer, batch: Batch, probes: int, *generators: torch.Generator) -> Iterator[dict]:
+    norm_AA, error_AA, floor_AA = cross_gradients(model, batch, probes, *generators)
+    is_rounding_AA = norm_AA <= floor_AA
     parameters = dict(model.named_parameters())
     sizes = [sum(parameters[name][at].numel() for name, at in part.items()) for part in head_parameters(model)]
     names = [f"L{layer + 1}H{head + 1}" for layer in range(model.num_layers) for head in range(model.num_heads)]
@@ -308,7 +311,9 @@ def _head_pairs(model: Transformer, batch: Batch, probes: int, generator: torch.
         own = (norm_AA[a, a] * norm_AA[b, b]).sqrt().item()
         row = {"of": "heads", "first": names[a], "second": names[b], "cross_gradient": size, "cross_gradient_se": error}
         row["cross_gradient_rms"] = size / (sizes[a] * sizes[b]) ** 0.5
-        yield row | {"cross_gradient_relative": size / own if own > 0 else float("nan")}
+        row["cross_gradient_below_floor"] = float(is_rounding_AA[a, b])
+        undefined = own == 0 or is_rounding_AA[a, a] or is_rounding_AA[b, b]
+        yield row | {"cross_gradient_relative": float("nan") if undefined else size / own}
 
 
 # --- interference --------------------------------------------------------------------------------------------------
@@ -378,7 +383,7 @@ def cost(subject: Subject, options: Options) -> Cost:
         pairs = (units**2 + len(lengths) ** 2) / 2 * min(options.tokens, operations.num_tokens)
         total += num_sequences * of_paths + OPERATIONS_OF_A_PAIR * pairs * num_sequences**2
     if subject.modules is None:
-        products = options.probes * layers * heads * min(num_sequences, options.hessian_sequences)
+        products = (options.probes + ROUNDED) * layers * heads * min(num_sequences, options.hessian_sequences)
         total += PASSES_OF_A_PRODUCT * products * operations.forward
     what = f"{units} paths, {options.sign_draws} signs and {options.probes} probes of {layers * heads} heads"
     return Cost(total, f"{what} x {num_sequences} sequences")
@@ -400,7 +405,7 @@ DEPENDENCE = ["covariance", "correlation", "information_gaussian", "information_
 DEPENDENCE += ["alignment_linear", "alignment_gaussian"]
 COLUMNS = ["of", "scheme", "first", "second", "first_length", "second_length", "cosine", *DEPENDENCE]
 COLUMNS += ["interaction", "interaction_below_floor", "num_paths", "interference", "interference_se"]
-COLUMNS += [f"cross_gradient{kind}" for kind in ("", "_se", "_rms", "_relative")]
+COLUMNS += [f"cross_gradient{kind}" for kind in ("", "_se", "_rms", "_relative", "_below_floor")]
 
 
 def check_plan(plan: Plan, options: Options) -> None:

@@ -20,9 +20,12 @@ from rankbench.analyses.lipschitz import contracted
 from rankbench.keys import ConfigError, key
 from rankbench.measures.attention_layer import attend, fresh_layer
 from rankbench.measures.lipschitz_of_networks import COVERED
+from rankbench.measures.rounding import FLOOR_SEQUENCES, MARGIN, RandomRounding
 from rankbench.model.network import Network, Sublayer, check_one_stream, run
 from rankbench.plots.invertibility import draw_invertibility
 from rankbench.seeds import generator_for
+
+DRIFT = 10  # iterations in which rounding takes an inverse away from the input
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     last state by undoing each sub-layer with this many iterations. A network has rows for the last iteration only,
     with coefficient 1 and inputs `test`. error: largest |x^ - x| over sequences, tokens and coordinates;
     relative_error: the same over the largest |x|; error_median: the median over sequences of each one's largest.
+    noise_floor: what rounding adds to error (rankbench.measures.rounding; of the first 16 inputs); below_floor: 1 where
+    error is no more than that, else 0.
     loss_fall, of a trained model: see Subject.how_trained.
 
     An error that does not vanish shows that the iteration does not invert g, so that f is no contraction. g may still
@@ -117,48 +122,74 @@ def _of_layer(
                 return c * function(x)
 
             iterates = invert(scaled, x_BND + scaled(x_BND), options.iterations)
-            rows = pd.DataFrame([_errors(iterate_BND, x_BND) for iterate_BND in iterates])
+            floor = _floor(scaled, x_BND[:FLOOR_SEQUENCES], generator_for(subject.seed, "rounding"))
+            rows = pd.DataFrame([_errors(iterate_BND, x_BND, floor) for iterate_BND in iterates])
             of_input = {"tokens": tokens, "width": width, "inputs": f"{low:g}..{high:g}", "coefficient": coefficient}
             yield rows.assign(iteration=range(len(rows)), **axes, **of_input)
 
 
-def invert(function: Callable[[Tensor], Tensor], y: Tensor, iterations: int) -> list[Tensor]:
-    """Iterates of the fixed point of x = y - f(x), from x = y: the inverse of g(x) = x + f(x) where f is a contraction.
+def invert(
+    function: Callable[[Tensor], Tensor], y: Tensor, iterations: int, start: Tensor | None = None
+) -> list[Tensor]:
+    """Iterates of the fixed point of x = y - f(x), from x = y or another start.
 
-    Kim et al., sec. 4.1 (Behrmann et al. 2019). Returns iterations + 1 tensors, the first is y itself.
+    Kim et al., sec. 4.1 (Behrmann et al. 2019). Where f is a contraction they go to the inverse of
+    g(x) = x + f(x). Returns iterations + 1 tensors, the first is the start.
     """
-    iterates = [y]
+    iterates = [y if start is None else start]
     for _ in range(iterations):
         iterates.append(y - function(iterates[-1]))
     return iterates
 
 
-def _errors(iterate_BND: Tensor, x_BND: Tensor) -> dict[str, float]:
+def _floor(function: Callable[[Tensor], Tensor], x_BND: Tensor, generator: torch.Generator) -> float:
+    """What rounding adds to the error of an inverse: how far random rounding takes an iteration away that begins at x.
+
+    So few steps that where x is not a fixed point that attracts, the floor is still one of rounding."""
+    with RandomRounding(generator):
+        drifted_BND = invert(function, x_BND + function(x_BND), DRIFT, start=x_BND)[-1]
+    return _floor_of_drift(drifted_BND, x_BND)
+
+
+def _floor_of_drift(drifted_BND: Tensor, x_BND: Tensor) -> float:
+    own = torch.finfo(x_BND.dtype).eps * x_BND.abs().max().item()
+    return max(MARGIN * (drifted_BND - x_BND).abs().max().item(), own)
+
+
+def _errors(iterate_BND: Tensor, x_BND: Tensor, floor: float) -> dict[str, float]:
     error_B = (iterate_BND - x_BND).abs().flatten(1).amax(1)
     largest, median = error_B.max().item(), error_B.median().item()
-    return {"error": largest, "relative_error": largest / x_BND.abs().max().item(), "error_median": median}
+    errors = {"error": largest, "relative_error": largest / x_BND.abs().max().item(), "error_median": median}
+    return errors | {"noise_floor": floor, "below_floor": float(largest <= floor)}
 
 
 def _rows_of_network(network: Network, subject: Subject, options: Options) -> Iterator[dict]:
     """From the last state to the embedding, every sub-layer y = a x + b f(x) undone as x = y/a - (b/a) f(x)."""
     inputs = subject.test.inputs[: options.sequences]
-    present_BN = network.present(inputs)
+    present_BN, rounding = network.present(inputs), RandomRounding(generator_for(subject.seed, "rounding"))
     steps = list(run(network, inputs))
-    x_BND = steps[-1].output_BND
+    with rounding:
+        *_, last = run(network, inputs[:FLOOR_SEQUENCES])
+    x_BND, drifted_BND = steps[-1].output_BND, last.output_BND
     for step in reversed(steps):
         sublayer = step.sublayer
 
         def branch_over_skip(x_BND: Tensor, sublayer: Sublayer = sublayer) -> Tensor:
-            return sublayer.branch / sublayer.skip * sublayer.f(x_BND, present_BN)
+            present = None if present_BN is None else present_BN[: len(x_BND)]
+            return sublayer.branch / sublayer.skip * sublayer.f(x_BND, present)
 
         x_BND = invert(branch_over_skip, x_BND / sublayer.skip, options.iterations)[-1]
+        start_BND = step.input_BND[:FLOOR_SEQUENCES]
+        with rounding:
+            drifted_BND = invert(branch_over_skip, drifted_BND / sublayer.skip, DRIFT, start=start_BND)[-1]
         if sublayer.kind != "attention":
             continue
         axes = {"part": "network", "layer": sublayer.layer, "attention": sublayer.part.score_name}
         axes |= {"tokens": x_BND.shape[1], "width": network.width, "inputs": "test", "coefficient": 1.0}
         # Absent tokens count as inverted.
         inverse_BND = x_BND if present_BN is None else x_BND.where(present_BN[..., None], step.input_BND)
-        yield axes | {"iteration": options.iterations} | _errors(inverse_BND, step.input_BND)
+        floor = _floor_of_drift(drifted_BND, start_BND)
+        yield axes | {"iteration": options.iterations} | _errors(inverse_BND, step.input_BND, floor)
 
 
 def digest(table: pd.DataFrame) -> str:
@@ -180,7 +211,7 @@ def digest(table: pd.DataFrame) -> str:
 
 COLUMNS = [
     *("weights", "part", "layer", "attention", "tokens", "width", "inputs", "coefficient", "iteration"),
-    *("error", "relative_error", "error_median"),
+    *("error", "relative_error", "error_median", "noise_floor", "below_floor"),
 ]
 
 

@@ -4,7 +4,7 @@ Shapes: B batch, N token, D width, L layer, H head, K path length, T part of the
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -18,7 +18,7 @@ from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.module_paths import Heads, check_sums, heads_of, norms, of_counted, parts_with_floors, recorded
 from rankbench.measures.norms import frobenius_norm
 from rankbench.measures.paths import NUMBERS_AT_A_TIME, FrozenNetwork, num_paths, sums_through_heads
-from rankbench.measures.rounding import FLOOR_SEQUENCES, floors_of_sums, num_passes, side_by_side
+from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, RandomRounding, num_passes, side_by_side
 from rankbench.model.attention import visible_keys
 from rankbench.model.modules import Example
 from rankbench.model.network import run
@@ -28,11 +28,12 @@ from rankbench.plots.path_mass import draw_path_mass
 from rankbench.progress import counted
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
-from rankbench.tasks.task import majority_baselines, score
+from rankbench.tasks.task import is_scored, majority_baselines, score, token_losses
 
 log = logging.getLogger(__name__)
 
 RANKS = ("attention_stable_rank", "attention_effective_rank", "attention_relative_residual")
+BELOW = ("below_floor", "gradient_below_floor", "loss_below_floor")
 WHOLE = ("whole", None, None, None)  # of the rows: all of the output, beside its parts
 
 
@@ -50,13 +51,14 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     `layer`), bias (what does not come from the input). Lengths and bias add up to X_L; heads overlap.
 
     Columns: num_paths; mass, the part's Frobenius norm over that of X_L (mean over the sequences whose X_L is not zero;
-    num_undefined of them are); below_floor, the share of the first 16 sequences, fewer of large
-    modules, whose part is no more than rounding (rankbench.measures.rounding); gradient_mass, the
-    inner product <d loss / d X_L, part> in nats per token: by how much the loss grows, to first order, if the part
-    grows by 100 % (negative: the part lowers the loss); loss_without and accuracy_without, of X_L less the part, read
-    out: what is left when these frozen paths are cut. For heads, means over sequences of its attention's ranks and
-    residual (rankbench.measures.attention_matrices). Then the whole network's loss and accuracy, that of the commonest
-    class, and remainder, the largest ||X_L - sum of lengths and bias|| / ||X_L|| of a sequence.
+    num_undefined of them are); below_floor, the share of the first 16 sequences, fewer of large modules, whose part is
+    no more than rounding (rankbench.measures.rounding); gradient_mass, the inner product <d loss / d X_L, part> in nats
+    per token: by how much the loss grows, to first order, if the part grows by 100 % (negative: the part lowers the
+    loss); loss_without and accuracy_without, of X_L less the part, read out: what is left when these frozen paths are
+    cut. gradient_below_floor and loss_below_floor are 1 where rounding makes gradient_mass, or the difference of
+    loss_without and whole_loss, over these first sequences, else 0. For heads, means over sequences of its attention's
+    ranks and residual (rankbench.measures.attention_matrices). Then the whole network's loss and accuracy, that of the
+    commonest class, and remainder, the largest ||X_L - sum of lengths and bias|| / ||X_L|| of a sequence.
     """
     model = subject.model
     layers, heads, skip = model.path_choices
@@ -74,11 +76,11 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     remainder = max(chunk.pop("remainder").item() for chunk in chunks)
     total = {name: sum(chunk[name] for chunk in chunks) for name in chunks[0]}
     tokens, num_sequences = total["tokens"], len(test.inputs)
-    rows, below_T = [], _below_floor(subject, test[: min(FLOOR_SEQUENCES, at_a_time)], options.mlp)
+    rows, below = [], _below_floor(subject, test[: min(FLOOR_SEQUENCES, at_a_time)], options.mlp)
     for number, part in enumerate(parts):
         row = dict.fromkeys(COLUMNS) | part | {"num_undefined": int(total["num_undefined"])}
         row["mass"] = (total["mass_T"][number] / (num_sequences - total["num_undefined"])).item()
-        row["below_floor"] = below_T[number].item()
+        row |= {name: below_T[number].item() for name, below_T in below.items()}
         for name in ("gradient_mass", "loss_without", "accuracy_without"):
             row[name] = (total[f"{name}_T"][number] / tokens).item()
         if part["part"] == "length":
@@ -104,22 +106,66 @@ def _parts_of(network: FrozenNetwork) -> Tensor:
     return torch.cat([by_length_KBND, bias_BND[None], sums_through_heads(network).flatten(0, 1)])
 
 
-def _below_floor(subject: Subject, batch: Batch, mlp: str) -> Tensor:
-    """Share of these sequences for which each part is no more than rounding, (T,)."""
+@dataclass(frozen=True)
+class Effects:
+    """What parts of a state do to the loss, from the loss of each sequence and its slope."""
 
-    def parts(copies: int) -> Tensor:
-        return _parts_of(FrozenNetwork(subject.model, side_by_side(batch.inputs, copies), mlp))
+    read_out: Callable[[Tensor], Tensor]
+    state: Tensor
+    targets: Tensor
+    slope: Tensor
+    loss_B: Tensor
 
-    parts_TBND, counted_BN = parts(1), subject.model.counted(batch.inputs)
-    floors = floors_of_sums(parts, parts_TBND, counted_BN, generator_for(subject.seed, "rounding"))
-    return floors.share_below(parts_TBND, counted_BN)
+    @classmethod
+    def on(cls, state: Tensor, targets: Tensor, read_out: Callable[[Tensor], Tensor]) -> "Effects":
+        """read_out: from a state to the outputs that the targets are of."""
+        return cls(read_out, state, targets, _slope(state, targets, read_out), _loss_of_each(read_out(state), targets))
+
+    def of(self, part: Tensor) -> Tensor:
+        """<slope, part>, and the loss that is added if the part is cut; (2, B)."""
+        loss_without_B = _loss_of_each(self.read_out(self.state - part), self.targets)
+        return torch.stack([(part * self.slope).flatten(1).sum(1), loss_without_B - self.loss_B])
+
+
+def _slope(state: Tensor, targets: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
+    """Slope of the loss by the state."""
+    return torch.func.grad(lambda x, targets: score(read_out(x), targets).loss)(state, targets)
+
+
+def _loss_of_each(outputs: Tensor, targets: Tensor) -> Tensor:
+    return token_losses(outputs, targets, is_scored(targets)).reshape(len(outputs), -1).sum(1)
+
+
+def _below_floor(subject: Subject, batch: Batch, mlp: str) -> dict[str, Tensor]:
+    """The columns BELOW of each part, (T,), by these sequences."""
+    model, counted_BN = subject.model, subject.model.counted(batch.inputs)
+
+    def measured(copies: int) -> tuple[Tensor, Tensor]:
+        network = FrozenNetwork(model, side_by_side(batch.inputs, copies), mlp)
+        parts_TBND = _parts_of(network)
+        effects = Effects.on(network.state_BND, side_by_side(batch.targets, copies), model.read_out)
+        return parts_TBND, torch.stack([effects.of(part_BND) for part_BND in parts_TBND], dim=1)
+
+    parts_TBND, effects_2TB = measured(1)
+    with RandomRounding(generator_for(subject.seed, "rounding")):
+        perturbed_parts, perturbed_effects = measured(num_passes(*parts_TBND.shape[-2:]))
+    num_sequences = len(batch.inputs)
+    floors = FloorsOfSums.of(parts_TBND, perturbed_parts.split(num_sequences, dim=1), counted_BN)
+    of_effects = _effects_below(effects_2TB, perturbed_effects.split(num_sequences, dim=-1))
+    return dict(zip(BELOW, (floors.share_below(parts_TBND, counted_BN), *of_effects), strict=True))
+
+
+def _effects_below(effects: Tensor, perturbed: Sequence[Tensor]) -> Tensor:
+    """1 where an effect, summed over its last axis, the sequences, is no more than rounding, else 0."""
+    summed, *others = (x.sum(-1).view(-1, 1, 1, 1) for x in (effects, *perturbed))
+    return FloorsOfSums.of(summed, others, None).share_below(summed, None).view(effects.shape[:-1])
 
 
 def _sums(model: Transformer, batch: Batch, mlp: str) -> dict[str, Tensor]:
     """Sums over these sequences, or their scored tokens, of what the table's rows are means of; and the remainder."""
     network = FrozenNetwork(model, batch.inputs, mlp)
     lengths, state_BND, parts_TBND = network.sums_by_length(), network.state_BND, _parts_of(network)
-    gradient_BND = torch.func.grad(lambda x_BND: score(model.read_out(x_BND), batch.targets).loss)(state_BND)
+    slope_BND = _slope(state_BND, batch.targets, model.read_out)
     whole = score(model.read_out(state_BND), batch.targets)
     left = [score(model.read_out(state_BND - part_BND), batch.targets) for part_BND in parts_TBND]
     counted_BN = model.counted(batch.inputs)
@@ -128,7 +174,7 @@ def _sums(model: Transformer, batch: Batch, mlp: str) -> dict[str, Tensor]:
     return {
         "mass_T": torch.where(size_B > 0, sizes_TB / size_B, 0).sum(1),
         "num_undefined": (size_B == 0).sum(),
-        "gradient_mass_T": (parts_TBND * gradient_BND).flatten(1).sum(1),
+        "gradient_mass_T": (parts_TBND * slope_BND).flatten(1).sum(1),
         "loss_without_T": torch.stack([score_without.loss for score_without in left]),
         "accuracy_without_T": torch.stack([score_without.right for score_without in left]),
         "loss": whole.loss,
@@ -175,19 +221,17 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
         for chunk, tape in recorded(module, example, heads):
             lengths = tape.sums()
             state, remainder = lengths.state_BND, max(remainder, lengths.remainder)
-            gradient = None
-            if chunk.targets is not None:
-                gradient = torch.func.grad(lambda x, targets: score(x, targets).loss)(state, chunk.targets)
+            slope = None if chunk.targets is None else _slope(state, chunk.targets, _as_it_is)
             parts = [*_parts(tape, lengths, heads), (WHOLE, torch.zeros_like(state))]
             for row_key, part in parts:
-                numbers = _of_part(part, state, gradient, chunk)
+                numbers = _of_part(part, state, slope, chunk)
                 before = sums.get(row_key, dict.fromkeys(numbers, 0))
                 sums[row_key] = {name: before[name] + number for name, number in numbers.items()}
-        whole, below_T = sums.pop(WHOLE), _below_floor_of(module, example, heads, subject.seed)
-        for ((kind, length, layer, head), numbers), below in zip(sums.items(), below_T.tolist(), strict=True):
+        whole, below = sums.pop(WHOLE), _below_floor_of(module, example, heads, subject.seed)
+        for ((kind, length, layer, head), numbers), of_part in zip(sums.items(), below, strict=True):
             count = heads.num_paths[length] if kind == "length" else heads.num_paths_through(layer)
             row = dict.fromkeys(COLUMNS) | {"part": kind, "path_length": length, "layer": layer, "head": head}
-            row |= {"num_paths": count, "below_floor": below, "num_undefined": int(numbers["undefined"])}
+            row |= {"num_paths": count, **of_part, "num_undefined": int(numbers["undefined"])}
             row["mass"] = (numbers["mass"] / (example.num_sequences - numbers["undefined"])).item()
             for name in ("gradient_mass", "loss_without", "accuracy_without"):
                 row[name] = (numbers[name] / numbers["tokens"]).item()
@@ -197,14 +241,26 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(**subject.what_counts)
 
 
-def _below_floor_of(module: nn.Module, example: Example, heads: Heads, seed: int) -> Tensor:
-    """Share of the first sequences for which each part is no more than rounding, (T,)."""
+def _below_floor_of(module: nn.Module, example: Example, heads: Heads, seed: int) -> list[dict[str, float]]:
+    """The columns BELOW of each part, by the first sequences; of the part alone where there are no targets."""
 
     def parts_of(tape: Tape) -> Iterator[Tensor]:
-        return (part[None] for _, part in _parts(tape, tape.sums(refuse=False), heads))
+        lengths = tape.sums(refuse=False)
+        if example.targets is not None:
+            effects = Effects.on(lengths.state_BND, example.targets[: len(lengths.state_BND)], _as_it_is)
+        for _, part in _parts(tape, lengths, heads):
+            yield part[None]
+            if example.targets is not None:
+                yield effects.of(part).sum(1).view(2, 1, 1, 1)
 
-    parts = parts_with_floors(module, example, heads, parts_of, generator_for(seed, "rounding"))
-    return torch.cat([floors.share_below(part_TBNC, counted_BN) for part_TBNC, counted_BN, floors in parts])
+    each = parts_with_floors(module, example, heads, parts_of, generator_for(seed, "rounding"))
+    shares = torch.cat([floors.share_below(part_TBNC, counted_BN) for part_TBNC, counted_BN, floors in each])
+    of_part = 1 if example.targets is None else len(BELOW)
+    return [dict(zip(BELOW, below, strict=False)) for below in shares.view(-1, of_part).tolist()]
+
+
+def _as_it_is(outputs: Tensor) -> Tensor:
+    return outputs
 
 
 def _parts(tape: Tape, lengths: Sums, heads: Heads) -> Iterator[tuple[tuple, Tensor]]:
@@ -218,15 +274,15 @@ def _parts(tape: Tape, lengths: Sums, heads: Heads) -> Iterator[tuple[tuple, Ten
             yield ("head", None, depth, first + number), sum_BND
 
 
-def _of_part(part: Tensor, state: Tensor, gradient: Tensor | None, example: Example) -> dict[str, Tensor]:
+def _of_part(part: Tensor, state: Tensor, slope: Tensor | None, example: Example) -> dict[str, Tensor]:
     """Sums over sequences, or over their scored tokens, of what the table's rows are means of."""
     size_B, part_B = norms(of_counted(state, example), 0), norms(of_counted(part, example), 0)
     numbers = {"mass": torch.where(size_B > 0, part_B / size_B, 0).sum(), "undefined": (size_B == 0).sum()}
-    if gradient is None:
+    if slope is None:
         scored = ("gradient_mass", "loss_without", "accuracy_without", "tokens")
         return numbers | dict.fromkeys(scored, torch.full((), float("nan")))
     left = score(state - part, example.targets)
-    numbers |= {"gradient_mass": (part * gradient).sum(), "loss_without": left.loss, "accuracy_without": left.right}
+    numbers |= {"gradient_mass": (part * slope).sum(), "loss_without": left.loss, "accuracy_without": left.right}
     return numbers | {"tokens": left.tokens}
 
 
@@ -259,9 +315,8 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-COLUMNS = ["part", "path_length", "layer", "head", "num_paths", "mass", "below_floor", "num_undefined"]
-
-COLUMNS += ["gradient_mass", "loss_without", "accuracy_without", *RANKS]
+COLUMNS = ["part", "path_length", "layer", "head", "num_paths", "mass", "gradient_mass", "loss_without"]
+COLUMNS += ["accuracy_without", *BELOW, "num_undefined", *RANKS]
 ANALYSIS = Analysis(
     Options,
     table,

@@ -25,7 +25,7 @@ from rankbench.model.network import without
 from rankbench.plots.figure import in_words
 from rankbench.plots.residual import draw_residual
 from rankbench.progress import counted
-from rankbench.runs.tables import last_of_layer, thinned
+from rankbench.runs.tables import last_of_layer, mean_and_spread, thinned
 from rankbench.seeds import generator_for
 from rankbench.tasks.task import score
 
@@ -137,12 +137,15 @@ def learned(subject: Subject) -> dict[str, float]:
 
 
 def digest(table: pd.DataFrame) -> str:
-    """Relative residual of the states, by layer, mean over seeds, for a terminal; and where sink tokens decide it."""
+    """Relative residual of the states, by layer, for a terminal: the geometric mean over seeds, as in the figure; and
+    where sink tokens decide it."""
     last = last_of_layer(table)
     axes = ["weights", "variant", *(["view"] if last.view.nunique() > 1 else [])]
-    mean = last.pivot_table("relative_residual", axes, "layer", "mean", sort=False)
+    summary = mean_and_spread(last, [*axes, "layer"], "relative_residual", geometric=True)
+    order = last.drop_duplicates(axes).set_index(axes).index
+    mean = summary.pivot(index=axes, columns="layer", values="mean").loc[order]
     few = thinned(mean).map("{:.1e}".format)
-    lines = [f"relative residual by layer (mean of {table.seed.nunique()} seeds)", few.to_string()]
+    lines = [f"relative residual by layer (geometric mean of {table.seed.nunique()} seeds)", few.to_string()]
     return "\n".join([*lines, *_disagreements(last)])
 
 

@@ -34,14 +34,15 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: weights (trained | initialised), step, token (1, 2); in float64, from the start of the arcs.
 
     x, y: the token's position. distance: between the tokens. error: distance to the token's true position, on the arc
-    or past its end round the circle. All in units of the radius. A run that diverges ends early.
+    or past its end round the circle. All in units of the radius. A run that diverges ends early. below_floor: 1 where
+    only rounding is left of the distance (a share of 1e-12 of the first one), else 0.
 
     The same in all rows of a network: skip and mlp (whether it has them); one_step_error, of the trained step: the root
     mean square distance of predicted and true next positions over the length of a step (1: no better than standing
     still); collapsed, escaped: whether the last distance is under collapsed_below of the first, and whether a token is
     beyond ESCAPED radii at the end (else 0); half_step: the first step with at most half the first distance (nan:
     none); log10_distance_slope: least-squares slope per step of the logarithm of the distance, up to the step at which
-    only rounding is left of the distance.
+    only rounding is left of it.
     """
     task = subject.task
     steps = task.points if options.steps is None else options.steps
@@ -82,9 +83,16 @@ def _rows(path_TNC: np.ndarray, task: CircleArcs, options: Options) -> pd.DataFr
         "x": path_TNC[kept, :, 0].ravel(),
         "y": path_TNC[kept, :, 1].ravel(),
         "distance": np.repeat(_distances(path_TNC)[kept], 2),
+        "below_floor": np.repeat(_at_rounding(path_TNC)[kept], 2).astype(float),
         "error": error_TN[kept].ravel(),
     }
     return pd.DataFrame(columns)
+
+
+def _at_rounding(path_TNC: np.ndarray) -> np.ndarray:
+    """Whether only rounding is left of the tokens' distance, (T,)."""
+    distance_T = _distances(path_TNC)
+    return distance_T <= ROUNDING * distance_T[0]
 
 
 @torch.no_grad()
@@ -95,7 +103,7 @@ def _summary(path_TNC: np.ndarray, model: Transformer, task: CircleArcs, options
     wrong, moved = ((x_TNC - next_TNC).square().sum(-1).mean().sqrt().item() for x_TNC in (model(here_TNC), here_TNC))
     distance_T = _distances(path_TNC)
     halved = np.flatnonzero(distance_T <= distance_T[0] / 2)
-    at_rounding = np.flatnonzero(distance_T <= ROUNDING * distance_T[0])
+    at_rounding = np.flatnonzero(_at_rounding(path_TNC))
     log10_T = np.log10(distance_T[: at_rounding[0] if len(at_rounding) else None])
     slope = np.polyfit(np.arange(len(log10_T)), log10_T, 1)[0] if len(log10_T) > 1 else float("nan")
     return {

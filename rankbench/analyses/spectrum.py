@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 RELATIVE = ("mass", "share", "error_upto")  # to the output
 MEASURED = (*RELATIVE, "loss_upto", "accuracy_upto")
 WHOLE = ("whole_loss", "whole_accuracy")
+ROUNDING = 10  # an error within so many remainders of the exact sums is rounding
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     num_sequences are); loss_upto (nats per scored token) and accuracy_upto of S_0 + ... + S_k, nan without targets.
     num_paths: choices of k heads, at most one of each depth. below_floor: the share of the first 16 sequences, fewer of
     large modules, whose S_k is no more than rounding (rankbench.measures.rounding). remainder: the largest
-    ||X - sum_k S_k|| / ||X|| of a batch. Then whole_loss and whole_accuracy of X. frozen: all that was held as it was;
+    ||X - sum_k S_k|| / ||X|| of a batch; error_below_floor: 1 where error_upto is within ten of it, else 0, as it is at
+    the largest length. Then whole_loss and whole_accuracy of X. frozen: all that was held as it was;
     of a product of two activations, which factor and the call that made it.
     """
     return _rows(subject, options, refuse=True).assign(**subject.what_counts)
@@ -89,6 +91,7 @@ def _rows(subject: ModuleSubject, options: Options, refuse: bool) -> pd.DataFram
             for name in MEASURED:
                 among = defined_B if name in RELATIVE else ...
                 row |= _interval(name, values[name][length][among], options.resamples)
+            row["error_below_floor"] = float(row["error_upto"] <= ROUNDING * remainder)
             whole = {name: values[name].mean().item() for name in WHOLE}
             counts = {"num_sequences": example.num_sequences, "num_undefined": int((~defined_B).sum())}
             rows.append(row | whole | counts)
@@ -178,7 +181,7 @@ def digest(table: pd.DataFrame) -> str:
 
 COLUMNS = ["weights", "path_length", "num_paths"]
 COLUMNS += [f"{name}{end}" for name in MEASURED for end in ("", "_low", "_high")]
-COLUMNS += ["below_floor", "remainder", *WHOLE, "num_sequences", "num_undefined", "frozen"]
+COLUMNS += ["below_floor", "error_below_floor", "remainder", *WHOLE, "num_sequences", "num_undefined", "frozen"]
 ANALYSIS = Analysis(
     Options,
     table,

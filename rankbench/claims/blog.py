@@ -125,6 +125,7 @@ BLOG: dict[str, Claim] = {
         "ratio; the blog compares them with 1, which the scale of the parameters decides).",
         measure=lambda rows: rows[_other_heads(rows)].cross_gradient_relative.mean(),
         claimed=below(SMALL),
+        floor="cross_gradient_below_floor",
         applies=lambda rows: bool(_other_heads(rows).any()),
         control=Control("each head beside itself", _own_for_cross),
     ),

@@ -226,7 +226,13 @@ FIG10 = "Kim et al. 2021, app. N and Fig. 10"
 # These claims are about fresh layers or about all weights, so no network needs to have learned anything.
 _lipschitz = partial(Claim, table="lipschitz", learned=None)
 _bound_check = partial(_lipschitz, claimed=above(1.0 - 1e-9), is_check=True, exact=True)
-_inverted = partial(Claim, table="invertibility", learned=None, by=("coefficient", "inputs", "tokens", "width"))
+_inverted = partial(
+    Claim,
+    table="invertibility",
+    learned=None,
+    by=("coefficient", "inputs", "tokens", "width"),
+    floor="below_floor",
+)
 _entries = partial(Claim, table="histograms", measure=_range_ratio, learned=learned_by_loss, by=("layer", "inputs"))
 
 KIM: dict[str, Claim] = {

@@ -189,11 +189,20 @@ def one_line_of(error: Exception) -> str:
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
     if error.filename is not None:
-        return f"{error.filename}: cannot be made, read or written ({error.strerror})"
+        named = f"{error.filename}: cannot be made, read or written ({error.strerror})"
+        for word in sys.argv[1:]:
+            if word.startswith("out=") and _holds(str(error.filename), word[4:]):
+                return f"{word}: {named}; give another folder"
+        return named
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     written = [value for frame in frames for value in frame.f_locals.values() if isinstance(value, io.TextIOWrapper)]
     name = os.path.relpath(written[-1].name) if written else "standard output"
     return f"{name}: could not be written ({error.strerror})"
+
+
+def _holds(path: str, folder: str) -> bool:
+    """Whether the path is the folder, or one that the folder is in."""
+    return Path(folder).absolute().is_relative_to(Path(path).absolute())
 
 
 def one_line(job: Callable[["DictConfig"], Any]) -> Callable[["DictConfig"], Any]:

@@ -5,11 +5,13 @@ Shapes: A head of the network.
 
 from collections.abc import Callable
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rankbench.keys import ConfigError
+from rankbench.measures.rounding import MARGIN, RandomRounding
 from rankbench.model.transformer import Transformer
 from rankbench.progress import counted
 from rankbench.tasks import Batch
@@ -18,18 +20,30 @@ from rankbench.tasks.task import is_scored, score
 SEQUENCES_AT_A_TIME = 100  # in products with the Hessian, which need several times the memory of a forward pass
 
 
-def cross_gradients(model: Transformer, batch: Batch, probes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Frobenius norms (A, A) of the loss' second derivatives by the parameters of two heads, and their standard errors.
+class CrossGradients(NamedTuple):
+    """Frobenius norms of second derivatives with their standard errors, and the errors that rounding leaves in them
+    (rankbench.measures.rounding); (A, A) each."""
+
+    norm_AA: Tensor
+    error_AA: Tensor
+    floor_AA: Tensor
+
+
+def cross_gradients(
+    model: Transformer, batch: Batch, probes: int, generator: torch.Generator, rounding: torch.Generator
+) -> CrossGradients:
+    """Frobenius norms of the loss' second derivatives by the parameters of two heads.
 
     A head's parameters are its W_Q, W_K, W_V with their biases and its W_O; heads go layer by layer; the loss is the
     mean over scored tokens. ||H_ab||^2 = E||H_ab v||^2 over random signs v of head b (Hutchinson), one product with
     the Hessian for each head and probe. (a, b) and (b, a) are independent estimates of the same number; the result is
-    their mean.
+    their mean. rounding: draws random rounding, of the first probe.
     """
     parts = head_parameters(model)
     names = {name for part in parts for name in part}
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters() if name in names}
     squares = torch.zeros(probes, len(parts), len(parts), dtype=torch.float64)
+    floor_AA, random_rounding = torch.zeros_like(squares[0]), RandomRounding(rounding)
     both = product(range(probes), enumerate(parts))
     for probe, (b, part) in counted(both, probes * len(parts), "independence: products with the Hessian"):
         direction = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
@@ -39,10 +53,22 @@ def cross_gradients(model: Transformer, batch: Batch, probes: int, generator: to
             direction[name][at] = signs.to(direction[name])
         products = hessian_product(model, batch, parameters, direction)
         for a, other in enumerate(parts):
-            squares[probe, a, b] = sum(products[name][at].square().sum() for name, at in other.items())
+            squares[probe, a, b] = _square(products, other)
+        if probe == 0:
+            with random_rounding:
+                perturbed = hessian_product(model, batch, parameters, direction)
+            errors = {name: perturbed[name] - products[name] for name in products}
+            for a, other in enumerate(parts):
+                floor_AA[a, b] = MARGIN * _square(errors, other).sqrt()
     squares = (squares + squares.mT) / 2
     norm_AA = squares.mean(0).sqrt()
-    return norm_AA, squares.std(0) / probes**0.5 / (2 * norm_AA)  # of a square root: half the relative error
+    error_AA = squares.std(0) / probes**0.5 / (2 * norm_AA)  # of a square root: half the relative error
+    return CrossGradients(norm_AA, error_AA, torch.maximum(floor_AA, floor_AA.mT))
+
+
+def _square(products: dict[str, Tensor], part: dict[str, tuple]) -> Tensor:
+    """||.||^2 of the numbers that belong to a head."""
+    return sum(products[name][at].square().sum() for name, at in part.items())
 
 
 def hessian_product(

@@ -17,6 +17,7 @@ from torch import Tensor
 from rankbench.measures import lipschitz_bounds
 from rankbench.measures.attention_layer import AttentionLayer
 from rankbench.measures.dong_theory import ACTIVATION_LIPSCHITZ
+from rankbench.measures.norms import frobenius_norm
 from rankbench.model.attention import Attention, visible_keys
 from rankbench.model.network import Network, Sublayer
 from rankbench.model.transformer import MLP, Norm
@@ -225,6 +226,12 @@ def spectra(left_HDK: Tensor, right_HDK: Tensor) -> tuple[Tensor, Tensor]:
     sigma_HS = torch.linalg.svdvals(left_HKK @ right_HKK.mT)
     cosine_H = (left_HDK * right_HDK).sum((1, 2)) / (sigma_HS.norm(dim=1) * left_HDK.shape[1] ** 0.5)
     return sigma_HS, cosine_H.clamp(-1, 1).acos().rad2deg()
+
+
+def rounding_of_spectra(left_HDK: Tensor, right_HDK: Tensor) -> Tensor:
+    """What rounding can make of a singular value of left right^T that is 0, (H,): D eps ||left||_F ||right||_F."""
+    sizes_H = frobenius_norm(left_HDK) * frobenius_norm(right_HDK)
+    return left_HDK.shape[1] * torch.finfo(left_HDK.dtype).eps * sizes_H
 
 
 @torch.no_grad()

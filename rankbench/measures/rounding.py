@@ -196,6 +196,24 @@ def floor_of_weights(
     return _largest(p_BHNM, perturbed, partial(of_queries, lengths_B=lengths_B, counted_BN=counted_BN))
 
 
+def floor_of_distances(
+    p_BHNM: Tensor, perturbed: Iterable[Tensor], lengths_B: Tensor | None, counted_BN: Tensor | None
+) -> Tensor:
+    """Floor of P's distance to a fixed matrix, ||P - Q||_F / sqrt(N) with N the queries that count, (B, H): no such
+    distance changes by more than P does."""
+    of = partial(of_queries, _size_of_rows, lengths_B=lengths_B, counted_BN=counted_BN)
+    dtype = torch.finfo(p_BHNM.dtype)
+    largest = (dtype.eps * of(p_BHNM)).clamp(min=dtype.tiny)
+    for perturbed_BHNM in perturbed:
+        largest = torch.maximum(largest, MARGIN * of(perturbed_BHNM - p_BHNM))
+    return largest
+
+
+def _size_of_rows(p_BHNM: Tensor) -> Tensor:
+    """Root mean square of the Euclidean norms of the rows, (B, H)."""
+    return frobenius_norm(p_BHNM) / p_BHNM.shape[-2] ** 0.5
+
+
 def of_queries(
     measure: Callable[[Tensor], Tensor], p_BHNM: Tensor, lengths_B: Tensor | None, counted_BN: Tensor | None
 ) -> Tensor:

@@ -10,7 +10,7 @@ from rankbench.model.transformer import Transformer, initialise
 # The keys of one plain softmax head of full rank, without a skip; they replace those of the given model.
 BARE = {"heads": 1, "head_width": None, "value_width": None, "kv_groups": None, "latent_width": None}
 BARE |= {"attention": "dot", "temperature": 1.0, "mix_attention": 1.0, "mix_identity": 0.0, "mix_uniform": 0.0}
-BARE |= {"exclusive": False}
+BARE |= {"exclusive": False, "skips": None}
 BARE |= {"head_reduction": "sum", "tied_qk": False, "mask": "none", "window": None, "skip": False, "skip_scale": 1.0}
 BARE |= {"branch_scale": 1.0, "mlp": False, "mlp_ratio": 1.0, "mlp_skip": False, "activation": "relu", "norm": "none"}
 BARE |= {"value_residual": 0.0, "embedding_skip": 0.0, "hyper_connections": "none", "streams": 4}

@@ -14,6 +14,8 @@ OTHERWISE = {
     "path_counts": "All seeds have the same paths.",
     "rank_theory": "Bars are two standard errors of the simulation.",
 }
+GEOMETRIC = dict.fromkeys(("invertibility", "lipschitz", "residual", "rollout"), "geometric means")
+GEOMETRIC |= {"head_rank": "means (of singular values geometric ones)", "pruning": "means (of losses geometric ones)"}
 OF_ONE_SEED = {"spectrum": "One seed; its band is the 95 % bootstrap interval over sequences."}
 
 
@@ -27,12 +29,13 @@ def caption_of(name: str, draw: Callable[..., Figure], num_seeds: int) -> str:
     if num_seeds == 0:  # nothing is known of them
         return what
     seeds = f"{num_seeds} seed{'' if num_seeds == 1 else 's'}"
-    return f"{what} {OTHERWISE.get(name, '{rule}').format(seeds=seeds, rule=_rule(num_seeds))}"
+    rule = _rule(num_seeds, GEOMETRIC.get(name, "means"))
+    return f"{what} {OTHERWISE.get(name, '{rule}').format(seeds=seeds, rule=rule)}"
 
 
-def _rule(num_seeds: int) -> str:
-    """What `figure.spread` draws of so many seeds."""
+def _rule(num_seeds: int, means: str) -> str:
+    """What `figure.spread` draws of so many seeds, and of which kind of means."""
     if num_seeds == 1:
         return "One seed, so no spread."
-    behind = "the seeds are drawn behind" if num_seeds <= FEW_SEEDS else "bands are one standard deviation"
-    return f"Lines are means over {num_seeds} seeds; {behind}."
+    behind = "the seeds are drawn behind" if num_seeds <= FEW_SEEDS else "bands are the 95 % interval of the mean"
+    return f"Lines are {means} over {num_seeds} seeds; {behind}."

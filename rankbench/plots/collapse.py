@@ -76,6 +76,7 @@ def _doubly_logarithmic(axes: Axes, logs: pd.Series) -> None:
     if highest >= 1 and step == 1:
         tick_labels[1.0] = "$10$"
     axes.set_yscale("symlog", linthresh=1)
+    axes.fmt_ydata = lambda power: f"10^{power:.4g}"
     axes.set_yticks(list(tick_labels), list(tick_labels.values()))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylim(-(10.0**deepest), highest + 0.5 if highest < 1 else 2 * highest)

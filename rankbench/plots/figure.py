@@ -1,7 +1,7 @@
 """Parts that all figures share: style, axes, lines with their spread, published marks, legend, and output files.
 
-A line is the mean over seeds (of the logarithms where the axis is logarithmic). Up to ten seeds are drawn one by one
-behind it; more seeds are drawn as a band of one standard deviation. Every series has its own marker.
+A line is the mean over seeds, in some figures the geometric one (rankbench.plots.captions). Up to ten seeds are drawn
+one by one behind it; more seeds are drawn as a band, the 95 % interval of the mean. Every series has its own marker.
 """
 
 import functools
@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rankbench.plots.names import choice_in_words, in_a_paper
+from rankbench.plots.readings import png_field, readings_of, with_spots
 from rankbench.plots.style import (
     GREY,
     INK,
@@ -36,6 +37,7 @@ from rankbench.plots.style import (
     points_of,
 )
 from rankbench.runs.files import replacing
+from rankbench.runs.intervals import half_width
 
 MARKERS = ["o", "s", "^", "D", "v", "P"]
 KINDS = (".png", ".pdf")  # file types in which a figure is saved
@@ -46,24 +48,30 @@ WIDTHS = 6  # so many series have a width each; the next has the first one's
 PAGE, LOWEST = 9.0, 1.6  # inches: height of a page, and that of a panel where even so many do not fit onto it
 OVERHANG, WIDE_TITLE = 1.1, 1.2  # of a panel's sides: a label of y, or a title, that is longer is broken
 CLOSEST = 0.08  # of the axis: ticks that are closer would print over each other
-FEW_SEEDS = 10  # up to this number each seed is drawn, because the standard deviation of so few says little
+FEW_SEEDS = 10  # up to this number each seed is drawn, because they say more than an interval
 FEW_POINTS = 30  # along x; up to this number seeds are drawn as points, beyond it as thin lines
 LINE, LINES = 0.145 / 7, 3  # inches for each point: height of a legend's line; lines that fit into every figure
 MOST_ROWS, SIDE_BY_SIDE = 6, 4  # facets below each other; panels side by side where there are more facets
 
 
 def save(figure: Figure, path: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
-    """Write the figure as one file of each kind; returns their paths."""
+    """Write the figure as one file of each kind; returns their paths. PNG and SVG hold what its marks tell."""
     written = []
     with matplotlib.rc_context(STYLE), _laid_out(figure):
+        readings = readings_of(figure)
         for suffix in kinds:
             target = path.with_suffix(suffix)
             # no date in the file: the same table gives the same bytes
-            date = {".png": "Software", ".pdf": "CreationDate", ".svg": "Date"}[suffix]
+            kept = {
+                ".png": {"pil_kwargs": {"pnginfo": png_field(readings)}},
+                ".pdf": {"metadata": {"CreationDate": None}},
+                ".svg": {"metadata": {"Date": None}},
+            }[suffix]
             image = io.BytesIO()  # on a full disk matplotlib's own errors would hide the disk's
-            figure.savefig(image, format=suffix[1:], metadata={date: None})
+            figure.savefig(image, format=suffix[1:], **kept)
+            content = image.getvalue()
             with replacing(target) as part:
-                part.write_bytes(image.getvalue())
+                part.write_bytes(with_spots(content, readings) if suffix == ".svg" else content)
             written.append(target)
     return written
 
@@ -213,7 +221,7 @@ def line(axes: Axes, summary: pd.DataFrame, x: str, label: str, number: int) -> 
 
 
 def spread(axes: Axes, x_values: pd.Series, summary: pd.DataFrame, colour: Any) -> None:
-    """Draw the seeds behind a line of means at these x values: one by one if few, else their standard deviation."""
+    """Draw the seeds behind a line of means at these x values: one by one if few, else the mean's 95 % interval."""
     num_seeds = summary.num_seeds.max()
     if num_seeds > FEW_SEEDS:
         axes.fill_between(x_values, summary["low"], summary["high"], color=colour, alpha=0.2, linewidth=0)
@@ -266,8 +274,8 @@ def level(axes: Axes, rows: pd.DataFrame, column: str, label: str, colour: str, 
     per_seed = rows.groupby("seed")[column].mean().dropna()
     axes.axhline(per_seed.mean(), color=colour, linestyle=dashes, linewidth=1, label=label, zorder=1)
     if len(per_seed) > FEW_SEEDS:
-        sd = per_seed.std()
-        axes.axhspan(per_seed.mean() - sd, per_seed.mean() + sd, color=colour, alpha=0.1, linewidth=0, zorder=0)
+        half = half_width(per_seed.std(), len(per_seed))
+        axes.axhspan(per_seed.mean() - half, per_seed.mean() + half, color=colour, alpha=0.1, linewidth=0, zorder=0)
     elif len(per_seed) > 1:
         across = {"xmin": 0, "xmax": 1, "transform": axes.get_yaxis_transform()}
         axes.hlines(per_seed, **across, color=colour, linestyle=dashes, linewidth=0.5, alpha=0.35, zorder=0)

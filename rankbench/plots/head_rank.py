@@ -57,12 +57,18 @@ def draw_head_rank(table: pd.DataFrame, published: pd.DataFrame | None = None, f
 
 
 def _spectra(heads: pd.DataFrame, weights: str, facet: str | None) -> Figure:
-    """Singular values by their index, a line for each layer: the mean over heads, then geometric mean over seeds."""
+    """Singular values by their index, a line for each layer: the mean over heads, then geometric mean over seeds.
+
+    Those that rounding makes are left out.
+    """
     numbers = [name for name in heads if name.startswith("sigma_")]
     kinds = [*([facet] if facet else []), "task", "model", "layers", "heads", "rank"]
     label = heads[kinds].astype(str).agg(lambda row: ", ".join(f"{key}={row[key]}" for key in kinds), axis=1)
-    long = heads.assign(kind=label).melt(["run", "seed", "kind", "layer", "head", "matrix"], numbers, "number", "sigma")
+    axes_of_head = ["run", "seed", "kind", "layer", "head", "matrix", *heads.columns.intersection(["numerical_rank"])]
+    long = heads.assign(kind=label).melt(axes_of_head, numbers, "number", "sigma")
     long = long.assign(number=long.number.str.removeprefix("sigma_").astype(int)).dropna(subset="sigma")
+    if "numerical_rank" in long:  # tables of older versions lack it
+        long["sigma"] = long.sigma.where(long.number <= long.numerical_rank)
     figure, grid, facets = grid_of(long, "kind", 2, share_y=False)
     for row, (_, rows) in zip(grid, facets, strict=True):
         for axes, (matrix, name) in zip(row, (("qk", "W_{QK}"), ("vo", "W_{VO}")), strict=True):
@@ -77,6 +83,7 @@ def _spectra(heads: pd.DataFrame, weights: str, facet: str | None) -> Figure:
             axes.set_ylabel(f"singular value of ${name}$")
             axes.set_title(title(rows.kind.iloc[0], f"{weights} weights"))
             axes.set_xlabel("number of the singular value")
+            axes.set_xlim(0.5, len(numbers) + 0.5)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend(figure, grid)
     return figure

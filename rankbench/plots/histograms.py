@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from rankbench.plots.figure import FEW_SEEDS, legend, styled, title
+from rankbench.plots.names import choice_in_words
 from rankbench.plots.style import DASHES, colour_of, panel_size
 
 
@@ -19,7 +20,7 @@ def draw_histograms(table: pd.DataFrame, published: pd.DataFrame | None = None, 
     """
     if (table.weights == "trained").any():
         table = table[table.weights == "trained"]
-    kind = table.attention.str.replace("_", " ") + " attention, " + table.weights + " weights"
+    kind = table.attention.map(choice_in_words) + " attention, " + table.weights + " weights"
     rows_of = kind if facet is None else kind + f", {facet}=" + table[facet].astype(str)
     ranges = list(dict.fromkeys(table.inputs))
     facets = list(table.groupby(rows_of, sort=False))

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from rankbench.plots.figure import FEW_SEEDS, MARKERS, line, styled, whole_numbers
 from rankbench.plots.names import in_a_paper
 from rankbench.plots.style import GREY, colour_of, small
+from rankbench.runs.intervals import half_width
 from rankbench.runs.tables import mean_and_spread
 
 MAPS = {
@@ -62,15 +63,21 @@ def draw_independence(table: pd.DataFrame, published: pd.DataFrame | None = None
         interference, single_paths, heads = lower.subplots(1, 3, width_ratios=[1.1, 1.1, 1])
         _interference(interference, rows, schemes)
         _single_paths(single_paths, rows, schemes)
-        _map(heads, rows[rows.of == "heads"], "cross_gradient_relative", ("first", "second"))
+        of_heads, floor = rows[rows.of == "heads"], "cross_gradient_below_floor"
+        _map(heads, of_heads, "cross_gradient_relative", ("first", "second"), floor)
         heads.set_title("cross-gradients of heads\n(colours as above)")
     return figure
 
 
-def _map(axes: Axes, rows: pd.DataFrame, measure: str, sides: tuple[str, str]) -> None:
-    """Draw the mean over seeds of a measure by pairs, mirrored at the diagonal; grey where it is missing."""
+def _map(axes: Axes, rows: pd.DataFrame, measure: str, sides: tuple[str, str], floor: str = "") -> None:
+    """Draw the mean over seeds of a measure by pairs, mirrored at the diagonal; grey where it is missing.
+
+    floor: the column that is above 0 where rounding makes the measure, which has ~ before it.
+    """
     names = list(dict.fromkeys([*rows[sides[0]], *rows[sides[1]]]))
     mean = rows.groupby(list(sides))[measure].mean()
+    at_floor = rows[rows[floor] > 0] if floor in rows else rows[:0]
+    rounded = set(zip(at_floor[sides[0]], at_floor[sides[1]], strict=True))
     values = np.full((len(names), len(names)), np.nan)
     for (first, second), value in mean.items():
         j, k = names.index(first), names.index(second)
@@ -78,6 +85,7 @@ def _map(axes: Axes, rows: pd.DataFrame, measure: str, sides: tuple[str, str]) -
     axes.set_facecolor("#DDDDDD")
     axes.imshow(values, cmap=COLOUR_MAP, norm=SCALE, origin="lower")
     tick_labels = [f"{name:g}" if isinstance(name, float) else str(name) for name in names]
+    axes.fmt_xdata = axes.fmt_ydata = lambda place: tick_labels[round(place)]
     step = max(1, len(names) // 12)
     rotation = 90 if max(map(len, tick_labels), default=0) > 2 else 0
     axes.set_xticks(
@@ -89,7 +97,9 @@ def _map(axes: Axes, rows: pd.DataFrame, measure: str, sides: tuple[str, str]) -
     if len(names) <= CELLS:
         for j, k in np.argwhere(np.isfinite(values)):
             ink = "white" if abs(values[j, k]) > 0.7 else "black"
-            axes.text(k, j, _short(values[j, k]), ha="center", va="center", fontsize=small(5), color=ink)
+            is_rounded = {(names[j], names[k]), (names[k], names[j])} & rounded
+            number = ("~" if is_rounded else "") + _short(values[j, k])
+            axes.text(k, j, number, ha="center", va="center", fontsize=small(5), color=ink)
 
 
 def _short(value: float) -> str:
@@ -124,7 +134,8 @@ def _single_paths(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
         x_values = np.arange(len(SIZES)) + 0.15 * (number - (len(schemes) - 1) / 2)
         style = {"color": colour_of(number), "marker": MARKERS[number], "linestyle": "none"}
         if len(per_seed) > FEW_SEEDS:
-            axes.errorbar(x_values, per_seed.mean(), per_seed.std(), label=scheme, capsize=2, **style)
+            bars = half_width(per_seed.std(), len(per_seed))
+            axes.errorbar(x_values, per_seed.mean(), bars, label=scheme, capsize=2, **style)
             continue
         axes.plot(x_values, per_seed.mean(), label=scheme, **style)
         if len(per_seed) > 1:

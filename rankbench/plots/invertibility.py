@@ -6,7 +6,19 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import MARKERS, grid_of, legend, published_marks, spread, styled, title, whole_numbers
+from rankbench.plots.figure import (
+    MARKERS,
+    below_in,
+    below_rounding,
+    grid_of,
+    legend,
+    published_marks,
+    spread,
+    styled,
+    title,
+    whole_numbers,
+)
+from rankbench.plots.names import choice_in_words
 from rankbench.plots.style import DASHES, colour_of
 from rankbench.runs.tables import mean_and_spread
 
@@ -18,10 +30,10 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
     """Largest reconstruction error by iteration, a colour for each c, dashes for tokens and widths where they vary.
 
     A column for each range of inputs, a row for each kind of attention (and of weights) and each facet. For a model
-    with several layers the worst layer is drawn.
+    with several layers the worst layer is drawn. A line ends with a mark where rounding is all that is left.
     """
     table = table[table.part == "attention"]
-    kind = table.attention.str.replace("_", " ") + " attention, " + table.weights + " weights"
+    kind = table.attention.map(choice_in_words) + " attention, " + table.weights + " weights"
     rows_of = kind if facet is None else kind + f", {facet}=" + table[facet].astype(str)
     ranges, coefficients = list(dict.fromkeys(table.inputs)), sorted(table.coefficient.unique())
     sizes = list(dict.fromkeys(zip(table.tokens, table.width, strict=True)))
@@ -34,14 +46,20 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
                 rows_of_line = rows_of_line[(rows_of_line.tokens == tokens) & (rows_of_line.width == width)]
                 if rows_of_line.empty:
                     continue
-                worst = rows_of_line.groupby(["seed", "iteration"]).error.max().clip(lower=SMALLEST).reset_index()
+                ordered = rows_of_line.sort_values("error", kind="stable", na_position="first")
+                worst = ordered.groupby(["seed", "iteration"]).tail(1)
+                worst = worst.assign(error=worst.error.clip(lower=SMALLEST))
                 summary = mean_and_spread(worst, ["iteration"], "error", geometric=True)
+                below = below_in(summary.iteration, worst, "below_floor")
+                shown = ~below.shift(fill_value=False).cummax()
+                summary, below = summary[shown], below[shown]
                 name = f"c={coefficient:g}" + (f", N={tokens}, D={width}" if len(sizes) > 1 else "")
                 colour = colour_of(number)
                 look = {"linestyle": DASHES[style % len(DASHES)], "marker": MARKERS[number % len(MARKERS)]}
                 look |= {"markevery": max(1, len(summary) // 8), "color": colour, "markersize": 3}
                 axes.plot(summary.iteration, summary["mean"], label=name, **look)
                 spread(axes, summary.iteration, summary, colour)
+                below_rounding(axes, summary.iteration, summary["mean"], below, colour)
             published_marks(axes, published, label)
             axes.set_yscale("log")
             axes.set_title(title(label.removeprefix("row="), "inputs in [{}, {}]".format(*inputs.split(".."))))

@@ -17,6 +17,7 @@ from rankbench.plots.figure import (
     title,
     whole_numbers,
 )
+from rankbench.plots.names import choice_in_words
 from rankbench.plots.style import GREY, INK, colour_of
 from rankbench.runs.tables import mean_and_spread
 
@@ -76,7 +77,7 @@ def _axis(facets: list[pd.DataFrame]) -> str:
 
 def _weights(rows: pd.DataFrame) -> str:
     """The kind of attention of a fresh layer; a network's name is already in the facet's label."""
-    return f"{rows.attention.iloc[0]} attention".replace("_", " ") if (rows.weights == "fresh").all() else ""
+    return f"{choice_in_words(rows.attention.iloc[0])} attention" if (rows.weights == "fresh").all() else ""
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, axis: str) -> None:
@@ -85,11 +86,10 @@ def _draw(axes: Axes, rows: pd.DataFrame, axis: str) -> None:
     if rows.quantity.iloc[0] == "one_dimension" and rows.p.iloc[0] == 2:
         name = "bound for head width 1"
     for weights, of_weights in rows.groupby("weights", sort=False):
-        several = rows.weights.nunique() > 1
-        label = f"{name}, {weights}" if several else name
-        # the initial weights of a trained network are drawn pale, with dashes of their own
-        style = {"color": colour, "linestyle": dashes, "alpha": 1.0}
-        if several and weights == "initialised":
+        label, style = name, {"color": colour, "linestyle": dashes, "alpha": 1.0}
+        if weights == "initialised" and rows.weights.nunique() > 1:
+            # the initial weights of a trained network are drawn pale, with dashes of their own
+            label = f"{name}, before training"
             style |= {"linestyle": INITIALISED.get(dashes, dashes), "alpha": 0.5}
         if axis == "step":
             for _, of_layer in of_weights.groupby("layer"):

@@ -12,6 +12,7 @@ OF_VALUES = {
     "mlp": {"true": "MLP", "false": "no MLP"},
     "mlp_skip": {"true": "MLP with skip", "false": "MLP without skip"},
     "norm": {"none": "no norm", "pre": "pre-norm", "post": "post-norm", "peri": "peri-norm", "ngpt": "nGPT"},
+    "skips": {"true": "skips", "false": "no skips"},
     "tied_qk": {"true": "tied keys", "false": "free keys"},
     "weight_norm": {"sigma": "sigma reparametrisation"},
 }

@@ -31,28 +31,29 @@ def draw_path_mass(table: pd.DataFrame, published: pd.DataFrame | None = None, f
     grid = figure.subplots(2 * len(facets), 2, squeeze=False)
     for (by_length, by_gradient), (by_head, by_loss), (label, rows) in zip(grid[::2], grid[1::2], facets, strict=True):
         lengths = rows[rows.part == "length"]
-        columns = {by_length: "mass", by_gradient: "gradient_mass"}
-        for number, (axes, column) in enumerate(columns.items()):
+        columns = {by_length: ("mass", "below_floor"), by_gradient: ("gradient_mass", "gradient_below_floor")}
+        for number, (axes, (column, floor)) in enumerate(columns.items()):
             summary = mean_and_spread(lengths, ["path_length"], column)
-            below = below_in(summary.path_length, lengths, "below_floor")
+            below = below_in(summary.path_length, lengths, floor)
             line(axes, summary.assign(mean=summary["mean"].mask(below)), "path_length", "", number)
             below_rounding(axes, summary.path_length, summary["mean"], below, colour_of(number))
             axes.axhline(0, color=GREY, linewidth=1)
             axes.set_xlabel("path length k")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if by_length.get_legend_handles_labels()[1]:  # of what is at the floor of rounding alone
-            by_length.legend(fontsize="small")
+            if axes.get_legend_handles_labels()[1]:  # of what is at the floor of rounding alone
+                axes.legend(fontsize="small")
         by_length.set_title(title("sum S of all paths of a length", label))
         by_length.set_ylabel(r"mass $\|S_k\|/\|X_L\|$")
         by_gradient.set_title("its part in the loss, to first order")
         by_gradient.set_ylabel(r"$\langle \partial\,\mathrm{loss}/\partial X_L,\, S_k\rangle$ (nats)")
         heads = rows[rows.part == "head"].assign(harm=lambda head: head.loss_without - head.whole_loss)
-        _map(figure, by_head, heads, "mass", "sum M of all paths through a head", r"mass $\|M\|/\|X_L\|$")
+        mass = r"mass $\|M\|/\|X_L\|$"
+        _map(figure, by_head, heads, "mass", "below_floor", "sum M of all paths through a head", mass)
         if heads.harm.isna().all():
             for axes in (by_gradient, by_loss):
                 _say(axes, "no targets, so no loss")
         else:
-            _map(figure, by_loss, heads, "harm", "loss added by cutting these", "nats per token")
+            _map(figure, by_loss, heads, "harm", "loss_below_floor", "loss added by cutting these", "nats per token")
     return figure
 
 
@@ -63,16 +64,21 @@ def _say(axes: Axes, words: str) -> None:
     axes.text(0.5, 0.5, words, ha="center", va="center", transform=axes.transAxes)
 
 
-def _map(figure: Figure, axes: Axes, heads: pd.DataFrame, value: str, name: str, unit: str) -> None:
-    """Draw the mean over seeds of a value: layers upwards, heads to the right. The colours begin at 0, or below it."""
+def _map(figure: Figure, axes: Axes, heads: pd.DataFrame, value: str, floor: str, name: str, unit: str) -> None:
+    """Draw the mean over seeds of a value: layers upwards, heads to the right. The colours begin at 0, or below it.
+
+    floor: the column that is above 0 where rounding makes the value.
+    """
     if heads[value].isna().all():
         return _say(axes, f"{name}:\nundefined, as the output is zero")
     mean = heads.pivot_table(value, "layer", "head", "mean")
-    at_floor = heads[heads["below_floor"] > 0] if "below_floor" in heads else heads[:0]
+    at_floor = heads[heads[floor] > 0] if floor in heads else heads[:0]
     sign_of_value = "<" if value == "mass" else "~"
     signs = dict.fromkeys(zip(at_floor["layer"], at_floor["head"], strict=True), sign_of_value)
     image = axes.imshow(mean, cmap="cividis", origin="lower", aspect="auto", vmin=min(0, mean.min(axis=None)))
     num_layers, num_heads = mean.shape
+    axes.fmt_xdata = lambda place: f"{place + mean.columns[0]:g}"  # heads and layers count from 1
+    axes.fmt_ydata = lambda place: f"{place + mean.index[0]:g}"
     for set_ticks, names in ((axes.set_xticks, mean.columns), (axes.set_yticks, mean.index)):
         tick_values = names[:: max(1, len(names) // CELLS)]
         set_ticks(tick_values - names[0], [f"{number:g}" for number in tick_values])

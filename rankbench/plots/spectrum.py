@@ -26,9 +26,6 @@ PANELS = {
 }
 
 
-ROUNDING = 10  # an error within so many remainders of the exact sums is not measured
-
-
 @styled
 def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Mass by path length; error and loss of the sum of all paths up to a length; a line for each kind of weights.
@@ -41,8 +38,8 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
         for axes, name in zip(row, drawn, strict=True):
             heading, ylabel = PANELS[name]
             rows = of_facet
-            if name == "error_upto":  # near the remainder nothing is left out but rounding
-                rows = of_facet[of_facet.error_upto > ROUNDING * of_facet.remainder]
+            if name == "error_upto" and "error_below_floor" in rows:  # nothing is left out there but rounding
+                rows = of_facet[of_facet.error_below_floor == 0]
             for number, (weights, of_weights) in enumerate(rows.groupby("weights", sort=False)):
                 summary = mean_and_spread(of_weights, ["path_length"], name)
                 lengths, mean = summary.path_length, summary["mean"]

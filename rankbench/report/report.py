@@ -39,6 +39,7 @@ from rankbench.runs.tables import (
 # Keys that are not variables of an experiment: where it runs, on what, how often it is evaluated, what is measured.
 SILENT = ("out", "beyond_memory", "seed", "replicas", "device", "threads", "run", "analysis", "claims", "published")
 SILENT += ("trainer.eval_every", "trainer.checkpoint_every", "observe.every")
+SKIPS = "model.skips"  # decides model.skip and model.mlp_skip, unless it is null
 
 
 @dataclass(frozen=True)
@@ -309,13 +310,13 @@ def varying_keys(jobs: list[Path]) -> tuple[list[str], dict[str, list[str]]]:
     """The keys whose values differ between the runs' configs, and for each of them the keys that follow it.
 
     The choice of a group stands for its keys: where model.name differs, a key of the model with one value for each name
-    follows `model`. Likewise, any key can follow `budget`.
+    follows `model`. Likewise, any key can follow `budget`, and the skips of a model the key of all of them.
     """
     configs = [_flat(config) for job in jobs if (config := _config(job))]
     every = dict.fromkeys(key for config in configs for key in config)
     values = {key: [config.get(key, "") for config in configs] for key in every}
     differ = [key for key in every if not _is_silent(key) and _num_values(key, values[key]) > 1]
-    leaders = [key for key in differ if key == "budget" or (key.endswith(".name") and key.count(".") == 1)]
+    leaders = [key for key in differ if key in ("budget", SKIPS) or (key.endswith(".name") and key.count(".") == 1)]
     keys, follows = [], {}
     for key in differ:
         leader = next((candidate for candidate in leaders if candidate != key and _leads(candidate, key, values)), None)
@@ -341,6 +342,8 @@ def _num_values(key: str, values: list[str]) -> int:
 
 
 def _leads(leader: str, key: str, values: dict[str, list[str]]) -> bool:
+    if leader == SKIPS:
+        return key in ("model.skip", "model.mlp_skip") and "null" not in values[leader]
     if leader != "budget" and leader.partition(".")[0] != key.partition(".")[0]:
         return False
     pairs = set(zip(values[leader], values[key], strict=True))

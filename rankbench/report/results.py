@@ -1,14 +1,15 @@
 """The results as Markdown pages: an index, a page for each paper, and the tables that their numbers come from.
 
-Everything but the folder `notes` is written anew: notes/<preset>.md is a person's text about a preset, notes/index.md
-one about all of them.
+What the pages say of a preset stays until a complete run of it is at hand, so that results can be gathered in parts.
+Everything else but the folder `notes` is written anew: notes/<preset>.md is a person's text about a preset,
+notes/index.md one about all of them.
 """
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -37,10 +38,30 @@ def check_pages(folder: Path) -> None:
             raise ConfigError(f"pages={folder}: {name} there was not written by this command; give another folder")
 
 
+class Told(NamedTuple):
+    """What pages say of a preset: its row of presets.csv, and the rows of its verdicts.csv."""
+
+    board: dict[str, Any]
+    verdicts: list[dict[str, Any]]
+
+
+def told_before(folder: Path, names: Collection[str]) -> dict[str, Told]:
+    """What the pages in the folder say of these presets, of those that they know."""
+    if not (folder / "presets.csv").exists():
+        return {}
+    boards = [row for row in records(read_table(folder / "presets.csv")) if row["note"] != NOT_RUN]
+    return {
+        board["preset"]: Told(board, records(read_table(folder / "presets" / board["preset"] / "verdicts.csv")))
+        for board in boards
+        if board["preset"] in names
+    }
+
+
 def write_pages(
     folder: Path, statements: list[dict[str, Any]], boards: list[dict[str, str]], runs: dict[str, PresetRun]
 ) -> Path:
-    """Write the pages; returns the index. statements: of all presets. boards: what is known of each preset's run."""
+    """Write the pages; returns the index. statements: of all presets. boards: what is known of each preset's run. runs:
+    those whose figures and tables take the place of the pages' own."""
     folder.mkdir(parents=True, exist_ok=True)
     home = {
         row["preset"]: statement["paper"]
@@ -50,8 +71,10 @@ def write_pages(
     write_table(table_of(statements), folder / "statements.csv")
     about = pd.DataFrame([{**board, "paper": home.get(board["preset"])} for board in boards])
     write_table(about.drop(columns="folder"), folder / "presets.csv")  # the folder is of no use elsewhere
-    for board in boards:
-        _remove_old(folder / "presets" / board["preset"])
+    kept = {board["preset"] for board in boards if board["note"] != NOT_RUN} - runs.keys()
+    for old in (folder / "presets").glob("*"):
+        if old.name not in kept:
+            _remove_old(old)
     for preset, run in runs.items():
         _copy(run, folder / "presets" / preset)
     papers = {row["paper"] for row in statements}
@@ -119,7 +142,7 @@ def _remove_old(folder: Path) -> None:
     """Remove a preset's tables and figures of an earlier call."""
     for old in [*folder.glob("*.png"), *folder.glob("*.csv")]:
         old.unlink()
-    if folder.exists() and not any(folder.iterdir()):
+    if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
 

@@ -9,15 +9,17 @@ from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
+from markupsafe import Markup
 
 from rankbench.analyses import ANALYSES
 from rankbench.claims import OUTCOMES, PAPERS, by_paper, over_text, statement_line, table_of
 from rankbench.keys import ConfigError, unknown
 from rankbench.plots import caption_of
+from rankbench.plots.readings import spots_over_png
 from rankbench.report.news import News, news_since_last
 from rankbench.report.page import link_to, render
 from rankbench.report.preset_runs import NOT_RUN, PresetRun, across_presets, any_run, best_runs, presets
-from rankbench.report.results import check_pages, counted, slug, write_pages
+from rankbench.report.results import check_pages, counted, slug, told_before, write_pages
 from rankbench.runs.files import write_text
 from rankbench.runs.run import OUTPUTS
 from rankbench.runs.tables import latex, markdown, short, write_table
@@ -63,7 +65,7 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
     write_text(folder / "scoreboard.md", "\n".join(_sections(statements)))
     write_text(folder / "scoreboard.tex", latex(readable(statements)))
     write_text(folder / "scoreboard.html", _page(folder, statements, boards, best, news))
-    written = [write_pages(pages, statements, boards, best)] if experiment == EVERY else []
+    written = [_all_pages(pages, boards, best)] if experiment == EVERY else []
     counts = _counts(statements)
     unrun = [board["preset"] for board in boards if board["note"] == NOT_RUN]
     return [
@@ -75,6 +77,17 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
         f"-> {folder / 'scoreboard.csv'}, .md, .tex and .html; verdicts.csv, presets.csv",
         *(f"-> {index}" for index in written),
     ]
+
+
+def _all_pages(pages: Path, boards: list[dict[str, str]], best: dict[str, PresetRun]) -> Path:
+    """Write the pages of the runs, and of what the pages say of presets that have no complete run here."""
+    complete = {name for name, run in best.items() if run.complete}
+    told = told_before(pages, {board["preset"] for board in boards} - complete)
+    runs = {name: run for name, run in best.items() if name not in told}
+    boards = [told[board["preset"]].board if board["preset"] in told else board for board in boards]
+    verdicts_of = {name: known.verdicts for name, known in (told | runs).items()}
+    verdicts = [row for board in boards for row in verdicts_of.get(board["preset"], ())]
+    return write_pages(pages, across_presets(verdicts), boards, runs)
 
 
 def readable(statements: list[dict[str, Any]]) -> pd.DataFrame:
@@ -148,6 +161,7 @@ def _drawn(run: PresetRun, folder: Path) -> dict[str, Any]:
             "caption": _caption(path.stem, run),
             "link": link + quote(path.name),
             "source": f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}",
+            "spots": Markup(spots_over_png(path)),
         }
         for path in run.figures()
     ]

@@ -93,6 +93,11 @@ def interval95(values: Values, scale: str = "real") -> Interval:
     return Interval(mean.mean, min(low, mean.mean), max(high, mean.mean), mean.method)
 
 
+def half_width(sd: Values, num_values: Values) -> Values:
+    """Half of Student's 95 % interval of the mean of so many values with this standard deviation; nan of one value."""
+    return special.stdtrit(num_values - 1, 1 - LEVEL) * sd / num_values**0.5
+
+
 def p_value(values: Values, line: float, side: int, scale: str = "real") -> float:
     """One-sided p-value of the claim that the mean lies above (side=+1) or below (-1) the line, or (side=0) within the
     line to either side of 0: the larger p of two one-sided tests. nan for fewer than two values."""

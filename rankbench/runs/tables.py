@@ -11,7 +11,7 @@ import pandas as pd
 
 from rankbench.keys import ConfigError
 from rankbench.runs.files import LARGEST_TABLE, bounded, write_text
-from rankbench.runs.intervals import interval95
+from rankbench.runs.intervals import half_width, interval95
 
 WHO = ["run", "task", "model", "seed"]
 
@@ -57,9 +57,9 @@ def booleans_as_words(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometric: bool = False) -> pd.DataFrame:
-    """`value` by `axes`: mean over everything within a seed, then mean and sample standard deviation over the seeds.
+    """`value` by `axes`: mean over everything within a seed, then mean over the seeds, with its 95 % interval.
 
-    Columns: the axes, mean, low, high, num_seeds, of_seed. low and high are one standard deviation away (nan for one
+    Columns: the axes, mean, low, high, num_seeds, of_seed. low and high are the ends of Student's interval (nan for one
     seed); of_seed is a dict of the values by seed.
     geometric: average logarithms, for values that span orders of magnitude; zeros then count as the smallest float64.
     """
@@ -67,7 +67,8 @@ def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometr
     if geometric:
         per_seed[value] = np.log(per_seed[value].clip(lower=np.finfo(float).tiny))
     summary = per_seed.groupby(axes, sort=True, dropna=False)[value].agg(mean="mean", sd="std", num_seeds="count")
-    summary["low"], summary["high"] = summary["mean"] - summary["sd"], summary["mean"] + summary["sd"]
+    half = half_width(summary["sd"], summary["num_seeds"])
+    summary["low"], summary["high"] = summary["mean"] - half, summary["mean"] + half
     if geometric:
         per_seed[value] = np.exp(per_seed[value])
         summary[["mean", "low", "high"]] = np.exp(summary[["mean", "low", "high"]])

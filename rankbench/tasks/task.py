@@ -154,14 +154,21 @@ def score(outputs_BNC: Tensor, targets: Tensor) -> Score:
     over C. Regression has no right answers: nan.
     """
     scored_BN = is_scored(targets)
+    loss = token_losses(outputs_BNC, targets, scored_BN).sum()
+    if targets.is_floating_point():
+        return Score(loss, torch.full_like(loss, float("nan"), dtype=torch.float64), scored_BN.sum())
+    right_BN = outputs_BNC.detach().argmax(-1) == targets  # never true at an absent target
+    return Score(loss, right_BN.sum(dtype=torch.float64), scored_BN.sum())
+
+
+def token_losses(outputs_BNC: Tensor, targets: Tensor, scored_BN: Tensor) -> Tensor:
+    """The loss of each token, (B, N), whose sum is that of `score`; 0 where a token is not scored."""
     if targets.is_floating_point():
         # replace nan targets: a nan error would have a nan gradient, even times 0
         error_BN = (outputs_BNC - torch.where(scored_BN[..., None], targets, 0.0)).square().mean(-1)
-        loss = torch.where(scored_BN, error_BN, 0.0).sum()
-        return Score(loss, torch.full_like(loss, float("nan"), dtype=torch.float64), scored_BN.sum())
-    per_token = F.cross_entropy(outputs_BNC.flatten(0, -2), targets.flatten(), reduction="none", ignore_index=ABSENT)
-    right_BN = outputs_BNC.detach().argmax(-1) == targets  # never true at an absent target
-    return Score(per_token.sum(), right_BN.sum(dtype=torch.float64), scored_BN.sum())
+        return torch.where(scored_BN, error_BN, 0.0)
+    each = F.cross_entropy(outputs_BNC.flatten(0, -2), targets.flatten(), reduction="none", ignore_index=ABSENT)
+    return each.view(targets.shape)
 
 
 def majority_baselines(train: Batch, test: Batch, num_classes: int) -> dict[str, float]:
