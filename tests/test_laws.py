@@ -20,6 +20,7 @@ from rankbench.measures.laws import (
     cesaro,
     depth_curse,
     entropy_bound,
+    layernorm_rank,
     long_context,
     metastable,
     norm_placement,
@@ -44,11 +45,12 @@ SMALL = {
     "metastable": {"tokens": 60},
     "norm_placement": {"tokens": 4, "width": 8},
     "first_speed": {"tokens": 5},
-    "signal_propagation": {"tokens": 128, "layers": 3, "width": 256},
+    "signal_propagation": {"tokens": 128, "layers": 3, "width": 256, "samples": 2},
     "antipodal": {"layers": 250, "samples": 200},
     "plateau": {"tokens": 60, "samples": 3},
     "meeting": {"tokens": 16, "layers": 480},
     "long_context_gradient": {"tokens": 40, "width": 1024, "samples": 2},
+    "layernorm_rank": {"tokens": 4, "layers": 200},
     "position_bias": {"tokens": 6, "layers": 5, "width": 32, "samples": 16},
 }
 
@@ -159,18 +161,49 @@ def test_drift_and_variance_of_a_pair_are_those_that_the_probability_assumes():
     assert changes_R.var().item() / dt == pytest.approx(variance, rel=0.02)
 
 
-def test_squared_weights_of_random_energies_add_up_to_those_of_the_map():
-    q, p, beta, tokens = 1.0, 0.2, 4.0, 10**5
-    generator = torch.Generator().manual_seed(0)
-    deviation = beta * math.sqrt(math.log(tokens) * q * (q - p))  # what the tokens have in common drops out
-    sums = [
-        (deviation * torch.randn(tokens, dtype=torch.float64, generator=generator)).softmax(0).square().sum().item()
-        for _ in range(200)
-    ]
-    after, _ = signal_propagation.after_attention(q, p, beta, centred=True)
-    # the standard deviation of one sum is .25, of their mean .02; the limit is approached as 1/log(tokens)
-    assert sum(sums) / len(sums) == pytest.approx(after / (q - p), abs=0.06)
-    assert signal_propagation.after_attention(q, p, 1.5, centred=False) == (p, p)  # below beta_c = 1.58
+@pytest.mark.parametrize("correlation", [0.0, 0.003, 0.5, 0.95, 1.0])
+@pytest.mark.parametrize(("deviation", "tokens"), [(0.05, 8), (1.0, 8), (3.0, 512), (13.4, 512)])
+def test_overlap_of_random_weights_is_its_integral(deviation, correlation, tokens):
+    noise_3RN = torch.randn(3, 2000, tokens, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    shared, *own = noise_3RN
+    first, second = (
+        (deviation * (correlation**0.5 * shared + (1 - correlation) ** 0.5 * noise)).softmax(1) for noise in own
+    )
+    sums_R = (first * second).sum(1)
+    standard_error = sums_R.std().item() / len(sums_R) ** 0.5
+    integral = signal_propagation.mean_overlap(deviation, correlation, tokens)
+    assert integral == pytest.approx(sums_R.mean().item(), abs=4 * standard_error)
+
+
+def test_overlap_of_equal_weights_and_of_one_token_are_known():
+    assert signal_propagation.mean_overlap(0.0, 0.5, 5) == pytest.approx(1 / 5, rel=1e-6)
+    assert signal_propagation.mean_overlap(2.0, 0.5, 1) == pytest.approx(1, rel=1e-6)
+
+
+def test_attention_tends_to_the_map_of_many_tokens():
+    """The limit is approached as 1/log(tokens): twice the logarithm halves the distance."""
+    limit, _ = signal_propagation.after_attention(1.0, 0.2, 4.0, centred=True)
+    after = [signal_propagation.after_attention(1.0, 0.2, 4.0, True, 10**digits) for digits in (3, 6, 12)]
+    off = [q - limit for q, _ in after]
+    assert off[0] > off[1] > off[2] > 0
+    assert off[2] / off[1] == pytest.approx(0.5, abs=0.15)
+    overlaps = [p for _, p in after]
+    assert 0.1 * overlaps[0] > overlaps[1] > 100 * overlaps[2] > 0
+    assert signal_propagation.after_attention(1.0, 0.2, 1.5, centred=False) == (0.2, 0.2)  # below beta_c = 1.58
+
+
+@pytest.mark.parametrize(("ratio", "rank"), [(1.1, 1), (1.65, 4), (1.9, 5), (3.0, 6)])
+def test_tokens_under_a_norm_end_in_their_equilibrium_of_any_rank(ratio, rank):
+    """Against plain iteration from positive tokens; the rank counts directions without rounding."""
+    values_N = ratio ** np.arange(6)
+    x_NN = np.tril(np.random.default_rng(0).random((6, 6)))
+    for _ in range(4000):
+        x_NN = x_NN.cumsum(0) * values_N
+        x_NN /= np.linalg.norm(x_NN, axis=1, keepdims=True)
+    equilibrium_NN = np.array(layernorm_rank.equilibrium(ratio, 6))
+    np.testing.assert_allclose(x_NN, equilibrium_NN, atol=1e-9)
+    assert np.linalg.matrix_rank(equilibrium_NN, tol=1e-6) == rank
+    assert equilibrium_NN[1, 0] == pytest.approx(min(1, 1 / (ratio - 1)))
 
 
 def test_the_longest_plateau_is_that_of_simulations_made_apart():

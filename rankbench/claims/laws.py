@@ -50,13 +50,15 @@ CHEN = "Chen, Lin, Polyanskiy and Rigollet 2026, Critical attention scaling in l
 KARAGODIN = "Karagodin, Ge, Polyanskiy and Rigollet 2025, Normalization in attention dynamics"
 
 LAWS: dict[str, Claim] = {
-    # the line: twice 1/sqrt(256), by which products of one network's tokens err; it can grow where cosines do
+    # the line: twice 1/sqrt(256), by which products of one network's tokens err; it can grow where cosines do. Above
+    # the critical beta, where few scores decide, the mean over 4 networks errs by as much
     "law_signal_propagation": _agrees(
         "signal_propagation",
         0.12,
         "The cosine of two tokens in a fresh Transformer follows the map of (q, p): to 1 with post-norm, more slowly "
-        "with pre-norm, and hardly away from its start with centred attention",
-        "Giorlandino and Goldt 2025, Two failure modes of deep transformers",
+        "with pre-norm, and hardly away from its start with centred attention; above the critical beta the more slowly "
+        "the larger beta is",
+        "Giorlandino and Goldt 2025, Two failure modes of deep transformers; mean for n tokens derived here",
         "values that are the identity in place of random ones",
     ),
     # the line: four standard deviations of a share of 400 pairs
@@ -96,6 +98,15 @@ LAWS: dict[str, Claim] = {
         "weight in the last token grows with depth to 1, and with a skip more slowly",
         "Wu et al. 2025, On the emergence of position bias in transformers; closed form derived here",
         "attention without a mask",
+    ),
+    # the line: what tokens still move after 600 layers at ratios next to a threshold, where they part most slowly
+    "law_layernorm_rank": _agrees(
+        "layernorm_rank",
+        1e-3,
+        "With some value matrices, and tokens that begin in fewer directions the earlier they stand, attention alone "
+        "with a norm keeps tokens apart: any number of them is a direction of its own, by the ratio of the values",
+        "Wu et al. 2024, On the role of attention masks and LayerNorm in transformers; example derived here",
+        "values that are the identity",
     ),
     # the line: twice the chance of one network, whose early layers err by sqrt(2/128) of themselves
     "law_depth_curse": _agrees(
