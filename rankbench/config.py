@@ -198,7 +198,11 @@ class TrainerConfig:
         "Whether a finished run keeps its training state, up to three times its weights, so that more steps can follow."
     )
     clip: float | None = key("Largest gradient norm of each seed. null: no clipping.", between=(1e-12, 1e12))
-    compile: bool = key("Whether torch.compile compiles the forward pass. Attention then holds its table of weights.")
+    compile: str = key(
+        "Whether torch.compile compiles the forward pass. Attention then holds its table of weights. auto: in "
+        "trainings of five minutes and more, which repay the minute that it takes.",
+        choices=("true", "false", "auto"),
+    )
     target_accuracy: float | None = key("Test accuracy at which a seed stops. null: none stops.", between=(0.0, 1.0))
     writers: list[str] = key(
         "What gets the rows of metrics.csv, too. Each needs the extra of its name.",
@@ -208,6 +212,9 @@ class TrainerConfig:
         "Interval between rows of layers.csv. null: no such rows.", unit="steps", between=STEPS
     )
     dynamics_sequences: int = key("Number of test sequences behind a row of layers.csv.", between=(1, 10**6))
+
+    def __post_init__(self) -> None:
+        self.compile = self.compile.lower()  # true and false come from YAML as the text True and False
 
 
 @dataclass
@@ -274,7 +281,7 @@ class AnalyzeConfig(BaseConfig):
     trainer: dict[str, Any] = key("Ignored: a preset may bring it for train.")
 
 
-BENCHMARKS = ("paths", "training", "startup", "attention", "depth", "lipschitz", "metrics")
+BENCHMARKS = ("paths", "training", "startup", "attention", "depth", "lipschitz", "metrics", "compiling")
 
 
 @dataclass
@@ -513,7 +520,7 @@ def _check_lstm(cfg: BaseConfig) -> None:
         raise ConfigError(f"model.init={cfg.model.init}: not for an LSTM; allowed are pytorch, glorot")
     if isinstance(cfg, BenchConfig):
         raise ConfigError("model.kind=lstm: the benchmarks are of Transformers; use model.kind=transformer")
-    if isinstance(cfg, TrainConfig) and cfg.trainer.compile:
+    if isinstance(cfg, TrainConfig) and cfg.trainer.compile == "true":
         raise ConfigError("trainer.compile=true: torch cannot compile an LSTM; use trainer.compile=false")
     if isinstance(cfg, TrainConfig) and (cfg.optimizer.name == "muon" or cfg.optimizer.cap is not None):
         raise ConfigError(

@@ -217,7 +217,7 @@ def test_what_does_not_go_together_is_refused(cfg, changes, words):
         {"model.mlp": False, "model.mlp_skip": False, "model.mlp_ratio": 0.001},  # no MLP, no hidden unit needed
         {"trainer.steps": None, "trainer.epochs": 0.5},
         {"optimizer.schedule": "multistep", "optimizer.milestones": [5]},
-        {"device": "cuda", "trainer.compile": True, "precision": "fp64"},
+        {"device": "cuda", "trainer.compile": "true", "precision": "fp64"},
     ],
 )
 def test_what_goes_together_passes(cfg, changes):

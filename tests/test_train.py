@@ -33,15 +33,17 @@ import rankbench.training.seeds_side_by_side
 from rankbench.analyses.runner import analyze_trained
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
-from rankbench.model import build_model, initial_model
+from rankbench.model import build_model, initial_model, skeleton
 from rankbench.model.dropout import dropout_masks
 from rankbench.report.report import runs_in
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run, config_text
 from rankbench.seeds import generator_for, state_of
 from rankbench.tasks import TASKS, Batch, build_task
+from rankbench.training import compiling
+from rankbench.training.compiling import compiled, is_compiled
 from rankbench.training.loop import Interrupted, train
-from rankbench.training.seeds_side_by_side import METRICS, Training, clipped, compiled
+from rankbench.training.seeds_side_by_side import METRICS, Training, clipped
 
 TINY = [
     "model.layers=1",
@@ -285,6 +287,70 @@ def test_what_cannot_be_traced_is_an_error_and_not_run_as_it_is(graphs):
     with pytest.raises(torch._dynamo.exc.Unsupported):
         breaks(torch.ones(2))
     assert graphs == []
+
+
+@pytest.mark.parametrize(
+    ("words", "compiles"),
+    [
+        (["trainer.compile=true"], True),
+        (["trainer.compile=false", "trainer.steps=10000000"], False),
+        (["trainer.compile=auto"], False),
+        (["trainer.compile=auto", "trainer.steps=10000000"], True),
+        (["trainer.compile=auto", "trainer.steps=null", "trainer.epochs=10000000"], True),
+        (["trainer.compile=auto", "trainer.steps=10000000", "model=lstm"], False),
+    ],
+    ids=str,
+)
+def test_what_a_training_is_compiled_for_follows_from_its_config(words, compiles):
+    cfg = config(*words)
+    assert is_compiled(cfg, build_task(cfg.task), Machine.prepare(cfg)) == compiles
+
+
+def test_without_a_compiler_of_cpp_auto_compiles_nothing(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    cfg = config("trainer.compile=auto", "trainer.steps=10000000")
+    assert not is_compiled(cfg, build_task(cfg.task), Machine.prepare(cfg))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_auto_came_to_is_recorded_and_stays_when_a_run_is_lengthened(tmp_path, monkeypatch, graphs):
+    monkeypatch.setattr(compiling, "LONG", plain_seconds_of("trainer.steps=10"))
+    run = trained(tmp_path / "run", "trainer.compile=auto", "trainer.steps=4")
+    run = trained(tmp_path / "run", "trainer.compile=auto", "trainer.steps=40")
+    assert run.is_compiled is False and graphs == []
+    assert trained(tmp_path / "long", "trainer.compile=auto", "trainer.steps=40").is_compiled is True and len(graphs)
+
+
+def plain_seconds_of(*words):
+    cfg = config(*words)
+    task = build_task(cfg.task)
+    return compiling.plain_seconds(cfg, task, sum(p.numel() for p in skeleton(cfg.model, task).parameters()))
+
+
+def test_a_run_from_before_auto_is_read_and_continued(tmp_path):
+    run = trained(tmp_path / "run", "trainer.steps=4")
+    path = run.folder / "config.yaml"
+    text = path.read_text()
+    assert "compile: 'false'" in text
+    path.write_text(text.replace("compile: 'false'", "compile: false"))
+    environment = json.loads((run.folder / "environment.json").read_text())
+    del environment["compiled"]
+    (run.folder / "environment.json").write_text(json.dumps(environment))
+    assert run.config.trainer.compile == "false"
+    assert run.is_compiled is None
+    assert json.loads((trained(run.folder, "trainer.steps=6").folder / "summary.json").read_text())["step"] == 6
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_run_that_is_stopped_ends_with_the_weights_of_one_that_is_not(tmp_path, monkeypatch):
+    whole = trained(tmp_path / "whole", "trainer.compile=true", "replicas=2", "trainer.steps=8")
+    torch._dynamo.reset()
+    trained(tmp_path / "parts", "trainer.compile=true", "replicas=2", "trainer.steps=5")
+    torch._dynamo.reset()
+    parts = trained(tmp_path / "parts", "trainer.compile=true", "replicas=2", "trainer.steps=8")
+    for name, weight in whole.weights().items():
+        assert torch.equal(parts.weights()[name], weight)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from rankbench.bench import attention, depth, lipschitz, metrics, paths, record, startup, training
+from rankbench.bench import attention, compiling, depth, lipschitz, metrics, paths, record, startup, training
 from rankbench.bench.timing import lines_of, ratios_of
 from rankbench.config import BenchConfig
 from rankbench.keys import ConfigError
@@ -26,6 +26,7 @@ BENCHMARKS: dict[str, Callable[[BenchConfig, Machine], pd.DataFrame]] = {
     "depth": depth.table,
     "lipschitz": lipschitz.table,
     "metrics": metrics.table,
+    "compiling": compiling.table,
 }
 
 
@@ -34,7 +35,7 @@ def check_benchmarks(cfg: BenchConfig) -> None:
     for key in ("analysis", "claims", "published"):
         if getattr(cfg, key):
             raise ConfigError(f"{key}: `rankbench bench` analyses nothing; give it to `rankbench analyze`")
-    if "training" in cfg.bench:
+    if {"training", "compiling"} & {*cfg.bench}:
         training.check_model(cfg.model)
 
 

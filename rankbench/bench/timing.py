@@ -21,6 +21,19 @@ RATIOS: dict[str, tuple[str, tuple[str, float] | None]] = {
     ),
     "ratio_side_by_side": ("seeds side by side / in turn: sequences a second", ("at least", 1.4)),
     "ratio_many_side_by_side": ("many seeds side by side / in turn: sequences a second", ("at least", 1.8)),
+    "ratio_compiled_to_torch_encoder": (
+        "our compiled training / torch.nn.TransformerEncoder: sequences a second",
+        ("at least", 1.3),
+    ),
+    "ratio_compiled_to_plain": ("our training, compiled / as it is: sequences a second", None),
+    "ratio_compiled_side_by_side": (
+        "seeds side by side / in turn, compiled: sequences a second",
+        ("at least", 1.4),
+    ),
+    "ratio_compiled_many_side_by_side": (
+        "many seeds side by side / in turn, compiled: sequences a second",
+        ("at least", 1.8),
+    ),
     "ratio_to_import_torch": ("a command's start / import torch: seconds", None),
     "ratio_jacobian_to_row": ("a Jacobian by torch / one token's rows in closed form: seconds", None),
     "ratio_memory_jacobian_to_row": ("a Jacobian by torch / one token's rows in closed form: peak memory", None),

@@ -70,7 +70,8 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(**columns).set_index("seeds")
 
 
-def _train_steps(training: Training, steps: int) -> None:
+def train_steps(training: Training, steps: int) -> None:
+    """Take so many steps, of the first epoch on."""
     training.progress.step = 0  # each block starts with the first epoch, because schedules end
     for _ in range(steps):
         training.update()
@@ -82,7 +83,7 @@ def _against_torch_encoder(cfg: BenchConfig, task: Task, machine: Machine) -> di
         "torch_encoder": torch_loop(ours, torch_fused=False),
         "torch_encoder_fused_optimizer": torch_loop(ours, torch_fused=True),
     }
-    seconds = paired(machine, cfg.repeats, ours=lambda: _train_steps(ours, cfg.trainer.steps), **loops)
+    seconds = paired(machine, cfg.repeats, ours=lambda: train_steps(ours, cfg.trainer.steps), **loops)
     fastest = min((seconds[name] for name in loops), key=np.median)
     sequences = cfg.trainer.steps * cfg.trainer.batch_size
     return {
@@ -156,8 +157,8 @@ def _side_by_side(cfg: BenchConfig, task: Task, machine: Machine, num_seeds: int
     seconds = paired(
         machine,
         cfg.repeats,
-        side_by_side=lambda: _train_steps(together, steps),
-        in_turn=lambda: [_train_steps(training, steps) for training in trainings],
+        side_by_side=lambda: train_steps(together, steps),
+        in_turn=lambda: [train_steps(training, steps) for training in trainings],
     )
     speed = steps * cfg.trainer.batch_size * num_seeds / np.median(seconds["side_by_side"])
     return {

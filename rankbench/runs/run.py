@@ -171,6 +171,11 @@ class Run:
                 "differently; continue it there, or give another folder with out=<folder>"
             )
 
+    @property
+    def is_compiled(self) -> bool | None:
+        """What trainer.compile came to when the run began, which it stays to its end; None in runs that do not say."""
+        return read_json(self.folder / "environment.json").get("compiled")
+
     def check_begun(self, cfg: TrainConfig, environment: dict) -> None:
         """Raise ConfigError if the folder holds a run of another config or device."""
         self.check_same(cfg)
@@ -325,6 +330,8 @@ def _with_later_keys(plain: dict[str, Any]) -> dict[str, Any]:
     if isinstance(stored := plain.get("trainer"), dict) and "tensorboard" in stored:  # as it was before trainer.writers
         others = {key: value for key, value in stored.items() if key != "tensorboard"}
         plain = plain | {"trainer": {"writers": ["tensorboard"] if stored["tensorboard"] else []} | others}
+    if isinstance(stored := plain.get("trainer"), dict) and isinstance(stored.get("compile"), bool):  # before auto
+        plain = plain | {"trainer": stored | {"compile": str(stored["compile"]).lower()}}
     later = {"objective": training["objective"]} | {key: base[key] for key in ("plugins", "beyond_memory")}
     for section, values in shipped.items():
         if isinstance(stored := plain.get(section), dict):

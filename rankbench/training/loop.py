@@ -26,7 +26,8 @@ from rankbench.runs.files import (
 )
 from rankbench.runs.machine import Machine, explaining_memory
 from rankbench.runs.run import FORMAT, Run
-from rankbench.tasks import build_task
+from rankbench.tasks import Task, build_task
+from rankbench.training.compiling import is_compiled
 from rankbench.training.seeds_side_by_side import DYNAMICS, METRICS, NOT_A_STATE, Training
 from rankbench.training.writers import writing
 
@@ -64,12 +65,13 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
         if [row["seed"] for row in summary["seeds"] if row["status"] == "diverged" or "test_loss" in row] != seeds:
             raise ConfigError(f"{run.folder / 'summary.json'}: not the summary of seeds {seeds}; train the run again")
         return summary
-    environment = machine.record(command)
+    task = build_task(cfg.task)
+    environment = machine.record(command) | {"compiled": is_compiled(cfg, task, machine)}
     run.check_begun(cfg, environment)
     if run.status in ("finished", "diverged"):
         log.info("%s is lengthened; what it was is in %s", run.folder, run.set_aside())
     run.begin(cfg, environment)
-    training = _opened(cfg, run, machine, seeds)
+    training = _opened(cfg, task, run, machine, seeds)
     resumed = training.saved_step is not None
     # the rows of a step that is still to be measured come again
     upto = training.progress.step - (not training.progress.measured) if resumed else -1
@@ -154,10 +156,10 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
     return summary
 
 
-def _opened(cfg: TrainConfig, run: Run, machine: Machine, seeds: list[int]) -> Training:
+def _opened(cfg: TrainConfig, task: Task, run: Run, machine: Machine, seeds: list[int]) -> Training:
     """The training of the run's seeds, at the run's checkpoint if it has one."""
     try:
-        training = Training(cfg, build_task(cfg.task), machine, seeds)
+        training = Training(cfg, task, machine, seeds, run.is_compiled)
     except (MemoryError, RuntimeError):  # its sizes
         rows = [{"seed": seed, "status": "training", "steps": 0} for seed in seeds]
         write_json(run.folder / "summary.json", {"format": FORMAT, "status": "failed", "seeds": rows})

@@ -23,7 +23,6 @@ from rankbench.measures.by_layer import metrics_by_layer, moments, on_cpu
 from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS, constants_by_layer
 from rankbench.measures.states import STATE_FLOORS, STATE_METRICS
 from rankbench.model import build_model, initial_model
-from rankbench.model.contraction import inverse_phi
 from rankbench.model.dropout import dropout_masks
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer, maps_of_layers
@@ -33,6 +32,7 @@ from rankbench.seeds import generator_for, state_of
 from rankbench.tasks import Batch, Corpus, Finite, Task
 from rankbench.tasks.task import Score, is_scored, majority_baselines, score
 from rankbench.training.batches import batches_of_epoch, chunks_by_length, padded_lengths
+from rankbench.training.compiling import compiled, is_compiled
 from rankbench.training.optimizers import build_optimizer, cap_singular_values, learning_rate
 
 log = logging.getLogger(__name__)
@@ -107,10 +107,14 @@ def check_shapes(tensors: dict[str, Tensor], shapes: dict[str, torch.Size | tupl
 class Training:
     """The stacked weights of the seeds that are still training, with their optimiser.
 
+    compiles: whether torch.compile compiles the forward pass; None for what trainer.compile comes to.
+
     A seed that has reached its target or diverged leaves the stack; its weights are kept for the checkpoint.
     """
 
-    def __init__(self, cfg: TrainConfig, task: Task, machine: Machine, seeds: list[int]) -> None:
+    def __init__(
+        self, cfg: TrainConfig, task: Task, machine: Machine, seeds: list[int], compiles: bool | None = None
+    ) -> None:
         self.cfg, self.task, self.machine, self.seeds = cfg, task, machine, seeds
         self.model = build_model(cfg.model, task)
         self.progress = Progress(status=["training"] * len(seeds), last_step=[0] * len(seeds))
@@ -138,11 +142,11 @@ class Training:
         self._order: tuple[int, Tensor | list[tuple[int, Tensor]]] | None = None  # an epoch and its batches
         # the sequences of a corpus are long, so one seed alone keeps the machine busy
         self.in_turn = self.corpus is not None or not self.model.vectorised
-        # torch's compiler ignores our vmap rule and would run the fused kernel seed by seed
-        kernels = ("fused", "table") if cfg.trainer.compile else ("step", "side_by_side")
-        self._forward = per_seed(self.model, *kernels)
-        if cfg.trainer.compile:
-            self._forward = compiled(self._forward, dynamic=self.in_turn)
+        if is_compiled(cfg, task, machine) if compiles is None else compiles:
+            # torch's compiler ignores our vmap rule and would run the fused kernel seed by seed
+            self._forward = compiled(per_seed(self.model, "fused", "table"), dynamic=self.in_turn)
+        else:
+            self._forward = per_seed(self.model, "step", "side_by_side")
 
     def _sampled(self, seeds: list[int], num_sequences: int, purpose: str, step: int = 0) -> Batch:
         draw = self.task.sample
@@ -547,25 +551,6 @@ def with_weights(model: nn.Module) -> Callable[..., Tensor]:
                 held[key] = weight
 
     return call
-
-
-def compiled(forward: Callable[..., Score], dynamic: bool) -> Callable[..., Score]:
-    """Compile the function into one graph for each shape of batch; an error if torch cannot trace it as a whole.
-
-    dynamic: one graph serves all batch sizes; torch 2.13 cannot trace a linear map under vmap that way.
-    """
-    # The compiler cannot trace SciPy: the graph gets the number. Said here, because saying it imports the compiler.
-    torch.compiler.assume_constant_result(inverse_phi)
-    run = torch.compile(forward, dynamic=dynamic, fullgraph=True)
-    # The last batch of an epoch and batches of fewer seeds need graphs of their own: a few for each seed, and torch
-    # would stop at 8.
-    limits = dict.fromkeys(("cache_size_limit", "accumulated_cache_size_limit"), 1 << 20)
-
-    def within_limits(*arguments: Any) -> Score:
-        with torch._dynamo.config.patch(**limits):
-            return run(*arguments)
-
-    return within_limits
 
 
 def clipped(gradients: tuple[Tensor, ...], largest: float) -> tuple[Tensor, ...]:

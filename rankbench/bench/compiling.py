@@ -1,0 +1,61 @@
+"""Training with a compiled step: against a plain loop over torch.nn.TransformerEncoder, and against ours as it is."""
+
+import dataclasses
+import math
+import time
+
+import pandas as pd
+
+from rankbench.bench.timing import medians, paired, spread
+from rankbench.bench.training import torch_loop, train_steps
+from rankbench.config import BenchConfig
+from rankbench.runs.machine import Machine
+from rankbench.tasks import build_task
+from rankbench.training.seeds_side_by_side import Training
+
+SMALL = 30  # sequences of a batch, beside those of the config
+
+
+def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
+    """Seconds of blocks of steps of one seed, of `replicas` and of four times as many side by side.
+
+    Every kind of batch is compiled before it is timed. seconds_compiling is the time of its first step: a minute or
+    less, or seconds where torch finds the graph in its cache on disk. Seeds in turn are one seed's compiled steps, as
+    often as there are seeds.
+    """
+    rows = []
+    for size in sorted({SMALL, cfg.trainer.batch_size}):
+        sized = dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, batch_size=size))
+        rows += [
+            {"seeds": seeds, "batch_size": size, **_against(sized, machine, seeds)}
+            for seeds in (1, cfg.replicas, 4 * cfg.replicas)
+        ]
+    return pd.DataFrame(rows).assign(repeats=cfg.repeats).set_index(["seeds", "batch_size"])
+
+
+def _against(cfg: BenchConfig, machine: Machine, num_seeds: int) -> dict[str, float]:
+    task, steps = build_task(cfg.task), math.ceil(cfg.trainer.steps / num_seeds)
+    seeds = list(range(cfg.seed, cfg.seed + num_seeds))
+    plain, compiled = (Training(cfg, task, machine, seeds, compiles=compiles) for compiles in (False, True))
+    began = time.perf_counter()
+    train_steps(compiled, 1)
+    seconds_compiling = time.perf_counter() - began
+    works = {"plain": lambda: train_steps(plain, steps), "compiled": lambda: train_steps(compiled, steps)}
+    if num_seeds == 1:
+        loops = {"torch_encoder": False, "torch_encoder_fused_optimizer": True}
+        works |= {name: torch_loop(plain, torch_fused=fused) for name, fused in loops.items()}
+    else:
+        alone = Training(cfg, task, machine, seeds[:1], compiles=True)
+        works["in_turn"] = lambda: [train_steps(alone, steps) for _ in seeds]
+    seconds = paired(machine, cfg.repeats, **works)
+    ratios = {"ratio_compiled_to_plain": seconds["plain"] / seconds["compiled"]}
+    if num_seeds == 1:
+        fastest = min(loops, key=lambda name: medians(seconds)[f"seconds_{name}"])
+        ratios["ratio_compiled_to_torch_encoder"] = seconds[fastest] / seconds["compiled"]
+    else:
+        many = "" if num_seeds == cfg.replicas else "many_"
+        ratios[f"ratio_compiled_{many}side_by_side"] = seconds["in_turn"] / seconds["compiled"]
+    columns = {"steps": steps, "seconds_compiling": seconds_compiling} | medians(seconds)
+    for name, values in ratios.items():
+        columns |= spread(name, values)
+    return columns

@@ -1,0 +1,67 @@
+"""torch's compiler for training: when it pays, and its graphs of the forward and the backward pass."""
+
+import math
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from rankbench.config import TrainConfig
+from rankbench.model import skeleton
+from rankbench.model.contraction import inverse_phi
+from rankbench.model.transformer import Transformer
+from rankbench.runs.machine import Machine
+from rankbench.tasks import Corpus, Task
+
+# Measured on one CPU core with the sorting network (6 layers of width 48, batches of 30 and 100, one and five seeds):
+PACE = 2.5e10  # floating-point operations a second of a step that is not compiled
+LAYER = 1e-3  # seconds of a step that go to each layer however small it is
+LONG = 300.0  # seconds of training from which the third that graphs save is twice the minute that compiling takes
+
+
+def is_compiled(cfg: TrainConfig, task: Task, machine: Machine) -> bool:
+    """What trainer.compile comes to: under auto, whether the training is long enough to repay the compiler's minute.
+
+    That is told from the config, not from a clock, so that the same command always comes to the same. Trainings of a
+    corpus, whose batches have many lengths, and machines without a C++ compiler are left as they are.
+    """
+    if cfg.trainer.compile != "auto":
+        return cfg.trainer.compile == "true"
+    network = skeleton(cfg.model, task)
+    if isinstance(task, Corpus) or not isinstance(network, Transformer) or not _has_backend(machine):
+        return False
+    return plain_seconds(cfg, task, sum(weight.numel() for weight in network.parameters())) >= LONG
+
+
+def plain_seconds(cfg: TrainConfig, task: Task, num_weights: int) -> float:
+    """Rough seconds of a training that is not compiled, on one CPU core."""
+    trainer = cfg.trainer
+    batches = 1 if task.train_size is None else math.ceil(task.train_size / trainer.batch_size)
+    steps = trainer.steps if trainer.steps is not None else trainer.epochs * batches
+    operations = 6 * num_weights * cfg.replicas * trainer.batch_size * task.length
+    return steps * (cfg.model.layers * LAYER + operations / PACE)
+
+
+def _has_backend(machine: Machine) -> bool:
+    return machine.device.type == "cuda" or any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++")))
+
+
+def compiled(forward: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
+    """Compile the function into one graph for each shape of batch; an error if torch cannot trace it as a whole.
+
+    dynamic: one graph serves all batch sizes; torch 2.13 cannot trace a linear map under vmap that way.
+    """
+    # The compiler cannot trace SciPy: the graph gets the number. Said here, because saying it imports the compiler.
+    torch.compiler.assume_constant_result(inverse_phi)
+    run = torch.compile(forward, dynamic=dynamic, fullgraph=True)
+    # The last batch of an epoch and batches of fewer seeds need graphs of their own: a few for each seed, and torch
+    # would stop at 8.
+    limits = dict.fromkeys(("cache_size_limit", "accumulated_cache_size_limit"), 1 << 20)
+
+    def within_limits(*arguments: Any) -> Any:
+        with torch._dynamo.config.patch(**limits):
+            return run(*arguments)
+
+    return within_limits
