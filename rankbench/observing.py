@@ -46,10 +46,10 @@ from rankbench.measures.norms import at_least_float32, spectral_norm
 from rankbench.measures.token_views import VIEWS, View
 from rankbench.model.modules import Example, as_example
 from rankbench.plots.observed import FIGURES
-from rankbench.runs.files import write_json, write_text
+from rankbench.runs.files import OUTPUTS, write_json, write_text
 from rankbench.runs.machine import Machine
 from rankbench.runs.records import read_yaml
-from rankbench.runs.run import FORMAT, OBSERVED, OUTPUTS, Run, differences
+from rankbench.runs.run import FORMAT, OBSERVED, Run, differences
 from rankbench.runs.tables import read_table
 from rankbench.seeds import generator_for
 from rankbench.training.loop import StepsFile

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
-
-from tqdm.auto import tqdm
-from tqdm.contrib.logging import _TqdmLoggingHandler as TerminalHandler
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankbench.keys import ConfigError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +21,10 @@ PAUSE = 60.0  # seconds between two lines about the same work
 Item = TypeVar("Item")
 
 
-def bar(*args: Any, **kwargs: Any) -> tqdm:
+def bar(*args: Any, **kwargs: Any) -> "tqdm":
     """tqdm's bar on a terminal and in a notebook; a disabled one elsewhere, where log lines replace it."""
+    from tqdm.auto import tqdm  # help and --cfg need the module's words, and not a bar
+
     in_notebook = type(sys.stderr).__module__ == "ipykernel.iostream"
     return tqdm(*args, **kwargs, disable=not (sys.stderr.isatty() or in_notebook))
 
@@ -83,6 +85,8 @@ def logging_to(path: Path | None, to_terminal: bool = True) -> Iterator[None]:
         handlers.append(LogFile(path, encoding="utf-8"))
         handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     if to_terminal:
+        from tqdm.contrib.logging import _TqdmLoggingHandler as TerminalHandler
+
         handlers.append(TerminalHandler())
     log.setLevel(logging.INFO)
     for handler in handlers:

@@ -8,7 +8,7 @@ from rankbench.commands.budgets import costs, fitted
 from rankbench.commands.compose import compose
 from rankbench.config import KEYS
 from rankbench.keys import ConfigError
-from rankbench.report.preset_runs import described
+from rankbench.presets import described
 
 MINUTE, HOUR = 60, 3600
 

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from rankbench.commands.compose import compose, register, resolve
 from rankbench.config import BUDGETS, conf_dir
-from rankbench.report.preset_runs import presets
+from rankbench.presets import presets
 
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))

@@ -17,8 +17,9 @@ from test_report_page import CHROMIUM, chromium
 
 from rankbench.keys import ConfigError
 from rankbench.plots.pictures import png_within
+from rankbench.presets import presets
 from rankbench.report.page import records
-from rankbench.report.preset_runs import across_presets, presets
+from rankbench.report.preset_runs import across_presets
 from rankbench.report.results import index_of
 from rankbench.report.scoreboard import check_experiment, scoreboard
 from rankbench.runs.tables import read_table

@@ -18,7 +18,7 @@ FLOORS = [
     {"analyses", "training"},
     {"claims", "plots"},
     {"measures", "runs"},
-    {"model"},
+    {"model", "presets"},
     {"plugins"},
     {"tasks", "config", "progress"},
     {"keys", "seeds"},

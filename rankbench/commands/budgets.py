@@ -33,7 +33,7 @@ def fitted(command: str, words: list[str]) -> list[str]:
 
 def _chosen(command: str, budget: str, others: list[str]) -> list[str]:
     from rankbench.commands.compose import composed
-    from rankbench.report.preset_runs import described
+    from rankbench.presets import described
 
     presets = described()
     name = next((word.partition("=")[2] for word in others if re.match(r"\+?experiment=", word)), None)

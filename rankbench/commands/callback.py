@@ -373,7 +373,7 @@ def _check_verb(cfg: Config, words: list[str]) -> None:
     name = next((word.partition("=")[2] for word in words if word.startswith("experiment=")), None)
     if name is None or not isinstance(cfg, TrainConfig | AnalyzeConfig) or isinstance(cfg, BenchConfig):
         return
-    from rankbench.report.preset_runs import described
+    from rankbench.presets import described
 
     wanted = described()[name].verb if name in described() else None
     if wanted == "analyze" and isinstance(cfg, TrainConfig):

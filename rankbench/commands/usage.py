@@ -94,11 +94,14 @@ def list_of_presets(words: list[str]) -> str:
     if wrong := [word for word in words if not word.startswith("plugins=")]:
         raise ConfigError(f"list {wrong[0]}: takes no key but plugins=[<module>]; leave it out")
     plugins.find(plugins.named(words))
-    from rankbench.report.preset_runs import best_runs, described
-    from rankbench.runs.run import OUTPUTS
+    from rankbench.presets import described
+    from rankbench.runs.files import OUTPUTS
 
-    all_presets = described()
-    runs, width = best_runs(all_presets, OUTPUTS), min(max(shutil.get_terminal_size().columns, 80), 120)
+    all_presets, runs, width = described(), {}, min(max(shutil.get_terminal_size().columns, 80), 120)
+    if any(OUTPUTS.glob("*/*")):  # what finds the runs is slow to load
+        from rankbench.report.preset_runs import best_runs
+
+        runs = best_runs(all_presets, OUTPUTS)
     lines = []
     for name, preset in all_presets.items():
         run = runs.get(name)

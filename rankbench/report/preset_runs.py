@@ -1,21 +1,19 @@
-"""The presets, also of plug-ins that were found; the run that stands for each (newest, complete, at the largest scale);
-and their claims."""
+"""The run that stands for each preset (newest, complete, at the largest scale), and the presets' claims."""
 
-import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
-from rankbench import plugins
 from rankbench.claims import CLAIMS, PAPERS, judge, statements_of, with_holm
 from rankbench.config import BUDGETS
 from rankbench.keys import ConfigError
+from rankbench.presets import presets
 from rankbench.report.page import as_typed_command, commits_of, recorded_command, records
 from rankbench.report.report import runs_in, status_of, varying_keys
 from rankbench.runs.records import read_yaml
@@ -86,38 +84,6 @@ class PresetRun:
             "folder": str(self.folder),
             "note": "; ".join(notes),
         }
-
-
-class Preset(NamedTuple):
-    """A preset: its command, what that costs, and what it measures, as the comments of its file say; empty where a
-    plug-in's file does not."""
-
-    command: str
-    cost: str
-    about: str
-
-    @property
-    def verb(self) -> str:
-        """train or analyze; empty if the file does not say."""
-        return self.command.split()[1] if self.command else ""
-
-
-def described() -> dict[str, Preset]:
-    """The presets by name."""
-    by_name = {}
-    for name, path in plugins.choices("experiment").items():
-        lines = path.read_text(encoding="utf-8").splitlines()
-        comments = [line[1:].strip() for line in lines if line[:1] == "#" and "@package" not in line]
-        first = comments.pop(0) if re.match("rankbench (train|analyze) ", "".join(comments[:1])) else ""
-        command, _, cost = first.partition("  ")
-        about = " ".join(itertools.takewhile(lambda line: not line.startswith("rankbench "), comments))
-        by_name[name] = Preset(command, cost.strip(), re.split(r"(?<!al)\. (?=[A-Z])", about)[0].rstrip("."))
-    return by_name
-
-
-def presets() -> dict[str, str]:
-    """The command of each preset."""
-    return {name: preset.command for name, preset in described().items()}
 
 
 def best_runs(names: Iterable[str], outputs: Path) -> dict[str, PresetRun]:

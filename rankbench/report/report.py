@@ -21,9 +21,9 @@ from rankbench.plots.sweep import column_in_words
 from rankbench.report.figures import FIGURES, draw_analyses, draw_final, draw_observed, draw_study, final_value
 from rankbench.report.page import write_page
 from rankbench.report.study import is_done, studied_columns, with_columns
-from rankbench.runs.files import regular, write_text
+from rankbench.runs.files import OUTPUTS, regular, write_text
 from rankbench.runs.records import read_yaml
-from rankbench.runs.run import OBSERVED, OUTPUTS, Run
+from rankbench.runs.run import OBSERVED, Run
 from rankbench.runs.sweep import Sweep
 from rankbench.runs.tables import (
     WHO,

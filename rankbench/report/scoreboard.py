@@ -16,12 +16,12 @@ from rankbench.claims import OUTCOMES, PAPERS, by_paper, over_text, statement_li
 from rankbench.keys import ConfigError, unknown
 from rankbench.plots import caption_of
 from rankbench.plots.readings import spots_over_png
+from rankbench.presets import presets
 from rankbench.report.news import News, news_since_last
 from rankbench.report.page import link_to, render
-from rankbench.report.preset_runs import NOT_RUN, PresetRun, across_presets, any_run, best_runs, presets
+from rankbench.report.preset_runs import NOT_RUN, PresetRun, across_presets, any_run, best_runs
 from rankbench.report.results import check_pages, counted, slug, told_before, write_pages
-from rankbench.runs.files import write_text
-from rankbench.runs.run import OUTPUTS
+from rankbench.runs.files import OUTPUTS, write_text
 from rankbench.runs.tables import latex, markdown, short, write_table
 
 EVERY = "all"

@@ -14,6 +14,7 @@ from typing import Any
 
 from rankbench.keys import ConfigError
 
+OUTPUTS = Path("outputs")  # below it a folder for each command, in it one for each run or sweep
 LARGEST = 1 << 26  # bytes of a config, a summary or another record of a run
 LARGEST_TABLE = 1 << 30
 

@@ -23,11 +23,10 @@ from safetensors.torch import save_file
 
 from rankbench.config import BaseConfig, TrainConfig, check, conf_dir
 from rankbench.keys import ConfigError, closest, escaped
-from rankbench.runs.files import naming, regular, replacing, sync, write_json, write_text
+from rankbench.runs.files import OUTPUTS, naming, regular, replacing, sync, write_json, write_text
 from rankbench.runs.records import checksum, read_json, read_yaml
 from rankbench.runs.tables import WHO, read_table
 
-OUTPUTS = Path("outputs")
 OBSERVED = ("observed_states", "observed_attention", "observed_weights", "observed_steps")
 FORMAT = 1  # of a run's folder; a later rankbench that writes another one raises it
 STATUSES = ("finished", "diverged", "running", "failed")

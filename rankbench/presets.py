@@ -1,0 +1,39 @@
+"""The presets, also of plug-ins that were found, as the comments of their files describe them."""
+
+import itertools
+import re
+from typing import NamedTuple
+
+from rankbench import plugins
+
+
+class Preset(NamedTuple):
+    """A preset: its command, what that costs, and what it measures, as the comments of its file say; empty where a
+    plug-in's file does not."""
+
+    command: str
+    cost: str
+    about: str
+
+    @property
+    def verb(self) -> str:
+        """train or analyze; empty if the file does not say."""
+        return self.command.split()[1] if self.command else ""
+
+
+def described() -> dict[str, Preset]:
+    """The presets by name."""
+    by_name = {}
+    for name, path in plugins.choices("experiment").items():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        comments = [line[1:].strip() for line in lines if line[:1] == "#" and "@package" not in line]
+        first = comments.pop(0) if re.match("rankbench (train|analyze) ", "".join(comments[:1])) else ""
+        command, _, cost = first.partition("  ")
+        about = " ".join(itertools.takewhile(lambda line: not line.startswith("rankbench "), comments))
+        by_name[name] = Preset(command, cost.strip(), re.split(r"(?<!al)\. (?=[A-Z])", about)[0].rstrip("."))
+    return by_name
+
+
+def presets() -> dict[str, str]:
+    """The command of each preset."""
+    return {name: preset.command for name, preset in described().items()}
