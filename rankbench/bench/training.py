@@ -24,8 +24,9 @@ from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
 from rankbench.seeds import generator_for
 from rankbench.tasks import Task, build_task
+from rankbench.training.forward import per_seed
 from rankbench.training.loop import train
-from rankbench.training.seeds_side_by_side import Training, per_seed
+from rankbench.training.seeds_side_by_side import Training
 
 LOOP_BLOCKS = 5  # of trainer.steps: the whole training loop is timed over enough steps to evaluate and save in it
 

@@ -57,14 +57,7 @@ def train(cfg: TrainConfig, run: Run, command: list[str] | None = None) -> dict:
 def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | None) -> dict:
     seeds = list(range(cfg.seed, cfg.seed + cfg.replicas))
     if run.status in ("finished", "diverged") and not run.is_lengthened(cfg):
-        run.begin(cfg, {})  # refuses another config's folder
-        if not cfg.trainer.keep_state:  # it is no longer wanted, or the run was killed just before it was dropped
-            run.drop_state()
-        log.info("%s is trained already", run.folder)
-        summary = run.summary()
-        if [row["seed"] for row in summary["seeds"] if row["status"] == "diverged" or "test_loss" in row] != seeds:
-            raise ConfigError(f"{run.folder / 'summary.json'}: not the summary of seeds {seeds}; train the run again")
-        return summary
+        return _trained_already(cfg, run, seeds)
     task = build_task(cfg.task)
     environment = machine.record(command) | {"compiled": is_compiled(cfg, task, machine)}
     run.check_begun(cfg, environment)
@@ -153,6 +146,18 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
         write_json(run.folder / "summary.json", summary)
     if not trainer.keep_state:
         run.drop_state()
+    return summary
+
+
+def _trained_already(cfg: TrainConfig, run: Run, seeds: list[int]) -> dict:
+    """The summary of a run that has ended."""
+    run.begin(cfg, {})  # refuses another config's folder
+    if not cfg.trainer.keep_state:  # it is no longer wanted, or the run was killed just before it was dropped
+        run.drop_state()
+    log.info("%s is trained already", run.folder)
+    summary = run.summary()
+    if [row["seed"] for row in summary["seeds"] if row["status"] == "diverged" or "test_loss" in row] != seeds:
+        raise ConfigError(f"{run.folder / 'summary.json'}: not the summary of seeds {seeds}; train the run again")
     return summary
 
 

@@ -1,0 +1,67 @@
+"""The forward pass of a model with the weights of several seeds.
+
+Shapes: S seed, B batch, N token, C output.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from rankbench.model.lstm import Lstm
+from rankbench.model.transformer import Transformer
+from rankbench.tasks.task import Score, score
+
+
+def per_seed(
+    model: Transformer | Lstm, kernel_alone: str = "step", kernel_beside: str = "side_by_side"
+) -> Callable[..., Score]:
+    """Function (stacked weights, inputs and targets of all seeds, stacked dropout masks or None) -> Score by seed.
+
+    Several seeds run under vmap. kernel_alone, kernel_beside: the attention of a Transformer, from
+    rankbench.model.attention.KERNELS, for one seed and for several.
+    """
+    call = with_weights(model)
+
+    def one_seed(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor, dropout: dict | None, **how: str):
+        outputs_BNC = call(weights, inputs, dropout, **how)
+        # bfloat16 has too few digits for averages
+        outputs_BNC = outputs_BNC if outputs_BNC.dtype == torch.float64 else outputs_BNC.float()
+        return score(outputs_BNC, targets)
+
+    def side_by_side(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor, dropout: dict | None):
+        if len(targets) == 1:  # vmap over one seed costs time and gains nothing
+            first = {name: weight.squeeze(0) for name, weight in weights.items()}  # weight[0] has a costly backward
+            masks = None if dropout is None else {name: mask[0] for name, mask in dropout.items()}
+            how = {"kernel": kernel_alone} if model.vectorised else {}
+            return Score(*(value[None] for value in one_seed(first, inputs[0], targets[0], masks, **how)))
+        together = partial(one_seed, kernel=kernel_beside)
+        return vmap(together, in_dims=(0, 0, 0, None if dropout is None else 0))(weights, inputs, targets, dropout)
+
+    return side_by_side
+
+
+def with_weights(model: nn.Module) -> Callable[..., Tensor]:
+    """Function (weights by name, inputs ...) -> the model's outputs with these weights in place of its own.
+
+    torch.func.functional_call does the same and checks more, which takes a tenth of a small model's step.
+    """
+    owners = {name: name.rpartition(".")[::2] for name, _ in model.named_parameters()}
+    slots = [(name, model.get_submodule(owner)._parameters, key) for name, (owner, key) in owners.items()]
+
+    def call(weights: dict[str, Tensor], *arguments: Any, **how: Any) -> Tensor:
+        if torch.compiler.is_compiling():
+            return functional_call(model, weights, arguments, how)
+        own = [held[key] for _, held, key in slots]
+        try:
+            for name, held, key in slots:
+                held[key] = weights[name]
+            return model(*arguments, **how)
+        finally:
+            for (_, held, key), weight in zip(slots, own, strict=True):
+                held[key] = weight
+
+    return call
