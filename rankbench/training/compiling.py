@@ -3,6 +3,7 @@
 import math
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,8 @@ def plain_seconds(cfg: TrainConfig, task: Task, num_weights: int) -> float:
 
 
 def _has_backend(machine: Machine) -> bool:
-    return machine.device.type == "cuda" or any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++")))
+    usual = "clang++" if sys.platform == "darwin" else "g++"  # as torch has it
+    return machine.device.type == "cuda" or shutil.which(os.environ.get("CXX", usual)) is not None
 
 
 def compiled(forward: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
