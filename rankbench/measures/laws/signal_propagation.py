@@ -12,8 +12,8 @@ q' = w z/2 + b, p' = w z k(c)/2 + b, z = w q + b, c the cosine of two hidden tok
 kernel. Norms divide both by q. w = .2, b = .0004 and a first cosine of .2 are those of the source's figure 4.
 
 That map is the limit of many tokens, in which two queries attend to different tokens. Finite numbers are far from it:
-two queries of cosine c meet with a probability of about n^-(1-c)/(1+c). So for n tokens let Y be the mean sum of a query's
-squared weights, and O the mean sum of the products of two queries' weights. Attention turns (q, p) into
+two queries of cosine c meet with a probability of about n^-(1-c)/(1+c). So for n tokens let Y be the mean sum of a
+query's squared weights, and O the mean sum of the products of two queries' weights. Attention turns (q, p) into
 (p + (q - p) Y, p + (q - p) O), or centred ((q - p) (Y - 1/n), (q - p) (O - 1/n)), to which a skip adds (q, p). Both
 means are integrals, derived here. One network scatters more above beta_c, where few scores decide, so the measurements
 are means over networks.
