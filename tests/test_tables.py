@@ -260,3 +260,11 @@ def test_intervals_without_spread_and_without_seeds():
     for scale in ("real", "share"):
         mean, low, high, method = interval95([0.25], scale)
         assert (mean, method) == (0.25, "none") and math.isnan(low) and math.isnan(high)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_geometric_interval_of_two_seeds_may_end_beyond_all_numbers():
+    table = pd.DataFrame({"x": 0, "seed": [0, 1], "value": [1e-300, 1e-10]})
+    got = mean_and_spread(table, ["x"], "value", geometric=True).iloc[0]
+    assert got["mean"] == pytest.approx(1e-155)
+    assert (got.low, got.high) == (0.0, math.inf)

@@ -61,7 +61,8 @@ def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometr
 
     Columns: the axes, mean, low, high, num_seeds, of_seed. low and high are the ends of Student's interval (nan for one
     seed); of_seed is a dict of the values by seed.
-    geometric: average logarithms, for values that span orders of magnitude; zeros then count as the smallest float64.
+    geometric: average logarithms, for values that span orders of magnitude; zeros then count as the smallest float64,
+    and high can be inf.
     """
     per_seed = table.groupby([*axes, "seed"], sort=True, dropna=False)[value].mean().reset_index()
     if geometric:
@@ -71,7 +72,8 @@ def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometr
     summary["low"], summary["high"] = summary["mean"] - half, summary["mean"] + half
     if geometric:
         per_seed[value] = np.exp(per_seed[value])
-        summary[["mean", "low", "high"]] = np.exp(summary[["mean", "low", "high"]])
+        with np.errstate(over="ignore"):  # the interval of two seeds that lie far apart ends beyond all numbers, at inf
+            summary[["mean", "low", "high"]] = np.exp(summary[["mean", "low", "high"]])
     of_seed: list[dict[Any, float]] = [{} for _ in range(len(summary))]
     row_numbers = per_seed.groupby(axes, sort=True, dropna=False).ngroup()
     for number, seed, mean in zip(row_numbers, per_seed["seed"].tolist(), per_seed[value].tolist(), strict=True):
