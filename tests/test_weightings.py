@@ -4,6 +4,7 @@ Shapes: S seed, B batch, N query token, M key token, D width, H head, K head wid
 """
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from rankbench.keys import ConfigError
 from rankbench.measures import lipschitz_of_networks as of_networks
 from rankbench.measures.by_layer import metrics_by_layer
 from rankbench.measures.jacobian_ascent import jacobian_norm
-from rankbench.measures.paths import FrozenNetwork, RecomputedNetwork, sums_by_length
+from rankbench.measures.paths import FrozenNetwork, RecomputedNetwork, check_recomputed, sums_by_length
 from rankbench.measures.residual_coordinates import check
 from rankbench.model.attention import FUSED_FROM_TOKENS
 from rankbench.model.network import without
@@ -242,3 +243,6 @@ def test_only_a_heads_own_softmax_is_run_by_path():
         assert not kind.weighting.by_head and kind.weighting.stochastic
     assert not BiasedAttention.weighting.fusible and RotaryAttention.weighting.fusible
     assert all(weighting.fusible == isinstance(weighting, Softmax) for weighting in ATTENTIONS.values())
+    attention = SimpleNamespace(weighting=RotaryAttention.weighting, score_name="rotary")
+    with pytest.raises(ConfigError, match=r"^llama: its scores, rotary, .*take analysis.paths.schemes=\[frozen\]$"):
+        check_recomputed(SimpleNamespace(name="llama", shares=[1.0], attentions=[attention]), "paths")

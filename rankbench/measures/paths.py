@@ -312,7 +312,7 @@ def check_recomputed(network: Network, analysis: str) -> None:
         if not attention.weighting.by_head:
             raise ConfigError(
                 f"{network.name}: its scores, {attention.score_name}, are not those of one head's queries and keys "
-                "alone, so no path can be run as a network of its own; take analysis.{analysis}.schemes=[frozen]"
+                f"alone, so no path can be run as a network of its own; take analysis.{analysis}.schemes=[frozen]"
             )
 
 
