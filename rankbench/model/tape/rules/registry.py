@@ -1,0 +1,32 @@
+"""The registry of the rules, and what several of them share."""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from rankbench.keys import ConfigError
+from rankbench.model.tape.recording import Seen, Tag
+
+Rule = Callable[[Seen], Tag | Sequence[Tag] | None]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Make a function the rule of the torch functions with these names."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def refuse_dropout(seen: Seen, probability: float) -> None:
+    """Raise ConfigError for dropout that is on."""
+    if probability > 0:
+        raise ConfigError(f"{seen.call}: dropout is on, and no two passes agree; call module.eval() first")
+
+
+def unchanged(x: Tensor) -> Tensor:
+    """Return x."""
+    return x
