@@ -12,6 +12,8 @@ STAMP := .venv/.setup-stamp
 test test-slow test-extras campaigns smoke wheel: export OMP_NUM_THREADS = 1
 test test-slow test-extras campaigns smoke wheel: export MKL_NUM_THREADS = 1
 test test-slow test-extras campaigns smoke wheel: export OMP_WAIT_POLICY = PASSIVE
+# The tests start hundreds of commands, and each would compile the package again where a machine forbids to keep that.
+test test-slow test-extras campaigns smoke wheel: export PYTHONDONTWRITEBYTECODE =
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

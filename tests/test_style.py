@@ -108,3 +108,11 @@ def test_a_label_that_is_longer_than_its_panel_is_broken_outside_of_formulas(tmp
     text = figure.axes[0].get_ylabel()
     assert "\n" in text and text.replace("\n", " ") == words + r" $a + b$" and "$a + b$" in text
     assert style.STYLE["font.size"] == 8
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 7, 8])
+def test_series_beyond_the_last_colour_have_another_marker(tmp_path, number):
+    colours = ",".join(f"'0.{colour}'" for colour in range(number))
+    with plots.drawn_with(style_file(tmp_path, f"axes.prop_cycle: cycler('color', [{colours}])")):
+        looks = [(style.colour_of(series), style.marker_of(series)) for series in range(number * len(style.MARKERS))]
+    assert len(set(looks)) == len(looks)

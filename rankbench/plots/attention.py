@@ -3,8 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import MARKERS, grid_of, legend, of_weights_in_words, styled, title, whole_numbers
-from rankbench.plots.style import colour_of
+from rankbench.plots.figure import grid_of, legend, of_weights_in_words, styled, title, whole_numbers
+from rankbench.plots.style import colour_of, marker_of
 
 PANELS = {
     "attention_entropy": ("entropy of the rows of P", "entropy / its largest value"),
@@ -25,7 +25,7 @@ def draw_attention(table: pd.DataFrame, published: pd.DataFrame | None = None, f
                 colour = colour_of(number)
                 heads = of_weights.groupby(["layer", "head"])[name].mean().reset_index()
                 mean = heads.groupby("layer")[name].mean()
-                marker = MARKERS[number % len(MARKERS)]
+                marker = marker_of(number)
                 axes.plot(mean, color=colour, marker=marker, label=f"{of_weights_in_words(weights)}, mean of the heads")
                 axes.scatter(heads.layer, heads[name], s=7, color=colour, alpha=0.4, linewidths=0)
             values = rows[name][rows[name] > 0]

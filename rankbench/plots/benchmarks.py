@@ -4,8 +4,8 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import MARKERS, styled, title
-from rankbench.plots.style import GREY, colour_of, colours, panel_size, small
+from rankbench.plots.figure import styled, title
+from rankbench.plots.style import GREY, colour_of, colours, marker_of, panel_size, small
 
 
 @styled
@@ -23,7 +23,7 @@ def draw_benchmarks(table: pd.DataFrame, goals: dict[str, tuple[str, tuple[str, 
     for axes, (heading, (bound, goal), rows) in zip(grid.flat, panels, strict=False):
         for number, ((device, name), of_case) in enumerate(rows.groupby(["device", "name"], sort=False)):
             x = of_case.date.map(runs) + 0.05 * number
-            style = {"color": colour_of(number), "marker": MARKERS[number % len(MARKERS)]}
+            style = {"color": colour_of(number), "marker": marker_of(number)}
             axes.plot(x, of_case["median"], label=" ".join([name, *([] if device == "cpu" else [device])]), **style)
             axes.vlines(x, of_case.smallest, of_case.largest, color=style["color"], linewidth=0.8, alpha=0.6)
         axes.axhline(goal, color=GREY, linestyle="--", linewidth=1, label=f"goal: {bound} {goal:g}")

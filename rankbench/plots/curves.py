@@ -6,9 +6,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.figure import MARKERS, legend, log_y, spread, styled
+from rankbench.plots.figure import legend, log_y, spread, styled
 from rankbench.plots.names import choice_in_words
-from rankbench.plots.style import DASHES, GREY, colour_of, panel_size
+from rankbench.plots.style import DASHES, GREY, colour_of, marker_of, panel_size
 from rankbench.runs.tables import mean_and_spread
 
 BASE = "causal"  # the variant whose time is 1
@@ -79,7 +79,7 @@ def _against_layers(
 ) -> None:
     for number, variant in enumerate(variants):
         look = _numbers(variants)[variant]
-        colour, marker = colour_of(look), MARKERS[look % len(MARKERS)]
+        colour, marker = colour_of(look), marker_of(look)
         rows = seeds[seeds.variant == variant].dropna(subset=value)
         if len(rows):
             summary = mean_and_spread(rows, ["layers"], value)

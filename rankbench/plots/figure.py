@@ -28,18 +28,19 @@ from rankbench.plots.style import (
     GREY,
     INK,
     LEGEND_LETTER,
+    MARKERS,
     STYLE,
     TITLE_LETTER,
     colour_of,
     dashes_of,
     letters_within,
+    marker_of,
     panel_size,
     points_of,
 )
 from rankbench.runs.files import replacing
 from rankbench.runs.intervals import half_width
 
-MARKERS = ["o", "s", "^", "D", "v", "P"]
 KINDS = (".png", ".pdf")  # file types in which a figure is saved
 FLOOR, BELOW = "rounding error of a forward pass", "at or below its rounding error"
 TRIANGLE = {"marker": "v", "markerfacecolor": "white", "markeredgewidth": 0.8, "markersize": 5.5}
@@ -211,7 +212,7 @@ def title(*parts: str) -> str:
 
 def line(axes: Axes, summary: pd.DataFrame, x: str, label: str, number: int) -> None:
     """Draw the mean of a summary over seeds along x, with its seeds. number: index of the series in the panel."""
-    colour, marker = colour_of(number), MARKERS[number % len(MARKERS)]
+    colour, marker = colour_of(number), marker_of(number)
     style = {"color": colour, "marker": marker, "linestyle": dashes_of(number)}
     # an equal line that is drawn later lies on top of a wider one
     width = WIDEST - NARROWER * (number % WIDTHS)

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.figure import MARKERS, grid_of, legend, log_y, published_marks, spread, styled, tick, ticks, title
-from rankbench.plots.style import GREY, INK, colour_of
+from rankbench.plots.figure import grid_of, legend, log_y, published_marks, spread, styled, tick, ticks, title
+from rankbench.plots.style import GREY, INK, colour_of, marker_of
 from rankbench.runs.tables import mean_and_spread
 
 BOUNDS = {"bound_sharp": "--", "bound_any": ":"}
@@ -108,7 +108,7 @@ def _series(rows: pd.DataFrame, x: str) -> list[tuple[str, pd.DataFrame]]:
 def _drawn(axes: Axes, rows: pd.DataFrame, x: str, value: str, label: str, number: int, style: dict) -> None:
     summary = mean_and_spread(rows, [x], value)
     colour = colour_of(number)
-    axes.plot(summary[x], summary["mean"], color=colour, marker=MARKERS[number % len(MARKERS)], label=label, **style)
+    axes.plot(summary[x], summary["mean"], color=colour, marker=marker_of(number), label=label, **style)
     spread(axes, summary[x], summary, colour)
 
 

@@ -8,9 +8,9 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import FEW_SEEDS, MARKERS, line, styled, whole_numbers
+from rankbench.plots.figure import FEW_SEEDS, line, styled, whole_numbers
 from rankbench.plots.names import in_a_paper
-from rankbench.plots.style import GREY, colour_of, small
+from rankbench.plots.style import GREY, colour_of, marker_of, small
 from rankbench.runs.intervals import half_width
 from rankbench.runs.tables import mean_and_spread
 
@@ -132,7 +132,7 @@ def _single_paths(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
         of_scheme = pairs[pairs.scheme == scheme]
         per_seed = of_scheme.assign(**of_scheme[list(SIZES)].abs()).groupby("seed")[list(SIZES)].mean()
         x_values = np.arange(len(SIZES)) + 0.15 * (number - (len(schemes) - 1) / 2)
-        style = {"color": colour_of(number), "marker": MARKERS[number], "linestyle": "none"}
+        style = {"color": colour_of(number), "marker": marker_of(number), "linestyle": "none"}
         if len(per_seed) > FEW_SEEDS:
             bars = half_width(per_seed.std(), len(per_seed))
             axes.errorbar(x_values, per_seed.mean(), bars, label=scheme, capsize=2, **style)

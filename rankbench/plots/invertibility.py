@@ -7,7 +7,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import (
-    MARKERS,
     below_in,
     below_rounding,
     grid_of,
@@ -19,7 +18,7 @@ from rankbench.plots.figure import (
     whole_numbers,
 )
 from rankbench.plots.names import choice_in_words
-from rankbench.plots.style import DASHES, colour_of
+from rankbench.plots.style import DASHES, colour_of, marker_of
 from rankbench.runs.tables import mean_and_spread
 
 SMALLEST = np.finfo(float).eps  # smaller errors, which are rounding, are drawn here
@@ -55,7 +54,7 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
                 summary, below = summary[shown], below[shown]
                 name = f"c={coefficient:g}" + (f", N={tokens}, D={width}" if len(sizes) > 1 else "")
                 colour = colour_of(number)
-                look = {"linestyle": DASHES[style % len(DASHES)], "marker": MARKERS[number % len(MARKERS)]}
+                look = {"linestyle": DASHES[style % len(DASHES)], "marker": marker_of(number)}
                 look |= {"markevery": max(1, len(summary) // 8), "color": colour, "markersize": 3}
                 axes.plot(summary.iteration, summary["mean"], label=name, **look)
                 spread(axes, summary.iteration, summary, colour)

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rankbench.measures.laws import CLAIMED, CONTROL, LAWS
-from rankbench.plots.figure import MARKERS, grid_of, legend, log_y, spread, styled, ticks, title
-from rankbench.plots.style import GREY, INK, colour_of
+from rankbench.plots.figure import grid_of, legend, log_y, spread, styled, ticks, title
+from rankbench.plots.style import GREY, INK, colour_of, marker_of
 from rankbench.runs.tables import mean_and_spread
 
 
@@ -45,7 +45,7 @@ def _formulas(text: str) -> str:
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, parameter: str, number: int) -> None:
-    colour, marker = colour_of(number), {"marker": MARKERS[number % len(MARKERS)], "mfc": "none"}
+    colour, marker = colour_of(number), {"marker": marker_of(number), "mfc": "none"}
     for (setup, curve), of_curve in rows.groupby(["setup", "curve"], sort=False):
         summary = mean_and_spread(of_curve, ["x"], "value")
         if setup == CLAIMED and curve == "closed form":

@@ -4,8 +4,8 @@ import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import MARKERS, legend, spans_orders, styled, title
-from rankbench.plots.style import colour_of, colours, dashes_of, panel_size
+from rankbench.plots.figure import legend, spans_orders, styled, title
+from rankbench.plots.style import colour_of, colours, dashes_of, marker_of, panel_size
 
 RAREST = 1e-3  # lengths with a smaller share are not drawn
 
@@ -24,7 +24,7 @@ def draw_path_counts(table: pd.DataFrame, published: pd.DataFrame | None = None,
         counts = rows[(rows.seed == rows.seed.min()) & (rows.share >= RAREST)]
         for number, (name, paths) in enumerate(counts.groupby("architecture", sort=False)):
             layers, heads = paths.layers.iloc[0], paths.heads.iloc[0]
-            style = {"color": colour_of(number), "marker": MARKERS[number % len(MARKERS)]}
+            style = {"color": colour_of(number), "marker": marker_of(number)}
             style |= {"linestyle": dashes_of(number), "markersize": 3}
             style["mfc"] = colour_of(number) if number < len(colours()) else "white"  # colours begin anew
             absolute.plot(paths.path_length, paths.share, label=f"{name} (L={layers}, H={heads})", **style)

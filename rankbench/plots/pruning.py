@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import MARKERS, grid_of, legend, level, log_y, spread, styled, title
-from rankbench.plots.style import GREY, INK, colour_of
+from rankbench.plots.figure import grid_of, legend, level, log_y, spread, styled, title
+from rankbench.plots.style import GREY, INK, colour_of, marker_of
 from rankbench.runs.tables import mean_and_spread
 
 NAMES = {"greedy": "greedy", "norm": "largest first", "random": "random order"}
@@ -26,7 +26,7 @@ def draw_pruning(table: pd.DataFrame, published: pd.DataFrame | None = None, fac
                     summary.kept,
                     summary["mean"],
                     color=colour,
-                    marker=MARKERS[number],
+                    marker=marker_of(number),
                     markevery=6,
                     label=NAMES.get(order, order),
                 )

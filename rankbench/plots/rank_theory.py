@@ -3,8 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import MARKERS, grid_of, legend, styled, title
-from rankbench.plots.style import GREY, INK, colour_of
+from rankbench.plots.figure import grid_of, legend, styled, title
+from rankbench.plots.style import GREY, INK, colour_of, marker_of
 
 FORMULAS = {"equal_weights": "equal weights", "optimal_weights": "best weights", "majority_vote": "majority vote"}
 
@@ -26,7 +26,7 @@ def draw_rank_theory(table: pd.DataFrame, published: pd.DataFrame | None = None,
                 name = f"lower bound ({form}), r={rank}"
                 left.plot(mean.index, mean, color=colour_of(number), linestyle=dashes, label=name)
         for number, (form, name) in enumerate(FORMULAS.items()):
-            style = {"color": (INK, GREY, colour_of(-1))[number], "marker": MARKERS[number]}
+            style = {"color": (INK, GREY, colour_of(-1))[number], "marker": marker_of(number)}
             for kind, rows_of_line in errors[errors.form == form].groupby("kind"):
                 mean, spread = rows_of_line.groupby("heads").value.mean(), _spread(rows_of_line)
                 if kind == "formula":
@@ -45,7 +45,7 @@ def draw_rank_theory(table: pd.DataFrame, published: pd.DataFrame | None = None,
         fewest = rows[(rows.quantity == "fewest_heads") & (rows.form == "bound_sharp")]
         for number, (error, rows_of_line) in enumerate(fewest.groupby("value")):
             heads_by_rank = rows_of_line.groupby("rank").heads.mean()
-            style = {"color": colour_of(number), "marker": MARKERS[number % len(MARKERS)]}
+            style = {"color": colour_of(number), "marker": marker_of(number)}
             right.plot(heads_by_rank.index, heads_by_rank, label=f"fewest heads for an error of {error:g}", **style)
         right.set_xscale("log")
         right.set_yscale("log")

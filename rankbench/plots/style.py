@@ -39,6 +39,7 @@ HOUSE = {
 }
 LEGEND = 7 / 8  # size of a legend's letters, of that of the others
 DASHES = ["-", "--", ":", "-."]
+MARKERS = ["o", "s", "^", "D", "v", "P"]
 INK, GREY = "#000000", "#777777"
 # Inches for each point of the letters: a letter of a legend, of a title with room beside it, of one without
 LEGEND_LETTER, TITLE_LETTER, LABEL_LETTER = 0.05 / 7, 3.25 / 48 / 8, 1 / 13 / 8
@@ -108,6 +109,12 @@ def colours() -> list[str]:
 def colour_of(number: int) -> str:
     """Colour of the series with this number in its panel; after the last colour comes the first one again."""
     return colours()[number % len(colours())]
+
+
+def marker_of(number: int) -> str:
+    """Marker of the series with this number: another one once the colours begin anew, so that no two look alike."""
+    cycle, colour = divmod(number, len(colours()))
+    return MARKERS[(cycle + colour) % len(MARKERS)]
 
 
 def dashes_of(number: int) -> str:

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 
 from rankbench.plots.figure import (
     FEW_SEEDS,
-    MARKERS,
     height_of_panels,
     is_wide,
     legend,
@@ -22,7 +21,7 @@ from rankbench.plots.figure import (
     title,
 )
 from rankbench.plots.names import in_a_paper, key_in_words
-from rankbench.plots.style import GREY, colour_of, dashes_of, panel_size
+from rankbench.plots.style import GREY, colour_of, dashes_of, marker_of, panel_size
 from rankbench.runs.tables import booleans_as_words, mean_and_spread, over_seeds
 
 
@@ -59,7 +58,7 @@ def draw_sweep(
             x_values = _aside(
                 summary[x].map(words.index) if words else summary[x], everywhere, number, len(lines), is_log
             )
-            style = {"color": colour_of(number), "marker": MARKERS[number % len(MARKERS)]}
+            style = {"color": colour_of(number), "marker": marker_of(number)}
             dashes = "none" if words else dashes_of(number)
             style |= {"linestyle": dashes, "capsize": 2, "elinewidth": 0.8}
             if statistic == "best":
@@ -114,7 +113,7 @@ def draw_scatter(
         for number, line in enumerate(_in_order(table[series]) if series else [""]):
             rows = rows_of_panel[rows_of_panel[series] == line] if series else rows_of_panel
             means = rows.groupby(keys, dropna=False)[[x, y]].mean()
-            style = {"color": colour_of(number), "marker": MARKERS[number % len(MARKERS)]}
+            style = {"color": colour_of(number), "marker": marker_of(number)}
             name = f"{series}={tick(line)}" if series else "mean over seeds"
             axes.plot(means[x], means[y], linestyle="none", label=name, **style)
             if 1 < rows.groupby(keys, dropna=False).seed.nunique().max() <= FEW_SEEDS:
