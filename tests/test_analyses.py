@@ -20,7 +20,9 @@ from rankbench.analyses import ANALYSES, Subject, paths, residual
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
 from rankbench.measures.attention_matrices import attention_metrics
-from rankbench.measures.paths import RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
+from rankbench.measures.frozen_network import sums_by_length
+from rankbench.measures.paths import all_paths, sums_of_groups
+from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.measures.states import state_metrics
 from rankbench.model import initial_model
 from rankbench.model.transformer import Transformer

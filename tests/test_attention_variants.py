@@ -22,7 +22,9 @@ from rankbench.commands.compose import compose
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
 from rankbench.measures.by_layer import metrics_by_layer
-from rankbench.measures.paths import FrozenNetwork, RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
+from rankbench.measures.paths import all_paths, sums_of_groups
+from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.measures.residual_coordinates import log_lemma_constant, log_residual, propagate, tokens
 from rankbench.model.attention import FUSED_FROM_TOKENS
 from rankbench.model.contraction import inverse_phi, l2_bound_inf

@@ -15,7 +15,8 @@ from rankbench.commands.callback import check_everything
 from rankbench.commands.compose import register, resolve
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
-from rankbench.measures.paths import RecomputedNetwork, all_paths, sums_of_groups
+from rankbench.measures.paths import all_paths, sums_of_groups
+from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.model import initial_model
 from rankbench.runs.machine import Machine
 from rankbench.runs.tables import read_table

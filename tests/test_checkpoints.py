@@ -16,7 +16,8 @@ from rankbench.analyses.modules import foreign_subjects
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
 from rankbench.measures.attention_matrices import ATTENTION_METRICS
-from rankbench.measures.paths import FrozenNetwork, all_paths, sums_of_groups
+from rankbench.measures.frozen_network import FrozenNetwork
+from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.runs.machine import Machine
 
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'rankbench[pretrained]'")

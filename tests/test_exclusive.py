@@ -12,7 +12,7 @@ import rankbench
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
 from rankbench.measures import lipschitz_of_networks as of_networks
-from rankbench.measures.paths import FrozenNetwork, sums_by_length
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
 from rankbench.measures.residual_coordinates import check
 from rankbench.model.network import without
 

@@ -9,8 +9,8 @@ import torch
 import rankbench as rb
 from rankbench.claims import CLAIMS, judge
 from rankbench.commands.compose import compose
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length, sums_through_heads
 from rankbench.measures.norms import composite_norm, frobenius_norm, residual_matrix
-from rankbench.measures.paths import FrozenNetwork, sums_by_length, sums_through_heads
 from rankbench.measures.rounding import RandomRounding, floors_of_sums, side_by_side
 from rankbench.model import initial_model
 from rankbench.plots.figure import BELOW

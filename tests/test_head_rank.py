@@ -19,7 +19,8 @@ from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
 from rankbench.measures import amsel_theory as theory
 from rankbench.measures import lipschitz_of_networks
-from rankbench.measures.paths import FrozenNetwork, all_paths, sums_by_length, sums_of_groups
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
+from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.model.transformer import Transformer, plain_norm
 from rankbench.runs.tables import read_table, with_who, write_table
 from rankbench.tasks import build_task

@@ -18,15 +18,9 @@ from rankbench.analyses import Subject, independence
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
 from rankbench.measures import cross_gradients, dependence
-from rankbench.measures.paths import (
-    FrozenNetwork,
-    RecomputedNetwork,
-    all_paths,
-    joint_network,
-    sums_by_length,
-    sums_of_groups,
-    with_signs,
-)
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length, with_signs
+from rankbench.measures.paths import all_paths, joint_network, sums_of_groups
+from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.plots.independence import draw_independence
 from rankbench.runs.tables import with_who
 from rankbench.seeds import generator_for
@@ -66,7 +60,7 @@ def pick(table, **wanted):
     return table
 
 
-# --- joint networks and signs (rankbench.measures.paths) ------------------------------------------------------------
+# --- joint networks and signs --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("changes", STRUCTURES, ids=str)

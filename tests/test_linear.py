@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankbench.measures.paths import sums_by_length
+from rankbench.measures.frozen_network import sums_by_length
 from rankbench.model.linear import free_weight, linear
 from rankbench.model.transformer import Transformer, initialise
 

@@ -18,10 +18,10 @@ from rankbench.analyses.modules import BUILT
 from rankbench.analyses.runner import fresh_subjects
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
+from rankbench.measures.frozen_network import sums_by_length
 from rankbench.measures.module_paths import heads_of, parts_with_floors
 from rankbench.measures.module_states import Run, layers_of, states_of
 from rankbench.measures.norms import composite_norm
-from rankbench.measures.paths import sums_by_length
 from rankbench.measures.rounding import floors_of_sums, num_passes, side_by_side
 from rankbench.model.modules import Example, as_example, build, read_inputs
 from rankbench.model.network import run

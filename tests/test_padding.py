@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from rankbench.measures.attention_matrices import attention_metrics
-from rankbench.measures.paths import FrozenNetwork, RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
+from rankbench.measures.paths import all_paths, sums_of_groups
+from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.measures.states import state_metrics
 from rankbench.model.attention import FUSED_FROM_TOKENS, visible_keys
 from rankbench.model.network import run

@@ -17,14 +17,8 @@ from rankbench.analyses import Subject, path_mass, pruning
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, typed
 from rankbench.measures.attention_matrices import attention_metrics
-from rankbench.measures.paths import (
-    FrozenNetwork,
-    all_paths,
-    sums_by_last_head,
-    sums_by_length,
-    sums_of_groups,
-    sums_through_heads,
-)
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_last_head, sums_by_length, sums_through_heads
+from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.model.network import run
 from rankbench.plots.path_mass import draw_path_mass
 from rankbench.plots.pruning import draw_pruning

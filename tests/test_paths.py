@@ -1,4 +1,4 @@
-"""rankbench.measures.paths against every path multiplied out by hand in numpy, closed forms, and itertools.
+"""Paths of frozen and recomputed networks against every path multiplied out by hand in numpy, closed forms, itertools.
 
 Shapes: B batch, N token, D width, H head, K head width, F MLP width, L layer, P path, G group of paths.
 """
@@ -15,22 +15,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rankbench.measures.frozen_network
 import rankbench.measures.paths
 from rankbench.commands.compose import register, resolve
 from rankbench.config import conf_dir
-from rankbench.measures.paths import (
-    FrozenNetwork,
-    PathSums,
-    PathTree,
-    RecomputedNetwork,
-    all_paths,
-    length_share,
-    num_paths,
-    read_out,
-    sample_paths,
-    sums_by_length,
-    sums_of_groups,
-)
+from rankbench.measures.dong_theory import length_share, num_paths
+from rankbench.measures.frozen_network import FrozenNetwork, PathSums, sums_by_length
+from rankbench.measures.paths import PathTree, all_paths, read_out, sample_paths, sums_of_groups
+from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.model import build_model
 from rankbench.model.transformer import Transformer
 from rankbench.runs.run import Run
@@ -438,11 +430,11 @@ def test_the_sweep_does_not_care_how_many_sequences_it_takes(network, monkeypatc
             built.append(len(inputs))
             super().__init__(model, inputs, mlp)
 
-    monkeypatch.setattr(rankbench.measures.paths, "FrozenNetwork", Counted)
+    monkeypatch.setattr(rankbench.measures.frozen_network, "FrozenNetwork", Counted)
     sums = {}
     # the terms of one sequence: (layers + 2) x 4 tokens x 6 numbers of 8 bytes
     for size in (1, 2 * 5 * 4 * 6 * 8, 1 << 40):
-        monkeypatch.setattr(rankbench.measures.paths, "SWEEP_BYTES", size)
+        monkeypatch.setattr(rankbench.measures.frozen_network, "SWEEP_BYTES", size)
         sums[size] = sums_by_length(model, inputs, mlp)
     assert built == [1] * 7 + [2, 2, 2, 1] + [7]
     first, *others = sums.values()

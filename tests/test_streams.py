@@ -16,16 +16,11 @@ import torch.nn.functional as F
 from rankbench.commands.compose import compose
 from rankbench.config import check
 from rankbench.keys import ConfigError
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_last_head, sums_by_length, sums_through_heads
 from rankbench.measures.lipschitz_of_networks import certificate
 from rankbench.measures.norms import composite_norm, residual_matrix
-from rankbench.measures.paths import (
-    FrozenNetwork,
-    RecomputedNetwork,
-    sums_by_last_head,
-    sums_by_length,
-    sums_of_groups,
-    sums_through_heads,
-)
+from rankbench.measures.paths import sums_of_groups
+from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.measures.residual_coordinates import log_residual, propagate
 from rankbench.model.network import run, without
 from rankbench.model.tape import record

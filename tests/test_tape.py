@@ -1,5 +1,5 @@
-"""rankbench.model.tape against rankbench.measures.paths, every path multiplied out by hand, and the modules' own
-results.
+"""rankbench.model.tape against rankbench.measures.frozen_network, every path multiplied out by hand, and the
+modules' own results.
 
 Shapes: K slot, B batch, H head, N query token, M key token, D width, F MLP width.
 """
@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from rankbench.keys import ConfigError
-from rankbench.measures.paths import FrozenNetwork, sums_by_length, sums_through_heads
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length, sums_through_heads
 from rankbench.model.tape import record, tap
 from rankbench.model.tape.rules import RULES
 from rankbench.model.transformer import Transformer
@@ -63,7 +63,7 @@ def checked(module, *args, **kwargs):
 
 
 class Blocks(nn.Module):
-    """A Transformer between its embedding and its read-out, where rankbench.measures.paths begins and ends."""
+    """A Transformer between its embedding and its read-out, where rankbench.measures.frozen_network begins and ends."""
 
     def __init__(self, model):
         super().__init__()
@@ -599,7 +599,7 @@ def test_what_is_frozen_and_on_which_side_is_listed():
 
 
 def test_the_gate_is_the_derivative_where_its_argument_is_zero(model_config):
-    """relu and gelu at 0 as rankbench.measures.paths has them: 0 and 1/2."""
+    """relu and gelu at 0 as rankbench.measures.frozen_network has them: 0 and 1/2."""
     for activation in ("relu", "gelu"):
         model, tokens = own_network(model_config, norm="none", activation=activation)
         for block in model.blocks:

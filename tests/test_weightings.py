@@ -14,8 +14,9 @@ from torch.func import functional_call, jacrev, vmap
 from rankbench.keys import ConfigError
 from rankbench.measures import lipschitz_of_networks as of_networks
 from rankbench.measures.by_layer import metrics_by_layer
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
 from rankbench.measures.jacobian_ascent import jacobian_norm
-from rankbench.measures.paths import FrozenNetwork, RecomputedNetwork, check_recomputed, sums_by_length
+from rankbench.measures.recomputed_network import RecomputedNetwork, check_recomputed
 from rankbench.measures.residual_coordinates import check
 from rankbench.model.attention import FUSED_FROM_TOKENS
 from rankbench.model.network import without

@@ -26,7 +26,10 @@ from rankbench.analyses.cost import ROUNDED, Operations
 from rankbench.keys import ConfigError, key
 from rankbench.measures import dependence, paths
 from rankbench.measures.cross_gradients import cross_gradients, head_parameters
+from rankbench.measures.dong_theory import num_paths
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length, with_signs
 from rankbench.measures.norms import cosine, frobenius_norm
+from rankbench.measures.recomputed_network import RecomputedNetwork, check_recomputed
 from rankbench.measures.rounding import FLOOR_SEQUENCES, MARGIN, RandomRounding, num_passes, side_by_side
 from rankbench.model.network import Network
 from rankbench.model.transformer import Transformer, plain_norm
@@ -99,7 +102,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 def _network(model: Network, inputs: Tensor, scheme: str) -> paths.FrozenNetwork | paths.RecomputedNetwork:
-    return paths.FrozenNetwork(model, inputs) if scheme == "frozen" else paths.RecomputedNetwork(model, inputs)
+    return FrozenNetwork(model, inputs) if scheme == "frozen" else RecomputedNetwork(model, inputs)
 
 
 def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) -> Iterator[dict]:
@@ -107,7 +110,7 @@ def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options
     model, lengths = subject.model, subject.model.path_lengths
     layers, heads, skip = model.path_choices
     present_BN = model.counted(inputs)
-    counts = [paths.num_paths(layers, heads, length, skip) for length in lengths]
+    counts = [num_paths(layers, heads, length, skip) for length in lengths]
     few = sum(counts) <= options.max_paths
     groups = [paths.all_paths(layers, heads, length, skip) for length in lengths] if few else []
     if scheme == "recomputed" and not few:
@@ -116,10 +119,10 @@ def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options
 
     def sums_and_sides(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if scheme == "frozen":
-            all_KBND, bias_BND, state_BND = paths.sums_by_length(model, inputs)
+            all_KBND, bias_BND, state_BND = sums_by_length(model, inputs)
             sums_KBND = all_KBND[lengths]
         else:
-            sums_KBND, bias_BND = paths.sums_of_groups(paths.RecomputedNetwork(model, inputs), groups), 0.0
+            sums_KBND, bias_BND = paths.sums_of_groups(RecomputedNetwork(model, inputs), groups), 0.0
             state_BND = model.state(inputs)
         return sums_KBND, state_BND[None], (sums_KBND.sum(0) + bias_BND)[None]
 
@@ -281,7 +284,7 @@ def _pair_interactions(
     groups = [np.array(list(product(*choices)), dtype=np.int64) for choices in choices_of_pair.values()]
 
     def joint_and_sum(inputs: Tensor) -> tuple[Tensor, Tensor]:
-        network = paths.RecomputedNetwork(model, inputs)
+        network = RecomputedNetwork(model, inputs)
         joint = [paths.joint_network(network, choices) for choices in choices_of_pair.values()]
         return torch.stack(joint), paths.sums_of_groups(network, groups)
 
@@ -336,9 +339,9 @@ def _squares_by_signs(model: Network, inputs: Tensor, draws: int, generator: tor
     squares_SK = torch.zeros(draws, model.num_layers + 1, dtype=torch.float64, device=inputs.device)
     chunks = _chunks(inputs, inputs.shape[1] * model.width * (model.num_layers + 2))
     for chunk_BN in counted(chunks, len(inputs), "independence: sequences with signs", len):
-        network = paths.FrozenNetwork(model, chunk_BN)
+        network = FrozenNetwork(model, chunk_BN)
         for draw, signs_LH in enumerate(signs_SLH):
-            sums_KBND = paths.with_signs(network, signs_LH).sums_by_length().by_length_KBND
+            sums_KBND = with_signs(network, signs_LH).sums_by_length().by_length_KBND
             squares_SK[draw] += _masked(sums_KBND, model.counted(chunk_BN)).flatten(1).double().square().sum(1)
     return squares_SK
 
@@ -360,7 +363,7 @@ def cost(subject: Subject, options: Options) -> Cost:
     layers, heads, skip = model.path_choices
     num_sequences = len(subject.test.inputs[: options.sequences])
     lengths, number = model.path_lengths, options.paths_per_length
-    counts = [paths.num_paths(layers, heads, length, skip) for length in lengths]
+    counts = [num_paths(layers, heads, length, skip) for length in lengths]
     few = sum(counts) <= options.max_paths
     steps = paths.PathTree.of(
         np.concatenate([paths.all_paths(layers, heads, length, skip) for length in lengths])
@@ -420,7 +423,7 @@ def check_plan(plan: Plan, options: Options) -> None:
     if isinstance(plan.model, Transformer):
         head_parameters(plan.model)
     if "recomputed" in options.schemes:
-        paths.check_recomputed(plan.model, "independence")
+        check_recomputed(plan.model, "independence")
 
 
 def _check_number(number: int) -> None:

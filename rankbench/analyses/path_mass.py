@@ -15,9 +15,11 @@ from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Subject
 from rankbench.analyses.cost import ROUNDED, Operations
 from rankbench.keys import key
 from rankbench.measures.attention_matrices import attention_metrics
+from rankbench.measures.dong_theory import num_paths
+from rankbench.measures.frozen_network import FrozenNetwork, sums_through_heads
 from rankbench.measures.module_paths import Heads, check_sums, heads_of, norms, of_counted, parts_with_floors, recorded
 from rankbench.measures.norms import frobenius_norm
-from rankbench.measures.paths import NUMBERS_AT_A_TIME, FrozenNetwork, num_paths, sums_through_heads
+from rankbench.measures.paths import NUMBERS_AT_A_TIME
 from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, RandomRounding, num_passes, side_by_side
 from rankbench.model.attention import visible_keys
 from rankbench.model.modules import Example

@@ -18,22 +18,13 @@ from torch import Tensor
 from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Plan, Subject
 from rankbench.analyses.cost import ROUNDED, Operations
 from rankbench.keys import key
+from rankbench.measures.dong_theory import length_share, num_paths
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
 from rankbench.measures.module_paths import check_sums, heads_of, parts_with_floors
 from rankbench.measures.module_paths import sums_by_length as module_sums
 from rankbench.measures.norms import composite_norm, frobenius_norm, residual_matrix
-from rankbench.measures.paths import (
-    FrozenNetwork,
-    PathTree,
-    RecomputedNetwork,
-    all_paths,
-    check_recomputed,
-    length_share,
-    num_paths,
-    read_out,
-    sample_paths,
-    sums_by_length,
-    sums_of_groups,
-)
+from rankbench.measures.paths import PathTree, all_paths, read_out, sample_paths, sums_of_groups
+from rankbench.measures.recomputed_network import RecomputedNetwork, check_recomputed
 from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, floors_of_sums, num_passes, side_by_side
 from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import counted_first

@@ -20,15 +20,9 @@ from torch import Tensor, nn
 from rankbench.analyses.analysis import Analysis, Cost, Plan, Subject
 from rankbench.analyses.cost import Operations
 from rankbench.keys import ConfigError, key
-from rankbench.measures.paths import (
-    NUMBERS_AT_A_TIME,
-    FrozenNetwork,
-    PathTree,
-    all_paths,
-    num_paths,
-    sums_by_last_head,
-    sums_of_groups,
-)
+from rankbench.measures.dong_theory import num_paths
+from rankbench.measures.frozen_network import FrozenNetwork, sums_by_last_head
+from rankbench.measures.paths import NUMBERS_AT_A_TIME, PathTree, all_paths, sums_of_groups
 from rankbench.model.network import Network
 from rankbench.model.transformer import FirstCoordinates
 from rankbench.plots.pruning import draw_pruning, what_is_kept

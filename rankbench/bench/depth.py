@@ -8,7 +8,7 @@ import torch
 
 from rankbench.bench.timing import medians, paired, spread
 from rankbench.config import BenchConfig
-from rankbench.measures.paths import sums_by_length
+from rankbench.measures.frozen_network import sums_by_length
 from rankbench.model import initial_model
 from rankbench.runs.machine import Machine
 from rankbench.seeds import generator_for

@@ -15,7 +15,9 @@ from torch import Tensor
 from rankbench.bench.timing import medians, paired, spread
 from rankbench.config import BenchConfig
 from rankbench.measures import module_paths
-from rankbench.measures.paths import RecomputedNetwork, all_paths, sums_by_length, sums_of_groups
+from rankbench.measures.frozen_network import sums_by_length
+from rankbench.measures.paths import all_paths, sums_of_groups
+from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.model import initial_model
 from rankbench.model.modules import Example
 from rankbench.model.transformer import Transformer, plain_norm

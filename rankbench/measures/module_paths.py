@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from rankbench.keys import ConfigError
+from rankbench.measures.frozen_network import free_share
 from rankbench.measures.norms import euclidean_norm
-from rankbench.measures.paths import free_share
 from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, RandomRounding, num_passes
 from rankbench.model.modules import Example
 from rankbench.model.tape import COVERED, AttentionCall, Sums, Tape, record, tap

@@ -14,8 +14,8 @@ of all paths with k heads, the calls of the pass become
 
 For L attention calls in a row this replaces (H + 1)^L paths by at most L + 1 slots in each call, half of them on
 average: 6 to 7 forward passes for 12 layers. `begin` sets apart what is no path: by_length and bias are then those of
-rankbench.measures.paths.sums_by_length (with mlp="gate"). Without it, a bias is a path that begins in slot 0 where it
-is added, and moves on with every head that it passes.
+rankbench.measures.frozen_network.sums_by_length (with mlp="gate"). Without it, a bias is a path that begins in slot 0
+where it is added, and moves on with every head that it passes.
 """
 
 from collections.abc import Callable, Iterator
@@ -64,7 +64,7 @@ def record(module: Callable, *args: Any, begin: str | None = None, **kwargs: Any
 
     begin: None: everything that has passed no head is slot 0, the embedding and every bias too. The name of a
     submodule, or "inputs" for the arguments: paths begin at its result, and all else (biases, norm shifts, positions
-    added later) is a term of its own that no head moves, as in rankbench.measures.paths.
+    added later) is a term of its own that no head moves, as in rankbench.measures.frozen_network.
     """
     recorder = Recorder(module, RULES, begin)
     output = recorder.run(args, kwargs)
