@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rankbench.claims import CLAIMS, judge
 from rankbench.config import ModelConfig, conf_dir
+from rankbench.measures import rounding
 from rankbench.model.network import run
 from rankbench.model.transformer import Transformer
 from rankbench.tasks import Batch, Task, build_task
@@ -150,6 +151,20 @@ def unpainted() -> Iterator[None]:
     most of a small run's time. tests/test_plots.py and the presets' smoke runs paint."""
     with _nothing_painted():
         yield
+
+
+@pytest.fixture(scope="module")
+def rounded_once() -> Iterator[None]:
+    """Measure floors by one pass with random rounding, not by eight: the module's tests ask for none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounding, "MOST_PASSES", 1)
+        yield
+
+
+@pytest.fixture
+def rounded_once_here(monkeypatch) -> None:
+    """The same for one test."""
+    monkeypatch.setattr(rounding, "MOST_PASSES", 1)
 
 
 @pytest.fixture

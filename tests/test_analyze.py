@@ -34,7 +34,7 @@ from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
 from rankbench.training.loop import train
 
-pytestmark = pytest.mark.usefixtures("unpainted")
+pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
 TINY = [
     "replicas=2",
     "seed=5",

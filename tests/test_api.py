@@ -31,7 +31,7 @@ from rankbench.commands.compose import compose
 from rankbench.runs.tables import read_table
 from rankbench.training.seeds_side_by_side import Training
 
-pytestmark = pytest.mark.usefixtures("unpainted")
+pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ["model.layers=2", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20"]
 SMALL += ["task.test_size=10"]

@@ -22,6 +22,8 @@ from rankbench.runs.machine import Machine
 
 transformers = pytest.importorskip("transformers", reason="needs the extra: pip install 'rankbench[pretrained]'")
 
+pytestmark = pytest.mark.usefixtures("rounded_once")
+
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "a", "cat", "dog", "sat", "on", "the", "mat", "and", "ran", "."]
 TEXTS = ["the cat sat on the mat .", "a dog ran and ran and ran .", "the mat ran"]
 SIZES = {"vocab_size": len(WORDS), "pad_token_id": 0}

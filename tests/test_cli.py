@@ -31,7 +31,7 @@ from rankbench.keys import ConfigError
 from rankbench.runs.sweep import Job, Sweep
 from rankbench.runs.tables import WHO
 
-pytestmark = pytest.mark.usefixtures("unpainted")
+pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
 ROOT = Path(__file__).resolve().parent.parent
 TINY = [
     *("model.layers=2", "model.width=16", "task.length=4", "task.train_size=40", "task.test_size=20"),

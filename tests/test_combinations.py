@@ -18,6 +18,8 @@ from rankbench.seeds import generator_for
 from rankbench.tasks import TASKS, Corpus, build_task
 from rankbench.training.loop import train
 
+pytestmark = pytest.mark.usefixtures("rounded_once")
+
 MODELS = sorted(path.stem for path in (conf_dir() / "model").glob("*.yaml"))
 COUNTS = ["task.train_size=32", "task.test_size=32"]  # independence needs 30 sequences
 TASK_WORDS = {

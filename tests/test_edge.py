@@ -137,7 +137,7 @@ def changed(model, edge):
 @pytest.mark.parametrize("edge", ["constant", "rank one", "1e30", "1e-30", "one token"])
 @pytest.mark.parametrize("name", [name for name in ANALYSES if name not in (*APART, "pruning")])
 @pytest.mark.filterwarnings("error:.*divide:RuntimeWarning", "ignore:An input array is constant")
-@pytest.mark.usefixtures("unpainted")
+@pytest.mark.usefixtures("unpainted", "rounded_once_here")
 def test_an_edge_is_measured_and_drawn_or_refused_in_a_line(name, edge, tmp_path):
     task = "linear_regression" if edge == "one token" else "sorting"
     words = TASK_WORDS[task]

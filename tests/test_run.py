@@ -77,7 +77,7 @@ texts = st.text(max_size=8) | st.lists(
 ).map("".join)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(out=texts, value=texts, key=texts)
 def test_any_text_in_a_stored_config_comes_back_as_it_was(tmp_path_factory, cfg, out, value, key):
     if "???" in (out, value):  # OmegaConf's word for a missing value
