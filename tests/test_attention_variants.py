@@ -25,7 +25,8 @@ from rankbench.measures.by_layer import metrics_by_layer
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
 from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork
-from rankbench.measures.residual_coordinates import log_lemma_constant, log_residual, propagate, tokens
+from rankbench.measures.residual_coordinates import log_residual, tokens
+from rankbench.measures.residual_propagation import log_lemma_constant, propagate
 from rankbench.model.attention import FUSED_FROM_TOKENS
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
 from rankbench.model.network import run

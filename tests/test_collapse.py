@@ -25,18 +25,10 @@ from rankbench.analyses.collapse import Options, digest, table
 from rankbench.analyses.runner import fresh_subjects
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError, typed
-from rankbench.measures import residual_coordinates as module
+from rankbench.measures import residual_propagation as module
 from rankbench.measures.norms import composite_norm, own_rounding, residual_matrix
-from rankbench.measures.residual_coordinates import (
-    check,
-    log_lemma_constant,
-    log_residual,
-    log_size,
-    mean_errors,
-    propagate,
-    residual_coordinates,
-    tokens,
-)
+from rankbench.measures.residual_coordinates import log_residual, log_size, residual_coordinates, tokens
+from rankbench.measures.residual_propagation import check, log_lemma_constant, mean_errors, propagate
 from rankbench.measures.rounding import states_with_floors
 from rankbench.model import initial_model
 from rankbench.model.network import run, without

@@ -13,7 +13,7 @@ from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
 from rankbench.measures import lipschitz_of_networks as of_networks
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
-from rankbench.measures.residual_coordinates import check
+from rankbench.measures.residual_propagation import check
 from rankbench.model.network import without
 
 KINDS = [

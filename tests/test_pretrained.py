@@ -28,7 +28,8 @@ from rankbench.measures.by_layer import metrics_by_layer
 from rankbench.measures.frozen_network import sums_by_length
 from rankbench.measures.lipschitz_of_networks import norm_bound
 from rankbench.measures.recomputed_network import RecomputedNetwork
-from rankbench.measures.residual_coordinates import propagate, tokens
+from rankbench.measures.residual_coordinates import tokens
+from rankbench.measures.residual_propagation import propagate
 from rankbench.model.network import run, without
 from rankbench.model.pretrained import as_network, load_checkpoint
 from rankbench.model.pretrained.parts import ACTIVATION_NAMES, PretrainedMlp

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from rankbench.commands.compose import compose
 from rankbench.measures.by_layer import metrics_by_layer
 from rankbench.measures.norms import composite_norm, own_rounding, residual_matrix
-from rankbench.measures.residual_coordinates import log_residual, propagate
+from rankbench.measures.residual_coordinates import log_residual
+from rankbench.measures.residual_propagation import propagate
 from rankbench.measures.rounding import RandomRounding, run_with_floors, states_with_floors
 from rankbench.model import initial_model
 from rankbench.model.network import run, without

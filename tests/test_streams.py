@@ -21,7 +21,8 @@ from rankbench.measures.lipschitz_of_networks import certificate
 from rankbench.measures.norms import composite_norm, residual_matrix
 from rankbench.measures.paths import sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork
-from rankbench.measures.residual_coordinates import log_residual, propagate
+from rankbench.measures.residual_coordinates import log_residual
+from rankbench.measures.residual_propagation import propagate
 from rankbench.model.network import run, without
 from rankbench.model.tape import record
 from rankbench.model.transformer import Transformer, doubly_stochastic, initialise

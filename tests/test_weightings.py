@@ -17,7 +17,7 @@ from rankbench.measures.by_layer import metrics_by_layer
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
 from rankbench.measures.jacobian_ascent import jacobian_norm
 from rankbench.measures.recomputed_network import RecomputedNetwork, check_recomputed
-from rankbench.measures.residual_coordinates import check
+from rankbench.measures.residual_propagation import check
 from rankbench.model.attention import FUSED_FROM_TOKENS
 from rankbench.model.network import without
 from rankbench.model.pretrained.parts import BiasedAttention, RotaryAttention

@@ -22,7 +22,8 @@ from rankbench.analyses.variants import VariantOptions
 from rankbench.keys import ConfigError, key
 from rankbench.measures import dong_theory
 from rankbench.measures.norms import composite_norm, inf_norm, one_norm, residual_from_median, residual_matrix
-from rankbench.measures.residual_coordinates import State, check, propagate
+from rankbench.measures.residual_coordinates import State
+from rankbench.measures.residual_propagation import check, propagate
 from rankbench.measures.rounding import states_with_floors
 from rankbench.measures.states import per_length
 from rankbench.measures.token_views import counted_first

@@ -19,6 +19,7 @@ from rankbench.analyses.variants import VARIANTS
 from rankbench.analyses.variants import VariantOptions as Options
 from rankbench.keys import ConfigError
 from rankbench.measures import residual_coordinates as coordinates
+from rankbench.measures import residual_propagation as propagation
 from rankbench.measures.norms import composite_norm, residual_matrix
 from rankbench.measures.rounding import states_with_floors
 from rankbench.measures.states import value_per_length
@@ -45,7 +46,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     composite norms; _sd is the sample standard deviation over sequences.
 
     log10_residual, log10_relative_residual: of ||R|| and ||R|| / ||X||, propagated in residual coordinates. A mean that
-    is no larger than what rounding can have added to it (rankbench.measures.residual_coordinates.mean_errors) counts as
+    is no larger than what rounding can have added to it (rankbench.measures.residual_propagation.mean_errors) counts as
     zero, so that ||X|| = ||R||: of the share mean_below_rounding of these sequences, which has the means that are
     exactly zero. log10_measured: of ||R|| in a plain forward pass; empty where any of these sequences is below its
     noise floor. noise_floor: the error of that pass by rounding (units of X; rankbench.measures.rounding), mean;
@@ -82,7 +83,7 @@ def _followed(model: Network, variants: list[str]) -> tuple[dict[str, Network], 
     networks, refused = {variant: without(model, **VARIANTS[variant]) for variant in variants}, {}
     for variant, network in networks.items():
         try:
-            coordinates.check(network)
+            propagation.check(network)
         except ConfigError as error:
             refused[variant] = error
     if len(refused) == len(networks):
@@ -91,8 +92,8 @@ def _followed(model: Network, variants: list[str]) -> tuple[dict[str, Network], 
 
 
 def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[dict]:
-    states, measured = coordinates.propagate(network, inputs), _measured(network, inputs, generator)
-    errors, counted_BN = coordinates.mean_errors(network, inputs, states, generator), network.counted(inputs)
+    states, measured = propagation.propagate(network, inputs), _measured(network, inputs, generator)
+    errors, counted_BN = propagation.mean_errors(network, inputs, states, generator), network.counted(inputs)
     logs_B = [coordinates.log_residual(state, counted_BN) / LN10 for state in states]
     bounds = _bounds(network, [coordinates.log_residual(state) / LN10 for state in states])
     before = float("nan")
@@ -150,7 +151,7 @@ def _bounds(network: Network, logs_B: list[Tensor]) -> list[dict[str, float]]:
     differ_B = logs_B[0] > -math.inf
     rows, bound_B = [empty], None
     for sublayer, log_B in zip(network.sublayers, logs_B, strict=False):  # log_B: of the state that enters it
-        constant = coordinates.log_lemma_constant(sublayer) / LN10
+        constant = propagation.log_lemma_constant(sublayer) / LN10
         contraction_B = (constant + 2 * log_B)[differ_B]
         if bound_B is None and (contraction_B < 0).all():
             bound_B = log_B[differ_B]

@@ -5,40 +5,27 @@ less than the rounding of the tokens, and no forward pass shows it. So the token
 
     x_i = exp(log_mean) direction + exp(log_scale) unit_i,    sum_i unit_i = 0,  largest |direction| and |unit| 1,
 
-and every part of the network is written as a map of these, without a difference of nearly equal numbers: float64 then
-follows a residual of 1e-1000000 as exactly as one of 1. Every formula is exact, not an expansion: a limit is taken only
-where the next term is below rounding. What is lost is what float64 always loses: about 1e-16 of the largest entry of a
-layer's residual, or of its largest summand where heads, skip and value maps cancel. So of tokens that have merged while
-others have not, no difference below that is followed: a later layer that merges the others shows too little.
+and every part of the network is written as a map of these (rankbench.measures.residual_propagation), without a
+difference of nearly equal numbers: float64 then follows a residual of 1e-1000000 as exactly as one of 1. Every formula
+is exact, not an expansion: a limit is taken only where the next term is below rounding. What is lost is what float64
+always loses: about 1e-16 of the largest entry of a layer's residual, or of its largest summand where heads, skip and
+value maps cancel. So of tokens that have merged while others have not, no difference below that is followed: a later
+layer that merges the others shows too little.
 
 The mean is as good, but for one case: where the terms that make it cancel (tokens that are mirror images of one
 another), what is left of it is rounding. A residual that collapses behind that would seem small beside a mean that is
-none. `mean_errors` says how much of the mean rounding can have made.
+none. `residual_propagation.mean_errors` says how much of the mean rounding can have made.
 
-Shapes: B batch, N query token, M key token, D width, H head, K head width, F hidden width of the MLP.
+Shapes: B batch, N token, D width.
 """
 
-import functools
 import math
-from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from rankbench.keys import ConfigError
-from rankbench.measures.norms import composite_norm, one_norm
-from rankbench.measures.rounding import MARGIN, RandomRounding
-from rankbench.model.activations import ACTIVATIONS, GATES, TANH_CUBE, TANH_RATE
-from rankbench.model.attention import Attention
-from rankbench.model.network import Network, Sublayer, check_one_stream
-from rankbench.model.transformer import MLP, Norm
-
-NORMS = ("layernorm", "rmsnorm")  # whose kinds are followed; likewise of attention
-ATTENTIONS = ("dot", "l2")
-DOUBTFUL = 1e-8  # of the largest tokens of any layer: a mean above it is far above what rounding adds to it
-MEAN_PASSES = 4
+from rankbench.measures.norms import composite_norm
 
 
 class Scaled(NamedTuple):
@@ -74,87 +61,18 @@ class State(NamedTuple):
         return self.log_mean_B.exp()[:, None] * self.direction_BD
 
 
-def propagate(network: Network, inputs: Tensor) -> list[State]:
-    """The state that enters the first layer and the state that leaves each layer, in float64; L + 1 in all.
-
-    The last norm of a pre-norm network and the read-out are left out, and dropout is off. The network's weights must be
-    float64. Raises ConfigError for a part without a rule here, and where the tokens themselves overflow.
-    """
-    check(network)
-    present_BN = network.present(inputs)
-    with torch.no_grad():
-        states = _through_layers(network, residual_coordinates(network.embed(inputs), present_BN), present_BN)
-    for number, state in enumerate(states):
-        if not state.mean_BD.isfinite().all() or state.log_scale_B.isnan().any():
-            raise ConfigError(
-                f"model.layers={network.num_layers}: the tokens overflow float64 in layer {number}; "
-                "use fewer layers, a lower model.init_gain, or a norm"
-            )
-    return states
+def residual_coordinates(x_BND: Tensor, present_BN: Tensor | None = None) -> State:
+    """The tokens in residual coordinates."""
+    present_BN1 = None if present_BN is None else present_BN[..., None]
+    mean = scaled(_mean(x_BND if present_BN1 is None else torch.where(present_BN1, x_BND, 0), present_BN1))
+    # from the first token on, so that equal tokens have residual 0 and not the rounding of their mean
+    rows = recentred(mean, x_BND.new_zeros(len(x_BND)), x_BND - x_BND[:, :1], present_BN)
+    return State.of(mean, Scaled(rows.log_scale_B, rows.unit_BND))
 
 
-def _through_layers(network: Network, state: State, present_BN: Tensor | None) -> list[State]:
-    states = [state]
-    for sublayers in network.layers:
-        for sublayer in sublayers:
-            state = through_sublayer(state, sublayer, present_BN)
-        states.append(state)
-    return states
-
-
-@torch.no_grad()
-def mean_errors(network: Network, inputs: Tensor, states: list[State], generator: torch.Generator) -> list[Tensor]:
-    """log of what rounding can have added to the largest entry of each state's mean, natural; (B,) for each state.
-
-    By random rounding (rankbench.measures.rounding) of the embedding and of all that `propagate` does behind it; inputs
-    and weights count as exact. -inf for sequences whose mean is nowhere DOUBTFUL of the tokens: rounding cannot have
-    made these means. generator: on the CPU.
-    """
-    present_BN = network.present(inputs)
-    means_LB = torch.stack([state.log_mean_B for state in states])
-    sizes_LB = torch.stack([log_size(state, present_BN) for state in states])
-    errors_LB = torch.full_like(means_LB, -math.inf)
-    doubtful = (means_LB <= sizes_LB.amax(0) + math.log(DOUBTFUL)).any(0).nonzero()[:, 0]
-    if len(doubtful) == 0:
-        return list(errors_LB)
-    copies = doubtful.repeat(MEAN_PASSES)
-    present_BN = None if present_BN is None else present_BN[copies]
-    rounded = RandomRounding(generator)
-    with rounded:
-        embedding_BND = network.embed(inputs[copies])
-    start = residual_coordinates(embedding_BND, present_BN)  # exact: it sums in twice the digits
-    with rounded:
-        perturbed = _through_layers(network, start, present_BN)
-    for errors_B, state, perturbed_state in zip(errors_LB, states, perturbed, strict=True):
-        minus_mean = Scaled(state.log_mean_B[copies], -state.direction_BD[copies, None])
-        change_B = _sum(perturbed_state.mean, minus_mean).log_B
-        errors_B[doubtful] = change_B.unflatten(0, (MEAN_PASSES, -1)).amax(0) + math.log(MARGIN)
-    return list(errors_LB)
-
-
-def check(network: Network) -> None:
-    """Raise ConfigError for a part of the network that no rule here follows."""
-    check_one_stream(network, "collapse")
-    for sublayer in network.sublayers:
-        if sublayer.norm is not None and sublayer.norm.kind not in NORMS:
-            raise _not_followed("norm_kind", sublayer.norm.kind, NORMS)
-        if sublayer.kind == "mlp" and sublayer.part.activation_name not in CHANGES:
-            raise _not_followed("activation", sublayer.part.activation_name, CHANGES)
-        if sublayer.kind == "attention":
-            if sublayer.part.score_name not in ATTENTIONS:
-                raise _not_followed("attention", sublayer.part.score_name, ATTENTIONS)
-            for part, share in {"attention": 1.0, "identity": 0.0, "uniform": 0.0}.items():
-                if sublayer.part.mix[part] != share:
-                    raise _not_followed(f"mix_{part}", sublayer.part.mix[part], [share])
-            if sublayer.part.exclusive:
-                raise _not_followed("exclusive", "true", ["false"])
-
-
-def _not_followed(key: str, got: object, allowed: Iterable[object]) -> ConfigError:
-    return ConfigError(
-        f"model.{key}={got}: residual coordinates follow {', '.join(map(str, allowed))} alone; "
-        "measure this network with analysis=[residual]"
-    )
+def tokens(state: State) -> Tensor:
+    """The tokens X themselves, (B, N, D), as far as float64 holds them; absent ones mean nothing."""
+    return state.mean_BD[:, None] + state.log_scale_B.exp()[:, None, None] * state.unit_BND
 
 
 def log_residual(state: State, counted_BN: Tensor | None = None) -> Tensor:
@@ -179,39 +97,8 @@ def log_size(state: State, counted_BN: Tensor | None = None, without_mean_B: Ten
         return x.log_B + composite_norm(x.matrix_BND * kept_BN1).log()
 
     rows = Scaled(state.log_scale_B, state.unit_BND)
-    size_B = log_norm_B(_sum(state.mean, rows))
+    size_B = log_norm_B(scaled_sum(state.mean, rows))
     return size_B if without_mean_B is None else torch.where(without_mean_B, log_norm_B(rows), size_B)
-
-
-def tokens(state: State) -> Tensor:
-    """The tokens X themselves, (B, N, D), as far as float64 holds them; absent ones mean nothing."""
-    return state.mean_BD[:, None] + state.log_scale_B.exp()[:, None, None] * state.unit_BND
-
-
-def log_lemma_constant(sublayer: Sublayer) -> float:
-    """log(4 beta H / sqrt(K)), natural, of one layer; beta = max_h ||W_QK,h||_1 ||W_V,h W_O,h||_{1,inf}.
-
-    Dong et al. 2021, Lemma A.2: ||R'|| is at most this constant times ||R||^3 in an unmasked layer of attention alone.
-    Its proof has gaps (it drops the absolute values of R), so it is a number to compare with and not a certificate. L2
-    attention has 2 W_QK in the place of W_QK, and A_h W_V,h in that of W_V,h.
-    """
-    w, module = sublayer.part.maps_as_applied(), sublayer.part
-    w_qk_HDD = (2 if module.is_l2 else 1) * w.w_q_HDK @ w.w_k_HDK.mT / module.temperature
-    w_vo_HDD = sublayer.branch * w.w_v_HDK @ w.w_o_HKD
-    beta = (one_norm(w_qk_HDD) * composite_norm(w_vo_HDD)).max()
-    return (4 * beta * module.heads / math.sqrt(module.head_width)).log().item()
-
-
-# --- Into residual coordinates, and sums in them ---------------------------------------------------------------------
-
-
-def residual_coordinates(x_BND: Tensor, present_BN: Tensor | None = None) -> State:
-    """The tokens in residual coordinates."""
-    present_BN1 = None if present_BN is None else present_BN[..., None]
-    mean = _scaled(_mean(x_BND if present_BN1 is None else torch.where(present_BN1, x_BND, 0), present_BN1))
-    # from the first token on, so that equal tokens have residual 0 and not the rounding of their mean
-    rows = _recentred(mean, x_BND.new_zeros(len(x_BND)), x_BND - x_BND[:, :1], present_BN)
-    return State.of(mean, Scaled(rows.log_scale_B, rows.unit_BND))
 
 
 def _mean(x_BND: Tensor, present_BN1: Tensor | None) -> Tensor:
@@ -226,7 +113,7 @@ def _mean(x_BND: Tensor, present_BN1: Tensor | None) -> Tensor:
     return (total_BD + lost_BD)[:, None] / number
 
 
-def _recentred(mean: Scaled, log_scale_B: Tensor, rows_BND: Tensor, present_BN: Tensor | None) -> State:
+def recentred(mean: Scaled, log_scale_B: Tensor, rows_BND: Tensor, present_BN: Tensor | None) -> State:
     """Tokens mean + exp(log_scale) rows, whatever the mean of the rows."""
     if present_BN is None:
         average_B1D = rows_BND.mean(1, keepdim=True)
@@ -235,247 +122,25 @@ def _recentred(mean: Scaled, log_scale_B: Tensor, rows_BND: Tensor, present_BN: 
         present_BN1 = present_BN[..., None]
         average_B1D = torch.where(present_BN1, rows_BND, 0).sum(1, keepdim=True) / present_BN1.sum(1, keepdim=True)
         rows_BND = torch.where(present_BN1, rows_BND - average_B1D, 0)
-    return State.of(_sum(mean, Scaled(log_scale_B, average_B1D)), _scaled(rows_BND, log_scale_B))
+    return State.of(scaled_sum(mean, Scaled(log_scale_B, average_B1D)), scaled(rows_BND, log_scale_B))
 
 
-def _scaled(x_BND: Tensor, log_B: Tensor | float = 0.0) -> Scaled:
+def scaled(x_BND: Tensor, log_B: Tensor | float = 0.0) -> Scaled:
     """exp(log) X with the size of X taken into the logarithm."""
     size_B = x_BND.abs().amax((1, 2))
     return Scaled(log_B + size_B.log(), x_BND / torch.where(size_B > 0, size_B, 1)[:, None, None])
 
 
-def _sum(a: Scaled, b: Scaled) -> Scaled:
+def scaled_sum(a: Scaled, b: Scaled) -> Scaled:
     """A + B, in the scale of the sum."""
-    (log_a_B, a_BND), (log_b_B, b_BND) = (_scaled(x_BND, log_B) for log_B, x_BND in (a, b))
+    (log_a_B, a_BND), (log_b_B, b_BND) = (scaled(x_BND, log_B) for log_B, x_BND in (a, b))
     log_B = torch.maximum(log_a_B, log_b_B)
     finite_B = torch.where(log_B > -math.inf, log_B, 0)  # both are zero: any scale will do
     share_a_B11, share_b_B11 = ((x_B - finite_B).exp()[:, None, None] for x_B in (log_a_B, log_b_B))
-    return _scaled(share_a_B11 * a_BND + share_b_B11 * b_BND, log_B)
+    return scaled(share_a_B11 * a_BND + share_b_B11 * b_BND, log_B)
 
 
-def _times(x: Scaled, w: Tensor, bias: Tensor | None = None) -> Scaled:
+def times(x: Scaled, w: Tensor, bias: Tensor | None = None) -> Scaled:
     """X W^T + bias, as torch.nn.Linear has it."""
-    product = _scaled(x.matrix_BND @ w.T, x.log_B)
-    return product if bias is None else _sum(product, _scaled(bias.expand_as(product.matrix_BND)))
-
-
-# --- The parts of a network ------------------------------------------------------------------------------------------
-
-
-def through_sublayer(state: State, sublayer: Sublayer, present_BN: Tensor | None = None) -> State:
-    """One sub-layer of the network, run on residual coordinates."""
-    part = attention if sublayer.kind == "attention" else mlp
-    return sublayer.apply(
-        state,
-        part=lambda read: part(read, sublayer.part, present_BN),
-        norm=lambda tokens: norm(tokens, sublayer.norm, present_BN),
-        add=weighted_sum,
-        branch_norm=lambda tokens: norm(tokens, sublayer.branch_norm, present_BN),
-    )
-
-
-def weighted_sum(a: float, x: State, b: float, y: State) -> State:
-    """a X + b Y."""
-    rows = _sum(Scaled(x.log_scale_B, a * x.unit_BND), Scaled(y.log_scale_B, b * y.unit_BND))
-    mean = _sum(Scaled(x.mean.log_B, a * x.mean.matrix_BND), Scaled(y.mean.log_B, b * y.mean.matrix_BND))
-    return State.of(mean, rows)
-
-
-def attention(state: State, module: Attention, present_BN: Tensor | None = None) -> State:
-    """Multi-head attention, with biases, any of our masks, and absent tokens.
-
-    With x_i = x + R_i and t = sqrt(K) temperature the scores are, up to terms that are constant along a row and drop
-    out of the softmax (b_K is in these alone),
-
-        r_j + E_ij,    r_j = (x W_Q + b_Q) (R_j W_K)^T / t,    E_ij = (R_i W_Q) (R_j W_K)^T / t,
-
-    and in L2 attention, from -||q_i - k_j||^2 = 2 q_i k_j - ||k_j||^2 - ||q_i||^2 (tied keys leave r its last term)
-
-        r_j = (2 (x W_Q + b_Q - x W_K - b_K) (R_j W_K)^T - ||R_j W_K||^2) / t,    E_ij = 2 (R_i W_Q) (R_j W_K)^T / t.
-
-    Q_i is the softmax of r over the keys that i sees, and P_i, of r + E, differs from it by
-    Q_ij expm1(E_ij - lse_i), lse_i = log1p(sum_j Q_ij expm1 E_ij): of second order in R. Then
-
-        P X W + b = 1 (x W + b) + Q R W + (P - Q) R W,    W = W_V W_O, summed over heads.
-
-    Where all N tokens see the same keys, Q R is the same row for all of them: it moves the mean by
-    sum_j (Q_j - 1/N) R_j, and the residual is the last term, of third order. Where they do not (causal and window
-    masks) the rows of Q R differ, the residual is of first order in R, and its decay is no faster than exponential.
-    Sequences with an |E| above 1/2 are far from collapse and use P R as it is. Values are taken relative to those of
-    the key that is attended to most, so that attention to next to nothing but one key loses no digits either.
-    """
-    w = module.maps_as_applied()
-    mean_BD, log_B, unit_BND = state.mean_BD, state.log_scale_B, state.unit_BND
-    scale_B111, factor = log_B.exp()[:, None, None, None], module.head_width**-0.5 / module.temperature
-    seen = _seen(module, present_BN, unit_BND)
-    unit_B1ND = unit_BND[:, None]
-    key_BHMK, value_BHMK = unit_B1ND @ w.w_k_HDK, unit_B1ND @ w.w_v_HDK
-    query_BH1K = mean_BD[:, None, None] @ w.w_q_HDK + w.b_q_HK[:, None]
-    if module.is_l2:
-        query_BH1K = query_BH1K - (mean_BD[:, None, None] @ w.w_k_HDK + w.b_k_HK[:, None])
-        factor = 2 * factor
-    r_BH1M = scale_B111 * factor * (query_BH1K @ key_BHMK.mT)  # one row: the same for all queries
-    if module.is_l2:
-        r_BH1M = r_BH1M - scale_B111.square() * factor / 2 * key_BHMK.square().sum(-1)[..., None, :]
-    r_BHNM = _hidden(r_BH1M, seen, -math.inf)
-    e_BHNM = _hidden(factor * (unit_B1ND @ w.w_q_HDK) @ key_BHMK.mT, seen, 0.0)
-    far_B111 = (scale_B111.square() * e_BHNM).abs().amax((1, 2, 3), keepdim=True) > 0.5
-    q_BHNM = (r_BHNM + torch.where(far_B111, scale_B111.square() * e_BHNM, 0)).softmax(-1)
-    log_change_B, change_BHNM = _change_of_softmax(q_BHNM, 2 * log_B, e_BHNM)
-    change_BHNM = torch.where(far_B111, 0, change_BHNM)
-
-    def joined(x_BHNK: Tensor) -> Tensor:
-        return (x_BHNK @ w.w_o_HKD).sum(1)
-
-    constant = _scaled((joined(w.b_v_HK[None, :, None]) + w.b_o_D).expand_as(state.mean.matrix_BND))
-    mean = _sum(Scaled(state.log_mean_B, joined(state.direction_BD[:, None, None] @ w.w_v_HDK)), constant)
-    shift = Scaled(log_B, joined(_excess_over_uniform(r_BHNM[:, :, :1]) @ value_BHMK))
-    most_BH11 = q_BHNM.mean(-2, keepdim=True).argmax(-1, keepdim=True)
-    reference_BH1K = value_BHMK.take_along_dim(most_BH11, -2)
-    value_BHMK = value_BHMK - reference_BH1K
-    first_order_BND, third_order_BND = joined(q_BHNM @ value_BHMK), joined(change_BHNM @ value_BHMK)
-    moved = _recentred(_sum(mean, Scaled(log_B, joined(reference_BH1K))), log_B, first_order_BND, present_BN)
-    same_B = _all_see_the_same(seen, present_BN, unit_BND) & ~far_B111[:, 0, 0, 0]
-    mean = _either(same_B, _sum(mean, shift), moved.mean)
-    first_order_BND = torch.where(same_B[:, None, None], 0.0, moved.unit_BND)  # rounding, where it is exactly zero
-    third_order = Scaled(log_B + log_change_B, third_order_BND)
-    rows = _sum(Scaled(moved.log_scale_B, first_order_BND), third_order)
-    return _recentred(mean, *rows, present_BN)
-
-
-def _either(choice_B: Tensor, a: Scaled, b: Scaled) -> Scaled:
-    """A where the choice is true, else B."""
-    matrix_BND = torch.where(choice_B[:, None, None], a.matrix_BND, b.matrix_BND)
-    return Scaled(torch.where(choice_B, a.log_B, b.log_B), matrix_BND)
-
-
-def _excess_over_uniform(r_BH1M: Tensor) -> Tensor:
-    """softmax(r) - 1 / number of keys with a finite r, 0 for the others: exactly 0 where all r are equal, and as small
-    as their differences where these are small."""
-    seen_BH1M = r_BH1M > -math.inf
-    number_BH11 = seen_BH1M.sum(-1, keepdim=True)
-    r_BH1M = torch.where(seen_BH1M, r_BH1M - r_BH1M.amax(-1, keepdim=True), 0)
-    near_BH1M = r_BH1M.clamp(min=-1)  # so far the logarithm of the mean of exp(r) loses no digits
-    mean_BH11 = torch.where(seen_BH1M, near_BH1M.expm1(), 0).sum(-1, keepdim=True) / number_BH11
-    excess_BH1M = (near_BH1M - mean_BH11.log1p()).expm1() / number_BH11
-    far_BH1M = torch.where(seen_BH1M, r_BH1M, -math.inf).softmax(-1) - 1 / number_BH11
-    return torch.where(seen_BH1M, torch.where((r_BH1M < -1).any(-1, keepdim=True), far_BH1M, excess_BH1M), 0)
-
-
-def _change_of_softmax(q_BHNM: Tensor, log_B: Tensor, e_BHNM: Tensor) -> tuple[Tensor, Tensor]:
-    """P - Q for P proportional to Q exp(exp(log) E), as exp(log') times a matrix about 1 in size; |exp(log) E| < 1.
-
-    Rows whose largest |exp(log) E| is below 1e-17 use the limit Q (E - sum_j Q_ij E_ij), exact to rounding there.
-    """
-    size_B = e_BHNM.abs().amax((1, 2, 3))
-    log_B = log_B + size_B.log()
-    e_BHNM = e_BHNM / torch.where(size_B > 0, size_B, 1)[:, None, None, None]
-    scale_B111 = log_B.exp()[:, None, None, None]
-    small_BHNM = scale_B111 * e_BHNM
-    limit_BHNM = q_BHNM * (e_BHNM - (q_BHNM * e_BHNM).sum(-1, keepdim=True))
-    lse_BHN1 = (q_BHNM * small_BHNM.expm1()).sum(-1, keepdim=True).log1p()
-    exact_BHNM = q_BHNM * (small_BHNM - lse_BHN1).expm1() / scale_B111
-    return log_B, torch.where(small_BHNM.abs().amax(-1, keepdim=True) < 1e-17, limit_BHNM, exact_BHNM)
-
-
-def _seen(module: Attention, present_BN: Tensor | None, unit_BND: Tensor) -> Tensor | None:
-    """Which keys each query sees, (B or 1, 1, N or 1, M); None when it sees all of them."""
-    seen = module.seen(present_BN, unit_BND.shape[1], unit_BND.device)
-    if seen is None:
-        return None
-    return seen[:, None] if seen.dim() == 3 else seen[None, None]
-
-
-def _hidden(x_BHNM: Tensor, seen: Tensor | None, value: float) -> Tensor:
-    return x_BHNM if seen is None else torch.where(seen, x_BHNM, value)
-
-
-def _all_see_the_same(seen: Tensor | None, present_BN: Tensor | None, unit_BND: Tensor) -> Tensor:
-    """Whether all tokens of a sequence see the same keys, (B,) bool."""
-    if seen is None:
-        return torch.ones(len(unit_BND), dtype=torch.bool, device=unit_BND.device)
-    alike_BN = (seen == seen[:, :, :1]).all(-1)[:, 0]
-    if present_BN is not None:
-        alike_BN = alike_BN | ~present_BN
-    return alike_BN.all(-1).expand(len(unit_BND))
-
-
-def norm(state: State, module: Norm, present_BN: Tensor | None = None) -> State:
-    """LayerNorm or RMSNorm of each token, with the token's own scale.
-
-    c: the mean token, for LayerNorm centred over the width; d: R_i likewise; s^2 and s'^2: epsilon plus the mean square
-    over the width of c and of c + d. The token moves by
-
-        (c + d)/s' - c/s = d/s' + c (1/s' - 1/s),    1/s' - 1/s = -mean(2 c d + d d) / (s s' (s + s')),
-
-    times the learned scale. Loses digits only as far as all of R points along c, which a norm takes out.
-    """
-    scale_B11 = state.log_scale_B.exp()[:, None, None]
-    c_B1D, d_BND = state.mean_BD[:, None], state.unit_BND
-    if module.kind == "layernorm":
-        c_B1D, d_BND = (x - x.mean(-1, keepdim=True) for x in (c_B1D, d_BND))
-    s_B11, moved_BN1 = (module.scale(x).reciprocal() for x in (c_B1D, c_B1D + scale_B11 * d_BND))
-    tilt_BN1 = (2 * c_B1D * d_BND + scale_B11 * d_BND.square()).mean(-1, keepdim=True)
-    rows_BND = d_BND / moved_BN1 - c_B1D * tilt_BN1 / (s_B11 * moved_BN1 * (s_B11 + moved_BN1))
-    direction_B1D = state.mean.matrix_BND
-    if module.kind == "layernorm":
-        direction_B1D = direction_B1D - direction_B1D.mean(-1, keepdim=True)
-    direction_B1D = direction_B1D / s_B11
-    gain = module.factor if module.weight is None else module.factor * module.weight
-    rows_BND, direction_B1D = rows_BND * gain, direction_B1D * gain
-    mean = Scaled(state.log_mean_B, direction_B1D)
-    if module.shift is not None:
-        mean = _sum(mean, _scaled(module.factor * module.shift.expand_as(direction_B1D)))
-    return _recentred(mean, state.log_scale_B, rows_BND, present_BN)
-
-
-def mlp(state: State, module: MLP, present_BN: Tensor | None = None) -> State:
-    """The MLP of each token: how its hidden units differ from the mean token's, then the second linear map."""
-    log_z_B, z_B1F = z = _times(state.mean, module.up.weight, module.up.bias)
-    d_BNF, log_z_B11 = state.unit_BND @ module.up.weight.T, log_z_B[:, None, None]
-    rows_BNF = CHANGES[module.activation_name](z_B1F, state.log_scale_B[:, None, None], d_BNF, log_z_B11)
-    gated = z._replace(matrix_BND=module.gate(log_z_B11.exp() * z_B1F) * z_B1F)  # activation(z), however small z is
-    mean = _times(gated, module.down.weight, module.down.bias)
-    return _recentred(mean, state.log_scale_B, rows_BNF @ module.down.weight.T, present_BN)
-
-
-def _smooth_change(name: str, z: Tensor, log_scale: Tensor, d: Tensor, log_z: Tensor | float = 0.0) -> Tensor:
-    """(act(z + e d) - act(z)) / e, e = exp(log_scale), with exp(log_z) z for z.
-
-    For |e d| <= 1 it is d times the mean of act' between the two, by Gauss and Legendre's rule on ten points. Its error
-    is below 1e-20 for gelu, from (10!)^4 / (21 (20!)^3) |e d|^20 and |gelu's 21st derivative| < 1e10. gelu_new has no
-    pole within 2.7 of the real line, which is an ellipse of 11 around the interval: an error of 11^-20. Else as it
-    stands.
-    """
-    scale, z, act = log_scale.exp(), torch.as_tensor(log_z).exp() * z, ACTIVATIONS[name]
-    rule = zip(*np.polynomial.legendre.leggauss(10), strict=True)
-    slope = sum(weight / 2 * SLOPES[name](z + (1 + point) / 2 * scale * d) for point, weight in rule)
-    return torch.where((scale * d).abs() <= 1, d * slope, (act(z + scale * d) - act(z)) / scale)
-
-
-def _gelu_slope(z: Tensor) -> Tensor:
-    return GATES["gelu"](z) + z * (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi)
-
-
-def _gelu_new_slope(z: Tensor) -> Tensor:
-    of_exponent = TANH_RATE * (1 + 3 * TANH_CUBE * z.square())
-    return GATES["gelu_new"](z) * (1 + z * GATES["gelu_new"](-z) * of_exponent)
-
-
-SLOPES = {"gelu": _gelu_slope, "gelu_new": _gelu_new_slope}
-
-
-def _relu_change(z: Tensor, log_scale: Tensor, d: Tensor, log_z: Tensor | float = 0.0) -> Tensor:
-    """(relu(z + e d) - relu(z)) / e, e = exp(log_scale), with exp(log_z) z for z: exact, with tokens on both sides of
-    the kink too.
-
-    On which side a mean token lies is known if z is not within rounding of 0 by chance; z = 0 itself is exact.
-    """
-    z = torch.where(z == 0, 0, z * (log_z - log_scale).exp())  # infinite where d cannot reach the kink
-    return torch.where(z > 0, torch.maximum(d, -z), (d + z).clamp(min=0))
-
-
-CHANGES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
-    **{name: functools.partial(_smooth_change, name) for name in SLOPES},
-    "relu": _relu_change,
-}
+    product = scaled(x.matrix_BND @ w.T, x.log_B)
+    return product if bias is None else scaled_sum(product, scaled(bias.expand_as(product.matrix_BND)))
