@@ -1,15 +1,14 @@
-"""The keys of a config, and which of their values go together. The values themselves are in conf/*.yaml only.
+"""The keys of a config; rankbench.compatibility says which of their values go together. The values are in conf/*.yaml.
 
 This module imports neither torch nor OmegaConf: a wrong config is refused, and a key completed, before anything heavy
 is loaded.
 """
 
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from rankbench.keys import ConfigError, Key, as_typed, entries, key
+from rankbench.keys import Key, entries, key
 
 BUDGETS = ("smoke", "laptop", "paper")
 PLUGINS = "Modules of yours that bring tasks, analyses, attentions or presets. Installed plug-ins need no naming."
@@ -403,147 +402,3 @@ def conf_dir() -> Path:
     package = Path(__file__).resolve().parent
     packaged = package / "conf"
     return packaged if packaged.is_dir() else package.parent / "conf"
-
-
-def check(cfg: Config) -> None:
-    """Raise ConfigError for a value that is not allowed, or that does not go with another value."""
-    for entry in entries(type(cfg)):
-        entry.key.check(entry.name, attrgetter(entry.name)(cfg))
-    if isinstance(cfg, BaseConfig):
-        _check_model(cfg.model)
-        if cfg.model.kind == "lstm":
-            _check_lstm(cfg)
-    if isinstance(cfg, AnalyzeConfig) and cfg.precision == "bf16":
-        raise ConfigError("precision=bf16: analyses check sums to rounding; allowed are fp32, fp64")
-    if isinstance(cfg, TrainConfig):
-        _check_training(cfg)
-
-
-def _check_model(model: ModelConfig) -> None:
-    if model.head_width is None and model.width % model.heads:
-        raise ConfigError(
-            f"model.width={model.width}: not divisible by model.heads={model.heads}; "
-            f"choose a multiple of {model.heads}, or set model.head_width"
-        )
-    if model.kv_groups is not None and model.heads % model.kv_groups:
-        raise ConfigError(
-            f"model.kv_groups={model.kv_groups}: does not divide model.heads={model.heads} into equal groups; "
-            "choose a divisor of it, or null"
-        )
-    for name in ("value_width", "kv_groups", "latent_width"):
-        if (value := getattr(model, name)) is not None and model.weight_norm != "none":
-            raise ConfigError(f"model.{name}={value}: not with model.weight_norm={model.weight_norm}; use none")
-        if value is not None and model.tied_qk and name != "value_width":
-            raise ConfigError(f"model.{name}={value}: not with model.tied_qk=true; set one of the two back")
-    if model.latent_width is not None and model.values != "free":
-        raise ConfigError(f"model.latent_width={model.latent_width}: not with model.values={model.values}; use free")
-    _check_contraction(model)
-    if model.mask == "window" and model.window is None:
-        raise ConfigError("model.window=null: model.mask=window needs a width; set model.window to a number of tokens")
-    if model.mask != "window" and model.window is not None:
-        raise ConfigError(
-            f"model.window={model.window}: only model.mask=window has a window; got model.mask={model.mask}"
-        )
-    if model.norm_scale != "none" and model.norm == "none":
-        raise ConfigError(
-            f"model.norm_scale={model.norm_scale}: model.norm=none has no norm to scale; set model.norm=pre, or "
-            "model.norm_scale=none"
-        )
-    _check_streams(model)
-    if model.mlp_skip and not model.mlp:
-        raise ConfigError("model.mlp_skip=true: there is no MLP to skip; set model.mlp=true or model.mlp_skip=false")
-    if model.mlp and round(model.mlp_ratio * model.width) < 1:
-        raise ConfigError(
-            f"model.mlp_ratio={model.mlp_ratio}: leaves the MLP no hidden unit at model.width={model.width}; "
-            f"allowed are ratios from {1 / model.width:g}"
-        )
-
-
-def _check_streams(model: ModelConfig) -> None:
-    off = {"value_residual": 0, "embedding_skip": 0, "hyper_connections": "none"}
-    used = [
-        f"model.{name}={as_typed(getattr(model, name))}" for name, none in off.items() if getattr(model, name) != none
-    ]
-    if len(used) > 1:
-        raise ConfigError(f"{' '.join(used)}: one of these at a time; set the others back")
-    if model.value_residual and model.attention == "contractive_l2":
-        raise ConfigError(f"{used[0]}: model.attention=contractive_l2 has no constant for values of two layers; use l2")
-    if model.value_residual and model.exclusive:
-        raise ConfigError(f"{used[0]}: not with model.exclusive=true, whose own value is of one layer; set it to false")
-    if model.hyper_connections == "none":
-        return
-    if model.norm in ("post", "ngpt"):
-        raise ConfigError(f"{used[0]}: norms stand before the branches; use model.norm=pre, peri or none")
-    if not model.skip or model.mlp_skip != model.mlp:
-        raise ConfigError(
-            f"{used[0]}: replaces the skips round every sub-layer; set model.skip=true and mlp_skip=model.mlp"
-        )
-
-
-def _check_contraction(model: ModelConfig) -> None:
-    if model.attention != "contractive_l2":
-        for name in ("contraction", "contraction_keys"):
-            if (value := getattr(model, name)) is not None:
-                raise ConfigError(
-                    f"model.{name}={value}: only model.attention=contractive_l2 has one; got {model.attention}"
-                )
-        return
-    demands = {
-        "contraction": (model.contraction is None, "needs a Lipschitz constant; set model.contraction=1"),
-        "tied_qk": (not model.tied_qk, "has no Lipschitz constant with free keys; set model.tied_qk=true"),
-        "mask": (model.mask == "others", "has none where a token does not see itself; use none, causal or window"),
-        "exclusive": (model.exclusive, "has none without the part along the own value; set model.exclusive=false"),
-        "values": (model.values == "zero", "would divide by the norm of W_V; use free, orthogonal or uniform"),
-    }
-    for name, (broken, why) in demands.items():
-        if broken:
-            raise ConfigError(f"model.{name}={as_typed(getattr(model, name))}: model.attention=contractive_l2 {why}")
-
-
-# The keys that an LSTM has. Every other key of the model must stay as conf/model/lstm.yaml sets it.
-LSTM_KEYS = ("name", "kind", "layers", "width", "dropout", "init")
-
-
-def _check_lstm(cfg: BaseConfig) -> None:
-    from omegaconf import OmegaConf
-
-    folder = conf_dir() / "model"
-    shipped = OmegaConf.merge(OmegaConf.load(folder / "transformer.yaml"), OmegaConf.load(folder / "lstm.yaml"))
-    plain = OmegaConf.to_container(OmegaConf.create({"model": shipped}), resolve=True)["model"]
-    for name, value in vars(cfg.model).items():
-        if name not in LSTM_KEYS and value != plain[name]:
-            raise ConfigError(
-                f"model.{name}={as_typed(value)}: an LSTM has no such part; "
-                f"model=lstm leaves it at {as_typed(plain[name])}"
-            )
-    if cfg.model.init not in ("pytorch", "glorot"):
-        raise ConfigError(f"model.init={cfg.model.init}: not for an LSTM; allowed are pytorch, glorot")
-    if isinstance(cfg, BenchConfig):
-        raise ConfigError("model.kind=lstm: the benchmarks are of Transformers; use model.kind=transformer")
-    if isinstance(cfg, TrainConfig) and cfg.trainer.compile == "true":
-        raise ConfigError("trainer.compile=true: torch cannot compile an LSTM; use trainer.compile=false")
-    if isinstance(cfg, TrainConfig) and (cfg.optimizer.name == "muon" or cfg.optimizer.cap is not None):
-        raise ConfigError(
-            f"optimizer.name={cfg.optimizer.name} optimizer.cap={as_typed(cfg.optimizer.cap)}: muon and the cap are "
-            "for the matrices of a Transformer; use adam, adamw or sgd, and optimizer.cap=null"
-        )
-    if isinstance(cfg, TrainConfig) and cfg.trainer.dynamics_every is not None:
-        raise ConfigError(
-            f"trainer.dynamics_every={cfg.trainer.dynamics_every}: an LSTM has no attention to look at; use null"
-        )
-
-
-def _check_training(cfg: TrainConfig) -> None:
-    trainer, optimizer = cfg.trainer, cfg.optimizer
-    if (trainer.steps is None) == (trainer.epochs is None):
-        raise ConfigError(
-            f"trainer.steps={as_typed(trainer.steps)} trainer.epochs={as_typed(trainer.epochs)}: "
-            "give exactly one of the two, and set the other to null"
-        )
-    if optimizer.schedule == "multistep" and not optimizer.milestones:
-        raise ConfigError("optimizer.milestones=[]: optimizer.schedule=multistep needs steps, e.g. [1000,2000]")
-    if optimizer.cap is not None and cfg.model.weight_norm != "none":
-        raise ConfigError(
-            f"optimizer.cap={optimizer.cap}: with model.weight_norm={cfg.model.weight_norm} a matrix has the spectral "
-            "norm gamma, whatever its weight; use none"
-        )

@@ -16,7 +16,8 @@ from rankbench.analyses import ANALYSES
 from rankbench.bench import BENCHMARKS
 from rankbench.commands import compose
 from rankbench.commands.compose import register, resolve
-from rankbench.config import KEYS, SCHEMAS, ModelConfig, OptimizerConfig, TrainConfig, check, conf_dir
+from rankbench.compatibility import check
+from rankbench.config import KEYS, SCHEMAS, ModelConfig, OptimizerConfig, TrainConfig, conf_dir
 from rankbench.keys import ConfigError, as_typed, closest, entries, typed
 from rankbench.tasks import TASKS
 from rankbench.tasks.corpora import CORPORA
@@ -514,7 +515,7 @@ def test_a_key_that_nothing_reads_is_refused(override):
 
 
 def test_config_loads_without_torch_and_hydra():
-    program = "import sys, rankbench.config; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
+    program = "import sys, rankbench.compatibility; sys.exit('torch' in sys.modules or 'hydra' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=conf_dir().parent).returncode == 0
 
 

@@ -13,7 +13,8 @@ import torch
 
 import rankbench.runs.machine
 from rankbench.commands.compose import compose, register, resolve
-from rankbench.config import check, conf_dir
+from rankbench.compatibility import check
+from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
 from rankbench.runs.machine import PACKAGES, Machine
 from rankbench.runs.run import Run

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from rankbench.commands.compose import compose
-from rankbench.config import check
+from rankbench.compatibility import check
 from rankbench.keys import ConfigError
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_last_head, sums_by_length, sums_through_heads
 from rankbench.measures.lipschitz_of_networks import certificate

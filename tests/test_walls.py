@@ -20,6 +20,7 @@ FLOORS = [
     {"measures", "runs"},
     {"model", "presets"},
     {"plugins"},
+    {"compatibility"},
     {"tasks", "config", "progress"},
     {"keys", "seeds"},
 ]

@@ -25,7 +25,8 @@ from rankbench.commands.budgets import fitted
 from rankbench.commands.messages import explaining, groups
 from rankbench.commands.resolvers import RESOLVERS
 from rankbench.commands.sweeper import NAME, SkippingSweeper
-from rankbench.config import KEYS, SCHEMAS, Config, check, conf_dir
+from rankbench.compatibility import check
+from rankbench.config import KEYS, SCHEMAS, Config, conf_dir
 from rankbench.keys import ConfigError, escaped, refuse_unknown, wanted
 from rankbench.runs.sweep import Sweep
 

@@ -21,7 +21,8 @@ from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from rankbench.config import BaseConfig, TrainConfig, check, conf_dir
+from rankbench.compatibility import check
+from rankbench.config import BaseConfig, TrainConfig, conf_dir
 from rankbench.keys import ConfigError, closest, escaped
 from rankbench.runs.files import OUTPUTS, naming, regular, replacing, sync, write_json, write_text
 from rankbench.runs.records import checksum, read_json, read_yaml
