@@ -21,7 +21,8 @@ from rankbench.measures import amsel_theory as theory
 from rankbench.measures import lipschitz_of_networks
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
 from rankbench.measures.paths import all_paths, sums_of_groups
-from rankbench.model.transformer import Transformer, plain_norm
+from rankbench.model.norm import plain_norm
+from rankbench.model.transformer import Transformer
 from rankbench.runs.tables import read_table, with_who, write_table
 from rankbench.tasks import build_task
 

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from rankbench.measures.frozen_network import sums_by_length
+from rankbench.model.initialise import initialise
 from rankbench.model.linear import free_weight, linear
-from rankbench.model.transformer import Transformer, initialise
+from rankbench.model.transformer import Transformer
 
 SIZES = {"input_kind": "tokens", "num_inputs": 7, "num_outputs": 3, "length": 5}
 

@@ -20,16 +20,10 @@ from rankbench.keys import ConfigError
 from rankbench.model import build_model, initial_model
 from rankbench.model.attention import FUSED_FROM_TOKENS, visible_keys
 from rankbench.model.dropout import dropout_masks
+from rankbench.model.initialise import initialise
 from rankbench.model.network import Sublayer, run, weighted_sum, without
-from rankbench.model.transformer import (
-    MLP,
-    NORM_EPSILON,
-    Norm,
-    Transformer,
-    initialise,
-    plain_norm,
-    sinusoidal_positions,
-)
+from rankbench.model.norm import NORM_EPSILON, Norm, plain_norm
+from rankbench.model.transformer import MLP, Transformer, sinusoidal_positions
 
 # Float64 against another float64 route: a few hundred terms of order 1 in each of a few layers, eps = 2.2e-16.
 EXACT = {"rtol": 1e-12, "atol": 1e-12}

@@ -9,8 +9,9 @@ from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.measures.states import state_metrics
 from rankbench.model.attention import FUSED_FROM_TOKENS, visible_keys
+from rankbench.model.initialise import initialise
 from rankbench.model.network import run
-from rankbench.model.transformer import Transformer, initialise
+from rankbench.model.transformer import Transformer
 from rankbench.tasks.task import ABSENT
 
 LENGTHS = (5, 1, 3, 5, 2)

@@ -23,9 +23,10 @@ from rankbench.measures.paths import sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.measures.residual_coordinates import log_residual
 from rankbench.measures.residual_propagation import propagate
+from rankbench.model.initialise import initialise
 from rankbench.model.network import run, without
 from rankbench.model.tape import record
-from rankbench.model.transformer import Transformer, doubly_stochastic, initialise
+from rankbench.model.transformer import Transformer, doubly_stochastic
 
 ROUNDING = 1e-12  # float64, a few hundred additions
 LAYERS, HEADS, WIDTH, STREAMS = 3, 2, 6, 3

@@ -19,9 +19,10 @@ from rankbench.measures.jacobian_ascent import jacobian_norm
 from rankbench.measures.recomputed_network import RecomputedNetwork, check_recomputed
 from rankbench.measures.residual_propagation import check
 from rankbench.model.attention import FUSED_FROM_TOKENS
+from rankbench.model.initialise import initialise
 from rankbench.model.network import without
 from rankbench.model.pretrained.parts import BiasedAttention, RotaryAttention
-from rankbench.model.transformer import Transformer, initialise
+from rankbench.model.transformer import Transformer
 from rankbench.model.weightings import ATTENTIONS, Softmax, Start
 
 NEW = ("sigmoid", "relu", "differential")

@@ -32,7 +32,8 @@ from rankbench.measures.norms import cosine, frobenius_norm
 from rankbench.measures.recomputed_network import RecomputedNetwork, check_recomputed
 from rankbench.measures.rounding import FLOOR_SEQUENCES, MARGIN, RandomRounding, num_passes, side_by_side
 from rankbench.model.network import Network
-from rankbench.model.transformer import Transformer, plain_norm
+from rankbench.model.norm import plain_norm
+from rankbench.model.transformer import Transformer
 from rankbench.plots.independence import draw_independence
 from rankbench.progress import counted
 from rankbench.seeds import generator_for

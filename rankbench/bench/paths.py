@@ -20,7 +20,8 @@ from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.model import initial_model
 from rankbench.model.modules import Example
-from rankbench.model.transformer import Transformer, plain_norm
+from rankbench.model.norm import plain_norm
+from rankbench.model.transformer import Transformer
 from rankbench.runs.machine import Machine
 from rankbench.seeds import generator_for
 from rankbench.tasks import build_task

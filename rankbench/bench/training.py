@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from rankbench.bench.timing import medians, paired, spread
 from rankbench.config import BenchConfig, ModelConfig
 from rankbench.keys import ConfigError
-from rankbench.model.transformer import ACTIVATIONS, NORM_EPSILON
+from rankbench.model.norm import NORM_EPSILON
+from rankbench.model.transformer import ACTIVATIONS
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
 from rankbench.seeds import generator_for

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rankbench.measures.norms import frobenius_norm
 from rankbench.model.network import Network, Step, Sublayer, run, weighted_sum
-from rankbench.model.transformer import Norm
+from rankbench.model.norm import Norm
 
 # The sweep's terms, in bytes: about what the second-level cache holds; the whole batch at once takes twice as long.
 SWEEP_BYTES = 3 << 19

@@ -20,7 +20,8 @@ from rankbench.measures.dong_theory import ACTIVATION_LIPSCHITZ
 from rankbench.measures.norms import frobenius_norm
 from rankbench.model.attention import Attention, visible_keys
 from rankbench.model.network import Network, Sublayer
-from rankbench.model.transformer import MLP, Norm
+from rankbench.model.norm import Norm
+from rankbench.model.transformer import MLP
 from rankbench.model.weightings import COSINE_EPSILON
 
 COVERED = ("dot", "l2", "contractive_l2")  # kinds of attention that can be an AttentionLayer

@@ -19,7 +19,7 @@ from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, free_share
 from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.model.network import Network
-from rankbench.model.transformer import plain_norm
+from rankbench.model.norm import plain_norm
 
 # States that the tree over paths holds at a time, in numbers. Larger chunks fall out of the cache, smaller ones pay
 # more calls; between 2^19 and 2^22 the time is flat within 5 % on one core.

@@ -12,7 +12,7 @@ from torch import Tensor
 from rankbench.keys import ConfigError
 from rankbench.model.attention import Attention
 from rankbench.model.network import Network
-from rankbench.model.transformer import plain_norm
+from rankbench.model.norm import plain_norm
 
 
 def check_recomputed(network: Network, analysis: str) -> None:

@@ -27,7 +27,8 @@ from rankbench.measures.rounding import MARGIN, RandomRounding
 from rankbench.model.activations import ACTIVATIONS, GATES, TANH_CUBE, TANH_RATE
 from rankbench.model.attention import Attention
 from rankbench.model.network import Network, Sublayer, check_one_stream
-from rankbench.model.transformer import MLP, Norm
+from rankbench.model.norm import Norm
+from rankbench.model.transformer import MLP
 
 NORMS = ("layernorm", "rmsnorm")  # whose kinds are followed; likewise of attention
 ATTENTIONS = ("dot", "l2")

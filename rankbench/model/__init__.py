@@ -4,8 +4,9 @@ import torch
 
 from rankbench.config import ModelConfig
 from rankbench.keys import ConfigError
+from rankbench.model.initialise import initialise
 from rankbench.model.lstm import Lstm, initialise_lstm
-from rankbench.model.transformer import Transformer, initialise
+from rankbench.model.transformer import Transformer
 from rankbench.seeds import generator_for
 from rankbench.tasks.task import Corpus, Task
 

@@ -5,7 +5,8 @@ import dataclasses
 import torch
 
 from rankbench.config import ModelConfig
-from rankbench.model.transformer import Transformer, initialise
+from rankbench.model.initialise import initialise
+from rankbench.model.transformer import Transformer
 
 # The keys of one plain softmax head of full rank, without a skip; they replace those of the given model.
 BARE = {"heads": 1, "head_width": None, "value_width": None, "kv_groups": None, "latent_width": None}

@@ -4,98 +4,25 @@ Shapes: B batch, N token, D width, H head, C classes or output dimensions, F hid
 """
 
 import functools
-import math
 from operator import attrgetter
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankbench.config import ModelConfig
 from rankbench.keys import ConfigError
 from rankbench.model.activations import ACTIVATIONS, GATES
 from rankbench.model.attention import Attention
-from rankbench.model.linear import SigmaReparam, free_weight, linear
+from rankbench.model.linear import linear
 from rankbench.model.network import Network, Streams, Sublayer, weighted_sum
+from rankbench.model.norm import Norm
 from rankbench.model.padding import Padded
 
 ACTIVATION_LAYERS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 SINKHORN_STEPS = 20  # as many as in the source
 # Beside the tokens a second stream stays as it is: the embedding, or what the first attention reads.
 CARRIED = Streams(read=(1.0, 0.0), mix=((0.0, 0.0), (0.0, 1.0)), write=(1.0, 0.0))
-NORM_EPSILON = 1e-5  # torch's default for LayerNorm; the same for RMSNorm, so that the two can be compared
-
-
-class Norm(nn.Module):
-    """LayerNorm, RMSNorm or x / ||x|| (l2norm) over the width, as scale(x) times a linear map plus a shift.
-
-    The learned weight is a number for each coordinate, for l2norm one number for all (Amsel et al.). With its scale
-    frozen the norm is linear; the path sums of paths.py rely on that. factor: of all of it, the shift too, not learned.
-    """
-
-    factor = 1.0
-
-    def __init__(self, cfg: ModelConfig, affine: bool, factor: float = 1.0) -> None:
-        super().__init__()
-        self.factor = factor
-        self.kind, self.width, self.epsilon = cfg.norm_kind, cfg.width, NORM_EPSILON
-        self.weight = nn.Parameter(torch.ones(1 if cfg.norm_kind == "l2norm" else cfg.width)) if affine else None
-        self.shift = nn.Parameter(torch.zeros(cfg.width)) if affine and cfg.norm_kind == "layernorm" else None
-
-    def scale(self, x_BND: Tensor) -> Tensor:
-        """The `norm_scale` of this kind, (B, N, 1)."""
-        return norm_scale(self.kind, x_BND, self.epsilon)
-
-    def linear(self, x_BND: Tensor, scale_BN1: Tensor) -> Tensor:
-        """The norm with frozen scale and without shift; linear in x."""
-        factor = scale_BN1 if self.factor == 1 else scale_BN1 * self.factor
-        factor = factor if self.weight is None else factor * self.weight
-        if self.kind == "layernorm":
-            return (x_BND - x_BND.mean(-1, keepdim=True)).mul_(factor)
-        return x_BND * factor
-
-    def with_scale(self, x_BND: Tensor) -> tuple[Tensor, Tensor]:
-        """The normed tokens and their `scale`."""
-        if self.kind == "layernorm":  # the kernel returns the scale
-            learned = (self.weight, self.shift)
-            normed_BND, _, scale_BN1 = torch.native_layer_norm(x_BND, (self.width,), *learned, self.epsilon)
-            return self._scaled(normed_BND), scale_BN1
-        return self(x_BND), self.scale(x_BND)
-
-    def forward(self, x_BND: Tensor) -> Tensor:
-        return self._scaled(self._normed(x_BND))
-
-    def _scaled(self, normed_BND: Tensor) -> Tensor:
-        return normed_BND if self.factor == 1 else normed_BND * self.factor
-
-    def _normed(self, x_BND: Tensor) -> Tensor:
-        if self.kind == "l2norm":
-            scale_BN1 = self.scale(x_BND)
-            return x_BND * (scale_BN1 if self.weight is None else scale_BN1 * self.weight)
-        if self.kind == "layernorm":
-            return F.layer_norm(x_BND, (self.width,), self.weight, self.shift, self.epsilon)
-        return F.rms_norm(x_BND, (self.width,), self.weight, self.epsilon)
-
-
-def norm_scale(kind: str, x_BND: Tensor, epsilon: float = NORM_EPSILON) -> Tensor:
-    """One over the token's standard deviation (layernorm), root mean square (rmsnorm) or norm (l2norm); (B, N, 1)."""
-    if kind == "l2norm":
-        return (x_BND.square().sum(-1, keepdim=True) + epsilon).rsqrt()
-    centred = x_BND - x_BND.mean(-1, keepdim=True) if kind == "layernorm" else x_BND
-    return (centred.square().mean(-1, keepdim=True) + epsilon).rsqrt()
-
-
-def plain_norm(kind: str, x_BND: Tensor) -> Tensor:
-    """A norm of this kind without a learned scale or shift."""
-    width = x_BND.shape[-1]
-    ones = x_BND.new_ones(width)
-    if kind == "layernorm":
-        # an explicit scale of 1 and shift of 0 select torch's fast kernel, which takes half the time
-        return F.layer_norm(x_BND, (width,), ones, torch.zeros_like(ones), NORM_EPSILON)
-    if kind == "l2norm":
-        return x_BND * norm_scale(kind, x_BND)
-    return F.rms_norm(x_BND, (width,), ones, NORM_EPSILON)
 
 
 class MLP(nn.Module):
@@ -371,93 +298,3 @@ def sinusoidal_positions(num_tokens: int, width: int, device: torch.device | Non
     rate_D = 10000.0 ** (-2 * (torch.arange(width, dtype=torch.float64, device=device) // 2) / width)
     angle_ND = position_N1 * rate_D
     return torch.where(torch.arange(width, device=device) % 2 == 0, angle_ND.sin(), angle_ND.cos())
-
-
-def initialise(model: Transformer, generator: torch.Generator) -> None:
-    """Draw every weight from `generator`, by the scheme in the model's config.
-
-    pytorch: the defaults of torch.nn, U(+-1/sqrt(fan_in)), embeddings N(0, 1). glorot: Xavier uniform, W_Q, W_K and W_V
-    (all heads of each together) with their own fans. bert: N(0, 0.02^2). scaled: bert with the maps that write to the
-    residual stream divided by sqrt(2 layers) (Radford et al. 2019). All schemes but pytorch start biases at 0.
-    attention_init = s draws the matrices of attention from U(+-s/sqrt(width)) instead (Kim et al. 2021, app. I).
-    init_gain multiplies every matrix of the blocks (with weight_norm=sigma it is the initial gamma); mlp_gain also
-    multiplies those of the MLPs. values=orthogonal draws W_V and W_O (all heads together) orthogonal instead;
-    values=uniform draws them like pytorch; values=zero sets W_V and its bias to 0. Parameters of a weighting begin
-    as it says.
-    """
-    scheme, layers = model.cfg.init, model.cfg.layers
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(math.nan)
-        for name, module in model.named_modules():
-            gain = model.cfg.init_gain * (model.cfg.mlp_gain if ".mlp." in name else 1)
-            if isinstance(module, Norm) and module.weight is not None:
-                module.weight.fill_(1)
-                if module.shift is not None:
-                    module.shift.zero_()
-            elif isinstance(module, HyperConnection):
-                module.start(model.cfg.stream_deviation, generator)
-            elif isinstance(module, nn.Embedding):
-                deviation = {"pytorch": 1.0, "glorot": module.embedding_dim**-0.5}.get(scheme, 0.02)
-                module.weight.normal_(0, deviation, generator=generator)
-            elif isinstance(module, SigmaReparam):
-                module.gamma.fill_(gain)
-            elif isinstance(module, Attention):
-                for parameter, start in module.weighting.parameters(module).items():
-                    start.draw(module.own[parameter], generator)
-            elif isinstance(module, nn.Linear):
-                # the fused query-key-value matrix holds several maps, each with its own fans
-                maps = _maps(model, name)
-                for weight in free_weight(module).split(maps):
-                    fan_out, fan_in = weight.shape
-                    limit = {"pytorch": fan_in**-0.5, "glorot": math.sqrt(6 / (fan_in + fan_out))}.get(scheme)
-                    if model.cfg.attention_init is not None and ".attention." in name:
-                        limit = model.cfg.attention_init / math.sqrt(model.cfg.width)
-                    if limit is not None:
-                        weight.uniform_(-limit, limit, generator=generator)
-                    else:
-                        writes = scheme == "scaled" and name.endswith(("attention.out", "mlp.down"))
-                        weight.normal_(0, 0.02 / math.sqrt(2 * layers) if writes else 0.02, generator=generator)
-                if module.bias is not None:
-                    if scheme == "pytorch":
-                        module.bias.uniform_(-(module.in_features**-0.5), module.in_features**-0.5, generator=generator)
-                    else:
-                        module.bias.zero_()
-                if model.cfg.values != "free" and name.endswith(("qkv", "attention.out")):
-                    _set_values(module, maps, model.cfg.values, generator)
-                if name.startswith("blocks."):
-                    free_weight(module).mul_(gain)
-        for name, parameter in model.named_parameters():
-            if parameter.isnan().any():
-                raise ConfigError(f"model.attention={model.cfg.attention}: its parameter {name} has no first value")
-
-
-def maps_of_layers(model: Transformer) -> dict[str, list[int]]:
-    """The matrices of the layers by the names of their parameters: the number of rows of each map that is stacked in
-    it."""
-    modules = {
-        name: module for name, module in model.blocks.named_modules(prefix="blocks") if isinstance(module, nn.Linear)
-    }
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {names[id(free_weight(module))]: _maps(model, name) for name, module in modules.items()}
-
-
-def _maps(model: Transformer, name: str) -> list[int]:
-    """Number of rows of each map that is stacked in the linear map of this name."""
-    if name.endswith(("qkv", "from_latent")):
-        attention = model.get_submodule(name.rpartition(".")[0])
-        return attention.rows if name.endswith("qkv") else attention.rows_of_latent
-    return [model.get_submodule(name).out_features]
-
-
-def _set_values(module: nn.Linear, maps: list[int], values: str, generator: torch.Generator) -> None:
-    """Draw W_V or W_O orthogonal (if not square, rows or columns orthonormal) or uniform, or set W_V and bias to 0."""
-    weight = free_weight(module).split(maps)[-1]
-    if values == "orthogonal":
-        nn.init.orthogonal_(weight, generator=generator)
-    elif values == "uniform":
-        weight.uniform_(-(module.in_features**-0.5), module.in_features**-0.5, generator=generator)
-    elif len(maps) > 1:
-        weight.zero_()
-        if module.bias is not None:
-            module.bias.split(maps)[-1].zero_()

@@ -22,7 +22,8 @@ from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_MET
 from rankbench.measures.states import STATE_FLOORS, STATE_METRICS
 from rankbench.model import build_model, initial_model
 from rankbench.model.dropout import dropout_masks
-from rankbench.model.transformer import Transformer, maps_of_layers
+from rankbench.model.initialise import maps_of_layers
+from rankbench.model.transformer import Transformer
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import FORMAT, Run
 from rankbench.seeds import generator_for, state_of

@@ -15,7 +15,8 @@ from rankbench.keys import ConfigError
 from rankbench.model.activations import ACTIVATIONS
 from rankbench.model.attention import Heads
 from rankbench.model.network import HeadMaps
-from rankbench.model.transformer import MLP, Norm
+from rankbench.model.norm import Norm
+from rankbench.model.transformer import MLP
 from rankbench.model.weightings import Factors, Softmax, dot_scores
 
 # The library's names of an activation, and ours. gelu_fast rounds a constant of gelu_new to ten digits.
