@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rankbench.api import analyze, load, load_sweep, plot, train
     from rankbench.keys import ConfigError
     from rankbench.observing import observe
-    from rankbench.report.report import Runs
+    from rankbench.report.joined_tables import Runs
     from rankbench.runs.run import Run
 
 __version__ = "0.1.0"

@@ -39,7 +39,8 @@ from rankbench.plots.pages import one_facet
 from rankbench.plugins import named as named_plugins
 from rankbench.progress import logging_to
 from rankbench.report.figures import analysis_of, final_pages
-from rankbench.report.report import Runs, load_runs, runs_in
+from rankbench.report.jobs import runs_in
+from rankbench.report.joined_tables import Runs, load_runs
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run, find_run
 from rankbench.training.loop import Interrupted

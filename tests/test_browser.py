@@ -9,7 +9,8 @@ import yaml
 from browser import PROGRAM, Browser
 from test_scoreboard import run_of, sweep_of
 
-from rankbench.report.report import find_runs, gather
+from rankbench.report.jobs import find_runs
+from rankbench.report.report import gather
 from rankbench.report.scoreboard import scoreboard
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason="no Chromium here")]

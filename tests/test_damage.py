@@ -15,7 +15,8 @@ from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
 from rankbench.plots.figure import save
 from rankbench.plots.sweep import draw_sweep
-from rankbench.report.report import find_runs, gather
+from rankbench.report.jobs import find_runs
+from rankbench.report.report import gather
 from rankbench.runs.machine import Machine
 from rankbench.runs.records import read_json, read_yaml
 from rankbench.runs.run import Run

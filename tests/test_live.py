@@ -12,8 +12,9 @@ from command_line import succeeds
 
 from rankbench.plots.training import draw_metrics
 from rankbench.report import live
+from rankbench.report.jobs import find_runs
 from rankbench.report.live import status_line, watched
-from rankbench.report.report import find_runs, gather
+from rankbench.report.report import gather
 
 
 def run_at(folder, steps, finished):

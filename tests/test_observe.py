@@ -19,7 +19,8 @@ from torch import nn
 
 import rankbench as rb
 from rankbench.observing import FIGURES
-from rankbench.report.report import find_runs, gather
+from rankbench.report.jobs import find_runs
+from rankbench.report.report import gather
 from rankbench.runs.tables import read_table
 
 pytestmark = pytest.mark.usefixtures("unpainted")

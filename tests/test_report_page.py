@@ -21,8 +21,9 @@ from rankbench.keys import ConfigError
 from rankbench.plots.captions import GEOMETRIC, OF_ONE_SEED, OTHERWISE, caption_of
 from rankbench.plots.sweep import BASELINES, draw_sweep
 from rankbench.report.figures import figure_keys
+from rankbench.report.jobs import find_runs, varying_keys
 from rankbench.report.page import command_of
-from rankbench.report.report import find_runs, gather, varying_keys
+from rankbench.report.report import gather
 from rankbench.runs.run import Run
 from rankbench.runs.tables import latex, markdown
 

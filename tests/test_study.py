@@ -14,7 +14,8 @@ from rankbench.keys import ConfigError
 from rankbench.plots import fit
 from rankbench.plots.sweep import draw_scatter, draw_sweep
 from rankbench.report.figures import drawable, redraw
-from rankbench.report.report import check_study, find_runs, gather
+from rankbench.report.jobs import find_runs
+from rankbench.report.report import check_study, gather
 from rankbench.report.study import rank_correlation, values_of
 from rankbench.runs.tables import with_errors
 

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from rankbench.keys import ConfigError
-from rankbench.report.report import find_runs, gather, gather_sweep
+from rankbench.report.jobs import find_runs
+from rankbench.report.report import gather, gather_sweep
 from rankbench.runs.sweep import Job, Sweep
 
 JOBS = [Job(f"{number}_model.heads={heads}", (f"model.heads={heads}",)) for number, heads in enumerate((1, 2, 4))]

@@ -35,7 +35,7 @@ from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
 from rankbench.model import build_model, initial_model, skeleton
 from rankbench.model.dropout import dropout_masks
-from rankbench.report.report import runs_in
+from rankbench.report.jobs import runs_in
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run, config_text
 from rankbench.seeds import generator_for, state_of

@@ -308,7 +308,8 @@ def check_corpus(cfg: Config) -> None:
 
 
 def _check_report(cfg: ReportConfig) -> None:
-    from rankbench.report.report import check_study, find_runs
+    from rankbench.report.jobs import find_runs
+    from rankbench.report.report import check_study
     from rankbench.report.results import check_pages
     from rankbench.report.scoreboard import EVERY, check_experiment
 

@@ -297,8 +297,9 @@ def analyze_job(config: "DictConfig") -> None:
 def report_job(config: "DictConfig") -> None:
     """`rankbench report`."""
     from rankbench.plots import drawn_with
+    from rankbench.report.jobs import find_runs
     from rankbench.report.live import watched
-    from rankbench.report.report import find_runs, gather
+    from rankbench.report.report import gather
     from rankbench.report.scoreboard import scoreboard
 
     cfg = _prepared(config)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rankbench.keys import ConfigError
-from rankbench.report.report import find_runs, gather, status_of
+from rankbench.report.jobs import find_runs, status_of
+from rankbench.report.report import gather
 from rankbench.runs.records import read_json, read_yaml
 from rankbench.runs.run import Run
 

@@ -14,8 +14,8 @@ from rankbench.claims import CLAIMS, PAPERS, judge, statements_of, with_holm
 from rankbench.config import BUDGETS
 from rankbench.keys import ConfigError
 from rankbench.presets import presets
+from rankbench.report.jobs import runs_in, status_of, varying_keys
 from rankbench.report.page import as_typed_command, commits_of, recorded_command, records
-from rankbench.report.report import runs_in, status_of, varying_keys
 from rankbench.runs.records import read_yaml
 from rankbench.runs.run import Run
 from rankbench.runs.tables import booleans_as_words, read_table

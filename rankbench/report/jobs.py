@@ -1,0 +1,219 @@
+"""The runs that a report is of: where they are, how far they have come, and which keys of their configs differ."""
+
+import fcntl
+import glob
+from collections import Counter
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rankbench.keys import ConfigError, as_typed
+from rankbench.runs.files import OUTPUTS, regular
+from rankbench.runs.records import read_yaml
+from rankbench.runs.run import Run
+from rankbench.runs.sweep import Sweep
+
+# Keys that are not variables of an experiment: where it runs, on what, how often it is evaluated, what is measured.
+SILENT = (
+    *("out", "beyond_memory", "seed", "replicas", "device", "threads", "run", "analysis", "claims", "published"),
+    *("trainer.eval_every", "trainer.checkpoint_every", "observe.every"),
+)
+SKIPS = "model.skips"  # decides model.skip and model.mlp_skip, unless it is null
+
+
+def find_runs(text: str) -> list[Path]:
+    """The runs given by `runs=`, in order; ConfigError if there is none. `latest`: the newest sweep or run. A list:
+    those of each of its folders.
+
+    Folders of analyses count only if there is no folder of training.
+    """
+    if text == "latest":
+        dated = [(max(map(_written, runs)), runs) for folder in OUTPUTS.glob("train/*") if (runs := runs_in(folder))]
+        if not dated:
+            raise ConfigError(f"runs=latest: no run under {OUTPUTS.resolve()}; train one with `rankbench train`")
+        return max(dated)[1]
+    names = text[1:-1].split(",") if text[:1] == "[" and text[-1:] == "]" and not Path(text).exists() else [text]
+    matches = [[name] if Path(name).exists() else sorted(glob.glob(name, recursive=True)) for name in names]
+    folders = [Path(match) for of_name in matches for match in of_name]
+    jobs = list(dict.fromkeys(job for folder in folders for job in runs_in(folder)))
+    configs = {job: config_of(job) for job in jobs}
+    jobs = [job for job in jobs if "bench" not in configs[job]]
+    trained = [job for job in jobs if "run" not in configs[job]]
+    if not any((job / "config.yaml").exists() for job in jobs):
+        raise ConfigError(f"runs={text}: no run there; give a run's or a sweep's folder, a glob, or runs=latest")
+    return trained or jobs
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs at or below a folder, with jobs in the order of their numbers.
+
+    A sweep's jobs include those without a config, which have not begun or failed before they wrote one.
+    """
+    if (folder / "config.yaml").is_file():
+        return [folder]
+    if (folder / ".hydra").is_dir() and (folder.parent / "multirun.yaml").exists():
+        return [folder]
+    if not folder.exists() and folder.name in {job.folder for job in Sweep(folder.parent).missing()}:
+        return [folder]
+    if not folder.is_dir():
+        return []
+    below = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink() and path.name[0] != "."]
+    below += [folder / job.folder for job in Sweep(folder).missing()]
+    return [run for path in sorted(below, key=_number) for run in runs_in(path)]
+
+
+def _written(job: Path) -> int:
+    return max(
+        (path.stat().st_mtime_ns for path in (job / "summary.json", job / "config.yaml") if path.exists()), default=0
+    )
+
+
+def _number(job: Path) -> tuple[int, str]:
+    """Sort key for jobs by number: 2 before 10."""
+    number = job.name.partition("_")[0]
+    return (int(number) if number.isdigit() else -1, job.name)
+
+
+def status_of(job: Path) -> str:
+    """Status of the run. `interrupted`: the summary says running, but no process is training there. `missing`: a job of
+    a sweep that never began. `damaged`: its config or its summary cannot be read."""
+    if not job.exists():
+        return "missing"
+    try:
+        status = Run(job).status
+        config_at(job / "config.yaml")
+    except ConfigError:
+        return "damaged"
+    if status != "running":
+        return status
+    try:
+        with regular(job / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "running"
+    except OSError:  # there is no lock, so no process is training
+        pass
+    return "interrupted"
+
+
+def varying_keys(jobs: list[Path]) -> tuple[list[str], dict[str, list[str]]]:
+    """The keys whose values differ between the runs' configs, and for each of them the keys that follow it.
+
+    The choice of a group stands for its keys: where model.name differs, a key of the model with one value for each name
+    follows `model`. Likewise, any key can follow `budget`, and the skips of a model the key of all of them.
+    """
+    configs = [flattened(config) for job in jobs if (config := config_of(job))]
+    every = dict.fromkeys(key for config in configs for key in config)
+    values = {key: [config.get(key, "") for config in configs] for key in every}
+    differ = [key for key in every if not _is_silent(key) and _num_values(key, values[key]) > 1]
+    leaders = [key for key in differ if key in ("budget", SKIPS) or (key.endswith(".name") and key.count(".") == 1)]
+    keys, follows = [], {}
+    for key in differ:
+        leader = next((candidate for candidate in leaders if candidate != key and _leads(candidate, key, values)), None)
+        if leader is None:
+            keys.append(key.removesuffix(".name") if key in leaders else key)
+        else:
+            follows.setdefault(leader.removesuffix(".name"), []).append(key)
+    return keys, follows
+
+
+def _is_option(key: str) -> bool:
+    """Whether the key is an option of an analysis."""
+    return key.startswith("analysis.") and key.count(".") > 1
+
+
+def _is_silent(key: str) -> bool:
+    return not _is_option(key) and any(key == silent or key.startswith(f"{silent}.") for silent in SILENT)
+
+
+def _num_values(key: str, values: list[str]) -> int:
+    """Number of values of a key; for an option of an analysis, among the runs that have the analysis."""
+    return len(set(values) - ({""} if _is_option(key) else set()))
+
+
+def _leads(leader: str, key: str, values: dict[str, list[str]]) -> bool:
+    if leader == SKIPS:
+        return key in ("model.skip", "model.mlp_skip") and "null" not in values[leader]
+    if leader != "budget" and leader.partition(".")[0] != key.partition(".")[0]:
+        return False
+    pairs = set(zip(values[leader], values[key], strict=True))
+    return len(pairs) == len(set(values[leader]))
+
+
+def keys_of(jobs: list[Path]) -> list[str]:
+    """All keys of the runs' configs."""
+    return list(dict.fromkeys(["task", "model", *(key for job in jobs for key in flattened(config_of(job)))]))
+
+
+def names_of(jobs: list[Path]) -> dict[Path, str]:
+    """Names of the runs in tables: the folder's name, after the sweep's name if two folders have the same."""
+    counts = Counter(Run(job).name for job in jobs)
+    return {
+        job: Run(job).name if counts[Run(job).name] == 1 else f"{job.resolve().parent.name}/{Run(job).name}"
+        for job in jobs
+    }
+
+
+def config_of(job: Path) -> dict[str, Any]:
+    """The run's config as written; empty if there is none, or one that cannot be read: `status_of` says so. An analysis
+    of a trained run takes its network, task and training from that run, if the run still exists."""
+    try:
+        config = config_at(job / "config.yaml")
+        if config.get("run") is None or Run(job).status != "finished":
+            return config
+        trained = config_at(Path(Run(job).summary().get("run") or config["run"]) / "config.yaml")
+    except ConfigError:
+        return {}
+    return config | {key: trained[key] for key in ("model", "task", "optimizer", "trainer") if key in trained}
+
+
+def config_at(path: Path) -> dict[str, Any]:
+    """Keys of a config, empty if there is none; ConfigError for a file that is not a config."""
+    if not path.exists():
+        return {}
+    stat = path.stat()
+    return _read_config(path, (stat.st_ino, stat.st_size, stat.st_mtime_ns))
+
+
+@lru_cache(maxsize=1024)  # a report asks ten times, and YAML is read slowly
+def _read_config(path: Path, written: tuple[int, int, int]) -> dict[str, Any]:
+    """Read the config that has this inode, size and time."""
+    config = read_yaml(path)
+    for key, kind in {"claims": list, "published": str, "run": str}.items():
+        if not isinstance(config.get(key), kind | None):
+            raise ConfigError(f"{path}: not a run's config: {key}={as_typed(config[key])}")
+    if not all(isinstance(claim, str) for claim in config.get("claims") or ()):
+        raise ConfigError(f"{path}: not a run's config: claims={as_typed(config['claims'])}")
+    return config
+
+
+def flattened(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Dotted keys and their values as a user would write them."""
+    flat = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            flat |= flattened(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = as_typed(value)
+    return flat
+
+
+def values_of(job: Path, keys: list[str]) -> dict[str, str]:
+    """Values of the keys in this job's config, as text; for a group, the name of the choice. A job that has not begun
+    only has its own overrides."""
+    flat = flattened(config_of(job)) or _own_words(job)
+    return {key: flat.get(key, flat.get(f"{key}.name", "")) for key in keys}
+
+
+def shared(configs: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """The keys that have the same value in all runs that have begun."""
+    flats = [flattened(config) for config in configs if config]
+    first = flats[0] if flats else {}
+    return {key: value for key, value in first.items() if all(flat.get(key) == value for flat in flats)}
+
+
+def _own_words(job: Path) -> dict[str, str]:
+    overrides = [listed.overrides for listed in Sweep(job.parent).jobs() if listed.folder == job.name]
+    values = dict(word.lstrip("+").split("=", 1) for words in overrides for word in words if "=" in word)
+    return {key: text.lower() if text in ("True", "False") else text for key, text in values.items()}

@@ -1,0 +1,195 @@
+"""The tables of several runs as one, with a column for each key that differs, and their summary over seeds."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from rankbench.analyses import ANALYSES
+from rankbench.keys import ConfigError, closest
+from rankbench.plots.sweep import column_in_words
+from rankbench.report.jobs import (
+    config_at,
+    config_of,
+    find_runs,
+    flattened,
+    names_of,
+    status_of,
+    values_of,
+    varying_keys,
+)
+from rankbench.report.study import is_done
+from rankbench.runs.run import OBSERVED, Run
+from rankbench.runs.tables import WHO, over_seeds, with_errors
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Several runs, such as those of a sweep, and the keys whose values differ between them.
+
+    `runs[0]` is the first run; `for run in runs` visits all of them in the order of the sweep's jobs, including jobs
+    that failed or never began. In the tables every varied key is a column.
+    """
+
+    folders: list[Path]
+    keys: list[str]
+
+    def __len__(self) -> int:
+        return len(self.folders)
+
+    def __getitem__(self, number: int) -> Run:
+        return Run(self.folders[number])
+
+    def __iter__(self) -> Iterator[Run]:
+        return map(Run, self.folders)
+
+    def table(self, name: str) -> pd.DataFrame:
+        """Concatenate the runs' tables of an analysis; ConfigError if no run has one."""
+        tables = {folder: _tables_at(folder, [name]) for folder in self.folders}
+        table = _joined(name, tables, names_of(self.folders), self._values)
+        if table is None:
+            names = sorted({table.stem for folder in self.folders for table in folder.glob("*.csv")})
+            raise ConfigError(
+                f"{name}: no run has such a table{closest(name, names)}; there are {', '.join(names) or 'none'}; "
+                'rankbench.analyze(run, "paths") measures one run after the other'
+            )
+        return self._labelled(table, name)
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """Concatenate `Run.metrics` of all runs that have begun to train."""
+        names, values = names_of(self.folders), self._values
+        begun = [run for run in self if (run.folder / "metrics.csv").exists()]
+        if not begun:
+            raise ConfigError("metrics: none of the runs has begun to train")
+        parts = [run.metrics.assign(run=names[run.folder], **values[run.folder]) for run in begun]
+        return self._labelled(pd.concat(parts, ignore_index=True), "metrics")
+
+    @property
+    def final(self) -> pd.DataFrame:
+        """A row for each run and seed with its status and final numbers, as in a report's sweep.csv."""
+        statuses = {folder: status_of(folder) for folder in self.folders}
+        return self._labelled(_final_numbers(names_of(self.folders), statuses, self._values), "sweep")
+
+    @property
+    def _values(self) -> dict[Path, dict[str, str]]:
+        keys = [key for key in self.keys if key not in WHO]
+        return {folder: values_of(folder, keys) for folder in self.folders}
+
+    def _labelled(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
+        """Convert the values of varied keys to numbers where possible, and put the table's name into `attrs`."""
+        for key in self.keys:
+            with suppress(ValueError):
+                table[key] = pd.to_numeric(table[key].replace("", None))
+        table.attrs = {"analysis": name, "varied": list(self.keys)}
+        return table
+
+
+def load_runs(text: str) -> Runs:
+    """The runs given by `runs=`, with the keys that vary between them."""
+    folders = find_runs(text)
+    return Runs(folders, varying_keys(folders)[0])
+
+
+def _names_of_tables() -> list[str]:
+    """The tables that runs leave and a report joins; a plug-in adds to the analyses."""
+    return [*ANALYSES, *OBSERVED, "metrics"]
+
+
+def read_all(
+    jobs: list[Path], keys: list[str]
+) -> tuple[dict[Path, str], dict[Path, str], dict[Path, str], dict[str, pd.DataFrame], pd.DataFrame]:
+    """The runs' names, statuses and damage; their tables, joined, by name; and the final numbers of every seed."""
+    names = names_of(jobs)
+    # run, task, model and seed are columns already
+    values = {job: values_of(job, [key for key in keys if key not in WHO]) for job in jobs}
+    read, damage = _read(jobs)
+    statuses = {job: "damaged" if job in damage else status_of(job) for job in jobs}
+    tables = {name: table for name in _names_of_tables() if (table := _joined(name, read, names, values)) is not None}
+    return names, statuses, damage, tables, _final_numbers(names, statuses, values)
+
+
+def _tables_at(job: Path, names: Iterable[str]) -> dict[str, pd.DataFrame]:
+    tables = {name: Run(job).table(name) for name in names if (job / f"{name}.csv").exists()}
+    if "metrics" in tables:  # without the columns of the others
+        flat, curves = flattened(config_of(job)), tables["metrics"]
+        who = {"run": "", "task": flat.get("task.name", ""), "model": flat.get("model.name", "")}
+        tables["metrics"] = curves.assign(**who)[[*WHO, *curves.columns.drop("seed")]]
+    return tables
+
+
+def _read(jobs: list[Path]) -> tuple[dict[Path, dict[str, pd.DataFrame]], dict[Path, str]]:
+    """The tables of the analyses of each run, without those that changed since they were written; and, of runs with a
+    file that cannot be read, which one and why."""
+    read, damage = {}, {}
+    for job in jobs:
+        try:
+            config_at(job / "config.yaml")
+            changed = Run(job).changed_files()
+            read[job] = _tables_at(job, [name for name in _names_of_tables() if f"{name}.csv" not in changed])
+        except ConfigError as error:
+            damage[job] = str(error)
+    return read, damage
+
+
+def _joined(
+    name: str,
+    tables: dict[Path, dict[str, pd.DataFrame]],
+    names: dict[Path, str],
+    values: dict[Path, dict[str, str]],
+) -> pd.DataFrame | None:
+    """Concatenate the runs' tables of this name, with their values of the varied keys; None if no run has it."""
+    parts = [held[name].assign(run=names[job], **values[job]) for job, held in tables.items() if name in held]
+    return pd.concat(parts, ignore_index=True) if parts else None
+
+
+def _final_numbers(
+    names: dict[Path, str], statuses: dict[Path, str], values: dict[Path, dict[str, str]]
+) -> pd.DataFrame:
+    rows = [row for job, name in names.items() for row in _summary_rows(job, name, statuses[job], values[job])]
+    return pd.DataFrame(rows)
+
+
+def _summary_rows(job: Path, name: str, status: str, values: dict[str, str]) -> list[dict]:
+    config = flattened(config_of(job))
+    who = {"run": name, "task": config.get("task.name", ""), "model": config.get("model.name", "")}
+    seeds = [] if status == "damaged" else Run(job).summary().get("seeds")
+    seeds = seeds or [{"seed": config.get("seed", ""), "status": status}]
+    return [{**who, "seed": numbers.get("seed"), **values, "job_status": status, **numbers} for numbers in seeds]
+
+
+def summarise(seeds: pd.DataFrame, keys: list[str], more: Iterable[str] = ()) -> pd.DataFrame:
+    """Final test accuracy and loss by the varied keys, over the seeds of finished jobs: mean, interval, best; and of
+    more columns mean and interval."""
+    axes = [key for key in keys if key in seeds and key not in ("run", "seed")] or ["task", "model"]
+    done = seeds[is_done(seeds)]
+    summary = None
+    for value, best in ({"test_accuracy": "largest", "test_loss": "smallest"} | dict.fromkeys(more)).items():
+        if value not in done or done[value].isna().all():
+            continue
+        names = {"num_seeds": f"{value}_seeds"} | ({best: f"{value}_best"} if best else {})
+        names |= {column: f"{value}_{column}" for column in ("mean", "low95", "high95")}
+        part = over_seeds(done, axes, value).rename(columns=names)[[*axes, *names.values()]]
+        summary = part if summary is None else summary.merge(part, on=axes, how="outer")
+    if summary is None:
+        return pd.DataFrame()
+    counted = [name for name in summary if name.endswith("_seeds")]
+    summary.insert(len(axes), "num_seeds", summary[counted].max(axis=1).astype(int))
+    return summary.drop(columns=counted)
+
+
+def for_print(summary: pd.DataFrame, chosen: Iterable[str]) -> pd.DataFrame:
+    """The summary with a column for each number, as mean and interval, and with names as in a paper. chosen: the
+    numbers to keep, if there are any among them."""
+    values = [name.removesuffix("_mean") for name in summary if name.endswith("_mean")]
+    keys = list(summary.columns[: summary.columns.get_loc("num_seeds")])
+    last = Counter(key.rpartition(".")[2] for key in keys)
+    names = {key: key if last[short_key := key.rpartition(".")[2]] > 1 else short_key.replace("_", " ") for key in keys}
+    table = summary[[*keys, "num_seeds"]].rename(columns=names | {"num_seeds": "seeds"})
+    for value in [value for value in values if value in chosen] or values:
+        ends = zip(*(summary[f"{value}_{end}"] for end in ("mean", "low95", "high95")), strict=True)
+        table[column_in_words(value)] = [with_errors(*numbers) for numbers in ends]
+    return table
