@@ -52,7 +52,7 @@ from rankbench.runs.records import read_yaml
 from rankbench.runs.run import FORMAT, OBSERVED, Run, differences
 from rankbench.runs.tables import read_table
 from rankbench.seeds import generator_for
-from rankbench.training.loop import StepsFile
+from rankbench.training.journal import StepsFile
 
 log = logging.getLogger(__name__)
 

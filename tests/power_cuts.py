@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import rankbench.training.loop
+import rankbench.training.journal
 from rankbench.runs.files import append
 
 Files = dict[str, bytes]
@@ -21,7 +21,7 @@ def power_cuts(folder: Path) -> Iterator[list[Files]]:
         patch.setattr(os, "fsync", disk.sync)
         for name in ("replace", "unlink"):
             patch.setattr(os, name, disk.noting(getattr(os, name)))
-        patch.setattr(rankbench.training.loop, "append", disk.noting(append))
+        patch.setattr(rankbench.training.journal, "append", disk.noting(append))
         yield disk.left
     for handle in disk.handles.values():
         os.close(handle)

@@ -33,7 +33,8 @@ from rankbench.runs.records import checksum
 from rankbench.runs.run import Run
 from rankbench.runs.tables import read_table
 from rankbench.tasks.corpora import read_text as read_sentences
-from rankbench.training.loop import Interrupted, StepsFile, train
+from rankbench.training.journal import StepsFile
+from rankbench.training.loop import Interrupted, train
 from rankbench.training.seeds_side_by_side import METRICS, Training
 
 TINY = [

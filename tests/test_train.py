@@ -469,7 +469,8 @@ from pathlib import Path
 import rankbench.runs.run, rankbench.training.loop
 from rankbench.runs.files import append
 from rankbench.runs.run import Run
-from rankbench.training.loop import StepsFile, train
+from rankbench.training.journal import StepsFile
+from rankbench.training.loop import train
 from rankbench.training.seeds_side_by_side import Training
 
 def die():

@@ -79,7 +79,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
     log10_measured: ||X - 1 x^T||_{1,inf}, x the token mean (diameter: max_ij ||x_i - x_j||_1), mean over sequences;
     log10_bound likewise. In residual coordinates (followed), where nothing is hidden; sequences of equal tokens count
-    nowhere. Networks that rankbench.measures.residual_coordinates does not follow are measured in a plain forward pass,
+    nowhere. Networks that rankbench.measures.residual_propagation does not follow are measured in a plain forward pass,
     and log10_measured is empty where rounding explains the residual of any sequence. below_floor: the share of these;
     noise_floor: the error of the residual by rounding (units of X, mean; rankbench.measures.rounding), empty where it
     is followed; no column where all are. A bound of one layer begins at the residual measured before it or, where that

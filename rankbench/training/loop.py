@@ -1,7 +1,5 @@
-"""Training a run: one visible loop over steps, the files that it writes, and how it stops and resumes."""
+"""Training a run: one visible loop over steps, and how it stops and resumes."""
 
-import csv
-import io
 import logging
 import math
 import signal
@@ -9,26 +7,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from rankbench.config import TrainConfig
 from rankbench.keys import ConfigError
 from rankbench.progress import bar
-from rankbench.runs.files import (
-    LARGEST_TABLE,
-    WriteError,
-    append,
-    bounded,
-    naming,
-    sync,
-    write_json,
-    write_text,
-)
+from rankbench.runs.files import WriteError, write_json
 from rankbench.runs.machine import Machine, explaining_memory
 from rankbench.runs.run import FORMAT, Run
 from rankbench.tasks import Task, build_task
 from rankbench.training.compiling import is_compiled
-from rankbench.training.seeds_side_by_side import DYNAMICS, METRICS, NOT_A_STATE, Training
+from rankbench.training.journal import Journal
+from rankbench.training.seeds_side_by_side import NOT_A_STATE, Training
 from rankbench.training.writers import writing
 
 log = logging.getLogger(__name__)
@@ -65,88 +54,46 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
         log.info("%s is lengthened; what it was is in %s", run.folder, run.set_aside())
     run.begin(cfg, environment)
     training = _opened(cfg, task, run, machine, seeds)
-    resumed = training.saved_step is not None
-    # the rows of a step that is still to be measured come again
-    upto = training.progress.step - (not training.progress.measured) if resumed else -1
-    counted = training.progress.rows
-    metrics = StepsFile(run.folder / "metrics.csv", METRICS, upto, counted)
-    watched = StepsFile(run.folder / "layers.csv", DYNAMICS, upto, counted) if cfg.trainer.dynamics_every else None
-
-    def sync_rows() -> None:
-        for rows in (metrics, watched):
-            if rows is not None:
-                with naming(rows.path):
-                    sync(rows.path)
-                training.progress.rows[rows.path.name] = rows.num_rows
-
-    num_steps, trainer = training.num_steps, cfg.trainer
+    journal = Journal(training, run)
     with (
-        writing(cfg, run, upto) as write,
+        writing(cfg, run, journal.upto) as journal.write,
         recording_failure(run, training),
         stopping_on_signals() as asked_to_stop,
-        progress_bar(num_steps, training.progress.step) as report,
+        progress_bar(training.num_steps, training.progress.step) as journal.report,
     ):
-        began, before = time.perf_counter(), training.progress.seconds
-
-        def read_clock() -> None:
-            machine.finish()
-            training.progress.seconds = before + time.perf_counter() - began
-
-        def log_rows(rows: list[dict]) -> None:
-            metrics.add(rows)
-            write(rows)
-
-        def measure() -> None:
-            step, last = training.progress.step, training.progress.step == num_steps
-            evaluates = step % trainer.eval_every == 0 or last
-            watches = watched is not None and (step % trainer.dynamics_every == 0 or last)
-            training.progress.measured = True
-            if evaluates or watches:
-                read_clock()
-            if watches:
-                with training.paused():
-                    watched.add(training.dynamics())
-            if evaluates:
-                rows = training.evaluate()
-                log_rows(rows)
-                report(step, rows)
-                training.retire(rows)
-
-        def save() -> None:
-            read_clock()
-            with training.paused():
-                sync_rows()  # before the checkpoint that counts them
-                training.save(run)
-
-        if not resumed:
-            log_rows(training.evaluate())
-            if watched is not None:
-                with training.paused():
-                    watched.add(training.dynamics())
-        if not training.progress.measured:
-            measure()
-        while training.progress.training and training.progress.step < num_steps:
-            training.update()
-            step = training.progress.step
-            if step == num_steps:  # a longer training goes on from here, and may not measure at this step
-                training.progress.measured = False
-                save()
-            measure()
-            if step < num_steps and (asked_to_stop or step % trainer.checkpoint_every == 0):
-                save()
-            if asked_to_stop:
-                raise Interrupted(f"stopped at step {step} of {num_steps}")
-        if training.saved_step != training.progress.step:  # every seed has left, or there was no step
-            save()
+        journal.start_clock()
+        _steps(training, journal, asked_to_stop)
         training.retire([], last=True)
-        sync_rows()
+        journal.sync_rows()
         run.save_weights(training.weights())
         summary = training.summary("diverged" if set(training.progress.status) == {"diverged"} else "finished")
         summary["files"] = run.checksums(("metrics.csv", "layers.csv", "checkpoint.safetensors"))
         write_json(run.folder / "summary.json", summary)
-    if not trainer.keep_state:
+    if not cfg.trainer.keep_state:
         run.drop_state()
     return summary
+
+
+def _steps(training: Training, journal: Journal, asked_to_stop: list[int]) -> None:
+    """Train to the last step, or to the last seed that leaves; Interrupted behind a checkpoint when asked to stop."""
+    progress, num_steps = training.progress, training.num_steps
+    if training.saved_step is None:
+        journal.begin()
+    elif not progress.measured:
+        journal.measure()
+    while progress.training and progress.step < num_steps:
+        training.update()
+        step = progress.step
+        if step == num_steps:  # a longer training goes on from here, and may not measure at this step
+            progress.measured = False
+            journal.save()
+        journal.measure()
+        if step < num_steps and (asked_to_stop or step % training.cfg.trainer.checkpoint_every == 0):
+            journal.save()
+        if asked_to_stop:
+            raise Interrupted(f"stopped at step {step} of {num_steps}")
+    if training.saved_step != progress.step:  # every seed has left, or there was no step
+        journal.save()
 
 
 def _trained_already(cfg: TrainConfig, run: Run, seeds: list[int]) -> dict:
@@ -179,48 +126,6 @@ def _opened(cfg: TrainConfig, task: Task, run: Run, machine: Machine, seeds: lis
             ) from None
         log.info("continuing %s at step %d", run.folder, training.progress.step)
     return training
-
-
-class StepsFile:
-    """A CSV file of a run that grows line by line; each row begins with its step. Opening it for a resumed run drops
-    the rows after the checkpoint's step, `upto`.
-
-    counted: number of rows that the checkpoint counts, by the file's name; ConfigError if the file has another number.
-    """
-
-    def __init__(self, path: Path, columns: list[str], upto: int, counted: dict[str, int]) -> None:
-        self.path, self.columns = path, columns
-        kept, lines = [], ""
-        if self.path.exists():
-            with bounded(self.path, LARGEST_TABLE).open(newline="") as old:
-                # a kill can leave half a line, but only after the checkpoint; whole lines have all the columns
-                try:
-                    whole = [row for row in csv.DictReader(old) if None not in row.values()]
-                    kept = [row for row in whole if int(row["step"]) <= upto]
-                    lines = self._lines(kept)
-                except (ValueError, KeyError, csv.Error) as error:
-                    reason = f"{type(error).__name__}: {str(error)[:100]}"
-                    raise ConfigError(
-                        f"{path}: not readable as a table of steps ({reason}); train the run again in another folder"
-                    ) from None
-        self.num_rows = len(kept)
-        if self.num_rows != counted.get(path.name, self.num_rows):
-            raise ConfigError(
-                f"{path}: has {self.num_rows} rows up to step {upto}, but the checkpoint there counts "
-                f"{counted[path.name]}; train the run again in another folder"
-            )
-        # columns that an older version did not measure stay empty
-        write_text(self.path, ",".join(columns) + "\n" + lines)
-
-    def _lines(self, rows: list[dict]) -> str:
-        text = io.StringIO()
-        csv.DictWriter(text, self.columns, lineterminator="\n").writerows(rows)
-        return text.getvalue()
-
-    def add(self, rows: list[dict]) -> None:
-        """Append rows and hand them to the operating system, so that a killed process does not lose them."""
-        append(self.path, self._lines(rows))
-        self.num_rows += len(rows)
 
 
 @contextmanager
