@@ -42,7 +42,7 @@ laptop paper: setup ## run every preset at this budget and write docs/results; g
 	$(BIN)/rankbench report experiment=all pages=docs/results
 
 test: setup ## run the test suite, without the slow tests
-	$(BIN)/pytest -m 'pretend and not slow and not gpu' tests/test_device.py
+	$(BIN)/pytest $(TWO) -m 'pretend and not slow and not gpu' tests/test_device.py
 	$(BIN)/pytest $(TWO)
 
 test-slow: setup ## run the slow tests
