@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -99,17 +100,26 @@ def _names_of_tables() -> list[str]:
     return [*ANALYSES, *OBSERVED, "metrics"]
 
 
-def read_all(
-    jobs: list[Path], keys: list[str]
-) -> tuple[dict[Path, str], dict[Path, str], dict[Path, str], dict[str, pd.DataFrame], pd.DataFrame]:
-    """The runs' names, statuses and damage; their tables, joined, by name; and the final numbers of every seed."""
+class Joined(NamedTuple):
+    """What a report has of its runs: names, statuses and damage of each, their tables by name, and a row of final
+    numbers for each seed."""
+
+    names: dict[Path, str]
+    statuses: dict[Path, str]
+    damage: dict[Path, str]
+    tables: dict[str, pd.DataFrame]
+    final: pd.DataFrame
+
+
+def read_all(jobs: list[Path], keys: list[str]) -> Joined:
+    """Read and join the tables of these runs, with a column for each of these keys."""
     names = names_of(jobs)
     # run, task, model and seed are columns already
     values = {job: values_of(job, [key for key in keys if key not in WHO]) for job in jobs}
     read, damage = _read(jobs)
     statuses = {job: "damaged" if job in damage else status_of(job) for job in jobs}
     tables = {name: table for name in _names_of_tables() if (table := _joined(name, read, names, values)) is not None}
-    return names, statuses, damage, tables, _final_numbers(names, statuses, values)
+    return Joined(names, statuses, damage, tables, _final_numbers(names, statuses, values))
 
 
 def _tables_at(job: Path, names: Iterable[str]) -> dict[str, pd.DataFrame]:

@@ -29,7 +29,10 @@ def check_study(chosen: StudyKeys, jobs: list[Path]) -> None:
     """Raise ConfigError for a key that no run has, and for a column that cannot be drawn."""
     varying = varying_keys(jobs)[0]
     keys = _with_chosen(varying, chosen, jobs)
-    studied = studied_columns(chosen, *read_all(jobs, keys)[3:], keys) if chosen.value or chosen.where else {}
+    studied = {}
+    if chosen.value or chosen.where:
+        joined = read_all(jobs, keys)
+        studied = studied_columns(chosen, joined.tables, joined.final, keys)
     known = dict.fromkeys([*keys_of(jobs), *(str(name) for rows in studied.values() for name in rows)])
     for name, key in chosen.places.items():
         if key is not None and key not in known:
