@@ -42,7 +42,7 @@ def test_the_estimate_is_what_a_training_holds(words):
     held = sum(tensor.nbytes for tensor in tensors)
     # at least: the embedding of an alphabet counts as one letter, and the momentum of SGD does not count
     assert held / 2 < parts["weights"] <= held
-    data = [training.train, training.test]
+    data = [training.data.train, training.data.test]
     assert parts["data"] == sum(x.nbytes for batch in data for x in (batch.inputs, batch.targets))
 
 

@@ -992,12 +992,12 @@ def as_rows(batch, seed_index):
 def test_an_epoch_visits_every_training_sequence_once(train_size, batch_size):
     sizes = [f"task.train_size={train_size}", f"trainer.batch_size={batch_size}"]
     training = training_of(*sizes, "replicas=2", "trainer.steps=null", "trainer.epochs=3")
-    per_epoch = training.batches_per_epoch
+    per_epoch = training.data.batches_per_epoch
     assert training.num_steps == 3 * per_epoch
     batches = list(batches_of(training, training.num_steps))
     assert all(batch.targets.shape[1] == min(batch_size, train_size) for batch in batches[0:1])
     for seed_index in range(2):
-        everything = sorted(as_rows(training.train, seed_index))
+        everything = sorted(as_rows(training.data.train, seed_index))
         for epoch in range(3):
             visited = [
                 row for b in batches[epoch * per_epoch : (epoch + 1) * per_epoch] for row in as_rows(b, seed_index)
@@ -1011,15 +1011,15 @@ def test_every_epoch_and_every_seed_has_its_own_order_and_data():
     assert as_rows(first, 0) != as_rows(second, 0)
     assert sorted(as_rows(first, 0)) == sorted(as_rows(second, 0))
     assert not set(as_rows(first, 0)) & set(as_rows(first, 1))
-    assert not set(as_rows(training.test, 0)) & set(as_rows(training.train, 0))
-    assert not set(as_rows(training.test, 0)) & set(as_rows(training.test, 1))
+    assert not set(as_rows(training.data.test, 0)) & set(as_rows(training.data.train, 0))
+    assert not set(as_rows(training.data.test, 0)) & set(as_rows(training.data.test, 1))
 
 
 def test_fresh_data_is_fresh_at_every_step_and_for_every_seed():
     # 1000^4 possible sequences: two of the 130 drawn here agree with a chance below 1e-8
     training = training_of("replicas=2", "task.train_size=null", "task.alphabet=1000")
     drawn = [row for batch in batches_of(training, 5) for seed_index in range(2) for row in as_rows(batch, seed_index)]
-    drawn += [row for seed_index in range(2) for row in as_rows(training.test, seed_index)]
+    drawn += [row for seed_index in range(2) for row in as_rows(training.data.test, seed_index)]
     assert len(drawn) == 2 * (5 * 8 + 30)
     assert len(set(drawn)) == len(drawn)
 

@@ -133,12 +133,12 @@ def torch_loop(ours: Training, torch_fused: bool) -> Callable[[], None]:
     optimizer = rule(model.parameters(), **options, fused=True if torch_fused else None)
     size = cfg.trainer.batch_size
     # An endless stream costs us the drawing of each batch. This loop gets its batches for nothing.
-    data = ours.batch()[0] if ours.train is None else ours.train[0]
+    data = ours.batch()[0] if ours.data.train is None else ours.data.train[0]
     generator = generator_for(cfg.seed, "order")
 
     def block() -> None:
         for step in range(cfg.trainer.steps):
-            batch_of_epoch = step % ours.batches_per_epoch
+            batch_of_epoch = step % ours.data.batches_per_epoch
             if batch_of_epoch == 0:
                 order = torch.randperm(len(data.inputs), generator=generator).to(machine.device)
             rows = order[batch_of_epoch * size : (batch_of_epoch + 1) * size]

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,10 +26,10 @@ from rankbench.model.transformer import Transformer
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import FORMAT, Run
 from rankbench.seeds import generator_for, state_of
-from rankbench.tasks import Batch, Corpus, Finite, Task
-from rankbench.tasks.task import Score, is_scored, majority_baselines
-from rankbench.training.batches import batches_of_epoch, chunks_by_length, padded_lengths
+from rankbench.tasks import Batch, Corpus, Task
+from rankbench.tasks.task import Score, is_scored
 from rankbench.training.compiling import compiled, is_compiled
+from rankbench.training.data import data_of
 from rankbench.training.forward import per_seed
 from rankbench.training.optimizers import build_optimizer, cap_singular_values, learning_rate
 
@@ -40,12 +39,8 @@ DYNAMICS = ["step", "seed", "layer", "sublayer", "head", *STATE_METRICS, *ATTENT
 DYNAMICS += [*HEAD_METRICS, *LIPSCHITZ_METRICS, *STATE_FLOORS, *ATTENTION_FLOORS, "num_undefined"]
 METRICS = ["step", "seed", "split", "loss", "accuracy", "learning_rate", "seconds", "tokens_per_second"]
 NOT_A_STATE = (LookupError, TypeError, ValueError, AttributeError)  # errors of `Training.restore`
-EVALUATION_SEQUENCES = 1000  # test sequences in one forward pass
-CUDA_GRID = 65_535  # sequences of all seeds together that CUDA's attention takes in one call
 # Of the steps since the last evaluation, by seed; finite: their number until the loss is no longer a finite number.
 SUMS = ("loss", "accuracy", "tokens", "finite")
-BASELINE_SEQUENCES = 1000  # of an endless training stream, enough to count its commonest class
-EVALUATION_TOKENS = 16384  # tokens in one forward pass on a corpus, whose sequences are longer
 
 
 def check_scores(cfg: TrainConfig, task: Task) -> None:
@@ -119,64 +114,19 @@ class Training:
         self.progress = Progress(status=["training"] * len(seeds), last_step=[0] * len(seeds))
         self.saved_step: int | None = None  # of the last checkpoint
         self.finite_steps: dict[int, int] = {}  # per seed, at the last evaluation: steps until its loss is not finite
-        self.corpus = self.train = None
-        if isinstance(task, Corpus):
-            self._read(task)
-        elif isinstance(task, Finite):
-            self.train, self.test = (
-                self._side_by_side([task.split(name, seed) for seed in seeds]) for name in ("train", "test")
-            )
-        else:
-            self.train = None if task.train_size is None else self._sampled(seeds, task.train_size, "train")
-            self.test = self.train if task.test_size is None else self._sampled(seeds, task.test_size, "test")
-        self.baselines = self._baselines()
-        num_sequences = len(self.corpus.inputs) if self.corpus else task.train_size
-        batches = 1 if num_sequences is None else math.ceil(num_sequences / cfg.trainer.batch_size)
-        self.batches_per_epoch = batches
+        self.data = data_of(task, machine, seeds, cfg.trainer.batch_size)
         steps, epochs = cfg.trainer.steps, cfg.trainer.epochs
-        self.num_steps = steps if steps is not None else round(epochs * batches)
+        self.num_steps = steps if steps is not None else round(epochs * self.data.batches_per_epoch)
         initial = [dict(initial_model(cfg.model, task, seed).named_parameters()) for seed in seeds]
         self._stack({name: torch.stack([weights[name].detach() for weights in initial]) for name in initial[0]})
         self.retired: dict[int, dict[str, Tensor]] = {}
-        self._order: tuple[int, Tensor | list[tuple[int, Tensor]]] | None = None  # an epoch and its batches
         # the sequences of a corpus are long, so one seed alone keeps the machine busy
-        self.in_turn = self.corpus is not None or not self.model.vectorised
+        self.in_turn = isinstance(task, Corpus) or not self.model.vectorised
         if is_compiled(cfg, task, machine) if compiles is None else compiles:
             # torch's compiler ignores our vmap rule and would run the fused kernel seed by seed
             self._forward = compiled(per_seed(self.model, "fused", "table"), dynamic=self.in_turn)
         else:
             self._forward = per_seed(self.model, "step", "side_by_side")
-
-    def _sampled(self, seeds: list[int], num_sequences: int, purpose: str, step: int = 0) -> Batch:
-        draw = self.task.sample
-        if purpose == "train" and hasattr(self.task, "sample_at"):  # a curriculum
-            draw = partial(self.task.sample_at, step)
-        return self._side_by_side([draw(num_sequences, generator_for(seed, purpose, step)) for seed in seeds])
-
-    def _side_by_side(self, batches: list[Batch]) -> Batch:
-        """One batch of each seed, with an axis of seeds in front, on the device."""
-        stacked = Batch(torch.stack([b.inputs for b in batches]), torch.stack([b.targets for b in batches]))
-        return stacked.to(self.machine.device, self.machine.dtype)
-
-    def _read(self, task: Corpus) -> None:
-        """Put a corpus on the device, as one copy for all seeds; its batches have sequences of similar length."""
-        splits = task.splits()
-        self.train_lengths = padded_lengths(splits["train"], task.pad_to)
-        on_device = {name: split.to(self.machine.device, self.machine.dtype) for name, split in splits.items()}
-        self.corpus, test = on_device["train"], on_device["test"]
-        self.chunks = {k: chunks_by_length(on_device[k], task.pad_to, EVALUATION_TOKENS) for k in ("valid", "test")}
-        self.test = Batch(*(x.expand(len(self.seeds), *x.shape) for x in (test.inputs, test.targets)))  # no copies
-
-    def _baselines(self) -> list[dict[str, float]]:
-        """Test accuracy of constant answers, by seed; empty for a regression and a corpus."""
-        if self.corpus is not None or self.test.targets.is_floating_point():
-            return [{} for _ in self.seeds]
-        train = self._sampled(self.seeds, BASELINE_SEQUENCES, "train") if self.train is None else self.train
-        both = [(train[index], self.test[index]) for index in range(len(self.seeds))]
-        return [
-            {f"{name}_accuracy": x for name, x in majority_baselines(*batches, self.task.num_outputs).items()}
-            for batches in both
-        ]
 
     def _stack(self, weights: dict[str, Tensor]) -> None:
         self.parameters = {
@@ -187,7 +137,7 @@ class Training:
         self.matrices = maps_of_layers(self.model) if isinstance(self.model, Transformer) else {}
         rows = [self.matrices.get(name) for name in self.parameters]
         self.optimizer = build_optimizer(self.cfg.optimizer, list(self.parameters.values()), rows)
-        self._alive_S = torch.tensor(self.progress.training, device=self.machine.device)
+        self.data.keep(self.progress.training)
         self._forget()
 
     def _forget(self) -> None:
@@ -196,23 +146,8 @@ class Training:
         self._since = time.perf_counter()
 
     def batch(self) -> Batch:
-        """Sequences of the current step for every seed that is training, each in its own random order."""
-        alive, step, size = self.progress.training, self.progress.step, self.cfg.trainer.batch_size
-        if self.train is None and self.corpus is None:
-            return self._sampled([self.seeds[index] for index in alive], size, "train", step)
-        epoch, batch_index = divmod(step, self.batches_per_epoch)
-        if self.corpus is not None:
-            if self._order is None or self._order[0] != epoch:
-                self._order = epoch, batches_of_epoch(self.train_lengths, size, self.seeds, epoch)
-            width, rows_SB = self._order[1][batch_index]
-            rows_SB = rows_SB[alive].to(self.machine.device, non_blocking=True)
-            return self.corpus[:, :width][rows_SB]
-        if self._order is None or self._order[0] != epoch:
-            generators = [generator_for(seed, "order", epoch) for seed in self.seeds]
-            orders = [torch.randperm(self.task.train_size, generator=generator) for generator in generators]
-            self._order = epoch, torch.stack(orders).to(self.machine.device, non_blocking=True)
-        rows_SB = self._order[1][self._alive_S, batch_index * size : (batch_index + 1) * size]
-        return self.train[self._alive_S[:, None], rows_SB]
+        """Sequences of the current step, for every seed that is training."""
+        return self.data.batch(self.progress.step)
 
     def dropout(self, batch: Batch) -> dict[str, Tensor] | None:
         """Dropout masks of this step, stacked over seeds."""
@@ -310,7 +245,7 @@ class Training:
         """Rows of metrics.csv: training means since the last evaluation, and current numbers on the test set. A corpus
         also has rows of its validation set."""
         alive, seconds, steps = self.progress.training, max(self._seconds(), 1e-9), self.sums["steps"]
-        splits = ("test",) if self.corpus is None else ("valid", "test")
+        splits = self.data.splits
         on_device = {key: self.sums[key] for key in SUMS}
         for split in splits:
             scores = self._score(split)
@@ -338,17 +273,8 @@ class Training:
 
     def _score(self, split: str) -> Score:
         """Scores on a split, of each seed that is training."""
-        alive, parts = self.progress.training, []
-        if self.corpus is None:
-            at_a_time = min(EVALUATION_SEQUENCES, CUDA_GRID // len(alive))
-            starts = range(0, self.test.inputs.shape[1], at_a_time)
-            chunks = (self.test[self._alive_S, start : start + at_a_time] for start in starts)
-        else:
-            chunks = (
-                Batch(*(x.expand(len(alive), *x.shape) for x in (chunk.inputs, chunk.targets)))
-                for chunk in self.chunks[split]
-            )
-        for chunk in chunks:
+        parts = []
+        for chunk in self.data.chunks(split):
             with self.machine.autocast():
                 scores = [
                     self._forward(self._weights_of(seeds), chunk.inputs[seeds], chunk.targets[seeds], None)
@@ -378,7 +304,7 @@ class Training:
             if not all(weight.isfinite().all() for weight in weights.values()):  # a diverged network has no metrics
                 continue
             who = {"step": self.progress.step, "seed": self.seeds[index]}
-            inputs = self.test.inputs[index, : self.cfg.trainer.dynamics_sequences]
+            inputs = self.data.test.inputs[index, : self.cfg.trainer.dynamics_sequences]
             longest = inputs.shape[1] if model.lengths(inputs) is None else int(model.lengths(inputs).max())
             model.load_state_dict(weights, assign=True)
             constants = constants_by_layer(model, longest)
@@ -485,7 +411,7 @@ class Training:
         for i, seed in enumerate(self.seeds):
             # a diverged seed can have a nan or an infinite loss, which JSON cannot express
             final = {key: x if math.isfinite(x) else None for key, x in progress.final.get(i, {}).items()}
-            final |= self.baselines[i]
+            final |= self.data.baselines[i]
             seeds.append({"seed": seed, "status": progress.status[i], "steps": progress.last_step[i], **final})
         return {
             "format": FORMAT,

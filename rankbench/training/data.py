@@ -1,0 +1,146 @@
+"""What the seeds of a run train and are tested on: sequences drawn anew, a set for each seed, or one corpus for all.
+
+Shapes: S seed (those still training), B batch, N token.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rankbench.runs.machine import Machine
+from rankbench.seeds import generator_for
+from rankbench.tasks import Batch, Corpus, Finite, Task
+from rankbench.tasks.task import majority_baselines
+from rankbench.training.batches import batches_of_epoch, chunks_by_length, padded_lengths
+
+BASELINE_SEQUENCES = 1000  # of a stream without an end, enough to count its commonest class
+EVALUATION_SEQUENCES = 1000  # test sequences in one forward pass
+EVALUATION_TOKENS = 16384  # tokens in one forward pass on a corpus, whose sequences are longer
+CUDA_GRID = 65_535  # sequences of all seeds together that CUDA's attention takes in one call
+
+
+class Stream:
+    """Training sequences drawn anew at every step, and a test set for each seed.
+
+    train: None, or of a task with a training set (all seeds, B, ...), on the machine's device; test: the same.
+    baselines: test accuracies of constant answers, by seed; empty for a regression and a corpus.
+    """
+
+    train: Batch | None = None
+    splits: tuple[str, ...] = ("test",)  # that an evaluation scores
+    batches_per_epoch = 1
+
+    def __init__(self, task: Task, machine: Machine, seeds: list[int], batch_size: int) -> None:
+        self.task, self.machine, self.seeds, self.batch_size = task, machine, seeds, batch_size
+        self._order: tuple[int, Tensor | list[tuple[int, Tensor]]] | None = None  # an epoch and its batches
+        self._read()
+        self.baselines = self._baselines()
+        self.keep(list(range(len(seeds))))
+
+    def _read(self) -> None:
+        self.test = self._drawn(self.seeds, self.task.test_size, "test")
+
+    def keep(self, alive: list[int]) -> None:
+        """Give batches of these seeds alone from now on, by their index."""
+        self.alive, self._alive_S = alive, torch.tensor(alive, device=self.machine.device)
+
+    def batch(self, step: int) -> Batch:
+        """Training sequences of this step, for every seed that is kept."""
+        return self._drawn([self.seeds[index] for index in self.alive], self.batch_size, "train", step)
+
+    def chunks(self, split: str) -> Iterator[Batch]:
+        """Pieces of the split, for every seed that is kept."""
+        at_a_time = min(EVALUATION_SEQUENCES, CUDA_GRID // len(self.alive))
+        starts = range(0, self.test.inputs.shape[1], at_a_time)
+        return (self.test[self._alive_S, start : start + at_a_time] for start in starts)
+
+    def _drawn(self, seeds: list[int], num_sequences: int, purpose: str, step: int = 0) -> Batch:
+        draw = self.task.sample
+        if purpose == "train" and hasattr(self.task, "sample_at"):  # a curriculum
+            draw = partial(self.task.sample_at, step)
+        return self._side_by_side([draw(num_sequences, generator_for(seed, purpose, step)) for seed in seeds])
+
+    def _side_by_side(self, batches: list[Batch]) -> Batch:
+        stacked = Batch(torch.stack([b.inputs for b in batches]), torch.stack([b.targets for b in batches]))
+        return stacked.to(self.machine.device, self.machine.dtype)
+
+    def _baselines(self) -> list[dict[str, float]]:
+        if self.test.targets.is_floating_point():
+            return [{} for _ in self.seeds]
+        train = self._drawn(self.seeds, BASELINE_SEQUENCES, "train") if self.train is None else self.train
+        both = [(train[index], self.test[index]) for index in range(len(self.seeds))]
+        return [
+            {f"{name}_accuracy": x for name, x in majority_baselines(*batches, self.task.num_outputs).items()}
+            for batches in both
+        ]
+
+
+class Sets(Stream):
+    """A training set for each seed, in another order every epoch."""
+
+    def _read(self) -> None:
+        task, seeds = self.task, self.seeds
+        if isinstance(task, Finite):
+            self.train, self.test = (
+                self._side_by_side([task.split(name, seed) for seed in seeds]) for name in ("train", "test")
+            )
+        else:
+            self.train = self._drawn(seeds, task.train_size, "train")
+            self.test = self.train if task.test_size is None else self._drawn(seeds, task.test_size, "test")
+        self.batches_per_epoch = math.ceil(task.train_size / self.batch_size)
+
+    def batch(self, step: int) -> Batch:
+        """The step's piece of the epoch, for every seed that is kept, each in its own random order."""
+        epoch, piece = divmod(step, self.batches_per_epoch)
+        if self._order is None or self._order[0] != epoch:
+            generators = [generator_for(seed, "order", epoch) for seed in self.seeds]
+            orders = [torch.randperm(self.task.train_size, generator=generator) for generator in generators]
+            self._order = epoch, torch.stack(orders).to(self.machine.device, non_blocking=True)
+        rows_SB = self._order[1][self._alive_S, piece * self.batch_size : (piece + 1) * self.batch_size]
+        return self.train[self._alive_S[:, None], rows_SB]
+
+
+class OneCorpus(Stream):
+    """A corpus on the device, as one copy for all seeds; its batches have sequences of similar length."""
+
+    splits = ("valid", "test")
+
+    def _read(self) -> None:
+        splits = self.task.splits()
+        self._lengths_B = padded_lengths(splits["train"], self.task.pad_to)
+        on_device = {name: split.to(self.machine.device, self.machine.dtype) for name, split in splits.items()}
+        self._train = on_device["train"]
+        self._chunks = {
+            name: chunks_by_length(on_device[name], self.task.pad_to, EVALUATION_TOKENS) for name in self.splits
+        }
+        self.test = self._of_each(on_device["test"], len(self.seeds))
+        self.batches_per_epoch = math.ceil(len(self._train.inputs) / self.batch_size)
+
+    def batch(self, step: int) -> Batch:
+        """The step's batch of the epoch, for every seed that is kept: of one width, each with sequences of its own."""
+        epoch, piece = divmod(step, self.batches_per_epoch)
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, batches_of_epoch(self._lengths_B, self.batch_size, self.seeds, epoch)
+        width, rows_SB = self._order[1][piece]
+        return self._train[:, :width][rows_SB[self.alive].to(self.machine.device, non_blocking=True)]
+
+    def chunks(self, split: str) -> Iterator[Batch]:
+        """Pieces of the split with sequences of similar length, the same for every seed that is kept."""
+        return (self._of_each(chunk, len(self.alive)) for chunk in self._chunks[split])
+
+    def _baselines(self) -> list[dict[str, float]]:
+        return [{} for _ in self.seeds]
+
+    def _of_each(self, batch: Batch, num_seeds: int) -> Batch:
+        return Batch(*(x.expand(num_seeds, *x.shape) for x in (batch.inputs, batch.targets)))  # no copies
+
+
+def data_of(task: Task, machine: Machine, seeds: list[int], batch_size: int) -> Stream:
+    """Put on the device what these seeds train and are tested on."""
+    if isinstance(task, Corpus):
+        return OneCorpus(task, machine, seeds, batch_size)
+    has_an_end = isinstance(task, Finite) or task.train_size is not None
+    return (Sets if has_an_end else Stream)(task, machine, seeds, batch_size)
