@@ -131,7 +131,10 @@ class Effects:
 
 def _slope(state: Tensor, targets: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
     """Slope of the loss by the state."""
-    return torch.func.grad(lambda x, targets: score(read_out(x), targets).loss)(state, targets)
+    state = state.detach().requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(score(read_out(state), targets).loss, state)
+    return slope
 
 
 def _loss_of_each(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 Shapes: A head of the network.
 """
 
-from collections.abc import Callable
 from itertools import product
 from typing import NamedTuple
 
@@ -75,24 +74,20 @@ def hessian_product(
     model: Transformer, batch: Batch, parameters: dict[str, Tensor], direction: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """Hessian of the mean loss by these parameters times a direction, a few sequences at a time."""
-    total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-    tokens = 0
+    parameters = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
+    total = [torch.zeros_like(parameter) for parameter in parameters.values()]
+    weights, tokens = list(parameters.values()), 0
     for begin in range(0, len(batch.inputs), SEQUENCES_AT_A_TIME):
         chunk = batch[begin : begin + SEQUENCES_AT_A_TIME]
         tokens = tokens + is_scored(chunk.targets).sum()
-
-        def loss(parameters: dict[str, Tensor], chunk: Batch = chunk) -> Tensor:
+        with torch.enable_grad():
             # the fused kernel has no second derivative
             outputs = torch.func.functional_call(model, parameters, (chunk.inputs,), {"kernel": "table"})
-            return score(outputs, chunk.targets).loss
-
-        def slope(parameters: dict[str, Tensor], loss: Callable = loss) -> Tensor:
-            gradient = torch.func.grad(loss)(parameters)
-            return sum((gradient[name] * direction[name]).sum() for name in gradient)
-
-        products = torch.func.grad(slope)(parameters)
-        total = {name: total[name] + products[name] for name in total}
-    return {name: value / tokens for name, value in total.items()}
+            gradients = torch.autograd.grad(score(outputs, chunk.targets).loss, weights, create_graph=True)
+            slope = sum((part * direction[name]).sum() for name, part in zip(parameters, gradients, strict=True))
+        products = torch.autograd.grad(slope, weights, materialize_grads=True)
+        total = [so_far + product for so_far, product in zip(total, products, strict=True)]
+    return {name: value / tokens for name, value in zip(parameters, total, strict=True)}
 
 
 def head_parameters(model: Transformer) -> list[dict[str, tuple]]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -243,7 +244,7 @@ class Sum:
     def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
         terms = [term for term in zip(inputs, self.factors, own, strict=True) if term[0] is not None]
         low, high = min(x.low for x, *_ in terms), max(x.high for x, *_ in terms)
-        shape = torch.broadcast_shapes(*(x.rows.shape[1:] for x, *_ in terms))
+        shape = np.broadcast_shapes(*(x.rows.shape[1:] for x, *_ in terms))
 
         def takes_all(x: Slots, is_own: bool) -> bool:
             fits = (x.low, x.high, x.rows.dtype) == (low, high, self.dtype) and x.rows.shape[1:] == shape
@@ -293,7 +294,7 @@ class Scaled:
         factor = self.factor() if callable(self.factor) else self.factor
         shape, rows = x.rows.shape[1:], x.rows
         if isinstance(factor, Tensor):
-            shape = torch.broadcast_shapes(shape, factor.shape)
+            shape = np.broadcast_shapes(shape, factor.shape)
             rows = _aligned(rows, len(shape))
         fits = rows.shape[1:] == shape and torch.result_type(rows, factor) == rows.dtype
         in_place = own[0] and fits and 0 not in rows.stride()
