@@ -115,14 +115,20 @@ def test_startup_times_each_command(monkeypatch):
     cfg = config("bench=[startup]")
     table = startup.table(cfg, Machine.prepare(cfg))
     check_ratios(table, ["ratio_to_import_torch"])
-    assert list(table.index) == ["rankbench --help", "rankbench train --help", "rankbench train --cfg job"]
+    assert list(table.index) == [
+        "rankbench --help",
+        "rankbench train --help",
+        "rankbench train --cfg job",
+        "rankbench train trainer.steps=1",
+    ]
     # one warm-up and `repeats` measured
     assert ran == [*startup.COMMANDS.values(), ("-c", "import torch")] * (cfg.repeats + 1)
 
 
 def test_startup_commands_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    startup.run_python(*startup.COMMANDS["rankbench train --cfg job"])
+    for words in startup.COMMANDS.values():
+        startup.run_python(*words)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(subprocess.CalledProcessError):
         startup.run_python("-c", "raise SystemExit(3)")

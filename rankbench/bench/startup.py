@@ -1,7 +1,8 @@
-"""Start-up: commands that compute nothing, against `import torch`."""
+"""Start-up: commands that compute nothing, and a training of one step, against `import torch`."""
 
 import subprocess
 import sys
+import tempfile
 
 import pandas as pd
 
@@ -9,10 +10,20 @@ from rankbench.bench.timing import medians, paired, spread
 from rankbench.config import BenchConfig
 from rankbench.runs.machine import Machine
 
+TRAIN = ("-m", "rankbench", "train")
 COMMANDS = {
     "rankbench --help": ("-m", "rankbench", "--help"),
-    "rankbench train --help": ("-m", "rankbench", "train", "--help"),
-    "rankbench train --cfg job": ("-m", "rankbench", "train", "--cfg", "job"),
+    "rankbench train --help": (*TRAIN, "--help"),
+    "rankbench train --cfg job": (*TRAIN, "--cfg", "job"),
+    # with its test before and after it, and their curves drawn
+    "rankbench train trainer.steps=1": (
+        "-m",
+        "rankbench",
+        "train",
+        "trainer.steps=1",
+        "analysis=[]",
+        "out={folder}/run",
+    ),
 }
 
 
@@ -31,5 +42,7 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
 
 
 def run_python(*words: str) -> None:
-    """Run Python with these arguments, its output discarded; CalledProcessError if it fails."""
-    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+    """Run Python with these arguments, its output discarded, {folder} an empty one; CalledProcessError if it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, *(word.replace("{folder}", folder) for word in words)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,6 +1,7 @@
 """The commands. torch is loaded only when the work of a command begins."""
 
 import functools
+import gc
 import io
 import os
 import sys
@@ -46,6 +47,7 @@ Examples:
 
 def main() -> None:
     """The `rankbench` command."""
+    gc.disable()  # until the work begins: it finds no garbage in what is imported, and takes a fifth of the time
     try:
         _dispatch(sys.argv[1:])
         sys.stdout.flush()
@@ -55,6 +57,8 @@ def main() -> None:
     except OSError as error:  # the output is a file on a full disk
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         refuse("", one_line_of(error))
+    finally:
+        gc.enable()
 
 
 def _dispatch(words: list[str]) -> None:
@@ -388,6 +392,9 @@ def _prepared(config: "DictConfig") -> Any:
     if hydra.mode == RunMode.MULTIRUN:
         announce(hydra.job.num, len(Sweep(Path(hydra.sweep.dir)).jobs()), hydra.job.override_dirname)
     cfg.out = os.path.relpath(HydraConfig.get().runtime.output_dir)
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
     return cfg
 
 

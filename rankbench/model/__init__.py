@@ -4,7 +4,7 @@ import torch
 
 from rankbench.config import ModelConfig
 from rankbench.keys import ConfigError
-from rankbench.model.initialise import initialise
+from rankbench.model.initialise import allocate, initialise
 from rankbench.model.lstm import Lstm, initialise_lstm
 from rankbench.model.transformer import Transformer
 from rankbench.seeds import generator_for
@@ -50,7 +50,8 @@ def _on_meta(cfg: ModelConfig, task: Task, num_inputs: int, num_outputs: int) ->
 
 def initial_model(cfg: ModelConfig, task: Task, seed: int) -> Transformer | Lstm:
     """The model with this seed's initial weights, float32, on the CPU."""
-    model = build_model(cfg, task).to_empty(device="cpu")
+    model = build_model(cfg, task)
+    allocate(model)
     draw = initialise_lstm if isinstance(model, Lstm) else initialise
     draw(model, generator_for(seed, "initialisation"))
     return model

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 from rankbench.config import ModelConfig
-from rankbench.model.initialise import initialise
+from rankbench.model.initialise import allocate, initialise
 from rankbench.model.transformer import Transformer
 
 # The keys of one plain softmax head of full rank, without a skip; they replace those of the given model.
@@ -30,7 +30,8 @@ def bare_network(cfg: ModelConfig, num_inputs: int, num_outputs: int, tokens: in
     with torch.device("meta"):
         sizes = {"num_inputs": num_inputs, "num_outputs": num_outputs, "length": tokens}
         network = Transformer(changed, input_kind="coordinates", **sizes)
-    return network.to_empty(device="cpu").double().requires_grad_(False)
+    allocate(network)
+    return network.double().requires_grad_(False)
 
 
 def drawn_network(cfg: ModelConfig, generator: torch.Generator, tokens: int, width: int, **keys: object) -> Transformer:

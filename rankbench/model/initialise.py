@@ -12,6 +12,14 @@ from rankbench.model.norm import Norm
 from rankbench.model.transformer import HyperConnection, Transformer
 
 
+def allocate(model: nn.Module) -> None:
+    """Give the weights of a model on the meta device memory on the CPU, which holds anything; float32.
+
+    Module.to_empty does so too, and imports torch's symbolic shapes: a tenth of a command's start.
+    """
+    model.load_state_dict({name: torch.empty(weight.shape) for name, weight in model.state_dict().items()}, assign=True)
+
+
 def initialise(model: Transformer, generator: torch.Generator) -> None:
     """Draw every weight from `generator`, by the scheme in the model's config.
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rankbench.keys import ConfigError
@@ -167,8 +166,9 @@ def token_losses(outputs_BNC: Tensor, targets: Tensor, scored_BN: Tensor) -> Ten
         # replace nan targets: a nan error would have a nan gradient, even times 0
         error_BN = (outputs_BNC - torch.where(scored_BN[..., None], targets, 0.0)).square().mean(-1)
         return torch.where(scored_BN, error_BN, 0.0)
-    each = F.cross_entropy(outputs_BNC.flatten(0, -2), targets.flatten(), reduction="none", ignore_index=ABSENT)
-    return each.view(targets.shape)
+    # cross_entropy to the bit, which several seeds side by side compute piecemeal, behind an import of sympy
+    class_BN1 = torch.where(scored_BN, targets, 0)[..., None]
+    return torch.where(scored_BN, -outputs_BNC.log_softmax(-1).gather(-1, class_BN1).squeeze(-1), 0.0)
 
 
 def majority_baselines(train: Batch, test: Batch, num_classes: int) -> dict[str, float]:

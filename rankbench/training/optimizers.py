@@ -3,6 +3,7 @@
 Shapes: S seed, O output, I input of a matrix.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 
@@ -26,15 +27,42 @@ def build_optimizer(
     rows: of each parameter the rows of the maps that are stacked in it; None for what is no matrix of a layer.
     """
     if cfg.name == "sgd":
-        return torch.optim.SGD(parameters, cfg.lr, cfg.momentum, weight_decay=cfg.weight_decay, fused=True)
-    rule = torch.optim.AdamW if cfg.name == "adamw" else torch.optim.Adam
+        return Sgd(parameters, cfg.lr, cfg.momentum, weight_decay=cfg.weight_decay, fused=True)
+    rule = AdamW if cfg.name == "adamw" else Adam
     betas = (cfg.beta1, cfg.beta2)
     if cfg.name == "muon":
         return Muon(parameters, rows, cfg.lr, betas, cfg.momentum, cfg.weight_decay)
     return rule(parameters, cfg.lr, betas, weight_decay=cfg.weight_decay, fused=True)
 
 
-class Muon(torch.optim.AdamW):
+class _Uncompiled:
+    """Methods of torch's optimisers without what is around them, which imports the compiler to keep it away from them:
+    a fifth of a command's start. Nothing here compiles an optimiser."""
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+
+
+class Sgd(_Uncompiled, torch.optim.SGD):
+    """torch's."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
+
+
+class Adam(_Uncompiled, torch.optim.Adam):
+    """torch's."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+
+
+class AdamW(_Uncompiled, torch.optim.AdamW):
+    """torch's."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+class Muon(AdamW):
     """Muon for matrices (S, O, I): the momentum, orthogonalised. AdamW for everything else.
 
     Jordan et al. 2024, Muon: an optimizer for hidden layers in neural networks; with Nesterov's momentum, decoupled
