@@ -15,15 +15,8 @@ COMMANDS = {
     "rankbench --help": ("-m", "rankbench", "--help"),
     "rankbench train --help": (*TRAIN, "--help"),
     "rankbench train --cfg job": (*TRAIN, "--cfg", "job"),
-    # with its test before and after it, and their curves drawn
-    "rankbench train trainer.steps=1": (
-        "-m",
-        "rankbench",
-        "train",
-        "trainer.steps=1",
-        "analysis=[]",
-        "out={folder}/run",
-    ),
+    # evaluates before and after its step, and draws the curves
+    "rankbench train trainer.steps=1": (*TRAIN, "trainer.steps=1", "analysis=[]", "out={folder}/run"),
 }
 
 
