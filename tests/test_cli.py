@@ -121,17 +121,16 @@ from rankbench.training.seeds_side_by_side import Training
 
 collects, update = [], Training.update
 Training.update = lambda self: collects.append(gc.isenabled()) or update(self)
-for rule in ("adam", "adamw", "sgd", "muon"):
-    for steps in (2, 3):  # the second one lengthens the first
-        words = f"model.layers=1 trainer.steps={steps} replicas=2 optimizer={rule} analysis=[] out={rule}"
-        sys.argv = ["rankbench", "train", *words.split()]
-        cli.main()
+for rule, steps in (("adam", 2), ("adam", 3), ("muon", 1), ("sgd", 1)):  # the second lengthens the first
+    words = f"model.layers=1 trainer.steps={steps} replicas=2 optimizer={rule} analysis=[] out={rule}"
+    sys.argv = ["rankbench", "train", *words.split()]
+    cli.main()
 print(collects, gc.isenabled(), [name for name in ("torch._dynamo", "sympy") if name in sys.modules], file=sys.stderr)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     arguments = {"env": environment, "cwd": tmp_path, "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, "-c", program], **arguments)
-    assert done.stderr.splitlines()[-1] == f"{[True] * 12} True []", done.stderr
+    assert done.stderr.splitlines()[-1] == f"{[True] * 5} True []", done.stderr
 
 
 @pytest.mark.parametrize("words", [[], ["-h"], ["--help"], ["help"]])
