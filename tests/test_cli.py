@@ -112,6 +112,21 @@ for line in ("rankbench train --help", "rankbench analyze --help", "rankbench tr
     assert done.returncode == 0, done.stderr
 
 
+def test_a_list_of_runs_loads_no_torch(tmp_path):
+    (tmp_path / "outputs" / "train" / "a").mkdir(parents=True)
+    program = """
+import sys
+from rankbench.commands.cli import main
+
+sys.argv = ["rankbench", "list"]
+main()
+print("rankbench.runs.run" in sys.modules, "torch" in sys.modules, file=sys.stderr)
+"""
+    arguments = {"env": {**os.environ, "PYTHONPATH": str(ROOT)}, "cwd": tmp_path, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", program], **arguments)
+    assert done.stderr == "True False\n"
+
+
 def test_training_loads_no_compiler_and_collects_garbage_once_it_works(tmp_path):
     """Each of the two takes a fifth of the time until the first step."""
     program = """

@@ -466,7 +466,7 @@ def test_training_works_outside_the_main_thread(tmp_path, uninterrupted):
 KILLER = """
 import dataclasses, json, os, signal, sys, time
 from pathlib import Path
-import rankbench.runs.run, rankbench.training.loop
+import rankbench.runs.checkpoints, rankbench.training.loop
 from rankbench.runs.files import append
 from rankbench.runs.run import Run
 from rankbench.training.journal import StepsFile
@@ -477,7 +477,7 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 def plan(kind, number):
-    update, add, save_file = Training.update, StepsFile.add, rankbench.runs.run.save_file
+    update, add, save_file = Training.update, StepsFile.add, rankbench.runs.checkpoints.save_file
     calls = []
 
     def dying_update(self):
@@ -501,7 +501,7 @@ def plan(kind, number):
             os.truncate(path, os.path.getsize(path) // 2)
             die()
 
-    Training.update, StepsFile.add, rankbench.runs.run.save_file = dying_update, dying_add, dying_save
+    Training.update, StepsFile.add, rankbench.runs.checkpoints.save_file = dying_update, dying_add, dying_save
 
 cfg = Run(Path(sys.argv[1])).config
 trainer = dataclasses.replace(cfg.trainer, steps=1)

@@ -2,8 +2,6 @@
 
 import dataclasses
 import fcntl
-import hashlib
-import json
 import math
 import shutil
 import sys
@@ -11,22 +9,22 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-import torch
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from rankbench.compatibility import check
 from rankbench.config import BaseConfig, TrainConfig, conf_dir
 from rankbench.keys import ConfigError, closest, escaped
-from rankbench.runs.files import OUTPUTS, naming, regular, replacing, sync, write_json, write_text
+from rankbench.runs.files import OUTPUTS, naming, regular, sync, write_json, write_text
 from rankbench.runs.records import checksum, read_json, read_yaml
 from rankbench.runs.tables import WHO, read_table
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OBSERVED = ("observed_states", "observed_attention", "observed_weights", "observed_steps")
 FORMAT = 1  # of a run's folder; a later rankbench that writes another one raises it
@@ -248,34 +246,32 @@ class Run:
             ) from None
 
     # A checkpoint has two files: checkpoint.safetensors has the weights, for analyses; training_state.safetensors
-    # has everything that resuming needs, weights included, so that a single move makes it valid.
+    # has everything that resuming needs, weights included, so that a single move makes it valid. What reads and writes
+    # them loads torch, which takes a second; lists of runs do without.
 
-    def save_weights(self, weights: dict[str, torch.Tensor]) -> None:
+    def save_weights(self, weights: dict[str, "Tensor"]) -> None:
         """Save the weights of all seeds, each tensor with a leading axis of seeds."""
-        _save_tensors(self.folder / "checkpoint.safetensors", weights, {})
+        from rankbench.runs import checkpoints
 
-    def weights(self) -> dict[str, torch.Tensor]:
+        checkpoints.save_weights(self.folder / "checkpoint.safetensors", weights)
+
+    def weights(self) -> dict[str, "Tensor"]:
         """Load what `save_weights` saved; ConfigError if there is nothing."""
-        return _load_tensors(self.folder / "checkpoint.safetensors")[0]
+        from rankbench.runs import checkpoints
 
-    def save_state(self, tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> None:
-        """Save all that training needs to resume: tensors, and plain facts as JSON in the file's header."""
-        tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
-        header = {"facts": json.dumps(facts)}
-        header["sha256"] = _digest(tensors, header["facts"])
-        _save_tensors(self.folder / "training_state.safetensors", tensors, header)
+        return checkpoints.weights(self.folder / "checkpoint.safetensors")
 
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
+    def save_state(self, tensors: dict[str, "Tensor"], facts: dict[str, Any]) -> None:
+        """Save all that training needs to resume: tensors, and plain facts."""
+        from rankbench.runs import checkpoints
+
+        checkpoints.save_state(self.folder / "training_state.safetensors", tensors, facts)
+
+    def state(self) -> tuple[dict[str, "Tensor"], dict[str, Any]] | None:
         """Load what `save_state` saved last, or None."""
-        path = self.folder / "training_state.safetensors"
-        if not path.exists():
-            return None
-        tensors, header = _load_tensors(path)
-        if "facts" not in header:
-            raise ConfigError(f"{path}: not a training state; remove it to train the run from the beginning")
-        if "sha256" in header and header["sha256"] != _digest(tensors, header["facts"]):
-            raise ConfigError(f"{path}: changed since it was written; remove it to train the run from the beginning")
-        return tensors, json.loads(header["facts"])
+        from rankbench.runs import checkpoints
+
+        return checkpoints.state(self.folder / "training_state.safetensors")
 
     def drop_state(self) -> None:
         """Delete the training state, which a finished run does not need."""
@@ -351,15 +347,6 @@ def _is_a_seeds_row(row: Any) -> bool:
     return all(isinstance(x, float) or (isinstance(x, int) and abs(x) < sys.maxsize) for x in numbers)
 
 
-def _digest(tensors: dict[str, torch.Tensor], facts: str) -> str:
-    """Digest of all that a training state holds."""
-    digest = hashlib.sha256(facts.encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
 def _is_more(was: Any, now: Any) -> bool:
     return isinstance(was, int | float) and isinstance(now, int | float) and now > was
 
@@ -370,21 +357,3 @@ def differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]
         parts = [differences(old.get(name), new.get(name), f"{key}.{name}" if key else name) for name in old | new]
         return dict(item for part in parts for item in part.items())
     return {} if old == new else {key: (old, new)}
-
-
-def _save_tensors(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:
-    with replacing(path) as part:
-        try:
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, part, header)
-        except SafetensorError as error:
-            raise OSError(str(error).removeprefix("Error while serializing: I/O error: ")) from None
-
-
-def _load_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    try:
-        with safe_open(regular(path), framework="pt") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: missing; the run there has not reached its first checkpoint") from None
-    except SafetensorError as error:
-        raise ConfigError(f"{path}: not a whole safetensors file ({error}); train the run again") from None
