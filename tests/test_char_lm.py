@@ -28,6 +28,7 @@ from rankbench.config import OptimizerConfig, conf_dir
 from rankbench.keys import ConfigError, typed
 from rankbench.model import build_model, initial_model
 from rankbench.plots.curves import draw_curves
+from rankbench.plots.style import GREY
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
 from rankbench.seeds import generator_for
@@ -297,6 +298,26 @@ def test_every_sentence_is_one_of_the_grammar_and_has_its_entropy():
     # mean surprise is the entropy, up to four standard errors: the seed is fixed, so the test cannot flicker
     assert abs(surprises.mean() - entropy_of_the_grammar()) < 4 * surprises.std() / len(surprises) ** 0.5
     assert len(set(sentences)) > 0.9 * len(sentences)  # only the shortest come twice
+
+
+def test_losses_of_counts_are_those_counted_by_hand(text):
+    """Each pair counts once more than it occurs. The beginning is a symbol before others, the end one behind others."""
+    folder, _ = text
+    task = char_lm(path=str(folder), train_size=None, valid_size=None, test_size=None)
+    counts, symbols = {}, range(task.num_outputs)
+    for inputs, targets in zip(*(x.tolist() for x in task.splits()["train"].__dict__.values()), strict=True):
+        for pair in zip(inputs, targets, strict=True):
+            if pair[1] != -1:
+                counts[pair] = counts.get(pair, 0) + 1
+    test, unigram, bigram = task.splits()["test"], [], []
+    total = sum(counts.values()) + len(symbols) ** 2
+    for before, symbol in zip(test.inputs.flatten().tolist(), test.targets.flatten().tolist(), strict=True):
+        if symbol != -1:
+            row = sum(counts.get((before, other), 0) + 1 for other in symbols)
+            bigram.append(-math.log((counts.get((before, symbol), 0) + 1) / row))
+            unigram.append(-math.log(sum(counts.get((other, symbol), 0) + 1 for other in symbols) / total))
+    wanted = {"unigram_loss": sum(unigram) / len(unigram), "bigram_loss": sum(bigram) / len(bigram)}
+    assert task.counted_losses(test) == pytest.approx(wanted, rel=1e-12)
 
 
 def test_generated_splits_differ_and_are_the_same_for_all():
@@ -630,6 +651,8 @@ def test_the_table_of_curves(tmp_path):
         ended = sum(len(sentence) < subject.task.length for sentence in sentences)  # the others are cut off
         characters = sum(map(len, sentences))
         assert 0 < ended <= len(sentences)
+        counted = subject.task.counted_losses(subject.test)
+        assert {name: first[name] for name in counted} == counted
         wanted = first.test_loss * (characters + ended) / characters
         assert first.test_loss_per_character == pytest.approx(wanted, rel=1e-12) and first.width == cfg.model.width
         line = curves.digest(table.assign(seed=subject.seed)).splitlines()[1]
@@ -652,7 +675,10 @@ def test_curves_of_a_task_without_a_validation_set(tmp_path):
     (subject,) = subjects_of_run(run, Machine.prepare(cfg))
     table = curves.table(subject, curves.Options(["test"]))
     assert table.best_step.unique().tolist() == [4] and set(table.split) == {"test"}
-    assert "mean of 1 seeds" in curves.digest(table.assign(seed=0)) and "test_loss_per_character" not in table
+    assert "mean of 1 seeds" in curves.digest(table.assign(seed=0)) and not {
+        "test_loss_per_character",
+        "bigram_loss",
+    } & {*table}
     fresh = dataclasses.replace(subject, curve=None)
     with pytest.raises(ConfigError, match="a fresh model has none"):
         curves.table(fresh, curves.Options(["test"]))
@@ -705,8 +731,10 @@ def test_the_figure_draws_what_the_table_says():
     low, high = left.get_ylim()
     assert low <= table.loss.min() and table.loss.max() <= high  # the first losses, too
     colours = [line.get_color() for line in middle.lines if line.get_label() in ("causal", "causal L2")]
-    (alone,) = draw_curves(by_hand({("causal_l2", 1): 1.1})).axes
+    (alone,) = draw_curves(by_hand({("causal_l2", 1): 1.1}).assign(unigram_loss=3.0, bigram_loss=2.4)).axes
     assert len(colours) == 2 and alone.lines[0].get_color() == colours[1]  # as beside other variants
+    levels = {line.get_label(): line.get_ydata()[0] for line in alone.lines if line.get_color() == GREY}
+    assert levels == {"frequencies of symbols": 3.0, "frequencies of pairs": 2.4}
     lstm = draw_curves(by_hand({("causal", 1): 1.0, ("lstm", 1): 1.1}), published("kim_table2")).axes[1]
     (level,) = [line for line in lstm.lines if line.get_label() == "LSTM (Kim et al., text)"]
     assert list(level.get_ydata()) == [1.0, 1.0] and level.get_linestyle() == ":"

@@ -161,6 +161,21 @@ def test_language_models_that_still_learn_are_not_judged(name):
         assert verdict(name, still)["outcome"] != "undecided"
 
 
+@pytest.mark.parametrize("name", [name for name, claim in KIM_CHARLM.items() if claim.repeats == "seed"])
+def test_networks_that_know_little_more_than_frequencies_are_not_judged(name):
+    """But for the claim that dot products fail: that they know so little is what it says."""
+    for tables in (SUPPORTING, REFUTING):
+        table, outcome = tables[name], verdict(name, tables[name])["outcome"]
+        largest = table.test_loss.max()
+        learned = table.assign(unigram_loss=largest + 5, bigram_loss=largest - 4)  # halfway is above
+        assert verdict(name, learned)["outcome"] == outcome
+        row = verdict(name, learned.assign(bigram_loss=largest - 6))
+        if name == "kim_dot_fails_deep":
+            assert row["outcome"] == outcome
+        else:
+            assert row["outcome"] == "undecided" and " has not learned: its test loss of " in row["reason"]
+
+
 def test_the_network_that_falls_most_is_named():
     table = curves(losses(causal=1.0, causal_l2=0.99) | losses(3, causal=1.0, causal_l2=0.99))
     slow = (table.variant == "causal_l2") & (table.layers == 3) & (table.step == 30)

@@ -35,7 +35,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     that step; smallest_test_loss, over all steps, which must not select a model but which papers print.
 
     A token of a language model is a predicted symbol: a character or the end of a sentence. test_loss_per_character is
-    the same total of nats, those for the ends included, over the characters alone.
+    the same total of nats, those for the ends included, over the characters alone. unigram_loss and bigram_loss need
+    no network: by the frequencies of the training set's symbols, and by those of the symbols behind each symbol.
 
     ConfigError for a fresh model.
     """
@@ -49,9 +50,10 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     times = 1e6 / rows[rows.split == "train"].set_index("step").tokens_per_second
     if len(times) > 1:
         times.iloc[0] = float("nan")
-    per_character = {}
+    of_text = {}
     if isinstance(subject.task, CharLm):
-        per_character["test_loss_per_character"] = test[best_step] * subject.task.symbols_per_character(subject.test)
+        of_text["test_loss_per_character"] = test[best_step] * subject.task.symbols_per_character(subject.test)
+        of_text |= subject.task.counted_losses(subject.test)
     return losses.reset_index(drop=True).assign(
         variant=subject.model.cfg.name,
         layers=subject.model.cfg.layers,
@@ -59,7 +61,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         parameters=sum(parameter.numel() for parameter in subject.model.parameters()),
         best_step=best_step,
         test_loss=test[best_step],
-        **per_character,
+        **of_text,
         **({} if "accuracy" not in losses else {"test_bits": test[best_step] / math.log(2)}),
         smallest_test_loss=test.min(),
         microseconds_per_token=losses.step.map(times).to_numpy(),

@@ -6,7 +6,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.figure import legend, log_y, spread, styled
+from rankbench.plots.figure import legend, level, log_y, spread, styled
 from rankbench.plots.names import choice_in_words
 from rankbench.plots.style import DASHES, GREY, colour_of, marker_of, panel_size
 from rankbench.runs.tables import mean_and_spread
@@ -19,9 +19,10 @@ ORDER = (BASE, "causal_l2", "causal_l2_tied", "causal_contractive_l2", "lstm", "
 def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Test loss over steps, a line for each variant and number of layers, with its spread over seeds.
 
-    If several were run: also the loss at the best validation step, and the time per token with its spread over the
-    intervals between evaluations, both against layers. The time is a multiple of that of the variant `causal` if that
-    was run. Published numbers are open marks of the variant's colour, or dotted lines if they have no number of layers.
+    A language model also has the losses that the frequencies of symbols and of their pairs give. If several were run:
+    also the loss at the best validation step, and the time per token with its spread over the intervals between
+    evaluations, both against layers. The time is a multiple of that of the variant `causal` if that was run. Published
+    numbers are open marks of the variant's colour, or dotted lines if they have no number of layers.
     """
     variants = list(dict.fromkeys(table.variant))
     several = len(table[["variant", "layers"]].drop_duplicates()) > 1
@@ -40,6 +41,8 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
         label = choice_in_words(variant) if len(layers) == 1 else None
         grid[0, 0].plot(summary.step, summary["mean"], color=colour, linestyle=dash, label=label)
         spread(grid[0, 0], summary.step, summary, colour)
+    level(grid[0, 0], table, "unigram_loss", "frequencies of symbols", GREY, "--")
+    level(grid[0, 0], table, "bigram_loss", "frequencies of pairs", GREY, ":")
     log_y(grid[0, 0])  # else the losses at the start of training would flatten the rest
     grid[0, 0].set(xlabel="training step", ylabel=f"test {loss}")
     if several and len(layers) > 1:

@@ -120,6 +120,20 @@ class CharLm(Corpus):
         symbols = int(is_scored(batch.targets).sum())
         return symbols / (symbols - int((batch.targets == len(self.alphabet)).sum()))
 
+    def counted_losses(self, batch: Batch) -> dict[str, float]:
+        """Losses of a batch without a network, nats per symbol. unigram_loss: by how often each symbol occurs in the
+        training set; bigram_loss: by how often it does behind the symbol before. Each pair counts once more, so that
+        none is impossible."""
+        num_symbols = self.num_outputs
+        pairs_P, pairs_Q = (
+            (split.inputs * num_symbols + split.targets)[is_scored(split.targets)].cpu()
+            for split in (self.splits()["train"], batch)
+        )
+        counts_IO = 1 + torch.bincount(pairs_P, minlength=num_symbols**2).view(num_symbols, num_symbols).double()
+        unigram_O, bigram_IO = counts_IO.sum(0) / counts_IO.sum(), counts_IO / counts_IO.sum(1, keepdim=True)
+        logs = {"unigram_loss": unigram_O.log().expand_as(bigram_IO), "bigram_loss": bigram_IO.log()}
+        return {name: -log_IO.flatten()[pairs_Q].mean().item() for name, log_IO in logs.items()}
+
     def _read(self) -> tuple[str, dict[str, Batch]]:
         return encoded(self, tuple(file.stat().st_mtime_ns for file in self.files))
 
