@@ -13,6 +13,7 @@ from rankbench.runs.tables import mean_and_spread
 
 BASE = "causal"  # the variant whose time is 1
 ORDER = (BASE, "causal_l2", "causal_l2_tied", "causal_contractive_l2", "lstm", "causal_l2_matched")  # of colours
+LONG_DASHES, FAR_DOTS = (0, (10, 3)), (0, (1, 4))  # unlike those of numbers of layers
 
 
 @styled
@@ -41,8 +42,8 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
         label = choice_in_words(variant) if len(layers) == 1 else None
         grid[0, 0].plot(summary.step, summary["mean"], color=colour, linestyle=dash, label=label)
         spread(grid[0, 0], summary.step, summary, colour)
-    level(grid[0, 0], table, "unigram_loss", "frequencies of symbols", GREY, "--")
-    level(grid[0, 0], table, "bigram_loss", "frequencies of pairs", GREY, ":")
+    level(grid[0, 0], table, "unigram_loss", "frequencies of symbols", GREY, LONG_DASHES)
+    level(grid[0, 0], table, "bigram_loss", "frequencies of pairs", GREY, FAR_DOTS)
     log_y(grid[0, 0])  # else the losses at the start of training would flatten the rest
     grid[0, 0].set(xlabel="training step", ylabel=f"test {loss}")
     if several and len(layers) > 1:

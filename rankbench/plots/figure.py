@@ -268,8 +268,11 @@ def of_weights_in_words(weights: str) -> str:
     return weights if "=" in weights else f"{weights} weights"
 
 
-def level(axes: Axes, rows: pd.DataFrame, column: str, label: str, colour: str, dashes: str) -> None:
-    """Draw a horizontal line at a measured baseline, with its spread; nothing if it was not measured."""
+def level(axes: Axes, rows: pd.DataFrame, column: str, label: str, colour: str, dashes: str | tuple) -> None:
+    """Draw a horizontal line at a measured baseline, with its spread; nothing if it was not measured.
+
+    dashes: a line style of matplotlib.
+    """
     if column not in rows or rows[column].isna().all():
         return
     per_seed = rows.groupby("seed")[column].mean().dropna()
