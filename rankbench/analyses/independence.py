@@ -9,11 +9,10 @@ what an estimator of finite resolution can see.
 Shapes: B batch, N token, D width, L layer, H head, K path length, U unit (a sum or a path), A head of the network.
 """
 
-import functools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import combinations, combinations_with_replacement, product
+from itertools import combinations, combinations_with_replacement
 from typing import NamedTuple
 
 import numpy as np
@@ -27,15 +26,14 @@ from rankbench.keys import ConfigError, key
 from rankbench.measures import dependence, paths
 from rankbench.measures.cross_gradients import cross_gradients, head_parameters
 from rankbench.measures.dong_theory import num_paths
-from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length, with_signs
-from rankbench.measures.norms import cosine, frobenius_norm
+from rankbench.measures.frozen_network import sums_by_length
+from rankbench.measures.interaction import interaction, interactions_of_pairs, share_below_floor
+from rankbench.measures.interference import interference, squares_by_signs, squares_of_paths
+from rankbench.measures.norms import cosine, without_absent
 from rankbench.measures.recomputed_network import RecomputedNetwork, check_recomputed
-from rankbench.measures.rounding import FLOOR_SEQUENCES, MARGIN, RandomRounding, num_passes, side_by_side
-from rankbench.model.network import Network
-from rankbench.model.norm import plain_norm
+from rankbench.measures.rounding import FLOOR_SEQUENCES, num_passes
 from rankbench.model.transformer import Transformer
 from rankbench.plots.independence import draw_independence
-from rankbench.progress import counted
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch, Corpus, Finite
 from rankbench.tasks.task import score
@@ -102,10 +100,6 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS).assign(whole_accuracy=score(outputs, test.targets).accuracy.item())
 
 
-def _network(model: Network, inputs: Tensor, scheme: str) -> paths.FrozenNetwork | paths.RecomputedNetwork:
-    return FrozenNetwork(model, inputs) if scheme == "frozen" else RecomputedNetwork(model, inputs)
-
-
 def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) -> Iterator[dict]:
     """Rows of the whole network and of pairs of sums by length; none if that takes too many recomputed paths."""
     model, lengths = subject.model, subject.model.path_lengths
@@ -128,21 +122,21 @@ def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options
         return sums_KBND, state_BND[None], (sums_KBND.sum(0) + bias_BND)[None]
 
     sums_KBND, *sides = sums_and_sides(inputs)
-    mean = _interaction(model, *sides, present_BN).mean().item()
+    mean = interaction(model, *sides, present_BN).mean().item()
     rounding = generator_for(subject.seed, "rounding")
-    (below,) = _below_floor(model, inputs, *sides, lambda inputs: sums_and_sides(inputs)[1:], rounding)
+    (below,) = share_below_floor(model, inputs, *sides, lambda inputs: sums_and_sides(inputs)[1:], rounding)
     yield {"of": "network", "interaction": mean, "interaction_below_floor": below}
     if few:
-        terms_SK = _squares_of_paths(model, scheme, inputs, groups)[None]
+        terms_SK = squares_of_paths(model, scheme, inputs, groups)[None]
     else:
         signs = generator_for(subject.seed, "signs")
-        terms_SK = _squares_by_signs(model, inputs, options.sign_draws, signs)[:, lengths]
-    squares_K = _masked(sums_KBND, present_BN).flatten(1).double().square().sum(1)
+        terms_SK = squares_by_signs(model, inputs, options.sign_draws, signs)[:, lengths]
+    squares_K = without_absent(sums_KBND, present_BN).flatten(1).double().square().sum(1)
     for (j, k), measured in _pairs(sums_KBND, present_BN, options, combinations_with_replacement):
         row = {"of": "lengths", "first": f"S{lengths[j]}", "second": f"S{lengths[k]}", **measured}
         row |= {"first_length": lengths[j], "second_length": lengths[k]}
         if j == k:
-            share, error = _ratio(squares_K[k], terms_SK[:, k])
+            share, error = interference(squares_K[k], terms_SK[:, k])
             row |= {"num_paths": counts[k], "interference": share, "interference_se": error}
         yield row
 
@@ -160,25 +154,13 @@ def _path_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) 
     interactions: dict[tuple[int, int], dict[str, float]] = {}
     if scheme == "recomputed":
         rounding = generator_for(subject.seed, "rounding")
-        interactions = _pair_interactions(model, inputs, paths_PL, options.max_paths, rounding)
-    outputs_PBND = paths.sums_of_groups(_network(model, inputs, scheme), list(paths_PL[:, None]))
+        interactions = interactions_of_pairs(model, inputs, paths_PL, options.max_paths, rounding)
+    outputs_PBND = paths.sums_of_groups(paths.paths_as(scheme, model, inputs), list(paths_PL[:, None]))
     for (j, k), measured in _pairs(outputs_PBND, model.counted(inputs), options, combinations):
         row = {"of": "paths", **measured, **interactions.get((j, k), {})}
         for side, path_L in (("first", paths_PL[j]), ("second", paths_PL[k])):
             row |= {side: "-".join(map(str, path_L)), f"{side}_length": int((path_L > 0).sum())}
         yield row
-
-
-def _masked(x: Tensor, present_BN: Tensor | None) -> Tensor:
-    """Zeros where there is no token; x is (..., B, N, D)."""
-    return x if present_BN is None else x * present_BN[..., None]
-
-
-def _chunks(inputs: Tensor, numbers_per_sequence: int) -> tuple[Tensor, ...]:
-    return inputs.split(max(1, paths.NUMBERS_AT_A_TIME // numbers_per_sequence))
-
-
-# --- 1, 2 and 5: pairs of outputs -----------------------------------------------------------------------------
 
 
 class Seen(NamedTuple):
@@ -195,7 +177,7 @@ def _pairs(
 ) -> Iterator[tuple[tuple[int, int], dict[str, float]]]:
     """Each pair of units with its measures."""
     chosen = list(pairs(range(len(units_UBND)), 2))
-    masked_UBX = _masked(units_UBND, present_BN).flatten(2)
+    masked_UBX = without_absent(units_UBND, present_BN).flatten(2)
     cosines = {(j, k): cosine(masked_UBX[j], masked_UBX[k]).mean().item() for j, k in chosen}
     measures_of_pair: dict[tuple[int, int], list[dict[str, float]]] = {pair: [] for pair in chosen}
     num_tokens = units_UBND.shape[2]
@@ -235,75 +217,6 @@ def _dependence(x: Seen, y: Seen, neighbours: int, itself: bool) -> dict[str, fl
     }
 
 
-# --- 3: additivity -------------------------------------------------------------------------------------------------
-
-
-def _interaction(model: Network, joint_BND: Tensor, sum_BND: Tensor, present_BN: Tensor | None) -> Tensor:
-    """||n(joint) - n(sum)||_F / ||n(joint)||_F of each sequence, n the norm before the read-out, nan of 0 / 0. From
-    (..., B, N, D), shape (..., B)."""
-    norm = functools.partial(plain_norm, model.norm_kind)
-    joint_BND, sum_BND = (_masked(norm(x_BND), present_BN) for x_BND in (joint_BND, sum_BND))
-    size_B = frobenius_norm(joint_BND)
-    return torch.where(size_B > 0, frobenius_norm(joint_BND - sum_BND) / size_B, torch.nan)
-
-
-def _below_floor(
-    model: Network,
-    inputs: Tensor,
-    joint_PBND: Tensor,
-    sum_PBND: Tensor,
-    joint_and_sum: Callable[[Tensor], tuple[Tensor, Tensor]],
-    generator: torch.Generator,
-) -> list[float]:
-    """Share of the first sequences whose interaction is no more than what random rounding changes in both of its sides.
-
-    joint_PBND, sum_PBND: P outputs each, which joint_and_sum(inputs) returned. generator: on the CPU.
-    """
-    joint_PBND, sum_PBND = (x_PBND[:, :FLOOR_SEQUENCES] for x_PBND in (joint_PBND, sum_PBND))
-    inputs = inputs[:FLOOR_SEQUENCES]
-    passes, present_BN = num_passes(inputs.shape[1], model.width), model.counted(inputs)
-    with RandomRounding(generator):
-        perturbed = [x.split(len(inputs), dim=1) for x in joint_and_sum(side_by_side(inputs, passes))]
-    floor_PB = torch.zeros_like(joint_PBND[..., 0, 0])
-    apart = functools.partial(_interaction, model, present_BN=present_BN)
-    for joint, total in zip(*perturbed, strict=True):
-        floor_PB = torch.maximum(floor_PB, MARGIN * (apart(joint_PBND, joint) + apart(sum_PBND, total)))
-    return (apart(joint_PBND, sum_PBND) <= floor_PB).double().mean(1).tolist()
-
-
-def _pair_interactions(
-    model: Network, inputs: Tensor, paths_PL: np.ndarray, max_paths: int, generator: torch.Generator
-) -> dict[tuple[int, int], dict[str, float]]:
-    """Interaction of each pair of paths (rows of paths_PL) and whether it is rounding; pairs with too many combined
-    paths are left out. generator: of random rounding."""
-    choices_of_pair = {}
-    for j, k in combinations(range(len(paths_PL)), 2):
-        if 2 ** int((paths_PL[j] != paths_PL[k]).sum()) <= max_paths:
-            choices_of_pair[j, k] = [sorted({int(a), int(b)}) for a, b in zip(paths_PL[j], paths_PL[k], strict=True)]
-    if not choices_of_pair:
-        return {}
-    groups = [np.array(list(product(*choices)), dtype=np.int64) for choices in choices_of_pair.values()]
-
-    def joint_and_sum(inputs: Tensor) -> tuple[Tensor, Tensor]:
-        network = RecomputedNetwork(model, inputs)
-        joint = [paths.joint_network(network, choices) for choices in choices_of_pair.values()]
-        return torch.stack(joint), paths.sums_of_groups(network, groups)
-
-    chunks = _chunks(inputs, len(groups) * inputs.shape[1] * model.width)
-    parts = []
-    for number, chunk_BN in enumerate(chunks):
-        sides = joint_and_sum(chunk_BN)
-        parts.append(_interaction(model, *sides, model.counted(chunk_BN)))
-        if number == 0:
-            below = _below_floor(model, chunk_BN, *sides, joint_and_sum, generator)
-    columns = zip(torch.cat(parts, dim=1).mean(1).tolist(), below, strict=True)
-    named = ({"interaction": mean, "interaction_below_floor": share} for mean, share in columns)
-    return dict(zip(choices_of_pair, named, strict=True))
-
-
-# --- 4: cross-gradients --------------------------------------------------------------------------------------------
-
-
 def _head_pairs(model: Transformer, batch: Batch, probes: int, *generators: torch.Generator) -> Iterator[dict]:
     norm_AA, error_AA, floor_AA = cross_gradients(model, batch, probes, *generators)
     is_rounding_AA = norm_AA <= floor_AA
@@ -318,43 +231,6 @@ def _head_pairs(model: Transformer, batch: Batch, probes: int, *generators: torc
         row["cross_gradient_below_floor"] = float(is_rounding_AA[a, b])
         undefined = own == 0 or is_rounding_AA[a, a] or is_rounding_AA[b, b]
         yield row | {"cross_gradient_relative": float("nan") if undefined else size / own}
-
-
-# --- interference --------------------------------------------------------------------------------------------------
-
-
-def _squares_of_paths(model: Network, scheme: str, inputs: Tensor, groups: list[np.ndarray]) -> Tensor:
-    """sum_p ||Y_p||_F^2 over the paths of each group and all sequences, shape (G,); every path is run."""
-    paths_PL = np.concatenate(groups)
-    squares_P = torch.zeros(len(paths_PL), dtype=torch.float64, device=inputs.device)
-    for chunk_BN in _chunks(inputs, len(paths_PL) * inputs.shape[1] * model.width):
-        outputs_PBND = paths.sums_of_groups(_network(model, chunk_BN, scheme), list(paths_PL[:, None]))
-        squares_P += _masked(outputs_PBND, model.counted(chunk_BN)).flatten(1).double().square().sum(1)
-    return torch.stack([part_P.sum() for part_P in squares_P.split([len(group) for group in groups])])
-
-
-def _squares_by_signs(model: Network, inputs: Tensor, draws: int, generator: torch.Generator) -> Tensor:
-    """Unbiased estimates (S, K) of sum_p ||Y_p||_F^2 for each length, one from each draw of signs (`with_signs`)."""
-    signs_SLH = torch.randint(2, (draws, model.num_layers, model.num_heads), generator=generator) * 2 - 1
-    signs_SLH = signs_SLH.to(inputs.device, model.read_out.weight.dtype)
-    squares_SK = torch.zeros(draws, model.num_layers + 1, dtype=torch.float64, device=inputs.device)
-    chunks = _chunks(inputs, inputs.shape[1] * model.width * (model.num_layers + 2))
-    for chunk_BN in counted(chunks, len(inputs), "independence: sequences with signs", len):
-        network = FrozenNetwork(model, chunk_BN)
-        for draw, signs_LH in enumerate(signs_SLH):
-            sums_KBND = with_signs(network, signs_LH).sums_by_length().by_length_KBND
-            squares_SK[draw] += _masked(sums_KBND, model.counted(chunk_BN)).flatten(1).double().square().sum(1)
-    return squares_SK
-
-
-def _ratio(numerator: Tensor, estimates_S: Tensor) -> tuple[float, float]:
-    """numerator / mean of the estimates, with its standard error: the mean's relative one; 0 for a single exact one.
-    nan where the mean is 0."""
-    mean = estimates_S.mean()
-    share = torch.where(mean == 0, torch.nan, numerator / mean).item()
-    if len(estimates_S) == 1:
-        return share, 0.0
-    return share, (share * estimates_S.std() / len(estimates_S) ** 0.5 / mean).item()
 
 
 def cost(subject: Subject, options: Options) -> Cost:

@@ -56,6 +56,11 @@ def cosine(x: Tensor, y: Tensor) -> Tensor:
     return torch.cosine_similarity(usual(x), usual(y), dim=-1)
 
 
+def without_absent(x: Tensor, present_BN: Tensor | None) -> Tensor:
+    """x, (..., B, N, D), with zeros where there is no token; None: all tokens are present."""
+    return x if present_BN is None else x * present_BN[..., None]
+
+
 def spectral_norm(x: Tensor) -> Tensor:
     """||X||_2, the largest singular value by an exact SVD; shape (...). Power iteration would underestimate it."""
     return torch.linalg.matrix_norm(x, 2)

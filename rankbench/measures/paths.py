@@ -55,6 +55,16 @@ class PathTree(NamedTuple):
         return sum(size for choice, size in sizes if choice), sum(size for _, size in sizes)
 
 
+def paths_as(scheme: str, model: Network, inputs: Tensor) -> FrozenNetwork | RecomputedNetwork:
+    """What runs the paths of a scheme, frozen or recomputed, on these inputs."""
+    return FrozenNetwork(model, inputs) if scheme == "frozen" else RecomputedNetwork(model, inputs)
+
+
+def chunks_of(inputs: Tensor, numbers_per_sequence: int) -> tuple[Tensor, ...]:
+    """The sequences in chunks of at most NUMBERS_AT_A_TIME numbers."""
+    return inputs.split(max(1, NUMBERS_AT_A_TIME // numbers_per_sequence))
+
+
 def sums_of_groups(network: FrozenNetwork | RecomputedNetwork, groups: list[np.ndarray]) -> Tensor:
     """The sum over each group's paths, shape (G, B, N, D); a group is an integer array (P, L) of choices 0..H.
 

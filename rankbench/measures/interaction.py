@@ -1,0 +1,82 @@
+"""Additivity of recomputed paths: the interaction of a network, or of two paths' choices, and whether it is rounding.
+
+Shapes: P output, B batch, N token, D width, L layer.
+"""
+
+import functools
+from collections.abc import Callable
+from itertools import combinations, product
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rankbench.measures.norms import frobenius_norm, without_absent
+from rankbench.measures.paths import chunks_of, joint_network, sums_of_groups
+from rankbench.measures.recomputed_network import RecomputedNetwork
+from rankbench.measures.rounding import FLOOR_SEQUENCES, MARGIN, RandomRounding, num_passes, side_by_side
+from rankbench.model.network import Network
+from rankbench.model.norm import plain_norm
+
+
+def interaction(model: Network, joint_BND: Tensor, sum_BND: Tensor, present_BN: Tensor | None) -> Tensor:
+    """||n(joint) - n(sum)||_F / ||n(joint)||_F of each sequence, n the norm before the read-out, nan of 0 / 0. From
+    (..., B, N, D), shape (..., B)."""
+    norm = functools.partial(plain_norm, model.norm_kind)
+    joint_BND, sum_BND = (without_absent(norm(x_BND), present_BN) for x_BND in (joint_BND, sum_BND))
+    size_B = frobenius_norm(joint_BND)
+    return torch.where(size_B > 0, frobenius_norm(joint_BND - sum_BND) / size_B, torch.nan)
+
+
+def share_below_floor(
+    model: Network,
+    inputs: Tensor,
+    joint_PBND: Tensor,
+    sum_PBND: Tensor,
+    joint_and_sum: Callable[[Tensor], tuple[Tensor, Tensor]],
+    generator: torch.Generator,
+) -> list[float]:
+    """Share of the first sequences whose interaction is no more than what random rounding changes in both of its sides.
+
+    joint_PBND, sum_PBND: P outputs each, which joint_and_sum(inputs) returned. generator: on the CPU.
+    """
+    joint_PBND, sum_PBND = (x_PBND[:, :FLOOR_SEQUENCES] for x_PBND in (joint_PBND, sum_PBND))
+    inputs = inputs[:FLOOR_SEQUENCES]
+    passes, present_BN = num_passes(inputs.shape[1], model.width), model.counted(inputs)
+    with RandomRounding(generator):
+        perturbed = [x.split(len(inputs), dim=1) for x in joint_and_sum(side_by_side(inputs, passes))]
+    floor_PB = torch.zeros_like(joint_PBND[..., 0, 0])
+    apart = functools.partial(interaction, model, present_BN=present_BN)
+    for joint, total in zip(*perturbed, strict=True):
+        floor_PB = torch.maximum(floor_PB, MARGIN * (apart(joint_PBND, joint) + apart(sum_PBND, total)))
+    return (apart(joint_PBND, sum_PBND) <= floor_PB).double().mean(1).tolist()
+
+
+def interactions_of_pairs(
+    model: Network, inputs: Tensor, paths_PL: np.ndarray, max_paths: int, generator: torch.Generator
+) -> dict[tuple[int, int], dict[str, float]]:
+    """Interaction of each pair of paths (rows of paths_PL) and whether it is rounding; pairs with too many combined
+    paths are left out. generator: of random rounding."""
+    choices_of_pair = {}
+    for j, k in combinations(range(len(paths_PL)), 2):
+        if 2 ** int((paths_PL[j] != paths_PL[k]).sum()) <= max_paths:
+            choices_of_pair[j, k] = [sorted({int(a), int(b)}) for a, b in zip(paths_PL[j], paths_PL[k], strict=True)]
+    if not choices_of_pair:
+        return {}
+    groups = [np.array(list(product(*choices)), dtype=np.int64) for choices in choices_of_pair.values()]
+
+    def joint_and_sum(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        network = RecomputedNetwork(model, inputs)
+        joint = [joint_network(network, choices) for choices in choices_of_pair.values()]
+        return torch.stack(joint), sums_of_groups(network, groups)
+
+    chunks = chunks_of(inputs, len(groups) * inputs.shape[1] * model.width)
+    parts = []
+    for number, chunk_BN in enumerate(chunks):
+        sides = joint_and_sum(chunk_BN)
+        parts.append(interaction(model, *sides, model.counted(chunk_BN)))
+        if number == 0:
+            below = share_below_floor(model, chunk_BN, *sides, joint_and_sum, generator)
+    columns = zip(torch.cat(parts, dim=1).mean(1).tolist(), below, strict=True)
+    named = ({"interaction": mean, "interaction_below_floor": share} for mean, share in columns)
+    return dict(zip(choices_of_pair, named, strict=True))
