@@ -212,6 +212,18 @@ def test_scores_are_those_of_their_definition(seed, name, width, size):
         torch.testing.assert_close(got, wanted, rtol=1e-13, atol=1e-13 * wanted.abs().max().item())
 
 
+@every
+@given(seeds, st.integers(1, 64))
+def test_scores_of_l2_in_bfloat16_lose_no_digits_of_the_squared_keys(seed, width):
+    q_BNK, k_BMK = (9 * normal(seed + number, 2, 3, width).bfloat16() for number in range(2))
+    left, right, _ = ATTENTIONS["l2"].factors(q_BNK, k_BMK)
+    assert left.dtype == right.dtype == torch.bfloat16
+    wanted = q_BNK.double() @ k_BMK.double().mT - k_BMK.double().square().sum(-1)[:, None] / 2
+    # two columns of 8 binary digits each: 2^-18 of the square; one column would be wrong by up to 2^-9 of it
+    largest = k_BMK.double().square().sum(-1).max().item() / 2
+    torch.testing.assert_close(left.double() @ right.double().mT, wanted, rtol=0, atol=2**-17 * largest)
+
+
 def test_there_is_an_attention_of_every_name_in_the_config():
     from rankbench.config import KEYS
 

@@ -87,10 +87,16 @@ def l2_scores(q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
     """-||q_i - k_j||^2 / sqrt(K) without ||q_i||^2, which cancels in the softmax: (2 q_i k_j - ||k_j||^2) / sqrt(K).
 
     An extra column, 1 in q' and -||k_j||^2 / 2 in k', makes it a dot product. Kim et al. 2021, eq. 10 and 16, where K =
-    D/H. For other head widths K sets the scale, as in the dot product.
+    D/H. For other head widths K sets the scale, as in the dot product. In bfloat16 two columns hold this number: what
+    three digits hold of it, and the rest.
     """
-    half_BHM1 = -0.5 * k_BHMK.square().sum(-1, keepdim=True)
-    return F.pad(q_BHNK, (0, 1), value=1.0), torch.cat([k_BHMK, half_BHM1], -1), 2 * q_BHNK.shape[-1] ** -0.5
+    if k_BHMK.dtype == torch.bfloat16:
+        half_BHM1 = -0.5 * k_BHMK.float().square().sum(-1, keepdim=True)
+        columns = [half_BHM1.bfloat16(), (half_BHM1 - half_BHM1.bfloat16()).bfloat16()]
+    else:
+        columns = [-0.5 * k_BHMK.square().sum(-1, keepdim=True)]
+    with_ones = F.pad(q_BHNK, (0, len(columns)), value=1.0)
+    return with_ones, torch.cat([k_BHMK, *columns], -1), 2 * q_BHNK.shape[-1] ** -0.5
 
 
 def cosine_scores(q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
