@@ -172,12 +172,13 @@ def _summary_rows(job: Path, name: str, status: str, values: dict[str, str]) -> 
 
 
 def summarise(seeds: pd.DataFrame, keys: list[str], more: Iterable[str] = ()) -> pd.DataFrame:
-    """Final test accuracy and loss by the varied keys, over the seeds of finished jobs: mean, interval, best; and of
+    """Final test accuracy and losses by the varied keys, over the seeds of finished jobs: mean, interval, best; and of
     more columns mean and interval."""
     axes = [key for key in keys if key in seeds and key not in ("run", "seed")] or ["task", "model"]
     done = seeds[is_done(seeds)]
     summary = None
-    for value, best in ({"test_accuracy": "largest", "test_loss": "smallest"} | dict.fromkeys(more)).items():
+    best_of = {"test_accuracy": "largest", "valid_loss": "smallest", "test_loss": "smallest"}
+    for value, best in (best_of | dict.fromkeys(more)).items():
         if value not in done or done[value].isna().all():
             continue
         names = {"num_seeds": f"{value}_seeds"} | ({best: f"{value}_best"} if best else {})
