@@ -392,8 +392,8 @@ def _prepared(config: "DictConfig") -> Any:
     if hydra.mode == RunMode.MULTIRUN:
         announce(hydra.job.num, len(Sweep(Path(hydra.sweep.dir)).jobs()), hydra.job.override_dirname)
     cfg.out = os.path.relpath(HydraConfig.get().runtime.output_dir)
-    if not gc.isenabled():
-        gc.freeze()
+    if not gc.isenabled():  # the first job of a process: the work begins, and garbage is collected from here on
+        gc.freeze()  # what is imported stays, so no collection needs to look through it
         gc.enable()
     return cfg
 
