@@ -19,7 +19,7 @@ from rankbench.seeds import generator_for, random_bits, state_of
 from rankbench.tasks import build_task
 from rankbench.training.forward import per_seed
 from rankbench.training.loop import train
-from rankbench.training.seeds_side_by_side import Training
+from rankbench.training.seeds_side_by_side import STATES_AT_A_TIME, Training
 
 pytestmark = list(needs_gpu)
 
@@ -122,7 +122,9 @@ def test_an_lstm_in_fp32_has_its_digits():
     torch.testing.assert_close(outputs.cpu().double(), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_seeds_in_turn_hold_one_graph():
+def test_seeds_in_turn_hold_one_graph(monkeypatch):
+    monkeypatch.setitem(STATES_AT_A_TIME, "cuda", 1)
+
     def peak(seeds: int) -> float:
         training = training_of(*step_words("corpus"), "model.width=128", "model.layers=4", f"replicas={seeds}")
         training.update()

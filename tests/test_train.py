@@ -43,7 +43,7 @@ from rankbench.tasks import TASKS, Batch, build_task
 from rankbench.training import compiling
 from rankbench.training.compiling import compiled, is_compiled
 from rankbench.training.loop import Interrupted, train
-from rankbench.training.seeds_side_by_side import METRICS, Training, clipped
+from rankbench.training.seeds_side_by_side import METRICS, STATES_AT_A_TIME, Training, clipped
 
 TINY = [
     "model.layers=1",
@@ -209,6 +209,28 @@ def test_seeds_side_by_side_are_separate_runs_are_a_plain_loop(tmp_path, variant
         assert recorded == pytest.approx(means, rel=tolerance["rtol"])
         clip = config(*overrides).trainer.clip
         assert clip is None or max(norms) > clip, "the clip never acted: the test would not see it missing"
+
+
+@pytest.mark.parametrize(("at_a_time", "sizes"), [(1, [1] * 5), (2, [2, 1, 2]), (4, [2, 3]), (9, [5])])
+def test_seeds_in_groups_are_those_all_at_once(tmp_path, monkeypatch, at_a_time, sizes):
+    words = ["model.dropout=0.2", "precision=fp64", "replicas=5"]
+    monkeypatch.setitem(STATES_AT_A_TIME, "cpu", 1 << 40)
+    together = trained(tmp_path / "together", *words)
+    cfg = config(*words)
+    of_a_seed = cfg.trainer.batch_size * cfg.task["length"] * cfg.model.width * cfg.model.layers
+    monkeypatch.setitem(STATES_AT_A_TIME, "cpu", (at_a_time + 1) * of_a_seed - 1)
+    taken, gradients = [], Training._gradients
+
+    def counted(self, weights, *batch):
+        taken.append(len(next(iter(weights.values()))))
+        return gradients(self, weights, *batch)
+
+    monkeypatch.setattr(Training, "_gradients", counted)
+    in_groups = trained(tmp_path / "in_groups", *words)
+    assert taken == sizes * cfg.trainer.steps
+    torch.testing.assert_close(in_groups.weights(), together.weights(), **SAME)
+    losses, alike = ([float(row["loss"]) for row in rows_of(run)] for run in (in_groups, together))
+    assert losses == pytest.approx(alike, rel=SAME["rtol"])
 
 
 def test_a_schedule_moves_the_weights_by_the_rates_it_tells(tmp_path):
