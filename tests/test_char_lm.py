@@ -29,6 +29,7 @@ from rankbench.keys import ConfigError, typed
 from rankbench.model import build_model, initial_model
 from rankbench.plots.curves import draw_curves
 from rankbench.plots.style import GREY
+from rankbench.report.joined_tables import summarise
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
 from rankbench.seeds import generator_for
@@ -446,6 +447,10 @@ def test_summary_reads_the_test_at_the_best_validation_step(tmp_path):
         assert "test_accuracy" not in row
         steps.append(row["best_step"])
     assert min(steps) < 12  # the last evaluation is not always the best one
+    final = pd.DataFrame(summary["seeds"]).assign(job_status="finished", task="char_lm", model="causal")
+    means = summarise(final, []).iloc[0]
+    assert means.valid_loss_best == final.valid_loss.min() < final.valid_loss.mean()
+    assert means.valid_loss_mean == pytest.approx(final.valid_loss.mean(), rel=1e-15)
 
 
 def test_interrupted_training_goes_on_as_if_nothing_had_been(tmp_path, monkeypatch):
