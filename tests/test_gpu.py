@@ -17,9 +17,9 @@ from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
 from rankbench.seeds import generator_for, random_bits, state_of
 from rankbench.tasks import build_task
-from rankbench.training.forward import per_seed
+from rankbench.training.forward import STATES_AT_A_TIME, per_seed
 from rankbench.training.loop import train
-from rankbench.training.seeds_side_by_side import STATES_AT_A_TIME, Training
+from rankbench.training.seeds_side_by_side import Training
 
 pytestmark = list(needs_gpu)
 

@@ -12,6 +12,7 @@ from rankbench.keys import ConfigError
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
 from rankbench.tasks import build_task
+from rankbench.training.forward import STATES_AT_A_TIME
 from rankbench.training.loop import train
 from rankbench.training.memory import estimate
 from rankbench.training.seeds_side_by_side import Training
@@ -44,6 +45,15 @@ def test_the_estimate_is_what_a_training_holds(words):
     assert held / 2 < parts["weights"] <= held
     data = [training.data.train, training.data.test]
     assert parts["data"] == sum(x.nbytes for batch in data for x in (batch.inputs, batch.targets))
+
+
+def test_states_are_those_of_the_seeds_that_one_pass_takes(monkeypatch):
+    cfg = compose("train", *TINY, "task.length=4", "trainer.batch_size=6")
+    machine, task = Machine.prepare(cfg), build_task(cfg.task)
+    of_a_seed = 6 * 4 * cfg.model.width * cfg.model.layers
+    for at_a_time, taken in ((1, 1), (2, 2), (9, cfg.replicas)):
+        monkeypatch.setitem(STATES_AT_A_TIME, "cpu", at_a_time * of_a_seed)
+        assert estimate(cfg, task, machine)["states"] == taken * of_a_seed * machine.dtype.itemsize
 
 
 @pytest.mark.parametrize("command", ["train", "analyze"])

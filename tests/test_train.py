@@ -42,8 +42,9 @@ from rankbench.seeds import generator_for, state_of
 from rankbench.tasks import TASKS, Batch, build_task
 from rankbench.training import compiling
 from rankbench.training.compiling import compiled, is_compiled
+from rankbench.training.forward import STATES_AT_A_TIME
 from rankbench.training.loop import Interrupted, train
-from rankbench.training.seeds_side_by_side import METRICS, STATES_AT_A_TIME, Training, clipped
+from rankbench.training.seeds_side_by_side import METRICS, Training, clipped
 
 TINY = [
     "model.layers=1",

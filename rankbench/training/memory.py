@@ -5,6 +5,7 @@ from rankbench.keys import ConfigError
 from rankbench.model import skeleton
 from rankbench.runs.machine import Machine, gib
 from rankbench.tasks import Corpus, Finite, Task
+from rankbench.training.forward import seeds_at_a_time
 
 COPIES = {
     "adam": 4,
@@ -36,17 +37,20 @@ def estimate(cfg: BaseConfig, task: Task, machine: Machine) -> dict[str, int]:
     training = isinstance(cfg, TrainConfig)
     is_corpus = isinstance(task, Corpus)
     number, tokens = machine.dtype.itemsize, min(task.length, SHORT_TEXT) if is_corpus else task.length
-    num_weights = sum(weight.numel() for weight in skeleton(cfg.model, task).parameters())
+    network = skeleton(cfg.model, task)
+    num_weights = sum(weight.numel() for weight in network.parameters())
     batch = cfg.trainer.batch_size if training else 1
     num_test = task.num_test if isinstance(task, Finite) else task.test_size or 0
     sequences = (task.train_size or (0 if is_corpus else batch)) + num_test
     per_token = task.num_inputs * number if task.input_kind == "coordinates" else INTEGER
     per_token += task.num_outputs * number if task.target_kind == "numbers" else INTEGER
-    # of a batch in training, the states of every layer are kept for the gradient
-    batch = -(-batch // cfg.trainer.accumulate) if training else batch
     states = batch * tokens * cfg.model.width * number
+    if isinstance(cfg, TrainConfig):  # the states of every layer are kept for the gradient
+        at_a_time = seeds_at_a_time(cfg, task, network.vectorised, machine.device.type, compiles=True)
+        states *= cfg.model.layers * min(cfg.replicas, at_a_time)
+        states //= cfg.trainer.accumulate
     return {
         "weights": cfg.replicas * num_weights * number * (COPIES[cfg.optimizer.name] if training else 1),
         "data": (1 if is_corpus else cfg.replicas) * sequences * tokens * per_token,
-        "states": states * (cfg.replicas * cfg.model.layers if training else 1),
+        "states": states,
     }

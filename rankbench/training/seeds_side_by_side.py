@@ -31,7 +31,7 @@ from rankbench.tasks import Batch, Corpus, Task
 from rankbench.tasks.task import Score, is_scored
 from rankbench.training.compiling import compiled, is_compiled
 from rankbench.training.data import data_of
-from rankbench.training.forward import per_seed
+from rankbench.training.forward import per_seed, seeds_at_a_time
 from rankbench.training.optimizers import build_optimizer, cap_singular_values, learning_rate
 
 log = logging.getLogger(__name__)
@@ -60,13 +60,6 @@ def check_scores(cfg: TrainConfig, task: Task) -> None:
             f"trainer.target_accuracy={cfg.trainer.target_accuracy}: task.name={task.name} is a regression, "
             "which has no accuracy; use null"
         )
-
-
-# Numbers in the states of all layers of the seeds that one forward pass takes. CPU: twenty seeds of the sorting network
-# (6 layers of width 48) with batches of 100 sequences are 1.33 times as fast as in turn in two groups of ten, and 1.17
-# times all at once; with batches of 30, where all of them are fewer numbers than this, 2.4 times. GPU: what a training
-# step keeps of so many is some 20 GB.
-STATES_AT_A_TIME = {"cpu": 5 << 19, "cuda": 1 << 28}
 
 
 @dataclass
@@ -104,18 +97,6 @@ def check_shapes(tensors: dict[str, Tensor], shapes: dict[str, torch.Size | tupl
     for name, shape in shapes.items():
         if tensors[name].shape != shape:
             raise ValueError(f"{name} of shape {tuple(tensors[name].shape)}, not {tuple(shape)}")
-
-
-def seeds_at_a_time(cfg: TrainConfig, task: Task, vectorised: bool, device: str, compiles: bool) -> int:
-    """How many seeds one forward pass takes: as many as fit a CPU's cache, or a GPU's memory.
-
-    Of a corpus one at a time on a CPU, where its long sequences keep a core busy, and where the pass is compiled.
-    """
-    if not vectorised or (isinstance(task, Corpus) and (compiles or device == "cpu")):
-        return 1
-    num_sequences = math.ceil(cfg.trainer.batch_size / cfg.trainer.accumulate)
-    numbers_of_a_seed = num_sequences * task.length * cfg.model.width * cfg.model.layers
-    return max(1, STATES_AT_A_TIME[device] // numbers_of_a_seed)
 
 
 class Training:
