@@ -42,7 +42,7 @@ from rankbench.seeds import generator_for, state_of
 from rankbench.tasks import TASKS, Batch, build_task
 from rankbench.training import compiling
 from rankbench.training.compiling import compiled, is_compiled
-from rankbench.training.forward import STATES_AT_A_TIME
+from rankbench.training.forward import STATES_AT_A_TIME, seeds_at_a_time
 from rankbench.training.loop import Interrupted, train
 from rankbench.training.seeds_side_by_side import METRICS, Training, clipped
 
@@ -232,6 +232,24 @@ def test_seeds_in_groups_are_those_all_at_once(tmp_path, monkeypatch, at_a_time,
     torch.testing.assert_close(in_groups.weights(), together.weights(), **SAME)
     losses, alike = ([float(row["loss"]) for row in rows_of(run)] for run in (in_groups, together))
     assert losses == pytest.approx(alike, rel=SAME["rtol"])
+
+
+@pytest.mark.parametrize(
+    ("words", "device", "compiles", "many"),
+    [
+        ([], "cpu", False, True),
+        ([], "cpu", True, True),
+        (["model=lstm"], "cuda", False, False),
+        (["task=char_lm", "model.mask=causal"], "cpu", False, False),
+        (["task=char_lm", "model.mask=causal"], "cuda", False, True),
+        (["task=char_lm", "model.mask=causal"], "cuda", True, False),
+    ],
+)
+def test_one_seed_at_a_time_where_several_cannot_or_gain_nothing(words, device, compiles, many):
+    cfg = compose("train", *words)
+    task = build_task(cfg.task)
+    at_a_time = seeds_at_a_time(cfg, task, skeleton(cfg.model, task).vectorised, device, compiles)
+    assert (at_a_time > 1) == many
 
 
 def test_a_schedule_moves_the_weights_by_the_rates_it_tells(tmp_path):
