@@ -19,9 +19,9 @@ from rankbench.tasks import Corpus, Task
 from rankbench.tasks.task import Score, score
 
 # Numbers in the states of all layers of the seeds that one forward pass takes. CPU: twenty seeds of the sorting network
-# (6 layers of width 48) with batches of 100 sequences are 1.33 times as fast as in turn in two groups of ten, and 1.17
-# times all at once; with batches of 30, where all of them are fewer numbers than this, 2.4 times. GPU: what a training
-# step keeps of so many is some 20 GB.
+# (6 layers of width 48) with batches of 100 sequences are 1.30 to 1.44 times as fast as in turn in two groups of ten,
+# and 1.17 to 1.37 times all at once (three comparisons); with batches of 30, where all of them are fewer numbers than
+# this, 2.4 times. GPU: what a training step keeps of so many is some 20 GB.
 STATES_AT_A_TIME = {"cpu": 5 << 19, "cuda": 1 << 28}
 
 
