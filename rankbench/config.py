@@ -5,6 +5,7 @@ is loaded.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -397,6 +398,7 @@ SCHEMAS: dict[str, type] = {
 KEYS: dict[str, Key] = {entry.name: entry.key for schema in SCHEMAS.values() for entry in entries(schema)}
 
 
+@cache
 def conf_dir() -> Path:
     """The folder of the shipped configs: inside the installed package, else beside it in a checkout."""
     package = Path(__file__).resolve().parent

@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     words = config.getoption("markexpr").split()
     if "gpu" not in words or "not" in words:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.fsync = lambda _: None  # no folder of a test has to outlive a power cut; tests/power_cuts.py watches the calls
     _read_configurations_once()
 
 

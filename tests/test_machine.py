@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from rankbench.commands.compose import compose, register, resolve
 from rankbench.compatibility import check
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
-from rankbench.runs.machine import PACKAGES, Machine
+from rankbench.runs.machine import PACKAGES, Machine, git_state
 from rankbench.runs.run import Run
 from rankbench.training.loop import train
 
@@ -174,6 +175,14 @@ def test_the_record_names_the_commit():
     assert isinstance(git["dirty"], bool)
 
 
+@pytest.fixture
+def asked_anew() -> Iterator[None]:
+    """Git is asked once a process; here it is asked again, and by the tests that follow, too."""
+    git_state.cache_clear()
+    yield
+    git_state.cache_clear()
+
+
 def answers(monkeypatch, texts):
     """Let git answer these texts, by its first word; what is not there fails."""
 
@@ -184,12 +193,14 @@ def answers(monkeypatch, texts):
     monkeypatch.setattr(subprocess, "run", fake)
 
 
+@pytest.mark.usefixtures("asked_anew")
 @pytest.mark.parametrize("changes, dirty", [("", False), (" M rankbench/training/loop.py\n", True)])
 def test_the_record_tells_a_changed_checkout(monkeypatch, changes, dirty):
     answers(monkeypatch, {"ls-files": "machine.py\n", "rev-parse": "abc123\n", "status": changes})
     assert Machine.prepare(config()).record()["git"] == {"commit": "abc123", "dirty": dirty}
 
 
+@pytest.mark.usefixtures("asked_anew")
 def test_outside_a_checkout_no_commit_is_claimed(monkeypatch, tmp_path):
     machine = Machine.prepare(config())
     # installed in a virtual environment inside somebody else's repository: git knows that repository, but not our file
@@ -200,4 +211,5 @@ def test_outside_a_checkout_no_commit_is_claimed(monkeypatch, tmp_path):
         raise FileNotFoundError("git")
 
     monkeypatch.setattr(subprocess, "run", no_git)
+    git_state.cache_clear()
     assert machine.record()["git"] is None

@@ -121,8 +121,9 @@ def source_digest() -> str:
     return digest.hexdigest()
 
 
+@cache
 def packages() -> dict[str, str | None]:
-    """The versions of the packages that compute and draw."""
+    """The versions of the packages that compute and draw, as they were when first asked for."""
     return {name: _version(name) for name in PACKAGES}
 
 
@@ -133,8 +134,10 @@ def _version(package: str) -> str | None:
         return None
 
 
+@cache
 def git_state() -> dict | None:
-    """Commit of the checkout with this code, and whether it has changes; None outside a checkout."""
+    """Commit of the checkout with this code, and whether it has changes, as it was when first asked for; None outside
+    a checkout."""
     package = Path(__file__).resolve().parent
 
     def ask(*words: str) -> str | None:

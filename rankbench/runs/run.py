@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -335,6 +336,7 @@ def _with_later_keys(plain: dict[str, Any]) -> dict[str, Any]:
     return plain | later | {key: plain[key] for key in plain if key not in shipped}
 
 
+@cache
 def _shipped(name: str) -> dict[str, Any]:
     return yaml.safe_load((conf_dir() / f"{name}.yaml").read_text(encoding="utf-8"))
 
