@@ -64,22 +64,21 @@ def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometr
     geometric: average logarithms, for values that span orders of magnitude; zeros then count as the smallest float64,
     and high can be inf.
     """
-    per_seed = table.groupby([*axes, "seed"], sort=True, dropna=False)[value].mean().reset_index()
+    per_seed = table.groupby([*axes, "seed"], sort=True, dropna=False)[value].mean().unstack("seed")
     if geometric:
-        per_seed[value] = np.log(per_seed[value].clip(lower=np.finfo(float).tiny))
-    summary = per_seed.groupby(axes, sort=True, dropna=False)[value].agg(mean="mean", sd="std", num_seeds="count")
-    half = half_width(summary["sd"], summary["num_seeds"])
+        per_seed = per_seed.clip(lower=np.finfo(float).tiny)
+    of_seed = [
+        {seed: mean for seed, mean in zip(per_seed.columns, means, strict=True) if not math.isnan(mean)}
+        for means in per_seed.to_numpy().tolist()
+    ]
+    if geometric:
+        per_seed = np.log(per_seed)
+    summary = pd.DataFrame({"mean": per_seed.mean(axis=1), "num_seeds": per_seed.count(axis=1), "of_seed": of_seed})
+    half = half_width(per_seed.std(axis=1), summary["num_seeds"])
     summary["low"], summary["high"] = summary["mean"] - half, summary["mean"] + half
     if geometric:
-        per_seed[value] = np.exp(per_seed[value])
         with np.errstate(over="ignore"):  # the interval of two seeds that lie far apart ends beyond all numbers, at inf
             summary[["mean", "low", "high"]] = np.exp(summary[["mean", "low", "high"]])
-    of_seed: list[dict[Any, float]] = [{} for _ in range(len(summary))]
-    row_numbers = per_seed.groupby(axes, sort=True, dropna=False).ngroup()
-    for number, seed, mean in zip(row_numbers, per_seed["seed"].tolist(), per_seed[value].tolist(), strict=True):
-        if not math.isnan(mean):
-            of_seed[number][seed] = mean
-    summary["of_seed"] = of_seed
     return summary.reset_index()[[*axes, "mean", "low", "high", "num_seeds", "of_seed"]]
 
 
