@@ -936,9 +936,9 @@ def test_conf_dir_prefers_the_packaged_folder(tmp_path, monkeypatch):
     package.mkdir(parents=True)
     monkeypatch.setattr(config, "__file__", str(package / "config.py"))
     (tmp_path / "site" / "conf").mkdir()
-    assert config.conf_dir() == tmp_path / "site" / "conf"  # a checkout
+    assert config.conf_dir.__wrapped__() == tmp_path / "site" / "conf"  # a checkout
     (package / "conf").mkdir()
-    assert config.conf_dir() == package / "conf"  # a wheel, whatever stands beside it
+    assert config.conf_dir.__wrapped__() == package / "conf"  # a wheel, whatever stands beside it
 
 
 # --- presets and printed folders -------------------------------------------------------------------------------------
