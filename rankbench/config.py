@@ -256,6 +256,9 @@ class AnalyzeConfig(BaseConfig):
     """rankbench analyze."""
 
     run: str | None = key("Run to analyse: a folder, or `latest`. null: a fresh model.")
+    seeds: list[int] | None = key(
+        "Seeds of the run that are analysed, as [3,4]. null: all.", between=(0, 2**32 + 4094), nonempty=True
+    )
     module: str | None = key(
         "Torch module of yours: `<file>.py:<function>`, which returns it. Typed as model=<file>.py:<function>."
     )

@@ -65,6 +65,11 @@ def config(*overrides, command="analyze"):
     return copy.deepcopy(composed(command, overrides))
 
 
+def paths_alone(*overrides):
+    cfg = config(*overrides)
+    return dataclasses.replace(cfg, analysis={"paths": cfg.analysis["paths"]})
+
+
 def machine():
     return Machine.prepare(config())
 
@@ -223,6 +228,80 @@ def test_a_table_that_is_gone_is_computed_again(tmp_path, fresh, calls):
     assert calls == BOTH[:2]
 
 
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture
+def killed_behind_a_seed(tmp_path, fresh, calls, monkeypatch):
+    """The folder of an analysis of paths that ended when its first seed was measured, and a look at what is kept.
+
+    Every seed is kept, however short it took.
+    """
+    monkeypatch.setattr(module, "SECONDS_KEPT", -1)
+    paths = ANALYSES["paths"]
+
+    def measured_before_the_end(subject, options):
+        if subject.seed == 6:
+            raise Killed
+        return paths.table(subject, options)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setitem(ANALYSES, "paths", dataclasses.replace(paths, table=measured_before_the_end))
+        analyze(paths_alone(), fresh, tmp_path)
+    assert calls == [("paths", 5)] and not (tmp_path / "paths.csv").exists()
+    calls.clear()
+    return tmp_path
+
+
+def test_a_stopped_analysis_goes_on_behind_the_last_seed_that_it_measured(
+    killed_behind_a_seed, tmp_path_factory, fresh, calls, caplog
+):
+    caplog.set_level("INFO", "rankbench")
+    at_once = tmp_path_factory.mktemp("at once")
+    analyze(paths_alone(), fresh, killed_behind_a_seed)
+    assert calls == [("paths", 6)] and "seed 5 was measured before (1 of 2)" in caplog.text
+    analyze(paths_alone(), fresh, at_once)
+    assert (killed_behind_a_seed / "paths.csv").read_bytes() == (at_once / "paths.csv").read_bytes()
+    for folder in killed_behind_a_seed, at_once:
+        assert not (folder / "paths.unfinished").exists()
+
+
+@pytest.mark.parametrize("change", ["options", "code", "table", "record", "gone"])
+def test_seeds_of_another_analysis_or_that_changed_are_measured_again(
+    killed_behind_a_seed, tmp_path_factory, fresh, calls, monkeypatch, change
+):
+    cfg, kept = paths_alone(), killed_behind_a_seed / "paths.unfinished"
+    match change:
+        case "options":
+            cfg = paths_alone("analysis.paths.repeats=1")
+        case "code":
+            monkeypatch.setattr(module, "source_digest", lambda: "other")
+        case "table":
+            table = kept / "1.csv"
+            table.write_text(table.read_text().replace("5", "4", 1))
+        case "record":
+            write_json(kept / "kept.json", {"files": []})
+        case "gone":
+            (kept / "kept.json").unlink()
+    analyze(cfg, fresh, killed_behind_a_seed)
+    assert calls == [("paths", 5), ("paths", 6)] and not kept.exists()
+    at_once = tmp_path_factory.mktemp("at once")
+    analyze(cfg, fresh, at_once)
+    assert (killed_behind_a_seed / "paths.csv").read_bytes() == (at_once / "paths.csv").read_bytes()
+
+
+def test_seeds_that_took_no_time_leave_no_files(tmp_path, fresh, monkeypatch):
+    def refused(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(module.KeptSeeds, "keep", refused)
+    analyze(config(), fresh, tmp_path)
+    monkeypatch.setattr(module, "SECONDS_KEPT", -1)
+    with pytest.raises(AssertionError):  # the control: it would have been called
+        analyze(config(), fresh, tmp_path / "other")
+
+
 def test_a_table_without_a_record_is_computed_again(tmp_path, fresh, calls):
     """A kill between the table and the record."""
     analyze(config(), fresh, tmp_path)
@@ -348,9 +427,7 @@ def test_another_run_in_the_same_folder_gets_numbers_of_its_own(run, tmp_path, f
 
 
 def test_only_the_analyses_that_are_asked_for_run(tmp_path, fresh, calls):
-    cfg = config()
-    cfg.analysis = {"paths": cfg.analysis["paths"]}
-    analyze(cfg, fresh, tmp_path)
+    analyze(paths_alone(), fresh, tmp_path)
     assert calls == BOTH[2:] and not (tmp_path / "residual.csv").exists()
 
 
@@ -452,6 +529,18 @@ def test_subjects_have_the_weights_of_the_checkpoint_and_those_that_training_beg
         for purpose, batch, size in (("train", subject.train, 20), ("test", subject.test, 10)):
             wanted = task.sample(size, generator_for(subject.seed, purpose))
             assert torch.equal(batch.inputs, wanted.inputs) and torch.equal(batch.targets, wanted.targets)
+
+
+def test_chosen_seeds_have_the_rows_that_they_have_among_all(run, tmp_path):
+    (tmp_path / "all").mkdir(), (tmp_path / "second").mkdir()
+    analyze(config(), subjects_of_run(run, machine()), tmp_path / "all")
+    second = subjects_of_run(run, machine(), [6])
+    assert [subject.seed for subject in second] == [6]
+    analyze(config(), second, tmp_path / "second")
+    for name in ("residual", "paths"):
+        of_all = read_table(tmp_path / "all" / f"{name}.csv")
+        of_second = of_all[of_all.seed == 6].reset_index(drop=True)
+        pd.testing.assert_frame_equal(read_table(tmp_path / "second" / f"{name}.csv"), of_second, check_exact=True)
 
 
 def test_the_test_accuracy_of_the_run_is_the_whole_accuracy_of_the_table(run, tmp_path):

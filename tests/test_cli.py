@@ -230,7 +230,7 @@ def documented():
     lines = [
         line.partition(" #")[0].strip() for line in [*examples, *re.findall(r"^    (rankbench .*)", text, re.MULTILINE)]
     ]
-    lines = [line for line in lines if "cluster=slurm" not in line and "search=optuna" not in line]
+    lines = [line for line in lines if "cluster=" not in line and "search=optuna" not in line]
     return sorted({line for line in lines if re.match(r"rankbench (train|analyze|report|plot)\b", line)})
 
 
@@ -405,6 +405,29 @@ def test_a_fresh_model_is_the_one_that_training_starts_from(trained, tmp_path):
 def test_a_run_brings_its_own_model_task_and_seeds(trained, tmp_path, word):
     line = refused("analyze", f"run={trained}", word, at=tmp_path)
     assert line.startswith(f"rankbench analyze: {word}: the run in run={trained} has its own ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_seeds_that_a_sweep_measures_apart_are_joined_as_if_measured_together(tmp_path):
+    succeeds("train", *TINY, "replicas=3", "seed=5", "analysis=[]", "out=run", at=tmp_path)
+    succeeds("analyze", "run=run", *SHORT_RESIDUAL, "out=together", at=tmp_path)
+    succeeds("analyze", "-m", "run=run", *SHORT_RESIDUAL, "seeds=[5],[6,7]", "out=apart", at=tmp_path)
+    together, apart = (pd.read_csv(tmp_path / name / "residual.csv") for name in ("together", "apart"))
+    assert together.seed.unique().tolist() == [5, 6, 7]
+    pd.testing.assert_frame_equal(apart.drop(columns="run"), together.drop(columns="run"), check_exact=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["seeds=[0,4]"], "seeds=[0, 4]: the seeds of {run} are 0 to 1"),
+        (["seeds=[]"], "seeds=[]: name at least one"),
+        (None, "seeds=[0]: chooses among the seeds of a run; give run= (fresh weights: seed= and replicas=)"),
+    ],
+)
+def test_seeds_that_a_run_does_not_have_are_refused(words, line, trained, tmp_path):
+    words = ["seeds=[0]"] if words is None else [f"run={trained}", *words]
+    assert refused("analyze", *words, at=tmp_path) == "rankbench analyze: " + line.format(run=trained)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -882,6 +905,19 @@ def test_a_fault_of_ours_keeps_its_traceback(tmp_path, monkeypatch):
     monkeypatch.setitem(cli.JOBS, "train", broken)
     with pytest.raises(ZeroDivisionError, match="ours"):
         rankbench("train", *TINY, at=tmp_path)
+
+
+def test_an_interrupted_analysis_says_how_to_go_on(tmp_path, monkeypatch):
+    from rankbench.analyses import runner
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "measure", interrupted)
+    words = ["analyze", *(word for word in TINY if not word.startswith(("trainer.", "optimizer."))), "out=mine"]
+    result = rankbench(*words, at=tmp_path)
+    line = "rankbench analyze: interrupted; the same command with out=mine continues"
+    assert result.code == 130 and result.err.splitlines()[-1] == line
 
 
 def test_an_interruption_outside_of_training_is_one_line(tmp_path, monkeypatch):

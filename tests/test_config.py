@@ -31,6 +31,7 @@ HOLDERS = {
     "plot.style": "report",
     "corpus": "data",
     "tokens": "analyze",
+    "seeds": "analyze",
     "special_tokens": "analyze",
     "masked": "analyze",
 }

@@ -14,6 +14,7 @@ from pandas.api.types import is_numeric_dtype
 from rankbench import __version__, plots, plugins
 from rankbench.analyses import ANALYSES, ModuleSubject, Plan, Subject
 from rankbench.analyses.cost import announcement
+from rankbench.analyses.kept_seeds import SECONDS_KEPT, KeptSeeds
 from rankbench.analyses.modules import checked_subjects, foreign_subjects, is_foreign
 from rankbench.claims import CLAIMS, Facet, figures_published, judge, published, statement_line, statements_of, table_of
 from rankbench.config import AnalyzeConfig, BaseConfig, TrainConfig
@@ -106,25 +107,25 @@ def options_of(cfg: BaseConfig) -> dict[str, Any]:
 def subjects_of(cfg: AnalyzeConfig, machine: Machine) -> list[Subject] | list[ModuleSubject]:
     """The subjects that the config names: of a run, of a network that is not ours, or fresh models."""
     if cfg.run is not None:
-        return subjects_of_run(find_run(cfg.run), machine)
+        return subjects_of_run(find_run(cfg.run), machine, cfg.seeds)
     return foreign_subjects(cfg, machine) if is_foreign(cfg) else fresh_subjects(cfg, machine)
 
 
-def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
-    """Every seed of a trained run that has not diverged, with its trained and its initial weights.
+def subjects_of_run(run: Run, machine: Machine, seeds: list[int] | None = None) -> list[Subject]:
+    """These seeds of a trained run (None: all) that have not diverged, with their trained and their initial weights.
 
-    ConfigError if all seeds have diverged, or if the checkpoint does not fit the config.
+    ConfigError if all of them have diverged, or if the checkpoint does not fit the config.
     """
     cfg, stacked = run.config, run.weights()
     task = build_task(cfg.task)
     diverged = {row["seed"] for row in run.summary().get("seeds", ()) if row["status"] == "diverged"}
-    for seed in sorted(diverged):
+    for seed in sorted(diverged if seeds is None else diverged & set(seeds)):
         log.warning("seed %d of %s diverged and is left out", seed, run.name)
     subjects = []
     histories = {name: _history(run.folder / name) for name in HISTORIES if (run.folder / name).exists()}
     for index in range(cfg.replicas):
         seed = cfg.seed + index
-        if seed in diverged:
+        if seed in diverged or (seeds is not None and seed not in seeds):
             continue
         trained = build_model(cfg.model, task)
         expected = {name: (cfg.replicas, *parameter.shape) for name, parameter in trained.state_dict().items()}
@@ -139,8 +140,9 @@ def subjects_of_run(run: Run, machine: Machine) -> list[Subject]:
         recorded = {HISTORIES[name]: rows for name, rows in rows_of_seed.items()}
         subjects.append(_subject(run.name, task, seed, models, machine, **recorded))
     if not subjects:
+        every = "every seed" if seeds is None else f"seeds={seeds}: each of them"
         raise ConfigError(
-            f"run={run.folder}: every seed diverged; train it with a lower optimizer.lr, or with trainer.clip"
+            f"run={run.folder}: {every} diverged; train it with a lower optimizer.lr, or with trainer.clip"
         )
     return subjects
 
@@ -239,8 +241,9 @@ def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], fold
             log.info("%s is there already: %s are the same", csv, ", ".join(KEY.values()))
         else:
             log.info("%s is computed%s", csv, reason)
-            began = time.perf_counter()
-            write_table(measure(name, chosen, subjects), csv)
+            began, kept = time.perf_counter(), KeptSeeds(folder / f"{name}.unfinished", key)
+            write_table(measure(name, chosen, subjects, kept), csv)
+            kept.drop()
             done[name] = key | {"git": git_state(), "seconds": round(time.perf_counter() - began, 2)}
             write_json(done_file, done)
         tables[name] = read_table(csv)
@@ -306,8 +309,13 @@ def _why_computed(csv: Path, record: Any, key: dict[str, Any], changed: list[str
     return f" again: {', '.join(changed)} changed" if changed else None
 
 
-def measure(name: str, options: Any, subjects: list[Subject] | list[ModuleSubject]) -> pd.DataFrame:
-    """The table of one analysis: the rows of all subjects, concatenated."""
+def measure(
+    name: str, options: Any, subjects: list[Subject] | list[ModuleSubject], kept: KeptSeeds | None = None
+) -> pd.DataFrame:
+    """The table of one analysis: the rows of all subjects, concatenated.
+
+    kept: where the rows of a subject that took long are kept, and those of an unfinished analysis lie.
+    """
     analysis = ANALYSES[name]
     if analysis.trained_alone and isinstance(subjects[0], Subject):
         # of a checkpoint's later seeds there are fresh weights alone
@@ -317,10 +325,15 @@ def measure(name: str, options: Any, subjects: list[Subject] | list[ModuleSubjec
     progress = bar(subjects, desc=name, unit="seed")
     parts = []
     for number, subject in enumerate(progress, 1):
-        rows_of = analysis.of_module if isinstance(subject, ModuleSubject) else analysis.table
-        parts.append(with_who(rows_of(subject, options), **subject.who))
+        began, how = time.perf_counter(), "was measured before"
+        if kept is None or (rows := kept.rows(number)) is None:
+            how = "is measured"
+            rows = (analysis.of_module if isinstance(subject, ModuleSubject) else analysis.table)(subject, options)
+            if kept is not None and len(subjects) > 1 and time.perf_counter() - began > SECONDS_KEPT:
+                kept.keep(number, rows)
+        parts.append(with_who(rows, **subject.who))
         if progress.disable:
-            log.info("%s: seed %d (%d of %d)", name, subject.seed, number, len(subjects))
+            log.info("%s: seed %d %s (%d of %d)", name, subject.seed, how, number, len(subjects))
     return pd.concat(parts, ignore_index=True)
 
 

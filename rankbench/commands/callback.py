@@ -274,6 +274,13 @@ def check_everything(cfg: Config, writes: bool = True) -> None:
             run = find_run(cfg.run)
             if not (weights := run.folder / "checkpoint.safetensors").exists():
                 raise ConfigError(f"{weights}: missing; the run there has not reached its first checkpoint")
+            first, last = run.config.seed, run.config.seed + run.config.replicas - 1
+            if any(not first <= seed <= last for seed in cfg.seeds or ()):
+                raise ConfigError(f"seeds={cfg.seeds}: the seeds of {run.folder} are {first} to {last}")
+        elif cfg.seeds is not None:
+            raise ConfigError(
+                f"seeds={cfg.seeds}: chooses among the seeds of a run; give run= (fresh weights: seed= and replicas=)"
+            )
     if isinstance(cfg, BenchConfig):
         from rankbench.bench import check_benchmarks
 

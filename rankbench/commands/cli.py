@@ -231,8 +231,8 @@ def one_line(job: Callable[["DictConfig"], Any]) -> Callable[["DictConfig"], Any
 
 
 @contextmanager
-def _saying_how_to_continue(folder: str) -> Iterator[None]:
-    """Add to the line of a signal or of a full disk how training goes on."""
+def _saying_how_to_continue(command: str, folder: str) -> Iterator[None]:
+    """Add to the line of a signal or of a full disk how the command goes on."""
     from rankbench.runs.files import WriteError
     from rankbench.training.loop import Interrupted
 
@@ -240,7 +240,7 @@ def _saying_how_to_continue(folder: str) -> Iterator[None]:
     try:
         yield
     except (Interrupted, KeyboardInterrupt) as stop:
-        refuse("train", f"{str(stop) or 'interrupted'}; {continues}", code=130)
+        refuse(command, f"{str(stop) or 'interrupted'}; {continues}", code=130)
     except WriteError as error:
         raise WriteError(f"{error}; {continues}") from None
 
@@ -265,7 +265,7 @@ def train_job(config: "DictConfig") -> float:
     made_from = recipe(hydra.job.num, hydra.overrides.task, surroundings(hydra)) if is_job else None
     with (
         logging_to(run.folder / "train.log"),
-        _saying_how_to_continue(hydra.sweep.dir if is_job else cfg.out),
+        _saying_how_to_continue("train", hydra.sweep.dir if is_job else cfg.out),
     ):
         summary = train(cfg, run)
         trained = [row for row in summary["seeds"] if row["status"] != "diverged"]
@@ -289,11 +289,16 @@ def train_job(config: "DictConfig") -> float:
 @one_line
 def analyze_job(config: "DictConfig") -> None:
     """`rankbench analyze`."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
     from rankbench.analyses.runner import analyze_into
     from rankbench.progress import logging_to
 
     cfg = _prepared(config)
-    with logging_to(Path(cfg.out) / "analyze.log"):
+    hydra = HydraConfig.get()
+    folder = hydra.sweep.dir if hydra.mode == RunMode.MULTIRUN else cfg.out
+    with logging_to(Path(cfg.out) / "analyze.log"), _saying_how_to_continue("analyze", folder):
         print("\n".join(analyze_into(cfg)))
 
 

@@ -16,7 +16,19 @@ from rankbench.runs.sweep import Sweep
 
 # Keys that are not variables of an experiment: where it runs, on what, how often it is evaluated, what is measured.
 SILENT = (
-    *("out", "beyond_memory", "seed", "replicas", "device", "threads", "run", "analysis", "claims", "published"),
+    *(
+        "out",
+        "beyond_memory",
+        "seed",
+        "seeds",
+        "replicas",
+        "device",
+        "threads",
+        "run",
+        "analysis",
+        "claims",
+        "published",
+    ),
     *("trainer.eval_every", "trainer.checkpoint_every", "observe.every"),
 )
 SKIPS = "model.skips"  # decides model.skip and model.mlp_skip, unless it is null
