@@ -19,6 +19,7 @@ import pandas as pd
 import pytest
 import yaml
 from command_line import rankbench, refused, succeeds
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -81,6 +82,30 @@ def trained(home):
 @pytest.fixture
 def copied(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "copied")
+
+
+# --- one composition a command --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "num_compositions", "num_jobs"),
+    [([], 1, 1), (["-m", "model.heads=1,2"], 1, 2), (["hydra.mode=MULTIRUN", "model.heads=1,2"], 2, 2)],
+)
+def test_a_command_that_cannot_set_hydras_mode_is_composed_once(
+    words, num_compositions, num_jobs, tmp_path, monkeypatch
+):
+    """A sweep composes each of its jobs, too: once to check it, once to run it."""
+    calls, load = [], ConfigLoaderImpl.load_configuration
+
+    def counted(*arguments, **options):
+        calls.append(options.get("run_mode"))
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    succeeds("train", *TINY, *words, "analysis=[]", "out=o", at=tmp_path)
+    jobs = 0 if num_jobs == 1 else 2 * num_jobs
+    assert len(calls) - jobs == num_compositions
+    assert num_jobs == 1 or sum((folder / "metrics.csv").exists() for folder in (tmp_path / "o").iterdir()) == num_jobs
 
 
 # --- help, version, unknown commands ---------------------------------------------------------------------------------

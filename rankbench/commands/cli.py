@@ -134,7 +134,8 @@ def _run(command: str, words: list[str]) -> None:
                 from rankbench.commands.usage import usage
 
                 return print(usage(command, [*parsed.overrides, *unknown]))
-            with _gathering_after_a_failure():
+            is_plain = parsed.config_dir is None and not any(map(_may_set_the_mode, parsed.overrides))
+            with _gathering_after_a_failure(), _mode_unset() if is_plain else nullcontext():
                 hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(JOBS[command])()
     except BrokenPipeError:
         raise
@@ -163,6 +164,24 @@ def _named_after_what_varies(words: list[str]) -> list[str]:
     fixed = {override.key_or_group: None for override in overrides if not override.is_delete()}
     same = [key for key in fixed if key not in varied]
     return [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(same)}]"] if same else []
+
+
+def _may_set_the_mode(word: str) -> bool:
+    """Whether the word can set `hydra.mode`, as presets do, by which `rankbench train experiment=...` is a sweep."""
+    return word.lstrip("+~").startswith(("experiment", "hydra", "cluster", "search"))
+
+
+@contextmanager
+def _mode_unset() -> Iterator[None]:
+    """Tell Hydra that `hydra.mode` is not set, which it would compose the whole config to find out."""
+    from hydra._internal.hydra import Hydra
+
+    look_up = Hydra.get_mode
+    Hydra.get_mode = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        Hydra.get_mode = look_up
 
 
 @contextmanager
