@@ -19,15 +19,8 @@ from torch import nn
 
 from rankbench.analyses import ANALYSES
 from rankbench.analyses.modules import building_once, offering
-from rankbench.analyses.runner import (
-    analyze_into,
-    analyze_trained,
-    check_finite,
-    draw_curves,
-    measure,
-    options_of,
-    subjects_of,
-)
+from rankbench.analyses.runner import analyze_into, analyze_trained, draw_curves, measure, options_of
+from rankbench.analyses.subjects import check_finite, subjects_of
 from rankbench.claims import figures_published
 from rankbench.claims import published as published_numbers
 from rankbench.commands.callback import check_corpus, check_everything

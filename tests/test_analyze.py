@@ -1,4 +1,4 @@
-"""rankbench.analyses.runner: the files it leaves, what it computes again, and whose weights it measures."""
+"""rankbench.analyses.runner and subjects: files left, what is computed again, and whose weights are measured."""
 
 import copy
 import dataclasses
@@ -20,7 +20,8 @@ import rankbench
 from rankbench import plots
 from rankbench.analyses import ANALYSES
 from rankbench.analyses import runner as module
-from rankbench.analyses.runner import analyze, draw, fresh_subjects, judge_all, options_of, subjects_of_run
+from rankbench.analyses.runner import analyze, draw, judge_all, options_of
+from rankbench.analyses.subjects import fresh_subjects, subjects_of_run
 from rankbench.claims import CLAIMS
 from rankbench.commands.compose import register, resolve
 from rankbench.config import conf_dir
@@ -574,7 +575,7 @@ def test_a_subject_of_trained_weights_alone_is_measured(fresh):
 
 
 def test_an_endless_stream_is_sampled_for_the_baselines(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "BASELINE_SEQUENCES", 33)
+    monkeypatch.setattr("rankbench.analyses.subjects.BASELINE_SEQUENCES", 33)
     subject, _ = fresh_subjects(config("task.train_size=null"), machine())
     assert subject.train.inputs.shape == (33, 4)
 

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 
 from rankbench.analyses import ANALYSES, Plan, Subject, curves, samples
-from rankbench.analyses.runner import analyze, subjects_of_run
+from rankbench.analyses.runner import analyze
+from rankbench.analyses.subjects import subjects_of_run
 from rankbench.claims import published
 from rankbench.commands.compose import compose
 from rankbench.commands.resolvers import noam_peak

@@ -22,7 +22,7 @@ from mpmath import mpf
 
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses.collapse import Options, digest, table
-from rankbench.analyses.runner import fresh_subjects
+from rankbench.analyses.subjects import fresh_subjects
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError, typed
 from rankbench.measures import residual_propagation as module

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from rankbench.analyses import ANALYSES
-from rankbench.analyses.runner import check_analyses, options_of, subjects_of_run
+from rankbench.analyses.runner import check_analyses, options_of
+from rankbench.analyses.subjects import subjects_of_run
 from rankbench.commands.compose import compose
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError

@@ -10,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from rankbench.analyses import ANALYSES, Subject
 from rankbench.analyses import cost as cost_module
 from rankbench.analyses.cost import LONG, Operations, announcement, pace_of
-from rankbench.analyses.runner import measure, options_of, subjects_of
+from rankbench.analyses.runner import measure, options_of
+from rankbench.analyses.subjects import subjects_of
 from rankbench.commands.compose import compose
 from rankbench.model import skeleton
 from rankbench.progress import UNITS

@@ -10,7 +10,8 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from rankbench.analyses.runner import analyze_trained, subjects_of_run
+from rankbench.analyses.runner import analyze_trained
+from rankbench.analyses.subjects import subjects_of_run
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
 from rankbench.plots.figure import save

@@ -17,7 +17,8 @@ from pretend_device import Counts, pretending
 
 import rankbench.model.attention
 from rankbench.analyses import ANALYSES
-from rankbench.analyses.runner import check_analyses, fresh_subjects, options_of, subjects_of_run
+from rankbench.analyses.runner import check_analyses, options_of
+from rankbench.analyses.subjects import fresh_subjects, subjects_of_run
 from rankbench.bench import bench
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError

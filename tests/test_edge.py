@@ -11,7 +11,8 @@ import torch
 from test_combinations import COUNTS, TASK_WORDS, TINY, WIDTHS, config, small_options
 
 from rankbench.analyses import ANALYSES
-from rankbench.analyses.runner import analyze, check_finite, draw, fresh_subjects, options_of, subjects_of_run
+from rankbench.analyses.runner import analyze, draw, options_of
+from rankbench.analyses.subjects import check_finite, fresh_subjects, subjects_of_run
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
 from rankbench.measures.jacobian_ascent import jacobian_norm

@@ -15,7 +15,7 @@ from torch import nn
 import rankbench
 from rankbench.analyses import ANALYSES
 from rankbench.analyses.modules import BUILT
-from rankbench.analyses.runner import fresh_subjects
+from rankbench.analyses.subjects import fresh_subjects
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
 from rankbench.measures.frozen_network import sums_by_length

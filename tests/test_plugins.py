@@ -13,7 +13,7 @@ import yaml
 import rankbench as rb
 from rankbench import config, plugins
 from rankbench.analyses import ANALYSES
-from rankbench.analyses.runner import subjects_of_run
+from rankbench.analyses.subjects import subjects_of_run
 from rankbench.commands.completion import candidates
 from rankbench.commands.compose import as_keys, compose, composed, load_plugins, resolve
 from rankbench.commands.usage import explained, list_of_presets, usage
