@@ -314,6 +314,30 @@ def test_what_is_below_its_floor_is_drawn_there_and_marked():
     assert legend_names(drawn("residual", table)) == ["full", "attention only", BELOW, FLOOR]
 
 
+@pytest.mark.parametrize(
+    ("below", "num_shown"),
+    [
+        ([0, 0, 0, 0, 0], 5),
+        ([0, 0, 1, 1, 1], 3),  # converged: rounding is all that is left from the third iterate on
+        ([1, 1, 0, 0, 0], 5),  # begins at its rounding error and grows out of it
+        ([0, 1, 0, 1, 1], 4),
+        ([1, 1, 1, 1, 1], 1),
+    ],
+)
+def test_a_line_of_invertibility_ends_where_the_error_stays_below_its_floor(below, num_shown):
+    place = {"part": "attention", "layer": 1, "attention": "dot", "weights": "trained", "tokens": 4, "width": 8}
+    rows = [
+        {**place, "seed": seed, "inputs": "0..1", "coefficient": 0.5, "iteration": k, "error": 2.0**k, "below_floor": b}
+        for seed in (0, 1)
+        for k, b in enumerate(below)
+    ]
+    (axes,) = drawn("invertibility", with_rest(pd.DataFrame(rows))).axes
+    assert lines(axes)["c=0.5"].get_ydata() == pytest.approx(2.0 ** np.arange(num_shown))
+    triangles = [line for line in axes.get_lines() if line.get_marker() == "v" and len(line.get_xdata())]
+    marked = [k for line in triangles for k in line.get_xdata()]
+    assert marked == [k for k in range(num_shown) if below[k]]
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_one_seed_has_no_spread_and_no_warning(tmp_path, name):
     png, _ = plots.save(drawn(name, TABLES[name](seeds=(4,))), tmp_path / "one")

@@ -29,7 +29,8 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
     """Largest reconstruction error by iteration, a colour for each c, dashes for tokens and widths where they vary.
 
     A column for each range of inputs, a row for each kind of attention (and of weights) and each facet. For a model
-    with several layers the worst layer is drawn. A line ends with a mark where rounding is all that is left.
+    with several layers the worst layer is drawn. A line ends with a mark where rounding is all that is left, and
+    goes on behind such a mark if the error grows again.
     """
     table = table[table.part == "attention"]
     kind = table.attention.map(choice_in_words) + " attention, " + table.weights + " weights"
@@ -50,7 +51,8 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
                 worst = worst.assign(error=worst.error.clip(lower=SMALLEST))
                 summary = mean_and_spread(worst, ["iteration"], "error", geometric=True)
                 below = below_in(summary.iteration, worst, "below_floor")
-                shown = ~below.shift(fill_value=False).cummax()
+                behind = below[::-1].cummin()[::-1]  # from here on, rounding is all that is left
+                shown = ~behind.shift(fill_value=False)
                 summary, below = summary[shown], below[shown]
                 name = f"c={coefficient:g}" + (f", N={tokens}, D={width}" if len(sizes) > 1 else "")
                 colour = colour_of(number)
@@ -61,7 +63,9 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
                 below_rounding(axes, summary.iteration, summary["mean"], below, colour)
             published_marks(axes, published, label)
             axes.set_yscale("log")
-            axes.set_title(title(label.removeprefix("row="), "inputs in [{}, {}]".format(*inputs.split(".."))))
+            axes.set_title(
+                title(label.removeprefix("row="), "inputs in [{},\N{NO-BREAK SPACE}{}]".format(*inputs.split("..")))
+            )
             whole_numbers(axes, "iteration")
         row[0].set_ylabel("largest error, units of the input")
     legend(figure, grid)
