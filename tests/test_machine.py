@@ -194,10 +194,36 @@ def answers(monkeypatch, texts):
 
 
 @pytest.mark.usefixtures("asked_anew")
-@pytest.mark.parametrize("changes, dirty", [("", False), (" M rankbench/training/loop.py\n", True)])
-def test_the_record_tells_a_changed_checkout(monkeypatch, changes, dirty):
-    answers(monkeypatch, {"ls-files": "machine.py\n", "rev-parse": "abc123\n", "status": changes})
-    assert Machine.prepare(config()).record()["git"] == {"commit": "abc123", "dirty": dirty}
+@pytest.mark.parametrize(
+    "changed, dirty",
+    [
+        (None, False),
+        ("rankbench/runs/machine.py", True),
+        ("conf/train.yaml", True),
+        ("rankbench/new.py", True),
+        ("conf/model/new.yaml", True),
+        ("README.md", False),
+        ("outputs/train/mine/metrics.csv", False),
+    ],
+)
+def test_the_record_tells_changes_of_code_and_configs_from_others(monkeypatch, tmp_path, changed, dirty):
+    def write(name, text):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def git(*words):
+        subprocess.run(["git", "-C", tmp_path, *words], check=True, capture_output=True)
+
+    for name in ("rankbench/runs/machine.py", "conf/train.yaml", "README.md"):
+        write(name, "as committed\n")
+    git("init")
+    git("add", ".")
+    git("-c", "user.name=A", "-c", "user.email=a@b.c", "commit", "-m", "first")
+    if changed is not None:
+        write(changed, "changed\n")
+    monkeypatch.setattr("rankbench.runs.machine.__file__", str(tmp_path / "rankbench/runs/machine.py"))
+    git_state.cache_clear()
+    assert git_state() == {"commit": commit_of(tmp_path), "dirty": dirty}
 
 
 @pytest.mark.usefixtures("asked_anew")

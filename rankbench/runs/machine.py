@@ -136,8 +136,8 @@ def _version(package: str) -> str | None:
 
 @cache
 def git_state() -> dict | None:
-    """Commit of the checkout with this code, and whether it has changes, as it was when first asked for; None outside
-    a checkout."""
+    """Commit of the checkout with this code, and whether the code or the configs have changes or files that git does
+    not know, as it was when first asked for; None outside a checkout."""
     package = Path(__file__).resolve().parent
 
     def ask(*words: str) -> str | None:
@@ -150,4 +150,5 @@ def git_state() -> dict | None:
     tracked = ask("ls-files", "--error-unmatch", __file__)
     if tracked is None:  # installed inside somebody else's repository
         return None
-    return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain"))}
+    changes = ask("status", "--porcelain", "--", ":/rankbench", ":/conf")
+    return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(changes)}
