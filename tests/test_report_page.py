@@ -22,7 +22,7 @@ from rankbench.plots.captions import GEOMETRIC, OF_ONE_SEED, OTHERWISE, caption_
 from rankbench.plots.sweep import BASELINES, draw_sweep
 from rankbench.report.figures import figure_keys
 from rankbench.report.jobs import find_runs, varying_keys
-from rankbench.report.page import command_of
+from rankbench.report.page import command_of, commits_of
 from rankbench.report.report import gather
 from rankbench.runs.run import Run
 from rankbench.runs.tables import latex, markdown
@@ -209,6 +209,19 @@ def test_the_command_repeats_the_run_elsewhere(tmp_path):
     assert command_of(run) == "rankbench train model.heads=7"
     (run / "environment.json").write_text("[")
     assert command_of(run) == ""
+
+
+def test_the_page_has_what_a_run_was_continued_with(tmp_path):
+    run = run_at(tmp_path / "run")
+    later = {"git": {"commit": "fedcba9876543210", "dirty": False}, "packages": {"torch": "9.9.0"}}
+    (run / "continued.json").write_text(json.dumps([{"step": 3, "started": "2026-11-21T09:00:00+0000", **later}]))
+    assert commits_of([run]) == "0123456789ab with changes; fedcba987654"
+    (tmp_path / "report").mkdir()
+    gather(find_runs(str(run)), tmp_path / "report")
+    text = " ".join(" ".join(Page((tmp_path / "report" / "report.html").read_text()).texts).split())
+    assert "0123456789ab with changes; fedcba987654" in text and "9.8.7; 9.9.0" in text
+    (run / "continued.json").write_text("[")  # a page is useful without it
+    assert commits_of([run]) == "0123456789ab with changes"
 
 
 def test_keys_that_vary_and_what_goes_with_them(tmp_path):

@@ -286,6 +286,34 @@ def test_the_environment_is_that_of_the_beginning(run, cfg):
     assert json.loads((run.folder / "environment.json").read_text()) == {"python": "3"}
 
 
+def continuations(run):
+    path = run.folder / "continued.json"
+    return [(part["step"], part["python"]) for part in json.loads(path.read_text())] if path.exists() else []
+
+
+def test_what_continues_a_run_is_recorded_where_it_differs(run):
+    for python, step, changed, recorded in (
+        ("3", 5, [], []),
+        ("4", 5, ["python"], [(5, "4")]),
+        ("4", 9, [], [(5, "4")]),
+        ("3", 9, ["python"], [(5, "4"), (9, "3")]),
+        ("4", 7, [], [(5, "4")]),  # what went on behind step 9 has left nothing
+        ("3", 5, [], []),
+    ):
+        assert run.record_continuation({"python": python, "started": "now", "command": [str(step)]}, step) == changed
+        assert continuations(run) == recorded
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[1]", '[{"git": {}}]', '[{"step": "5"}]'])
+def test_a_broken_record_of_continuations_is_named(run, content):
+    path = run.folder / "continued.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as error:
+        run.record_continuation({"python": "4"}, 5)
+    one_line(error, path, "put back the file")
+    assert path.read_text() == content
+
+
 def test_what_a_kill_left_half_written_is_swept_up(run, cfg):
     left = [run.folder / name for name in (".checkpoint.safetensors.x7.part", ".tmpAb12Cd")]
     for path in left:

@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import functools
 import json
+import logging
 import math
 import os
 import random
@@ -36,6 +37,7 @@ from rankbench.keys import ConfigError
 from rankbench.model import build_model, initial_model, skeleton
 from rankbench.model.dropout import dropout_masks
 from rankbench.report.jobs import runs_in
+from rankbench.runs import machine
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run, config_text
 from rankbench.seeds import generator_for, state_of
@@ -380,6 +382,26 @@ def test_a_run_from_before_auto_is_read_and_continued(tmp_path):
     assert run.config.trainer.compile == "false"
     assert run.is_compiled is None
     assert json.loads((trained(run.folder, "trainer.steps=6").folder / "summary.json").read_text())["step"] == 6
+
+
+def test_a_run_lengthened_with_other_code_records_both(tmp_path, monkeypatch, caplog):
+    first, second = ({"commit": letter * 40, "dirty": False} for letter in "ab")
+    monkeypatch.setattr(machine, "git_state", lambda: first)
+    run = trained(tmp_path / "run", "trainer.steps=4")
+    trained(run.folder, "trainer.steps=6")
+    assert not (run.folder / "continued.json").exists()
+    monkeypatch.setattr(machine, "git_state", lambda: second)
+    caplog.set_level(logging.INFO)
+    trained(run.folder, "trainer.steps=8")
+    assert "goes on with other code or on another machine (git)" in caplog.text
+    assert json.loads((run.folder / "environment.json").read_text())["git"] == first
+    [part] = json.loads((run.folder / "continued.json").read_text())
+    assert (part["step"], part["git"]) == (6, second)
+    trained(run.folder, "trainer.steps=8")  # nothing is left to do
+    trained(run.folder, "trainer.steps=9")
+    assert json.loads((run.folder / "continued.json").read_text()) == [part]
+    assert (run.folder / "at_step_8" / "continued.json").exists()
+    assert not (run.folder / "at_step_6" / "continued.json").exists()
 
 
 @pytest.mark.slow

@@ -157,13 +157,14 @@ def as_typed_command(words: list[str]) -> str:
 
 
 def commits_of(folders: list[Path]) -> str:
-    """The commits of rankbench that made the runs."""
-    return _all_of(_commit(_json(folder / "environment.json")) for folder in folders)
+    """The commits of rankbench that made the runs, and with which they were continued."""
+    return _all_of(_commit(record) for folder in folders for record in _records_of(folder))
 
 
 def _environment(folders: list[Path]) -> dict[str, str]:
-    """The environment that made the runs: the first run's record, and the values of other runs that differ."""
-    records = [record for folder in folders if (record := _json(folder / "environment.json"))]
+    """The environment that made the runs: the first run's record, and the values that differ in other runs, or where
+    a run was continued."""
+    records = [record for folder in folders for record in _records_of(folder)]
     if not records:
         return {}
     records.sort(key=lambda record: str(record.get("started")))
@@ -183,6 +184,14 @@ def _environment(folders: list[Path]) -> dict[str, str]:
     return facts
 
 
+def _records_of(folder: Path) -> list[dict[str, Any]]:
+    """The environment that a run began with, then each other one that it was continued with; [] without a record."""
+    continued = _json(folder / "continued.json", list)
+    return [
+        record for record in (_json(folder / "environment.json"), *continued) if record and isinstance(record, dict)
+    ]
+
+
 def _all_of(values: Any) -> str:
     return "; ".join(dict.fromkeys(str(value) for value in values if value is not None)) or "not recorded"
 
@@ -194,12 +203,12 @@ def _commit(record: dict) -> str | None:
     return f"{str(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}"
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path, kind: type = dict) -> Any:
     """A run's record; empty if it is missing or damaged, because a page is useful without it."""
     try:
-        return read_json(path)
+        return read_json(path, kind)
     except (OSError, ConfigError):
-        return {}
+        return kind()
 
 
 def _inline(path: Path, number: int) -> str:

@@ -37,6 +37,7 @@ FREE_KEYS = ("out", "plugins", "beyond_memory", "analysis", "claims", "published
 FREE_KEYS += ("trainer.keep_state", "trainer.writers")
 LENGTHS = ("trainer.steps", "trainer.epochs")  # a run can be given more of them
 TO_THE_END = ("linear", "cosine")  # schedules whose rates depend on the number of steps
+COMPUTED_BY = ("git", "packages", "python", "platform", "gpu")  # parts of environment.json on which rounding can depend
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,26 @@ class Run:
         write_text(self.folder / "config.yaml", config_text(cfg))
         if not (self.folder / "environment.json").exists():
             write_json(self.folder / "environment.json", environment)
+
+    def record_continuation(self, environment: dict, step: int) -> list[str]:
+        """Put into continued.json that training goes on behind this step with other code, packages or machine than
+        before; nothing where they are the same. What went on from a later step is dropped: its numbers are not kept.
+
+        environment: as in environment.json, which keeps what the run began with. Returns the parts of it that changed.
+        """
+        path = self.folder / "continued.json"
+        recorded = read_json(path, list) if path.exists() else []
+        if not all(isinstance(part, dict) and isinstance(part.get("step"), int) for part in recorded):
+            raise ConfigError(f"{path}: a part of it tells no step; put back the file that was there, or remove it")
+        parts = [part for part in recorded if part["step"] < step]
+        before = (parts or [read_json(self.folder / "environment.json")])[-1]
+        now = {key: environment.get(key) for key in COMPUTED_BY}
+        changed = [key for key, value in now.items() if before.get(key) != value]
+        if changed:
+            parts.append({"step": step, "started": environment.get("started"), **now})
+        if parts != recorded:
+            write_json(path, parts)
+        return changed
 
     @property
     def config(self) -> TrainConfig:

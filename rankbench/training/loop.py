@@ -54,6 +54,11 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
         log.info("%s is lengthened; what it was is in %s", run.folder, run.set_aside())
     run.begin(cfg, environment)
     training = _opened(cfg, task, run, machine, seeds)
+    if changed := run.record_continuation(environment, training.progress.step):
+        log.info(
+            "it goes on with other code or on another machine (%s); continued.json tells from which step on",
+            ", ".join(changed),
+        )
     journal = Journal(training, run)
     with (
         writing(cfg, run, journal.upto) as journal.write,
