@@ -1,8 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
-# Each worker takes neighbouring tests, so that what a file's tests share is built once.
+# Each worker takes neighbouring tests, so that fixtures that a file's tests share are built once.
 TWO := -n 2 --dist worksteal
-# Newer than both files once the environment holds what they ask for.
+# Newer than pyproject.toml and constraints.txt once the environment holds what these ask for.
 STAMP := .venv/.setup-stamp
 
 .DEFAULT_GOAL := help
@@ -12,7 +12,7 @@ STAMP := .venv/.setup-stamp
 test test-slow test-extras campaigns smoke wheel: export OMP_NUM_THREADS = 1
 test test-slow test-extras campaigns smoke wheel: export MKL_NUM_THREADS = 1
 test test-slow test-extras campaigns smoke wheel: export OMP_WAIT_POLICY = PASSIVE
-# The tests start hundreds of commands, and each would compile the package again where a machine forbids to keep that.
+# The tests start hundreds of commands. Each would compile the package again if the environment set this.
 test test-slow test-extras campaigns smoke wheel: export PYTHONDONTWRITEBYTECODE =
 
 help: ## list the targets
@@ -29,8 +29,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## train a small model and take it apart; results land in outputs/
 	$(BIN)/rankbench train experiment=demo
 
-# The same command goes on where it was stopped. A preset whose text or checkpoint is missing says so, and the others run.
-laptop paper: setup ## run every preset at this budget and write docs/results; goes on where it was stopped
+# After an interruption the same command continues. A preset without its text or checkpoint says so, and the others run.
+laptop paper: setup ## run every preset at this budget and write docs/results; continues where it was stopped
 	@$(BIN)/rankbench list
 	-$(BIN)/rankbench data
 	@sed -n 's/^# rankbench \([a-z]*\) experiment=\([a-z0-9_]*\).*/\1 \2/p' conf/experiment/*.yaml > outputs/presets.txt
@@ -52,7 +52,7 @@ test-slow: setup ## run the slow tests
 test-gpu: setup ## run the tests that need a CUDA device
 	$(BIN)/pytest -m gpu
 
-# Beside the environment, not in it: the mere presence of the launchers doubles the start of every command.
+# Kept apart from the environment's packages: the mere presence of the launchers doubles every command's start-up time.
 EXTRAS := .venv/extras
 $(EXTRAS)/.stamp: $(STAMP)
 	@echo "setup: installing the extras into $(EXTRAS)"
@@ -66,7 +66,7 @@ test-extras: $(EXTRAS)/.stamp ## install the extras, and test launchers, search,
 		tests/test_pretrained.py::test_a_real_albert tests/test_pretrained.py::test_the_spectrum_of_a_real_albert
 
 campaigns: export PYTHONPATH = $(CURDIR)/tests:$(CURDIR)
-campaigns: setup ## do what users, machines and disks do to a run, two at a time; writes docs/RELIABILITY.md, in an hour or so
+campaigns: setup ## test kills, power cuts, full disks and nonsense input; writes docs/RELIABILITY.md, in an hour or so
 	@$(BIN)/python -m campaigns | xargs -P 2 -n 1 $(BIN)/python -m campaigns
 
 lint: setup ## check style and formatting

@@ -1,7 +1,7 @@
 """rankbench from Python: train, load, load_sweep, analyze and plot, each of which does the same as its command.
 
-A mistake is a ConfigError with the line that the command prints. The working directory, torch's threads, Hydra's
-state and the loggers are restored afterwards.
+A mistake raises ConfigError with the line that the command would print. The working directory, torch's threads,
+Hydra's state and the loggers are restored afterwards.
 """
 
 import json
@@ -61,12 +61,12 @@ def _logging_to(path: Path | None) -> AbstractContextManager[None]:
 
 @_keeping_threads()
 def train(*overrides: str, out: Folder | None = None) -> Run:
-    """Train a run as `rankbench train` does, and make the analyses that its config names.
+    """Train a run as `rankbench train` does, and run the analyses that its config names.
 
         run = rankbench.train("model=san", "model.layers=12", "replicas=5")
 
-    overrides: the words of the command line. out: the run's folder; None for a new one under outputs/train. A run in
-    this folder is continued. One that has finished is returned as it is, or goes on if it is given more trainer.steps.
+    overrides: the words of the command line. out: the run's folder; None for a new one under outputs/train. A run that
+    is already in this folder continues. A finished run is returned as it is, unless it is given more trainer.steps.
 
     Raises ConfigError for an invalid config, and for a sweep, which only the command can run. If interrupted, it writes
     a checkpoint and raises KeyboardInterrupt; the same call with the same folder continues.
@@ -107,7 +107,7 @@ def load_sweep(folder: Folder) -> Runs:
         runs = rankbench.load_sweep("outputs/train/heads")
         runs.keys, runs.final, runs.table("paths"), runs[0].config
 
-    folder: also a folder of such folders, a glob of them, or "latest". ConfigError if there is no run.
+    folder: the sweep's folder, a folder of such folders, a glob of them, or "latest". ConfigError if there is no run.
     """
     return load_runs(os.fspath(folder))
 
@@ -123,22 +123,22 @@ def analyze(
     plugins: str | Sequence[str] = (),
     **options: Any,
 ) -> dict[str, pd.DataFrame]:
-    """The tables of analyses, by their names, as `rankbench analyze` makes them.
+    """Run analyses as `rankbench analyze` does, and return their tables by name.
 
         rankbench.analyze(run, "residual", "paths", sequences=64)
         rankbench.analyze(["model=san", "model.layers=12", "replicas=3"], "residual")
         rankbench.analyze(module, inputs, "spectrum", "attention")
 
-    subject: a run or its folder, or "latest"; for fresh models a list with the words of the command line; or any torch
-    module, which is copied, with inputs behind it: a tensor, a tuple of arguments, or a dict of them by name, in which
-    `targets` is what the output is scored by. names: None for those of the command, or of the words' preset. out: a
-    folder for the tables, figures and verdicts; without one, nothing is written and no claim is judged. device,
-    precision, threads, plugins: as the keys of the command; its precision is fp64 unless one is given.
+    subject: a run, its folder, or "latest"; for fresh models a list with the words of the command line; or any torch
+    module, which is copied. After a module come its inputs: a tensor, a tuple of arguments, or a dict of arguments by
+    name, in which `targets` are the targets for scoring the output. names: the analyses; without any, those of the
+    command or of the words' preset. out: a folder for the tables, figures and verdicts; without one, nothing is written
+    and no claim is judged. device, precision, threads, plugins: as the command's keys; precision is fp64 by default.
 
-    options: each goes to all of these analyses that have it. For one analysis alone, give its name and a dict:
-    paths={"sequences": 64}.
+    options: each is set in every one of these analyses that has it. To set options of one analysis alone, give its
+    name and a dict: paths={"sequences": 64}.
 
-    Raises ConfigError for what cannot be measured, and for an option that none of the analyses has.
+    Raises ConfigError for a subject that cannot be measured, and for an option that none of the analyses has.
     """
     given = {"device": device, "precision": precision, "threads": threads}
     own = [plugins] if isinstance(plugins, str) else list(plugins)
@@ -189,11 +189,11 @@ def analyze(
 def plot(
     table: pd.DataFrame, *, analysis: str | None = None, facet: str | None = None, published: str | None = None
 ) -> Figure:
-    """The figure of an analysis' table, or of a sweep's final numbers (`runs.final`), which you can change and save.
+    """Draw an analysis' table, or a sweep's final numbers (`runs.final`), and return the figure, to change or save.
 
     analysis: the analysis that made the table; None to find it by `table.attrs` or by the columns. facet: the column
-    whose values are panels; None for no panels, and for the varied keys in a joined table of several runs. published:
-    the figure whose published numbers are drawn beside ours.
+    with a panel for each of its values; None for the varied keys in a joined table of several runs, else no panels.
+    published: the figure whose published numbers are drawn next to ours.
 
     Raises ConfigError for a table that no analysis makes.
     """
@@ -233,7 +233,7 @@ def _load_subject(folder: Folder) -> Run:
 
 
 def _set_options(cfg: AnalyzeConfig, options: Mapping[str, Any]) -> list[str]:
-    """Set keyword options in the config of the analyses that have them; returns them as words of a command line."""
+    """Set keyword options in the config of the analyses that have them; return them as words of a command line."""
     words = []
     for key, value in options.items():
         if key in cfg.analysis and isinstance(value, Mapping):
@@ -257,5 +257,5 @@ def _set_options(cfg: AnalyzeConfig, options: Mapping[str, Any]) -> list[str]:
 
 
 def _command(name: str, words: Sequence[str], out: Folder | None) -> list[str]:
-    """The command line that does the same as this call, for the record."""
+    """The command line that does the same as this call, for environment.json."""
     return [f"rankbench {name}", *words, *([] if out is None else [f"out={os.fspath(out)}"])]

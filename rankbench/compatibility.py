@@ -1,4 +1,4 @@
-"""Which values of a config go together. As rankbench.config, this module does not import torch."""
+"""Which values of a config go together. Like rankbench.config, this module does not import torch."""
 
 from operator import attrgetter
 
@@ -33,11 +33,17 @@ def _check_model(model: ModelConfig) -> None:
         )
     for name in ("value_width", "kv_groups", "latent_width"):
         if (value := getattr(model, name)) is not None and model.weight_norm != "none":
-            raise ConfigError(f"model.{name}={value}: not with model.weight_norm={model.weight_norm}; use none")
+            raise ConfigError(
+                f"model.{name}={value}: cannot be combined with model.weight_norm={model.weight_norm}; use none"
+            )
         if value is not None and model.tied_qk and name != "value_width":
-            raise ConfigError(f"model.{name}={value}: not with model.tied_qk=true; set one of the two back")
+            raise ConfigError(
+                f"model.{name}={value}: cannot be combined with model.tied_qk=true; reset one of the two to its default"
+            )
     if model.latent_width is not None and model.values != "free":
-        raise ConfigError(f"model.latent_width={model.latent_width}: not with model.values={model.values}; use free")
+        raise ConfigError(
+            f"model.latent_width={model.latent_width}: cannot be combined with model.values={model.values}; use free"
+        )
     _check_contraction(model)
     if model.mask == "window" and model.window is None:
         raise ConfigError("model.window=null: model.mask=window needs a width; set model.window to a number of tokens")
@@ -66,18 +72,23 @@ def _check_streams(model: ModelConfig) -> None:
         f"model.{name}={as_typed(getattr(model, name))}" for name, none in off.items() if getattr(model, name) != none
     ]
     if len(used) > 1:
-        raise ConfigError(f"{' '.join(used)}: one of these at a time; set the others back")
+        raise ConfigError(f"{' '.join(used)}: only one of these can be used; reset the others to their defaults")
     if model.value_residual and model.attention == "contractive_l2":
-        raise ConfigError(f"{used[0]}: model.attention=contractive_l2 has no constant for values of two layers; use l2")
+        raise ConfigError(
+            f"{used[0]}: model.attention=contractive_l2 has no Lipschitz constant for values of two layers; use l2"
+        )
     if model.value_residual and model.exclusive:
-        raise ConfigError(f"{used[0]}: not with model.exclusive=true, whose own value is of one layer; set it to false")
+        raise ConfigError(
+            f"{used[0]}: cannot be combined with model.exclusive=true, which needs the values of a single layer; set "
+            "it to false"
+        )
     if model.hyper_connections == "none":
         return
     if model.norm in ("post", "ngpt"):
-        raise ConfigError(f"{used[0]}: norms stand before the branches; use model.norm=pre, peri or none")
+        raise ConfigError(f"{used[0]}: norms must come before the branches; use model.norm=pre, peri or none")
     if not model.skip or model.mlp_skip != model.mlp:
         raise ConfigError(
-            f"{used[0]}: replaces the skips round every sub-layer; set model.skip=true and mlp_skip=model.mlp"
+            f"{used[0]}: replaces the skips around every sub-layer; set model.skip=true and mlp_skip=model.mlp"
         )
 
 
@@ -92,9 +103,15 @@ def _check_contraction(model: ModelConfig) -> None:
     demands = {
         "contraction": (model.contraction is None, "needs a Lipschitz constant; set model.contraction=1"),
         "tied_qk": (not model.tied_qk, "has no Lipschitz constant with free keys; set model.tied_qk=true"),
-        "mask": (model.mask == "others", "has none where a token does not see itself; use none, causal or window"),
-        "exclusive": (model.exclusive, "has none without the part along the own value; set model.exclusive=false"),
-        "values": (model.values == "zero", "would divide by the norm of W_V; use free, orthogonal or uniform"),
+        "mask": (
+            model.mask == "others",
+            "has no Lipschitz constant where a token does not see itself; use none, causal or window",
+        ),
+        "exclusive": (
+            model.exclusive,
+            "has no Lipschitz constant once the part along the own value is removed; set model.exclusive=false",
+        ),
+        "values": (model.values == "zero", "would divide by the norm of W_V, 0; use free, orthogonal or uniform"),
     }
     for name, (broken, why) in demands.items():
         if broken:
@@ -120,7 +137,7 @@ def _check_lstm(cfg: BaseConfig) -> None:
     if cfg.model.init not in ("pytorch", "glorot"):
         raise ConfigError(f"model.init={cfg.model.init}: not for an LSTM; allowed are pytorch, glorot")
     if isinstance(cfg, BenchConfig):
-        raise ConfigError("model.kind=lstm: the benchmarks are of Transformers; use model.kind=transformer")
+        raise ConfigError("model.kind=lstm: the benchmarks measure Transformers; use model.kind=transformer")
     if isinstance(cfg, TrainConfig) and cfg.trainer.compile == "true":
         raise ConfigError("trainer.compile=true: torch cannot compile an LSTM; use trainer.compile=false")
     if isinstance(cfg, TrainConfig) and (cfg.optimizer.name == "muon" or cfg.optimizer.cap is not None):
@@ -130,7 +147,7 @@ def _check_lstm(cfg: BaseConfig) -> None:
         )
     if isinstance(cfg, TrainConfig) and cfg.trainer.dynamics_every is not None:
         raise ConfigError(
-            f"trainer.dynamics_every={cfg.trainer.dynamics_every}: an LSTM has no attention to look at; use null"
+            f"trainer.dynamics_every={cfg.trainer.dynamics_every}: an LSTM has no attention to measure; use null"
         )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from rankbench.keys import Key, entries, key
 
 BUDGETS = ("smoke", "laptop", "paper")
-PLUGINS = "Modules of yours that bring tasks, analyses, attentions or presets. Installed plug-ins need no naming."
-# Kinds of attention. Those of plug-ins are added when they are imported.
+PLUGINS = "Your modules with tasks, analyses, attentions or presets. Installed plug-ins need not be named."
+# Kinds of attention. Importing a plug-in adds its own.
 ATTENTIONS = ["dot", "l2", "contractive_l2", "cosine", "sigmoid", "relu", "differential"]
 SIZE, STEPS, POSITIVE, FACTOR = (1, 65536), (1, 10**12), (1e-6, 1e6), (-1e6, 1e6)  # ranges of several keys
 
@@ -31,13 +31,13 @@ OBJECTIVES = {
 
 @dataclass
 class ModelSize:
-    """Size of the model: the architecture, and how many layers and heads of which width it has."""
+    """Size of the model: the architecture, and the number and width of its layers and heads."""
 
     name: str = key("Name of this variant in tables and figures.")
     kind: str = key("Architecture. lstm: `layers` layers of `width` cells.", choices=("transformer", "lstm"))
     layers: int = key("Number of layers.", between=(1, 1024))
     heads: int = key("Number of attention heads in each layer.", between=SIZE)
-    width: int = key("Width of the state of a token.", between=SIZE)
+    width: int = key("Width of a token's state.", between=SIZE)
     head_width: int | None = key("Width of a head's queries and keys. null: width / heads.", between=SIZE)
     value_width: int | None = key("Width of a head's values. null: head_width.", between=SIZE)
     kv_groups: int | None = key("Number of groups of heads that share keys and values. null: heads.", between=SIZE)
@@ -49,14 +49,14 @@ class ModelAttention:
     """Attention of the model: what a query sees, how it scores keys, and what is done with the values."""
 
     attention: str = key(
-        "Scores, or how weights are made of them. l2: -||q - k||^2, with values through A_h; contractive_l2: l2 scaled "
-        "to a Lipschitz constant; cosine: queries, keys and values over their lengths; sigmoid, relu: no softmax; "
-        "differential: the difference of two softmaxes.",
+        "Kind of attention: the scores, or how weights are made from them. l2: -||q - k||^2, with values through A_h; "
+        "contractive_l2: l2 scaled to a Lipschitz constant; cosine: queries, keys and values divided by their norms; "
+        "sigmoid, relu: no softmax; differential: the difference of two softmaxes.",
         choices=ATTENTIONS,
     )
     contraction: float | None = key("Lipschitz constant (p = inf) to which contractive_l2 scales l2.", between=POSITIVE)
     contraction_when: str = key(
-        "When contractive_l2 scales. above: where l2's bound is above contraction.", choices=("always", "above")
+        "When contractive_l2 rescales. above: only where l2's bound exceeds contraction.", choices=("always", "above")
     )
     contraction_keys: int | None = key(
         "Number of keys that the bound assumes. null: the sequence's length; language models need a number.",
@@ -65,15 +65,17 @@ class ModelAttention:
     tied_qk: bool = key("Whether W_Q = W_K.")
     temperature: float = key("Divides the scores.", between=POSITIVE)
     mix_attention: float = key(
-        "a in a P + b I + c U, which multiplies the values: P is attention, U averages what is seen.", between=FACTOR
+        "a in a P + b I + c U, the matrix that multiplies the values: P is attention, U averages the tokens seen.",
+        between=FACTOR,
     )
     mix_identity: float = key("b in the same sum, the share of the identity.", between=FACTOR)
     mix_uniform: float = key("c in the same sum, the share of the average. -1 removes the mean.", between=FACTOR)
-    exclusive: bool = key("Whether each head's output loses its part along the token's own value.")
+    exclusive: bool = key("Whether to remove from each head's output its part along the token's own value.")
     head_reduction: str = key(
-        "How heads are combined. mean: their sum over heads * head_width / width, if above 1.", choices=("sum", "mean")
+        "How heads are combined. mean: their sum divided by heads * head_width / width, if that is above 1.",
+        choices=("sum", "mean"),
     )
-    mask: str = key("Tokens a query sees. others: all but its own.", choices=("none", "causal", "window", "others"))
+    mask: str = key("Tokens a query sees. others: all except its own.", choices=("none", "causal", "window", "others"))
     window: int | None = key("Number of tokens that mask=window shows on either side.", between=(0, 10**6))
 
 
@@ -81,8 +83,8 @@ class ModelAttention:
 class ModelSublayers:
     """Around a sub-layer f of the model: skips, norms and the MLP, as in norm(a x + b f(x)) and a x + b f(norm(x))."""
 
-    skips: bool | None = key("Whether attention and MLPs have skips, over skip and mlp_skip. null: as these say.")
-    skip: bool = key("Whether attention has a skip. Without skips a = 0.")
+    skips: bool | None = key("Whether attention and MLPs have skips; overrides skip and mlp_skip. null: as they say.")
+    skip: bool = key("Whether attention has a skip. Without one, a = 0.")
     skip_scale: float = key("a, which multiplies what a skip carries.", between=FACTOR)
     branch_scale: float = key("b, which multiplies what a sub-layer adds. 1 / sqrt(layers) is common.", between=FACTOR)
     mlp: bool = key("Whether each layer has an MLP.")
@@ -90,8 +92,8 @@ class ModelSublayers:
     mlp_skip: bool = key("Whether the MLP has a skip.")
     activation: str = key("Activation of the MLP.", choices=("relu", "gelu"))
     norm: str = key(
-        "Where the norm stands: before (pre) or after (post) a sub-layer; peri: before and behind its branch; "
-        "ngpt: behind its branch and after it.",
+        "Place of the norm. pre: before a sub-layer; post: after its sum with the skip; peri: before and after its "
+        "branch; ngpt: after its branch and after the sum.",
         choices=("none", "pre", "post", "peri", "ngpt"),
     )
     norm_kind: str = key("Kind of norm. l2norm: x / ||x|| times a number.", choices=("layernorm", "rmsnorm", "l2norm"))
@@ -107,9 +109,9 @@ class ModelSublayers:
         "Kind of the learned matrices that mix the streams of hyper-connections. none: no such streams.",
         choices=("none", "free", "doubly_stochastic"),
     )
-    streams: int = key("Number of states of a token that hyper-connections keep side by side.", between=(2, 64))
+    streams: int = key("Number of states that hyper-connections keep for each token.", between=(2, 64))
     stream_deviation: float = key(
-        "Standard deviation of what is added to hyper-connections at the start. 0: they begin as plain skips.",
+        "Standard deviation of the noise on the initial hyper-connections. 0: they begin as plain skips.",
         between=(0.0, 1e3),
     )
     dropout: float = key("Share of entries that dropout sets to zero.", between=(0.0, 0.99))
@@ -117,10 +119,10 @@ class ModelSublayers:
 
 @dataclass
 class ModelEnds:
-    """In and out of the model: from the task's inputs to the first state, and from the last state to the outputs."""
+    """Ends of the model: from the task's inputs to the first state, and from the last state to the outputs."""
 
     positions: str = key(
-        "Position embeddings. concatenated: learned, in the width that coordinates leave.",
+        "Position embeddings. concatenated: learned, in the part of the width that coordinates leave free.",
         choices=("none", "learned", "sinusoidal", "concatenated"),
     )
     embedding_norm: bool = key("Whether a norm of norm_kind follows the read-in and its positions, as in BERT.")
@@ -135,15 +137,15 @@ class ModelEnds:
 
 @dataclass
 class ModelWeights:
-    """Weights of the model: how they start, and how they are parametrised."""
+    """Weights of the model: how they are initialised and parametrised."""
 
     init: str = key("Scheme of initialisation.", choices=("pytorch", "glorot", "bert", "scaled"))
     attention_init: float | None = key(
-        "s: matrices of attention begin in U(-s/sqrt(width), s/sqrt(width)). null: as init says.", between=POSITIVE
+        "s: attention's matrices are drawn from U(-s/sqrt(width), s/sqrt(width)). null: as init says.", between=POSITIVE
     )
-    init_gain: float = key("Multiplies every matrix of the layers at the start.", between=(0.0, 1e6))
+    init_gain: float = key("Multiplies every matrix of the layers at initialisation.", between=(0.0, 1e6))
     mlp_gain: float = key(
-        "Multiplies the matrices of the MLPs besides, and so their Lipschitz constant by its square.",
+        "Multiplies the MLPs' matrices again at initialisation, and so their Lipschitz constant by its square.",
         between=(0.0, 1e6),
     )
     values: str = key(
@@ -191,27 +193,29 @@ class TrainerConfig:
     steps: int | None = key("Length of training, unless epochs is given.", unit="steps", between=(0, 10**12))
     epochs: float | None = key("Length of training, unless steps is given.", unit="epochs", between=(0.0, 1e9))
     batch_size: int = key("Number of sequences in a batch.", between=(1, 10**9))
-    accumulate: int = key("Number of passes that take a batch in parts, to save memory.", between=(1, 10**9))
+    accumulate: int = key("Number of parts into which a batch is split to save memory.", between=(1, 10**9))
     eval_every: int = key("Interval between rows of metrics.csv.", unit="steps", between=STEPS)
-    checkpoint_every: int = key("Interval between checkpoints: the most a kill loses.", unit="steps", between=STEPS)
+    checkpoint_every: int = key(
+        "Interval between checkpoints, and the most that a killed run loses.", unit="steps", between=STEPS
+    )
     keep_state: bool = key(
         "Whether a finished run keeps its training state, up to three times its weights, so that more steps can follow."
     )
     clip: float | None = key("Largest gradient norm of each seed. null: no clipping.", between=(1e-12, 1e12))
     compile: str = key(
-        "Whether torch.compile compiles the forward pass. Attention then holds its table of weights. auto: in "
-        "trainings of five minutes and more, which repay the minute that it takes.",
+        "Whether torch.compile compiles the forward pass. Attention then holds its table of weights. auto: only in "
+        "trainings of five minutes or more, which repay the minute that compiling takes.",
         choices=("true", "false", "auto"),
     )
     target_accuracy: float | None = key("Test accuracy at which a seed stops. null: none stops.", between=(0.0, 1.0))
     writers: list[str] = key(
-        "What gets the rows of metrics.csv, too. Each needs the extra of its name.",
+        "Trackers that also get the rows of metrics.csv. Each needs the extra of its name.",
         choices=("tensorboard", "wandb", "mlflow"),
     )
     dynamics_every: int | None = key(
         "Interval between rows of layers.csv. null: no such rows.", unit="steps", between=STEPS
     )
-    dynamics_sequences: int = key("Number of test sequences behind a row of layers.csv.", between=(1, 10**6))
+    dynamics_sequences: int = key("Number of test sequences that layers.csv is measured on.", between=(1, 10**6))
 
     def __post_init__(self) -> None:
         self.compile = self.compile.lower()  # true and false come from YAML as the text True and False
@@ -230,16 +234,16 @@ class BaseConfig:
         "Size of a preset. null: paper, as large as in its paper. A time, as in 2h or 30min: as many seeds and steps "
         "as fit.",
         choices=BUDGETS,
-        why="or, with a preset, a time as 30min or 2h",
+        why="or, with a preset, a time such as 30min or 2h",
     )
     out: str = key("Folder that the command writes.")
     plugins: list[str] = key(PLUGINS)
-    beyond_memory: bool = key("Whether to go on where the sizes need more memory than the machine has.")
+    beyond_memory: bool = key("Whether to continue when the sizes need more memory than the machine has.")
     model: ModelConfig
     task: dict[str, Any] = key("Keys of the task. Choose one with task=<name>.")
     analysis: dict[str, Any] = key("Options of each analysis. Choose analyses with analysis=[<name>,...].")
     claims: list[str] = key("Claims to judge on the analyses' tables.")
-    published: str | None = key("Figure whose published numbers are drawn beside ours. null: none.")
+    published: str | None = key("Figure whose published numbers are drawn next to ours. null: none.")
 
 
 @dataclass
@@ -248,7 +252,7 @@ class TrainConfig(BaseConfig):
 
     optimizer: OptimizerConfig
     trainer: TrainerConfig
-    objective: str | None = key("What a search looks for, and train returns.", choices=OBJECTIVES)
+    objective: str | None = key("Number that a search optimises and that train returns.", choices=OBJECTIVES)
 
 
 @dataclass
@@ -260,28 +264,28 @@ class AnalyzeConfig(BaseConfig):
         "Seeds of the run that are analysed, as [3,4]. null: all.", between=(0, 2**32 + 4094), nonempty=True
     )
     module: str | None = key(
-        "Torch module of yours: `<file>.py:<function>`, which returns it. Typed as model=<file>.py:<function>."
+        "Your torch module: `<file>.py:<function>`, where the function returns it. Typed as model=<file>.py:<function>."
     )
     checkpoint: str | None = key(
         "Public network: hub id or local folder. Typed as model=pretrained model.path=<hub id or folder>."
     )
     inputs: str | None = key(
-        "What module or checkpoint is measured on: a .npy, .safetensors or .txt file, or a folder of images."
+        "Inputs for the module or checkpoint: a .npy, .safetensors or .txt file, or a folder of images."
     )
     tokenizer: str | None = key(
-        "Hub id or local folder of the tokenizer that reads a .txt for a module of yours; a checkpoint brings its own."
+        "Hub id or local folder of the tokenizer that reads a .txt for your module; a checkpoint brings its own."
     )
-    tokens: int = key("Number of tokens of each text in a .txt that are kept.", between=(2, 10**6))
+    tokens: int = key("Number of tokens kept of each text in a .txt.", between=(2, 10**6))
     special_tokens: list[int] | None = key(
-        "Token ids that count in no residual, Jacobian or size of a sum of paths, nor as queries of an attention "
-        "matrix. null: those of a text's begin and end, by the tokenizer. []: none.",
+        "Ids of tokens left out of residuals, Jacobians and the sizes of sums of paths, and out of the queries of "
+        "attention matrices. null: the tokenizer's ids for the beginning and the end of a text. []: none.",
         between=(0, 10**9),
     )
     masked: float = key(
         "Share of tokens that a masked language model has to fill in, and is scored on.", between=(0, 1)
     )
-    optimizer: dict[str, Any] = key("Ignored: a preset may bring it for train.")
-    trainer: dict[str, Any] = key("Ignored: a preset may bring it for train.")
+    optimizer: dict[str, Any] = key("Ignored; a preset may set it for train.")
+    trainer: dict[str, Any] = key("Ignored; a preset may set it for train.")
 
 
 BENCHMARKS = ("paths", "training", "startup", "attention", "depth", "lipschitz", "metrics", "compiling")
@@ -295,7 +299,7 @@ class BenchConfig(TrainConfig):
     repeats: int = key("Number of paired repetitions: A B A B ...", between=(1, 10_000))
     sequences: int = key("Number of sequences whose paths are summed.", between=(1, 10**9))
     record: str | None = key(
-        "Folder whose BENCHMARKS.md and benchmarks/ get the ratios, such as docs. null: none does."
+        "Folder, such as docs, in whose BENCHMARKS.md and benchmarks/ the ratios are recorded. null: nowhere."
     )
 
 
@@ -303,7 +307,7 @@ class BenchConfig(TrainConfig):
 class FigureKeys:
     """Figure of a report. null: chosen among the keys that vary between the runs."""
 
-    x: str | None = key("Key along the axis. null: the one with the most numbers.")
+    x: str | None = key("Key along the x axis. null: the numeric key with the most values.")
     series: str | None = key("Key with a line for each of its values.")
     facet: str | None = key("Key with a panel for each of its values.")
 
@@ -318,10 +322,10 @@ class StudyKeys(FigureKeys):
     """Study of a report: columns of the analyses' tables, by the keys that vary between the runs."""
 
     value: list[str] = key(
-        "Columns to draw, as [residual.effective_rank,test_accuracy]: each by the keys, or, with report.x=layer, by a "
-        "column of its table; of several, also the last against each other one, with their rank correlation."
+        "Columns to draw, as in [residual.effective_rank,test_accuracy]: each by the keys or, as with report.x=layer, "
+        "by a column of its table. Of several, also the last against each of the others, with their rank correlation."
     )
-    where: str | None = key("Rows of the tables that count, as weights=initialised,layer=last; also first.")
+    where: str | None = key("Rows of the tables that count, as in weights=initialised,layer=last; or layer=first.")
 
 
 @dataclass
@@ -329,7 +333,7 @@ class PageKeys(StudyKeys):
     """Page of a report."""
 
     open: bool = key("Whether to open the page in a browser.")
-    watch: bool = key("Whether to write the page again and again until none of the jobs is running.")
+    watch: bool = key("Whether to keep rewriting the page until none of the jobs is running.")
 
 
 @dataclass
@@ -348,7 +352,7 @@ class PlotKeys:
 
 @dataclass
 class DrawingConfig:
-    """A command that draws what others have measured."""
+    """Commands that draw what other commands have measured."""
 
     out: str = key("Folder that the command writes.")
     plugins: list[str] = key(PLUGINS)
@@ -358,14 +362,14 @@ class DrawingConfig:
 
 @dataclass
 class ReportConfig(DrawingConfig):
-    """rankbench report, whose runs have the model."""
+    """rankbench report, which takes the models from the runs."""
 
     runs: str = key(
         "Runs to gather: folder of a run or a sweep, a folder of such folders, a glob, a list as [a,b], or `latest`."
     )
     scoreboard: str | None = key("Scoreboard of a preset, or of all. Typed as experiment=<preset> or experiment=all.")
     pages: str | None = key(
-        "Folder of the presets' results as Markdown pages, such as docs/results, with experiment=. null: in out."
+        "With experiment=all: folder for the presets' results as Markdown pages, such as docs/results. null: in out."
     )
     report: PageKeys
 
@@ -375,7 +379,7 @@ class PlotConfig(DrawingConfig):
     """rankbench plot."""
 
     table: str = key("CSV file of a run or a report, whose figure is drawn. Typed alone: rankbench plot paths.csv.")
-    published: str | None = key("Published numbers beside ours, by their figure.")
+    published: str | None = key("Figure whose published numbers are drawn next to ours. null: none.")
     report: StudyKeys
 
 
@@ -397,13 +401,13 @@ SCHEMAS: dict[str, type] = {
     "data": DataConfig,
 }
 
-# Every key that a command has without its task and its analyses
+# Every key of every command, except those of tasks and analyses
 KEYS: dict[str, Key] = {entry.name: entry.key for schema in SCHEMAS.values() for entry in entries(schema)}
 
 
 @cache
 def conf_dir() -> Path:
-    """The folder of the shipped configs: inside the installed package, else beside it in a checkout."""
+    """The folder of the shipped configs: inside the installed package, or next to it in a checkout."""
     package = Path(__file__).resolve().parent
     packaged = package / "conf"
     return packaged if packaged.is_dir() else package.parent / "conf"

@@ -6,6 +6,7 @@ completion reads it at every key press, so it does not load OmegaConf before the
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import math
 import operator
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 Keys = TypeVar("Keys")
 LONGEST = 300  # characters of what was given, in a message
 NOUNS = {int: "integer", float: "number", str: "text"}
-LIMITS = {  # attribute of Key: its word, and the comparison that a number within the limit satisfies
+LIMITS = {  # attribute of Key: its word, and the comparison that every allowed number satisfies
     "at_least": ("from", operator.ge),
     "above": ("above", operator.gt),
     "at_most": ("to", operator.le),
@@ -153,6 +154,26 @@ def typed(cls: type[Keys], values: dict[str, Any], prefix: str) -> Keys:
     return OmegaConf.to_object(schema)
 
 
+def of_schema(schema: type, plain: dict[str, Any]) -> Any:
+    """An instance of a config's dataclass from plain values, each as its field's type; raises the errors of OmegaConf.
+
+    A command needs the same config several times, and OmegaConf takes most of the time of reading or composing one. The
+    last ones are therefore kept, pickled in memory: a copy is quick, and a caller may change it.
+    """
+    import pickle
+
+    return pickle.loads(_of_schema(schema, pickle.dumps(plain)))
+
+
+@functools.lru_cache(maxsize=64)
+def _of_schema(schema: type, plain: bytes) -> bytes:
+    import pickle
+
+    from omegaconf import OmegaConf
+
+    return pickle.dumps(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), pickle.loads(plain))))
+
+
 def refuse_unknown(names: Iterable[str], allowed: Iterable[str], prefix: str) -> None:
     """Raise ConfigError for the first of these keys that is not among the allowed ones."""
     allowed = list(allowed)
@@ -175,8 +196,8 @@ def wanted(message: str) -> str:
 
 
 def shortened(message: str) -> str:
-    """A message as one line, in which what was given (up to the first colon) and each word has at most 300
-    characters: the rest is left out of their middle."""
+    """Put a message on one line, and cut the middle out of the given value (up to the first colon) and of each later
+    word where these have more than 300 characters."""
 
     def cut(text: str) -> str:
         return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[5 - LONGEST // 2 :]}"
@@ -192,7 +213,7 @@ def unknown(name: str, got: Any, allowed: Iterable[str]) -> str:
 
 
 def listed(names: list[str]) -> str:
-    """Names with commas: all of them, or as many as 600 characters hold and how many there are."""
+    """Names with commas: all of them, or as many as fit into 600 characters and the number of all."""
     text = ", ".join(names)
     most = 2 * LONGEST
     return text if len(text) <= most else f"{text[:most].rpartition(',')[0]}, ... ({len(names)} in all)"
@@ -207,7 +228,7 @@ def check_known(name: str, values: Iterable[Any], allowed: Iterable[str]) -> Non
 
 
 def closest(got: str, allowed: tuple[str, ...] | list[str]) -> str:
-    """`, did you mean x?` if one of the allowed words is near, else nothing."""
+    """`, did you mean x?` if one of the allowed words is similar, else nothing."""
     near = difflib.get_close_matches(str(got), allowed, n=1)
     return f", did you mean {near[0]}?" if near else ""
 

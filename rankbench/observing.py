@@ -5,11 +5,11 @@
 
 The folder grows with the training:
 
-    observed_states.csv      rank and residual of what enters the first layer and of what each layer returns
+    observed_states.csv      rank and residual of the first layer's input and of each layer's output
     observed_attention.csv   entropy, sinks, rank and largest logit of each head
     observed_weights.csv     spectral norm of each parameter with two axes
-    observed_steps.csv       the steps at which all of that was measured, the seconds since the watch began or went on,
-                             and the seconds that the measurement took
+    observed_steps.csv       the steps at which all of that was measured, the seconds since the watch began or was
+                             continued, and the seconds that the measurement took
     config.yaml environment.json summary.json, and figures of the tables
 
 `rankbench report runs=<folder>` gathers one or several such folders.
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 STATES, ATTENTION, WEIGHTS, STEPS = OBSERVED
 MEASURES = ("states", "attention", "weights")
-COSTLY = 0.05  # share of the training's time from which on the cost is a warning
+COSTLY = 0.05  # share of the training's time above which the log warns of the cost
 
 
 def observe(
@@ -82,20 +82,20 @@ def observe(
                 ...
                 optimizer.step()
 
-    inputs: as the model takes them: a tensor, a tuple of arguments, or a dict of them by name; the first `sequences` of
-    them are kept. optimizer: its steps are counted; without one, call `watch.step()` after each step. out: a folder; by
-    default a new one under outputs/observe. A folder of the same model and inputs is continued. step: how many steps
-    the training has made already; by default as many as its folder says, and rows of later steps are dropped.
-    measures: any of states, attention and weights. seed, name, task: columns of the tables, to tell trainings apart;
-    the default name is the model's class. Where several processes train one model, let one of them watch it.
+    inputs: a tensor, a tuple of arguments, or a dict of arguments by name, as the model takes them; the first
+    `sequences` sequences are kept. optimizer: its steps are counted; without one, call `watch.step()` after each step.
+    out: a folder; by default a new one under outputs/observe. A folder of the same model and inputs is continued. step:
+    number of steps that the training has already made; by default the number in the folder. Rows of later steps are
+    dropped. measures: any of states, attention and weights. seed, name, task: columns of the tables, to tell trainings
+    apart; the default name is the model's class. Where several processes train one model, let one of them watch it.
 
-    The training does not notice it: the model is measured in eval mode without gradients, and its modes, buffers,
-    gradients and torch's random numbers are afterwards what they were before. It is measured in the number type of its
+    Watching does not change the training: the model is measured in eval mode without gradients, and its modes, buffers,
+    gradients and torch's random numbers are afterwards what they were before. It is measured in the dtype of its
     weights, outside of autocast.
 
-    Raises ConfigError, before anything is written, for what cannot be watched. Without layers that can be told apart
-    (rankbench.measures.module_states) no states are measured, and a line in the log says so; likewise attention. A
-    measurement that fails at a later step is a line in the log, too, and the training goes on.
+    Raises ConfigError, before anything is written, for a model that cannot be watched. If its layers cannot be
+    identified (rankbench.measures.module_states), no states are measured, and the log says so; likewise for attention.
+    If a measurement fails at a later step, the log says so, and the training continues.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"observe: model is a {type(model).__name__}; give a torch.nn.Module")
@@ -110,7 +110,7 @@ def observe(
         )
     refuse_null_byte("out", out)
     folder = Path(out) if out is not None else OUTPUTS / "observe" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
-    # what torch.compile and DataParallel wrap is measured itself
+    # measure the model itself, not the wrapper of torch.compile or DataParallel
     model = getattr(model, "_orig_mod", model)
     model = model.module if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) else model
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
@@ -120,9 +120,9 @@ def observe(
 
 
 class Observer:
-    """A training that is watched; made by `observe`. It ends with its `with` block, or by `close`.
+    """The watch of a training, made by `observe`. It ends with its `with` block, or by `close`.
 
-    folder: where the tables are. num_steps: how many steps the training has made.
+    folder: where the tables are. num_steps: number of steps that the training has made.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Observer:
             self._kept = max((past for past in observed if past <= self.num_steps), default=-1)
             self._files: dict[str, _Table] = {}
             if max(observed, default=-1) > self.num_steps:
-                log.warning("%s: rows behind step %d are dropped", self.folder, self.num_steps)
+                log.warning("%s: rows after step %d are dropped", self.folder, self.num_steps)
             _begin(self.folder, config, subject.example.tensors[0].device)
             self._write_summary("running")
             self._began, self._seconds_measuring, self._underway = time.perf_counter(), 0.0, False
@@ -174,18 +174,18 @@ class Observer:
             self._open.close()
 
     def step(self) -> None:
-        """Count a step of the training, and measure the model after each `every`-th. An optimiser that is watched calls
-        this itself."""
+        """Count a step of the training, and measure the model after each `every`-th. A watched optimiser calls this
+        itself."""
         self.num_steps += 1
         if self.num_steps % self.every == 0:
             self.measure()
 
     def measure(self) -> None:
-        """Measure the model now, after `num_steps` steps of its training, unless it has been measured after them."""
+        """Measure the model now, after `num_steps` steps of its training, unless that has been done."""
         if self._measured == self.num_steps:
             return
         devices = {x.device for x in (*self.model.parameters(), *self.subject.example.tensors) if x.is_cuda}
-        for device in devices:  # what the training still computes is none of our time
+        for device in devices:  # do not count work of the training that is still queued as our time
             torch.cuda.synchronize(device)
         began = time.perf_counter()
         with _undisturbed(self.model):
@@ -195,14 +195,14 @@ class Observer:
                 except Exception as error:
                     if not self._underway:
                         raise
-                    # nan in a training that diverged, a full GPU: the training itself may go on all the same
+                    # nan in a training that diverged, a full GPU: the training itself may continue all the same
                     reason = " ".join(f"{type(error).__name__}: {error}".split())
                     log.warning("%s: step %d has no rows in %s: %s", self.folder, self.num_steps, name, reason)
                 else:
                     self._add(name, rows)
         now = time.perf_counter()
         self._seconds_measuring += now - began
-        # last, because it says that the step is whole
+        # last, because this row says that the step is complete
         seconds = {"seconds": now - self._began, "seconds_measuring": now - began}
         self._add(STEPS, [{"every": self.every, **seconds}])
         self._measured = self.num_steps
@@ -222,7 +222,7 @@ class Observer:
         return files
 
     def close(self) -> None:
-        """End the watch: the optimiser is left alone again, the figures are drawn, the cost is in the log."""
+        """End the watch: unhook from the optimiser, draw the figures, and log the cost."""
         seconds = time.perf_counter() - self._began
         self._open.close()
         self._write_summary("finished")
@@ -248,7 +248,7 @@ class Observer:
 
 @dataclass
 class _Table:
-    """A table that grows; its columns are those of the first rows, and of a later row that has more."""
+    """A table that grows; its columns are those of the first rows, and any that later rows add."""
 
     path: Path
     upto: float  # the last step whose rows stay
@@ -269,7 +269,7 @@ class _Table:
 
 
 def _subject(model: nn.Module, inputs: Any, sequences: int, run: str, seed: int, name: str, task: str) -> ModuleSubject:
-    """The model with a copy of the first inputs, on its device: the caller may fill the same tensors with others."""
+    """The model with a copy of the first inputs on its device: the caller may reuse the tensors for other inputs."""
     example = as_example(inputs, "observe")[:sequences]
     weight = next((x for x in model.parameters() if x.is_floating_point()), None)
     if weight is None:
@@ -283,7 +283,7 @@ def _subject(model: nn.Module, inputs: Any, sequences: int, run: str, seed: int,
 def _parts(
     model: nn.Module, example: Example, measures: tuple[str, ...], seed: int
 ) -> dict[str, Callable[[], Iterator[dict[str, Any]]]]:
-    """For each table what makes its rows. What cannot be measured is left out, with a line in the log."""
+    """For each table, the function that makes its rows. A table that cannot be measured is left out, and logged."""
     parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {}
     if "states" in measures:
         with _left_out(STATES):
@@ -351,7 +351,7 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 def _config(subject: ModuleSubject, model: nn.Module, every: int) -> dict[str, Any]:
-    """What the tables are of. Tables of two configs that differ in more than `every` do not belong into one folder."""
+    """What is watched. Tables of two configs that differ in more than `every` do not belong in one folder."""
     who, digest = subject.who, hashlib.sha256()
     for x in subject.example.tensors:
         digest.update(f"{tuple(x.shape)} {x.dtype}".encode())
@@ -371,7 +371,9 @@ def _check_folder(folder: Path, config: dict[str, Any]) -> None:
     path = folder / "config.yaml"
     if not path.exists():
         if folder.exists() and any(file.name[0] != "." for file in folder.iterdir()):
-            raise ConfigError(f"out={folder}: holds files that are not of a watched training; give a new folder")
+            raise ConfigError(
+                f"out={folder}: holds files of something other than a watched training; give a new folder"
+            )
         return
     old = read_yaml(path)
     if "observe" not in old:

@@ -26,7 +26,7 @@ class Plugin(NamedTuple):
 
     asked: str  # how it was named, for messages
     file: Path
-    conf: Path | None  # the folder conf beside the file
+    conf: Path | None  # the folder conf next to the file
 
 
 FOUND: dict[str, Plugin] = {}  # by the module's name, in this process
@@ -36,7 +36,7 @@ LOADED: set[str] = set()
 def find(names: Iterable[str] = ()) -> None:
     """Find the plug-ins of these names and the installed ones; from now on their YAML files are choices, too.
 
-    This imports none of them, only the packages in front of a dotted name. ConfigError for a name that is no module.
+    Imports none of them, only the parent packages of a dotted name. ConfigError for a name that is not a module.
     """
     asked = {name: f"plugins=[{name}]" for name in names}
     if asked and not {"", os.getcwd()} & set(sys.path):
@@ -45,7 +45,7 @@ def find(names: Iterable[str] = ()) -> None:
         asked.setdefault(module, f"plug-in {module} of the installed {package}")
     for name, how in asked.items():
         if name not in FOUND:
-            FOUND[name] = _found(name, how)
+            FOUND[name] = _find_one(name, how)
 
 
 def named(words: Iterable[str]) -> list[str]:
@@ -56,10 +56,11 @@ def named(words: Iterable[str]) -> list[str]:
 
 @functools.cache
 def _installed(*path: str) -> list[tuple[str, str]]:
-    """The modules of installed plug-ins, each with the name of its package. path: Python's, which decides."""
+    """The modules of installed plug-ins, each with the name of its package. path: sys.path, the cache's key."""
     folders = list(map(Path, path))
     records = (file for folder in folders for file in folder.glob("*.*-info/entry_points.txt"))
-    # importlib.metadata takes longer to import than all else that completes a word; packages in archives need it
+    # importlib.metadata takes longer to import than everything else that Tab completion needs, so it is imported only
+    # for packages in archives, and where a package has such an entry point
     if not any(folder.is_file() for folder in folders) and not any(GROUP.encode() in x.read_bytes() for x in records):
         return []
     from importlib.metadata import entry_points
@@ -67,11 +68,12 @@ def _installed(*path: str) -> list[tuple[str, str]]:
     return [(point.module, point.dist.name) for point in entry_points(group=GROUP)]
 
 
-def _found(name: str, asked: str) -> Plugin:
+def _find_one(name: str, asked: str) -> Plugin:
     try:
         spec = find_spec(name) if all(part.isidentifier() for part in name.split(".")) else None
-    except Exception as error:  # of a package in front of the name
-        raise ConfigError(f"{asked}: cannot be imported ({type(error).__name__}: {error}); mend or leave it") from None
+    except Exception as error:  # raised by a parent package
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{asked}: cannot be imported ({reason}); fix it, or leave it out") from None
     if spec is None or spec.origin is None:
         raise ConfigError(f"{asked}: no such module here; install it, or start from the folder that has its file")
     conf = Path(spec.origin).parent / "conf"
@@ -86,8 +88,8 @@ def _found(name: str, asked: str) -> Plugin:
 def load(registries: Mapping[str, tuple[dict[str, Any], type]]) -> None:
     """Import the plug-ins that were found, and add what they bring to the registries.
 
-    registries: by the name of the dict that a plug-in has, as TASKS, ours and the type of its values. ConfigError, and
-    nothing added, for a plug-in that cannot be imported, that brings a name which exists, or that brings nothing.
+    registries: by the name of a dict in the plug-in, such as TASKS: our dict and the type of its values. Raises
+    ConfigError, and adds nothing, for a plug-in that cannot be imported, brings a name that exists, or brings nothing.
     """
     for name in [name for name in FOUND if name not in LOADED]:
         plugin = FOUND.pop(name)  # one that fails is not tried again
@@ -95,12 +97,14 @@ def load(registries: Mapping[str, tuple[dict[str, Any], type]]) -> None:
             module = import_module(name)
         except (Exception, SystemExit) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"{plugin.asked}: cannot be imported ({reason}); mend it, or leave it out") from None
+            raise ConfigError(f"{plugin.asked}: cannot be imported ({reason}); fix it, or leave it out") from None
         brought = [(ours, _brought(module, plugin, kind, *ours)) for kind, ours in registries.items()]
         if plugin.conf is None and not any(theirs for _, theirs in brought):
             *first, last = registries
             kinds = f"{', '.join(first)} or {last}"
-            raise ConfigError(f"{plugin.asked}: is no plug-in; one has a dict {kinds}, or a folder conf beside it")
+            raise ConfigError(
+                f"{plugin.asked}: not a plug-in; a plug-in has a dict {kinds}, or a folder conf next to it"
+            )
         for (ours, _), theirs in brought:
             ours.update(theirs)
         FOUND[name] = plugin
@@ -110,7 +114,7 @@ def load(registries: Mapping[str, tuple[dict[str, Any], type]]) -> None:
 def _brought(module: ModuleType, plugin: Plugin, kind: str, ours: dict[str, Any], type_: type) -> dict[str, Any]:
     theirs = getattr(module, kind, {})
     if not isinstance(theirs, dict) or not all(isinstance(value, type_) for value in theirs.values()):
-        raise ConfigError(f"{plugin.asked}: {kind} is no dict with values of {type_.__name__}; mend it")
+        raise ConfigError(f"{plugin.asked}: {kind} is not a dict with values of type {type_.__name__}; fix it")
     if known := next((name for name in theirs if name in ours), None):
         raise ConfigError(f"{plugin.asked}: {kind} has {known}, which exists already; give it another name")
     return theirs
@@ -122,7 +126,7 @@ def waiting() -> bool:
 
 
 def require(names: Iterable[str], folder: Path) -> None:
-    """Raise ConfigError if a run was made with a plug-in that the user has not named: it is not imported for that."""
+    """Raise ConfigError if a run was made with a plug-in that the user has not named: only naming imports it."""
     if missing := [name for name in names if name not in LOADED]:
         raise ConfigError(
             f"run={folder}: made with the plug-in {missing[0]}, whose code is imported only if you name it; if you "
@@ -146,13 +150,13 @@ def defaults_of(file: Path) -> list[str | dict[str, Any]]:
 
 
 def groups_of(command: str) -> dict[str, str | list[str] | None]:
-    """The config groups of a command, each with what is chosen where nothing else is."""
+    """The config groups of a command, each with its default choice."""
     entries = (entry for entry in defaults_of(conf_dir() / f"{command}.yaml") if isinstance(entry, dict))
     return {name: choice for entry in entries for name, choice in entry.items() if "/" not in name}
 
 
 def keys_in(file: Path) -> list[str]:
-    """The keys that a YAML file sets at its top."""
+    """The keys at the top level of a YAML file."""
     return [name for name in _yaml(file) if name != "defaults"]
 
 

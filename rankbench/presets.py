@@ -1,4 +1,4 @@
-"""The presets, also of plug-ins that were found, as the comments of their files describe them."""
+"""The presets, including those of plug-ins that were found, as the comments in their files describe them."""
 
 import itertools
 import re
@@ -8,8 +8,8 @@ from rankbench import plugins
 
 
 class Preset(NamedTuple):
-    """A preset: its command, what that costs, and what it measures, as the comments of its file say; empty where a
-    plug-in's file does not."""
+    """A preset: its command, the command's cost, and what it measures, from the comments in its file; empty where a
+    plug-in's file says nothing."""
 
     command: str
     cost: str

@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 
 def bar(*args: Any, **kwargs: Any) -> "tqdm":
     """tqdm's bar on a terminal and in a notebook; a disabled one elsewhere, where log lines replace it."""
-    from tqdm.auto import tqdm  # help and --cfg need the module's words, and not a bar
+    from tqdm.auto import tqdm  # here, because help and --cfg import this module but draw no bar
 
     in_notebook = type(sys.stderr).__module__ == "ipykernel.iostream"
     return tqdm(*args, **kwargs, disable=not (sys.stderr.isatty() or in_notebook))
@@ -32,25 +32,25 @@ def bar(*args: Any, **kwargs: Any) -> "tqdm":
 def counted(
     items: Iterable[Item], total: int, what: str, size: Callable[[Item], int] = lambda item: 1
 ) -> Iterator[Item]:
-    """The items, with a bar below those that are there; where there is none, a line with the time left each minute.
+    """Yield the items with a progress bar below any other bars; without bars, log the time left each minute.
 
-    total: of all items' sizes. what: the work and its unit, as in `paths: sequences`.
+    total: the sum of all items' sizes. what: the work and its unit, as in `paths: sequences`.
     """
-    done, began, told = 0, time.monotonic(), time.monotonic()
+    done, began, last_logged = 0, time.monotonic(), time.monotonic()
     with bar(total=total, desc=what, leave=False) as progress:
         for item in items:
             yield item
             done += size(item)
             progress.update(size(item))
             now = time.monotonic()
-            if progress.disable and now - told > PAUSE and done < total:
+            if progress.disable and now - last_logged > PAUSE and done < total:
                 left = duration((now - began) * (total - done) / done)
                 log.info("%s: %d of %d, about %s left", what, done, total, left)
-                told = now
+                last_logged = now
 
 
 def duration(seconds: float) -> str:
-    """A time in the largest unit that it has one of."""
+    """A time in words, in the largest unit of which it has at least one."""
     unit = next((unit for unit in ("d", "h", "min") if seconds >= UNITS[unit]), "s")
     return f"{seconds / UNITS[unit]:.3g} {unit}"
 
@@ -59,11 +59,11 @@ class LogFile(logging.FileHandler):
     """A log file that ends, with one line on the terminal, when the disk refuses to take more."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Close the file at an error of the disk."""
+        """Close the file after a disk error."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             return super().handleError(record)
-        self.setLevel(logging.CRITICAL + 1)  # removed from the logger here, it would make it skip the next handler
+        self.setLevel(logging.CRITICAL + 1)  # removing the handler now would make the logger skip the next one
         self.close()
         log.warning("%s: the log ends here (%s)", self.baseFilename, error.strerror)
 
@@ -80,7 +80,7 @@ def logging_to(path: Path | None, to_terminal: bool = True) -> Iterator[None]:
     level, handlers = log.level, list[logging.Handler]()
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():  # the opening of a pipe would wait for its reader
+        if path.exists() and not path.is_file():  # opening a pipe would wait for its reader
             raise ConfigError(f"{path}: not a regular file; remove it")
         handlers.append(LogFile(path, encoding="utf-8"))
         handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# The multipliers and shifts of the hash lowbias32 (Wellons 2018), the multipliers as int32 has them.
+# The shifts and multipliers of the hash lowbias32 (Wellons 2018), the multipliers written as int32.
 ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32))
 
 
@@ -18,20 +18,20 @@ def state_of(seed: int, purpose: str, step: int = 0) -> int:
 
 
 def generator_for(seed: int, purpose: str, step: int = 0) -> torch.Generator:
-    """The generator, on the CPU, of one seed for one purpose at one step; nothing in rankbench draws from another.
+    """The CPU generator of one seed for one purpose at one step. Nothing in rankbench draws from any other generator.
 
-    It depends on its arguments only: a resumed run draws the same as an uninterrupted one, and a test set shares no
+    It depends only on its arguments: a resumed run draws the same as an uninterrupted one, and a test set shares no
     randomness with the training stream.
     """
     return torch.Generator().manual_seed(state_of(seed, purpose, step))
 
 
 def random_bits(states: list[int], number: int, device: torch.device | str = "cpu") -> Tensor:
-    """Random int32, uniform over all of int32, (S, number): for each of the states (of `state_of`) a stream of its own.
+    """Random int32, uniform over all of int32, (S, number): one stream for each of the states (of `state_of`).
 
-    Each is a hash of its state and its place in the stream, computed in integers, whose products wrap around alike on
-    every device. A generator would draw other numbers on a GPU, and one seed after the other. The upper bits are the
-    better ones.
+    Each number is a hash of the state and of its position in the stream, in integer arithmetic, whose products wrap
+    around identically on every device. A generator would draw other numbers on a GPU, and one seed after the other. The
+    upper bits are the better ones.
     """
     halves = [[(state | 1) & 0xFFFFFFFF, state >> 32] for state in states]
     factor_S1, shift_S1 = torch.tensor(halves).to(torch.int32).to(device, non_blocking=True)[..., None].unbind(1)

@@ -1,12 +1,14 @@
 """What several test files build: a model's config and a task, from the values of the shipped YAML files."""
 
 import contextlib
+import copy
 import functools
 import gc
 import html
 import io
 import os
 import pickle
+import re
 from collections.abc import Callable, Iterator
 
 import omegaconf.base
@@ -53,7 +55,8 @@ def pytest_collection_finish() -> None:
 def _read_configurations_once() -> None:
     """Have Hydra read each YAML file, choose and merge the files of each choice of groups, and OmegaConf read each
     interpolation, once in this process: that is most of a composition, and the suite composes a thousand times. What
-    the other words of a command line do is done each time."""
+    the other words of a command line do is done each time. Compositions share the list of the files' folders, which
+    none of them changes."""
     read_file, choose = ConfigRepository.load_config, config_loader_impl.create_defaults_list
     merge = Loader._compose_config_from_defaults_list
     kept: dict[tuple, bytes] = {}
@@ -83,6 +86,7 @@ def _read_configurations_once() -> None:
     ConfigRepository.load_config = load_config
     config_loader_impl.create_defaults_list = create_defaults_list
     Loader._compose_config_from_defaults_list = merged
+    ConfigRepository.__deepcopy__ = lambda self, _: copy.copy(self)
     omegaconf.base.parse = functools.cache(omegaconf.base.parse)
 
 
@@ -90,12 +94,13 @@ def _read_configurations_once() -> None:
 @pytest.fixture(scope="session")
 def model_config() -> Callable[..., ModelConfig]:
     """model_config(**changes): conf/model/transformer.yaml with these keys changed."""
-    shipped = OmegaConf.load(conf_dir() / "model" / "transformer.yaml")
+    shipped = _raw(OmegaConf.load(conf_dir() / "model" / "transformer.yaml"))
+    reference = re.compile(r"\$\{model\.(\w+)\}")
 
     def make(**changes: object) -> ModelConfig:
-        return ModelConfig(
-            **OmegaConf.to_container(OmegaConf.create({"model": {**_raw(shipped), **changes}}), resolve=True)["model"]
-        )
+        values = shipped | changes
+        referring = {name: reference.fullmatch(value) for name, value in values.items() if isinstance(value, str)}
+        return ModelConfig(**values | {name: values[other[1]] for name, other in referring.items() if other})
 
     return make
 

@@ -63,7 +63,7 @@ def test_the_config_records_what_was_chosen():
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["budget=2h"], "budget=2h: a time is for a preset, whose cost is known; give experiment=<name>"),
+        (["budget=2h"], "budget=2h: a time needs a preset, whose cost is known; give experiment=<name>"),
         (["experiment=demo", "budget=2h", "replicas=3"], "replicas=3: budget=2h chooses seeds and steps"),
         (["experiment=demo", "budget=2h", "-m"], "-m: budget=2h chooses"),
         (

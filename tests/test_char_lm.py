@@ -182,7 +182,7 @@ def test_what_cannot_be_is_refused(changes, said):
 def test_a_text_that_does_not_do_is_refused(tmp_path):
     for name, content, said in (
         ("empty", b"\n \n", "no line with a sentence"),
-        ("bytes", b"\xff\xfe\x00a", "no text in UTF-8"),
+        ("bytes", b"\xff\xfe\x00a", "not a text in UTF-8"),
         ("short", b"ab\nba\n", "2 sentences are too few"),
     ):
         (tmp_path / name).write_bytes(content)

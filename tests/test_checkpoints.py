@@ -423,15 +423,15 @@ def test_a_folder_of_images_is_read_by_the_checkpoints_processor(tmp_path):
             "gpt_neox",
             [],
             "collapse",
-            "needs sub-layers, of a network of ours or of bert, roberta, .*gpt_neox is none; use residual, ",
+            "needs the sub-layers of a network of ours or of bert, roberta, .*gpt_neox does not fit; use residual, ",
         ),
-        ("gpt2", ["masked=0.2"], "spectrum", "no masked language model"),
+        ("gpt2", ["masked=0.2"], "spectrum", "not a masked language model"),
         ("none", [], "residual", "no such folder"),
-        ("bert", [], "curves", "needs a run of our training; model.path=.*bert is none; use residual, "),
+        ("bert", [], "curves", "needs a run of our training; model.path=.*bert does not fit; use residual, "),
         ("xlnet", [], "pruning", "needs predicted tokens in two texts"),  # its tokens see the next ones
         ("bert", [], "pruning", "needs predicted tokens in two texts"),
         ("gpt2", ["analysis.pruning.max_paths=8"], "pruning", "has 27 paths; raise it, .*parts=last_head or length"),
-        ("bert", ["special_tokens=[1,2,5,6,7,8,9,10,11,12,13,14]"], "residual", "special tokens alone"),
+        ("bert", ["special_tokens=[1,2,5,6,7,8,9,10,11,12,13,14]"], "residual", "only special tokens"),
     ],
 )
 def test_refused_and_nothing_written(folder, tmp_path, name, words, analysis, message):

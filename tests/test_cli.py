@@ -222,7 +222,7 @@ def test_an_unknown_command_is_one_line(word, meant, tmp_path):
             "model.heads=3",
             "model: unknown key; allowed are out, plugins, statistic, plot, runs, scoreboard, pages, report",
         ),
-        ("pages=docs", "pages=docs: the pages are of all presets; add experiment=all"),
+        ("pages=docs", "pages=docs: the pages cover all presets; add experiment=all"),
         ("report.x=nothing", "report.x=nothing: no key of these runs; those that vary are none"),
         ("out=outputs/train/{run}", "out=outputs/train/{run}: the folder of a run; give report a folder of its own"),
     ],

@@ -74,6 +74,9 @@ REFUSED = {  # beside rollout and samples, which each have one task
 }
 
 
+composed_once = functools.cache(compose)  # nothing here changes a config
+
+
 @functools.cache
 def small_options():
     """The options of every analysis, small: most of a composition, and the same for every task and model."""
@@ -120,7 +123,7 @@ def test_an_analysis_is_refused_before_or_measured(task, model, tmp_path, monkey
     assert set(refused) == of_task | REFUSED.get(model, set())
     run = Run(tmp_path / "run")
     train(dataclasses.replace(cfg, analysis={}), run)
-    (subject,) = subjects_of_run(run, Machine.prepare(compose("analyze")))
+    (subject,) = subjects_of_run(run, Machine.prepare(composed_once("analyze")))
     for name, options in options_of(cfg).items():
         if name not in refused:
             assert len(ANALYSES[name].table(subject, options)), name

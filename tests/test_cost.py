@@ -61,7 +61,7 @@ def test_an_analysis_of_days_says_so_and_what_takes_minutes(monkeypatch, name, l
     cfg, options = composed(name, *BASE)
     monkeypatch.setattr(cost_module, "pace_of", lambda subject: PACE)
     line = announcement(name, ANALYSES[name], options, [subject_without_weights(cfg)])
-    first, _, rest = line.partition("; it goes on. With ")
+    first, _, rest = line.partition("; it continues. With ")
     assert first.startswith(f"{name}: ") and large in first and "12 layers x 12 heads x width 768, 128 tokens" in first
     assert first.endswith(f" {longer}") and "\n" not in line
     *keys, about, time_, unit = rest.split()

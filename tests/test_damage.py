@@ -245,7 +245,7 @@ def put_a_pipe(run):
 DAMAGES = (damage_config, damage_claims, damage_summary, damage_table, put_a_pipe)
 
 
-def test_a_report_lists_damaged_runs_and_goes_on_with_the_others(trained, tmp_path):
+def test_a_report_lists_damaged_runs_and_goes_on_with_the_others(trained, tmp_path, unpainted_here):
     runs = {"whole": copy_of(trained, tmp_path / "runs", "whole")}
     for damage in DAMAGES:
         damage(copy_of(trained, tmp_path / "runs", damage.__name__))

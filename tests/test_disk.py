@@ -37,6 +37,7 @@ from rankbench.training.journal import StepsFile
 from rankbench.training.loop import Interrupted, train
 from rankbench.training.seeds_side_by_side import METRICS, Training
 
+pytestmark = pytest.mark.usefixtures("rounded_once")
 TINY = [
     *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
     *("trainer.batch_size=8", "trainer.steps=20", "trainer.eval_every=2", "trainer.checkpoint_every=4", "replicas=2"),

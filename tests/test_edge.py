@@ -8,7 +8,7 @@ import re
 import pandas as pd
 import pytest
 import torch
-from test_combinations import COUNTS, TASK_WORDS, TINY, WIDTHS, config, small_options
+from test_combinations import COUNTS, TASK_WORDS, TINY, WIDTHS, composed_once, config, small_options
 
 from rankbench.analyses import ANALYSES
 from rankbench.analyses.runner import analyze, draw, options_of
@@ -71,8 +71,8 @@ def test_the_sums_of_a_network_of_zeros_miss_nothing(cfg, zero):
 
 def fresh(*words):
     """A config with small options, a subject with an untrained network in float64, and this network."""
-    cfg = dataclasses.replace(compose("train", *words), analysis=small_options())
-    (subject,) = fresh_subjects(cfg, Machine.prepare(compose("analyze", "precision=fp64")))
+    cfg = dataclasses.replace(composed_once("train", *words), analysis=small_options())
+    (subject,) = fresh_subjects(cfg, Machine.prepare(composed_once("analyze", "precision=fp64")))
     (model,) = subject.models.values()
     return cfg, subject, model
 

@@ -170,7 +170,7 @@ def test_a_network_with_norms_is_not_undone(make_subject):
         ),
         ({"ranges": [[1, 0]]}, "analysis.invertibility.ranges=[[1.0, 0.0]]: wants pairs [low,high]"),
         ({"widths": [5]}, "analysis.invertibility.widths=[5]: 5 is not divisible by heads=2"),
-        ({"attentions": ["l2"], "network": True}, "analysis.invertibility.network=true: of the subject's model"),
+        ({"attentions": ["l2"], "network": True}, "analysis.invertibility.network=true: inverts the subject's model"),
     ],
     ids=str,
 )

@@ -50,7 +50,7 @@ SMALL = {
     "plateau": {"tokens": 60, "samples": 3},
     "meeting": {"tokens": 16, "layers": 480},
     "long_context_gradient": {"tokens": 40, "width": 1024, "samples": 2},
-    "layernorm_rank": {"tokens": 4, "layers": 200},
+    "layernorm_rank": {"tokens": 4, "layers": 100},
     "position_bias": {"tokens": 6, "layers": 5, "width": 32, "samples": 16},
 }
 

@@ -16,6 +16,8 @@ from rankbench.report.jobs import find_runs
 from rankbench.report.live import status_line, watched
 from rankbench.report.report import gather
 
+pytestmark = pytest.mark.usefixtures("unpainted")
+
 
 def run_at(folder, steps, finished):
     folder.mkdir(parents=True)
@@ -94,7 +96,7 @@ def test_watching_ends_by_ctrl_c_and_where_nothing_runs(sweep, tmp_path, monkeyp
         fcntl.flock(lock, fcntl.LOCK_EX)
         monkeypatch.setattr(live.time, "sleep", interrupt)
         *_, last = watched(str(tmp_path / "runs"), tmp_path)
-    assert last == [f"stopped; the jobs go on, and {tmp_path / 'report.html'} stays as it is"]
+    assert last == [f"stopped; the jobs continue, and {tmp_path / 'report.html'} stays as it is"]
     (lines,) = watched(str(tmp_path / "runs"), tmp_path)  # no process holds the lock
     assert lines[0] == "2 jobs, 1 finished, 1 interrupted"
 

@@ -100,7 +100,7 @@ def test_what_an_lstm_has_not_is_refused(words, said):
 
 
 def test_benchmarks_and_analyses_of_transformers_are_refused():
-    with pytest.raises(ConfigError, match="the benchmarks are of Transformers"):
+    with pytest.raises(ConfigError, match="the benchmarks measure Transformers"):
         compose("bench", "model=lstm")
     cfg = compose("train", "task=char_lm", "model=lstm", "analysis=[residual]")
     with pytest.raises(ConfigError, match=r"takes Transformers apart, not model.kind=lstm; use curves, samples"):

@@ -194,8 +194,8 @@ def test_a_wrong_option_is_refused_in_one_line(changes, begins):
     [
         (b"", "no line with a sentence"),
         (b"\n  \n\n", "no line with a sentence"),
-        (b"\x7fELF\x02\x01\x01\x00\x00", "no text in UTF-8"),
-        ("naïve".encode("latin-1"), "no text in UTF-8"),
+        (b"\x7fELF\x02\x01\x01\x00\x00", "not a text in UTF-8"),
+        ("naïve".encode("latin-1"), "not a text in UTF-8"),
     ],
 )
 def test_what_is_no_text_is_refused_in_one_line(tmp_path, content, says):

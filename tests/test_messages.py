@@ -101,7 +101,7 @@ def test_an_option_that_is_a_key_is_told_how_it_is_typed():
 
 def test_five_presets_near_an_unknown_one_are_named():
     line = explained("train", "experiment=dong_fig4")
-    assert "near it are dong_fig4_sorting, " in line and line.count(",") == 5
+    assert "similar names are dong_fig4_sorting, " in line and line.count(",") == 5
 
 
 def test_a_config_error_and_errors_of_ours_pass():

@@ -547,8 +547,8 @@ UNIFORM = torch.full((1, 1, 3, 3), 1 / 3)
         (UNIFORM[0], None, r"p_BHNM: got shape \(1, 3, 3\), wanted \(B, H, N, M\)"),
         (UNIFORM.half(), None, "p_BHNM: got torch.float16"),
         (UNIFORM * math.nan, None, "p_BHNM: got 9 nan or infinite entries"),
-        (SCORES, None, "p_BHNM: got rows that are no probabilities"),
-        (SCORES - SCORES.mean(-1, keepdim=True) + 1 / 3, None, "p_BHNM: got rows that are no probabilities"),
+        (SCORES, None, "p_BHNM: got rows that are not probabilities"),
+        (SCORES - SCORES.mean(-1, keepdim=True) + 1 / 3, None, "p_BHNM: got rows that are not probabilities"),
         (UNIFORM, CAUSAL, "visible_NM: got a mask that hides keys which p_BHNM attends to"),
         (UNIFORM, CAUSAL.float(), r"visible_NM: got torch.float32 of shape \(3, 3\), wanted torch.bool of shape"),
         (

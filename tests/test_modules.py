@@ -242,7 +242,7 @@ def test_residual_of_a_network_of_ours_seen_as_a_module():
     # random passes: a factor of 3 is what 8 of them can differ by
     ratio = seen.noise_floor.to_numpy() / ours.noise_floor.to_numpy()
     assert ((ratio > 1 / 3) & (ratio < 3)).all()
-    with pytest.raises(ConfigError, match="no layers but branches"):  # its own submodules are parts of sub-layers
+    with pytest.raises(ConfigError, match="branches, not layers"):  # its own submodules are parts of sub-layers
         rankbench.analyze(subject.model, subject.test.inputs, "residual")
 
 
@@ -500,7 +500,7 @@ def test_some_sequences_of_an_example(ids):
         ("def build(): return 3", "mine.py:build", r"gave \(int\)"),
         ("", "other.py:build", "no file other.py"),
         ("", "no_such_package.module:build", "no module no_such_package"),
-        ("", "<b>", "model=<b>: no module; "),
+        ("", "<b>", "model=<b>: not a module; "),
         ("from torch import nn\ndef build(): return nn.Linear(2, 2), 5", "mine.py:build", "hold no tensor"),
     ],
 )
@@ -514,7 +514,7 @@ def test_modules_refused(tmp_path, monkeypatch, code, spec, message):
 @pytest.mark.parametrize(
     "names, options, message",
     [
-        (("collapse",), {}, "needs sub-layers, of a network of ours or of bert"),
+        (("collapse",), {}, "needs the sub-layers of a network of ours or of bert"),
         (("spectrum",), {"replicas": 2}, None),
     ],
 )

@@ -23,7 +23,7 @@ from rankbench.report.jobs import find_runs
 from rankbench.report.report import gather
 from rankbench.runs.tables import read_table
 
-pytestmark = pytest.mark.usefixtures("unpainted")
+pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = ["states", "attention", "weights", "steps"]
 LETTERS, TOKENS, WIDTH, HEADS = 7, 6, 8, 2
@@ -213,7 +213,7 @@ def test_a_training_can_continue_from_an_earlier_step(tmp_path, inputs, caplog):
     with rb.observe(model, inputs, optimizer, every=2, out=tmp_path / "a", step=3) as watch:
         train(model, optimizer, 1)
         watch.measure()  # has been measured
-    assert "rows behind step 3 are dropped" in caplog.text
+    assert "rows after step 3 are dropped" in caplog.text
     for name in TABLES:
         assert watch.table(name).step.unique().tolist() == [0, 2, 4]
         assert watch.table(name).groupby("step").size().nunique() == 1
@@ -278,7 +278,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path, inputs):
         rb.observe(LanguageModel(), inputs, out=tmp_path / "run")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.tex").write_text("")
-    with pytest.raises(rb.ConfigError, match="holds files that are not of a watched training"):
+    with pytest.raises(rb.ConfigError, match="holds files of something other than a watched"):
         rb.observe(LanguageModel(), inputs, out=tmp_path / "thesis")
     assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["thesis.tex"]
     with (
@@ -314,7 +314,7 @@ def test_without_layers_attention_and_weights_are_measured(tmp_path, caplog):
         watch.step()
     assert [record.message for record in caplog.records if "left out" in record.message] == [
         "observed_states is left out: OneModule: the attention calls of depth 1 have no submodule of their own that "
-        "returns states of the shape (B, N, D) that it is given; put each layer into a submodule"
+        "returns states of the same shape (B, N, D) as its input; put each layer into a submodule"
     ]
     assert not (tmp_path / "a" / "observed_states.csv").exists()
     assert watch.table("attention").groupby("step").size().tolist() == [2, 2, 2]

@@ -189,10 +189,16 @@ def test_a_job_takes_the_plugins_of_its_config(elsewhere):
         ({}, "no such module here; install it"),
         ({"mine.py": "import nowhere"}, r"cannot be imported \(ModuleNotFoundError: No module named 'nowhere'\)"),
         ({"mine.py": "raise SystemExit(3)"}, r"cannot be imported \(SystemExit: 3\)"),
-        ({"mine.py": ""}, "is no plug-in; one has a dict TASKS, ANALYSES or ATTENTIONS, or a folder conf beside it"),
+        (
+            {"mine.py": ""},
+            "not a plug-in; a plug-in has a dict TASKS, ANALYSES or ATTENTIONS, or a folder conf next to it",
+        ),
         ({"mine.py": "TASKS = {'a': int, 'sorting': int}"}, "TASKS has sorting, which exists already"),
-        ({"mine.py": "TASKS = {'a': int}\nANALYSES = {'b': int}"}, "ANALYSES is no dict with values of Analysis"),
-        ({"mine.py": "ATTENTIONS = {'mine': len}"}, "ATTENTIONS is no dict with values of Weighting"),
+        (
+            {"mine.py": "TASKS = {'a': int}\nANALYSES = {'b': int}"},
+            "ANALYSES is not a dict with values of type Analysis",
+        ),
+        ({"mine.py": "ATTENTIONS = {'mine': len}"}, "ATTENTIONS is not a dict with values of type Weighting"),
         (
             {"mine.py": "from rankbench.model.weightings import Relu\nATTENTIONS = {'relu': Relu()}"},
             "ATTENTIONS has relu, which exists already",

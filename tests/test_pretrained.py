@@ -571,7 +571,7 @@ def test_a_pickle_that_holds_more_than_tensors_is_not_run(tmp_path, zipped):
         torch.save(weights, folder / "pytorch_model.bin")
     else:
         (folder / "pytorch_model.bin").write_bytes(pickle.dumps(weights, protocol=2))
-    assert "pytorch_model.bin holds more than tensors, and nothing of it was run" in message(load_checkpoint, path, 0)
+    assert "pytorch_model.bin holds more than tensors, and none of it was run" in message(load_checkpoint, path, 0)
     assert not trace.exists()
     pickle.loads(pickle.dumps(weights))
     assert trace.exists()  # it would have run
@@ -659,7 +659,7 @@ def test_weights_of_another_shape_are_one_line(tmp_path):
     path = saved(built("Bert"), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 20}))
-    wanted = "encoder.layer.0.intermediate.dense.bias has the shape (24,), by config.json it is (20,)"
+    wanted = "encoder.layer.0.intermediate.dense.bias has the shape (24,), config.json says (20,)"
     assert wanted in message(load_checkpoint, path, 0)
 
 

@@ -222,6 +222,9 @@ def test_the_page_has_what_a_run_was_continued_with(tmp_path):
     assert "0123456789ab with changes; fedcba987654" in text and "9.8.7; 9.9.0" in text
     (run / "continued.json").write_text("[")  # a page is useful without it
     assert commits_of([run]) == "0123456789ab with changes"
+    changed = {"git": {"commit": "0123456789abcdef", "dirty": True}, "source": "5f3a9c01"}
+    (run / "continued.json").write_text(json.dumps([{"step": 3, **changed}]))
+    assert commits_of([run]) == "0123456789ab with changes; 0123456789ab with changes 5f3a9c"
 
 
 def test_keys_that_vary_and_what_goes_with_them(tmp_path):

@@ -304,6 +304,15 @@ def test_what_continues_a_run_is_recorded_where_it_differs(run):
         assert continuations(run) == recorded
 
 
+def test_two_uncommitted_changes_of_one_commit_are_told_apart(run):
+    git = {"commit": "abc", "dirty": True}
+    (run.folder / "environment.json").write_text(json.dumps({"git": git}))  # as older versions wrote it
+    assert run.record_continuation({"git": git, "source": "one"}, 5) == []
+    (run.folder / "environment.json").write_text(json.dumps({"git": git, "source": "one"}))
+    assert run.record_continuation({"git": git, "source": "one"}, 5) == []
+    assert run.record_continuation({"git": git, "source": "other"}, 5) == ["source"]
+
+
 @pytest.mark.parametrize("content", ["{", "{}", "[1]", '[{"git": {}}]', '[{"step": "5"}]'])
 def test_a_broken_record_of_continuations_is_named(run, content):
     path = run.folder / "continued.json"

@@ -279,7 +279,7 @@ def test_masks_of_dropout_that_drop_nothing_leave_the_network_as_it_is(network, 
     [
         (
             ["model.value_residual=0.5", "model.embedding_skip=1"],
-            "model.value_residual=0.5 model.embedding_skip=1.0: one",
+            "model.value_residual=0.5 model.embedding_skip=1.0: only one",
         ),
         (["model.hyper_connections=free"], "use model.norm=pre, peri or none"),
         (["model.hyper_connections=free", "model.norm=pre", "model.skip=false"], "set model.skip=true"),

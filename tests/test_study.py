@@ -91,7 +91,7 @@ def test_the_rank_correlation_is_the_mean_of_the_seeds_on_the_scale_of_fisher(ho
     assert few["num_seeds"] == 0 and np.isnan(few["rank_correlation"])
 
 
-def test_a_column_of_the_table_can_be_the_axis(home, tmp_path):
+def test_a_column_of_the_table_can_be_the_axis(home, tmp_path, unpainted_here):
     chosen = StudyKeys("layer", "model.norm", "model.layers", ["residual.effective_rank"], "weights=trained")
     runs = find_runs(str(home / "runs"))
     with pytest.raises(ConfigError, match="differ in sublayer"):
@@ -176,7 +176,7 @@ def test_a_table_is_drawn_again(home, tmp_path):
     ("name", "x", "said"),
     [
         ("nothing.csv", None, "no such file"),
-        ("summary.csv", None, "no table of runs, because it has no column run"),
+        ("summary.csv", None, "not a table of runs, because it has no column run"),
         ("residual_effective_rank.csv", None, "choose a column, as in report.value=effective_rank"),
         ("residual.csv", "model.layer", "did you mean model.layers?"),
     ],

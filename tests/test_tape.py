@@ -828,9 +828,9 @@ REFUSED = {
     "held outside of the module": lambda m, x: x + CONSTANT,
     "dropout is on": lambda m, x: F.dropout(x, 0.1),
     "changed in place through a view": lambda m, x: through_a_view(x),
-    "numpy in .*: hands an activation on": lambda m, x: torch.from_numpy(x.numpy()),
-    "data.__set__ in .*: hands an activation on": lambda m, x: set_data(x),
-    "item in .*: hands an activation on": lambda m, x: x + x.mean().item(),
+    "numpy in .*: passes an activation on": lambda m, x: torch.from_numpy(x.numpy()),
+    "data.__set__ in .*: passes an activation on": lambda m, x: set_data(x),
+    "item in .*: passes an activation on": lambda m, x: x + x.mean().item(),
 }
 
 

@@ -393,7 +393,7 @@ def test_a_run_lengthened_with_other_code_records_both(tmp_path, monkeypatch, ca
     monkeypatch.setattr(machine, "git_state", lambda: second)
     caplog.set_level(logging.INFO)
     trained(run.folder, "trainer.steps=8")
-    assert "goes on with other code or on another machine (git)" in caplog.text
+    assert "continues with other code or on another machine (git)" in caplog.text
     assert json.loads((run.folder / "environment.json").read_text())["git"] == first
     [part] = json.loads((run.folder / "continued.json").read_text())
     assert (part["step"], part["git"]) == (6, second)

@@ -72,7 +72,9 @@ def test_help_of_one_group_is_its_keys_alone():
 def test_a_key_is_explained(monkeypatch):
     monkeypatch.setenv("COLUMNS", "500")
     norm, length = explained(["model.norm", "task.length"]).split("\n\n")
-    assert norm.startswith("model.norm: Where the norm stands") and "\nallowed: none, pre, post, peri, ngpt\n" in norm
+    assert (
+        norm.startswith("model.norm: Place of the norm. pre: ") and "\nallowed: none, pre, post, peri, ngpt\n" in norm
+    )
     assert "value: post (train)" in norm and "commands: train, analyze, bench" in norm
     assert "dong_fig2_residual" in norm and "task=sorting" in length
     for words, said in (

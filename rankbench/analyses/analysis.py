@@ -40,7 +40,7 @@ class Subject:
 
     @property
     def device(self) -> torch.device:
-        """Where its networks and sequences are, and what an analysis draws itself belongs."""
+        """Device of its networks and sequences, and so of whatever an analysis draws."""
         return self.test.inputs.device
 
     @property
@@ -54,7 +54,7 @@ class Subject:
 
     @property
     def what_counts(self) -> dict[str, str]:
-        """The column of `ModuleSubject.what_counts`; none of networks of ours, where all tokens count."""
+        """The column of `ModuleSubject.what_counts`; none for networks of ours, in which all tokens count."""
         return {} if self.example is None else self.as_modules().what_counts
 
     @property
@@ -103,30 +103,32 @@ class Plan(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The work of an analysis on one subject: floating-point operations, and what there are many of, in words."""
+    """The work of an analysis on one subject."""
 
-    operations: float
-    what: str
+    operations: float  # floating-point operations
+    what: str  # the counts that make the work large, in words
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """options: a dataclass, one field a key of conf/analysis/<name>.yaml. table: one subject's rows, without
+    """One analysis: its options, table, figure and digest, and the networks that it can measure.
+
+    options: a dataclass with a field for each key of conf/analysis/<name>.yaml. table: one subject's rows, without
     Subject.who. figure: the function of rankbench.plots that draws the table of all subjects, given published numbers
     and the column whose values are panels (each may be None); None if there is nothing to draw. digest: the table in a
     few lines of text. columns: columns that only this table has, by which it is recognised. check: raises ConfigError,
     before anything is written, for a plan that lacks what the analysis needs; None if it needs nothing.
 
-    Networks other than our Transformer: any_model, whether it measures our other models, too; any_network, whether it
-    measures the sub-layers of public checkpoints; needs, what it needs in their place, in words; trained_alone, whether
-    it measures one network, the trained one if there is one; of_module, the function for any torch module, None if it
-    cannot measure one; check_module raises ConfigError for a module that it cannot measure.
+    Networks other than our Transformer: any_model, whether our other models can be measured, too; any_network, whether
+    the sub-layers of public checkpoints can; needs, what is needed instead of these, in words; trained_alone, whether
+    only one network is measured, the trained one if there is one; of_module, the function for any torch module, None
+    if there is none; check_module raises ConfigError for a module that cannot be measured.
 
-    cost: the work on one subject, of an analysis that can take hours; cheaper: values of its options that make it less,
-    tried in this order, each with those before it.
+    cost: the work on one subject, for an analysis that can take hours; cheaper: option values that reduce it, tried in
+    this order, each on top of those before it.
 
     A sweep's figure: lines, the column whose values are its lines, which a varied key can join; most_panels, the limit
-    of one file; drawn_apart, for a figure without facets, the columns by which it tells runs apart.
+    of one file; drawn_apart, for a figure without facets, the columns that distinguish runs.
     """
 
     options: type

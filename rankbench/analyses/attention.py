@@ -42,7 +42,7 @@ from rankbench.plots.attention import draw_attention
 from rankbench.seeds import generator_for
 
 SEQUENCES_AT_A_TIME = 8
-WEIGHTS_BYTES = 1 << 26  # of all attention weights that are in memory together, in a pass for the floors
+WEIGHTS_BYTES = 1 << 26  # bytes of attention weights in memory at the same time, in a pass for the floors
 HEAD = ["weights", "layer", "head"]
 ENTROPIES = ("entropy_nats", "least_entropy_nats", "score_norm_bound", "entropy_bound_nats")
 DISTANCES = ("uniform", "identity")
@@ -51,13 +51,13 @@ BESIDE_LAW = ("singular_over_law", "shuffled_over_law", "eigenvalue_over_law")
 
 @dataclass(frozen=True)
 class Options:
-    """On how many sequences."""
+    """How many sequences are measured."""
 
     sequences: int | None = key("Number of sequences. null: all.", at_least=1)
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """The table of `of_module`, of a network of ours or a checkpoint."""
+    """The table of `of_module`, for a network of ours or a checkpoint."""
     whole = of_module(subject.as_modules(), options).drop(columns=[] if subject.what_counts else "special_tokens")
     bounded = pd.DataFrame(_entropies(subject, options), columns=[*HEAD, *ENTROPIES])
     if bounded.empty:
@@ -66,7 +66,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 def _entropies(subject: Subject, options: Options) -> Iterator[dict[str, Any]]:
-    """A row for each head and sequence, of all its tokens."""
+    """A row for each head and sequence, over all tokens of the sequence."""
     for weights, network in subject.models.items():
         inputs = subject.test.inputs[: options.sequences]
         lengths_B = network.lengths(inputs)
@@ -82,24 +82,25 @@ def _entropies(subject: Subject, options: Options) -> Iterator[dict[str, Any]]:
 @torch.no_grad()
 def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     """Rows: weights, layer (depth of the attention, from 1), head (from 1). A metric is the mean over the sequences for
-    which it is defined, <metric>_sd their standard deviation; num_undefined lack one or more of the head's metrics.
+    which it is defined, <metric>_sd their standard deviation; num_undefined: how many lack some metric of the head.
 
-    P is what the values are multiplied by, its rows those of the queries that count: special tokens are keys alone.
-    row_sum: the mean sum of its rows, 1 of a softmax. The metrics of rankbench.measures.attention_matrices are of rows
-    divided by their sums, nan if an entry is negative; attention_gap_eigenvalue is of all queries, because it takes a
-    square P. sink_weight: the mean weight on the key that gets most; first_weight, own_weight: on the first key, and on
-    the query's own token. distance_to_identity, distance_to_uniform: ||P - I||_F / sqrt(N), and the same to the average
-    over the keys that a query sees. largest_logit: the largest |logit| of a key that is seen, nan if no softmax made P.
-    value_cosine: mean cosine between a head's output at a token and the token's own value. Where every query sees every
-    key also singular_over_law, shuffled_over_law and eigenvalue_over_law (rankbench.measures.laws.spectral_gap): 1 for
-    weights that are independent. Of our networks and of checkpoints also entropy_nats, least_entropy_nats,
-    score_norm_bound and entropy_bound_nats, of all tokens (rankbench.measures.laws.entropy_bound.of_heads): the entropy
-    of rows and its lower bound. Metrics that no head has are left out.
+    P is the matrix that multiplies the values. Its rows are those of the queries that count: special tokens are only
+    keys. row_sum: the mean sum of a row, 1 for a softmax. The metrics of rankbench.measures.attention_matrices take
+    rows divided by their sums, and are nan if an entry is negative; attention_gap_eigenvalue takes all queries, because
+    it needs a square P. sink_weight: the mean weight on the key that gets most; first_weight, own_weight: on the first
+    key, and on the query's own token. distance_to_identity: ||P - I||_F / sqrt(N); distance_to_uniform: the same to the
+    average over the keys that a query sees. largest_logit: the largest |logit| of a key that is seen, nan if no softmax
+    made P. value_cosine: mean cosine between a head's output at a token and the token's own value.
 
-    Of the first sequences (16, fewer where P is large): attention_relative_noise_floor, the error of
-    attention_relative_residual by rounding (rankbench.measures.rounding), and attention_below_floor, the share whose
-    residual is no more than that; distance_noise_floor, the error of both distances, and uniform_below_floor and
-    identity_below_floor, 1 where the distance is no more than that, else 0.
+    Where every query sees every key, also singular_over_law, shuffled_over_law and eigenvalue_over_law
+    (rankbench.measures.laws.spectral_gap), which are 1 for independent weights. For our networks and checkpoints also
+    entropy_nats, least_entropy_nats, score_norm_bound and entropy_bound_nats: the entropy of rows and its lower bound,
+    over all tokens (rankbench.measures.laws.entropy_bound.of_heads). Metrics that no head has are left out.
+
+    Over the first sequences (16, fewer where P is large): attention_relative_noise_floor, the rounding error of
+    attention_relative_residual (rankbench.measures.rounding); attention_below_floor, the share of sequences whose
+    residual is no larger; distance_noise_floor, the rounding error of both distances; uniform_below_floor and
+    identity_below_floor, 1 where the distance is no larger, else 0.
     """
     example, rows = subject.example[: options.sequences], []
     for weights, module in subject.modules.items():
@@ -120,42 +121,42 @@ def rows_by_head(module: nn.Module, example: Example, flattened: int | None) -> 
     many heads share the first axis of the weights with the sequences; None where they have an axis of their own."""
     values: dict[tuple[int, int], list[dict[str, Tensor]]] = {}
     generator = generator_for(0, "shuffled rows")
-    for some in example.split(SEQUENCES_AT_A_TIME):
-        num_heads: Counter[int] = Counter()  # by depth: heads of calls side by side are numbered through
+    for chunk in example.split(SEQUENCES_AT_A_TIME):
+        num_heads: Counter[int] = Counter()  # by depth: heads of parallel calls are numbered consecutively
 
-        def watch(call: AttentionCall, some: Example = some, num_heads: Counter[int] = num_heads) -> None:
-            call = _by_head(call, some.num_sequences, flattened)
+        def watch(call: AttentionCall, chunk: Example = chunk, num_heads: Counter[int] = num_heads) -> None:
+            call = _by_head(call, chunk.num_sequences, flattened)
             is_self = call.weights.shape[-1] == call.weights.shape[-2]
-            counted_BN = some.counted(call.weights.shape[-1]) if is_self else None
-            metrics = _of_call(call, counted_BN, some.lengths_B, generator)
+            counted_BN = chunk.counted(call.weights.shape[-1]) if is_self else None
+            metrics = _of_call(call, counted_BN, chunk.lengths_B, generator)
             for of_head in zip(*(value_BH.unbind(1) for value_BH in metrics.values()), strict=True):
                 num_heads[call.depth] += 1
                 named = dict(zip(metrics, of_head, strict=True))
                 values.setdefault((call.depth, num_heads[call.depth]), []).append(named)
 
-        tap(module, watch, *some.args, **some.kwargs)
+        tap(module, watch, *chunk.args, **chunk.kwargs)
     for (depth, head), parts in sorted(values.items()):
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        had = {name: value_B for name, value_B in joined.items() if not value_B.isnan().all()}
-        yield {"layer": depth, "head": head, **moments(had)}
+        defined = {name: value_B for name, value_B in joined.items() if not value_B.isnan().all()}
+        yield {"layer": depth, "head": head, **moments(defined)}
 
 
 def _floors(
     module: nn.Module, example: Example, flattened: int | None, generator: torch.Generator
 ) -> dict[tuple[int, int], dict[str, float]]:
-    """What rounding adds to P of each head, by its depth and number there."""
+    """Columns of the rounding error of each head's P, by the head's depth and its number there."""
     weights = _all_weights(module, example[:1], flattened)
     num_bytes = sum(p_BHNM.nbytes for _, p_BHNM in weights)
-    some = example[: max(1, min(FLOOR_SEQUENCES, WEIGHTS_BYTES // num_bytes))]
-    weights, rounding = _all_weights(module, some, flattened), RandomRounding(generator)
+    first = example[: max(1, min(FLOOR_SEQUENCES, WEIGHTS_BYTES // num_bytes))]
+    weights, rounding = _all_weights(module, first, flattened), RandomRounding(generator)
     with rounding:
         passes = num_passes(*weights[0][1].shape[-2:])
-        perturbed = [_all_weights(module, some, flattened) for _ in range(passes)]
+        perturbed = [_all_weights(module, first, flattened) for _ in range(passes)]
     num_heads: Counter[int] = Counter()
     columns = {}
     for number, (depth, p_BHNM) in enumerate(weights):
-        counted_BN = some.counted(p_BHNM.shape[-1]) if p_BHNM.shape[-1] == p_BHNM.shape[-2] else None
-        lengths_B = None if counted_BN is None else some.lengths_B
+        counted_BN = first.counted(p_BHNM.shape[-1]) if p_BHNM.shape[-1] == p_BHNM.shape[-2] else None
+        lengths_B = None if counted_BN is None else first.lengths_B
         others = [of_pass[number][1] for of_pass in perturbed]
         floor_BH = floor_of_weights(p_BHNM, others, lengths_B, counted_BN)
         size_BH = of_queries(composite_norm, p_BHNM, lengths_B, counted_BN)
@@ -183,42 +184,42 @@ def _all_weights(module: nn.Module, example: Example, flattened: int | None) -> 
 
 
 def _by_head(call: AttentionCall, num_sequences: int, flattened: int | None) -> AttentionCall:
-    """The call with weights and logits (B, H, N, M), and values alike."""
+    """The call with weights and logits of shape (B, H, N, M), and values of shape (B, H, M, K)."""
 
-    def of(x: Tensor) -> Tensor:
+    def by_head(x: Tensor) -> Tensor:
         if x.dim() < 4:
             x = x[None, None] if x.dim() == 2 else x.unflatten(0, (num_sequences, -1)) if flattened else x[:, None]
         return at_least_float32(x)
 
-    weights_BHNM, values = of(call.weights), of(call.values)
+    weights_BHNM, values = by_head(call.weights), by_head(call.values)
     num_heads = weights_BHNM.shape[1]
     if values.shape[1] != num_heads:  # query heads may share values
         values = values.repeat_interleave(num_heads // values.shape[1], 1)
-    logits = None if call.logits is None else lambda: of(call.logits())
+    logits = None if call.logits is None else lambda: by_head(call.logits())
     return call._replace(weights=weights_BHNM, values=values, logits=logits)
 
 
 def _of_call(
     call: AttentionCall, counted_BN: Tensor | None, lengths_B: Tensor | None, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Metrics of the heads of one call, (B, H). counted_BN: which queries count; None: all. generator: of shuffles."""
+    """Metrics of the heads of one call, (B, H). counted_BN: which queries count; None: all. generator: for shuffles."""
     if counted_BN is None:
         return _of_queries(call, slice(None), generator)
 
-    def of(rows: Rows, length: int, queries: Rows) -> dict[str, Tensor]:
+    def of_length(rows: Rows, length: int, queries: Rows) -> dict[str, Tensor]:
         cut = {"weights": call.weights[rows][..., :length, :length], "values": call.values[rows][..., :length, :]}
         if call.logits is not None:
             cut["logits"] = lambda: call.logits()[rows][..., :length, :length]
         return _of_queries(call._replace(**cut), queries, generator)
 
-    return per_queries(of, call.weights.shape[-1], lengths_B, counted_BN)
+    return per_queries(of_length, call.weights.shape[-1], lengths_B, counted_BN)
 
 
 def _of_queries(call: AttentionCall, queries: Rows, generator: torch.Generator) -> dict[str, Tensor]:
     """Metrics of these rows of P."""
     all_BHNM, v_BHMK = call.weights, call.values
     p_BHNM = all_BHNM[..., queries, :]
-    # a key that no query of any sequence and head gives weight to is one that the mask hides
+    # the mask hides a key if no query of any sequence and head gives it weight
     visible_NM = (all_BHNM != 0).flatten(0, 1).any(0)[queries]
     uniform_NM = visible_NM / visible_NM.sum(-1, keepdim=True).clamp(min=1)
     metrics = _of_probabilities(p_BHNM, visible_NM, generator)
@@ -242,7 +243,7 @@ def _of_queries(call: AttentionCall, queries: Rows, generator: torch.Generator) 
 
 
 def _of_probabilities(p_BHNM: Tensor, visible_NM: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """The metrics of P with rows divided by their sums; nan where these are no probabilities."""
+    """The metrics of P with rows divided by their sums; nan where these are not probabilities."""
     sums_BHN1 = p_BHNM.sum(-1, keepdim=True)
     is_mean = bool((p_BHNM >= 0).all() and (sums_BHN1 > 0).all())
     metrics = dict.fromkeys((*ATTENTION_METRICS, *BESIDE_LAW), torch.full_like(p_BHNM[..., 0, 0], float("nan")))

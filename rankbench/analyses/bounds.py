@@ -1,4 +1,5 @@
-"""Upper bounds on the residual beside the residual (Dong et al. 2021, Theorems 2.2 and 2.3, Corollaries 3.1 and 3.2).
+"""Upper bounds on the residual, compared with the residual itself (Dong et al. 2021, Theorems 2.2 and 2.3, Corollaries
+3.1 and 3.2).
 
 Every number here is float64, whatever the network's precision. Formulas and their gaps: rankbench.measures.dong_theory.
 
@@ -33,7 +34,7 @@ from rankbench.plots.bounds import draw_bounds
 from rankbench.runs.tables import thinned
 from rankbench.seeds import generator_for
 
-# The bounds are of networks without norms, so each of the analysis residual's variants is there without them too.
+# The bounds are for networks without norms, so each variant of the analysis `residual` also exists without norms.
 VARIANTS = EVERYWHERE | {
     "no_norm": {"norm": True},
     "no_mlp_no_norm": {"mlp": True, "norm": True},
@@ -50,11 +51,11 @@ class Options(VariantOptions):
 
 
 class LayerConstants(NamedTuple):
-    """The constants of one layer in the bounds, log10; one for each sequence where it depends on the scales of norms.
+    """log10 of one layer's constants in the bounds; one for each sequence where they depend on the scales of norms.
 
-    beta: the largest over heads. coefficient: that of the cubed residual. lam: lambda of all that follows the
-    attention's sum, in the (1,inf) sense; lam_inf: its inf-norm half without norms. scores_H = ||W_QK,h||_max and
-    values_H = ||W_h||_inf.
+    beta: the largest over heads. coefficient: the factor of the cubed residual. skip: the skip's scale, not as log10.
+    lam: lambda, in the (1,inf) sense, of everything after the attention's sum; lam_inf: its inf-norm half, without
+    norms. scores_H = ||W_QK,h||_max and values_H = ||W_h||_inf.
     """
 
     beta: float
@@ -70,26 +71,28 @@ class LayerConstants(NamedTuple):
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: weights (trained | initialised), variant, bound, layer; layer 0 is the embedding, where bound = measured.
 
-    bound: theorem, the closed form with the largest beta and lambda of the network, where the paper has one for it;
-    recursion, Lemmas A.1 and A.2 layer by layer with each layer's own; layer, the same for one layer, from the
-    residual measured at its input; diameter, rankbench's own (dong_theory.diameter_layer), proved for all networks
-    without norms. source: where the bound is from; covered: whether that speaks of this network. The paper's bounds
-    know no masks, no norms, and skips or MLPs but not both. With norms, recursion and layer take these as sec. 3.3
-    does, as a right multiplication, here by the sequence's largest scale; but a norm scales every token on its own.
+    bound: theorem, the closed form with the network's largest beta and lambda, where the paper has one for it;
+    recursion, Lemmas A.1 and A.2 layer by layer with each layer's own constants; layer, the same for one layer, from
+    the residual measured at its input; diameter, rankbench's own (dong_theory.diameter_layer), proved for all networks
+    without norms. source: where the bound is from; covered: whether that source covers this network. The paper's
+    bounds cover no masks, no norms, and skips or MLPs but not both. With norms, recursion and layer treat these as sec.
+    3.3 does, as a right multiplication, here by the sequence's largest scale; but a norm scales each token separately.
 
     log10_measured: ||X - 1 x^T||_{1,inf}, x the token mean (diameter: max_ij ||x_i - x_j||_1), mean over sequences;
-    log10_bound likewise. In residual coordinates (followed), where nothing is hidden; sequences of equal tokens count
-    nowhere. Networks that rankbench.measures.residual_propagation does not follow are measured in a plain forward pass,
-    and log10_measured is empty where rounding explains the residual of any sequence. below_floor: the share of these;
-    noise_floor: the error of the residual by rounding (units of X, mean; rankbench.measures.rounding), empty where it
-    is followed; no column where all are. A bound of one layer begins at the residual measured before it or, where that
-    is below, at the floor. Of sequences ten times above the floor: compared, how many; slack, bound - measured in
-    decades, mean and smallest; holds, the share with measured <= bound; refuted, the share whose residual is above the
-    bound for whatever x (the paper's is the best one).
-    contractive: share of sequences whose bound behind this layer is below the measured residual that it starts from.
-    Where special tokens do not count, they are in no measured number; the bounds, which are of all tokens, begin at the
-    residual of all.
-    log10_beta, log10_lambda: this layer's; lambda of all that stands behind the attention (MLP, its skip, norms).
+    log10_bound likewise. Sequences of equal tokens are left out everywhere. Where followed is true, the network is
+    measured in residual coordinates, in which rounding hides nothing. Networks that
+    rankbench.measures.residual_propagation does not follow are measured in a plain forward pass; their log10_measured
+    is empty where rounding explains the residual of any sequence. below_floor: the share of such sequences;
+    noise_floor: the rounding error of the residual (units of X, mean; rankbench.measures.rounding), empty for a network
+    that is followed; no column if all are.
+
+    The bound of one layer starts from the residual measured before it, or from the floor if that is larger. Over
+    sequences ten times above the floor: compared, their number; slack and slack_min, mean and smallest bound - measured
+    in decades; holds, the share with measured <= bound; refuted, the share whose residual is above the bound for every
+    x (the paper takes the best x). contractive: share of sequences for which this layer's bound is below the measured
+    residual from which it starts. Special tokens that do not count enter no measured number; the bounds, which are for
+    all tokens, start from the residual of all. log10_beta, log10_lambda: this layer's; lambda covers everything after
+    the attention (MLP, its skip, norms).
     """
     inputs = subject.test.inputs[: options.sequences]
     rows = []
@@ -131,7 +134,7 @@ def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Itera
 
 
 def _mean(values_B: np.ndarray) -> float:
-    """Over sequences whose tokens differ; nan where all are equal."""
+    """Mean over the sequences whose tokens differ; nan if there are none."""
     finite_B = values_B[values_B > -np.inf]
     return finite_B.mean() if len(finite_B) else np.nan
 
@@ -141,7 +144,7 @@ def _compared(bound_B: np.ndarray, measured_B: np.ndarray, least_B: np.ndarray) 
     if not len(bound_B):
         return {"compared": 0} | dict.fromkeys(("slack", "slack_min", "holds", "refuted"), np.nan)
     slack_B, sure_B = bound_B - measured_B, bound_B - least_B
-    # Of log10. Where measured and bound are equal they agree to more digits than that.
+    # Tolerance of the log10. Where measured and bound are equal, they agree to more digits than this.
     rounding_B = 1e-9 * np.maximum(1, np.abs(bound_B))
     shares = {"holds": (slack_B >= -rounding_B).mean(), "refuted": (sure_B < -rounding_B).mean()}
     return {"compared": len(bound_B), "slack": slack_B.mean(), "slack_min": slack_B.min()} | shares
@@ -186,7 +189,7 @@ def _bounds(
 
 
 def _constants(steps: list[Step], present_BN: Tensor | None) -> LayerConstants:
-    """From the steps of a layer's sub-layers.
+    """The constants of a layer, from the steps of its sub-layers.
 
     The temperature counts as a part of W_QK, the branch's factor as a part of W_h and of the MLP.
     """
@@ -197,7 +200,7 @@ def _constants(steps: list[Step], present_BN: Tensor | None) -> LayerConstants:
     beta = _log10((one_norm(scores_HDD) * composite_norm(values_HDD)).max())
     gains = [_norm_gains(step, present_BN) for step in steps]
     before_2B = first.before(torch.ones_like(gains[0]), lambda x: x * gains[0])
-    # lambda in the 1-norm and in the inf-norm, whose geometric mean it is
+    # lambda in the 1-norm and in the inf-norm; lambda itself is their geometric mean
     lam_2B = first.after(torch.ones_like(gains[0]), lambda x: x * gains[0])
     lam_inf = torch.ones((), dtype=torch.float64)
     for step, gain_2B in zip(steps[1:], gains[1:], strict=True):
@@ -237,7 +240,7 @@ def mlp_stretch(mlp: MLP) -> Tensor:
 def _norm_gains(step: Step, present_BN: Tensor | None) -> Tensor:
     """||C||_1 s and ||C||_inf s of a sub-layer's norm, (2, B); 1 where it has none.
 
-    C the norm's linear map without its scale, s the sequence's largest scale.
+    C is the norm's linear map without its scale, s the sequence's largest scale.
     """
     norm, scale_BN1 = step.sublayer.norm, step.scale_BN1
     if norm is None:
@@ -250,8 +253,8 @@ def _norm_gains(step: Step, present_BN: Tensor | None) -> Tensor:
 def _residuals(
     network: Network, inputs: Tensor, generator: torch.Generator
 ) -> tuple[list[dict[str, np.ndarray]], list[dict[str, np.ndarray]], bool]:
-    """`_measured` of the embedding and of each layer's output, of all tokens and of those that count; whether in
-    residual coordinates."""
+    """Sizes of the embedding and of each layer's output, over all tokens and over those that count; and whether they
+    were followed in residual coordinates."""
     try:
         check(network)
     except ConfigError:
@@ -272,7 +275,7 @@ def _sizes(x_BND: Tensor) -> dict[str, Tensor]:
 
 
 def _followed(state: State, seen: Callable[[Tensor], Tensor], kept_B: Tensor | None) -> dict[str, np.ndarray]:
-    """log10 of the sizes, -inf for equal tokens. Rounding hides none: all others are clear, noise_floor is nan."""
+    """log10 of the sizes, -inf for equal tokens. Rounding hides nothing: all others are clear, noise_floor is nan."""
     log10_scale_B = (state.log_scale_B / dong_theory.LN10).cpu().numpy()
     sizes = per_length(_sizes, seen(state.unit_BND), kept_B)
     differ_B = log10_scale_B > -np.inf
@@ -284,8 +287,8 @@ def _followed(state: State, seen: Callable[[Tensor], Tensor], kept_B: Tensor | N
 def _measured(
     x_BND: Tensor, floor_B: Tensor, seen: Callable[[Tensor], Tensor], kept_B: Tensor | None
 ) -> dict[str, np.ndarray]:
-    """log10 of the sizes, raised to the noise floor where they are below it. clear and below_floor: where the residual
-    is; noise_floor: the floor in units of X."""
+    """log10 of the sizes, raised to the noise floor where they are below it. clear, below_floor: whether the residual
+    is well above the floor, or no larger than it; noise_floor: the floor in units of X."""
     sizes = per_length(_sizes, seen(x_BND), kept_B)
     marks = {"clear": sizes["residual"] > CLEAR * floor_B, "below_floor": sizes["residual"] <= floor_B}
     logs = {name: _log10(size_B.maximum(floor_B)) for name, size_B in sizes.items()}
@@ -293,7 +296,7 @@ def _measured(
 
 
 def _log10(value: Tensor) -> np.ndarray:
-    """Zero counts as the smallest float64."""
+    """log10, with 0 taken as the smallest normal float64."""
     return value.clamp(min=torch.finfo(torch.float64).tiny).log10().cpu().numpy()
 
 
@@ -320,13 +323,13 @@ def check_plan(plan: Plan, _: Options) -> None:
     check_one_stream(plan.model, "bounds")
     if any(sublayer.branch_norm is not None for sublayer in plan.model.sublayers):
         raise ConfigError(
-            f"analysis=bounds: no bound here is of norms behind the branches, as {plan.model.name} has; "
+            f"analysis=bounds: no bound here covers norms after the branches, as in {plan.model.name}; "
             "use model.norm=pre, post or none"
         )
     if any(attention.score_name != "dot" or attention.mixes for attention in plan.model.attentions):
         raise ConfigError(
             f"analysis=bounds: needs the softmax of dot products alone; the scores of {plan.model.name} are "
-            f"{plan.model.attentions[0].score_name}; of a network of ours use model.attention=dot, mix_attention=1, "
+            f"{plan.model.attentions[0].score_name}; for a network of ours use model.attention=dot, mix_attention=1, "
             "mix_identity=0, mix_uniform=0, exclusive=false and, with more than one copy of the heads, "
             "head_reduction=sum"
         )

@@ -1,4 +1,4 @@
-"""The residual by layer, below the rounding of the tokens (Dong et al. 2021, Theorem 2.3;
+"""The residual by layer, followed far below the tokens' rounding errors (Dong et al. 2021, Theorem 2.3;
 rankbench.measures.residual_coordinates).
 
 Shapes: B batch.
@@ -36,28 +36,29 @@ BOUNDS = ("log10_contraction", "log10_bound")
 # How far above its floor a measured residual must be to be compared with the propagated one, and how close they then
 # are: a residual of 1e4 floors is known to 1e-4 of itself, which is 4e-5 of its log10.
 ABOVE_FLOOR, AGREEMENT = 1e4, 1e-4
-ROUNDING = 1e-9  # of log10_relative_residual: above -ROUNDING the tokens' mean is nothing beside their residual
+ROUNDING = 1e-9  # of log10_relative_residual: above -ROUNDING the tokens' mean is negligible next to their residual
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: weights (trained | initialised), variant, layer (0: the embedding); of the state that leaves the layer.
+    """Rows: weights (trained | initialised), variant, layer (0: the embedding; else the state that leaves the layer).
 
-    Means over those sequences whose tokens are not all exactly equal (num_sequences of them), in float64, of log10 of
-    composite norms; _sd is the sample standard deviation over sequences.
+    Numbers are log10 of composite norms, in float64, as means over the num_sequences sequences whose tokens are not
+    all exactly equal; _sd is the sample standard deviation over sequences.
 
-    log10_residual, log10_relative_residual: of ||R|| and ||R|| / ||X||, propagated in residual coordinates. A mean that
-    is no larger than what rounding can have added to it (rankbench.measures.residual_propagation.mean_errors) counts as
-    zero, so that ||X|| = ||R||: of the share mean_below_rounding of these sequences, which has the means that are
-    exactly zero. log10_measured: of ||R|| in a plain forward pass; empty where any of these sequences is below its
-    noise floor. noise_floor: the error of that pass by rounding (units of X; rankbench.measures.rounding), mean;
-    below_floor: share of these sequences that measure no more than it.
-    disagreement: the largest |log10| ratio of the two over sequences that measure more than 1e4 noise floors.
-    growth_exponent: log_relative_residual over that of the layer before: 3 where the residual is cubed, 1 where it
-    stays; of means over sequences, empty where the layer before has no relative residual below 1.
-    log10_contraction, log10_bound: of Lemma A.2's bound on ||R|| over the ||R|| that entered the layer, and of Theorem
-    2.3's on ||R||, with each layer's own constant, from the first layer on that the lemma says is a contraction in all
-    sequences. Unmasked attention alone, and of all tokens, special ones too; columns without a number are left out.
-    For a trained classifier also whole_accuracy, as in the table of the analysis `residual`.
+    log10_residual, log10_relative_residual: of ||R|| and ||R|| / ||X||, propagated in residual coordinates. A token
+    mean that is no larger than its rounding error (rankbench.measures.residual_propagation.mean_errors) counts as
+    zero, so that ||X|| = ||R||; mean_below_rounding is the share of these sequences, including those with a mean of
+    exactly zero. log10_measured: of ||R|| in a plain forward pass; empty where any sequence is below its noise floor.
+    noise_floor: the rounding error of that pass (units of X; rankbench.measures.rounding), mean; below_floor: the share
+    of sequences whose measured ||R|| is no larger. disagreement: the largest |log10| of the ratio of propagated to
+    measured ||R||, over sequences that measure more than 1e4 noise floors.
+
+    growth_exponent: log10_relative_residual over that of the layer before: 3 where the residual is cubed, 1 where it
+    stays the same; from means over sequences, empty where the relative residual of the layer before is not below 1.
+    log10_contraction: of Lemma A.2's bound on ||R|| over the ||R|| that entered the layer. log10_bound: of Theorem
+    2.3's bound on ||R||, with each layer's own constant, from the first layer on that contracts in all sequences
+    according to the lemma. Both are for unmasked attention alone and over all tokens, special ones too; columns without
+    a number are left out. For a trained classifier also whole_accuracy, as in the table of the analysis `residual`.
     """
     inputs, rows = subject.test.inputs[: options.sequences], []
     if inputs.is_floating_point():
@@ -79,7 +80,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 def _followed(model: Network, variants: list[str]) -> tuple[dict[str, Network], dict[str, ConfigError]]:
-    """The variants that rules follow, and why the others are refused; ConfigError if all are."""
+    """The variants that residual propagation can follow, and why the others are refused; ConfigError if all are."""
     networks, refused = {variant: without(model, **VARIANTS[variant]) for variant in variants}, {}
     for variant, network in networks.items():
         try:
@@ -101,7 +102,7 @@ def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Itera
         residual_B, floor_B = measured[layer]
         differ_B = log_B > -math.inf
         log_measured_B = residual_B.log10()
-        # The residual that equal tokens measure is rounding, and no disagreement.
+        # A residual that is measured for equal tokens is rounding, not a disagreement.
         clear_B = differ_B & (residual_B > ABOVE_FLOOR * floor_B)
         below_B = (residual_B <= floor_B)[differ_B]
         is_zero_B = state.log_mean_B <= error_B
@@ -175,7 +176,7 @@ def digest(table: pd.DataFrame) -> str:
 
 
 def check_plan(plan: Plan, options: Options) -> None:
-    """ConfigError where no rule follows any of the variants."""
+    """Raise ConfigError if residual propagation can follow none of the variants."""
     _followed(plan.model, options.variants)
 
 

@@ -1,8 +1,8 @@
 """What an analysis costs, estimated before it starts: its floating-point operations at the pace of forward passes.
 
-Counted are products of matrices and singular values, which take nearly all of the time where there are many of them.
-Their pace is that of the subject's own network, timed for a moment on the device that is going to compute. Of cases
-that take seconds to minutes the estimate is right within a factor of three (tests/test_cost.py).
+Matrix products and singular values are counted; where there are many of them, they take nearly all of the time. Their
+pace is that of the subject's own network, timed for a moment on the device that is going to compute. For cases that
+take seconds to minutes the estimate is right within a factor of three (tests/test_cost.py).
 """
 
 import dataclasses
@@ -16,15 +16,15 @@ from rankbench.keys import as_typed
 from rankbench.measures.rounding import side_by_side
 from rankbench.progress import duration
 
-LONG = 600.0  # seconds from which an analysis is announced
-SLOW = 1e8  # operations a second that every machine does: what is quick at this pace is not timed
-MOMENT = 0.05  # seconds of forward passes that show their pace
+LONG = 600.0  # seconds; an analysis that takes longer is announced
+SLOW = 1e8  # operations per second that every machine reaches: what is quick at this pace is not timed
+MOMENT = 0.05  # seconds of forward passes, enough to show their pace
 ROUNDED = 5  # plain passes in the time of one with random rounding
-SINGULAR_VALUES = 60  # for each a^2 b of an (a, b) matrix, a <= b: their number of operations, at a product's pace
+SINGULAR_VALUES = 60  # times a^2 b: operations for those of an (a, b) matrix, a <= b, at the pace of products
 
 
 class Operations(NamedTuple):
-    """Floating-point operations of a network's parts on one sequence; attention and mlp are those of a mean layer."""
+    """Floating-point operations of a network's parts on one sequence; attention and mlp are means over the layers."""
 
     attention: float
     mlp: float
@@ -36,7 +36,7 @@ class Operations(NamedTuple):
 
     @classmethod
     def of(cls, subject: Subject) -> "Operations":
-        """Those of the subject's network: products with weights, and with queries, keys and values."""
+        """Operations of the subject's network: products with weights, and with queries, keys and values."""
         network = subject.model
         num_tokens = network.num_tokens(subject.test.inputs)
         of_kind = {"attention": 0.0, "mlp": 0.0}
@@ -52,36 +52,36 @@ class Operations(NamedTuple):
 
     @property
     def forward(self) -> float:
-        """Those of a forward pass."""
+        """Operations of a forward pass."""
         return self.layers * (self.attention + self.mlp) + self.read_out
 
     @property
     def sums_by_length(self) -> float:
-        """Those of the sums of all frozen paths by length: a layer takes a term for the bias and for each length."""
+        """Operations for the sums of all frozen paths by length: a layer takes a term for the bias and each length."""
         terms = sum(layer + 2 for layer in range(self.layers))
         return self.forward + terms * (self.attention / 2 + self.mlp)
 
     def paths(self, through_heads: int, steps: int, *, recomputed: bool, mlp: bool) -> float:
-        """Those of so many steps of paths, of which some pass a head: it has a share of the attention, without its
-        scores in frozen paths. Recomputed paths pass the MLPs of these layers only."""
+        """Operations for this many steps of paths, of which `through_heads` pass a head. A head costs its share of the
+        attention, without the scores if paths are frozen. Recomputed paths pass MLPs only in layers with a head."""
         head = self.attention / self.heads / (1 if recomputed else 2)
         return through_heads * head + (through_heads if recomputed else steps) * self.mlp * mlp
 
     @property
     def metrics_of_states(self) -> float:
-        """Those of the metrics of every state, which are of its singular values."""
+        """Operations for the metrics of every state, which need its singular values."""
         narrow, wide = sorted((self.num_tokens, self.width))
         return SINGULAR_VALUES * (2 * self.layers + 1) * narrow**2 * wide
 
     @property
     def metrics_of_heads(self) -> float:
-        """The same of the attention weights of every head."""
+        """The same for the attention weights of every head."""
         return SINGULAR_VALUES * self.layers * self.heads * self.num_tokens**3
 
 
 def announcement(name: str, analysis: Analysis, options: Any, subjects: list[Subject]) -> str | None:
-    """The line about an analysis that is going to take longer than LONG: what is large, how long it takes, and keys
-    with which it takes minutes. None for others."""
+    """A line about an analysis that is going to take longer than LONG: what is large, how long it takes, and options
+    with which it takes minutes. None for a quicker analysis."""
     if analysis.cost is None:
         return None
     subject, what = subjects[0], analysis.cost(subjects[0], options).what
@@ -103,18 +103,18 @@ def announcement(name: str, analysis: Analysis, options: Any, subjects: list[Sub
         if operations(cheaper) < LONG * pace:
             break
     if not changes:
-        return f"{line}; it goes on"
+        return f"{line}; it continues"
     keys = " ".join(f"analysis.{name}.{key}={as_typed(value)}" for key, value in changes.items())
     seconds = operations(dataclasses.replace(options, **changes)) / pace
-    return f"{line}; it goes on. With {keys} about {duration(seconds)}"
+    return f"{line}; it continues. With {keys} about {duration(seconds)}"
 
 
 @torch.no_grad()
 def pace_of(subject: Subject) -> float:
-    """Operations a second of the subject's forward passes, of as many sequences side by side as take a moment."""
-    one, number = subject.test.inputs[:1], 1
+    """Operations per second of the subject's forward passes, on as many copies of a sequence as take a moment."""
+    sequence, number = subject.test.inputs[:1], 1
     while True:
-        inputs = side_by_side(one, number)
+        inputs = side_by_side(sequence, number)
         began = time.perf_counter()
         subject.model(inputs)
         if inputs.is_cuda:

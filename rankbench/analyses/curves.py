@@ -17,7 +17,7 @@ class Options:
     """Which losses are drawn."""
 
     splits: list[str] = key(
-        "Splits with rows. train: means since the row before.", choices=("train", "valid", "test"), nonempty=True
+        "Splits with rows. train: means since the previous row.", choices=("train", "valid", "test"), nonempty=True
     )
 
     def __post_init__(self) -> None:
@@ -27,16 +27,17 @@ class Options:
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: step, split; columns: loss (nats per scored token, or squared error), accuracy (if the task has one);
-    microseconds_per_token, of training since the last evaluation, of all seeds of the run. It is nan at the start
-    and, if there are more intervals, in the first one, which warms up.
+    microseconds_per_token, of training since the last evaluation, over all seeds of the run. It is nan at the start
+    and, if there are several intervals, in the first one, which warms up.
 
     The same in all rows of a seed: variant (model.name), layers, width, parameters; best_step, the step of the smallest
     validation loss (the last step if the task has no validation set); test_loss and test_bits (nats over log 2), at
     that step; smallest_test_loss, over all steps, which must not select a model but which papers print.
 
-    A token of a language model is a predicted symbol: a character or the end of a sentence. test_loss_per_character is
-    the same total of nats, those for the ends included, over the characters alone. unigram_loss and bigram_loss need
-    no network: by the frequencies of the training set's symbols, and by those of the symbols behind each symbol.
+    A token of a language model is a predicted symbol: a character or the end of a sentence. test_loss_per_character
+    divides the same total of nats, those for the ends included, by the number of characters alone. unigram_loss and
+    bigram_loss need no network: they are the losses of the training set's symbol frequencies, and of its frequencies of
+    symbols after each symbol.
 
     ConfigError for a fresh model.
     """

@@ -23,11 +23,13 @@ class Options:
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: step, layer, sublayer, head, as in the table of the analysis `residual`; columns: the metrics, means over
-    trainer.dynamics_sequences test sequences; in rows of weights (layer, sublayer and head of the layer they belong to)
-    the spectral norms of a head's W_QK, the bilinear form of the scores that enter the softmax, and of its W_VO (both
-    as rankbench.measures.lipschitz_of_networks.head_maps), and bounds on the Lipschitz constant of attention on as many
-    tokens, infinite if there is none; the noise floors of states and of P, as in `residual`. ConfigError for a run that
-    was trained without trainer.dynamics_every."""
+    trainer.dynamics_sequences test sequences, and the noise floors of states and of P, as in `residual`.
+
+    Rows of weights (layer, sublayer and head of the layer they belong to) also have the spectral norms of a head's
+    W_QK, the bilinear form of the scores that enter the softmax, and of its W_VO (both as
+    rankbench.measures.lipschitz_of_networks.head_maps), and bounds on the Lipschitz constant of attention on as many
+    tokens as the longest of these sequences has, infinite if there is none. ConfigError for a run that was trained
+    without trainer.dynamics_every."""
     if subject.history is None:
         raise ConfigError(
             f"analysis=[dynamics]: {subject.run} has no layers.csv; train it with trainer.dynamics_every=<steps>"

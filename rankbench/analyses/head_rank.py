@@ -24,7 +24,7 @@ from rankbench.tasks.nearest_neighbor import NearestNeighbor
 from rankbench.tasks.task import is_scored
 
 AT_A_TIME = 500  # sequences in one forward pass
-HARD = 1e-30  # the temperature of a softmax that is a hardmax: float64 scores that differ at all differ by far more
+HARD = 1e-30  # temperature at which a softmax is a hardmax: float64 scores that differ at all differ by far more
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,12 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
     - network: evaluation soft (as trained) or hard (every softmax a hardmax; equal scores are averaged), examples
       (points, or examples in the context), error: scaled as in the papers, so that predicting 0 has the error 1;
-    - baseline: evaluation names it, its error on the same sequences;
-    - head: layer, head, matrix (qk: W_QK, the bilinear form of the scores that enter the softmax, not of rotary or
-      relative ones; vo: W_VO, both as rankbench.measures.lipschitz_of_networks.head_maps has them), frobenius_norm,
-      spectral_norm,
-      effective_rank (exp of the entropy of s / sum s), angle (degrees to the identity, arccos(tr M / (||M||_F sqrt
-      D))), sigma_1 ..., numerical_rank (how many singular values are above what rounding makes of 0,
-      rankbench.measures.lipschitz_of_networks.rounding_of_spectra)
+    - baseline: evaluation (its name) and error, on the same sequences;
+    - head: layer, head, matrix (qk: W_QK, the bilinear form of the scores that enter the softmax, missing for rotary
+      and relative scores; vo: W_VO; both as in rankbench.measures.lipschitz_of_networks.head_maps), frobenius_norm,
+      spectral_norm, effective_rank (exp of the entropy of s / sum s), angle (degrees to the identity,
+      arccos(tr M / (||M||_F sqrt D))), sigma_1 ..., numerical_rank (number of singular values that are larger than
+      rounding alone can make them, rankbench.measures.lipschitz_of_networks.rounding_of_spectra)
 
     Networks and baselines have rows only if the task is a regression; otherwise error, evaluation and examples are
     empty. All rows have layers, heads, rank (head width), width, copies (heads * rank / width), angle_limit (the
@@ -88,7 +87,7 @@ def hard(model: Transformer) -> Transformer:
 
 
 def errors(task: Task, outputs_BNC: Tensor, batch: Batch) -> Iterator[dict]:
-    """Mean error over the scored tokens; for regression in context, for each number of examples in front of them."""
+    """Mean error over the scored tokens; for regression in context, for each number of examples before them."""
     scale = getattr(task, "error_scale", 1.0)
     error_BN = scale * (outputs_BNC - batch.targets).square().mean(-1)
     if isinstance(task, LinearRegression):

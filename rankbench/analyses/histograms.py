@@ -33,9 +33,9 @@ class Options:
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: weights (trained | initialised), layer, attention, inputs (their range), of (input | output), bin.
 
-    Of the entries of the layer's inputs X and outputs f(X), without skip and norm, in float64: low and high of the bin,
-    density (share of entries over the bin's width); sd, smallest and largest of all entries; loss_fall, of a trained
-    model: see Subject.how_trained.
+    Columns, for the entries of the layer's inputs X and outputs f(X), without skip and norm, in float64: low and high
+    of the bin, density (share of entries over the bin's width); sd, smallest and largest of all entries; for a trained
+    model loss_fall, see Subject.how_trained.
     """
     parts = []
     for weights, given in subject.models.items():

@@ -41,8 +41,8 @@ from rankbench.tasks.task import score
 log = logging.getLogger(__name__)
 
 PASSES_OF_A_PRODUCT = 8  # forward passes in the time of a product with the Hessian
-OPERATIONS_OF_A_PAIR = 100  # for each two sequences, in the estimates of two units' dependence
-FEWEST = 30  # sequences behind an estimate over inputs
+OPERATIONS_OF_A_PAIR = 100  # for each pair of sequences, in the estimates of two units' dependence
+FEWEST = 30  # sequences that an estimate over inputs needs
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Options:
     neighbours: int = key("k of the KSG estimator.", at_least=1)
     probes: int = key("Number of random directions for each head, for cross-gradients.", at_least=2)
     hessian_sequences: int = key("Number of test sequences for cross-gradients.", at_least=1)
-    max_paths: int = key("Largest number of paths that are all run.", at_least=0)
+    max_paths: int = key("Up to this number of paths, all of them are run.", at_least=0)
     sign_draws: int = key("Number of random signs where not all paths are run.", at_least=2)
 
     def __post_init__(self) -> None:
@@ -70,21 +70,26 @@ class Options:
 
 @torch.no_grad()
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: of (lengths | paths | heads | network), scheme (empty for heads), first, second: a pair, once.
+    """Rows: of (lengths | paths | heads | network), scheme (empty for heads), first and second (each pair once).
 
     of=lengths: pairs of the sums S_j and S_k; of=paths: pairs of single paths (their choices by layer, 0 the skip).
-    Columns of both: cosine (mean over sequences of the outputs' angle's cosine), and over inputs, as a mean over
+    Columns of both: cosine (of the angle between the outputs, mean over sequences), and over inputs, as a mean over
     tokens of the sequence: covariance, correlation, information_gaussian and information_ksg (nats), hsic,
-    alignment_linear, alignment_gaussian. of=paths, recomputed: interaction, ||n(f) - n(sum)|| / ||n(f)|| with f the
-    output of the network that has both paths' choices in each layer, sum the sum of all paths that combine these
-    choices, and n the norm before the read-out; interaction_below_floor, the share of the first sequences (16 at most)
-    whose interaction is no more than rounding (rankbench.measures.rounding). of=network: both, with f the whole network
-    and sum the sum of all paths (frozen: and of the biases). of=lengths, on the diagonal: num_paths and interference,
-    ||S_k||^2 / sum_p ||Y_p||^2 (1: orthogonal paths, num_paths: identical ones), with interference_se (0: every path
-    was run). of=heads: cross_gradient, the Frobenius norm of the loss' second derivatives by the parameters of one head
-    and of the other, with cross_gradient_se; cross_gradient_rms (per pair of parameters); cross_gradient_below_floor, 1
-    where cross_gradient is no more than rounding, else 0; cross_gradient_relative (over the root of the product of the
-    two heads' own norms; nan where one of these is rounding); of networks of ours alone.
+    alignment_linear, alignment_gaussian.
+
+    of=paths, recomputed: interaction, ||n(f) - n(sum)|| / ||n(f)|| with f the output of the network that has both
+    paths' choices in each layer, sum the sum of all paths that combine these choices, and n the norm before the
+    read-out; interaction_below_floor, the share of the first sequences (16 at most) whose interaction is no more than
+    rounding (rankbench.measures.rounding). of=network: the same two columns, with f the whole network and sum the sum
+    of all paths (frozen: and of the biases).
+
+    of=lengths, on the diagonal: num_paths and interference, ||S_k||^2 / sum_p ||Y_p||^2 (1: orthogonal paths,
+    num_paths: identical ones), with interference_se (0: every path was run).
+
+    of=heads, for networks of ours only: cross_gradient, the Frobenius norm of the loss' second derivatives by the
+    parameters of one head and of the other, with cross_gradient_se; cross_gradient_rms (per pair of parameters);
+    cross_gradient_below_floor, 1 where cross_gradient is no more than rounding, else 0; cross_gradient_relative (over
+    the root of the product of the two heads' own norms; nan where one of these is rounding).
     """
     test = subject.test[: options.sequences]
     _check_number(len(test.inputs))

@@ -1,4 +1,4 @@
-"""Inverting x + c f(x) by its fixed-point iteration, f an attention layer; and whole networks, layer by layer.
+"""Inverts x + c f(x), f an attention layer, by fixed-point iteration; and whole networks, layer by layer.
 
 Kim et al. 2021, sec. 5.2 and app. J, Figs. 3, 5 and 6. Every number here is float64.
 
@@ -25,7 +25,7 @@ from rankbench.model.network import Network, Sublayer, check_one_stream, run
 from rankbench.plots.invertibility import draw_invertibility
 from rankbench.seeds import generator_for
 
-DRIFT = 10  # iterations in which rounding takes an inverse away from the input
+DRIFT = 10  # iterations in which rounding can move an inverse away from the input
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Options:
     ranges: list[list[float]] = key("Ranges [low,high] of inputs, whose first token is 0.", nonempty=True)
     sequences: int = key("Number of inputs.", at_least=1)
     iterations: int = key("Number of iterations of an inversion.", at_least=1)
-    network: bool = key("Whether to invert the whole model on its test set, too. Needs model.norm=none.")
+    network: bool = key("Whether to also invert the whole model on its test set. Needs model.norm=none.")
 
     def __post_init__(self) -> None:
         check_ranges("invertibility", self.ranges)
@@ -54,7 +54,7 @@ class Options:
                     f"analysis.invertibility.widths={self.widths}: {width} is not divisible by heads={self.heads}"
                 )
         if self.network and self.attentions:
-            raise ConfigError("analysis.invertibility.network=true: of the subject's model; set attentions to []")
+            raise ConfigError("analysis.invertibility.network=true: inverts the subject's model; set attentions to []")
 
 
 def check_ranges(analysis: str, ranges: list[list[float]]) -> None:
@@ -80,12 +80,11 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     part: attention, g(x) = x + c f(x) inverted from g(x); or network, the inputs of layer `layer` computed from the
     last state by undoing each sub-layer with this many iterations. A network has rows for the last iteration only,
     with coefficient 1 and inputs `test`. error: largest |x^ - x| over sequences, tokens and coordinates;
-    relative_error: the same over the largest |x|; error_median: the median over sequences of each one's largest.
-    noise_floor: what rounding adds to error (rankbench.measures.rounding; of the first 16 inputs); below_floor: 1 where
-    error is no more than that, else 0.
-    loss_fall, of a trained model: see Subject.how_trained.
+    relative_error: the same over the largest |x|; error_median: the median over sequences of the largest in each.
+    noise_floor: the rounding error of `error` (rankbench.measures.rounding; from the first 16 inputs); below_floor: 1
+    where error is no larger, else 0. For a trained model also loss_fall, see Subject.how_trained.
 
-    An error that does not vanish shows that the iteration does not invert g, so that f is no contraction. g may still
+    An error that does not vanish shows that the iteration does not invert g, so f is not a contraction. g may still
     have an inverse.
     """
     parts = []
@@ -133,8 +132,8 @@ def invert(
 ) -> list[Tensor]:
     """Iterates of the fixed point of x = y - f(x), from x = y or another start.
 
-    Kim et al., sec. 4.1 (Behrmann et al. 2019). Where f is a contraction they go to the inverse of
-    g(x) = x + f(x). Returns iterations + 1 tensors, the first is the start.
+    Kim et al., sec. 4.1 (Behrmann et al. 2019). Where f is a contraction they converge to the inverse of
+    g(x) = x + f(x). Returns iterations + 1 tensors, of which the first is the start.
     """
     iterates = [y if start is None else start]
     for _ in range(iterations):
@@ -143,9 +142,9 @@ def invert(
 
 
 def _floor(function: Callable[[Tensor], Tensor], x_BND: Tensor, generator: torch.Generator) -> float:
-    """What rounding adds to the error of an inverse: how far random rounding takes an iteration away that begins at x.
+    """Rounding error of an inverse: how far random rounding moves an iteration that begins at x in DRIFT steps.
 
-    So few steps that where x is not a fixed point that attracts, the floor is still one of rounding."""
+    These are so few that the floor is still one of rounding where x is not an attracting fixed point."""
     with RandomRounding(generator):
         drifted_BND = invert(function, x_BND + function(x_BND), DRIFT, start=x_BND)[-1]
     return _floor_of_drift(drifted_BND, x_BND)
@@ -193,7 +192,7 @@ def _rows_of_network(network: Network, subject: Subject, options: Options) -> It
 
 
 def digest(table: pd.DataFrame) -> str:
-    """Largest error at the last iteration over that before the first, the worst seed, for a terminal."""
+    """Largest error at the last iteration over that before the first, of the worst seed, for a terminal."""
     axes = ["weights", "attention", "layer", "tokens", "width", "inputs", "coefficient"]
     layers = table[table.part == "attention"]
     last = layers[layers.iteration == layers.iteration.max()].set_index(["seed", *axes]).error
@@ -222,8 +221,8 @@ def check_plan(plan: Plan, options: Options) -> None:
         check_one_stream(network, "invertibility")
     if options.network and (network.has_norms or any(sublayer.skip == 0 for sublayer in network.sublayers)):
         raise ConfigError(
-            "analysis.invertibility.network=true: layers are undone where x + f(x) is all they do; use model.norm=none "
-            "and skips round every sub-layer, or set network to false"
+            "analysis.invertibility.network=true: only layers of the form x + f(x) can be undone; use model.norm=none "
+            "and skips around every sub-layer, or set network to false"
         )
     if not options.attentions:
         network.attentions[0].num_keys(max(options.tokens))

@@ -1,4 +1,4 @@
-"""Rows of the seeds that an unfinished analysis has measured, so that one that was stopped goes on behind them."""
+"""The rows that an unfinished analysis has measured, kept seed by seed: if it is stopped, it continues after them."""
 
 import shutil
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ SECONDS_KEPT = 10  # a seed that took less is not worth a file
 
 @dataclass(frozen=True)
 class KeptSeeds:
-    """A folder with a table for each seed that is measured, and a record of what determines the tables.
+    """A folder with a table for each measured seed, and a record of what determines the tables.
 
-    folder: made when the first seed is kept, gone when the analysis has written its own table. key: everything that
-    determines the rows; rows of another key, and a table that changed since it was written, count as not there.
+    folder: created when the first seed is kept, removed once the analysis has written its own table. key: everything
+    that determines the rows; rows under another key, and a table that changed since it was written, count as missing.
     """
 
     folder: Path
     key: dict[str, Any]
 
     def rows(self, number: int) -> pd.DataFrame | None:
-        """The rows of the number-th subject as texts, which are written again as they are; None if none are kept."""
+        """The rows of the number-th subject, as texts that are written again unchanged; None if none are kept."""
         path = self._path(number)
         if (digest := checksum(path)) is None or digest != self._digests().get(path.name):
             return None

@@ -1,4 +1,4 @@
-"""Laws of newer theory: closed forms beside what simulations and networks of ours measure.
+"""Laws of newer theory: closed forms compared with simulations and with networks of ours.
 
 The formulas are in rankbench.measures.laws.
 """
@@ -20,7 +20,7 @@ COLUMNS = ["setup", "curve", "parameter", "x", "value"]
 
 @dataclass(frozen=True)
 class Options:
-    """Which law, and the sizes of what is measured beside it. A law has only some of the sizes."""
+    """Which law, and the sizes at which it is measured. A law has only some of the sizes."""
 
     law: str = key("Name of the law.", choices=LAWS)
     tokens: int | None = key("Number of tokens. null: the law's usual one.", between=(2, 10**4))
@@ -46,7 +46,7 @@ class Options:
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: law, setup (claimed | control), curve (closed form | simulated | network), parameter, x; column value.
 
-    The closed form is of the claimed set-up; in the control, measured at the same parameters and x, it must be wrong.
+    The closed form is for the claimed set-up; for the control, measured at the same parameters and x, it must be wrong.
     The subject's weights play no part.
     """
     rows = pd.DataFrame(_rows(subject, options), columns=COLUMNS).astype({"x": float})
@@ -67,7 +67,7 @@ def _rows(subject: Subject, options: Options) -> Iterator[tuple[str, str, str, f
 
 
 def digest(table: pd.DataFrame) -> str:
-    """Closed form beside the mean over seeds, by x (at most a dozen), for a terminal."""
+    """Closed form and measured mean over seeds, by x (at most a dozen), for a terminal."""
     x_values = sorted(table.x.unique())
     few = x_values[:: -(-len(x_values) // 12)]
     wide = table[table.x.isin(few)].pivot_table("value", ["parameter", "setup", "curve"], "x", "mean", sort=False)

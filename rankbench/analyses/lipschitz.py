@@ -53,14 +53,14 @@ class Options:
     radius: float = key("Radius of the ball in which dot-product attention is bounded.", above=0)
     sequences: int | None = key("Number of test sequences at which the model is measured. null: all.", at_least=1)
     cap: float | None = key(
-        "c: the network is also bounded with all matrices at spectral norm c, as optimizer.cap limits them. null: not.",
+        "c: the network is also bounded with all matrices at spectral norm c, as with optimizer.cap=c. null: not.",
         above=0,
     )
     starts: int = key("Number of random inputs at which the ascent begins. 0: no ascent.", at_least=0)
-    start_range: float = key("Largest c of the U[-c, c] from which they are drawn.", above=0)
+    start_range: float = key("Largest c of the distributions U[-c, c] from which starts are drawn.", above=0)
     steps: int = key("Number of steps of the ascent.", at_least=1)
     lr: float = key("Learning rate of the ascent, which is Adam's.", above=0)
-    keep: int = key("Number of starts, the best ones, that have rows.", at_least=1)
+    keep: int = key("Number of the best starts that have rows.", at_least=1)
     record_every: int | None = key("Interval between rows of the ascent. null: its end.", unit="steps", at_least=1)
     mirror: bool = key("Whether a second ascent moves tokens across half-way. Needs layer=l2, width=1, mask=none.")
 
@@ -87,10 +87,10 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     (inf: not Lipschitz, or no constant known); for blocks and networks the product of the parts' constants (Lemma 2.1).
     theorem_printed: p = 2 as printed, an estimate. one_dimension: rankbench's own bound for one head of width 1. ball,
     ball_castin: bounds for dot-product attention while all tokens are within `radius`. jacobian: the largest ||J||_p at
-    the test sequences, of the map from the tokens that count to these. local: the largest certificate there, of all
-    tokens, a bound on jacobian (not on other inputs). ascent, ascent_mirrored: the largest ||J||_p of the ascent so
-    far. spectral_norm: of a weight, by SVD. certificate, p = 2: a bound while no token of the embedding is longer than
-    the longest at the test sequences, a ball that also bounds softmax attention
+    the test sequences, of the map on the tokens that count. local: the largest certificate there, over all tokens, a
+    bound on jacobian (not on other inputs). ascent, ascent_mirrored: the largest ||J||_p of the ascent so far.
+    spectral_norm: of a weight, by SVD. certificate, p = 2: a bound that holds while no embedded token is longer than
+    the longest in the test sequences; on this ball softmax attention is bounded, too
     (rankbench.measures.lipschitz_of_networks.certificate). capped, p = 2: the theorem's bound on any network of this
     shape whose matrices have no singular value above `cap`.
     """
@@ -247,10 +247,10 @@ def _rows_at_data(network: Network, inputs: Tensor, options: Options) -> Iterato
     sequences = counted(inputs, len(inputs), "lipschitz: sequences")
     for number, sequence in enumerate(sequences):
         sequence = sequence if lengths_B is None else sequence[: lengths_B[number]]
-        for *what, value in _at_sequence(network, sequence, options.norms):
-            largest[tuple(what)] = max(largest.get(tuple(what), 0.0), value)
-    for (part, layer, *what), value in largest.items():
-        yield _at(part, layer) | _row(*what, value)
+        for *axes, value in _at_sequence(network, sequence, options.norms):
+            largest[tuple(axes)] = max(largest.get(tuple(axes), 0.0), value)
+    for (part, layer, *of_value), value in largest.items():
+        yield _at(part, layer) | _row(*of_value, value)
 
 
 def _at_sequence(network: Network, sequence: Tensor, norms: list[str]) -> Iterator[tuple]:
@@ -295,9 +295,9 @@ def _through(sublayers: Iterable[Sublayer], x_BND: Tensor) -> Tensor:
 def _of_tokens(
     function: Callable[[Tensor], Tensor], x_1ND: Tensor, counted_T: Tensor | None
 ) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """The map of some of a sequence's tokens to the same of its image, the others held as they are; and these tokens.
+    """The map from some of a sequence's tokens to the same tokens of its image, the others held fixed; and the tokens.
 
-    counted_T: their numbers; None: all.
+    counted_T: their indices; None: all.
     """
     x_ND = x_1ND[0]
     if counted_T is None:
@@ -312,7 +312,7 @@ def cost(subject: Subject, options: Options) -> Cost:
         return Cost(0.0, "a fresh layer")  # of a size that takes minutes
     size = operations.num_tokens * operations.width
     maps = operations.forward + operations.layers * (2 * operations.attention + operations.mlp)
-    # of one norm every row of a Jacobian; of the other, where it is large, products with it until they converge
+    # one norm needs every row of a Jacobian; the other, where it is large, products with it until they converge
     rows = {"inf": size, "2": size if size <= FULL_SVD_UP_TO else PRODUCTS}
     of_sequence = sum(rows[norm] for norm in options.norms) * BACKWARD * maps
     if "2" in options.norms and size <= FULL_SVD_UP_TO:
@@ -356,7 +356,7 @@ def check_plan(plan: Plan, options: Options) -> None:
         )
 
 
-BACKWARD = 1.5  # forward passes in the time of one backwards, to the inputs alone
+BACKWARD = 1.5  # forward passes in the time of one backward pass, to the inputs alone
 OF_A_NORM = 8  # operations, for each n^3, of the largest singular value of an (n, n) matrix
 PRODUCTS = 200  # of a large Jacobian and a vector, until its largest singular value has converged
 ANALYSIS = Analysis(

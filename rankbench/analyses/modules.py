@@ -28,7 +28,7 @@ load_once = lru_cache(maxsize=1)(load_checkpoint)
 
 @contextmanager
 def building_once() -> Iterator[None]:
-    """Forget at the end the modules that were built: a process that lives on builds them anew."""
+    """Forget the modules that are built inside: a process that lives on builds them again."""
     before = set(BUILT)
     try:
         yield
@@ -39,7 +39,7 @@ def building_once() -> Iterator[None]:
 
 @contextmanager
 def offering(module: nn.Module, inputs: Any) -> Iterator[str]:
-    """Let a copy of a module, with its inputs, be known by a name that can stand in cfg.module."""
+    """Register a copy of a module, with its inputs, under a name that cfg.module can have."""
     spec = f"{type(module).__name__}:given"
     example = as_example(inputs, "rankbench.analyze")
     BUILT[spec] = unpacked(deepcopy(module), "rankbench.analyze")[0], example
@@ -52,14 +52,14 @@ def is_foreign(cfg: Any) -> bool:
 
 
 def checked_subjects(cfg: AnalyzeConfig) -> list[ModuleSubject] | list[Subject]:
-    """The subjects of the config, each module run on one sequence; ConfigError for what cannot be."""
+    """The subjects of the config, each module run on one sequence; ConfigError for keys or modules that do not fit."""
     named = {name: value for name in ("run", "module", "checkpoint") if (value := getattr(cfg, name)) is not None}
     if len(named) > 1:
         given = " ".join(f"{name}={value}" for name, value in named.items())
         raise ConfigError(f"{given}: several networks to measure; leave all but one out")
     (name,) = named.values()
     if cfg.claims and cfg.module is not None:
-        raise ConfigError(f"claims=[{','.join(cfg.claims)}]: no claim is about any module; use claims=[]")
+        raise ConfigError(f"claims=[{','.join(cfg.claims)}]: no claim is about a user's module; use claims=[]")
     if cfg.module is not None and cfg.replicas != 1:
         raise ConfigError(f"replicas={cfg.replicas}: model={name} has one set of weights; use replicas=1")
     if cfg.module is not None and cfg.special_tokens is not None:
@@ -75,7 +75,7 @@ def checked_subjects(cfg: AnalyzeConfig) -> list[ModuleSubject] | list[Subject]:
 
 
 def foreign_subjects(cfg: AnalyzeConfig, machine: Machine) -> list[ModuleSubject] | list[Subject]:
-    """The user's module, or the checkpoint of the config with fresh weights for each seed beside it."""
+    """The user's module, or the checkpoint of the config along with fresh weights for each seed."""
     if cfg.module is not None:
         return [_of_user(cfg, machine)]
     return [_of_checkpoint(cfg, seed, machine) for seed in range(cfg.seed, cfg.seed + cfg.replicas)]
@@ -103,8 +103,8 @@ def _of_user(cfg: AnalyzeConfig, machine: Machine) -> ModuleSubject:
 
 
 def _texts(cfg: AnalyzeConfig) -> Example:
-    """Token ids of the texts in a .txt as the module's one argument; with texts of several lengths also which tokens
-    are there, as the keyword attention_mask."""
+    """Token ids of the texts in a .txt as the module's one argument; if the texts differ in length, also which tokens
+    are present, as the keyword attention_mask."""
     if cfg.inputs is None or not cfg.inputs.endswith(".txt"):
         raise ConfigError(f"tokenizer={cfg.tokenizer}: reads texts, inputs={cfg.inputs} has none; give a .txt")
     tokenizer = load_tokenizer(cfg.tokenizer)
@@ -117,7 +117,7 @@ def _texts(cfg: AnalyzeConfig) -> Example:
 
 
 def _tokenized(tokenizer: Any, tokens: int, lines: list[str]) -> dict[str, Tensor]:
-    """The first token ids of each line, (B, N), ABSENT behind a text's end."""
+    """The first token ids of each line, (B, N), ABSENT after a text's end."""
     texts = [tokenizer.encode(line)[:tokens] for line in lines]
     longest = max(map(len, texts))
     return {"inputs": torch.tensor([text + [ABSENT] * (longest - len(text)) for text in texts])}
@@ -128,9 +128,9 @@ def _tokenized(tokenizer: Any, tokens: int, lines: list[str]) -> dict[str, Tenso
 
 @dataclass(frozen=True)
 class Texts:
-    """What stands in the place of a task: inputs from a file. length: number of tokens of the longest.
+    """Inputs from a file, in place of a task. length: number of tokens of the longest.
 
-    special: token ids that count in no measurement of states and sums of paths.
+    special: token ids that do not count in measurements of states and sums of paths.
     """
 
     name: str
@@ -142,9 +142,9 @@ class Texts:
 
 
 def _of_checkpoint(cfg: AnalyzeConfig, seed: int, machine: Machine) -> ModuleSubject | Subject:
-    """A checkpoint with its trained weights and, beside them, fresh ones of this seed; of later seeds the fresh alone.
+    """A checkpoint with its trained weights and fresh ones of this seed; for later seeds with the fresh ones alone.
 
-    A family without an adapter is a ModuleSubject: what is measured of any module can be measured of it.
+    A family without an adapter is a ModuleSubject: it can be measured as any module can.
     """
     checkpoint = load_once(cfg.checkpoint, seed)
     models = {"trained": checkpoint.trained, "initialised": checkpoint.initialised}
@@ -169,7 +169,7 @@ def _of_checkpoint(cfg: AnalyzeConfig, seed: int, machine: Machine) -> ModuleSub
 
 
 def _inputs(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor | None]:
-    """Token ids (B, N), ABSENT behind a text's end, or pixels (B, C, height, width); and targets, None without any."""
+    """Token ids (B, N), ABSENT after a text's end, or pixels (B, C, height, width); and targets, or None."""
     if cfg.inputs is None:
         raise ConfigError(
             "inputs=null: give inputs=<file>: texts in a .txt, one a line, token ids or pixels in a .npy, or a folder "
@@ -179,9 +179,9 @@ def _inputs(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor 
     if is_folder == reads_tokens and (is_folder or cfg.inputs.endswith(".txt")):
         raise ConfigError(f"inputs={cfg.inputs}: {cfg.checkpoint} reads {'texts' if reads_tokens else 'images'}")
     if checkpoint.reader is None and (is_folder or cfg.inputs.endswith(".txt")):
-        what, instead = ("tokenizer", "token ids") if reads_tokens else ("image processor", "pixels")
+        reader, instead = ("tokenizer", "token ids") if reads_tokens else ("image processor", "pixels")
         raise ConfigError(
-            f"inputs={cfg.inputs}: {cfg.checkpoint} has no {what} ({checkpoint.no_reader}); give {instead} in a .npy"
+            f"inputs={cfg.inputs}: {cfg.checkpoint} has no {reader} ({checkpoint.no_reader}); give {instead} in a .npy"
         )
     if is_folder:
         return checkpoint.reader(read_images(cfg.inputs), return_tensors="pt")["pixel_values"], None
@@ -204,7 +204,8 @@ def _inputs(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor 
 
 
 def _with_targets(ids_BN: Tensor, cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor | None]:
-    """The next token of a causal language model; of a masked one the tokens that `masked` hides; None of others."""
+    """Inputs and targets: the next token for a causal language model; for a masked one the tokens that `masked` hides,
+    which are masked in the inputs; None for others."""
     kind = type(checkpoint.trained).__name__
     # in XLNet's LMHeadModel each token sees the next one, unless attn_type=uni
     sees_next = getattr(checkpoint.trained.config, "attn_type", "uni") == "bi"
@@ -216,7 +217,7 @@ def _with_targets(ids_BN: Tensor, cfg: AnalyzeConfig, checkpoint: Checkpoint) ->
     mask_token = getattr(checkpoint.reader, "mask_token_id", None)
     if not kind.endswith("ForMaskedLM") or mask_token is None:
         raise ConfigError(
-            f"masked={cfg.masked}: {cfg.checkpoint} is no masked language model with a tokenizer; use masked=0"
+            f"masked={cfg.masked}: {cfg.checkpoint} is not a masked language model with a tokenizer; use masked=0"
         )
     special = torch.tensor(checkpoint.reader.all_special_ids)
     drawn_BN = torch.rand(ids_BN.shape, generator=generator_for(cfg.seed, "masked tokens")) < cfg.masked
@@ -225,7 +226,7 @@ def _with_targets(ids_BN: Tensor, cfg: AnalyzeConfig, checkpoint: Checkpoint) ->
 
 
 def _special(cfg: AnalyzeConfig, checkpoint: Checkpoint, inputs: Tensor) -> tuple[int, ...]:
-    """The token ids that count in no measurement of states and sums of paths."""
+    """The token ids that do not count in measurements of states and sums of paths."""
     if inputs.is_floating_point():
         return ()
     special = cfg.special_tokens
@@ -234,13 +235,13 @@ def _special(cfg: AnalyzeConfig, checkpoint: Checkpoint, inputs: Tensor) -> tupl
         special = sorted({token for token in ends if token is not None})
     if not (~torch.isin(inputs, torch.tensor([*special, ABSENT]))).any(1).all():
         raise ConfigError(
-            f"inputs={cfg.inputs}: a text has special tokens alone; leave it out, or use special_tokens=[]"
+            f"inputs={cfg.inputs}: a text has only special tokens; leave it out, or use special_tokens=[]"
         )
     return tuple(special)
 
 
 def _example(inputs: Tensor, targets: Tensor | None, config: Any, special: tuple[int, ...]) -> Example:
-    """The same as the library's own arguments."""
+    """The inputs as the library's own arguments, with the targets."""
     if inputs.is_floating_point():
         return Example((), {"pixel_values": inputs})
     present_BN = inputs != ABSENT

@@ -20,7 +20,7 @@ class Options:
     architectures: list[str] = key("Names in known. []: the model, or the network of the next two keys.")
     layers: int | None = key("Layers of one more network with skips. null: the model's.", between=(1, 1024))
     heads: int | None = key("Heads of one more network with skips. null: the model's.", between=(1, 65536))
-    known: dict[str, list[int]] = key("Layers and heads of architectures by name, as {BERT-Base: [12, 12]}.")
+    known: dict[str, list[int]] = key("Layers and heads of architectures by name, such as {BERT-Base: [12, 12]}.")
 
     def __post_init__(self) -> None:
         check_known("analysis.path_counts.architectures", self.architectures, self.known)

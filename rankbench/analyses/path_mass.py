@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 RANKS = ("attention_stable_rank", "attention_effective_rank", "attention_relative_residual")
 BELOW = ("below_floor", "gradient_below_floor", "loss_below_floor")
-WHOLE = ("whole", None, None, None)  # of the rows: all of the output, beside its parts
+WHOLE = ("whole", None, None, None)  # key of the whole output, next to those of its parts
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,15 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     `layer`), bias (what does not come from the input). Lengths and bias add up to X_L; heads overlap.
 
     Columns: num_paths; mass, the part's Frobenius norm over that of X_L (mean over the sequences whose X_L is not zero;
-    num_undefined of them are); below_floor, the share of the first 16 sequences, fewer of large modules, whose part is
-    no more than rounding (rankbench.measures.rounding); gradient_mass, the inner product <d loss / d X_L, part> in nats
-    per token: by how much the loss grows, to first order, if the part grows by 100 % (negative: the part lowers the
-    loss); loss_without and accuracy_without, of X_L less the part, read out: what is left when these frozen paths are
-    cut. gradient_below_floor and loss_below_floor are 1 where rounding makes gradient_mass, or the difference of
-    loss_without and whole_loss, over these first sequences, else 0. For heads, means over sequences of its attention's
-    ranks and residual (rankbench.measures.attention_matrices). Then the whole network's loss and accuracy, that of the
-    commonest class, and remainder, the largest ||X_L - sum of lengths and bias|| / ||X_L|| of a sequence.
+    num_undefined sequences have a zero X_L); below_floor, the share of the first 16 sequences, fewer for large modules,
+    whose part is no more than rounding (rankbench.measures.rounding); gradient_mass, the inner product
+    <d loss / d X_L, part> in nats per token: by how much the loss grows, to first order, if the part grows by 100 %
+    (negative: the part lowers the loss); loss_without and accuracy_without, of X_L less the part, read out: what is
+    left when these frozen paths are cut. gradient_below_floor and loss_below_floor are 1 where gradient_mass, or
+    loss_without - whole_loss, over these first sequences is no more than rounding, else 0. For heads also the ranks and
+    the residual of their attention, means over sequences (rankbench.measures.attention_matrices). Then the whole
+    network's loss and accuracy, the accuracy of the commonest class, and remainder, the largest
+    ||X_L - sum of lengths and bias|| / ||X_L|| of a sequence.
     """
     model = subject.model
     layers, heads, skip = model.path_choices
@@ -120,7 +121,7 @@ class Effects:
 
     @classmethod
     def on(cls, state: Tensor, targets: Tensor, read_out: Callable[[Tensor], Tensor]) -> "Effects":
-        """read_out: from a state to the outputs that the targets are of."""
+        """read_out: maps a state to the outputs that are compared with the targets."""
         return cls(read_out, state, targets, _slope(state, targets, read_out), _loss_of_each(read_out(state), targets))
 
     def of(self, part: Tensor) -> Tensor:
@@ -130,7 +131,7 @@ class Effects:
 
 
 def _slope(state: Tensor, targets: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
-    """Slope of the loss by the state."""
+    """Gradient of the loss with respect to the state."""
     state = state.detach().requires_grad_()
     with torch.enable_grad():
         (slope,) = torch.autograd.grad(score(read_out(state), targets).loss, state)
@@ -142,7 +143,7 @@ def _loss_of_each(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _below_floor(subject: Subject, batch: Batch, mlp: str) -> dict[str, Tensor]:
-    """The columns BELOW of each part, (T,), by these sequences."""
+    """The columns BELOW of each part, (T,), measured on these sequences."""
     model, counted_BN = subject.model, subject.model.counted(batch.inputs)
 
     def measured(copies: int) -> tuple[Tensor, Tensor]:
@@ -210,11 +211,11 @@ def _ranks(model: Transformer, inputs: Tensor) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
-    """The table of a module that is not ours, of parts of its output X (logits, where there are any).
+    """The table for a module that is not ours, with parts of its output X (its logits, if it has any).
 
-    layer is the depth of the attention. A bias is a path that begins where it is added, of length 0 where it passes no
-    head, so that no row is a bias. MLPs are linear with frozen gates, whatever the option mlp says. Columns of loss and
-    accuracy are nan without targets; there are no baselines.
+    layer is the depth of the attention. A bias is a path that begins where it is added, of length 0 if it passes no
+    head; there are no rows for biases. MLPs are linear with frozen gates, whatever the option mlp says. Columns of loss
+    and accuracy are nan without targets; there are no baselines.
     """
     if options.mlp != "gate":
         log.info("%s: analysis.path_mass.mlp=%s is for networks of ours; gates are frozen", subject.name, options.mlp)
@@ -247,7 +248,7 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
 
 
 def _below_floor_of(module: nn.Module, example: Example, heads: Heads, seed: int) -> list[dict[str, float]]:
-    """The columns BELOW of each part, by the first sequences; of the part alone where there are no targets."""
+    """The columns BELOW of each part, measured on the first sequences; without targets only below_floor."""
 
     def parts_of(tape: Tape) -> Iterator[Tensor]:
         lengths = tape.sums(refuse=False)

@@ -50,7 +50,7 @@ class Options:
     mlp: str = key("MLPs of frozen paths: linear with frozen gates, or a constant.", choices=("gate", "source"))
     recomputed_mlp: bool = key("Whether recomputed paths keep their MLPs. The authors' code: no.")
     sequences: int | None = key("Number of test sequences. null: all.", at_least=1)
-    max_paths: int = key("Largest number of recomputed paths that are all run.", at_least=1)
+    max_paths: int = key("Up to this number of recomputed paths, all of them are run.", at_least=1)
 
 
 @torch.no_grad()
@@ -59,13 +59,14 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
     selection=all sums every path of the length (subset_size and repeat empty), sampled a random subset. Columns:
     accuracy (share of tokens), loss (nats per token), relative_residual of the sum (mean over the sequences whose sum
-    is not zero; num_undefined of them are), norm_share (Frobenius norm of the sum over that of all lengths and the bias
-    together; selection=all), num_paths in the sum, remainder (largest over sequences of
-    ||state - sum of all lengths - bias|| / ||state||; frozen, all). Of the first 16 sequences, fewer of large modules:
-    relative_noise_floor, the error of relative_residual by rounding (rankbench.measures.rounding), below_floor, the
-    share whose residual is no more than that, and sum_below_floor, the share whose whole sum is no more than rounding:
-    its accuracy, loss and norm_share say nothing. Then path_share (of
-    all paths, those of this length), bias_norm_share, readout, and measured on the same sequences the baselines: whole
+    is not zero; num_undefined sequences have a zero sum), norm_share (Frobenius norm of the sum over that of all
+    lengths and the bias together; selection=all), num_paths in the sum, remainder (largest over sequences of
+    ||state - sum of all lengths - bias|| / ||state||; frozen, all).
+
+    Over the first 16 sequences, fewer for large modules: relative_noise_floor, the rounding error of relative_residual
+    (rankbench.measures.rounding); below_floor, the share whose residual is no larger; sum_below_floor, the share whose
+    whole sum is no more than rounding, so that its accuracy, loss and norm_share say nothing. Then path_share (share of
+    all paths that have this length), bias_norm_share, readout and, measured on the same sequences, the baselines: whole
     network, commonest class, commonest class of each position, and (networks without positions and masks) the ceiling
     that repeated tokens set.
     """
@@ -118,8 +119,8 @@ def _floor_columns(sums_GBND: Tensor, counted_BN: Tensor | None, floors: FloorsO
 
 
 class Reading(NamedTuple):
-    """Of each group's sum of paths: the score of its read-out over all sequences, and each sequence's Frobenius norm
-    and relative residual (nan for 0 / 0: a sum without signal, as where all W_V = 0).
+    """For each group's sum of paths, the score of its read-out over all sequences, and the Frobenius norm and relative
+    residual in each sequence (nan for 0 / 0: a sum without signal, for example where all W_V = 0).
     """
 
     score_G3: Tensor
@@ -155,7 +156,7 @@ class Reading(NamedTuple):
 
 
 def _relative_residuals(sums_GBND: Tensor, counted_BN: Tensor | None) -> Tensor:
-    """That of the tokens that count of each sum and sequence, (G, B)."""
+    """Relative residual of each sum and sequence, over the tokens that count, (G, B)."""
 
     def measure(x_BND: Tensor) -> Tensor:
         return composite_norm(residual_matrix(x_BND)) / composite_norm(x_BND)
@@ -165,12 +166,12 @@ def _relative_residuals(sums_GBND: Tensor, counted_BN: Tensor | None) -> Tensor:
 
 
 def _norms(x: Tensor, counted_BN: Tensor | None) -> Tensor:
-    """Frobenius norm of each (N, D), of the tokens that count."""
+    """Frobenius norm of each (N, D), over the tokens that count."""
     return frobenius_norm(x if counted_BN is None else x * counted_BN[..., None])
 
 
 def _batches(test: Batch, model: Transformer, num_groups: int) -> Iterator[Batch]:
-    """A few sequences at a time: the sums of all groups over these are what memory has to hold."""
+    """A few sequences at a time, because memory has to hold the sums of all groups over these."""
     at_a_time = _at_a_time(test, model, num_groups)
     for start in range(0, len(test.inputs), at_a_time):
         yield test[start : start + at_a_time]
@@ -300,9 +301,9 @@ def _row(subject: Subject, scheme: str, selection: str, length: int) -> dict:
 
 @torch.no_grad()
 def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
-    """The rows scheme=frozen, selection=all of a module that is not ours: its output (logits, where there are any) as
-    sums over all paths of a length. Biases count as paths; accuracy and loss are nan without targets, and so are all
-    baselines but the whole network.
+    """The rows scheme=frozen, selection=all for a module that is not ours: its output (its logits, if it has any) as
+    sums over all paths of a length. Biases count as paths. Accuracy and loss are nan without targets; all baselines
+    except the whole network are always nan.
     """
     log.info("%s: sums of all frozen paths alone; single paths are taken from networks of ours", subject.name)
     example, rows = subject.example[: options.sequences], []

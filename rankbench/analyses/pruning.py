@@ -1,8 +1,9 @@
 """How few paths carry the prediction: accuracy by the number of frozen paths that are kept.
 
-What is kept is single paths or, of networks with too many, groups of them: each path is in one group. With the bias
-term they add up to what the network's own read-out reads. They are chosen on training sequences and scored on the test
-set; of a checkpoint they are chosen on the first half of its texts, at most, and scored on the others.
+The parts that are kept are single paths or, in networks with too many, groups of paths; each path is in one group. All
+parts and the bias term add up to the state that the network's own read-out reads. Parts are chosen on training
+sequences and scored on the test set; for a checkpoint they are chosen on at most the first half of its texts, and
+scored on the others.
 
 Shapes: B batch, N token, D width, L layer, P path or group of paths, C class or output dimension, T scored token; X is
 C where the read-out is linear, so that each part has logits of its own, else D.
@@ -49,19 +50,22 @@ class Options:
     )
     sequences: int | None = key("Number of test sequences. null: all.", at_least=1)
     counts: int = key("Numbers of paths at which the prediction is scored, spaced evenly on a log axis.", at_least=1)
-    max_paths: int = key("Most parts of a network. Greedy selection takes the square of their number.", at_least=1)
+    max_paths: int = key(
+        "Most parts of a network. The time of greedy selection grows with the square of their number.", at_least=1
+    )
 
 
 @torch.no_grad()
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: order (greedy | norm | random), repeat (of random only), kept: the read-out of the bias term and the first
-    `kept` parts of the order. kept=0 is the bias term alone, the largest kept the whole network. parts says what they
-    are: path, each by itself; last_head, all paths whose last head is the same, and the one without heads; length.
+    `kept` parts of the order. kept=0 is the bias term alone, the largest kept the whole network. parts says what the
+    parts are: path, single paths; last_head, all paths with the same last head, and the path without heads; length,
+    all paths of one length.
 
     greedy adds the part that gives the lowest loss on the selection sequences; norm takes parts by the Frobenius norm
-    of their outputs there. Columns: kept_share (of all parts), accuracy (share of tokens), loss (per
+    of their outputs there, largest first. Columns: kept_share (of all parts), accuracy (share of tokens), loss (per
     token), path_length (mean over the kept parts of the mean length of their paths); then the numbers of the whole
-    network and of the commonest class. A head that is not linear reads each sum as it is; nothing in it is frozen.
+    network and of the commonest class. A read-out that is not linear reads each sum as it is; nothing in it is frozen.
     """
     model = subject.model
     number = _check_number(model, options)
@@ -96,8 +100,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 
 def _halves(texts: Batch, options: Options) -> tuple[Batch, Batch]:
-    """Of a checkpoint's texts those on which parts are chosen, and those on which they are scored; ConfigError where
-    there is nothing to score."""
+    """A checkpoint's texts on which parts are chosen, and those on which they are scored; ConfigError if either has
+    nothing to score."""
     number = min(options.selection_sequences, len(texts.inputs) // 2)
     chosen, test = texts[:number], texts[number:][: options.sequences]
     if not all(is_scored(half.targets).any() for half in (chosen, test)):
@@ -117,18 +121,18 @@ def _check_number(model: Network, options: Options) -> int:
         "length": len(model.path_lengths),
     }[options.parts]
     if number > options.max_paths:
-        what, instead = "parts", ""
+        parts, instead = "parts", ""
         if options.parts == "path":
-            what, instead = "paths", ", or keep many together with analysis.pruning.parts=last_head or length"
+            parts, instead = "paths", ", or keep groups of paths with analysis.pruning.parts=last_head or length"
         raise ConfigError(
-            f"analysis.pruning.max_paths={options.max_paths}: the network has {number:.3g} {what}; "
+            f"analysis.pruning.max_paths={options.max_paths}: the network has {number:.3g} {parts}; "
             f"raise it, or take fewer layers or heads{instead}"
         )
     return number
 
 
 def check_plan(plan: Plan, options: Options) -> None:
-    """Raise ConfigError for a network with too many paths, and for texts of which nothing is predicted."""
+    """Raise ConfigError for a network with too many paths, and for texts in which nothing is predicted."""
     _check_number(plan.model, options)
     if plan.texts is not None:
         _halves(plan.texts, options)
@@ -143,7 +147,7 @@ def _mean_lengths(model: Network, parts: str) -> np.ndarray:
         return np.array(model.path_lengths)
     if not skip:
         return np.full(heads, layers)
-    # in front of its last head a path takes each layer's skip or one of its heads
+    # before its last head a path takes each layer's skip or one of its heads
     before = np.arange(layers) * heads / (heads + 1)
     return np.r_[0, (1 + before).repeat(heads)]
 
@@ -179,8 +183,8 @@ def _orders(
 
 
 class Parts(NamedTuple):
-    """What can be kept of some sequences, as logits or as states, the bias term in the same, and each part's
-    ||Y_p||^2 as states."""
+    """The parts of some sequences, as logits or as states, the bias term in the same form, and ||Y_p||^2 of each part's
+    states."""
 
     sums_PBNX: Tensor
     bias_BNX: Tensor
@@ -188,7 +192,7 @@ class Parts(NamedTuple):
 
 
 def _parts(model: Network, batch: Batch, options: Options) -> Iterator[tuple[Batch, Parts]]:
-    """Some sequences at a time with their parts."""
+    """A few sequences at a time, with their parts."""
     paths_PL = _all_paths(model) if options.parts == "path" else None
     numbers = _check_number(model, options) * model.num_tokens(batch.inputs) * model.width
     at_a_time = max(1, NUMBERS_AT_A_TIME // numbers)
@@ -224,7 +228,7 @@ def _has_logits(model: Network) -> bool:
 
 
 def _reader(model: Network) -> Callable[[Tensor], Tensor]:
-    """From a sum of parts to the outputs."""
+    """The map from a sum of parts to the outputs."""
     return (lambda logits: logits) if _has_logits(model) else model.read_out
 
 
@@ -296,7 +300,7 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-OPERATIONS_OF_A_LOSS = 100  # for each output, which costs an exponential: their number at a product's pace
+OPERATIONS_OF_A_LOSS = 100  # for each output, which takes an exponential; at the pace of products
 ANALYSIS = Analysis(
     Options,
     table,

@@ -37,7 +37,7 @@ class Options:
     ranks: list[int] = key("Ranks of the bounds, up to the dimension.", at_least=1)
     heads: list[int] = key("Numbers of heads of the bounds.", at_least=1)
     errors: list[float] = key(
-        "Errors whose fewest heads are counted.", above=0, below=0.5, why="heads of rank 0 reach 0.5"
+        "Errors for which the fewest heads are counted.", above=0, below=0.5, why="heads of rank 0 reach 0.5"
     )
     votes: list[int] = key("Numbers of random rank-1 heads.", at_least=1)
     samples: int = key("Number of pairs of points on which random heads are tried.", at_least=2)
@@ -47,14 +47,14 @@ class Options:
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: quantity, form, kind (formula | measured), dimension, rank, heads; columns value, standard_error (of a
-    measured value; 0 of a formula; nan of none).
+    measured value; 0 for a formula; never nan).
 
-    error: squared error summed over coordinates. Forms: bound_sharp, bound_slide, bound_any (lower bounds); of random
+    error: squared error summed over coordinates. Forms: bound_sharp, bound_slide, bound_any (lower bounds); for random
     rank-1 heads equal_weights, optimal_weights (this seed's heads, solved exactly) and majority_vote; construction (the
-    vote as a network of two layers); full_rank (one head, hardmax). fewest_heads: heads that the bound requires, value
-    the error. right: how often one random rank-1 head is right. attention_matrix: relative Frobenius error at rank r of
-    random row-stochastic matrices of `dimension` tokens. sparse_margin: by how much the score of one of
-    `heads` random keys of width r can exceed those of the others.
+    vote as a network of two layers); full_rank (one head, hardmax). fewest_heads: `heads` is the number of heads that
+    the bound requires for the error `value`. right: how often one random rank-1 head is right. attention_matrix:
+    relative Frobenius error at rank r of random row-stochastic matrices of `dimension` tokens. sparse_margin: by how
+    much the score of one of `dimension` random keys of width r can exceed those of the others.
     """
     rows = [*_bounds(options), *_random_heads(subject.model.cfg, subject.seed, options)]
     return pd.DataFrame([*rows, *_matrices(subject.seed, options)]).astype({"heads": float})
@@ -110,7 +110,7 @@ def _random_heads(cfg: ModelConfig, seed: int, options: Options) -> Iterator[dic
             yield _row("error", "optimal_weights", "formula", *size, theory.optimal_weights(queries_HD))
             yield _row("error", "majority_vote", "formula", *size, theory.majority_vote(dimension, heads))
             yield _row("error", "majority_vote", "measured", *size, *_moments(2 * wrong_B))
-            if heads % 2:  # an even number of heads can draw, which gives no vote
+            if heads % 2:  # an even number of heads can tie, which gives no vote
                 network = construction(cfg, queries_HD)
                 yield _row("error", "construction", "measured", *size, *_error(network, batch))
 

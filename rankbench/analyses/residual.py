@@ -32,7 +32,7 @@ from rankbench.tasks.task import score
 log = logging.getLogger(__name__)
 
 SEQUENCES_AT_A_TIME = 8  # of a module that is not ours
-COMPARED = ("relative_residual", "stable_rank", "effective_rank")  # of all tokens, with the other views of them
+COMPARED = ("relative_residual", "stable_rank", "effective_rank")  # between all tokens and the other views of them
 
 
 @dataclass(frozen=True)
@@ -40,26 +40,28 @@ class Options(VariantOptions):
     """Which variants of a network are measured, on how many sequences, and which of their tokens."""
 
     views: list[str] | None = key(
-        "Tokens of a state that count. null: all; beyond networks of ours, each.",
+        "Views of a state's tokens. null: the view all; for networks that are not ours, every view.",
         choices=VIEWS,
         nonempty=True,
     )
-    sink_ratio: float = key("A sink token is so many times as long as the median token of its sequence.", above=1)
+    sink_ratio: float = key(
+        "A sink token is more than this many times as long as the median token of its sequence.", above=1
+    )
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: weights (trained | initialised), variant, view, layer, sublayer, head; columns: metric, metric_sd.
 
     view: all, without_sinks or unit_length (rankbench.measures.token_views). sublayer: input (the embedding, layer
-    0), attention or mlp (the state after it, layers 1..L), weights (metrics of P, a row for each head, of the rows of
-    the queries that count; view all).
+    0), attention or mlp (the state after it, layers 1..L), weights (metrics of P, from its rows for the queries that
+    count; a row of the table for each head; view all).
 
     A metric is the mean over the sequences for which it is defined, metric_sd their sample standard deviation;
-    num_undefined of all sequences lack one metric or more (by_layer.moments). noise_floor is the error of the residual
-    by rounding (rankbench.measures.rounding), relative_noise_floor the same over ||X||, below_floor the share of
-    sequences whose residual is no larger: what is said of these residuals is no measurement. Rows of a head have the
-    same of P, attention_noise_floor and so on. For a trained classifier also whole_accuracy, of the trained network on
-    the whole test set (share of tokens).
+    num_undefined sequences lack one metric or more (by_layer.moments). noise_floor is the rounding error of the
+    residual (rankbench.measures.rounding), relative_noise_floor the same over ||X||, below_floor the share of sequences
+    whose residual is no larger: such a residual is rounding, not a measurement. Rows of a head have the same for P:
+    attention_noise_floor and so on. For a trained classifier also whole_accuracy, the trained network's on the whole
+    test set (share of tokens).
     """
     inputs = subject.test.inputs[: options.sequences]
     rows = []
@@ -91,10 +93,10 @@ def _views(options: Options, is_ours: bool) -> list[View]:
 
 @torch.no_grad()
 def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
-    """The rows of states in `table`, of modules that are not ours, variant full: parts cannot be taken out of these.
+    """The rows of states in `table`, for modules that are not ours; variant full, as no parts can be taken out of them.
 
     sublayer: input (what enters the first layer) or layer (what a layer returns; rankbench.measures.module_states).
-    submodule: the layer's name in the module; of a network of one layer, see there that its skip is inside.
+    submodule: the layer's name in the module; for a network of one layer, check that this submodule contains its skip.
     """
     if options.variants != ["full"]:
         log.info("%s: no parts can be taken out of it; variant full alone is measured", subject.name)
@@ -111,7 +113,7 @@ def rows_by_layer(
     module: nn.Module, layers: list[Run], example: Example, generator: torch.Generator, views: Sequence[View]
 ) -> Iterator[dict[str, Any]]:
     """A row for each view of each state of a module: view, layer, sublayer, head (none), submodule and dtype as in
-    `of_module`, and the moments of the metrics. generator: on the CPU, of the perturbed passes."""
+    `of_module`, and the moments of the metrics. generator: on the CPU, for the perturbed passes."""
     parts: dict[tuple[int, int], list[dict[str, Tensor]]] = {}  # by view and layer
     for batch in example.split(SEQUENCES_AT_A_TIME):
         for layer, (state_BND, floors) in enumerate(states_with_floors(module, layers, batch, generator, views)):
@@ -132,7 +134,7 @@ def learned(subject: Subject) -> dict[str, float]:
     """whole_accuracy, of a trained classifier on the whole test set (share of tokens); else nothing."""
     if "trained" not in subject.models or subject.test.targets.is_floating_point():
         return {}
-    outputs = torch.cat([subject.model(some).detach() for some in subject.test.inputs.split(1000)])
+    outputs = torch.cat([subject.model(chunk).detach() for chunk in subject.test.inputs.split(1000)])
     return {"whole_accuracy": score(outputs, subject.test.targets).accuracy.item()}
 
 

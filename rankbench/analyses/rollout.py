@@ -25,7 +25,7 @@ ROUNDING = 1e-12  # of the first distance; positions that are closer differ by r
 class Options:
     """How far the network runs, and when its tokens count as one point."""
 
-    steps: int | None = key("How often the network is applied. null: once for each point of an arc.", at_least=1)
+    steps: int | None = key("Number of times the network is applied. null: the number of an arc's points.", at_least=1)
     every: int = key("Interval between rows. The last step is a row too.", unit="steps", at_least=1)
     collapsed_below: float = key("Share of the first distance below which tokens count as one point.", above=0, below=1)
 
@@ -39,10 +39,10 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
     The same in all rows of a network: skip and mlp (whether it has them); one_step_error, of the trained step: the root
     mean square distance of predicted and true next positions over the length of a step (1: no better than standing
-    still); collapsed, escaped: whether the last distance is under collapsed_below of the first, and whether a token is
-    beyond ESCAPED radii at the end (else 0); half_step: the first step with at most half the first distance (nan:
-    none); log10_distance_slope: least-squares slope per step of the logarithm of the distance, up to the step at which
-    only rounding is left of it.
+    still); collapsed: 1 if the last distance is below collapsed_below of the first, else 0; escaped: 1 if a token is
+    beyond ESCAPED radii at the end, else 0; half_step: the first step with at most half the first distance (nan: none);
+    log10_distance_slope: least-squares slope per step of the logarithm of the distance, up to the step at which only
+    rounding is left of it.
     """
     task = subject.task
     steps = task.points if options.steps is None else options.steps

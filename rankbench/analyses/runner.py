@@ -30,7 +30,7 @@ from rankbench.runs.run import FORMAT, Run, config_text, find_run
 from rankbench.runs.tables import read_table, with_who, write_table
 from rankbench.tasks import Task, build_task
 
-# Everything that determines a table, as analyses.json records it, and in words.
+# Everything that determines a table: its name in analyses.json, and in words
 KEY = {
     "options": "options",
     "subjects": "networks and their training",
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 def check_analyses(cfg: BaseConfig, measured: BaseConfig) -> None:
-    """Raise ConfigError for an unknown analysis, for wrong options, and for one that does not fit the task or model.
+    """Raise ConfigError for an unknown analysis, wrong options, or an analysis that does not fit the task or model.
 
     measured: the config of the task and the model; if the command measures a run, the run's own.
     """
@@ -72,8 +72,8 @@ def _check_foreign(cfg: AnalyzeConfig, options: dict[str, Any]) -> None:
         for name, chosen in options.items():
             if name not in fit:
                 measured = f"model={cfg.module}" if cfg.checkpoint is None else f"model.path={cfg.checkpoint}"
-                needs = ANALYSES[name].needs or f"sub-layers, of a network of ours or of {', '.join(FAMILIES)}"
-                raise ConfigError(f"analysis={name}: needs {needs}; {measured} is none; use {', '.join(fit)}")
+                needs = ANALYSES[name].needs or f"the sub-layers of a network of ours or of {', '.join(FAMILIES)}"
+                raise ConfigError(f"analysis={name}: needs {needs}; {measured} does not fit; use {', '.join(fit)}")
             if is_module and ANALYSES[name].check_module is not None:
                 for module in subject.modules.values():
                     ANALYSES[name].check_module(module, subject.example[:1])
@@ -213,11 +213,11 @@ def measure(
 ) -> pd.DataFrame:
     """The table of one analysis: the rows of all subjects, concatenated.
 
-    kept: where the rows of a subject that took long are kept, and those of an unfinished analysis lie.
+    kept: keeps the rows of each subject that took long, and has those of an unfinished analysis.
     """
     analysis = ANALYSES[name]
     if analysis.trained_alone and isinstance(subjects[0], Subject):
-        # of a checkpoint's later seeds there are fresh weights alone
+        # a checkpoint's later seeds have fresh weights only
         subjects = [subject for subject in subjects if "trained" in subject.models] or subjects
     if isinstance(subjects[0], Subject) and (line := announcement(name, analysis, options, subjects)):
         log.warning(line)
@@ -252,10 +252,10 @@ def draw(
 ) -> dict[str, list[Path]]:
     """Draw each page of the analyses that have a figure, in files of these kinds; returns the files by figure."""
     files = {}
-    beside = published(figure_published) if figure_published else None
+    published_numbers = published(figure_published) if figure_published else None
     for name, pages_of_name in pages.items():
         if (figure := ANALYSES[name].figure) is not None:
-            drawn = ((figure(page.rows, beside, page.facet), page.note) for page in pages_of_name)
+            drawn = ((figure(page.rows, published_numbers, page.facet), page.note) for page in pages_of_name)
             figures = ((plots.fit(drawn_page, column), note) for drawn_page, note in drawn)
             files |= plots.save_pages(figures, folder / name, kinds)
     return files

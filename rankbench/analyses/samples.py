@@ -26,13 +26,13 @@ class Options:
 
     number: int = key("Number of sentences for each temperature.", at_least=1)
     temperatures: list[float] = key("Divide the logits. Small ones are greedy.", above=0, nonempty=True)
-    begin: str = key("What every sentence begins with.")
+    begin: str = key("Beginning of every sentence.")
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """Rows: weights (trained | initialised), temperature, sample (from 1); columns: text, ended (whether it came to an
-    end within task.length_limit), log_likelihood (nats, of the characters that the model wrote, at temperature 1) and
-    characters (how many it wrote, the end included)."""
+    """Rows: weights (trained | initialised), temperature, sample (from 1); columns: text, ended (whether the sentence
+    ended within task.length_limit), log_likelihood (nats, of the characters that the model wrote, at temperature 1)
+    and characters (how many it wrote, the end included)."""
     task = subject.task
     begin_N = torch.tensor([len(task.alphabet), *_begin(task, options)])
     rows = []
@@ -42,10 +42,11 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             begin_BN = begin_N.expand(options.number, -1)
             written_BN, log_likelihood_B = write(model, begin_BN, task.length_limit, temperature, generator)
             for number, (written_N, log_likelihood) in enumerate(zip(written_BN, log_likelihood_B, strict=True), 1):
-                mine_N = written_N[written_N != ABSENT]
+                sentence_N = written_N[written_N != ABSENT]
                 row = {"weights": weights, "temperature": temperature, "sample": number}
-                row |= {"text": options.begin + task.decode(mine_N), "ended": bool(mine_N[-1] == len(task.alphabet))}
-                rows.append(row | {"log_likelihood": log_likelihood.item(), "characters": len(mine_N)})
+                row["text"] = options.begin + task.decode(sentence_N)
+                row["ended"] = bool(sentence_N[-1] == len(task.alphabet))
+                rows.append(row | {"log_likelihood": log_likelihood.item(), "characters": len(sentence_N)})
     return pd.DataFrame(rows)
 
 
@@ -55,8 +56,8 @@ def write(
 ) -> tuple[Tensor, Tensor]:
     """Continuations of `begin_BN`, (B, M), ABSENT after a sentence's end, and their log-likelihoods at temperature 1.
 
-    A sentence ends with the last class, or when its inputs are `limit` characters. Draws come from `generator` on the
-    CPU, the same number at each character whether or not a sentence has ended.
+    A sentence ends with the last class, or when its input is `limit` characters long. Draws come from `generator` on
+    the CPU, at each character one for every sentence, also for those that have ended.
     """
     device = next(model.parameters()).device
     inputs_BN, written, log_likelihood_B = begin_BN.to(device), [], torch.zeros(len(begin_BN), dtype=torch.float64)
@@ -92,7 +93,7 @@ def _begin(task: CharLm, options: Options) -> list[int]:
     """The characters that every sentence begins with."""
     begin = task.encode(options.begin)
     if len(begin) + 1 >= task.length_limit:
-        raise ConfigError(f"analysis.samples.begin: as long as task.length_limit={task.length_limit}; give less")
+        raise ConfigError(f"analysis.samples.begin: as long as task.length_limit={task.length_limit}; shorten it")
     return begin
 
 

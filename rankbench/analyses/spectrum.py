@@ -40,38 +40,40 @@ log = logging.getLogger(__name__)
 RELATIVE = ("mass", "share", "error_upto")  # to the output
 MEASURED = (*RELATIVE, "loss_upto", "accuracy_upto")
 WHOLE = ("whole_loss", "whole_accuracy")
-ROUNDING = 10  # an error within so many remainders of the exact sums is rounding
+ROUNDING = 10  # an error within this many remainders of the exact sums is rounding
 
 
 @dataclass(frozen=True)
 class Options:
-    """On how many sequences, and where the biases of values count."""
+    """How many sequences are measured, and where the biases of values count."""
 
     value_biases: str = key(
-        "Biases of values: of length 1 with their head, or 0 as a source.", choices=("head", "source")
+        "Biases of values count with their head, at length 1, or as a source, at length 0.", choices=("head", "source")
     )
     sequences: int | None = key("Number of sequences. null: all.", at_least=1)
     resamples: int = key("Number of resamples of the bootstrap over sequences.", at_least=100)
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
-    """The table of `of_module`, of a network of ours: sums that miss its output are not refused, because its calls are
-    known to be followed, so that these magnify rounding. Their remainder says so."""
+    """The table of `of_module`, for a network of ours: sums that miss its output are not refused. All of its calls are
+    known to be followed, so such sums magnify rounding, and their remainder says so."""
     return _rows(subject.as_modules(), options, refuse=False).assign(**subject.what_counts)
 
 
 def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
-    """Rows: weights, path_length k. S_k sums all paths of k heads, X is the output (logits, where there are any).
+    """Rows: weights, path_length k. S_k sums all paths of k heads, X is the output (its logits, if it has any).
 
     Columns, each a mean over the sequences with <column>_low and <column>_high, a 95 % bootstrap interval over them
-    (nan of one sequence): mass, ||S_k||_F / ||X||_F; share, <S_k, X> / ||X||_F^2, which sums to 1; error_upto,
-    ||X - (S_0 + ... + S_k)||_F / ||X||_F, these three over the sequences whose X is not zero (num_undefined of
-    num_sequences are); loss_upto (nats per scored token) and accuracy_upto of S_0 + ... + S_k, nan without targets.
-    num_paths: choices of k heads, at most one of each depth. below_floor: the share of the first 16 sequences, fewer of
-    large modules, whose S_k is no more than rounding (rankbench.measures.rounding). remainder: the largest
-    ||X - sum_k S_k|| / ||X|| of a batch; error_below_floor: 1 where error_upto is within ten of it, else 0, as it is at
-    the largest length. Then whole_loss and whole_accuracy of X. frozen: all that was held as it was;
-    of a product of two activations, which factor and the call that made it.
+    (nan for one sequence): mass, ||S_k||_F / ||X||_F; share, <S_k, X> / ||X||_F^2, which sums to 1; error_upto,
+    ||X - (S_0 + ... + S_k)||_F / ||X||_F; these three over the sequences whose X is not zero (num_undefined of
+    num_sequences are left out); loss_upto (nats per scored token) and accuracy_upto of S_0 + ... + S_k, nan without
+    targets.
+
+    num_paths: choices of k heads, at most one of each depth. below_floor: the share of the first 16 sequences, fewer
+    for large modules, whose S_k is no more than rounding (rankbench.measures.rounding). remainder: the largest
+    ||X - sum_k S_k|| / ||X|| of a batch; error_below_floor: 1 where error_upto is at most ten remainders, as at the
+    largest length, else 0. Then whole_loss and whole_accuracy of X. frozen: all parts that were held fixed; for a
+    product of two activations, which factor, and the call that made it.
     """
     return _rows(subject, options, refuse=True).assign(**subject.what_counts)
 
@@ -128,8 +130,8 @@ def _values(
 
 
 def _below_floor(module: nn.Module, example: Example, heads: Heads, value_biases: str, seed: int) -> list[float]:
-    """Share of the first sequences for which the sum of each length is no more than rounding; those of lengths that no
-    path has are zeros."""
+    """Share of the first sequences for which the sum of each length is no more than rounding; all of them for a length
+    that no path has."""
 
     def sums_of(tape: Tape) -> list[Tensor]:
         return [tape.sums(value_biases=value_biases, refuse=False).by_length_KBND]
@@ -153,7 +155,7 @@ def _interval(name: str, values_B: Tensor, resamples: int) -> dict[str, float]:
     numbers = values_B.numpy()
     low = high = float("nan")
     if len(numbers) > 1 and np.isfinite(numbers).all():
-        # the same resamples for every row, so that neighbouring rows differ by what they measure alone
+        # the same resamples for every row, so that neighbouring rows differ only by what they measure
         how = {"n_resamples": resamples, "method": "percentile", "rng": np.random.default_rng(0)}
         low, high = map(float, scipy.stats.bootstrap((numbers,), np.mean, **how).confidence_interval)
     mean = float(numbers.mean()) if len(numbers) else float("nan")

@@ -20,23 +20,23 @@ from rankbench.runs.tables import read_table
 from rankbench.seeds import generator_for
 from rankbench.tasks import Corpus, Finite, Task, build_task
 
-HISTORIES = {"layers.csv": "history", "metrics.csv": "curve"}  # files of training, and their fields of Subject
+HISTORIES = {"layers.csv": "history", "metrics.csv": "curve"}  # files that training writes: their fields of Subject
 BASELINE_SEQUENCES = 10_000  # of an endless training stream, enough to count its commonest class
-CORPUS_SEQUENCES = 1_000  # the same of a corpus, whose sequences are longer
-CHECKED_SEQUENCES = 64  # that a network must give finite outputs for
+CORPUS_SEQUENCES = 1_000  # the same for a corpus, whose sequences are longer
+CHECKED_SEQUENCES = 64  # on which a network's outputs must be finite
 
 log = logging.getLogger(__name__)
 
 
 def subjects_of(cfg: AnalyzeConfig, machine: Machine) -> list[Subject] | list[ModuleSubject]:
-    """The subjects that the config names: of a run, of a network that is not ours, or fresh models."""
+    """The subjects that the config names: those of a run, a network that is not ours, or fresh models."""
     if cfg.run is not None:
         return subjects_of_run(find_run(cfg.run), machine, cfg.seeds)
     return foreign_subjects(cfg, machine) if is_foreign(cfg) else fresh_subjects(cfg, machine)
 
 
 def subjects_of_run(run: Run, machine: Machine, seeds: list[int] | None = None) -> list[Subject]:
-    """These seeds of a trained run (None: all) that have not diverged, with their trained and their initial weights.
+    """Subjects for these seeds of a trained run (None: all), with trained and initial weights, less diverged seeds.
 
     ConfigError if all of them have diverged, or if the checkpoint does not fit the config.
     """
@@ -72,13 +72,13 @@ def subjects_of_run(run: Run, machine: Machine, seeds: list[int] | None = None) 
 
 
 def _history(path: Path) -> pd.DataFrame:
-    """A table of training; ConfigError for one that training has not written: words as numbers, or a row twice."""
+    """A table that training wrote; ConfigError if it was changed: words for numbers, a lost column, a row twice."""
     table = read_table(path, grows=True)
     axes = [name for name in ("step", "seed", "split", "layer", "sublayer", "head") if name in table]
     odd = [name for name in table if name not in ("split", "sublayer") and not is_numeric_dtype(table[name])]
     if odd or not {"step", "seed"} <= set(axes) or table.duplicated(axes).any():
-        what = f"{odd[0]} is not a number in every row" if odd else "lacks a column, or has a row twice"
-        raise ConfigError(f"{path}: {what}; put back the file that was there, or train the run again")
+        fault = f"{odd[0]} is not a number in every row" if odd else "lacks a column, or has a row twice"
+        raise ConfigError(f"{path}: {fault}; put back the file that was there, or train the run again")
     return table
 
 
@@ -107,7 +107,7 @@ def _subject(
 
 @torch.no_grad()
 def check_finite(subjects: list[Subject] | list[ModuleSubject]) -> None:
-    """Raise ConfigError if the output of a network of ours overflows: nothing measured of it would be a number."""
+    """Raise ConfigError if the output of a network of ours overflows: no measurement of it would be a number."""
     networks = [
         (subject, *item) for subject in subjects if isinstance(subject, Subject) for item in subject.models.items()
     ]

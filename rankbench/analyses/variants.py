@@ -1,11 +1,11 @@
-"""A network with parts taken out, its weights as they are: what several analyses measure beside the network itself."""
+"""Variants of a network, with parts taken out and the weights unchanged, that several analyses measure."""
 
 from dataclasses import dataclass
 
 from rankbench.keys import key
 
-# What is taken out of the network with its weights as they are. A removed MLP takes its norm and skip along; removed
-# skips are all of them, the MLP's too; norms stay, except in the network that the theorems are about.
+# The parts that are taken out. Without an MLP its norm and skip are gone, too. Skips are removed together, the MLPs'
+# included. Norms stay, except in the network that the theorems are about.
 VARIANTS: dict[str, dict[str, bool]] = {
     "full": {},
     "no_mlp": {"mlp": True},

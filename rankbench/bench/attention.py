@@ -23,10 +23,10 @@ from rankbench.tasks import build_task
 # One layer of the character models of Kim et al. 2021, whose longest sentence has 288 tokens.
 CHARACTER_MODEL = {"width": 512, "heads": 8, "mask": "causal"}
 NUM_TOKENS = (32, 128, 288, 1024)
-TOKENS_PER_STEP = 1024  # about, in all sequences of a step
+TOKENS_PER_STEP = 1024  # roughly, in all sequences of a step
 ATTENTIONS = {
     "dot": {"attention": "dot"},
-    "dot again": {"attention": "dot"},  # how far noise alone takes a ratio
+    "dot again": {"attention": "dot"},  # shows how far noise alone moves a ratio
     "l2": {"attention": "l2"},
     "l2 tied": {"attention": "l2", "tied_qk": True},
     "contractive_l2": {"attention": "contractive_l2", "tied_qk": True, "contraction": 1.0},
@@ -37,9 +37,9 @@ ATTENTIONS = {
 def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
     """Seconds and memory of a step of each kind of attention, for each number of tokens.
 
-    step: with the kernel that a training step takes, which is the fused one from some number of tokens on. explicit:
-    with the N x N table of weights. Memory is what autograd keeps from the forward pass for the backward pass, without
-    the weights.
+    step: with the kernel that a training step uses, which is the fused one above some number of tokens. explicit: with
+    the N x N table of weights. Memory is what autograd keeps from the forward pass for the backward pass, without the
+    weights.
     """
     task = build_task(cfg.task)
     rows = []

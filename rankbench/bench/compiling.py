@@ -1,4 +1,4 @@
-"""Training with a compiled step: against a plain loop over torch.nn.TransformerEncoder, and against ours as it is."""
+"""Speed of a compiled training step: against a plain loop over torch.nn.TransformerEncoder, and our uncompiled step."""
 
 import dataclasses
 import math
@@ -13,15 +13,15 @@ from rankbench.runs.machine import Machine
 from rankbench.tasks import build_task
 from rankbench.training.seeds_side_by_side import Training
 
-SMALL = 30  # sequences of a batch, beside those of the config
+SMALL = 30  # batch size that is timed in addition to the config's
 
 
 def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
     """Seconds of blocks of steps of one seed, of `replicas` and of four times as many side by side.
 
-    Every kind of batch is compiled before it is timed. seconds_compiling is the time of its first step: a minute or
-    less, or seconds where torch finds the graph in its cache on disk. Seeds in turn are one seed's compiled steps, as
-    often as there are seeds.
+    Every shape of batch is compiled before it is timed. seconds_compiling is the time of its first step: a minute or
+    less, or seconds where torch finds the graph in its cache on disk. For seeds in turn, one seed's compiled steps are
+    repeated for each seed.
     """
     rows = []
     for size in sorted({SMALL, cfg.trainer.batch_size}):

@@ -21,9 +21,9 @@ SEQUENCES = {"of_depth": 100, "of_base": 32}  # at most
 
 @torch.no_grad()
 def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
-    """Seconds of all sums by length, the forward pass that they need included, in float32.
+    """Seconds of all sums by length, including the forward pass that they need, in float32.
 
-    The work of a sum over L layers is that of (L + 3) / 2 times a forward pass's values, outputs and MLPs, so the ratio
+    The work of a sum over L layers is (L + 3) / 2 times that of a forward pass's values, outputs and MLPs, so the ratio
     grows with L and the seconds with L^2. A smoke test has the two smallest depths and no base model.
     """
     task = build_task(cfg.task)

@@ -1,4 +1,4 @@
-"""Jacobians of attention in closed form, against the general ways of torch to differentiate.
+"""Jacobians of attention in closed form, against torch's general ways to differentiate.
 
 Shapes: B sequence, N token, D width, E width as input.
 """
@@ -23,7 +23,7 @@ from rankbench.runs.machine import Machine
 from rankbench.seeds import generator_for
 
 SIZES = ((100, 1, 1), (300, 1, 1), (1000, 1, 1), (64, 64, 8))  # tokens, width, heads; Kim et al.'s figure has D = 1
-LARGE = 1000  # outputs from which on a Jacobian is timed once: by torch it takes ten seconds and more
+LARGE = 1000  # number of outputs from which a Jacobian is timed only once: by torch it takes ten seconds or more
 ONE_ROW, GENERAL = ("row", "jacrev_row"), {"jacrev": "jacrev", "jacobian": "autograd.functional.jacobian"}
 ROWS_AT_A_TIME = 8  # of jacrev: all at once would need N^3 numbers; 4 to 16 are fastest at 300 tokens
 
@@ -34,7 +34,7 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
     row: the rows of one token in closed form; those of any token have the same supremum, because the layer is
     permutation equivariant. all_rows: the same for every token. jacrev, jacobian: the whole Jacobian by
     torch.func.jacrev and torch.autograd.functional.jacobian. jacrev_row: the rows of one token by jacrev.
-    largest_difference: of any entry by torch from the closed form's.
+    largest_difference: between any entry by torch and in closed form.
     """
     rows = []
     for tokens, width, heads in SIZES:
@@ -49,11 +49,11 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
         difference = max((whole_ND - entries_of[name]).abs().max().item() for name in GENERAL)
         difference = max(difference, *((whole_ND[0] - entries_of[name]).abs().max().item() for name in ONE_ROW))
         repeats = cfg.repeats if num_tokens * width < LARGE else 1
-        seconds = paired(machine, repeats, is_warm=True, **alternatives)  # the count of their bytes has run them
+        seconds = paired(machine, repeats, is_warm=True, **alternatives)  # peak_bytes has run each of them once
         case = {"num_tokens": num_tokens, "width": width, "heads": heads, "repeats": repeats}
         case |= medians({name: seconds[name] for name in (*ONE_ROW, "all_rows")})
         case |= {f"megabytes_{name}": peak_of[name] / 1e6 for name in (*ONE_ROW, "all_rows")}
-        of_1000 = "_of_1000" if num_tokens == 1000 else ""  # with a goal
+        of_1000 = "_of_1000" if num_tokens == 1000 else ""  # these ratios have a goal
         for name, function in GENERAL.items():
             memory = np.array([peak_of[name] / peak_of["row"]])
             rows.append(
@@ -67,7 +67,7 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
 
 
 def alternatives_of(layer: AttentionLayer, x_1ND: Tensor) -> dict[str, Callable[[], Tensor]]:
-    """Ways to the rows of one token's outputs, (D, N, E), or to those of all, (N, D, N, E)."""
+    """Ways to compute the Jacobian's rows of one token's outputs, (D, N, E), or of all outputs, (N, D, N, E)."""
 
     def function(x_ND: Tensor) -> Tensor:
         return attend(layer, x_ND[None])[0]
@@ -83,7 +83,7 @@ def alternatives_of(layer: AttentionLayer, x_1ND: Tensor) -> dict[str, Callable[
 
 
 class _Peak(TorchDispatchMode):
-    """Counts the bytes that live at most at a time, of the tensors that operations return."""
+    """Counts the bytes of the tensors that operations return, and the most that are alive at one time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class _Peak(TorchDispatchMode):
 
 
 def peak_bytes(work: Callable[[], Tensor]) -> tuple[int, Tensor]:
-    """Bytes of the tensors that exist at most at a time during the work, and what it returns."""
+    """The most bytes of tensors that are alive at one time during the work, and the work's result."""
     with _Peak() as counts:
         result = work()
     return counts.peak, result

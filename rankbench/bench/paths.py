@@ -27,24 +27,24 @@ from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
 
 MLP_RATIOS = (1.0, 4.0)  # that of the code of Dong et al. 2021, and the usual one
-# Of the paths that run alone one in so many is timed, of each length at least one: all of them would take minutes.
+# Of the paths that run alone, one in this many is timed, at least one of each length: all of them would take minutes.
 ONE_PATH_IN = 12
-# Recomputed paths take one in so many of the sequences: their time is proportional, and all of them would take minutes.
+# Recomputed paths use one in this many of the sequences: their time is proportional, and all would take minutes.
 ONE_SEQUENCE_IN = 4
-# Sequences that a path alone takes at a time: the fastest of 50 .. 2000 on one core, so that the comparison is fair.
+# Sequences at a time for a path that runs alone: the fastest of 50 .. 2000 on one core, so the comparison is fair.
 ALONE_SEQUENCES = 250
 
-HeadStep = Callable[[Tensor, int, int], Tensor]  # states, layer, choice (a head, from 1) -> states behind that head
+HeadStep = Callable[[Tensor, int, int], Tensor]  # states, layer, choice (a head, from 1) -> states after that head
 
 
 @torch.no_grad()
 def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
     """Sums over all paths, in float32 and float64.
 
-    Frozen sums include the forward pass that they need; tape: the same of the network as any torch module, as many
-    sequences at a time as analyses take. A path alone is timed in two ways. one_head computes nothing but the one head
-    of each layer that the path takes; all_heads computes every head of these layers and keeps one. Recomputed paths
-    pass no MLP.
+    Frozen sums include the forward pass that they need. tape: the same sums, with the network treated like any torch
+    module and as many sequences at a time as analyses take. A path that runs alone is timed in two ways. one_head
+    computes only the one head of each layer that the path takes; all_heads computes every head of these layers and
+    keeps one. Recomputed paths do not pass through MLPs.
     """
     task = build_task(cfg.task)
     test_inputs = task.sample(cfg.sequences, generator_for(cfg.seed, "test")).inputs
@@ -126,7 +126,7 @@ def one_head(network: RecomputedNetwork) -> HeadStep:
 
 
 def all_heads(model: Transformer) -> HeadStep:
-    """A layer's attention as in a forward pass, the output of every head but one set to zero."""
+    """A layer's attention as in a forward pass, with the output of every head but one set to zero."""
 
     def step(x_BND: Tensor, layer: int, choice: int) -> Tensor:
         sublayer = model.layers[layer][0]

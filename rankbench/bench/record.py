@@ -1,5 +1,5 @@
 """The record of benchmarks: the ratios of every recorded run, a figure of them over time, and the page that shows the
-newest beside the one before."""
+newest run next to the one before."""
 
 import platform
 import time
@@ -37,10 +37,10 @@ This page is written from [benchmarks/history.csv](benchmarks/history.csv), whic
 
 
 def add(ratios: Iterable[tuple], repeats: int, machine: Machine, folder: Path) -> Path:
-    """Add (benchmark, *Ratio) of this run to <folder>/benchmarks/history.csv; write the figure and the page anew, and
+    """Add (benchmark, *Ratio) of this run to <folder>/benchmarks/history.csv; rewrite the figure and the page, and
     return the page."""
     git = git_state()
-    # g: as `git describe` has it, so that no commit reads as a number; +: and changes that are in no commit
+    # g: as in `git describe`, so that no commit reads as a number; +: with uncommitted changes
     commit = "unknown" if git is None else f"g{git['commit'][:7]}{'+' * git['dirty']}"
     who = time.strftime("%Y-%m-%d %H:%M"), commit, machine.device.type, _name_of(machine), torch.__version__, repeats
     table = pd.DataFrame([(*who, *ratio) for ratio in ratios], columns=COLUMNS)
@@ -53,7 +53,7 @@ def add(ratios: Iterable[tuple], repeats: int, machine: Machine, folder: Path) -
 
 
 def write_page(folder: Path) -> Path:
-    """Draw <folder>/benchmarks/history.csv, and write <folder>/BENCHMARKS.md of it and of benchmarks/notes.md."""
+    """Draw <folder>/benchmarks/history.csv, and write <folder>/BENCHMARKS.md from it and from benchmarks/notes.md."""
     history, notes = read_table(folder / "benchmarks" / "history.csv"), folder / "benchmarks" / "notes.md"
     goals = {column: (meaning, goal) for column, (meaning, goal) in RATIOS.items() if goal is not None}
     with_goal = history[history.column.isin(goals)]

@@ -35,7 +35,8 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
 
 
 def run_python(*words: str) -> None:
-    """Run Python with these arguments, its output discarded, {folder} an empty one; CalledProcessError if it fails."""
+    """Run Python with these arguments, {folder} replaced by an empty folder, and discard its output. Raises
+    CalledProcessError if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, *(word.replace("{folder}", folder) for word in words)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

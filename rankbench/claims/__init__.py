@@ -1,4 +1,4 @@
-"""What the papers claim, as tests on tables, by name; a module a source."""
+"""The papers' claims as tests on tables, by name; one module for each source."""
 
 import pandas as pd
 

@@ -2,7 +2,7 @@
 
 The claims compare networks, so they are judged on all configurations of a sweep together. Errors are squared distances
 to the target; predicting 0 has the error 1. The published numbers are training losses, the best of 5 runs, at width 64;
-they are shown only beside networks of that width.
+they are shown only next to networks of that width.
 """
 
 from collections.abc import Callable
@@ -104,7 +104,7 @@ def _over_bound(rows: pd.DataFrame) -> float:
 
 
 def _by_heads(rows: pd.DataFrame, form: str) -> pd.Series:
-    """What a formula gives, by dimension and number of heads. It does not depend on the network, and so is repeated in
+    """Values of a formula, by dimension and number of heads. They do not depend on the network, and so are repeated in
     every job of a sweep."""
     return rows[(rows.form == form) & (rows.kind == "formula")].groupby(["dimension", "heads"]).value.first()
 
@@ -266,7 +266,7 @@ def _construction_off(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _formula_of(rows: pd.DataFrame, form: str, among: pd.DataFrame | None = None) -> pd.Series:
-    """For each row what the formula gives for its dimension and number of heads. among: the rows that have it."""
+    """Value of the formula for each row's dimension and number of heads. among: the rows that hold the formula."""
     by_heads = _by_heads(rows if among is None else among, form).rename("formula")
     return rows.join(by_heads, on=["dimension", "heads"]).formula
 

@@ -35,7 +35,7 @@ class AtMost(float):
 
 
 class Line(NamedTuple):
-    """Where a number is said to lie: above the line (side=+1), below it (-1), or within it to either side of 0 (0)."""
+    """Where a number should lie: above the line (side=+1), below it (-1), or within it to either side of 0 (0)."""
 
     side: int
     at: float
@@ -90,7 +90,7 @@ class Claim:
     control: a set-up in which the claim must fail.
     by: columns of the table; each of their values is judged separately.
     applies: whether the claim is about these rows at all.
-    learned: says why a network is too little trained to be judged; None where training does not matter.
+    learned: says why a network is not trained well enough to be judged; None where training does not matter.
     is_check: an identity or a theorem, so it checks the tool rather than the networks.
     exact: the number does not depend on chance, so the worst seed decides.
     scale: `real`; `share` (in [0, 1]); `positive` (above 0, without an upper end); `rate` (each seed gives 0 or 1).
@@ -226,8 +226,8 @@ def _controlled(claim: Claim, rows: pd.DataFrame) -> Judgement:
     """
     judged = _judge(claim, rows)
     if claim.floor in rows and (num_rounding := int((rows[claim.floor] > 0).sum())):
-        said = f"{num_rounding} of {len(rows)} rows are at the floor of rounding ({claim.floor})"
-        judged = judged._replace(reason="; ".join(filter(None, [judged.reason, said])))
+        note = f"{num_rounding} of {len(rows)} rows are at the floor of rounding ({claim.floor})"
+        judged = judged._replace(reason="; ".join(filter(None, [judged.reason, note])))
     if judged.outcome == FAILED and claim.exists:
         return judged._replace(outcome=UNDECIDED, reason="no example here, which does not refute that there is one")
     if judged.outcome != HELD:

@@ -10,7 +10,7 @@ from rankbench.claims.claim import Claim, Control, NotMeasurable, above, below, 
 from rankbench.claims.sweeps import in_reverse, rows_by_value
 
 AT_CHANCE = 0.05  # "not much better than a random guess", taken as within five points of the commonest class
-# "consistently": of six lengths no more than two neighbours may stand in the wrong order (-.94; two such pairs: -.89)
+# "consistently": of six lengths at most one pair of neighbours may be in the wrong order (-.94; two such pairs: -.89)
 CONSISTENTLY = -0.9
 HARDLY_OBSERVABLE = 128  # width at which the paper calls the collapse hardly observable (sec. 4.2)
 FIG3 = "Dong et al. 2021, sec. 4.2 and Fig. 3"

@@ -1,4 +1,4 @@
-"""Claims on the weights of a network's heads, as tests on the table `attention`, beside the laws of random ones."""
+"""Claims on heads and their attention weights, also compared with the laws of random ones; table `attention`."""
 
 import numpy as np
 import pandas as pd

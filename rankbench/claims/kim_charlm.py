@@ -3,7 +3,7 @@
 They compare variants, so they are judged on all jobs of a sweep together, at the numbers of layers that the variants
 share and the paper covers. The paper prints the smallest test loss of all steps; ours is read at the best validation
 step. Losses are nats per predicted symbol. The end of a sentence counts as a symbol; the paper does not say whether it
-does there, and differences hardly depend on it.
+does there, but differences barely depend on it.
 """
 
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def _gain_from_depth(rows: pd.DataFrame) -> float:
 
 def _printed(rows: pd.DataFrame, figure: str, value: str) -> pd.DataFrame:
     """The paper's numbers in the format of the analysis' table, for the variants and numbers of layers of `rows`. A
-    published number without a number of layers stands for all of them."""
+    published number without a number of layers applies to all of them."""
     table = published(figure)
     by_layers = table.dropna(subset="x").set_index(["series", "x"]).value
     of_variant = table[table.x.isna()].set_index("series").value
@@ -92,8 +92,8 @@ def _published(
 
 
 def _untrained(rows: pd.DataFrame, variants: tuple[str, ...], fewest: int = 1, most: float = np.inf) -> str:
-    """Say why the compared networks count as untrained; empty unless one (mean over seeds) knows hardly more than how
-    common each symbol is, or its test loss falls."""
+    """Say why the compared networks count as untrained; empty unless one of them (mean over seeds) knows little more
+    than how common each symbol is, or has a test loss that still falls."""
     compared = rows[rows.variant.isin(variants) & rows.layers.between(fewest, most)]
     if "unigram_loss" in rows and len(compared):
         means = compared.groupby(["variant", "layers"])[["test_loss", "unigram_loss", "bigram_loss"]].mean()
@@ -112,7 +112,7 @@ def _network(variant: str, layers: int) -> str:
 
 
 def _still_falls(rows: pd.DataFrame, variants: tuple[str, ...], fewest: int = 1, most: float = np.inf) -> str:
-    """Say which network's test loss (mean over seeds) falls; empty if none does."""
+    """Say which network's test loss (mean over seeds) still falls; empty if none does."""
     compared = rows[(rows.split == "test") & rows.variant.isin(variants) & rows.layers.between(fewest, most)]
     curves = compared.set_index("step").groupby(["variant", "layers", "seed"]).loss
     falls = curves.apply(fall_in_last_quarter).groupby(["variant", "layers"]).mean()
@@ -125,7 +125,7 @@ def _still_falls(rows: pd.DataFrame, variants: tuple[str, ...], fewest: int = 1,
 # Controls
 
 
-def _set_beside(
+def _set_from_base(
     rows: pd.DataFrame, variant: str, base: str, value: str, add: float = 0.0, times: float = 1.0
 ) -> pd.DataFrame:
     """Set the variant's value to `times` the base's plus `add`, at the same layers, seed and step."""
@@ -181,7 +181,7 @@ def _loses(variant: str, base: str, statement: str, source: str, line: float = 0
 
 def _loses_little(variant: str, base: str, statement: str, source: str, printed: bool = True) -> Claim:
     """Claim that the variant loses less than LITTLE against the base."""
-    worse = partial(_set_beside, variant=variant, base=base, value="test_loss", add=1.5 * LITTLE)
+    worse = partial(_set_from_base, variant=variant, base=base, value="test_loss", add=1.5 * LITTLE)
     control = Control(f"{variant} with a test loss .03 above that of {base}", worse)
     return _compared(variant, base, statement, source, printed, claimed=below(LITTLE), control=control)
 
@@ -201,7 +201,7 @@ def _timed(variant: str, name: str) -> Claim:
         published=partial(_published, measure=measure, figure="kim_table1_speed", value=times),
         control=Control(
             "times 1.15 times those of dot products",
-            partial(_set_beside, variant=variant, base=DOT, value=times, times=1.15),
+            partial(_set_from_base, variant=variant, base=DOT, value=times, times=1.15),
         ),
     )
 

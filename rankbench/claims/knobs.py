@@ -24,7 +24,7 @@ from rankbench.claims.sweeps import (
 from rankbench.runs.tables import last_of_layer
 
 HALF = 0.5  # share of a rank or an entropy above which it counts as kept
-# Share of the relative residual: dynamics.csv does not tell rounding apart, and a network may have trained in float32
+# Share of the relative residual: dynamics.csv does not mark rounding, and a network may have trained in float32
 ROUNDING = 1e-4
 
 # Measures: one seed's rows -> a number

@@ -1,7 +1,7 @@
 """Laws of newer theory, as tests on the table `laws`: what is measured agrees with the closed form.
 
 A law's measure is the largest deviation of one seed over all parameters and x. Its line is a tolerance with a reason.
-In its control the measurements of the control set-up stand beside the same closed form, and must be farther off.
+In its control the measurements of the control set-up are compared with the same closed form, and must be farther off.
 """
 
 from functools import partial
@@ -14,7 +14,7 @@ FORM = "closed form"
 
 
 def _deviation(rows: pd.DataFrame, law: str, relative: bool) -> float:
-    """Largest distance of a law's measurements from its closed form, as a share of it or as it is."""
+    """Largest distance of a law's measurements from its closed form, relative to the form or absolute."""
     claimed = rows[(rows.law == law) & (rows.setup == "claimed")]
     forms = claimed[claimed.curve == FORM].set_index(["parameter", "x"]).value
     measured = claimed[claimed.curve != FORM].set_index(["parameter", "x"]).value
@@ -31,7 +31,7 @@ def _measured_in_control(rows: pd.DataFrame) -> pd.DataFrame:
 def _agrees(
     law: str, line: float, statement: str, source: str, control: str, relative: bool = False, **others
 ) -> Claim:
-    """Claim that a law's measurements are its closed form but for this tolerance."""
+    """Claim that a law's measurements agree with its closed form within the line."""
     return Claim(
         statement=f"{statement} ({'relative ' if relative else ''}distance from the closed form, the largest).",
         source=source,
@@ -90,7 +90,7 @@ LAWS: dict[str, Claim] = {
         exact=True,
         is_check=True,
     ),
-    # the line: chance of 16 networks of 4 heads, .02 to .03, and what norms and tokens that become alike add to it
+    # the line: the random error of 16 networks of 4 heads, .02 to .03, and what norms and tokens that become alike add
     "law_position_bias": _agrees(
         "position_bias",
         0.1,
@@ -99,7 +99,7 @@ LAWS: dict[str, Claim] = {
         "Wu et al. 2025, On the emergence of position bias in transformers; closed form derived here",
         "attention without a mask",
     ),
-    # the line: what tokens still move after 600 layers at ratios next to a threshold, where they part most slowly
+    # the line: how far tokens still move after 600 layers at ratios next to a threshold, where they part most slowly
     "law_layernorm_rank": _agrees(
         "layernorm_rank",
         1e-3,
@@ -108,7 +108,7 @@ LAWS: dict[str, Claim] = {
         "Wu et al. 2024, On the role of attention masks and LayerNorm in transformers; example derived here",
         "values that are the identity",
     ),
-    # the line: twice the chance of one network, whose early layers err by sqrt(2/128) of themselves
+    # the line: twice the random error of one network, whose early layers err by sqrt(2/128) of themselves
     "law_depth_curse": _agrees(
         "depth_curse",
         0.25,
@@ -166,7 +166,7 @@ LAWS: dict[str, Claim] = {
         "Bruno, Pasqualotto and Agazzi 2025, Emergence of meta-stable clustering in mean-field transformers",
         "tokens that repel",
     ),
-    # the line: k* is a rate's argument, and runs scatter around it by one, with its neighbours that grow nearly as fast
+    # the line: runs scatter by one around k*, the mode that grows fastest, because its neighbours grow nearly as fast
     "law_plateau": _agrees(
         "plateau",
         2.0,
@@ -174,7 +174,8 @@ LAWS: dict[str, Claim] = {
         "Bruno, Pasqualotto and Agazzi 2025, Emergence of meta-stable clustering in mean-field transformers",
         "tokens that repel",
     ),
-    # the line: at the first late time, 100, the length of a pre-norm state is off t by the time until tokens met, a few
+    # the line: at the first late time, 100, the length of a pre-norm state differs from t by the time until tokens met,
+    # which is a few
     "law_norm_placement": _agrees(
         "norm_placement",
         0.05,

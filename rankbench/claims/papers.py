@@ -1,4 +1,4 @@
-"""The papers whose claims are judged, as the sources of the claims begin."""
+"""The papers whose claims are judged. A claim's source begins with the name of its paper."""
 
 PAPERS = {
     "Dong et al. 2021": "Attention is not all you need: pure attention loses rank doubly exponentially with depth",

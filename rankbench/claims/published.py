@@ -1,4 +1,4 @@
-"""The numbers that the papers print, kept beside the code in published.csv."""
+"""The numbers that the papers print, kept in published.csv next to this file."""
 
 from importlib.resources import files
 

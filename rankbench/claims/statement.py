@@ -90,18 +90,19 @@ def _reading(rows: list[dict[str, Any]], by_outcome: dict[str, list[dict[str, An
     """One sentence: how many settings hold, and the numbers that are closest to the line or speak against the claim."""
     line, exists = f"{'' if rows[0]['side'] else '±'}{rows[0]['line']:g}", rows[0]["exists"]
     closest = (min if by_outcome[good] and not exists else max)(rows, key=_margin)
-    beside = f"{_measured(closest)} against a line of {line}"
+    comparison = f"{_measured(closest)} against a line of {line}"
     if len(rows) == 1:
-        return "; ".join(filter(None, (f"{outcome}: {beside}", closest["reason"])))
+        return "; ".join(filter(None, (f"{outcome}: {comparison}", closest["reason"])))
     num_held = len(by_outcome[good])
     if exists:
-        return f"{outcome}: an example in {num_held} of {len(rows)} settings; the best is {closest['where']}, {beside}"
+        best = f"the best is {closest['where']}, {comparison}"
+        return f"{outcome}: an example in {num_held} of {len(rows)} settings; {best}"
     every = "both" if len(rows) == 2 else f"all {len(rows)}"
     if len(by_outcome.get(outcome, ())) == len(rows):
         in_all = f"{outcome} in {every} settings"
         if outcome == UNDECIDED:
             return f"{in_all}, with a line of {line}: {_named(rows)}"
-        return f"{in_all}; the closest is {closest['where']}, {beside}"
+        return f"{in_all}; the closest is {closest['where']}, {comparison}"
     others = [f"{word}: {_named(of_word)}" for word, of_word in by_outcome.items() if of_word and word != good]
     return "; ".join([f"{good} in {num_held} of {len(rows)} settings, with a line of {line}", *others])
 
@@ -152,7 +153,7 @@ def by_paper(statements: list[dict[str, Any]], kind: str) -> dict[str, list[dict
 
 def table_of(statements: list[dict[str, Any]]) -> pd.DataFrame:
     """The statements as a table, without the rows of their settings."""
-    columns = ["claim", "paper", "kind", "outcome", "settings"]  # if there is none
+    columns = ["claim", "paper", "kind", "outcome", "settings"]  # of a table without statements
     return pd.DataFrame(statements, columns=None if statements else columns).drop(columns="settings")
 
 
@@ -161,5 +162,5 @@ def statement_line(statement: dict[str, Any]) -> str:
     if len(statement["settings"]) == 1:
         return verdict_line(statement["settings"][0])
     name = f"{'check ' if statement['kind'] == 'check' else ''}{statement['claim']}"
-    beside = f"{statement['reading']}{published_text(statement)}"
-    return f"{statement['outcome']:<9} {name}: {beside} - {statement['source']}"
+    numbers = f"{statement['reading']}{published_text(statement)}"
+    return f"{statement['outcome']:<9} {name}: {numbers} - {statement['source']}"

@@ -1,5 +1,5 @@
-"""A budget that is a time, as in budget=2h: the scale, seeds and steps of a preset that fit, by the cost that its file
-states. Nothing is measured, so that the same command always chooses the same, and continues its own run."""
+"""A budget that is a time, as in budget=2h: choose the scale, seeds and steps of a preset that fit, by the cost stated
+in its file. Nothing is measured, so that the same command always makes the same choice and continues its own run."""
 
 import logging
 import math
@@ -15,14 +15,14 @@ from rankbench.progress import UNITS, duration
 log = logging.getLogger(__name__)
 
 SECONDS = UNITS | {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
-FEWEST = 3  # seeds, without which no claim has a verdict
+FEWEST = 3  # seeds; with fewer, no claim has a verdict
 
 
 def fitted(command: str, words: list[str]) -> list[str]:
-    """The words with a time as budget replaced by budget, replicas and a length of training; they are logged.
+    """Replace a budget that is a time by budget, replicas and a length of training, and log these words.
 
-    The largest of the scales paper and laptop that fits; of laptop, where there is time left, as many seeds as paper
-    has, and then as many steps, at most; where it does not fit, fewer seeds. ConfigError where less than that fits.
+    Chooses paper if it fits, else laptop. Time that laptop leaves goes into seeds, up to paper's number, and then into
+    steps, up to paper's number. If laptop does not fit, it gets fewer seeds. ConfigError if FEWEST seeds do not fit.
     """
     given = [word for word in words if re.fullmatch(r"budget=\d+(\.\d+)?(s|min|h|d)", word)]
     if not given or command not in ("train", "analyze"):
@@ -39,7 +39,7 @@ def _chosen(command: str, budget: str, others: list[str]) -> list[str]:
     name = next((word.partition("=")[2] for word in others if re.match(r"\+?experiment=", word)), None)
     if name not in presets:
         raise ConfigError(
-            f"{budget}: a time is for a preset, whose cost is known; give experiment=<name> of `rankbench list`, or "
+            f"{budget}: a time needs a preset, whose cost is known; give experiment=<name> of `rankbench list`, or "
             f"one of budget={', '.join(BUDGETS)}"
         )
     for word in others:
@@ -49,7 +49,7 @@ def _chosen(command: str, budget: str, others: list[str]) -> list[str]:
     length, unit = re.fullmatch(r"budget=([\d.]+)([a-z]+)", budget).groups()
     time = float(length) * SECONDS[unit]
     if time >= paper:
-        return _told(budget, ["budget=paper"], paper)
+        return _logged(budget, ["budget=paper"], paper)
     small, large = (composed(command, f"experiment={name}", f"budget={scale}") for scale in ("laptop", "paper"))
     seeds = math.floor(small.replicas * time / laptop)
     if seeds < min(FEWEST, small.replicas):
@@ -65,19 +65,19 @@ def _chosen(command: str, budget: str, others: list[str]) -> list[str]:
         if command == "train" and short and long and short < long and (times := time / cost) > 1:
             keys[key] = min(math.floor(short * times), int(long))
             cost *= keys[key] / short
-    return _told(budget, [f"{key}={value}" for key, value in keys.items()], cost)
+    return _logged(budget, [f"{key}={value}" for key, value in keys.items()], cost)
 
 
-def _told(budget: str, chosen: list[str], cost: float) -> list[str]:
+def _logged(budget: str, chosen: list[str], cost: float) -> list[str]:
     log.warning("%s: %s, about %s by the preset's stated cost", budget, " ".join(chosen), duration(cost))
     return chosen
 
 
 def costs(text: str) -> tuple[float, float]:
-    """Seconds that a preset takes on CPU cores at budget=laptop and as in its paper, by the sentence in its file.
+    """Seconds that a preset takes on CPU cores at budget=laptop and at budget=paper, according to its file.
 
-    The sentence has numbers with units, as in `one CPU core: 45 minutes; budget=laptop: 4 minutes`. inf for
-    what has no number, as `hours`, and for what is stated for a GPU alone.
+    text: as in `one CPU core: 45 minutes; budget=laptop: 4 minutes`. inf where no number is given, as in `hours`, and
+    where the time is stated for a GPU only.
     """
     parts = text.split(";")
     at_laptop = [part for part in parts if "budget=laptop:" in part]

@@ -46,7 +46,8 @@ from rankbench.runs.sweep import Job, Sweep
 class Gate(Callback):
     """Hydra's callback: refuses a wrong config before its folder is made, and gathers what a sweep's jobs wrote.
 
-    Hydra turns an exception raised here into a warning and goes on, so every failure prints its line and exits at once.
+    Hydra turns an exception raised here into a warning and continues, so every failure prints its line and exits at
+    once.
     """
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
@@ -55,9 +56,9 @@ class Gate(Callback):
             _check_job(_job_config(config), _typed_words(config))
 
     def __reduce__(self) -> tuple:
-        """Unpickled in a launcher's process, register our resolvers there."""
+        """Make unpickling in a launcher's process register our resolvers there."""
         sweep = Gate.open_sweep
-        # the jobs of the other launchers are meant to outlive the command, or have a cluster that ends them
+        # jobs of the other launchers are meant to outlive the command, or are ended by their cluster
         by_joblib = sweep is not None and sweep.hydra.launcher._target_.endswith("JoblibLauncher")
         return _in_a_worker, (os.getpid() if by_joblib else None,)
 
@@ -83,7 +84,7 @@ class Gate(Callback):
         Gate.open_sweep = config
 
     def on_job_end(self, job_return: JobReturn, **_: Any) -> None:
-        """Let go of a job's configs: Hydra holds what jobs returned until the sweep's end, a sixth of a MiB each."""
+        """Drop a job's configs: Hydra keeps what each job returned until the sweep's end, a sixth of a MiB each."""
         job_return.cfg = job_return.hydra_cfg = None
 
     def on_multirun_end(self, **_: Any) -> None:
@@ -110,7 +111,7 @@ class Gate(Callback):
 
 
 def _best_trial(folder: Path, config: DictConfig) -> list[str]:
-    """The line of the best trial of a search; nothing of a sweep."""
+    """Lines about the best trial of a search; none for a sweep."""
     from rankbench.runs.tables import short
 
     results = folder / "optimization_results.yaml"  # Optuna's sweeper writes it
@@ -122,7 +123,7 @@ def _best_trial(folder: Path, config: DictConfig) -> list[str]:
 
 
 def _written_at(folder: Path) -> dict[str, int]:
-    """The files right in a folder with the times when they were written."""
+    """The files directly in a folder, with the times when they were last written."""
     if not folder.is_dir():
         return {}
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file() and path.name[0] != "."}
@@ -185,8 +186,8 @@ def _resolved(word: str, composed: DictConfig) -> str:
 
 @contextmanager
 def refusing(command: str) -> Iterator[None]:
-    """Turn a ConfigError, an error of composition, or a disk's error, into its one line and exit code 1; a bug of ours
-    shows its traceback."""
+    """Turn a ConfigError, an error of composition or a disk error into one line and exit code 1; a bug of ours shows
+    its traceback."""
     try:
         with explaining(command, []):
             yield
@@ -200,13 +201,13 @@ def refusing(command: str) -> Iterator[None]:
 
 
 def _typed_words(config: DictConfig) -> list[str]:
-    """The overrides as they were typed. Reading them from the config one by one would resolve `${...}` in them, with
-    the values of none of the sweep's jobs."""
+    """The overrides as they were typed. Reading them from the config one by one would resolve `${...}` in them, to
+    values that belong to none of the sweep's jobs."""
     return OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
 
 
 def _sweep_overrides(config: DictConfig) -> list[Override]:
-    """The overrides of a preset's sweep and of the command line, which wins where both set a key."""
+    """The overrides of a preset's sweep and of the command line; the command line wins where both set a key."""
     parser = OverridesParser.create()
     preset = parser.parse_overrides([f"{key}={text}" for key, text in (config.hydra.sweeper.params or {}).items()])
     typed = parser.parse_overrides(_typed_words(config))
@@ -288,7 +289,7 @@ def check_everything(cfg: Config, writes: bool = True) -> None:
 
 
 def _measured(cfg: BaseConfig) -> BaseConfig:
-    """The config whose task and model the command works with: its own, or that of the run in run=."""
+    """The config whose task and model the command works with: its own, or that of the run named by run=."""
     if not isinstance(cfg, AnalyzeConfig) or cfg.run is None:
         return cfg
     from rankbench.runs.run import find_run
@@ -301,7 +302,7 @@ def _measured(cfg: BaseConfig) -> BaseConfig:
 
 
 def check_corpus(cfg: Config) -> None:
-    """Refuse a text that does not exist or does not fit. Kept apart: a preset is valid without its corpus."""
+    """Refuse a text that is missing or does not fit. A check of its own, as a preset is valid without its corpus."""
     from rankbench.analyses.modules import is_foreign
 
     if isinstance(cfg, BaseConfig) and not is_foreign(cfg):
@@ -325,7 +326,7 @@ def _check_report(cfg: ReportConfig) -> None:
         raise ConfigError(f"out={cfg.out}: the folder of a run; give report a folder of its own")
     if cfg.pages is not None:
         if cfg.scoreboard != EVERY:
-            raise ConfigError(f"pages={cfg.pages}: the pages are of all presets; add experiment=all")
+            raise ConfigError(f"pages={cfg.pages}: the pages cover all presets; add experiment=all")
         _check_folder(Path(cfg.pages), "pages")
         check_pages(Path(cfg.pages))
     if cfg.scoreboard is not None:
@@ -334,8 +335,8 @@ def _check_report(cfg: ReportConfig) -> None:
         chosen |= {f"plot.{name}": value for name, value in vars(cfg.plot).items()}
         for name in (name for name, value in chosen.items() if value):
             raise ConfigError(
-                f"{name}={as_typed(chosen[name])}: with experiment={cfg.scoreboard} figures are those that the runs "
-                "have drawn; leave it out, or give runs=<folder> in place of experiment="
+                f"{name}={as_typed(chosen[name])}: with experiment={cfg.scoreboard} the figures are those that the "
+                "runs have drawn; leave it out, or give runs=<folder> in place of experiment="
             )
         return
     check_study(cfg.report, find_runs(cfg.runs))
@@ -355,7 +356,7 @@ def _check_folder(out: Path, key: str = "out") -> None:
 
 
 def _check_records(folder: Path) -> None:
-    """Refuse a folder with a pipe or a folder where Hydra writes its records: it would wait, or fail."""
+    """Refuse a folder with a pipe or a folder where Hydra writes its records: the write would hang or fail."""
     for path in (folder / "multirun.yaml", *folder.glob(".hydra/*")):
         regular(path)
 
@@ -372,7 +373,9 @@ def _check_job(cfg: Config, words: list[str]) -> None:
                 raise ConfigError(f"{word}: the run in run={cfg.run} has its own {key}; leave one of the two out")
             foreign = cfg.module or cfg.checkpoint
             if foreign is not None and key.split(".")[0] in ("model", "task"):
-                raise ConfigError(f"{word}: {foreign} is no network of ours and has no {key}; leave one of the two out")
+                raise ConfigError(
+                    f"{word}: {foreign} is not a network of rankbench and has no {key}; leave one of the two out"
+                )
 
 
 def _check_verb(cfg: Config, words: list[str]) -> None:

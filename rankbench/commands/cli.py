@@ -47,7 +47,7 @@ Examples:
 
 def main() -> None:
     """The `rankbench` command."""
-    gc.disable()  # until the work begins: it finds no garbage in what is imported, and takes a fifth of the time
+    gc.disable()  # until the work begins: imports leave no garbage, and collecting takes a fifth of the start-up
     try:
         _dispatch(sys.argv[1:])
         sys.stdout.flush()
@@ -64,7 +64,7 @@ def main() -> None:
 def _dispatch(words: list[str]) -> None:
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
-    elif "--version" in words:  # behind a command, Hydra would print its own version
+    elif "--version" in words:  # after a command, Hydra would print its own version
         from rankbench import __version__
 
         print(f"rankbench {__version__}")
@@ -117,15 +117,15 @@ def _run(command: str, words: list[str]) -> None:
     parser = get_args_parser()
     parser.error = lambda message: refuse(command, f"{message}; options are -m, --cfg job, --info defaults, --help")
     try:
-        # argparse takes positional words in one piece only
+        # argparse accepts positional words only in one consecutive block
         words = sorted(as_keys(command, words), key=lambda word: word not in ("-m", "--multirun"))
         parsed, unknown = parser.parse_known_args(words)
         if wrong := [word for word in unknown if word.startswith("-") or not parsed.help]:
             refuse(command, not_an_option(wrong[0], command))
-        for option in ("config_name", "config_path", "experimental_rerun"):  # of Hydra, for programs of one command
+        for option in ("config_name", "config_path", "experimental_rerun"):  # Hydra's, for programs with one command
             if getattr(parsed, option) is not None:
                 parser.error(f"--{option.replace('_', '-')}: not an option of rankbench")
-        if parsed.overrides:  # beside the others, because argparse takes positional words in one piece only
+        if parsed.overrides:  # next to the others, because argparse accepts positional words only in one block
             first = words.index(parsed.overrides[0])
             words = [*words[:first], *_named_after_what_varies(parsed.overrides), *words[first:]]
         sys.argv = [f"rankbench {command}", *words]
@@ -167,13 +167,13 @@ def _named_after_what_varies(words: list[str]) -> list[str]:
 
 
 def _may_set_the_mode(word: str) -> bool:
-    """Whether the word can set `hydra.mode`, as presets do, by which `rankbench train experiment=...` is a sweep."""
+    """Whether the word can set `hydra.mode`. Presets do, so `rankbench train experiment=...` can be a sweep."""
     return word.lstrip("+~").startswith(("experiment", "hydra", "cluster", "search"))
 
 
 @contextmanager
 def _mode_unset() -> Iterator[None]:
-    """Tell Hydra that `hydra.mode` is not set, which it would compose the whole config to find out."""
+    """Make Hydra take `hydra.mode` as not set: to find that out, it would compose the whole config."""
     from hydra._internal.hydra import Hydra
 
     look_up = Hydra.get_mode
@@ -186,7 +186,7 @@ def _mode_unset() -> Iterator[None]:
 
 @contextmanager
 def _gathering_after_a_failure() -> Iterator[None]:
-    """Gather the tables of a sweep of which a job failed, then let the job's error go on."""
+    """Gather the tables of a sweep even if one of its jobs failed, then raise the job's error."""
     try:
         yield
     except Exception:
@@ -208,7 +208,7 @@ def refuse(command: str, message: str, code: int = 1) -> NoReturn:
 
 
 def one_line_of(error: Exception) -> str:
-    """A refusal, or an error of the disk with the file that was written: Hydra's own files do not name themselves."""
+    """The text of a refusal, or of a disk error with the file concerned, which Hydra's own writes do not name."""
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
     if error.filename is not None:
@@ -224,13 +224,13 @@ def one_line_of(error: Exception) -> str:
 
 
 def _holds(path: str, folder: str) -> bool:
-    """Whether the path is the folder, or one that the folder is in."""
+    """Whether the path is the folder or one of its parents."""
     return Path(folder).absolute().is_relative_to(Path(path).absolute())
 
 
 def one_line(job: Callable[["DictConfig"], Any]) -> Callable[["DictConfig"], Any]:
-    """Make a job's ConfigErrors and errors of the disk end a single run in one line. In a sweep Hydra gets them, and
-    other jobs go on."""
+    """End a single run with one line if its job raises a ConfigError or a disk error. In a sweep Hydra gets the error,
+    and the other jobs continue."""
 
     @functools.wraps(job)
     def job_of_one_line(config: "DictConfig") -> Any:
@@ -251,7 +251,7 @@ def one_line(job: Callable[["DictConfig"], Any]) -> Callable[["DictConfig"], Any
 
 @contextmanager
 def _saying_how_to_continue(command: str, folder: str) -> Iterator[None]:
-    """Add to the line of a signal or of a full disk how the command goes on."""
+    """Add to the line about a signal or a full disk how to continue."""
     from rankbench.runs.files import WriteError
     from rankbench.training.loop import Interrupted
 
@@ -266,7 +266,7 @@ def _saying_how_to_continue(command: str, folder: str) -> Iterator[None]:
 
 @one_line
 def train_job(config: "DictConfig") -> float:
-    """`rankbench train`: returns the objective for a sweeper: by default the final test accuracy (regression: loss)."""
+    """`rankbench train`. Returns the objective for a sweeper: by default the final test accuracy (regression: loss)."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
@@ -296,7 +296,7 @@ def train_job(config: "DictConfig") -> float:
         if not is_job:  # the report of a sweep has its curves
             lines.append(drawn_line(draw_curves(run)))
         print("\n".join(lines))
-        if cfg.analysis and (trained or cfg.objective is None):  # a search goes on if every seed diverged
+        if cfg.analysis and (trained or cfg.objective is None):  # a search continues if every seed diverged
             lines += (analysed := analyze_trained(cfg, run))
             print("\n".join(analysed))
         if is_job:
@@ -397,7 +397,7 @@ def data_job(config: "DictConfig") -> None:
 
 
 def _prepared(config: "DictConfig") -> Any:
-    """The job's config, checked, with `out` the folder that Hydra gave it: in a sweep each job has its own."""
+    """The job's config, checked, with `out` set to the folder that Hydra gave it: in a sweep each job has its own."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 

@@ -1,6 +1,8 @@
-"""Tab completion of commands, groups, keys, values and folders in bash, zsh and fish. Hydra's own script drops the
-subcommand; these keep it. Its imports and its composition of a config take longer than a hand waits, so what is offered
-comes from the keys and the YAML files themselves; Hydra is asked for its own keys and for values without choices alone.
+"""Tab completion of commands, groups, keys, values and folders in bash, zsh and fish.
+
+Hydra's own script drops the subcommand; these scripts keep it. Hydra takes too long to import and to compose a config
+while a user waits, so completions come from the keys and the YAML files themselves. Hydra is asked only for its own
+keys, and for values of keys without choices.
 """
 
 import os
@@ -14,7 +16,7 @@ from rankbench.commands.cli import COMMANDS
 from rankbench.config import SCHEMAS, conf_dir
 from rankbench.keys import ConfigError, Entry, entries
 
-# A key, a group or a folder needs more behind it: no space follows.
+# A key, a group or a folder needs more text after it, so no space follows.
 BASH = """_rankbench_complete() {
     local line="${COMP_LINE:0:COMP_POINT}" word words
     read -r -a words <<<"$line"
@@ -46,7 +48,7 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 OPTIONS = ("-m", "--multirun", "--help", "--cfg", "--info", "--config-dir", "--version")
 VALUES = {"--cfg": ("job", "hydra", "all"), "--info": ("defaults", "defaults-tree", "config", "searchpath", "all")}
 PATHS = ("run", "runs", "out", "inputs", "table", "pages", "record", "task.path", "model.path")  # keys with a path
-MOST_RUNS = 30  # that are offered where nothing of their folder is typed yet
+MOST_RUNS = 30  # most runs and sweeps to offer
 
 
 def script(words: list[str]) -> str:
@@ -90,14 +92,14 @@ def _candidates(words: list[str], word: str) -> Iterable[str]:
         return [f"{sign}{key}={rest}" for rest in _values(command, key, value)] or _of_hydra(command, words)
     if key.startswith(("hydra", "~")):
         return _of_hydra(command, words)
-    # as far as the next dot of each name: what is below is for the next Tab
+    # complete up to the next dot of each name; the next Tab offers what is below it
     ahead = re.compile(rf"{re.escape(key)}[^.]*\.?")
     names = {match[0] for name in _names(command, words[1:-1], key) if (match := ahead.match(name))}
     return [f"{sign}{name}{'' if name.endswith('.') else '='}" for name in sorted(names)]
 
 
 def _values(command: str, key: str, value: str) -> Iterable[str]:
-    """What may stand behind `key=`; none if only Hydra knows."""
+    """The values that may follow `key=`; none if only Hydra knows them."""
     if key in PATHS:
         return dict.fromkeys([*(["latest"] if key in ("run", "runs") else []), *_runs(value, key), *_below(value)])
     if command == "report" and key == "experiment":
@@ -118,7 +120,7 @@ def _choices(entry: Entry) -> Iterable[str]:
 
 
 def _names(command: str, words: list[str], key: str) -> list[str]:
-    """The command's groups and keys; what is below task and analysis where `key` does not begin elsewhere."""
+    """The command's groups and keys; also those below task and analysis, unless `key` begins in another group."""
     names = list(_keys(SCHEMAS[command]))
     group, dot, _ = key.partition(".")
     if dot and group not in ("task", "analysis"):  # then no YAML file matters
@@ -135,7 +137,7 @@ def _names(command: str, words: list[str], key: str) -> list[str]:
 
 
 def _chosen_by(preset: str | None) -> dict[str, str | list[str]]:
-    """What a preset and those that it begins with choose, by group."""
+    """The choices, by group, of a preset and of the presets in its defaults list."""
     file, chosen = plugins.choices("experiment").get(preset), {}
     for entry in [] if file is None else plugins.defaults_of(file):
         if isinstance(entry, str):
@@ -186,12 +188,12 @@ def _runs(text: str, key: str) -> list[str]:
 
 
 def _below(text: str) -> list[str]:
-    """What the file system has behind the beginning of a path; folders end in a slash."""
+    """Files and folders whose path begins with this text; folders end in a slash."""
     folder, _, name = text.rpartition("/")
     where = folder or ("/" if text[:1] == "/" else ".")
     try:
-        found = sorted(os.scandir(where), key=lambda entry: entry.name)
+        listed = sorted(os.scandir(where), key=lambda entry: entry.name)
     except OSError:
         return []
-    behind = [entry for entry in found if entry.name.startswith(name) and (name or entry.name[0] != ".")]
-    return [f"{text[: len(text) - len(name)]}{entry.name}{'/' if entry.is_dir() else ''}" for entry in behind]
+    fitting = [entry for entry in listed if entry.name.startswith(name) and (name or entry.name[0] != ".")]
+    return [f"{text[: len(text) - len(name)]}{entry.name}{'/' if entry.is_dir() else ''}" for entry in fitting]

@@ -27,7 +27,7 @@ from rankbench.commands.resolvers import RESOLVERS
 from rankbench.commands.sweeper import NAME, SkippingSweeper
 from rankbench.compatibility import check
 from rankbench.config import KEYS, SCHEMAS, Config, conf_dir
-from rankbench.keys import ConfigError, escaped, refuse_unknown, wanted
+from rankbench.keys import ConfigError, escaped, of_schema, refuse_unknown, wanted
 from rankbench.runs.sweep import Sweep
 
 
@@ -35,8 +35,8 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
     """The words of a command line, with those that Hydra would misread replaced.
 
     +experiment=: Hydra's documentation has this +, but Hydra refuses it because `experiment` has a default. experiment=
-    of report, and model=mine.py:build and model=pretrained model.path= of analyze, name no group. A budget that is a
-    time becomes what fits into it (rankbench.commands.budgets).
+    of report, and model=mine.py:build and model=pretrained model.path= of analyze, are not choices of a group. A budget
+    that is a time is replaced by the scale, seeds and steps that fit into it (rankbench.commands.budgets).
     """
     words = list(words)
     plugins.find(plugins.named(words))
@@ -70,7 +70,7 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
 
 
 def _each_run(word: str) -> list[str]:
-    """The words for run=<folder of a sweep>: a job for each run in it that has weights."""
+    """Replace run=<folder of a sweep> by words that start a job for each run in it that has weights."""
     key, _, path = word.partition("=")
     folder = Path(path.strip("'").replace(r"\'", "'"))
     if key != "run" or (folder / "config.yaml").exists() or not folder.is_dir():
@@ -81,7 +81,7 @@ def _each_run(word: str) -> list[str]:
 
 
 def _quoted_path(word: str, is_sweep: bool) -> str:
-    """A folder as it was printed, quoted for Hydra where its name has = or commas, as those of a sweep's jobs have."""
+    """The word with its path quoted for Hydra if it has = or commas, as the folders of a sweep's jobs do."""
     key, _, path = word.partition("=")
     is_list = key == "runs" and path[:1] == "["
     if is_list or (key == "report.where" and path[:1] not in ("'", '"') and path != "null"):
@@ -107,7 +107,7 @@ def load_plugins(names: Iterable[str] = ()) -> None:
 
 
 class PluginFolders(SearchPathPlugin):
-    """Lets Hydra look for YAML files in the folders of plug-ins, behind the shipped ones."""
+    """Makes Hydra look for YAML files in the folders of plug-ins, after the shipped ones."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Append the folders."""
@@ -116,10 +116,10 @@ class PluginFolders(SearchPathPlugin):
 
 
 def register() -> None:
-    """Register the schemas, the sweeper and the plug-ins' folders with Hydra, and the resolvers with OmegaConf. It can
-    be called twice."""
+    """Register the schemas, the sweeper and the plug-ins' folders with Hydra, and the resolvers with OmegaConf. Calling
+    it again does no harm."""
     Plugins.instance().register(PluginFolders)
-    # in the place of Hydra's own, because Hydra takes sweepers from packages called hydra_plugins alone
+    # in place of Hydra's own sweeper, because Hydra takes sweepers only from packages called hydra_plugins
     Plugins.instance().class_name_to_class[NAME] = SkippingSweeper
     _store_schemas()
     for resolver in RESOLVERS:
@@ -135,7 +135,7 @@ def _store_schemas() -> None:
 def composed(command: str, *overrides: str, **options: bool) -> DictConfig:
     """The config of a command line as Hydra composes it, unchecked; takes the options of hydra.compose."""
     register()
-    with _beside_other_hydras(), hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with _restoring_hydra(), hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return hydra.compose(command, list(overrides), **options)
 
 
@@ -174,7 +174,7 @@ def _sweep_refused(word: str, command: str, words: Iterable[str]) -> str:
 
 
 @contextmanager
-def _beside_other_hydras() -> Iterator[None]:
+def _restoring_hydra() -> Iterator[None]:
     """Let Hydra be initialised here, and restore the global state of a running Hydra app afterwards."""
     running, version, job = GlobalHydra.instance(), VersionBase.instance(), JobRuntime.instance()
     before = running.hydra, version.version_base, job.conf.copy()
@@ -189,7 +189,7 @@ def _beside_other_hydras() -> Iterator[None]:
 def resolve(cfg: DictConfig, words: Iterable[str] = ()) -> Config:
     """Convert the composed Hydra config to a checked dataclass, with every interpolation resolved.
 
-    words: those of the command line. If they name analyses, a preset's keys of other analyses go.
+    words: those of the command line. If they name analyses, a preset's keys for other analyses are dropped.
     """
     try:
         _keep_named_analyses(cfg, words)
@@ -197,9 +197,9 @@ def resolve(cfg: DictConfig, words: Iterable[str] = ()) -> Config:
         if "budget" in cfg:  # the resolvers use it
             KEYS["budget"].check("budget", cfg.budget)
         _check_names(cfg)
-        # Interpolations are resolved without a check of their types, so the values are put into the schema again
+        # Interpolations are resolved without a check of their types, so the values are merged into the schema again
         plain = escaped(OmegaConf.to_container(cfg, resolve=True))
-        resolved = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(OmegaConf.get_type(cfg)), plain))
+        resolved = of_schema(OmegaConf.get_type(cfg), plain)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{getattr(error, 'full_key', None) or 'config'}: {wanted(str(error))}") from None
     check(resolved)
@@ -207,7 +207,7 @@ def resolve(cfg: DictConfig, words: Iterable[str] = ()) -> Config:
 
 
 def _keep_named_analyses(cfg: DictConfig, words: Iterable[str]) -> None:
-    """Take out the analyses that only the keys of a preset bring in, where the words have an analysis=[...]."""
+    """If the words have an analysis=[...], remove the analyses that are there only because a preset sets their keys."""
     overrides = OverridesParser.create().parse_overrides(list(words))
     values = {override.get_key_element(): override.value() for override in overrides if not override.is_delete()}
     if isinstance(named := values.get("analysis"), str | list):

@@ -1,5 +1,5 @@
-"""The jobs of a sweep that have finished. Each leaves a record of what its config and its results follow from, by which
-the same command knows it again without composing its config: composing takes Hydra a quarter of a second."""
+"""The finished jobs of a sweep. Each leaves a record of what its config and results depend on. By this record the same
+command recognises the job without composing its config, which takes Hydra a quarter of a second."""
 
 import hashlib
 import logging
@@ -19,7 +19,7 @@ from rankbench.runs.files import regular, write_json
 from rankbench.runs.records import checksum, read_json
 
 RECORD = ".job.json"
-# By these a YAML file reads something outside of the YAML files; the shipped ones read the clock, for out= alone
+# With these, a YAML file reads something outside of the YAML files; the shipped ones only read the clock, for out=
 OUTSIDE = ("${now", "${oc.env", "${env")
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FinishedJob:
-    """What a finished job's record says for the reader: the words that name the job, and the lines that it printed."""
+    """A finished job, from its record: the words that name it, and the lines that it printed."""
 
     folder: Path
     name: str
@@ -49,8 +49,8 @@ def announce(number: int, num_jobs: int, name: str) -> None:
 
 
 def surroundings(hydra: DictConfig) -> str | None:
-    """Digest of all that the configs and results of a sweep's jobs follow from, but their words and the texts that they
-    read: the YAML files, the code, the versions of packages, the user's style of figures. None if they follow from
+    """Digest of all that the configs and results of a sweep's jobs depend on, except their words and the texts that
+    they read: the YAML files, the code, the versions of packages, the user's style of figures. None if they depend on
     something else, too.
 
     hydra: Hydra's part of the config of a job, or of its sweep.
@@ -66,7 +66,7 @@ def surroundings(hydra: DictConfig) -> str | None:
 
 
 def recipe(number: int, words: Iterable[str], around: str | None) -> str | None:
-    """Digest of all that a job's config and results follow from, but the texts that it reads; None if they follow from
+    """Digest of all that a job's config and results depend on, except the texts that it reads; None if they depend on
     something else, too. around: what surroundings() returned."""
     words = list(words)
     return None if around is None or any("$" in word for word in words) else _digest([number, words, around])
@@ -77,7 +77,7 @@ def _digest(parts: list[Any]) -> str:
 
 
 def _yaml_files(folders: Iterable[str]) -> str | None:
-    """Digest of the YAML files in these folders; None if one of a user's reads something outside."""
+    """Digest of the YAML files in these folders; None if a user's file reads something outside of them."""
     digest = hashlib.sha256()
     for folder in map(Path, folders):
         for path in sorted(folder.rglob("*.yaml")):
@@ -89,8 +89,8 @@ def _yaml_files(folders: Iterable[str]) -> str | None:
 
 
 def record(folder: Path, made_from: str | None, name: str, texts: Iterable[Path], lines: Iterable[str]) -> None:
-    """Record that the job in this folder has finished. made_from: its recipe, from when it began; name: the words that
-    name it; texts: the files that its task reads; lines: those that it printed."""
+    """Record that the job in this folder has finished. made_from: its recipe when it began; name: the words that name
+    it; texts: the files that its task reads; lines: those that it printed."""
     own = [path.name for path in folder.iterdir() if path.is_file() and path.name[0] != "." and path.suffix != ".log"]
     files = {name: checksum(folder / name) for name in (*sorted(own), *(str(path.absolute()) for path in texts))}
     content = {"recipe": made_from, "name": name, "files": files, "lines": list(lines)}
@@ -98,7 +98,7 @@ def record(folder: Path, made_from: str | None, name: str, texts: Iterable[Path]
 
 
 def finished_job(folder: Path, made_from: str | None) -> FinishedJob | None:
-    """The job in this folder if its record has this recipe and all its files are as they were; None for any other."""
+    """The job in this folder if its record has this recipe and all its files are unchanged, else None."""
     if made_from is None or not (folder / RECORD).exists():
         return None
     try:

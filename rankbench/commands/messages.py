@@ -32,8 +32,8 @@ def explaining(command: str, words: list[str]) -> Iterator[None]:
 
 
 def _within_hydra(error: Exception) -> bool:
-    """Whether Hydra or OmegaConf itself stumbled: over null in a list of choices, or an integer of very many digits. An
-    error of the disk is none of these."""
+    """Whether Hydra or OmegaConf itself stumbled: over null in a list of choices, or an integer of very many digits. A
+    disk error does not count."""
     (*_, (innermost, _)) = traceback.walk_tb(error.__traceback__)
     package = innermost.f_globals.get("__name__", "").partition(".")[0]
     return isinstance(error, TypeError | ValueError | AssertionError) and package in ("hydra", "omegaconf")
@@ -43,7 +43,7 @@ def explain(error: Exception, command: str, words: list[str]) -> str:
     """Explain in one line an error in the words of a command line, or in a config file that they name."""
     if isinstance(error, OverrideParseException):
         return f"{error.override}: not understood; give key=value, in quotes where the value holds brackets or commas"
-    stumbled = not isinstance(error, HydraException | OmegaConfBaseException)  # over a choice that is no name
+    stumbled = not isinstance(error, HydraException | OmegaConfBaseException)  # over a choice that is not a name
     while error.__cause__ is not None:
         error = error.__cause__
     text = str(error)
@@ -65,7 +65,7 @@ def explain(error: Exception, command: str, words: list[str]) -> str:
         return _unknown_choice(f"{match[1]}/???", words)
     if match := re.search(r"Could not override '([^']*)'\.\s+No match in the defaults list", text):
         return f"{match[1]}: no such group; groups are {', '.join(groups())}"
-    key = getattr(error, "full_key", None)  # of OmegaConf's errors, which name it and the classes in further lines
+    key = getattr(error, "full_key", None)  # OmegaConf's errors have it, and repeat it with classes in further lines
     return f"{key}: {text.splitlines()[0]}" if key else " ".join(text.split())
 
 
@@ -79,7 +79,7 @@ def _unknown_choice(path: str, words: list[str]) -> str:
         return f"{path}: no such config; groups are {', '.join(groups())}"
     if group == "experiment":
         near = difflib.get_close_matches(choice, allowed, n=5, cutoff=0.3)
-        names = f"; near it are {', '.join(near)}" if near else ""
+        names = f"; similar names are {', '.join(near)}" if near else ""
         return (
             f"experiment={choice}: unknown{closest(choice, allowed)}{names}; `rankbench list` names all {len(allowed)}"
         )
@@ -90,7 +90,7 @@ def _unknown_key(key: str, command: str, words: list[str]) -> str:
     prefix, _, name = key.rpartition(".")
     if command == "analyze" and prefix in ("trainer", "optimizer"):
         return f"{key}: analyze does not train; leave it out, or give it to `rankbench train`"
-    allowed = _keys_beside(prefix, command, words)
+    allowed = _keys_under(prefix, command, words)
     if elsewhere := _keys_called(name, command):
         return f"{key}: unknown key, did you mean {' or '.join(elsewhere)}?"
     if prefix == "analysis" and name not in (analyses := plugins.choices("analysis")):
@@ -126,8 +126,8 @@ def groups() -> list[str]:
     return sorted(path.name for path in conf_dir().iterdir() if path.is_dir() and path.name != "schema")
 
 
-def _keys_beside(prefix: str, command: str, words: list[str]) -> list[str]:
-    """The keys that a config may have under this prefix: from the schemas, or for a group without a schema from the
+def _keys_under(prefix: str, command: str, words: list[str]) -> list[str]:
+    """The keys that a config may have under this prefix: from the schemas or, for a group without a schema, from the
     YAML file that the command line chooses."""
     schemas = {"": SCHEMAS[command], "model": ModelConfig, "optimizer": OptimizerConfig, "trainer": TrainerConfig}
     if prefix in schemas:

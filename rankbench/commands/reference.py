@@ -64,7 +64,7 @@ def page() -> str:
 
 
 def stated() -> dict[str, tuple[str, list[Row]]]:
-    """The same as `written`, from the code: of plug-ins, too. Importing it takes seconds."""
+    """The same sections as `written`, from the code, which includes plug-ins. Importing it takes seconds."""
     from rankbench.analyses import ANALYSES
     from rankbench.tasks import TASKS
 
@@ -102,7 +102,7 @@ def _subject_of(module: ModuleType) -> str:
 
 
 def rows_of(command: str, cfg: DictConfig) -> Iterator[tuple[str, Row]]:
-    """The keys of a command, each with its heading, without those of its task and its analyses."""
+    """The keys of a command, each with its heading, except those of its task and its analyses."""
     for entry in entries(SCHEMAS[command]):
         if not isinstance(value := OmegaConf.select(cfg, entry.name), DictConfig):
             yield entry.heading, row(entry, value)
@@ -114,7 +114,7 @@ def row(entry: Entry, value: Any) -> Row:
 
 
 def in_words(value: Any) -> str:
-    """A value of a composed config as it is typed on a command line."""
+    """A value of a composed config, as typed on a command line."""
     return as_typed(OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value)
 
 

@@ -28,7 +28,7 @@ def noam_peak(gamma: float, width: int, warmup: int) -> float:
 
 
 def columns(width: int, heads: int, times: int) -> int:
-    """Multiple of the usual head width."""
+    """`times` times the usual head width."""
     return times * width // heads
 
 
@@ -43,13 +43,14 @@ def direction_of(objective: str | None) -> str:
 
 
 def at_a_time(launcher: str) -> int | None:
-    """Number of jobs handed to a launcher at a time, None for all; submitit's local launcher starts all at once."""
+    """Number of jobs handed to a launcher at a time; None for all. submitit's local launcher, which starts all that it
+    gets at once, gets one for each core."""
     return os.cpu_count() if launcher.endswith("submitit_launcher.LocalLauncher") else None
 
 
 def jobs_at_once(device: str) -> int:
-    """Number of jobs that joblib runs at once: one for each GPU, as two would wait for each other there; without a GPU
-    -1, one for each core."""
+    """Number of jobs that joblib runs at once: one for each GPU, because two on a GPU would wait for each other;
+    without a GPU -1, one for each core."""
     gpus, visible = len(glob("/dev/nvidia[0-9]*")), os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         gpus = min(gpus, len([number for number in visible.split(",") if number not in ("", "-1")]))

@@ -1,4 +1,4 @@
-"""Hydra's sweeper over every combination, in a version that runs no finished job."""
+"""A version of Hydra's sweeper over all combinations that skips finished jobs."""
 
 import sys
 import time
@@ -14,13 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 if TYPE_CHECKING:
     from rankbench.commands.finished_jobs import FinishedJob
 
-NAME = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # of the class that it stands for
+NAME = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"  # of the class that SkippingSweeper replaces
 
 
 class SkippingSweeper(Sweeper):
-    """Launches the jobs that the callback has checked, and prints the lines of those that have finished in their place.
+    """Launches the jobs that the callback has checked; in place of a finished job, prints the lines that it printed.
 
-    jobs: the words of each job, and finished: the finished ones by number; the callback sets both.
+    jobs: the words of each job. finished: the finished jobs by number. The callback sets both.
     """
 
     jobs: ClassVar[list[list[str]]] = []
@@ -52,8 +52,8 @@ class SkippingSweeper(Sweeper):
     def _launch(self, numbers: range) -> Sequence[JobReturn]:
         """Launch those of these jobs that have not finished.
 
-        A launcher numbers the jobs that it gets one by one. A parallel one therefore gets all from the first to the
-        last that have not finished; those between, which have, end by themselves.
+        A launcher numbers the jobs that it gets consecutively. A parallel launcher therefore gets all jobs from the
+        first to the last unfinished one; finished jobs in between notice that and end by themselves.
         """
         todo = [number for number in numbers if number not in self.finished]
         if todo and not self.config.hydra.launcher._target_.endswith("BasicLauncher"):
@@ -66,12 +66,12 @@ class SkippingSweeper(Sweeper):
             if number in pieces:
                 begins = time.monotonic()
                 results += self.launcher.launch([self.jobs[job] for job in pieces[number]], initial_job_idx=number)
-                self._tell_time_left(pieces[number], time.monotonic() - begins)
+                self._print_time_left(pieces[number], time.monotonic() - begins)
             elif number not in todo:
                 self.finished[number].show(number, len(self.jobs))
         return results
 
-    def _tell_time_left(self, jobs: list[int], seconds: float) -> None:
+    def _print_time_left(self, jobs: list[int], seconds: float) -> None:
         """Print how long the other jobs will take, if they take as long as those that have been run."""
         from rankbench.progress import duration
 

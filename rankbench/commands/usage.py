@@ -44,8 +44,8 @@ def usage(command: str, words: list[str]) -> str:
 
 
 def explained(words: list[str]) -> str:
-    """Each of these keys: what it means, what is allowed, its values, and which presets set it. A word plugins=[a] has
-    those of plug-ins, too."""
+    """Explain each of these keys: its meaning, what is allowed, its value, and which presets set it. A word plugins=[a]
+    adds those of plug-ins."""
     plugins.find(plugins.named(words))
     words = [word for word in words if not word.startswith("plugins=")]
     if not words or any("=" in word or word.startswith("-") for word in words):
@@ -89,7 +89,7 @@ def _explanation(word: str, rows: dict[str, tuple[str, Row]], commands: dict[str
 
 
 def list_of_presets(words: list[str]) -> str:
-    """Each preset with its command, its cost, the run here that stands for it, and what it measures. A word plugins=[a]
+    """Each preset with its command, its cost, the run here that represents it, and what it measures. A word plugins=[a]
     adds those of plug-ins."""
     if wrong := [word for word in words if not word.startswith("plugins=")]:
         raise ConfigError(f"list {wrong[0]}: takes no key but plugins=[<module>]; leave it out")
@@ -98,7 +98,7 @@ def list_of_presets(words: list[str]) -> str:
     from rankbench.runs.files import OUTPUTS
 
     all_presets, runs, width = described(), {}, min(max(shutil.get_terminal_size().columns, 80), 120)
-    if any(OUTPUTS.glob("*/*")):  # what finds the runs is slow to load
+    if any(OUTPUTS.glob("*/*")):  # the module that finds the runs is slow to load
         from rankbench.report.preset_runs import best_runs
 
         runs = best_runs(all_presets, OUTPUTS)
@@ -139,7 +139,7 @@ def _lines(item: Row, width: int) -> str:
 
 
 def _groups(command: str) -> str:
-    """The config groups of a command with their choices, and where those of plug-ins are."""
+    """The config groups of a command with their choices, and the folders with those of plug-ins."""
     lines = [f"  {name}: {', '.join(plugins.choices(name))}" for name in sorted(plugins.groups_of(command))]
     lines += [f"  plug-in {name}: {plugin.conf}" for name, plugin in plugins.FOUND.items() if plugin.conf is not None]
     return "\n".join(lines) or "  none"

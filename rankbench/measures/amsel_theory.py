@@ -1,11 +1,11 @@
-"""Closed forms on the rank of attention heads (Amsel, Yehudai and Bruna). No model in here.
+"""Closed forms on the rank of attention heads (Amsel, Yehudai and Bruna), without any model.
 
-The task is the nearer one of two orthonormal points x_1, x_2 of the sphere S^(d-1), for a uniform query y. With
-u = (x_1 - x_2) / sqrt 2 a head T gives a function of u and y, and E||f - T||^2 >= E(sgn(u.y) - sqrt 2 u.T)^2 / 2: what
-is written here as an error is half of a squared distance from the kernel sgn(u.y), in squared error summed over
-coordinates. On the sphere, sgn(u.y) = sum over odd l of eta_l sum over i of Y_li(u) Y_li(y), with the harmonics Y
-orthonormal in the uniform probability, N(d, l) of degree l, eta_l = (-1)^((l-1)/2) B(l/2, d/2) / pi, and
-sum eta_l^2 N(d, l) = 1.
+The task is to return the one of two orthonormal points x_1, x_2 on the sphere S^(d-1) that is nearer to a uniform query
+y. With u = (x_1 - x_2) / sqrt 2, a head T gives a function of u and y, and
+E||f - T||^2 >= E(sgn(u.y) - sqrt 2 u.T)^2 / 2. An error here is therefore half of a squared distance from the kernel
+sgn(u.y), with squares summed over coordinates. On the sphere, sgn(u.y) = sum over odd l of eta_l sum over i of
+Y_li(u) Y_li(y). The harmonics Y, N(d, l) of degree l, are orthonormal under the uniform distribution;
+eta_l = (-1)^((l-1)/2) B(l/2, d/2) / pi; sum eta_l^2 N(d, l) = 1.
 """
 
 import math
@@ -29,7 +29,7 @@ def num_harmonics(dimension: int, degree: int) -> int:
 
 
 def num_seen(rank: int, degree: int, form: str) -> int:
-    """M: to how many harmonics of degree l a head of rank r need not be orthogonal.
+    """M: number of harmonics of degree l to which a head of rank r need not be orthogonal.
 
     sharp: C(r+l-1, l), homogeneous polynomials in r variables, if value maps are multiples of the identity. slide:
     C(r+l, l), the lemma as printed. any: sum over k in {l-2, l, l+2} of C(r+k-1, k), for every value map.
@@ -53,11 +53,11 @@ def _spectrum(dimension: int, degrees: int) -> tuple[list[int], list[int], np.nd
 
 
 def lower_bound(dimension: int, rank: int, heads: int, form: str, degrees: int = DEGREES) -> tuple[float, float]:
-    """(bound, width): no H heads of rank r have an error below `bound`, and the whole series is at most `width` more.
+    """(bound, width): H heads of rank r have an error of at least `bound`; the whole series adds at most `width`.
 
-    L / 2 with L = sum over odd l of eta_l^2 max(0, N(d, l) - H M(d, l)). Terms up to `degrees` are added; of the rest,
-    1 - sum eta_l^2 N in all, heads can take no more than the share H M / N at the first degree that is left out, since
-    C(r+k-1, k) / N(d, l), k - l fixed, falls with l while r < d (slide: with r + 1 for r).
+    L / 2 with L = sum over odd l of eta_l^2 max(0, N(d, l) - H M(d, l)). Terms up to `degrees` are added. Of the rest,
+    1 - sum eta_l^2 N in total, heads can take at most the share H M / N of the first degree that is left out, since
+    C(r+k-1, k) / N(d, l), k - l fixed, falls with l while r < d (slide: r + 1 in place of r).
     """
     odd, numbers, shares = _spectrum(dimension, degrees)
     taken = sum(
@@ -90,9 +90,9 @@ def fewest_heads(dimension: int, rank: int, error: float, form: str) -> float:
 
 
 def agreement(dimension: int) -> float:
-    """kappa = E[sgn(u.y) sgn(q.u) sgn(q.y)] = (2/pi) E asin|u.y|: how a random rank-1 head q agrees with the answer.
+    """kappa = E[sgn(u.y) sgn(q.u) sgn(q.y)] = (2/pi) E asin|u.y|: agreement of a random rank-1 head q with the answer.
 
-    It is right with probability (1 + kappa) / 2.
+    The head is right with probability (1 + kappa) / 2.
     """
     return _mean_over_cosine(lambda t: 2 / math.pi * math.asin(t), dimension)
 
@@ -103,13 +103,13 @@ def likeness(dimension: int) -> float:
 
 
 def equal_weights(dimension: int, heads: int) -> float:
-    """Mean error of H random rank-1 heads with one weight for all, the best one, and the points' mean added:
+    """Mean error of H random rank-1 heads that share the best common weight, with the points' mean added:
     (1 - H kappa^2 / (1 + (H - 1) rho)) / 2."""
     return (1 - heads * agreement(dimension) ** 2 / (1 + (heads - 1) * likeness(dimension))) / 2
 
 
 def optimal_weights(queries_HD: Tensor) -> float:
-    """Error of the rank-1 heads with these unit vectors, each with its own best weight, and the points' mean added:
+    """Error of the rank-1 heads with these unit vectors, each with its own best weight, with the points' mean added:
     (1 - b^T G^-1 b) / 2, b_h = kappa, G_hk = (2/pi asin(q_h.q_k))^2."""
     cosine_HH = (queries_HD @ queries_HD.T).clamp(-1, 1)
     gram_HH = (2 / math.pi * cosine_HH.asin()).square().fill_diagonal_(1).cpu()  # asin loses half of the digits near 1
@@ -118,7 +118,7 @@ def optimal_weights(queries_HD: Tensor) -> float:
 
 
 def majority_vote(dimension: int, heads: int) -> float:
-    """Error of the point for which most of H random rank-1 heads vote: 2 P(wrong); a coin decides a draw.
+    """Error of the majority vote of H random rank-1 heads for a point: 2 P(wrong); a coin decides a draw.
 
     Given |u.y| = t, heads are right independently with probability 1/2 + asin(t) / pi.
     """
@@ -136,7 +136,7 @@ def majority_vote(dimension: int, heads: int) -> float:
 
 
 def _mean_over_cosine(function: Callable[[float], float], dimension: int) -> float:
-    """Mean of a function of |u.y| = sin(angle), u and y uniform on S^(d-1): the angle has a density like cos^(d-2)."""
+    """Mean of a function of |u.y| = sin(angle), u and y uniform on S^(d-1): the angle's density is like cos^(d-2)."""
 
     def weighted(angle: float) -> float:
         return function(math.sin(angle)) * math.cos(angle) ** (dimension - 2)

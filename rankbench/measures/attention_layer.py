@@ -64,7 +64,7 @@ class AttentionLayer(NamedTuple):
 
     @property
     def read_HDK(self) -> Tensor:
-        """The factor of P X before W^O: W^V, for l2 after W^Q W^Q^T / s; divided by the divisor."""
+        """The factor of P X before W^O, over the divisor: W^V, or W^Q W^Q^T W^V / s for l2."""
         w = self.maps
         if self.kind == "l2":
             return w.w_q_HDK @ (w.w_q_HDK.mT @ w.w_v_HDK) / (self.scale * self.divisor)

@@ -86,7 +86,7 @@ ATTENTION_METRICS: dict[str, Callable[[AttentionMatrices], Tensor]] = {
     "attention_gap_singular": _gap_singular,
 }
 Rows = Tensor | slice
-OF_PROBABILITIES = ("attention_entropy", "attention_gap_eigenvalue")  # the others are of any matrix
+OF_PROBABILITIES = ("attention_entropy", "attention_gap_eigenvalue")  # the others are defined for any matrix
 
 
 def attention_metrics(
@@ -100,16 +100,16 @@ def attention_metrics(
     """Every metric in ATTENTION_METRICS by column name, each of shape (B, H).
 
     visible_NM: which keys each query sees; None: all. lengths_B: number of tokens of each sequence of a padded batch.
-    counted_BN: queries whose rows the metrics are of, None for all; attention_gap_eigenvalue takes a square P and is of
-    all. floor_BH: the error of each P's residual (rankbench.measures.rounding.noise_floors). It adds the columns of
-    ATTENTION_FLOORS; without it there is attention_own_rounding. stochastic: whether rows are probabilities; where they
-    are not, the metrics OF_PROBABILITIES are nan.
+    counted_BN: queries over whose rows metrics are taken; None: all. attention_gap_eigenvalue needs a square P and
+    takes all rows. floor_BH: the error of each P's residual (rankbench.measures.rounding.floor_of_weights); with it
+    there are the columns ATTENTION_FLOORS, without it attention_own_rounding. stochastic: whether rows are
+    probabilities; if not, the metrics OF_PROBABILITIES are nan.
     """
 
     def of_queries(rows: Rows, length: int, queries: Rows) -> dict[str, Tensor]:
         square_BHNM = p_BHNM[rows][..., :length, :length]
-        shown_NM = None if visible_NM is None else visible_NM[:length, :length][queries]
-        values = _values(square_BHNM[..., queries, :], shown_NM, stochastic)
+        seen_NM = None if visible_NM is None else visible_NM[:length, :length][queries]
+        values = _values(square_BHNM[..., queries, :], seen_NM, stochastic)
         if stochastic and isinstance(queries, Tensor):
             values["attention_gap_eigenvalue"] = spectral_gap(square_BHNM)
         return values
@@ -125,10 +125,10 @@ def per_queries(
     lengths_B: Tensor | None,
     counted_BN: Tensor | None,
 ) -> dict[str, Tensor]:
-    """`compute(rows, length, queries)` of the sequences of one length in which the same tokens count, at a time.
+    """Run `compute(rows, length, queries)` for each group of sequences with one length and the same counted tokens.
 
-    lengths_B: number of tokens of each sequence, the absent ones behind them; None: all have num_tokens. counted_BN:
-    which count; None: all that are there. queries: slice(None) where all of the sequence do.
+    lengths_B: number of tokens of each sequence, before any absent ones; None: all have num_tokens. counted_BN: mask of
+    the tokens that count; None: all present ones. queries: slice(None) if all tokens of the sequence count.
     """
     if lengths_B is None and counted_BN is None:
         return compute(slice(None), num_tokens, slice(None))
@@ -159,10 +159,10 @@ def _values(p_BHNM: Tensor, visible_NM: Tensor | None, stochastic: bool) -> dict
 
 def _check(p_BHNM: Tensor, visible_NM: Tensor | None, stochastic: bool) -> None:
     check_floats("p_BHNM", p_BHNM, ("B", "H", "N", "M"))
-    # Finds scores passed as weights. 1 %, because a softmax computed in bfloat16 (8 bits) must pass.
+    # Catches scores passed as weights. 1 %, because a softmax computed in bfloat16 (8 bits) must pass.
     error = (p_BHNM.sum(-1) - 1).abs()
     if stochastic and ((p_BHNM < 0).any() or (error > 0.01).any()):
-        raise ValueError("p_BHNM: got rows that are no probabilities, wanted entries >= 0 with row sums 1 (within 1%)")
+        raise ValueError("p_BHNM: got rows that are not probabilities, wanted entries >= 0 with row sums 1 (within 1%)")
     if visible_NM is None:
         return
     if visible_NM.dtype != torch.bool or visible_NM.shape != p_BHNM.shape[-2:]:

@@ -22,12 +22,12 @@ from rankbench.model.network import Network
 def metrics_by_layer(
     network: Network, inputs: Tensor, generator: torch.Generator, view: View = ALL
 ) -> Iterator[tuple[dict, dict[str, Tensor]]]:
-    """Layer, sublayer and head of each state and each P, with its metrics, shape (B,).
+    """Yield layer, sublayer and head of each state and each P, with its metrics, each of shape (B,).
 
     The embedding has layer 0 and sublayer input; the state after a sub-layer has layer 1..L and sublayer attention or
     mlp; one head's P has sublayer weights and a head from 1 on, which states do not have. generator: on the CPU, for
-    the perturbed passes that give the noise floors. view: which tokens the metrics of states are of; those of P are of
-    the rows of all queries that count.
+    the perturbed passes that give the noise floors. view: the tokens over which metrics of states are taken;
+    metrics of P take the rows of all queries that count.
     """
     lengths_B, counted_BN, attention = network.lengths(inputs), network.counted(inputs), network.attentions[0]
     visible_NM = visible_keys(attention.mask, attention.window, network.num_tokens(inputs), inputs.device)
@@ -58,7 +58,7 @@ def metrics_in_view(x_BND: Tensor, counted_BN: Tensor | None, floor_B: Tensor, v
 
 
 def on_cpu(tables: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """These values on the CPU, by a single copy from their device."""
+    """Move these values to the CPU in a single copy."""
     values = [value for table in tables for value in table.values()]
     if not values or values[0].device.type == "cpu":
         return tables
@@ -69,10 +69,10 @@ def on_cpu(tables: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
 
 
 def moments(values: dict[str, Tensor]) -> dict[str, float]:
-    """Mean of each metric over the sequences for which it is defined (nan if there is none), and as <metric>_sd their
-    sample standard deviation (nan of one sequence).
+    """Mean of each metric over the sequences for which it is defined (nan if there is none), and its sample standard
+    deviation as <metric>_sd (nan for one sequence).
 
-    num_undefined: for how many sequences a metric is undefined, one or more; every mean is over all but at most these.
+    num_undefined: number of sequences for which at least one metric is undefined; a mean leaves out at most these.
     """
     columns = {}
     for metric, value_B in values.items():

@@ -1,4 +1,4 @@
-"""Second derivatives of the loss by the parameters of two heads, by products with the Hessian.
+"""Second derivatives of the loss with respect to the parameters of two heads, from products with the Hessian.
 
 Shapes: A head of the network.
 """
@@ -31,12 +31,12 @@ class CrossGradients(NamedTuple):
 def cross_gradients(
     model: Transformer, batch: Batch, probes: int, generator: torch.Generator, rounding: torch.Generator
 ) -> CrossGradients:
-    """Frobenius norms of the loss' second derivatives by the parameters of two heads.
+    """Frobenius norms of the loss's second derivatives with respect to the parameters of two heads.
 
-    A head's parameters are its W_Q, W_K, W_V with their biases and its W_O; heads go layer by layer; the loss is the
-    mean over scored tokens. ||H_ab||^2 = E||H_ab v||^2 over random signs v of head b (Hutchinson), one product with
+    A head's parameters are its W_Q, W_K, W_V with their biases and its W_O; heads are in order of layers; the loss is
+    the mean over scored tokens. ||H_ab||^2 = E||H_ab v||^2 over random signs v of head b (Hutchinson), one product with
     the Hessian for each head and probe. (a, b) and (b, a) are independent estimates of the same number; the result is
-    their mean. rounding: draws random rounding, of the first probe.
+    their mean. rounding: generator of the first probe's random rounding.
     """
     parts = head_parameters(model)
     names = {name for part in parts for name in part}
@@ -73,7 +73,7 @@ def _square(products: dict[str, Tensor], part: dict[str, tuple]) -> Tensor:
 def hessian_product(
     model: Transformer, batch: Batch, parameters: dict[str, Tensor], direction: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Hessian of the mean loss by these parameters times a direction, a few sequences at a time."""
+    """The Hessian of the mean loss with respect to these parameters times a direction, in chunks of sequences."""
     parameters = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
     total = [torch.zeros_like(parameter) for parameter in parameters.values()]
     weights, tokens = list(parameters.values()), 0
@@ -91,7 +91,7 @@ def hessian_product(
 
 
 def head_parameters(model: Transformer) -> list[dict[str, tuple]]:
-    """For each head, the parameters that hold its own, and where. ConfigError if heads share parameters."""
+    """For each head, the parameters that hold its own, with their indices. ConfigError if heads share parameters."""
     if model.cfg.weight_norm != "none":
         raise ConfigError(
             "analysis=independence: needs heads with parameters of their own, but with "

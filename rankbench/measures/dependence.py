@@ -15,13 +15,13 @@ from scipy.special import digamma
 
 Array = np.ndarray
 
-# Rounding error that a few layers leave in a state, in units of eps: less variation than that is no signal.
+# Rounding error that a few layers leave in a state, in units of eps: less variation than this is not a signal.
 ROUNDINGS = 10
 
 
 def near_one(x_ND: Array) -> Array:
-    """x times the power of two that brings its largest entry to about 1: its squares neither overflow nor vanish, and
-    whatever does not depend on the scale stays bit for bit."""
+    """x times the power of two that brings its largest entry to about 1. Squares then neither overflow nor vanish, and
+    results that do not depend on the scale stay the same bit for bit."""
     return np.ldexp(x_ND, -np.frexp(np.abs(x_ND).max())[1])
 
 
@@ -34,7 +34,7 @@ def covariance(x_ND: Array, y_ND: Array) -> float:
 
 
 def correlation(x_ND: Array, y_ND: Array) -> float:
-    """tr Cov(x, y) / sqrt(tr Cov(x, x) tr Cov(y, y)), in [-1, 1]; nan where one of them does not vary."""
+    """tr Cov(x, y) / sqrt(tr Cov(x, x) tr Cov(y, y)), in [-1, 1]; nan if one of them does not vary."""
     x_ND, y_ND = near_one(x_ND), near_one(y_ND)
     scale = math.sqrt(covariance(x_ND, x_ND) * covariance(y_ND, y_ND))
     return covariance(x_ND, y_ND) / scale if scale > 0 else math.nan
@@ -78,7 +78,7 @@ def ksg_information(x_ND: Array, y_NE: Array, neighbours: int = 4) -> float:
     """Mutual information in nats by nearest neighbours, for continuous x and y of any distribution.
 
     Kraskov, Stoegbauer & Grassberger 2004, estimator 1: digamma(k) + digamma(N) - mean of digamma(n_x + 1) +
-    digamma(n_y + 1), n_x the observations nearer in x than the k-th neighbour is in (x, y), all in the maximum norm.
+    digamma(n_y + 1), n_x observations nearer in x than the k-th neighbour is in (x, y), all in the maximum norm.
     Almost unbiased for independent x and y; too small for dependent ones in many dimensions. nan if k or more
     observations coincide with another one, because x and y are then not continuous.
     """
@@ -111,7 +111,7 @@ def gaussian_gram(x_ND: Array) -> Array:
 
 
 def unbiased_hsic(k_NN: Array, l_NN: Array) -> float:
-    """Hilbert-Schmidt independence criterion of two Gram matrices, unbiased; of mean 0 for independent x and y.
+    """Hilbert-Schmidt independence criterion of two Gram matrices, unbiased; mean 0 for independent x and y.
 
     Song et al. 2012, eq. 5: with zero diagonals, [tr KL + 1'K1 1'L1 / ((N-1)(N-2)) - 2/(N-2) 1'KL1] / (N(N-3)).
     Raises ValueError for fewer than 4 observations.
@@ -129,7 +129,7 @@ def alignment(k_NN: Array, l_NN: Array) -> float:
     """Debiased centred kernel alignment, HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)), each unbiased; at most about 1.
 
     Kornblith et al. 2019 with the estimator of Nguyen et al. 2021. With linear_gram: linear CKA, the squared cosine of
-    the two Gram matrices. nan where one of them does not vary.
+    the two Gram matrices. nan if one of them does not vary.
     """
     scale = unbiased_hsic(k_NN, k_NN) * unbiased_hsic(l_NN, l_NN)
     return unbiased_hsic(k_NN, l_NN) / math.sqrt(scale) if scale > 0 else math.nan

@@ -7,12 +7,12 @@ d_qk is the head width; the residual is ||X - 1 x^T||_{1,inf}.
 
 None of the paper's bounds is safe, which is why `rankbench analyze analysis=[bounds]` reports whether they hold:
 - Lemma A.1 writes |PR - 1 q^T R| <= 2 D 1 |q^T R|, where Lemma A.3 gives 2 D 1 q^T |R|; uses e^x <= 1 + 2x, true up to
-  x = 1.256; and bounds ||D 1 v^T||_1 = ||D 1||_1 ||v||_inf with ||D 1||_inf, which is up to N times less. Its inf-norm
-  half is true all the same (compare diameter_layer), its 1-norm half is false: one layer of one head can exceed the
-  bound sqrt(N) / log(N) times, up to a constant (tests).
+  x = 1.256; and bounds ||D 1 v^T||_1 = ||D 1||_1 ||v||_inf with ||D 1||_inf, up to N times smaller. Its inf-norm
+  half is true all the same (compare diameter_layer); its 1-norm half is false: one layer of one head can exceed the
+  bound by a factor sqrt(N) / log(N), up to a constant (tests).
 - Lemma A.2 and Cor. 3.2 multiply a 1-norm bound by an inf-norm bound, each a maximum over heads, and take the product
-  for beta^2; but the maxima can be at different heads: two heads of width D can exceed the bound D^(1/4)/16 times.
-- Cor. 3.1 adds ||.||_{1,inf} of skip and attention, but this is no norm and has no triangle inequality.
+  for beta^2. But the maxima can be at different heads: two heads of width D can exceed the bound D^(1/4)/16 times.
+- Cor. 3.1 adds ||.||_{1,inf} of skip and attention, but this is not a norm and has no triangle inequality.
 """
 
 import math
@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 
 # The largest slope of each activation. gelu' = Phi(z) + z phi(z), gelu'' = (2 - z^2) phi(z): largest at z = sqrt 2.
 ACTIVATION_LIPSCHITZ = {"relu": 1.0, "gelu": 0.5 * math.erfc(-1.0) + math.exp(-1.0) / math.sqrt(math.pi)}
-# of those without a closed form the largest slope by root finding, rounded up
+# where there is no closed form, the largest slope by root finding, rounded up
 ACTIVATION_LIPSCHITZ |= {"gelu_new": 1.12899306866, "silu": 1.09983932013, "quick_gelu": 1.09983932013}
 
 # --- Bounds on the residual ------------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ def attention_coefficient(log10_beta: ArrayLike, heads: int, width_qk: int) -> n
 def thm_2_3(log10_beta: ArrayLike, heads: int, width_qk: int, layers: int, log10_residual: ArrayLike) -> np.ndarray:
     """Attention alone: (4 beta H / sqrt d)^((3^L - 1)/2) ||res(X)||^(3^L). Theorem 2.3; heads=1: Theorem 2.2.
 
-    Misprinted: Theorem 2.2 calls W_V what is W_V W_O here; Cor. 2.2 of the appendix drops it from beta.
+    Misprints: Theorem 2.2 writes W_V for what is W_V W_O here; Cor. 2.2 of the appendix drops it from beta.
     """
     return _cubed_again_and_again(attention_coefficient(log10_beta, heads, width_qk), layers, log10_residual)
 
@@ -56,8 +56,8 @@ def cor_3_1(log10_beta: ArrayLike, heads: int, width_qk: int, layers: int, log10
     """Attention and skips, Corollary 3.1: max over l of c^((3^l - 1)/2) (2H)^(3^l (L - l)) ||res(X)||^(3^l), c twice
     attention_coefficient.
 
-    Each layer either cubes or doubles. The proof says that the order does not matter; it does, and what is printed is
-    the largest of all orders, every doubling before every cube, so that this step stands. The skip needs no factor H.
+    Each layer either cubes or doubles. The proof says that the order does not matter. It does, but the printed bound is
+    the largest over all orders, with every doubling before every cube, so this step stands. The skip needs no factor H.
     """
     coefficient = attention_coefficient(log10_beta, heads, width_qk) + math.log10(2)
     doubled = [np.add(log10_residual, (layers - cubes) * math.log10(2 * heads)) for cubes in range(layers + 1)]
@@ -142,7 +142,7 @@ def _log(scale: float) -> float:
 
 
 class PathLengths(NamedTuple):
-    """For each length 0..L of paths: log10 of their number (-inf for none), their share, and the share up to it."""
+    """For each length 0..L of paths: log10 of their number (-inf for none), share, and share of lengths up to it."""
 
     log10_count: np.ndarray
     share: np.ndarray
@@ -162,13 +162,13 @@ def num_paths(layers: int, heads: int, length: int, skip: bool = True) -> int:
 def length_share(layers: int, heads: int, length: int, skip: bool = True) -> float:
     """Share of all paths that have this length: Binomial(L, H/(H+1)); without skips 1 at length L.
 
-    Correctly rounded: a quotient of integers, however many digits they have (GPT-3's 191).
+    Correctly rounded, because it is a quotient of exact integers of any size (191 digits for GPT-3).
     """
     return num_paths(layers, heads, length, skip) / (heads + skip) ** layers
 
 
 def path_length_distribution(layers: int, heads: int, skip: bool = True) -> PathLengths:
-    """Paths by their length, as in Dong et al. 2021, Fig. 5; arrays of L + 1, every number from exact integers."""
+    """Paths by their length, as in Dong et al. 2021, Fig. 5; arrays of L + 1, from exact integers."""
     counts = [num_paths(layers, heads, length, skip) for length in range(layers + 1)]
     total, so_far = sum(counts), np.cumsum(np.array(counts, dtype=object))
     return PathLengths(

@@ -41,11 +41,11 @@ class PathSums(NamedTuple):
 
 
 def sums_by_length(network: Network, inputs: Tensor, mlp: str = "gate") -> PathSums:
-    """All paths of a network, frozen, summed by length (FrozenNetwork.sums_by_length), a few sequences at a time."""
+    """All paths of the frozen network, summed by length (FrozenNetwork.sums_by_length), a few sequences at a time."""
     numbers = network.num_tokens(inputs) * network.width * (network.num_layers + 2)
     most = SWEEP_BYTES
     if inputs.device.type == "cuda":
-        # a GPU is idle with so few, so memory is the limit: of the terms, and of what is frozen
+        # so few leave a GPU idle, so the limit is its memory, for the terms and for all that is frozen
         numbers += network.num_layers * network.num_heads * network.num_tokens(inputs) ** 2 + 4 * numbers
         most = free_share(inputs.device)
     at_a_time = max(1, most // (numbers * network.read_out.weight.element_size()))
@@ -60,8 +60,8 @@ def free_share(device: torch.device) -> int:
 
 
 class FrozenSublayer(NamedTuple):
-    """A sub-layer made linear at one batch. Fixed are the scales of its norm, the matrices by which its attention mixes
-    values, and the gate of its MLP or, with mlp="source", the MLP's whole output."""
+    """A sub-layer made linear at one batch: the scales of its norms, the matrices by which its attention mixes values,
+    and the gate of its MLP (with mlp="source" the MLP's whole output) are frozen."""
 
     sublayer: Sublayer
     scale_BN1: Tensor | None
@@ -81,7 +81,7 @@ class FrozenSublayer(NamedTuple):
         return cls(*norms, source_BND=step.sublayer.part.from_hidden(step.hidden_BNF))
 
     def at(self, sequences: slice) -> "FrozenSublayer":
-        """The same for some of the sequences."""
+        """The frozen sub-layer for some of the sequences."""
         return FrozenSublayer(self.sublayer, *(None if frozen is None else frozen[sequences] for frozen in self[1:]))
 
     def norm(self, x: Tensor, has_bias: bool) -> Tensor:
@@ -89,12 +89,12 @@ class FrozenSublayer(NamedTuple):
         return frozen_norm(x, self.sublayer.norm, self.scale_BN1, has_bias)
 
     def branch_norm(self, x: Tensor, has_bias: bool) -> Tensor:
-        """The same for the norm behind the part."""
+        """The same for the norm after the part."""
         return frozen_norm(x, self.sublayer.branch_norm, self.branch_scale_BN1, has_bias)
 
     @property
     def is_plain(self) -> bool:
-        """Whether skip and part's output are simply added up, so that both can be one product."""
+        """Whether the skip and the part's output are simply added, so that one product can compute both."""
         return self.sublayer.streams is None and self.sublayer.branch_norm is None
 
     def all_heads(self, terms_TBND: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class FrozenSublayer(NamedTuple):
         return self.sublayer.apply(x, part, norm, functools.partial(self._add_gated, has_bias))
 
     def _mix_all_heads(self, x_TBND: Tensor) -> Tensor:
-        """The mixed values of all heads side by side, before the way back to the width: (T, B, N, H K)."""
+        """The mixed values of all heads side by side, before the map back to the width: (T, B, N, H K)."""
         num_terms, num_sequences, num_tokens, _ = x_TBND.shape
         attention = self.sublayer.part
         maps = attention.maps_of_input()
@@ -204,7 +204,7 @@ class FrozenSublayer(NamedTuple):
 
 
 def _add_longer(a: float, x_TBND: Tensor, b: float, y_TBND: Tensor) -> Tensor:
-    """a X + b Y of terms, of which Y has one more."""
+    """a X + b Y for terms X and Y, where Y has one term more."""
     return a * F.pad(x_TBND, (0, 0, 0, 0, 0, 0, 0, 1)) + b * y_TBND
 
 
@@ -212,10 +212,10 @@ class FrozenNetwork:
     """A network made linear at one batch of inputs, with two treatments of the MLP.
 
     mlp="gate": the elementwise factor act(z)/z is frozen, so the MLP is a linear map that every path passes.
-    mlp="source": the MLP's output is a constant, counted with the biases, and paths take its skip only.
+    mlp="source": the MLP's output is a constant, counted with the biases, and paths take only its skip.
 
-    layers: the frozen sub-layers of each layer, attention first. embedding_BND, state_BND: the input of the first
-    one, and that of the read-out.
+    layers: the frozen sub-layers of each layer, attention first. embedding_BND: the input of the first layer.
+    state_BND: the input of the read-out.
     """
 
     def __init__(self, network: Network, inputs: Tensor, mlp: str = "gate") -> None:
@@ -258,7 +258,7 @@ class FrozenNetwork:
 
     @torch.no_grad()
     def all_choices(self, states_PBND: Tensor, layer: int) -> Tensor:
-        """The sum over all choices of `step`: as MLPs are linear here, one passage of theirs instead of H + 1."""
+        """The sum of `step` over all choices. MLPs are linear here, so they run once instead of H + 1 times."""
         attention, *mlps = self.layers[layer]
         states_PBND = sum(attention.one_head(states_PBND, choice) for choice in range(self.network.num_heads + 1))
         for mlp in mlps:
@@ -279,7 +279,7 @@ class FrozenNetwork:
 
 
 def frozen_norm(x: Tensor, norm: Norm, scale_BN1: Tensor, has_bias: bool) -> Tensor:
-    """A norm with frozen scale, of path prefixes or (has_bias) of terms of which the first is the bias."""
+    """Apply a norm with frozen scale to path prefixes or (has_bias) to terms, the first of which is the bias."""
     normed = norm.linear(x, scale_BN1)
     if has_bias and norm.shift is not None:
         normed[0] += norm.factor * norm.shift
@@ -305,7 +305,7 @@ def sums_through_heads(network: FrozenNetwork) -> Tensor:
 
 def sums_by_last_head(network: FrozenNetwork) -> Tensor:
     """The path without heads, then for each layer and head the sum of all frozen paths whose last head it is, (1 + L H,
-    B, N, D), in one sweep. Each path is in one of the sums, so that with the bias term they add up to the output."""
+    B, N, D), in one sweep. Each path is in exactly one sum, so with the bias term they add up to the output."""
     everything, heads = slice(None), network.layers[0][0].sublayer.part.heads
     sums_PBND = network.start(everything)[None]
     for layer in range(len(network.layers)):

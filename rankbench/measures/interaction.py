@@ -20,8 +20,8 @@ from rankbench.model.norm import plain_norm
 
 
 def interaction(model: Network, joint_BND: Tensor, sum_BND: Tensor, present_BN: Tensor | None) -> Tensor:
-    """||n(joint) - n(sum)||_F / ||n(joint)||_F of each sequence, n the norm before the read-out, nan of 0 / 0. From
-    (..., B, N, D), shape (..., B)."""
+    """||n(joint) - n(sum)||_F / ||n(joint)||_F of each sequence, n the norm before the read-out; nan for
+    0 / 0. Inputs (..., B, N, D), result (..., B)."""
     norm = functools.partial(plain_norm, model.norm_kind)
     joint_BND, sum_BND = (without_absent(norm(x_BND), present_BN) for x_BND in (joint_BND, sum_BND))
     size_B = frobenius_norm(joint_BND)
@@ -36,7 +36,7 @@ def share_below_floor(
     joint_and_sum: Callable[[Tensor], tuple[Tensor, Tensor]],
     generator: torch.Generator,
 ) -> list[float]:
-    """Share of the first sequences whose interaction is no more than what random rounding changes in both of its sides.
+    """Share of the first sequences whose interaction is at most the change that random rounding makes to its two sides.
 
     joint_PBND, sum_PBND: P outputs each, which joint_and_sum(inputs) returned. generator: on the CPU.
     """
@@ -46,10 +46,10 @@ def share_below_floor(
     with RandomRounding(generator):
         perturbed = [x.split(len(inputs), dim=1) for x in joint_and_sum(side_by_side(inputs, passes))]
     floor_PB = torch.zeros_like(joint_PBND[..., 0, 0])
-    apart = functools.partial(interaction, model, present_BN=present_BN)
+    distance = functools.partial(interaction, model, present_BN=present_BN)
     for joint, total in zip(*perturbed, strict=True):
-        floor_PB = torch.maximum(floor_PB, MARGIN * (apart(joint_PBND, joint) + apart(sum_PBND, total)))
-    return (apart(joint_PBND, sum_PBND) <= floor_PB).double().mean(1).tolist()
+        floor_PB = torch.maximum(floor_PB, MARGIN * (distance(joint_PBND, joint) + distance(sum_PBND, total)))
+    return (distance(joint_PBND, sum_PBND) <= floor_PB).double().mean(1).tolist()
 
 
 def interactions_of_pairs(

@@ -39,8 +39,8 @@ def squares_by_signs(model: Network, inputs: Tensor, draws: int, generator: torc
 
 
 def interference(square_of_sum: Tensor, estimates_S: Tensor) -> tuple[float, float]:
-    """||sum_p Y_p||^2 over the mean of the estimates of sum_p ||Y_p||^2, with its standard error: the mean's relative
-    one; 0 for a single exact one. nan where the mean is 0."""
+    """||sum_p Y_p||^2 over the mean of the estimates of sum_p ||Y_p||^2, with its standard error, of the same
+    relative size as the mean's; 0 for a single, exact estimate. nan if the mean is 0."""
     mean = estimates_S.mean()
     share = torch.where(mean == 0, torch.nan, square_of_sum / mean).item()
     if len(estimates_S) == 1:

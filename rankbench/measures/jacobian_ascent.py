@@ -16,13 +16,13 @@ from torch import Tensor
 from rankbench.measures.attention_layer import AttentionLayer, push, rows_of_token, widest_token
 from rankbench.measures.norms import spectral_norm
 
-# Adam is written out, because torch.optim.Adam rounds differently: after 300 steps the values of some starts differ by
-# 1e-9 of themselves.
+# Adam is written out, because torch.optim.Adam rounds differently: after 300 steps the values of some starts have
+# a relative difference of 1e-9.
 ADAM = (0.9, 0.999)
 # The gradient at a token is proportional to its attention weight, which is as small as 1e-40 for distant tokens. With
 # Adam's usual 1e-8 these would never move.
 ADAM_EPSILON = 1e-30
-NUMBERS_AT_A_TIME = 2_000_000  # of P or of a row of J: as many as fit the cache, which is less than fits the memory
+NUMBERS_AT_A_TIME = 2_000_000  # of P or of a row of J: what fits the cache, which is less than what fits the memory
 FULL_SVD_UP_TO = 1024  # rows of a Jacobian; larger ones use Lanczos for the largest singular value
 
 
@@ -30,7 +30,7 @@ def jacobian_norm(function: Callable[[Tensor], Tensor], x: Tensor, p: str, chunk
     """||J(x)||_p of any differentiable map from x (any shape) to a tensor of any shape.
 
     p = inf: every row, by reverse differentiation, `chunk` rows at a time. p = 2: exact SVD up to FULL_SVD_UP_TO rows
-    or columns, else Lanczos on products with J and J^T (a lower bound of the norm to its tolerance of 1e-10). nan where
+    or columns, else Lanczos on products with J and J^T (a lower bound of the norm to its tolerance of 1e-10). nan if
     the map or its derivatives overflow.
     """
     y, pull = torch.func.vjp(function, x)
@@ -88,8 +88,8 @@ def ascend(
     """Maximise ||J(X)||_p over inputs with Adam from all starts at once (Kim et al. 2021, app. I: lr .1).
 
     p = inf: the largest absolute row sum of one token (widest_token). p = 2: u^T J v, where u and v take one step of
-    power iteration for each step of the ascent and are constants in its gradient; as unit vectors they keep it below
-    ||J||_2. The best value so far is kept, so overshooting loses nothing.
+    power iteration for each step of the ascent and are constants in its gradient; being unit vectors, they keep the
+    objective at or below ||J||_2. The best value so far is kept, so overshooting loses nothing.
 
     mirror, for one head of width 1: half-way, every token keeps its distance to the widest token and the tokens move to
     alternate sides of it, which centres their mean and leaves P unchanged. Adam alone cannot move a token across, and
@@ -166,7 +166,7 @@ def _power_iteration(layer: AttentionLayer, starts_BND: Tensor) -> ValueAndGradi
 def row_of_width_1(layer: AttentionLayer, x_BN1: Tensor) -> tuple[Tensor, Tensor]:
     """The absolute sum of one row of J for D = H = K = 1, tied l2, and its gradient, written out without autograd.
 
-    In d = w (x - x_0): 1 + 2 F, F = sum_j P_j t_j, t_j = (2 d_j (d_j - m) - 1)^+, times |w^2 v o|.
+    With d = w (x - x_0) it is 1 + 2 F, F = sum_j P_j t_j, t_j = (2 d_j (d_j - m) - 1)^+, times |w^2 v o|.
     """
     w = layer.maps.w_q_HDK.item()
     factor = abs(layer.values_HDD.item())

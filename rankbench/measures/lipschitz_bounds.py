@@ -2,11 +2,11 @@
 
 Lip_p is the supremum over X of ||J||_p, J the Jacobian of the layer as a map on R^(ND): for p = inf its largest
 absolute row sum, for p = 2 its largest singular value. A bound is never below that supremum (a local bound: never below
-||J(X)||_2 at the given X), up to rounding. Dot-product attention is Lipschitz for no p (Theorem 3.1), L2 attention is
-if W^Q = W^K (Theorem 3.2).
+||J(X)||_2 at the given X), up to rounding. Dot-product attention is Lipschitz for no p (Theorem 3.1); L2 attention is
+Lipschitz if W^Q = W^K (Theorem 3.2).
 
-Misprints of the paper: its p = 2 bound has ||W^Q||^2 where its proof gives ||W^Q||^4. App. G wants (i, i) among the
-masked pairs, where its proof needs each query to see itself.
+Misprints of the paper: its p = 2 bound has ||W^Q||^2 where its proof gives ||W^Q||^4. App. G asks for (i, i) among the
+masked pairs, although its proof needs each query to see itself.
 
 Shapes: B sequence, N query token, M key token, D width, E width as input, H head, K head width.
 """
@@ -34,7 +34,7 @@ def _seen_by_each(layer: AttentionLayer, num_tokens: int) -> np.ndarray:
     if layer.kind != "l2":
         raise ValueError("dot-product attention is not Lipschitz (Kim et al., Theorem 3.1): it has no such bound")
     if not layer.tied:
-        raise ValueError("L2 attention is Lipschitz where W^Q = W^K (Kim et al., Lemma F.1); these differ")
+        raise ValueError("L2 attention is Lipschitz if W^Q = W^K (Kim et al., Lemma F.1); these differ")
     if layer.seen_NM is None:
         return np.full(num_tokens, num_tokens)
     if not layer.seen_NM.diagonal().all():
@@ -54,11 +54,11 @@ def theorem_inf(layer: AttentionLayer, num_tokens: int) -> float:
 
 
 def theorem_2(layer: AttentionLayer, num_tokens: int, *, printed: bool = False) -> float:
-    """Bound on Lip_2 of tied L2 attention: Kim et al., Theorem 3.2 as its proof has it (app. F.2.2).
+    """Bound on Lip_2 of tied L2 attention: Kim et al., Theorem 3.2 as its proof gives it (app. F.2.2).
 
     sqrt(sum_i (4 phi^-1(n_i - 1) + 1)^2) / s  sqrt(sum_h ||W^Q||_2^4 ||W^V||_2^2)  ||W^O||_2, divided by the divisor;
     n_i is the number of keys that query i sees, N without a mask. printed: with ||W^Q||_2^2, as the paper prints the
-    theorem. That is no bound: it fails for ||W^Q|| > 1.
+    theorem. That is not a bound: it fails for ||W^Q|| > 1.
     """
     w = layer.maps
     rows = np.linalg.norm(4 * inverse_phi_of(_seen_by_each(layer, num_tokens)) + 1)
@@ -88,7 +88,7 @@ def _maps_of_width_1(layer: AttentionLayer) -> tuple[Tensor, Tensor, Tensor]:
     """W^Q, W^V and W^O of the one head, (D,) each."""
     w = layer.maps
     if w.w_q_HDK.shape[0] != 1 or w.w_q_HDK.shape[-1] != 1:
-        raise ValueError(f"these constants are of one head of width 1, got w_q_HDK of {tuple(w.w_q_HDK.shape)}")
+        raise ValueError(f"these constants are for one head of width 1, got w_q_HDK of {tuple(w.w_q_HDK.shape)}")
     return w.w_q_HDK[0, :, 0], w.w_v_HDK[0, :, 0], w.w_o_HKD[0, 0]
 
 
@@ -97,7 +97,7 @@ def one_dimension_inf(layer: AttentionLayer, num_tokens: int) -> float:
 
     n is the largest number of keys a query sees. The constant itself for odd n, a bound for even n; rankbench's own.
 
-    Proof. With y = X W^Q the layer is P(y) y times weights, and the weights give the factor. Let query 0 stand at 0.
+    Proof. With y = X W^Q the layer is P(y) y times weights, and the weights give the factor. Let query 0 lie at 0.
     dm/dy_j = P_j (1 - 2 y_j (y_j - m)) off the diagonal, the row sums to 1 and its own entry P_0 + 2 Var is positive;
     so the absolute row sum is 1 + 2 F, F = sum_j P_j (2 y_j (y_j - m) - 1)^+ . Let S be the tokens that count in F, T
     the others but query 0, p the weight of T, a and b the parts of m from S and T, G = sum_S P_j (2 y_j^2 - 1): F = G -
@@ -169,7 +169,7 @@ def dot_ball_2(layer: AttentionLayer, num_tokens: int, radius: float, *, castin:
     attention?, Theorem 3.3.
     """
     if layer.kind != "dot" or layer.seen_NM is not None or layer.has_biases:
-        raise ValueError("the bound on a ball is of dot-product attention without masks and biases")
+        raise ValueError("the bound on a ball is for dot-product attention without masks and biases")
     factor = (4 if castin else 1) * num_tokens + 1
     inner_H = (spectral_norm(layer.a_HDD).square() * radius**4 * factor + num_tokens).sqrt()
     return (math.sqrt(3) * spectral_norm(layer.values_HDD) * inner_H).sum().item()
@@ -196,7 +196,7 @@ def softmax_ball_2(layer: AttentionLayer, num_tokens: int, radius: float) -> flo
 def longest_output(layer: AttentionLayer, radius: float, bias_D: Tensor) -> float:
     """Bound on the length of an output token while every ||x_i||_2 <= radius: a row of P averages the tokens.
 
-    bias_D: what is added to every token of the output, the values' biases through W^O and the output's own.
+    bias_D: the bias of every output token, which is the values' biases through W^O plus the output's own.
     """
     return (radius * spectral_norm(layer.values_HDD).sum() + bias_D.norm()).item()
 

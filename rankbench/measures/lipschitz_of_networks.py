@@ -1,7 +1,7 @@
 """Constants of a network's parts from its weights alone: Lipschitz bounds and spectral norms.
 
 Formulas of attention are in rankbench.measures.lipschitz_bounds (Kim et al. 2021). A block's bound is made of products
-and sums of the bounds of its parts (Lemma 2.1). An infinite bound says that there is none.
+and sums of the bounds of its parts (Lemma 2.1). An infinite bound means that there is none.
 
 Shapes: D width, H head, K head width.
 """
@@ -30,7 +30,7 @@ HEAD_METRICS = ("qk_norm", "vo_norm")  # spectral norms of a head's maps
 
 
 def layer_of(attention: Attention, num_tokens: int) -> AttentionLayer | None:
-    """A model's attention on so many tokens as an AttentionLayer; None where that has no form for it."""
+    """A model's attention on this many tokens as an AttentionLayer; None if that class cannot represent it."""
     mix = attention.mix
     covered = attention.score_name in COVERED and not (mix["identity"] or mix["uniform"] or attention.exclusive)
     if not covered or (attention.is_l2 and attention.temperature != 1):
@@ -48,16 +48,16 @@ def layer_of(attention: Attention, num_tokens: int) -> AttentionLayer | None:
 
 
 def theorem(layer: AttentionLayer | None, num_tokens: int, p: str) -> float:
-    """Bound on Lip_p of attention on so many tokens (Kim et al., Theorem 3.2 as proved); infinite without one."""
+    """Bound on Lip_p of attention on this many tokens (Kim et al., Theorem 3.2 as proved); infinite without one."""
     if layer is None or layer.kind == "dot" or not layer.tied:
         return np.inf
-    if layer.seen_NM is not None and not layer.seen_NM.diagonal().all():  # the proof wants each query to see itself
+    if layer.seen_NM is not None and not layer.seen_NM.diagonal().all():  # the proof needs each query to see itself
         return np.inf
     return (lipschitz_bounds.theorem_inf if p == "inf" else lipschitz_bounds.theorem_2)(layer, num_tokens)
 
 
 def attention_bound(attention: Attention, num_tokens: int, p: str) -> float:
-    """Bound on Lip_p of a model's attention on so many tokens; infinite where none exists or none is known."""
+    """Bound on Lip_p of a model's attention on this many tokens; infinite if none exists or none is known."""
     mix = attention.mix
     if attention.score_name != "cosine" or mix["identity"] or mix["uniform"] or attention.exclusive:
         return theorem(layer_of(attention, num_tokens), num_tokens, p)
@@ -80,7 +80,7 @@ def capped_bound(network: Network, num_tokens: int, cap: float) -> float:
 
 
 def _capped_attention(attention: Attention, num_tokens: int, cap: float) -> float:
-    """Theorem 3.2, which grows with the spectral norms, where all of these are as large as the cap lets them be."""
+    """Theorem 3.2 with every spectral norm as large as the cap allows; the bound grows with these norms."""
     layer = layer_of(attention, num_tokens)
     if layer is None or attention.score_name != "l2" or not layer.tied:
         return np.inf
@@ -98,7 +98,7 @@ def _with_norm(size: float, x: Tensor) -> Tensor:
 
 
 class Certificate(NamedTuple):
-    """Bounds on Lip_2 on a ball: of each layer's attention and of each layer, in order, and of the whole network."""
+    """Bounds on Lip_2 on a ball: for each layer's attention and each layer, in order, and for the whole network."""
 
     attentions: list[float]
     layers: list[float]
@@ -106,11 +106,11 @@ class Certificate(NamedTuple):
 
 
 def certificate(network: Network, num_tokens: int, radius: float) -> Certificate | None:
-    """Bounds while every token of the embedding is no longer than `radius`; None where a part has none.
+    """Bounds while every token of the embedding is no longer than `radius`; None if a part has no bound.
 
     The length of the tokens is bounded from part to part, so that softmax attention, which is Lipschitz on no
-    unbounded set, has a bound on the ball that its inputs lie in (lipschitz_bounds.softmax_ball_2). A block's bound is
-    that of its parts by Lemma 2.1 of Kim et al.; behind a norm the ball does not depend on the radius.
+    unbounded set, has a bound on the ball that its inputs lie in (lipschitz_bounds.softmax_ball_2). A block's bound
+    follows from those of its parts by Lemma 2.1 of Kim et al.; after a norm the ball does not depend on the radius.
     """
     attentions, layers = [], []
     for sublayers in network.layers:
@@ -134,14 +134,14 @@ def certificate(network: Network, num_tokens: int, radius: float) -> Certificate
 
 
 def _part_on_ball(sublayer: Sublayer, num_tokens: int, radius: float) -> tuple[float, float] | None:
-    """Bounds on Lip_2 of a sub-layer's part, and on the length of its output tokens; None where there are none."""
+    """Bounds on Lip_2 of a sub-layer's part, and on the length of its output tokens; None if there are none."""
     part = sublayer.part
     if sublayer.kind == "mlp":
         if part.activation_name not in ACTIVATION_LIPSCHITZ:
             return None
         up, down = part.up, part.down
         hidden = lipschitz_bounds.linear_norm(up.weight, "2") * radius + _length(up.bias)
-        # an activation that is 0 at 0 lengthens no vector by more than its constant
+        # an activation that is 0 at 0 lengthens no vector by more than its Lipschitz constant
         longest = lipschitz_bounds.linear_norm(down.weight, "2") * ACTIVATION_LIPSCHITZ[part.activation_name] * hidden
         return mlp_bound(part, "2"), longest + _length(down.bias)
     layer = layer_of(part, num_tokens)
@@ -177,7 +177,7 @@ def matrices(sublayer: Sublayer) -> dict[str, Tensor]:
 
 
 def norm_bound(norm: Norm, p: str, largest_scale: float | None = None) -> float:
-    """Bound on Lip_p of a norm that divides its input by at least 1 / largest_scale; None: by no more than epsilon."""
+    """Bound on Lip_p of a norm that divides its input by at least 1 / largest_scale; None: sqrt(epsilon)."""
     largest_scale = norm.epsilon**-0.5 if largest_scale is None else largest_scale
     of_norm = lipschitz_bounds.norm_bound(norm.width, norm.weight, largest_scale, p, norm.kind == "layernorm")
     return norm.factor * of_norm
@@ -213,14 +213,14 @@ def head_maps(attention: Attention) -> dict[str, tuple[Tensor, Tensor]]:
     rankbench.model.weightings); differential attention has two for each head.
 
     W_VO is W_V W_O, in L2 attention A_h W_V W_O, without mixes and without the `gains` of the values. There is no W_QK
-    where scores depend on where the tokens stand.
+    if scores depend on the tokens' positions.
     """
     w = attention.maps_as_applied()
     return attention.qk_maps() | {"vo": (w.w_v_HDK, w.w_o_HKD.mT)}
 
 
 def spectra(left_HDK: Tensor, right_HDK: Tensor) -> tuple[Tensor, Tensor]:
-    """Of M = left right^T for each head the singular values (H, min(D, K)), largest first, and the angle to the
+    """For M = left right^T of each head: the singular values (H, min(D, K)), largest first, and the angle to the
     identity in degrees (H,), nan for M = 0."""
     # the singular values of two triangular factors' product, which is K x K
     left_HKK, right_HKK = (torch.linalg.qr(side, mode="r").R for side in (left_HDK, right_HDK))
@@ -230,17 +230,17 @@ def spectra(left_HDK: Tensor, right_HDK: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rounding_of_spectra(left_HDK: Tensor, right_HDK: Tensor) -> Tensor:
-    """What rounding can make of a singular value of left right^T that is 0, (H,): D eps ||left||_F ||right||_F."""
+    """The size that rounding can give a zero singular value of left right^T, (H,): D eps ||left||_F ||right||_F."""
     sizes_H = frobenius_norm(left_HDK) * frobenius_norm(right_HDK)
     return left_HDK.shape[1] * torch.finfo(left_HDK.dtype).eps * sizes_H
 
 
 @torch.no_grad()
 def constants_by_layer(network: Network, num_tokens: int) -> dict[tuple[int, str, int | None], dict[str, float]]:
-    """The HEAD_METRICS of each head, and the LIPSCHITZ_METRICS of each attention on so many tokens, in float64.
+    """The HEAD_METRICS of each head, and the LIPSCHITZ_METRICS of each attention on this many tokens, in float64.
 
-    By (layer, sublayer, head) as in rankbench.measures.by_layer.metrics_by_layer: the head metrics are of the sublayer
-    weights.
+    Keys are (layer, sublayer, head) as in rankbench.measures.by_layer.metrics_by_layer; head metrics have the sublayer
+    "weights".
     """
     constants: dict[tuple, dict[str, float]] = {}
     for number, attention in enumerate(copy.deepcopy(network).double().attentions, 1):

@@ -1,6 +1,7 @@
-"""Sums of all paths by length of a torch module that is not ours, a few sequences at a time (rankbench.model.tape).
+"""Sums of all paths by length, for a torch module from outside rankbench, a few sequences at a time
+(rankbench.model.tape).
 
-Shapes: B sequence, K path length; `...` the axes of the module's output behind the sequences.
+Shapes: B sequence, K path length; `...` the axes of the module's output after the sequences.
 """
 
 import math
@@ -19,18 +20,18 @@ from rankbench.model.tape import COVERED, AttentionCall, Sums, Tape, record, tap
 from rankbench.model.tape.recording import tensors_in
 from rankbench.tasks.task import Score, score
 
-# In the sums of all lengths, on a CPU. Four times as many take up to 1.2 times as long, because caches hold no call of
-# theirs; a quarter of them up to 1.3 times, because each recorded pass costs 20 ms of Python.
+# In the sums of all lengths, on a CPU. Four times as many take up to 1.2 times as long, because no call then fits the
+# caches; a quarter as many take up to 1.3 times as long, because each recorded pass costs 20 ms of Python.
 BYTES_AT_A_TIME = 1 << 24
 
 
 class Heads(NamedTuple):
     """The heads of a module, as a forward pass of one sequence shows them.
 
-    by_depth: how many heads stand side by side, for each depth of attention. in_batch_axis: how many of them share the
-    first axis of attention weights with the sequences; None where they have an axis of their own. first: for each
-    attention call in turn, its depth and the number of its first head there, both from 1. output: of the sequence, its
-    largest tensor.
+    by_depth: number of heads side by side at each depth of attention. in_batch_axis: number of heads that share the
+    first axis of attention weights with the sequences; None if heads have an axis of their own. first: for each
+    attention call in turn, its depth and the number of its first head there, both from 1. output: the largest tensor of
+    the sequence's output.
     """
 
     by_depth: list[int]
@@ -40,20 +41,20 @@ class Heads(NamedTuple):
 
     @property
     def num_paths(self) -> list[int]:
-        """How many choices there are of k heads, at most one of each depth; k = 0 .. L."""
+        """Number of choices of k heads, at most one at each depth; k = 0 .. L."""
         counts = [1]
         for heads in self.by_depth:
             counts = [a + heads * b for a, b in zip([*counts, 0], [0, *counts], strict=True)]
         return counts
 
     def num_paths_through(self, depth: int) -> int:
-        """How many of these choices there are with one given head of this depth."""
+        """Number of these choices that include one given head of this depth."""
         return math.prod(heads + 1 for other, heads in enumerate(self.by_depth, start=1) if other != depth)
 
 
 @torch.no_grad()
 def heads_of(module: nn.Module, example: Example) -> Heads:
-    """What one sequence shows of the module's heads."""
+    """The module's heads, from a forward pass of one sequence."""
     by_depth: dict[int, int] = {}
     first: list[tuple[int, int]] = []
     flattened: set[int] = set()
@@ -83,13 +84,13 @@ def check_sums(module: nn.Module, example: Example) -> None:
 
 @torch.no_grad()
 def recorded(module: nn.Module, example: Example, heads: Heads) -> Iterator[tuple[Example, Tape]]:
-    """The tape of some sequences at a time."""
+    """Yield a few sequences at a time, with their tape."""
     for chunk in example.split(_at_a_time(heads)):
         yield chunk, record(module, *chunk.args, **chunk.kwargs)
 
 
 def _at_a_time(heads: Heads) -> int:
-    """As many sequences as a cache has room for, or a GPU's memory."""
+    """Number of sequences that a CPU's cache, or a GPU's memory, has room for."""
     most = free_share(heads.output.device) if heads.output.is_cuda else BYTES_AT_A_TIME
     return max(1, most // (heads.output.nbytes * (len(heads.by_depth) + 1)))
 
@@ -102,10 +103,10 @@ def parts_with_floors(
     parts_of: Callable[[Tape], Iterable[Tensor]],
     generator: torch.Generator,
 ) -> Iterator[tuple[Tensor, Tensor | None, FloorsOfSums]]:
-    """Some parts of the first sequences' outputs at a time, (T, B, N, C), with the tokens that count and their floors.
+    """Yield a few parts of the first sequences' outputs at a time, (T, B, N, C), with the tokens that count and floors.
 
-    parts_of(tape): some parts at a time, (T, B, ...). The plain pass and the perturbed ones take them side by side, so
-    that no more of them are in memory. generator: on the CPU. An output of one vector a sequence has N = 1.
+    parts_of(tape): yields a few parts at a time, (T, B, ...). The plain and the perturbed passes advance together, so
+    only those few parts are in memory. generator: on the CPU. An output of one vector per sequence has N = 1.
     """
     chunk, rounding = example[: min(FLOOR_SEQUENCES, _at_a_time(heads))], RandomRounding(generator)
 
@@ -125,14 +126,14 @@ def parts_with_floors(
 def sums_by_length(
     module: nn.Module, example: Example, heads: Heads, value_biases: str = "head", refuse: bool = True
 ) -> Iterator[tuple[Example, Sums]]:
-    """The module's output as the sum of its paths by length, some sequences at a time; ConfigError where it is none,
-    unless without `refuse` (rankbench.model.tape)."""
+    """The module's output as the sum of its paths by length, a few sequences at a time. ConfigError if it is not that
+    sum, unless refuse=False (rankbench.model.tape)."""
     for chunk, tape in recorded(module, example, heads):
         yield chunk, tape.sums(value_biases=value_biases, refuse=refuse)
 
 
 def of_counted(x: Tensor, example: Example) -> Tensor:
-    """(..., B, N, C) with zeros in the place of tokens that do not count."""
+    """x, (..., B, N, C), with zeros in place of tokens that do not count."""
     counted_BN = example.counted(x.shape[-2]) if x.dim() > 2 else None
     return x if counted_BN is None else x * counted_BN[..., None]
 
@@ -143,5 +144,5 @@ def norms(x: Tensor, batch_axis: int) -> Tensor:
 
 
 def scores(outputs: Tensor, example: Example) -> list[Score]:
-    """The score of each sequence by the example's targets."""
+    """The score of each sequence against the example's targets."""
     return [score(*pair) for pair in zip(outputs.split(1), example.targets.split(1), strict=True)]

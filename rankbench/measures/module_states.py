@@ -1,9 +1,9 @@
-"""The states of a torch module that is not ours, layer by layer, as its own submodules return them.
+"""The states of a torch module from outside rankbench, layer by layer, as its own submodules return them.
 
-Calls of attention have a depth: 1 for the first, one more behind each. The layer of a depth is the outermost submodule
-that holds all calls of this depth and no other, and returns a tensor of the shape that it is given. What one layer
-returns must be what the next is given: else the submodules are branches, and their results no states of the network. A
-submodule that runs several times (shared layers) counts each time.
+Calls of attention have a depth: 1 for the first, one more after each. The layer of a depth is the outermost submodule
+that holds all calls of this depth and no others, and returns a tensor of the same shape as its input. Each layer's
+output must be the next layer's input: otherwise the submodules are branches, and their results are not states of the
+network. A submodule that runs several times (shared layers) counts each time.
 
 Shapes: B sequence, N token, D width.
 """
@@ -27,7 +27,7 @@ from rankbench.model.tape.recording import tensors_in
 
 
 class Run(NamedTuple):
-    """One of the times, from 0, that a submodule runs in a forward pass."""
+    """One run of a submodule in a forward pass; `time` numbers its runs from 0."""
 
     name: str
     time: int
@@ -35,8 +35,8 @@ class Run(NamedTuple):
 
 @contextmanager
 def _following(module: nn.Module, seen: Callable[[Run, Tensor, Tensor], None]) -> Iterator[list[Run]]:
-    """Follow all submodules in a forward pass; yields the runs that are going on. seen(run, input, output): called at
-    the end of each run that is given and returns a tensor of floats."""
+    """Follow all submodules in a forward pass; yield the list of runs in progress. seen(run, input, output): called at
+    the end of each run whose input and output hold a tensor of floats."""
     running: list[Run] = []
     counts: Counter[str] = Counter()
 
@@ -60,10 +60,10 @@ def _following(module: nn.Module, seen: Callable[[Run, Tensor, Tensor], None]) -
 
 @torch.no_grad()
 def layers_of(module: nn.Module, example: Example) -> list[Run]:
-    """The run of a submodule that is the layer of each depth; ConfigError where no submodule is one."""
+    """The run of a submodule that is the layer of each depth; ConfigError if no submodule is one."""
     depths: dict[Run, set[int]] = {}
     holders: dict[int, list[list[Run]]] = {}  # by depth, for each attention call the runs around it
-    ends: dict[Run, tuple[Tensor, Tensor]] = {}  # what a submodule that keeps the shape is given and returns
+    ends: dict[Run, tuple[Tensor, Tensor]] = {}  # input and output of a submodule that keeps the shape
 
     def seen(run: Run, x: Tensor, y: Tensor) -> None:
         if x.shape == y.shape and x.dim() == 3:
@@ -85,21 +85,21 @@ def layers_of(module: nn.Module, example: Example) -> list[Run]:
         if not fitting:
             raise ConfigError(
                 f"{type(module).__name__}: the attention calls of depth {depth} have no submodule of their own that "
-                "returns states of the shape (B, N, D) that it is given; put each layer into a submodule"
+                "returns states of the same shape (B, N, D) as its input; put each layer into a submodule"
             )
         layers.append(fitting[0])
     for earlier, later in pairwise(layers):
         if not torch.equal(ends[earlier][1], ends[later][0]):
             raise ConfigError(
-                f"{type(module).__name__}: what {later.name} is given is not what {earlier.name} returns, so these are "
-                "no layers but branches; put each layer, with its skips, into a submodule"
+                f"{type(module).__name__}: the input of {later.name} is not the output of {earlier.name}, so these are "
+                "branches, not layers; put each layer, with its skips, into a submodule"
             )
     return layers
 
 
 @torch.no_grad()
 def states_of(module: nn.Module, layers: list[Run], example: Example) -> list[Tensor]:
-    """What enters the first layer and what each layer returns, L + 1 states (B, N, D)."""
+    """The first layer's input and each layer's output, L + 1 states (B, N, D)."""
     states: dict[Run | None, Tensor] = {}
 
     def seen(run: Run, x: Tensor, y: Tensor) -> None:
@@ -117,7 +117,7 @@ def states_of(module: nn.Module, layers: list[Run], example: Example) -> list[Te
 def states_with_floors(
     module: nn.Module, layers: list[Run], example: Example, generator: torch.Generator, views: Sequence[View] = (ALL,)
 ) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """Each state, and for each view the floor of its residual there, (B,), as rankbench.measures.rounding has them.
+    """Yield each state with the floors of its residual, (B,) for each view, as in rankbench.measures.rounding.
 
     generator: on the CPU, of the perturbed passes.
     """

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """x, in float32 if it has a coarser number type, for which torch has no singular values."""
+    """x, in float32 if it has a coarser dtype, for which torch has no singular values."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -46,10 +46,10 @@ def euclidean_norm(x: Tensor) -> Tensor:
 
 
 def cosine(x: Tensor, y: Tensor) -> Tensor:
-    """<x, y> / (||x|| ||y||) over the last axis; nan where one of them is zero."""
+    """<x, y> / (||x|| ||y||) over the last axis; nan if one of them is zero."""
 
     def usual(x: Tensor) -> Tensor:
-        # torch's own takes norms below 1e-8 for 1e-8, and squares of large numbers overflow
+        # torch's own cosine replaces norms below 1e-8 by 1e-8, and squares of large numbers overflow
         scale = x.abs().amax(-1, keepdim=True)
         return torch.where((scale > 1e-6) & (scale < 1e15), x, x / scale)
 
@@ -96,7 +96,7 @@ def _from_first_row(x: Tensor) -> Tensor:
 def own_rounding(x: Tensor) -> Tensor:
     """eps of x's dtype times ||X||_{1,inf}: the error that storing X can add to its residual, in units of X; (...).
 
-    The error of computing X is larger: rankbench.measures.rounding.noise_floors.
+    The error of computing X is larger: rankbench.measures.rounding.floor_of.
     """
     return torch.finfo(x.dtype).eps * composite_norm(x)
 
@@ -117,11 +117,11 @@ class Spectrum:
 
     @classmethod
     def of_whole_and_residual(cls, x: Tensor, residual: Tensor) -> tuple["Spectrum", "Spectrum"]:
-        """The spectra of X and of its `residual_matrix` R, in the time of less than one of them if X is wide.
+        """The spectra of X and of its `residual_matrix` R, in less time than one of them takes if X is wide.
 
         R^T and the mean row x in one QR decomposition: R^T = Q T and x = Q t. Then X^T = R^T + x 1^T = Q (T + t 1^T),
-        and T and T + t 1^T, with one row more than columns, have the singular values. A Householder decomposition is as
-        exact for each column as if it were alone, so that those of a small R do not suffer from a large x.
+        so T and T + t 1^T, with one row more than columns, have the singular values of R and X. A Householder
+        decomposition is as exact for each column as if it were alone, so a large x does not spoil those of a small R.
         """
         num_rows = x.shape[-2]
         if x.shape[-1] <= num_rows:

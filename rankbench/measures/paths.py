@@ -1,8 +1,8 @@
 """Paths of a Transformer, and sums over chosen ones (Dong et al. 2021, Theorem 2.1 and sec. 4.3).
 
-A path picks at each layer a head 1..H or the skip, 0; its length counts the heads. Two meanings, never mixed: frozen
-paths add up to the network's output (rankbench.measures.frozen_network), recomputed ones are networks of their own
-(rankbench.measures.recomputed_network).
+A path picks at each layer a head 1..H or the skip, 0; its length counts the heads. There are two kinds, never mixed:
+frozen paths add up to the network's output (rankbench.measures.frozen_network), recomputed paths are networks of their
+own (rankbench.measures.recomputed_network).
 
 Shapes: B batch, N token, D width, H head, L layer, P path, G group of paths.
 """
@@ -21,10 +21,10 @@ from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.model.network import Network
 from rankbench.model.norm import plain_norm
 
-# States that the tree over paths holds at a time, in numbers. Larger chunks fall out of the cache, smaller ones pay
+# Size of the states that the tree over paths holds at a time. Larger chunks fall out of the cache, smaller ones cost
 # more calls; between 2^19 and 2^22 the time is flat within 5 % on one core.
 NUMBERS_AT_A_TIME = 1 << 22
-# States of paths that are in memory together: half a GiB of float64, of which a tree holds two to three.
+# Size of the states of paths that are in memory together: half a GiB in float64; a tree holds two to three times that.
 PATHS_NUMBERS = 1 << 26
 
 
@@ -50,13 +50,13 @@ class PathTree(NamedTuple):
 
     @property
     def num_steps(self) -> tuple[int, int]:
-        """How many steps of prefixes pass a head, and how many there are with those that skip."""
+        """Number of steps of prefixes that pass a head, and number of all steps, including those that skip."""
         sizes = [(choice, len(parents)) for layer in self.children for choice, parents in layer]
         return sum(size for choice, size in sizes if choice), sum(size for _, size in sizes)
 
 
 def paths_as(scheme: str, model: Network, inputs: Tensor) -> FrozenNetwork | RecomputedNetwork:
-    """What runs the paths of a scheme, frozen or recomputed, on these inputs."""
+    """The network that runs the paths of a scheme, frozen or recomputed, on these inputs."""
     return FrozenNetwork(model, inputs) if scheme == "frozen" else RecomputedNetwork(model, inputs)
 
 
@@ -68,13 +68,13 @@ def chunks_of(inputs: Tensor, numbers_per_sequence: int) -> tuple[Tensor, ...]:
 def sums_of_groups(network: FrozenNetwork | RecomputedNetwork, groups: list[np.ndarray]) -> Tensor:
     """The sum over each group's paths, shape (G, B, N, D); a group is an integer array (P, L) of choices 0..H.
 
-    A path that occurs twice in a group counts twice. Of more paths than memory should hold, some run at a time.
+    A path that occurs twice in a group counts twice. More paths than memory should hold run in batches.
     """
     paths_PL = np.concatenate(groups)
     group_of_path = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     _, num_tokens, width = network.start(slice(None)).shape
     batches = _batches_of_paths(paths_PL, max(1, PATHS_NUMBERS // (num_tokens * width)))
-    parts = (_sums_of_tree(network, PathTree.of(paths_PL[some]), group_of_path[some], len(groups)) for some in batches)
+    parts = (_sums_of_tree(network, PathTree.of(paths_PL[rows]), group_of_path[rows], len(groups)) for rows in batches)
     return functools.reduce(Tensor.add_, parts)
 
 
@@ -151,7 +151,7 @@ def sample_paths(
     count = num_paths(layers, heads, length, skip)
     if count == 0 or (not replacement and count <= number):
         return all_paths(layers, heads, length, skip)
-    drawn: dict[Any, list[int]] = {}  # by number, or by path, which then none repeats; a set would lose their order
+    drawn: dict[Any, list[int]] = {}  # keyed by number, or by path so that none repeats; a set would lose their order
     while len(drawn) < number:
         # a uniform set of layers and independent uniform heads make a uniform path
         path = torch.zeros(layers, dtype=torch.int64)
@@ -163,7 +163,7 @@ def sample_paths(
 
 def read_out(network: Network, states: Tensor, readout: str) -> Tensor:
     """Outputs of the trained read-out for sums of paths: of the raw sum, or of the sum normalised per token without
-    learned scale or shift, as the authors' code does."""
+    learned scale or shift, as in the authors' code."""
     if readout == "normalised":
         states = plain_norm(network.norm_kind, states)
     return network.read_out(states)
@@ -172,8 +172,8 @@ def read_out(network: Network, states: Tensor, readout: str) -> Tensor:
 def joint_network(network: FrozenNetwork | RecomputedNetwork, choices: list[list[int]]) -> Tensor:
     """The output (B, N, D) of one network that has only these choices in each layer, and adds up their results there.
 
-    Frozen, it is the sum of all paths that combine these choices, up to rounding. Recomputed it is not, because the
-    attention and norms of a path then see the states of the others.
+    For frozen paths it is the sum of all paths that combine these choices, up to rounding. For recomputed paths it is
+    not, because the attention and norms of a path then see the states of the others.
     """
     everything = slice(None)
     states_1BND = network.start(everything)[None]

@@ -1,6 +1,6 @@
 """Each path as a network of its own, with attention weights from its own states (Dong et al. 2021, sec. 4.3).
 
-That is the protocol of the authors' code. Its paths do not add up to the network's output.
+This is the protocol of the authors' code. These paths do not add up to the network's output.
 
 Shapes: B batch, N query token, M key token, D width, H head, K head width, P path.
 """
@@ -45,7 +45,7 @@ class RecomputedNetwork:
         with torch.no_grad():
             self.embedding_BND, self.present_BN = network.embed(inputs), network.present(inputs)
             self.layers = network.layers if mlp else [[attention] for attention, *_ in network.layers]
-            # per layer and head: query, key and value of one head in one product, and the way back to the width
+            # per layer and head: query, key and value of one head in one product, and the map back to the width
             heads = [attention.maps_as_applied() for attention in network.attentions]
             self.read = [
                 [
@@ -76,7 +76,7 @@ class RecomputedNetwork:
     def _one_head(self, attention: Attention, states_PBND: Tensor, layer: int, choice: int, sequences: slice) -> Tensor:
         widths = [attention.head_width] * 2 + [attention.value_width]
         q_PBNK, k_PBNK, v_PBNK = F.linear(states_PBND, *self.read[layer][choice - 1]).split(widths, dim=-1)
-        # the weights are of (B, H, N, K): paths stand where heads do
+        # `weights` expects axes (B, H, N, K) and here gets (P, B, N, K)
         present_BN = None if self.present_BN is None else self.present_BN[sequences]
         seen_BNM = attention.seen(present_BN, q_PBNK.shape[-2], q_PBNK.device)
         p_PBNM = attention.weights(q_PBNK, k_PBNK, seen_BNM)

@@ -9,12 +9,12 @@ and every part of the network is written as a map of these (rankbench.measures.r
 difference of nearly equal numbers: float64 then follows a residual of 1e-1000000 as exactly as one of 1. Every formula
 is exact, not an expansion: a limit is taken only where the next term is below rounding. What is lost is what float64
 always loses: about 1e-16 of the largest entry of a layer's residual, or of its largest summand where heads, skip and
-value maps cancel. So of tokens that have merged while others have not, no difference below that is followed: a later
-layer that merges the others shows too little.
+value maps cancel. If some tokens have merged and others have not, differences of the merged ones below that are lost,
+and a later layer that merges the others shows too small a residual.
 
-The mean is as good, but for one case: where the terms that make it cancel (tokens that are mirror images of one
-another), what is left of it is rounding. A residual that collapses behind that would seem small beside a mean that is
-none. `residual_propagation.mean_errors` says how much of the mean rounding can have made.
+The mean is as exact, with one exception: if the terms that make it cancel (tokens that are mirror images of one
+another), all that is left of it is rounding. A residual that collapses after that would seem small compared with a mean
+that is not there. `residual_propagation.mean_errors` says how much of the mean can come from rounding.
 
 Shapes: B batch, N token, D width.
 """
@@ -39,7 +39,7 @@ class State(NamedTuple):
     """Tokens mean + exp(log_scale) unit, the mean itself exp(log_mean) direction; natural logarithms.
 
     Equal tokens have log_scale -inf and unit 0, a mean of zero likewise; -inf also stands for a logarithm that float64
-    cannot hold, after some 640 cubings. Absent tokens of a padded batch have unit 0 and are in no mean.
+    cannot hold, after some 640 cubings. Absent tokens of a padded batch have unit 0 and enter no mean.
     """
 
     log_mean_B: Tensor
@@ -65,20 +65,20 @@ def residual_coordinates(x_BND: Tensor, present_BN: Tensor | None = None) -> Sta
     """The tokens in residual coordinates."""
     present_BN1 = None if present_BN is None else present_BN[..., None]
     mean = scaled(_mean(x_BND if present_BN1 is None else torch.where(present_BN1, x_BND, 0), present_BN1))
-    # from the first token on, so that equal tokens have residual 0 and not the rounding of their mean
+    # as differences from the first token, so that equal tokens have residual 0 and not the rounding of their mean
     rows = recentred(mean, x_BND.new_zeros(len(x_BND)), x_BND - x_BND[:, :1], present_BN)
     return State.of(mean, Scaled(rows.log_scale_B, rows.unit_BND))
 
 
 def tokens(state: State) -> Tensor:
-    """The tokens X themselves, (B, N, D), as far as float64 holds them; absent ones mean nothing."""
+    """The tokens X themselves, (B, N, D), as far as float64 holds them; absent ones are meaningless."""
     return state.mean_BD[:, None] + state.log_scale_B.exp()[:, None, None] * state.unit_BND
 
 
 def log_residual(state: State, counted_BN: Tensor | None = None) -> Tensor:
     """log ||R||_{1,inf}, natural, in the units of X; shape (B,). -inf for equal tokens.
 
-    counted_BN: which tokens R is of, about a mean of their own; None: all that are there.
+    counted_BN: the tokens that R covers, about their own mean; None: all present tokens.
     """
     unit_BND = state.unit_BND
     if counted_BN is not None:
@@ -89,8 +89,8 @@ def log_residual(state: State, counted_BN: Tensor | None = None) -> Tensor:
 
 
 def log_size(state: State, counted_BN: Tensor | None = None, without_mean_B: Tensor | None = None) -> Tensor:
-    """log ||X||_{1,inf}, natural; shape (B,). counted_BN: which tokens are in X; None: all. The mean is not, where
-    without_mean_B."""
+    """log ||X||_{1,inf}, natural; shape (B,). counted_BN: the tokens in X; None: all. without_mean_B: where
+    true, X is without its mean."""
     kept_BN1 = 1 if counted_BN is None else counted_BN[..., None]
 
     def log_norm_B(x: Scaled) -> Tensor:
@@ -102,7 +102,7 @@ def log_size(state: State, counted_BN: Tensor | None = None, without_mean_B: Ten
 
 
 def _mean(x_BND: Tensor, present_BN1: Tensor | None) -> Tensor:
-    """Mean token (B, 1, D) in twice the digits: tokens that cancel leave what they truly leave. Knuth's two-sum."""
+    """Mean token (B, 1, D) in twice the digits (Knuth's two-sum), exact also if tokens nearly cancel."""
     total_BD, lost_BD = torch.zeros_like(x_BND[:, 0]), torch.zeros_like(x_BND[:, 0])
     for x_BD in x_BND.unbind(1):
         sum_BD = total_BD + x_BD
@@ -126,7 +126,7 @@ def recentred(mean: Scaled, log_scale_B: Tensor, rows_BND: Tensor, present_BN: T
 
 
 def scaled(x_BND: Tensor, log_B: Tensor | float = 0.0) -> Scaled:
-    """exp(log) X with the size of X taken into the logarithm."""
+    """exp(log) X with the size of X moved into the logarithm."""
     size_B = x_BND.abs().amax((1, 2))
     return Scaled(log_B + size_B.log(), x_BND / torch.where(size_B > 0, size_B, 1)[:, None, None])
 
@@ -141,6 +141,6 @@ def scaled_sum(a: Scaled, b: Scaled) -> Scaled:
 
 
 def times(x: Scaled, w: Tensor, bias: Tensor | None = None) -> Scaled:
-    """X W^T + bias, as torch.nn.Linear has it."""
+    """X W^T + bias, as in torch.nn.Linear."""
     product = scaled(x.matrix_BND @ w.T, x.log_B)
     return product if bias is None else scaled_sum(product, scaled(bias.expand_as(product.matrix_BND)))

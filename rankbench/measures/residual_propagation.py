@@ -30,9 +30,9 @@ from rankbench.model.network import Network, Sublayer, check_one_stream
 from rankbench.model.norm import Norm
 from rankbench.model.transformer import MLP
 
-NORMS = ("layernorm", "rmsnorm")  # whose kinds are followed; likewise of attention
+NORMS = ("layernorm", "rmsnorm")  # the kinds that are followed; likewise for attention
 ATTENTIONS = ("dot", "l2")
-DOUBTFUL = 1e-8  # of the largest tokens of any layer: a mean above it is far above what rounding adds to it
+DOUBTFUL = 1e-8  # times the largest tokens of any layer: a mean above that is far above what rounding adds to it
 MEAN_PASSES = 4
 
 
@@ -40,7 +40,7 @@ def propagate(network: Network, inputs: Tensor) -> list[State]:
     """The state that enters the first layer and the state that leaves each layer, in float64; L + 1 in all.
 
     The last norm of a pre-norm network and the read-out are left out, and dropout is off. The network's weights must be
-    float64. Raises ConfigError for a part without a rule here, and where the tokens themselves overflow.
+    float64. Raises ConfigError for a part without a rule here, and if the tokens themselves overflow.
     """
     check(network)
     present_BN = network.present(inputs)
@@ -66,11 +66,11 @@ def _through_layers(network: Network, state: State, present_BN: Tensor | None) -
 
 @torch.no_grad()
 def mean_errors(network: Network, inputs: Tensor, states: list[State], generator: torch.Generator) -> list[Tensor]:
-    """log of what rounding can have added to the largest entry of each state's mean, natural; (B,) for each state.
+    """Natural log of the error that rounding can add to the largest entry of each state's mean; (B,) for each state.
 
-    By random rounding (rankbench.measures.rounding) of the embedding and of all that `propagate` does behind it; inputs
-    and weights count as exact. -inf for sequences whose mean is nowhere DOUBTFUL of the tokens: rounding cannot have
-    made these means. generator: on the CPU.
+    From random rounding (rankbench.measures.rounding) of the embedding and of all that `propagate` does after it;
+    inputs and weights count as exact. -inf for sequences whose mean is in no layer below DOUBTFUL times the tokens:
+    rounding cannot have made these means. generator: on the CPU.
     """
     present_BN = network.present(inputs)
     means_LB = torch.stack([state.log_mean_B for state in states])
@@ -124,7 +124,7 @@ def log_lemma_constant(sublayer: Sublayer) -> float:
 
     Dong et al. 2021, Lemma A.2: ||R'|| is at most this constant times ||R||^3 in an unmasked layer of attention alone.
     Its proof has gaps (it drops the absolute values of R), so it is a number to compare with and not a certificate. L2
-    attention has 2 W_QK in the place of W_QK, and A_h W_V,h in that of W_V,h.
+    attention has 2 W_QK in place of W_QK, and A_h W_V,h in place of W_V,h.
     """
     w, module = sublayer.part.maps_as_applied(), sublayer.part
     w_qk_HDD = (2 if module.is_l2 else 1) * w.w_q_HDK @ w.w_k_HDK.mT / module.temperature
@@ -153,7 +153,7 @@ def weighted_sum(a: float, x: State, b: float, y: State) -> State:
 
 
 def attention(state: State, module: Attention, present_BN: Tensor | None = None) -> State:
-    """Multi-head attention, with biases, any of our masks, and absent tokens.
+    """Multi-head attention, with biases, any mask of rankbench, and absent tokens.
 
     With x_i = x + R_i and t = sqrt(K) temperature the scores are, up to terms that are constant along a row and drop
     out of the softmax (b_K is in these alone),
@@ -173,7 +173,7 @@ def attention(state: State, module: Attention, present_BN: Tensor | None = None)
     sum_j (Q_j - 1/N) R_j, and the residual is the last term, of third order. Where they do not (causal and window
     masks) the rows of Q R differ, the residual is of first order in R, and its decay is no faster than exponential.
     Sequences with an |E| above 1/2 are far from collapse and use P R as it is. Values are taken relative to those of
-    the key that is attended to most, so that attention to next to nothing but one key loses no digits either.
+    the key that is attended to most, so that attention to almost a single key loses no digits either.
     """
     w = module.maps_as_applied()
     mean_BD, log_B, unit_BND = state.mean_BD, state.log_scale_B, state.unit_BND
@@ -226,7 +226,7 @@ def _excess_over_uniform(r_BH1M: Tensor) -> Tensor:
     seen_BH1M = r_BH1M > -math.inf
     number_BH11 = seen_BH1M.sum(-1, keepdim=True)
     r_BH1M = torch.where(seen_BH1M, r_BH1M - r_BH1M.amax(-1, keepdim=True), 0)
-    near_BH1M = r_BH1M.clamp(min=-1)  # so far the logarithm of the mean of exp(r) loses no digits
+    near_BH1M = r_BH1M.clamp(min=-1)  # down to here the logarithm of the mean of exp(r) loses no digits
     mean_BH11 = torch.where(seen_BH1M, near_BH1M.expm1(), 0).sum(-1, keepdim=True) / number_BH11
     excess_BH1M = (near_BH1M - mean_BH11.log1p()).expm1() / number_BH11
     far_BH1M = torch.where(seen_BH1M, r_BH1M, -math.inf).softmax(-1) - 1 / number_BH11
@@ -250,7 +250,7 @@ def _change_of_softmax(q_BHNM: Tensor, log_B: Tensor, e_BHNM: Tensor) -> tuple[T
 
 
 def _seen(module: Attention, present_BN: Tensor | None, unit_BND: Tensor) -> Tensor | None:
-    """Which keys each query sees, (B or 1, 1, N or 1, M); None when it sees all of them."""
+    """Mask of the keys that each query sees, (B or 1, 1, N or 1, M); None if it sees all of them."""
     seen = module.seen(present_BN, unit_BND.shape[1], unit_BND.device)
     if seen is None:
         return None
@@ -279,7 +279,7 @@ def norm(state: State, module: Norm, present_BN: Tensor | None = None) -> State:
 
         (c + d)/s' - c/s = d/s' + c (1/s' - 1/s),    1/s' - 1/s = -mean(2 c d + d d) / (s s' (s + s')),
 
-    times the learned scale. Loses digits only as far as all of R points along c, which a norm takes out.
+    times the learned scale. Digits are lost only as far as all of R points along c, which a norm removes.
     """
     scale_B11 = state.log_scale_B.exp()[:, None, None]
     c_B1D, d_BND = state.mean_BD[:, None], state.unit_BND
@@ -313,10 +313,10 @@ def mlp(state: State, module: MLP, present_BN: Tensor | None = None) -> State:
 def _smooth_change(name: str, z: Tensor, log_scale: Tensor, d: Tensor, log_z: Tensor | float = 0.0) -> Tensor:
     """(act(z + e d) - act(z)) / e, e = exp(log_scale), with exp(log_z) z for z.
 
-    For |e d| <= 1 it is d times the mean of act' between the two, by Gauss and Legendre's rule on ten points. Its error
+    For |e d| <= 1 it is d times the mean of act' between the two, by Gauss-Legendre quadrature on ten points. Its error
     is below 1e-20 for gelu, from (10!)^4 / (21 (20!)^3) |e d|^20 and |gelu's 21st derivative| < 1e10. gelu_new has no
-    pole within 2.7 of the real line, which is an ellipse of 11 around the interval: an error of 11^-20. Else as it
-    stands.
+    pole within 2.7 of the real line, which is a Bernstein ellipse of 11 around the interval: an error of 11^-20. For
+    larger |e d| the formula is used as it stands.
     """
     scale, z, act = log_scale.exp(), torch.as_tensor(log_z).exp() * z, ACTIVATIONS[name]
     rule = zip(*np.polynomial.legendre.leggauss(10), strict=True)

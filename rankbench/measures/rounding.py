@@ -20,8 +20,8 @@ res(X) = X - 1 x^T, which is linear in X, the floor of a state is
     floor = max(MARGIN max over passes of ||res(D)||_{1,inf},  eps ||X||_{1,inf},  smallest normal number),
 
 where the second term is the error of storing X, and the third that of underflow. MARGIN is measured in
-tests/test_rounding.py, against residuals computed in more digits. A residual of k floors is known to about 1/k of
-itself.
+tests/test_rounding.py, against residuals computed in more digits. A residual k times its floor has a
+relative error of about 1/k.
 
 If X was computed in a coarser dtype (bfloat16, TF32) and then converted, its error is larger than this floor.
 
@@ -44,7 +44,7 @@ from rankbench.model.network import Network, Step, run
 
 NUMBERS = 256  # errors that the passes draw together for a state or a P: enough for a stable norm
 MOST_PASSES = 8
-FLOOR_SEQUENCES = 16  # that floors of sums are measured on: random rounding takes several times as long as a plain sum
+FLOOR_SEQUENCES = 16  # on which floors of sums are measured: random rounding takes several times as long as a plain sum
 MARGIN = 4.0
 ALL = View()
 POOL = 1 << 16
@@ -71,6 +71,8 @@ class RandomRounding(TorchDispatchMode):
         super().__init__()
         self.generator = generator  # on the CPU
         self.pools: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self.ones: dict[tuple[torch.dtype, torch.device], Tensor] = {}  # added in half the time of a Python number
+        self.begin = torch.empty((), dtype=torch.int64)  # of the piece of a pool that is read
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -78,12 +80,14 @@ class RandomRounding(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs, family = kwargs or {}, operation.overloadpacket
-        if "out" in kwargs:  # the result as of the same operation without it, then stored there
+        if "out" in kwargs:  # the same operation without `out`, whose result is then stored there
             with self:
                 result = family(*args, **{name: value for name, value in kwargs.items() if name != "out"})
             return kwargs["out"].copy_(result)
+        if operation.is_view or family in WITHOUT_ROUNDING:
+            return operation(*args, **kwargs)
         inputs = [x for x in args if _is_float(x) or (isinstance(x, (list, tuple)) and any(map(_is_float, x)))]
-        if operation.is_view or family in WITHOUT_ROUNDING or not inputs:
+        if not inputs:
             return operation(*args, **kwargs)
         if family in PRODUCTS:
             result, size = operation(*args, **kwargs), operation(*map(_size, args), **kwargs)
@@ -96,7 +100,7 @@ class RandomRounding(TorchDispatchMode):
             result = operation(*args, **kwargs)
             return result.addcmul_(size, self._noise(result))
         if torch.Tag.pointwise not in operation.tags:
-            kept = 1 if operation._schema.is_mutable else 0  # what the operation changes is no copy of it
+            kept = 1 if operation._schema.is_mutable else 0  # the operation must change its argument itself, not a copy
             args = (*args[:kept], *self._rounded(args[kept:]))
         result = operation(*args, **kwargs)
         if operation._schema.is_mutable:
@@ -106,16 +110,19 @@ class RandomRounding(TorchDispatchMode):
     def _rounded(self, x: Any) -> Any:
         if isinstance(x, (list, tuple)):
             return type(x)(map(self._rounded, x))
-        return x * (1 + self._noise(x)) if _is_float(x) else x
+        return x * (self._noise(x) + self.ones[x.dtype, x.device]) if _is_float(x) else x
 
     def _noise(self, x: Tensor) -> Tensor:
         """eps u for every entry of x."""
         pool = self.pools.get((x.dtype, x.device))
-        if pool is None or len(pool) < 2 * x.numel():
+        if pool is None or pool.numel() < 2 * x.numel():
             pool = torch.empty(max(POOL, 4 * x.numel()), dtype=x.dtype)
             pool.uniform_(-1, 1, generator=self.generator).mul_(torch.finfo(x.dtype).eps)
             pool = self.pools[x.dtype, x.device] = pool.to(x.device)
-        begin = torch.randint(len(pool) - x.numel() + 1, (), generator=self.generator).item()
+            self.ones[x.dtype, x.device] = pool.new_ones(())
+        begin = self.begin.random_(pool.numel() - x.numel() + 1, generator=self.generator).item()
+        if x.is_contiguous():  # the same as below in one call
+            return pool.as_strided(x.shape, x.stride(), begin)
         return pool[begin : begin + x.numel()].view(x.shape)
 
 
@@ -140,7 +147,7 @@ def run_with_floors(
     network: Network, inputs: Tensor, generator: torch.Generator, view: View = ALL
 ) -> Iterator[tuple[Step, Floors]]:
     """Every sub-layer's step with its floors. The plain and the perturbed passes run side by side, so that only one
-    sub-layer of them is in memory. generator: on the CPU. view: which tokens the floors of states are of."""
+    sub-layer of them is in memory. generator: on the CPU. view: the tokens over which floors of states are taken."""
     passes = num_passes(network.num_tokens(inputs), network.width)
     lengths_B, counted_BN = network.lengths(inputs), network.counted(inputs)
     perturbed_steps = run(network, side_by_side(inputs, passes))
@@ -165,7 +172,7 @@ def run_with_floors(
 
 
 def side_by_side(inputs: Tensor, copies: int) -> Tensor:
-    """So many copies of the sequences, one behind the other along the first axis."""
+    """This many copies of the sequences, one after the other along the first axis."""
     return inputs.repeat(copies, *[1] * (inputs.dim() - 1))
 
 
@@ -217,7 +224,7 @@ def _size_of_rows(p_BHNM: Tensor) -> Tensor:
 def of_queries(
     measure: Callable[[Tensor], Tensor], p_BHNM: Tensor, lengths_B: Tensor | None, counted_BN: Tensor | None
 ) -> Tensor:
-    """The measure of P, (B, H), of the rows of the queries that count. None: all of a sequence; all sequences alike."""
+    """The measure of P, (B, H), over the rows of the queries that count. lengths_B, counted_BN: as in per_queries."""
 
     def of(rows: Rows, length: int, queries: Rows) -> dict[str, Tensor]:
         return {"": measure(p_BHNM[rows][..., :length, :length][..., queries, :])}
@@ -259,7 +266,7 @@ def floors_of_sums(
 ) -> FloorsOfSums:
     """Floors of sums_GBND, which `sums_of(1)` returned, from what it returns with random rounding.
 
-    sums_of(copies): of so many copies of the sequences, one behind the other. generator: on the CPU.
+    sums_of(copies): the sums for this many copies of the sequences, one after the other. generator: on the CPU.
     """
     with RandomRounding(generator):
         perturbed_sums = sums_of(num_passes(*sums_GBND.shape[-2:]))

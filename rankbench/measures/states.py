@@ -30,7 +30,7 @@ OF_RESIDUAL += ["effective_rank_squared_centred", "mean_cosine_centred", "attent
 
 @dataclass(frozen=True)
 class Matrices:
-    """A batch of matrices with what several metrics need of them, each computed once."""
+    """A batch of matrices, with quantities that several metrics need, each computed once."""
 
     x_BND: Tensor
     spectrum: Spectrum
@@ -91,8 +91,8 @@ class States:
 
     @cached_property
     def over_pairs(self) -> tuple[Tensor, Tensor]:
-        """Over all pairs of distinct nonzero tokens the mean |cosine| and the share of antipodal ones; nan without
-        any."""
+        """Mean |cosine| and share of antipodal pairs, over all pairs of distinct nonzero tokens; nan if there are
+        none."""
         unit_BND, nonzero_BN1 = self.whole.unit_BND, self.whole.length_BN1 > 0
         above_NN = torch.ones(unit_BND.shape[1], unit_BND.shape[1], dtype=torch.bool, device=unit_BND.device).triu(1)
         at_a_time, parts = max(1, COSINES_AT_A_TIME // above_NN.numel()), []
@@ -133,7 +133,7 @@ def _mean_cosine(unit_BND: Tensor, nonzero_BN1: Tensor) -> Tensor:
 def _mean_cosine_centred(states: States) -> Tensor:
     """Mean cosine of the tokens seen from their mean; -1 / (N - 1) when all are equally far from it."""
     length_BN1, x_BND = states.residual.length_BN1, states.whole.x_BND
-    # A token at the mean is there up to rounding only, and rounding error has no direction: it is left out.
+    # A token at the mean differs from it by rounding error alone, which has no direction: it is left out.
     rounding_B11 = x_BND.shape[-2] * torch.finfo(x_BND.dtype).eps * length_BN1.amax(-2, keepdim=True)
     has_angle_BN1 = length_BN1 > rounding_B11
     return _mean_cosine(states.residual.unit_BND.masked_fill(~has_angle_BN1, 0), has_angle_BN1)
@@ -161,7 +161,7 @@ STATE_METRICS: dict[str, Callable[[States], Tensor]] = {
     "second_singular_ratio": lambda states: states.whole.spectrum.second,
     "mean_cosine": lambda states: _mean_cosine(states.whole.unit_BND, states.whole.length_BN1 > 0),  # Ethayarajh 2019
     "mean_cosine_centred": _mean_cosine_centred,
-    # sign-blind, as second_singular_ratio is: rank one is no consensus where tokens are antipodal
+    # sign-blind, as second_singular_ratio is: rank one is not a consensus if tokens are antipodal
     "mean_absolute_cosine": lambda states: states.over_pairs[0],
     "antipodal_share": lambda states: states.over_pairs[1],  # of pairs, cosine below -0.9
 }
@@ -170,9 +170,9 @@ STATE_METRICS: dict[str, Callable[[States], Tensor]] = {
 def state_metrics(x_BND: Tensor, lengths_B: Tensor | None = None, floor_B: Tensor | None = None) -> dict[str, Tensor]:
     """Every metric in STATE_METRICS by column name, each of shape (B,).
 
-    lengths_B: how many tokens each sequence of a padded batch has; absent tokens are no part of any metric. floor_B:
-    the error of each residual (rankbench.measures.rounding.noise_floors). With it the columns of STATE_FLOORS are there
-    too; without it own_rounding, which knows nothing of the error of computing X.
+    lengths_B: number of tokens of each sequence of a padded batch; absent tokens enter no metric. floor_B: the error of
+    each residual (rankbench.measures.rounding.floor_of). With it there are the columns STATE_FLOORS, without it
+    own_rounding, which ignores the error of computing X.
     """
     values = per_length(_values, x_BND, lengths_B)
     return values if floor_B is None else with_floor(values, values["residual"], floor_B, "")
@@ -202,9 +202,9 @@ def check_floats(name: str, x: Tensor, axes: tuple[str, ...]) -> None:
 def per_length(
     compute: Callable[[Tensor], dict[str, Tensor]], x_BND: Tensor, lengths_B: Tensor | None
 ) -> dict[str, Tensor]:
-    """`compute` on states of a padded batch: the sequences of each length by themselves, their absent tokens cut off.
+    """Run `compute` on a padded batch: on the sequences of each length separately, with their absent tokens cut off.
 
-    lengths_B: how many tokens each sequence has, the absent ones behind them; None where all have all.
+    lengths_B: number of tokens of each sequence, before any absent ones; None if none are absent.
     """
     if lengths_B is None:
         return compute(x_BND)
@@ -217,7 +217,7 @@ def value_per_length(measure: Callable[[Tensor], Tensor], x_BND: Tensor, lengths
 
 
 def per_kind(compute: Callable[..., dict[str, Tensor]], kinds_BC: Tensor) -> dict[str, Tensor]:
-    """Values of all sequences, (B, ...), from `compute(rows, *kind)` of the rows whose C whole numbers are the same."""
+    """Values of all sequences, (B, ...), from `compute(rows, *kind)` for each set of rows with the same C numbers."""
     values: dict[str, Tensor] = {}
     kinds, kind_B = kinds_BC.unique(dim=0, return_inverse=True)
     for number, kind in enumerate(kinds.tolist()):

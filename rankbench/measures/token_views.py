@@ -1,8 +1,8 @@
 """Views of a state in which single tokens count less: without sink tokens, and with every token of length 1.
 
-One token that is much longer than the others decides a raw residual or stable rank alone. Each view is a map of the
-states together with the lengths of the sequences that it leaves, so that every metric and every noise floor can be
-taken in it.
+A single token that is much longer than the others decides a raw residual or stable rank. Each view is a map of the
+states, together with the lengths of the sequences that the map leaves, so that every metric and every noise floor can
+be taken in it.
 
 Shapes: B sequence, N token, D width.
 """
@@ -17,7 +17,7 @@ VIEWS = ("all", "without_sinks", "unit_length")
 
 
 class View(NamedTuple):
-    """What is looked at: one of VIEWS, and by how much a sink is longer than the median token of its sequence."""
+    """One of VIEWS, and how many times longer than the median token of its sequence a sink is."""
 
     name: str = "all"
     sink_ratio: float = 10.0
@@ -25,7 +25,7 @@ class View(NamedTuple):
     def of(self, x_BND: Tensor, counted_BN: Tensor | None) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
         """The map of states like x_BND, in which the same tokens are sinks, and how many tokens each sequence keeps.
 
-        counted_BN: which tokens count at all, (B, N) bool; None: all.
+        counted_BN: mask of the tokens that count at all, (B, N) bool; None: all.
         """
         if self.name == "without_sinks":
             is_sink_BN = sinks(x_BND, counted_BN, self.sink_ratio)
@@ -36,8 +36,8 @@ class View(NamedTuple):
 
 
 def counted_first(counted_BN: Tensor | None) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
-    """The map of states that puts the tokens that count first, in their order, where padding expects them; and how many
-    each sequence has, None where all count."""
+    """The map of states that moves the tokens that count to the front, in their order, as in a padded batch; and their
+    number in each sequence, None if all count."""
     kept_B = None if counted_BN is None else counted_BN.sum(1)
     if counted_BN is None or not (counted_BN[:, 1:] & ~counted_BN[:, :-1]).any():
         return lambda y_BND: y_BND, kept_B
@@ -46,7 +46,7 @@ def counted_first(counted_BN: Tensor | None) -> tuple[Callable[[Tensor], Tensor]
 
 
 def sinks(x_BND: Tensor, counted_BN: Tensor | None, ratio: float) -> Tensor:
-    """Which tokens are more than `ratio` times as long as the median token of their sequence, (B, N) bool."""
+    """Mask of the tokens more than `ratio` times as long as the median token of their sequence, (B, N) bool."""
     length_BN = x_BND.norm(dim=-1)
     if counted_BN is not None:
         length_BN = length_BN.masked_fill(~counted_BN, torch.nan)
@@ -54,7 +54,7 @@ def sinks(x_BND: Tensor, counted_BN: Tensor | None, ratio: float) -> Tensor:
 
 
 def num_sinks(x_BND: Tensor, counted_BN: Tensor | None, ratio: float) -> Tensor:
-    """How many sink tokens each sequence has, (B,), in the state's number type."""
+    """Number of sink tokens in each sequence, (B,), in the state's dtype."""
     return sinks(x_BND, counted_BN, ratio).sum(1).to(x_BND.dtype)
 
 

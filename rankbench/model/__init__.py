@@ -40,11 +40,11 @@ def _on_meta(cfg: ModelConfig, task: Task, num_inputs: int, num_outputs: int) ->
     try:
         with torch.device("meta"):
             return KINDS[cfg.kind](cfg, input_kind=task.input_kind, padded=task.padded, **sizes)
-    except (RuntimeError, TypeError) as error:  # torch names neither kind of overflow by a class
+    except (RuntimeError, TypeError) as error:  # torch has no class of its own for either kind of overflow
         if "overflow" not in str(error).lower():
             raise
         raise ConfigError(
-            f"task={task.name}: {task.length} tokens of width {cfg.width} are more than 2^63 bytes; give smaller sizes"
+            f"task={task.name}: {task.length} tokens of width {cfg.width} take more than 2^63 bytes; give smaller sizes"
         ) from None
 
 

@@ -21,13 +21,13 @@ from rankbench.model.weightings import ATTENTIONS, SHORT_ROW, Factors, Softmax, 
 # The explicit softmax is faster while the N x N table fits the cache, the fused kernel beyond that. Measured on one
 # core at D=48..512, the two cross between 64 and 128 tokens. Heads of rank 1 are always faster fused, 2 to 4 times with
 # 16 tokens, because a product of a column and a row wastes the matrix kernels. On CUDA a launch for each of the table's
-# five operations costs more than their work, so there it is always fused.
+# five operations costs more than their work, so it is always fused there.
 FUSED_FROM_TOKENS = 96
 # How the values are mixed; the caller chooses. fused: by torch's fused kernel if that is faster and there is no
-# dropout. step: the same, but layers of short rows on a CPU are one function with a derivative written by hand, which
-# a mode that watches torch's functions cannot see into. side_by_side: the same as step for networks under vmap, and
-# only there. table: always with the N x N table of weights, which Jacobians, second derivatives and compiled networks
-# under vmap need.
+# dropout. step: the same, except that a layer of short rows on a CPU is one function with a hand-written derivative; a
+# mode that watches torch's functions cannot see inside that function. side_by_side: the same as step, for networks
+# under vmap only. table: always with the N x N table of weights, which Jacobians, second derivatives and compiled
+# networks under vmap need.
 KERNELS = ("fused", "step", "side_by_side", "table")
 ATTENTION_ALONE = {"attention": 1.0, "identity": 0.0, "uniform": 0.0}
 
@@ -52,7 +52,7 @@ class Heads(nn.Module):
     """Attention of several heads: everything that follows from the maps, which a subclass defines.
 
     The subclass sets heads, head_width, value_width and `out`, the linear map from the concatenated heads to the width,
-    and those of the fields below that differ. It also defines `queries_keys_values` and `maps`.
+    and overrides the fields below where it differs. It also defines `queries_keys_values` and `maps`.
     """
 
     score_name, is_l2 = "dot", False
@@ -62,9 +62,9 @@ class Heads(nn.Module):
     mix: Mapping[str, float] = ATTENTION_ALONE
     exclusive = False  # whether each head's output loses its part along the token's own value
 
-    # The attention whose values are mixed into these, and their share; it reads them from a stream beside the tokens.
+    # The attention whose values are mixed into this layer's, and their share. Its input is a stream next to the tokens.
     first: "tuple[Heads, float] | None" = None
-    own: Mapping[str, Tensor]  # parameters of the weighting, where it has any
+    own: Mapping[str, Tensor]  # parameters of the weighting, if it has any
     heads: int
     head_width: int
     value_width: int
@@ -79,11 +79,11 @@ class Heads(nn.Module):
         raise NotImplementedError
 
     def maps_as_applied(self) -> HeadMaps:
-        """The heads as separate maps, as they are applied."""
+        """The heads as the separate maps that are applied to the tokens."""
         return self.maps()
 
     def maps_of_input(self) -> HeadMaps:
-        """The same, of all that is read: with `first`, of the tokens and the stream beside them, (H, 2 D, K)."""
+        """As maps_as_applied, but of the whole input: with `first`, tokens and the stream next to them, (H, 2 D, K)."""
         w = self.maps_as_applied()
         if self.first is None:
             return w
@@ -141,7 +141,7 @@ class Heads(nn.Module):
         return p_BHNM if isinstance(self.weighting, Softmax) else as_weights(p_BHNM)
 
     def qk_maps(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """W_QK of each head by name, as `Weighting.qk_maps`; empty where scores are no product of two tokens' maps."""
+        """W_QK of each head by name, as `Weighting.qk_maps`; empty if scores are not a product of two tokens' maps."""
         w = self.maps_as_applied()
         return {} if w.w_q_HDK is None else self.weighting.qk_maps(w, self)
 
@@ -150,7 +150,7 @@ class Heads(nn.Module):
         It includes the `gains` of the values.
 
         Exclusive heads have M - diag(c), c_i = <(M v)_i, v_i> / |v_i|^2, whose product with v is orthogonal to v token
-        by token (Zhai 2026, Exclusive self-attention). Frozen with P and c it is linear in the values.
+        by token (Zhai 2026, Exclusive self-attention). With P and c frozen, it is linear in the values.
         """
         mixed_BHNM = p_BHNM if self.mix == ATTENTION_ALONE else self._mixed(p_BHNM, seen_NM)
         mixed_BHNM = mixed_BHNM if gains_BHM is None else mixed_BHNM * gains_BHM[..., None, :]
@@ -210,11 +210,11 @@ class Heads(nn.Module):
         return plain and is_faster
 
     def _is_short(self, x_BND: Tensor) -> bool:
-        """Whether attention_of_short_rows computes this layer; of another class or with other scores it does not."""
+        """Whether attention_of_short_rows can compute this layer; a subclass for which it can overrides this."""
         return False
 
     def _fused(self, x_BND: Tensor, present_BN: Tensor | None, side_by_side: bool) -> Tensor:
-        """The mixed values, without an N x M table. States of absent tokens may differ from those of the table."""
+        """The mixed values, without an N x M table. States of absent tokens may differ from those with the table."""
         q_BHNK, k_BHMK, v_BHMV = self.queries_keys_values(x_BND)
         present_B1N = _for_all_heads(present_BN)
         q_BHNE, k_BHME, scale = self.factors(q_BHNK, k_BHMK)
@@ -239,7 +239,7 @@ class Attention(Heads):
 
     dot:             P_h (x W_V,h + b_V,h)
     l2:              P_h (x A_h W_V,h + b_V,h),  A_h = W_Q,h W_Q,h^T / sqrt(K); Kim et al. 2021, app. F: free keys too
-    contractive_l2:  l2 times c / bound, or min(1, c / bound), with `bound_inf` and c = model.contraction
+    contractive_l2:  l2 times c / bound, or times min(1, c / bound); bound is `bound_inf`, c is model.contraction
     cosine:          P_h times the values, each divided by its length sqrt(||v||^2 + epsilon) (Qi et al. 2023)
 
     Biases of queries, keys and values are constants that the papers leave out. No Lipschitz constant here depends on
@@ -280,7 +280,7 @@ class Attention(Heads):
     def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of every head, each (B, H, N, K); values of another width are (B, H, N, V).
 
-        With `first`, x_BND is twice as wide: the tokens and, beside them, what the first attention reads.
+        With `first`, x_BND is twice as wide: the tokens, and next to them the first attention's input.
         """
         if self.first is None:
             return self._own_queries_keys_values(x_BND)
@@ -302,8 +302,8 @@ class Attention(Heads):
         return self._of_all_heads(parts, -3)
 
     def _l2_queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same as queries_keys_values, for l2, where values are read from the queries. x A_h W_V,h = (x W_Q,h)
-        (W_Q,h^T W_V,h / sqrt(K)): products with small matrices replace the one with W_V."""
+        """Queries, keys and values of l2, whose values are read from the queries: x A_h W_V,h = (x W_Q,h)
+        (W_Q,h^T W_V,h / sqrt(K)). Products with small matrices replace the product with W_V."""
         w = self.maps()
         read = [(w.w_q_HDK, w.b_q_HK)] if self.tied_qk else [(w.w_q_HDK, w.b_q_HK), (w.w_k_HDK, w.b_k_HK)]
         weight = torch.cat([w_HDK.transpose(-2, -1).flatten(0, 1) for w_HDK, _ in read])
@@ -341,8 +341,8 @@ class Attention(Heads):
         return self.contraction / (bound_B1 if self.contracts_always else bound_B1.clamp(min=self.contraction))
 
     def maps_as_applied(self) -> HeadMaps:
-        """The heads as separate maps, as they are applied: in l2 W_V is A_h W_V, and beside `first` values have their
-        own share; otherwise the same as `maps`."""
+        """The heads as the separate maps that are applied to the tokens: for l2, W_V is A_h W_V; with `first`, W_V
+        includes the share of the layer's own values. Otherwise the same as `maps`."""
         w = self.maps()
         if self.is_l2:
             w = w._replace(w_v_HDK=w.w_q_HDK @ (w.w_q_HDK.transpose(-2, -1) @ w.w_v_HDK) * self.head_width**-0.5)
@@ -352,7 +352,7 @@ class Attention(Heads):
         return w._replace(w_v_HDK=own * w.w_v_HDK, b_v_HK=own * w.b_v_HK)
 
     def maps(self) -> HeadMaps:
-        """The heads' parameters as separate maps: views, except for maps that groups share or that pass a latent."""
+        """The heads' parameters as separate maps: views, except maps that groups share or that pass a latent."""
         weight, bias = self.qkv.weight, self.qkv.bias
         weights = weight.split(self.rows)
         biases = (weight.new_zeros(len(weight)) if bias is None else bias).split(self.rows)
@@ -382,7 +382,7 @@ class Attention(Heads):
 
 
 def _squared_lengths(v_BHMV: Tensor) -> Tensor:
-    """|v|^2 of each value, 1 in the place of 0: nothing is along such a value; (B, H, M)."""
+    """|v|^2 of each value, (B, H, M), with 1 in place of 0: nothing lies along a zero value."""
     squared_BHM = v_BHMV.square().sum(-1)
     return torch.where(squared_BHM > 0, squared_BHM, 1)
 

@@ -1,4 +1,4 @@
-"""Networks of ours without anything but plain softmax heads, for closed forms that speak of nothing else."""
+"""Transformers that have only plain softmax heads, for closed forms that cover nothing else."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from rankbench.config import ModelConfig
 from rankbench.model.initialise import allocate, initialise
 from rankbench.model.transformer import Transformer
 
-# The keys of one plain softmax head of full rank, without a skip; they replace those of the given model.
+# Config keys of a model with one plain softmax head of full rank and no skip; they replace the given model's keys.
 BARE = {"heads": 1, "head_width": None, "value_width": None, "kv_groups": None, "latent_width": None}
 BARE |= {"attention": "dot", "temperature": 1.0, "mix_attention": 1.0, "mix_identity": 0.0, "mix_uniform": 0.0}
 BARE |= {"exclusive": False, "skips": None}
@@ -24,8 +24,8 @@ UNIFORM = {"mix_attention": 0.0, "mix_uniform": 1.0}  # every query averages the
 
 
 def bare_network(cfg: ModelConfig, num_inputs: int, num_outputs: int, tokens: int, **keys: object) -> Transformer:
-    """A network of plain heads on coordinates with these keys of the model changed, in float64; its weights have no
-    values yet. cfg: of any of our Transformers."""
+    """Build a float64 network of plain heads on coordinates, with these keys of the model changed and weights not yet
+    set. cfg: the config of any Transformer of rankbench."""
     changed = dataclasses.replace(cfg, **(BARE | keys))
     with torch.device("meta"):
         sizes = {"num_inputs": num_inputs, "num_outputs": num_outputs, "length": tokens}
@@ -35,14 +35,14 @@ def bare_network(cfg: ModelConfig, num_inputs: int, num_outputs: int, tokens: in
 
 
 def drawn_network(cfg: ModelConfig, generator: torch.Generator, tokens: int, width: int, **keys: object) -> Transformer:
-    """The same on states of this width, drawn from the generator."""
+    """The same network on states of this width, with weights drawn from the generator."""
     network = bare_network(cfg, width, width, tokens, width=width, **keys)
     initialise(network, generator)
     return network
 
 
 def with_identity_values(network: Transformer) -> Transformer:
-    """The network with W_V = W_O = 1 in every layer."""
+    """Set W_V = W_O = 1 in every layer, in place, and return the network."""
     for attention in network.attentions:
         for weight in (attention.qkv.weight.split(attention.rows)[-1], attention.out.weight):
             weight.copy_(torch.eye(len(weight)))
@@ -50,7 +50,7 @@ def with_identity_values(network: Transformer) -> Transformer:
 
 
 def with_identity_maps(network: Transformer) -> Transformer:
-    """The network with W_Q = W_K = W_V = W_O = 1 in every layer."""
+    """Set W_Q = W_K = W_V = W_O = 1 in every layer, in place, and return the network."""
     for attention in network.attentions:
         for weight in attention.qkv.weight.split(attention.rows):
             weight.copy_(torch.eye(len(weight)))

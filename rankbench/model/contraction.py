@@ -1,6 +1,6 @@
 """The bound that contractive L2 attention is divided by (Kim et al. 2021, Theorem 3.2).
 
-Shapes: D width, H head, K head width (the values' in W_V and W_O).
+Shapes: D width, H head, K head width (in W_V and W_O, the width of the values).
 """
 
 import math
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def inverse_phi(num_keys: int) -> float:
-    """phi^-1(N - 1) for phi(x) = x exp(x + 1), N the number of keys: W_0((N - 1) / e), W_0 Lambert's function.
+    """phi^-1(N - 1) = W_0((N - 1) / e) for phi(x) = x exp(x + 1), N keys and Lambert's function W_0.
 
     It is the largest variance of a softmax over N keys, one of which is the query itself (Lemma F.2). The paper's
     W_0(N / e) is a misprint, because x e^x = (N - 1) / e.

@@ -23,7 +23,7 @@ def dropout_masks(
 ) -> dict[str, Tensor] | None:
     """Masks (0 or 1/(1-p)) by name, each (S, ...); None for a model without dropout.
 
-    states: of `rankbench.seeds.state_of`, one for each seed. Equal states make equal masks on every device.
+    states: one for each seed, from `rankbench.seeds.state_of`. Equal states give equal masks on every device.
     """
     if model.cfg.dropout == 0:
         return None

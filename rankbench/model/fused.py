@@ -24,8 +24,8 @@ def fused_mixing(
 ) -> Tensor:
     """softmax(scale q k^T) v over the keys that each query sees; (B, H, N, V).
 
-    seen_NM: bool, (N, M) or (B, 1, N or 1, M); None for all keys, or with `causal` for those up to the query's own.
-    side_by_side: only for networks under vmap; their axis becomes part of the batch. Second derivatives are missing.
+    seen_NM: bool, (N, M) or (B, 1, N or 1, M); None: all keys, or with `causal` those up to the query's own.
+    side_by_side: only for networks under vmap; their axis becomes part of the batch. No second derivatives.
     """
     width = v_BHMV.shape[-1]
     if q_BHNE.shape[-1] != width:  # the kernels need equal widths
@@ -44,8 +44,8 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, causal: bool, 
 
 
 class _Folded(torch.autograd.Function):
-    """The kernel under vmap: the mapped axis becomes part of the batch, while torch's own rule would make the tables.
-    The autograd beneath vmap records what the rule calls, so this class needs no backward."""
+    """The kernel under vmap: the mapped axis becomes part of the batch; torch's own vmap rule would build the tables.
+    Autograd, beneath vmap, records what the vmap rule calls, so no backward is needed."""
 
     forward = staticmethod(_kernel)
 

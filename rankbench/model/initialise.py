@@ -1,4 +1,4 @@
-"""How the weights of a Transformer start."""
+"""Initial weights of a Transformer."""
 
 import math
 
@@ -13,9 +13,9 @@ from rankbench.model.transformer import HyperConnection, Transformer
 
 
 def allocate(model: nn.Module) -> None:
-    """Give the weights of a model on the meta device memory on the CPU, which holds anything; float32.
+    """Replace the weights of a model on the meta device by uninitialised float32 tensors on the CPU.
 
-    Module.to_empty does so too, and imports torch's symbolic shapes: a tenth of a command's start.
+    Module.to_empty would do the same, but it imports torch's symbolic shapes: a tenth of a command's start-up time.
     """
     model.load_state_dict({name: torch.empty(weight.shape) for name, weight in model.state_dict().items()}, assign=True)
 
@@ -29,8 +29,8 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
     attention_init = s draws the matrices of attention from U(+-s/sqrt(width)) instead (Kim et al. 2021, app. I).
     init_gain multiplies every matrix of the blocks (with weight_norm=sigma it is the initial gamma); mlp_gain also
     multiplies those of the MLPs. values=orthogonal draws W_V and W_O (all heads together) orthogonal instead;
-    values=uniform draws them like pytorch; values=zero sets W_V and its bias to 0. Parameters of a weighting begin
-    as it says.
+    values=uniform draws them like pytorch; values=zero sets W_V and its bias to 0. A weighting's own parameters
+    are drawn as the weighting defines.
     """
     with torch.no_grad():
         for parameter in model.parameters():
@@ -57,7 +57,7 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
                     free_weight(module).mul_(gain)
         for name, parameter in model.named_parameters():
             if parameter.isnan().any():
-                raise ConfigError(f"model.attention={model.cfg.attention}: its parameter {name} has no first value")
+                raise ConfigError(f"model.attention={model.cfg.attention}: its parameter {name} has no initial value")
 
 
 def _draw_linear(model: Transformer, name: str, module: nn.Linear, generator: torch.Generator) -> None:
@@ -83,8 +83,7 @@ def _draw_linear(model: Transformer, name: str, module: nn.Linear, generator: to
 
 
 def maps_of_layers(model: Transformer) -> dict[str, list[int]]:
-    """The matrices of the layers by the names of their parameters: the number of rows of each map that is stacked in
-    it."""
+    """For each matrix of the layers, by its parameter's name: the number of rows of each map that is stacked in it."""
     modules = {
         name: module for name, module in model.blocks.named_modules(prefix="blocks") if isinstance(module, nn.Linear)
     }
@@ -101,7 +100,7 @@ def _maps(model: Transformer, name: str) -> list[int]:
 
 
 def _set_values(module: nn.Linear, maps: list[int], values: str, generator: torch.Generator) -> None:
-    """Draw W_V or W_O orthogonal (if not square, rows or columns orthonormal) or uniform, or set W_V and bias to 0."""
+    """Draw W_V or W_O orthogonal (if not square: rows or columns orthonormal) or uniform, or set W_V and bias to 0."""
     weight = free_weight(module).split(maps)[-1]
     if values == "orthogonal":
         nn.init.orthogonal_(weight, generator=generator)

@@ -6,7 +6,7 @@ from torch.nn.utils import parametrize
 
 from rankbench.config import ModelConfig
 
-SQUARINGS = 30  # where the two largest values nearly agree, the norm's error is largest: 2e-10 of it
+SQUARINGS = 30  # the norm's relative error is largest, 2e-10, where the two largest singular values nearly agree
 
 
 class SigmaReparam(nn.Module):
@@ -23,7 +23,7 @@ class SigmaReparam(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         w_MOI = weight.unflatten(0, (len(self.gamma), -1))
         left_MO, right_MI = largest_pair(w_MOI.detach())
-        with torch.autocast(weight.device.type, enabled=False):  # bfloat16 would be an error of the norm's third digit
+        with torch.autocast(weight.device.type, enabled=False):  # bfloat16 would spoil the norm's third digit
             # with u and v held fixed, u^T W v has the value and the gradient of the largest singular value
             sigma_M = (left_MO * (w_MOI @ right_MI[..., None]).squeeze(-1)).sum(-1)
         return (w_MOI * (self.gamma / sigma_M)[:, None, None]).flatten(0, 1)
@@ -32,8 +32,8 @@ class SigmaReparam(nn.Module):
 def largest_pair(w_MOI: Tensor) -> tuple[Tensor, Tensor]:
     """The left and right singular vectors of the largest singular value of each matrix, (M, O) and (M, I).
 
-    Torch's decomposition for CUDA takes one matrix after the other and makes the host wait. There W^T W is squared
-    instead, until it has rank one: the power iteration of 2^SQUARINGS steps from every unit vector at once.
+    On CUDA, torch's decomposition takes one matrix after the other and makes the host wait. There, W^T W is squared
+    repeatedly instead, until it has rank one: a power iteration of 2^SQUARINGS steps from every unit vector at once.
     """
     if w_MOI.device.type != "cuda":
         left_MOR, _, right_MRI = torch.linalg.svd(w_MOI, full_matrices=False)
@@ -50,9 +50,17 @@ def largest_pair(w_MOI: Tensor) -> tuple[Tensor, Tensor]:
         return left_MO / left_MO.norm(dim=-1, keepdim=True), right_MI
 
 
+class Linear(nn.Linear):
+    """nn.Linear, but without a draw on the meta device, where drawing takes longer than all the rest."""
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
 def linear(cfg: ModelConfig, num_inputs: int, num_outputs: int, num_maps: int = 1) -> nn.Linear:
     """Build a linear map of a block according to model.bias and model.weight_norm; num_maps as in SigmaReparam."""
-    module = nn.Linear(num_inputs, num_outputs, bias=cfg.bias)
+    module = Linear(num_inputs, num_outputs, bias=cfg.bias)
     if cfg.weight_norm == "sigma":
         parametrize.register_parametrization(module, "weight", SigmaReparam(num_maps), unsafe=True)
     return module

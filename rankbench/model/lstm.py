@@ -15,7 +15,7 @@ from rankbench.model.padding import Padded
 
 
 class Lstm(Padded, nn.Module):
-    """Read-in, L layers of torch.nn.LSTM with as many cells as outputs, read-out; a token sees only earlier tokens.
+    """Read-in, L layers of torch.nn.LSTM with D cells each, read-out; a token sees only earlier tokens.
 
     num_inputs, num_outputs: sizes of the alphabets. padded: whether tokens can be absent (-1); they come after all
     others, and their states are meaningless. vmap cannot run an LSTM, so seeds take turns.
@@ -49,7 +49,7 @@ class Lstm(Padded, nn.Module):
             with warnings.catch_warnings():
                 # cuDNN copies weights that are not contiguous, such as those of one of several stacked seeds
                 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
-                # nn.LSTM's own forward, but for its moving the weights to one block of CUDA's memory: they are views
+                # as nn.LSTM.forward, but without moving the weights into one block of CUDA memory: they are views
                 start = (zeros_1BD, zeros_1BD)
                 x_BND, *_ = torch.lstm(x_BND, start, weights, True, 1, 0.0, layer.training, False, True)
             if dropout is not None:

@@ -1,10 +1,10 @@
-"""A torch module that is not ours, and the inputs that it is measured on.
+"""A torch module from outside rankbench, and the inputs on which it is measured.
 
     module, example = build("mine.py:build")
     example = read_inputs("texts.safetensors")
 
-The function returns a module, (module, inputs) or (module, inputs, targets). `build` runs the file that the user names;
-nothing else here executes code, because inputs are read as data.
+The function returns a module, (module, inputs) or (module, inputs, targets). `build` runs the file that the user names.
+Nothing else here executes code: inputs are read as data.
 """
 
 import importlib
@@ -26,19 +26,20 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from rankbench.keys import ConfigError, closest
 
-TARGETS = "targets"  # the name of the tensor in a file of inputs that the output is scored by
+TARGETS = "targets"  # name of the tensor, in a file of inputs, against which the output is scored
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
-PRESENT = "attention_mask"  # the keyword that says which tokens of a padded batch are there, 1 or True
+PRESENT = "attention_mask"  # keyword argument: 1 or True for the present tokens of a padded batch
 
 
 @dataclass(frozen=True)
 class Example:
-    """Arguments of a module. The first axis of the first tensor counts sequences; of other tensors it does if it is as
-    long.
+    """Arguments of a module. The first axis of the first tensor counts sequences, and so does the first axis of every
+    other tensor if it has the same length.
 
-    targets: what the output is scored by, as in tasks.Batch: classes (B, N), -1 where none is scored, or numbers of the
-    output's shape. lengths_B: how many tokens each sequence of a padded batch has, the absent ones behind them; None
-    where all are there. special_BN: which tokens count in no measurement, such as those of a text's begin and end.
+    targets: what the output is scored against, as in tasks.Batch: classes (B, N), with -1 for unscored tokens, or
+    numbers of the output's shape. lengths_B: number of tokens of each sequence in a padded batch, where absent tokens
+    come last; None if all are present. special_BN: tokens that count in no measurement, such as those that mark a
+    text's beginning and end.
     """
 
     args: tuple[Any, ...] = ()
@@ -57,25 +58,25 @@ class Example:
         return len(self.tensors[0])
 
     def present(self, num_tokens: int) -> Tensor | None:
-        """Which of this many tokens are there, (B, N) bool; None where all are."""
+        """Mask of the tokens that are present, out of this many, (B, N) bool; None if all are."""
         if self.lengths_B is None:
             return None
         return torch.arange(num_tokens, device=self.lengths_B.device) < self.lengths_B[:, None]
 
     def counted(self, num_tokens: int) -> Tensor | None:
-        """Which of this many tokens count in measurements, (B, N) bool; None where all do."""
+        """Mask of the tokens that count in measurements, out of this many, (B, N) bool; None if all do."""
         present_BN = self.present(num_tokens)
         if self.special_BN is None:
             return present_BN
         return ~self.special_BN if present_BN is None else present_BN & ~self.special_BN
 
     def split(self, size: int) -> Iterator["Example"]:
-        """Some sequences at a time."""
+        """Yield the sequences in batches of `size`."""
         for start in range(0, self.num_sequences, size):
             yield self[start : start + size]
 
     def __getitem__(self, index: slice) -> "Example":
-        """Some of the sequences."""
+        """The example with these sequences only."""
         count = self.num_sequences
 
         def part(x: Any) -> Any:
@@ -86,14 +87,14 @@ class Example:
         for x in self.tensors[1:]:
             if x.dim() == 2 and x.shape == (count, count):
                 raise ConfigError(
-                    f"inputs: a tensor of shape {tuple(x.shape)} beside {count} sequences may be a mask or one row a "
+                    f"inputs: a tensor of shape {tuple(x.shape)} with {count} sequences may be a mask or one row per "
                     "sequence; give another number of sequences"
                 )
         rest = (None if x is None else x[index] for x in (self.targets, self.lengths_B, self.special_BN))
         return Example(*tree_map(part, (self.args, dict(self.kwargs))), *rest)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Example":
-        """On `device`, numbers in `dtype`; tokens, classes and masks stay what they are."""
+        """Move to `device`, and floating-point tensors to `dtype`; tokens, classes and masks keep their dtype."""
 
         def moved(x: Any) -> Any:
             return x.to(device, dtype if x.is_floating_point() else None) if isinstance(x, Tensor) else x
@@ -103,9 +104,9 @@ class Example:
 
 
 def build(spec: str) -> tuple[nn.Module, Example | None]:
-    """The module that the function `spec` returns, and its own example of inputs where it has one.
+    """Call the function `spec`; return its module, and its example of inputs or None.
 
-    spec: <file>.py:<function> or <package.module>:<function>. Runs that code. ConfigError for what is no such function.
+    spec: <file>.py:<function> or <package.module>:<function>. Runs that code. ConfigError if there is no such function.
     """
     source, _, name = spec.rpartition(":")
     code = _import(source, spec)
@@ -120,7 +121,7 @@ def build(spec: str) -> tuple[nn.Module, Example | None]:
 
 
 def unpacked(built: Any, name: str) -> tuple[nn.Module, Example | None]:
-    """A module, (module, inputs) or (module, inputs, targets) as module and example."""
+    """Split a module, (module, inputs) or (module, inputs, targets) into the module and its example or None."""
     parts = built if isinstance(built, tuple) else (built,)
     if not isinstance(parts[0], nn.Module) or len(parts) > 3:
         kinds = ", ".join(type(part).__name__ for part in parts)
@@ -135,7 +136,7 @@ def unpacked(built: Any, name: str) -> tuple[nn.Module, Example | None]:
 
 
 def as_example(inputs: Any, name: str) -> Example:
-    """Inputs as a user gives them: a tensor, a tuple of arguments, or a mapping of keyword arguments."""
+    """Make an Example of what a user gives: a tensor, a tuple of arguments, or a mapping of keyword arguments."""
     if isinstance(inputs, Example):
         return inputs
     if isinstance(inputs, Mapping):
@@ -151,19 +152,19 @@ def as_example(inputs: Any, name: str) -> Example:
 
 
 def _lengths(mask: Any) -> Tensor | None:
-    """How many tokens a mask (B, N) leaves of each sequence; None where all are there."""
+    """Number of tokens that a mask (B, N) keeps of each sequence; None if it keeps all, or if this is not a mask."""
     if not isinstance(mask, Tensor) or mask.dim() != 2 or bool(mask.bool().all()):
         return None
     present_BN = mask.bool()
     if (present_BN[:, 1:] & ~present_BN[:, :-1]).any():
-        raise ConfigError(f"{PRESENT}: padding stands in front of a token; pad sequences at their end")
+        raise ConfigError(f"{PRESENT}: padding comes before a token; pad sequences at their end")
     return present_BN.sum(-1)
 
 
 def _import(source: str, spec: str) -> ModuleType:
     if not source.endswith(".py"):
         if not all(name.isidentifier() for name in source.split(".")):
-            raise ConfigError(f"model={spec}: no module; give <file>.py:<function> or <package.module>:<function>")
+            raise ConfigError(f"model={spec}: not a module; give <file>.py:<function> or <package.module>:<function>")
         sys.path.insert(0, os.getcwd())
         try:
             return importlib.import_module(source)
@@ -180,10 +181,10 @@ def _import(source: str, spec: str) -> ModuleType:
         raise ConfigError(f"model={spec}: no file {path}; give <file>.py:<function> or <package.module>:<function>")
     code = ModuleType(path.stem)
     code.__file__ = str(path.resolve())
-    sys.path.insert(0, str(path.resolve().parent))  # as `python mine.py` finds the modules beside it
+    sys.path.insert(0, str(path.resolve().parent))  # as `python mine.py` finds the modules next to it
     sys.modules[path.stem] = code
     try:
-        # not by an import, whose cache takes a file that was changed within a second for the old one
+        # not by an import, whose cache misses a change made within one second of the last
         exec(compile(path.read_text(encoding="utf-8"), path, "exec"), code.__dict__)
     finally:
         sys.path.remove(str(path.resolve().parent))
@@ -191,12 +192,14 @@ def _import(source: str, spec: str) -> ModuleType:
 
 
 def read_inputs(path: str, tokenize: Callable[[list[str]], Mapping[str, Tensor]] | None = None) -> Example:
-    """Inputs from a file. .npy: the one argument. .safetensors: keyword arguments by name, `inputs` the one positional
-    argument, `targets` the targets. .txt: one sequence a line, read by `tokenize`; without it, a ConfigError.
+    """Read inputs from a file.
+
+    .npy: the only argument. .safetensors: keyword arguments by name, except `inputs`, the only positional argument, and
+    `targets`, the targets. .txt: one sequence per line, read by `tokenize`; without it, ConfigError.
     """
     file = Path(path)
     if file.is_dir():
-        raise ConfigError(f"inputs={path}: a folder; of images it is for model=pretrained, others read a file")
+        raise ConfigError(f"inputs={path}: a folder; only model=pretrained reads one, of images; others read a file")
     if not file.is_file():
         raise ConfigError(f"inputs={path}: no such file; allowed are files .npy, .safetensors and .txt")
     if file.suffix == ".npy":
@@ -220,13 +223,13 @@ def read_inputs(path: str, tokenize: Callable[[list[str]], Mapping[str, Tensor]]
             )
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         if not lines:
-            raise ConfigError(f"inputs={path}: has no text; give one sequence a line")
+            raise ConfigError(f"inputs={path}: has no text; give one sequence per line")
         return as_example(tokenize(lines), f"inputs={path}")
     raise ConfigError(f"inputs={path}: unknown kind {file.suffix or 'of file'}; allowed are .npy, .safetensors, .txt")
 
 
 def read_images(folder: str) -> list[Image.Image]:
-    """The images of a folder, by name, in RGB. ConfigError for a folder without images and for a file that is none."""
+    """The images of a folder, in order of name, in RGB. ConfigError if it has none, or if one cannot be read."""
     files = sorted(file for file in Path(folder).iterdir() if file.suffix.lower() in IMAGES)
     if not files:
         raise ConfigError(f"inputs={folder}: has no image; allowed are files {', '.join(IMAGES)}")
@@ -236,5 +239,5 @@ def read_images(folder: str) -> list[Image.Image]:
             with Image.open(file) as image:
                 images.append(image.convert("RGB"))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise ConfigError(f"inputs={file}: not readable as an image ({error}); mend it or take it away") from None
+            raise ConfigError(f"inputs={file}: not readable as an image ({error}); repair or remove it") from None
     return images

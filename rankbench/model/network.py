@@ -1,13 +1,13 @@
-"""What a network is made of: sub-layers, in sequence, each with its skip, its norm and the norm's place.
+"""Networks as sequences of sub-layers, each with its skip, its norm and the norm's place.
 
     post:  norm(a x + b f(x))    pre:  a x + b f(norm(x))    peri:  a x + b norm'(f(norm(x)))    none:  a x + b f(x)
     ngpt:  norm(a x + b norm'(f(x)))
 
-f is attention or a map of each token by itself (an MLP); a is the factor of the skip, 0 without one; b that of the
-branch. `Sublayer.apply` is the only place where this algebra is written. It runs on tokens, on sums of paths, on
-residual coordinates and on Lipschitz constants alike, because what the part, the norm and a weighted sum do to them is
-handed in. Around it there can be `Streams`: several states of a token side by side, of which a sub-layer reads a sum
-and to which it writes.
+f is attention or a map of each token by itself (an MLP); a is the factor of the skip, 0 without one; b is the factor of
+the branch. `Sublayer.apply` is the only place where this algebra is written. It runs on tokens, on sums of paths, on
+residual coordinates and on Lipschitz constants alike, because its caller passes in what the part, the norm and a
+weighted sum do to them. A sub-layer can be surrounded by `Streams`: several states of a token side by side. It reads a
+weighted sum of them and writes to them.
 
 Shapes: B batch, N query token, M key token, D width, H head, K head width, F hidden width of the MLP, S stream.
 """
@@ -33,9 +33,9 @@ Tokens = TypeVar("Tokens")
 class HeadMaps(NamedTuple):
     """One layer's heads, each as its own linear maps: y_h = M_h (x W_V,h + b_V,h) W_O,h, and b_O once for the layer.
 
-    M_h is what the attention multiplies the values by: P_h, or its mix with the identity and the average, or P_h with
+    M_h is the matrix that multiplies the values: P_h, or its mix with the identity and the average, or P_h with
     scaled columns. w_q_HDK, w_k_HDK, w_v_HDK, w_o_HKD; b_q_HK, b_k_HK, b_v_HK, b_o_D (zeros without biases). In w_v,
-    w_o and b_v, K is the width of the values. w_q and w_k are None where scores are no product of two tokens' maps.
+    w_o and b_v, K is the width of the values. w_q and w_k are None if scores are not a product of two tokens' maps.
     """
 
     w_q_HDK: Tensor | None
@@ -49,7 +49,7 @@ class HeadMaps(NamedTuple):
 
 
 class AttentionPart(Protocol):
-    """What the algebra needs of an attention; its fields as in model.attention.Heads."""
+    """The interface that the algebra needs of an attention; fields as in model.attention.Heads."""
 
     heads: int
     head_width: int
@@ -62,20 +62,20 @@ class AttentionPart(Protocol):
         """The layer's output, (B, N, D)."""
 
     def observe(self, x_BND: Tensor, present_BN: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """The output, and what it was made of: weights_BHNM, mixing_BHNM and mixed_BHNK of `Step`."""
+        """The output, and its intermediate values weights_BHNM, mixing_BHNM and mixed_BHNK, as in `Step`."""
 
     def maps_as_applied(self) -> HeadMaps:
         """Its heads as linear maps."""
 
     def maps_of_input(self) -> HeadMaps:
-        """The same, of all that the part reads: with a stream beside the tokens, both."""
+        """As maps_as_applied, but of the whole input: with a stream next to the tokens, of both."""
 
 
 class TokenwisePart(Protocol):
-    """A map of each token by itself, act(z) W + b of a hidden z: what the algebra needs of an MLP.
+    """The interface that the algebra needs of an MLP: a map of each token by itself, act(z) W + b of a hidden z.
 
-    A gated one, (act(z) u) W + b with z and u of two maps: its hidden is z and u side by side, its gate is act(z), and
-    `up` is the map to u.
+    A gated MLP is (act(z) u) W + b, with z and u from two maps. Its `hidden` is z and u side by side, its `gate` is
+    act(z), and `up` is the map to u.
     """
 
     activation_name: str
@@ -113,7 +113,8 @@ class Streams(NamedTuple):
     """States x_1 .. x_S of a token, (..., S D), around a sub-layer. The sub-layer gets sum_j read_j x_j; with its
     output y the states become x_i' = sum_j mix_ij x_j + write_i y.
 
-    Every entry is a number or a learned scalar. beside: whether the part also reads x_S, behind the tokens.
+    Every entry is a number or a learned scalar. beside: whether the part also reads x_S, concatenated after
+    the tokens.
     """
 
     read: Sequence[float] | Tensor
@@ -139,7 +140,7 @@ class Streams(NamedTuple):
 
 
 def combined(weights: Sequence[float] | Tensor, x: Tensor) -> Tensor:
-    """Weighted sum of the states that stand side by side in x; (..., D)."""
+    """Weighted sum of the states that lie side by side in x; (..., D)."""
     states = x.chunk(len(weights), -1)
     if isinstance(weights, Tensor):
         return sum(weight * state for weight, state in zip(weights.unbind(), states, strict=True))
@@ -151,7 +152,7 @@ class Sublayer(NamedTuple):
     """One sub-layer of layer `layer` (from 1). place: post | pre | peri | ngpt | none, none if and only if there is no
     norm.
 
-    branch_norm: with place peri and ngpt, the norm behind the part.
+    branch_norm: with place peri and ngpt, the norm after the part.
     """
 
     layer: int
@@ -218,18 +219,18 @@ def weighted_sum(a: float, x: Tensor, b: float, y: Tensor) -> Tensor:
 
 
 class Network:
-    """A network as its sub-layers, between the states that `embed` makes of inputs and what `read_out` reads.
+    """A network as a sequence of sub-layers, from the states that `embed` makes of inputs to the input of `read_out`.
 
-    The Transformer is one, and so is what `without` leaves of it.
+    The Transformer is a Network, and so is the result of `without`.
     """
 
     name: str
     width: int
     sublayers: tuple[Sublayer, ...]
-    last_norm: NormPart | None  # behind the last sub-layer of a pre-norm or peri-norm network
+    last_norm: NormPart | None  # after the last sub-layer of a pre-norm or peri-norm network
     read_out: nn.Module
     shares: tuple[float, ...] = (1.0,)  # of the streams in the state that is read out
-    norm_kind: str  # of its norms; in a network without norms, of the one that sums of paths are read out behind
+    norm_kind: str  # of its norms; in a network without norms, of the norm put before the read-out of path sums
 
     def embed(self, inputs: Tensor) -> Tensor:
         """The states that enter the first sub-layer, (B, N, D)."""
@@ -302,8 +303,8 @@ class Network:
         return self.finish(self.leave(x_BND))
 
     def enter(self, x: Tensor, norm: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """The streams that enter the first sub-layer, from the embedding: copies of it. A stream that attentions read
-        beside the tokens is what the first attention reads. norm: the first sub-layer's, if x is not tokens but paths.
+        """The streams that enter the first sub-layer: copies of the embedding. A stream that attentions read next to
+        the tokens holds the first attention's input. norm: the first sub-layer's, if x is not tokens but paths.
         """
         if len(self.shares) == 1:
             return x
@@ -346,7 +347,7 @@ class Reduced(Network):
 def without(network: Network, *, skip: bool = False, mlp: bool = False, norm: bool = False) -> Reduced:
     """The network without skips, MLP sub-layers or norms (those given as True), the last norm included.
 
-    Streams are skips. A norm of the embedding stays, because it is in front of the layers.
+    Streams count as skips. A norm of the embedding stays, because it comes before the layers.
     """
     changes = {"skip": 0.0, "streams": None} if skip else {}
     changes |= {"norm": None, "branch_norm": None, "place": "none"} if norm else {}
@@ -358,7 +359,7 @@ def without(network: Network, *, skip: bool = False, mlp: bool = False, norm: bo
 
 
 def _of_own_values(sublayer: Sublayer) -> AttentionPart | TokenwisePart:
-    """The part, without the values of the first layer that a stream beside the tokens brings."""
+    """The part without the first layer's values, which it reads from a stream next to the tokens."""
     if sublayer.streams is None or not sublayer.streams.beside:
         return sublayer.part
     part = copy.copy(sublayer.part)
@@ -377,9 +378,9 @@ def check_one_stream(network: Network, analysis: str) -> None:
 
 
 class Step(NamedTuple):
-    """Input, output and intermediate values of one sub-layer on a batch; with streams, their weighted sums `leave`.
+    """Input, output and intermediate values of one sub-layer on a batch; with streams, states as `leave` sums them.
 
-    scale_BN1: the factor of each token in the norm; branch_scale_BN1: in the norm behind the part. Attention has
+    scale_BN1: the factor of each token in the norm; branch_scale_BN1: in the norm after the part. Attention has
     weights_BHNM, P; mixing_BHNM, the matrix that multiplies the values; mixed_BHNK, their product. An MLP
     has hidden_BNF, the input of its activation.
     """

@@ -15,9 +15,9 @@ NORM_EPSILON = 1e-5  # torch's default for LayerNorm; the same for RMSNorm, so t
 class Norm(nn.Module):
     """LayerNorm, RMSNorm or x / ||x|| (l2norm) over the width, as scale(x) times a linear map plus a shift.
 
-    The learned weight is a number for each coordinate, for l2norm one number for all (Amsel et al.). With its scale
-    frozen the norm is linear; the path sums of a frozen network rely on that. factor: of all of it, the shift too, not
-    learned.
+    The learned weight has one entry per coordinate; for l2norm it is a single number (Amsel et al.). With its scale
+    frozen, the norm is affine; the path sums of a frozen network rely on that. factor: fixed multiplier of the whole
+    output, shift included; not learned.
     """
 
     factor = 1.0

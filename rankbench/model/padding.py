@@ -4,7 +4,7 @@ from torch import Tensor
 
 
 class Padded:
-    """Mixin of a network that accepts such batches if `padded` is true."""
+    """Mixin for a network that accepts such batches if `padded` is true."""
 
     padded: bool
 

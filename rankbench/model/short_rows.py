@@ -1,7 +1,7 @@
 """Whole layers of attention on short sequences, with derivatives written by hand, for training on a CPU.
 
-With few tokens the work of a product is less than the cost of calling it. This runs a third of the operations that
-autograd runs for the same layer.
+With few tokens, calling a matrix product costs more than the product itself. This module runs a third of the operations
+that autograd runs for the same layer.
 
 Shapes: S seed, B batch, N query token, M key token, D width, H head, K head width, O and I widths of a linear map.
 """
@@ -22,17 +22,17 @@ def attention_of_short_rows(
 ) -> Tensor:
     """softmax(scale q k^T) v of every head, and the map back to the width; (B, N, D).
 
-    qkv, out: weight and bias (or None) of the map to queries, keys and values (of all heads each), and of that from the
-    heads. seen_NM: bool, the keys that each query sees; None for all. dropout_BHNM: factors of the attention weights.
-    side_by_side: only for networks under vmap; their axis becomes part of the products. There are no second
-    derivatives.
+    qkv: weight and bias (or None) of the map to all heads' queries, then all heads' keys, then all heads' values. out:
+    the same for the map from the heads back to the width. seen_NM: bool, the keys that each query sees; None for all.
+    dropout_BHNM: factors of the attention weights. side_by_side: only for networks under vmap, whose axis becomes part
+    of the products. Second derivatives are not available.
     """
     layer = _SideBySide if side_by_side else _ShortRows
     return layer.apply(x_BND, *qkv, *out, dropout_BHNM, seen_NM, heads, scale)
 
 
 class _ShortRows(torch.autograd.Function):
-    """The layer of one network, or with a leading axis S of x, weights and dropout, of several."""
+    """The layer of one network, or of several if x, weights and dropout have a leading axis S."""
 
     @staticmethod
     def forward(ctx, x, w_qkv, b_qkv, w_out, b_out, dropout, seen_NM, heads: int, scale: float) -> Tensor:
@@ -49,7 +49,7 @@ class _ShortRows(torch.autograd.Function):
         p.sub_(p.amax(-1, keepdim=True)).exp_()
         p.div_(p.sum(-1, keepdim=True))
         kept = p if dropout is None else p * dropout.reshape(p.shape)
-        mixed_TI = _beside(torch.bmm(kept, v), heads, x_TD.shape[:-1])
+        mixed_TI = _concatenated(torch.bmm(kept, v), heads, x_TD.shape[:-1])
         ctx.save_for_backward(x_TD, w_qkv, w_out, qkv, p, mixed_TI, dropout)
         ctx.heads, ctx.scale, ctx.shape = heads, scale, x.shape
         ctx.biases = b_qkv is not None, b_out is not None
@@ -57,8 +57,8 @@ class _ShortRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, slope):
-        if torch.is_grad_enabled():  # what is saved is no part of the graph, so a second derivative would lack terms
-            raise RuntimeError("attention_of_short_rows: has no second derivative; take the kernel `table`")
+        if torch.is_grad_enabled():  # what is saved is not part of the graph, so a second derivative would lack terms
+            raise RuntimeError("attention_of_short_rows: has no second derivative; use the kernel `table`")
         x_TD, w_qkv, w_out, qkv, p, mixed_TI, dropout = ctx.saved_tensors
         (q, k, v), num_tokens = qkv, p.shape[-1]
         slope_TD = slope.reshape(x_TD.shape)
@@ -67,7 +67,7 @@ class _ShortRows(torch.autograd.Function):
         slope_y = slope_TI.view(by_head).transpose(1, 2).reshape(q.shape)
         slopes, kept = torch.empty_like(qkv), p if dropout is None else p * dropout.reshape(p.shape)
         torch.bmm(kept.mT, slope_y, out=slopes[2])
-        slope_s = torch.bmm(slope_y, v.mT).mul_(kept)  # that of P, times P
+        slope_s = torch.bmm(slope_y, v.mT).mul_(kept)  # the slope of P, times P
         slope_s.addcmul_(p, slope_s.sum(-1, keepdim=True), value=-1)
         torch.bmm(slope_s.mT, q, out=slopes[1])
         torch.bmm(slope_s, k, out=slopes[0])
@@ -80,11 +80,11 @@ class _ShortRows(torch.autograd.Function):
 
 
 class _SideBySide(torch.autograd.Function):
-    """The layer under vmap. The autograd beneath vmap records what the rule calls, so this class needs no backward."""
+    """The layer under vmap. Autograd, beneath vmap, records what the vmap rule calls, so no backward is needed."""
 
     @staticmethod
     def forward(*arguments) -> Tensor:
-        raise RuntimeError("side_by_side: outside of vmap")
+        raise RuntimeError("side_by_side: called outside vmap; leave it out for one network")
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
@@ -107,6 +107,6 @@ def _affine(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
     return torch.baddbmm(bias_O[:, None], x_TI, weight_OI.mT)
 
 
-def _beside(y: Tensor, heads: int, lead: torch.Size) -> Tensor:
+def _concatenated(y: Tensor, heads: int, lead: torch.Size) -> Tensor:
     """Outputs of the heads, (.. H, N, K), side by side: (*lead, H K)."""
     return y.view(-1, heads, *y.shape[1:]).transpose(1, 2).reshape(*lead, -1)

@@ -14,14 +14,14 @@ from rankbench.config import ModelConfig
 from rankbench.keys import ConfigError
 from rankbench.model.activations import ACTIVATIONS, GATES
 from rankbench.model.attention import Attention
-from rankbench.model.linear import linear
+from rankbench.model.linear import Linear, linear
 from rankbench.model.network import Network, Streams, Sublayer, weighted_sum
 from rankbench.model.norm import Norm
 from rankbench.model.padding import Padded
 
 ACTIVATION_LAYERS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
-SINKHORN_STEPS = 20  # as many as in the source
-# Beside the tokens a second stream stays as it is: the embedding, or what the first attention reads.
+SINKHORN_STEPS = 20  # as in Xie et al. 2025
+# Next to the tokens, a second stream is carried along unchanged: the embedding, or the first attention's input.
 CARRIED = Streams(read=(1.0, 0.0), mix=((0.0, 0.0), (0.0, 1.0)), write=(1.0, 0.0))
 
 
@@ -52,7 +52,7 @@ class MLP(nn.Module):
 
 
 class HyperConnection(nn.Module):
-    """Learned streams around one sub-layer, by its number from 0. Zhu et al. 2024, the static form.
+    """Learned streams around sub-layer `number` (from 0). Zhu et al. 2024, the static form.
 
     doubly_stochastic: the mixing matrix is exp(mix) after Sinkhorn's steps (Xie et al. 2025, mHC).
     """
@@ -65,7 +65,7 @@ class HyperConnection(nn.Module):
         self.write = nn.Parameter(torch.ones(cfg.streams))
 
     def start(self, deviation: float, generator: torch.Generator) -> None:
-        """Read one stream, write to all, keep each: the streams stay equal, and are a plain skip; then add noise."""
+        """Start as a plain skip (read one stream, write to all, keep each: they stay equal), then add noise."""
         self.read.zero_()[self.number % len(self.read)] = 1
         self.mix.copy_(torch.eye(len(self.read)))
         self.write.fill_(1)
@@ -75,7 +75,7 @@ class HyperConnection(nn.Module):
             )
 
     def streams(self, skip: float) -> Streams:
-        """The streams; skip: factor of what they carry."""
+        """The streams. skip: factor of the states that they carry."""
         mix_SS = doubly_stochastic(self.mix.exp()) if self.is_projected else self.mix
         return Streams(self.read, mix_SS if skip == 1 else skip * mix_SS, self.write)
 
@@ -111,7 +111,7 @@ class Block(nn.Module):
 
 
 def embedding(num: int, width: int) -> nn.Embedding:
-    """nn.Embedding, without its draw where there is nothing to draw: on the meta device that imports the compiler."""
+    """nn.Embedding, but without a draw on the meta device, where drawing would only import torch's compiler."""
     weight = torch.empty(num, width)
     return nn.Embedding.from_pretrained(weight if weight.is_meta else nn.init.normal_(weight), freeze=False)
 
@@ -143,17 +143,17 @@ class Transformer(Padded, Network, nn.Module):
             block.attention.first = self.blocks[0].attention, cfg.value_residual
         self.last_norm = Norm(cfg, cfg.norm_affine) if cfg.norm in ("pre", "peri") else None
         linear_out = cfg.read_out == "linear"
-        self.read_out = nn.Linear(cfg.width, num_outputs) if linear_out else FirstCoordinates(self, num_outputs)
+        self.read_out = Linear(cfg.width, num_outputs) if linear_out else FirstCoordinates(self, num_outputs)
 
     def _read_in(self, cfg: ModelConfig, num_inputs: int) -> nn.Module:
         if cfg.read_in == "identity":
             return nn.Identity()
         if self.input_kind == "tokens":
             return embedding(num_inputs, cfg.width)
-        first = nn.Linear(num_inputs, cfg.width)
+        first = Linear(num_inputs, cfg.width)
         if cfg.read_in == "linear":
             return first
-        return nn.Sequential(first, ACTIVATION_LAYERS[cfg.activation](), nn.Linear(cfg.width, cfg.width))
+        return nn.Sequential(first, ACTIVATION_LAYERS[cfg.activation](), Linear(cfg.width, cfg.width))
 
     def _check_ends(self) -> None:
         """Raise ConfigError if model.read_in or model.read_out do not fit the task's inputs or outputs."""
@@ -169,7 +169,7 @@ class Transformer(Padded, Network, nn.Module):
             )
         if cfg.positions == "concatenated" and cfg.width <= num_inputs:
             raise ConfigError(
-                f"model.width={cfg.width}: leaves no room for positions beside the task's {num_inputs} coordinates; "
+                f"model.width={cfg.width}: leaves no room for positions next to the task's {num_inputs} coordinates; "
                 f"model.positions=concatenated needs at least {num_inputs + 1}"
             )
         if cfg.read_in == "identity" and cfg.positions != "concatenated" and cfg.width != num_inputs:
@@ -207,7 +207,7 @@ class Transformer(Padded, Network, nn.Module):
             for kind, skip in skips.items()
             if (part := getattr(block, kind)) is not None
         )
-        # the streams carry what their sub-layers would skip with
+        # the streams replace the skips of their sub-layers
         return sublayers if cfg.hyper_connections == "none" else tuple(s._replace(skip=0.0) for s in sublayers)
 
     def _streams(self, block: Block, kind: str, skip: float) -> Streams | None:
@@ -221,7 +221,7 @@ class Transformer(Padded, Network, nn.Module):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Shares of the streams in the state that is read out: of hyper-connections their mean, else the tokens."""
+        """Shares of the streams in the state that is read out: for hyper-connections their mean, else the tokens."""
         cfg = self.cfg
         if cfg.hyper_connections != "none":
             return (1 / cfg.streams,) * cfg.streams

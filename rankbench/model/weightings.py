@@ -1,6 +1,6 @@
-"""How attention makes its weights P of queries and keys: one object for each kind, in ATTENTIONS.
+"""How attention computes its weights P from queries and keys: one object for each kind, in ATTENTIONS.
 
-A new kind is an instance here or in a plug-in; the rest of the package asks for its properties and not for its name.
+A new kind is an instance, here or in a plug-in; the rest of the package asks for its properties, not for its name.
 
 Shapes: B batch, N query token, M key token, D width, H head, K head width, E width of a factor.
 """
@@ -19,15 +19,15 @@ from rankbench.keys import ConfigError
 from rankbench.model.network import HeadMaps
 
 SHORT_ROW = 32
-COSINE_EPSILON = 1e-6  # added to squared lengths: the cosine's Lipschitz constant grows as its power -1/2
-LAMBDA_DEVIATION = 0.1  # of the vectors of differential attention at the start, as in its authors' code
+COSINE_EPSILON = 1e-6  # added to squared lengths: the cosine's Lipschitz constant grows as COSINE_EPSILON^(-1/2)
+LAMBDA_DEVIATION = 0.1  # of the initial vectors of differential attention, as in its authors' code
 
 # Result of a score function: q' (B, H, N, E), k' (B, H, M, E) and c, for scores c q' k'^T, (B, H, N, M).
 Factors = tuple[Tensor, Tensor, float]
 
 
 class HeadsOfLayer(Protocol):
-    """What a weighting sees of the heads that it is for: model.attention.Heads."""
+    """The part of model.attention.Heads that a weighting sees."""
 
     head_width: int
     temperature: float
@@ -50,10 +50,10 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True)
 class Weighting:
-    """How attention makes its weights. A subclass defines `weights`, and what differs of the rest.
+    """How attention computes its weights. A subclass defines `weights` and overrides what else differs.
 
     stochastic: whether every row of P holds probabilities. fusible: whether torch's fused kernel computes it. by_head:
-    whether P of a head follows from the queries and keys of this head alone, so that a path through it can be run as a
+    whether a head's P depends on the queries and keys of that head alone, so that a path through it can be run as a
     network of its own.
     """
 
@@ -64,12 +64,12 @@ class Weighting:
     def weights(self, q_BHNK: Tensor, k_BHMK: Tensor, seen_NM: Tensor | None, heads: HeadsOfLayer) -> Tensor:
         """P, (B, H, N, M), zero where a query does not see the key.
 
-        seen_NM: bool, with absent tokens (B, 1, N or 1, M); None: all are seen. Paths can stand where heads do.
+        seen_NM: bool, with absent tokens (B, 1, N or 1, M); None: all are seen. (P, B), P paths, can replace (B, H).
         """
         raise NotImplementedError
 
     def parameters(self, heads: HeadsOfLayer) -> dict[str, Start]:
-        """The parameters of a layer besides those of its maps, by the names that they have in heads.own."""
+        """The parameters of a layer besides those of its maps, by their names in heads.own."""
         return {}
 
     def qk_maps(self, maps: HeadMaps, heads: HeadsOfLayer) -> dict[str, tuple[Tensor, Tensor]]:
@@ -87,8 +87,8 @@ def l2_scores(q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
     """-||q_i - k_j||^2 / sqrt(K) without ||q_i||^2, which cancels in the softmax: (2 q_i k_j - ||k_j||^2) / sqrt(K).
 
     An extra column, 1 in q' and -||k_j||^2 / 2 in k', makes it a dot product. Kim et al. 2021, eq. 10 and 16, where K =
-    D/H. For other head widths K sets the scale, as in the dot product. In bfloat16 two columns hold this number: what
-    three digits hold of it, and the rest.
+    D/H. For other head widths K sets the scale, as in the dot product. In bfloat16 this number is split over two
+    columns: the part that bfloat16's three digits hold, and the rest.
     """
     if k_BHMK.dtype == torch.bfloat16:
         half_BHM1 = -0.5 * k_BHMK.float().square().sum(-1, keepdim=True)
@@ -113,7 +113,7 @@ def softmax_of_rows(scores: Tensor) -> Tensor:
     """Softmax over the last axis, written out for short rows on a CPU.
 
     torch's kernel processes rows one by one there and takes five times as long for rows of 8. A mode that watches
-    torch's functions, as the tape does, sees one call of this function, so that it knows what the weights were made of.
+    torch's functions, as the tape does, sees one call of this function, and so knows from what the weights were made.
     """
     if scores.shape[-1] > SHORT_ROW or scores.device.type != "cpu":
         return scores.softmax(-1)
@@ -124,7 +124,7 @@ def softmax_of_rows(scores: Tensor) -> Tensor:
 
 
 def as_weights(p_BHNM: Tensor) -> Tensor:
-    """Return P. A mode that watches torch's functions sees by this call that it is attention weights."""
+    """Return P. This call tells a mode that watches torch's functions that P holds attention weights."""
     if has_torch_function_unary(p_BHNM):
         return handle_torch_function(as_weights, (p_BHNM,), p_BHNM)
     return p_BHNM
@@ -160,8 +160,8 @@ class Softmax(Weighting):
         return softmax_of_rows(hidden_as(-math.inf, scores_BHNM, seen_NM))
 
     def qk_maps(self, maps: HeadMaps, heads: HeadsOfLayer) -> dict[str, tuple[Tensor, Tensor]]:
-        """As above: twice that of dot products for L2. Cosine scores are no bilinear form; theirs is that of the scores
-        times the lengths of query and key."""
+        """As in Weighting; for L2, twice that of dot products. Cosine scores are not a bilinear form, so theirs is that
+        of the scores times the lengths of query and key."""
         one_token = torch.zeros(1, 1, 1, heads.head_width)
         return {"qk": (maps.w_q_HDK * (heads.factors(one_token, one_token)[2] / heads.temperature), maps.w_k_HDK)}
 
@@ -203,7 +203,7 @@ class Differential(Weighting):
 
     lambda = exp(a b) - exp(a' b') + lambda_0 with vectors a, b, a', b' that the heads of a layer share, and lambda_0 =
     .8 - .6 exp(-.3 (layer - 1)): Ye et al. 2024, Differential Transformer, eq. 1 to 3. Each row sums to 1 - lambda. The
-    paper also norms each head's output, which is no part of P and which rankbench leaves out.
+    paper also norms each head's output, which is not part of P and which rankbench leaves out.
     """
 
     stochastic: bool = False
@@ -234,7 +234,7 @@ class Differential(Weighting):
         return {name: Start((heads.head_width // 2,), draw) for name in names}
 
     def qk_maps(self, maps: HeadMaps, heads: HeadsOfLayer) -> dict[str, tuple[Tensor, Tensor]]:
-        """One for each of the two softmaxes."""
+        """W_QK of each head for each of the two softmaxes."""
         scale = (heads.head_width // 2) ** -0.5 / heads.temperature
         halves = zip(maps.w_q_HDK.chunk(2, -1), maps.w_k_HDK.chunk(2, -1), strict=True)
         return {f"qk_{name}": (q * scale, k) for name, (q, k) in zip(("first", "second"), halves, strict=True)}

@@ -12,7 +12,7 @@ from rankbench.plots.style import GREY, colour_of, colours, marker_of, panel_siz
 def draw_benchmarks(table: pd.DataFrame, goals: dict[str, tuple[str, tuple[str, float]]]) -> Figure:
     """The ratios with a goal over the recorded runs: median and range, a line for each case, the goal dashed.
 
-    goals: what a ratio compares, and its goal. A ratio of many cases has a panel for each setting, as num_tokens=32.
+    goals: what a ratio compares, and its goal. With many cases a ratio has a panel per setting, such as num_tokens=32.
     """
     panels = [panel for column in goals for panel in _panels(table[table.column == column], *goals[column])]
     runs = {date: number for number, date in enumerate(sorted(table.date.unique()))}

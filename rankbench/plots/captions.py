@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rankbench.plots.figure import FEW_SEEDS, Figure
 
-# Figures that show seeds, or their number, otherwise than `figure.spread`
+# Figures that show seeds, or their number, in another way than `figure.spread`
 OTHERWISE = {
     "attention": "Points are heads, as means over {seeds}.",
     "curves": "{rule} The spread of times per token is over the intervals between evaluations.",
@@ -23,19 +23,19 @@ def caption_of(name: str, draw: Callable[..., Figure], num_seeds: int) -> str:
     """Sentences about the figure of an analysis: the first paragraph of its function's docstring, without the layout of
     a sweep's facets, and its seeds."""
     paragraph = " ".join((inspect.getdoc(draw) or "").partition("\n\n")[0].split())
-    what = re.sub(r"[,;] [^,;.]*\bfacet\b", "", paragraph)
+    drawn = re.sub(r"[,;] [^,;.]*\bfacet\b", "", paragraph)
     if num_seeds == 1 and name in OF_ONE_SEED:
-        return f"{what} {OF_ONE_SEED[name]}"
-    if num_seeds == 0:  # nothing is known of them
-        return what
+        return f"{drawn} {OF_ONE_SEED[name]}"
+    if num_seeds == 0:  # nothing is known about the seeds
+        return drawn
     seeds = f"{num_seeds} seed{'' if num_seeds == 1 else 's'}"
     rule = _rule(num_seeds, GEOMETRIC.get(name, "means"))
-    return f"{what} {OTHERWISE.get(name, '{rule}').format(seeds=seeds, rule=rule)}"
+    return f"{drawn} {OTHERWISE.get(name, '{rule}').format(seeds=seeds, rule=rule)}"
 
 
 def _rule(num_seeds: int, means: str) -> str:
-    """What `figure.spread` draws of so many seeds, and of which kind of means."""
+    """What `figure.spread` draws for this many seeds, and of which kind of means."""
     if num_seeds == 1:
         return "One seed, so no spread."
-    behind = "the seeds are drawn behind" if num_seeds <= FEW_SEEDS else "bands are the 95 % interval of the mean"
-    return f"Lines are {means} over {num_seeds} seeds; {behind}."
+    how = "the seeds are drawn behind" if num_seeds <= FEW_SEEDS else "bands are the 95 % interval of the mean"
+    return f"Lines are {means} over {num_seeds} seeds; {how}."

@@ -1,4 +1,4 @@
-"""Figures for print: the panels arranged anew for one column of a page, or for two, with letters of the same size."""
+"""Figures for print: the panels rearranged for one column of a page, or for two, with letters of the same size."""
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -29,21 +29,21 @@ def _fit(figure: Figure, column: str | None) -> None:
         figure.set_size_inches(WIDTHS["double"], before[1])
         return
     grid = panels[0].get_subplotspec().get_gridspec()
-    beside = 1 if column == "single" else 3 if grid.ncols % 3 == 0 else 2
-    beside, lines = min(beside, grid.ncols), grid.nrows
-    if beside < grid.ncols:
-        sides = {axes: _labels(axes, panels) for axes in panels}
-        lines = -(-len(panels) // beside)
-        arranged = GridSpec(lines, beside, figure=figure)
+    per_row = 1 if column == "single" else 3 if grid.ncols % 3 == 0 else 2
+    per_row, lines = min(per_row, grid.ncols), grid.nrows
+    if per_row < grid.ncols:
+        labels = {axes: _labels(axes, panels) for axes in panels}
+        lines = -(-len(panels) // per_row)
+        arranged = GridSpec(lines, per_row, figure=figure)
         for number, axes in enumerate(panels):
-            axes.set_subplotspec(arranged[number // beside, number % beside])
+            axes.set_subplotspec(arranged[number // per_row, number % per_row])
         for number, axes in enumerate(panels):
-            _label(axes, *sides[axes], panels[number + beside : number + beside + 1], number % beside == 0)
+            _label(axes, *labels[axes], panels[number + per_row : number + per_row + 1], number % per_row == 0)
     around = max(0.0, before[1] - grid.nrows * height_of_panels(grid.nrows))
-    height = panel_size()[1] * min(1.0, max(0.75, width / beside / panel_size()[0]))
+    height = panel_size()[1] * min(1.0, max(0.75, width / per_row / panel_size()[0]))
     height = max(LOWEST, min(height, (PAGE - around) / lines))
     for axes in panels:
-        axes.set_title(_filled(axes.get_title(), width / beside))
+        axes.set_title(_filled(axes.get_title(), width / per_row))
         axes.set_ylabel(_filled(axes.get_ylabel(), height))
     figure.set_size_inches(width, lines * height + around)
     if figure.legends:
@@ -52,17 +52,17 @@ def _fit(figure: Figure, column: str | None) -> None:
 
 
 def _filled(text: str, inches: float) -> str:
-    """Break the lines of a text, but no formula, to fit into so many inches."""
+    """Break a text, but none of its formulas, into lines that fit into this many inches."""
     return filled(text, letters_within(inches, LABEL_LETTER, "axes.titlesize"))
 
 
 def _labels(axes: Axes, panels: list[Axes]) -> tuple[str, str]:
-    """The labels of x and y that the panel has, or that a panel below it, or to its left, has for both."""
-    place = axes.get_subplotspec()
-    below = [other for other in panels if other.get_subplotspec().colspan == place.colspan]
-    beside = [other for other in panels if other.get_subplotspec().rowspan == place.rowspan]
-    x = [other.get_xlabel() for other in below if axes.get_shared_x_axes().joined(axes, other)]
-    y = [other.get_ylabel() for other in beside if axes.get_shared_y_axes().joined(axes, other)]
+    """The panel's labels of x and y; where it has none, that of a panel in its column or row that shares the axis."""
+    cell = axes.get_subplotspec()
+    same_column = [other for other in panels if other.get_subplotspec().colspan == cell.colspan]
+    same_row = [other for other in panels if other.get_subplotspec().rowspan == cell.rowspan]
+    x = [other.get_xlabel() for other in same_column if axes.get_shared_x_axes().joined(axes, other)]
+    y = [other.get_ylabel() for other in same_row if axes.get_shared_y_axes().joined(axes, other)]
     return axes.get_xlabel() or next(filter(None, x), ""), axes.get_ylabel() or next(filter(None, y), "")
 
 

@@ -88,7 +88,7 @@ def _against_layers(
         if len(rows):
             summary = mean_and_spread(rows, ["layers"], value)
             x_values = summary.layers
-            if seeds.layers.nunique() == 1:  # marks that no line joins stand beside each other
+            if seeds.layers.nunique() == 1:  # marks that no line joins are placed side by side
                 x_values = x_values + 0.06 * (number - (len(variants) - 1) / 2)
             axes.plot(x_values, summary["mean"], color=colour, marker=marker, label=choice_in_words(variant))
             spread(axes, x_values, summary, colour)

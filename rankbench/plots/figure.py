@@ -45,9 +45,9 @@ KINDS = (".png", ".pdf")  # file types in which a figure is saved
 FLOOR, BELOW = "rounding error of a forward pass", "at or below its rounding error"
 TRIANGLE = {"marker": "v", "markerfacecolor": "white", "markeredgewidth": 0.8, "markersize": 5.5}
 WIDEST, NARROWER = 1.6, 0.2  # widths of the first series, and how much less the next is, so that it hides none
-WIDTHS = 6  # so many series have a width each; the next has the first one's
-PAGE, LOWEST = 9.0, 1.6  # inches: height of a page, and that of a panel where even so many do not fit onto it
-OVERHANG, WIDE_TITLE = 1.1, 1.2  # of a panel's sides: a label of y, or a title, that is longer is broken
+WIDTHS = 6  # this many series have a width of their own; the next one has that of the first
+PAGE, LOWEST = 9.0, 1.6  # inches: height of a page, and the least height of a panel, even if the page is then too short
+OVERHANG, WIDE_TITLE = 1.1, 1.2  # in units of a panel's sides: a longer label of y, or title, is broken into lines
 CLOSEST = 0.08  # of the axis: ticks that are closer would print over each other
 FEW_SEEDS = 10  # up to this number each seed is drawn, because they say more than an interval
 FEW_POINTS = 30  # along x; up to this number seeds are drawn as points, beyond it as thin lines
@@ -56,7 +56,7 @@ MOST_ROWS, SIDE_BY_SIDE = 6, 4  # facets below each other; panels side by side w
 
 
 def save(figure: Figure, path: Path, kinds: tuple[str, ...] = KINDS) -> list[Path]:
-    """Write the figure as one file of each kind; returns their paths. PNG and SVG hold what its marks tell."""
+    """Write the figure as one file of each kind; returns their paths. PNG and SVG hold the readings of its marks."""
     written = []
     with matplotlib.rc_context(STYLE), _laid_out(figure):
         readings = readings_of(figure)
@@ -79,7 +79,7 @@ def save(figure: Figure, path: Path, kinds: tuple[str, ...] = KINDS) -> list[Pat
 
 @contextmanager
 def _laid_out(figure: Figure) -> Iterator[None]:
-    """Arrange the figure once for all of its files: matplotlib would do it anew in each, and draw each twice for it."""
+    """Arrange the figure once for all of its files: matplotlib would do so for each file, and draw each twice."""
     engine, dpi = figure.get_layout_engine(), figure.dpi
     try:
         if engine is not None:
@@ -96,8 +96,8 @@ def _laid_out(figure: Figure) -> Iterator[None]:
 
 
 def _break_labels(figure: Figure) -> bool:
-    """Break the labels of y, and the titles, that are longer than their panels: they would run into others, or out of
-    the figure."""
+    """Break labels of y and titles that are longer than their panels into lines: they would run into others, or out of
+    the figure. Returns whether there were any."""
     is_broken = False
     for axes in figure.axes:
         width, length = axes.get_window_extent().width, axes.title.get_window_extent().width
@@ -115,7 +115,7 @@ def _break_labels(figure: Figure) -> bool:
 
 
 def filled(text: str, letters: int) -> str:
-    """Break the lines of a text, but no formula, to have so many letters."""
+    """Break a text, but none of its formulas, into lines of at most this many letters."""
     whole = re.sub(r"\$[^$]*\$", lambda formula: formula[0].replace(" ", "\0"), text)
     lines = (textwrap.fill(line, max(1, letters), break_long_words=False) for line in whole.split("\n"))
     return "\n".join(lines).replace("\0", " ")
@@ -182,25 +182,25 @@ def grid_of(
 ) -> tuple[Figure, np.ndarray, list[tuple[str, pd.DataFrame]]]:
     """An empty figure with a row of axes for each value of the facet, and (label, rows) of each value.
 
-    Many facets are placed side by side, and many rows are lower, so that the figure does not become too long.
+    Many facets are placed side by side, and panels in many rows are lower, so that the figure does not become too long.
     """
     facets = [("", table)]
     if facet is not None:
         facets = [(f"{facet}={value}", rows) for value, rows in table.groupby(facet, sort=False)]
-    beside = max(1, SIDE_BY_SIDE // columns) if len(facets) > MOST_ROWS else 1
-    num_rows = -(-len(facets) // beside)
-    size = (panel_size()[0] * columns * beside, height_of_panels(num_rows) * num_rows + 0.7)
+    per_row = max(1, SIDE_BY_SIDE // columns) if len(facets) > MOST_ROWS else 1
+    num_rows = -(-len(facets) // per_row)
+    size = (panel_size()[0] * columns * per_row, height_of_panels(num_rows) * num_rows + 0.7)
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(num_rows, columns * beside, squeeze=False, sharex=share_x, sharey=share_y)
-    grid = axes.reshape(num_rows * beside, columns)
+    axes = figure.subplots(num_rows, columns * per_row, squeeze=False, sharex=share_x, sharey=share_y)
+    grid = axes.reshape(num_rows * per_row, columns)
     for unused in grid[len(facets) :].flat:
         unused.remove()
     return figure, grid[: len(facets)], facets
 
 
 def height_of_panels(rows: int) -> float:
-    """Inches: as high as wanted, or lower where so many rows would not fit onto a page."""
+    """Height of a panel in inches: that of the style, or less if this many rows would not fit onto a page."""
     return min(panel_size()[1], max(LOWEST, PAGE / rows))
 
 
@@ -237,14 +237,14 @@ def spread(axes: Axes, x_values: pd.Series, summary: pd.DataFrame, colour: Any) 
 
 
 def below_in(x_values: pd.Series, rows: pd.DataFrame, column: str) -> pd.Series:
-    """Whether any of the rows at each of these values of x is below its floor; tables of older versions have none."""
+    """Whether any of the rows at each of these values of x is below its floor; older tables may lack the column."""
     if column not in rows:
         return pd.Series(False, index=x_values.index)
     return x_values.isin(rows[x_values.name][rows[column] > 0])
 
 
 def below_rounding(axes: Axes, x_values: pd.Series, values: pd.Series, below: pd.Series, colour: Any) -> None:
-    """Mark values that are drawn at their rounding error, so are no measurements: open triangles on a dotted line."""
+    """Mark values drawn at their rounding error, which are not measurements: open triangles on a dotted line."""
     if below.any():
         reached = below | below.shift(1, fill_value=False) | below.shift(-1, fill_value=False)
         axes.plot(x_values, values.where(reached), linestyle=":", linewidth=0.8, color=colour, zorder=1.5)
@@ -264,7 +264,7 @@ def in_words(variant: str) -> str:
 
 
 def of_weights_in_words(weights: str) -> str:
-    """`trained weights` of a kind of weights; a sweep's setting that takes its place stands alone."""
+    """`trained weights` of a kind of weights; a sweep's setting that takes its place is left as it is."""
     return weights if "=" in weights else f"{weights} weights"
 
 
@@ -380,8 +380,8 @@ def is_wide(values: pd.Series) -> bool:
 
 
 def ticks(axes: Axes, values: pd.Series, is_log: bool | None = None) -> None:
-    """Put ticks at the values if they are few and apart. is_log: whether the axis is logarithmic; None: if they span
-    orders."""
+    """Put ticks at the values if they are few and not too close. is_log: whether the axis is logarithmic; None: if they
+    span orders."""
     distinct = sorted(values.unique())
     if spans_orders(values) if is_log is None else is_log:
         axes.set_xscale("log")

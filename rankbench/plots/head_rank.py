@@ -59,7 +59,7 @@ def draw_head_rank(table: pd.DataFrame, published: pd.DataFrame | None = None, f
 def _spectra(heads: pd.DataFrame, weights: str, facet: str | None) -> Figure:
     """Singular values by their index, a line for each layer: the mean over heads, then geometric mean over seeds.
 
-    Those that rounding makes are left out.
+    Singular values that are no more than rounding are left out.
     """
     numbers = [name for name in heads if name.startswith("sigma_")]
     kinds = [*([facet] if facet else []), "task", "model", "layers", "heads", "rank"]

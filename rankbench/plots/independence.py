@@ -72,7 +72,7 @@ def draw_independence(table: pd.DataFrame, published: pd.DataFrame | None = None
 def _map(axes: Axes, rows: pd.DataFrame, measure: str, sides: tuple[str, str], floor: str = "") -> None:
     """Draw the mean over seeds of a measure by pairs, mirrored at the diagonal; grey where it is missing.
 
-    floor: the column that is above 0 where rounding makes the measure, which has ~ before it.
+    floor: the column that is above 0 where the measure is no more than rounding; such a number has ~ before it.
     """
     names = list(dict.fromkeys([*rows[sides[0]], *rows[sides[1]]]))
     mean = rows.groupby(list(sides))[measure].mean()

@@ -30,7 +30,7 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
 
     A column for each range of inputs, a row for each kind of attention (and of weights) and each facet. For a model
     with several layers the worst layer is drawn. A line ends with a mark where rounding is all that is left, and
-    goes on behind such a mark if the error grows again.
+    continues after such a mark if the error grows again.
     """
     table = table[table.part == "attention"]
     kind = table.attention.map(choice_in_words) + " attention, " + table.weights + " weights"
@@ -51,8 +51,8 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
                 worst = worst.assign(error=worst.error.clip(lower=SMALLEST))
                 summary = mean_and_spread(worst, ["iteration"], "error", geometric=True)
                 below = below_in(summary.iteration, worst, "below_floor")
-                behind = below[::-1].cummin()[::-1]  # from here on, rounding is all that is left
-                shown = ~behind.shift(fill_value=False)
+                is_over = below[::-1].cummin()[::-1]  # from here on, rounding is all that is left
+                shown = ~is_over.shift(fill_value=False)
                 summary, below = summary[shown], below[shown]
                 name = f"c={coefficient:g}" + (f", N={tokens}, D={width}" if len(sizes) > 1 else "")
                 colour = colour_of(number)

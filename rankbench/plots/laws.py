@@ -15,7 +15,7 @@ from rankbench.runs.tables import mean_and_spread
 
 @styled
 def draw_laws(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """The closed form as a line, what is measured as marks with its seeds, in grey the control; a colour a parameter.
+    """The closed form as a line, measurements as marks with their seeds, the control in grey; a colour per parameter.
 
     A panel for each facet.
     """

@@ -1,6 +1,6 @@
 """Names as a paper prints them: `no skip` for model.skip=false, `4 heads` for model.heads=4.
 
-Tables and captions keep the keys, which can be typed; the words stand in the figures.
+Tables and captions keep the keys, which can be typed; the words are for figures.
 """
 
 import re
@@ -35,7 +35,7 @@ SETTING = re.compile(rf"({KEY}|\b(?:{'|'.join((*COUNTS, *CHOICES, 'rank'))}))=([
 
 
 def in_a_paper(text: str) -> str:
-    """The text with words for each `key=value` of a config in it, and for each key that stands alone."""
+    """The text with words for each `key=value` of a config in it, and for each key without a value."""
     text = SETTING.sub(lambda setting: _setting(setting[1], setting[2]), text)
     return re.sub(KEY, lambda key: key_in_words(key[0]), text)
 

@@ -57,8 +57,8 @@ def pages_of_analysis(
     keys that are none of the three. The figure has its own x axis, so the values of the key x are panels.
     lines: the column whose values are the figure's lines. A series joins these lines while there are enough colours,
     and replaces them otherwise; without such a column the series' values are panels.
-    drawn_apart: for a figure without a facet, the columns by which it tells runs apart. Configurations that it would
-    mix get their own lines or pages.
+    drawn_apart: for a figure without a facet, the columns that distinguish its runs. Configurations that it would mix
+    get their own lines or pages.
     """
     keys = [key for key in keys if table[key].nunique() > 1]
     averaged = [key for key in keys if key not in (x, series, facet)] if series and facet else []

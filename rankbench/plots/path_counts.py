@@ -26,7 +26,7 @@ def draw_path_counts(table: pd.DataFrame, published: pd.DataFrame | None = None,
             layers, heads = paths.layers.iloc[0], paths.heads.iloc[0]
             style = {"color": colour_of(number), "marker": marker_of(number)}
             style |= {"linestyle": dashes_of(number), "markersize": 3}
-            style["mfc"] = colour_of(number) if number < len(colours()) else "white"  # colours begin anew
+            style["mfc"] = colour_of(number) if number < len(colours()) else "white"  # the colours repeat
             absolute.plot(paths.path_length, paths.share, label=f"{name} (L={layers}, H={heads})", **style)
             relative.plot(paths.path_length / paths.layers, paths.share, **style)
         if spans_orders(counts.path_length):

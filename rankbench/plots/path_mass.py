@@ -18,7 +18,8 @@ CELLS = 12  # largest side of a map whose numbers are written into the cells
 def draw_path_mass(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Mass and gradient mass by path length, and a layer x head map of the mass through every head; a row per facet.
 
-    Sums that rounding makes are marked: as elsewhere by path length, in the maps by < before a mass, ~ before a loss.
+    Sums that are no more than rounding are marked: by path length as in other figures, in the maps by < before a mass
+    and ~ before a loss.
     """
     facets = (
         [("", table)]
@@ -40,7 +41,7 @@ def draw_path_mass(table: pd.DataFrame, published: pd.DataFrame | None = None, f
             axes.axhline(0, color=GREY, linewidth=1)
             axes.set_xlabel("path length k")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            if axes.get_legend_handles_labels()[1]:  # of what is at the floor of rounding alone
+            if axes.get_legend_handles_labels()[1]:  # only marks at the floor of rounding have labels
                 axes.legend(fontsize="small")
         by_length.set_title(title("sum S of all paths of a length", label))
         by_length.set_ylabel(r"mass $\|S_k\|/\|X_L\|$")
@@ -67,7 +68,7 @@ def _say(axes: Axes, words: str) -> None:
 def _map(figure: Figure, axes: Axes, heads: pd.DataFrame, value: str, floor: str, name: str, unit: str) -> None:
     """Draw the mean over seeds of a value: layers upwards, heads to the right. The colours begin at 0, or below it.
 
-    floor: the column that is above 0 where rounding makes the value.
+    floor: the column that is above 0 where the value is no more than rounding.
     """
     if heads[value].isna().all():
         return _say(axes, f"{name}:\nundefined, as the output is zero")

@@ -24,7 +24,7 @@ from rankbench.runs.tables import mean_and_spread
 def draw_paths(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Accuracy by path length: all paths and sampled subsets, the measured baselines, the published numbers.
 
-    A column for each scheme, a row for each facet. Where rounding makes a whole sum, its accuracy is marked.
+    A column for each scheme, a row for each facet. Where a whole sum is no more than rounding, its accuracy is marked.
     """
     schemes = list(dict.fromkeys(table.scheme))
     sizes = sorted(table.subset_size.dropna().unique())

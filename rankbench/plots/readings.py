@@ -1,4 +1,4 @@
-"""The numbers behind the marks of a drawn figure, and where they stand, for pages on which a mark tells its number."""
+"""The numbers behind the marks of a drawn figure, and their positions, for pages on which a mark shows its number."""
 
 import html
 import json
@@ -17,15 +17,15 @@ from matplotlib.ticker import FixedLocator
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-MOST_OF_LINE, MOST_OF_FIGURE = 60, 800  # marks that tell their number; of more, so many in equal steps
-POINTS = 72  # of an inch
+MOST_OF_LINE, MOST_OF_FIGURE = 60, 800  # marks that show their number; if there are more, this many in equal steps
+POINTS = 72  # in an inch
 FIELD = "Readings"  # of a PNG file
 RADIUS = 4  # points: of the spot round a mark
-HALF = 0.5  # of the distance of two words on an axis, which stand at 0, 1, 2
+HALF = 0.5  # of the distance between two words on an axis, which are at 0, 1, 2
 
 
 class Reading(NamedTuple):
-    """A mark's place, as shares of the figure's width and height from its top left corner, and what it tells."""
+    """A mark's position, as shares of the figure's width and height from its top left corner, and the mark's text."""
 
     x: float
     y: float
@@ -33,39 +33,39 @@ class Reading(NamedTuple):
 
 
 def readings_of(figure: Figure) -> list[Reading]:
-    """What the marks of a figure tell, whose layout is done: points of lines, of scatter plots and bars, and cells of
-    maps. Nothing of a figure that is cropped when it is saved."""
+    """The readings of a figure whose layout is done: points of lines, of scatter plots and bars, and cells of maps.
+    Empty for a figure that is cropped when it is saved."""
     if rcParams["savefig.bbox"] == "tight":
         return []
     named: list[Reading] = []
     unnamed: list[Reading] = []  # such as the seeds behind a line; they come last
     for axes in figure.axes:
-        for label, places, values in _marks(axes) if axes.get_visible() else ():
-            (named if label else unnamed).extend(_readings(figure, axes, label, places, values))
+        for label, positions, values in _marks(axes) if axes.get_visible() else ():
+            (named if label else unnamed).extend(_readings(figure, axes, label, positions, values))
     named = _in_steps(named, MOST_OF_FIGURE)
     return named + _in_steps(unnamed, MOST_OF_FIGURE - len(named))
 
 
 def _readings(
-    figure: Figure, axes: Axes, label: str, places: np.ndarray, values: np.ndarray | None
+    figure: Figure, axes: Axes, label: str, positions: np.ndarray, values: np.ndarray | None
 ) -> Iterator[Reading]:
     width, height = figure.bbox.size
     names = _name_of(axes, "x"), _name_of(axes, "y")
     axes.get_xlim(), axes.get_ylim()  # brings the limits up to date, if nothing has been drawn yet
     with np.errstate(all="ignore"):  # a logarithmic axis has no place for 0
-        pixels = axes.transData.transform(places)
+        pixels = axes.transData.transform(positions)
     shown = [number for number, pixel in enumerate(pixels) if axes.bbox.contains(*pixel)]
     for number in _in_steps(shown, MOST_OF_LINE) if values is None else shown:
         x, y = pixels[number]
-        ends = zip(names, "xy", places[number], strict=True)
-        told = [f"{name} = {_tick(axes, which, value)}" for name, which, value in ends]
-        told += [] if values is None else [f"{values[number]:.4g}"]
-        text = f"{label}: " * bool(label) + "; ".join(told)
+        coordinates = zip(names, "xy", positions[number], strict=True)
+        numbers = [f"{name} = {_tick(axes, which, value)}" for name, which, value in coordinates]
+        numbers += [] if values is None else [f"{values[number]:.4g}"]
+        text = f"{label}: " * bool(label) + "; ".join(numbers)
         yield Reading(round(x / width, 4), round(1 - y / height, 4), text)
 
 
 def _marks(axes: Axes) -> Iterator[tuple[str, np.ndarray, np.ndarray | None]]:
-    """Label, places in data coordinates, and values where the places do not say them, of what is drawn in the axes."""
+    """Label, positions in data coordinates, and values (None if the positions show them) of all that the axes hold."""
     if axes.get_label() == "<colorbar>":
         return
     for line in axes.lines:
@@ -86,15 +86,15 @@ def _marks(axes: Axes) -> Iterator[tuple[str, np.ndarray, np.ndarray | None]]:
             yield "", np.stack([columns, rows], axis=1).astype(float), values[rows, columns]
 
 
-def _in_steps(things: list, most: int) -> list:
-    """At most so many of the things, in equal steps."""
-    if len(things) <= most:
-        return things
-    return [things[step] for step in np.unique(np.linspace(0, len(things) - 1, max(0, most)).round().astype(int))]
+def _in_steps(items: list, most: int) -> list:
+    """At most `most` of the items, in equal steps."""
+    if len(items) <= most:
+        return items
+    return [items[step] for step in np.unique(np.linspace(0, len(items) - 1, max(0, most)).round().astype(int))]
 
 
 def _label(label: object) -> str:
-    """A label as a legend has it; none where matplotlib made it up."""
+    """A label as in a legend; empty where matplotlib made it up."""
     return "" if str(label).startswith("_") else _plain(str(label))
 
 
@@ -113,17 +113,17 @@ def _plain(text: str) -> str:
 
 
 def _tick(axes: Axes, which: str, value: float) -> str:
-    """A number on the axis, as the axes print it if they have their own way, or the word that stands next to it."""
+    """A number on the axis as text: in the axes' own format if they have one, or as the word of the nearest tick."""
     if (printed := getattr(axes, f"fmt_{which}data")) is not None:
         return printed(value)
     axis = getattr(axes, f"{which}axis")
     if isinstance(axis.get_major_locator(), FixedLocator):
-        places = axis.get_majorticklocs()
-        words = zip(places, axis.get_major_formatter().format_ticks(places), strict=True)
+        positions = axis.get_majorticklocs()
+        words = zip(positions, axis.get_major_formatter().format_ticks(positions), strict=True)
         near = [
-            (abs(place - value), word)
-            for place, word in words
-            if re.search("[a-zA-Z]", word) and abs(place - value) < HALF
+            (abs(position - value), word)
+            for position, word in words
+            if re.search("[a-zA-Z]", word) and abs(position - value) < HALF
         ]
         if near:
             return _plain(min(near)[1])
@@ -139,7 +139,7 @@ def png_field(readings: list[Reading]) -> PngInfo:
 
 
 def spots_over_png(path: Path) -> str:
-    """SVG to lie over the picture: the spots of the readings that the file holds; empty if it holds none."""
+    """SVG to lay over the picture: the spots of the readings that the file holds; empty if it holds none."""
     try:
         with Image.open(path) as picture:
             text, (width, height) = getattr(picture, "text", {}).get(FIELD, "[]"), picture.size
@@ -152,7 +152,7 @@ def spots_over_png(path: Path) -> str:
 
 
 def as_spots(readings: list[Reading], width: float, height: float, radius: float) -> str:
-    """SVG: unseen spots on the marks of a figure of this size, each with its reading as its title."""
+    """SVG: invisible spots on the marks of a figure of this size, each with its reading as its title."""
     if not readings:
         return ""
     spots = (
@@ -168,5 +168,5 @@ def with_spots(svg: bytes, readings: list[Reading]) -> bytes:
     size = re.search(rb'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     if size is None:
         return svg
-    head, end, behind = svg.rpartition(b"</svg>")
-    return head + as_spots(readings, float(size[1]), float(size[2]), RADIUS).encode() + end + behind
+    head, end, rest = svg.rpartition(b"</svg>")
+    return head + as_spots(readings, float(size[1]), float(size[2]), RADIUS).encode() + end + rest

@@ -38,7 +38,7 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
         for axes, name in zip(row, drawn, strict=True):
             heading, ylabel = PANELS[name]
             rows = of_facet
-            if name == "error_upto" and "error_below_floor" in rows:  # nothing is left out there but rounding
+            if name == "error_upto" and "error_below_floor" in rows:  # the other errors are rounding alone
                 rows = of_facet[of_facet.error_below_floor == 0]
             for number, (weights, of_weights) in enumerate(rows.groupby("weights", sort=False)):
                 summary = mean_and_spread(of_weights, ["path_length"], name)
@@ -64,7 +64,7 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
 
 
 def _band(axes: Axes, rows: pd.DataFrame, name: str, number: int) -> None:
-    """The interval over sequences."""
+    """Draw the interval over sequences."""
     axes.fill_between(
         rows.path_length,
         rows[f"{name}_low"],

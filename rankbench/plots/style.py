@@ -1,8 +1,8 @@
 """How figures look: fonts, sizes, lines and colours.
 
-What the user's matplotlibrc says comes before what stands here, and a command's style file before both. A style's
-`figure.figsize` is the size of a panel, and its `axes.prop_cycle` gives the colours of the series. The colours that
-stand here are Okabe and Ito's, which colour-blind readers can tell apart.
+The user's matplotlibrc takes precedence over the settings here, and a command's style file over both. A style's
+`figure.figsize` is the size of a panel, and its `axes.prop_cycle` gives the colours of the series. The colours here are
+Okabe and Ito's, which colour-blind readers can tell apart.
 """
 
 import io
@@ -37,16 +37,16 @@ HOUSE = {
     "pdf.fonttype": 42,  # embed fonts, so that text stays text
     "svg.hashsalt": "rankbench",  # the same figure always gives the same bytes
 }
-LEGEND = 7 / 8  # size of a legend's letters, of that of the others
+LEGEND = 7 / 8  # size of a legend's letters, relative to the others
 DASHES = ["-", "--", ":", "-."]
 MARKERS = ["o", "s", "^", "D", "v", "P"]
 INK, GREY = "#000000", "#777777"
-# Inches for each point of the letters: a letter of a legend, of a title with room beside it, of one without
+# Width of a letter in inches, per point of its size: in a legend, in a title with room beside it, in one without
 LEGEND_LETTER, TITLE_LETTER, LABEL_LETTER = 0.05 / 7, 3.25 / 48 / 8, 1 / 13 / 8
 
 
 def settings_in(file: Path) -> dict[str, Any]:
-    """What a style file says of drawing, but not of the layout of panels; nothing for matplotlib's own file."""
+    """A style file's settings for drawing, but not for the layout of panels; none for matplotlib's own file."""
     if file == Path(matplotlib.get_data_path()) / "matplotlibrc":
         return {}
     settings = matplotlib.rc_params_from_file(str(file), use_default_template=False)
@@ -78,7 +78,7 @@ def drawn_with(style: str | None) -> Iterator[None]:
 
 
 def check_style(style: str | None) -> None:
-    """Raise ConfigError for a style file that cannot be read, that matplotlib complains of, or that cannot be drawn."""
+    """Raise ConfigError for a style file that cannot be read or drawn with, or that matplotlib complains about."""
     if style is None:
         return
     name, complaints = f"plot.style={style}", BufferingHandler(100)
@@ -93,10 +93,10 @@ def check_style(style: str | None) -> None:
         with drawn_with(style), matplotlib.rc_context(STYLE):
             figure = Figure(layout="constrained")
             figure.subplots().set_title("a title")
-            figure.savefig(io.BytesIO())  # fails if the style needs what is not here, such as LaTeX
+            figure.savefig(io.BytesIO())  # fails if the style needs something that is not installed, such as LaTeX
     except Exception as error:
         message = " ".join(str(error).split())
-        raise ConfigError(f"{name}: matplotlib cannot draw with it ({message}); mend the file") from None
+        raise ConfigError(f"{name}: matplotlib cannot draw with it ({message}); correct the file") from None
     finally:
         logger.handlers, logger.propagate = before
 
@@ -112,13 +112,13 @@ def colour_of(number: int) -> str:
 
 
 def marker_of(number: int) -> str:
-    """Marker of the series with this number: another one once the colours begin anew, so that no two look alike."""
+    """Marker of the series with this number: another one once the colours repeat, so that no two look alike."""
     cycle, colour = divmod(number, len(colours()))
     return MARKERS[(cycle + colour) % len(MARKERS)]
 
 
 def dashes_of(number: int) -> str:
-    """Dashes of the series with this number: others once the colours begin anew."""
+    """Dashes of the series with this number: others once the colours repeat."""
     return DASHES[number // len(colours()) % len(DASHES)]
 
 
@@ -139,5 +139,5 @@ def small(house_points: float) -> float:
 
 
 def letters_within(inches: float, letter: float, setting: str) -> int:
-    """Number of letters that fit into so many inches. letter: inches of one for each point of its size."""
+    """Number of letters that fit into this many inches. letter: width of one in inches, per point of its size."""
     return max(1, int(inches / (letter * points_of(setting))))

@@ -34,11 +34,11 @@ def draw_sweep(
     value: str = "test_accuracy",
     statistic: str = "mean",
 ) -> Figure:
-    """A number of each run against a varied key: the mean over seeds, with bars for its 95 % interval (of a loss: what
-    of it is above 0); up to ten seeds are points.
+    """A number of each run against a varied key: the mean over seeds, with bars for its 95 % interval (for a loss: the
+    part above 0); up to ten seeds are points.
 
-    With statistic="best", the number of the best seed (largest accuracy or smallest loss). Beside test accuracies stand
-    those of constant answers, where the table has them. A line for each value of `series`, a panel for each value of
+    With statistic="best", the number of the best seed (largest accuracy or smallest loss). Test accuracies are shown
+    with those of constant answers, if the table has them. A line for each value of `series`, a panel for each value of
     `facet`. Other keys are averaged over within each seed. Words, including true and false, are in the order of the
     rows; on the x axis they are spaced evenly, and no line joins them.
     """
@@ -66,8 +66,8 @@ def draw_sweep(
                 best = summary.largest if value == "test_accuracy" else summary.smallest
                 axes.errorbar(x_values, best, label=name, **style)
             else:
-                what = "mean over seeds, 95 % CI" if summary.num_seeds.max() > 1 else "one seed"
-                name = f"{series}={tick(line)}" if series else what
+                statistic_name = "mean over seeds, 95 % CI" if summary.num_seeds.max() > 1 else "one seed"
+                name = f"{series}={tick(line)}" if series else statistic_name
                 low95 = summary.low95.clip(lower=0) if (table[value] >= 0).all() else summary.low95
                 below, above = summary["mean"] - low95, summary.high95 - summary["mean"]
                 axes.errorbar(x_values, summary["mean"], [below, above], label=name, **style)
@@ -106,9 +106,10 @@ def draw_scatter(
     facet: str | None = None,
 ) -> Figure:
     """One column of the runs against another: a mark for each configuration, as means over seeds; up to ten seeds are
-    points. keys: what tells configurations apart. correlations: by panel, for its title."""
+    points. keys: the columns that distinguish configurations. correlations: by panel, for its title."""
     table = booleans_as_words(table.dropna(subset=[x, y]))
-    figure, grid, facets = _panels(table, facet, share_x=False)  # where groups lie apart, each would fill a corner
+    # not shared: panels whose points lie far apart would each use a corner of a common axis
+    figure, grid, facets = _panels(table, facet, share_x=False)
     for axes, (label, rows_of_panel) in zip(grid.flat, facets, strict=False):
         for number, line in enumerate(_in_order(table[series]) if series else [""]):
             rows = rows_of_panel[rows_of_panel[series] == line] if series else rows_of_panel
@@ -189,7 +190,7 @@ def _in_order(values: pd.Series) -> list:
 
 
 def _is_even(values: pd.Series) -> bool:
-    """Whether the different values are three or more at one distance, as layers are."""
+    """Whether there are three or more different values, evenly spaced, as numbers of layers often are."""
     steps = np.diff(np.unique(values))
     return len(steps) > 1 and np.allclose(steps, steps[0])
 

@@ -30,6 +30,6 @@ def draw_metrics(table: pd.DataFrame, facet: str | None = None) -> Figure:
             whole_numbers(axes, "training step")
             axes.set_ylabel(metric)
             axes.tick_params(labelleft=True)
-        row[0].set_title(title(label), loc="left")  # one of a whole row
+        row[0].set_title(title(label), loc="left")  # one title for the whole row
     legend(figure, grid)
     return figure

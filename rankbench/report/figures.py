@@ -20,7 +20,7 @@ from rankbench.report.study import axes_of, column_of, is_done, rank_correlation
 from rankbench.runs.tables import WHO, booleans_as_words, read_table, write_table
 
 KINDS = (*plots.KINDS, ".svg")
-MOST_PANELS_OVER_STEPS = 6  # of a figure of a watched training, which has a row of them for each value
+MOST_PANELS_OVER_STEPS = 6  # in a figure of a watched training, which has a row of panels for each value
 FIGURES = ChainMap(OBSERVED_FIGURES, {"metrics": draw_metrics})  # over the steps of a training
 
 
@@ -32,7 +32,7 @@ def draw_final(
     folder: Path,
     column: str | None = None,
 ) -> dict[str, str]:
-    """Write the figure of the final numbers by the varied keys, if there is one; returns its pages' captions."""
+    """Write the figure of the final numbers by the varied keys, if there is one; return its pages' captions."""
     pages = final_pages(seeds, keys, chosen, statistic)
     names = plots.save_pages(((plots.fit(figure, column), note) for figure, note, _ in pages), folder / "sweep", KINDS)
     return {name: caption for name, (_, _, caption) in zip(names, pages, strict=True)}
@@ -86,8 +86,8 @@ def draw_study(
     width: str | None,
     own: str | None = None,
 ) -> dict[str, str]:
-    """Draw and write each chosen column by the keys; then the last against each other one. runs: a row for each run and
-    seed, with these columns. own: the column that a report draws anyway. Returns the captions."""
+    """Draw and write each chosen column by the keys, then the last column against each of the others. runs: a row for
+    each run and seed, with these columns. own: the column that a report draws anyway. Returns the captions."""
     captions, correlations = {}, []
     keys, where = [key for key in keys if key not in ("run", "seed")], (chosen.where or "").replace(",", ", ")
     for value, rows in studied.items():
@@ -135,7 +135,7 @@ def draw_analyses(
     folder: Path,
     column: str | None,
 ) -> dict[str, str]:
-    """Write the figures of the analyses, each line for one configuration; returns their captions by file name."""
+    """Write the figures of the analyses, with a line for each configuration; return their captions by file name."""
     captions = {}
     picked = (chosen.x, chosen.series, chosen.facet) if chosen else (None, None, None)
     for name, table in tables.items():
@@ -156,11 +156,11 @@ def _caption(name: str, figure: Callable[..., plots.Figure], page: plots.Page) -
 def draw_observed(
     tables: dict[str, pd.DataFrame], keys: list[str], chosen: FigureKeys | None, folder: Path, column: str | None
 ) -> dict[str, str]:
-    """Write the figures of learning curves, and of trainings that were watched by rankbench.observe; returns their
+    """Write the figures of learning curves, and of trainings that were watched by rankbench.observe; return their
     captions by file name.
 
-    Configs do not say all that may differ between trainings that are not ours, so runs of the same keys and seed are
-    panels, too.
+    The configs of trainings that are not ours do not say everything that differs between them, so runs with the same
+    keys and seed have a panel each.
     """
     captions = {}
     picked = (chosen.x, chosen.series, chosen.facet) if chosen else (None, None, None)
@@ -183,7 +183,7 @@ def draw_observed(
 
 
 def _has_losses(metrics: pd.DataFrame) -> bool:
-    """Whether a training has got so far, and nobody has written words into its table."""
+    """Whether a training's table has losses yet, and they are numbers, not words that somebody wrote into it."""
     known = {"step", "split", "loss"} <= set(metrics) and pd.api.types.is_numeric_dtype(metrics.loss)
     return known and bool(metrics.loss.notna().any())
 
@@ -216,7 +216,7 @@ def drawable(path: Path, chosen: StudyKeys) -> Drawable:
         raise ConfigError(f"table={path}: no such file; give a table of a run or a report, such as residual.csv")
     table = booleans_as_words(read_table(path))
     if missing := [name for name in WHO if name not in table]:
-        raise ConfigError(f"table={path}: no table of runs, because it has no column {missing[0]}")
+        raise ConfigError(f"table={path}: not a table of runs, because it has no column {missing[0]}")
     own = [name for name in table if "." in name and name.partition(".")[0] not in (*ANALYSES, *FIGURES)]
     keys = [name for name in ("task", "model", *own) if table[name].nunique(dropna=False) > 1]
     studied = studied_columns(chosen, {}, table, keys)
@@ -234,7 +234,7 @@ def drawable(path: Path, chosen: StudyKeys) -> Drawable:
 def redraw(
     path: Path, folder: Path, chosen: StudyKeys, statistic: str, figure_published: str | None, column: str | None
 ) -> list[str]:
-    """Draw a table's figure as a report does, or its chosen columns; returns lines for the reader."""
+    """Draw a table's figure as a report does, or its chosen columns; return lines for the reader."""
     name, table, keys, studied = drawable(path, chosen)
     if studied:
         runs = with_columns(table[list(dict.fromkeys([*WHO, *keys]))].drop_duplicates(), studied, chosen, keys)

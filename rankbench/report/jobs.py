@@ -1,4 +1,4 @@
-"""The runs that a report is of: where they are, how far they have come, and which keys of their configs differ."""
+"""The runs of a report: where they are, how far they have come, and which keys of their configs differ."""
 
 import fcntl
 import glob
@@ -14,7 +14,7 @@ from rankbench.runs.records import read_yaml
 from rankbench.runs.run import Run
 from rankbench.runs.sweep import Sweep
 
-# Keys that are not variables of an experiment: where it runs, on what, how often it is evaluated, what is measured.
+# Keys that are not variables of an experiment: where and on what it runs, how often it is evaluated, what is measured.
 SILENT = (
     *(
         "out",
@@ -35,8 +35,8 @@ SKIPS = "model.skips"  # decides model.skip and model.mlp_skip, unless it is nul
 
 
 def find_runs(text: str) -> list[Path]:
-    """The runs given by `runs=`, in order; ConfigError if there is none. `latest`: the newest sweep or run. A list:
-    those of each of its folders.
+    """The runs given by `runs=`, in order; ConfigError if there is none. `latest`: the newest sweep or run. A list: the
+    runs of each of its folders.
 
     Folders of analyses count only if there is no folder of training.
     """
@@ -113,7 +113,7 @@ def varying_keys(jobs: list[Path]) -> tuple[list[str], dict[str, list[str]]]:
     """The keys whose values differ between the runs' configs, and for each of them the keys that follow it.
 
     The choice of a group stands for its keys: where model.name differs, a key of the model with one value for each name
-    follows `model`. Likewise, any key can follow `budget`, and the skips of a model the key of all of them.
+    follows `model`. Likewise, any key can follow `budget`, and model.skip and model.mlp_skip can follow model.skips.
     """
     configs = [flattened(config) for job in jobs if (config := config_of(job))]
     every = dict.fromkeys(key for config in configs for key in config)
@@ -168,8 +168,8 @@ def names_of(jobs: list[Path]) -> dict[Path, str]:
 
 
 def config_of(job: Path) -> dict[str, Any]:
-    """The run's config as written; empty if there is none, or one that cannot be read: `status_of` says so. An analysis
-    of a trained run takes its network, task and training from that run, if the run still exists."""
+    """The run's config as written; empty if it is missing or cannot be read, which `status_of` reports. An analysis of
+    a trained run takes its network, task and training from that run, if the run still exists."""
     try:
         config = config_at(job / "config.yaml")
         if config.get("run") is None or Run(job).status != "finished":
@@ -213,7 +213,7 @@ def flattened(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 def values_of(job: Path, keys: list[str]) -> dict[str, str]:
     """Values of the keys in this job's config, as text; for a group, the name of the choice. A job that has not begun
-    only has its own overrides."""
+    has only its own overrides."""
     flat = flattened(config_of(job)) or _own_words(job)
     return {key: flat.get(key, flat.get(f"{key}.name", "")) for key in keys}
 

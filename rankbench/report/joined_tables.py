@@ -55,7 +55,7 @@ class Runs:
             names = sorted({table.stem for folder in self.folders for table in folder.glob("*.csv")})
             raise ConfigError(
                 f"{name}: no run has such a table{closest(name, names)}; there are {', '.join(names) or 'none'}; "
-                'rankbench.analyze(run, "paths") measures one run after the other'
+                'rankbench.analyze(run, "paths") measures one run at a time'
             )
         return self._labelled(table, name)
 
@@ -96,12 +96,12 @@ def load_runs(text: str) -> Runs:
 
 
 def _names_of_tables() -> list[str]:
-    """The tables that runs leave and a report joins; a plug-in adds to the analyses."""
+    """Names of the tables that runs leave and a report joins, including those of analyses from plug-ins."""
     return [*ANALYSES, *OBSERVED, "metrics"]
 
 
 class Joined(NamedTuple):
-    """What a report has of its runs: names, statuses and damage of each, their tables by name, and a row of final
+    """What a report reads from its runs: the name, status and damage of each, their tables by name, and a row of final
     numbers for each seed."""
 
     names: dict[Path, str]
@@ -124,7 +124,7 @@ def read_all(jobs: list[Path], keys: list[str]) -> Joined:
 
 def _tables_at(job: Path, names: Iterable[str]) -> dict[str, pd.DataFrame]:
     tables = {name: Run(job).table(name) for name in names if (job / f"{name}.csv").exists()}
-    if "metrics" in tables:  # without the columns of the others
+    if "metrics" in tables:  # add the columns of WHO, which the other tables have already
         flat, curves = flattened(config_of(job)), tables["metrics"]
         who = {"run": "", "task": flat.get("task.name", ""), "model": flat.get("model.name", "")}
         tables["metrics"] = curves.assign(**who)[[*WHO, *curves.columns.drop("seed")]]
@@ -132,8 +132,8 @@ def _tables_at(job: Path, names: Iterable[str]) -> dict[str, pd.DataFrame]:
 
 
 def _read(jobs: list[Path]) -> tuple[dict[Path, dict[str, pd.DataFrame]], dict[Path, str]]:
-    """The tables of the analyses of each run, without those that changed since they were written; and, of runs with a
-    file that cannot be read, which one and why."""
+    """The tables of each run, without those that changed since they were written; and for each run with a file that
+    cannot be read, which file and why."""
     read, damage = {}, {}
     for job in jobs:
         try:
@@ -172,8 +172,8 @@ def _summary_rows(job: Path, name: str, status: str, values: dict[str, str]) -> 
 
 
 def summarise(seeds: pd.DataFrame, keys: list[str], more: Iterable[str] = ()) -> pd.DataFrame:
-    """Final test accuracy and losses by the varied keys, over the seeds of finished jobs: mean, interval, best; and of
-    more columns mean and interval."""
+    """Final test accuracy and losses by the varied keys, over the seeds of finished jobs: mean, interval, best. more:
+    further columns, with mean and interval."""
     axes = [key for key in keys if key in seeds and key not in ("run", "seed")] or ["task", "model"]
     done = seeds[is_done(seeds)]
     summary = None
@@ -193,8 +193,8 @@ def summarise(seeds: pd.DataFrame, keys: list[str], more: Iterable[str] = ()) ->
 
 
 def for_print(summary: pd.DataFrame, chosen: Iterable[str]) -> pd.DataFrame:
-    """The summary with a column for each number, as mean and interval, and with names as in a paper. chosen: the
-    numbers to keep, if there are any among them."""
+    """The summary with one column for each number, as mean and interval, and with names as in a paper. chosen: the
+    numbers to keep; if the summary has none of them, it keeps all."""
     values = [name.removesuffix("_mean") for name in summary if name.endswith("_mean")]
     keys = list(summary.columns[: summary.columns.get_loc("num_seeds")])
     last = Counter(key.rpartition(".")[2] for key in keys)

@@ -1,4 +1,4 @@
-"""The page of a sweep that is running: written again and again, with its status and the time that is left."""
+"""The page of a running sweep, rewritten regularly with the sweep's status and the time left."""
 
 import time
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ from rankbench.runs.records import read_json, read_yaml
 from rankbench.runs.run import Run
 
 PAUSE = 10  # seconds between two pages, at least
-SHARE = 0.25  # of the time, at most, in which pages are written: the training needs the cores
+SHARE = 0.25  # largest share of the time to spend on writing pages: the training needs the cores
 WAITING = ("running", "missing", "absent")
 
 
 def watched(runs: str, folder: Path, **how: Any) -> Iterator[list[str]]:
-    """Write the report of these runs until no job has been running for two looks, or until Ctrl-C. The lines of each
-    report but the last are its status alone. how: see `gather`."""
+    """Rewrite the report of these runs until no job has been running for two looks, or until Ctrl-C. For every report
+    but the last, yields only its status. how: see `gather`."""
     idle = 0
     try:
         while idle < 2:
@@ -32,7 +32,7 @@ def watched(runs: str, folder: Path, **how: Any) -> Iterator[list[str]]:
             if idle < 2:
                 time.sleep(max(PAUSE, (time.monotonic() - began) / SHARE))
     except KeyboardInterrupt:
-        yield [f"stopped; the jobs go on, and {folder / 'report.html'} stays as it is"]
+        yield [f"stopped; the jobs continue, and {folder / 'report.html'} stays as it is"]
 
 
 def status_line(jobs: list[Path], statuses: list[str]) -> str:
@@ -47,7 +47,7 @@ def status_line(jobs: list[Path], statuses: list[str]) -> str:
     if begins and 0 < sum(shares) < len(jobs):
         left = (now - min(begins)) * ((len(jobs) - sum(shares)) / sum(shares))
         ends += f", about {timedelta(seconds=round(left.total_seconds()))} left"
-    return f"{ends} ({now:%H:%M:%S}; this page is written again and again)"
+    return f"{ends} ({now:%H:%M:%S}; this page is rewritten regularly)"
 
 
 def _share(job: Path) -> float:

@@ -1,4 +1,4 @@
-"""What a scoreboard says that the last one did not."""
+"""What is new in a scoreboard since the last one."""
 
 from datetime import datetime
 from pathlib import Path
@@ -9,7 +9,7 @@ from rankbench.runs.tables import read_table
 
 
 class News(NamedTuple):
-    """Claims with a new verdict: since when, and for each claim its verdict now and then (None: there was none)."""
+    """Claims with a new verdict: since when, and for each claim its new and its old verdict (None: there was none)."""
 
     since: str
     verdicts: dict[str, tuple[str, str | None]]
@@ -23,8 +23,8 @@ class News(NamedTuple):
 
 
 def news_since_last(folder: Path, reports: Path, statements: list[dict[str, Any]], presets: set[str]) -> News | None:
-    """The statements whose verdicts differ from those of the last scoreboard of these presets: the one that is in
-    `folder`, else the newest in a folder of `reports`. None if there is none."""
+    """The statements whose verdicts differ from those in the last scoreboard of these presets, which is the one in
+    `folder`, or else the newest in a folder of `reports`. None if there is no such scoreboard."""
     others = sorted(reports.glob("*/scoreboard.csv"), key=lambda path: path.stat().st_mtime)
     for table in (folder / "scoreboard.csv", *reversed(others)):
         try:

@@ -86,7 +86,7 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _title(folders: list[Path], seeds: pd.DataFrame, keys: list[str]) -> str:
-    """What the runs are: their presets, else their tasks and models; their budget; the keys that vary."""
+    """Title of the page: the runs' presets, or else their tasks and models; their budget; the keys that vary."""
     words = [word.partition("=") for folder in folders for word in recorded_command(folder)]
     presets, budgets = ([value for key, _, value in words if key == name] for name in ("experiment", "budget"))
     tasks = [f"{task} ({model})" for task, model in zip(seeds.task, seeds.model, strict=True)]
@@ -96,7 +96,7 @@ def _title(folders: list[Path], seeds: pd.DataFrame, keys: list[str]) -> str:
 
 
 def _named(names: Iterable[str], most: int = 3) -> str:
-    """The different names, of many the first."""
+    """The different names; of more than `most`, the first ones and the number of the others."""
     different = list(dict.fromkeys(names))
     return ", ".join(different[:most]) + (f" and {len(different) - most} more" if len(different) > most else "")
 
@@ -157,7 +157,7 @@ def as_typed_command(words: list[str]) -> str:
 
 
 def commits_of(folders: list[Path]) -> str:
-    """The commits of rankbench that made the runs, and with which they were continued."""
+    """The commits of rankbench with which the runs were begun and continued."""
     return _all_of(_commit(record) for folder in folders for record in _records_of(folder))
 
 
@@ -185,7 +185,7 @@ def _environment(folders: list[Path]) -> dict[str, str]:
 
 
 def _records_of(folder: Path) -> list[dict[str, Any]]:
-    """The environment that a run began with, then each other one that it was continued with; [] without a record."""
+    """The environment that a run began with, then those that it was continued with; [] without a record."""
     continued = _json(folder / "continued.json", list)
     return [
         record for record in (_json(folder / "environment.json"), *continued) if record and isinstance(record, dict)
@@ -200,7 +200,8 @@ def _commit(record: dict) -> str | None:
     git = record.get("git")
     if not isinstance(git, dict):
         return None
-    return f"{str(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}"
+    changes = f" with changes {str(record.get('source', ''))[:6]}".rstrip() if git.get("dirty") else ""
+    return f"{str(git.get('commit'))[:12]}{changes}"
 
 
 def _json(path: Path, kind: type = dict) -> Any:

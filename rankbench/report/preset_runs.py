@@ -1,4 +1,4 @@
-"""The run that stands for each preset (newest, complete, at the largest scale), and the presets' claims."""
+"""The run that represents each preset (newest, complete, at the largest scale), and the presets' claims."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -36,12 +36,12 @@ class PresetRun:
 
     @property
     def rank(self) -> tuple[bool, int, float]:
-        """Sort key: of several runs of a preset the last one (complete, largest scale, newest) stands for it."""
+        """Sort key: of several runs of a preset, the last one (complete, largest scale, newest) represents it."""
         return self.complete, BUDGETS.index(self.budget), self.written
 
     @property
     def num_seeds(self) -> int:
-        """The most seeds of a finished job that did not diverge."""
+        """The largest number, over finished jobs, of seeds that did not diverge."""
         of_jobs = [Run(job).summary().get("seeds", ()) for job in self.jobs if status_of(job) == "finished"]
         return max((len([seed for seed in seeds if seed["status"] != "diverged"]) for seeds in of_jobs), default=0)
 
@@ -51,8 +51,8 @@ class PresetRun:
 
     @cached_property
     def verdicts(self) -> list[dict[str, Any]]:
-        """Rows of verdicts.csv, each with the preset and its scale; without a p-value they are of an earlier version
-        and judged again."""
+        """Rows of verdicts.csv, each with the preset and its scale. Rows without p-values come from an earlier version
+        and are judged again."""
         path = self.folder / "verdicts.csv"
         rows = records(read_table(path)) if path.exists() else []
         if rows and "p_value" not in rows[0]:
@@ -87,7 +87,7 @@ class PresetRun:
 
 
 def best_runs(names: Iterable[str], outputs: Path) -> dict[str, PresetRun]:
-    """The run that stands for each of these presets, where there is one, from the runs in `outputs`."""
+    """The run in `outputs` that represents each of these presets, where there is one."""
     best: dict[str, PresetRun] = {}
     for run in _preset_runs(outputs):
         if run.preset not in best or run.rank > best[run.preset].rank:
@@ -103,7 +103,7 @@ def any_run(names: Collection[str], outputs: Path) -> bool:
 def across_presets(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The claims among the presets' verdicts, paper by paper, adjusted for their number.
 
-    A claim that several presets judge has the settings of all of them, which then begin with the preset.
+    A claim that several presets judge has the settings of all of them, each then preceded by its preset.
     """
     presets_of: dict[str, dict[str, None]] = {}
     for row in verdicts:

@@ -73,8 +73,7 @@ def gather(
     sweep.csv: a row for each job and seed with its status and final numbers. summary.csv, .md and .tex: means over
     seeds. For each analysis, the jobs' tables are concatenated. varied: None to find the keys in the runs' configs.
     statistic: mean | best, over seeds, for the figure of final numbers. column: single | double, the figures' width.
-    live: what a page that is written again and again says of that.
-    Returns lines for the reader.
+    live: the status line of a page that is going to be rewritten, else empty. Returns lines for the reader.
     """
     varying, follows = varying_keys(jobs)
     keys = _with_chosen(varying if varied is None else varied, chosen, jobs)
@@ -104,7 +103,7 @@ def gather(
     if chosen:
         done = seeds[is_done(seeds)]
         captions = draw_study(studied, done, keys, chosen, statistic, folder, column, final_value(done))
-        # a column of a table is a place in the figures of the study alone
+        # only the figures of the study can have a column of a table as x, series or facet
         chosen = replace(chosen, **{place: None for place, key in chosen.places.items() if key not in keys})
     captions |= draw_final(seeds, keys, chosen, statistic, folder, column)
     for name, table in tables.items():

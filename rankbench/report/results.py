@@ -1,7 +1,7 @@
 """The results as Markdown pages: an index, a page for each paper, and the tables that their numbers come from.
 
-What the pages say of a preset stays until a complete run of it is at hand, so that results can be gathered in parts.
-Everything else but the folder `notes` is written anew: notes/<preset>.md is a person's text about a preset,
+What the pages say of a preset stays until a complete run of it is available, so that results can be gathered in parts.
+Everything else except the folder `notes` is rewritten: notes/<preset>.md is a person's text about a preset,
 notes/index.md one about all of them.
 """
 
@@ -46,7 +46,7 @@ class Told(NamedTuple):
 
 
 def told_before(folder: Path, names: Collection[str]) -> dict[str, Told]:
-    """What the pages in the folder say of these presets, of those that they know."""
+    """What the pages in the folder say of these presets, as far as they know them."""
     if not (folder / "presets.csv").exists():
         return {}
     boards = [row for row in records(read_table(folder / "presets.csv")) if row["note"] != NOT_RUN]
@@ -60,8 +60,8 @@ def told_before(folder: Path, names: Collection[str]) -> dict[str, Told]:
 def write_pages(
     folder: Path, statements: list[dict[str, Any]], boards: list[dict[str, str]], runs: dict[str, PresetRun]
 ) -> Path:
-    """Write the pages; returns the index. statements: of all presets. boards: what is known of each preset's run. runs:
-    those whose figures and tables take the place of the pages' own."""
+    """Write the pages; return the index. statements: of all presets. boards: what is known of each preset's run. runs:
+    those whose figures and tables replace the pages' own."""
     folder.mkdir(parents=True, exist_ok=True)
     home = {
         row["preset"]: statement["paper"]
@@ -147,7 +147,7 @@ def _remove_old(folder: Path) -> None:
 
 
 def _copy(run: PresetRun, folder: Path) -> None:
-    """Copy a preset's figures and small tables, so that numbers can be checked without a run."""
+    """Copy a preset's figures and small tables, so that its numbers can be checked without the run."""
     folder.mkdir(parents=True, exist_ok=True)
     write_table(pd.DataFrame(run.verdicts or {"claim": []}), folder / "verdicts.csv")
     if (run.folder / "summary.csv").exists():
@@ -225,7 +225,7 @@ def _number_of(row: dict[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text with signs that Markdown would take for HTML as entities."""
+    """The text, with the signs that Markdown would take for HTML replaced by entities."""
     return text.replace("<", "&lt;").replace(">", "&gt;")
 
 

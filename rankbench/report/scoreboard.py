@@ -1,4 +1,4 @@
-"""The scoreboard: the claims of all presets that have been run, paper by paper, beside the published numbers."""
+"""The scoreboard: the claims of all presets that have been run, paper by paper, next to the published numbers."""
 
 import base64
 import re
@@ -80,7 +80,7 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
 
 
 def _all_pages(pages: Path, boards: list[dict[str, str]], best: dict[str, PresetRun]) -> Path:
-    """Write the pages of the runs, and of what the pages say of presets that have no complete run here."""
+    """Write the pages from the runs and, for presets without a complete run here, from what the pages already say."""
     complete = {name for name, run in best.items() if run.complete}
     told = told_before(pages, {board["preset"] for board in boards} - complete)
     runs = {name: run for name, run in best.items() if name not in told}
@@ -145,7 +145,7 @@ def _page(
 
 
 def _by_preset(claims: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """A paper's claims by the preset that judges them; of several presets, the one that judges most of the claims."""
+    """A paper's claims by the preset that judges them; of several presets, by the one that judges most claims."""
     num_claims = Counter(preset for row in claims for preset in row["presets"].split(", "))
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in claims:

@@ -52,12 +52,12 @@ def studied_columns(
 
 
 def column_of(table: pd.DataFrame, value: str) -> str:
-    """The column of a value: `effective_rank` of residual.effective_rank, or all of the name if a column has it."""
+    """The column of a value: `effective_rank` for residual.effective_rank, or the whole name if a column has it."""
     return value if value in table else value.rpartition(".")[2]
 
 
 def axes_of(chosen: StudyKeys, keys: list[str], *tables: pd.DataFrame) -> list[str]:
-    """The places of the figure that are columns of these tables and no keys of the runs."""
+    """The figure's x, series and facet, as far as they are columns of these tables and not keys of the runs."""
     return [key for key in chosen.places.values() if key not in keys and any(key in table for table in tables)]
 
 
@@ -95,11 +95,12 @@ def check_conditions(where: str | None, tables: Iterable[pd.DataFrame]) -> None:
 
 
 def values_of(table: pd.DataFrame, value: str, where: str | None, axes: list[str]) -> pd.DataFrame:
-    """The rows of a joined table that have a value and meet the conditions; one for each run, seed and the axes.
+    """The rows of a joined table that have a value and meet the conditions; one for each run, seed and point of the
+    axes.
 
     A condition is a value, or `first` or `last`: of numbers the smallest or largest of this run and seed, of words the
     first or last in the table's order. Raises ConfigError if nothing is left, and if rows of one run and seed differ in
-    more columns than the axes, because their mean would mix what was measured apart.
+    more columns than the axes, because their mean would mix separate measurements.
     """
     column = column_of(table, value)
     rows = booleans_as_words(table.dropna(subset=[column]))
@@ -145,9 +146,9 @@ def _differing(rows: pd.DataFrame, by: list[str], column: str) -> list[str]:
 
 
 def rank_correlation(seeds: pd.DataFrame, x: str, y: str, keys: list[str]) -> dict[str, float]:
-    """Spearman's rank correlation of two columns over the configurations, of each seed apart: mean and 95 % interval
-    over the seeds. A seed with fewer than FEWEST configurations, or with equal values alone, has none. Values that
-    agree to DIGITS digits are ties, so that rounding has no rank."""
+    """Spearman's rank correlation of two columns over the configurations, for each seed separately: mean and 95 %
+    interval over the seeds. A seed with fewer than FEWEST configurations, or with only equal values, has none. Values
+    that agree to DIGITS digits are ties, so that rounding decides no rank."""
     measured = seeds.dropna(subset=[x, y]).groupby([*keys, "seed"], dropna=False)[[x, y]].mean().reset_index()
     for column in (x, y):
         measured[column] = measured[column].map(lambda number: float(f"{number:.{DIGITS}g}"))

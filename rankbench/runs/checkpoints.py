@@ -33,7 +33,7 @@ def save_state(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) ->
 
 
 def state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Load what `save_state` saved last, or None; ConfigError if the file is another one or has changed."""
+    """Load what `save_state` saved last, or None; ConfigError if the file is not a training state or has changed."""
     if not path.exists():
         return None
     tensors, header = _load(path)
@@ -45,7 +45,7 @@ def state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
 
 
 def _digest(tensors: dict[str, Tensor], facts: str) -> str:
-    """Digest of all that a training state holds."""
+    """Digest of a training state's whole content."""
     digest = hashlib.sha256(facts.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -25,7 +25,7 @@ class WriteError(OSError):
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turn an error of the disk into a WriteError about this file, which the caller leaves as it was."""
+    """Turn a disk error into a WriteError about this file, which the caller leaves as it was."""
     try:
         yield
     except OSError as error:
@@ -39,7 +39,7 @@ def naming(path: Path) -> Iterator[None]:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a path to write to, then move it to `path`; a kill or a power cut leaves the old file or the new one.
 
-    What a kill leaves of the new one beside it is removed by the next who writes the file.
+    A kill can leave a partial file next to it, which the next writer of the file removes.
     """
     with naming(path):
         _remove_left_parts(path)
@@ -65,14 +65,14 @@ def _remove_left_parts(path: Path) -> None:
 
 
 def regular(path: Path) -> Path:
-    """`path` itself, which may be absent; ConfigError for a pipe, a device or a folder, whose reading need not end."""
+    """`path` itself, which may be absent; ConfigError for a folder, and for a pipe or device that may never end."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"{path}: not a regular file; put back the file that was there, or remove it")
     return path
 
 
 def bounded(path: Path, most: int) -> Path:
-    """`path` itself; ConfigError for what is no regular file, or has more bytes than this."""
+    """`path` itself; ConfigError if it is not a regular file, or has more than `most` bytes."""
     if (size := regular(path).stat().st_size) > most:
         raise ConfigError(
             f"{path}: {size >> 20} MiB; the files of a run that are read as a whole have at most {most >> 20} MiB"
@@ -98,7 +98,7 @@ def sync(path: Path) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Append to a file that is there: the whole text, or nothing if the disk refuses a part of it."""
+    """Append to an existing file: the whole text, or nothing if the disk refuses a part of it."""
     with naming(path), path.open("r+b", buffering=0) as file:
         end, rest = file.seek(0, os.SEEK_END), text.encode()
         try:

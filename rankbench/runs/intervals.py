@@ -33,7 +33,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class _Mean:
-    """A mean and its standard error on the scale on which Student's t is taken, where the mean is 0."""
+    """A mean, and its standard error on the scale of Student's t, on which distances are measured from the mean."""
 
     mean: float
     error: float
@@ -55,7 +55,7 @@ class _Mean:
         return number - self.mean
 
     def p_value(self, line: float, side: int) -> float:
-        """Of Student's one-sided test that the mean lies above (side=+1) or below (-1) the line."""
+        """p-value of Student's one-sided test that the mean lies above (side=+1) or below (-1) the line."""
         beyond = -side * self.distance(line)
         if self.error == 0:
             return 0.5 if beyond == 0 else float(beyond < 0)
@@ -76,10 +76,10 @@ def _mean(values: Values, scale: str) -> _Mean:
 def interval95(values: Values, scale: str = "real") -> Interval:
     """Mean of one number per seed, with a 95 % interval that stays within the numbers' scale.
 
-    real: Student's t. share, for numbers in [0, 1]: Student's t for the logit of the mean, whose standard error is that
-    of the mean over mean (1 - mean) (delta method). positive, for numbers above 0 without an upper end: the same for
-    the logarithm of the mean, whose standard error is that of the mean over the mean. rate, for numbers that are 0 or
-    1: Clopper and Pearson's exact interval.
+    real: Student's t. share, for numbers in [0, 1]: Student's t for the logit of the mean; its standard error is the
+    mean's, divided by mean (1 - mean) (delta method). positive, for numbers above 0 without an upper end: Student's t
+    for the logarithm of the mean; its standard error is the mean's, divided by the mean. rate, for numbers that are 0
+    or 1: Clopper and Pearson's exact interval.
     """
     if scale == "rate":
         ends = scipy.stats.binomtest(int(np.sum(values)), len(values)).proportion_ci(1 - 2 * LEVEL, method="exact")
@@ -89,18 +89,19 @@ def interval95(values: Values, scale: str = "real") -> Interval:
     mean = _mean(values, scale)
     halfwidth = special.stdtrit(mean.count - 1, 1 - LEVEL) * mean.error
     low, high = mean.at(-halfwidth), mean.at(halfwidth)
-    # of equal values, going to logits and back can round an end past the mean
+    # for equal values, going to logits and back can round an end past the mean
     return Interval(mean.mean, min(low, mean.mean), max(high, mean.mean), mean.method)
 
 
 def half_width(sd: Values, num_values: Values) -> Values:
-    """Half of Student's 95 % interval of the mean of so many values with this standard deviation; nan of one value."""
+    """Half-width of Student's 95 % interval for the mean of `num_values` values with standard deviation `sd`; nan for
+    one value."""
     return special.stdtrit(num_values - 1, 1 - LEVEL) * sd / num_values**0.5
 
 
 def p_value(values: Values, line: float, side: int, scale: str = "real") -> float:
-    """One-sided p-value of the claim that the mean lies above (side=+1) or below (-1) the line, or (side=0) within the
-    line to either side of 0: the larger p of two one-sided tests. nan for fewer than two values."""
+    """One-sided p-value of the claim that the mean lies above (side=+1) or below (-1) the line. side=0: that it lies
+    between -line and line, the larger p of two one-sided tests. nan for fewer than two values."""
     if side == 0:
         return max(p_value(values, -line, +1, scale), p_value(values, line, -1, scale))
     if scale == "rate":
@@ -114,7 +115,7 @@ def num_to_decide(values: Values, line: float, side: int, scale: str = "real") -
     spread are those of `values`.
 
     inf if no number up to MOST_REPEATS does, because the mean lies on the line or too close to it. nan for fewer than
-    two values. With side=0 either the whole interval within the two lines decides, or the whole outside of them.
+    two values. With side=0, an interval decides if it lies wholly between the two lines or wholly outside of them.
     """
     if len(values) < 2:
         return math.nan
@@ -130,7 +131,7 @@ def num_to_decide(values: Values, line: float, side: int, scale: str = "real") -
 
     def power(count: int) -> float:
         edge, root = special.stdtrit(count - 1, 1 - LEVEL), math.sqrt(count)
-        # two tests both reject with at least the sum of their powers less 1
+        # the probability that both tests reject is at least the sum of their powers minus 1
         return sum(scipy.stats.nct.sf(edge, count - 1, min(end * root, FAR)) for end in in_spreads) + 1 - len(ends)
 
     counts = range(2, MOST_REPEATS + 1)

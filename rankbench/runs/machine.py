@@ -20,7 +20,7 @@ from rankbench.keys import ConfigError
 
 PACKAGES = ("rankbench", "torch", "numpy", "pandas", "scipy", "hydra-core", "omegaconf", "safetensors", "matplotlib")
 
-# In the messages of torch's errors of allocation
+# Found in the messages of torch's allocation errors
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
 
 
@@ -40,7 +40,7 @@ class Machine:
         if cfg.device == "cuda" and not available:
             raise ConfigError("device=cuda: torch sees no CUDA device here; use device=cpu or device=auto")
         torch.set_num_threads(cfg.threads)
-        torch.backends.cudnn.allow_tf32 = False  # fp32 is fp32 in an LSTM, too, as it is in torch's own products
+        torch.backends.cudnn.allow_tf32 = False  # so that an LSTM's fp32 is fp32, as in torch's own matrix products
         device = torch.device("cuda" if available and cfg.device != "cpu" else "cpu")
         dtype = torch.float64 if cfg.precision == "fp64" else torch.float32
         return cls(device, dtype, cfg.precision, cfg.threads)
@@ -73,6 +73,7 @@ class Machine:
             "python": platform.python_version(),
             "packages": packages(),
             "git": git_state(),
+            "source": source_digest(),
             "platform": platform.platform(),
             "device": str(self.device),
             "gpu": gpu,
@@ -84,7 +85,7 @@ class Machine:
 
 @contextmanager
 def explaining_memory(machine: Machine) -> Iterator[None]:
-    """Turn an error of allocation into a ConfigError of one line."""
+    """Turn an allocation error into a ConfigError of one line."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -136,8 +137,8 @@ def _version(package: str) -> str | None:
 
 @cache
 def git_state() -> dict | None:
-    """Commit of the checkout with this code, and whether the code or the configs have changes or files that git does
-    not know, as it was when first asked for; None outside a checkout."""
+    """Commit of the checkout with this code, and whether the code or the configs have changes or untracked files, as it
+    was when first asked for; None outside a checkout."""
     package = Path(__file__).resolve().parent
 
     def ask(*words: str) -> str | None:

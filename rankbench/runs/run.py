@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import yaml
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rankbench.compatibility import check
 from rankbench.config import BaseConfig, TrainConfig, conf_dir
-from rankbench.keys import ConfigError, closest, escaped
+from rankbench.keys import ConfigError, closest, escaped, of_schema
 from rankbench.runs.files import OUTPUTS, naming, regular, sync, write_json, write_text
 from rankbench.runs.records import checksum, read_json, read_yaml
 from rankbench.runs.tables import WHO, read_table
@@ -28,16 +27,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OBSERVED = ("observed_states", "observed_attention", "observed_weights", "observed_steps")
-FORMAT = 1  # of a run's folder; a later rankbench that writes another one raises it
+FORMAT = 1  # of a run's folder; a later rankbench that changes the format raises this number
 STATUSES = ("finished", "diverged", "running", "failed")
 GROWING = ("metrics", "layers", *OBSERVED)  # tables that are written line by line during a training
-# Keys, and groups of them, that may differ between the command that began a run and the one that continues it; they
-# change no number of it
+# Keys, and groups of them, that may differ between the command that began a run and the one that continues it: they
+# change none of its numbers
 FREE_KEYS = ("out", "plugins", "beyond_memory", "analysis", "claims", "published", "objective")
 FREE_KEYS += ("trainer.keep_state", "trainer.writers")
 LENGTHS = ("trainer.steps", "trainer.epochs")  # a run can be given more of them
 TO_THE_END = ("linear", "cosine")  # schedules whose rates depend on the number of steps
-COMPUTED_BY = ("git", "packages", "python", "platform", "gpu")  # parts of environment.json on which rounding can depend
+# parts of environment.json on which rounding can depend; source distinguishes uncommitted changes of one commit
+COMPUTED_BY = ("git", "source", "packages", "python", "platform", "gpu")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Run:
         return self.summary().get("status", "absent")
 
     def summary(self) -> dict[str, Any]:
-        """Contents of summary.json; empty if there is none. ConfigError for what no summary holds."""
+        """Contents of summary.json; empty if there is none. ConfigError if they are not a run's summary."""
         path = self.folder / "summary.json"
         if not path.exists():
             return {}
@@ -83,12 +83,12 @@ class Run:
         write_json(self.folder / "summary.json", summary)
 
     def checksums(self, names: Iterable[str]) -> dict[str, str]:
-        """Checksums of those of these files that are in the folder."""
+        """Checksums of these files, as far as they are in the folder."""
         digests = {name: checksum(self.folder / name) for name in names}
         return {name: digest for name, digest in digests.items() if digest is not None}
 
     def changed_files(self) -> list[str]:
-        """The tables and weights that are not, or no longer, those whose checksums summary.json has."""
+        """The tables and weights that are missing or whose checksums are not those in summary.json."""
         recorded = self.summary().get("files", {})
         return [name for name, digest in recorded.items() if checksum(self.folder / name) != digest]
 
@@ -129,20 +129,20 @@ class Run:
             yield
 
     def _changes(self, cfg: TrainConfig) -> dict[str, tuple[Any, Any]]:
-        """By key the values in the run's folder and in `cfg`, where they differ and the numbers depend on them."""
+        """By key, the values in the run's folder and in `cfg`, where they differ in a way that changes the numbers."""
         if not (self.folder / "config.yaml").exists():
             return {}
         changed = sorted(differences(self._plain_config(), dataclasses.asdict(cfg)).items())
         return {key: values for key, values in changed if not {key, key.partition(".")[0]} & set(FREE_KEYS)}
 
     def is_lengthened(self, cfg: TrainConfig) -> bool:
-        """Whether `cfg` is the config of the run in the folder but for more steps or epochs."""
+        """Whether `cfg` is the config of the run in the folder, except for more steps or epochs."""
         changes = self._changes(cfg)
         return len(changes) == 1 and all(key in LENGTHS and _is_more(*values) for key, values in changes.items())
 
     def check_same(self, cfg: TrainConfig) -> None:
-        """Raise ConfigError if the folder holds a run of another config, naming the first key that differs, or one that
-        cannot go on to the larger number of steps in `cfg`."""
+        """Raise ConfigError if the folder holds a run of another config, naming the first key that differs, or a run
+        that cannot be continued to the larger number of steps in `cfg`."""
         changes, other = self._changes(cfg), "give another folder with out=<folder>"
         is_lengthened = self.is_lengthened(cfg)
         for key, (was, now) in changes.items():
@@ -155,16 +155,16 @@ class Run:
                 )
             ended = self.status in ("finished", "diverged")
             if ended and not (self.folder / "training_state.safetensors").exists():
-                raise ConfigError(f"{begun} and kept no training state when it ended; {other} to train it anew")
+                raise ConfigError(f"{begun} and kept no training state when it ended; {other} to train it again")
 
     def check_device(self, cfg: TrainConfig, device: str) -> None:
-        """Raise ConfigError if the run is to be continued on another kind of device than it was begun on, whose
-        rounding is another. device: as in environment.json."""
+        """Raise ConfigError if the run would be continued on another kind of device than it was begun on, which rounds
+        differently. device: as in environment.json."""
         path = self.folder / "environment.json"
         if not path.exists() or (self.status in ("finished", "diverged") and not self.is_lengthened(cfg)):
             return
         began = read_json(path).get("device", device)
-        began, device = (name.partition(":")[0] for name in (began, device))  # another GPU is no other kind
+        began, device = (name.partition(":")[0] for name in (began, device))  # another GPU is the same kind
         if began != device:
             raise ConfigError(
                 f"device={cfg.device}: {device} here, but the run in {self.folder} was begun on {began}, which rounds "
@@ -173,7 +173,7 @@ class Run:
 
     @property
     def is_compiled(self) -> bool | None:
-        """What trainer.compile came to when the run began, which it stays to its end; None in runs that do not say."""
+        """What trainer.compile resolved to when the run began; it holds for the whole run. None if not recorded."""
         return read_json(self.folder / "environment.json").get("compiled")
 
     def check_begun(self, cfg: TrainConfig, environment: dict) -> None:
@@ -183,8 +183,8 @@ class Run:
             self.check_device(cfg, environment["device"])
 
     def set_aside(self) -> Path:
-        """Copy a finished run into a folder within its own, take out the tables of analyses, which would soon be of
-        other weights, and call the run a running one. Returns the copy's folder. After a kill it can be done again."""
+        """Copy a finished run into a folder within its own, remove the tables of analyses, which would soon belong to
+        other weights, and mark the run as running. Returns the copy's folder. Can be repeated after a kill."""
         summary, record = self.summary(), self.folder / "analyses.json"
         copy = self.folder / f"at_step_{summary.get('step', 0)}"
         part = copy.with_name(f".{copy.name}")
@@ -217,19 +217,19 @@ class Run:
             write_json(self.folder / "environment.json", environment)
 
     def record_continuation(self, environment: dict, step: int) -> list[str]:
-        """Put into continued.json that training goes on behind this step with other code, packages or machine than
-        before; nothing where they are the same. What went on from a later step is dropped: its numbers are not kept.
+        """Record in continued.json that training continues after this step with other code, packages or machine than
+        before; nothing if they are the same. Entries of this or later steps are dropped: their numbers are not kept.
 
         environment: as in environment.json, which keeps what the run began with. Returns the parts of it that changed.
         """
         path = self.folder / "continued.json"
         recorded = read_json(path, list) if path.exists() else []
         if not all(isinstance(part, dict) and isinstance(part.get("step"), int) for part in recorded):
-            raise ConfigError(f"{path}: a part of it tells no step; put back the file that was there, or remove it")
+            raise ConfigError(f"{path}: an entry has no step; put back the file that was there, or remove it")
         parts = [part for part in recorded if part["step"] < step]
         before = (parts or [read_json(self.folder / "environment.json")])[-1]
         now = {key: environment.get(key) for key in COMPUTED_BY}
-        changed = [key for key, value in now.items() if before.get(key) != value]
+        changed = [key for key, value in now.items() if before.get(key, value) != value]  # older records lack some
         if changed:
             parts.append({"step": step, "started": environment.get("started"), **now})
         if parts != recorded:
@@ -246,7 +246,7 @@ class Run:
                 f"`rankbench report runs={self.folder}` gathers it, rankbench.Run(folder).table reads its tables"
             )
         try:
-            cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), escaped(plain)))
+            cfg = of_schema(TrainConfig, escaped(plain))
             check(cfg)
         except OmegaConfBaseException as error:
             raise ConfigError(f"{path}: not a run's config: {str(error).splitlines()[0]}") from None
@@ -268,8 +268,8 @@ class Run:
             ) from None
 
     # A checkpoint has two files: checkpoint.safetensors has the weights, for analyses; training_state.safetensors
-    # has everything that resuming needs, weights included, so that a single move makes it valid. What reads and writes
-    # them loads torch, which takes a second; lists of runs do without.
+    # has everything that resuming needs, weights included, so that a single move makes it valid. Reading and writing
+    # them loads torch, which takes a second, so torch is imported below: listing runs does not need it.
 
     def save_weights(self, weights: dict[str, "Tensor"]) -> None:
         """Save the weights of all seeds, each tensor with a leading axis of seeds."""
@@ -303,8 +303,8 @@ class Run:
 def objective_value(summary: dict[str, Any], objective: str) -> float:
     """Number that a search compares: the mean over seeds of the objective, or the run's `train_seconds`.
 
-    A seed that diverged counts as the worst possible value, so the search goes on and a setting gains nothing by losing
-    its worst seeds. ConfigError if the task has no accuracy or no validation set.
+    A seed that diverged counts as the worst possible value, so the search continues and a setting gains nothing by
+    losing its worst seeds. ConfigError if the task has no accuracy or no validation set.
     """
     seeds = summary["seeds"]
     diverged = any(seed["status"] == "diverged" for seed in seeds)
@@ -375,7 +375,7 @@ def _is_more(was: Any, now: Any) -> bool:
 
 
 def differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
-    """By dotted key the old and the new value where two configs differ."""
+    """By dotted key, the old and the new value where two configs differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         parts = [differences(old.get(name), new.get(name), f"{key}.{name}" if key else name) for name in old | new]
         return dict(item for part in parts for item in part.items())

@@ -12,7 +12,7 @@ JOBS = "jobs.json"
 
 @dataclass(frozen=True)
 class Job:
-    """One job: the name of its folder, and the overrides that it alone has."""
+    """One job: the name of its folder, and its own overrides."""
 
     folder: str
     overrides: tuple[str, ...]

@@ -28,8 +28,8 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
 
 
 def read_table(path: Path, grows: bool = False) -> pd.DataFrame:
-    """Read a table as it was written; `none` stays a word. grows: the table is written line by line, so that a kill can
-    have torn its last line, which is dropped. ConfigError for a file that is not a table, or ends within a row."""
+    """Read a table as it was written; `none` stays a word. grows: the table is written line by line, so a kill may have
+    cut its last line, which is dropped. ConfigError for a file that is not a table, or ends within a row."""
     lines = bounded(path, LARGEST_TABLE).read_bytes()
     if grows:
         lines = lines[: lines.rfind(b"\n") + 1]
@@ -77,7 +77,7 @@ def mean_and_spread(table: pd.DataFrame, axes: list[str], value: str, *, geometr
     half = half_width(per_seed.std(axis=1), summary["num_seeds"])
     summary["low"], summary["high"] = summary["mean"] - half, summary["mean"] + half
     if geometric:
-        with np.errstate(over="ignore"):  # the interval of two seeds that lie far apart ends beyond all numbers, at inf
+        with np.errstate(over="ignore"):  # the interval of two seeds that lie far apart can overflow to inf
             summary[["mean", "low", "high"]] = np.exp(summary[["mean", "low", "high"]])
     return summary.reset_index()[[*axes, "mean", "low", "high", "num_seeds", "of_seed"]]
 

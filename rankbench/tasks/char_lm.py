@@ -115,15 +115,15 @@ class CharLm(Corpus):
         return "".join(self.alphabet[number] for number in known).replace(UNKNOWN, UNKNOWN_WORD)
 
     def symbols_per_character(self, batch: Batch) -> float:
-        """Ratio of predicted symbols to predicted characters. Times a loss per symbol, it gives all nats, including
-        those for the ends of sentences, per character."""
+        """Ratio of predicted symbols to predicted characters. A loss per symbol times this ratio is nats per character,
+        the nats for the ends of sentences included."""
         symbols = int(is_scored(batch.targets).sum())
         return symbols / (symbols - int((batch.targets == len(self.alphabet)).sum()))
 
     def counted_losses(self, batch: Batch) -> dict[str, float]:
-        """Losses of a batch without a network, nats per symbol. unigram_loss: by how often each symbol occurs in the
-        training set; bigram_loss: by how often it does behind the symbol before. Each pair counts once more, so that
-        none is impossible."""
+        """Losses of a batch without a network, in nats per symbol. unigram_loss: from the frequency of each symbol in
+        the training set; bigram_loss: from its frequency after the symbol before it. Each pair counts once more, so
+        that none is impossible."""
         num_symbols = self.num_outputs
         pairs_P, pairs_Q = (
             (split.inputs * num_symbols + split.targets)[is_scored(split.targets)].cpu()
@@ -190,7 +190,7 @@ def _lines(file: Path, unk: str) -> list[str]:
     except OSError as error:
         raise ConfigError(f"task.path: {file}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"task.path: {file}: no text in UTF-8; give one sentence a line") from None
+        raise ConfigError(f"task.path: {file}: not a text in UTF-8; give one sentence a line") from None
     text = text.replace(UNKNOWN_WORD, UNKNOWN) if unk == "symbol" else text
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
@@ -203,7 +203,7 @@ def _chosen(lines: list[str], size: int | None, split: str) -> list[str]:
         return lines
     if size > len(lines):
         raise ConfigError(
-            f"task.{split}_size={size}: there are only {len(lines)} sentences; give at most these, or null"
+            f"task.{split}_size={size}: there are only {len(lines)} sentences; give at most that number, or null"
         )
     kept = torch.randperm(len(lines), generator=generator_for(0, f"kept {split}"))[:size]
     return [lines[number] for number in kept.sort().values]

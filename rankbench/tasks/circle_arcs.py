@@ -1,4 +1,4 @@
-"""Two points that go round a circle, opposite each other (Dong et al. 2021, sec. 4.2).
+"""Two points that move around a circle, opposite each other (Dong et al. 2021, sec. 4.2).
 
 Shapes: T step, N token (2).
 """
@@ -16,7 +16,7 @@ from rankbench.tasks.task import Batch
 
 @dataclass(frozen=True)
 class CircleArcs:
-    """From the positions of both points, their positions one step later: regression, by teacher forcing.
+    """Predict the positions of both points one step later from their positions now: regression, by teacher forcing.
 
     Token 1 starts at (-radius, 0) and runs along the lower arc, token 2 at (radius, 0) along the upper one, both
     counter-clockwise, `points` steps to half a turn. The training set is every step once, and is also the test set.
@@ -42,7 +42,7 @@ class CircleArcs:
         return self.points
 
     def positions(self, steps_T: Tensor) -> Tensor:
-        """Positions of the tokens after each number of steps, (T, 2, 2), float64; after an arc's end they go on."""
+        """Positions of the tokens after each number of steps, (T, 2, 2), float64. They move on past an arc's end."""
         angle_T = steps_T.double() * (math.pi / self.points)
         upper_T2 = self.radius * torch.stack([angle_T.cos(), angle_T.sin()], dim=-1)
         return torch.stack([-upper_T2, upper_T2], dim=-2)

@@ -16,7 +16,7 @@ from rankbench.keys import key
 from rankbench.tasks.task import Batch
 
 MARGIN = 1e-6  # radians, and share of the largest coordinate
-MOST_BY_ANGLES = 40  # points of a set; Qhull is faster for more, because the angles are of all pairs
+MOST_BY_ANGLES = 40  # points of a set; Qhull is faster for more, because every pair has an angle
 SETS_AT_A_TIME = 1000  # the angles of 1,000 sets of 40 points take 40 MB
 
 
@@ -68,8 +68,8 @@ def _labels_by_angles(points_BN2: np.ndarray) -> np.ndarray:
     """Labels of sets, (B, N), from the directions in which each point sees the others.
 
     A point is a vertex if and only if all others lie within less than a half turn, so that the largest angle between
-    neighbouring directions to them is more than pi. A set in which an angle is too close to that, or two points are
-    too close to each other, goes to Qhull: in the others every point is MARGIN^2 of the coordinates' size away from a
+    neighbouring directions to them is more than pi. A set in which an angle is too close to pi, or two points are too
+    close to each other, goes to Qhull. In the other sets, every point is MARGIN^2 of the coordinates' size away from a
     tie, which is 100 times Qhull's tolerance.
     """
     apart_BNN2 = points_BN2[:, None] - points_BN2[:, :, None]
@@ -77,7 +77,7 @@ def _labels_by_angles(points_BN2: np.ndarray) -> np.ndarray:
     angles_BNN = np.arctan2(apart_BNN2[..., 1], apart_BNN2[..., 0])
     distance_BNN = np.abs(apart_BNN2).max(-1)
     distance_BNN[:, own, own] = np.inf
-    angles_BNN[:, own, own] = angles_BNN[:, own, own - 1]  # no direction to itself: that of another point again
+    angles_BNN[:, own, own] = angles_BNN[:, own, own - 1]  # no direction to itself: repeat another point's direction
     angles_BNN.sort(-1)
     whole_turn_BN1 = angles_BNN[..., :1] + 2 * np.pi
     largest_BN = np.diff(angles_BNN, axis=-1, append=whole_turn_BN1).max(-1)
@@ -92,7 +92,7 @@ def _labels_by_angles(points_BN2: np.ndarray) -> np.ndarray:
 def hull_labels(points_N2: np.ndarray) -> list[int]:
     """1 for each point at a vertex of the convex hull, else 0, by Qhull (Barber et al. 1996).
 
-    Within Qhull's tolerance for rounding, a point beside an edge counts as on it.
+    Within Qhull's tolerance for rounding, a point next to an edge counts as on it.
     """
     # adding 0 makes -0 and 0 equal
     distinct_M2, distinct_index_N = np.unique(points_N2 + 0.0, axis=0, return_inverse=True)

@@ -36,7 +36,7 @@ CORPORA = {
 
 
 def read_text(file: Path) -> str:
-    """A text file; ConfigError for a pipe or a device, whose reading need not end, and for a text that is larger than
+    """Read a text file; ConfigError for a pipe or a device, where reading might never end, and for a text larger than
     the machine's memory. Raises OSError and UnicodeDecodeError as Path.read_text does."""
     if file.exists() and not (file.is_file() or file.is_dir()):
         raise ConfigError(f"task.path: {file}: not a regular file; give a text file")
@@ -67,7 +67,7 @@ def check_files(corpus: str, folder: Path) -> None:
 
 
 def fetch(corpus: str, folder: Path) -> None:
-    """Fetch the files of a corpus that `folder` lacks, and check their checksums.
+    """Fetch those files of a corpus that `folder` lacks, and verify their checksums.
 
     ConfigError for an unknown corpus, a failing network or disk, or a wrong checksum; no partial or wrong file is kept.
     """
@@ -84,9 +84,9 @@ def fetch(corpus: str, folder: Path) -> None:
             why = error.strerror or type(error).__name__
             raise ConfigError(
                 f"{address}: could not be fetched into {folder} ({why}); with a network and a folder that can be "
-                "written the same command goes on, or put train.txt, valid.txt and test.txt there yourself"
+                "written, the same command continues, or put train.txt, valid.txt and test.txt there yourself"
             ) from None
         except ValueError:
             raise ConfigError(
-                f"{address}: not the file that was pinned, sha256 {sha256}; nothing is kept of it"
+                f"{address}: not the file that was pinned, sha256 {sha256}; nothing of it is kept"
             ) from None

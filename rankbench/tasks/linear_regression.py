@@ -34,7 +34,8 @@ class LinearRegression:
     start_dimension: int = key("Curriculum: number of coordinates that are not 0 at the beginning.", at_least=1)
     start_points: int = key("Curriculum: number of examples in a sequence at the beginning.", at_least=1)
     curriculum_every: int | None = key(
-        "Curriculum: steps until there are 2 points and 1 coordinate more. null: no curriculum.", at_least=1
+        "Curriculum: number of steps between additions of 2 examples and 1 coordinate. null: no curriculum.",
+        at_least=1,
     )
     train_size: int | None = key("Size of the training set. null: fresh functions.", unit="sequences", at_least=1)
     test_size: int = key("Size of the test set.", unit="sequences", at_least=1)

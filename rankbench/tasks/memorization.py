@@ -18,7 +18,7 @@ from rankbench.tasks.task import ABSENT, Batch
 
 log = logging.getLogger(__name__)
 
-SHORTEST = 2  # tokens of the shortest sentence: a single token has nothing else to attend to, and always rank one
+SHORTEST = 2  # tokens of the shortest sentence: a single token has nothing else to attend to, and is always of rank one
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Text:
 
 @lru_cache(maxsize=8)
 def tokenised(path: str, changed: int, vocabulary: int) -> Text:
-    """Cut the text by a SentencePiece model (unigram, Kudo 2018) trained on all of it; depends on the file only.
+    """Cut the text by a SentencePiece model (unigram, Kudo 2018) trained on all of it; depends only on the file.
 
     changed: the file's modification time, so that the cache notices a new text under the same path. ConfigError for a
     file that is not a text, a text without sentences, a vocabulary that is too small, or a missing library.
@@ -155,7 +155,7 @@ def _lines(path: str) -> list[str]:
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise ConfigError(f"task.path={path}: no text in UTF-8; give a file with one sentence a line, or null")
+        raise ConfigError(f"task.path={path}: not a text in UTF-8; give a file with one sentence a line, or null")
     lines = list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
     if not lines:
         raise ConfigError(f"task.path={path}: no line with a sentence; give a file with one sentence a line, or null")

@@ -26,7 +26,8 @@ class Batch:
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Batch":
         """Move to `device`, coordinates in `dtype`; tokens and classes stay integers."""
-        later = torch.device(device).type == "cuda"  # the host goes on; memory that it reads must not come late
+        # the host need not wait for a copy to the GPU; it must wait for one into memory that it is going to read
+        later = torch.device(device).type == "cuda"
 
         def moved(x: Tensor) -> Tensor:
             return x.to(device, dtype if x.is_floating_point() else None, non_blocking=later)
@@ -95,8 +96,8 @@ class Corpus(ABC):
 
 
 class Finite(ABC):
-    """A task on a finite set of sequences, which each seed splits anew: train_size of them to train on, and of the
-    others test_size, so that none is in both. test_size: None for all others. Else as a Task."""
+    """A task on a finite set of sequences. Each seed has its own split into train_size training sequences and test_size
+    of the others, so that none is in both. test_size: None for all others. Otherwise like a Task."""
 
     name: str
     train_size: int
@@ -105,11 +106,11 @@ class Finite(ABC):
     @property
     @abstractmethod
     def num_sequences(self) -> int:
-        """How many there are."""
+        """Number of sequences in the whole set."""
 
     @abstractmethod
     def sequences(self) -> Batch:
-        """All of them, in an order that never changes."""
+        """All sequences, in an order that never changes."""
 
     def __post_init__(self) -> None:
         if self.train_size is None or not 1 <= self.train_size < self.num_sequences:
@@ -161,12 +162,12 @@ def score(outputs_BNC: Tensor, targets: Tensor) -> Score:
 
 
 def token_losses(outputs_BNC: Tensor, targets: Tensor, scored_BN: Tensor) -> Tensor:
-    """The loss of each token, (B, N), whose sum is that of `score`; 0 where a token is not scored."""
+    """The loss of each token, (B, N), 0 where a token is not scored; their sum is the loss of `score`."""
     if targets.is_floating_point():
         # replace nan targets: a nan error would have a nan gradient, even times 0
         error_BN = (outputs_BNC - torch.where(scored_BN[..., None], targets, 0.0)).square().mean(-1)
         return torch.where(scored_BN, error_BN, 0.0)
-    # cross_entropy to the bit, which several seeds side by side compute piecemeal, behind an import of sympy
+    # equal to cross_entropy to the bit; for several seeds side by side torch would decompose that, and import sympy
     class_BN1 = torch.where(scored_BN, targets, 0)[..., None]
     return torch.where(scored_BN, -outputs_BNC.log_softmax(-1).gather(-1, class_BN1).squeeze(-1), 0.0)
 

@@ -17,16 +17,16 @@ from rankbench.runs.machine import Machine
 from rankbench.tasks import Corpus, Task
 
 # Measured on one CPU core with the sorting network (6 layers of width 48, batches of 30 and 100, one and five seeds):
-PACE = 2.5e10  # floating-point operations a second of a step that is not compiled
-LAYER = 1e-3  # seconds of a step that go to each layer however small it is
-LONG = 300.0  # seconds of training from which the third that graphs save is twice the minute that compiling takes
+PACE = 2.5e10  # floating-point operations per second of an uncompiled step
+LAYER = 1e-3  # seconds that each layer adds to a step, however small the layer is
+LONG = 300.0  # seconds of training from which the third that graphs save is twice the 30 to 50 s of compiling
 
 
 def is_compiled(cfg: TrainConfig, task: Task, machine: Machine) -> bool:
-    """What trainer.compile comes to: under auto, whether the training is long enough to repay the compiler's minute.
+    """Whether trainer.compile compiles: under auto, if the training is long enough to repay the compiler's minute.
 
-    That is told from the config, not from a clock, so that the same command always comes to the same. Trainings of a
-    corpus, whose batches have many lengths, and machines without a C++ compiler are left as they are.
+    auto decides from the config, not from a clock, so that the same command always gets the same decision. It does not
+    compile for a corpus, whose batches have many lengths, or on a CPU without a C++ compiler.
     """
     if cfg.trainer.compile != "auto":
         return cfg.trainer.compile == "true"
@@ -37,7 +37,7 @@ def is_compiled(cfg: TrainConfig, task: Task, machine: Machine) -> bool:
 
 
 def plain_seconds(cfg: TrainConfig, task: Task, num_weights: int) -> float:
-    """Rough seconds of a training that is not compiled, on one CPU core."""
+    """Estimate the seconds of an uncompiled training on one CPU core."""
     trainer = cfg.trainer
     batches = 1 if task.train_size is None else math.ceil(task.train_size / trainer.batch_size)
     steps = trainer.steps if trainer.steps is not None else trainer.epochs * batches
@@ -46,20 +46,21 @@ def plain_seconds(cfg: TrainConfig, task: Task, num_weights: int) -> float:
 
 
 def _has_backend(machine: Machine) -> bool:
-    usual = "clang++" if sys.platform == "darwin" else "g++"  # as torch has it
-    return machine.device.type == "cuda" or shutil.which(os.environ.get("CXX", usual)) is not None
+    default = "clang++" if sys.platform == "darwin" else "g++"  # torch's
+    return machine.device.type == "cuda" or shutil.which(os.environ.get("CXX", default)) is not None
 
 
 def compiled(forward: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
-    """Compile the function into one graph for each shape of batch; an error if torch cannot trace it as a whole.
+    """Compile the function into one graph for each shape of batch; torch raises if it cannot trace the whole function.
 
     dynamic: one graph serves all batch sizes; torch 2.13 cannot trace a linear map under vmap that way.
     """
-    # The compiler cannot trace SciPy: the graph gets the number. Said here, because saying it imports the compiler.
+    # The compiler cannot trace SciPy, so the graph holds inverse_phi's result as a constant. This is declared here and
+    # not at the function, because the declaration imports the compiler.
     torch.compiler.assume_constant_result(inverse_phi)
     run = torch.compile(forward, dynamic=dynamic, fullgraph=True)
-    # The last batch of an epoch and batches of fewer seeds need graphs of their own: a few for each seed, and torch
-    # would stop at 8.
+    # The last batch of an epoch and batches of fewer seeds need graphs of their own: a few for each seed. torch would
+    # stop at 8 graphs.
     limits = dict.fromkeys(("cache_size_limit", "accumulated_cache_size_limit"), 1 << 20)
 
     def within_limits(*arguments: Any) -> Any:

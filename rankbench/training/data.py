@@ -1,4 +1,4 @@
-"""What the seeds of a run train and are tested on: sequences drawn anew, a set for each seed, or one corpus for all.
+"""Training and test data of a run's seeds: sequences drawn at every step, a set for each seed, or one corpus for all.
 
 Shapes: S seed (those still training), B batch, N token.
 """
@@ -16,16 +16,17 @@ from rankbench.tasks import Batch, Corpus, Finite, Task
 from rankbench.tasks.task import majority_baselines
 from rankbench.training.batches import batches_of_epoch, chunks_by_length, padded_lengths
 
-BASELINE_SEQUENCES = 1000  # of a stream without an end, enough to count its commonest class
+BASELINE_SEQUENCES = 1000  # drawn from an endless stream, enough to find its most frequent class
 EVALUATION_SEQUENCES = 1000  # test sequences in one forward pass
 EVALUATION_TOKENS = 16384  # tokens in one forward pass on a corpus, whose sequences are longer
 CUDA_GRID = 65_535  # sequences of all seeds together that CUDA's attention takes in one call
 
 
 class Stream:
-    """Training sequences drawn anew at every step, and a test set for each seed.
+    """Fresh training sequences at every step, and a test set for each seed.
 
-    train: None, or of a task with a training set (all seeds, B, ...), on the machine's device; test: the same.
+    train: the training sets, (all seeds, B, ...) on the machine's device; None for a stream and a corpus.
+    test: the test sets, likewise.
     baselines: test accuracies of constant answers, by seed; empty for a regression and a corpus.
     """
 
@@ -44,7 +45,7 @@ class Stream:
         self.test = self._drawn(self.seeds, self.task.test_size, "test")
 
     def keep(self, alive: list[int]) -> None:
-        """Give batches of these seeds alone from now on, by their index."""
+        """From now on, give batches for these seeds only; alive: their indices in `seeds`."""
         self.alive, self._alive_S = alive, torch.tensor(alive, device=self.machine.device)
 
     def batch(self, step: int) -> Batch:
@@ -71,15 +72,15 @@ class Stream:
         if self.test.targets.is_floating_point():
             return [{} for _ in self.seeds]
         train = self._drawn(self.seeds, BASELINE_SEQUENCES, "train") if self.train is None else self.train
-        both = [(train[index], self.test[index]) for index in range(len(self.seeds))]
+        pairs = [(train[index], self.test[index]) for index in range(len(self.seeds))]
         return [
-            {f"{name}_accuracy": x for name, x in majority_baselines(*batches, self.task.num_outputs).items()}
-            for batches in both
+            {f"{name}_accuracy": x for name, x in majority_baselines(*train_and_test, self.task.num_outputs).items()}
+            for train_and_test in pairs
         ]
 
 
 class Sets(Stream):
-    """A training set for each seed, in another order every epoch."""
+    """A training set for each seed, in a new order every epoch."""
 
     def _read(self) -> None:
         task, seeds = self.task, self.seeds
@@ -120,7 +121,7 @@ class OneCorpus(Stream):
         self.batches_per_epoch = math.ceil(len(self._train.inputs) / self.batch_size)
 
     def batch(self, step: int) -> Batch:
-        """The step's batch of the epoch, for every seed that is kept: of one width, each with sequences of its own."""
+        """The step's batch of the epoch, for every seed that is kept: each has its own sequences, all of one width."""
         epoch, piece = divmod(step, self.batches_per_epoch)
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, batches_of_epoch(self._lengths_B, self.batch_size, self.seeds, epoch)
@@ -139,8 +140,8 @@ class OneCorpus(Stream):
 
 
 def data_of(task: Task, machine: Machine, seeds: list[int], batch_size: int) -> Stream:
-    """Put on the device what these seeds train and are tested on."""
+    """Put the training and test data of these seeds on the device."""
     if isinstance(task, Corpus):
         return OneCorpus(task, machine, seeds, batch_size)
-    has_an_end = isinstance(task, Finite) or task.train_size is not None
-    return (Sets if has_an_end else Stream)(task, machine, seeds, batch_size)
+    has_training_set = isinstance(task, Finite) or task.train_size is not None
+    return (Sets if has_training_set else Stream)(task, machine, seeds, batch_size)

@@ -1,4 +1,4 @@
-"""What a training leaves in its run's folder as it goes: rows of metrics.csv and layers.csv, and checkpoints."""
+"""Writing to the run's folder during training: rows of metrics.csv and layers.csv, and checkpoints."""
 
 import csv
 import io
@@ -13,9 +13,9 @@ from rankbench.training.seeds_side_by_side import DYNAMICS, METRICS, Training
 
 
 class Journal:
-    """The rows and checkpoints of a training, and the seconds that it took, evaluations and all.
+    """Writes the rows and checkpoints of a training, and counts its seconds, evaluations included.
 
-    write: what else gets the rows of metrics.csv; report: what shows progress. Both are set before the first row.
+    write: hands the rows of metrics.csv to the trackers; report: shows progress. Both are set before the first row.
     upto: the last step whose rows a continued run keeps; -1 for a run that begins.
     """
 
@@ -25,7 +25,7 @@ class Journal:
     def __init__(self, training: Training, run: Run) -> None:
         self.training, self.run, self.trainer = training, run, training.cfg.trainer
         progress = training.progress
-        # the rows of a step that is still to be measured come again
+        # a step that is not measured yet will have its rows written again
         self.upto = progress.step - (not progress.measured) if training.saved_step is not None else -1
         self.metrics = StepsFile(run.folder / "metrics.csv", METRICS, self.upto, progress.rows)
         self.layers = None
@@ -33,7 +33,7 @@ class Journal:
             self.layers = StepsFile(run.folder / "layers.csv", DYNAMICS, self.upto, progress.rows)
 
     def start_clock(self) -> None:
-        """Count seconds from now on, beside those of the checkpoint."""
+        """Count seconds from now on, in addition to those of the checkpoint."""
         self._began = time.perf_counter() - self.training.progress.seconds
 
     def begin(self) -> None:
@@ -42,15 +42,15 @@ class Journal:
         self._add_layers()
 
     def measure(self) -> None:
-        """Add the rows of this step, if it has any, and let seeds that are done leave."""
+        """Add the rows of this step, if it has any, and retire the seeds that are done."""
         progress = self.training.progress
         last = progress.step == self.training.num_steps
         evaluates = progress.step % self.trainer.eval_every == 0 or last
-        looks = self.layers is not None and (progress.step % self.trainer.dynamics_every == 0 or last)
+        measures_layers = self.layers is not None and (progress.step % self.trainer.dynamics_every == 0 or last)
         progress.measured = True
-        if evaluates or looks:
+        if evaluates or measures_layers:
             self._read_clock()
-        if looks:
+        if measures_layers:
             self._add_layers()
         if evaluates:
             rows = self._add_metrics()
@@ -65,7 +65,7 @@ class Journal:
             self.training.save(self.run)
 
     def sync_rows(self) -> None:
-        """Have the rows on the disk, and the checkpoint count them."""
+        """Put the rows safely on disk, and note their number for the checkpoint."""
         for rows in (self.metrics, self.layers):
             if rows is not None:
                 with naming(rows.path):

@@ -32,11 +32,11 @@ class Interrupted(Exception):
 def train(cfg: TrainConfig, run: Run, command: list[str] | None = None) -> dict:
     """Train every seed of `cfg` in `run`'s folder, or continue the run there; returns the contents of summary.json.
 
-    command: the command line for the run's record; None for that of this process.
+    command: the command line for the run's record; None for this process's own.
 
-    On a CPU a run that is stopped at any moment and continued ends bit for bit with the metrics (except wall-clock
-    columns) and weights of an uninterrupted run. So does a finished one that is given more steps, if its learning rates
-    do not depend on their number. Raises ConfigError if the folder holds a run of another config.
+    On a CPU, a run that is stopped at any moment and continued ends with the same metrics (except wall-clock columns)
+    and weights, bit for bit, as an uninterrupted run. So does a finished run that is given more steps, if its learning
+    rates do not depend on the number of steps. Raises ConfigError if the folder holds a run of another config.
     """
     machine = Machine.prepare(cfg)
     with run.locked(), explaining_memory(machine):
@@ -51,12 +51,12 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
     environment = machine.record(command) | {"compiled": is_compiled(cfg, task, machine)}
     run.check_begun(cfg, environment)
     if run.status in ("finished", "diverged"):
-        log.info("%s is lengthened; what it was is in %s", run.folder, run.set_aside())
+        log.info("%s is given more steps; a copy of the finished run is in %s", run.folder, run.set_aside())
     run.begin(cfg, environment)
     training = _opened(cfg, task, run, machine, seeds)
     if changed := run.record_continuation(environment, training.progress.step):
         log.info(
-            "it goes on with other code or on another machine (%s); continued.json tells from which step on",
+            "the run continues with other code or on another machine (%s); continued.json records from which step on",
             ", ".join(changed),
         )
     journal = Journal(training, run)
@@ -80,7 +80,7 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
 
 
 def _steps(training: Training, journal: Journal, asked_to_stop: list[int]) -> None:
-    """Train to the last step, or to the last seed that leaves; Interrupted behind a checkpoint when asked to stop."""
+    """Train to the last step, or until no seed is left. When asked to stop, save a checkpoint and raise Interrupted."""
     progress, num_steps = training.progress, training.num_steps
     if training.saved_step is None:
         journal.begin()
@@ -89,7 +89,7 @@ def _steps(training: Training, journal: Journal, asked_to_stop: list[int]) -> No
     while progress.training and progress.step < num_steps:
         training.update()
         step = progress.step
-        if step == num_steps:  # a longer training goes on from here, and may not measure at this step
+        if step == num_steps:  # a longer training continues from here and may not measure this step
             progress.measured = False
             journal.save()
         journal.measure()
@@ -104,7 +104,7 @@ def _steps(training: Training, journal: Journal, asked_to_stop: list[int]) -> No
 def _trained_already(cfg: TrainConfig, run: Run, seeds: list[int]) -> dict:
     """The summary of a run that has ended."""
     run.begin(cfg, {})  # refuses another config's folder
-    if not cfg.trainer.keep_state:  # it is no longer wanted, or the run was killed just before it was dropped
+    if not cfg.trainer.keep_state:  # it was true before, or the run was killed just before this
         run.drop_state()
     log.info("%s is trained already", run.folder)
     summary = run.summary()
@@ -117,7 +117,7 @@ def _opened(cfg: TrainConfig, task: Task, run: Run, machine: Machine, seeds: lis
     """The training of the run's seeds, at the run's checkpoint if it has one."""
     try:
         training = Training(cfg, task, machine, seeds, run.is_compiled)
-    except (MemoryError, RuntimeError):  # its sizes
+    except (MemoryError, RuntimeError):  # sizes too large for the memory
         rows = [{"seed": seed, "status": "training", "steps": 0} for seed in seeds]
         write_json(run.folder / "summary.json", {"format": FORMAT, "status": "failed", "seeds": rows})
         raise
@@ -135,7 +135,7 @@ def _opened(cfg: TrainConfig, task: Task, run: Run, machine: Machine, seeds: lis
 
 @contextmanager
 def recording_failure(run: Run, training: "Training") -> Iterator[None]:
-    """Write `running` to summary.json, and `failed` if an error (no signal and no full disk) ends training."""
+    """Write `running` to summary.json, and `failed` if an error other than a signal or a full disk ends training."""
     write_json(run.folder / "summary.json", training.summary("running"))
     try:
         yield
@@ -167,10 +167,10 @@ def stopping_on_signals() -> Iterator[list[int]]:
 
     def stop(number: int, _: object) -> None:
         received.append(number)
-        # the others may come twice: a closed terminal and its shell both send SIGHUP
+        # not the other signals, which may arrive twice: a closed terminal and its shell both send SIGHUP
         signal.signal(signal.SIGINT, before[signal.SIGINT])
 
-    if threading.current_thread() is not threading.main_thread():  # our caller handles signals there
+    if threading.current_thread() is not threading.main_thread():  # our caller, in the main thread, handles signals
         yield received
         return
     for kind in kinds:
@@ -184,7 +184,7 @@ def stopping_on_signals() -> Iterator[list[int]]:
 
 @contextmanager
 def progress_bar(num_steps: int, step: int) -> Iterator[Callable[[int, list[dict]], None]]:
-    """Yield a function that reports progress, in a bar or, where there is none, in a log line now and then."""
+    """Yield a function that reports progress in a bar or, without one, in occasional log lines."""
     progress = bar(total=num_steps, initial=step, unit="step")
     last_line = time.monotonic()
 

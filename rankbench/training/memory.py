@@ -1,4 +1,4 @@
-"""The memory that a command needs at least, estimated before anything is allocated."""
+"""Lower bound on the memory that a command needs, estimated before anything is allocated."""
 
 from rankbench.config import BaseConfig, TrainConfig
 from rankbench.keys import ConfigError
@@ -12,13 +12,13 @@ COPIES = {
     "adamw": 4,
     "sgd": 2,
     "muon": 3,
-}  # of the weights in training: themselves, gradients, the optimiser's moments
+}  # arrays of the weights' size in training: weights, gradients, the optimiser's moments
 INTEGER = 8  # bytes of a token or a class
-SHORT_TEXT = 10  # characters of a sentence that a corpus has at least, on average
+SHORT_TEXT = 10  # characters; a corpus's sentences are at least this long on average
 
 
 def check_memory(cfg: BaseConfig, task: Task, machine: Machine) -> None:
-    """Raise ConfigError if the sizes in the config need more memory than the machine has, unless it is told to go on.
+    """Raise ConfigError if the sizes in the config need more memory than the machine has, unless beyond_memory is set.
 
     The estimate is a lower bound: weights, data, and the states of one batch.
     """
@@ -28,12 +28,12 @@ def check_memory(cfg: BaseConfig, task: Task, machine: Machine) -> None:
         largest = max(parts, key=lambda name: parts[name])
         raise ConfigError(
             f"beyond_memory=false: needs at least {gib(needed)}, most of it for {largest}, and {machine.device} has "
-            f"{gib(memory)}; give smaller sizes, or beyond_memory=true to go on regardless"
+            f"{gib(memory)}; give smaller sizes, or beyond_memory=true to continue regardless"
         )
 
 
 def estimate(cfg: BaseConfig, task: Task, machine: Machine) -> dict[str, int]:
-    """Bytes that a training or an analysis of fresh models needs at least, by what they are for."""
+    """Lower bound on the bytes that a training or an analysis of fresh models needs, by what they hold."""
     training = isinstance(cfg, TrainConfig)
     is_corpus = isinstance(task, Corpus)
     number, tokens = machine.dtype.itemsize, min(task.length, SHORT_TEXT) if is_corpus else task.length

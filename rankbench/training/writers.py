@@ -1,4 +1,4 @@
-"""Writers of a training run beside metrics.csv, whose numbers they all get: TensorBoard, Weights & Biases, MLflow."""
+"""Trackers that also get the rows of metrics.csv: TensorBoard, Weights & Biases, MLflow."""
 
 import dataclasses
 import hashlib
@@ -15,9 +15,9 @@ from rankbench.runs.files import read_text
 from rankbench.runs.run import Run
 
 SCALARS = ("loss", "accuracy", "learning_rate", "tokens_per_second")
-PROJECT = "rankbench"  # name of the project of W&B, and of the experiment of MLflow
+PROJECT = "rankbench"  # name of the W&B project and of the MLflow experiment
 
-# Takes a seed, a step and the seed's scalars there by their tags `<split>/<column>`.
+# Takes a seed, a step, and the seed's scalars at that step, keyed by `<split>/<column>`.
 Writer = Callable[[int, int, dict[str, float]], None]
 
 
@@ -48,7 +48,10 @@ def writing(cfg: TrainConfig, run: Run, upto: int) -> Iterator[Callable[[list[di
 
 @contextmanager
 def _tensorboard(cfg: TrainConfig, run: Run, upto: int) -> Iterator[Writer]:
-    """Event files in <run>/events/seed=<seed>, one for each start of the run; TensorBoard discards what comes twice."""
+    """Yield a writer to event files in <run>/events/seed=<seed>, one for each start of the run.
+
+    TensorBoard discards the steps that a continued run writes again.
+    """
     from torch.utils.tensorboard import SummaryWriter
 
     writers = {
@@ -69,7 +72,7 @@ def _tensorboard(cfg: TrainConfig, run: Run, upto: int) -> Iterator[Writer]:
 
 @contextmanager
 def _wandb(cfg: TrainConfig, run: Run, upto: int) -> Iterator[Writer]:
-    """A W&B run for each seed, in a group for the run; offline in <run>/wandb unless WANDB_MODE says otherwise."""
+    """Yield a writer to one W&B run per seed, in one group; offline in <run>/wandb unless WANDB_MODE says otherwise."""
     import wandb
 
     mode = os.environ.get("WANDB_MODE", "offline")
@@ -96,29 +99,29 @@ def _wandb(cfg: TrainConfig, run: Run, upto: int) -> Iterator[Writer]:
 
 @contextmanager
 def _mlflow(cfg: TrainConfig, run: Run, upto: int) -> Iterator[Writer]:
-    """An MLflow run for each seed, in files in <run>/mlflow unless MLFLOW_TRACKING_URI says otherwise."""
+    """Yield a writer to one MLflow run per seed, in files in <run>/mlflow unless MLFLOW_TRACKING_URI says otherwise."""
     address = os.environ.get("MLFLOW_TRACKING_URI")
     if address is None:
         address = (run.folder / "mlflow").resolve().as_uri()
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow asks for that since 3.13
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # required since mlflow 3.13
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param
 
     client = MlflowClient(tracking_uri=address)
     experiment = client.get_experiment_by_name(PROJECT)
-    number = client.create_experiment(PROJECT) if experiment is None else experiment.experiment_id
+    experiment_id = client.create_experiment(PROJECT) if experiment is None else experiment.experiment_id
     params = pd.json_normalize(dataclasses.asdict(cfg)).iloc[0].to_dict()
     ids, last_steps = {}, {}
     for seed in _seeds(cfg):
         tags = {"rankbench.run": run.name, "rankbench.id": f"{_identity(run)}-{seed}"}
-        begun = client.search_runs([number], f"tags.`rankbench.id` = '{tags['rankbench.id']}'")
-        if begun:
-            ids[seed] = begun[0].info.run_id
+        earlier = client.search_runs([experiment_id], f"tags.`rankbench.id` = '{tags['rankbench.id']}'")
+        if earlier:
+            ids[seed] = earlier[0].info.run_id
             client.set_terminated(ids[seed], "RUNNING")
         else:
-            ids[seed] = client.create_run(number, tags=tags, run_name=f"{run.name} seed={seed}").info.run_id
+            ids[seed] = client.create_run(experiment_id, tags=tags, run_name=f"{run.name} seed={seed}").info.run_id
             client.log_batch(ids[seed], params=[Param(key, str(value)) for key, value in params.items()])
-        # test/loss is the last that a step writes; what is there already is not written twice
+        # test/loss is the last metric that a step writes; steps that were written before are not written again
         last_steps[seed] = max(
             (metric.step for metric in client.get_metric_history(ids[seed], "test/loss")), default=-1
         )
@@ -142,9 +145,9 @@ def _seeds(cfg: TrainConfig) -> range:
 
 
 def _identity(run: Run) -> str:
-    """Digest of the run's folder and beginning, by which a continued run finds what it wrote before."""
-    began = f"{run.folder.resolve()} {read_text(run.folder / 'environment.json')}"
-    return hashlib.sha256(began.encode()).hexdigest()[:16]
+    """Digest of the run's folder and environment.json, by which a continued run finds its W&B and MLflow runs."""
+    start = f"{run.folder.resolve()} {read_text(run.folder / 'environment.json')}"
+    return hashlib.sha256(start.encode()).hexdigest()[:16]
 
 
 WRITERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}

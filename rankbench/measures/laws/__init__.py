@@ -1,4 +1,4 @@
-"""Laws of newer theory by name. Each is a file: its closed form, and a simulation or a network of ours beside it."""
+"""Laws of newer theory by name. Each file has a closed form, and a simulation or network to compare it with."""
 
 from importlib import import_module
 

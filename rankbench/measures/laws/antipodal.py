@@ -8,8 +8,8 @@ diffusion. Derived here: with t = tanh(beta (1-s)/2) their cosine s has, in a un
     (F(1) - F(s)) / (F(1) - F(-1)),    F'(s) = (1-s^2)^(-1/2) exp(-(d-2) G(s)),    G'(s) = sech(beta (1-s)) / (1-s^2).
 
 F(-1) is infinite, and the probability 0, if cosh(2 beta) <= d - 2: the source's phase transition. In two dimensions
-half of the pairs that are drawn uniformly end antipodal, at every beta. Two antipodal tokens have rank one and are no
-consensus: their residual to 1 x^T is all of them.
+half of the pairs that are drawn uniformly end antipodal, at every beta. Two antipodal tokens have rank one but are
+not a consensus: their residual to 1 x^T is the whole matrix.
 
 Control: values that are the identity. Then all tokens meet, at every beta and width.
 
@@ -34,7 +34,7 @@ FAR, POINTS = 400.0, 100_001  # where the integrals over artanh(s) end: tails fa
 
 
 def critical_beta(width: int) -> float:
-    """beta above which tokens of this width can end antipodal; 0 if they can at every beta above it."""
+    """beta above which tokens of this width can end antipodal; 0 if every positive beta allows it."""
     return math.acosh(max(1, width - 2)) / 2
 
 
@@ -55,8 +55,8 @@ def antipodal_share(width: int, beta: float) -> float:
 
 
 def predicted(**_: int) -> Predicted:
-    """Share of pairs that end antipodal by width and beta; at the largest width also the means over pairs of the
-    residual, which is all of an antipodal pair and nothing of another, and of sigma_2/sigma_1, 0 for both."""
+    """Share of pairs that end antipodal, by width and beta. At the largest width also two means over pairs: of the
+    relative residual, 1 for an antipodal pair and 0 for any other, and of sigma_2/sigma_1, 0 for both."""
     for width in WIDTHS:
         for beta in BETAS:
             share = antipodal_share(width, beta)
@@ -64,7 +64,7 @@ def predicted(**_: int) -> Predicted:
 
 
 def simulated(generator: torch.Generator, layers: int, samples: int) -> Measured:
-    """The same of `samples` runs of two tokens through so many layers."""
+    """The same for `samples` runs of two tokens through this many layers."""
     for setup in (CLAIMED, CONTROL):
         for width in WIDTHS:
             start_RND = torch.randn(samples, 2, width, dtype=torch.float64, generator=generator)
@@ -77,7 +77,7 @@ def simulated(generator: torch.Generator, layers: int, samples: int) -> Measured
 
 
 def attended(x_RND: Tensor, beta: float) -> Tensor:
-    """Attention of the tokens without values."""
+    """Output of attention whose values are the tokens themselves."""
     return (beta * x_RND @ x_RND.mT).softmax(-1) @ x_RND
 
 
@@ -90,7 +90,7 @@ def _named(width: int, beta: float, values: tuple[float, float, float]) -> Predi
 
 
 def _values(samples: int, width: int, setup: str, generator: torch.Generator) -> Tensor:
-    """Values of one layer, for each run: with the size of their effect, sqrt(dt) if random and dt if not."""
+    """Value maps of one layer for each run, times the size of a step: sqrt(dt) if random, dt if not."""
     if setup == CONTROL:
         return TIME_OF_LAYER * torch.eye(width, dtype=torch.float64)
     draw_RDD = torch.randn(samples, width, width, dtype=torch.float64, generator=generator)

@@ -3,13 +3,13 @@
 Token i averages the tokens 1..i, so the attention is C with C_ij = 1/i for j <= i. A Hausdorff matrix with moments mu
 has the entries H_ij = binom(i-1, j-1) sum_k (-1)^k binom(i-j, k) mu_(j-1+k) (Hausdorff 1921; Hardy, Divergent Series,
 ch. 11). C has mu_k = 1/(k+1), the identity has mu_k = 1, and products of Hausdorff matrices have the products of the
-moments. With a share a of attention beside the skip, (1 - a) 1 + a C, t layers thus have the moments
-(1 - a + a/(k+1))^t, exactly, and the first token's weight tends to 1. That causal attention sinks to the first token is
-known; the form is derived here.
+moments. With a share a of attention next to the skip, (1 - a) 1 + a C, t layers thus have exactly the moments
+(1 - a + a/(k+1))^t, and the first token's weight tends to 1. That causal attention sinks to the first token is known;
+the closed form is derived here.
 
-Beside it, as the law `position_bias`, networks with random queries and keys, pre-norm and values: the same weight of
-token 1, each layer as (1 - a) 1 + a P with P the mean of its heads. Wu et al. 2025 prove that it tends to 1 for any
-bounded scores, and read this as a bias to the first positions that grows with depth, which skips slow down.
+The law `position_bias` compares it with networks with pre-norm and random queries, keys and values: the same weight of
+token 1, where each layer counts as (1 - a) 1 + a P with P the mean of its heads. Wu et al. 2025 prove that it tends to
+1 for any bounded scores, and read this as a bias to the first positions that grows with depth and that skips slow down.
 
 Control: no mask. Then all tokens have the same weight after any number of layers.
 
@@ -34,7 +34,7 @@ SHARES = {"no skip": Fraction(1), "a = 0.3": Fraction(3, 10)}
 
 
 def weight_of_first(tokens: int, layers: int, share: Fraction = SHARES["no skip"]) -> float:
-    """Weight of token 1 in the last token after so many layers; exact sums, because their terms cancel."""
+    """Weight of token 1 in the last token after this many layers, summed exactly, because the terms cancel."""
     moments = ((1 - share + share / (k + 1)) ** layers for k in range(tokens))
     return float(sum((-1) ** k * comb(tokens - 1, k) * moment for k, moment in enumerate(moments)))
 
@@ -46,7 +46,7 @@ def predicted(tokens: int, layers: int, **_: int) -> Predicted:
 
 
 def network(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: int) -> Measured:
-    """The same of networks with W_V W_O = 1: the weights that give their states from random tokens."""
+    """The same for networks with W_V W_O = 1: the weights that turn random tokens into their states."""
     x_NN = torch.randn(tokens, tokens, dtype=torch.float64, generator=generator)
     for setup, mask in MASKS.items():
         for name, share in SHARES.items():
@@ -59,7 +59,7 @@ def network(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: i
 def with_scores(
     cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: int, width: int, samples: int
 ) -> Measured:
-    """The same of networks with random queries and keys, mean over `samples` of them."""
+    """The same for networks with random queries and keys, mean over `samples` networks."""
     for setup, mask in MASKS.items():
         for name, share in SHARES.items():
             keys = {"width": width, "layers": layers, "mask": mask, "share": share, "heads": HEADS, "norm": "pre"}
@@ -72,7 +72,7 @@ def with_scores(
 
 
 def accumulated(drawn: Transformer, x_1ND: Tensor, share: float) -> Tensor:
-    """Weight of the first token in the last by layer, (L,), of layers as (1 - share) 1 + share P, P the heads' mean."""
+    """Weight of the first token in the last by layer, (L,); a layer is (1 - share) 1 + share P, P the heads' mean."""
     weights_NN = torch.eye(x_1ND.shape[1], dtype=x_1ND.dtype)
     of_first = []
     for step in run(drawn, x_1ND):

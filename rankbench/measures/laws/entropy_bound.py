@@ -1,13 +1,13 @@
-"""The lower bound on the entropy of a row of attention, and that it is attained (Zhai et al. 2023, Theorem 3.1).
+"""The lower bound on the entropy of a row of attention, which is attained (Zhai et al. 2023, Theorem 3.1).
 
 Among T scores of norm at most sigma (in the source, a bound on the spectral norms of the weights and the tokens' norms)
-the least entropy has one score ahead of T - 1 equal ones. The norm is then used up by a gap of
+the least entropy has one score ahead of T - 1 equal ones. All of the norm is then in a gap of
 d = sigma sqrt(T/(T-1)), and with b = exp(-d) the entropy is log(1 + (T-1) b) + (T-1) b d / (1 + (T-1) b). The source
 states this bound; it falls like sigma exp(-sigma).
 
-Control: scores whose largest entry, not whose norm, is sigma. They can have gaps of 2 sigma.
+Control: scores whose largest entry, instead of their norm, is sigma. They can have gaps of 2 sigma.
 
-`of_heads` has the theorem's bound for the heads of a network, from the spectral norms of their maps and tokens.
+`of_heads` gives the theorem's bound for the heads of a network, from the spectral norms of their maps and tokens.
 
 Shapes: B start of the search or sequence, T score, N query token, M key token, D width, H head, K head width.
 """
@@ -28,7 +28,7 @@ STEPS = 300
 
 
 def least_entropy(tokens: int, sigma: float) -> float:
-    """Least entropy, in nats, of the softmax of so many scores of norm sigma."""
+    """Least entropy, in nats, of the softmax of this many scores of norm sigma."""
     if tokens == 1:
         return 0.0
     gap = sigma * math.sqrt(tokens / (tokens - 1))
@@ -64,11 +64,11 @@ def _searched(start_BT: Tensor, sigma: float, order: float) -> float:
 
 @torch.no_grad()
 def of_heads(network: Network, sequence: Tensor) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Layer, and of its heads at one sequence the numbers below, each (H,); nothing of layers whose scores are no dot
-    products or that have a mask.
+    """Yield each layer with the numbers below for its heads at one sequence, each (H,). Leaves out layers that have a
+    mask, or whose scores are not dot products.
 
-    entropy_nats and least_entropy_nats: of the rows of P, their mean and the least. score_norm_bound: sigma, the
-    spectral norm of W_QK times the square of that of the tokens. A bias of the queries is one more row of W_Q, which a
+    entropy_nats and least_entropy_nats: mean and least entropy of the rows of P. score_norm_bound: sigma, the spectral
+    norm of W_QK times the square of the tokens' spectral norm. A bias of the queries is one more row of W_Q, which a
     token reads by an entry of 1. entropy_bound_nats: no row has less entropy (Zhai et al. 2023, Theorem 3.1).
     """
     for step in run(network, sequence[None]):

@@ -1,4 +1,4 @@
-"""What a law is: a closed form, and what a simulation or a network of ours measures beside it.
+"""A law: a closed form, and measurements of a simulation or a network to compare it with.
 
 Shapes: N token, D width.
 """
@@ -17,12 +17,12 @@ Measured = Iterator[tuple[str, str, float, float]]
 
 @dataclass(frozen=True)
 class Law:
-    """A published law with the set-up that it speaks of (claimed), and one in which it must fail (control).
+    """A published law, with the set-up that it is about (claimed) and one in which it must fail (control).
 
     sizes: its sizes and their usual values. predicted(**sizes): its closed form. simulated(generator, **sizes) and
     network(cfg, generator, **sizes): measurements of one seed at the same parameters and x, in both set-ups; None if
-    there is none. cfg: of any of our Transformers (rankbench.model.bare). x_label and value_label name the axes; log_x
-    and log_value make them logarithmic.
+    there is none. cfg: the config of any Transformer of rankbench, as in rankbench.model.bare. x_label and value_label
+    name the axes; log_x and log_value make them logarithmic.
     """
 
     sizes: dict[str, int]

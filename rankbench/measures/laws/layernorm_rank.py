@@ -1,7 +1,7 @@
-"""Value matrices with which a norm stops the collapse of attention alone (beside Wu et al., NeurIPS 2024).
+"""Value matrices with which a norm stops the collapse of attention alone (an example for Wu et al., NeurIPS 2024).
 
 The source proves that attention with LayerNorm, which there scales each token to length 1, has equilibria of any rank
-with some value matrices, and with orthogonal ones none but of rank 1. The example is derived here. Attention is causal
+with some value matrices, and with orthogonal ones only of rank 1. The example is derived here. Attention is causal
 and uniform, the values are diag(w_1, ..., w_n), w_i = r^(i-1), and token i begins in the span of the first i
 directions. Token 1 then stays where it is. With s the sum of the tokens before it, token i ends at the x of length 1
 for which W (s + x) = l x, whose entries are
@@ -9,8 +9,8 @@ for which W (s + x) = l x, whose entries are
     x_j = w_j s_j / (l - w_j), j < i,    x_i = sqrt(1 - sum of x_j^2).
 
 Here l = w_i if that sum is below 1, and token i adds a direction. Otherwise l > w_i is the number that makes the sum 1,
-and token i stays in the span of those before it. Token 2, for one, ends at a cosine of min(1, 1/(r - 1)) with token 1.
-The larger r, the more tokens are directions of their own.
+and token i stays in the span of those before it. Token 2, for example, ends at a cosine of min(1, 1/(r - 1)) with
+token 1. The larger r, the more tokens have directions of their own.
 
 Control: values that are the identity. Then all tokens become token 1 for every r.
 
@@ -57,7 +57,7 @@ def predicted(tokens: int, **_: int) -> Predicted:
 
 
 def network(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: int) -> Measured:
-    """The same after so many layers of networks, from random tokens of which token i is in the first i directions."""
+    """The same after this many layers of a network, from random tokens, with token i in the first i directions."""
     keys = {"width": tokens, "layers": layers, "mask": "causal", "norm": "post", "norm_kind": "rmsnorm", **UNIFORM}
     drawn = with_identity_values(drawn_network(cfg, generator, tokens, **keys))
     x_ND = torch.randn(tokens, tokens, dtype=torch.float64, generator=generator).tril()

@@ -1,13 +1,13 @@
 """Critical scaling of attention over long contexts (Chen, Lin, Polyanskiy and Rigollet, ICLR 2026).
 
 Scores beta <x_i, x_j> with beta = gamma log n, for n unit tokens of pairwise inner product rho. A token gives itself
-the weight w = 1 / (1 + (n-1) n^(-gamma (1-rho))) and each other q = (1-w)/(n-1). With x_i = sqrt(rho) u +
+the weight w = 1 / (1 + (n-1) n^(-gamma (1-rho))) and each other token q = (1-w)/(n-1). With x_i = sqrt(rho) u +
 sqrt(1-rho) e_i, e_i orthonormal, the outputs have the cosine below, derived here; its limits are the source's: 1 for
 gamma below 1/(1-rho), 4 rho/(1 + 3 rho) at it, rho above.
 
-With states x_i of squared length Q that are normed before the attention, |J|_F^2/(n d) of the Jacobian J of all outputs
-by all states is derived here too, for n tokens in d dimensions (law `long_context_gradient`). Its limits for d >= n are
-the source's: 0 below the critical gamma, (1 - 1/d)/(4 Q) at it, and (1 - 1/d)/Q above. Here Q = 1.
+For n states x_i in d dimensions, of squared length Q and normed before the attention, |J|_F^2/(n d) is derived here
+too, with J the Jacobian of all outputs with respect to all states (law `long_context_gradient`). Its limits for d >= n
+are the source's: 0 below the critical gamma, (1 - 1/d)/(4 Q) at it, and (1 - 1/d)/Q above. Here Q = 1.
 
 Control: beta = gamma, which does not grow with log n. Then every gamma here gives nearly the average of all tokens.
 
@@ -27,7 +27,7 @@ GAMMAS = [number / 4 for number in range(2, 17)]  # 1/(1-rho) = 2, the critical 
 
 
 def output_cosine(tokens: int, gamma: float, rho: float = RHO) -> float:
-    """Cosine of two tokens' outputs for so many tokens."""
+    """Cosine of two tokens' outputs, among this many tokens."""
     own = 1 / (1 + (tokens - 1) * tokens ** (-gamma * (1 - rho)))
     other = (1 - own) / (tokens - 1)
     product = rho + (1 - rho) * (2 * own * other + (tokens - 2) * other**2)
@@ -42,7 +42,7 @@ def limit(gamma: float, rho: float = RHO) -> float:
 
 
 def gradient_norm(tokens: int, width: int, gamma: float, rho: float = RHO) -> float:
-    """|J|_F^2/(n d) for so many tokens of this width and Q = 1.
+    """|J|_F^2/(n d) for this many tokens of this width and Q = 1.
 
     d y_i/d x_k = B_ik (1 - x_k x_k^T), with m = y_i: B_ii = P_ii 1 + beta Cov_i, up to a term that the projection
     removes, and B_ik = P_ik (1 + beta (x_k - m) x_i^T).
@@ -71,21 +71,21 @@ def gradient_limit(gamma: float, width: int, rho: float = RHO) -> float:
 
 
 def predicted_gradient(tokens: int, width: int, **_: int) -> Predicted:
-    """|J|_F^2/(n d) by gamma, for so many tokens and in the limit."""
+    """|J|_F^2/(n d) by gamma, for this many tokens and in the limit."""
     for gamma in GAMMAS:
         yield f"n = {tokens}", gamma, gradient_norm(tokens, width, gamma)
         yield "n to infinity", gamma, gradient_limit(gamma, width)
 
 
 def predicted(tokens: int, **_: int) -> Predicted:
-    """The cosine by gamma, for so many tokens and in the limit."""
+    """The cosine by gamma, for this many tokens and in the limit."""
     for gamma in GAMMAS:
         yield f"n = {tokens}", gamma, output_cosine(tokens, gamma)
         yield "n to infinity", gamma, limit(gamma)
 
 
 def simulated(generator: torch.Generator, tokens: int, width: int) -> Measured:
-    """The same of random tokens, whose pairwise products are rho up to 1/sqrt(width)."""
+    """The same for random tokens, whose pairwise products are rho up to 1/sqrt(width)."""
     x_ND = _tokens(generator, tokens, width)
     gram_NN = x_ND @ x_ND.T
     for setup, gamma, beta in _betas(tokens):
@@ -93,7 +93,7 @@ def simulated(generator: torch.Generator, tokens: int, width: int) -> Measured:
 
 
 def simulated_gradient(generator: torch.Generator, tokens: int, width: int, samples: int) -> Measured:
-    """|J|_F^2/(n d) of random tokens, as the mean of |J^T v|^2 over `samples` random v of variance 1/(n d)."""
+    """|J|_F^2/(n d) for random tokens, as the mean of |J^T v|^2 over `samples` random v of variance 1/(n d)."""
     x_ND = _tokens(generator, tokens, width)
     for setup, gamma, beta in _betas(tokens):
 

@@ -5,9 +5,9 @@ W * mu, mu their density and W = exp(beta (cos - 1)) / beta. Around the uniform 
 the rate k^2 exp(-beta) I_k(beta) / beta. The mode that grows fastest, k* = argmax k^2 I_k(beta), is the source's number
 of clusters that form first and stay for long. The rates are derived here.
 
-Here all rates are measured, from tokens that are spaced evenly but for a small disturbance. The number of clusters of
-random tokens scatters around k* by one, because its neighbours grow nearly as fast, and falls with time. So beside k*
-stands, as the law `plateau`, the number that lasts longest while the mode k* would grow by exp(10).
+Here all rates are measured, from tokens that are evenly spaced except for a small disturbance. The number of clusters
+of random tokens scatters around k* by one, because its neighbours grow nearly as fast, and falls with time. So the law
+`plateau` compares k* with the number that lasts longest while the mode k* would grow by exp(10).
 
 Control: tokens that repel. Then every disturbance decays.
 
@@ -31,7 +31,7 @@ DISTURBANCE, STEPS = 1e-7, 20
 GAP, GROWTHS = (
     0.1,
     10,
-)  # angle that parts two clusters, three times the mean one of 200 tokens; times in units of 1/rate
+)  # angle that separates two clusters, three times the mean one of 200 tokens; times in units of 1/rate
 
 
 def growth_rate(mode: int, beta: float) -> float:
@@ -45,14 +45,14 @@ def fastest_mode(beta: float) -> int:
 
 
 def predicted(**_: int) -> Predicted:
-    """Growth rates over that of k*, by beta and k."""
+    """Growth rates relative to that of k*, by beta and k."""
     for beta in BETAS:
         largest = growth_rate(fastest_mode(beta), beta)
         yield from ((f"beta = {beta:g}", mode, growth_rate(mode, beta) / largest) for mode in MODES)
 
 
 def simulated(generator: torch.Generator, tokens: int) -> Measured:
-    """The same of tokens, while the mode k* grows by e (midpoint rule)."""
+    """The same for tokens, while the mode k* grows by e (midpoint rule)."""
     even_N = torch.arange(tokens, dtype=torch.float64) * (2 * math.pi / tokens)
     start_N = even_N + DISTURBANCE * torch.randn(tokens, dtype=torch.float64, generator=generator)
     for setup, sign in ((CLAIMED, 1), (CONTROL, -1)):
@@ -105,7 +105,7 @@ def num_clusters(theta_RN: Tensor) -> Tensor:
 
 
 def longest(numbers: list[int]) -> int:
-    """The number that is repeated most often in a row."""
+    """The number with the longest run of repetitions."""
     return max(((number, len(list(times))) for number, times in groupby(numbers)), key=itemgetter(1))[0]
 
 

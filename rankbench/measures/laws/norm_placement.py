@@ -1,19 +1,20 @@
-"""How fast tokens become one cluster by the place of the norm (Karagodin, Ge, Polyanskiy and Rigollet, NeurIPS 2025).
+"""How fast tokens become one cluster, by place of the norm (Karagodin, Ge, Polyanskiy and Rigollet, NeurIPS 2025).
 
 The tokens' directions u_i move as du_i/dt = (A_i - <A_i, u_i> u_i) / s_i, A_i the attention of u_i. The place of the
 norm is a speed regulation s. Near one cluster A is the mean direction, so that 1 - cos of two tokens falls at the rate
-2/s. post: s = 1, exp(-2 t). pre: s is the length of the state, which grows like t, so t^-2; peri, which norms the
-branch's output, too, likewise. nGPT, which norms the branch and the sum: s = |A|, which tends to 1, exp(-2 t). Branches
-over sqrt(t), with post-norm: s = sqrt(t), exp(-4 sqrt(t)). The speed regulation is the source's; the rates are derived
-again here, all with scores <u_i, u_j>.
+2/s. post: s = 1, so exp(-2 t). pre: s is the length of the state, which grows like t, so t^-2. peri also norms the
+branch's output, with the same rate. nGPT norms the branch and the sum: s = |A|, which tends to 1, so exp(-2 t).
+Branches over sqrt(t), with post-norm: s = sqrt(t), so exp(-4 sqrt(t)). The speed regulation is the source's; the rates
+are derived again here, all with scores <u_i, u_j>.
 
 The first speed, d cos/dt of orthonormal tokens with scores beta <u_i, u_j>, is 2 q / s with q = 1/(exp(beta) + n - 1),
 the weight of another token. post and pre begin with s = 1, peri and nGPT with s = |A| = q sqrt(exp(2 beta) + n - 1).
 
-Tokens whose cosines are all c keep them alike, so that c follows dc/dt = 2 q (1 - c) (1 + (n-1) c) / s with
-q = 1/(exp(beta (1-c)) + n - 1), from orthonormal tokens on: the law `meeting`, beside networks with K = Q = V = 1.
+If all cosines are c, they stay equal, and c follows dc/dt = 2 q (1 - c) (1 + (n-1) c) / s with
+q = 1/(exp(beta (1-c)) + n - 1). The law `meeting` starts from orthonormal tokens, and compares this with networks with
+K = Q = V = 1.
 
-Control: tokens that attend to themselves alone. They do not move.
+Control: tokens that attend only to themselves. They do not move.
 
 Shapes: N token, D width.
 """
@@ -30,7 +31,7 @@ from rankbench.config import ModelConfig
 from rankbench.measures.laws.law import CLAIMED, CONTROL, Law, Measured, Predicted, mean_cosine
 from rankbench.model.bare import drawn_network, with_identity_maps
 
-# Time from which the late rate is measured, up to twice as long. By then tokens are close to one cluster.
+# Time from which, up to twice that time, the late rate is measured. By then tokens are close to one cluster.
 LATE = {"post": 4.0, "pre": 100.0, "peri": 100.0, "nGPT": 4.0, "post, branch / sqrt(t)": 8.0}
 BRANCH_NORMED = ("peri", "nGPT")
 PLACES = ("post", "pre", "peri", "nGPT")
@@ -64,7 +65,7 @@ def _late_times(place: str) -> list[float]:
 
 
 def predicted(**_: int) -> Predicted:
-    """1 - cos over that at the first late time, by place and time."""
+    """1 - cos relative to that at the first late time, by place and time."""
     for place in LATE:
         first, *others = _late_times(place)
         for t in others:
@@ -72,7 +73,7 @@ def predicted(**_: int) -> Predicted:
 
 
 def simulated(generator: torch.Generator, tokens: int, width: int) -> Measured:
-    """The same of random tokens that follow the differential equation, by the midpoint rule."""
+    """The same for random tokens that follow the differential equation, by the midpoint rule."""
     start_ND = torch.randn(tokens, width, dtype=torch.float64, generator=generator)
     start_ND = start_ND / start_ND.norm(dim=1, keepdim=True)
     for setup in (CLAIMED, CONTROL):
@@ -92,7 +93,7 @@ def _distances(place: str, x_ND: Tensor, alone: bool) -> dict[float, float]:
         u_ND = x_ND / x_ND.norm(dim=1, keepdim=True)
         if place not in ("pre", "peri"):
             x_ND = u_ND
-        # of the distances from the mean, because 1 - cos would be lost to rounding
+        # from the distances to the mean, because 1 - cos would be lost to rounding
         distances[later] = (u_ND - u_ND.mean(0)).square().sum().item() / (len(u_ND) - 1)
     return distances
 
@@ -120,7 +121,7 @@ def predicted_first(tokens: int) -> Predicted:
 
 
 def simulated_first(generator: torch.Generator, tokens: int) -> Measured:
-    """The same of one short step of tokens in random orthogonal directions."""
+    """The same from one short step of tokens in random orthogonal directions."""
     x_NN = torch.linalg.qr(torch.randn(tokens, tokens, dtype=torch.float64, generator=generator)).Q
     for setup in (CLAIMED, CONTROL):
         for place, beta, _ in predicted_first(tokens):
@@ -129,7 +130,7 @@ def simulated_first(generator: torch.Generator, tokens: int) -> Measured:
 
 
 def cosines(place: str, tokens: int, beta: float, times: list[float]) -> np.ndarray:
-    """Cosine of two tokens at these times, in increasing order, of tokens that are orthonormal at time 0."""
+    """Cosine of two tokens at these times, in increasing order, for tokens that are orthonormal at time 0."""
 
     def velocity(_: float, state: np.ndarray) -> list[float]:
         c, size = state  # size: of the state, with pre-norm and peri-norm
@@ -163,7 +164,7 @@ def _measured_layers(layers: int) -> range:
 
 
 def network_of_meeting(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: int) -> Measured:
-    """The same of networks with K = Q = V = 1 whose layers are short steps, on tokens in orthogonal directions."""
+    """The same for networks with K = Q = V = 1 whose layers are short steps, on tokens in orthogonal directions."""
     x_NN = torch.linalg.qr(torch.randn(tokens, tokens, dtype=torch.float64, generator=generator)).Q
     keys = {"width": tokens, "layers": 1, "norm_kind": "l2norm", "norm_affine": False, "skip": True}
     keys |= {"branch_scale": MEETING_TIME / layers, "temperature": 1 / (MEETING_BETA * math.sqrt(tokens))}

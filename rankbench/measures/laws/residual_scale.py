@@ -1,11 +1,11 @@
 """Rank collapse with scaled skips, x + a f(x), under uniform attention and random values (Noci et al. 2022).
 
-The source has the expectations of a network at initialisation with uniform attention; the closed form is derived here.
-With m the mean of the tokens and independent values W of variance 1/d, every token becomes x_i + a m W. Over the draw
-of W, E|m|^2 grows by 1 + a^2 in each layer, and E<x_i, x_j>, for i = j too, by a^2 |m|^2. Orthonormal tokens begin with
-|m|^2 = 1/n, so that E<x_i, x_j> after L layers is ((1 + a^2)^L - 1) / n, and E|x_i|^2 is 1 more.
+The source gives the expectations of a network at initialisation with uniform attention; the closed form is derived
+here. With m the mean of the tokens and independent values W of variance 1/d, every token becomes x_i + a m W. Over the
+draw of W, each layer multiplies E|m|^2 by 1 + a^2 and adds a^2 |m|^2 to E<x_i, x_j>, also for i = j. Orthonormal tokens
+begin with |m|^2 = 1/n, so that E<x_i, x_j> after L layers is ((1 + a^2)^L - 1) / n, and E|x_i|^2 is 1 more.
 
-Control: values that are the identity. Then the branches add up in one direction, and no a = 1/sqrt(L) prevents it.
+Control: values that are the identity. Then the branches add up in one direction, which a = 1/sqrt(L) does not prevent.
 
 Shapes: N token, D width.
 """
@@ -19,11 +19,11 @@ from rankbench.model.bare import UNIFORM, drawn_network, with_identity_values
 from rankbench.model.network import run
 from rankbench.model.transformer import Transformer
 
-WIDTH = 4  # of the networks, in tokens: orthonormal tokens need 1, and the chance of one network falls with its root
+WIDTH = 4  # of the networks, in tokens: orthonormal tokens need 1; the scatter of one network falls as its square root
 
 
 def cosine(scale: float, tokens: int, layers: int) -> float:
-    """E<x_i, x_j> over E|x_i|^2 after so many layers, i and j different."""
+    """E<x_i, x_j> over E|x_i|^2 after this many layers, for different i and j."""
     grown = (1 + scale**2) ** layers - 1
     return grown / (tokens + grown)
 
@@ -39,7 +39,7 @@ def predicted(tokens: int, layers: int, **_: int) -> Predicted:
 
 
 def network(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: int, samples: int) -> Measured:
-    """The same of networks: mean product of two tokens over mean square of one, each over `samples` networks."""
+    """The same for networks: mean product of two tokens over mean square of one, each over `samples` networks."""
     for name, scale in _scales(layers).items():
         for setup in (CLAIMED, CONTROL):
             sums_2L = torch.zeros(2, layers + 1, dtype=torch.float64)

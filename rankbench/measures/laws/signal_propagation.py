@@ -1,7 +1,7 @@
 """Signal propagation of cosines through fresh Transformers (Giorlandino and Goldt, ICLR 2026).
 
 q: mean square of a token's entries; p: mean product of the entries of two tokens. Random queries and keys, with scores
-of variance beta^2 log(n) q^2, make the energies of a Random Energy Model: among many tokens a query attends to all
+of variance beta^2 log(n) q^2, are the energies of a Random Energy Model: among many tokens a query attends to all
 alike below beta_c = sqrt(2/(q(q-p))), and above it the sum of its squared weights is Y = 1 - beta_c/beta. Attention and
 its skip thus turn (q, p) into
 
@@ -18,7 +18,7 @@ query's squared weights, and O the mean sum of the products of two queries' weig
 means are integrals, derived here. One network scatters more above beta_c, where few scores decide, so the measurements
 are means over networks.
 
-Control: values that are the identity. Then a branch is no independent direction beside its skip.
+Control: values that are the identity. Then a branch's direction is not independent of its skip.
 
 Shapes: N token, D width.
 """
@@ -91,7 +91,7 @@ def _given(log_u: Tensor, deviation: float) -> tuple[Tensor, Tensor]:
 
 
 def after_attention(q: float, p: float, beta: float, centred: bool, tokens: int | None = None) -> tuple[float, float]:
-    """(q, p) of attention's output, from those of its input; without `tokens` in the limit of many."""
+    """(q, p) of attention's output, from those of its input; without `tokens`, in the limit of many."""
     apart = max(0.0, q - p)
     if tokens is None:
         condenses = apart > 0 and beta > critical_beta(q, p)
@@ -134,7 +134,7 @@ def predicted(tokens: int, layers: int, **_: int) -> Predicted:
 def network(
     cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: int, width: int, samples: int
 ) -> Measured:
-    """The same of networks on random tokens: mean cosine of two tokens, mean over `samples` networks."""
+    """The same for networks on random tokens: mean cosine of two tokens, mean over `samples` networks."""
     for name, variant in VARIANTS.items():
         sums = {setup: [0.0] * (layers + 1) for setup in (CLAIMED, CONTROL)}
         for _ in range(samples):

@@ -38,7 +38,7 @@ def predicted(**_: int) -> Predicted:
 
 
 def simulated(generator: torch.Generator, tokens: int) -> Measured:
-    """The same of the softmax of random scores."""
+    """The same for the softmax of random scores."""
     draw = {"dtype": torch.float64, "generator": generator}
     for deviation in DEVIATIONS:
         independent_NM = torch.randn(tokens, tokens, **draw)
@@ -51,12 +51,12 @@ def simulated(generator: torch.Generator, tokens: int) -> Measured:
 
 
 def beside_independent(p_BHNM: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """Second values of P, without a mask, over those that the law gives independent weights with P's s; (B, H).
+    """Second values of P, without a mask, over the law's for independent weights with the same s; (B, H).
 
     s^2: M times the mean over rows of sum_j (P_ij - 1/M)^2. singular_over_law: sigma_2 over s (1/sqrt(M) + sqrt(N)/M),
     which is 2 s/sqrt(N) for N = M. eigenvalue_over_law: |lambda_2| over s/sqrt(N), nan for N != M. shuffled_over_law:
-    singular_over_law with the weights of each row in a random order, which makes them independent of one another, and
-    whose distance from 1 shows what a finite N and heavy tails do to the law. nan where all weights are equal.
+    singular_over_law with the weights of each row in a random order, which makes them independent of one another. Its
+    distance from 1 shows the effect of a finite N and of heavy tails on the law. nan if all weights are equal.
     """
     num_queries, num_keys = p_BHNM.shape[-2:]
     deviation_BH = (p_BHNM - 1 / num_keys).square().sum(-1).mean(-1).mul(num_keys).sqrt()

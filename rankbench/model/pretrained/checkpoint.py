@@ -1,6 +1,6 @@
 """Public checkpoints: weights, and the reader of inputs, from a folder or from the Hugging Face hub, as data alone.
 
-Weights come from safetensors, or from a pickle that may hold nothing but tensors. No code that lies beside them is run.
+Weights come from safetensors, or from a pickle that may hold nothing but tensors. No code that comes with them is run.
 """
 
 import contextlib
@@ -42,11 +42,11 @@ class Checkpoint(NamedTuple):
 
 
 def load_checkpoint(path: str, initialised_seed: int) -> Checkpoint:
-    """A causal language model, a masked one, or the model without a head, by what config.json says it is.
+    """Load a causal language model, a masked one, or a model without a head, whichever config.json names.
 
-    path: a folder, or a name on the hub. initialised_seed: of the fresh weights, drawn as the library draws them.
-    torch's global generator is left as it was. ConfigError where the extra, a file or a weight is missing, where a
-    file holds more than tensors, and where the model needs code of its own.
+    path: a folder, or a name on the hub. initialised_seed: seed of the fresh weights, which the library draws. torch's
+    global generator is left as it was. ConfigError if transformers, a file or a weight is missing, if a file holds more
+    than tensors, or if the model needs code of its own.
     """
     transformers = _transformers()
     folder = Path(path).expanduser()
@@ -66,7 +66,7 @@ def load_checkpoint(path: str, initialised_seed: int) -> Checkpoint:
             auto = _auto_class(transformers, config)
             with torch.device("meta"):
                 model_class = type(auto.from_config(copy.deepcopy(config), attn_implementation="eager"))
-            # said explicitly, because a config.json may name a kernel to fetch and run; the tape covers both
+            # set explicitly, because a config.json may name a kernel to fetch and run; the tape covers both choices
             kind = {"attn_implementation": "sdpa" if model_class._supports_sdpa else "eager", "dtype": torch.float32}
             checks = {"weights_only": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
             torch.default_generator.manual_seed(initialised_seed)
@@ -99,14 +99,14 @@ def _check_files(folder: Path) -> None:
 
 
 def _check_weights(path: str, model: str, report: dict[str, Any]) -> None:
-    """ConfigError if a weight is missing, which the library would draw at random. The pooler may be missing: nothing
-    here measures it."""
+    """ConfigError if a weight is missing: the library would draw it at random. The pooler may be missing: nothing here
+    measures it."""
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:
         raise ConfigError(f"{path}: lacks {len(missing)} weights of {model}: {', '.join(missing[:3])}, ...; {FETCH}")
     for key, got, wanted in sorted(report["mismatched_keys"]):
         raise ConfigError(
-            f"{path}: {key} has the shape {tuple(got)}, by config.json it is {tuple(wanted)}; fetch both from one place"
+            f"{path}: {key} has the shape {tuple(got)}, config.json says {tuple(wanted)}; fetch both from one place"
         )
 
 
@@ -121,11 +121,11 @@ def _auto_class(transformers: ModuleType, config: Any) -> Any:
 
 
 def _refused(path: str, is_local: bool, error: Exception) -> str:
-    """What to do about it, in one line."""
+    """One-line message for this error, with what to do about it."""
     if "trust_remote_code" in str(error) or "custom code" in str(error):
         return f"{path}: needs code of its own, which is never run; models of the library itself can be read"
     if isinstance(error, pickle.UnpicklingError):
-        return f"{path}: pytorch_model.bin holds more than tensors, and nothing of it was run; use model.safetensors"
+        return f"{path}: pytorch_model.bin holds more than tensors, and none of it was run; use model.safetensors"
     reason = _in_one_line(error)
     if is_local:
         return f"{path}: cannot be read: {reason}; fetch its config.json and weights again"
@@ -159,7 +159,7 @@ def _tokenizer(transformers: ModuleType, source: dict[str, Any], config: Any) ->
         tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
     except Exception as error:  # as above; the model can be measured without it
         return None, _in_one_line(error)
-    # where a file is not the one that its class reads, the library makes a tokenizer of the special tokens alone
+    # if a file is not one that its class reads, the library makes a tokenizer of the special tokens alone
     if len(tokenizer) < letters / 2:
         return (
             None,
@@ -169,7 +169,7 @@ def _tokenizer(transformers: ModuleType, source: dict[str, Any], config: Any) ->
 
 
 def _image_processor(transformers: ModuleType, source: dict[str, Any], _: Any) -> tuple[Any | None, str | None]:
-    """What makes pixels of images as the model was trained on them, or None and why there is none."""
+    """The processor that turns images into pixels as in the model's training, or None and why there is none."""
     try:
         return transformers.AutoImageProcessor.from_pretrained(**source), None
     except Exception as error:  # as above
@@ -178,7 +178,7 @@ def _image_processor(transformers: ModuleType, source: dict[str, Any], _: Any) -
 
 @contextlib.contextmanager
 def _quiet(transformers: ModuleType) -> Iterator[None]:
-    """Without the library's progress bars and reports, which are then as they were."""
+    """Silence the library's progress bars and reports, and restore them afterwards."""
     logging = transformers.utils.logging
     verbosity, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

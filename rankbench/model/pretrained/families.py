@@ -1,10 +1,10 @@
-"""Hugging Face models as networks: one short function a family, which reads where the library keeps what.
+"""Hugging Face models as networks: one short function per family, which knows where the library keeps each part.
 
 A network computes what the library's module computes in eval mode, with token types 0. A head that classifies a whole
-text or image is left out: a read-out reads each token.
+text or image is left out, because a read-out reads each token.
 
-Scores of T5 and XLNet have terms of positions, those of Llama depend on positions by rotations: what is said of scores
-as products of two tokens' maps (bounds, Lipschitz constants, residual coordinates) does not hold for them.
+Scores of T5 and XLNet contain terms of positions, and scores of Llama depend on positions through rotations. Results
+for scores that are products of two tokens' maps (bounds, Lipschitz constants, residual coordinates) do not hold there.
 
 Shapes: B batch, N token, D width.
 """
@@ -31,10 +31,10 @@ from rankbench.model.pretrained.parts import (
 
 
 class Parts(NamedTuple):
-    """What a family's function finds in a module.
+    """The parts of a module, as a family's function finds them.
 
-    embed: token ids or pixels to the states that enter the first layer. num_tokens: the most tokens of a text (None:
-    any number), or those of every image.
+    embed: maps token ids or pixels to the states that enter the first layer. num_tokens: the most tokens of a text
+    (None: any number), or the number of tokens of every image.
     """
 
     sublayers: list[Sublayer]
@@ -45,12 +45,17 @@ class Parts(NamedTuple):
 
 
 def _layer(
-    number: int, place: str, attention: PretrainedAttention, before: nn.Module, mlp: PretrainedMlp, behind: nn.Module
+    number: int,
+    place: str,
+    attention: PretrainedAttention,
+    attention_norm: nn.Module,
+    mlp: PretrainedMlp,
+    mlp_norm: nn.Module,
 ) -> list[Sublayer]:
     """Layer `number`, from 1, with the norms of its attention and of its MLP."""
     return [
-        Sublayer(number, "attention", attention, PretrainedNorm(before), place, skip=1.0, branch=1.0),
-        Sublayer(number, "mlp", mlp, PretrainedNorm(behind), place, skip=1.0, branch=1.0),
+        Sublayer(number, "attention", attention, PretrainedNorm(attention_norm), place, skip=1.0, branch=1.0),
+        Sublayer(number, "mlp", mlp, PretrainedNorm(mlp_norm), place, skip=1.0, branch=1.0),
     ]
 
 
@@ -65,7 +70,7 @@ def _bert(model: nn.Module, base: nn.Module) -> Parts:
         mlp = PretrainedMlp(layer.intermediate.dense, layer.output.dense, config.hidden_act)
         sublayers += _layer(number, "post", attention, out.LayerNorm, mlp, layer.output.LayerNorm)
     head = getattr(getattr(model, "cls", None), "predictions", None) or getattr(model, "lm_head", None)
-    # RoBERTa counts positions from the one behind the padding's
+    # RoBERTa counts positions from the one after the padding's
     first = getattr(base.embeddings, "padding_idx", -1) + 1
     num_tokens = config.max_position_embeddings - first
     return Parts(sublayers, base.embeddings, num_tokens, read_out=head and Head(head, head.decoder))
@@ -133,7 +138,7 @@ class TokensAndPositions(nn.Module):
 
 
 def _vit(model: nn.Module, base: nn.Module) -> Parts:
-    """ViT and DeiT: patches, behind a class token and, in DeiT, one of distillation."""
+    """ViT and DeiT: a class token, in DeiT also a distillation token, then the patches."""
     config, sublayers = model.config, []
     for number, layer in enumerate(base.layers, 1):
         its = layer.attention
@@ -146,7 +151,7 @@ def _vit(model: nn.Module, base: nn.Module) -> Parts:
 
 
 def _t5(model: nn.Module, base: nn.Module) -> Parts:
-    """The encoder of T5, alone or of the whole."""
+    """The encoder of T5, on its own or as part of the whole model."""
     config, encoder, sublayers = model.config, base.encoder, []
     for number, block in enumerate(encoder.block, 1):
         (of_attention, of_mlp), holder = block.layer, encoder.block[0].layer[0].SelfAttention
@@ -161,7 +166,7 @@ def _t5(model: nn.Module, base: nn.Module) -> Parts:
 
 
 def _llama(model: nn.Module, base: nn.Module) -> Parts:
-    """Llama and those built like it. Texts are no longer than a sliding window, which then hides nothing."""
+    """Llama and models built like it. Texts may not be longer than a sliding window, so that it hides nothing."""
     config, sublayers = model.config, []
     for number, layer in enumerate(base.layers, 1):
         its, feed = layer.self_attn, layer.mlp
@@ -209,7 +214,7 @@ FAMILIES = TEXT | IMAGES
 def as_network(module: nn.Module, special: Iterable[int] = ()) -> "PretrainedNetwork":
     """A Hugging Face module as a network, which shares its weights. Inputs are token ids (B, N), or pixels.
 
-    special: token ids that count in no measurement, such as those of a text's begin and end.
+    special: token ids that count in no measurement, such as those that mark a text's beginning and end.
     ConfigError for a family that is not covered, and for a module in training mode.
     """
     family = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
@@ -225,7 +230,7 @@ def as_network(module: nn.Module, special: Iterable[int] = ()) -> "PretrainedNet
 
 
 class PretrainedNetwork(Network, nn.Module):
-    """A library's module, sub-layer by sub-layer."""
+    """A module of the library as a network, sub-layer by sub-layer."""
 
     def __init__(self, module: nn.Module, parts: Parts) -> None:
         super().__init__()
@@ -237,22 +242,22 @@ class PretrainedNetwork(Network, nn.Module):
 
     @property
     def name(self) -> str:
-        """As tables and figures call it: the last part of where it came from, or its family."""
+        """Name in tables and figures: the last part of the path that it was loaded from, or its family."""
         return Path(self.module.config.name_or_path or self.module.config.model_type).name
 
     def embed(self, inputs: Tensor) -> Tensor:
         return self._embed(inputs)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """What the read-out makes of each token; the last states where there is none."""
+        """Outputs of the read-out for each token; without a read-out, the last states."""
         return self.read_out(self.state(inputs))
 
 
 class PretrainedText(PretrainedNetwork):
     """A network of token ids.
 
-    Sequences of one batch may end in absent tokens: -1 as in all of this package, or the model's own padding. Padding
-    that is also the token of a text's begin or end is absent only behind the last other token.
+    Sequences of one batch may end in absent tokens: -1 as in all of this package, or the model's own padding. A padding
+    token that also marks a text's beginning or end is absent only after the last other token.
     """
 
     def __init__(self, module: nn.Module, parts: Parts, special: Iterable[int] = ()) -> None:
@@ -272,7 +277,7 @@ class PretrainedText(PretrainedNetwork):
         return getattr(self.module.config, "pad_token_id", None)
 
     def present(self, inputs: Tensor) -> Tensor | None:
-        """Which tokens are there, (B, N) bool; None where all are. ConfigError for padding on the left."""
+        """Mask of the present tokens, (B, N) bool; None if all are present. ConfigError for padding on the left."""
         padding = self._padding
         is_token_BN = inputs >= 0 if padding is None else (inputs >= 0) & (inputs != padding)
         if is_token_BN.all():
@@ -290,7 +295,7 @@ class PretrainedText(PretrainedNetwork):
         return None if present_BN.all() else present_BN
 
     def counted(self, inputs: Tensor) -> Tensor | None:
-        """Which tokens are there and not special, (B, N) bool; None where all are."""
+        """Mask of the present tokens that are not special, (B, N) bool; None if that is all of them."""
         present_BN, special_BN = self.present(inputs), torch.isin(inputs, inputs.new_tensor(self.special))
         if not special_BN.any():
             return present_BN
@@ -304,14 +309,14 @@ class PretrainedVision(PretrainedNetwork):
         return self._embed(inputs.to(self.read_out.weight.dtype))
 
     def present(self, inputs: Tensor) -> None:
-        """None: all tokens are there."""
+        """None: all tokens are present."""
 
     def num_tokens(self, inputs: Tensor) -> int:
         return self._num_tokens
 
 
 class Head(nn.Module):
-    """A read-out of several steps. weight: that of its last linear map, for its number type and device alone."""
+    """A read-out of several steps. `weight` is that of the last linear map, used only for its dtype and device."""
 
     def __init__(self, module: nn.Module, last: nn.Module) -> None:
         super().__init__()
@@ -330,7 +335,7 @@ class States(nn.Module):
 
     def __init__(self, network: PretrainedNetwork) -> None:
         super().__init__()
-        self.network = [network]  # in a list: no part of this module
+        self.network = [network]  # in a list, so that it is not a submodule
 
     @property
     def weight(self) -> Tensor:

@@ -1,7 +1,7 @@
-"""The parts of a Hugging Face layer, as those of rankbench.model.network.
+"""The parts of a Hugging Face layer, with the interfaces of rankbench.model.network.
 
-Each holds the library's own modules and reads their weights whenever it is called: nothing is copied, and what changes
-there changes here.
+Each holds the library's own modules and reads their weights whenever it is called. Nothing is copied, so a change of
+those weights is a change here too.
 
 Shapes: B batch, N query token, M key token, D width, H head, K head width, F hidden width of the MLP; of a linear map,
 I input, O output; R distance of two tokens.
@@ -19,7 +19,7 @@ from rankbench.model.norm import Norm
 from rankbench.model.transformer import MLP
 from rankbench.model.weightings import Factors, Softmax, dot_scores
 
-# The library's names of an activation, and ours. gelu_fast rounds a constant of gelu_new to ten digits.
+# The library's name of each activation, and rankbench's. gelu_fast rounds a constant of gelu_new to ten digits.
 ACTIVATION_NAMES = {
     "relu": "relu",
     "gelu": "gelu",
@@ -36,7 +36,7 @@ ACTIVATION_NAMES = {
 
 
 class Transposed(nn.Module):
-    """A linear map from `columns` of a module whose weight is stored as (I, O), as GPT-2's Conv1D has it."""
+    """A linear map from `columns` of a module whose weight is stored as (I, O), as in GPT-2's Conv1D."""
 
     def __init__(self, module: nn.Module, columns: slice = slice(None)) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Transposed(nn.Module):
 
 
 class OfHeads(nn.Module):
-    """A linear map from the width to the heads side by side, or back, that holder.name stores as (D, H, K)."""
+    """A linear map from the width to the heads side by side, or back; `holder` stores it as (D, H, K) under `name`."""
 
     bias = None
 
@@ -75,9 +75,9 @@ class OfHeads(nn.Module):
 
 
 class PretrainedAttention(Heads):
-    """Dot-product attention of linear maps to the queries, keys and values of all heads side by side.
+    """Dot-product attention with linear maps to the queries, keys and values of all heads side by side.
 
-    scaling: what multiplies the products q_i k_j. groups: how many heads keys and values have, where heads share them.
+    scaling: factor of the products q_i k_j. groups: number of heads of keys and values, if query heads share them.
     """
 
     def __init__(
@@ -111,16 +111,16 @@ class PretrainedAttention(Heads):
         return self.query, self.key, self.value
 
     def _by_head(self, x: Tensor, dim: int) -> Tensor:
-        """The heads that lie side by side along `dim`, those of a group repeated for each of its heads."""
+        """Split `dim` into the heads that lie side by side there; a head that several share is repeated for each."""
         heads = x.shape[dim] // self.head_width
         x = x.unflatten(dim, (heads, -1))
         return x if heads == self.heads else x.repeat_interleave(self.heads // heads, dim - (dim < 0))
 
 
 class BiasedAttention(PretrainedAttention):
-    """T5's: a number for each head and distance is added to the scores.
+    """T5's attention: a number for each head and distance is added to the scores.
 
-    holder: the module of the first layer, which computes it for all layers.
+    holder: the first layer's module, which computes these numbers for all layers.
     """
 
     score_name, weighting = "dot with a bias of positions", Softmax(fusible=False, by_head=False)
@@ -138,7 +138,7 @@ class BiasedAttention(PretrainedAttention):
 
 
 class RotaryAttention(PretrainedAttention):
-    """Queries and keys are turned by angles of their positions (Su et al. 2021), which `rotary` gives."""
+    """Attention whose queries and keys are rotated by angles of their positions (Su et al. 2021), given by `rotary`."""
 
     score_name, weighting = "rotary", Softmax(by_head=False)
 
@@ -152,14 +152,14 @@ class RotaryAttention(PretrainedAttention):
         return dot_scores(*(x * cos_1NK + _turned(x) * sin_1NK for x in (q_BHNK, k_BHMK)))
 
     def maps(self) -> HeadMaps:
-        """Without those to queries and keys: they depend on where the tokens stand."""
+        """The maps without those to queries and keys, which depend on the tokens' positions."""
         return super().maps()._replace(w_q_HDK=None, w_k_HDK=None)
 
 
 class RelativeAttention(PretrainedAttention):
-    """XLNet's (Yang et al. 2019), its content stream without segments: (q + b_w) k + (q + b_r) r for the distance's r.
+    """XLNet's attention (Yang et al. 2019), content stream without segments; scores (q + b_w) k + (q + b_r) r.
 
-    base: the model, which gives the embedding of each distance.
+    r comes from the embedding of the tokens' distance, which the model `base` computes.
     """
 
     score_name, weighting = "relative", Softmax(fusible=False, by_head=False)
@@ -180,12 +180,12 @@ class RelativeAttention(PretrainedAttention):
         return self.module.scale * self.module.rel_shift_bnij(scores_BHNR, klen=num_tokens)
 
     def maps(self) -> HeadMaps:
-        """Without those to queries and keys: scores depend on where the tokens stand."""
+        """The maps without those to queries and keys: scores also depend on the tokens' positions."""
         return super().maps()._replace(w_q_HDK=None, w_k_HDK=None)
 
 
 def _turned(x: Tensor) -> Tensor:
-    """By a quarter, in the planes of coordinates k and K/2 + k."""
+    """Rotate by a quarter turn in the planes of coordinates k and K/2 + k."""
     first, second = x.chunk(2, -1)
     return torch.cat([-second, first], -1)
 
@@ -196,7 +196,7 @@ def bias_of(linear: nn.Module) -> Tensor:
 
 
 class PretrainedMlp(MLP):
-    """Two linear maps and an activation, by the library's name of it."""
+    """Two linear maps and an activation, given by the library's name for it."""
 
     def __init__(self, up: nn.Module, down: nn.Module, activation: str) -> None:
         nn.Module.__init__(self)
@@ -225,13 +225,13 @@ class GatedMlp(PretrainedMlp):
         return torch.cat([self.gate_map(x_BND), self.up(x_BND)], -1)
 
     def from_hidden(self, z_BNF: Tensor) -> Tensor:
-        """The rest of it, from z and u."""
+        """Output of the MLP, from z and u."""
         return self.down(self.gate(z_BNF) * z_BNF.chunk(2, -1)[1])
 
 
 class PretrainedNorm(Norm):
-    """A LayerNorm or RMSNorm of the library, with its own epsilon; in the number type of the tokens, where some of the
-    library's pass through float32."""
+    """A LayerNorm or RMSNorm of the library, with its own epsilon. It computes in the tokens' dtype, although some of
+    the library's norms compute in float32."""
 
     def __init__(self, module: nn.Module) -> None:
         nn.Module.__init__(self)

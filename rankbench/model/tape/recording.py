@@ -1,8 +1,9 @@
 """Recording: one ordinary forward pass of any torch module, watched call by call.
 
-Every tensor of the pass has a tag that says what is known of it. It is a constant, or an activation with a node, which
-is linear in what came before, or a value alone, made by a call that is not covered. A value alone may multiply another
-activation, frozen, and may be attention weights. It may not be added: what it does to single paths is not known.
+Every tensor of the pass has a tag that says what is known about it. The tensor is a constant; or an activation with a
+node, which is linear in earlier nodes; or an activation known only by its value, because a call that is not covered
+made it. Such a value may be a frozen factor of another activation, and may be attention weights. It may not be added,
+because its effect on single paths is not known.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,17 +39,17 @@ class Level(IntEnum):
 Parents, Reads = tuple[Node | Tensor, ...], Sequence[Tensor | None]  # of a node
 
 OUTSIDE = "a tensor that no recorded call made (TorchScript, numpy, or held outside of the module: make it a buffer)"
-# Calls that take numbers out of torch, or put them elsewhere, where nothing can follow them.
+# Calls that take numbers out of torch, or put them where the tape cannot follow them.
 EXITS = {"numpy", "tolist", "item", "__float__", "__int__", "__array__", "__set__"}
-# Calls that tell of a tensor and neither read nor make numbers.
+# Calls that describe a tensor, without reading or making numbers.
 DESCRIBES = {"shape", "dtype", "device", "ndim", "size", "dim", "stride", "numel", "is_contiguous", "is_nested"}
 
 
 @dataclass(frozen=True)
 class Origin:
-    """A tensor as what became of x W^T + constant: `chain` moves the numbers of that, of this shape, into the tensor.
+    """How a tensor came from x W^T + constant, which has this shape: `chain` moves its numbers into the tensor.
 
-    read, affine: x and the map; None where the map is not known. constant: None where there is none.
+    read, affine: x and the map; None if the map is not known. constant: None if there is none.
     """
 
     shape: torch.Size
@@ -58,23 +59,23 @@ class Origin:
     affine: Affine | None = None
 
     def moved(self, function: Callable[[Tensor], Tensor]) -> "Origin":
-        """The same behind another call that only moves numbers."""
+        """The origin after another call that only moves numbers."""
         chain = self.chain
         return replace(self, chain=lambda x: function(chain(x)))
 
     def bias(self) -> Tensor:
-        """The part of the tensor that is the constant."""
+        """The part of the tensor that comes from the constant."""
         return self.chain(self.constant().expand(self.shape))
 
 
 @dataclass
 class Tag:
-    """What is known of a tensor.
+    """What is known about a tensor.
 
-    opaque: the call from which on only the value is known. mixes: whether a product of activations that sums over an
-    axis is in it, as scores are. maker: the call that made the tensor. scores: the queries and keys whose product it
-    came of, (*batch, N or M, K). logits: what a softmax read, masks included. depth: how many attention calls lie one
-    behind the other in front of it.
+    opaque: the first call on the way to it whose result is known only by its value. mixes: whether it contains a
+    product of activations that sums over an axis, as scores do. maker: the call that made the tensor. scores: the
+    queries and keys whose product it came from, (*batch, N or M, K). logits: the softmax's input, masks included.
+    depth: the largest number of attention calls in a row on the way to it.
     """
 
     kind: Kind
@@ -91,7 +92,7 @@ class Tag:
 
     @property
     def has_paths(self) -> bool:
-        """Whether paths can be in the tensor."""
+        """Whether paths can lead to the tensor."""
         return self.node is not None or self.opaque is not None
 
 
@@ -99,7 +100,7 @@ class Tag:
 class Seen:
     """A call with its arguments and its result.
 
-    function: what was called; where that changes its first argument, its twin that makes a new tensor.
+    function: the called function; if that changes its first argument, its twin that makes a new tensor.
     """
 
     recorder: "Recorder"
@@ -123,7 +124,7 @@ class Seen:
         return self.recorder.value_only(self.call, tags, level)
 
     def node(self, parents: Parents, step: Step, frozen: str | None = None, reads: Reads = (), shape=None) -> Node:
-        """`Recorder.node` of the call, of the shape of its result if no other is given."""
+        """`Recorder.node` of the call, with the shape of its result unless another is given."""
         shape = self.result.shape if shape is None else shape
         return self.recorder.node(self.call, parents, step, shape, frozen, reads)
 
@@ -131,10 +132,10 @@ class Seen:
 class AttentionCall(NamedTuple):
     """One attention call: its weights P (*batch, N, M); its values, queries and keys, (*batch, N or M, K).
 
-    batch is (B, H), or what the module has in its place. Groups of query heads may share heads of keys and values.
-    queries and keys are None where the module does not multiply them by matmul, bmm or einsum. logits(): what the
-    softmax read, scaled and masked, of the shape of P; None where no softmax made P. depth: 1 where no other attention
-    call lies in front of it, else one more than the deepest that does; heads side by side share it.
+    batch is (B, H), or the axes that the module has instead. Groups of query heads may share heads of keys and values.
+    queries and keys are None if the module does not multiply them by matmul, bmm or einsum. logits(): the softmax's
+    input, scaled and masked, in the shape of P; None if no softmax made P. depth: 1 if no other attention call leads to
+    this one, else one more than the deepest that does; heads side by side have the same depth.
     """
 
     index: int  # from 1
@@ -150,9 +151,9 @@ class AttentionCall(NamedTuple):
 class Recorder(TorchFunctionMode):
     """Tags every tensor of a forward pass, and makes the tape's nodes.
 
-    rules: what is known of each function, by name. begin: name of the submodule whose result begins the paths, or
-    "inputs"; None: everything in front of an attention call is slot 0. watch: is given each attention call. wanted:
-    which nodes' values to keep by index, for a second pass; None keeps all of them. With either there is no tape.
+    rules: the rule of each function, by name. begin: name of the submodule at whose result paths begin, or "inputs";
+    None: everything that has passed no attention call is slot 0. watch: called with each attention call. wanted:
+    indices of the nodes whose values to keep, for a second pass; None keeps all. With watch or wanted there is no tape.
     """
 
     def __init__(
@@ -169,8 +170,8 @@ class Recorder(TorchFunctionMode):
         self.tags = WeakTensorKeyDictionary()
         self.num_calls = self.num_nodes = self.num_attention = 0
         self.depth = 0  # of the call that is being recorded
-        self.has_paths = False  # whether any tensor has them by now
-        self.attention: list[Node] = []  # of each attention call its result
+        self.has_paths = False  # whether any tensor so far has paths
+        self.attention: list[Node] = []  # the result of each attention call
         self.results: dict[str, list[tuple[Tag, Tensor | None]]] = {}  # by submodule, one for each time it ran
         self.values: dict[int, Tensor] = {}
         self.epsilon = 0.0  # the coarsest rounding in the pass
@@ -232,12 +233,12 @@ class Recorder(TorchFunctionMode):
     # --- tags and nodes ----------------------------------------------------------------------------------------------
 
     def set_tag(self, tensor: Tensor, tag: Tag) -> None:
-        """Note what is known of a tensor as it is now."""
+        """Record what is known about a tensor in its present version."""
         tag.version = version(tensor)
         self.tags[tensor] = tag
 
     def tag(self, x: Any) -> Tag:
-        """What is known of a tensor; a number is as a weight."""
+        """What is known about a tensor; a number counts as a weight."""
         if not isinstance(x, Tensor):
             return Tag(Kind.WEIGHT)
         tag = self.tags.get(x)
@@ -252,7 +253,7 @@ class Recorder(TorchFunctionMode):
     def node(
         self, call: Call, parents: Parents, step: Step, shape: torch.Size, frozen: str | None = None, reads: Reads = ()
     ) -> Node:
-        """A new node. frozen: what the step holds frozen. reads: the tensors in which it holds that."""
+        """A new node. frozen: name of what the step freezes. reads: the tensors that hold it."""
         self.num_nodes += 1
         if not self.keeps_tape:  # its number alone, so that it keeps no tensor alive
             return Node(self.num_nodes, call, (), Source(torch.empty(0)), shape)
@@ -260,13 +261,13 @@ class Recorder(TorchFunctionMode):
         return Node(self.num_nodes, call, parents, step, shape, frozen, held)
 
     def parent(self, x: Any, like: Tensor) -> Node | Tensor:
-        """What stands for an argument among a node's parents."""
+        """The parent of a node for this argument: its own node, or a constant tensor."""
         if not isinstance(x, Tensor):
             return torch.as_tensor(x, dtype=like.dtype, device=like.device)
         return self.tag(x).node or x
 
     def value_only(self, call: Call, tags: Sequence[Tag], level: int = Level.OTHER) -> Tag:
-        """The tag of a result of which only the value is known."""
+        """The tag of a result that is known only by its value."""
         opaque = next((tag.opaque for tag in tags if tag.opaque is not None), None)
         if opaque is None and any(tag.node is not None for tag in tags):
             opaque = call
@@ -275,7 +276,7 @@ class Recorder(TorchFunctionMode):
 
     @staticmethod
     def combined(tags: Sequence[Tag]) -> Tag:
-        """The kind, level and scores of what is made of these tensors; levels of those with paths, if there are any."""
+        """Kind, level and scores of a tensor made of these; the level is of those with paths, if there are any."""
         kind = max((tag.kind for tag in tags), default=Kind.CONSTANT)
         with_paths = [tag for tag in tags if tag.has_paths]
         levels = [tag.level for tag in with_paths or tags if tag.kind == Kind.ACTIVATION]
@@ -311,7 +312,7 @@ class Recorder(TorchFunctionMode):
         output = args[0] if in_place else result
         if not tensors_in(output):
             if name in EXITS and any(tag.has_paths for tag in tags):
-                raise ConfigError(f"{call}: hands an activation on where the tape cannot follow; use calls of torch")
+                raise ConfigError(f"{call}: passes an activation on where no tape can follow; use torch functions")
             return result
         self.depth, num_before = max((tag.depth for tag in tags), default=0), self.num_attention
         rule, new = self.rules.get(name), None
@@ -386,7 +387,7 @@ CHANGES_IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__setit
 
 @cache
 def _name(func: Callable) -> tuple[str, bool, str]:
-    """The function's name without the forms it comes in, whether it changes its first argument, and its full name."""
+    """The function's name shared by all its forms, whether it changes its first argument, and its full name."""
     name = getattr(func, "__name__", str(func))
     if name == "__get__":  # a property, as x.T
         name = getattr(func.__self__, "__name__", name)

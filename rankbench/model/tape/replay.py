@@ -1,7 +1,7 @@
 """The tape's linear program, and its replay on sums of paths.
 
-A recorded pass leaves nodes behind. Each node is linear in its parents, because whatever multiplies two activations is
-frozen on one side. A replay gives every node its slots, S_0, S_1, ...: slot k is the sum of all paths with k heads.
+A recorded pass leaves nodes behind. Each node is linear in its parents, because a product of two activations is frozen
+on one side. A replay gives every node its slots, S_0, S_1, ...: slot k is the sum of all paths with k heads.
 An attention call moves each slot by one; constants enter slot 0.
 
 Shapes: T slots held (rows), B batch, H head, N query token, M key token, D and F widths, K head width.
@@ -32,14 +32,14 @@ class Call(NamedTuple):
 
 
 class Frozen(NamedTuple):
-    """What a call multiplies its paths by, held at the value of the recorded pass."""
+    """A factor of a call's paths, frozen at its value in the recorded pass."""
 
     call: Call
     part: str
 
     @property
     def kind(self) -> str:
-        """The part without the number and the place of the call that made it: the same in every layer."""
+        """The part without the number and the place of the call that made it, hence the same in every layer."""
         return re.sub(r"of call \d+, (\S+) in .*", r"of \1", self.part)
 
 
@@ -51,7 +51,7 @@ class Slots(NamedTuple):
 
     @property
     def high(self) -> int:
-        """The first slot behind the rows."""
+        """The first slot after the rows."""
         return self.low + len(self.rows)
 
     def dense(self, low: int, high: int) -> Tensor:
@@ -64,12 +64,12 @@ class Slots(NamedTuple):
 
 
 class Step(Protocol):
-    """A linear map from the parents' slots to a node's own. `new`: whether its rows share no memory with theirs."""
+    """A linear map from the parents' slots to a node's. `new`: whether the node's rows share no memory with theirs."""
 
     new: bool
 
     def __call__(self, sweep: "Sweep", inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
-        """inputs: None where the parent has no slots (Sum alone sees this). own: whose rows may be overwritten."""
+        """inputs: None for a parent without slots (only for Sum). own: whether each input's rows may be overwritten."""
 
 
 @dataclass(eq=False)
@@ -77,7 +77,8 @@ class Node:
     """A value of the recorded pass that is linear in its parents.
 
     parents: nodes, or constant tensors, which enter slot 0. held: tensors of the recorded pass that the step reads,
-    each with the version that it had then. shape: of the call's result; of the value where several nodes meet in one.
+    each with the version that it had then. shape: of the call's result; of the node's value if a step of several
+    parents reads it.
     """
 
     index: int
@@ -118,9 +119,10 @@ def nodes_of(target: Node) -> list[Node]:
 class Sweep:
     """One replay of the tape.
 
-    shift: rows that an attention call moves its paths by; 0 keeps all lengths in one row. constants: whether biases
-    and other constants enter. source: whether the tensor where paths begin has its value, or zeros. value_biases:
-    whether a value bias counts "head" (it passes the head, as all it adds to) or "source" (slot 0 behind the head).
+    shift: number of rows by which an attention call moves its paths; 0 keeps all lengths in one row. constants: whether
+    biases and other constants enter. source: whether the tensor where paths begin has its value, or zeros.
+    value_biases: "head" counts a value bias as passing the head, like all that it is added to; "source" adds it to slot
+    0 after the head.
     """
 
     shift: int = 1
@@ -141,12 +143,12 @@ class Sweep:
     ) -> Iterator[tuple[Node, list[Slots | None], Slots | None]]:
         """Each node with its parents' slots and its own, in the order of the calls; None where there are none.
 
-        begin: a node with its slots, from where to go on; paths that do not pass it do not count.
+        begin: a node with its slots, from which to continue; paths that do not pass it do not count.
         """
         uses = Counter(parent for node in nodes for parent in node.parents if isinstance(parent, Node))
         viewed = {parent for node in nodes if not node.step.new for parent in node.parents if uses.get(parent, 0) > 1}
         slots: dict[Node, Slots | None] = {}
-        fresh: set[Node] = set()  # nodes whose rows nothing else that is alive shares
+        fresh: set[Node] = set()  # nodes whose rows share memory with nothing else that is alive
         first = -1
         if begin is not None:
             slots[begin[0]], first = begin[1], begin[0].index
@@ -180,7 +182,7 @@ class Sweep:
 
     @staticmethod
     def _filled(node: Node, inputs: list[Slots | None]) -> list[Slots | None]:
-        """Zeros for what is absent, where a step needs all of its inputs."""
+        """The inputs, with zeros for absent ones if the step needs all of them."""
         if isinstance(node.step, Sum) or None not in inputs:
             return inputs
         present = next(x for x in inputs if x is not None)
@@ -190,12 +192,12 @@ class Sweep:
         ]
 
     def low(self, x: Slots, constant: Tensor | None) -> int:
-        """The first slot of what becomes of x when this constant is added to it."""
+        """The first slot of the sum of x and this constant."""
         return 0 if constant is not None and self.constants else x.low
 
 
 def _aligned(rows: Tensor, ndim: int) -> Tensor:
-    """Rows whose values have `ndim` axes, with axes of size 1 in front as broadcasting puts them there."""
+    """Rows whose values have `ndim` axes: axes of size 1 are added in front, as in broadcasting."""
     return rows.reshape(len(rows), *[1] * (ndim + 1 - rows.ndim), *rows.shape[1:])
 
 
@@ -235,7 +237,7 @@ class Affine:
 
 @dataclass(eq=False)
 class Sum:
-    """a x + b y of this type, with broadcasting."""
+    """a x + b y in this dtype, with broadcasting."""
 
     dtype: torch.dtype
     factors: tuple[float, float] = (1, 1)
@@ -305,7 +307,7 @@ class Scaled:
 
 @dataclass(eq=False)
 class Normed:
-    """scale (x - mean) weight + shift with the scale of the recorded pass; no mean taken off where not `centred`."""
+    """scale (x - mean) weight + shift with the scale of the recorded pass; the mean only if `centred`."""
 
     scale: Tensor
     axes: tuple[int, ...]
@@ -353,10 +355,10 @@ class Through:
 
 @dataclass(eq=False)
 class Mixed:
-    """Attention P v for every head, (*batch, M, K) to (*batch, N, K), one slot further: each path has one head more.
+    """Attention P v for every head, (*batch, M, K) to (*batch, N, K), one slot further: each path gains a head.
 
-    weights: gives P, (*batch, N, M). bias: gives the part of v that is the values' bias. grouped: groups of query heads
-    share the heads of v.
+    weights: returns P, (*batch, N, M). bias: returns the part of v that comes from the values' bias. grouped: whether
+    groups of query heads share the heads of v.
     """
 
     weights: Callable[[], Tensor]
@@ -373,7 +375,7 @@ class Mixed:
         return Sum(mixed.rows.dtype)(sweep, [mixed, Slots(0, self.mix(p, bias[None]))], [True, True])
 
     def values(self, sweep: Sweep, v: Slots) -> tuple[Slots, Tensor | None]:
-        """The slots that pass the heads, and the values' bias where it does not pass them as a path."""
+        """The slots that pass the heads, and the values' bias if it does not pass them as a path."""
         if sweep.value_biases == "head" or self.bias is None or not sweep.constants:
             return v, None
         bias = self.bias()

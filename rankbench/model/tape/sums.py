@@ -1,21 +1,21 @@
-"""Exact sums of all attention paths by length, of a torch module as it is.
+"""Exact sums of all attention paths by length, for an unmodified torch module.
 
-Dong et al. 2021, Theorem 2.1, splits a network of attention alone into paths, one head or the skip in each layer. It
-holds for any module once the attention weights P, the norms' scales and the gates of the activations keep the values of
-one forward pass: the module is then affine, and what it computes is the sum over all paths through it. With S_k the sum
-of all paths with k heads, the calls of the pass become
+Dong et al. 2021, Theorem 2.1, splits a network of attention alone into paths that take one head or the skip in each
+layer. The split holds for any module once the attention weights P, the norms' scales and the gates of the activations
+keep the values of one forward pass: the module is then affine, and its output is the sum over all paths through it.
+With S_k the sum of all paths with k heads, the calls of the pass become
 
     attention        S_(k+1) <- P S_k,  S_0 <- 0
     linear map       S_k <- S_k W^T,  b joins S_0
     norm             S_k <- scale (S_k - mean) weight,  shift joins S_0
     activation       S_k <- gate S_k with gate = (act(z) - act(0)) / z,  act(0) joins S_0
-    product          S_k <- S_k times the other factor as it was
+    product          S_k <- S_k times the other factor, frozen
     sum              S_k <- S_k + T_k
 
-For L attention calls in a row this replaces (H + 1)^L paths by at most L + 1 slots in each call, half of them on
-average: 6 to 7 forward passes for 12 layers. `begin` sets apart what is no path: by_length and bias are then those of
-rankbench.measures.frozen_network.sums_by_length (with mlp="gate"). Without it, a bias is a path that begins in slot 0
-where it is added, and moves on with every head that it passes.
+For L attention calls in a row this replaces (H + 1)^L paths by at most L + 1 slots in each call, half as many on
+average: 6 to 7 forward passes for 12 layers. `begin` separates the paths from everything else: by_length and bias are
+then those of rankbench.measures.frozen_network.sums_by_length (with mlp="gate"). Without `begin`, a bias is a path that
+begins in slot 0 where it is added, and moves on with every head that it passes.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,8 +37,8 @@ ROUNDING = 8
 class Sums(NamedTuple):
     """A module's output as the sum of its paths: by_length_KBND[k] sums all paths with k heads.
 
-    bias_BND: what does not come from where the paths begin, or None where biases are paths of their own, which begin
-    in slot 0. state_BND: the output, sum_k by_length + bias. frozen: what the paths are multiplied by, call by call.
+    bias_BND: everything that does not come from where the paths begin; None if biases are paths of their own, which
+    begin in slot 0. state_BND: the output, sum_k by_length + bias. frozen: the frozen factors of the paths, by call.
     remainder: ||output - sum||_F / ||output||_F. B, N, D: the output's axes, whatever they are.
     """
 
@@ -50,9 +50,9 @@ class Sums(NamedTuple):
 
 
 class ThroughHeads(NamedTuple):
-    """Of one attention call, for each head the sum of all paths through it.
+    """For one attention call, the sum of all paths through each head.
 
-    sums: (H, *shape of the output); by length (K, H, *shape of the output).
+    sums: (H, *shape of the output), or by length (K, H, *shape of the output).
     """
 
     call: Call
@@ -62,9 +62,9 @@ class ThroughHeads(NamedTuple):
 def record(module: Callable, *args: Any, begin: str | None = None, **kwargs: Any) -> "Tape":
     """Record module(*args, **kwargs), one ordinary forward pass of an unmodified module.
 
-    begin: None: everything that has passed no head is slot 0, the embedding and every bias too. The name of a
-    submodule, or "inputs" for the arguments: paths begin at its result, and all else (biases, norm shifts, positions
-    added later) is a term of its own that no head moves, as in rankbench.measures.frozen_network.
+    begin=None: everything that has passed no head is slot 0, including the embedding and every bias. begin=<name of a
+    submodule>, or "inputs" for the arguments: paths begin at its result, and everything else (biases, norm shifts,
+    positions added later) is a term of its own that no head moves, as in rankbench.measures.frozen_network.
     """
     recorder = Recorder(module, RULES, begin)
     output = recorder.run(args, kwargs)
@@ -74,7 +74,7 @@ def record(module: Callable, *args: Any, begin: str | None = None, **kwargs: Any
 
 
 def tap(module: Callable, watch: Callable[[AttentionCall], None], *args: Any, **kwargs: Any) -> Any:
-    """The module's own output; on the way watch(call) is given each attention call, with weights and q, k, v.
+    """Run the module and return its output; watch(call) gets each attention call, with weights and q, k, v.
 
     Nothing is kept: the weights of one call at a time are in memory.
     """
@@ -84,7 +84,7 @@ def tap(module: Callable, watch: Callable[[AttentionCall], None], *args: Any, **
 class Tape:
     """A recorded pass. It keeps what it froze (queries, keys, gates, norm scales), not the activations in between.
 
-    output: what the module returned. calls: its attention calls, which numbers in `upto` count from 1.
+    output: what the module returned. calls: its attention calls, numbered from 1 in `upto`.
     """
 
     def __init__(self, module: Callable, args: tuple, kwargs: dict, recorder: Recorder, output: Any) -> None:
@@ -98,13 +98,13 @@ class Tape:
     ) -> Sums:
         """All paths, summed by length in one replay.
 
-        upto: the name of a submodule, whose result is taken instead of the output; (name, i) where it runs several
-        times; or the number of an attention call, for what that call returned. output: picks the tensor from what
-        the module returned; by default last_hidden_state, else the first tensor. value_biases: "head" counts W_V's bias
-        with the head that it passes, "source" in slot 0 behind the head.
+        upto: the name of a submodule, whose result is taken instead of the output; (name, i) if it runs several times;
+        or the number of an attention call, for that call's result. output: function that picks the tensor from what the
+        module returned; by default last_hidden_state, else the first tensor. value_biases: "head" counts W_V's bias
+        with the head that it passes, "source" in slot 0 after the head.
 
-        ConfigError if a call on the way is not covered, or if the sums miss the output by more than rounding. Without
-        `refuse` such sums are returned too, and their remainder tells: calls that magnify rounding cause some as well.
+        ConfigError if a call on the way is not covered, or if the sums miss the output by more than rounding. With
+        refuse=False such sums are returned too. Their remainder can also come from a call that magnifies rounding.
         """
         target, state = self._target(upto, output)
         sweeps = self._sweeps(value_biases)
@@ -113,7 +113,7 @@ class Tape:
         nodes = nodes_of(target) if isinstance(target, Node) else []
         parts = [sweep.run(nodes) for sweep in sweeps]
         if parts[0] is None:
-            raise ConfigError(f"begin={self.begin}: no path leads from there to this tensor; begin further in front")
+            raise ConfigError(f"begin={self.begin}: no path leads from there to this tensor; use an earlier begin")
         by_length_KBND = parts[0].dense(0, parts[0].high)
         bias_BND = parts[1].rows[0] if len(parts) > 1 else None
         terms = [*by_length_KBND, *([] if bias_BND is None else [bias_BND])]
@@ -125,10 +125,10 @@ class Tape:
         return Sums(by_length_KBND, bias_BND, state, frozen, remainder)
 
     def through_heads(self, by_length: bool = False, heads: int | None = None) -> Iterator[ThroughHeads]:
-        """For each attention call on the way to the output, its heads' paths: one replay a call, of H rows.
+        """For each attention call on the way to the output, the paths through its heads: one replay of H rows per call.
 
-        heads: how many stand side by side in the first axis of weights of three axes, (B H, N, M); None: that is a
-        batch.
+        heads: number of heads side by side in the first axis of weights with three axes, (B H, N, M); None: that axis
+        is a batch.
         """
         target, _ = self._target(None, None)
         nodes = nodes_of(target) if isinstance(target, Node) else []
@@ -141,13 +141,13 @@ class Tape:
             rows = node.step.mix(node.step.weights(), values.rows)
             rows, num_heads = _one_head_each(rows, heads)
             begin = Slots((values.low + whole.shift) * num_heads * whole.shift, rows)
-            on = Sweep(shift=num_heads * whole.shift, constants=False)
-            sums = on.run(nodes, (node, begin))
+            continued = Sweep(shift=num_heads * whole.shift, constants=False)
+            sums = continued.run(nodes, (node, begin))
             sums = sums.dense(0, sums.high).unflatten(0, (-1, num_heads))
             yield ThroughHeads(node.call, sums if by_length else sums[0])
 
     def _sweeps(self, value_biases: str) -> list[Sweep]:
-        """One sweep for all; with a beginning of the paths, one for them and one for all else."""
+        """One sweep for everything; with `begin`, one for the paths and one for everything else."""
         if value_biases not in ("head", "source"):
             raise ConfigError(f"value_biases={value_biases}: must be head or source")
         if self.begin is None:
@@ -183,13 +183,13 @@ class Tape:
     def _known(self, tag: Tag, value: Tensor | None, name: str) -> Node | Tensor:
         if tag.opaque is not None:
             raise ConfigError(
-                f"{tag.opaque}: not covered, so {name} has no sums by length. Covered: {COVERED}. Write this call with "
-                "those, or from Python take the tape's upto=<a submodule in front of it>"
+                f"{tag.opaque}: not covered, so {name} has no sums by length. Covered: {COVERED}. Rewrite this call "
+                "with those or, from Python, use the tape's upto=<a submodule before it>"
             )
         return value if tag.node is None else tag.node
 
     def _values(self, wanted: set[int] | None) -> dict[int, Tensor]:
-        """The recorded values of the nodes with these indices (None: all), of a second pass."""
+        """The recorded values of the nodes with these indices (None: all), from a second pass."""
         recorder = Recorder(self.module, RULES, self.begin, wanted=wanted)
         recorder.run(self.args, self.kwargs)
         return recorder.values
@@ -197,7 +197,7 @@ class Tape:
     # --- the certificate ---------------------------------------------------------------------------------------------
 
     def _rounding(self, terms: list[Tensor], state: Tensor, num_nodes: int) -> float:
-        """The difference that rounding explains: terms that cancel leave more of it."""
+        """The largest difference that rounding explains; it is larger if terms cancel."""
         largest = max(sum(term.norm() for term in terms), state.norm())
         return float(ROUNDING * self.epsilon * num_nodes**0.5 * largest)
 
@@ -218,8 +218,8 @@ class Tape:
                 raise ConfigError(
                     f"{node.call}: from here on the sums by length miss the recorded value, by "
                     f"{wrong / value.norm():.1e} of it ({missing:.1e} of the output); the tape is wrong about this "
-                    "call (or it magnifies rounding, as a norm of equal numbers does), so write it in another way, or "
-                    "from Python take the tape's upto=<a submodule in front of it>"
+                    "call (or the call magnifies rounding, as a norm of equal numbers does); write it in another way "
+                    "or, from Python, use the tape's upto=<a submodule before it>"
                 )
         raise ConfigError(
             f"remainder={missing:.1e}: the sums by length miss the output by more than rounding, and no single call is "
@@ -228,7 +228,7 @@ class Tape:
 
 
 def _main_tensor(output: Any) -> Tensor:
-    """last_hidden_state where there is one, else the first floating-point tensor."""
+    """last_hidden_state if there is one, else the first floating-point tensor."""
     tensor = getattr(output, "last_hidden_state", None)
     if tensor is None:
         tensor = next((x for x in tensors_in(output) if x.is_floating_point()), None)
@@ -238,7 +238,7 @@ def _main_tensor(output: Any) -> Tensor:
 
 
 def _one_head_each(rows: Tensor, heads: int | None) -> tuple[Tensor, int]:
-    """For each row (*batch, H, N, K) one row for each head, with the others zero; (T H, ...), and H."""
+    """Split each row (*batch, H, N, K) into one row per head, with the others zero; (T H, ...), and H."""
     if rows.ndim > 4:
         return by_head(rows, rows.shape[-3]), rows.shape[-3]
     if heads is None or rows.ndim < 4:

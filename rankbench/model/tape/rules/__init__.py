@@ -1,7 +1,7 @@
-"""What the tape knows of each torch function: a rule by name, from a call that was seen to tags of its results.
+"""What the tape knows about each torch function: a rule by name, from a call that was seen to tags of its results.
 
-A rule gives None where it does not cover what it was given; then only the value of the result is known. Importing this
-package registers all of them.
+A rule returns None for arguments that it does not cover; then only the value of the result is known. Importing this
+package registers all rules.
 """
 
 from rankbench.model.tape.rules import attention, functions, linear, products

@@ -1,4 +1,4 @@
-"""Rules of attention: torch's two calls of it, and P v once the weights P are known.
+"""Rules of attention: torch's two attention functions, and P v once the weights P are known.
 
 Shapes: B batch, H head, N query token, M key token, D width, K head width.
 """
@@ -46,7 +46,7 @@ def weighted_values(
 
 
 def _show(seen: Seen, weights: Lazy, values: Lazy, scores: Callable[[], Pair], logits: Lazy | None) -> None:
-    """Count an attention call, and give it to whoever watches."""
+    """Count an attention call, and pass it to the recorder's watch function, if any."""
     recorder = seen.recorder
     recorder.num_attention += 1
     if recorder.watch is not None:
@@ -55,9 +55,9 @@ def _show(seen: Seen, weights: Lazy, values: Lazy, scores: Callable[[], Pair], l
 
 
 def _values(seen: Seen, v: Node, origin: Origin | None, to_values: Callable, shape: torch.Size) -> Node:
-    """The node of the values; where they are some columns of a linear map, of those columns alone.
+    """The node of the values. If they are some columns of a linear map, it computes those columns alone.
 
-    So a replay does not compute the queries and keys that the same map made.
+    A replay then does not compute the queries and keys that the same map makes.
     """
     if origin is None or origin.read is None:
         return v if to_values is unchanged else seen.node((v,), Through(to_values), shape=shape)
@@ -158,7 +158,7 @@ def _multi_head(seen: Seen) -> list[Tag] | None:
 
 
 def _additive_mask(mask: Tensor | None, padding: Tensor | None, heads: int, query: Tensor) -> Tensor | None:
-    """What multi_head_attention_forward adds to the scores, (B or 1, H or 1, N or 1, M): True in its masks hides."""
+    """The term that multi_head_attention_forward adds to scores, (B or 1, H or 1, N or 1, M); True in a mask hides."""
     parts = []
     if mask is not None:
         parts.append(mask.unflatten(0, (-1, heads)) if mask.ndim == 3 else mask[None, None])

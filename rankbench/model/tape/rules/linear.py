@@ -28,7 +28,7 @@ def _dropout(seen: Seen) -> Tag:
 
 @rule("reshape", "view", "reshape_as", "view_as", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze")
 def _reshape(seen: Seen) -> Tag | None:
-    if any(isinstance(x, torch.dtype) for x in (*seen.args[1:], *seen.kwargs.values())):  # the bits as another type
+    if any(isinstance(x, torch.dtype) for x in (*seen.args[1:], *seen.kwargs.values())):  # bits read as another type
         return None
     shape = seen.result.shape
     return _moved(seen, lambda x: x.reshape(shape))
@@ -59,7 +59,7 @@ def _split(seen: Seen) -> list[Tag]:
 
 
 def _moved(seen: Seen, function: Callable[[Tensor], Tensor], result: Tensor | None = None) -> Tag:
-    """The tag behind a call that moves the numbers of its first argument."""
+    """The tag of the result of a call that moves the numbers of its first argument."""
     indices = tensors_in([seen.args[1:], seen.kwargs])
     tag = through(seen, [seen.args[0]], function, result=result, reads=indices)
     origin = seen.tag(seen.args[0]).origin
@@ -82,14 +82,15 @@ def _convolution(seen: Seen) -> Tag | None:
 
 
 def as_map(tag: Tag) -> Tag:
-    """The tag of what a map of weights makes: an activation."""
+    """The tag of the output of a map of weights: an activation."""
     return replace(tag, kind=Kind.ACTIVATION if tag.kind == Kind.CONSTANT else tag.kind, level=Level.LINEAR)
 
 
 def _jointly(seen: Seen, positions: tuple[int, ...], constant: bool | None = None) -> Tag | None:
-    """The tag behind a call that is affine in the arguments at these positions jointly, or in a list that stands there.
+    """The tag of the result of a call that is jointly affine in the arguments, or lists, at these positions.
 
-    constant: whether the rest of the call adds a constant; None: where a number or a constant tensor stands there.
+    constant: whether the rest of the call adds a constant; None: it does if one of them is a number or a constant
+    tensor without axes.
     """
     if len(seen.args) <= max(positions):
         return None
@@ -100,7 +101,7 @@ def _jointly(seen: Seen, positions: tuple[int, ...], constant: bool | None = Non
         return None
     if any(tag.opaque is not None for tag in tags):
         return seen.value_only(tags, Level.LINEAR)
-    # constants enter slot 0; single numbers, and what is empty, stay where they are
+    # constants enter slot 0; single numbers and empty tensors stay where they are
     parents = [x for x, tag in zip(data, tags, strict=True) if tag.node is not None or (x.ndim and x.numel())]
     if constant is None:
         numbers = [x for position in positions if isinstance(x := seen.args[position], (int, float)) and x != 0]
@@ -113,7 +114,7 @@ def _jointly(seen: Seen, positions: tuple[int, ...], constant: bool | None = Non
     return through(seen, parents or data, filled_in, affine=constant, reads=others)
 
 
-# rules of one line
+# one-line rules
 POOLS = ("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d")
 LINEAR_IN_FIRST = ("neg", "sum", "mean", "cumsum", "diff", "tril", "triu", "pixel_shuffle", "pixel_unshuffle", *POOLS)
 rule(*LINEAR_IN_FIRST, "interpolate")(partial(_jointly, positions=(0,), constant=False))
@@ -151,7 +152,7 @@ def through(
 
 
 class _Hole(int):
-    """The place of an argument, by number."""
+    """A placeholder for an argument, by number."""
 
 
 def _with_holes(x: Any, data: list[Tensor]) -> Any:

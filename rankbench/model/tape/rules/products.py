@@ -24,7 +24,7 @@ Layout = tuple[Move, Move, Move]
 def _mul(seen: Seen) -> Tag | None:
     a, b = seen.args[:2]
     left, right = seen.tag(a), seen.tag(b)
-    # the less linear side is frozen; of two alike, the left
+    # the less linear side is frozen; if both are alike, the left
     if left.has_paths and not (right.has_paths and left.level >= right.level):
         return _scaled(seen, a, b, "right factor")
     return _scaled(seen, b, a, "left factor")
@@ -38,10 +38,10 @@ def _div(seen: Seen) -> Tag | None:
 
 
 def _scaled(seen: Seen, x: Any, factor: Any, side: str) -> Tag:
-    """side: on which the factor stands, as the tape names what is frozen."""
+    """The tag of x times (or divided by) a frozen factor. side: of the factor, as the tape names what is frozen."""
     carried, other = seen.tag(x), seen.tag(factor)
     tag = Recorder.combined([carried, other])
-    mixed = other.mixes and side != "divisor"  # P v, written as a product and a sum: which heads it has is not known
+    mixed = other.mixes and side != "divisor"  # P v, written as a product and a sum: its heads are not known
     if mixed or carried.opaque is not None or (carried.node is None and other.has_paths):
         return seen.value_only([carried, other], Level.GATED)
     if other.kind == carried.kind == Kind.ACTIVATION:
@@ -116,7 +116,7 @@ def _einsum(seen: Seen) -> Tag | None:
 
 
 def _letters(equation: str, *ndims: int) -> tuple[str, str, str] | None:
-    """The letters of both terms and of the result, "..." written out; None where a term repeats a letter."""
+    """The letters of both terms and of the result, "..." written out; None if a term repeats a letter."""
     equation = equation.replace(" ", "")
     given, arrow, out = equation.partition("->")
     terms = given.split(",")
@@ -194,10 +194,10 @@ def _product(
 
 
 def _weights_side(left: Tag, right: Tag) -> int | None:
-    """Which side of a product is attention weights: 0 the left, 1 the right; None where neither is.
+    """Which side of a product is attention weights: 0 the left, 1 the right; None if neither is.
 
-    Scores that are used as they are must stand on the left, as in (q k^T) v: in q (k^T v) the product of keys and
-    values would be taken for weights.
+    Scores used without a softmax count as weights only on the left, as in (q k^T) v. On the right, the product of keys
+    and values in q (k^T v) would be taken for weights.
     """
     is_weights = [tag.mixes or tag.level == Level.SOFTMAX for tag in (left, right)]
     if is_weights[0] and (not is_weights[1] or left.level >= right.level):

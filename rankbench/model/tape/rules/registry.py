@@ -12,7 +12,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Make a function the rule of the torch functions with these names."""
+    """Register a function as the rule of the torch functions with these names."""
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
