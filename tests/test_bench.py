@@ -240,6 +240,7 @@ def test_torch_loop_leaves_the_global_generator_alone(train_size):
         ("repeats=0", ["repeats=0", "out of range"]),
         ("sequences=0", ["sequences=0", "out of range"]),
         ("model=san", ["model.skip=False", "TransformerEncoder", "leave training out"]),
+        ("optimizer=muon", ["optimizer.name=muon", "adam, adamw, sgd", "leave training out"]),
         ("claims=[paths_sum_to_output]", ["claims"]),
     ],
 )

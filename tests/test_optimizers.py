@@ -137,6 +137,33 @@ def test_state_has_an_entry_for_each_element(rule, keys):
     assert shapes == dict.fromkeys(keys, parameter.shape)
 
 
+@pytest.mark.parametrize(("name", "alone"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
+def test_steps_in_one_call_are_those_of_torch_also_after_a_restore(name, alone):
+    generator, shapes = torch.Generator().manual_seed(0), [(5, 7), (11,), (3, 1, 2)]
+    start = [torch.randn(shape, generator=generator) for shape in shapes]
+    ours, theirs = ([tensor.clone().requires_grad_() for tensor in start] for _ in range(2))
+    cfg = optimizer_config(name=name, weight_decay=0.1)
+    optimizer = build_optimizer(cfg, ours, [None] * len(ours))
+    reference = alone(theirs, lr=cfg.lr, betas=(cfg.beta1, cfg.beta2), weight_decay=0.1, fused=True)
+    for step in range(9):
+        for mine, other, shape in zip(ours, theirs, shapes, strict=True):
+            mine.grad = torch.randn(shape, generator=generator)
+            other.grad = mine.grad.clone()
+        for each in (optimizer, reference):
+            each.param_groups[0]["lr"] = 0.1 / (1 + step)
+            each.step()
+        if step in (3, 4):  # after a step in one call, and after torch's own first one
+            state = optimizer.state_dict()
+            optimizer = build_optimizer(cfg, ours, [None] * len(ours))
+            optimizer.load_state_dict(state)
+    assert all(map(torch.equal, ours, theirs))
+    states = [each.state_dict()["state"] for each in (optimizer, reference)]
+    for got, wanted in zip(*(state.values() for state in states), strict=True):
+        assert got.keys() == wanted.keys() and all(torch.equal(got[key], wanted[key]) for key in wanted)
+    # a file cannot hold one tensor under several names
+    assert len({state["step"].data_ptr() for state in states[0].values()}) == len(shapes)
+
+
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "muon"])
 @pytest.mark.parametrize("key", ["lr", "weight_decay", "momentum", "beta1", "beta2"])
 @pytest.mark.parametrize("end", [0, 1])

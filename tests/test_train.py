@@ -224,9 +224,9 @@ def test_seeds_in_groups_are_those_all_at_once(tmp_path, monkeypatch, at_a_time,
     monkeypatch.setitem(STATES_AT_A_TIME, "cpu", (at_a_time + 1) * of_a_seed - 1)
     taken, gradients = [], Training._gradients
 
-    def counted(self, weights, *batch):
-        taken.append(len(next(iter(weights.values()))))
-        return gradients(self, weights, *batch)
+    def counted(self, piece, *batch):
+        taken.append(piece.seeds.stop - piece.seeds.start)
+        return gradients(self, piece, *batch)
 
     monkeypatch.setattr(Training, "_gradients", counted)
     in_groups = trained(tmp_path / "in_groups", *words)

@@ -36,7 +36,7 @@ def check_benchmarks(cfg: BenchConfig) -> None:
         if getattr(cfg, key):
             raise ConfigError(f"{key}: `rankbench bench` analyses nothing; give it to `rankbench analyze`")
     if {"training", "compiling"} & {*cfg.bench}:
-        training.check_model(cfg.model)
+        training.check_twin(cfg.model, cfg.optimizer)
 
 
 def bench(cfg: BenchConfig, machine: Machine, folder: Path) -> None:

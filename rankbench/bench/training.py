@@ -1,4 +1,4 @@
-"""Training: our steps against a plain loop over torch.nn.TransformerEncoder, seeds side by side against in turn.
+"""Speed of training: against a plain loop over torch.nn.TransformerEncoder, and seeds side by side against in turn.
 
 Shapes: B batch, N token, C output.
 """
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankbench.bench.timing import medians, paired, spread
-from rankbench.config import BenchConfig, ModelConfig
+from rankbench.config import BenchConfig, ModelConfig, OptimizerConfig
 from rankbench.keys import ConfigError
 from rankbench.model.norm import NORM_EPSILON
 from rankbench.model.transformer import ACTIVATIONS
@@ -27,11 +27,12 @@ from rankbench.seeds import generator_for
 from rankbench.tasks import Task, build_task
 from rankbench.training.forward import per_seed
 from rankbench.training.loop import train
+from rankbench.training.optimizers import Adam, AdamW, Sgd
 from rankbench.training.seeds_side_by_side import Training
 
-LOOP_BLOCKS = 5  # of trainer.steps: the whole training loop is timed over enough steps to evaluate and save in it
+LOOP_BLOCKS = 5  # the whole training loop is timed over this many blocks of trainer.steps, enough to evaluate and save
 
-# What the model must be to have a twin in torch.nn.TransformerEncoder.
+# Values that the keys of the model must have for torch.nn.TransformerEncoder to build the same network.
 TORCH_ENCODER_HAS = {"attention": ["dot"], "tied_qk": [False], "skip": [True], "skip_scale": [1.0], "mlp": [True]}
 TORCH_ENCODER_HAS |= {"mlp_skip": [True], "norm": ["pre", "post"], "norm_kind": ["layernorm"], "norm_affine": [True]}
 TORCH_ENCODER_HAS |= {
@@ -44,9 +45,16 @@ TORCH_ENCODER_HAS |= {
 TORCH_ENCODER_HAS |= {"value_width": [None], "kv_groups": [None], "latent_width": [None], "head_reduction": ["sum"]}
 TORCH_ENCODER_HAS |= {"read_in": ["linear"], "read_out": ["linear"], "dropout": [0.0]}
 
+RULES = {"adam": Adam, "adamw": AdamW, "sgd": Sgd}  # torch's update rules, for its loop
 
-def check_model(model: ModelConfig) -> None:
-    """Raise ConfigError for a model without a twin in torch.nn.TransformerEncoder."""
+
+def check_twin(model: ModelConfig, optimizer: OptimizerConfig) -> None:
+    """Raise ConfigError for a model or an update rule that torch's own loop does not have."""
+    if optimizer.name not in RULES:
+        raise ConfigError(
+            f"optimizer.name={optimizer.name}: torch's own loop, which bench=training is measured against, "
+            f"takes only {', '.join(RULES)}; set one of these, or leave training out of bench"
+        )
     for key, allowed in TORCH_ENCODER_HAS.items():
         if (value := getattr(model, key)) not in allowed:
             raise ConfigError(
@@ -59,12 +67,12 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
     """Seconds of blocks of trainer.steps steps.
 
     `replicas` seeds train side by side, and four times as many for a quarter of the steps. For one seed the table also
-    has the share of train()'s time that is neither forward pass nor backward pass nor optimiser: drawing batches,
-    counting, evaluating, writing.
+    has the share of train()'s time that is not spent on forward pass, backward pass and optimiser, but on drawing
+    batches, counting, evaluating and writing.
     """
     task, steps = build_task(cfg.task), cfg.trainer.steps
-    first = _against_torch_encoder(cfg, task, machine) | _outside_the_step(cfg, task, machine)
-    rows = [{"seeds": 1, "steps": steps} | first]
+    one_seed = _against_torch_encoder(cfg, task, machine) | _outside_the_step(cfg, task, machine)
+    rows = [{"seeds": 1, "steps": steps} | one_seed]
     for seeds, block in ((cfg.replicas, steps), (4 * cfg.replicas, math.ceil(steps / 4))):
         rows.append({"seeds": seeds, "steps": block} | _side_by_side(cfg, task, machine, seeds, block))
     columns = {"batch_size": cfg.trainer.batch_size, "num_tokens": task.length, "device": machine.device.type}
@@ -73,7 +81,7 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
 
 
 def train_steps(training: Training, steps: int) -> None:
-    """Take so many steps, of the first epoch on."""
+    """Take this many steps, from the first epoch on."""
     training.progress.step = 0  # each block starts with the first epoch, because schedules end
     for _ in range(steps):
         training.update()
@@ -129,10 +137,10 @@ def torch_loop(ours: Training, torch_fused: bool) -> Callable[[], None]:
     with torch.random.fork_rng(devices=[]):  # torch's layers draw their weights from its global generator
         torch.manual_seed(cfg.seed)
         model = TorchEncoder(cfg, ours.task).to(machine.device, machine.dtype)
-    rule, options = type(ours.optimizer), {"lr": cfg.optimizer.lr, "weight_decay": cfg.optimizer.weight_decay}
+    rule, options = RULES[cfg.optimizer.name], {"lr": cfg.optimizer.lr, "weight_decay": cfg.optimizer.weight_decay}
     optimizer = rule(model.parameters(), **options, fused=True if torch_fused else None)
     size = cfg.trainer.batch_size
-    # An endless stream costs us the drawing of each batch. This loop gets its batches for nothing.
+    # Of an endless stream, our own steps draw each batch; this loop does not have to.
     data = ours.batch()[0] if ours.data.train is None else ours.data.train[0]
     generator = generator_for(cfg.seed, "order")
 
@@ -174,26 +182,27 @@ def _side_by_side(cfg: BenchConfig, task: Task, machine: Machine, num_seeds: int
 
 
 def _outside_the_step(cfg: BenchConfig, task: Task, machine: Machine) -> dict[str, float]:
-    """Share of train()'s time that forward, backward and optimiser on a batch at hand do not need. Noise can make it
-    negative."""
+    """Share of train()'s time that is not spent on forward, backward and optimiser, when these run on a ready batch.
+    Noise can make it negative."""
     training = Training(cfg, task, machine, [cfg.seed])
     forward, batch, steps = per_seed(training.model), training.batch(), LOOP_BLOCKS * cfg.trainer.steps
-    long = dataclasses.replace(cfg, replicas=1, trainer=dataclasses.replace(cfg.trainer, steps=steps))
+    longer_cfg = dataclasses.replace(cfg, replicas=1, trainer=dataclasses.replace(cfg.trainer, steps=steps))
     loop_seconds = []
 
     def bare() -> None:
-        parameters = list(training.parameters.values())
+        (piece,), parameters = training.pieces, training.parameters.values()
         for _ in range(steps):
             with machine.autocast():
-                loss_S = forward(training.parameters, batch.inputs, batch.targets, None).mean_loss
-            for parameter, gradient in zip(parameters, torch.autograd.grad(loss_S.sum(), parameters), strict=True):
+                loss_S = forward(piece.weights, batch.inputs, batch.targets, None).mean_loss
+            gradients = torch.autograd.grad(loss_S.sum(), list(piece.weights.values()))
+            for parameter, gradient in zip(parameters, piece.stacked(gradients), strict=True):
                 parameter.grad = gradient.contiguous()
             training.optimizer.step()
 
     def whole() -> None:
         with tempfile.TemporaryDirectory() as folder:
             # train()'s own seconds leave out building the model and opening the folder
-            loop_seconds.append(train(copy.deepcopy(long), Run(Path(folder)))["seconds"])
+            loop_seconds.append(train(copy.deepcopy(longer_cfg), Run(Path(folder)))["seconds"])
 
     bare_seconds = paired(machine, cfg.repeats, bare=bare, whole=whole)["bare"]
     return spread("share_outside_step", 1 - bare_seconds / np.array(loop_seconds[1:]))

@@ -18,17 +18,17 @@ from rankbench.model.transformer import Transformer
 from rankbench.tasks import Corpus, Task
 from rankbench.tasks.task import Score, score
 
-# Numbers in the states of all layers of the seeds that one forward pass takes. CPU: twenty seeds of the sorting network
-# (6 layers of width 48) with batches of 100 sequences are 1.30 to 1.44 times as fast as in turn in two groups of ten,
-# and 1.17 to 1.37 times all at once (three comparisons); with batches of 30, where all of them are fewer numbers than
-# this, 2.4 times. GPU: what a training step keeps of so many is some 20 GB.
+# Most numbers in the states of all layers and seeds of one forward pass. CPU: twenty seeds of the sorting network
+# (6 layers of width 48) with batches of 100 sequences are 1.30 to 1.44 times as fast in two groups of ten as one after
+# another, and 1.17 to 1.37 times as fast all at once (three comparisons). With batches of 30, where all twenty stay
+# below this limit, they are 2.4 times as fast. GPU: with this many, a training step keeps some 20 GB.
 STATES_AT_A_TIME = {"cpu": 5 << 19, "cuda": 1 << 28}
 
 
 def seeds_at_a_time(cfg: TrainConfig, task: Task, vectorised: bool, device: str, compiles: bool) -> int:
-    """How many seeds one forward pass takes: as many as fit a CPU's cache, or a GPU's memory.
+    """Number of seeds that one forward pass takes: as many as fit a CPU's cache, or a GPU's memory.
 
-    Of a corpus one at a time on a CPU, where its long sequences keep a core busy, and where the pass is compiled.
+    With a corpus, one seed on a CPU, where the long sequences keep a core busy, and one if the pass is compiled.
     """
     if not vectorised or (isinstance(task, Corpus) and (compiles or device == "cpu")):
         return 1
@@ -40,10 +40,10 @@ def seeds_at_a_time(cfg: TrainConfig, task: Task, vectorised: bool, device: str,
 def per_seed(
     model: Transformer | Lstm, kernel_alone: str = "step", kernel_beside: str = "side_by_side"
 ) -> Callable[..., Score]:
-    """Function (stacked weights, inputs and targets of all seeds, stacked dropout masks or None) -> Score by seed.
+    """Function (weights, inputs and targets of all seeds, stacked dropout masks or None) -> Score by seed.
 
-    Several seeds run under vmap. kernel_alone, kernel_beside: the attention of a Transformer, from
-    rankbench.model.attention.KERNELS, for one seed and for several.
+    Weights are stacked, except those of a single seed. Several seeds run under vmap. kernel_alone, kernel_beside: the
+    attention of a Transformer, from rankbench.model.attention.KERNELS, for one seed and for several.
     """
     call = with_weights(model)
 
@@ -55,10 +55,9 @@ def per_seed(
 
     def side_by_side(weights: dict[str, Tensor], inputs: Tensor, targets: Tensor, dropout: dict | None):
         if len(targets) == 1:  # vmap over one seed costs time and gains nothing
-            first = {name: weight.squeeze(0) for name, weight in weights.items()}  # weight[0] has a costly backward
             masks = None if dropout is None else {name: mask[0] for name, mask in dropout.items()}
             how = {"kernel": kernel_alone} if model.vectorised else {}
-            return Score(*(value[None] for value in one_seed(first, inputs[0], targets[0], masks, **how)))
+            return Score(*(value[None] for value in one_seed(weights, inputs[0], targets[0], masks, **how)))
         together = partial(one_seed, kernel=kernel_beside)
         return vmap(together, in_dims=(0, 0, 0, None if dropout is None else 0))(weights, inputs, targets, dropout)
 
@@ -68,7 +67,7 @@ def per_seed(
 def with_weights(model: nn.Module) -> Callable[..., Tensor]:
     """Function (weights by name, inputs ...) -> the model's outputs with these weights in place of its own.
 
-    torch.func.functional_call does the same and checks more, which takes a tenth of a small model's step.
+    torch.func.functional_call does the same with more checks, which take a tenth of a small model's step.
     """
     owners = {name: name.rpartition(".")[::2] for name, _ in model.named_parameters()}
     slots = [(name, model.get_submodule(owner)._parameters, key) for name, (owner, key) in owners.items()]

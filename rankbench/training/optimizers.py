@@ -6,16 +6,17 @@ Shapes: S seed, O output, I input of a matrix.
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from rankbench.config import OptimizerConfig
 
-# Of Muon: a quintic that takes singular values of (0, 1] near 1 in a few rounds (Jordan et al. 2024), and the size of
-# the steps, which is that of Adam's (Liu et al. 2025, Muon is scalable for LLM training, eq. 4).
+# Muon's quintic brings singular values in (0, 1] close to 1 in a few rounds (Jordan et al. 2024). Its steps are as
+# large as Adam's (Liu et al. 2025, Muon is scalable for LLM training, eq. 4).
 QUINTIC, ROUNDS = (3.4445, -4.7750, 2.0315), 5
-STEP_SIZE = 0.2  # root mean square of a step over the learning rate
+STEP_SIZE = 0.2  # root mean square of a step, divided by the learning rate
 
 
 def build_optimizer(
@@ -24,20 +25,20 @@ def build_optimizer(
     """Build the optimiser of stacked parameters. Every rule here works element by element or, for the matrices, seed by
     seed, so seeds do not mix.
 
-    rows: of each parameter the rows of the maps that are stacked in it; None for what is no matrix of a layer.
+    rows: for each parameter, the number of rows of each map stacked in it; None if it is not a matrix of a layer.
     """
     if cfg.name == "sgd":
         return Sgd(parameters, cfg.lr, cfg.momentum, weight_decay=cfg.weight_decay, fused=True)
-    rule = AdamW if cfg.name == "adamw" else Adam
     betas = (cfg.beta1, cfg.beta2)
     if cfg.name == "muon":
         return Muon(parameters, rows, cfg.lr, betas, cfg.momentum, cfg.weight_decay)
+    rule = AdamWInOneCall if cfg.name == "adamw" else AdamInOneCall
     return rule(parameters, cfg.lr, betas, weight_decay=cfg.weight_decay, fused=True)
 
 
 class _Uncompiled:
-    """Methods of torch's optimisers without what is around them, which imports the compiler to keep it away from them:
-    a fifth of a command's start. Nothing here compiles an optimiser."""
+    """Methods of torch's optimisers without their wrappers, which import the compiler only to keep it from compiling
+    them. That takes a fifth of a command's start, and nothing here compiles an optimiser."""
 
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
@@ -45,29 +46,88 @@ class _Uncompiled:
 
 
 class Sgd(_Uncompiled, torch.optim.SGD):
-    """torch's."""
+    """torch's SGD."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
 
 
 class Adam(_Uncompiled, torch.optim.Adam):
-    """torch's."""
+    """torch's Adam."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
 
 
 class AdamW(_Uncompiled, torch.optim.AdamW):
-    """torch's."""
+    """torch's AdamW."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+class _InOneCall:
+    """Takes a step of Adam for all parameters in one call of `kernel`.
+
+    torch's own step collects the parameters, their moments and their step counts each time, which takes longer than the
+    arithmetic of a small network. This one collects them once; all parameters share one count.
+    """
+
+    kernel: ClassVar[Callable[..., None]]
+    _collected: tuple[list[Tensor], list[Tensor], Tensor] | None = None  # both moments, and the count
+
+    def state_dict(self) -> dict:
+        """State in torch's format, with a step count for each parameter."""
+        whole = super().state_dict()
+        counted = {number: {**state, "step": state["step"].clone()} for number, state in whole["state"].items()}
+        return {**whole, "state": counted}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Load a state in torch's format; the next step collects the moments again."""
+        super().load_state_dict(state_dict)
+        self._collected = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        """Take one step of all parameters, each of which must have a gradient."""
+        (group,) = self.param_groups
+        parameters = group["params"]
+        if self._collected is None:
+            super().step(closure)
+            states = [self.state[parameter] for parameter in parameters]
+            for state in states:
+                state["step"] = states[0]["step"]
+            self._collected = [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], states[0]["step"]
+            return
+        first, second, count = self._collected
+        count += 1
+        type(self).kernel(
+            *(parameters, [parameter.grad for parameter in parameters], first, second, [], [count] * len(parameters)),
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+class AdamInOneCall(_InOneCall, Adam):
+    """Adam with one kernel call per step."""
+
+    kernel = torch._fused_adam_
+
+
+class AdamWInOneCall(_InOneCall, AdamW):
+    """AdamW with one kernel call per step."""
+
+    kernel = torch._fused_adamw_
 
 
 class Muon(AdamW):
     """Muon for matrices (S, O, I): the momentum, orthogonalised. AdamW for everything else.
 
     Jordan et al. 2024, Muon: an optimizer for hidden layers in neural networks; with Nesterov's momentum, decoupled
-    weight decay, and steps of the size of Adam's, so that the same learning rate suits all parameters (Liu et al.
-    2025). Each of the maps that are stacked in a matrix is orthogonalised by itself.
+    weight decay, and steps as large as Adam's, so that the same learning rate suits all parameters (Liu et al.
+    2025). Each of the maps stacked in a matrix is orthogonalised separately.
     """
 
     def __init__(
@@ -84,14 +144,14 @@ class Muon(AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
-        """Take one step. What has no gradient stays."""
+        """Take one step. A parameter without a gradient stays unchanged."""
         (group,) = self.param_groups
         gradients = {}
         for weight_SOI, rows in zip(group["params"], self.rows, strict=True):
             if rows is not None and weight_SOI.grad is not None:
                 gradients[weight_SOI] = weight_SOI.grad
                 self._step_of_matrix(weight_SOI, rows, group["lr"], group["weight_decay"])
-                weight_SOI.grad = None  # AdamW passes it by
+                weight_SOI.grad = None  # so that AdamW skips it
         super().step(closure)
         for weight_SOI, gradient_SOI in gradients.items():
             weight_SOI.grad = gradient_SOI
@@ -99,7 +159,7 @@ class Muon(AdamW):
     def _step_of_matrix(self, weight_SOI: Tensor, rows: list[int], lr: float, weight_decay: float) -> None:
         state, gradient_SOI = self.state[weight_SOI], weight_SOI.grad
         if not state:
-            # AdamW wants a count in every state that it loads
+            # AdamW expects a count in every state that it loads
             state |= {"step": torch.zeros(()), "momentum_buffer": torch.zeros_like(weight_SOI)}
         state["step"] += 1
         state["momentum_buffer"].mul_(self.momentum).add_(gradient_SOI)
@@ -111,8 +171,10 @@ class Muon(AdamW):
 
 
 def orthogonalised(x_SOI: Tensor) -> Tensor:
-    """Each matrix with its singular values near 1 (.68 to 1.14; those far below the largest stay below), by Newton and
-    Schulz's iteration; a matrix of zeros stays."""
+    """Bring the singular values of each matrix close to 1 by the Newton-Schulz iteration.
+
+    They end between .68 and 1.14; those far below the largest stay below. A matrix of zeros stays zero.
+    """
     wide = x_SOI.shape[-2] <= x_SOI.shape[-1]
     x_SRC = x_SOI if wide else x_SOI.mT
     x_SRC = x_SRC / x_SRC.norm(dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(x_SOI.dtype).tiny)
@@ -125,13 +187,14 @@ def orthogonalised(x_SOI: Tensor) -> Tensor:
 
 @torch.no_grad()
 def cap_singular_values(weight_SOI: Tensor, rows: list[int], cap: float) -> None:
-    """Set the singular values above `cap` of each of the stacked maps to it, in place; exact, by SVD.
+    """Lower the singular values above `cap` of each of the stacked maps to `cap`, in place; exact, by SVD.
 
-    The nearest matrix whose spectral norm is at most `cap`; Newhouse et al. 2025, Training transformers with enforced
-    Lipschitz constants, take polynomials that come near it. Maps without such a singular value stay bit for bit.
+    The result is the nearest matrix whose spectral norm is at most `cap`; Newhouse et al. 2025, Training transformers
+    with enforced Lipschitz constants, approximate it by polynomials. Maps without such a singular value stay bit for
+    bit.
     """
     for map_SOI in weight_SOI.split(rows, 1):
-        finite_S11 = map_SOI.isfinite().all((1, 2), keepdim=True)  # a seed that has diverged stays, too
+        finite_S11 = map_SOI.isfinite().all((1, 2), keepdim=True)  # a diverged seed's map stays unchanged, too
         u_SOR, s_SR, v_SRI = torch.linalg.svd(torch.where(finite_S11, map_SOI, 0), full_matrices=False)
         capped_SOI = u_SOR * s_SR.clamp(max=cap)[:, None] @ v_SRI
         map_SOI.copy_(torch.where(finite_S11 & (s_SR[:, :1, None] > cap), capped_SOI, map_SOI))

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ DYNAMICS = ["step", "seed", "layer", "sublayer", "head", *STATE_METRICS, *ATTENT
 DYNAMICS += [*HEAD_METRICS, *LIPSCHITZ_METRICS, *STATE_FLOORS, *ATTENTION_FLOORS, "num_undefined"]
 METRICS = ["step", "seed", "split", "loss", "accuracy", "learning_rate", "seconds", "tokens_per_second"]
 NOT_A_STATE = (LookupError, TypeError, ValueError, AttributeError)  # errors of `Training.restore`
-# Of the steps since the last evaluation, by seed; finite: their number until the loss is no longer a finite number.
+# Sums over the steps since the last evaluation, by seed. finite: number of these steps until the loss is not finite.
 SUMS = ("loss", "accuracy", "tokens", "finite")
 
 
@@ -71,8 +72,8 @@ class Progress:
     status: list[str] = field(default_factory=list)  # per seed: training | finished | reached | diverged
     last_step: list[int] = field(default_factory=list)  # per seed
     final: dict[int, dict[str, float]] = field(default_factory=dict)  # per seed: its numbers in summary.json
-    rows: dict[str, int] = field(default_factory=dict)  # number of rows in metrics.csv, layers.csv at the checkpoint
-    measured: bool = True  # whether this step's rows, if it has any, are among them
+    rows: dict[str, int] = field(default_factory=dict)  # number of rows in metrics.csv and layers.csv at the checkpoint
+    measured: bool = True  # whether this step's rows, if it has any, are among `rows`
 
     @property
     def training(self) -> list[int]:
@@ -81,7 +82,7 @@ class Progress:
 
 
 def check_progress(progress: Progress, num_seeds: int, num_steps: int) -> None:
-    """Raise ValueError or TypeError for what the progress of so many seeds cannot be."""
+    """Raise ValueError or TypeError if this cannot be the progress of num_seeds seeds over num_steps steps."""
     if not set(progress.status) <= {"training", "finished", "reached", "diverged"}:
         raise ValueError(f"status {progress.status}")
     if len(progress.status) != num_seeds or [int(step) for step in progress.last_step] != progress.last_step:
@@ -89,20 +90,42 @@ def check_progress(progress: Progress, num_seeds: int, num_steps: int) -> None:
     if not 0 <= progress.step <= num_steps or not math.isfinite(progress.seconds):
         raise ValueError(f"step {progress.step} of {num_steps}")
     for number in (*progress.rows.values(), *(value for final in progress.final.values() for value in final.values())):
-        float(number)  # a text fails
+        float(number)  # raises for a text
 
 
 def check_shapes(tensors: dict[str, Tensor], shapes: dict[str, torch.Size | tuple[int, ...]]) -> None:
-    """Raise ValueError, naming the first tensor whose shape is another one."""
+    """Raise ValueError, naming the first tensor whose shape differs."""
     for name, shape in shapes.items():
         if tensors[name].shape != shape:
             raise ValueError(f"{name} of shape {tuple(tensors[name].shape)}, not {tuple(shape)}")
 
 
+class Piece(NamedTuple):
+    """The seeds of one forward pass, and their weights by name: views of the parameters, for which gradients are taken.
+
+    The weights of a single seed are not stacked, which saves a small network a tenth of its step.
+    """
+
+    seeds: slice
+    weights: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, parameters: dict[str, Tensor], seeds: slice) -> "Piece":
+        """Take the piece of these seeds from the stacked parameters."""
+        index = seeds.start if seeds.stop - seeds.start == 1 else seeds
+        # detached last: of a tensor that it sees to be a view, torch's compiler makes a graph for each place in memory
+        return cls(seeds, {name: weight[index].detach().requires_grad_() for name, weight in parameters.items()})
+
+    def stacked(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Give the gradients of the piece's weights the leading axis of the stacked parameters, (S, ...)."""
+        is_single = self.seeds.stop - self.seeds.start == 1
+        return tuple(gradient[None] for gradient in gradients) if is_single else gradients
+
+
 class Training:
     """The stacked weights of the seeds that are still training, with their optimiser.
 
-    compiles: whether torch.compile compiles the forward pass; None for what trainer.compile comes to.
+    compiles: whether torch.compile compiles the forward pass; None to let trainer.compile decide.
 
     A seed that has reached its target or diverged leaves the stack; its weights are kept for the checkpoint.
     """
@@ -118,9 +141,6 @@ class Training:
         self.data = data_of(task, machine, seeds, cfg.trainer.batch_size)
         steps, epochs = cfg.trainer.steps, cfg.trainer.epochs
         self.num_steps = steps if steps is not None else round(epochs * self.data.batches_per_epoch)
-        initial = [dict(initial_model(cfg.model, task, seed).named_parameters()) for seed in seeds]
-        self._stack({name: torch.stack([weights[name].detach() for weights in initial]) for name in initial[0]})
-        self.retired: dict[int, dict[str, Tensor]] = {}
         vectorised = self.model.vectorised
         compiles = is_compiled(cfg, task, machine) if compiles is None else compiles
         self.at_a_time = seeds_at_a_time(cfg, task, vectorised, machine.device.type, compiles)
@@ -130,13 +150,17 @@ class Training:
             self._forward = compiled(per_seed(self.model, "fused", "table"), dynamic=any_size)
         else:
             self._forward = per_seed(self.model, "step", "side_by_side")
+        initial = [dict(initial_model(cfg.model, task, seed).named_parameters()) for seed in seeds]
+        self._stack({name: torch.stack([weights[name].detach() for weights in initial]) for name in initial[0]})
+        self.retired: dict[int, dict[str, Tensor]] = {}
 
     def _stack(self, weights: dict[str, Tensor]) -> None:
         self.parameters = {
             name: weight.to(self.machine.device, self.machine.dtype).clone().requires_grad_()
             for name, weight in weights.items()
         }
-        # a name in self.matrices: the rows of the maps that are stacked in the parameter
+        self.pieces = [Piece.of(self.parameters, seeds) for seeds in self._groups()]
+        # by name of a parameter, for those that are matrices of a layer: number of rows of each map stacked in it
         self.matrices = maps_of_layers(self.model) if isinstance(self.model, Transformer) else {}
         rows = [self.matrices.get(name) for name in self.parameters]
         self.optimizer = build_optimizer(self.cfg.optimizer, list(self.parameters.values()), rows)
@@ -182,37 +206,29 @@ class Training:
         self.sums["steps"] += 1
 
     def gradients(self, batch: Batch) -> tuple[Score, tuple[Tensor, ...]]:
-        """Scores of every seed on a batch, and the gradients of its mean loss."""
-        dropout, turns = self.dropout(batch), self._turns()
-        if len(turns) == 1:
-            return self._gradients(self.parameters, batch, dropout)
-        # the graph of some seeds is freed before the next ones' is made
-        parts = [
-            self._gradients(
-                {name: weight.detach().requires_grad_() for name, weight in self._weights_of(some).items()},
-                batch[some],
-                None if dropout is None else {name: mask[some] for name, mask in dropout.items()},
-            )
-            for some in turns
-        ]
+        """Scores of every seed on a batch, and the gradients of its mean loss, each (S, ...)."""
+        dropout, parts = self.dropout(batch), []
+        for piece in self.pieces:
+            masks = None if dropout is None else {name: mask[piece.seeds] for name, mask in dropout.items()}
+            # the graph of one piece is freed before the next one's is made
+            parts.append(self._gradients(piece, batch[piece.seeds], masks))
+        if len(parts) == 1:
+            return parts[0]
         scores, gradients = zip(*parts, strict=True)
         return joined(scores), tuple(map(torch.cat, zip(*gradients, strict=True)))
 
-    def _turns(self) -> list[slice]:
-        """Pieces of the stack that one forward pass takes, of sizes that differ by one at most."""
+    def _groups(self) -> list[slice]:
+        """The seeds of each forward pass, in groups whose sizes differ by one at most."""
         num_seeds = len(self.progress.training)
-        num_turns = math.ceil(num_seeds / self.at_a_time)
-        bounds = [round(turn * num_seeds / num_turns) for turn in range(num_turns + 1)]
+        num_groups = math.ceil(num_seeds / self.at_a_time)
+        bounds = [round(group * num_seeds / num_groups) for group in range(num_groups + 1)]
         return [slice(low, high) for low, high in pairwise(bounds)]
 
-    def _weights_of(self, seeds: slice) -> dict[str, Tensor]:
-        return {name: parameter[seeds] for name, parameter in self.parameters.items()}
-
     def _gradients(
-        self, parameters: dict[str, Tensor], batch: Batch, dropout: dict[str, Tensor] | None
+        self, piece: Piece, batch: Batch, dropout: dict[str, Tensor] | None
     ) -> tuple[Score, tuple[Tensor, ...]]:
-        """Scores and gradients of the seeds with these parameters, in trainer.accumulate passes."""
-        weights, num_sequences = list(parameters.values()), batch.targets.shape[1]
+        """Scores and gradients of the seeds of a piece, in trainer.accumulate passes."""
+        weights, num_sequences = list(piece.weights.values()), batch.targets.shape[1]
         size = math.ceil(num_sequences / self.cfg.trainer.accumulate)
         tokens_S = is_scored(batch.targets).flatten(1).sum(1)
         scores, gradients = None, None
@@ -220,7 +236,7 @@ class Training:
             part = (slice(None), slice(start, start + size))
             masks = dropout if dropout is None else {name: mask[part] for name, mask in dropout.items()}
             with self.machine.autocast():
-                part_scores = self._forward(parameters, batch.inputs[part], batch.targets[part], masks)
+                part_scores = self._forward(piece.weights, batch.inputs[part], batch.targets[part], masks)
             # summed, not averaged: each seed's weights get the gradient of its own loss
             part_gradients = torch.autograd.grad((part_scores.loss / tokens_S).sum(), weights)
             part_scores = Score(*(value.detach() for value in part_scores))
@@ -229,7 +245,7 @@ class Training:
             else:
                 scores = Score(*(so_far + more for so_far, more in zip(scores, part_scores, strict=True)))
                 gradients = tuple(so_far + more for so_far, more in zip(gradients, part_gradients, strict=True))
-        return scores, gradients
+        return scores, piece.stacked(gradients)
 
     def _seconds(self) -> float:
         """Seconds of training since the last evaluation, once the device has finished its work."""
@@ -238,7 +254,7 @@ class Training:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the time within out of the training's speed."""
+        """Leave out of the training's speed the time spent inside this context."""
         self.sums["seconds"] = self._seconds()
         yield
         self.machine.finish()
@@ -281,15 +297,15 @@ class Training:
         for chunk in self.data.chunks(split):
             with self.machine.autocast():
                 scores = [
-                    self._forward(self._weights_of(seeds), chunk.inputs[seeds], chunk.targets[seeds], None)
-                    for seeds in self._turns()
+                    self._forward(weights, chunk.inputs[seeds], chunk.targets[seeds], None)
+                    for seeds, weights in self.pieces
                 ]
             parts.append(torch.stack([sums_S.double() for sums_S in joined(scores)]))
         return Score(*torch.stack(parts).sum(0))
 
     def _keep(self, index: int, losses: dict[str, float], test_accuracy: float) -> None:
-        """Keep the numbers of a seed for summary.json: those of its last evaluation. For a corpus, those of the
-        smallest validation loss, with the test loss also in bits."""
+        """Keep a seed's numbers of this evaluation for summary.json. For a corpus, only if its validation loss is the
+        smallest so far, and with the test loss also in bits."""
         test = losses["test"]
         if "valid" not in losses:
             self.progress.final[index] = {"test_loss": test, "test_accuracy": test_accuracy}
@@ -300,30 +316,30 @@ class Training:
     @torch.no_grad()
     def dynamics(self) -> list[dict]:
         """Rows of layers.csv: metrics of every layer of each seed in training, and the layer's constants. Metrics are
-        means over the first test sequences; constants are for the longest of these."""
-        looks, model = [], build_model(self.cfg.model, self.task)
+        means over the first test sequences; constants hold for inputs as long as the longest of these."""
+        measured, model = [], build_model(self.cfg.model, self.task)
         copies = {name: parameter.detach().cpu() for name, parameter in self.parameters.items()}
         for stack_index, index in enumerate(self.progress.training):
             weights = {name: copy_S[stack_index] for name, copy_S in copies.items()}
             if not all(weight.isfinite().all() for weight in weights.values()):  # a diverged network has no metrics
                 continue
-            who = {"step": self.progress.step, "seed": self.seeds[index]}
+            step_and_seed = {"step": self.progress.step, "seed": self.seeds[index]}
             inputs = self.data.test.inputs[index, : self.cfg.trainer.dynamics_sequences]
             longest = inputs.shape[1] if model.lengths(inputs) is None else int(model.lengths(inputs).max())
             model.load_state_dict(weights, assign=True)
             constants = constants_by_layer(model, longest)
             model.load_state_dict({name: p.detach()[stack_index] for name, p in self.parameters.items()}, assign=True)
             generator = generator_for(self.seeds[index], "rounding", self.progress.step)
-            for where, values in metrics_by_layer(model, inputs, generator):
-                looks.append((who | where, values, constants.get(tuple(where.values()), {})))
+            for layer, values in metrics_by_layer(model, inputs, generator):
+                measured.append((step_and_seed | layer, values, constants.get(tuple(layer.values()), {})))
         rows = []
-        for (axes, _, known), values in zip(looks, on_cpu([values for _, values, _ in looks]), strict=True):
+        for (axes, _, known), values in zip(measured, on_cpu([values for _, values, _ in measured]), strict=True):
             means = moments(values) | known
             rows.append(axes | {name: means[name] for name in DYNAMICS if name in means})
         return rows
 
     def retire(self, rows: list[dict], last: bool = False) -> None:
-        """Take out of the stack the seeds that these rows show as diverged or at their target; at the end, all."""
+        """Take out of the stack the seeds that these rows show as diverged or at their target; all seeds if `last`."""
         target = self.cfg.trainer.target_accuracy
         diverged = {row["seed"] for row in rows if not math.isfinite(row["loss"])}
         tested = [row for row in rows if row["split"] == "test"]
@@ -356,7 +372,7 @@ class Training:
         if not self.retired:
             return stacked
         for name, weight_S in stacked.items():
-            of_seed = dict(zip(alive, weight_S, strict=False))  # the last seeds leave the stack as it is
+            of_seed = dict(zip(alive, weight_S, strict=False))  # the last seeds to leave do not shrink the stack
             of_seed |= {index: weights[name] for index, weights in self.retired.items()}
             stacked[name] = torch.stack([of_seed[index] for index in range(len(self.seeds))])
         return stacked
@@ -375,7 +391,7 @@ class Training:
         self.saved_step = self.progress.step
 
     def restore(self, tensors: dict[str, Tensor], facts: dict) -> None:
-        """Load what `save` saved. Raises one of NOT_A_STATE for what it did not save, or saved of another training."""
+        """Load what `save` saved. Raises one of NOT_A_STATE for anything else, such as another training's state."""
         facts = dict(facts)
         sums = {"steps": int(facts["sums"]["steps"]), "seconds": float(facts.pop("sums")["seconds"])}
         facts["final"] = {int(index): {**numbers} for index, numbers in facts["final"].items()}
@@ -398,7 +414,7 @@ class Training:
                 state.setdefault(int(number), {})[key] = tensor
         for number, parameter in enumerate(self.parameters.values()):
             moments = {key: tensor for key, tensor in state.get(number, {}).items() if tensor.ndim}
-            if alive:  # when the last seeds end, what they leave keeps its shape
+            if alive:  # the last seeds to leave do not shrink the stack, so the moments keep their shape
                 check_shapes(moments, dict.fromkeys(moments, parameter.shape))
         self._set_optimizer_state(state)
         # states of older versions lack it
@@ -427,7 +443,7 @@ class Training:
 
 
 def joined(scores: Iterable[Score]) -> Score:
-    """Scores of several pieces of a stack as those of the whole."""
+    """Join the scores of the pieces of a stack into those of the whole stack."""
     return Score(*map(torch.cat, zip(*scores, strict=True)))
 
 
