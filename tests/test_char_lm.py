@@ -536,7 +536,8 @@ def test_the_schedule_is_the_papers(gamma, width, warmup):
 
 @pytest.mark.slow
 def test_a_small_network_comes_near_the_entropy_of_the_grammar(tmp_path):
-    """From above, as nothing can be below it but by chance; memorising nothing, as the training set is large."""
+    """From above, as nothing can be below it but by chance; memorising nothing, as the training set is large. With
+    sinusoidal positions 600 steps end .18 nats above it, 1,500 .06."""
     cfg = config(
         "precision=fp32",
         "model.width=48",
@@ -545,8 +546,8 @@ def test_a_small_network_comes_near_the_entropy_of_the_grammar(tmp_path):
         "task.valid_size=300",
         "task.test_size=300",
         "trainer.batch_size=32",
-        "trainer.steps=600",
-        "trainer.eval_every=200",
+        "trainer.steps=1500",
+        "trainer.eval_every=500",
         "optimizer.lr=0.003",
     )
     (summary_row,) = train(cfg, Run(tmp_path / "run"))["seeds"]

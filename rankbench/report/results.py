@@ -21,7 +21,8 @@ from rankbench.report.preset_runs import NOT_RUN, PresetRun
 from rankbench.runs.files import read_text, replacing, write_text
 from rankbench.runs.tables import markdown, read_table, short, write_table
 
-MARK = "<!-- Written by `rankbench report experiment=all`; what people write stands in notes/. -->"
+BEGIN = "<!-- Written by `rankbench report experiment=all`"  # of every page, also of those by older versions
+MARK = f"{BEGIN}; the hand-written texts are in notes/. -->"
 INDEX = "README.md"
 LARGEST = 200_000  # bytes of a figure
 READING = (
@@ -34,24 +35,24 @@ READING = (
 def check_pages(folder: Path) -> None:
     """Raise ConfigError if a page would overwrite a file that this command did not write."""
     for name in (INDEX, *(_page_of(paper) for paper in PAPERS)):
-        if (folder / name).exists() and not read_text(folder / name).startswith(MARK):
+        if (folder / name).exists() and not read_text(folder / name).startswith(BEGIN):
             raise ConfigError(f"pages={folder}: {name} there was not written by this command; give another folder")
 
 
-class Told(NamedTuple):
-    """What pages say of a preset: its row of presets.csv, and the rows of its verdicts.csv."""
+class KnownResult(NamedTuple):
+    """A preset's result on the pages: its row of presets.csv, and the rows of its verdicts.csv."""
 
     board: dict[str, Any]
     verdicts: list[dict[str, Any]]
 
 
-def told_before(folder: Path, names: Collection[str]) -> dict[str, Told]:
-    """What the pages in the folder say of these presets, as far as they know them."""
+def known_before(folder: Path, names: Collection[str]) -> dict[str, KnownResult]:
+    """The results of these presets on the folder's pages, by preset; presets without one are left out."""
     if not (folder / "presets.csv").exists():
         return {}
     boards = [row for row in records(read_table(folder / "presets.csv")) if row["note"] != NOT_RUN]
     return {
-        board["preset"]: Told(board, records(read_table(folder / "presets" / board["preset"] / "verdicts.csv")))
+        board["preset"]: KnownResult(board, records(read_table(folder / "presets" / board["preset"] / "verdicts.csv")))
         for board in boards
         if board["preset"] in names
     }
