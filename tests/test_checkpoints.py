@@ -108,9 +108,16 @@ def test_losses_are_the_librarys(folder):
     assert fresh.whole_loss.iloc[0] == pytest.approx(np.log(len(WORDS)), rel=0.02)
 
 
-@pytest.mark.parametrize(("special", "left_out"), [("null", [1, 2]), ("[]", []), ("[6]", [6])])
-def test_residuals_of_every_layer_are_those_of_the_librarys_states(folder, special, left_out):
-    table = analyze(folder, "bert", "residual", words=[f"special_tokens={special}"])["residual"]
+@pytest.fixture(scope="module", params=[("null", [1, 2]), ("[]", []), ("[6]", [6])], ids=str)
+def of_bert(request, folder):
+    """Tables of one checkpoint, and the ids of the special tokens that they leave out."""
+    special, left_out = request.param
+    return analyze(folder, "bert", "attention", "residual", "path_mass", words=[f"special_tokens={special}"]), left_out
+
+
+def test_residuals_of_every_layer_are_those_of_the_librarys_states(folder, of_bert):
+    tables, left_out = of_bert
+    table = tables["residual"]
     assert set(table.variant) == {"full", "no_mlp", "no_skip", "attention_only"}
     assert set(table.weights) == {"trained", "initialised"}
     model, batch = library(folder, "bert", transformers.AutoModelForMaskedLM)
@@ -154,9 +161,8 @@ def test_collapse_and_bounds_measure_the_residual_of_the_tokens_that_count(folde
                 assert rows[rows.bound == "recursion"].log10_bound.item() == pytest.approx(np.mean(of_all), rel=1e-5)
 
 
-@pytest.mark.parametrize(("special", "left_out"), [("null", [1, 2]), ("[]", []), ("[6]", [6])])
-def test_attention_is_the_librarys_of_the_queries_that_count(folder, special, left_out):
-    tables = analyze(folder, "bert", "attention", "residual", "path_mass", words=[f"special_tokens={special}"])
+def test_attention_is_the_librarys_of_the_queries_that_count(folder, of_bert):
+    tables, left_out = of_bert
     heads = tables["attention"]
     assert set(heads.special_tokens) == {"out" if left_out else "in"} and len(heads) == 2 * 3 * 2
     states, parts = tables["residual"], tables["path_mass"]

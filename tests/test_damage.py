@@ -279,7 +279,7 @@ def test_a_run_knows_which_of_its_files_changed(trained, tmp_path):
     assert run.changed_files() == ["layers.csv", "checkpoint.safetensors"]
 
 
-def test_a_changed_table_is_computed_again(cfg, trained, tmp_path, caplog):
+def test_a_changed_table_is_computed_again(cfg, trained, tmp_path, caplog, unpainted_here):
     caplog.set_level("INFO", "rankbench")
     path = copy_of(trained, tmp_path).folder / "residual.csv"
     whole = path.read_bytes()

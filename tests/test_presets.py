@@ -64,10 +64,14 @@ def test_composes_at_every_budget_and_budgets_are_ordered(name):
             sums[budget] = updates(cfg)
     if sums:
         assert sums["smoke"] < sums["laptop"] <= sums["paper"]
+    # without a budget, the same values as with paper: equal words give equal configs
+    plain = {}
+    for budget in ("paper", None):
+        job = of_first_job(name, *next(words_of_jobs(with_hydra, budget)))
+        job.budget = budget
+        plain[budget] = OmegaConf.to_container(job, resolve=True) | {"budget": None}
+    assert plain["paper"] == plain[None]
     paper = first["paper"]
-    job = of_first_job(name, *next(words_of_jobs(with_hydra, None)))
-    job.budget = paper.budget = None
-    assert paper == resolve(job)
     stated = OmegaConf.load(conf_dir() / "experiment" / f"{name}.yaml").get("claims", [])
     assert set(paper.analysis) <= set(ANALYSES)
     assert set(paper.claims) <= set(CLAIMS) and list(paper.claims) == list(stated)

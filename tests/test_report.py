@@ -3,10 +3,12 @@
 import json
 
 import pandas as pd
+import pytest
 import yaml
 
 from rankbench.report.report import gather_sweep
 
+pytestmark = pytest.mark.usefixtures("unpainted")
 ROWS = {"task": "sorting", "model": "san", "seed": [0, 1], "weights": "trained", "variant": "full", "layer": [0, 1]}
 CONFIG = {"task": {"name": "sorting"}, "seed": 0}
 ROWS |= {"sublayer": ["input", "attention"], "dtype": "float64", "relative_residual": [0.5, 0.25]}

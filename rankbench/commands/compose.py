@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.config_search_path import ConfigSearchPath
@@ -17,7 +18,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.version import VersionBase
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import MISSING, DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from rankbench import config, plugins
@@ -196,7 +197,7 @@ def resolve(cfg: DictConfig, words: Iterable[str] = ()) -> Config:
         load_plugins(cfg.plugins if "plugins" in cfg else ())
         if "budget" in cfg:  # the resolvers use it
             KEYS["budget"].check("budget", cfg.budget)
-        _check_names(cfg)
+        _check_names(OmegaConf.to_container(cfg), OmegaConf.get_type(cfg))
         # Interpolations are resolved without a check of their types, so the values are merged into the schema again
         plain = escaped(OmegaConf.to_container(cfg, resolve=True))
         resolved = of_schema(OmegaConf.get_type(cfg), plain)
@@ -218,14 +219,12 @@ def _keep_named_analyses(cfg: DictConfig, words: Iterable[str]) -> None:
                 del cfg.analysis[name]
 
 
-def _check_names(cfg: DictConfig, prefix: str = "") -> None:
+def _check_names(plain: dict[str, Any], schema: type, prefix: str = "") -> None:
     """Refuse unknown keys (with a leading +, Hydra adds any key) and missing keys."""
-    schema = OmegaConf.get_type(cfg)
-    if dataclasses.is_dataclass(schema):
-        allowed = [field.name for field in dataclasses.fields(schema)]
-        refuse_unknown(cfg, allowed, prefix)
-        for name in allowed:
-            if name not in cfg or OmegaConf.is_missing(cfg, name):
-                raise ConfigError(f"{prefix}{name}: missing; leave ~{prefix}{name} out, or give it a value")
-            if not OmegaConf.is_interpolation(cfg, name) and isinstance(cfg[name], DictConfig):
-                _check_names(cfg[name], f"{prefix}{name}.")
+    fields = {field.name: field.type for field in dataclasses.fields(schema)}
+    refuse_unknown(plain, fields, prefix)
+    for name, type_ in fields.items():
+        if plain.get(name, MISSING) == MISSING:
+            raise ConfigError(f"{prefix}{name}: missing; leave ~{prefix}{name} out, or give it a value")
+        if dataclasses.is_dataclass(type_) and isinstance(plain[name], dict):
+            _check_names(plain[name], type_, f"{prefix}{name}.")

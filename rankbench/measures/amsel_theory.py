@@ -15,7 +15,6 @@ from functools import lru_cache
 import numpy as np
 import scipy
 import torch
-from scipy import special
 from torch import Tensor
 
 DEGREES = 2001  # default degree up to which sums are taken; the remainder is bounded
@@ -46,7 +45,7 @@ def _spectrum(dimension: int, degrees: int) -> tuple[list[int], list[int], np.nd
     odd = list(range(1, degrees + 1, 2))
     numbers = [num_harmonics(dimension, degree) for degree in odd]
     shares = [
-        math.exp(2 * special.betaln(degree / 2, dimension / 2) - 2 * math.log(math.pi) + math.log(n))
+        math.exp(2 * scipy.special.betaln(degree / 2, dimension / 2) - 2 * math.log(math.pi) + math.log(n))
         for degree, n in zip(odd, numbers, strict=True)
     ]
     return odd, numbers, np.array(shares)
@@ -125,12 +124,13 @@ def majority_vote(dimension: int, heads: int) -> float:
 
     def wrong(t: float) -> float:
         right = 0.5 + math.asin(t) / math.pi
-        below = special.bdtr((heads - 1) // 2, heads, right)
+        below = scipy.special.bdtr((heads - 1) // 2, heads, right)
         if heads % 2:
             return below
         half = heads // 2
-        log_draw = special.gammaln(heads + 1) - 2 * special.gammaln(half + 1) + special.xlogy(half, right)
-        return below + math.exp(log_draw + special.xlogy(half, 1 - right)) / 2
+        gammaln, xlogy = scipy.special.gammaln, scipy.special.xlogy
+        log_draw = gammaln(heads + 1) - 2 * gammaln(half + 1) + xlogy(half, right)
+        return below + math.exp(log_draw + xlogy(half, 1 - right)) / 2
 
     return 2 * _mean_over_cosine(wrong, dimension)
 
@@ -142,7 +142,7 @@ def _mean_over_cosine(function: Callable[[float], float], dimension: int) -> flo
         return function(math.sin(angle)) * math.cos(angle) ** (dimension - 2)
 
     mean, _ = scipy.integrate.quad(weighted, 0, math.pi / 2, epsabs=1e-13, epsrel=1e-12, limit=500)
-    return mean / (special.beta(0.5, (dimension - 1) / 2) / 2)
+    return mean / (scipy.special.beta(0.5, (dimension - 1) / 2) / 2)
 
 
 def angle_limit(dimension: int, rank: int) -> float:

@@ -9,9 +9,7 @@ Shapes: N observation, D and E width, R principal component.
 import math
 
 import numpy as np
-from scipy.spatial import cKDTree
-from scipy.spatial.distance import pdist, squareform
-from scipy.special import digamma
+import scipy
 
 Array = np.ndarray
 
@@ -69,7 +67,7 @@ def gaussian_information(x_ND: Array, y_NE: Array) -> float:
     rho = np.linalg.svd(bases[0].T @ bases[1], compute_uv=False).clip(max=1)
     if rho.max() ** 2 >= 1 - num * np.finfo(np.float64).eps:
         return math.inf
-    terms = digamma((num - np.arange(1, width + height + 1)) / 2)
+    terms = scipy.special.digamma((num - np.arange(1, width + height + 1)) / 2)
     bias = (terms[:width].sum() + terms[:height].sum() - terms.sum()) / 2
     return float(-0.5 * np.log1p(-(rho**2)).sum() - bias)
 
@@ -86,6 +84,7 @@ def ksg_information(x_ND: Array, y_NE: Array, neighbours: int = 4) -> float:
     if min(x_ND.shape[1], y_NE.shape[1]) == 0 or num <= neighbours:
         return math.nan
     z = np.hstack([x_ND, y_NE])
+    cKDTree, digamma = scipy.spatial.cKDTree, scipy.special.digamma
     distance_N = cKDTree(z).query(z, neighbours + 1, p=np.inf)[0][:, -1]  # the first neighbour is itself
     if distance_N.min() == 0:
         return math.nan
@@ -103,11 +102,11 @@ def linear_gram(x_ND: Array) -> Array:
 
 def gaussian_gram(x_ND: Array) -> Array:
     """exp(-||x_i - x_j||^2 / (2 m^2)), m the median distance of two observations; (N, N), nan if m = 0."""
-    distances = pdist(x_ND)
+    distances = scipy.spatial.distance.pdist(x_ND)
     median = np.median(distances)
     if median == 0:
         return np.full((len(x_ND), len(x_ND)), math.nan)
-    return np.exp(-(squareform(distances / median) ** 2) / 2)
+    return np.exp(-(scipy.spatial.distance.squareform(distances / median) ** 2) / 2)
 
 
 def unbiased_hsic(k_NN: Array, l_NN: Array) -> float:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 import torch
-from scipy.sparse.linalg import LinearOperator, svds
 from torch import Tensor
 
 from rankbench.measures.attention_layer import AttentionLayer, push, rows_of_token, widest_token
@@ -58,11 +58,11 @@ def _largest_singular_value(x: Tensor, y: Tensor, pull: Callable) -> float:
             apply(torch.from_numpy(np.ascontiguousarray(v)).to(like).view_as(like))[0].flatten().cpu().numpy()
         )
 
-    operator = LinearOperator(
+    operator = scipy.sparse.linalg.LinearOperator(
         (y.numel(), x.numel()), matvec=product(forward, x), rmatvec=product(pull, y), dtype=np.float64
     )
     start = np.random.default_rng(0).standard_normal(min(operator.shape))
-    return float(svds(operator, k=1, tol=1e-10, v0=start, return_singular_vectors=False)[0])
+    return float(scipy.sparse.linalg.svds(operator, k=1, tol=1e-10, v0=start, return_singular_vectors=False)[0])
 
 
 class Ascent(NamedTuple):

@@ -14,8 +14,8 @@ Shapes: B sequence, N query token, M key token, D width, E width as input, H hea
 import math
 
 import numpy as np
+import scipy
 import torch
-from scipy.special import lambertw
 from torch import Tensor
 
 from rankbench.measures.attention_layer import AttentionLayer, weights
@@ -108,7 +108,7 @@ def one_dimension_inf(layer: AttentionLayer, num_tokens: int) -> float:
     as at -sqrt(u) make m = 0 and attain it.
     """
     w_q_D, w_v_D, w_o_D = _maps_of_width_1(layer)
-    base = 1 + 4 * lambertw((_seen_by_each(layer, num_tokens).max() - 1) * math.exp(-1.5)).real
+    base = 1 + 4 * scipy.special.lambertw((_seen_by_each(layer, num_tokens).max() - 1) * math.exp(-1.5)).real
     factor = (w_q_D @ w_v_D).abs() * w_o_D.abs().max() * w_q_D.abs().sum() / layer.divisor
     return float(base) * factor.item()
 

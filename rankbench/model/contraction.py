@@ -6,7 +6,7 @@ Shapes: D width, H head, K head width (in W_V and W_O, the width of the values).
 import math
 from functools import lru_cache
 
-from scipy.special import lambertw
+import scipy
 from torch import Tensor
 
 
@@ -21,7 +21,7 @@ def inverse_phi(num_keys: int) -> float:
 
 @lru_cache
 def _inverse_phi(num_keys: int) -> float:
-    return float(lambertw((num_keys - 1) / math.e).real)
+    return float(scipy.special.lambertw((num_keys - 1) / math.e).real)
 
 
 def l2_bound_inf(

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import scipy
-from scipy import special
 
 LEVEL = 0.025  # one-sided level that belongs to an interval of 95 %
 POWER = 0.8
@@ -43,13 +42,13 @@ class _Mean:
     def at(self, distance: float) -> float:
         """The number at this distance from the mean."""
         if self.method == "t of logits":
-            return float(special.expit(special.logit(self.mean) + distance))
+            return float(scipy.special.expit(scipy.special.logit(self.mean) + distance))
         return float(self.mean * np.exp(distance)) if self.method == "t of logarithms" else float(self.mean + distance)
 
     def distance(self, number: float) -> float:
         """Distance of a number from the mean; infinite for a number outside of the scale."""
         if self.method == "t of logits":
-            return float(special.logit(min(max(number, 0.0), 1.0)) - special.logit(self.mean))
+            return float(scipy.special.logit(min(max(number, 0.0), 1.0)) - scipy.special.logit(self.mean))
         if self.method == "t of logarithms":
             return math.log(number / self.mean) if number > 0 else -math.inf
         return number - self.mean
@@ -87,7 +86,7 @@ def interval95(values: Values, scale: str = "real") -> Interval:
     if len(values) < 2:
         return Interval(float(np.mean(values)), math.nan, math.nan, "none")
     mean = _mean(values, scale)
-    halfwidth = special.stdtrit(mean.count - 1, 1 - LEVEL) * mean.error
+    halfwidth = scipy.special.stdtrit(mean.count - 1, 1 - LEVEL) * mean.error
     low, high = mean.at(-halfwidth), mean.at(halfwidth)
     # for equal values, going to logits and back can round an end past the mean
     return Interval(mean.mean, min(low, mean.mean), max(high, mean.mean), mean.method)
@@ -96,7 +95,7 @@ def interval95(values: Values, scale: str = "real") -> Interval:
 def half_width(sd: Values, num_values: Values) -> Values:
     """Half-width of Student's 95 % interval for the mean of `num_values` values with standard deviation `sd`; nan for
     one value."""
-    return special.stdtrit(num_values - 1, 1 - LEVEL) * sd / num_values**0.5
+    return scipy.special.stdtrit(num_values - 1, 1 - LEVEL) * sd / num_values**0.5
 
 
 def p_value(values: Values, line: float, side: int, scale: str = "real") -> float:
@@ -130,7 +129,7 @@ def num_to_decide(values: Values, line: float, side: int, scale: str = "real") -
     in_spreads = [abs(end) / (mean.error * math.sqrt(mean.count)) for end in ends]
 
     def power(count: int) -> float:
-        edge, root = special.stdtrit(count - 1, 1 - LEVEL), math.sqrt(count)
+        edge, root = scipy.special.stdtrit(count - 1, 1 - LEVEL), math.sqrt(count)
         # the probability that both tests reject is at least the sum of their powers minus 1
         return sum(scipy.stats.nct.sf(edge, count - 1, min(end * root, FAR)) for end in in_spreads) + 1 - len(ends)
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import scipy
 import torch
-from scipy.spatial import ConvexHull as Hull
-from scipy.spatial import QhullError
 from torch import Tensor
 
 from rankbench.keys import key
@@ -98,7 +97,8 @@ def hull_labels(points_N2: np.ndarray) -> list[int]:
     distinct_M2, distinct_index_N = np.unique(points_N2 + 0.0, axis=0, return_inverse=True)
     labels_M = np.zeros(len(distinct_M2), dtype=int)
     try:
-        labels_M[Hull(distinct_M2).vertices] = 1
-    except QhullError:  # fewer than three distinct points, or all on a line, along which np.unique has sorted them
+        labels_M[scipy.spatial.ConvexHull(distinct_M2).vertices] = 1
+    except scipy.spatial.QhullError:
+        # fewer than three distinct points, or all on a line, along which np.unique has sorted them
         labels_M[[0, -1]] = 1
     return labels_M[distinct_index_N].tolist()

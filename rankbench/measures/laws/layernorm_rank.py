@@ -19,8 +19,8 @@ Shapes: N token, D width (here N).
 
 import math
 
+import scipy
 import torch
-from scipy.optimize import brentq
 
 from rankbench.config import ModelConfig
 from rankbench.measures.laws.law import CLAIMED, CONTROL, Law, Measured, Predicted
@@ -43,7 +43,10 @@ def equilibrium(ratio: float, tokens: int) -> list[list[float]]:
         def excess(length: float) -> float:
             return sum(entry**2 for entry in entries(length)) - 1
 
-        old = entries(values[i] if excess(values[i]) < 0 else brentq(excess, values[i], 2 * i * values[i], xtol=1e-15))
+        length = values[i]
+        if excess(length) >= 0:
+            length = scipy.optimize.brentq(excess, length, 2 * i * length, xtol=1e-15)
+        old = entries(length)
         own = math.sqrt(max(0.0, 1 - sum(entry**2 for entry in old)))
         states.append([*old, own, *[0.0] * (tokens - i - 1)])
     return states

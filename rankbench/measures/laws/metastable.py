@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
 
+import scipy
 import torch
-from scipy import special
 from torch import Tensor
 
 from rankbench.measures.laws.law import CLAIMED, CONTROL, Law, Measured, Predicted
@@ -36,7 +36,7 @@ GAP, GROWTHS = (
 
 def growth_rate(mode: int, beta: float) -> float:
     """Rate at which the k-th Fourier mode of an almost uniform density grows."""
-    return mode**2 * float(special.ive(mode, beta)) / beta
+    return mode**2 * float(scipy.special.ive(mode, beta)) / beta
 
 
 def fastest_mode(beta: float) -> int:
