@@ -1029,6 +1029,16 @@ def test_no_step_is_a_run_as_well(tmp_path):
         assert all(torch.equal(weight, initial[name]) for name, weight in one_seed(run, seed).items())
 
 
+def test_a_state_whose_seeds_have_all_ended_is_restored(tmp_path):
+    ended, again = training_of("replicas=2"), training_of("replicas=2")
+    ended.update()
+    ended.retire(ended.evaluate(), last=True)
+    ended.save(Run(tmp_path))
+    again.restore(*Run(tmp_path).state())
+    assert again.progress.training == []
+    torch.testing.assert_close(again.weights(), ended.weights(), rtol=0, atol=0)
+
+
 # --- batches ---------------------------------------------------------------------------------------------------------
 
 

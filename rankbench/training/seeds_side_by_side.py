@@ -220,7 +220,7 @@ class Training:
     def _groups(self) -> list[slice]:
         """The seeds of each forward pass, in groups whose sizes differ by one at most."""
         num_seeds = len(self.progress.training)
-        num_groups = math.ceil(num_seeds / self.at_a_time)
+        num_groups = max(1, math.ceil(num_seeds / self.at_a_time))  # one, of no seeds, once all have ended
         bounds = [round(group * num_seeds / num_groups) for group in range(num_groups + 1)]
         return [slice(low, high) for low, high in pairwise(bounds)]
 
