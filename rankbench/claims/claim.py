@@ -91,6 +91,8 @@ class Claim:
     by: columns of the table; each of their values is judged separately.
     applies: whether the claim is about these rows at all.
     learned: says why a network is not trained well enough to be judged; None where training does not matter.
+    either_way: the smallest and the largest number that a repeat can give. A repeat that has not learned then counts as
+        the one and as the other, and the claim is decided if it makes no difference.
     is_check: an identity or a theorem, so it checks the tool rather than the networks.
     exact: the number does not depend on chance, so the worst seed decides.
     scale: `real`; `share` (in [0, 1]); `positive` (above 0, without an upper end); `rate` (each seed gives 0 or 1).
@@ -111,6 +113,7 @@ class Claim:
     by: tuple[str, ...] = ()
     applies: Callable[[pd.DataFrame], bool] = everywhere
     learned: Callable[[pd.DataFrame], str] | None = learned_by_accuracy
+    either_way: tuple[float, float] | None = None
     is_check: bool = False
     exact: bool = False
     scale: str = "real"
@@ -242,7 +245,6 @@ def _controlled(claim: Claim, rows: pd.DataFrame) -> Judgement:
 def _judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
     if rows.empty:
         return Judgement(UNDECIDED, reason="there are no such rows")
-    side, line = claim.claimed
     try:
         values = [claim.measure(rows_of_repeat) for _, rows_of_repeat in rows.groupby(claim.repeats)]
     except NotMeasurable as reason:
@@ -254,11 +256,20 @@ def _judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
     if any(isinstance(value, AtMost) for value in values):
         return _judge_bounds(claim, rows, values)
     if claim.exact:
+        side = claim.claimed.side
         worst = float(min(values) if side > 0 else max(values, key=None if side else abs))
         return Judgement(_side_of(claim, worst, worst), worst, interval="worst", num_repeats=len(values))
+    reason = _why_not_decidable(claim, rows, len(values))
+    if reason and claim.either_way and len(values) >= FEWEST:
+        return _judge_either_way(claim, rows, values)
+    return _judge_interval(claim, values, reason)
+
+
+def _judge_interval(claim: Claim, values: list[float], reason: str) -> Judgement:
+    """Judge the interval of the mean. reason: why it must not be decided, or empty."""
+    side, line = claim.claimed
     mean, low, high, method = interval95(values, claim.scale)
     judged = Judgement(UNDECIDED, mean, low, high, method, num_repeats=len(values))
-    reason = _why_not_decidable(claim, rows, len(values))
     if reason and len(values) >= FEWEST:
         return judged._replace(reason=reason)
     if not reason:
@@ -269,6 +280,23 @@ def _judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
     needed = max(num_to_decide(values, line, side, claim.scale), FEWEST)
     more = max(needed - len(values), 1.0)
     return judged._replace(reason=reason + _more_text(claim, more), more_repeats=more)
+
+
+def _judge_either_way(claim: Claim, rows: pd.DataFrame, values: list[float]) -> Judgement:
+    """Judge numbers some of which are of untrained networks, with these at either extreme.
+
+    If both ways have the same outcome, the judgement is the one nearer to the line. Else it is undecided.
+    """
+    lost = [bool(claim.learned(rows_of_repeat)) for _, rows_of_repeat in rows.groupby(claim.repeats)]
+    both = [
+        _judge_interval(claim, [extreme if out else value for value, out in zip(values, lost, strict=True)], "")
+        for extreme in claim.either_way
+    ]
+    note = f"{claim.learned(rows)}; {sum(lost)} of {len(lost)} {claim.repeats}s count as either extreme"
+    if both[0].outcome != both[1].outcome:
+        return _judge_interval(claim, values, note)
+    nearer = min(both, key=lambda judged: abs(judged.measured - claim.claimed.at))
+    return nearer._replace(reason="; ".join(filter(None, [nearer.reason, note])))
 
 
 def _more_text(claim: Claim, more: float) -> str:

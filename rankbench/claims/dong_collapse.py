@@ -412,17 +412,6 @@ DONG_COLLAPSE: dict[str, Claim] = {
         claimed=within(1.0),
         control=Control("with LayerNorm 1.1 decades less is left than without", _a_tenth_of_it),
     ),
-    "wu_layernorm_keeps_rank": _layernorm(
-        statement="There are value matrices with which LayerNorm stops the collapse of attention alone (more than a "
-        "thousandth of the last layer's tokens is residual where without LayerNorm it is less; an example holds it, "
-        "and random or orthogonal matrices without one leave it undecided).",
-        source=WU,
-        measure=lambda rows: share(log10_left(rows, "attention_only")),
-        claimed=above(VANISHED),
-        scale="positive",
-        exists=True,
-        control=_as(attention_only="attention_only_no_norm"),
-    ),
     "wu_masked_attention_collapses": _collapse(
         statement="Without LayerNorm attention alone collapses exponentially under any of these masks: each layer "
         "leaves less than all of the relative residual (share that a layer leaves, geometric mean over layers).",
