@@ -157,21 +157,49 @@ def typed(cls: type[Keys], values: dict[str, Any], prefix: str) -> Keys:
 def of_schema(schema: type, plain: dict[str, Any]) -> Any:
     """An instance of a config's dataclass from plain values, each as its field's type; raises the errors of OmegaConf.
 
-    A command needs the same config several times, and OmegaConf takes most of the time of reading or composing one. The
-    last ones are therefore kept, pickled in memory: a copy is quick, and a caller may change it.
+    OmegaConf takes most of the time of reading or composing a config, and the configs of a sweep's jobs differ in few
+    groups. So each group is read on its own, and the last ones are kept, pickled in memory: a copy is quick, and a
+    caller may change it.
     """
     import pickle
 
-    return pickle.loads(_of_schema(schema, pickle.dumps(plain)))
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    groups = {field.name: field.type for field in dataclasses.fields(schema) if dataclasses.is_dataclass(field.type)}
+    try:
+        if all(isinstance(plain.get(name), dict) for name in groups):
+            parts = {name: of_schema(group, plain[name]) for name, group in groups.items()}
+            rest = {name: value for name, value in plain.items() if name not in groups}
+            return schema(**pickle.loads(_without_groups(schema, pickle.dumps(rest))), **parts)
+    except OmegaConfBaseException:
+        pass  # raised once more below, with the whole name of the key
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
 
 
-@functools.lru_cache(maxsize=64)
-def _of_schema(schema: type, plain: bytes) -> bytes:
+@functools.lru_cache(maxsize=256)
+def _without_groups(schema: type, plain: bytes) -> bytes:
+    """The pickled values of a schema's fields that are no groups, from the pickled plain ones."""
     import pickle
 
     from omegaconf import OmegaConf
 
-    return pickle.dumps(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), pickle.loads(plain))))
+    values = OmegaConf.merge(_fields_of(schema), pickle.loads(plain))
+    return pickle.dumps(OmegaConf.to_container(values, resolve=True, throw_on_missing=True))
+
+
+@functools.cache
+def _fields_of(schema: type) -> Any:
+    """The fields of a schema that are no groups, as OmegaConf has them."""
+    from omegaconf import OmegaConf, open_dict
+
+    fields = OmegaConf.structured(schema)
+    OmegaConf.set_readonly(fields, False)
+    with open_dict(fields):
+        for field in dataclasses.fields(schema):
+            if dataclasses.is_dataclass(field.type):
+                del fields[field.name]
+    return fields
 
 
 def refuse_unknown(names: Iterable[str], allowed: Iterable[str], prefix: str) -> None:
