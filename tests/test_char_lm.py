@@ -422,7 +422,9 @@ def test_seeds_side_by_side_are_seeds_alone(tmp_path, model):
 def test_one_graph_serves_many_widths(graphs):
     weights = {}
     for compile in ("true", "false"):
-        cfg = config("task.pad_to=1", "trainer.batch_size=3", "replicas=2", f"trainer.compile={compile}")
+        cfg = config(
+            "model.layers=1", "task.pad_to=1", "trainer.batch_size=3", "replicas=2", f"trainer.compile={compile}"
+        )
         training = Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0, 1])
         widths = set()
         for _ in range(12):
