@@ -4,10 +4,7 @@ import copy
 import dataclasses
 import functools
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import hydra
@@ -28,7 +25,7 @@ from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
 from rankbench.model import initial_model
 from rankbench.runs.files import write_json
-from rankbench.runs.machine import Machine
+from rankbench.runs.machine import Machine, source_digest
 from rankbench.runs.run import Run
 from rankbench.runs.tables import read_table
 from rankbench.seeds import generator_for
@@ -343,34 +340,19 @@ def test_a_record_of_an_earlier_version_is_no_proof(tmp_path, fresh, calls, capl
     assert calls == BOTH and "rankbench's version, rankbench's source, the corpus changed" in caplog.text
 
 
-def test_the_source_digest_sees_every_file_of_the_package(tmp_path):
-    """Of a copy of the package, in a process of its own: a changed comment in one file and a new file."""
+def test_the_source_digest_sees_every_file_of_the_package(tmp_path, monkeypatch):
+    """Of a copy of the package: a changed comment in one file and a new file."""
     package = tmp_path / "rankbench"
     shutil.copytree(Path(rankbench.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-
-    code = """
-from pathlib import Path
-from rankbench.runs.machine import source_digest
-
-def digest():
-    getattr(source_digest, "cache_clear", int)()
-    print(source_digest())
-
-analyses = Path("rankbench/analyses")
-digest()
-with (analyses / "residual.py").open("a") as source:
-    source.write("# changed")
-digest()
-(analyses / "new.py").touch()
-digest()
-digest()
-"""
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    digests = done.stdout.split()
-    assert len(digests) == 4 and len(set(digests)) == 3 and digests[2] == digests[3]
+    digest, analyses = source_digest.__wrapped__, package / "analyses"
+    before = digest()
+    monkeypatch.setattr("rankbench.runs.machine.__file__", str(package / "runs" / "machine.py"))
+    assert digest() == before
+    with (analyses / "residual.py").open("a") as source:
+        source.write("# changed")
+    changed = digest()
+    (analyses / "new.py").touch()
+    assert len({before, changed, digest()}) == 3 and digest() == digest()
 
 
 @pytest.mark.parametrize("task", ["char_lm", "memorization"])

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import hydra
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -21,9 +22,16 @@ import pytest
 import torch
 import yaml
 from command_line import succeeds
+from forked import fork
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobRuntime
+from hydra.version import VersionBase, getbase
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from omegaconf import OmegaConf
 
 import rankbench as rb
 from rankbench.analyses import ANALYSES
@@ -80,13 +88,6 @@ def numbers(table):
     return table.drop(columns=["run", "seconds", "tokens_per_second"], errors="ignore")
 
 
-def python(program, at):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", program], cwd=at, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 # --- the package -----------------------------------------------------------------------------------------------------
 
 
@@ -97,7 +98,11 @@ import sys
 import rankbench
 print([name for name in {heavy} if name in sys.modules], set(rankbench.__all__) <= set(dir(rankbench)))
 """
-    assert python(program, tmp_path) == "[] True\n"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "[] True\n", done.stderr
 
 
 def test_no_module_can_take_the_place_of_a_function():
@@ -200,32 +205,33 @@ def test_nothing_is_left_behind(home):
         torch.set_num_threads(1)
 
 
-def test_it_works_inside_a_hydra_app(tmp_path):
-    program = f"""
-import hydra, os
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobRuntime
-from hydra.version import getbase
+def app(_):
+    """The job of a user's program, which is a Hydra app."""
 
-def state():
-    own = GlobalHydra.instance()
-    return own, own.hydra, HydraConfig.get(), JobRuntime.instance().get("name"), getbase(), os.getcwd()
-
-@hydra.main(version_base="1.2", config_path=None)
-def app(cfg):
-    import rankbench as rb
+    def state():
+        own = GlobalHydra.instance()
+        return own, own.hydra, HydraConfig.get(), JobRuntime.instance().get("name"), getbase(), os.getcwd()
 
     before = state()
     for out in ("a", "b"):
-        assert rb.train(*{[*SMALL, *STEPS]}, out=out).status == "finished"
+        assert rb.train(*SMALL, *STEPS, out=out).status == "finished"
     assert all(now is then or now == then for now, then in zip(state(), before, strict=True))
-    assert hydra.compose(overrides=["+a=3"]) == {{"a": 3}}
-    print("well")
+    assert hydra.compose(overrides=["+a=3"]) == {"a": 3}
+    Path("well").touch()
 
-app()
-"""
-    assert python(program, tmp_path).endswith("well\n")
+
+def test_it_works_inside_a_hydra_app(tmp_path):
+    def started():
+        """Hydra and OmegaConf have nothing of rankbench's yet, and the app is the program that was started."""
+        for kind in (GlobalHydra, HydraConfig, JobRuntime, Plugins, VersionBase):
+            Singleton._instances.pop(kind, None)
+        OmegaConf.clear_resolvers()
+        sys.argv, app.__module__ = ["app.py"], "__main__"
+        hydra.main(version_base="1.2", config_path=None)(app)()
+
+    with fork(started, at=tmp_path, errors=tmp_path / "errors.txt") as process:
+        assert process.wait() == 0, process.errors.read_text()
+    assert (tmp_path / "well").exists()
 
 
 @pytest.mark.parametrize(

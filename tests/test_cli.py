@@ -19,6 +19,7 @@ import pandas as pd
 import pytest
 import yaml
 from command_line import rankbench, refused, succeeds
+from forked import begin
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -156,6 +157,7 @@ def test_training_loads_no_compiler_and_collects_garbage_once_it_works(tmp_path)
     """Each of the two takes a fifth of the time until the first step."""
     program = """
 import gc, sys
+from rankbench.analyses import runner
 from rankbench.commands import cli
 from rankbench.training.seeds_side_by_side import Training
 
@@ -165,6 +167,7 @@ for rule, steps in (("adam", 2), ("adam", 3), ("muon", 1), ("sgd", 1)):  # the s
     words = f"model.layers=1 trainer.steps={steps} replicas=2 optimizer={rule} analysis=[] out={rule}"
     sys.argv = ["rankbench", "train", *words.split()]
     cli.main()
+    runner.draw_curves = lambda run: []  # drawn once
 print(collects, gc.isenabled(), [name for name in ("torch._dynamo", "sympy") if name in sys.modules], file=sys.stderr)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -956,22 +959,16 @@ def test_an_interruption_outside_of_training_is_one_line(tmp_path, monkeypatch):
 
 def test_interrupted_training_says_how_to_go_on(tmp_path):
     words = [word for word in TINY if not word.startswith("trainer.steps")]
-    command = [sys.executable, "-m", "rankbench", "train", *words, "trainer.steps=10000000", "out=run"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     metrics, deadline = tmp_path / "run" / "metrics.csv", time.monotonic() + 120
-    try:
+    words = ["train", *words, "trainer.steps=10000000", "out=run"]
+    with begin(*words, at=tmp_path, errors=tmp_path / "errors.txt") as process:
         while not metrics.exists() or len(metrics.read_text().splitlines()) < 4:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=120)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    assert re.fullmatch(r"rankbench train: stopped at step \d+ of 10000000; .* out=run continues", err.splitlines()[-1])
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait() == 130
+    assert "Traceback" not in process.errors.read_text()
+    assert re.fullmatch(r"rankbench train: stopped at step \d+ of 10000000; .* out=run continues", process.last_line)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "running"
     assert (tmp_path / "run" / "training_state.safetensors").exists()
 

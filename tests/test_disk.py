@@ -19,6 +19,7 @@ import matplotlib.figure
 import pytest
 import torch
 from command_line import succeeds
+from forked import begin
 from limits import limited
 from power_cuts import power_cuts, restore
 
@@ -146,17 +147,6 @@ def test_a_log_that_does_not_fit_ends_in_one_line(tmp_path, capsys):
     ]
 
 
-def command(*words, at, file_size=None, **options):
-    """Run the command in a process of its own, whose files are at most so large."""
-    limit = None if file_size is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
-    checkout = str(Path(rankbench.training.loop.__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": checkout, "OMP_NUM_THREADS": "1"}
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    return subprocess.run(
-        [sys.executable, "-m", "rankbench", *words], cwd=at, env=environment, preexec_fn=limit, text=True, **streams
-    )
-
-
 # Hydra's own record, the run's checkpoint, the table of an analysis
 @pytest.mark.parametrize(
     ("file_size", "file", "continues", "analyses"),
@@ -168,9 +158,10 @@ def command(*words, at, file_size=None, **options):
 )
 def test_a_command_on_a_full_disk_ends_in_one_line_and_goes_on(tmp_path, file_size, file, continues, analyses):
     words = ["train", *TINY, "model.width=16", "out=run", f"analysis={analyses}"]
-    failed = command(*words, at=tmp_path, file_size=file_size)
-    assert failed.returncode == 1 and "Traceback" not in failed.stderr and "Error executing" not in failed.stderr
-    line = failed.stderr.splitlines()[-1]
+    with begin(*words, at=tmp_path, errors=tmp_path / "errors.txt", limits=largest_file(file_size)) as failed:
+        assert failed.wait() == 1
+    printed, line = failed.errors.read_text(), failed.last_line
+    assert "Traceback" not in printed and "Error executing" not in printed
     assert line.startswith(f"rankbench train: {file}") and "could not be written (File too large" in line
     assert line.endswith("the same command with out=run continues") == continues
     succeeds(*words, at=tmp_path)
@@ -180,8 +171,10 @@ def test_a_command_on_a_full_disk_ends_in_one_line_and_goes_on(tmp_path, file_si
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_an_output_on_a_full_disk_is_one_line(tmp_path):
+    command = [sys.executable, "-m", "rankbench", "--help"]
+    environment = os.environ | {"PYTHONPATH": str(Path(rankbench.training.loop.__file__).parents[2])}
     with open("/dev/full", "w") as full:
-        failed = command("--help", at=tmp_path, stdout=full)
+        failed = subprocess.run(command, cwd=tmp_path, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
     assert failed.returncode == 1
     assert failed.stderr == "rankbench: standard output: could not be written (No space left on device)\n"
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from command_line import succeeds
 from hydra.errors import MissingConfigException
 
 from rankbench.commands.compose import compose
@@ -78,14 +79,14 @@ def numbers(folder):
 @pytest.fixture(scope="module")
 def one_by_one(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one_by_one")
-    code, _, err = train("-m", *SHORT, "seed=0,1", "out=sweep", at=folder)
-    assert code == 0, err
+    succeeds("train", "-m", *SHORT, "seed=0,1", "out=sweep", at=folder)
     return folder / "sweep"
 
 
 @pytest.mark.parametrize("cluster", ["joblib", "submitit_local", pytest.param("ray", marks=pytest.mark.slow)])
-def test_a_launcher_gives_the_same_numbers_and_continues(cluster, one_by_one, tmp_path):
+def test_a_launcher_gives_the_same_numbers_and_continues(cluster, tmp_path, request):
     needs(PLUGINS[cluster])
+    one_by_one = request.getfixturevalue("one_by_one")  # only where it is compared with
     words = ["-m", *SHORT, "seed=0,1", f"cluster={cluster}", "out=sweep"]
     code, out, err = train(*words, at=tmp_path)
     assert code == 0, err

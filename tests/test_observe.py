@@ -448,8 +448,9 @@ def test_a_watched_training_is_no_run_to_analyse(tmp_path, inputs):
     assert rb.load_sweep(tmp_path / "a").table("observed_weights").step.max() == 2
 
 
-def test_watching_loads_neither_hydra_nor_the_compiler():
-    """Nor does random rounding, which every measurement does: each of the two takes a second."""
+def test_watching_loads_neither_hydra_nor_the_compiler_nor_transformers():
+    """Nor do random rounding, which every measurement does, and what reads pretrained checkpoints: each of the three
+    takes a second."""
     program = """
 import sys, torch, rankbench
 from rankbench.measures.rounding import RandomRounding
@@ -458,12 +459,14 @@ rankbench.observe
 with RandomRounding(torch.Generator()):
     torch.ones(2).exp()
 print([name for name in ("hydra", "torch._dynamo") if name in sys.modules])
+import rankbench.model.pretrained
+print("transformers" in sys.modules)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     answer = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
     )
-    assert answer.stdout == "[]\n"
+    assert answer.stdout == "[]\nFalse\n"
 
 
 def test_measuring_that_costs_much_is_a_warning(tmp_path, inputs, caplog):

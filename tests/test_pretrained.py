@@ -680,11 +680,6 @@ def test_a_missing_extra_is_one_line(tmp_path, monkeypatch):
     assert message(load_checkpoint, str(tmp_path), 0) == wanted
 
 
-def test_rankbench_does_not_import_transformers():
-    code = "import sys, rankbench, rankbench.model.pretrained; sys.exit('transformers' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_progress_bars_and_reports_are_as_they_were(tmp_path, capfd):
     logging = transformers.utils.logging
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()

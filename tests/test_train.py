@@ -14,9 +14,8 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import ClassVar
@@ -26,9 +25,11 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from forked import fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rankbench.runs.checkpoints
 import rankbench.training.loop
 import rankbench.training.seeds_side_by_side
 from rankbench.analyses.runner import analyze_trained
@@ -38,13 +39,15 @@ from rankbench.model import build_model, initial_model, skeleton
 from rankbench.model.dropout import dropout_masks
 from rankbench.report.jobs import runs_in
 from rankbench.runs import machine
+from rankbench.runs.files import append
 from rankbench.runs.machine import Machine
-from rankbench.runs.run import Run, config_text
+from rankbench.runs.run import Run
 from rankbench.seeds import generator_for, state_of
 from rankbench.tasks import TASKS, Batch, build_task
 from rankbench.training import compiling
 from rankbench.training.compiling import compiled, is_compiled
 from rankbench.training.forward import STATES_AT_A_TIME, seeds_at_a_time
+from rankbench.training.journal import StepsFile
 from rankbench.training.loop import Interrupted, train
 from rankbench.training.seeds_side_by_side import METRICS, Training, clipped
 
@@ -525,24 +528,13 @@ def test_training_works_outside_the_main_thread(tmp_path, uninterrupted):
     assert_same_run(run, reference)
 
 
-# Forks a child for every [folder, kind, number] and prints how each ended. Torch is imported and warm once, and every
-# child is a process of its own that a real SIGKILL ends.
-KILLER = """
-import dataclasses, json, os, signal, sys, time
-from pathlib import Path
-import rankbench.runs.checkpoints, rankbench.training.loop
-from rankbench.runs.files import append
-from rankbench.runs.run import Run
-from rankbench.training.journal import StepsFile
-from rankbench.training.loop import train
-from rankbench.training.seeds_side_by_side import Training
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def plan(kind, number):
+def train_until_killed(cfg, folder, kind, number):
+    """Train in a child process that kills itself at this moment; with kind "seconds", the caller kills it."""
     update, add, save_file = Training.update, StepsFile.add, rankbench.runs.checkpoints.save_file
     calls = []
+
+    def die():
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def dying_update(self):
         if kind == "step" and self.progress.step == number:
@@ -566,39 +558,21 @@ def plan(kind, number):
             die()
 
     Training.update, StepsFile.add, rankbench.runs.checkpoints.save_file = dying_update, dying_add, dying_save
-
-cfg = Run(Path(sys.argv[1])).config
-trainer = dataclasses.replace(cfg.trainer, steps=1)
-train(dataclasses.replace(cfg, trainer=trainer), Run(Path(sys.argv[1]).with_name("warm")))
-ended = []
-for folder, kind, number in json.loads(sys.argv[2]):
-    child = os.fork()
-    if child == 0:
-        plan(kind, number)
-        train(cfg, Run(Path(folder)))
-        os._exit(0)
-    if kind == "seconds":
-        time.sleep(number)
-        os.kill(child, signal.SIGKILL)
-    ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-print(json.dumps(ended))
-"""
+    train(cfg, Run(folder))
 
 
 def train_and_kill(tmp_path, cfg, kills):
     """Train in child processes, each killed at its moment; returns how they ended (minus the signal's number)."""
-    (tmp_path / "command").mkdir()
-    (tmp_path / "command" / "config.yaml").write_text(config_text(cfg))
-    checkout = str(Path(rankbench.training.loop.__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-c", KILLER, str(tmp_path / "command"), json.dumps([[str(f), k, n] for f, k, n in kills])],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": checkout, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    ended = []
+    for folder, kind, number in kills:
+        training = functools.partial(train_until_killed, cfg, folder, kind, number)
+        with fork(training, at=tmp_path, errors=tmp_path / "errors.txt") as process:
+            if kind == "seconds":
+                time.sleep(number)
+                process.kill()
+            ended.append(process.wait())
+        assert ended[-1] in (0, -signal.SIGKILL), process.last_line
+    return ended
 
 
 KILLS = [

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
+from forked import Process, begin
+
 from campaigns.campaign import Campaign
 from campaigns.full_disk import LONGEST_LINE
 from campaigns.jobs import MEASURED, undisturbed
-from campaigns.processes import Process, begin
 
 BESIDE = {  # what is begun beside a command that writes the folders `run` or `sweep`
     "analyze": ["analyze", "run=run", *MEASURED, "out=measured"],

@@ -2,14 +2,17 @@
 
 import math
 import random
+import resource
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
+from forked import begin
+from limits import limited
+
 from campaigns.campaign import Campaign
 from campaigns.in_process import LONGEST_LINE
 from campaigns.jobs import undisturbed
-from campaigns.processes import begin, smaller_files
 
 SMALLEST, LARGEST = 100, 200_000  # bytes of the largest file
 
@@ -22,7 +25,7 @@ def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | No
         job, limit = jobs[name], round(math.exp(numbers.uniform(math.log(SMALLEST), math.log(LARGEST))))
         at = job.folder(folder / "case")
         errors.write_text("")
-        first = begin(*job.words, at=at, errors=errors, limit=smaller_files(limit))
+        first = begin(*job.words, at=at, errors=errors, limits=limited(resource.RLIMIT_FSIZE, limit))
         ended["ran" if first.wait() == 0 else "stopped"] += 1
         line = complaint(first.code, errors.read_text())
         afterwards = job.continued(at, errors)

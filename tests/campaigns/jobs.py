@@ -5,7 +5,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from campaigns.processes import begin, differences, results
+from forked import begin
+
+from campaigns.processes import differences, results
 
 TINY = [
     *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),

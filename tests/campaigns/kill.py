@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
+from forked import begin
+
 from campaigns.campaign import Campaign
 from campaigns.jobs import undisturbed
-from campaigns.processes import KILLED, begin
+from campaigns.processes import KILLED
 
 
 def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | None, None, str]:

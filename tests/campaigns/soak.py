@@ -8,9 +8,9 @@ from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
+from forked import begin
 
 from campaigns.campaign import Campaign
-from campaigns.processes import begin
 from rankbench.runs.run import Run
 
 SIZES = [
