@@ -234,10 +234,10 @@ def test_weights_are_views(family):
         part, norm = sublayer.part, sublayer.norm
         held = [norm.weight, norm.shift]
         if sublayer.kind == "attention":
-            held += [linear.weight for linear in (part.query, part.key, part.value, part.out)]
+            held += [linear.weight for linear in (*part.inputs, part.out)]
             shared = part.groups < part.heads  # heads that share a map each need one
             held += [] if shared else part.maps_as_applied()[:4]  # of queries and keys there may be none
-            held += [linear.bias for linear in (part.query, part.key, part.value, part.out)]
+            held += [linear.bias for linear in (*part.inputs, part.out)]
         else:
             held += [part.up.weight, part.up.bias, part.down.weight, part.down.bias]
         assert {x.untyped_storage().data_ptr() for x in held if x is not None} <= own

@@ -4,10 +4,11 @@ import dataclasses
 import math
 import time
 
+import numpy as np
 import pandas as pd
 
 from rankbench.bench.timing import medians, paired, spread
-from rankbench.bench.training import torch_loop, train_steps
+from rankbench.bench.training import torch_loops, train_steps
 from rankbench.config import BenchConfig
 from rankbench.runs.machine import Machine
 from rankbench.tasks import build_task
@@ -42,16 +43,16 @@ def _against(cfg: BenchConfig, machine: Machine, num_seeds: int) -> dict[str, fl
     seconds_compiling = time.perf_counter() - began
     works = {"plain": lambda: train_steps(plain, steps), "compiled": lambda: train_steps(compiled, steps)}
     if num_seeds == 1:
-        loops = {"torch_encoder": False, "torch_encoder_fused_optimizer": True}
-        works |= {name: torch_loop(plain, torch_fused=fused) for name, fused in loops.items()}
+        loops = torch_loops(plain)
+        works |= loops
     else:
         alone = Training(cfg, task, machine, seeds[:1], compiles=True)
         works["in_turn"] = lambda: [train_steps(alone, steps) for _ in seeds]
     seconds = paired(machine, cfg.repeats, **works)
     ratios = {"ratio_compiled_to_plain": seconds["plain"] / seconds["compiled"]}
     if num_seeds == 1:
-        fastest = min(loops, key=lambda name: medians(seconds)[f"seconds_{name}"])
-        ratios["ratio_compiled_to_torch_encoder"] = seconds[fastest] / seconds["compiled"]
+        fastest = min((seconds[name] for name in loops), key=np.median)
+        ratios["ratio_compiled_to_torch_encoder"] = fastest / seconds["compiled"]
     else:
         many = "" if num_seeds == cfg.replicas else "many_"
         ratios[f"ratio_compiled_{many}side_by_side"] = seconds["in_turn"] / seconds["compiled"]

@@ -131,10 +131,7 @@ def all_heads(model: Transformer) -> HeadStep:
     def step(x_BND: Tensor, layer: int, choice: int) -> Tensor:
         sublayer = model.layers[layer][0]
         attention = sublayer.part
-        q_BHNK, k_BHNK, v_BHNK = attention.queries_keys_values(x_BND)
-        seen_NM = attention.seen(None, x_BND.shape[-2], x_BND.device)
-        p_BHNM = attention.weights(q_BHNK, k_BHNK, seen_NM)
-        mixed_BHNK = attention.mixing(p_BHNM, seen_NM, attention.gains(v_BHNK, None), v_BHNK) @ v_BHNK
+        mixed_BHNK = attention.tables(x_BND)["mixed_BHNK"]
         kept_BHNK = torch.zeros_like(mixed_BHNK)
         kept_BHNK[:, choice - 1] = mixed_BHNK[:, choice - 1]
         out_BND = attention.out(kept_BHNK.transpose(-3, -2).flatten(-2))

@@ -35,15 +35,9 @@ LOOP_BLOCKS = 5  # the whole training loop is timed over this many blocks of tra
 # Values that the keys of the model must have for torch.nn.TransformerEncoder to build the same network.
 TORCH_ENCODER_HAS = {"attention": ["dot"], "tied_qk": [False], "skip": [True], "skip_scale": [1.0], "mlp": [True]}
 TORCH_ENCODER_HAS |= {"mlp_skip": [True], "norm": ["pre", "post"], "norm_kind": ["layernorm"], "norm_affine": [True]}
-TORCH_ENCODER_HAS |= {
-    "norm_scale": ["none"],
-    "mask": ["none"],
-    "positions": ["learned"],
-    "embedding_norm": [False],
-    "head_width": [None],
-}
-TORCH_ENCODER_HAS |= {"value_width": [None], "kv_groups": [None], "latent_width": [None], "head_reduction": ["sum"]}
-TORCH_ENCODER_HAS |= {"read_in": ["linear"], "read_out": ["linear"], "dropout": [0.0]}
+TORCH_ENCODER_HAS |= {"norm_scale": ["none"], "mask": ["none"], "positions": ["learned"], "embedding_norm": [False]}
+TORCH_ENCODER_HAS |= {"head_width": [None], "value_width": [None], "kv_groups": [None], "latent_width": [None]}
+TORCH_ENCODER_HAS |= {"head_reduction": ["sum"], "read_in": ["linear"], "read_out": ["linear"], "dropout": [0.0]}
 
 RULES = {"adam": Adam, "adamw": AdamW, "sgd": Sgd}  # torch's update rules, for its loop
 
@@ -89,10 +83,7 @@ def train_steps(training: Training, steps: int) -> None:
 
 def _against_torch_encoder(cfg: BenchConfig, task: Task, machine: Machine) -> dict[str, float]:
     ours = Training(cfg, task, machine, [cfg.seed])
-    loops = {
-        "torch_encoder": torch_loop(ours, torch_fused=False),
-        "torch_encoder_fused_optimizer": torch_loop(ours, torch_fused=True),
-    }
+    loops = torch_loops(ours)
     seconds = paired(machine, cfg.repeats, ours=lambda: train_steps(ours, cfg.trainer.steps), **loops)
     fastest = min((seconds[name] for name in loops), key=np.median)
     sequences = cfg.trainer.steps * cfg.trainer.batch_size
@@ -129,6 +120,12 @@ class TorchEncoder(nn.Module):
 
     def forward(self, inputs_BN: Tensor) -> Tensor:
         return self.read_out(self.layers(self.read_in(inputs_BN) + self.position.weight))
+
+
+def torch_loops(ours: Training) -> dict[str, Callable[[], None]]:
+    """`torch_loop` by name, with and without torch's fused optimiser."""
+    fused = {"torch_encoder": False, "torch_encoder_fused_optimizer": True}
+    return {name: torch_loop(ours, is_fused) for name, is_fused in fused.items()}
 
 
 def torch_loop(ours: Training, torch_fused: bool) -> Callable[[], None]:

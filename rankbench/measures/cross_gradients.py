@@ -51,23 +51,21 @@ def cross_gradients(
             signs = torch.randint(2, shape, generator=generator) * 2 - 1
             direction[name][at] = signs.to(direction[name])
         products = hessian_product(model, batch, parameters, direction)
-        for a, other in enumerate(parts):
-            squares[probe, a, b] = _square(products, other)
+        squares[probe, :, b] = _squares(products, parts)
         if probe == 0:
             with random_rounding:
                 perturbed = hessian_product(model, batch, parameters, direction)
             errors = {name: perturbed[name] - products[name] for name in products}
-            for a, other in enumerate(parts):
-                floor_AA[a, b] = MARGIN * _square(errors, other).sqrt()
+            floor_AA[:, b] = MARGIN * _squares(errors, parts).sqrt()
     squares = (squares + squares.mT) / 2
     norm_AA = squares.mean(0).sqrt()
     error_AA = squares.std(0) / probes**0.5 / (2 * norm_AA)  # of a square root: half the relative error
     return CrossGradients(norm_AA, error_AA, torch.maximum(floor_AA, floor_AA.mT))
 
 
-def _square(products: dict[str, Tensor], part: dict[str, tuple]) -> Tensor:
-    """||.||^2 of the numbers that belong to a head."""
-    return sum(products[name][at].square().sum() for name, at in part.items())
+def _squares(products: dict[str, Tensor], parts: list[dict[str, tuple]]) -> Tensor:
+    """||.||^2 of the numbers that belong to each head, (A,)."""
+    return torch.stack([sum(products[name][at].square().sum() for name, at in part.items()) for part in parts])
 
 
 def hessian_product(

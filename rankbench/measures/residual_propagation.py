@@ -5,7 +5,7 @@ Shapes: B batch, N query token, M key token, D width, H head, K head width, F hi
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from rankbench.measures.residual_coordinates import (
 )
 from rankbench.measures.rounding import MARGIN, RandomRounding
 from rankbench.model.activations import ACTIVATIONS, GATES, TANH_CUBE, TANH_RATE
-from rankbench.model.attention import Attention
+from rankbench.model.attention import ATTENTION_ALONE, Attention
 from rankbench.model.network import Network, Sublayer, check_one_stream
 from rankbench.model.norm import Norm
 from rankbench.model.transformer import MLP
@@ -98,25 +98,26 @@ def check(network: Network) -> None:
     """Raise ConfigError for a part of the network that no rule here follows."""
     check_one_stream(network, "collapse")
     for sublayer in network.sublayers:
-        if sublayer.norm is not None and sublayer.norm.kind not in NORMS:
-            raise _not_followed("norm_kind", sublayer.norm.kind, NORMS)
-        if sublayer.kind == "mlp" and sublayer.part.activation_name not in CHANGES:
-            raise _not_followed("activation", sublayer.part.activation_name, CHANGES)
-        if sublayer.kind == "attention":
-            if sublayer.part.score_name not in ATTENTIONS:
-                raise _not_followed("attention", sublayer.part.score_name, ATTENTIONS)
-            for part, share in {"attention": 1.0, "identity": 0.0, "uniform": 0.0}.items():
-                if sublayer.part.mix[part] != share:
-                    raise _not_followed(f"mix_{part}", sublayer.part.mix[part], [share])
-            if sublayer.part.exclusive:
-                raise _not_followed("exclusive", "true", ["false"])
+        for key, got, allowed in _followed(sublayer):
+            if got not in allowed:
+                raise ConfigError(
+                    f"model.{key}={got}: residual coordinates follow {', '.join(map(str, allowed))} alone; "
+                    "measure this network with analysis=[residual]"
+                )
 
 
-def _not_followed(key: str, got: object, allowed: Iterable[object]) -> ConfigError:
-    return ConfigError(
-        f"model.{key}={got}: residual coordinates follow {', '.join(map(str, allowed))} alone; "
-        "measure this network with analysis=[residual]"
-    )
+def _followed(sublayer: Sublayer) -> Iterator[tuple[str, object, Collection[object]]]:
+    """Each key of the model with its value in this sub-layer and the values that a rule here follows."""
+    part = sublayer.part
+    if sublayer.norm is not None:
+        yield "norm_kind", sublayer.norm.kind, NORMS
+    if sublayer.kind == "mlp":
+        yield "activation", part.activation_name, CHANGES
+        return
+    yield "attention", part.score_name, ATTENTIONS
+    for share_of, share in ATTENTION_ALONE.items():
+        yield f"mix_{share_of}", part.mix[share_of], [share]
+    yield "exclusive", str(part.exclusive).lower(), ["false"]
 
 
 def log_lemma_constant(sublayer: Sublayer) -> float:

@@ -153,9 +153,8 @@ STATE_METRICS: dict[str, Callable[[States], Tensor]] = {
     "effective_rank": lambda states: states.whole.spectrum.effective_rank,
     "effective_rank_squared": lambda states: states.whole.spectrum.of_gram.effective_rank,  # of s^2 / sum s^2
     "effective_rank_centred": lambda states: states.residual.spectrum.effective_rank,
-    "effective_rank_squared_centred": lambda states: (
-        states.residual.spectrum.of_gram.effective_rank
-    ),  # the covariance's
+    # the covariance's
+    "effective_rank_squared_centred": lambda states: states.residual.spectrum.of_gram.effective_rank,
     "participation_ratio": _participation_ratio,  # Bell & Dean 1970
     "numerical_rank": lambda states: states.whole.spectrum.rank,
     "second_singular_ratio": lambda states: states.whole.spectrum.second,

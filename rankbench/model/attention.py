@@ -186,15 +186,18 @@ class Heads(nn.Module):
         if kernel != "table" and dropout_BHNM is None and self._fuses(x_BND):
             mixed_BHNK = self._fused(x_BND, present_BN, side_by_side=kernel == "side_by_side")
         else:
-            mixed_BHNK = self._mixed_values(x_BND, present_BN, dropout_BHNM)["mixed_BHNK"]
+            mixed_BHNK = self.tables(x_BND, present_BN, dropout_BHNM)["mixed_BHNK"]
         return self.out(mixed_BHNK.transpose(-3, -2).flatten(-2))
 
     def observe(self, x_BND: Tensor, present_BN: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """The layer's output, and by name weights_BHNM (P), mixing_BHNM and mixed_BHNK, as in network.Step."""
-        tables = self._mixed_values(x_BND, present_BN, None)
+        """The layer's output, and its `tables`."""
+        tables = self.tables(x_BND, present_BN)
         return self.out(tables["mixed_BHNK"].transpose(-3, -2).flatten(-2)), tables
 
-    def _mixed_values(self, x_BND: Tensor, present_BN: Tensor | None, dropout_BHNM: Tensor | None) -> dict[str, Tensor]:
+    def tables(
+        self, x_BND: Tensor, present_BN: Tensor | None = None, dropout_BHNM: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """By name weights_BHNM (P), mixing_BHNM and mixed_BHNK, as in network.Step."""
         q_BHNK, k_BHNK, v_BHNK = self.queries_keys_values(x_BND)
         present_B1N = _for_all_heads(present_BN)
         gains_BHM = self.gains(v_BHNK, present_B1N)
@@ -258,7 +261,6 @@ class Attention(Heads):
         self.mix = {part: share / max(copies, 1.0) for part, share in mix.items()}
         self.score_name, self.is_l2 = cfg.attention, cfg.attention in ("l2", "contractive_l2")
         self.contraction, self.contraction_keys = cfg.contraction, cfg.contraction_keys
-        self.inverse_phi = None if cfg.contraction_keys is None else inverse_phi(cfg.contraction_keys)
         self.contracts_always = cfg.contraction_when == "always"
         inner, keys_and_values = self.heads * self.head_width, [self.groups * self.head_width] * (not self.tied_qk)
         keys_and_values += [self.groups * self.value_width]
@@ -329,10 +331,8 @@ class Attention(Heads):
         if self.score_name != "contractive_l2":
             return None
         most = self.num_keys(v_BHMK.shape[-2])
-        if self.contraction_keys is not None:
-            inverse_B1 = v_BHMK.new_full((1,), self.inverse_phi)
-        elif present_BN is None:
-            inverse_B1 = v_BHMK.new_full((1,), inverse_phi(most))
+        if self.contraction_keys is not None or present_BN is None:
+            inverse_B1 = v_BHMK.new_full((1,), inverse_phi(self.contraction_keys or most))
         else:
             numbers = [inverse_phi(number) for number in range(1, most + 1)]
             by_num_keys = torch.tensor(numbers, dtype=v_BHMK.dtype).to(v_BHMK.device, non_blocking=True)

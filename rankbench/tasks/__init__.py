@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rankbench.keys import ConfigError, typed, unknown
+from rankbench.keys import check_known, typed
 from rankbench.tasks.char_lm import CharLm
 from rankbench.tasks.circle_arcs import CircleArcs
 from rankbench.tasks.convex_hull import ConvexHull
@@ -28,6 +28,5 @@ TASKS: dict[str, type[Task]] = {
 def build_task(options: dict[str, Any]) -> Task:
     """Build the task of the config's `task` group; ConfigError for an unknown task or wrong options."""
     name = options.get("name")
-    if not isinstance(name, str) or name not in TASKS:
-        raise ConfigError(unknown("task.name", name, TASKS))
+    check_known("task.name", [name], TASKS)
     return typed(TASKS[name], options, "task")

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rankbench.keys import ConfigError, key
 from rankbench.seeds import generator_for
@@ -213,15 +214,13 @@ def _batch(lines: list[str], numbers: dict[str, int], limit: int, split: str) ->
     if cut := sum(len(line) + 1 > limit for line in lines):
         log.info("%s: %d of %d sentences cut off at %d characters", split, cut, len(lines), limit)
     boundary, unknown = len(numbers), numbers.get(UNKNOWN)
-    width = min(limit, max(map(len, lines)) + 1)
-    inputs_BN = torch.full((len(lines), width), ABSENT)
-    targets_BN = inputs_BN.clone()
-    for row, line in enumerate(lines):
+    sentences = []
+    for line in lines:
         kept = line[:limit]  # a line can be far longer than its row
-        characters = torch.tensor([boundary, *(numbers.get(character, unknown) for character in kept), boundary])
-        length = min(len(line) + 1, limit)
-        inputs_BN[row, :length] = characters[:length]
-        targets_BN[row, :length] = characters[1 : length + 1]
+        characters = [boundary, *(numbers.get(character, unknown) for character in kept), boundary]
+        sentences.append(torch.tensor(characters[: limit + 1]))
+    inputs_BN = pad_sequence([sentence[:-1] for sentence in sentences], batch_first=True, padding_value=ABSENT)
+    targets_BN = pad_sequence([sentence[1:] for sentence in sentences], batch_first=True, padding_value=ABSENT)
     return Batch(inputs_BN, targets_BN)
 
 

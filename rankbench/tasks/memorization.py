@@ -95,10 +95,9 @@ class Memorization:
 
     def _text(self) -> "Text":
         try:
-            changed = Path(self.path).stat().st_mtime_ns
+            return tokenised(self.path, Path(self.path).stat().st_mtime_ns, self.vocabulary)
         except OSError as error:
             raise ConfigError(f"task.path={self.path}: {error.strerror}; give a text file, or null") from None
-        return tokenised(self.path, changed, self.vocabulary)
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,8 @@ def tokenised(path: str, changed: int, vocabulary: int) -> Text:
     """Cut the text by a SentencePiece model (unigram, Kudo 2018) trained on all of it; depends only on the file.
 
     changed: the file's modification time, so that the cache notices a new text under the same path. ConfigError for a
-    file that is not a text, a text without sentences, a vocabulary that is too small, or a missing library.
+    file that is not a text, a text without sentences, a vocabulary that is too small, or a missing library; OSError for
+    a file that cannot be read.
     """
     try:
         import sentencepiece
@@ -147,11 +147,9 @@ def tokenised(path: str, changed: int, vocabulary: int) -> Text:
 
 
 def _lines(path: str) -> list[str]:
-    """The different non-blank lines of a text."""
+    """The different non-blank lines of a text. Raises OSError as Path.read_text does."""
     try:
         text = read_text(Path(path))
-    except OSError as error:
-        raise ConfigError(f"task.path={path}: {error.strerror}; give a text file, or null") from None
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:

@@ -53,9 +53,7 @@ class NearestNeighbor:
     def num_inputs(self) -> int:
         return self.dimension
 
-    @property
-    def num_outputs(self) -> int:
-        return self.dimension
+    num_outputs = num_inputs
 
     @property
     def length(self) -> int:

@@ -72,11 +72,9 @@ class Stream:
         if self.test.targets.is_floating_point():
             return [{} for _ in self.seeds]
         train = self._drawn(self.seeds, BASELINE_SEQUENCES, "train") if self.train is None else self.train
-        pairs = [(train[index], self.test[index]) for index in range(len(self.seeds))]
-        return [
-            {f"{name}_accuracy": x for name, x in majority_baselines(*train_and_test, self.task.num_outputs).items()}
-            for train_and_test in pairs
-        ]
+        num_classes, indices = self.task.num_outputs, range(len(self.seeds))
+        accuracies = [majority_baselines(train[index], self.test[index], num_classes) for index in indices]
+        return [{f"{name}_accuracy": x for name, x in of_seed.items()} for of_seed in accuracies]
 
 
 class Sets(Stream):

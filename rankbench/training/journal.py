@@ -66,11 +66,10 @@ class Journal:
 
     def sync_rows(self) -> None:
         """Put the rows safely on disk, and note their number for the checkpoint."""
-        for rows in (self.metrics, self.layers):
-            if rows is not None:
-                with naming(rows.path):
-                    sync(rows.path)
-                self.training.progress.rows[rows.path.name] = rows.num_rows
+        for rows in filter(None, (self.metrics, self.layers)):
+            with naming(rows.path):
+                sync(rows.path)
+            self.training.progress.rows[rows.path.name] = rows.num_rows
 
     def _read_clock(self) -> None:
         self.training.machine.finish()

@@ -7,12 +7,8 @@ from rankbench.runs.machine import Machine, gib
 from rankbench.tasks import Corpus, Finite, Task
 from rankbench.training.forward import seeds_at_a_time
 
-COPIES = {
-    "adam": 4,
-    "adamw": 4,
-    "sgd": 2,
-    "muon": 3,
-}  # arrays of the weights' size in training: weights, gradients, the optimiser's moments
+# Arrays of the weights' size in training: weights, gradients, the optimiser's moments.
+COPIES = {"adam": 4, "adamw": 4, "sgd": 2, "muon": 3}
 INTEGER = 8  # bytes of a token or a class
 SHORT_TEXT = 10  # characters; a corpus's sentences are at least this long on average
 

@@ -54,20 +54,17 @@ def _tensorboard(cfg: TrainConfig, run: Run, upto: int) -> Iterator[Writer]:
     """
     from torch.utils.tensorboard import SummaryWriter
 
-    writers = {
-        seed: SummaryWriter(str(run.folder / "events" / f"seed={seed}"), purge_step=upto + 1 or None)
-        for seed in _seeds(cfg)
-    }
+    with ExitStack() as stack:
+        writers = {}
+        for seed in _seeds(cfg):
+            folder = str(run.folder / "events" / f"seed={seed}")
+            writers[seed] = stack.enter_context(SummaryWriter(folder, purge_step=upto + 1 or None))
 
-    def write(seed: int, step: int, scalars: dict[str, float]) -> None:
-        for tag, value in scalars.items():
-            writers[seed].add_scalar(tag, value, step)
+        def write(seed: int, step: int, scalars: dict[str, float]) -> None:
+            for tag, value in scalars.items():
+                writers[seed].add_scalar(tag, value, step)
 
-    try:
         yield write
-    finally:
-        for writer in writers.values():
-            writer.close()
 
 
 @contextmanager

@@ -84,15 +84,9 @@ def of_heads(network: Network, sequence: Tensor) -> Iterator[tuple[int, dict[str
         sigma_H = of_maps_H * torch.linalg.matrix_norm(x_ND, 2) * torch.linalg.matrix_norm(read_ND, 2)
         entropy_HN = torch.special.entr(step.weights_BHNM[0]).sum(-1)
         bounds = [least_entropy(len(sequence), sigma) for sigma in sigma_H.tolist()]
-        yield (
-            sublayer.layer,
-            {
-                "entropy_nats": entropy_HN.mean(-1),
-                "least_entropy_nats": entropy_HN.amin(-1),
-                "score_norm_bound": sigma_H,
-                "entropy_bound_nats": sigma_H.new_tensor(bounds),
-            },
-        )
+        values = {"entropy_nats": entropy_HN.mean(-1), "least_entropy_nats": entropy_HN.amin(-1)}
+        values |= {"score_norm_bound": sigma_H, "entropy_bound_nats": sigma_H.new_tensor(bounds)}
+        yield sublayer.layer, values
 
 
 LAW = Law(

@@ -28,10 +28,8 @@ from rankbench.measures.laws.law import CLAIMED, CONTROL, Law, Measured, Predict
 BETAS = [2.0, 5.0, 9.0, 20.0, 50.0]
 MODES = range(1, 17)
 DISTURBANCE, STEPS = 1e-7, 20
-GAP, GROWTHS = (
-    0.1,
-    10,
-)  # angle that separates two clusters, three times the mean one of 200 tokens; times in units of 1/rate
+GAP = 0.1  # angle that separates two clusters, three times the mean one of 200 tokens
+GROWTHS = 10  # times in units of 1/rate
 
 
 def growth_rate(mode: int, beta: float) -> float:

@@ -140,7 +140,7 @@ def network(
         for _ in range(samples):
             noise_ND = torch.randn(tokens + 1, width, dtype=torch.float64, generator=generator)
             x_ND = math.sqrt(FIRST_COSINE) * noise_ND[:1] + math.sqrt(1 - FIRST_COSINE) * noise_ND[1:]
-            drawn = _drawn(cfg, generator, tokens, layers, width, *variant)
+            drawn = _drawn(cfg, generator, tokens, *variant, layers=layers, width=width)
             for setup, sum_by_layer in sums.items():
                 used = drawn if setup == CLAIMED else with_identity_values(drawn)
                 sum_by_layer[0] += mean_cosine(x_ND)
@@ -152,18 +152,11 @@ def network(
 
 
 def _drawn(
-    cfg: ModelConfig,
-    generator: torch.Generator,
-    tokens: int,
-    layers: int,
-    width: int,
-    norm: str,
-    centred: bool,
-    beta: float,
+    cfg: ModelConfig, generator: torch.Generator, tokens: int, norm: str, centred: bool, beta: float, **sizes: int
 ) -> Transformer:
     keys = {"norm": norm, "mix_uniform": -float(centred), "temperature": 1 / (beta * math.sqrt(math.log(tokens)))}
     keys |= {"skip": True, "mlp": True, "mlp_skip": True, "mlp_gain": math.sqrt(WEIGHT_VARIANCE), "bias": True}
-    drawn = drawn_network(cfg, generator, tokens, width=width, layers=layers, **keys)
+    drawn = drawn_network(cfg, generator, tokens, **sizes, **keys)
     for block in drawn.blocks:
         for linear in (block.attention.qkv, block.attention.out):
             linear.bias.zero_()

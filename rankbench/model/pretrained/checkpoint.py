@@ -48,18 +48,12 @@ def load_checkpoint(path: str, initialised_seed: int) -> Checkpoint:
     global generator is left as it was. ConfigError if transformers, a file or a weight is missing, if a file holds more
     than tensors, or if the model needs code of its own.
     """
-    transformers = _transformers()
-    folder = Path(path).expanduser()
-    is_local = folder.is_dir()
+    transformers, source = _transformers(), _source(path)
+    folder, is_local = Path(path).expanduser(), source["local_files_only"]
     if is_local:
         _check_files(folder)
     elif not HUB_ID.fullmatch(path):
         raise ConfigError(f"{path}: no such folder; {FETCH}")
-    source = {
-        "pretrained_model_name_or_path": str(folder) if is_local else path,
-        "local_files_only": is_local,
-        "trust_remote_code": False,
-    }
     with _quiet(transformers), torch.random.fork_rng(devices=[]):
         try:
             config = transformers.AutoConfig.from_pretrained(**source)
@@ -89,6 +83,13 @@ def _transformers() -> ModuleType:
     except ImportError as error:
         raise ConfigError("transformers is not installed: pip install 'rankbench[pretrained]'") from error
     return transformers
+
+
+def _source(path: str) -> dict[str, Any]:
+    """Where the library reads a checkpoint: from a folder, which needs no network, or from the hub; no code is run."""
+    folder = Path(path).expanduser()
+    name = str(folder) if folder.is_dir() else path
+    return {"pretrained_model_name_or_path": name, "local_files_only": folder.is_dir(), "trust_remote_code": False}
 
 
 def _check_files(folder: Path) -> None:
@@ -138,14 +139,10 @@ def _in_one_line(error: Exception) -> str:
 
 def load_tokenizer(path: str) -> Any:
     """The tokenizer of a checkpoint, without its weights. path: a folder, or a name on the hub."""
-    transformers = _transformers()
-    is_local = Path(path).expanduser().is_dir()
-    source = {"pretrained_model_name_or_path": str(Path(path).expanduser()) if is_local else path}
+    transformers, source = _transformers(), _source(path)
     try:
         with _quiet(transformers):
-            return transformers.AutoTokenizer.from_pretrained(
-                **source, local_files_only=is_local, trust_remote_code=False
-            )
+            return transformers.AutoTokenizer.from_pretrained(**source)
     except Exception as error:  # as above
         raise ConfigError(f"tokenizer={path}: {_in_one_line(error)}; give a folder with tokenizer.json") from error
 
@@ -161,10 +158,8 @@ def _tokenizer(transformers: ModuleType, source: dict[str, Any], config: Any) ->
         return None, _in_one_line(error)
     # if a file is not one that its class reads, the library makes a tokenizer of the special tokens alone
     if len(tokenizer) < letters / 2:
-        return (
-            None,
-            f"{type(tokenizer).__name__} reads {len(tokenizer)} tokens from these files, the model has {letters}",
-        )
+        kind = type(tokenizer).__name__
+        return None, f"{kind} reads {len(tokenizer)} tokens from these files, the model has {letters}"
     return tokenizer, None
 
 

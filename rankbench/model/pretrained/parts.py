@@ -92,23 +92,19 @@ class PretrainedAttention(Heads):
         groups: int | None = None,
     ) -> None:
         super().__init__()
-        self.query, self.key, self.value, self.out = query, key, value, out
+        self.inputs, self.out = nn.ModuleList([query, key, value]), out
         self.heads, self.groups, self.mask = heads, groups or heads, mask
         self.head_width, self.value_width = len(query.weight) // heads, len(value.weight) // self.groups
         self.temperature = self.head_width**-0.5 / scaling
 
     def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return tuple(self._by_head(linear(x_BND), -1).transpose(-3, -2) for linear in self._inputs)
+        return tuple(self._by_head(linear(x_BND), -1).transpose(-3, -2) for linear in self.inputs)
 
     def maps(self) -> HeadMaps:
-        w_HDK = (self._by_head(linear.weight, 0).mT for linear in self._inputs)
-        b_HK = (self._by_head(bias_of(linear), 0) for linear in self._inputs)
+        w_HDK = (self._by_head(linear.weight, 0).mT for linear in self.inputs)
+        b_HK = (self._by_head(bias_of(linear), 0) for linear in self.inputs)
         w_o_HKD = self.out.weight.T.unflatten(0, (self.heads, -1))
         return HeadMaps(*w_HDK, w_o_HKD, *b_HK, bias_of(self.out))
-
-    @property
-    def _inputs(self) -> tuple[nn.Module, nn.Module, nn.Module]:
-        return self.query, self.key, self.value
 
     def _by_head(self, x: Tensor, dim: int) -> Tensor:
         """Split `dim` into the heads that lie side by side there; a head that several share is repeated for each."""

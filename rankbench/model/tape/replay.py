@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -63,13 +63,14 @@ class Slots(NamedTuple):
         return rows
 
 
-class Step(Protocol):
+class Step:
     """A linear map from the parents' slots to a node's. `new`: whether the node's rows share no memory with theirs."""
 
-    new: bool
+    new: ClassVar[bool] = True
 
     def __call__(self, sweep: "Sweep", inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
         """inputs: None for a parent without slots (only for Sum). own: whether each input's rows may be overwritten."""
+        raise NotImplementedError
 
 
 @dataclass(eq=False)
@@ -158,11 +159,10 @@ class Sweep:
             parents = [parent for parent in node.parents if isinstance(parent, Node)]
             inputs = [self._slots(parent, slots) for parent in node.parents]
             uses.subtract(parents)
+            are_distinct = len(set(parents)) == len(parents)
             own = [
-                uses.get(parent) == 0 and parent in fresh and parent not in viewed and len(set(parents)) == len(parents)
-                if isinstance(parent, Node)
-                else False
-                for parent in node.parents
+                isinstance(x, Node) and are_distinct and uses[x] == 0 and x in fresh and x not in viewed
+                for x in node.parents
             ]
             result = None
             if not node.parents or any(x is not None for x in inputs):
@@ -202,24 +202,23 @@ def _aligned(rows: Tensor, ndim: int) -> Tensor:
 
 
 @dataclass(eq=False)
-class Source:
+class Source(Step):
     """The tensor where paths begin: slot 0 is its value."""
 
     value: Tensor
-    new: bool = False
+    new: ClassVar[bool] = False
 
     def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
         return Slots(0, self.value[None] if sweep.source else torch.zeros_like(self.value[None]))
 
 
 @dataclass(eq=False)
-class Affine:
+class Affine(Step):
     """x W^T + b over the last axis. columns: those of the result that are needed; the others are left undefined."""
 
     weight_FD: Tensor
     bias: Tensor | None = None
     columns: slice | None = None
-    new: bool = True
 
     def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
         (x,) = inputs
@@ -236,12 +235,11 @@ class Affine:
 
 
 @dataclass(eq=False)
-class Sum:
+class Sum(Step):
     """a x + b y in this dtype, with broadcasting."""
 
     dtype: torch.dtype
     factors: tuple[float, float] = (1, 1)
-    new: bool = True
 
     def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
         terms = [term for term in zip(inputs, self.factors, own, strict=True) if term[0] is not None]
@@ -283,13 +281,12 @@ class Gate:
 
 
 @dataclass(eq=False)
-class Scaled:
+class Scaled(Step):
     """factor x + constant, elementwise with broadcasting; x / factor where `divides`."""
 
     factor: Tensor | float | Callable[[], Tensor]
     constant: Tensor | None = None
     divides: bool = False
-    new: bool = True
 
     def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
         (x,) = inputs
@@ -306,7 +303,7 @@ class Scaled:
 
 
 @dataclass(eq=False)
-class Normed:
+class Normed(Step):
     """scale (x - mean) weight + shift with the scale of the recorded pass; the mean only if `centred`."""
 
     scale: Tensor
@@ -314,7 +311,6 @@ class Normed:
     centred: bool
     weight: Tensor | None
     shift: Tensor | None
-    new: bool = True
 
     def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
         (x,) = inputs
@@ -336,12 +332,12 @@ class Normed:
 
 
 @dataclass(eq=False)
-class Through:
+class Through(Step):
     """Any function that is linear in all of its tensors jointly, or affine: constant + linear."""
 
     function: Callable[..., Tensor]
     affine: bool = False
-    new: bool = False
+    new: ClassVar[bool] = False
 
     def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
         low, high = min(x.low for x in inputs), max(x.high for x in inputs)
@@ -354,7 +350,7 @@ class Through:
 
 
 @dataclass(eq=False)
-class Mixed:
+class Mixed(Step):
     """Attention P v for every head, (*batch, M, K) to (*batch, N, K), one slot further: each path gains a head.
 
     weights: returns P, (*batch, N, M). bias: returns the part of v that comes from the values' bias. grouped: whether
@@ -364,7 +360,6 @@ class Mixed:
     weights: Callable[[], Tensor]
     bias: Callable[[], Tensor] | None = None
     grouped: bool = False
-    new: bool = True
 
     def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
         values, bias = self.values(sweep, inputs[0])

@@ -59,7 +59,7 @@ def _as_weights(seen: Seen) -> Tag:
 
 @rule("var_mean", "std_mean")
 def _moments(seen: Seen) -> list[Tag] | None:
-    axes, keepdim = seen.kwargs.get("dim", seen.args[1] if len(seen.args) > 1 else None), seen.kwargs.get("keepdim")
+    axes, keepdim = seen.get(1, "dim"), seen.kwargs.get("keepdim")
     if keepdim is None or isinstance(axes, bool):
         return None
     mean = through(seen, [seen.args[0]], lambda x: x.mean(axes, keepdim), result=seen.result[1])

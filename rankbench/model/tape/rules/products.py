@@ -110,8 +110,10 @@ def _einsum(seen: Seen) -> Tag | None:
     if terms is None:
         return _product(seen, *operands, multiply)
     a, b, out = terms
-    layouts = (_layout(a, b, out), _layout(b, a, out))
-    scores = _queries_and_keys(a, b, out, *operands)
+    layouts, scores = (_layout(a, b, out, a), _layout(b, a, out, b)), None
+    if (as_scores := _layout(a, b, out, out)) is not None:
+        to_queries, to_keys, _ = as_scores
+        scores = to_queries(operands[0]), to_keys(operands[1]).mT
     return _product(seen, *operands, multiply, None if None in layouts else layouts, scores)
 
 
@@ -131,9 +133,12 @@ def _letters(equation: str, *ndims: int) -> tuple[str, str, str] | None:
     return None if any(len(set(term)) < len(term) for term in terms) else tuple(terms)
 
 
-def _layout(weights: str, values: str, out: str) -> Layout | None:
-    """How to bring weights to (*batch, N, M) and values to (*batch, M, K), and (*batch, N, K) to the result."""
-    batch = [x for x in weights if x in values and x in out]
+def _layout(weights: str, values: str, out: str, order: str) -> Layout | None:
+    """How to bring weights to (*batch, N, M) and values to (*batch, M, K), and (*batch, N, K) to the result.
+
+    order: the term whose order of letters the batch has.
+    """
+    batch = [x for x in order if x in weights and x in values and x in out]
     queries = [x for x in weights if x not in values and x in out]
     keys = [x for x in weights if x in values and x not in out]
     features = [x for x in values if x not in weights and x in out]
@@ -151,15 +156,6 @@ def _layout(weights: str, values: str, out: str) -> Layout | None:
 def _permuted(given: Sequence[str], wanted: Sequence[str]) -> Callable[[Tensor], Tensor]:
     order = [given.index(letter) for letter in wanted]
     return lambda x: x.permute(order)
-
-
-def _queries_and_keys(a: str, b: str, out: str, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor] | None:
-    batch = [x for x in out if x in a and x in b]
-    queries, keys = [x for x in out if x not in b], [x for x in out if x not in a]
-    features = [x for x in a if x in b and x not in out]
-    if not len(queries) == len(keys) == len(features) == 1 or len(a) != len(batch) + 2 or len(b) != len(batch) + 2:
-        return None
-    return _permuted(a, [*batch, *queries, *features])(q), _permuted(b, [*batch, *keys, *features])(k)
 
 
 def _product(
