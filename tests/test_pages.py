@@ -166,8 +166,8 @@ def test_many_facets_stand_side_by_side_each_with_its_labels(num_facets):
 def test_more_lines_than_colours_have_other_dashes():
     axes = Figure().add_subplot()
     for number in range(12):
-        summary = pd.DataFrame({"layer": [0, 1], "mean": 0.5, "low": 0.4, "high": 0.6, "num_seeds": 1})
-        figures.line(axes, summary, "layer", str(number), number)
+        rows = pd.DataFrame({"layer": [0, 1], "value": 0.5, "seed": 0})
+        figures.line(axes, rows, "layer", "value", str(number), number)
     styles = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in axes.get_lines()}
     assert len(styles) == 12
     assert max(line.get_xdata()[0] for line in axes.get_lines()) < 0.5  # nearer to its own layer than to the next

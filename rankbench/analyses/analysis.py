@@ -1,6 +1,7 @@
-"""Analysis, and the subjects that it measures."""
+"""Analysis, and the subjects that it measures, a few sequences at a time."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,8 +15,12 @@ from rankbench.model.modules import Example
 from rankbench.model.transformer import Transformer
 from rankbench.plots.figure import Figure
 from rankbench.plots.pages import MOST_PANELS
+from rankbench.progress import counted
 from rankbench.runs.tables import fall_in_last_quarter
 from rankbench.tasks import Batch, Task
+from rankbench.tasks.task import Score, score
+
+SEQUENCES_AT_A_TIME = 1000  # in a forward pass of the whole network
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,16 @@ class Subject:
     def model(self) -> Transformer:
         """The trained model if there is one, else the initialised one."""
         return self.models["trained" if "trained" in self.models else "initialised"]
+
+    def models_in_float64(self) -> Iterator[tuple[str, Transformer]]:
+        """Weights and a copy in float64 of each network, one at a time."""
+        for weights, model in self.models.items():
+            yield weights, copy.deepcopy(model).double()
+
+    def score(self, sequences: Batch) -> Score:
+        """The score of the whole network, the trained one if there is one."""
+        outputs = torch.cat([self.model(inputs) for inputs in sequences.inputs.split(SEQUENCES_AT_A_TIME)])
+        return score(outputs, sequences.targets)
 
     @property
     def device(self) -> torch.device:
@@ -91,6 +106,13 @@ class ModuleSubject:
     def who(self) -> dict[str, str | int]:
         """The columns that every table begins with."""
         return {"run": self.name, "task": self.inputs, "model": self.model, "seed": self.seed}
+
+
+def chunks(sequences: Batch, at_a_time: int, what: str) -> Iterator[Batch]:
+    """Yield this many sequences at a time, with a progress bar. what: the work, as in `paths: sequences`."""
+    num_sequences = len(sequences.inputs)
+    batches = (sequences[begin : begin + at_a_time] for begin in range(0, num_sequences, at_a_time))
+    return counted(batches, num_sequences, what, lambda batch: len(batch.inputs))
 
 
 class Plan(NamedTuple):

@@ -6,10 +6,9 @@ Every number here is float64, whatever the network's precision. Formulas and the
 Shapes: B batch, N token, D width, H head, K head width, F hidden width of the MLP, L layer.
 """
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +65,10 @@ class LayerConstants(NamedTuple):
     scores_H: np.ndarray
     values_H: np.ndarray
 
+    def bound(self, residual_B: np.ndarray) -> np.ndarray:
+        """Lemmas A.1 and A.2: the bound on the residual after the layer, from one on that before it; as log10."""
+        return dong_theory.layer_bound(residual_B, self.coefficient_B, self.skip, self.lam_B)
+
 
 @torch.no_grad()
 def table(subject: Subject, options: Options) -> pd.DataFrame:
@@ -96,8 +99,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """
     inputs = subject.test.inputs[: options.sequences]
     rows = []
-    for weights, model in subject.models.items():
-        exact = copy.deepcopy(model).double()
+    for weights, exact in subject.models_in_float64():
         for variant in options.variants:
             network = without(exact, **VARIANTS[variant])
             inputs = inputs.double() if inputs.is_floating_point() else inputs
@@ -173,13 +175,9 @@ def _bounds(
         yield "theorem", "Corollary 3.1", True, closed
     source = "lemmas of app. A" if not norms else "norms as right multiplications, sec. 3.3"
     covered = plain and not (skips and mlps)
-    recursion, single = [first], [first]
-    for layer, before in zip(layers, residuals, strict=False):
-        constants = (layer.coefficient_B, layer.skip, layer.lam_B)
-        recursion.append(dong_theory.layer_bound(recursion[-1], *constants))
-        single.append(dong_theory.layer_bound(before, *constants))
-    yield "recursion", source, covered, recursion
-    yield "layer", source, covered, single
+    yield "recursion", source, covered, [*accumulate(layers, lambda before, layer: layer.bound(before), initial=first)]
+    single = [layer.bound(before) for layer, before in zip(layers, residuals, strict=False)]
+    yield "layer", source, covered, [first, *single]
     if not norms:
         proved = [diameters[0]]
         for layer in layers:

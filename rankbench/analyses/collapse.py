@@ -4,7 +4,6 @@ rankbench.measures.residual_coordinates).
 Shapes: B batch.
 """
 
-import copy
 import logging
 import math
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from rankbench.analyses.variants import VariantOptions as Options
 from rankbench.keys import ConfigError
 from rankbench.measures import residual_coordinates as coordinates
 from rankbench.measures import residual_propagation as propagation
+from rankbench.measures.dong_theory import LN10
 from rankbench.measures.norms import composite_norm, residual_matrix
 from rankbench.measures.rounding import states_with_floors
 from rankbench.measures.states import value_per_length
@@ -31,7 +31,6 @@ from rankbench.seeds import generator_for
 
 log = logging.getLogger(__name__)
 
-LN10 = math.log(10)
 BOUNDS = ("log10_contraction", "log10_bound")
 # How far above its floor a measured residual must be to be compared with the propagated one, and how close they then
 # are: a residual of 1e4 floors is known to 1e-4 of itself, which is 4e-5 of its log10.
@@ -63,8 +62,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     inputs, rows = subject.test.inputs[: options.sequences], []
     if inputs.is_floating_point():
         inputs = inputs.double()
-    for weights, model in subject.models.items():
-        networks, refused = _followed(copy.deepcopy(model).double(), options.variants)
+    for weights, model in subject.models_in_float64():
+        networks, refused = _followed(model, options.variants)
         for variant, network in networks.items():
             for row in _rows(network, inputs, generator_for(subject.seed, "rounding")):
                 rows.append({"weights": weights, "variant": variant, **row})

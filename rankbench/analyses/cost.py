@@ -13,7 +13,7 @@ import torch
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.keys import as_typed
-from rankbench.measures.rounding import side_by_side
+from rankbench.measures.rounding import num_passes, side_by_side
 from rankbench.progress import duration
 
 LONG = 600.0  # seconds; an analysis that takes longer is announced
@@ -42,7 +42,7 @@ class Operations(NamedTuple):
         of_kind = {"attention": 0.0, "mlp": 0.0}
         for sublayer in network.sublayers:
             numbers = sum(weight.numel() for weight in sublayer.part.parameters())
-            of_kind["attention" if sublayer.kind == "attention" else "mlp"] += 2.0 * num_tokens * numbers
+            of_kind[sublayer.kind] += 2.0 * num_tokens * numbers
         for part in network.attentions:
             of_kind["attention"] += 4.0 * num_tokens**2 * part.heads * part.head_width
         layers, heads, _ = network.path_choices
@@ -54,6 +54,11 @@ class Operations(NamedTuple):
     def forward(self) -> float:
         """Operations of a forward pass."""
         return self.layers * (self.attention + self.mlp) + self.read_out
+
+    @property
+    def rounded_passes(self) -> int:
+        """Plain passes in the time of the passes with random rounding that give a floor."""
+        return ROUNDED * num_passes(self.num_tokens, self.width)
 
     @property
     def sums_by_length(self) -> float:
@@ -96,17 +101,17 @@ def announcement(name: str, analysis: Analysis, options: Any, subjects: list[Sub
     seeds = f" x {len(subjects)} seeds" if len(subjects) > 1 else ""
     line = f"{name}: {what}{seeds} ({size}) take about {duration(operations(options) / pace)}"
     changes: dict[str, Any] = {}
+    chosen = options
     for change in analysis.cheaper:
-        cheaper = dataclasses.replace(options, **(changes | change))
-        if operations(cheaper) < operations(dataclasses.replace(options, **changes)):
-            changes |= change
+        cheaper = dataclasses.replace(chosen, **change)
+        if operations(cheaper) < operations(chosen):
+            chosen, changes = cheaper, changes | change
         if operations(cheaper) < LONG * pace:
             break
     if not changes:
         return f"{line}; it continues"
     keys = " ".join(f"analysis.{name}.{key}={as_typed(value)}" for key, value in changes.items())
-    seconds = operations(dataclasses.replace(options, **changes)) / pace
-    return f"{line}; it continues. With {keys} about {duration(seconds)}"
+    return f"{line}; it continues. With {keys} about {duration(operations(chosen) / pace)}"
 
 
 @torch.no_grad()

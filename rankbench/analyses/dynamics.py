@@ -49,9 +49,8 @@ def digest(table: pd.DataFrame) -> str:
     last = table[table.layer == table.layer.max()]
     for metric in [name for name in table if name in METRICS]:
         by_step = last.dropna(subset=metric).groupby("step")[metric].mean()
-        if by_step.empty:
-            continue
-        lines.append(f"{metric} {by_step.iloc[0]:.3g} -> {by_step.iloc[-1]:.3g}")
+        if len(by_step):
+            lines.append(f"{metric} {by_step.iloc[0]:.3g} -> {by_step.iloc[-1]:.3g}")
     return "\n".join(lines)
 
 

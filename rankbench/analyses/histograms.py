@@ -1,6 +1,5 @@
 """Histograms of the entries of attention layers' inputs and outputs (Kim et al. 2021, app. N, Fig. 10)."""
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -37,9 +36,8 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     of the bin, density (share of entries over the bin's width); sd, smallest and largest of all entries; for a trained
     model loss_fall, see Subject.how_trained.
     """
-    parts = []
-    for weights, given in subject.models.items():
-        model = copy.deepcopy(given).double()
+    rows = []
+    for weights, model in subject.models_in_float64():
         for number, attention in enumerate(model.attentions, 1):
             layer_columns = {"weights": weights, "layer": number, "attention": attention.score_name}
             for low, high in options.ranges:
@@ -47,10 +45,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
                 x_BND = inputs_of(low, high, options.sequences, options.tokens, model.width, generator)
                 x_BND = x_BND.to(subject.device)
                 y_BND = attention(x_BND)
-                rows = pd.DataFrame(_rows({"input": x_BND, "output": y_BND}, options.bins))
-                parts.append(rows.assign(**layer_columns, inputs=f"{low:g}..{high:g}"))
-    columns = [*("weights", "layer", "attention", "inputs", "of", "bin"), *("low", "high", "density")]
-    return pd.concat(parts, ignore_index=True)[[*columns, "sd", "smallest", "largest"]].assign(**subject.how_trained)
+                axes = layer_columns | {"inputs": f"{low:g}..{high:g}"}
+                rows += [axes | row for row in _rows({"input": x_BND, "output": y_BND}, options.bins)]
+    return pd.DataFrame(rows).assign(**subject.how_trained)
 
 
 def _rows(entries: dict[str, Tensor], bins: int) -> Iterator[dict]:

@@ -31,12 +31,11 @@ from rankbench.measures.interaction import interaction, interactions_of_pairs, s
 from rankbench.measures.interference import interference, squares_by_signs, squares_of_paths
 from rankbench.measures.norms import cosine, without_absent
 from rankbench.measures.recomputed_network import RecomputedNetwork, check_recomputed
-from rankbench.measures.rounding import FLOOR_SEQUENCES, num_passes
+from rankbench.measures.rounding import FLOOR_SEQUENCES
 from rankbench.model.transformer import Transformer
 from rankbench.plots.independence import draw_independence
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch, Corpus, Finite
-from rankbench.tasks.task import score
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +100,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     if subject.modules is None:
         rounding = generator_for(subject.seed, "rounding")
         rows += _head_pairs(subject.model, test[: options.hessian_sequences], options.probes, generator, rounding)
-    outputs = torch.cat([subject.model(chunk_BN) for chunk_BN in test.inputs.split(1000)])
-    return pd.DataFrame(rows, columns=COLUMNS).assign(whole_accuracy=score(outputs, test.targets).accuracy.item())
+    return pd.DataFrame(rows, columns=COLUMNS).assign(whole_accuracy=subject.score(test).accuracy.item())
 
 
 def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) -> Iterator[dict]:
@@ -253,8 +251,7 @@ def cost(subject: Subject, options: Options) -> Cost:
         else np.ones((number * len(lengths), layers), dtype=np.int64)
     ).num_steps
     units = sum(min(number, count) for count in counts)
-    passes = ROUNDED * num_passes(operations.num_tokens, operations.width)
-    perturbed = passes * min(num_sequences, FLOOR_SEQUENCES)
+    perturbed = operations.rounded_passes * min(num_sequences, FLOOR_SEQUENCES)
     total = 0.0
     for scheme in options.schemes:
         recomputed = scheme == "recomputed"

@@ -5,7 +5,6 @@ Kim et al. 2021, sec. 5.2 and app. J, Figs. 3, 5 and 6. Every number here is flo
 Shapes: B sequence, N token, D width.
 """
 
-import copy
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -87,7 +86,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     An error that does not vanish shows that the iteration does not invert g, so f is not a contraction. g may still
     have an inverse.
     """
-    parts = []
+    rows = []
     if options.attentions:
         for attention, tokens, width in product(options.attentions, options.tokens, options.widths):
             # the same inputs for every kind of attention
@@ -96,22 +95,21 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             layer = fresh_layer(kind, width, options.heads, options.gain, generator, tied=options.tied)
             layer = contracted(layer.to(subject.device), attention, tokens)
             axes = {"weights": "fresh", "part": "attention", "layer": 0, "attention": attention}
-            parts += _of_layer(functools.partial(attend, layer), tokens, width, subject, options, axes)
+            rows += _of_layer(functools.partial(attend, layer), tokens, width, subject, options, axes)
     else:
-        for weights, given in subject.models.items():
-            model = copy.deepcopy(given).double()
+        for weights, model in subject.models_in_float64():
             for number, attention in enumerate(model.attentions, 1):
                 axes = {"weights": weights, "part": "attention", "layer": number, "attention": attention.score_name}
                 for tokens in options.tokens:
-                    parts += _of_layer(attention, tokens, model.width, subject, options, axes)
+                    rows += _of_layer(attention, tokens, model.width, subject, options, axes)
             if options.network:
-                parts.append(pd.DataFrame(_rows_of_network(model, subject, options)).assign(weights=weights))
-    return pd.concat(parts, ignore_index=True)[COLUMNS].assign(**subject.how_trained)
+                rows += [{"weights": weights} | row for row in _rows_of_network(model, subject, options)]
+    return pd.DataFrame(rows, columns=COLUMNS).assign(**subject.how_trained)
 
 
 def _of_layer(
     function: Callable[[Tensor], Tensor], tokens: int, width: int, subject: Subject, options: Options, axes: dict
-) -> Iterator[pd.DataFrame]:
+) -> Iterator[dict]:
     for low, high in options.ranges:
         generator = generator_for(subject.seed, "invertibility")
         x_BND = inputs_of(low, high, options.sequences, tokens, width, generator).to(subject.device)
@@ -122,9 +120,9 @@ def _of_layer(
 
             iterates = invert(scaled, x_BND + scaled(x_BND), options.iterations)
             floor = _floor(scaled, x_BND[:FLOOR_SEQUENCES], generator_for(subject.seed, "rounding"))
-            rows = pd.DataFrame([_errors(iterate_BND, x_BND, floor) for iterate_BND in iterates])
             of_input = {"tokens": tokens, "width": width, "inputs": f"{low:g}..{high:g}", "coefficient": coefficient}
-            yield rows.assign(iteration=range(len(rows)), **axes, **of_input)
+            for iteration, iterate_BND in enumerate(iterates):
+                yield axes | of_input | {"iteration": iteration} | _errors(iterate_BND, x_BND, floor)
 
 
 def invert(
@@ -217,15 +215,15 @@ COLUMNS = [
 def check_plan(plan: Plan, options: Options) -> None:
     """Raise ConfigError for a network that cannot be inverted here, or that is contractive for too few keys."""
     network = plan.model
-    if not options.attentions:
-        check_one_stream(network, "invertibility")
+    if options.attentions:
+        return
+    check_one_stream(network, "invertibility")
     if options.network and (network.has_norms or any(sublayer.skip == 0 for sublayer in network.sublayers)):
         raise ConfigError(
             "analysis.invertibility.network=true: only layers of the form x + f(x) can be undone; use model.norm=none "
             "and skips around every sub-layer, or set network to false"
         )
-    if not options.attentions:
-        network.attentions[0].num_keys(max(options.tokens))
+    network.attentions[0].num_keys(max(options.tokens))
 
 
 ANALYSIS = Analysis(

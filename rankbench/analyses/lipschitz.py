@@ -5,7 +5,6 @@ Kim et al. 2021, Figs. 2, 7 and 8; formulas in rankbench.measures.lipschitz_boun
 Shapes: B sequence, N token, D width, H head, K head width.
 """
 
-import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -172,8 +171,8 @@ def _ascents(layer: AttentionLayer, num_tokens: int, options: Options, generator
 
 def _rows_of_subject(subject: Subject, options: Options) -> Iterator[dict]:
     generator = generator_for(subject.seed, "lipschitz")
-    for weights, given in subject.models.items():
-        model = copy.deepcopy(given).double().requires_grad_(False)
+    for weights, model in subject.models_in_float64():
+        model.requires_grad_(False)
         inputs = subject.test.inputs[: options.sequences]
         lengths_B = model.lengths(inputs)
         most = inputs.shape[1] if lengths_B is None else int(lengths_B.max())

@@ -207,13 +207,12 @@ def _with_targets(ids_BN: Tensor, cfg: AnalyzeConfig, checkpoint: Checkpoint) ->
     """Inputs and targets: the next token for a causal language model; for a masked one the tokens that `masked` hides,
     which are masked in the inputs; None for others."""
     kind = type(checkpoint.trained).__name__
-    # in XLNet's LMHeadModel each token sees the next one, unless attn_type=uni
-    sees_next = getattr(checkpoint.trained.config, "attn_type", "uni") == "bi"
-    is_causal = kind.endswith(("ForCausalLM", "LMHeadModel")) and not sees_next
-    if is_causal and not cfg.masked:
-        return ids_BN, torch.cat([ids_BN[:, 1:], torch.full_like(ids_BN[:, :1], ABSENT)], dim=1)
     if not cfg.masked:
-        return ids_BN, None
+        # in XLNet's LMHeadModel each token sees the next one, unless attn_type=uni
+        sees_next = getattr(checkpoint.trained.config, "attn_type", "uni") == "bi"
+        is_causal = kind.endswith(("ForCausalLM", "LMHeadModel")) and not sees_next
+        next_BN = torch.cat([ids_BN[:, 1:], torch.full_like(ids_BN[:, :1], ABSENT)], dim=1)
+        return ids_BN, next_BN if is_causal else None
     mask_token = getattr(checkpoint.reader, "mask_token_id", None)
     if not kind.endswith("ForMaskedLM") or mask_token is None:
         raise ConfigError(

@@ -39,8 +39,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """
     own_layers, own_heads, own_skip = subject.model.path_choices
     networks = [(name, *options.known[name], True) for name in options.architectures]
-    own = options.layers is None and options.heads is None
-    if not own:
+    if options.layers is not None or options.heads is not None:
         layers, heads = options.layers or own_layers, options.heads or own_heads
         networks.append((f"L={layers} H={heads}", layers, heads, True))
     elif not networks:

@@ -11,14 +11,14 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Subject
-from rankbench.analyses.cost import ROUNDED, Operations
+from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Subject, chunks
+from rankbench.analyses.cost import Operations
 from rankbench.keys import key
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_through_heads
 from rankbench.measures.module_paths import Heads, check_sums, heads_of, norms, of_counted, parts_with_floors, recorded
-from rankbench.measures.norms import frobenius_norm
+from rankbench.measures.norms import frobenius_norm, without_absent
 from rankbench.measures.paths import NUMBERS_AT_A_TIME
 from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, RandomRounding, num_passes, side_by_side
 from rankbench.model.attention import visible_keys
@@ -27,7 +27,6 @@ from rankbench.model.network import run
 from rankbench.model.tape import Sums, Tape
 from rankbench.model.transformer import Transformer
 from rankbench.plots.path_mass import draw_path_mass
-from rankbench.progress import counted
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
 from rankbench.tasks.task import is_scored, majority_baselines, score, token_losses
@@ -71,13 +70,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     parts += [{"part": "head", "layer": layer, "head": head} for layer, head in heads_of_layers]
     numbers = len(parts) * test.inputs.shape[1] * model.width
     at_a_time = max(1, NUMBERS_AT_A_TIME // numbers)
-    batches = (test[at : at + at_a_time] for at in range(0, len(test.inputs), at_a_time))
-    chunks = [
-        _sums(model, batch, options.mlp)
-        for batch in counted(batches, len(test.inputs), "path_mass: sequences", lambda batch: len(batch.inputs))
-    ]
-    remainder = max(chunk.pop("remainder").item() for chunk in chunks)
-    total = {name: sum(chunk[name] for chunk in chunks) for name in chunks[0]}
+    sums = [_sums(model, batch, options.mlp) for batch in chunks(test, at_a_time, "path_mass: sequences")]
+    remainder = max(of_chunk.pop("remainder").item() for of_chunk in sums)
+    total = {name: sum(of_chunk[name] for of_chunk in sums) for name in sums[0]}
     tokens, num_sequences = total["tokens"], len(test.inputs)
     rows, below = [], _below_floor(subject, test[: min(FLOOR_SEQUENCES, at_a_time)], options.mlp)
     for number, part in enumerate(parts):
@@ -175,8 +170,7 @@ def _sums(model: Transformer, batch: Batch, mlp: str) -> dict[str, Tensor]:
     whole = score(model.read_out(state_BND), batch.targets)
     left = [score(model.read_out(state_BND - part_BND), batch.targets) for part_BND in parts_TBND]
     counted_BN = model.counted(batch.inputs)
-    counted_BN1 = 1.0 if counted_BN is None else counted_BN[..., None]
-    sizes_TB, size_B = frobenius_norm(parts_TBND * counted_BN1), frobenius_norm(state_BND * counted_BN1)
+    sizes_TB, size_B = (frobenius_norm(without_absent(x, counted_BN)) for x in (parts_TBND, state_BND))
     return {
         "mass_T": torch.where(size_B > 0, sizes_TB / size_B, 0).sum(1),
         "num_undefined": (size_B == 0).sum(),
@@ -301,7 +295,7 @@ def cost(subject: Subject, options: Options) -> Cost:
     num_parts = layers + 2 + layers * heads
     numbers = num_parts * operations.num_tokens * operations.width
     floors = min(num_sequences, FLOOR_SEQUENCES, max(1, NUMBERS_AT_A_TIME // numbers))
-    passes = 1 + ROUNDED * num_passes(operations.num_tokens, operations.width)
+    passes = 1 + operations.rounded_passes
     of_sequence = parts + operations.sums_by_length + num_parts * operations.read_out
     total = num_sequences * (of_sequence + operations.metrics_of_heads) + floors * passes * parts
     return Cost(total, f"{num_parts} sums of paths x {num_sequences} sequences")

@@ -4,7 +4,7 @@ Shapes: B batch, N token, D width, C class, G group of paths.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -15,22 +15,21 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Plan, Subject
-from rankbench.analyses.cost import ROUNDED, Operations
+from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Plan, Subject, chunks
+from rankbench.analyses.cost import Operations
 from rankbench.keys import key
 from rankbench.measures.dong_theory import length_share, num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
 from rankbench.measures.module_paths import check_sums, heads_of, parts_with_floors
 from rankbench.measures.module_paths import sums_by_length as module_sums
-from rankbench.measures.norms import composite_norm, frobenius_norm, residual_matrix
+from rankbench.measures.norms import composite_norm, frobenius_norm, residual_matrix, without_absent
 from rankbench.measures.paths import PathTree, all_paths, read_out, sample_paths, sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork, check_recomputed
-from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, floors_of_sums, num_passes, side_by_side
+from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, floors_of_sums, side_by_side
 from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import counted_first
 from rankbench.model.transformer import Transformer
 from rankbench.plots.paths import draw_paths
-from rankbench.progress import counted
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
 from rankbench.tasks.task import Score, majority_baselines, repeated_token_ceiling, score
@@ -75,8 +74,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     for scheme in options.schemes:
         rows += _exact_rows(subject, test, scheme, options)
         rows += _sampled_rows(subject, test, scheme, options)
-    outputs = torch.cat([subject.model(chunk) for chunk in test.inputs.split(1000)])
-    whole = score(outputs, test.targets)
+    whole = subject.score(test)
     majority = majority_baselines(subject.train, test, subject.task.num_outputs)
     return pd.DataFrame(rows).assign(
         readout=options.readout,
@@ -94,7 +92,7 @@ def _floors(
 ) -> list[dict[str, float]]:
     """The columns of FLOORS of each group of paths, whose sums (G, B, N, D) `sums_of` returns."""
     model = subject.model
-    batch = next(_batches(test[:FLOOR_SEQUENCES], model, num_groups))
+    batch = test[: min(FLOOR_SEQUENCES, _at_a_time(test, model, num_groups))]
     sums_GBND, counted_BN = sums_of(batch.inputs), model.counted(batch.inputs)
     generator = generator_for(subject.seed, "rounding")
     floors = floors_of_sums(
@@ -136,7 +134,8 @@ class Reading(NamedTuple):
         if targets is not None:
             scores = [score(read(sum_BND), targets) for sum_BND in sums_GBND]
             score_G3 = torch.stack([torch.stack([part.double() for part in parts]) for parts in scores])
-        return cls(score_G3, _norms(sums_GBND, counted_BN), _relative_residuals(sums_GBND, counted_BN))
+        norm_GB = frobenius_norm(without_absent(sums_GBND, counted_BN))
+        return cls(score_G3, norm_GB, _relative_residuals(sums_GBND, counted_BN))
 
     @classmethod
     def joined(cls, parts: list["Reading"]) -> "Reading":
@@ -165,19 +164,8 @@ def _relative_residuals(sums_GBND: Tensor, counted_BN: Tensor | None) -> Tensor:
     return torch.stack([value_per_length(measure, seen(sum_BND), kept_B) for sum_BND in sums_GBND])
 
 
-def _norms(x: Tensor, counted_BN: Tensor | None) -> Tensor:
-    """Frobenius norm of each (N, D), over the tokens that count."""
-    return frobenius_norm(x if counted_BN is None else x * counted_BN[..., None])
-
-
-def _batches(test: Batch, model: Transformer, num_groups: int) -> Iterator[Batch]:
-    """A few sequences at a time, because memory has to hold the sums of all groups over these."""
-    at_a_time = _at_a_time(test, model, num_groups)
-    for start in range(0, len(test.inputs), at_a_time):
-        yield test[start : start + at_a_time]
-
-
 def _at_a_time(test: Batch, model: Transformer, num_groups: int) -> int:
+    """Number of sequences over which memory can hold the sums of all groups."""
     return max(1, NUMBERS_AT_A_TIME // (num_groups * test.inputs.shape[1] * model.width))
 
 
@@ -197,12 +185,12 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
             return sums_by_length(model, inputs, options.mlp).by_length_KBND
         return sums_of_groups(RecomputedNetwork(model, inputs, options.recomputed_mlp), groups)
 
-    batches = _batches(test, model, len(lengths))
-    for batch in counted(batches, len(test.inputs), f"{scheme} paths, all: sequences", lambda batch: len(batch.inputs)):
+    at_a_time = _at_a_time(test, model, len(lengths))
+    for batch in chunks(test, at_a_time, f"{scheme} paths, all: sequences"):
         if scheme == "frozen":
             sums = sums_by_length(model, batch.inputs, options.mlp)
             sums_KBND = sums.by_length_KBND
-            biases.append(_norms(sums.bias_BND, model.counted(batch.inputs)))
+            biases.append(frobenius_norm(without_absent(sums.bias_BND, model.counted(batch.inputs))))
             remainders.append(sums.remainder())
         else:
             sums_KBND = sums_of(batch.inputs)
@@ -226,10 +214,9 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
 
 
 def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) -> list[dict]:
-    model, draws = subject.model, _draws(subject, options)
+    model, (draws, groups) = subject.model, _sampled(subject, options)
     if not draws:
         return []
-    groups = _sampled_groups(subject, options)
     parts, read = [], partial(read_out, model, readout=options.readout)
 
     def sums_of(inputs: Tensor) -> Tensor:
@@ -237,10 +224,8 @@ def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) 
             return sums_of_groups(FrozenNetwork(model, inputs, options.mlp), groups)
         return sums_of_groups(RecomputedNetwork(model, inputs, options.recomputed_mlp), groups)
 
-    batches = _batches(test, model, len(groups))
-    for batch in counted(
-        batches, len(test.inputs), f"{scheme} paths, sampled: sequences", lambda batch: len(batch.inputs)
-    ):
+    at_a_time = _at_a_time(test, model, len(groups))
+    for batch in chunks(test, at_a_time, f"{scheme} paths, sampled: sequences"):
         parts.append(Reading.of(sums_of(batch.inputs), batch.targets, model.counted(batch.inputs), read))
     reading = Reading.joined(parts)
     rows, floors = [], _floors(subject, test, len(groups), sums_of)
@@ -250,19 +235,16 @@ def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) 
     return rows
 
 
-def _draws(subject: Subject, options: Options) -> list[tuple[int, int, int]]:
-    """Path length, subset size and repeat of each subset of sampled paths."""
-    return list(product(subject.model.path_lengths, options.subset_sizes, range(options.repeats)))
-
-
-def _sampled_groups(subject: Subject, options: Options) -> list[np.ndarray]:
-    """The paths of each draw: the same for both schemes, so that these are compared on the same paths."""
-    layers, heads, skip = subject.model.path_choices
-    return [
+def _sampled(subject: Subject, options: Options) -> tuple[list[tuple[int, int, int]], list[np.ndarray]]:
+    """Path length, subset size and repeat of each subset of sampled paths; and its paths: the same for both schemes, so
+    that these are compared on the same paths."""
+    (layers, heads, skip), replacement = subject.model.path_choices, options.replacement
+    draws = list(product(subject.model.path_lengths, options.subset_sizes, range(options.repeats)))
+    groups = [
         sample_paths(layers, heads, length, size, generator_for(subject.seed, "paths", number), replacement, skip)
-        for replacement in [options.replacement]
-        for number, (length, size, _) in enumerate(_draws(subject, options))
+        for number, (length, size, _) in enumerate(draws)
     ]
+    return draws, groups
 
 
 def cost(subject: Subject, options: Options) -> Cost:
@@ -270,13 +252,11 @@ def cost(subject: Subject, options: Options) -> Cost:
     operations, model, test = Operations.of(subject), subject.model, subject.test[: options.sequences]
     layers, heads, skip = model.path_choices
     counts = [num_paths(layers, heads, length, skip) for length in model.path_lengths]
-    passes = ROUNDED * num_passes(operations.num_tokens, model.width)
-    sampled, total, number = _sampled_groups(subject, options), len(test.inputs) * operations.forward, 0
+    (_, sampled), total, number = _sampled(subject, options), len(test.inputs) * operations.forward, 0
     for scheme, (groups, length) in product(options.schemes, ((sampled, len(sampled)), (None, len(counts)))):
         recomputed = scheme == "recomputed"
-        times = len(test.inputs) + passes * min(
-            len(test.inputs), FLOOR_SEQUENCES, _at_a_time(test, model, max(1, length))
-        )
+        floors = min(len(test.inputs), FLOOR_SEQUENCES, _at_a_time(test, model, max(1, length)))
+        times = len(test.inputs) + operations.rounded_passes * floors
         total += times * length * operations.read_out
         if groups is None and not recomputed:
             total += times * operations.sums_by_length
@@ -324,11 +304,8 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
         floors = _floor_columns(sums_KBNC, counted_BN, floors_of)
         for length in range(len(reading.norm_GB) - 1):
             row = dict.fromkeys(COLUMNS) | {"scheme": "frozen", "selection": "all", "path_length": length}
-            row |= (
-                floors[length]
-                | reading.row(length)
-                | {"num_paths": counts[length], "path_share": counts[length] / sum(counts)}
-            )
+            num_and_share = {"num_paths": counts[length], "path_share": counts[length] / sum(counts)}
+            row |= floors[length] | reading.row(length) | num_and_share
             row |= {"norm_share": (reading.norm_GB[length] / total_B).nanmean().item(), "remainder": remainder}
             row |= {"whole_accuracy": whole.accuracy.item(), "whole_loss": whole.mean_loss.item()}
             rows.append(row | {"weights": weights, "readout": "raw"})

@@ -18,11 +18,12 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from rankbench.analyses.analysis import Analysis, Cost, Plan, Subject
+from rankbench.analyses.analysis import Analysis, Cost, Plan, Subject, chunks
 from rankbench.analyses.cost import Operations
 from rankbench.keys import ConfigError, key
 from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_last_head
+from rankbench.measures.norms import without_absent
 from rankbench.measures.paths import NUMBERS_AT_A_TIME, PathTree, all_paths, sums_of_groups
 from rankbench.model.network import Network
 from rankbench.model.transformer import FirstCoordinates
@@ -78,7 +79,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     counts = np.unique(np.r_[0, np.geomspace(1, number, options.counts).round().astype(int)])
     sums: list[list[Score]] = [[] for _ in orders]
     read = _reader(model)
-    for batch, parts in counted(_parts(model, test, options), len(test.inputs), "pruning: sequences", _size):
+    for batch, parts in _parts(model, test, options, "pruning: sequences"):
         for scores, (_, _, order_P) in zip(sums, orders, strict=True):
             scores.append(_scores(parts.sums_PBNX[order_P], parts.bias_BNX, batch.targets, counts, read))
     rows = []
@@ -88,8 +89,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
             row = {"order": order, "repeat": repeat, "kept": int(kept), "kept_share": kept / number}
             row |= {"accuracy": right.item(), "loss": loss.item()}
             rows.append(row | {"path_length": lengths_P[order_P[:kept]].mean() if kept else None})
-    outputs = torch.cat([model(inputs) for inputs in test.inputs.split(1000)])
-    whole = score(outputs, test.targets)
+    whole = subject.score(test)
     return pd.DataFrame(rows).assign(
         parts=options.parts,
         **subject.what_counts,
@@ -164,8 +164,7 @@ def _orders(
     if {"greedy", "norm"} & set(options.orders):
         scored = []
         squares_P = 0
-        batches = _parts(subject.model, chosen, options)
-        for batch, parts in counted(batches, len(chosen.inputs), "pruning: sequences to choose on", _size):
+        for batch, parts in _parts(subject.model, chosen, options, "pruning: sequences to choose on"):
             is_BN = is_scored(batch.targets)
             scored.append((parts.sums_PBNX[:, is_BN], parts.bias_BNX[is_BN], batch.targets[is_BN]))
             squares_P = squares_P + parts.squares_P
@@ -191,13 +190,12 @@ class Parts(NamedTuple):
     squares_P: Tensor
 
 
-def _parts(model: Network, batch: Batch, options: Options) -> Iterator[tuple[Batch, Parts]]:
-    """A few sequences at a time, with their parts."""
+def _parts(model: Network, batch: Batch, options: Options, what: str) -> Iterator[tuple[Batch, Parts]]:
+    """A few sequences at a time, with their parts. what: as in `chunks`."""
     paths_PL = _all_paths(model) if options.parts == "path" else None
     numbers = _check_number(model, options) * model.num_tokens(batch.inputs) * model.width
     at_a_time = max(1, NUMBERS_AT_A_TIME // numbers)
-    for begin in range(0, len(batch.inputs), at_a_time):
-        chunk = batch[begin : begin + at_a_time]
+    for chunk in chunks(batch, at_a_time, what):
         network = FrozenNetwork(model, chunk.inputs, options.mlp)
         by_length_KBND, bias_BND, _ = network.sums_by_length()
         if paths_PL is not None:
@@ -208,17 +206,11 @@ def _parts(model: Network, batch: Batch, options: Options) -> Iterator[tuple[Bat
             sums_PBND = sums_by_last_head(network)
             if not model.has_skips:  # every path has its last head in the last layer
                 sums_PBND = sums_PBND[-model.num_heads :]
-        counted_BN = model.counted(chunk.inputs)
-        counted_PBND = sums_PBND if counted_BN is None else sums_PBND * counted_BN[..., None]
-        squares_P = counted_PBND.flatten(1).square().sum(1)
+        squares_P = without_absent(sums_PBND, model.counted(chunk.inputs)).flatten(1).square().sum(1)
         if _has_logits(model):
             yield chunk, Parts(sums_PBND @ model.read_out.weight.T, model.read_out(bias_BND), squares_P)
         else:
             yield chunk, Parts(sums_PBND, bias_BND, squares_P)
-
-
-def _size(chunk: tuple[Batch, Parts]) -> int:
-    return len(chunk[0].inputs)
 
 
 def _has_logits(model: Network) -> bool:

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Subject
-from rankbench.analyses.cost import ROUNDED, Operations
+from rankbench.analyses.cost import Operations
 from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.keys import key
 from rankbench.measures.by_layer import metrics_by_layer, metrics_in_view, moments
 from rankbench.measures.module_states import Run, layers_of, states_with_floors
 from rankbench.measures.norms import at_least_float32
-from rankbench.measures.rounding import num_passes
 from rankbench.measures.token_views import VIEWS, View
 from rankbench.model.modules import Example
 from rankbench.model.network import without
@@ -27,7 +26,6 @@ from rankbench.plots.residual import draw_residual
 from rankbench.progress import counted
 from rankbench.runs.tables import last_of_layer, mean_and_spread, thinned
 from rankbench.seeds import generator_for
-from rankbench.tasks.task import score
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +78,7 @@ def cost(subject: Subject, options: Options) -> Cost:
     """The work on metrics, passes, and passes with random rounding, of each variant of each network."""
     operations, num_sequences = Operations.of(subject), len(subject.test.inputs[: options.sequences])
     views = len(_views(options, is_ours=subject.modules is None))
-    passes = 1 + ROUNDED * num_passes(operations.num_tokens, operations.width)
+    passes = 1 + operations.rounded_passes
     number = num_sequences * len(subject.models) * len(options.variants) * views
     of_sequence = passes * operations.forward + operations.metrics_of_states + operations.metrics_of_heads
     return Cost(number * of_sequence, f"{len(options.variants)} variants x {num_sequences} sequences")
@@ -130,12 +128,12 @@ def rows_by_layer(
         yield {**row, "dtype": dtype, **moments(values)}
 
 
+@torch.no_grad()
 def learned(subject: Subject) -> dict[str, float]:
     """whole_accuracy, of a trained classifier on the whole test set (share of tokens); else nothing."""
     if "trained" not in subject.models or subject.test.targets.is_floating_point():
         return {}
-    outputs = torch.cat([subject.model(chunk).detach() for chunk in subject.test.inputs.split(1000)])
-    return {"whole_accuracy": score(outputs, subject.test.targets).accuracy.item()}
+    return {"whole_accuracy": subject.score(subject.test).accuracy.item()}
 
 
 def digest(table: pd.DataFrame) -> str:

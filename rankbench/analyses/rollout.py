@@ -3,7 +3,6 @@
 Shapes: T step, N token, C coordinate.
 """
 
-import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,8 +46,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     task = subject.task
     steps = task.points if options.steps is None else options.steps
     parts = []
-    for weights, model in subject.models.items():
-        exact = copy.deepcopy(model).double()
+    for weights, exact in subject.models_in_float64():
         path_TNC = free_run(exact, task, steps)
         parts.append(_rows(path_TNC, task, options).assign(weights=weights, **_summary(path_TNC, exact, task, options)))
     whole = pd.concat(parts, ignore_index=True)

@@ -162,7 +162,9 @@ def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], fold
             write_json(done_file, done)
         tables[name] = read_table(csv)
         lines += [ANALYSES[name].digest(tables[name]), f"-> {csv}"]
-    return lines + present(cfg, tables, folder)
+    pages = {name: [plots.Page(table, None, "")] for name, table in tables.items()}
+    lines += [drawn_line(files) for files in draw(pages, folder, cfg.published).values()]
+    return lines + judge_all(cfg.claims, tables, folder, None)
 
 
 def _fingerprint(subjects: list[Subject] | list[ModuleSubject]) -> str:
@@ -234,13 +236,6 @@ def measure(
         if progress.disable:
             log.info("%s: seed %d %s (%d of %d)", name, subject.seed, how, number, len(subjects))
     return pd.concat(parts, ignore_index=True)
-
-
-def present(cfg: BaseConfig, tables: dict[str, pd.DataFrame], folder: Path) -> list[str]:
-    """Write figures of the tables and verdicts on the claims to the folder; returns lines for the reader."""
-    pages = {name: [plots.Page(table, None, "")] for name, table in tables.items()}
-    lines = [drawn_line(files) for files in draw(pages, folder, cfg.published).values()]
-    return lines + judge_all(cfg.claims, tables, folder, None)
 
 
 def draw(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Subject
-from rankbench.analyses.cost import ROUNDED, Operations
+from rankbench.analyses.cost import Operations
 from rankbench.keys import key
 from rankbench.measures.module_paths import (
     Heads,
@@ -28,7 +28,7 @@ from rankbench.measures.module_paths import (
     scores,
     sums_by_length,
 )
-from rankbench.measures.rounding import FLOOR_SEQUENCES, num_passes
+from rankbench.measures.rounding import FLOOR_SEQUENCES
 from rankbench.model.modules import Example
 from rankbench.model.tape import Tape
 from rankbench.plots.spectrum import draw_spectrum
@@ -121,11 +121,10 @@ def _values(
         parts["error_upto"].append(norms(X - S_K.cumsum(0), 1) / size_B)
         remainder = max(remainder, sums.remainder)
         frozen |= dict.fromkeys(part.kind for part in sums.frozen)
-        scored = [_scored(x, chunk) for x in (*read_K.cumsum(0), sums.state_BND)]
-        for column, name in (("loss_upto", "whole_loss"), ("accuracy_upto", "whole_accuracy")):
-            losses = torch.stack([score_2B[int(column == "accuracy_upto")] for score_2B in scored])
-            parts[column].append(losses[:-1])
-            parts[name].append(losses[-1])
+        scored = torch.stack([_scored(x, chunk) for x in (*read_K.cumsum(0), sums.state_BND)], dim=1)
+        for column, name, score_KB in zip(("loss_upto", "accuracy_upto"), WHOLE, scored, strict=True):
+            parts[column].append(score_KB[:-1])
+            parts[name].append(score_KB[-1])
     return {name: torch.cat(part, dim=-1).double().cpu() for name, part in parts.items()}, remainder, frozen
 
 
@@ -166,8 +165,8 @@ def cost(subject: Subject, options: Options) -> Cost:
     """The work on the sums by length of each network, and again with random rounding for the floors."""
     operations, num_sequences = Operations.of(subject), len(subject.test.inputs[: options.sequences])
     of_sequence = operations.sums_by_length + (operations.layers + 1) * operations.read_out
-    passes = ROUNDED * num_passes(operations.num_tokens, operations.width)
-    number, times = num_sequences * len(subject.models), num_sequences + passes * min(num_sequences, FLOOR_SEQUENCES)
+    number = num_sequences * len(subject.models)
+    times = num_sequences + operations.rounded_passes * min(num_sequences, FLOOR_SEQUENCES)
     return Cost(len(subject.models) * times * of_sequence, f"{operations.layers + 1} path lengths x {number} sequences")
 
 

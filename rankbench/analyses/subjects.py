@@ -20,7 +20,7 @@ from rankbench.runs.tables import read_table
 from rankbench.seeds import generator_for
 from rankbench.tasks import Corpus, Finite, Task, build_task
 
-HISTORIES = {"layers.csv": "history", "metrics.csv": "curve"}  # files that training writes: their fields of Subject
+HISTORIES = {"history": "layers.csv", "curve": "metrics.csv"}  # fields of Subject: files that training writes
 BASELINE_SEQUENCES = 10_000  # of an endless training stream, enough to count its commonest class
 CORPUS_SEQUENCES = 1_000  # the same for a corpus, whose sequences are longer
 CHECKED_SEQUENCES = 64  # on which a network's outputs must be finite
@@ -46,7 +46,8 @@ def subjects_of_run(run: Run, machine: Machine, seeds: list[int] | None = None) 
     for seed in sorted(diverged if seeds is None else diverged & set(seeds)):
         log.warning("seed %d of %s diverged and is left out", seed, run.name)
     subjects = []
-    histories = {name: _history(run.folder / name) for name in HISTORIES if (run.folder / name).exists()}
+    files = {field: run.folder / name for field, name in HISTORIES.items()}
+    histories = {field: _history(file) for field, file in files.items() if file.exists()}
     for index in range(cfg.replicas):
         seed = cfg.seed + index
         if seed in diverged or (seeds is not None and seed not in seeds):
@@ -60,8 +61,7 @@ def subjects_of_run(run: Run, machine: Machine, seeds: list[int] | None = None) 
         # assigned, not copied: a copy would round the weights of a float64 run to the model's float32
         trained.load_state_dict({name: weight[index] for name, weight in stacked.items()}, assign=True)
         models = {"trained": trained, "initialised": initial_model(cfg.model, task, seed)}
-        rows_of_seed = {name: rows[rows.seed == seed].reset_index(drop=True) for name, rows in histories.items()}
-        recorded = {HISTORIES[name]: rows for name, rows in rows_of_seed.items()}
+        recorded = {field: rows[rows.seed == seed].reset_index(drop=True) for field, rows in histories.items()}
         subjects.append(_subject(run.name, task, seed, models, machine, **recorded))
     if not subjects:
         every = "every seed" if seeds is None else f"seeds={seeds}: each of them"

@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import grid_of, legend, of_weights_in_words, styled, title, whole_numbers
+from rankbench.plots.figure import grid_of, is_wide, legend, of_weights_in_words, styled, title, whole_numbers
 from rankbench.plots.style import colour_of, marker_of
 
 PANELS = {
@@ -28,8 +28,7 @@ def draw_attention(table: pd.DataFrame, published: pd.DataFrame | None = None, f
                 marker = marker_of(number)
                 axes.plot(mean, color=colour, marker=marker, label=f"{of_weights_in_words(weights)}, mean of the heads")
                 axes.scatter(heads.layer, heads[name], s=7, color=colour, alpha=0.4, linewidths=0)
-            values = rows[name][rows[name] > 0]
-            if name == "largest_logit" and len(values) and values.max() > 100 * values.min():
+            if name == "largest_logit" and is_wide(rows[name][rows[name] > 0]):
                 axes.set_yscale("log")
             axes.set_title(title(PANELS[name][0], label))
             whole_numbers(axes, "layer")

@@ -1,10 +1,9 @@
 """The figure of the record of benchmarks."""
 
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import styled, title
+from rankbench.plots.figure import empty_figure, styled, title
 from rankbench.plots.style import GREY, colour_of, colours, marker_of, panel_size, small
 
 
@@ -17,8 +16,7 @@ def draw_benchmarks(table: pd.DataFrame, goals: dict[str, tuple[str, tuple[str, 
     panels = [panel for column in goals for panel in _panels(table[table.column == column], *goals[column])]
     runs = {date: number for number, date in enumerate(sorted(table.date.unique()))}
     num_rows = -(-len(panels) // 2)
-    figure = Figure(figsize=(2 * panel_size()[0], (panel_size()[1] + 0.3) * num_rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(2 * panel_size()[0], (panel_size()[1] + 0.3) * num_rows)
     grid = figure.subplots(num_rows, 2, squeeze=False)
     for axes, (heading, (bound, goal), rows) in zip(grid.flat, panels, strict=False):
         for number, ((device, name), of_case) in enumerate(rows.groupby(["device", "name"], sort=False)):

@@ -38,7 +38,7 @@ def draw_bounds(table: pd.DataFrame, published: pd.DataFrame | None = None, face
             for number, (bound, name) in enumerate(NAMES.items()):
                 rows_of_bound = rows_of_panel[rows_of_panel.bound == bound]
                 if len(rows_of_bound):
-                    line(axes, mean_and_spread(rows_of_bound, ["layer"], "log10_bound"), "layer", name, number)
+                    line(axes, rows_of_bound, "layer", "log10_bound", name, number)
             for bound, colour, name in (("layer", INK, "measured residual"), ("diameter", GREY, "measured diameter")):
                 if len(measured := rows_of_panel[rows_of_panel.bound == bound]):
                     _measured(axes, measured, colour, name)

@@ -30,8 +30,9 @@ def draw_collapse(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
             panel = rows[rows.weights == kind]
             for number, variant in enumerate(variants):
                 of_variant = panel[panel.variant == variant]
-                line(axes, mean_and_spread(of_variant, ["layer"], "log10_residual"), "layer", in_words(variant), number)
-                _rings(axes, of_variant, number)
+                line(axes, of_variant, "layer", "log10_residual", in_words(variant), number)
+                measured = _in_every_seed(of_variant, "log10_measured")
+                axes.plot(measured.layer, measured["mean"], color=colour_of(number), **RING)
             axes.plot([], [], color=INK, label="measured by a forward pass", **RING)
             _bound(axes, panel)
             rounding = np.log10(panel.groupby("layer").noise_floor.max())
@@ -43,12 +44,6 @@ def draw_collapse(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
     _doubly_logarithmic(grid[0][0], table.log10_residual)
     legend(figure, grid)
     return figure
-
-
-def _rings(axes: Axes, rows: pd.DataFrame, number: int) -> None:
-    measured = _in_every_seed(rows, "log10_measured")
-    style = RING | {"color": colour_of(number)}
-    axes.plot(measured.layer, measured["mean"], **style)
 
 
 def _bound(axes: Axes, rows: pd.DataFrame) -> None:

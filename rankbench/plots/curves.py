@@ -2,11 +2,10 @@
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.figure import legend, level, log_y, spread, styled
+from rankbench.plots.figure import empty_figure, legend, level, log_y, mean_line, spread, styled
 from rankbench.plots.names import choice_in_words
 from rankbench.plots.style import DASHES, GREY, colour_of, marker_of, panel_size
 from rankbench.runs.tables import mean_and_spread
@@ -27,26 +26,23 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
     """
     variants = list(dict.fromkeys(table.variant))
     several = len(table[["variant", "layers"]].drop_duplicates()) > 1
-    size = (panel_size()[0] * (3 if several else 1), panel_size()[1] + 1.0)
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(1, 3 if several else 1, squeeze=False)
+    columns = 3 if several else 1
+    figure = empty_figure(panel_size()[0] * columns, panel_size()[1] + 1.0)
+    grid = figure.subplots(1, columns, squeeze=False)
     layers = sorted(table.layers.unique())
     loss = "loss (nats per token)" if "accuracy" in table else "loss (squared error)"
     if "test_loss_per_character" in table:
         loss = "loss (nats per symbol)"
     test = table[table.split == "test"]
     for (variant, depth), rows in test.groupby(["variant", "layers"], sort=False):
-        summary = mean_and_spread(rows, ["step"], "loss")
         colour, dash = colour_of(_numbers(variants)[variant]), DASHES[layers.index(depth) % len(DASHES)]
         label = choice_in_words(variant) if len(layers) == 1 else None
-        grid[0, 0].plot(summary.step, summary["mean"], color=colour, linestyle=dash, label=label)
-        spread(grid[0, 0], summary.step, summary, colour)
+        mean_line(grid[0, 0], rows, "step", "loss", colour, linestyle=dash, label=label)
     level(grid[0, 0], table, "unigram_loss", "frequencies of symbols", GREY, LONG_DASHES)
     level(grid[0, 0], table, "bigram_loss", "frequencies of pairs", GREY, FAR_DOTS)
     log_y(grid[0, 0])  # else the losses at the start of training would flatten the rest
     grid[0, 0].set(xlabel="training step", ylabel=f"test {loss}")
-    if several and len(layers) > 1:
+    if len(layers) > 1:
         for number, depth in enumerate(layers):
             grid[0, 0].plot([], [], color=GREY, linestyle=DASHES[number % len(DASHES)], label=f"layers={depth}")
     if several:

@@ -1,14 +1,15 @@
 """The figure of the analysis `dynamics`."""
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from rankbench.measures.attention_matrices import ATTENTION_FLOORS
 from rankbench.measures.states import OF_RESIDUAL, STATE_FLOORS
-from rankbench.plots.figure import below_rounding, grid_of, legend, spread, styled, title
-from rankbench.runs.tables import WHO, last_of_layer, mean_and_spread
+from rankbench.plots.figure import grid_of, legend, mean_line, styled, title
+from rankbench.plots.readings import in_steps
+from rankbench.plots.style import colour_of_depth
+from rankbench.runs.tables import WHO, last_of_layer
 
 FLOORS = (*STATE_FLOORS, *ATTENTION_FLOORS)
 AXES = (*WHO, "step", "layer", "sublayer", "head")
@@ -34,7 +35,6 @@ def draw_dynamics(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
         name for name in table if name not in (*AXES, *FLOORS, facet) and pd.api.types.is_numeric_dtype(table[name])
     ]
     figure, grid, facets = grid_of(table, facet, len(metrics), share_y="col")
-    colours = matplotlib.colormaps["viridis"]
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, metric in zip(row, metrics, strict=True):
             rows_of_metric = _with_floor(rows[np.isfinite(rows[metric])], metric)
@@ -42,15 +42,11 @@ def draw_dynamics(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                 rows_of_metric = rows_of_metric[rows_of_metric.sublayer == "weights"]
             elif (rows_of_metric.sublayer == "mlp").any():  # else the metric is of attention only
                 rows_of_metric = last_of_layer(rows_of_metric)
-            layers = np.sort(rows_of_metric.layer.unique())
-            for layer in layers[np.linspace(0, len(layers) - 1, min(len(layers), LINES)).round().astype(int)]:
-                summary = mean_and_spread(rows_of_metric[rows_of_metric.layer == layer], ["step"], metric)
-                colour = colours(0.9 * layer / max(table.layer.max(), 1))
+            for layer in in_steps(sorted(rows_of_metric.layer.unique()), LINES):
+                of_layer = rows_of_metric[rows_of_metric.layer == layer]
+                colour = colour_of_depth(layer, table.layer.max())
                 name = "embedding" if layer == 0 else f"layer {layer}"
-                below = summary.step.isin(rows_of_metric.step[(rows_of_metric.layer == layer) & rows_of_metric.below])
-                axes.plot(summary.step, summary["mean"].mask(below), color=colour, label=name)
-                spread(axes, summary.step, summary, colour)
-                below_rounding(axes, summary.step, summary["mean"], below, colour)
+                mean_line(axes, of_layer, "step", metric, colour, floor="below", label=name)
             if rows_of_metric.empty:
                 axes.text(0.5, 0.5, "none", ha="center", va="center", transform=axes.transAxes)
                 axes.tick_params(left=False, labelleft=False)

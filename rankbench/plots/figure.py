@@ -40,6 +40,7 @@ from rankbench.plots.style import (
 )
 from rankbench.runs.files import replacing
 from rankbench.runs.intervals import half_width
+from rankbench.runs.tables import mean_and_spread
 
 KINDS = (".png", ".pdf")  # file types in which a figure is saved
 FLOOR, BELOW = "rounding error of a forward pass", "at or below its rounding error"
@@ -177,6 +178,20 @@ def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**{name: table[name].map(escaped) for name in words})
 
 
+def empty_figure(width: float, height: float) -> Figure:
+    """A figure of this size in inches, with a canvas on which texts can be measured."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def facets_of(table: pd.DataFrame, facet: str | None) -> list[tuple[str, pd.DataFrame]]:
+    """(label, rows) of each value of the facet; the whole table without a label if there is none."""
+    if facet is None:
+        return [("", table)]
+    return [(f"{facet}={value}", rows) for value, rows in table.groupby(facet, sort=False)]
+
+
 def grid_of(
     table: pd.DataFrame, facet: str | None, columns: int, share_y: bool | str = True, share_x: bool | str = True
 ) -> tuple[Figure, np.ndarray, list[tuple[str, pd.DataFrame]]]:
@@ -184,14 +199,10 @@ def grid_of(
 
     Many facets are placed side by side, and panels in many rows are lower, so that the figure does not become too long.
     """
-    facets = [("", table)]
-    if facet is not None:
-        facets = [(f"{facet}={value}", rows) for value, rows in table.groupby(facet, sort=False)]
+    facets = facets_of(table, facet)
     per_row = max(1, SIDE_BY_SIDE // columns) if len(facets) > MOST_ROWS else 1
     num_rows = -(-len(facets) // per_row)
-    size = (panel_size()[0] * columns * per_row, height_of_panels(num_rows) * num_rows + 0.7)
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(panel_size()[0] * columns * per_row, height_of_panels(num_rows) * num_rows + 0.7)
     axes = figure.subplots(num_rows, columns * per_row, squeeze=False, sharex=share_x, sharey=share_y)
     grid = axes.reshape(num_rows * per_row, columns)
     for unused in grid[len(facets) :].flat:
@@ -210,15 +221,36 @@ def title(*parts: str) -> str:
     return textwrap.fill(in_a_paper(" · ".join(part for part in parts if part)), letters, break_long_words=False)
 
 
-def line(axes: Axes, summary: pd.DataFrame, x: str, label: str, number: int) -> None:
-    """Draw the mean of a summary over seeds along x, with its seeds. number: index of the series in the panel."""
-    colour, marker = colour_of(number), marker_of(number)
-    style = {"color": colour, "marker": marker, "linestyle": dashes_of(number)}
+def line(axes: Axes, rows: pd.DataFrame, x: str, value: str, label: str, number: int, **means: Any) -> None:
+    """Draw `mean_line` in the style of a series. number: index of the series in the panel."""
+    style = {"marker": marker_of(number), "linestyle": dashes_of(number)}
     # an equal line that is drawn later lies on top of a wider one
     width = WIDEST - NARROWER * (number % WIDTHS)
     style |= {name: width * matplotlib.rcParams[f"lines.{name}"] for name in ("linewidth", "markersize")}
-    axes.plot(summary[x], summary["mean"], label=label, **style)
+    mean_line(axes, rows, x, value, colour_of(number), label=label, **style, **means)
+
+
+def mean_line(
+    axes: Axes,
+    rows: pd.DataFrame,
+    x: str,
+    value: str,
+    colour: Any,
+    *,
+    geometric: bool = False,
+    floor: str = "",
+    **style: Any,
+) -> None:
+    """Draw the mean of a value over the seeds along x, with the seeds. style: of the line.
+
+    floor: the column that is above 0 where the value is at or below its rounding error; means with such a row are
+    marked.
+    """
+    summary = mean_and_spread(rows, [x], value, geometric=geometric)
+    below = below_in(summary[x], rows, floor)
+    axes.plot(summary[x], summary["mean"].mask(below), color=colour, **style)
     spread(axes, summary[x], summary, colour)
+    below_rounding(axes, summary[x], summary["mean"], below, colour)
 
 
 def spread(axes: Axes, x_values: pd.Series, summary: pd.DataFrame, colour: Any) -> None:

@@ -1,20 +1,18 @@
 """The figure of the analysis `head_rank`."""
 
-import matplotlib
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.figure import grid_of, legend, log_y, published_marks, spread, styled, tick, ticks, title
-from rankbench.plots.style import GREY, INK, colour_of, marker_of
-from rankbench.runs.tables import mean_and_spread
+from rankbench.plots.figure import grid_of, legend, log_y, mean_line, published_marks, styled, tick, ticks, title
+from rankbench.plots.readings import in_steps
+from rankbench.plots.style import GREY, INK, colour_of, colour_of_depth, marker_of
 
 BOUNDS = {"bound_sharp": "--", "bound_any": ":"}
 BASELINES = {"zero": "-", "linear": "--", "linear attention": ":", "least squares": "-", "averaging": "--"}
 BASELINES |= {"3 nearest neighbours": ":"}
-SERIES = ("copies", "points")
+SERIES = {"copies": "copies", "points": "N"}  # columns: their names in a legend
 LINES = 6  # the most layers whose spectra are shown
 X_LABELS = {"share": "rank r / width d", "heads": "heads H"}
 
@@ -73,12 +71,10 @@ def _spectra(heads: pd.DataFrame, weights: str, facet: str | None) -> Figure:
     for row, (_, rows) in zip(grid, facets, strict=True):
         for axes, (matrix, name) in zip(row, (("qk", "W_{QK}"), ("vo", "W_{VO}")), strict=True):
             of_matrix = rows[rows.matrix.str.startswith(matrix) & (rows.sigma > 0)]
-            layers = np.sort(of_matrix.layer.unique())
-            for layer in layers[np.linspace(0, len(layers) - 1, min(len(layers), LINES)).round().astype(int)]:
-                summary = mean_and_spread(of_matrix[of_matrix.layer == layer], ["number"], "sigma", geometric=True)
-                colour = matplotlib.colormaps["viridis"](0.9 * layer / heads.layer.max())
-                axes.plot(summary.number, summary["mean"], color=colour, marker=".", label=f"layer {layer}")
-                spread(axes, summary.number, summary, colour)
+            for layer in in_steps(sorted(of_matrix.layer.unique()), LINES):
+                of_layer, colour = of_matrix[of_matrix.layer == layer], colour_of_depth(layer, heads.layer.max())
+                style = {"marker": ".", "label": f"layer {layer}"}
+                mean_line(axes, of_layer, "number", "sigma", colour, geometric=True, **style)
             log_y(axes)
             axes.set_ylabel(f"singular value of ${name}$")
             axes.set_title(title(rows.kind.iloc[0], f"{weights} weights"))
@@ -98,18 +94,14 @@ def _series(rows: pd.DataFrame, x: str) -> list[tuple[str, pd.DataFrame]]:
     varied = [column for column in SERIES if rows[column].nunique() > 1 and (x, column) != ("heads", "copies")]
     if not varied:
         return [("", rows)]
-    names = {"copies": "copies", "points": "N"}
     return [
-        (", ".join(f"{names[key]}={tick(value)}" for key, value in zip(varied, values, strict=True)), group)
+        (", ".join(f"{SERIES[key]}={tick(value)}" for key, value in zip(varied, values, strict=True)), group)
         for values, group in rows.groupby(varied)
     ]
 
 
 def _drawn(axes: Axes, rows: pd.DataFrame, x: str, value: str, label: str, number: int, style: dict) -> None:
-    summary = mean_and_spread(rows, [x], value)
-    colour = colour_of(number)
-    axes.plot(summary[x], summary["mean"], color=colour, marker=marker_of(number), label=label, **style)
-    spread(axes, summary[x], summary, colour)
+    mean_line(axes, rows, x, value, colour_of(number), marker=marker_of(number), label=label, **style)
 
 
 def _best_seed(axes: Axes, rows: pd.DataFrame, x: str) -> None:

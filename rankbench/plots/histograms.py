@@ -2,11 +2,10 @@
 
 import numpy as np
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from rankbench.plots.figure import FEW_SEEDS, legend, styled, title
+from rankbench.plots.figure import FEW_SEEDS, empty_figure, legend, styled, title
 from rankbench.plots.names import choice_in_words
 from rankbench.plots.style import DASHES, colour_of, panel_size
 
@@ -24,8 +23,7 @@ def draw_histograms(table: pd.DataFrame, published: pd.DataFrame | None = None, 
     rows_of = kind if facet is None else kind + f", {facet}=" + table[facet].astype(str)
     ranges = list(dict.fromkeys(table.inputs))
     facets = list(table.groupby(rows_of, sort=False))
-    figure = Figure(figsize=(panel_size()[0] * len(ranges), panel_size()[1] * len(facets) + 0.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(panel_size()[0] * len(ranges), panel_size()[1] * len(facets) + 0.5)
     grid = figure.subplots(len(facets), len(ranges), squeeze=False)  # panels do not share axes
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, inputs in zip(row, ranges, strict=True):

@@ -3,16 +3,14 @@
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import FEW_SEEDS, line, styled, whole_numbers
+from rankbench.plots.figure import FEW_SEEDS, empty_figure, facets_of, line, styled, whole_numbers
 from rankbench.plots.names import in_a_paper
 from rankbench.plots.style import GREY, colour_of, marker_of, small
 from rankbench.runs.intervals import half_width
-from rankbench.runs.tables import mean_and_spread
 
 MAPS = {
     "cosine": "cosine",
@@ -36,15 +34,10 @@ def draw_independence(table: pd.DataFrame, published: pd.DataFrame | None = None
     (Linfoot 1957), so that all maps share one scale: 0 independent, 1 determined.
     """
     table = table.assign(information=np.sqrt(-np.expm1(-2 * table.information_ksg.clip(lower=0))))
-    facets = (
-        [("", table)]
-        if facet is None
-        else [(f"{facet}={value}", rows) for value, rows in table.groupby(facet, sort=False)]
-    )
+    facets = facets_of(table, facet)
     schemes = list(dict.fromkeys(table.scheme.dropna()))
     heights = [HEIGHT * len(schemes), LAST_HEIGHT] * len(facets)
-    figure = Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(WIDTH, sum(heights))
     blocks = np.atleast_1d(figure.subfigures(len(heights), height_ratios=heights))
     for (label, rows), upper, lower in zip(facets, blocks[::2], blocks[1::2], strict=True):
         upper.suptitle(in_a_paper(label), fontsize=small(8))
@@ -78,10 +71,8 @@ def _map(axes: Axes, rows: pd.DataFrame, measure: str, sides: tuple[str, str], f
     mean = rows.groupby(list(sides))[measure].mean()
     at_floor = rows[rows[floor] > 0] if floor in rows else rows[:0]
     rounded = set(zip(at_floor[sides[0]], at_floor[sides[1]], strict=True))
-    values = np.full((len(names), len(names)), np.nan)
-    for (first, second), value in mean.items():
-        j, k = names.index(first), names.index(second)
-        values[j, k] = values[k, j] = value
+    half = mean.unstack().reindex(index=names, columns=names)
+    values = half.fillna(half.T).to_numpy()
     axes.set_facecolor("#DDDDDD")
     axes.imshow(values, cmap=COLOUR_MAP, norm=SCALE, origin="lower")
     tick_labels = [f"{name:g}" if isinstance(name, float) else str(name) for name in names]
@@ -112,7 +103,7 @@ def _interference(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
     for number, scheme in enumerate(schemes):
         of_scheme = known[known.scheme == scheme]
         if len(of_scheme):
-            line(axes, mean_and_spread(of_scheme, ["first_length"], "interference"), "first_length", scheme, number)
+            line(axes, of_scheme, "first_length", "interference", scheme, number)
     counts = known.groupby("first_length").num_paths.first()
     axes.plot(counts.index, counts, color=GREY, linestyle=":", linewidth=1, label="identical paths")
     axes.axhline(1, color=GREY, linestyle="--", linewidth=1, label="orthogonal paths")

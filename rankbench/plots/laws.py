@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rankbench.measures.laws import CLAIMED, CONTROL, LAWS
-from rankbench.plots.figure import grid_of, legend, log_y, spread, styled, ticks, title
+from rankbench.plots.figure import grid_of, legend, log_y, mean_line, styled, ticks, title
 from rankbench.plots.style import GREY, INK, colour_of, marker_of
 from rankbench.runs.tables import mean_and_spread
 
@@ -47,11 +47,9 @@ def _formulas(text: str) -> str:
 def _draw(axes: Axes, rows: pd.DataFrame, parameter: str, number: int) -> None:
     colour, marker = colour_of(number), {"marker": marker_of(number), "mfc": "none"}
     for (setup, curve), of_curve in rows.groupby(["setup", "curve"], sort=False):
-        summary = mean_and_spread(of_curve, ["x"], "value")
         if setup == CLAIMED and curve == "closed form":
+            summary = mean_and_spread(of_curve, ["x"], "value")
             axes.plot(summary.x, summary["mean"], color=colour)
             axes.plot([], [], color=colour, **marker, label=_formulas(parameter))
-            continue
-        shade = GREY if setup == CONTROL else colour
-        axes.plot(summary.x, summary["mean"], ls="none", color=shade, **marker)
-        spread(axes, summary.x, summary, shade)
+        else:
+            mean_line(axes, of_curve, "x", "value", GREY if setup == CONTROL else colour, ls="none", **marker)

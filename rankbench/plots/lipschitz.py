@@ -7,19 +7,19 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from rankbench.plots.figure import (
+    facets_of,
     grid_of,
     legend,
     log_y,
+    mean_line,
     published_marks,
     spans_orders,
-    spread,
     styled,
     title,
     whole_numbers,
 )
 from rankbench.plots.names import choice_in_words
 from rankbench.plots.style import GREY, INK, colour_of
-from rankbench.runs.tables import mean_and_spread
 
 # quantity: (label, colour or number of a series, marker, dashes)
 DRAWN = {
@@ -47,8 +47,7 @@ def draw_lipschitz(table: pd.DataFrame, published: pd.DataFrame | None = None, f
     A column for each norm and, by layer, each part; a row for each facet. Infinite bounds are not drawn.
     """
     table = table[table.quantity.isin(DRAWN)]
-    facets = [table] if facet is None else [rows for _, rows in table.groupby(facet, sort=False)]
-    axis = _axis(facets)
+    axis = _axis([rows for _, rows in facets_of(table, facet)])
     parts = [part for part in PARTS if (table.part == part).any()] if axis == "layer" else ["attention"]
     columns = [(p, part) for p in dict.fromkeys(table.p) for part in parts]
     figure, grid, facets = grid_of(table, facet, len(columns), share_y=False)
@@ -86,22 +85,20 @@ def _draw(axes: Axes, rows: pd.DataFrame, axis: str) -> None:
     if rows.quantity.iloc[0] == "one_dimension" and rows.p.iloc[0] == 2:
         name = "bound for head width 1"
     for weights, of_weights in rows.groupby("weights", sort=False):
-        label, style = name, {"color": colour, "linestyle": dashes, "alpha": 1.0}
+        label, style = name, {"linestyle": dashes, "alpha": 1.0}
         if weights == "initialised" and rows.weights.nunique() > 1:
             # the initial weights of a trained network are drawn pale, with dashes of their own
             label = f"{name}, before training"
             style |= {"linestyle": INITIALISED.get(dashes, dashes), "alpha": 0.5}
         if axis == "step":
             for _, of_layer in of_weights.groupby("layer"):
-                _along_steps(axes, of_layer, style, label)
+                _along_steps(axes, of_layer, style | {"color": colour}, label)
             continue
-        best = mean_and_spread(of_weights[of_weights.start <= 1], [axis], "value", geometric=True)
-        mark = marker or ("_" if len(best) == 1 else "")  # a line of one point would not show
+        best = of_weights[of_weights.start <= 1]
+        style["marker"] = marker or ("_" if best[axis].nunique() == 1 else "")  # a line of one point would not show
         # the exact constant is drawn on top, or lower bounds that reach it would hide it
-        axes.plot(
-            best[axis], best["mean"], label=label, marker=mark, zorder=3 if name.startswith("exact") else 2, **style
-        )
-        spread(axes, best[axis], best, colour)
+        style["zorder"] = 3 if name.startswith("exact") else 2
+        mean_line(axes, best, axis, "value", colour, geometric=True, label=label, **style)
         others = of_weights[of_weights.start > 1].groupby([axis, "start"]).value.mean().reset_index()
         if len(others) and dashes != "none":
             axes.plot(

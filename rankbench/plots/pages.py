@@ -96,10 +96,7 @@ def _line_names(table: pd.DataFrame, lines: str, keys: list[str]) -> pd.Series:
     parts = [f"{key}=" + table[key].astype(str) for key in keys]
     if table[lines].nunique() > 1:
         parts = [table[lines], *parts]
-    names = parts[0]
-    for part in parts[1:]:
-        names = names + ", " + part
-    return names
+    return parts[0].str.cat(parts[1:], sep=", ") if len(parts) > 1 else parts[0]
 
 
 def _split(table: pd.DataFrame, panels: list[str], most_panels: int, kept: tuple[str | None, ...]) -> Iterator[Page]:
@@ -142,10 +139,8 @@ def one_facet(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """
     if len(keys) < 2:
         return table
-    texts = table[keys[0]].astype(str)
-    for key in keys[1:]:
-        texts = texts + f", {key}=" + table[key].astype(str)
-    return table.assign(**{keys[0]: texts})
+    others = [f"{key}=" + table[key].astype(str) for key in keys[1:]]
+    return table.assign(**{keys[0]: table[keys[0]].astype(str).str.cat(others, sep=", ")})
 
 
 def _with_facet(table: pd.DataFrame, panels: list[str], combinations: pd.DataFrame) -> pd.DataFrame:

@@ -1,10 +1,9 @@
 """The figure of the analysis `path_counts`."""
 
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import legend, spans_orders, styled, title
+from rankbench.plots.figure import empty_figure, legend, spans_orders, styled, title
 from rankbench.plots.style import colour_of, colours, dashes_of, marker_of, panel_size
 
 RAREST = 1e-3  # lengths with a smaller share are not drawn
@@ -17,8 +16,7 @@ def draw_path_counts(table: pd.DataFrame, published: pd.DataFrame | None = None,
     A row for each facet. All seeds have the same paths, so there is no spread. The paper's figure prints no numbers.
     """
     facets = [("", table)] if facet is None else list(table.groupby(facet, sort=False))
-    figure = Figure(figsize=(2 * panel_size()[0], panel_size()[1] * len(facets) + 1), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(2 * panel_size()[0], panel_size()[1] * len(facets) + 1)
     grid = figure.subplots(len(facets), 2, squeeze=False, sharex="col", sharey=True)
     for (absolute, relative), (label, rows) in zip(grid, facets, strict=True):
         counts = rows[(rows.seed == rows.seed.min()) & (rows.share >= RAREST)]

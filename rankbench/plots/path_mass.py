@@ -3,13 +3,11 @@
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rankbench.plots.figure import below_in, below_rounding, line, styled, title
-from rankbench.plots.style import GREY, colour_of, panel_size, small
-from rankbench.runs.tables import mean_and_spread
+from rankbench.plots.figure import empty_figure, facets_of, line, styled, title
+from rankbench.plots.style import GREY, panel_size, small
 
 CELLS = 12  # largest side of a map whose numbers are written into the cells
 
@@ -21,23 +19,15 @@ def draw_path_mass(table: pd.DataFrame, published: pd.DataFrame | None = None, f
     Sums that are no more than rounding are marked: by path length as in other figures, in the maps by < before a mass
     and ~ before a loss.
     """
-    facets = (
-        [("", table)]
-        if facet is None
-        else [(f"{facet}={value}", rows) for value, rows in table.groupby(facet, sort=False)]
-    )
+    facets = facets_of(table, facet)
     width, height = panel_size()
-    figure = Figure(figsize=(width * 2, 0.9 * height * 2 * len(facets)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(width * 2, 0.9 * height * 2 * len(facets))
     grid = figure.subplots(2 * len(facets), 2, squeeze=False)
     for (by_length, by_gradient), (by_head, by_loss), (label, rows) in zip(grid[::2], grid[1::2], facets, strict=True):
         lengths = rows[rows.part == "length"]
         columns = {by_length: ("mass", "below_floor"), by_gradient: ("gradient_mass", "gradient_below_floor")}
         for number, (axes, (column, floor)) in enumerate(columns.items()):
-            summary = mean_and_spread(lengths, ["path_length"], column)
-            below = below_in(summary.path_length, lengths, floor)
-            line(axes, summary.assign(mean=summary["mean"].mask(below)), "path_length", "", number)
-            below_rounding(axes, summary.path_length, summary["mean"], below, colour_of(number))
+            line(axes, lengths, "path_length", column, "", number, floor=floor)
             axes.axhline(0, color=GREY, linewidth=1)
             axes.set_xlabel("path length k")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,23 +1,10 @@
 """The figure of the analysis `paths`."""
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import (
-    below_in,
-    below_rounding,
-    grid_of,
-    legend,
-    level,
-    line,
-    published_marks,
-    styled,
-    title,
-    whole_numbers,
-)
-from rankbench.plots.style import GREY, INK, colour_of
-from rankbench.runs.tables import mean_and_spread
+from rankbench.plots.figure import grid_of, legend, level, line, published_marks, styled, title, whole_numbers
+from rankbench.plots.style import GREY, INK
 
 
 @styled
@@ -34,9 +21,10 @@ def draw_paths(table: pd.DataFrame, published: pd.DataFrame | None = None, facet
             of_scheme = rows[rows.scheme == scheme]
             all_paths = of_scheme[of_scheme.selection == "all"]
             if len(all_paths):
-                _line(axes, all_paths, "all paths", 0)
+                line(axes, all_paths, "path_length", "accuracy", "all paths", 0, floor="sum_below_floor")
             for number, size in enumerate(sizes, 1):
-                _line(axes, of_scheme[of_scheme.subset_size == size], f"{size:.0f} sampled paths", number)
+                of_size, name = of_scheme[of_scheme.subset_size == size], f"{size:.0f} sampled paths"
+                line(axes, of_size, "path_length", "accuracy", name, number, floor="sum_below_floor")
             level(axes, rows, "whole_accuracy", "whole network", INK, "-")
             level(axes, rows, "ceiling_accuracy", "ceiling (repeated tokens)", INK, ":")
             level(axes, rows, "majority_accuracy", "commonest class", GREY, "--")
@@ -49,11 +37,3 @@ def draw_paths(table: pd.DataFrame, published: pd.DataFrame | None = None, facet
         row[0].set_ylabel("accuracy (share of tokens)")
     legend(figure, grid)
     return figure
-
-
-def _line(axes: Axes, rows: pd.DataFrame, label: str, number: int) -> None:
-    """Draw the accuracies of these sums by path length."""
-    summary = mean_and_spread(rows, ["path_length"], "accuracy")
-    below = below_in(summary.path_length, rows, "sum_below_floor")
-    line(axes, summary.assign(mean=summary["mean"].mask(below)), "path_length", label, number)
-    below_rounding(axes, summary.path_length, summary["mean"], below, colour_of(number))

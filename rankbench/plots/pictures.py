@@ -3,7 +3,7 @@
 import io
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 COLOURS = (256, 64, 16)  # of the palettes that are tried in turn
 SHRINK = 0.8  # factor of both sides, until the file fits
@@ -22,8 +22,5 @@ def png_within(path: Path, limit: int) -> bytes:
             content = written.getvalue()
             if len(content) <= limit:
                 return content
-        width, height = picture.size
-        picture = picture.resize(
-            (max(1, round(SHRINK * width)), max(1, round(SHRINK * height))), Image.Resampling.LANCZOS
-        )
+        picture = ImageOps.scale(picture, SHRINK, Image.Resampling.LANCZOS)
     return content

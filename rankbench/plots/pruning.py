@@ -4,9 +4,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import grid_of, legend, level, log_y, spread, styled, title
+from rankbench.plots.figure import grid_of, legend, level, log_y, mean_line, styled, title
 from rankbench.plots.style import GREY, INK, colour_of, marker_of
-from rankbench.runs.tables import mean_and_spread
 
 NAMES = {"greedy": "greedy", "norm": "largest first", "random": "random order"}
 PARTS = {"path": "paths", "last_head": "last heads", "length": "path lengths"}
@@ -20,17 +19,9 @@ def draw_pruning(table: pd.DataFrame, published: pd.DataFrame | None = None, fac
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, value in zip(row, ("accuracy", "loss"), strict=True):
             for number, order in enumerate(dict.fromkeys(rows.order)):
-                summary = mean_and_spread(rows[rows.order == order], ["kept"], value, geometric=value == "loss")
-                colour = colour_of(number)
-                axes.plot(
-                    summary.kept,
-                    summary["mean"],
-                    color=colour,
-                    marker=marker_of(number),
-                    markevery=6,
-                    label=NAMES.get(order, order),
-                )
-                spread(axes, summary.kept, summary, colour)
+                of_order, colour = rows[rows.order == order], colour_of(number)
+                style = {"marker": marker_of(number), "markevery": 6, "label": NAMES.get(order, order)}
+                mean_line(axes, of_order, "kept", value, colour, geometric=value == "loss", **style)
             level(axes, rows, f"whole_{value}", "whole network", INK, "-")
             axes.set_xscale("symlog", linthresh=1)
             axes.set_xlim(left=0)

@@ -42,8 +42,8 @@ def readings_of(figure: Figure) -> list[Reading]:
     for axes in figure.axes:
         for label, positions, values in _marks(axes) if axes.get_visible() else ():
             (named if label else unnamed).extend(_readings(figure, axes, label, positions, values))
-    named = _in_steps(named, MOST_OF_FIGURE)
-    return named + _in_steps(unnamed, MOST_OF_FIGURE - len(named))
+    named = in_steps(named, MOST_OF_FIGURE)
+    return named + in_steps(unnamed, MOST_OF_FIGURE - len(named))
 
 
 def _readings(
@@ -55,7 +55,7 @@ def _readings(
     with np.errstate(all="ignore"):  # a logarithmic axis has no place for 0
         pixels = axes.transData.transform(positions)
     shown = [number for number, pixel in enumerate(pixels) if axes.bbox.contains(*pixel)]
-    for number in _in_steps(shown, MOST_OF_LINE) if values is None else shown:
+    for number in in_steps(shown, MOST_OF_LINE) if values is None else shown:
         x, y = pixels[number]
         coordinates = zip(names, "xy", positions[number], strict=True)
         numbers = [f"{name} = {_tick(axes, which, value)}" for name, which, value in coordinates]
@@ -86,7 +86,7 @@ def _marks(axes: Axes) -> Iterator[tuple[str, np.ndarray, np.ndarray | None]]:
             yield "", np.stack([columns, rows], axis=1).astype(float), values[rows, columns]
 
 
-def _in_steps(items: list, most: int) -> list:
+def in_steps(items: list, most: int) -> list:
     """At most `most` of the items, in equal steps."""
     if len(items) <= most:
         return items

@@ -5,20 +5,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import (
-    below_rounding,
-    floor,
-    grid_of,
-    in_words,
-    legend,
-    line,
-    log_y,
-    styled,
-    title,
-    whole_numbers,
-)
-from rankbench.plots.style import INK, colour_of
-from rankbench.runs.tables import last_of_layer, mean_and_spread
+from rankbench.plots.figure import floor, grid_of, in_words, legend, line, log_y, styled, title, whole_numbers
+from rankbench.plots.style import INK
+from rankbench.runs.tables import last_of_layer
 
 AFTER_ALL = "residual behind the last layer over that of the input"  # a published series
 APART = "all tokens and another view differ by more than a factor of 2"
@@ -44,10 +33,7 @@ def draw_residual(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
         for axes, kind in zip(row, weights, strict=True):
             for number, name in enumerate(last.line.unique()):
                 of_line = rows[(rows.weights == kind) & (rows.line == name)]
-                summary = mean_and_spread(of_line, ["layer"], "relative_residual", geometric=True)
-                below = summary.layer.isin(of_line.layer[of_line.below_floor > 0])
-                line(axes, summary.assign(mean=summary["mean"].mask(below)), "layer", name, number)
-                below_rounding(axes, summary.layer, summary["mean"], below, colour_of(number))
+                line(axes, of_line, "layer", "relative_residual", name, number, geometric=True, floor="below_floor")
             _mark_apart(axes, rows[rows.weights == kind])
             _claimed(axes, rows[(rows.weights == kind) & (rows.layer == 0)], published)
             axes.set_yscale("log")

@@ -1,13 +1,11 @@
 """The figure of the analysis `spectrum`."""
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import (
-    below_in,
-    below_rounding,
     grid_of,
+    is_wide,
     legend,
     level,
     line,
@@ -17,7 +15,6 @@ from rankbench.plots.figure import (
     whole_numbers,
 )
 from rankbench.plots.style import GREY, colour_of
-from rankbench.runs.tables import mean_and_spread
 
 PANELS = {
     "mass": ("sum $S_k$ of all paths of k heads", r"mass $\|S_k\|_F/\|X\|_F$"),
@@ -41,18 +38,15 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
             if name == "error_upto" and "error_below_floor" in rows:  # the other errors are rounding alone
                 rows = of_facet[of_facet.error_below_floor == 0]
             for number, (weights, of_weights) in enumerate(rows.groupby("weights", sort=False)):
-                summary = mean_and_spread(of_weights, ["path_length"], name)
-                lengths, mean = summary.path_length, summary["mean"]
-                below = below_in(lengths, of_weights, "below_floor") & (name == "mass")
-                line(axes, summary.assign(mean=mean.mask(below)), "path_length", of_weights_in_words(weights), number)
-                below_rounding(axes, lengths, mean, below, colour_of(number))
-                if of_weights.seed.nunique() == 1:
-                    _band(axes, of_weights.sort_values("path_length"), name, number)
+                kind, floor = of_weights_in_words(weights), "below_floor" if name == "mass" else ""
+                line(axes, of_weights, "path_length", name, kind, number, floor=floor)
+                if of_weights.seed.nunique() == 1:  # the interval over sequences
+                    ordered, style = of_weights.sort_values("path_length"), {"alpha": 0.2, "linewidth": 0}
+                    ends = ordered[f"{name}_low"], ordered[f"{name}_high"]
+                    axes.fill_between(ordered.path_length, *ends, color=colour_of(number), **style)
                 if name == "loss_upto":
-                    colour = colour_of(number)
-                    level(axes, of_weights, "whole_loss", f"whole network, {of_weights_in_words(weights)}", colour, ":")
-            values = rows[name][rows[name] > 0]
-            if len(values) and values.max() > 100 * values.min():
+                    level(axes, of_weights, "whole_loss", f"whole network, {kind}", colour_of(number), ":")
+            if is_wide(rows[name][rows[name] > 0]):
                 axes.set_yscale("log")
             if name == "error_upto":
                 axes.axhline(0.05, color=GREY, linewidth=1, linestyle="--", label="5 % of the output")
@@ -61,15 +55,3 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
             axes.set_ylabel(ylabel)
     legend(figure, grid)
     return figure
-
-
-def _band(axes: Axes, rows: pd.DataFrame, name: str, number: int) -> None:
-    """Draw the interval over sequences."""
-    axes.fill_between(
-        rows.path_length,
-        rows[f"{name}_low"],
-        rows[f"{name}_high"],
-        color=colour_of(number),
-        alpha=0.2,
-        linewidth=0,
-    )

@@ -111,6 +111,11 @@ def colour_of(number: int) -> str:
     return colours()[number % len(colours())]
 
 
+def colour_of_depth(layer: int, deepest: int) -> tuple[float, ...]:
+    """Colour of a line for each layer: the deeper, the lighter."""
+    return matplotlib.colormaps["viridis"](0.9 * layer / max(deepest, 1))
+
+
 def marker_of(number: int) -> str:
     """Marker of the series with this number: another one once the colours repeat, so that no two look alike."""
     cycle, colour = divmod(number, len(colours()))

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from rankbench.plots.figure import (
     FEW_SEEDS,
+    empty_figure,
     height_of_panels,
     is_wide,
     legend,
@@ -175,8 +175,7 @@ def _panels(table: pd.DataFrame, facet: str | None, share_x: bool = True) -> tup
     facets = list(table.groupby(facet, sort=is_ordered)) if facet else [("", table)]
     columns = min(len(facets), 3)
     rows = -(-len(facets) // columns)
-    figure = Figure(figsize=(panel_size()[0] * columns, height_of_panels(rows) * rows + 0.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(panel_size()[0] * columns, height_of_panels(rows) * rows + 0.5)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=share_x, sharey=True)
     for axes in list(grid.flat)[len(facets) :]:
         axes.set_visible(False)

@@ -3,9 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import grid_of, in_words, is_wide, legend, spread, styled, title, whole_numbers
+from rankbench.plots.figure import grid_of, in_words, is_wide, legend, mean_line, styled, title, whole_numbers
 from rankbench.plots.style import colour_of, dashes_of
-from rankbench.runs.tables import mean_and_spread
 
 
 @styled
@@ -19,12 +18,10 @@ def draw_metrics(table: pd.DataFrame, facet: str | None = None) -> Figure:
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, metric in zip(row, metrics, strict=True):
             for number, split in enumerate(splits):
-                summary = mean_and_spread(rows[rows.split == split].dropna(subset=[metric]), ["step"], metric)
-                if summary.empty:
-                    continue
-                colour, dashes = colour_of(number), dashes_of(number)
-                axes.plot(summary.step, summary["mean"], color=colour, linestyle=dashes, label=in_words(split))
-                spread(axes, summary.step, summary, colour)
+                of_split = rows[rows.split == split].dropna(subset=[metric])
+                if len(of_split):
+                    style = {"linestyle": dashes_of(number), "label": in_words(split)}
+                    mean_line(axes, of_split, "step", metric, colour_of(number), **style)
             if metric == "loss" and is_wide(table.loss):
                 axes.set_yscale("log")
             whole_numbers(axes, "training step")
