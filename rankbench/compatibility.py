@@ -1,6 +1,7 @@
 """Which values of a config go together. Like rankbench.config, this module does not import torch."""
 
 from operator import attrgetter
+from typing import NoReturn
 
 from rankbench.config import AnalyzeConfig, BaseConfig, BenchConfig, Config, ModelConfig, TrainConfig, conf_dir
 from rankbench.keys import ConfigError, as_typed, entries
@@ -20,6 +21,11 @@ def check(cfg: Config) -> None:
         _check_training(cfg)
 
 
+def _refuse(model: ModelConfig, name: str, why: str) -> NoReturn:
+    """Refuse the value of a key of the model."""
+    raise ConfigError(f"model.{name}={as_typed(getattr(model, name))}: {why}")
+
+
 def _check_model(model: ModelConfig) -> None:
     if model.head_width is None and model.width % model.heads:
         raise ConfigError(
@@ -33,32 +39,23 @@ def _check_model(model: ModelConfig) -> None:
         )
     for name in ("value_width", "kv_groups", "latent_width"):
         if (value := getattr(model, name)) is not None and model.weight_norm != "none":
-            raise ConfigError(
-                f"model.{name}={value}: cannot be combined with model.weight_norm={model.weight_norm}; use none"
-            )
+            _refuse(model, name, f"cannot be combined with model.weight_norm={model.weight_norm}; use none")
         if value is not None and model.tied_qk and name != "value_width":
-            raise ConfigError(
-                f"model.{name}={value}: cannot be combined with model.tied_qk=true; reset one of the two to its default"
-            )
+            _refuse(model, name, "cannot be combined with model.tied_qk=true; reset one of the two to its default")
     if model.latent_width is not None and model.values != "free":
-        raise ConfigError(
-            f"model.latent_width={model.latent_width}: cannot be combined with model.values={model.values}; use free"
-        )
+        _refuse(model, "latent_width", f"cannot be combined with model.values={model.values}; use free")
     _check_contraction(model)
     if model.mask == "window" and model.window is None:
-        raise ConfigError("model.window=null: model.mask=window needs a width; set model.window to a number of tokens")
+        _refuse(model, "window", "model.mask=window needs a width; set model.window to a number of tokens")
     if model.mask != "window" and model.window is not None:
-        raise ConfigError(
-            f"model.window={model.window}: only model.mask=window has a window; got model.mask={model.mask}"
-        )
+        _refuse(model, "window", f"only model.mask=window has a window; got model.mask={model.mask}")
     if model.norm_scale != "none" and model.norm == "none":
-        raise ConfigError(
-            f"model.norm_scale={model.norm_scale}: model.norm=none has no norm to scale; set model.norm=pre, or "
-            "model.norm_scale=none"
+        _refuse(
+            model, "norm_scale", "model.norm=none has no norm to scale; set model.norm=pre, or model.norm_scale=none"
         )
     _check_streams(model)
     if model.mlp_skip and not model.mlp:
-        raise ConfigError("model.mlp_skip=true: there is no MLP to skip; set model.mlp=true or model.mlp_skip=false")
+        _refuse(model, "mlp_skip", "there is no MLP to skip; set model.mlp=true or model.mlp_skip=false")
     if model.mlp and round(model.mlp_ratio * model.width) < 1:
         raise ConfigError(
             f"model.mlp_ratio={model.mlp_ratio}: leaves the MLP no hidden unit at model.width={model.width}; "
@@ -95,10 +92,8 @@ def _check_streams(model: ModelConfig) -> None:
 def _check_contraction(model: ModelConfig) -> None:
     if model.attention != "contractive_l2":
         for name in ("contraction", "contraction_keys"):
-            if (value := getattr(model, name)) is not None:
-                raise ConfigError(
-                    f"model.{name}={value}: only model.attention=contractive_l2 has one; got {model.attention}"
-                )
+            if getattr(model, name) is not None:
+                _refuse(model, name, f"only model.attention=contractive_l2 has one; got {model.attention}")
         return
     demands = {
         "contraction": (model.contraction is None, "needs a Lipschitz constant; set model.contraction=1"),
@@ -115,7 +110,7 @@ def _check_contraction(model: ModelConfig) -> None:
     }
     for name, (broken, why) in demands.items():
         if broken:
-            raise ConfigError(f"model.{name}={as_typed(getattr(model, name))}: model.attention=contractive_l2 {why}")
+            _refuse(model, name, f"model.attention=contractive_l2 {why}")
 
 
 # The keys that an LSTM has. Every other key of the model must stay as conf/model/lstm.yaml sets it.
@@ -130,14 +125,11 @@ def _check_lstm(cfg: BaseConfig) -> None:
     plain = OmegaConf.to_container(OmegaConf.create({"model": shipped}), resolve=True)["model"]
     for name, value in vars(cfg.model).items():
         if name not in LSTM_KEYS and value != plain[name]:
-            raise ConfigError(
-                f"model.{name}={as_typed(value)}: an LSTM has no such part; "
-                f"model=lstm leaves it at {as_typed(plain[name])}"
-            )
+            _refuse(cfg.model, name, f"an LSTM has no such part; model=lstm leaves it at {as_typed(plain[name])}")
     if cfg.model.init not in ("pytorch", "glorot"):
-        raise ConfigError(f"model.init={cfg.model.init}: not for an LSTM; allowed are pytorch, glorot")
+        _refuse(cfg.model, "init", "not for an LSTM; allowed are pytorch, glorot")
     if isinstance(cfg, BenchConfig):
-        raise ConfigError("model.kind=lstm: the benchmarks measure Transformers; use model.kind=transformer")
+        _refuse(cfg.model, "kind", "the benchmarks measure Transformers; use model.kind=transformer")
     if isinstance(cfg, TrainConfig) and cfg.trainer.compile == "true":
         raise ConfigError("trainer.compile=true: torch cannot compile an LSTM; use trainer.compile=false")
     if isinstance(cfg, TrainConfig) and (cfg.optimizer.name == "muon" or cfg.optimizer.cap is not None):

@@ -328,6 +328,9 @@ class StudyKeys(FigureKeys):
     where: str | None = key("Rows of the tables that count, as in weights=initialised,layer=last; or layer=first.")
 
 
+NOTHING_CHOSEN = StudyKeys(None, None, None, [], None)
+
+
 @dataclass
 class PageKeys(StudyKeys):
     """Page of a report."""

@@ -237,9 +237,8 @@ class Observer:
         self.draw()
 
     def _add(self, name: str, rows: list[dict[str, Any]]) -> None:
-        if name not in self._files:
-            self._files[name] = _Table(self.folder / f"{name}.csv", self._kept)
-        self._files[name].add([{**self.subject.who, "step": self.num_steps, **row} for row in rows])
+        table = self._files.setdefault(name, _Table(self.folder / f"{name}.csv", self._kept))
+        table.add([{**self.subject.who, "step": self.num_steps, **row} for row in rows])
 
     def _write_summary(self, status: str) -> None:
         seeds = [{"seed": self.subject.seed, "status": status, "steps": self.num_steps}]

@@ -323,9 +323,9 @@ def test_every_analysis_there_gives_the_table_of_the_cpu(device, task, model, tm
 
 FRESH_LAYERS = {
     "lipschitz": ["layer=l2", "tokens=[4]", "steps=2", "starts=3"],
-    "invertibility": ["attentions=[dot,contractive_l2]", "tokens=[4]", "widths=[4]", "iterations=3", "heads=2"]
-    + ["sequences=2", "coefficients=[0.5]", "ranges=[[0,1]]"],
+    "invertibility": ["attentions=[dot,contractive_l2]", "tokens=[4]", "widths=[4]", "iterations=3", "heads=2"],
 }
+FRESH_LAYERS["invertibility"] += ["sequences=2", "coefficients=[0.5]", "ranges=[[0,1]]"]
 
 
 @pytest.mark.parametrize("name", FRESH_LAYERS)

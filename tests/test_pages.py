@@ -209,7 +209,7 @@ def drawn(monkeypatch):
 def test_keys_without_a_place_are_panels_and_nothing_is_averaged(tmp_path, drawn):
     keys = KEYS | {"model.heads": [1, 2]}
     seeds = final_numbers(keys | {"model.layers": [2, 4, 6]})
-    (caption,) = draw_final(seeds, list(keys), None, "mean", tmp_path).values()
+    (caption,) = draw_final(seeds, list(keys), FigureKeys(None, None, None), "mean", tmp_path).values()
     ((rows, x, series, facet, *_),) = drawn
     assert (x, series, facet) == ("model.layers", "model.skip", "model.norm") and "averaged" not in caption
     assert rows.groupby([x, series, facet]).size().max() == 1 and len(rows) == 36

@@ -15,11 +15,11 @@ from rankbench.claims.laws import LAWS
 from rankbench.claims.lipschitz_training import LIPSCHITZ_TRAINING
 from rankbench.claims.papers import PAPERS
 from rankbench.claims.published import figures_published, published
-from rankbench.claims.statement import OUTCOMES, by_paper, statement_line, statements_of, table_of, with_holm
+from rankbench.claims.statement import OUTCOMES, by_paper, grouped, statement_line, statements_of, table_of, with_holm
 
-__all__ = ["CLAIMS", "OUTCOMES", "PAPERS", "Claim", "by_paper", "figures_published", "judge", "measured_text"]
-__all__ += ["over_text", "published", "published_text", "statement_line", "statements_of", "table_of", "verdict_line"]
-__all__ += ["with_holm"]
+__all__ = ["CLAIMS", "OUTCOMES", "PAPERS", "Claim", "by_paper", "figures_published", "grouped", "judge"]
+__all__ += ["measured_text", "over_text", "published", "published_text", "statement_line", "statements_of", "table_of"]
+__all__ += ["verdict_line", "with_holm"]
 
 CLAIMS: dict[str, Claim] = {**DONG_PATHS, **DONG_COLLAPSE, **BLOG, **AMSEL, **KIM, **KIM_CHARLM, **KNOBS, **LAWS}
 CLAIMS |= LIPSCHITZ_TRAINING | HEADS

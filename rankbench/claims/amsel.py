@@ -5,7 +5,6 @@ to the target; predicting 0 has the error 1. The published numbers are training 
 they are shown only next to networks of that width.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import pandas as pd
@@ -154,7 +153,7 @@ def _averaging(rows: pd.DataFrame) -> float:
 # What the slides print
 
 
-def _printed(figure: str) -> pd.DataFrame:
+def _slides(figure: str) -> pd.DataFrame:
     """The slides' numbers in the format of the analysis' table."""
     table = published(figure)
     common = {"width": WIDTH, "weights": "trained", "seed": 0}
@@ -170,11 +169,11 @@ def _printed(figure: str) -> pd.DataFrame:
     return pd.DataFrame({**columns, **common})
 
 
-def _published(rows: pd.DataFrame, measure: Callable[[pd.DataFrame], float], figure: str) -> float | None:
-    """Apply the measure to the slides' numbers for the networks in the rows."""
-    printed = _printed(figure)
+def _printed(rows: pd.DataFrame, figure: str = "amsel_rank_vs_heads") -> pd.DataFrame:
+    """The slides' numbers for the networks in the rows."""
+    printed = _slides(figure)
     keys = ["heads", "rank", "width"] + (["layers", "examples"] if "error" in printed else [])
-    return measure(printed.merge(rows[rows.of == printed.of.iloc[0]][keys].drop_duplicates()))
+    return printed.merge(rows[rows.of == printed.of.iloc[0]][keys].drop_duplicates())
 
 
 # When networks count as trained
@@ -296,27 +295,20 @@ UNTRAINED_HEADS = Control(
 _trained = partial(Claim, table="head_rank", across=True, applies=_has_full, learned=_full_rank_in_training)
 _formula = partial(Claim, table="rank_theory", across=True, learned=None)
 
-
-def _of_slides(measure: Callable[[pd.DataFrame], float], figure: str = "amsel_rank_vs_heads") -> Callable:
-    return partial(_published, measure=measure, figure=figure)
-
-
-_soft, _hard = (partial(_full_rank, evaluation=evaluation) for evaluation in ("soft", "hard"))
-
 AMSEL: dict[str, Claim] = {
     "amsel_full_rank_soft": _trained(
         statement="One full-rank softmax head learns the farthest point (error; our line).",
         source=EXPERIMENTS,
-        measure=_soft,
+        measure=partial(_full_rank, evaluation="soft"),
         claimed=below(SOFT),
-        published=_of_slides(_soft),
+        published=_printed,
         control=Control("an error of .03", partial(_with_error, evaluation="soft", error=0.03)),
     ),
     "amsel_full_rank_hard": _trained(
         statement="What one full-rank head misses is temperature: with hardmax its error is almost 0 (error; our "
         "line).",
         source=EXPERIMENTS,
-        measure=_hard,
+        measure=partial(_full_rank, evaluation="hard"),
         claimed=below(HARD),
         control=Control("its error with softmax", _soft_for_hard),
     ),
@@ -327,7 +319,7 @@ AMSEL: dict[str, Claim] = {
         measure=_low_over_full,
         claimed=above(10.0),
         applies=_has_low,
-        published=_of_slides(_low_over_full),
+        published=_printed,
         control=Control("the full-rank head in place of those of low rank", _full_for_low),
     ),
     "amsel_error_falls_with_rank": _trained(
@@ -336,7 +328,7 @@ AMSEL: dict[str, Claim] = {
         source=EXPERIMENTS,
         measure=_least_fall_with_rank,
         claimed=below(1.0),
-        published=_of_slides(_least_fall_with_rank),
+        published=_printed,
         control=Control("heads of lower rank that err a hundredth less than the full-rank head", _lower_ranks_better),
     ),
     "amsel_m_is_minus_identity": _trained(
@@ -344,7 +336,7 @@ AMSEL: dict[str, Claim] = {
         source=LEARNS,
         measure=_angle_alone,
         claimed=above(175.0),
-        published=_of_slides(_angle_alone, "amsel_learned_m"),
+        published=partial(_printed, figure="amsel_learned_m"),
         control=UNTRAINED_HEADS,
     ),
     "amsel_m_of_many_heads": _trained(
@@ -353,7 +345,7 @@ AMSEL: dict[str, Claim] = {
         measure=_angle_of_most,
         claimed=above(150.0),
         learned=_most_heads_in_training,
-        published=_of_slides(_angle_of_most, "amsel_learned_m"),
+        published=partial(_printed, figure="amsel_learned_m"),
         control=UNTRAINED_HEADS,
     ),
     "amsel_low_rank_grows_with_n": _trained(
@@ -363,7 +355,7 @@ AMSEL: dict[str, Claim] = {
         measure=_growth_with_points,
         claimed=above(1.0),
         applies=_has_low,
-        published=_of_slides(_growth_with_points, "amsel_role_of_n"),
+        published=partial(_printed, figure="amsel_role_of_n"),
         control=Control("the numbers of points in reverse order", partial(_reversed, column="examples")),
     ),
     "amsel_trained_above_bound": _trained(

@@ -7,7 +7,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.claims.claim import Claim, Control, NotMeasurable, below
+from rankbench.claims.claim import Claim, Control, NotMeasurable, below, exact_check, has_row
 
 SMALL = 0.1  # a measure below this is small; it is 1 for two equal paths
 NATS = 0.1  # mutual information of Gaussian numbers with a correlation of .43
@@ -41,10 +41,6 @@ def _share_needed(rows: pd.DataFrame, order: str) -> float:
 
 def _has_paths(rows: pd.DataFrame, column: str) -> bool:
     return rows[rows.of == "paths"][column].notna().any()
-
-
-def _is_scheme(rows: pd.DataFrame, scheme: str) -> bool:
-    return bool(((rows.scheme == scheme) & (rows.of == "network")).any())
 
 
 def _larger(rows: pd.DataFrame, of: str, column: str, by: float) -> pd.DataFrame:
@@ -84,7 +80,7 @@ def _pruned(order: str, statement: str) -> Claim:
         table="pruning",
         measure=partial(_share_needed, order=order),
         claimed=below(FEW),
-        applies=lambda rows: (rows.order == order).any(),
+        applies=partial(has_row, order=order),
         scale="share",
         control=Control("paths in random order", lambda rows: rows[rows.order == "random"].assign(order=order)),
     )
@@ -95,16 +91,15 @@ BLOG: dict[str, Claim] = {
     "blog_paths_uncorrelated": _pairs(
         "correlation", "2: outputs of two paths hardly covary over inputs (mean size of their correlation)."
     ),
-    "blog_frozen_paths_add_up": _condition(
+    "blog_frozen_paths_add_up": exact_check(
         statement="3, of frozen paths: the output is the sum of all paths (relative rest; Theorem 2.1 of Dong et al. "
         "2021).",
+        source=SOURCE,
+        table="independence",
         measure=partial(_size, of="network", column="interaction"),
         claimed=below(EXACT),
         by=("scheme",),
-        applies=partial(_is_scheme, scheme="frozen"),
-        learned=None,
-        is_check=True,
-        exact=True,
+        applies=partial(has_row, scheme="frozen", of="network"),
         control=_control("network", "interaction", 1e-8),
     ),
     "blog_paths_additive": _condition(
@@ -113,7 +108,7 @@ BLOG: dict[str, Claim] = {
         claimed=below(SMALL),
         by=("scheme",),
         floor="interaction_below_floor",
-        applies=partial(_is_scheme, scheme="recomputed"),
+        applies=partial(has_row, scheme="recomputed", of="network"),
         control=_control("network", "interaction", 1.1 * SMALL),
     ),
     "blog_pairs_additive": _pairs(

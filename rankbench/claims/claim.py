@@ -81,6 +81,11 @@ def everywhere(rows: pd.DataFrame) -> bool:
     return True
 
 
+def has_row(rows: pd.DataFrame, **values: str | float) -> bool:
+    """Condition of a claim: whether a row has these values in these columns."""
+    return bool((rows[list(values)] == pd.Series(values)).all(axis=1).any())
+
+
 @dataclass(frozen=True)
 class Claim:
     """One sentence of a paper and how to test it.
@@ -96,7 +101,8 @@ class Claim:
     is_check: an identity or a theorem, so it checks the tool rather than the networks.
     exact: the number does not depend on chance, so the worst seed decides.
     scale: `real`; `share` (in [0, 1]); `positive` (above 0, without an upper end); `rate` (each seed gives 0 or 1).
-    published: the paper's number, or a function that looks it up for the configurations in the rows.
+    published: the paper's number, or a function that gives the paper's rows for the configurations in ours, which are
+    measured like ours.
     across: compares the configurations of a sweep, so it is judged once on all of them together.
     along: compares the values of this swept key, so it is judged once for each value of the other keys.
     exists: says that there is such a network; an example makes it held, and the lack of one leaves it undecided.
@@ -117,12 +123,15 @@ class Claim:
     is_check: bool = False
     exact: bool = False
     scale: str = "real"
-    published: float | Callable[[pd.DataFrame], float] | None = None
+    published: float | Callable[[pd.DataFrame], pd.DataFrame] | None = None
     across: bool = False
     along: str = ""
     exists: bool = False
     repeats: str = "seed"
     floor: str = ""
+
+
+exact_check = partial(Claim, learned=None, is_check=True, exact=True)
 
 
 class Judgement(NamedTuple):
@@ -159,9 +168,7 @@ def verdicts_of(name: str, claim: Claim, table: pd.DataFrame, facet: Facet) -> l
         for where, rows in _settings(claim, table, facet)
         if claim.applies(rows)
     ]
-    if verdicts:
-        return verdicts
-    return [_verdict(name, claim, table, "", Judgement(UNDECIDED, reason=NOTHING))]
+    return verdicts or [_verdict(name, claim, table, "", Judgement(UNDECIDED, reason=NOTHING))]
 
 
 def _settings(claim: Claim, table: pd.DataFrame, facet: Facet) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -209,7 +216,7 @@ def _verdict(name: str, claim: Claim, rows: pd.DataFrame, where: str, judged: Ju
 def _published(claim: Claim, rows: pd.DataFrame) -> float | None:
     """The paper's number; None where the paper does not print what the measure needs."""
     try:
-        return claim.published(rows) if callable(claim.published) else claim.published
+        return claim.measure(claim.published(rows)) if callable(claim.published) else claim.published
     except NotMeasurable:
         return None
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, above, below, learned_by_accuracy, within
 from rankbench.claims.dong_paths import whole_accuracy
-from rankbench.claims.sweeps import MOSTLY, in_reverse, rows_at, trend
+from rankbench.claims.sweeps import in_order, rows_at
 
 TENTH = 0.1  # share of the relative residual above which a network has not collapsed
 VANISHED = 0.001  # share of the relative residual below which a network has "converged to rank 1"
@@ -84,10 +84,6 @@ def _above_bound(rows: pd.DataFrame) -> float:
     return (bounded.log10_residual - bounded.log10_bound).max()
 
 
-def _last_log10_residual(rows: pd.DataFrame) -> float:
-    return _of_variant(rows, "no_skip").log10_residual.iloc[-1]
-
-
 def _bounded(rows: pd.DataFrame, bound: str) -> pd.DataFrame:
     return rows[(rows.bound == bound) & rows.covered & (rows.layer > 0)]
 
@@ -113,11 +109,6 @@ def _largest_change_of_residual(rows: pd.DataFrame) -> float:
 
 def _shift_by_norms(rows: pd.DataFrame) -> float:
     return layers_ahead(log10_left(rows, "attention_only"), log10_left(rows, "attention_only_no_norm"))
-
-
-def _left_by_each_layer(rows: pd.DataFrame) -> float:
-    """Share of the relative residual that a layer leaves; geometric mean over layers."""
-    return share(log10_kept(rows, "attention_only_no_norm") / rows.layer.max())
 
 
 # Conditions: which rows a claim is about, and whether the networks have learned
@@ -152,8 +143,7 @@ def _as(**variants: str) -> Control:
     """Control that replaces the claim's variants by others of the same network: `replaced=replacement`."""
 
     def doctor(rows: pd.DataFrame) -> pd.DataFrame:
-        parts = [rows[rows.variant == new].assign(variant=old) for old, new in variants.items()]
-        return pd.concat(parts)
+        return pd.concat([rows[rows.variant == new].assign(variant=old) for old, new in variants.items()])
 
     return Control(", ".join(f"{new} in place of {old}" for old, new in variants.items()), doctor)
 
@@ -338,10 +328,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         "more residual is left without skips (Kendall's rank correlation of mlp_gain and the residual of the last "
         "layer; above .5, three pairs in four in this order, which is our line).",
         source="Dong et al. 2021, sec. 3.2",
-        measure=partial(trend, key="model.mlp_gain", measure=_last_log10_residual),
-        claimed=above(MOSTLY),
-        along="model.mlp_gain",
-        control=in_reverse("model.mlp_gain"),
+        **in_order("model.mlp_gain", +1, lambda rows: _of_variant(rows, "no_skip").log10_residual.iloc[-1]),
     ),
     "dong_thm_rate_skips": _collapse(
         statement="Skips prevent the collapse: more than a tenth of the embedding's relative residual is left after "
@@ -416,7 +403,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         statement="Without LayerNorm attention alone collapses exponentially under any of these masks: each layer "
         "leaves less than all of the relative residual (share that a layer leaves, geometric mean over layers).",
         source=WU,
-        measure=_left_by_each_layer,
+        measure=lambda rows: share(log10_kept(rows, "attention_only_no_norm") / rows.layer.max()),
         claimed=below(1.0),
         scale="positive",
         control=Control("a relative residual that grows by .001 decades in every layer", _growing_again),
@@ -426,9 +413,6 @@ DONG_COLLAPSE: dict[str, Claim] = {
         "(Kendall's rank correlation of window and relative residual of the last layer; below -.5, three pairs in four "
         "in this order, which is our line).",
         source=WU,
-        measure=partial(trend, key="model.window", measure=partial(log10_left, variant="attention_only_no_norm")),
-        claimed=below(-MOSTLY),
-        along="model.window",
-        control=in_reverse("model.window"),
+        **in_order("model.window", -1, partial(log10_left, variant="attention_only_no_norm")),
     ),
 }

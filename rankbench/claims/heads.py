@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from rankbench.claims.claim import Claim, Control, above
+from rankbench.claims.claim import Claim, Control, above, exact_check
 from rankbench.claims.sweeps import rows_at, with_exchanged
 
 ZHAI = "Zhai et al. 2023, Preventing attention entropy collapse, Theorem 3.1"
@@ -23,16 +23,13 @@ def _log10_scores_lowered(rows: pd.DataFrame) -> float:
 
 
 HEADS: dict[str, Claim] = {
-    "zhai_heads_above_bound": Claim(
+    "zhai_heads_above_bound": exact_check(
         statement="No row of attention has less entropy than the bound from the spectral norms of the head's maps and "
         "of its tokens (least entropy less bound, in nats, the smallest over heads).",
         source=ZHAI,
         table="attention",
         measure=lambda rows: (rows.least_entropy_nats - rows.entropy_bound_nats).min(),
         claimed=above(0.0),
-        learned=None,
-        exact=True,
-        is_check=True,
         control=Control(
             "the mean entropy of the head as its bound",
             lambda rows: rows.assign(entropy_bound_nats=rows.entropy_nats),

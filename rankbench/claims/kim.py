@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import scipy
 
-from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, above, below, learned_by_loss, within
+from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, above, below, has_row, learned_by_loss, within
 
 INVERTED = -3.0  # log10 of the share of the initial error that is left: a thousandth counts as inverted
 ROUNDING = 64 * np.finfo(float).eps  # relative to the largest entry: the most that rounding leaves of a vanished error
@@ -34,10 +34,6 @@ def _upper(rows: pd.DataFrame, quantity: str) -> pd.Series:
     """Finite bounds, or exact constants, of this quantity for each measured map."""
     known = (rows.quantity == quantity) & rows.kind.isin(["bound", "exact"]) & np.isfinite(rows.value)
     return rows[known].groupby(MAP).value.min()
-
-
-def _has(rows: pd.DataFrame, quantity: str, kind: str, p: float) -> bool:
-    return ((rows.quantity == quantity) & (rows.kind == kind) & (rows.p == p)).any()
 
 
 def _has_bound(rows: pd.DataFrame, quantity: str) -> bool:
@@ -143,14 +139,6 @@ def _bound_is_free(rows: pd.DataFrame) -> bool:
 
 
 # Inversion
-
-
-def _has_attention(rows: pd.DataFrame, attention: str) -> bool:
-    return ((rows.attention == attention) & (rows.part == "attention")).any()
-
-
-def _has_trained(rows: pd.DataFrame, attention: str) -> bool:
-    return ((rows.attention == attention) & (rows.weights == "trained")).any()
 
 
 def _left(rows: pd.DataFrame, attention: str) -> float:
@@ -261,7 +249,7 @@ KIM: dict[str, Claim] = {
         source="rankbench",
         measure=_off_exact,
         claimed=below(1e-3),
-        applies=partial(_has, quantity="one_dimension", kind="exact", p=np.inf),
+        applies=partial(has_row, quantity="one_dimension", kind="exact", p=np.inf),
         is_check=True,
         control=Control("each ascent ends .002 higher", partial(_raised, by=0.002)),
     ),
@@ -271,7 +259,7 @@ KIM: dict[str, Claim] = {
         source=FIG2,
         measure=_slope_off,
         claimed=within(0.1),
-        applies=partial(_has, quantity="theorem", kind="bound", p=np.inf),
+        applies=partial(has_row, quantity="theorem", kind="bound", p=np.inf),
         is_check=True,
         control=Control("a lower bound that grows by four fifths as much", _flatter),
     ),
@@ -280,7 +268,7 @@ KIM: dict[str, Claim] = {
         source="Kim et al. 2021, app. K and Fig. 7",
         measure=_exponent_2,
         claimed=below(0.5),
-        applies=partial(_has, quantity="ascent", kind="lower_bound", p=2),
+        applies=partial(has_row, quantity="ascent", kind="lower_bound", p=2),
         is_check=True,
         control=Control("the bound of Theorem 3.2 in place of the lower bound", _theorem_for_ascent),
     ),
@@ -289,7 +277,7 @@ KIM: dict[str, Claim] = {
         source="Kim et al. 2021, app. L and Fig. 8",
         measure=_second_half,
         claimed=above(1.5),
-        applies=partial(_has_attention, attention="dot"),
+        applies=partial(has_row, attention="dot", part="attention"),
         control=Control("an ascent that gains nothing in the second half of its steps", _stopped_half_way),
     ),
     "kim_bound_grows": Claim(
@@ -309,7 +297,7 @@ KIM: dict[str, Claim] = {
         source=FIG3,
         measure=partial(_left, attention="dot"),
         claimed=above(INVERTED),
-        applies=partial(_has_attention, attention="dot"),
+        applies=partial(has_row, attention="dot", part="attention"),
         control=Control("L2 attention at the same inputs, in its place", _l2_for_dot),
     ),
     "kim_fig3_l2_inverted": _inverted(
@@ -319,7 +307,7 @@ KIM: dict[str, Claim] = {
         measure=lambda rows: _left(rows[rows.coefficient == rows.coefficient.min()], "l2"),
         claimed=below(INVERTED),
         by=("inputs", "tokens", "width"),
-        applies=partial(_has_attention, attention="l2"),
+        applies=partial(has_row, attention="l2", part="attention"),
         control=Control("two thousandths of the error left", partial(_leaving, share=0.002)),
     ),
     "kim_fig3_contractive_inverted": _inverted(
@@ -328,7 +316,7 @@ KIM: dict[str, Claim] = {
         source="Kim et al. 2021, sec. 4.2 (Banach's fixed-point theorem)",
         measure=_beyond_contraction,
         claimed=below(0.0),
-        applies=partial(_has_attention, attention="contractive_l2"),
+        applies=partial(has_row, attention="contractive_l2", part="attention"),
         is_check=True,
         exact=True,
         control=Control("a hundredth more than c^k left", _above_contraction),
@@ -339,7 +327,7 @@ KIM: dict[str, Claim] = {
         source=FIG5,
         measure=partial(_left, attention="dot"),
         claimed=above(INVERTED),
-        applies=partial(_has_trained, attention="dot"),
+        applies=partial(has_row, attention="dot", weights="trained"),
         learned=learned_by_loss,
         control=Control("half a thousandth of the error left", partial(_leaving, share=0.0005)),
     ),
@@ -349,7 +337,7 @@ KIM: dict[str, Claim] = {
         source="Kim et al. 2021, sec. 4",
         measure=partial(_left, attention="contractive_l2"),
         claimed=below(INVERTED),
-        applies=partial(_has_trained, attention="contractive_l2"),
+        applies=partial(has_row, attention="contractive_l2", weights="trained"),
         control=Control("two thousandths of the error left", partial(_leaving, share=0.002)),
     ),
     "kim_fig10_dot_widens": _entries(
@@ -357,7 +345,7 @@ KIM: dict[str, Claim] = {
         "smallest to the largest entry, ratio; our line).",
         source=FIG10,
         claimed=above(WIDER),
-        applies=partial(_has_trained, attention="dot"),
+        applies=partial(has_row, attention="dot", weights="trained"),
         control=Control("outputs 1.9 times as wide as the inputs", partial(_range_of_inputs, times=1.9)),
     ),
     "kim_fig10_l2_keeps_range": _entries(
@@ -365,7 +353,7 @@ KIM: dict[str, Claim] = {
         "(from the smallest to the largest entry, ratio; our line).",
         source=FIG10,
         claimed=below(WIDER),
-        applies=partial(_has_trained, attention="l2"),
+        applies=partial(has_row, attention="l2", weights="trained"),
         control=Control("outputs 2.1 times as wide as the inputs", partial(_range_of_inputs, times=2.1)),
     ),
 }

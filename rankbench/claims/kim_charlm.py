@@ -6,7 +6,6 @@ step. Losses are nats per predicted symbol. The end of a sentence counts as a sy
 does there, but differences barely depend on it.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -70,7 +69,7 @@ def _gain_from_depth(rows: pd.DataFrame) -> float:
 # The paper's numbers for the same configurations
 
 
-def _printed(rows: pd.DataFrame, figure: str, value: str) -> pd.DataFrame:
+def _printed(rows: pd.DataFrame, figure: str = "kim_table2", value: str = "test_loss") -> pd.DataFrame:
     """The paper's numbers in the format of the analysis' table, for the variants and numbers of layers of `rows`. A
     published number without a number of layers applies to all of them."""
     table = published(figure)
@@ -82,19 +81,13 @@ def _printed(rows: pd.DataFrame, figure: str, value: str) -> pd.DataFrame:
     return cells.assign(**{value: numbers}).dropna()
 
 
-def _published(
-    rows: pd.DataFrame, measure: Callable[[pd.DataFrame], float], figure: str = "kim_table2", value: str = "test_loss"
-) -> float | None:
-    return measure(_printed(rows, figure, value))
-
-
 # When language models count as trained
 
 
-def _untrained(rows: pd.DataFrame, variants: tuple[str, ...], fewest: int = 1, most: float = np.inf) -> str:
+def _untrained(rows: pd.DataFrame, variants: tuple[str, ...], most: float = np.inf) -> str:
     """Say why the compared networks count as untrained; empty unless one of them (mean over seeds) knows little more
     than how common each symbol is, or has a test loss that still falls."""
-    compared = rows[rows.variant.isin(variants) & rows.layers.between(fewest, most)]
+    compared = rows[rows.variant.isin(variants) & (rows.layers <= most)]
     if "unigram_loss" in rows and len(compared):
         means = compared.groupby(["variant", "layers"])[["test_loss", "unigram_loss", "bigram_loss"]].mean()
         over = means.test_loss - (means.unigram_loss + means.bigram_loss) / 2
@@ -104,7 +97,7 @@ def _untrained(rows: pd.DataFrame, variants: tuple[str, ...], fewest: int = 1, m
                 f"{_network(*over.idxmax())} has not learned: its test loss of {loss:.3g} nats is nearer to what the "
                 f"frequencies of symbols give ({unigram:.3g}) than to what those of their pairs do ({bigram:.3g})"
             )
-    return _still_falls(rows, variants, fewest, most)
+    return _still_falls(rows, variants, most=most)
 
 
 def _network(variant: str, layers: int) -> str:
@@ -163,13 +156,12 @@ _curves = partial(Claim, table="curves", across=True)
 
 def _compared(variant: str, base: str, statement: str, source: str, printed: bool, **claim) -> Claim:
     """Claim on the variant's test loss less the base's. printed: whether the paper has it in Table 2."""
-    measure = partial(_gap, variant=variant, base=base)
     return _curves(
         statement=statement,
         source=source,
-        measure=measure,
+        measure=partial(_gap, variant=variant, base=base),
         learned=partial(_untrained, variants=(variant, base), most=MOST),
-        published=partial(_published, measure=measure) if printed else None,
+        published=_printed if printed else None,
         **claim,
     )
 
@@ -188,17 +180,16 @@ def _loses_little(variant: str, base: str, statement: str, source: str, printed:
 
 def _timed(variant: str, name: str) -> Claim:
     """Claim on training time. Seeds that train side by side share one clock, so steps are the repeats."""
-    measure = partial(_slowdown, variant=variant)
     times = "microseconds_per_token"
     return _curves(
         statement=f"{name} attention trains about as fast as dot products (time per token, ratio, over the intervals "
         "between evaluations; our line).",
         source="Kim et al. 2021, Table 1",
-        measure=measure,
+        measure=partial(_slowdown, variant=variant),
         claimed=below(CLOSE),
         learned=None,  # the time of a step does not depend on training
         repeats="step",
-        published=partial(_published, measure=measure, figure="kim_table1_speed", value=times),
+        published=partial(_printed, figure="kim_table1_speed", value=times),
         control=Control(
             "times 1.15 times those of dot products",
             partial(_set_from_base, variant=variant, base=DOT, value=times, times=1.15),
@@ -243,7 +234,7 @@ KIM_CHARLM: dict[str, Claim] = {
         measure=_gain_from_depth,
         claimed=below(0.0),
         learned=partial(_untrained, variants=(CONTRACTIVE,)),
-        published=partial(_published, measure=_gain_from_depth),
+        published=_printed,
         control=Control("its numbers of layers in reverse order", _depths_reversed),
     ),
     "kim_lstm": _curves(
@@ -253,7 +244,7 @@ KIM_CHARLM: dict[str, Claim] = {
         claimed=below(1.05),
         applies=lambda rows: "width" in rows and bool(((rows.variant == LSTM) & (rows.width >= WIDTH)).any()),
         learned=partial(_untrained, variants=(LSTM,)),
-        published=partial(_published, measure=_best_lstm),
+        published=_printed,
         control=Control("an LSTM with a test loss of 1.1", partial(_with_lstm, loss=1.1)),
     ),
     "kim_transformer_beats_lstm": _curves(
@@ -264,7 +255,7 @@ KIM_CHARLM: dict[str, Claim] = {
         claimed=below(0.0),
         applies=_has_lstm_and_depth,
         learned=partial(_untrained, variants=(DOT, LSTM), most=MOST),
-        published=partial(_published, measure=_best_over_lstm),
+        published=_printed,
         control=Control("an LSTM with a test loss .01 below that of the best Transformer", _with_better_lstm),
     ),
     "kim_l2_as_fast": _timed(L2, "L2"),

@@ -9,18 +9,9 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.claims.claim import AtMost, Claim, Control, Line, NotMeasurable, above, below
+from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, above, below, exact_check
 from rankbench.claims.dong_collapse import TENTH, log10_kept, share
-from rankbench.claims.sweeps import (
-    MOSTLY,
-    at_end,
-    from_other_end,
-    in_reverse,
-    rows_at,
-    rows_by_value,
-    trend,
-    with_exchanged,
-)
+from rankbench.claims.sweeps import at_one_end, from_other_end, in_order, rows_at, rows_by_value, with_exchanged
 from rankbench.runs.tables import last_of_layer
 
 HALF = 0.5  # share of a rank or an entropy above which it counts as kept
@@ -30,14 +21,9 @@ ROUNDING = 1e-4
 # Measures: one seed's rows -> a number
 
 
-def log10_kept_followed(rows: pd.DataFrame) -> float:
-    """log10 of the share of the embedding's relative residual that the whole network leaves; table `collapse`."""
-    return log10_kept(rows, "full")
-
-
 def kept_followed(rows: pd.DataFrame) -> float:
     """Share of the embedding's relative residual that the whole network leaves; table `collapse`."""
-    return share(log10_kept_followed(rows))
+    return share(log10_kept(rows, "full"))
 
 
 def kept_measured(rows: pd.DataFrame) -> float:
@@ -79,10 +65,10 @@ def _rank_of_residual_kept(rows: pd.DataFrame) -> float:
 def _kept_with_scaled_branches(rows: pd.DataFrame) -> float:
     """Share that is left at the largest branch scale of at most 1/sqrt(layers), up to its printed digits."""
     largest = 1.01 / math.sqrt(rows.layer.max())
-    small = [value for value in rows_by_value(rows, "model.branch_scale") if value <= largest]
+    small = [of_value for value, of_value in rows_by_value(rows, "model.branch_scale").items() if value <= largest]
     if not small:
         raise NotMeasurable("the sweep has no model.branch_scale of 1/sqrt(model.layers) or less")
-    return kept_followed(rows_by_value(rows, "model.branch_scale")[small[-1]])
+    return kept_followed(small[-1])
 
 
 def _entropy_kept(rows: pd.DataFrame) -> float:
@@ -127,18 +113,15 @@ _keeps = partial(Claim, scale="positive", learned=None)
 
 def _trend(key: str, side: int, statement: str, source: str, table: str = "collapse") -> Claim:
     """Claim that what is left grows (side=+1) or falls (-1) with the key."""
-    measure = log10_kept_followed if table == "collapse" else kept_measured
+    measure = partial(log10_kept, variant="full") if table == "collapse" else kept_measured
     line = "above .5" if side > 0 else "below -.5"
     return Claim(
         statement=f"{statement} (Kendall's rank correlation of {key} and the share of the embedding's relative "
         f"residual that is left; {line}, three pairs in four in this order, which is our line).",
         source=source,
         table=table,
-        measure=partial(trend, key=key, measure=measure),
-        claimed=Line(side, side * MOSTLY),
-        along=key,
         learned=None,
-        control=in_reverse(key),
+        **in_order(key, side, measure),
     )
 
 
@@ -148,11 +131,9 @@ def _left_at(key: str, end: int, statement: str, source: str, table: str = "coll
         f"(the share at the {'largest' if end else 'smallest'} {key} of the sweep).",
         source=source,
         table=table,
-        measure=partial(at_end, key=key, measure=kept_followed if table == "collapse" else kept_measured, end=end),
         claimed=above(TENTH),
-        along=key,
         exists=exists,
-        control=from_other_end(key, end),
+        **at_one_end(key, end, kept_followed if table == "collapse" else kept_measured),
     )
 
 
@@ -163,11 +144,8 @@ def _shorter(key: str, statement: str, source: str) -> Claim:
         source=source,
         table="path_mass",
         floor="below_floor",
-        measure=partial(trend, key=key, measure=mean_path_length),
-        claimed=below(-MOSTLY),
-        along=key,
         learned=None,
-        control=in_reverse(key),
+        **in_order(key, -1, mean_path_length),
     )
 
 
@@ -208,10 +186,8 @@ KNOBS: dict[str, Claim] = {
         "the last layer (rank over that of the embedding).",
         source=ALI,
         table="residual",
-        measure=partial(at_end, key="model.mix_uniform", measure=_rank_kept, end=0),
         claimed=above(HALF),
-        along="model.mix_uniform",
-        control=from_other_end("model.mix_uniform", 0),
+        **at_one_end("model.mix_uniform", 0, _rank_kept),
     ),
     "knob_identity_mix": _trend(
         "model.mix_attention",
@@ -294,7 +270,7 @@ KNOBS: dict[str, Claim] = {
         along="model.norm",
         control=with_exchanged("model.norm", "peri", "pre"),
     ),
-    "paths_hyper_connections": Claim(
+    "paths_hyper_connections": exact_check(
         statement="Fresh hyper-connections have the paths of plain skips: their mean lengths differ by rounding alone.",
         source="Zhu et al. 2024, Hyper-connections, sec. 2.3",
         table="path_mass",
@@ -302,9 +278,6 @@ KNOBS: dict[str, Claim] = {
         measure=lambda rows: abs(_length_over(rows, "model.hyper_connections", "free", "none") - 1),
         claimed=below(1e-9),
         along="model.hyper_connections",
-        learned=None,
-        is_check=True,
-        exact=True,
         control=Control(
             "paths of plain skips that are longer by one",
             lambda rows: rows.assign(path_length=rows.path_length + (rows["model.hyper_connections"] == "none")),
@@ -329,18 +302,13 @@ KNOBS: dict[str, Claim] = {
         table="residual",
         exists=False,
     ),
-    "knob_exclusive": Claim(
+    "knob_exclusive": exact_check(
         statement="The output of an exclusive head is orthogonal to the token's own value in every layer, and that of "
         "a plain head is not (largest |mean cosine| of a head).",
         source="Zhai 2026, Exclusive self-attention",
         table="attention",
-        measure=partial(at_end, key="model.exclusive", measure=lambda rows: rows.value_cosine.abs().max(), end=-1),
         claimed=below(1e-5),  # rounding of float32
-        along="model.exclusive",
-        learned=None,
-        is_check=True,
-        exact=True,
-        control=from_other_end("model.exclusive", -1),
+        **at_one_end("model.exclusive", -1, lambda rows: rows.value_cosine.abs().max()),
     ),
     "knob_dynamics": _keeps(
         statement="With skips more than a tenth of the embedding's relative residual is left at every moment of "

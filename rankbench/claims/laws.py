@@ -8,7 +8,7 @@ from functools import partial
 
 import pandas as pd
 
-from rankbench.claims.claim import Claim, Control, below
+from rankbench.claims.claim import Claim, Control, below, has_row
 
 FORM = "closed form"
 
@@ -29,9 +29,10 @@ def _measured_in_control(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _agrees(
-    law: str, line: float, statement: str, source: str, control: str, relative: bool = False, **others
+    law: str, line: float, statement: str, source: str, control: str, relative: bool = False, exact: bool = False
 ) -> Claim:
-    """Claim that a law's measurements agree with its closed form within the line."""
+    """Claim that a law's measurements agree with its closed form within the line. exact: it is a check, without
+    chance."""
     return Claim(
         statement=f"{statement} ({'relative ' if relative else ''}distance from the closed form, the largest).",
         source=source,
@@ -40,9 +41,10 @@ def _agrees(
         claimed=below(line),
         scale="positive",
         learned=None,
-        applies=lambda rows: bool((rows.law == law).any()),
+        is_check=exact,
+        exact=exact,
+        applies=partial(has_row, law=law),
         control=Control(control, _measured_in_control),
-        **others,
     )
 
 
@@ -88,7 +90,6 @@ LAWS: dict[str, Claim] = {
         "Hausdorff 1921; derived here",
         "attention without a mask",
         exact=True,
-        is_check=True,
     ),
     # the line: the random error of 16 networks of 4 heads, .02 to .03, and what norms and tokens that become alike add
     "law_position_bias": _agrees(
@@ -145,7 +146,6 @@ LAWS: dict[str, Claim] = {
         "scores whose largest entry, not whose norm, is sigma",
         relative=True,
         exact=True,
-        is_check=True,
     ),
     # the line: among 400 x 400 log-normal weights the largest still lift sigma_2, at sigma = 1 by .15
     "law_spectral_gap": _agrees(
@@ -204,6 +204,5 @@ LAWS: dict[str, Claim] = {
         "tokens that attend to themselves alone",
         relative=True,
         exact=True,
-        is_check=True,
     ),
 }

@@ -1,12 +1,11 @@
 """Claims on training with a cap on the singular values, as tests on the table `lipschitz`."""
 
 import math
-from functools import partial
 
 import pandas as pd
 
-from rankbench.claims.claim import Claim, NotMeasurable, below
-from rankbench.claims.sweeps import at_end, from_other_end
+from rankbench.claims.claim import Claim, NotMeasurable, below, exact_check
+from rankbench.claims.sweeps import at_one_end
 
 
 def _above_cap(rows: pd.DataFrame) -> float:
@@ -19,17 +18,12 @@ def _above_cap(rows: pd.DataFrame) -> float:
 
 
 LIPSCHITZ_TRAINING: dict[str, Claim] = {
-    "newhouse_capped_certificate": Claim(
+    "newhouse_capped_certificate": exact_check(
         statement="With no singular value above the cap the trained network's certificate is at most that of a network "
         "whose matrices are all at the cap, and without a cap it is above (log10 of their ratio).",
         source="Newhouse et al. 2025, Training transformers with enforced Lipschitz constants",
         table="lipschitz",
-        measure=partial(at_end, key="optimizer.cap", measure=_above_cap, end=0),
         claimed=below(1e-4),  # the trained weights are float32: some 1e-6 in each of a dozen factors
-        along="optimizer.cap",
-        learned=None,
-        is_check=True,
-        exact=True,
-        control=from_other_end("optimizer.cap", 0),
+        **at_one_end("optimizer.cap", 0, _above_cap),
     ),
 }

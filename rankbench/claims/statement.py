@@ -7,7 +7,8 @@ Holm's method keeps the chance that any of them is held by mistake below the lev
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any
 
 import pandas as pd
@@ -30,10 +31,15 @@ def statements_of(verdicts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     like: of the setting that speaks most against the claim. smallest and largest: of all settings. `reading`: one
     sentence. `settings`: the verdicts themselves.
     """
-    by_claim: dict[str, list[dict[str, Any]]] = {}
-    for verdict in verdicts:
-        by_claim.setdefault(verdict["claim"], []).append(verdict)
-    return [_statement(name, rows) for name, rows in by_claim.items()]
+    return [_statement(name, rows) for name, rows in grouped(verdicts, itemgetter("claim")).items()]
+
+
+def grouped(rows: Iterable[dict[str, Any]], name_of: Callable[[dict], str]) -> dict[str, list[dict[str, Any]]]:
+    """The rows by the name of each, in their order."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(name_of(row), []).append(row)
+    return groups
 
 
 def _statement(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -127,9 +133,8 @@ def with_holm(statements: list[dict[str, Any]]) -> list[dict[str, Any]]:
     A claim that is held by exact numbers or by bounds has no p-value, and stays held.
     """
     adjusted: dict[str, float] = {}
-    for paper in {statement["paper"] for statement in statements}:
-        family = [row for row in statements if row["paper"] == paper and _number(row["p_value"])]
-        family = sorted((row for row in family if row["kind"] == "claim"), key=lambda row: row["p_value"])
+    for claims in by_paper(statements).values():
+        family = sorted((row for row in claims if _number(row["p_value"])), key=itemgetter("p_value"))
         so_far = 0.0
         for rank, row in enumerate(family):
             so_far = adjusted[row["claim"]] = max(so_far, min(1.0, (len(family) - rank) * row["p_value"]))
@@ -142,13 +147,9 @@ def _after_holm(statement: dict[str, Any], p_holm: float) -> dict[str, Any]:
     return statement | {"p_holm": p_holm, "held_after_holm": word}
 
 
-def by_paper(statements: list[dict[str, Any]], kind: str) -> dict[str, list[dict[str, Any]]]:
-    """The statements of one kind (claim | check) by paper."""
-    papers: dict[str, list[dict[str, Any]]] = {}
-    for row in statements:
-        if row["kind"] == kind:
-            papers.setdefault(row["paper"], []).append(row)
-    return papers
+def by_paper(statements: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The claims among the statements, by paper."""
+    return grouped((row for row in statements if row["kind"] == "claim"), itemgetter("paper"))
 
 
 def table_of(statements: list[dict[str, Any]]) -> pd.DataFrame:

@@ -1,11 +1,13 @@
 """Measures and controls of claims that compare the values of one key of a sweep (Claim.along)."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pandas as pd
 import scipy
 
-from rankbench.claims.claim import AtMost, Control, NotMeasurable
+from rankbench.claims.claim import AtMost, Control, Line, NotMeasurable
 
 # Kendall's correlation from which a sweep counts as a trend: at least three pairs in four are in the claimed order.
 MOSTLY = 0.5
@@ -72,6 +74,18 @@ def from_other_end(key: str, end: int) -> Control:
 
     which = "largest" if end == 0 else "smallest"
     return Control(f"the network with the {which} {key} of the sweep in its place", doctor)
+
+
+def in_order(key: str, side: int, measure: Callable[[pd.DataFrame], float]) -> dict[str, Any]:
+    """Fields of a claim that the measured number grows (side=+1) or falls (-1) with a swept key."""
+    of_trend = partial(trend, key=key, measure=measure)
+    return {"measure": of_trend, "claimed": Line(side, side * MOSTLY), "along": key, "control": in_reverse(key)}
+
+
+def at_one_end(key: str, end: int, measure: Callable[[pd.DataFrame], float]) -> dict[str, Any]:
+    """Fields of a claim on the number at the smallest (end = 0) or the largest (-1) value of a swept key."""
+    of_end = partial(at_end, key=key, measure=measure, end=end)
+    return {"measure": of_end, "along": key, "control": from_other_end(key, end)}
 
 
 def with_exchanged(key: str, first: str, second: str) -> Control:

@@ -28,10 +28,13 @@ def fitted(command: str, words: list[str]) -> list[str]:
     if not given or command not in ("train", "analyze"):
         return words
     budget, others = given[-1], [word for word in words if word not in given]
-    return [*others, *_chosen(command, budget, others)]
+    chosen, cost = _chosen(command, budget, others)
+    log.warning("%s: %s, about %s by the preset's stated cost", budget, " ".join(chosen), duration(cost))
+    return [*others, *chosen]
 
 
-def _chosen(command: str, budget: str, others: list[str]) -> list[str]:
+def _chosen(command: str, budget: str, others: list[str]) -> tuple[list[str], float]:
+    """The words that replace a budget, and the seconds that the command then takes."""
     from rankbench.commands.compose import composed
     from rankbench.presets import described
 
@@ -49,7 +52,7 @@ def _chosen(command: str, budget: str, others: list[str]) -> list[str]:
     length, unit = re.fullmatch(r"budget=([\d.]+)([a-z]+)", budget).groups()
     time = float(length) * SECONDS[unit]
     if time >= paper:
-        return _logged(budget, ["budget=paper"], paper)
+        return ["budget=paper"], paper
     small, large = (composed(command, f"experiment={name}", f"budget={scale}") for scale in ("laptop", "paper"))
     seeds = math.floor(small.replicas * time / laptop)
     if seeds < min(FEWEST, small.replicas):
@@ -65,12 +68,7 @@ def _chosen(command: str, budget: str, others: list[str]) -> list[str]:
         if command == "train" and short and long and short < long and (times := time / cost) > 1:
             keys[key] = min(math.floor(short * times), int(long))
             cost *= keys[key] / short
-    return _logged(budget, [f"{key}={value}" for key, value in keys.items()], cost)
-
-
-def _logged(budget: str, chosen: list[str], cost: float) -> list[str]:
-    log.warning("%s: %s, about %s by the preset's stated cost", budget, " ".join(chosen), duration(cost))
-    return chosen
+    return [f"{key}={value}" for key, value in keys.items()], cost
 
 
 def costs(text: str) -> tuple[float, float]:

@@ -37,7 +37,7 @@ from rankbench.config import (
     ReportConfig,
     TrainConfig,
 )
-from rankbench.keys import ConfigError, as_typed, refuse_null_byte, unknown
+from rankbench.keys import ConfigError, as_typed, check_known, refuse_null_byte
 from rankbench.runs.files import WriteError, regular
 from rankbench.runs.records import read_yaml
 from rankbench.runs.sweep import Job, Sweep
@@ -208,10 +208,9 @@ def _typed_words(config: DictConfig) -> list[str]:
 
 def _sweep_overrides(config: DictConfig) -> list[Override]:
     """The overrides of a preset's sweep and of the command line; the command line wins where both set a key."""
-    parser = OverridesParser.create()
-    preset = parser.parse_overrides([f"{key}={text}" for key, text in (config.hydra.sweeper.params or {}).items()])
-    typed = parser.parse_overrides(_typed_words(config))
-    return list({override.get_key_element(): override for override in [*preset, *typed]}.values())
+    preset = [f"{key}={text}" for key, text in (config.hydra.sweeper.params or {}).items()]
+    overrides = OverridesParser.create().parse_overrides([*preset, *_typed_words(config)])
+    return list({override.get_key_element(): override for override in overrides}.values())
 
 
 def _job_config(config: DictConfig) -> Config:
@@ -240,8 +239,7 @@ def check_everything(cfg: Config, writes: bool = True) -> None:
         from rankbench.report.figures import drawable
 
         _check_folder(Path(cfg.out))
-        if cfg.published is not None and cfg.published not in (known := list(figures_published())):
-            raise ConfigError(unknown("published", cfg.published, known))
+        check_known("published", [] if cfg.published is None else [cfg.published], figures_published())
         if not cfg.table:
             raise ConfigError('table="": which one? give a CSV file, as in `rankbench plot residual.csv`')
         drawable(Path(cfg.table), cfg.report)
@@ -262,9 +260,7 @@ def check_everything(cfg: Config, writes: bool = True) -> None:
         check_memory(cfg, build_task(cfg.task), machine)
     if type(cfg) is TrainConfig:
         check_scores(cfg, build_task(cfg.task))
-        run = Run(Path(cfg.out))
-        run.check_same(cfg)
-        run.check_device(cfg, str(machine.device))
+        Run(Path(cfg.out)).check_begun(cfg, {"device": str(machine.device)})
         check_writers(cfg.trainer.writers)
     if isinstance(cfg, AnalyzeConfig):
         if not cfg.analysis:
@@ -386,7 +382,8 @@ def _check_verb(cfg: Config, words: list[str]) -> None:
         return
     from rankbench.presets import described
 
-    wanted = described()[name].verb if name in described() else None
+    preset = described().get(name)
+    wanted = preset and preset.verb
     if wanted == "analyze" and isinstance(cfg, TrainConfig):
         raise ConfigError(f"experiment={name}: trains nothing; use `rankbench analyze experiment={name}`")
     if wanted == "train" and isinstance(cfg, AnalyzeConfig) and not (cfg.run or cfg.module or cfg.checkpoint):

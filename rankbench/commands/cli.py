@@ -51,11 +51,10 @@ def main() -> None:
     try:
         _dispatch(sys.argv[1:])
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of our output has exited: `rankbench train --help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(141) from None
     except OSError as error:  # the output is a file on a full disk
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # the reader of our output has exited: `rankbench train --help | head`
+            raise SystemExit(141) from None
         refuse("", one_line_of(error))
     finally:
         gc.enable()
@@ -68,28 +67,18 @@ def _dispatch(words: list[str]) -> None:
         from rankbench import __version__
 
         print(f"rankbench {__version__}")
-    elif words[0] == "list":
+    elif words[0] in ("list", "explain", "completion"):
         from rankbench.commands.callback import refusing
-        from rankbench.commands.usage import list_of_presets
+        from rankbench.commands.completion import script
+        from rankbench.commands.usage import explained, list_of_presets
 
-        with refusing(""):
-            print(list_of_presets(words[1:]))
-    elif words[0] == "explain":
-        from rankbench.commands.callback import refusing
-        from rankbench.commands.usage import explained
-
-        with refusing(""):
-            print(explained(words[1:]))
-    elif words[0] == "completion":
-        from rankbench.commands import completion
-        from rankbench.commands.callback import refusing
-
-        with refusing("completion"):
-            print(completion.script(words[1:]))
+        texts = {"list": list_of_presets, "explain": explained, "completion": script}
+        with refusing("completion" if words[0] == "completion" else ""):
+            print(texts[words[0]](words[1:]))
     elif words[0] == "__complete":
-        from rankbench.commands import completion
+        from rankbench.commands.completion import candidates
 
-        print("\n".join(completion.candidates(words[1:])))
+        print("\n".join(candidates(words[1:])))
     elif words[0] == "data" and (sweep := {"-m", "--multirun"} & set(words)):
         refuse("data", f"{sweep.pop()}: a corpus is fetched on its own; leave it out")
     elif words[0] in COMMANDS:
@@ -234,58 +223,60 @@ def one_line(job: Callable[["DictConfig"], Any]) -> Callable[["DictConfig"], Any
 
     @functools.wraps(job)
     def job_of_one_line(config: "DictConfig") -> Any:
-        from hydra.core.hydra_config import HydraConfig
-        from hydra.types import RunMode
-
         from rankbench.keys import ConfigError
 
         try:
             return job(config)
         except (ConfigError, OSError) as error:
-            if HydraConfig.get().mode == RunMode.MULTIRUN or isinstance(error, BrokenPipeError):
+            hydra, in_sweep = _hydra_of_job()
+            if in_sweep or isinstance(error, BrokenPipeError):
                 raise
-            refuse(HydraConfig.get().job.name, one_line_of(error))
+            refuse(hydra.job.name, one_line_of(error))
 
     return job_of_one_line
 
 
+def _hydra_of_job() -> tuple["DictConfig", bool]:
+    """Hydra's part of the running job's config, and whether the job is one of a sweep."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    hydra = HydraConfig.get()
+    return hydra, hydra.mode == RunMode.MULTIRUN
+
+
 @contextmanager
-def _saying_how_to_continue(command: str, folder: str) -> Iterator[None]:
-    """Add to the line about a signal or a full disk how to continue."""
+def _working(command: str, out: str) -> Iterator[None]:
+    """Write the log of a command into its folder, and add to the line about a signal or a full disk how to continue."""
+    from rankbench.progress import logging_to
     from rankbench.runs.files import WriteError
     from rankbench.training.loop import Interrupted
 
-    continues = f"the same command with out={folder} continues"
-    try:
-        yield
-    except (Interrupted, KeyboardInterrupt) as stop:
-        refuse(command, f"{str(stop) or 'interrupted'}; {continues}", code=130)
-    except WriteError as error:
-        raise WriteError(f"{error}; {continues}") from None
+    hydra, in_sweep = _hydra_of_job()
+    continues = f"the same command with out={hydra.sweep.dir if in_sweep else out} continues"
+    with logging_to(Path(out) / f"{command}.log"):
+        try:
+            yield
+        except (Interrupted, KeyboardInterrupt) as stop:
+            refuse(command, f"{str(stop) or 'interrupted'}; {continues}", code=130)
+        except WriteError as error:
+            raise WriteError(f"{error}; {continues}") from None
 
 
 @one_line
 def train_job(config: "DictConfig") -> float:
     """`rankbench train`. Returns the objective for a sweeper: by default the final test accuracy (regression: loss)."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
     from rankbench.analyses.runner import analyze_trained, draw_curves, drawn_line
     from rankbench.commands.finished_jobs import recipe, record, surroundings
-    from rankbench.progress import logging_to
     from rankbench.runs.run import Run, objective_value
     from rankbench.tasks import build_task
     from rankbench.training.loop import train
 
     cfg = _prepared(config)
     run = Run(Path(cfg.out))
-    hydra = HydraConfig.get()
-    is_job = hydra.mode == RunMode.MULTIRUN
-    made_from = recipe(hydra.job.num, hydra.overrides.task, surroundings(hydra)) if is_job else None
-    with (
-        logging_to(run.folder / "train.log"),
-        _saying_how_to_continue("train", hydra.sweep.dir if is_job else cfg.out),
-    ):
+    hydra, in_sweep = _hydra_of_job()
+    made_from = recipe(hydra.job.num, hydra.overrides.task, surroundings(hydra)) if in_sweep else None
+    with _working("train", cfg.out):
         summary = train(cfg, run)
         trained = [row for row in summary["seeds"] if row["status"] != "diverged"]
         score = "test_loss" if any(row.get("test_accuracy") is None for row in trained) else "test_accuracy"
@@ -293,13 +284,13 @@ def train_job(config: "DictConfig") -> float:
         mean = sum(scores) / len(scores) if scores else float("nan")
         printed = " ".join(f"{value:.3f}" for value in scores)
         lines = [f"{score.replace('_', ' ')} {mean:.3f} (mean of {len(trained)} seeds: {printed})", f"-> {run.folder}"]
-        if not is_job:  # the report of a sweep has its curves
+        if not in_sweep:  # the report of a sweep has its curves
             lines.append(drawn_line(draw_curves(run)))
         print("\n".join(lines))
         if cfg.analysis and (trained or cfg.objective is None):  # a search continues if every seed diverged
             lines += (analysed := analyze_trained(cfg, run))
             print("\n".join(analysed))
-        if is_job:
+        if in_sweep:
             texts = getattr(build_task(cfg.task), "files", [])
             record(run.folder, made_from, hydra.job.override_dirname, texts, "\n".join(lines).split("\n"))
     return mean if cfg.objective is None else objective_value(summary, cfg.objective)
@@ -308,16 +299,10 @@ def train_job(config: "DictConfig") -> float:
 @one_line
 def analyze_job(config: "DictConfig") -> None:
     """`rankbench analyze`."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
     from rankbench.analyses.runner import analyze_into
-    from rankbench.progress import logging_to
 
     cfg = _prepared(config)
-    hydra = HydraConfig.get()
-    folder = hydra.sweep.dir if hydra.mode == RunMode.MULTIRUN else cfg.out
-    with logging_to(Path(cfg.out) / "analyze.log"), _saying_how_to_continue("analyze", folder):
+    with _working("analyze", cfg.out):
         print("\n".join(analyze_into(cfg)))
 
 
@@ -398,24 +383,21 @@ def data_job(config: "DictConfig") -> None:
 
 def _prepared(config: "DictConfig") -> Any:
     """The job's config, checked, with `out` set to the folder that Hydra gave it: in a sweep each job has its own."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
     from rankbench.commands.callback import check_everything
     from rankbench.commands.compose import resolve
     from rankbench.commands.finished_jobs import announce
     from rankbench.runs.sweep import Sweep
 
-    cfg = resolve(config, HydraConfig.get().overrides.task)
-    if HydraConfig.get().runtime.choices.get("hydra/launcher") in ("joblib", "submitit_local"):
+    hydra, in_sweep = _hydra_of_job()
+    cfg = resolve(config, hydra.overrides.task)
+    if hydra.runtime.choices.get("hydra/launcher") in ("joblib", "submitit_local"):
         from rankbench.runs.machine import share_gpus
 
-        share_gpus(HydraConfig.get().job.num)  # ray and Slurm hand out GPUs themselves
+        share_gpus(hydra.job.num)  # ray and Slurm hand out GPUs themselves
     check_everything(cfg)
-    hydra = HydraConfig.get()
-    if hydra.mode == RunMode.MULTIRUN:
+    if in_sweep:
         announce(hydra.job.num, len(Sweep(Path(hydra.sweep.dir)).jobs()), hydra.job.override_dirname)
-    cfg.out = os.path.relpath(HydraConfig.get().runtime.output_dir)
+    cfg.out = os.path.relpath(hydra.runtime.output_dir)
     if not gc.isenabled():  # the first job of a process: the work begins, and garbage is collected from here on
         gc.freeze()  # what is imported stays, so no collection needs to look through it
         gc.enable()

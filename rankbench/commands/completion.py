@@ -101,7 +101,8 @@ def _candidates(words: list[str], word: str) -> Iterable[str]:
 def _values(command: str, key: str, value: str) -> Iterable[str]:
     """The values that may follow `key=`; none if only Hydra knows them."""
     if key in PATHS:
-        return dict.fromkeys([*(["latest"] if key in ("run", "runs") else []), *_runs(value, key), *_below(value)])
+        runs = ["latest", *_runs(value)] if key in ("run", "runs") else []
+        return dict.fromkeys([*runs, *_below(value)])
     if command == "report" and key == "experiment":
         return ["all", *plugins.choices(key)]
     if key == "plugins":
@@ -177,10 +178,8 @@ def _of_hydra(command: str, words: list[str]) -> list[str]:
         return []
 
 
-def _runs(text: str, key: str) -> list[str]:
-    """Folders below outputs/ with a run or a sweep, newest first, for keys that take one."""
-    if key not in ("run", "runs"):
-        return []
+def _runs(text: str) -> list[str]:
+    """Folders below outputs/ with a run or a sweep, newest first."""
     jobs = [path.parent for depth in ("*", "*/*") for path in Path("outputs/train").glob(f"{depth}/config.yaml")]
     sweeps = [path.parent for path in Path("outputs/train").glob("*/multirun.yaml")]
     folders = sorted([*sweeps, *jobs], key=lambda folder: folder.stat().st_mtime_ns, reverse=True)

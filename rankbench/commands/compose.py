@@ -62,11 +62,9 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
     if command == "analyze" and not is_sweep:
         spelled = [part for word in spelled for part in _each_run(word)]
     if command == "analyze" and "model=pretrained" in spelled:
-        paths = [word for word in spelled if word.startswith("model.path=")]
-        if not paths:
+        if not any(word.startswith("model.path=") for word in spelled):
             raise ConfigError("model=pretrained: which one? give model.path=<hub id or local folder>")
-        spelled = [word for word in spelled if word != "model=pretrained"]
-        spelled = [word.replace("model.path=", "checkpoint=", 1) for word in spelled]
+        spelled = [word.replace("model.path=", "checkpoint=", 1) for word in spelled if word != "model=pretrained"]
     return spelled
 
 

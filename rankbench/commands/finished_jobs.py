@@ -105,7 +105,8 @@ def finished_job(folder: Path, made_from: str | None) -> FinishedJob | None:
         content = read_json(folder / RECORD)
     except ConfigError:
         return None
-    texts = [content.get("name"), *_list(content.get("lines"))]
+    lines = content.get("lines")
+    texts = [content.get("name"), *(lines if isinstance(lines, list) else [None])]
     if content.get("recipe") != made_from or not all(isinstance(text, str) and text.isprintable() for text in texts):
         return None
     files = content.get("files")
@@ -113,10 +114,6 @@ def finished_job(folder: Path, made_from: str | None) -> FinishedJob | None:
         return None
     same = [_checksum_of_text(Path(name)) if Path(name).is_absolute() else checksum(folder / name) for name in files]
     return FinishedJob(folder, texts[0], tuple(texts[1:])) if same == list(files.values()) else None
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [None]
 
 
 def _checksum_of_text(path: Path) -> str | None:

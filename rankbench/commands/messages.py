@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from rankbench import plugins
@@ -133,8 +132,7 @@ def _keys_under(prefix: str, command: str, words: list[str]) -> list[str]:
     if prefix in schemas:
         return [field.name for field in dataclasses.fields(schemas[prefix])]
     group, _, name = prefix.partition(".")
-    if not name:
-        name = plugins.groups_of(command).get(group)
-        name = next((word.partition("=")[2] for word in words if word.startswith(f"{group}=")), name)
+    chosen = (word.partition("=")[2] for word in words if word.startswith(f"{group}="))
+    name = name or next(chosen, plugins.groups_of(command).get(group))
     path = plugins.choices(group).get(name) if isinstance(name, str) else None  # analyses are a list
-    return [str(key) for key in OmegaConf.load(path) if key != "defaults"] if path is not None else []
+    return plugins.keys_in(path) if path is not None else []

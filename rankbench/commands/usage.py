@@ -38,8 +38,7 @@ def usage(command: str, words: list[str]) -> str:
         raise ConfigError(
             f"--help {asked[0]}: no keys there{closest(asked[0], groups)}; groups are {', '.join(groups)}"
         )
-    width = min(max(shutil.get_terminal_size().columns, 80), 120)
-    text = "\n\n".join("\n".join([head, *(_lines(item, width) for item in rows)]) for head, rows in sections.items())
+    text = "\n\n".join("\n".join([head, *(_lines(item) for item in rows)]) for head, rows in sections.items())
     return text if asked else f"{HEAD.format(command=command, groups=_groups(command))}\n{text}\n{FOOT}"
 
 
@@ -81,9 +80,8 @@ def _explanation(word: str, rows: dict[str, tuple[str, Row]], commands: dict[str
         "set by": ", ".join(sets[:8]) + (f" and {len(sets) - 8} more presets" if len(sets) > 8 else ""),
     }
     lines = [f"{name}: {text}" for name, text in facts.items() if text]
-    width = min(max(shutil.get_terminal_size().columns, 80), 120)
     return "\n".join(
-        textwrap.fill(line, width, subsequent_indent="    ", break_on_hyphens=False)
+        textwrap.fill(line, _width(), subsequent_indent="    ", break_on_hyphens=False)
         for line in (f"{word}: {item.meaning}", *lines)
     )
 
@@ -97,7 +95,7 @@ def list_of_presets(words: list[str]) -> str:
     from rankbench.presets import described
     from rankbench.runs.files import OUTPUTS
 
-    all_presets, runs, width = described(), {}, min(max(shutil.get_terminal_size().columns, 80), 120)
+    all_presets, runs, width = described(), {}, _width()
     if any(OUTPUTS.glob("*/*")):  # the module that finds the runs is slow to load
         from rankbench.report.preset_runs import best_runs
 
@@ -125,12 +123,17 @@ def _rows(command: str, cfg: DictConfig, every_analysis: bool) -> Iterator[tuple
                 yield heading, item._replace(value=in_words(OmegaConf.select(cfg, item.name, default=item.value)))
 
 
-def _lines(item: Row, width: int) -> str:
+def _width() -> int:
+    """Width of the terminal, but from 80 to 120 columns."""
+    return min(max(shutil.get_terminal_size().columns, 80), 120)
+
+
+def _lines(item: Row) -> str:
     label, indent = f"  {item.name}={item.value}", " " * COLUMN
     start = label.ljust(COLUMN) if len(label) < COLUMN - 1 else indent
     text = textwrap.fill(
         f"{item.meaning} [{item.allowed}]",
-        width,
+        _width(),
         initial_indent=start,
         subsequent_indent=indent,
         break_on_hyphens=False,

@@ -10,8 +10,8 @@ import pandas as pd
 from rankbench import plots
 from rankbench.analyses import ANALYSES
 from rankbench.analyses.runner import draw
-from rankbench.config import FigureKeys, StudyKeys
-from rankbench.keys import ConfigError, unknown
+from rankbench.config import NOTHING_CHOSEN, FigureKeys, StudyKeys
+from rankbench.keys import ConfigError, check_known
 from rankbench.plots.observed import FIGURES as OBSERVED_FIGURES
 from rankbench.plots.pages import MOST_PANELS, joined, pages_of_analysis, pages_of_final_numbers
 from rankbench.plots.sweep import column_in_words, draw_scatter, draw_sweep
@@ -27,19 +27,27 @@ FIGURES = ChainMap(OBSERVED_FIGURES, {"metrics": draw_metrics})  # over the step
 def draw_final(
     seeds: pd.DataFrame,
     keys: list[str],
-    chosen: FigureKeys | None,
+    chosen: FigureKeys,
     statistic: str,
     folder: Path,
     column: str | None = None,
 ) -> dict[str, str]:
     """Write the figure of the final numbers by the varied keys, if there is one; return its pages' captions."""
-    pages = final_pages(seeds, keys, chosen, statistic)
-    names = plots.save_pages(((plots.fit(figure, column), note) for figure, note, _ in pages), folder / "sweep", KINDS)
-    return {name: caption for name, (_, _, caption) in zip(names, pages, strict=True)}
+    return _saved(final_pages(seeds, keys, chosen, statistic), folder / "sweep", column)
+
+
+def _saved(
+    pages: list[tuple[plots.Figure, str, str]], path: Path, column: str | None, where: str = ""
+) -> dict[str, str]:
+    """Write the pages of a figure, each a figure with its note and caption; return the captions by file name. where:
+    what the notes and captions say of the rows."""
+    noted = ((plots.fit(figure, column), joined(where, note)) for figure, note, _ in pages)
+    names = plots.save_pages(noted, path, KINDS)
+    return {name: joined(caption, where) for name, (_, _, caption) in zip(names, pages, strict=True)}
 
 
 def final_pages(
-    seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None = None, statistic: str = "mean"
+    seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys, statistic: str = "mean"
 ) -> list[tuple[plots.Figure, str, str]]:
     """Pages of the figure of the final numbers by the varied keys: figure, note and caption of each.
 
@@ -60,13 +68,13 @@ def final_value(done: pd.DataFrame) -> str | None:
 
 
 def _pages_by_keys(
-    done: pd.DataFrame, keys: list[str], chosen: FigureKeys | None, statistic: str, value: str, what_is_drawn: str
+    done: pd.DataFrame, keys: list[str], chosen: FigureKeys, statistic: str, value: str, what_is_drawn: str
 ) -> list[tuple[plots.Figure, str, str]]:
     x, series, facet = figure_keys(done, keys, chosen)
     rest = [key for key in keys if key not in (x, series, facet)]
-    averaged = rest if chosen and chosen.series and chosen.facet else []
+    averaged = rest if chosen.series and chosen.facet else []
     panels = [key for key in (facet, *rest) if key and key not in averaged]
-    pages = pages_of_final_numbers(_without_gaps(done, keys), panels, averaged, MOST_PANELS, (chosen and chosen.facet,))
+    pages = pages_of_final_numbers(_without_gaps(done, keys), panels, averaged, MOST_PANELS, (chosen.facet,))
     num_seeds = done.dropna(subset=[value]).groupby(keys, dropna=False).seed.nunique().max()
     what = "mean over seeds; bars are its 95 % interval" if statistic == "mean" else "best of the seeds"
     seeds = f"{what}, of {num_seeds} seeds" if num_seeds > 1 else "one seed, so no interval"
@@ -96,9 +104,7 @@ def draw_study(
         rows = booleans_as_words(read_table(folder / f"{stem}.csv")).rename(columns={column: value})
         if value != own and (keys or axes):
             pages = _pages_by_keys(rows, [*keys, *axes], chosen, statistic, value, column_in_words(value))
-            noted = [(plots.fit(figure, width), joined(where, note)) for figure, note, _ in pages]
-            for name, (_, _, caption) in zip(plots.save_pages(noted, folder / stem, KINDS), pages, strict=True):
-                captions[name] = joined(caption, where)
+            captions |= _saved(pages, folder / stem, width, where)
     *others, last = studied or [""]
     for other in others:
         rows = runs.dropna(subset=[other, last])
@@ -109,13 +115,12 @@ def draw_study(
         by_panel = {panel: rank_correlation(part, other, last, keys) for panel, part in panels}
         correlations += [{"x": other, "y": last, "panel": panel} | numbers for panel, numbers in by_panel.items()]
         figure = draw_scatter(rows, other, last, keys, by_panel, figure_keys(rows, keys, chosen)[1], chosen.facet)
-        plots.save_pages([(plots.fit(figure, width), where)], folder / name, KINDS)
-        captions[name] = joined(
+        caption = (
             f"{column_in_words(last)} against {column_in_words(other)}, a mark for each configuration, as means over "
             "seeds; above, Spearman's rank correlation over the configurations, as mean over seeds with its 95 % "
-            "interval (correlations.csv)",
-            where,
+            "interval (correlations.csv)"
         )
+        captions |= _saved([(figure, "", caption)], folder / name, width, where)
     if correlations:
         write_table(pd.DataFrame(correlations), folder / "correlations.csv")
     return captions
@@ -130,18 +135,17 @@ def _without_gaps(seeds: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 def draw_analyses(
     tables: dict[str, pd.DataFrame],
     keys: list[str],
-    chosen: FigureKeys | None,
+    chosen: FigureKeys,
     figure_published: str | None,
     folder: Path,
     column: str | None,
 ) -> dict[str, str]:
     """Write the figures of the analyses, with a line for each configuration; return their captions by file name."""
     captions = {}
-    picked = (chosen.x, chosen.series, chosen.facet) if chosen else (None, None, None)
     for name, table in tables.items():
         if name in ANALYSES and (analysis := ANALYSES[name]).figure is not None:
             how = (analysis.lines, analysis.drawn_apart, analysis.most_panels)
-            pages = pages_of_analysis(table, keys, *picked, *how)
+            pages = pages_of_analysis(table, keys, *chosen.places.values(), *how)
             files = draw({name: pages}, folder, figure_published, KINDS, column)
             for figure, page in zip(files, pages, strict=True):
                 captions[figure] = _caption(name, analysis.figure, page)
@@ -154,7 +158,7 @@ def _caption(name: str, figure: Callable[..., plots.Figure], page: plots.Page) -
 
 
 def draw_observed(
-    tables: dict[str, pd.DataFrame], keys: list[str], chosen: FigureKeys | None, folder: Path, column: str | None
+    tables: dict[str, pd.DataFrame], keys: list[str], chosen: FigureKeys, folder: Path, column: str | None
 ) -> dict[str, str]:
     """Write the figures of learning curves, and of trainings that were watched by rankbench.observe; return their
     captions by file name.
@@ -163,7 +167,6 @@ def draw_observed(
     keys and seed have a panel each.
     """
     captions = {}
-    picked = (chosen.x, chosen.series, chosen.facet) if chosen else (None, None, None)
     for name, table in tables.items():
         if name == "metrics" and not _has_losses(table):
             continue
@@ -171,7 +174,7 @@ def draw_observed(
         pages = pages_of_analysis(
             table,
             [*keys, "run"] if runs_alike > 1 else keys,
-            *picked,
+            *chosen.places.values(),
             "split" if name == "metrics" else None,
             (),
             MOST_PANELS if name == "metrics" else MOST_PANELS_OVER_STEPS,
@@ -189,10 +192,10 @@ def _has_losses(metrics: pd.DataFrame) -> bool:
 
 
 def figure_keys(
-    seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys | None = None
+    seeds: pd.DataFrame, keys: list[str], chosen: FigureKeys = NOTHING_CHOSEN
 ) -> tuple[str, str | None, str | None]:
     """The keys for x, series and facet of the figure: as chosen, else by the number of values of the keys."""
-    picked = chosen.places if chosen else {"x": None, "series": None, "facet": None}
+    picked = chosen.places
     free = [key for key in keys if key not in picked.values()]
     numbers = [key for key in free if pd.api.types.is_numeric_dtype(seeds[key])]
     x = picked["x"] or max(numbers, key=lambda key: seeds[key].nunique(), default=None) or (free or keys)[0]
@@ -221,8 +224,7 @@ def drawable(path: Path, chosen: StudyKeys) -> Drawable:
     keys = [name for name in ("task", "model", *own) if table[name].nunique(dropna=False) > 1]
     studied = studied_columns(chosen, {}, table, keys)
     for place, key in chosen.places.items():
-        if key is not None and key not in (table if studied else keys):
-            raise ConfigError(unknown(f"report.{place}", key, map(str, table if studied else keys)))
+        check_known(f"report.{place}", [] if key is None else [key], map(str, table if studied else keys))
     drawn = {"sweep", *FIGURES, *(name for name, analysis in ANALYSES.items() if analysis.figure is not None)}
     named = [path.stem] if path.stem in (*ANALYSES, *drawn) else _fitting(table)
     if not studied and (len(named) != 1 or named[0] not in drawn):

@@ -15,22 +15,8 @@ from rankbench.runs.run import Run
 from rankbench.runs.sweep import Sweep
 
 # Keys that are not variables of an experiment: where and on what it runs, how often it is evaluated, what is measured.
-SILENT = (
-    *(
-        "out",
-        "beyond_memory",
-        "seed",
-        "seeds",
-        "replicas",
-        "device",
-        "threads",
-        "run",
-        "analysis",
-        "claims",
-        "published",
-    ),
-    *("trainer.eval_every", "trainer.checkpoint_every", "observe.every"),
-)
+SILENT = ("out", "beyond_memory", "seed", "seeds", "replicas", "device", "threads", "run", "analysis", "claims")
+SILENT += ("published", "trainer.eval_every", "trainer.checkpoint_every", "observe.every")
 SKIPS = "model.skips"  # decides model.skip and model.mlp_skip, unless it is null
 
 
@@ -160,11 +146,9 @@ def keys_of(jobs: list[Path]) -> list[str]:
 
 def names_of(jobs: list[Path]) -> dict[Path, str]:
     """Names of the runs in tables: the folder's name, after the sweep's name if two folders have the same."""
-    counts = Counter(Run(job).name for job in jobs)
-    return {
-        job: Run(job).name if counts[Run(job).name] == 1 else f"{job.resolve().parent.name}/{Run(job).name}"
-        for job in jobs
-    }
+    names = {job: Run(job).name for job in jobs}
+    counts = Counter(names.values())
+    return {job: name if counts[name] == 1 else f"{job.resolve().parent.name}/{name}" for job, name in names.items()}
 
 
 def config_of(job: Path) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Runs:
     def table(self, name: str) -> pd.DataFrame:
         """Concatenate the runs' tables of an analysis; ConfigError if no run has one."""
         tables = {folder: _tables_at(folder, [name]) for folder in self.folders}
-        table = _joined(name, tables, names_of(self.folders), self._values)
+        table = _joined(name, tables, names_of(self.folders), _varied_values(self.folders, self.keys))
         if table is None:
             names = sorted({table.stem for folder in self.folders for table in folder.glob("*.csv")})
             raise ConfigError(
@@ -62,7 +62,7 @@ class Runs:
     @property
     def metrics(self) -> pd.DataFrame:
         """Concatenate `Run.metrics` of all runs that have begun to train."""
-        names, values = names_of(self.folders), self._values
+        names, values = names_of(self.folders), _varied_values(self.folders, self.keys)
         begun = [run for run in self if (run.folder / "metrics.csv").exists()]
         if not begun:
             raise ConfigError("metrics: none of the runs has begun to train")
@@ -72,13 +72,9 @@ class Runs:
     @property
     def final(self) -> pd.DataFrame:
         """A row for each run and seed with its status and final numbers, as in a report's sweep.csv."""
+        names, values = names_of(self.folders), _varied_values(self.folders, self.keys)
         statuses = {folder: status_of(folder) for folder in self.folders}
-        return self._labelled(_final_numbers(names_of(self.folders), statuses, self._values), "sweep")
-
-    @property
-    def _values(self) -> dict[Path, dict[str, str]]:
-        keys = [key for key in self.keys if key not in WHO]
-        return {folder: values_of(folder, keys) for folder in self.folders}
+        return self._labelled(_final_numbers(names, statuses, values), "sweep")
 
     def _labelled(self, table: pd.DataFrame, name: str) -> pd.DataFrame:
         """Convert the values of varied keys to numbers where possible, and put the table's name into `attrs`."""
@@ -114,12 +110,16 @@ class Joined(NamedTuple):
 def read_all(jobs: list[Path], keys: list[str]) -> Joined:
     """Read and join the tables of these runs, with a column for each of these keys."""
     names = names_of(jobs)
-    # run, task, model and seed are columns already
-    values = {job: values_of(job, [key for key in keys if key not in WHO]) for job in jobs}
+    values = _varied_values(jobs, keys)
     read, damage = _read(jobs)
     statuses = {job: "damaged" if job in damage else status_of(job) for job in jobs}
     tables = {name: table for name in _names_of_tables() if (table := _joined(name, read, names, values)) is not None}
     return Joined(names, statuses, damage, tables, _final_numbers(names, statuses, values))
+
+
+def _varied_values(jobs: list[Path], keys: list[str]) -> dict[Path, dict[str, str]]:
+    """The values of each run's varied keys, without run, task, model and seed, which are columns already."""
+    return {job: values_of(job, [key for key in keys if key not in WHO]) for job in jobs}
 
 
 def _tables_at(job: Path, names: Iterable[str]) -> dict[str, pd.DataFrame]:

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from rankbench import __version__
 from rankbench.claims import measured_text, over_text, published, statements_of
 from rankbench.keys import ConfigError
 from rankbench.runs.files import write_text
-from rankbench.runs.records import read_json, read_yaml
+from rankbench.runs.records import or_empty, read_json, read_yaml
 from rankbench.runs.tables import read_table, short
 
 Runs = dict[str, tuple[Path, str, dict[str, str]]]  # name: folder, status, values of the varied keys
@@ -50,7 +51,7 @@ def write_page(
         name=folder.resolve().name,
         repeat=commands.pop() if len(commands) == 1 else "",
         num_runs=len(runs),
-        counts={status: statuses.count(status) for status in sorted(set(statuses), key=statuses.index)},
+        counts=Counter(statuses),
         facts=_environment(folders),
         asked=asked,
         live=live,
@@ -142,7 +143,7 @@ def command_of(run_folder: Path) -> str:
 
 def recorded_command(run_folder: Path) -> list[str]:
     """The words of the command that made a run, or the whole sweep of a job; empty if the run has no record."""
-    recorded = _json(run_folder / "environment.json").get("command")
+    recorded = or_empty(read_json, run_folder / "environment.json").get("command")
     return [str(word) for word in recorded] if isinstance(recorded, list) else []
 
 
@@ -169,15 +170,10 @@ def _environment(folders: list[Path]) -> dict[str, str]:
         return {}
     records.sort(key=lambda record: str(record.get("started")))
     facts = {"first run": str(records[0].get("started", ""))}
-    for name, get in (
-        ("rankbench commit", _commit),
-        ("device", lambda record: record.get("gpu") or record.get("device")),
-        ("precision", lambda record: record.get("precision")),
-        ("threads", lambda record: record.get("threads")),
-        ("platform", lambda record: record.get("platform")),
-        ("python", lambda record: record.get("python")),
-    ):
-        facts[name] = _all_of(get(record) for record in records)
+    facts["rankbench commit"] = _all_of(map(_commit, records))
+    facts["device"] = _all_of(record.get("gpu") or record.get("device") for record in records)
+    for name in ("precision", "threads", "platform", "python"):
+        facts[name] = _all_of(record.get(name) for record in records)
     packages = [record["packages"] for record in records if isinstance(record.get("packages"), dict)]
     for name in dict.fromkeys(name for versions in packages for name in versions):
         facts[name] = _all_of(versions.get(name) for versions in packages)
@@ -186,10 +182,9 @@ def _environment(folders: list[Path]) -> dict[str, str]:
 
 def _records_of(folder: Path) -> list[dict[str, Any]]:
     """The environment that a run began with, then those that it was continued with; [] without a record."""
-    continued = _json(folder / "continued.json", list)
-    return [
-        record for record in (_json(folder / "environment.json"), *continued) if record and isinstance(record, dict)
-    ]
+    continued = or_empty(read_json, folder / "continued.json", list)
+    records = (or_empty(read_json, folder / "environment.json"), *continued)
+    return [record for record in records if record and isinstance(record, dict)]
 
 
 def _all_of(values: Any) -> str:
@@ -202,14 +197,6 @@ def _commit(record: dict) -> str | None:
         return None
     changes = f" with changes {str(record.get('source', ''))[:6]}".rstrip() if git.get("dirty") else ""
     return f"{str(git.get('commit'))[:12]}{changes}"
-
-
-def _json(path: Path, kind: type = dict) -> Any:
-    """A run's record; empty if it is missing or damaged, because a page is useful without it."""
-    try:
-        return read_json(path, kind)
-    except (OSError, ConfigError):
-        return kind()
 
 
 def _inline(path: Path, number: int) -> str:

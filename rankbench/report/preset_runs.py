@@ -1,6 +1,7 @@
 """The run that represents each preset (newest, complete, at the largest scale), and the presets' claims."""
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,11 +13,10 @@ import pandas as pd
 
 from rankbench.claims import CLAIMS, PAPERS, judge, statements_of, with_holm
 from rankbench.config import BUDGETS
-from rankbench.keys import ConfigError
 from rankbench.presets import presets
 from rankbench.report.jobs import runs_in, status_of, varying_keys
 from rankbench.report.page import as_typed_command, commits_of, recorded_command, records
-from rankbench.runs.records import read_yaml
+from rankbench.runs.records import or_empty, read_yaml
 from rankbench.runs.run import Run
 from rankbench.runs.tables import booleans_as_words, read_table
 
@@ -63,7 +63,7 @@ class PresetRun:
         """Verdicts of today's claims on the tables in the folder."""
         facets = [key for key in varying_keys(self.jobs)[0] if key not in ("run", "seed")] if len(self.jobs) > 1 else []
         rows = []
-        requested = _yaml(self.jobs[0] / "config.yaml").get("claims") or ()
+        requested = or_empty(read_yaml, self.jobs[0] / "config.yaml").get("claims") or ()
         for name in (name for name in requested if name in CLAIMS):
             if (path := self.folder / f"{CLAIMS[name].table}.csv").exists():
                 table = read_table(path)
@@ -105,12 +105,10 @@ def across_presets(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     A claim that several presets judge has the settings of all of them, each then preceded by its preset.
     """
-    presets_of: dict[str, dict[str, None]] = {}
-    for row in verdicts:
-        presets_of.setdefault(row["claim"], {})[row["preset"]] = None
+    num_presets = Counter(claim for claim, _ in {(row["claim"], row["preset"]) for row in verdicts})
     settings = [
         row | {"where": ", ".join(filter(None, (row["preset"], row["where"])))}
-        if len(presets_of[row["claim"]]) > 1
+        if num_presets[row["claim"]] > 1
         else row
         for row in verdicts
     ]
@@ -135,7 +133,7 @@ def _preset_runs(outputs: Path) -> Iterator[PresetRun]:
                 preset,
                 folder,
                 jobs,
-                _yaml(jobs[0] / "config.yaml").get("budget") or "paper",
+                or_empty(read_yaml, jobs[0] / "config.yaml").get("budget") or "paper",
                 {status_of(job) for job in jobs} == {"finished"},
                 max((path.stat().st_mtime for path in files), default=0.0),
             )
@@ -144,16 +142,9 @@ def _preset_runs(outputs: Path) -> Iterator[PresetRun]:
 def _preset_of(folder: Path, job: Path) -> str | None:
     """The preset that the command named, from Hydra's record; None if it named none."""
     for record in (folder / "multirun.yaml", job / ".hydra" / "hydra.yaml"):
-        value = _yaml(record)
+        value = or_empty(read_yaml, record)
         for key in ("hydra", "runtime", "choices", "experiment"):
             value = value.get(key) if isinstance(value, dict) else None
         if isinstance(value, str) and value != "null":
             return value
     return None
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    try:
-        return read_yaml(path)
-    except (OSError, ConfigError):
-        return {}

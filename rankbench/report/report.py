@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rankbench.analyses.runner import judge_all
 from rankbench.claims import CLAIMS, figures_published
-from rankbench.config import FigureKeys, StudyKeys
+from rankbench.config import NOTHING_CHOSEN, StudyKeys
 from rankbench.keys import ConfigError, closest
 from rankbench.report.figures import FIGURES, draw_analyses, draw_final, draw_observed, draw_study, final_value
 from rankbench.report.jobs import SILENT, config_of, flattened, keys_of, runs_in, shared, values_of, varying_keys
@@ -15,14 +15,7 @@ from rankbench.report.page import write_page
 from rankbench.report.study import is_done, studied_columns, with_columns
 from rankbench.runs.files import write_text
 from rankbench.runs.run import OBSERVED, Run
-from rankbench.runs.tables import (
-    WHO,
-    booleans_as_words,
-    latex,
-    markdown,
-    read_table,
-    write_table,
-)
+from rankbench.runs.tables import WHO, booleans_as_words, latex, markdown, read_table, write_table
 
 
 def check_study(chosen: StudyKeys, jobs: list[Path]) -> None:
@@ -42,11 +35,10 @@ def check_study(chosen: StudyKeys, jobs: list[Path]) -> None:
             )
 
 
-def _with_chosen(keys: list[str], chosen: FigureKeys | None, jobs: list[Path]) -> list[str]:
+def _with_chosen(keys: list[str], chosen: StudyKeys, jobs: list[Path]) -> list[str]:
     """The varied keys and the runs' keys that the user chose for a figure."""
-    known = keys_of(jobs) if chosen else []
-    added = [key for key in chosen.places.values() if key in known and key not in keys] if chosen else []
-    return [*keys, *dict.fromkeys(added)]
+    known = keys_of(jobs)
+    return list(dict.fromkeys([*keys, *(key for key in chosen.places.values() if key in known)]))
 
 
 def gather_sweep(folder: Path, varied: list[str]) -> list[str]:
@@ -63,7 +55,7 @@ def gather(
     jobs: list[Path],
     folder: Path,
     varied: list[str] | None = None,
-    chosen: StudyKeys | None = None,
+    chosen: StudyKeys = NOTHING_CHOSEN,
     statistic: str = "mean",
     column: str | None = None,
     live: str = "",
@@ -99,12 +91,10 @@ def gather(
         write_text(folder / "summary.md", markdown(summary))
         write_text(folder / "summary.tex", latex(for_print(summary, studied)))
         lines.append(f"-> {folder / 'summary.csv'}, .md and .tex")
-    captions = {}
-    if chosen:
-        done = seeds[is_done(seeds)]
-        captions = draw_study(studied, done, keys, chosen, statistic, folder, column, final_value(done))
-        # only the figures of the study can have a column of a table as x, series or facet
-        chosen = replace(chosen, **{place: None for place, key in chosen.places.items() if key not in keys})
+    done = seeds[is_done(seeds)]
+    captions = draw_study(studied, done, keys, chosen, statistic, folder, column, final_value(done))
+    # only the figures of the study can have a column of a table as x, series or facet
+    chosen = replace(chosen, **{place: None for place, key in chosen.places.items() if key not in keys})
     captions |= draw_final(seeds, keys, chosen, statistic, folder, column)
     for name, table in tables.items():
         write_table(table, folder / f"{name}.csv")

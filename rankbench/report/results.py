@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from rankbench.claims import OUTCOMES, PAPERS, by_paper, measured_text, over_text, table_of
+from rankbench.claims import OUTCOMES, PAPERS, by_paper, grouped, measured_text, over_text, table_of
 from rankbench.keys import ConfigError
 from rankbench.plots.pictures import png_within
 from rankbench.report.page import records
@@ -78,12 +78,11 @@ def write_pages(
             _remove_old(old)
     for preset, run in runs.items():
         _copy(run, folder / "presets" / preset)
-    papers = {row["paper"] for row in statements}
+    papers = grouped(statements, lambda row: row["paper"])
     for paper in PAPERS:
         if paper in papers:
-            of_paper = [row for row in statements if row["paper"] == paper]
             at_home = [board for board in boards if home.get(board["preset"]) == paper]
-            write_text(folder / _page_of(paper), "\n".join(_paper_page(paper, of_paper, at_home, home, folder)))
+            write_text(folder / _page_of(paper), "\n".join(_paper_page(paper, papers[paper], at_home, home, folder)))
         elif (folder / _page_of(paper)).exists():
             (folder / _page_of(paper)).unlink()
     write_text(folder / INDEX, index_of(folder))
@@ -93,7 +92,7 @@ def write_pages(
 def index_of(folder: Path) -> str:
     """Text of the index page, from statements.csv and presets.csv in the folder."""
     statements, boards = (records(read_table(folder / f"{name}.csv")) for name in ("statements", "presets"))
-    claims = by_paper(statements, "claim")
+    claims = by_paper(statements)
     rows = [counted(f"[{paper}]({_page_of(paper)})", of_paper) for paper, of_paper in claims.items()]
     rows.append(counted("all", [row for of_paper in claims.values() for row in of_paper]))
     checks = [row["outcome"] for row in statements if row["kind"] == "check"]

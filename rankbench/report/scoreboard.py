@@ -12,8 +12,8 @@ import pandas as pd
 from markupsafe import Markup
 
 from rankbench.analyses import ANALYSES
-from rankbench.claims import OUTCOMES, PAPERS, by_paper, over_text, statement_line, table_of
-from rankbench.keys import ConfigError, unknown
+from rankbench.claims import OUTCOMES, PAPERS, by_paper, grouped, over_text, statement_line, table_of
+from rankbench.keys import ConfigError, check_known
 from rankbench.plots import caption_of
 from rankbench.plots.readings import spots_over_png
 from rankbench.presets import presets
@@ -33,8 +33,7 @@ READABLE |= {"reading": "reading"}
 
 def check_experiment(name: str, outputs: Path = OUTPUTS) -> None:
     """Raise ConfigError unless the name is `all` or that of a preset, with a run in `outputs`."""
-    if name != EVERY and name not in presets():
-        raise ConfigError(unknown("experiment", name, [EVERY, *presets()]))
+    check_known("experiment", [name], [EVERY, *presets()])
     if not any_run(presets() if name == EVERY else [name], outputs):
         first = presets().get(name) or "rankbench train experiment=demo"
         raise ConfigError(f"experiment={name}: not run yet under {outputs.resolve()}; run it with `{first}`")
@@ -108,7 +107,7 @@ def _counts(statements: list[dict[str, Any]]) -> dict[str, int]:
 
 def _sections(statements: list[dict[str, Any]]) -> Iterator[str]:
     """Markdown: a heading for each paper with its claims, then the checks of the tool."""
-    for paper, rows in by_paper(statements, "claim").items():
+    for paper, rows in by_paper(statements).items():
         yield f"## {paper}\n"
         yield markdown(readable(rows))
     checks = [row for row in statements if row["kind"] == "check"]
@@ -127,7 +126,7 @@ def _page(
     run_boards = {
         board["preset"]: board | _drawn(best[board["preset"]], folder) for board in boards if board["preset"] in best
     }
-    papers = by_paper(statements, "claim")
+    papers = by_paper(statements)
     groups = {paper: _by_preset(rows) for paper, rows in papers.items()}
     return render(
         "scoreboard",
@@ -147,10 +146,7 @@ def _page(
 def _by_preset(claims: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """A paper's claims by the preset that judges them; of several presets, by the one that judges most claims."""
     num_claims = Counter(preset for row in claims for preset in row["presets"].split(", "))
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in claims:
-        groups.setdefault(max(row["presets"].split(", "), key=num_claims.get), []).append(row)
-    return groups
+    return grouped(claims, lambda row: max(row["presets"].split(", "), key=num_claims.get))
 
 
 def _drawn(run: PresetRun, folder: Path) -> dict[str, Any]:

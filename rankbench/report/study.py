@@ -21,11 +21,11 @@ FEWEST = 3  # configurations with which a rank correlation says anything
 
 
 def studied_columns(
-    chosen: StudyKeys | None, tables: dict[str, pd.DataFrame], final: pd.DataFrame, keys: list[str]
+    chosen: StudyKeys, tables: dict[str, pd.DataFrame], final: pd.DataFrame, keys: list[str]
 ) -> dict[str, pd.DataFrame]:
     """The rows of each column that the user chose; ConfigError if one does not exist or needs a narrower choice."""
-    if chosen is None or not chosen.value:
-        if chosen and chosen.where:
+    if not chosen.value:
+        if chosen.where:
             raise ConfigError(f"report.where={chosen.where}: chooses rows for report.value, which is empty")
         return {}
     final = final[is_done(final)] if "status" in final else final
@@ -62,11 +62,11 @@ def axes_of(chosen: StudyKeys, keys: list[str], *tables: pd.DataFrame) -> list[s
 
 
 def with_columns(
-    final: pd.DataFrame, studied: dict[str, pd.DataFrame], chosen: StudyKeys | None, keys: list[str]
+    final: pd.DataFrame, studied: dict[str, pd.DataFrame], chosen: StudyKeys, keys: list[str]
 ) -> pd.DataFrame:
     """The final numbers with a column for each chosen one that has one value for each run and seed."""
     for value, rows in studied.items():
-        if value not in final and chosen and not axes_of(chosen, keys, rows):
+        if value not in final and not axes_of(chosen, keys, rows):
             column = rows.set_index(OF_RUN)[column_of(rows, value)].rename(value)
             final = final.join(column, on=OF_RUN)
     return final

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ def read_yaml(path: Path, kind: type = dict) -> Any:
     if not isinstance(content, kind):
         raise ConfigError(f"{path}: not a run's config: it holds no {'keys' if kind is dict else 'list'}")
     return content
+
+
+def or_empty(read: Callable[[Path, type], Any], path: Path, kind: type = dict) -> Any:
+    """What `read_json` or `read_yaml` reads; empty if the file is missing or damaged."""
+    try:
+        return read(path, kind)
+    except (OSError, ConfigError):
+        return kind()
 
 
 def _plain(text: str) -> Any:

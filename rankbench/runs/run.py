@@ -84,8 +84,7 @@ class Run:
 
     def checksums(self, names: Iterable[str]) -> dict[str, str]:
         """Checksums of these files, as far as they are in the folder."""
-        digests = {name: checksum(self.folder / name) for name in names}
-        return {name: digest for name, digest in digests.items() if digest is not None}
+        return {name: digest for name in names if (digest := checksum(self.folder / name)) is not None}
 
     def changed_files(self) -> list[str]:
         """The tables and weights that are missing or whose checksums are not those in summary.json."""
