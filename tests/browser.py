@@ -38,12 +38,16 @@ class Browser:
         (target,) = (x for x in self.ask("Target.getTargets")["targetInfos"] if x["type"] == "page")
         attached = self.ask("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self.session = {"sessionId": attached["sessionId"]}
-        size = {"width": self.width, "height": 900, "deviceScaleFactor": 1, "mobile": self.width < 600}
-        self.ask("Emulation.setDeviceMetricsOverride", **size)
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if self.dark else "light"}]
-        self.ask("Emulation.setEmulatedMedia", media="print" if self.printed else "screen", features=scheme)
+        self.look(self.width, self.dark, self.printed)
         self.ask("Page.navigate", url=self.address)
         self.see("new Promise(done => document.readyState === 'complete' ? done() : addEventListener('load', done))")
+
+    def look(self, width, dark=False, printed=False):
+        """Show the page on a screen of this width, or as it is printed."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.ask("Emulation.setDeviceMetricsOverride", **size)
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.ask("Emulation.setEmulatedMedia", media="print" if printed else "screen", features=scheme)
 
     def ask(self, method, **parameters):
         """The answer to a command of the protocol."""
@@ -72,6 +76,10 @@ class Browser:
         text = {"text": "\r"} if key == "Enter" else {}
         self.ask("Input.dispatchKeyEvent", type="keyDown", **key_event, **text)
         self.ask("Input.dispatchKeyEvent", type="keyUp", **key_event)
+
+    def screenshot(self):
+        """What the screen shows, as a PNG file."""
+        return base64.b64decode(self.ask("Page.captureScreenshot")["data"])
 
     def pdf(self):
         """The page as it would be printed."""

@@ -1,17 +1,16 @@
 """`rankbench report`: what it finds, sums up and draws, and its page, parsed and opened in a real browser."""
 
-import html
+import io
 import itertools
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from browser import PROGRAM, Browser
 from scipy import stats
 
 from rankbench.analyses import ANALYSES
@@ -28,7 +27,6 @@ from rankbench.runs.run import Run
 from rankbench.runs.tables import latex, markdown
 
 NASTY = "<script>alert(1)&"
-CHROMIUM = shutil.which("chromium")
 ENVIRONMENT = {
     "started": "2026-11-20T09:00:00+0000",
     "command": ["rankbench train", "model.heads=1", "analysis=[]", "hydra.job.config.x=[y]", "out=there"],
@@ -375,16 +373,6 @@ def test_markdown_and_latex_hold_the_table_whatever_is_in_it():
     assert not re.search(r"(?<!\\)[#$_%]", "".join(rows))
 
 
-def chromium(folder, *words):
-    quiet = ["--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-    quiet += ["--disable-component-update", f"--user-data-dir={folder}"]
-    done = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", *quiet, *words], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("name", [name for name, analysis in ANALYSES.items() if analysis.figure])
 def test_every_figure_has_a_caption_in_words(name):
     captions = {num_seeds: caption_of(name, ANALYSES[name].figure, num_seeds) for num_seeds in (0, 1, 3, 11)}
@@ -402,38 +390,29 @@ def test_a_caption_says_what_the_spread_is():
     assert set(OTHERWISE) | set(OF_ONE_SEED) | set(GEOMETRIC) <= set(ANALYSES)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-def test_a_browser_sorts_a_table_and_paints_the_page(reported, tmp_path):
+@pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
+def test_a_browser_sorts_a_table_and_paints_the_page(reported):
     from PIL import Image
 
-    source = (reported / "report" / "report.html").read_text()
-    click = """<script>
-    const head = [...document.querySelectorAll("#runs + div th button")].find(one => one.textContent === "model.heads");
-    head.click(); document.title = "clicked";%s</script></body>"""
-    for again, wanted in (("", sorted), (" head.click();", lambda cells: sorted(cells, reverse=True))):
-        copy = reported / "report" / "clicked.html"
-        copy.write_text(source.replace("</body>", click % again))
-        clicked = Page(chromium(tmp_path / f"dom{len(again)}", "--dump-dom", f"file://{copy}"))
-        assert "clicked" in clicked.texts
-        (runs,) = [table for table in clicked.tables if "to repeat it" in table[0]]
-        heads = [int(row[2]) for row in runs[1:]]
-        assert heads == wanted(heads) and len(set(heads)) == 3  # 2 before 10: as numbers
-    kinds = {"light": ("1200,900", []), "phone": ("390,900", [])}
-    kinds["dark"] = ("1200,900", ["--blink-settings=preferredColorScheme=0"])
-    corner = {}
-    for name, (size, words) in kinds.items():
-        file = tmp_path / f"{name}.png"
-        words = [*words, f"--screenshot={file}", f"--window-size={size}"]
-        chromium(tmp_path / name, *words, f"file://{reported / 'report' / 'report.html'}")
-        with Image.open(file) as image:
-            assert image.width == int(size.split(",")[0])
-            corner[name] = image.convert("L").getpixel((2, 2))
+    heading = """[...document.querySelectorAll("#runs + div th button")].find(x => x.textContent === "model.heads")"""
+    with Browser((reported / "report" / "report.html").as_uri(), width=1200) as browser:
+        for wanted in (sorted, lambda cells: sorted(cells, reverse=True)):
+            browser.see(f"{heading}.click()")
+            shown = Page(browser.see("document.documentElement.outerHTML"))
+            (runs,) = [table for table in shown.tables if "to repeat it" in table[0]]
+            heads = [int(row[2]) for row in runs[1:]]
+            assert heads == wanted(heads) and len(set(heads)) == 3  # 2 before 10: as numbers
+        corner = {}
+        for name, look in {"light": (1200, False), "phone": (390, False), "dark": (1200, True)}.items():
+            browser.look(*look)
+            with Image.open(io.BytesIO(browser.screenshot())) as image:
+                assert image.width == look[0]
+                corner[name] = image.convert("L").getpixel((2, 2))
     assert corner["light"] == corner["phone"] == 255 and corner["dark"] < 40
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-@pytest.mark.parametrize("width", [1200, 390])
-def test_a_browser_shows_a_tall_figure_whole(width, tmp_path):
+@pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
+def test_a_browser_shows_a_tall_figure_whole(tmp_path):
     """Nothing around a figure clips it, and it keeps its own shape: five rows of panels, higher than any screen."""
     for heads in (1, 2, 3, 4, 5):
         run = run_at(tmp_path / "runs" / str(heads), heads)
@@ -447,7 +426,7 @@ def test_a_browser_shows_a_tall_figure_whole(width, tmp_path):
         pd.DataFrame(rows).to_csv(run / "residual.csv", index=False)
     (tmp_path / "report").mkdir()
     gather(find_runs(str(tmp_path / "runs")), tmp_path / "report")
-    measure = """<script>document.title = JSON.stringify([...document.querySelectorAll("figure svg")].map(svg => {
+    measure = """[...document.querySelectorAll("figure svg")].map(svg => {
       const box = svg.getBoundingClientRect(), around = [], own = svg.viewBox.baseVal;
       for (let at = svg.parentElement; at; at = at.parentElement) {
         const edge = at.getBoundingClientRect(), clips = getComputedStyle(at).overflow !== "visible";
@@ -455,15 +434,15 @@ def test_a_browser_shows_a_tall_figure_whole(width, tmp_path):
           around.push([edge.top - box.top, box.bottom - edge.bottom, edge.left - box.left, box.right - edge.right]);
       }
       return {height: box.height, ratio: box.height / box.width, own: own.height / own.width, around: around};
-    }))</script></body>"""
-    page = tmp_path / "report" / "report.html"
-    page.write_text(page.read_text().replace("</body>", measure))
-    dom = chromium(tmp_path / "profile", "--dump-dom", f"--window-size={width},900", f"file://{page}")
-    figures = json.loads(html.unescape(re.search("<title>(.*?)</title>", dom, re.DOTALL)[1]))
-    assert len(figures) == 2 and (width == 390 or max(figure["height"] for figure in figures) > 1000)
-    for figure in figures:
-        assert figure["ratio"] == pytest.approx(figure["own"], rel=1e-3)  # the browser's pixels are 1/64 wide
-        assert len(figure["around"]) >= 2 and max(map(max, figure["around"])) <= 0
+    })"""
+    with Browser((tmp_path / "report" / "report.html").as_uri(), width=1200) as browser:
+        for width in (1200, 390):
+            browser.look(width)
+            figures = browser.see(measure)
+            assert len(figures) == 2 and (width == 390 or max(figure["height"] for figure in figures) > 1000)
+            for figure in figures:
+                assert figure["ratio"] == pytest.approx(figure["own"], rel=1e-3)  # the browser's pixels are 1/64 wide
+                assert len(figure["around"]) >= 2 and max(map(max, figure["around"])) <= 0
 
 
 def baselines_of(axes):
