@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from browser import PROGRAM, Browser
 from PIL import Image
-from test_report_page import CHROMIUM, chromium
 
 from rankbench.keys import ConfigError
 from rankbench.plots.pictures import png_within
@@ -404,9 +404,9 @@ def test_the_scoreboard_counts_by_paper_and_has_an_address_for_each_claim_and_pr
     assert "Accuracy by path length" in page and "To repeat it: <code>rankbench train" in page
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-def test_a_browser_filters_the_claims_and_opens_what_an_address_names(pages, tmp_path):
-    script = """<script>
+@pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
+def test_a_browser_filters_the_claims_and_opens_what_an_address_names(pages):
+    script = """(() => {
     const rows = [...document.querySelectorAll("tr[data-outcome]")];
     const shown = () => rows.filter(row => row.checkVisibility()).map(row => row.id);
     const seen = [shown()];
@@ -416,11 +416,10 @@ def test_a_browser_filters_the_claims_and_opens_what_an_address_names(pages, tmp
       form[name].value = value; form.dispatchEvent(new Event("input")); seen.push(shown());
     }
     for (const fold of document.querySelectorAll("details")) fold.open = true;
-    document.title = JSON.stringify({seen, over: document.documentElement.scrollWidth - innerWidth});</script></body>"""
-    copy = tmp_path / "scoreboard.html"
-    copy.write_text((pages.parent / "scoreboard.html").read_text().replace("</body>", script))
-    dom = chromium(tmp_path / "profile", "--dump-dom", "--window-size=390,900", f"file://{copy}")
-    seen = json.loads(html.unescape(re.search("<title>(.*?)</title>", dom)[1]))
+    return {seen, over: document.documentElement.scrollWidth - innerWidth};
+    })()"""
+    with Browser((pages.parent / "scoreboard.html").as_uri(), width=390) as browser:
+        seen = browser.see(script)
     dong, knob = ["claim-dong_fig4_whole_sorting"], ["claim-knob_temperature"]
     assert seen["seen"] == [[], knob, dong, [], dong, [], knob, []] and seen["over"] <= 0
 
