@@ -26,6 +26,7 @@ class Process:
     pid: int
     errors: Path  # what it prints on its standard error
     code: int | None = None  # once it has ended; negative: the signal that ended it
+    took_too_long: bool = False  # and was killed for it, see `wait`
 
     def __enter__(self) -> "Process":
         return self
@@ -45,6 +46,7 @@ class Process:
         end = time.monotonic() + seconds
         while self.poll() is None:
             if time.monotonic() > end:
+                self.took_too_long = True
                 self.kill()
             time.sleep(0.002)
         return self.code

@@ -571,7 +571,7 @@ def train_and_kill(tmp_path, cfg, kills):
                 time.sleep(number)
                 process.kill()
             ended.append(process.wait())
-        assert ended[-1] in (0, -signal.SIGKILL), process.last_line
+        assert ended[-1] in (0, -signal.SIGKILL) and not process.took_too_long, process.last_line
     return ended
 
 
