@@ -131,6 +131,7 @@ class Claim:
     floor: str = ""
 
 
+# A check on numbers that depend neither on chance nor on training
 exact_check = partial(Claim, learned=None, is_check=True, exact=True)
 
 
@@ -268,7 +269,7 @@ def _judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
         return Judgement(_side_of(claim, worst, worst), worst, interval="worst", num_repeats=len(values))
     reason = _why_not_decidable(claim, rows, len(values))
     if reason and claim.either_way and len(values) >= FEWEST:
-        return _judge_either_way(claim, rows, values)
+        return _judge_either_way(claim, rows, values, reason)
     return _judge_interval(claim, values, reason)
 
 
@@ -289,8 +290,8 @@ def _judge_interval(claim: Claim, values: list[float], reason: str) -> Judgement
     return judged._replace(reason=reason + _more_text(claim, more), more_repeats=more)
 
 
-def _judge_either_way(claim: Claim, rows: pd.DataFrame, values: list[float]) -> Judgement:
-    """Judge numbers some of which are of untrained networks, with these at either extreme.
+def _judge_either_way(claim: Claim, rows: pd.DataFrame, values: list[float], untrained: str) -> Judgement:
+    """Judge numbers some of which are of untrained networks, with these at either extreme. untrained: says which.
 
     If both ways have the same outcome, the judgement is the one nearer to the line. Else it is undecided.
     """
@@ -299,7 +300,7 @@ def _judge_either_way(claim: Claim, rows: pd.DataFrame, values: list[float]) -> 
         _judge_interval(claim, [extreme if out else value for value, out in zip(values, lost, strict=True)], "")
         for extreme in claim.either_way
     ]
-    note = f"{claim.learned(rows)}; {sum(lost)} of {len(lost)} {claim.repeats}s count as either extreme"
+    note = f"{untrained}; {sum(lost)} of {len(lost)} {claim.repeats}s count as either extreme"
     if both[0].outcome != both[1].outcome:
         return _judge_interval(claim, values, note)
     nearer = min(both, key=lambda judged: abs(judged.measured - claim.claimed.at))
