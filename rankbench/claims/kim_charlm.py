@@ -6,12 +6,13 @@ step. Losses are nats per predicted symbol. The end of a sentence counts as a sy
 does there, but differences barely depend on it.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from rankbench.claims.claim import STILL_FALLS, Claim, Control, NotMeasurable, above, below
+from rankbench.claims.claim import STILL_FALLS, Claim, Control, Line, NotMeasurable, above, below
 from rankbench.claims.published import published
 from rankbench.runs.tables import fall_in_last_quarter
 
@@ -41,6 +42,9 @@ def _gap(rows: pd.DataFrame, variant: str, base: str, fewest: int = 1, most: flo
         layers = f"{fewest} to {most:g}" if np.isfinite(most) else f"at least {fewest}"
         raise NotMeasurable(f"no number of layers ({layers}) at which there are both {variant} and {base}")
     return gaps.mean()
+
+
+_gap_when_deep = partial(_gap, variant=DOT, base=TIED, fewest=DEEP + 1, most=np.inf)
 
 
 def _slowdown(rows: pd.DataFrame, variant: str) -> float:
@@ -87,17 +91,39 @@ def _printed(rows: pd.DataFrame, figure: str = "kim_table2", value: str = "test_
 def _untrained(rows: pd.DataFrame, variants: tuple[str, ...], most: float = np.inf) -> str:
     """Say why the compared networks count as untrained; empty unless one of them (mean over seeds) knows little more
     than how common each symbol is, or has a test loss that still falls."""
+    return _knows_only_frequencies(rows, variants, most) or _still_falls(rows, variants, most=most)
+
+
+def _may_turn(
+    rows: pd.DataFrame, gap: Callable[[pd.DataFrame], float], line: float, variant: str, base: str, most: float = MOST
+) -> str:
+    """Say why a gap between two networks' losses cannot be judged yet; empty if it can.
+
+    Both must know more than frequencies, and the one whose further fall would bring the gap to the line must not fall
+    any more: the variant if the gap is above the line, else the base.
+    """
+    could_turn_it = variant if gap(rows) > line else base
+    return _knows_only_frequencies(rows, (variant, base), most) or _still_falls(rows, (could_turn_it,), most=most)
+
+
+def _deep_may_turn(rows: pd.DataFrame) -> str:
+    """The same of dot products and tied L2 in deep networks; that one knows only frequencies is what is claimed."""
+    return _still_falls(rows, (DOT if _gap_when_deep(rows) > FAILS else TIED,), fewest=DEEP + 1)
+
+
+def _knows_only_frequencies(rows: pd.DataFrame, variants: tuple[str, ...], most: float) -> str:
     compared = rows[rows.variant.isin(variants) & (rows.layers <= most)]
-    if "unigram_loss" in rows and len(compared):
-        means = compared.groupby(["variant", "layers"])[["test_loss", "unigram_loss", "bigram_loss"]].mean()
-        over = means.test_loss - (means.unigram_loss + means.bigram_loss) / 2
-        if over.max() > 0:
-            loss, unigram, bigram = means.loc[over.idxmax()]
-            return (
-                f"{_network(*over.idxmax())} has not learned: its test loss of {loss:.3g} nats is nearer to what the "
-                f"frequencies of symbols give ({unigram:.3g}) than to what those of their pairs do ({bigram:.3g})"
-            )
-    return _still_falls(rows, variants, most=most)
+    if "unigram_loss" not in rows or compared.empty:
+        return ""
+    means = compared.groupby(["variant", "layers"])[["test_loss", "unigram_loss", "bigram_loss"]].mean()
+    over = means.test_loss - (means.unigram_loss + means.bigram_loss) / 2
+    if over.max() <= 0:
+        return ""
+    loss, unigram, bigram = means.loc[over.idxmax()]
+    return (
+        f"{_network(*over.idxmax())} has not learned: its test loss of {loss:.3g} nats is nearer to what the "
+        f"frequencies of symbols give ({unigram:.3g}) than to what those of their pairs do ({bigram:.3g})"
+    )
 
 
 def _network(variant: str, layers: int) -> str:
@@ -119,13 +145,13 @@ def _still_falls(rows: pd.DataFrame, variants: tuple[str, ...], fewest: int = 1,
 
 
 def _set_from_base(
-    rows: pd.DataFrame, variant: str, base: str, value: str, add: float = 0.0, times: float = 1.0
+    rows: pd.DataFrame, variant: str, base: str, *values: str, add: float = 0.0, times: float = 1.0
 ) -> pd.DataFrame:
-    """Set the variant's value to `times` the base's plus `add`, at the same layers, seed and step."""
+    """Set the variant's values to `times` the base's plus `add`, at the same layers, seed and step."""
     keys = ["layers", "seed", "step", "split"]
-    of_base = rows[rows.variant == base].groupby(keys)[value].first().rename("of_base")
-    of_variant = times * rows.join(of_base, on=keys).of_base + add
-    return rows.assign(**{value: rows[value].where(rows.variant != variant, of_variant)})
+    of_base = rows[rows.variant == base].groupby(keys)[list(values)].first()
+    of_variant = times * rows[keys].join(of_base, on=keys)[list(values)] + add
+    return rows.assign(**rows[list(values)].where(rows.variant != variant, of_variant))
 
 
 def _depths_reversed(rows: pd.DataFrame) -> pd.DataFrame:
@@ -134,13 +160,11 @@ def _depths_reversed(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(layers=rows.layers.where(rows.variant != CONTRACTIVE, reverse))
 
 
-def _with_lstm(rows: pd.DataFrame, loss: float | pd.Series) -> pd.DataFrame:
-    return rows.assign(test_loss=rows.test_loss.where(rows.variant != LSTM, loss))
-
-
-def _with_better_lstm(rows: pd.DataFrame) -> pd.DataFrame:
-    dots = rows[(rows.variant == DOT) & rows.layers.between(*SATURATING)]
-    return _with_lstm(rows, rows.seed.map(dots.groupby("seed").test_loss.min()) - 0.01)
+def _nearly_as_good_as_lstm(rows: pd.DataFrame) -> pd.DataFrame:
+    lstm = rows[(rows.variant == LSTM) & (rows.layers <= MOST)]
+    best = lstm[lstm.layers == lstm.groupby("layers").test_loss.mean().idxmin()]
+    worse = best[["test_loss", "loss"]] + 0.01
+    return pd.concat([rows[rows.variant != DOT], best.assign(variant=DOT, layers=SATURATING[0], **worse)])
 
 
 # Where claims apply
@@ -154,28 +178,34 @@ def _has_lstm_and_depth(rows: pd.DataFrame) -> bool:
 _curves = partial(Claim, table="curves", across=True)
 
 
-def _compared(variant: str, base: str, statement: str, source: str, printed: bool, **claim) -> Claim:
+def _compared(
+    variant: str, base: str, claimed: Line, statement: str, source: str, printed: bool, control: Control
+) -> Claim:
     """Claim on the variant's test loss less the base's. printed: whether the paper has it in Table 2."""
+    gap = partial(_gap, variant=variant, base=base)
     return _curves(
         statement=statement,
         source=source,
-        measure=partial(_gap, variant=variant, base=base),
-        learned=partial(_untrained, variants=(variant, base), most=MOST),
+        measure=gap,
+        claimed=claimed,
+        learned=partial(_may_turn, gap=gap, line=claimed.at, variant=variant, base=base),
         published=_printed if printed else None,
-        **claim,
+        control=control,
     )
 
 
 def _loses(variant: str, base: str, statement: str, source: str, line: float = 0.0, printed: bool = True) -> Claim:
     """Claim that the variant loses more than the line against the base."""
-    return _compared(variant, base, statement, source, printed, claimed=above(line), control=_exchange(variant, base))
+    return _compared(variant, base, above(line), statement, source, printed, _exchange(variant, base))
 
 
 def _loses_little(variant: str, base: str, statement: str, source: str, printed: bool = True) -> Claim:
     """Claim that the variant loses less than LITTLE against the base."""
-    worse = partial(_set_from_base, variant=variant, base=base, value="test_loss", add=1.5 * LITTLE)
-    control = Control(f"{variant} with a test loss .03 above that of {base}", worse)
-    return _compared(variant, base, statement, source, printed, claimed=below(LITTLE), control=control)
+    control = Control(
+        f"{variant} with a test loss .03 above that of {base}",
+        lambda rows: _set_from_base(rows, variant, base, "test_loss", "loss", add=1.5 * LITTLE),
+    )
+    return _compared(variant, base, below(LITTLE), statement, source, printed, control)
 
 
 def _timed(variant: str, name: str) -> Claim:
@@ -192,7 +222,7 @@ def _timed(variant: str, name: str) -> Claim:
         published=partial(_printed, figure="kim_table1_speed", value=times),
         control=Control(
             "times 1.15 times those of dot products",
-            partial(_set_from_base, variant=variant, base=DOT, value=times, times=1.15),
+            lambda rows: _set_from_base(rows, variant, DOT, times, times=1.15),
         ),
     )
 
@@ -245,7 +275,10 @@ KIM_CHARLM: dict[str, Claim] = {
         applies=lambda rows: "width" in rows and bool(((rows.variant == LSTM) & (rows.width >= WIDTH)).any()),
         learned=partial(_untrained, variants=(LSTM,)),
         published=_printed,
-        control=Control("an LSTM with a test loss of 1.1", partial(_with_lstm, loss=1.1)),
+        control=Control(
+            "an LSTM with a test loss of 1.1",
+            lambda rows: rows.assign(test_loss=rows.test_loss.where(rows.variant != LSTM, 1.1)),
+        ),
     ),
     "kim_transformer_beats_lstm": _curves(
         statement="The best Transformer of 3 to 5 layers does slightly better than the best LSTM (nats per symbol "
@@ -254,9 +287,9 @@ KIM_CHARLM: dict[str, Claim] = {
         measure=_best_over_lstm,
         claimed=below(0.0),
         applies=_has_lstm_and_depth,
-        learned=partial(_untrained, variants=(DOT, LSTM), most=MOST),
+        learned=partial(_may_turn, gap=_best_over_lstm, line=0.0, variant=DOT, base=LSTM),
         published=_printed,
-        control=Control("an LSTM with a test loss .01 below that of the best Transformer", _with_better_lstm),
+        control=Control("a Transformer with a test loss .01 above that of the best LSTM", _nearly_as_good_as_lstm),
     ),
     "kim_l2_as_fast": _timed(L2, "L2"),
     "kim_tied_as_fast": _timed(TIED, "Tied L2"),
@@ -265,10 +298,10 @@ KIM_CHARLM: dict[str, Claim] = {
         statement="At a fixed rate dot products fail to train beyond 10 layers, where tied L2 trains (nats per "
         "symbol more; our line).",
         source="Kim et al. 2021, app. N, Table 3 and Fig. 11",
-        measure=partial(_gap, variant=DOT, base=TIED, fewest=DEEP + 1, most=np.inf),
+        measure=_gap_when_deep,
         claimed=above(FAILS),
         applies=lambda rows: (rows.layers > DEEP).any(),
-        learned=partial(_still_falls, variants=(DOT, TIED), fewest=DEEP + 1),  # that one fails is the claim
+        learned=_deep_may_turn,
         control=_exchange(DOT, TIED),
     ),
     "kim_tying_not_parameters": _loses(
