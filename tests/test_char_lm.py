@@ -536,6 +536,17 @@ def test_the_schedule_is_the_papers(gamma, width, warmup):
             assert learning_rate(cfg, step - 1, 200_000) == pytest.approx(rate, rel=1e-13)
 
 
+def test_at_laptop_scale_the_peak_rate_falls_with_the_root_of_the_number_of_layers():
+    peaks = [
+        compose(
+            "train", "experiment=kim_table2", f"budget={budget}", "model=causal", f"model.layers={layers}"
+        ).optimizer.lr
+        for budget in ("laptop", "paper")
+        for layers in (1, 4)
+    ]
+    assert peaks == pytest.approx([2 / (64 * 200) ** 0.5, 1 / (64 * 200) ** 0.5, *[1 / (512 * 4000) ** 0.5] * 2])
+
+
 @pytest.mark.slow
 def test_a_small_network_comes_near_the_entropy_of_the_grammar(tmp_path):
     """From above, as nothing can be below it but by chance; memorising nothing, as the training set is large. With

@@ -18,13 +18,13 @@ def by_budget(scales: Any, *, _root_: Any) -> Any:
     return scales[_root_.budget or "paper"]
 
 
-def noam_peak(gamma: float, width: int, warmup: int) -> float:
-    """Peak learning rate gamma / sqrt(width * warmup) of the schedule of Vaswani et al. 2017, eq. 3.
+def noam_peak(gamma: float, width: int, warmup: int, layers: int = 1) -> float:
+    """Peak learning rate gamma / sqrt(layers * width * warmup).
 
-    With this lr and warmup, optimizer.schedule=inverse_sqrt is gamma width^-1/2 min(t^-1/2, t warmup^-3/2) at the steps
-    t = 1, 2, ...
+    With one layer, this lr and warmup, optimizer.schedule=inverse_sqrt is the schedule of Vaswani et al. 2017, eq. 3:
+    gamma width^-1/2 min(t^-1/2, t warmup^-3/2) at the steps t = 1, 2, ...
     """
-    return gamma / (width * warmup) ** 0.5
+    return gamma / (layers * width * warmup) ** 0.5
 
 
 def columns(width: int, heads: int, times: int) -> int:
