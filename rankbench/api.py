@@ -23,7 +23,9 @@ from rankbench.analyses.runner import analyze_into, analyze_trained, draw_curves
 from rankbench.analyses.subjects import check_finite, subjects_of
 from rankbench.claims import figures_published
 from rankbench.claims import published as published_numbers
-from rankbench.commands.callback import check_corpus, check_everything
+from rankbench.commands import analyze as analyze_command
+from rankbench.commands import train as train_command
+from rankbench.commands.checks import check_corpus
 from rankbench.commands.compose import compose, load_plugins
 from rankbench.config import AnalyzeConfig, FigureKeys, TrainConfig
 from rankbench.keys import ConfigError, check_known, closest
@@ -78,7 +80,7 @@ def train(*overrides: str, out: Folder | None = None) -> Run:
                 f"{twice[0]}: the keyword out={os.fspath(out)} also names a folder; leave one of them out"
             )
         cfg.out = os.fspath(out)
-    check_everything(cfg)
+    train_command.check(cfg)
     check_corpus(cfg)
     run = Run(Path(cfg.out))
     with _logging_to(run.folder / "train.log"):
@@ -171,7 +173,7 @@ def analyze(
         words.append(f"run={cfg.run}")
     words += _set_options(cfg, options)
     with building_once():
-        check_everything(cfg, writes=out is not None)
+        analyze_command.check(cfg, writes=out is not None)
         check_corpus(cfg)
         with _logging_to(None if out is None else Path(cfg.out) / "analyze.log"):
             if out is not None:

@@ -642,7 +642,7 @@ def test_a_sweep_is_gathered_whatever_one_of_its_jobs_raises(tmp_path, monkeypat
 def test_a_check_that_fails_by_a_fault_of_ours_ends_the_command(error, line, tmp_path, monkeypatch):
     from rankbench.commands import callback
 
-    def broken(_):
+    def broken(*_):
         raise error
 
     monkeypatch.setattr(callback, "check_everything", broken)
@@ -930,7 +930,7 @@ def test_a_fault_of_ours_keeps_its_traceback(tmp_path, monkeypatch):
     def broken(config):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setitem(cli.JOBS, "train", broken)
+    monkeypatch.setattr("rankbench.commands.train.run", broken)
     with pytest.raises(ZeroDivisionError, match="ours"):
         rankbench("train", *TINY, at=tmp_path)
 
@@ -952,7 +952,7 @@ def test_an_interruption_outside_of_training_is_one_line(tmp_path, monkeypatch):
     def interrupted(config):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(cli.JOBS, "train", interrupted)
+    monkeypatch.setattr("rankbench.commands.train.run", interrupted)
     result = rankbench("train", *TINY, at=tmp_path)
     assert (result.code, result.err) == (130, "rankbench train: interrupted\n")
 

@@ -1,18 +1,18 @@
 """The commands. torch is loaded only when the work of a command begins."""
 
-import functools
 import gc
 import io
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    pass
 
 COMMANDS = {
     "train": "train one run, all its seeds; with an experiment that names analyses, analyse it too",
@@ -125,7 +125,8 @@ def _run(command: str, words: list[str]) -> None:
                 return print(usage(command, [*parsed.overrides, *unknown]))
             is_plain = parsed.config_dir is None and not any(map(_may_set_the_mode, parsed.overrides))
             with _gathering_after_a_failure(), _mode_unset() if is_plain else nullcontext():
-                hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(JOBS[command])()
+                run = import_module(f"rankbench.commands.{command}").run
+                hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(run)()
     except BrokenPipeError:
         raise
     except (ConfigError, OSError) as error:  # OSError: a disk that is full or that cannot be written
@@ -215,200 +216,3 @@ def one_line_of(error: Exception) -> str:
 def _holds(path: str, folder: str) -> bool:
     """Whether the path is the folder or one of its parents."""
     return Path(folder).absolute().is_relative_to(Path(path).absolute())
-
-
-def one_line(job: Callable[["DictConfig"], Any]) -> Callable[["DictConfig"], Any]:
-    """End a single run with one line if its job raises a ConfigError or a disk error. In a sweep Hydra gets the error,
-    and the other jobs continue."""
-
-    @functools.wraps(job)
-    def job_of_one_line(config: "DictConfig") -> Any:
-        from rankbench.keys import ConfigError
-
-        try:
-            return job(config)
-        except (ConfigError, OSError) as error:
-            hydra, in_sweep = _hydra_of_job()
-            if in_sweep or isinstance(error, BrokenPipeError):
-                raise
-            refuse(hydra.job.name, one_line_of(error))
-
-    return job_of_one_line
-
-
-def _hydra_of_job() -> tuple["DictConfig", bool]:
-    """Hydra's part of the running job's config, and whether the job is one of a sweep."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
-    hydra = HydraConfig.get()
-    return hydra, hydra.mode == RunMode.MULTIRUN
-
-
-@contextmanager
-def _working(command: str, out: str) -> Iterator[None]:
-    """Write the log of a command into its folder, and add to the line about a signal or a full disk how to continue."""
-    from rankbench.progress import logging_to
-    from rankbench.runs.files import WriteError
-    from rankbench.training.loop import Interrupted
-
-    hydra, in_sweep = _hydra_of_job()
-    continues = f"the same command with out={hydra.sweep.dir if in_sweep else out} continues"
-    with logging_to(Path(out) / f"{command}.log"):
-        try:
-            yield
-        except (Interrupted, KeyboardInterrupt) as stop:
-            refuse(command, f"{str(stop) or 'interrupted'}; {continues}", code=130)
-        except WriteError as error:
-            raise WriteError(f"{error}; {continues}") from None
-
-
-@one_line
-def train_job(config: "DictConfig") -> float:
-    """`rankbench train`. Returns the objective for a sweeper: by default the final test accuracy (regression: loss)."""
-    from rankbench.analyses.runner import analyze_trained, draw_curves, drawn_line
-    from rankbench.commands.finished_jobs import recipe, record, surroundings
-    from rankbench.runs.run import Run, objective_value
-    from rankbench.tasks import build_task
-    from rankbench.training.loop import train
-
-    cfg = _prepared(config)
-    run = Run(Path(cfg.out))
-    hydra, in_sweep = _hydra_of_job()
-    made_from = recipe(hydra.job.num, hydra.overrides.task, surroundings(hydra)) if in_sweep else None
-    with _working("train", cfg.out):
-        summary = train(cfg, run)
-        trained = [row for row in summary["seeds"] if row["status"] != "diverged"]
-        score = "test_loss" if any(row.get("test_accuracy") is None for row in trained) else "test_accuracy"
-        scores = [row[score] for row in trained]
-        mean = sum(scores) / len(scores) if scores else float("nan")
-        printed = " ".join(f"{value:.3f}" for value in scores)
-        lines = [f"{score.replace('_', ' ')} {mean:.3f} (mean of {len(trained)} seeds: {printed})", f"-> {run.folder}"]
-        if not in_sweep:  # the report of a sweep has its curves
-            lines.append(drawn_line(draw_curves(run)))
-        print("\n".join(lines))
-        if cfg.analysis and (trained or cfg.objective is None):  # a search continues if every seed diverged
-            lines += (analysed := analyze_trained(cfg, run))
-            print("\n".join(analysed))
-        if in_sweep:
-            texts = getattr(build_task(cfg.task), "files", [])
-            record(run.folder, made_from, hydra.job.override_dirname, texts, "\n".join(lines).split("\n"))
-    return mean if cfg.objective is None else objective_value(summary, cfg.objective)
-
-
-@one_line
-def analyze_job(config: "DictConfig") -> None:
-    """`rankbench analyze`."""
-    from rankbench.analyses.runner import analyze_into
-
-    cfg = _prepared(config)
-    with _working("analyze", cfg.out):
-        print("\n".join(analyze_into(cfg)))
-
-
-@one_line
-def report_job(config: "DictConfig") -> None:
-    """`rankbench report`."""
-    from rankbench.plots import drawn_with
-    from rankbench.report.jobs import find_runs
-    from rankbench.report.live import watched
-    from rankbench.report.report import gather
-    from rankbench.report.scoreboard import scoreboard
-
-    cfg = _prepared(config)
-    if cfg.scoreboard is not None:
-        pages = None if cfg.pages is None else Path(cfg.pages)
-        print("\n".join(scoreboard(cfg.scoreboard, Path(cfg.out), pages)))
-        if cfg.report.open:
-            _show(Path(cfg.out) / "scoreboard.html")
-    else:
-        how = {"chosen": cfg.report, "statistic": cfg.statistic, "column": cfg.plot.column}
-        jobs, folder = find_runs(cfg.runs), Path(cfg.out)
-        if cfg.runs == "latest":
-            print(f"runs=latest: {os.path.commonpath(jobs)}")
-        with drawn_with(cfg.plot.style):
-            written = watched(cfg.runs, folder, **how) if cfg.report.watch else [gather(jobs, folder, **how)]
-            for number, lines in enumerate(written):
-                print("\n".join(lines), flush=True)
-                if cfg.report.open and number == 0:
-                    _show(folder / "report.html")
-
-
-def _show(page: Path) -> None:
-    """Open a page in the user's browser."""
-    import webbrowser
-
-    if not webbrowser.open(page.resolve().as_uri()):
-        print(f"report.open=true: no browser here; open {page}")
-
-
-@one_line
-def plot_job(config: "DictConfig") -> None:
-    """`rankbench plot`."""
-    from rankbench.plots import drawn_with
-    from rankbench.report.figures import redraw
-
-    cfg = _prepared(config)
-    how = cfg.report, cfg.statistic, cfg.published, cfg.plot.column
-    with drawn_with(cfg.plot.style):
-        print("\n".join(redraw(Path(cfg.table), Path(cfg.out), *how)))
-
-
-@one_line
-def bench_job(config: "DictConfig") -> None:
-    """`rankbench bench`."""
-    from rankbench.bench import bench
-    from rankbench.runs.files import write_json, write_text
-    from rankbench.runs.machine import Machine
-    from rankbench.runs.run import config_text
-
-    cfg = _prepared(config)
-    machine, folder = Machine.prepare(cfg), Path(cfg.out)
-    write_text(folder / "config.yaml", config_text(cfg))
-    write_json(folder / "environment.json", machine.record())
-    bench(cfg, machine, folder)
-
-
-@one_line
-def data_job(config: "DictConfig") -> None:
-    """`rankbench data`."""
-    from rankbench.commands.compose import resolve
-    from rankbench.tasks.corpora import CORPORA, fetch, folder_of
-
-    cfg = resolve(config)
-    folder = folder_of(cfg.corpus) if cfg.folder is None else Path(cfg.folder)
-    fetch(cfg.corpus, folder)
-    print(f"{CORPORA[cfg.corpus].note}\n-> {folder}; now task=char_lm task.path={cfg.folder or cfg.corpus}")
-
-
-def _prepared(config: "DictConfig") -> Any:
-    """The job's config, checked, with `out` set to the folder that Hydra gave it: in a sweep each job has its own."""
-    from rankbench.commands.callback import check_everything
-    from rankbench.commands.compose import resolve
-    from rankbench.commands.finished_jobs import announce
-    from rankbench.runs.sweep import Sweep
-
-    hydra, in_sweep = _hydra_of_job()
-    cfg = resolve(config, hydra.overrides.task)
-    if hydra.runtime.choices.get("hydra/launcher") in ("joblib", "submitit_local"):
-        from rankbench.runs.machine import share_gpus
-
-        share_gpus(hydra.job.num)  # ray and Slurm hand out GPUs themselves
-    check_everything(cfg)
-    if in_sweep:
-        announce(hydra.job.num, len(Sweep(Path(hydra.sweep.dir)).jobs()), hydra.job.override_dirname)
-    cfg.out = os.path.relpath(hydra.runtime.output_dir)
-    if not gc.isenabled():  # the first job of a process: the work begins, and garbage is collected from here on
-        gc.freeze()  # what is imported stays, so no collection needs to look through it
-        gc.enable()
-    return cfg
-
-
-JOBS: dict[str, Callable[["DictConfig"], Any]] = {
-    "train": train_job,
-    "analyze": analyze_job,
-    "report": report_job,
-    "plot": plot_job,
-    "bench": bench_job,
-    "data": data_job,
-}

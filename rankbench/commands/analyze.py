@@ -1,0 +1,85 @@
+"""`rankbench analyze`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from rankbench.commands.checks import check_folder, measured, preset_for
+from rankbench.commands.job import one_line, prepared, working
+from rankbench.config import AnalyzeConfig
+from rankbench.keys import ConfigError
+
+
+def check(cfg: AnalyzeConfig, words: Sequence[str] = (), writes: bool = True) -> None:
+    """Raise ConfigError for what cannot be measured, for words that would change nothing, and for a preset that trains.
+
+    writes: whether the caller is going to write to the folder `cfg.out`.
+    """
+    from rankbench.analyses.runner import check_analyses
+    from rankbench.runs.machine import Machine
+    from rankbench.tasks import build_task
+    from rankbench.training.memory import check_memory
+
+    _check_words(cfg, words)
+    if writes:
+        check_folder(Path(cfg.out))
+    machine = Machine.prepare(cfg)
+    check_analyses(cfg, measured(cfg))
+    if not _is_given(cfg):
+        check_memory(cfg, build_task(cfg.task), machine)
+    if not cfg.analysis:
+        raise ConfigError("analysis=[]: nothing to measure; name at least one, as in analysis=[paths]")
+    if (Path(cfg.out) / "metrics.csv").exists():  # its config.yaml would be overwritten
+        raise ConfigError(f"out={cfg.out}: the folder of a training run; give analyze a folder of its own")
+    _check_seeds(cfg)
+
+
+def _is_given(cfg: AnalyzeConfig) -> bool:
+    """Whether the networks are those of a run, a module or a checkpoint."""
+    return bool(cfg.run or cfg.module or cfg.checkpoint)
+
+
+def _check_words(cfg: AnalyzeConfig, words: Sequence[str]) -> None:
+    """Refuse words that would change nothing: a run brings its own model, task and seeds."""
+    # any preset may say how a run, a module or a checkpoint is measured
+    if not _is_given(cfg) and (preset := preset_for("train", words)) is not None:
+        raise ConfigError(
+            f"experiment={preset}: trains what it measures; use `rankbench train experiment={preset}`, or give run="
+        )
+    for word in words:
+        key = word.lstrip("+~").partition("=")[0]
+        group = key.partition(".")[0]
+        if cfg.run is not None and group in ("model", "task", "seed", "replicas"):
+            raise ConfigError(f"{word}: the run in run={cfg.run} has its own {key}; leave one of the two out")
+        if (foreign := cfg.module or cfg.checkpoint) is not None and group in ("model", "task"):
+            raise ConfigError(
+                f"{word}: {foreign} is not a network of rankbench and has no {key}; leave one of the two out"
+            )
+
+
+def _check_seeds(cfg: AnalyzeConfig) -> None:
+    from rankbench.runs.run import find_run
+
+    if cfg.run is None and cfg.seeds is not None:
+        raise ConfigError(
+            f"seeds={cfg.seeds}: chooses among the seeds of a run; give run= (fresh weights: seed= and replicas=)"
+        )
+    if cfg.run is None:
+        return
+    run = find_run(cfg.run)
+    if not (weights := run.folder / "checkpoint.safetensors").exists():
+        raise ConfigError(f"{weights}: missing; the run there has not reached its first checkpoint")
+    first, last = run.config.seed, run.config.seed + run.config.replicas - 1
+    if any(not first <= seed <= last for seed in cfg.seeds or ()):
+        raise ConfigError(f"seeds={cfg.seeds}: the seeds of {run.folder} are {first} to {last}")
+
+
+@one_line
+def run(config: DictConfig) -> None:
+    """`rankbench analyze`."""
+    from rankbench.analyses.runner import analyze_into
+
+    cfg = prepared(config, check)
+    with working("analyze", cfg.out):
+        print("\n".join(analyze_into(cfg)))

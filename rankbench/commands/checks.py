@@ -1,0 +1,67 @@
+"""What the commands refuse alike: folders that cannot be written, and texts that are missing."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rankbench import plugins
+from rankbench.config import AnalyzeConfig, BaseConfig, Config
+from rankbench.keys import ConfigError, refuse_null_byte
+from rankbench.runs.files import regular
+
+
+def check_folder(out: Path, key: str = "out") -> None:
+    """Refuse an output folder that cannot be made or written."""
+    refuse_null_byte(key, str(out))
+    existing = out.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        raise ConfigError(f"{key}={out}: {existing} is a file; give a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{key}={out}: {existing} cannot be written; give another folder")
+    check_records(out)
+
+
+def check_records(folder: Path) -> None:
+    """Refuse a folder with a pipe or a folder where Hydra writes its records: the write would hang or fail."""
+    for path in (folder / "multirun.yaml", *folder.glob(".hydra/*")):
+        regular(path)
+
+
+def preset_for(command: str, words: Sequence[str]) -> str | None:
+    """The preset that the words name, if it is one of this command; None otherwise."""
+    name = next((word.partition("=")[2] for word in words if word.startswith("experiment=")), None)
+    if name is None:
+        return None
+    from rankbench.presets import described
+
+    preset = described().get(name)
+    return name if preset and preset.verb == command else None
+
+
+def measured(cfg: BaseConfig) -> BaseConfig:
+    """The config whose task and model the command works with: its own, or that of the run named by run=."""
+    if not isinstance(cfg, AnalyzeConfig) or cfg.run is None:
+        return cfg
+    from rankbench.runs.run import find_run
+
+    run = find_run(cfg.run)
+    if run.folder.is_file():
+        raise ConfigError(f"run={cfg.run}: a file; give the folder of a run, or run=latest")
+    plugins.require(run.config.plugins, run.folder)
+    return run.config
+
+
+def check_corpus(cfg: Config) -> None:
+    """Refuse a text that is missing or does not fit. A check of its own, as a preset is valid without its corpus."""
+    from rankbench.analyses.modules import is_foreign
+
+    if isinstance(cfg, BaseConfig) and not is_foreign(cfg):
+        from rankbench.model import build_model
+        from rankbench.tasks import Corpus, build_task
+
+        of_networks = measured(cfg)
+        if isinstance(task := build_task(of_networks.task), Corpus):
+            task.splits()
+            build_model(of_networks.model, task)

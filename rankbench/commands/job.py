@@ -1,0 +1,81 @@
+"""What the jobs of all commands share: their checked config, their log, and the one line of a refusal."""
+
+import functools
+import gc
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from rankbench.commands.cli import one_line_of, refuse
+from rankbench.commands.compose import resolve
+from rankbench.commands.finished_jobs import announce
+from rankbench.keys import ConfigError
+from rankbench.progress import logging_to
+from rankbench.runs.files import WriteError
+from rankbench.runs.sweep import Sweep
+
+
+def one_line(job: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
+    """End a single run with one line if its job raises a ConfigError or a disk error. In a sweep Hydra gets the error,
+    and the other jobs continue."""
+
+    @functools.wraps(job)
+    def job_of_one_line(config: DictConfig) -> Any:
+        try:
+            return job(config)
+        except (ConfigError, OSError) as error:
+            hydra, in_sweep = hydra_of_job()
+            if in_sweep or isinstance(error, BrokenPipeError):
+                raise
+            refuse(hydra.job.name, one_line_of(error))
+
+    return job_of_one_line
+
+
+def hydra_of_job() -> tuple[DictConfig, bool]:
+    """Hydra's part of the running job's config, and whether the job is one of a sweep."""
+    hydra = HydraConfig.get()
+    return hydra, hydra.mode == RunMode.MULTIRUN
+
+
+@contextmanager
+def working(command: str, out: str) -> Iterator[None]:
+    """Write the log of a command into its folder, and add to the line about a signal or a full disk how to continue."""
+    from rankbench.training.loop import Interrupted
+
+    hydra, in_sweep = hydra_of_job()
+    continues = f"the same command with out={hydra.sweep.dir if in_sweep else out} continues"
+    with logging_to(Path(out) / f"{command}.log"):
+        try:
+            yield
+        except (Interrupted, KeyboardInterrupt) as stop:
+            refuse(command, f"{str(stop) or 'interrupted'}; {continues}", code=130)
+        except WriteError as error:
+            raise WriteError(f"{error}; {continues}") from None
+
+
+def prepared(config: DictConfig, check: Callable[[Any], None]) -> Any:
+    """The job's config, checked, with `out` set to the folder that Hydra gave it: in a sweep each job has its own.
+
+    check: the command's own.
+    """
+    hydra, in_sweep = hydra_of_job()
+    cfg = resolve(config, hydra.overrides.task)
+    if hydra.runtime.choices.get("hydra/launcher") in ("joblib", "submitit_local"):
+        from rankbench.runs.machine import share_gpus
+
+        share_gpus(hydra.job.num)  # ray and Slurm hand out GPUs themselves
+    check(cfg)
+    if in_sweep:
+        announce(hydra.job.num, len(Sweep(Path(hydra.sweep.dir)).jobs()), hydra.job.override_dirname)
+    cfg.out = os.path.relpath(hydra.runtime.output_dir)
+    if not gc.isenabled():  # the first job of a process: the work begins, and garbage is collected from here on
+        gc.freeze()  # what is imported stays, so no collection needs to look through it
+        gc.enable()
+    return cfg

@@ -1,0 +1,37 @@
+"""`rankbench plot`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from rankbench.commands.checks import check_folder
+from rankbench.commands.job import one_line, prepared
+from rankbench.config import PlotConfig
+from rankbench.keys import ConfigError, check_known
+
+
+def check(cfg: PlotConfig, words: Sequence[str] = ()) -> None:
+    """Raise ConfigError for a table that cannot be drawn."""
+    from rankbench.claims import figures_published
+    from rankbench.plots import check_style
+    from rankbench.report.figures import drawable
+
+    check_style(cfg.plot.style)
+    check_folder(Path(cfg.out))
+    check_known("published", [] if cfg.published is None else [cfg.published], figures_published())
+    if not cfg.table:
+        raise ConfigError('table="": which one? give a CSV file, as in `rankbench plot residual.csv`')
+    drawable(Path(cfg.table), cfg.report)
+
+
+@one_line
+def run(config: DictConfig) -> None:
+    """`rankbench plot`."""
+    from rankbench.plots import drawn_with
+    from rankbench.report.figures import redraw
+
+    cfg = prepared(config, check)
+    how = cfg.report, cfg.statistic, cfg.published, cfg.plot.column
+    with drawn_with(cfg.plot.style):
+        print("\n".join(redraw(Path(cfg.table), Path(cfg.out), *how)))

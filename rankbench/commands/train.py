@@ -1,0 +1,66 @@
+"""`rankbench train`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from rankbench.commands.checks import check_folder, preset_for
+from rankbench.commands.job import hydra_of_job, one_line, prepared, working
+from rankbench.config import TrainConfig
+from rankbench.keys import ConfigError
+
+
+def check(cfg: TrainConfig, words: Sequence[str] = ()) -> None:
+    """Raise ConfigError for what cannot be trained or continued, and for a preset that only measures."""
+    from rankbench.analyses.runner import check_analyses
+    from rankbench.runs.machine import Machine
+    from rankbench.runs.run import Run
+    from rankbench.tasks import build_task
+    from rankbench.training.memory import check_memory
+    from rankbench.training.seeds_side_by_side import check_scores
+    from rankbench.training.writers import check_writers
+
+    if (preset := preset_for("analyze", words)) is not None:
+        raise ConfigError(f"experiment={preset}: trains nothing; use `rankbench analyze experiment={preset}`")
+    check_folder(Path(cfg.out))
+    machine = Machine.prepare(cfg)
+    check_analyses(cfg, cfg)
+    task = build_task(cfg.task)
+    check_memory(cfg, task, machine)
+    check_scores(cfg, task)
+    Run(Path(cfg.out)).check_begun(cfg, {"device": str(machine.device)})
+    check_writers(cfg.trainer.writers)
+
+
+@one_line
+def run(config: DictConfig) -> float:
+    """`rankbench train`. Returns the objective for a sweeper: by default the final test accuracy (regression: loss)."""
+    from rankbench.analyses.runner import analyze_trained, draw_curves, drawn_line
+    from rankbench.commands.finished_jobs import recipe, record, surroundings
+    from rankbench.runs.run import Run, objective_value
+    from rankbench.tasks import build_task
+    from rankbench.training.loop import train
+
+    cfg = prepared(config, check)
+    run = Run(Path(cfg.out))
+    hydra, in_sweep = hydra_of_job()
+    made_from = recipe(hydra.job.num, hydra.overrides.task, surroundings(hydra)) if in_sweep else None
+    with working("train", cfg.out):
+        summary = train(cfg, run)
+        trained = [row for row in summary["seeds"] if row["status"] != "diverged"]
+        score = "test_loss" if any(row.get("test_accuracy") is None for row in trained) else "test_accuracy"
+        scores = [row[score] for row in trained]
+        mean = sum(scores) / len(scores) if scores else float("nan")
+        printed = " ".join(f"{value:.3f}" for value in scores)
+        lines = [f"{score.replace('_', ' ')} {mean:.3f} (mean of {len(trained)} seeds: {printed})", f"-> {run.folder}"]
+        if not in_sweep:  # the report of a sweep has its curves
+            lines.append(drawn_line(draw_curves(run)))
+        print("\n".join(lines))
+        if cfg.analysis and (trained or cfg.objective is None):  # a search continues if every seed diverged
+            lines += (analysed := analyze_trained(cfg, run))
+            print("\n".join(analysed))
+        if in_sweep:
+            texts = getattr(build_task(cfg.task), "files", [])
+            record(run.folder, made_from, hydra.job.override_dirname, texts, "\n".join(lines).split("\n"))
+    return mean if cfg.objective is None else objective_value(summary, cfg.objective)
