@@ -296,8 +296,6 @@ class Recorder(TorchFunctionMode):
         if len(args) == 1 and "other" in kwargs:
             args = (*args, kwargs.pop("other"))
         given = tensors_in(args) + tensors_in(kwargs)
-        if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in given):
-            return func(*args, **kwargs)
         in_place = changes or bool(kwargs.get("inplace"))
         self.num_calls += 1
         call = Call(self.num_calls, full_name, self._modules[-1] if self._modules else "")
