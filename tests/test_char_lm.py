@@ -539,7 +539,7 @@ def test_the_schedule_is_the_papers(gamma, width, warmup):
 def test_at_laptop_scale_the_peak_rate_falls_with_the_root_of_the_number_of_layers():
     peaks = [
         compose(
-            "train", "experiment=kim_table2", f"budget={budget}", "model=causal", f"model.layers={layers}"
+            "train", "experiment=kim_lstm", f"budget={budget}", "model=causal", f"model.layers={layers}"
         ).optimizer.lr
         for budget in ("laptop", "paper")
         for layers in (1, 4)
