@@ -94,20 +94,18 @@ def _untrained(rows: pd.DataFrame, variants: tuple[str, ...], most: float = np.i
     return _knows_only_frequencies(rows, variants, most) or _still_falls(rows, variants, most=most)
 
 
-def _may_turn(
-    rows: pd.DataFrame, gap: Callable[[pd.DataFrame], float], line: float, variant: str, base: str, most: float = MOST
-) -> str:
+def _may_turn(rows: pd.DataFrame, gap: Callable[[pd.DataFrame], float], line: float, variant: str, base: str) -> str:
     """Say why a gap between two networks' losses cannot be judged yet; empty if it can.
 
     Both must know more than frequencies, and the one whose further fall would bring the gap to the line must not fall
     any more: the variant if the gap is above the line, else the base.
     """
     could_turn_it = variant if gap(rows) > line else base
-    return _knows_only_frequencies(rows, (variant, base), most) or _still_falls(rows, (could_turn_it,), most=most)
+    return _knows_only_frequencies(rows, (variant, base), MOST) or _still_falls(rows, (could_turn_it,), most=MOST)
 
 
 def _deep_may_turn(rows: pd.DataFrame) -> str:
-    """The same of dot products and tied L2 in deep networks; that one knows only frequencies is what is claimed."""
+    """Say the same of dot products and tied L2 in deep networks; that one knows only frequencies is what is claimed."""
     return _still_falls(rows, (DOT if _gap_when_deep(rows) > FAILS else TIED,), fewest=DEEP + 1)
 
 
