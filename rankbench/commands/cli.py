@@ -9,10 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
-
-if TYPE_CHECKING:
-    pass
+from typing import NoReturn
 
 COMMANDS = {
     "train": "train one run, all its seeds; with an experiment that names analyses, analyse it too",
