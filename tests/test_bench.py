@@ -56,7 +56,7 @@ def test_command_writes_a_table_for_each_benchmark(tmp_path):
         "bench_training.csv",
     }
     sums = read_table(out / "bench_paths.csv")
-    ratios = ["ratio_sums_to_forward", "ratio_tape_to_sums"]
+    ratios = ["ratio_sums_to_forward_narrow", "ratio_sums_to_forward", "ratio_tape_to_sums"]
     ratios += ["ratio_speedup_over_one_head", "ratio_speedup_over_all_heads"]
     check_ratios(sums, ratios)
     frozen, recomputed = sums[sums.paths == "frozen"], sums[sums.paths == "recomputed"]

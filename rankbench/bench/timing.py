@@ -12,6 +12,10 @@ from rankbench.runs.machine import Machine
 # What each ratio compares, and the project's own goal: (at least | at most, value).
 RATIOS: dict[str, tuple[str, tuple[str, float] | None]] = {
     "ratio_sums_to_forward": ("all exact sums by length / a forward pass: seconds", ("at most", 4.0)),
+    "ratio_sums_to_forward_narrow": (
+        "all exact sums by length / a forward pass, MLPs as wide as the model: seconds",
+        ("at most", 3.0),
+    ),
     "ratio_tape_to_sums": ("sums of any module, by the tape / all exact sums: seconds", ("at most", 1.5)),
     "ratio_speedup_over_one_head": ("729 paths one by one, one head / sharing layers: seconds", None),
     "ratio_speedup_over_all_heads": ("729 paths one by one, all heads / sharing layers: seconds", ("at least", 6.0)),
