@@ -121,3 +121,12 @@ def test_runs_at_budget_smoke(name, tmp_path):
             assert [column for column in table if table[column].isna().all()] == []
             for suffix in ("png", "pdf"):
                 assert (run_folder / f"{analysis}.{suffix}").stat().st_size > 1000
+
+
+def test_of_the_role_of_n_the_fewest_points_train_longest():
+    settings = {}
+    for points in (4, 16, 256):
+        words = ("experiment=amsel_role_of_n", "budget=laptop", f"task.points={points}", "model.head_width=4")
+        cfg = compose("train", *words)
+        settings[points] = (cfg.optimizer.lr, cfg.trainer.steps)
+    assert settings == {4: (0.005, 40_000), 16: (0.01, 6_000), 256: (0.01, 6_000)}

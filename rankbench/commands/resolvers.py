@@ -18,6 +18,11 @@ def by_budget(scales: Any, *, _root_: Any) -> Any:
     return scales[_root_.budget or "paper"]
 
 
+def by_value(value: Any, values: Any, otherwise: Any) -> Any:
+    """`${by_value:${task.points},{4:40000},6000}`: 40000 if task.points is 4, else 6000."""
+    return values.get(value, otherwise)
+
+
 def noam_peak(gamma: float, width: int, warmup: int, layers: int = 1) -> float:
     """Peak learning rate gamma / sqrt(layers * width * warmup).
 
@@ -72,4 +77,4 @@ def job_folder(number: int, overrides: str, *, _root_: DictConfig | None = None)
     return f"{number}_{readable}" if overrides else str(number)
 
 
-RESOLVERS = (by_budget, noam_peak, columns, heads_of, direction_of, at_a_time, jobs_at_once, job_folder)
+RESOLVERS = (by_budget, by_value, noam_peak, columns, heads_of, direction_of, at_a_time, jobs_at_once, job_folder)
