@@ -1,4 +1,4 @@
-"""The commands. torch is loaded only when the work of a command begins."""
+"""The `rankbench` command: its words, its help and its refusals. torch is loaded only when the work begins."""
 
 import gc
 import io
