@@ -78,14 +78,7 @@ def draw_sweep(
             _baselines(axes, rows_of_panel, x, words, series, lines)
         if facet:
             axes.set_title(title(f"{facet}={tick(label)}"))
-        axes.set_xlabel(key_in_words(x))
-        if words:
-            names = [in_a_paper(f"{x}={word}").removeprefix(f"{x}=") for word in words]
-            slanted = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if max(map(len, names)) > 8 else {}
-            axes.set_xticks(range(len(words)), names, **slanted)
-            axes.set_xlim(-0.5, len(words) - 0.5)
-        else:
-            ticks(axes, table[x], is_log)
+        _x_axis(axes, table[x], words, is_log)
         axes.tick_params(labelbottom=True)
     if wide:
         grid[0, 0].set_yscale("log")
@@ -167,6 +160,18 @@ def column_in_words(name: str) -> str:
     table, _, column = name.rpartition(".")
     words = {"test_accuracy": "final test accuracy"}.get(column, column.replace("_", " "))
     return f"{words} ({table})" if table else words
+
+
+def _x_axis(axes: Axes, values: pd.Series, words: list | None, is_log: bool) -> None:
+    """Label the axis of a varied key, whose words are spaced evenly."""
+    axes.set_xlabel(key_in_words(values.name))
+    if not words:
+        ticks(axes, values, is_log)
+        return
+    names = [in_a_paper(f"{values.name}={word}").removeprefix(f"{values.name}=") for word in words]
+    slanted = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if max(map(len, names)) > 8 else {}
+    axes.set_xticks(range(len(words)), names, **slanted)
+    axes.set_xlim(-0.5, len(words) - 0.5)
 
 
 def _panels(table: pd.DataFrame, facet: str | None, share_x: bool = True) -> tuple[Figure, np.ndarray, list]:

@@ -1,8 +1,10 @@
 """Report on many runs: their tables joined, a summary over seeds, figures, verdicts, and a page."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rankbench.analyses.runner import judge_all
 from rankbench.claims import CLAIMS, figures_published
@@ -10,7 +12,7 @@ from rankbench.config import NOTHING_CHOSEN, StudyKeys
 from rankbench.keys import ConfigError, closest
 from rankbench.report.figures import FIGURES, draw_analyses, draw_final, draw_observed, draw_study, final_value
 from rankbench.report.jobs import SILENT, config_of, flattened, keys_of, runs_in, shared, values_of, varying_keys
-from rankbench.report.joined_tables import for_print, read_all, summarise
+from rankbench.report.joined_tables import Joined, for_print, read_all, summarise
 from rankbench.report.page import write_page
 from rankbench.report.study import is_done, studied_columns, with_columns
 from rankbench.runs.files import write_text
@@ -69,40 +71,29 @@ def gather(
     """
     varying, follows = varying_keys(jobs)
     keys = _with_chosen(varying if varied is None else varied, chosen, jobs)
-    names, statuses, damage, tables, final = read_all(jobs, keys)
+    joined = read_all(jobs, keys)
+    names, statuses, _, tables, final = joined
     studied = studied_columns(chosen, tables, final, keys)
     write_table(with_columns(final, studied, chosen, keys), folder / "sweep.csv")
     seeds = booleans_as_words(read_table(folder / "sweep.csv"))
-    lines = [
-        f"{len(jobs)} jobs, {', '.join(f'{count} {status}' for status, count in Counter(statuses.values()).items())}"
-    ]
-    lines += [
-        f"{names[job]}: {status}{f' ({damage[job]})' if job in damage else ''}"
-        for job, status in statuses.items()
-        if status != "finished"
-    ]
-    for job in jobs:
-        if job not in damage and (changed := Run(job).changed_files()):
-            lines.append(f"{names[job]}: changed since it was written, so tables are left out: {', '.join(changed)}")
-    lines.append(f"-> {folder / 'sweep.csv'}")
+    lines = [*_states_of(joined), f"-> {folder / 'sweep.csv'}"]
     summary = summarise(seeds, keys, (value for value in studied if "." in value))
     if len(summary):
         write_table(summary, folder / "summary.csv")
         write_text(folder / "summary.md", markdown(summary))
         write_text(folder / "summary.tex", latex(for_print(summary, studied)))
         lines.append(f"-> {folder / 'summary.csv'}, .md and .tex")
+    for name, table in tables.items():
+        write_table(table, folder / f"{name}.csv")
     done = seeds[is_done(seeds)]
     captions = draw_study(studied, done, keys, chosen, statistic, folder, column, final_value(done))
     # only the figures of the study can have a column of a table as x, series or facet
     chosen = replace(chosen, **{place: None for place, key in chosen.places.items() if key not in keys})
     captions |= draw_final(seeds, keys, chosen, statistic, folder, column)
-    for name, table in tables.items():
-        write_table(table, folder / f"{name}.csv")
-    configs = {job: config_of(job) for job in jobs}
-    requested = dict.fromkeys(claim for config in configs.values() for claim in config.get("claims") or ())
+    configs = [config_of(job) for job in jobs]
+    requested = dict.fromkeys(claim for config in configs for claim in config.get("claims") or ())
     claims = [name for name in requested if name in CLAIMS and CLAIMS[name].table in tables]
-    figures = list({config.get("published") for config in configs.values() if config.get("published")})
-    figure_published = figures[0] if len(figures) == 1 and figures[0] in figures_published() else None
+    figure_published = _figure_published(configs)
     facets = [key for key in keys if key not in ("run", "seed")]
     over_steps = {name: tables[name] for name in ("metrics", *OBSERVED) if name in FIGURES and name in tables}
     captions |= draw_observed(over_steps, facets, chosen, folder, column)
@@ -117,7 +108,25 @@ def gather(
         figure_published,
         follows if varied is None else {},
         bool(claims),
-        shared(configs.values()),
+        shared(configs),
         live,
     )
     return [*lines, f"-> {folder / 'report.html'}"]
+
+
+def _states_of(joined: Joined) -> Iterator[str]:
+    """The number of jobs by status, then the jobs that have not finished and those whose files have changed."""
+    counts = Counter(joined.statuses.values())
+    yield f"{len(joined.statuses)} jobs, {', '.join(f'{count} {status}' for status, count in counts.items())}"
+    for job, status in joined.statuses.items():
+        if status != "finished":
+            yield f"{joined.names[job]}: {status}{f' ({joined.damage[job]})' if job in joined.damage else ''}"
+    for job, name in joined.names.items():
+        if job not in joined.damage and (changed := Run(job).changed_files()):
+            yield f"{name}: changed since it was written, so tables are left out: {', '.join(changed)}"
+
+
+def _figure_published(configs: list[dict[str, Any]]) -> str | None:
+    """The published figure that all of these runs repeat, if there is one."""
+    named = {config["published"] for config in configs if config.get("published")}
+    return named.pop() if len(named) == 1 and named.issubset(figures_published()) else None
