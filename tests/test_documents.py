@@ -5,12 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
+from command_line import succeeds
 from notebook import code_cells, execute
 
 from rankbench.analyses import ANALYSES
 from rankbench.commands.reference import TABLES, tables_page
 from rankbench.measures.attention_matrices import ATTENTION_METRICS
 from rankbench.measures.states import STATE_METRICS
+from rankbench.runs.tables import read_table
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "docs").glob("*.ipynb"))
@@ -41,6 +43,17 @@ def test_every_metric_has_its_formula():
 
 def test_the_page_of_tables_is_that_of_the_code():
     assert TABLES.read_text(encoding="utf-8") == tables_page(), "run `make docs`"
+
+
+def test_the_preset_on_the_page_of_extensions_runs_from_a_folder_of_the_user(tmp_path):
+    preset = re.search(r"```yaml\n(.*?)```", (ROOT / "docs" / "EXTENDING.md").read_text(), re.DOTALL)[1]
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "mine.yaml").write_text(preset)
+    done = succeeds("train", "--config-dir", "conf", "experiment=mine", "budget=smoke", "out=sweep", at=tmp_path)
+    assert "dong_fig2_skips" in done.out
+    sweep = read_table(tmp_path / "sweep" / "sweep.csv")
+    assert sweep.groupby("model").seed.nunique().to_dict() == {"san_skip": 2, "transformer": 2}
+    assert all((tmp_path / "sweep" / f"{name}.csv").exists() for name in ("residual", "collapse", "verdicts"))
 
 
 def substituted(notebook, words):
