@@ -759,6 +759,13 @@ def test_the_figure_draws_what_the_table_says():
     lstm = draw_curves(by_hand({("causal", 1): 1.0, ("lstm", 1): 1.1}), published("kim_table2")).axes[1]
     (level,) = [line for line in lstm.lines if line.get_label() == "LSTM (Kim et al., text)"]
     assert list(level.get_ydata()) == [1.0, 1.0] and level.get_linestyle() == ":"
+    for variant, label, printed in (
+        ("lstm", "LSTM (Kim et al., text)", 1.0),
+        ("causal", "causal (Kim et al., Table 2)", 0.989),
+    ):
+        (alone,) = draw_curves(by_hand({(variant, 2): 1.1}), published("kim_table2")).axes
+        levels = {line.get_label(): line.get_ydata()[0] for line in alone.lines if line.get_linestyle() == ":"}
+        assert levels == {label: printed} and alone.get_ylim()[0] < printed
 
 
 def test_analyses_without_a_figure_leave_none(tmp_path):

@@ -22,7 +22,8 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
     A language model also has the losses that the frequencies of symbols and of their pairs give. If several were run:
     also the loss at the best validation step, and the time per token with its spread over the intervals between
     evaluations, both against layers. The time is a multiple of that of the variant `causal` if that was run. Published
-    numbers are open marks of the variant's colour, or dotted lines if they have no number of layers.
+    numbers are open marks of the variant's colour, or dotted lines if they have no number of layers or if only one
+    network was run.
     """
     variants = list(dict.fromkeys(table.variant))
     several = len(table[["variant", "layers"]].drop_duplicates()) > 1
@@ -40,13 +41,16 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
         mean_line(grid[0, 0], rows, "step", "loss", colour, linestyle=dash, label=label)
     level(grid[0, 0], table, "unigram_loss", "frequencies of symbols", GREY, LONG_DASHES)
     level(grid[0, 0], table, "bigram_loss", "frequencies of pairs", GREY, FAR_DOTS)
+    nats, ratios = (None if published is None else published[published.unit == unit] for unit in ("nats", "ratio"))
+    if not several and nats is not None:
+        same = (nats.series == variants[0]) & (nats.x.isna() | (nats.x == layers[0]))
+        _printed_levels(grid[0, 0], nats[same], variants[0], colour_of(_numbers(variants)[variants[0]]))
     log_y(grid[0, 0])  # else the losses at the start of training would flatten the rest
     grid[0, 0].set(xlabel="training step", ylabel=f"test {loss}")
     if len(layers) > 1:
         for number, depth in enumerate(layers):
             grid[0, 0].plot([], [], color=GREY, linestyle=DASHES[number % len(DASHES)], label=f"layers={depth}")
     if several:
-        nats, ratios = (None if published is None else published[published.unit == unit] for unit in ("nats", "ratio"))
         _against_layers(grid[0, 1], table.drop_duplicates(["variant", "layers", "seed"]), "test_loss", variants, nats)
         _against_layers(grid[0, 2], _times(test), "microseconds_per_token", variants, ratios)
         grid[0, 1].set_ylabel(f"test {loss}, best step")
@@ -74,6 +78,11 @@ def _times(test: pd.DataFrame) -> pd.DataFrame:
     return times.rename(columns={"step": "seed"})
 
 
+def _printed_levels(axes: Axes, printed: pd.DataFrame, variant: str, colour: str) -> None:
+    for row in printed.itertuples():
+        axes.axhline(row.value, color=colour, linestyle=":", label=f"{choice_in_words(variant)} ({row.source})")
+
+
 def _against_layers(
     axes: Axes, seeds: pd.DataFrame, value: str, variants: list[str], published: pd.DataFrame | None
 ) -> None:
@@ -95,8 +104,7 @@ def _against_layers(
         if len(printed):
             style = {"color": colour, "marker": marker, "mfc": "none", "markersize": 6, "linestyle": "none"}
             axes.plot(printed.x, printed.value, label=f"{choice_in_words(variant)} ({printed.source.iloc[0]})", **style)
-        for row in of_any_depth.itertuples():
-            axes.axhline(row.value, color=colour, linestyle=":", label=f"{choice_in_words(variant)} ({row.source})")
+        _printed_levels(axes, of_any_depth, variant, colour)
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if high - low < 1:  # networks of one size
