@@ -109,7 +109,7 @@ def test_a_report_hands_over_all_the_keys_of_a_sweep(along, tmp_path, monkeypatc
     monkeypatch.setattr(
         "rankbench.report.figures.draw", lambda pages, *_: dict.fromkeys(map(str, range(len(pages["residual"]))))
     )
-    monkeypatch.setattr("rankbench.report.report.write_page", lambda *_: None)
+    monkeypatch.setattr("rankbench.report.report.write_page", lambda *_, **__: None)
     number = 0
     for heads in (1, 4):
         for knob in (0.5, 2, 10):

@@ -25,8 +25,10 @@ Runs = dict[str, tuple[Path, str, dict[str, str]]]  # name: folder, status, valu
 
 def write_page(
     folder: Path,
+    *,
     runs: Runs,
-    tables: dict[str, pd.DataFrame],
+    seeds: pd.DataFrame,
+    summary: pd.DataFrame,
     captions: dict[str, str],
     figure_published: str | None,
     follows: dict[str, list[str]],
@@ -36,9 +38,9 @@ def write_page(
 ) -> None:
     """Write report.html from the runs and from the files that the report has written to the folder.
 
-    captions: captions of the figures, by file name. follows: for each varied key, the keys that vary with it. asked:
-    the keys that all runs share. live: see `gather`. The template escapes everything that comes from files; the figures
-    are our own SVG.
+    seeds: the table of sweep.csv. captions: captions of the figures, by file name. follows: for each varied key, the
+    keys that vary with it. asked: the keys that all runs share. live: see `gather`. The template escapes everything
+    that comes from files; the figures are our own SVG.
     """
     statuses = [status for _, status, _ in runs.values()]
     folders = [run for run, _, _ in runs.values()]
@@ -47,7 +49,7 @@ def write_page(
     statements = statements_of(records(read_table(folder / "verdicts.csv"))) if judged else []
     text = render(
         "report",
-        title=_title(folders, tables["seeds"], keys),
+        title=_title(folders, seeds, keys),
         name=folder.resolve().name,
         repeat=commands.pop() if len(commands) == 1 else "",
         num_runs=len(runs),
@@ -58,10 +60,10 @@ def write_page(
         follows=follows,
         claims=[row for row in statements if row["kind"] == "claim"],
         checks=[row for row in statements if row["kind"] == "check"],
-        summary=records(tables["summary"]),
-        runs=[_run(name, *run, tables["seeds"], folder) for name, run in runs.items()],
+        summary=records(summary),
+        runs=[_run(name, *run, seeds, folder) for name, run in runs.items()],
         keys=keys,
-        seeds=records(tables["seeds"]),
+        seeds=records(seeds),
         figures=[
             (name, caption, Markup(_inline(folder / f"{name}.svg", number)))
             for number, (name, caption) in enumerate(captions.items())

@@ -102,14 +102,15 @@ def gather(
     lines += judge_all(claims, tables, folder, facets)
     write_page(
         folder,
-        {names[job]: (job, statuses[job], values_of(job, keys)) for job in jobs},
-        {"seeds": seeds, "summary": summary},
-        captions,
-        figure_published,
-        follows if varied is None else {},
-        bool(claims),
-        shared(configs),
-        live,
+        runs={names[job]: (job, statuses[job], values_of(job, keys)) for job in jobs},
+        seeds=seeds,
+        summary=summary,
+        captions=captions,
+        figure_published=figure_published,
+        follows=follows if varied is None else {},
+        judged=bool(claims),
+        asked=shared(configs),
+        live=live,
     )
     return [*lines, f"-> {folder / 'report.html'}"]
 
