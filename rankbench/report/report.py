@@ -83,13 +83,13 @@ def gather(
         write_text(folder / "summary.md", markdown(summary))
         write_text(folder / "summary.tex", latex(for_print(summary, studied)))
         lines.append(f"-> {folder / 'summary.csv'}, .md and .tex")
-    for name, table in tables.items():
-        write_table(table, folder / f"{name}.csv")
     done = seeds[is_done(seeds)]
     captions = draw_study(studied, done, keys, chosen, statistic, folder, column, final_value(done))
     # only the figures of the study can have a column of a table as x, series or facet
     chosen = replace(chosen, **{place: None for place, key in chosen.places.items() if key not in keys})
     captions |= draw_final(seeds, keys, chosen, statistic, folder, column)
+    for name, table in tables.items():
+        write_table(table, folder / f"{name}.csv")
     configs = [config_of(job) for job in jobs]
     requested = dict.fromkeys(claim for config in configs for claim in config.get("claims") or ())
     claims = [name for name in requested if name in CLAIMS and CLAIMS[name].table in tables]
