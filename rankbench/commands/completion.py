@@ -13,7 +13,7 @@ from typing import get_args, get_origin
 
 from rankbench import plugins
 from rankbench.commands.cli import COMMANDS
-from rankbench.config import SCHEMAS, conf_dir
+from rankbench.config import SCHEMAS
 from rankbench.keys import ConfigError, Entry, entries
 
 # A key, a group or a folder needs more text after it, so no space follows.
@@ -162,18 +162,17 @@ def _keys_of_choices(group: str, choices: Iterable[str]) -> list[str]:
 
 def _of_hydra(command: str, words: list[str]) -> list[str]:
     """Hydra's own keys, and the values that keys have now."""
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra._internal.core_plugins.bash_completion import BashCompletion
-    from hydra._internal.utils import create_config_search_path
+    from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
+    from hydra.plugins.completion_plugin import DefaultCompletionPlugin
     from omegaconf.errors import OmegaConfBaseException
 
-    from rankbench.commands.compose import register
+    from rankbench.commands.compose import initialised
 
-    register()
-    loader = ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
     try:
-        return BashCompletion(loader)._query(config_name=command, line=" ".join(words[1:]))
+        with initialised():
+            plugin = DefaultCompletionPlugin(GlobalHydra.instance().config_loader())
+            return plugin._query(config_name=command, line=" ".join(words[1:]))
     except (HydraException, OmegaConfBaseException):  # words that do not compose have no continuation
         return []
 

@@ -133,8 +133,7 @@ def _store_schemas() -> None:
 
 def composed(command: str, *overrides: str, **options: bool) -> DictConfig:
     """The config of a command line as Hydra composes it, unchecked; takes the options of hydra.compose."""
-    register()
-    with _restoring_hydra(), hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with initialised():
         return hydra.compose(command, list(overrides), **options)
 
 
@@ -173,13 +172,15 @@ def _sweep_refused(word: str, command: str, words: Iterable[str]) -> str:
 
 
 @contextmanager
-def _restoring_hydra() -> Iterator[None]:
-    """Let Hydra be initialised here, and restore the global state of a running Hydra app afterwards."""
+def initialised() -> Iterator[None]:
+    """Hydra with our configs; afterwards the global state of a running Hydra app is restored."""
+    register()
     running, version, job = GlobalHydra.instance(), VersionBase.instance(), JobRuntime.instance()
     before = running.hydra, version.version_base, job.conf.copy()
     running.clear()
     try:
-        yield
+        with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            yield
     finally:
         GlobalHydra.set_instance(running)  # Hydra has replaced it by a copy
         running.hydra, version.version_base, job.conf = before
