@@ -17,12 +17,13 @@ def draw_metrics(table: pd.DataFrame, facet: str | None = None) -> Figure:
     splits = list(dict.fromkeys(table.split))
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, metric in zip(row, metrics, strict=True):
+            logarithmic = metric == "loss" and is_wide(table.loss)
             for number, split in enumerate(splits):
                 of_split = rows[rows.split == split].dropna(subset=[metric])
                 if len(of_split):
-                    style = {"linestyle": dashes_of(number), "label": in_words(split)}
+                    style = {"linestyle": dashes_of(number), "label": in_words(split), "geometric": logarithmic}
                     mean_line(axes, of_split, "step", metric, colour_of(number), **style)
-            if metric == "loss" and is_wide(table.loss):
+            if logarithmic:
                 axes.set_yscale("log")
             whole_numbers(axes, "training step")
             axes.set_ylabel(metric)
