@@ -30,7 +30,7 @@ from rankbench.measures.token_views import counted_first
 from rankbench.model.network import Network, Step, check_one_stream, run, without
 from rankbench.model.transformer import MLP
 from rankbench.plots.bounds import draw_bounds
-from rankbench.runs.tables import thinned
+from rankbench.runs.tables import mean_of_seeds, thinned
 from rankbench.seeds import generator_for
 
 # The bounds are for networks without norms, so each variant of the analysis `residual` also exists without norms.
@@ -310,7 +310,7 @@ def digest(table: pd.DataFrame) -> str:
     worst["layers"] = table[(table.layer > 0) & (table.compared > 0)].groupby(axes, sort=False).layer.nunique()
     worst["of"] = of_layers.layer.nunique()
     return (
-        f"log10 of bounds and residual by layer (mean of {last.seed.nunique()} seeds)\n{by_layer.to_string()}\n"
+        f"log10 of bounds and residual by layer ({mean_of_seeds(last.seed.nunique())})\n{by_layer.to_string()}\n"
         "smallest slack in decades, and share of sequences where the bound holds (worst layer), over how many layers "
         f"of the network\n{worst.to_string()}"
     )

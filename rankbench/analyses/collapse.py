@@ -26,7 +26,7 @@ from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import counted_first
 from rankbench.model.network import Network, without
 from rankbench.plots.collapse import draw_collapse
-from rankbench.runs.tables import thinned
+from rankbench.runs.tables import mean_of_seeds, thinned
 from rankbench.seeds import generator_for
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ def digest(table: pd.DataFrame) -> str:
     last = table[table.layer == table.layer.max()].groupby(axes, sort=False).growth_exponent.mean()
     by_layer = thinned(mean).map("{:.4g}".format).assign(exponent=last.map("{:.3f}".format))
     return (
-        f"log10 residual by layer, last growth exponent (3: cubed, 1: constant); mean of {table.seed.nunique()} seeds"
+        f"log10 residual by layer, last growth exponent (3: cubed, 1: constant); {mean_of_seeds(table.seed.nunique())}"
         f"\n{by_layer.to_string()}\nlargest disagreement with a plain forward pass: {table.disagreement.max():.1e}"
     )
 

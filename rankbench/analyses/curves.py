@@ -8,7 +8,7 @@ import pandas as pd
 from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.plots.curves import draw_curves
-from rankbench.runs.tables import over_seeds
+from rankbench.runs.tables import mean_of_seeds, over_seeds
 from rankbench.tasks.char_lm import CharLm
 
 
@@ -74,7 +74,7 @@ def digest(table: pd.DataFrame) -> str:
     loss is given per predicted symbol and per character."""
     text = "test_loss_per_character" in table
     unit = ", nats per predicted symbol, ends of sentences included" if text else ""
-    lines = [f"test loss at the best validation step{unit} (mean of {table.seed.nunique()} seeds)"]
+    lines = [f"test loss at the best validation step{unit} ({mean_of_seeds(table.seed.nunique())})"]
     axes = ["variant", "layers"]
     per_character = over_seeds(table, axes, "test_loss_per_character")["mean"] if text else None
     for number, row in enumerate(over_seeds(table, axes, "test_loss").itertuples()):

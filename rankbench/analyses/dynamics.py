@@ -10,6 +10,7 @@ from rankbench.measures.attention_matrices import ATTENTION_FLOORS, ATTENTION_ME
 from rankbench.measures.lipschitz_of_networks import HEAD_METRICS, LIPSCHITZ_METRICS
 from rankbench.measures.states import STATE_FLOORS, STATE_METRICS
 from rankbench.plots.dynamics import draw_dynamics
+from rankbench.runs.tables import mean_of_seeds
 
 METRICS = (*STATE_METRICS, *ATTENTION_METRICS, *HEAD_METRICS, *LIPSCHITZ_METRICS)
 
@@ -45,7 +46,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 def digest(table: pd.DataFrame) -> str:
     """Each metric in the last layer, at the first and at the last step, mean over seeds and heads."""
-    lines = [f"from step {table.step.min()} to {table.step.max()} (mean of {table.seed.nunique()} seeds), last layer:"]
+    lines = [f"from step {table.step.min()} to {table.step.max()} ({mean_of_seeds(table.seed.nunique())}), last layer:"]
     last = table[table.layer == table.layer.max()]
     for metric in [name for name in table if name in METRICS]:
         by_step = last.dropna(subset=metric).groupby("step")[metric].mean()

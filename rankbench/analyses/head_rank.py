@@ -18,6 +18,7 @@ from rankbench.measures.lipschitz_of_networks import head_maps, rounding_of_spec
 from rankbench.model.network import Network
 from rankbench.model.transformer import Transformer
 from rankbench.plots.head_rank import draw_head_rank
+from rankbench.runs.tables import mean_of_seeds
 from rankbench.tasks import Batch, Task
 from rankbench.tasks.linear_regression import BASELINES, LinearRegression, examples_of
 from rankbench.tasks.nearest_neighbor import NearestNeighbor
@@ -160,7 +161,7 @@ def digest(table: pd.DataFrame) -> str:
     """Errors and angles, means over seeds, for a terminal."""
     networks = table[table.of != "head"]
     error = networks.groupby(["weights", "evaluation"], sort=False).error.mean()
-    errors = f"error, mean of {table.seed.nunique()} seeds\n{error.round(4).to_string()}\n" if len(error) else ""
+    errors = f"error, {mean_of_seeds(table.seed.nunique())}\n{error.round(4).to_string()}\n" if len(error) else ""
     heads = table[table.of == "head"]
     measured = heads.groupby(["weights", "layer", "matrix"], sort=False)[["angle", "effective_rank", "frobenius_norm"]]
     bounds = [f"{name} {table[name].iloc[0]:.4f}" for name in table if name.startswith("bound_")]

@@ -12,6 +12,7 @@ from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.analyses.invertibility import check_ranges, inputs_of
 from rankbench.keys import key
 from rankbench.plots.histograms import draw_histograms
+from rankbench.runs.tables import mean_of_seeds
 from rankbench.seeds import generator_for
 
 
@@ -65,9 +66,8 @@ def digest(table: pd.DataFrame) -> str:
     """Spread and range of inputs and outputs, mean over seeds, for a terminal."""
     axes = ["weights", "layer", "attention", "inputs", "of"]
     mean = table.groupby(axes, sort=False)[["sd", "smallest", "largest"]].mean()
-    return (
-        f"entries of attention's inputs and outputs (mean of {table.seed.nunique()} seeds)\n{mean.round(3).to_string()}"
-    )
+    seeds = mean_of_seeds(table.seed.nunique())
+    return f"entries of attention's inputs and outputs ({seeds})\n{mean.round(3).to_string()}"
 
 
 def check_plan(plan: Plan, options: Options) -> None:

@@ -26,6 +26,7 @@ from rankbench.model.attention import visible_keys
 from rankbench.model.network import Network, Sublayer, check_one_stream, run
 from rankbench.plots.lipschitz import draw_lipschitz
 from rankbench.progress import counted
+from rankbench.runs.tables import mean_of_seeds
 from rankbench.seeds import generator_for
 from rankbench.tasks import Corpus
 
@@ -329,7 +330,7 @@ def digest(table: pd.DataFrame) -> str:
     named = last.assign(what=last.quantity + " (" + last.kind + ")")
     mean = named.pivot_table("value", axes, "what", "mean", sort=False)
     numbers = mean.map(lambda value: "" if pd.isna(value) else f"{value:.4g}")
-    return f"Lipschitz constants (mean of {table.seed.nunique()} seeds)\n{numbers.to_string()}"
+    return f"Lipschitz constants ({mean_of_seeds(table.seed.nunique())})\n{numbers.to_string()}"
 
 
 COLUMNS = ["weights", "part", "layer", "attention", "tokens", "p", "quantity", "kind", "start", "step", "value"]

@@ -27,6 +27,7 @@ from rankbench.model.network import run
 from rankbench.model.tape import Sums, Tape
 from rankbench.model.transformer import Transformer
 from rankbench.plots.path_mass import draw_path_mass
+from rankbench.runs.tables import mean_of_seeds
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
 from rankbench.tasks.task import is_scored, majority_baselines, score, token_losses
@@ -308,7 +309,7 @@ def digest(table: pd.DataFrame) -> str:
     heads = of_heads.pivot_table("mass", "layer", "head", "mean")
     lengths = of_lengths.groupby("path_length")[["mass", "gradient_mass"]].mean()
     return (
-        f"sums of all paths of a length, in units of the output (mean of {table.seed.nunique()} seeds)\n"
+        f"sums of all paths of a length, in units of the output ({mean_of_seeds(table.seed.nunique())})\n"
         f"{lengths.map('{:.3g}'.format).to_string()}\n"
         f"sum of all paths through each head, in units of the output\n{heads.round(2).to_string()}\n"
         f"largest remainder of the exact sums: {table.remainder.max():.1e}"

@@ -30,6 +30,7 @@ from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import counted_first
 from rankbench.model.transformer import Transformer
 from rankbench.plots.paths import draw_paths
+from rankbench.runs.tables import mean_of_seeds
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
 from rankbench.tasks.task import Score, majority_baselines, repeated_token_ceiling, score
@@ -336,7 +337,7 @@ def digest(table: pd.DataFrame) -> str:
     ceiling = table.get("ceiling_accuracy", pd.Series(dtype=float)).mean()
     at_most = "" if pd.isna(ceiling) else f"; repeated tokens allow at most {ceiling:.3f}"
     return (
-        f"{scored} by path length (mean of {table.seed.nunique()} seeds)\n{mean.round(3).to_string()}\n"
+        f"{scored} by path length ({mean_of_seeds(table.seed.nunique())})\n{mean.round(3).to_string()}\n"
         f"whole network {whole}{classes if scored == 'accuracy' else ''}{at_most}\n"
         f"largest remainder of the exact sums: {table.remainder.max():.1e}"
     )

@@ -29,7 +29,7 @@ from rankbench.model.network import Network
 from rankbench.model.transformer import FirstCoordinates
 from rankbench.plots.pruning import draw_pruning, what_is_kept
 from rankbench.progress import counted
-from rankbench.runs.tables import thinned
+from rankbench.runs.tables import mean_of_seeds, thinned
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
 from rankbench.tasks.task import Score, is_scored, majority_baselines, score
@@ -286,7 +286,7 @@ def digest(table: pd.DataFrame) -> str:
     accuracies = thinned(mean, 9)
     whole, majority = table.whole_accuracy.mean(), table.majority_accuracy.mean()
     return (
-        f"accuracy by number of {what_is_kept(table)} kept (mean of {table.seed.nunique()} seeds)\n"
+        f"accuracy by number of {what_is_kept(table)} kept ({mean_of_seeds(table.seed.nunique())})\n"
         f"{accuracies.round(3).to_string()}\n"
         f"whole network {whole:.3f}, commonest class {majority:.3f}"
     )

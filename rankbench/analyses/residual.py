@@ -24,7 +24,7 @@ from rankbench.model.network import without
 from rankbench.plots.figure import in_words
 from rankbench.plots.residual import draw_residual
 from rankbench.progress import counted
-from rankbench.runs.tables import last_of_layer, mean_and_spread, thinned
+from rankbench.runs.tables import last_of_layer, mean_and_spread, mean_of_seeds, thinned
 from rankbench.seeds import generator_for
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,8 @@ def digest(table: pd.DataFrame) -> str:
     order = last.drop_duplicates(axes).set_index(axes).index
     mean = summary.pivot(index=axes, columns="layer", values="mean").loc[order]
     few = thinned(mean).map("{:.1e}".format)
-    lines = [f"relative residual by layer (geometric mean of {table.seed.nunique()} seeds)", few.to_string()]
+    seeds = mean_of_seeds(table.seed.nunique(), "geometric mean")
+    lines = [f"relative residual by layer ({seeds})", few.to_string()]
     return "\n".join([*lines, *_disagreements(last)])
 
 

@@ -39,6 +39,7 @@ def run(config: DictConfig) -> float:
     from rankbench.analyses.runner import analyze_trained, draw_curves, drawn_line
     from rankbench.commands.finished_jobs import recipe, record, surroundings
     from rankbench.runs.run import Run, objective_value
+    from rankbench.runs.tables import mean_of_seeds
     from rankbench.tasks import build_task
     from rankbench.training.loop import train
 
@@ -53,7 +54,7 @@ def run(config: DictConfig) -> float:
         scores = [row[score] for row in trained]
         mean = sum(scores) / len(scores) if scores else float("nan")
         printed = " ".join(f"{value:.3f}" for value in scores)
-        lines = [f"{score.replace('_', ' ')} {mean:.3f} (mean of {len(trained)} seeds: {printed})", f"-> {run.folder}"]
+        lines = [f"{score.replace('_', ' ')} {mean:.3f} ({mean_of_seeds(len(trained))}: {printed})", f"-> {run.folder}"]
         if not in_sweep:  # the report of a sweep has its curves
             lines.append(drawn_line(draw_curves(run)))
         print("\n".join(lines))

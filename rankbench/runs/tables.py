@@ -179,6 +179,11 @@ def short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
 
 
+def mean_of_seeds(number: int, mean: str = "mean") -> str:
+    """What a printed number averages, in words. mean: its kind, such as "geometric mean"."""
+    return "one seed" if number == 1 else f"{mean} of {number} seeds"
+
+
 def _cells(table: pd.DataFrame) -> list[list[str]]:
     return [
         [value if isinstance(value, Formula) else short(value) for value in row]

@@ -14,6 +14,7 @@ from rankbench.progress import bar
 from rankbench.runs.files import WriteError, write_json
 from rankbench.runs.machine import Machine, explaining_memory
 from rankbench.runs.run import FORMAT, Run
+from rankbench.runs.tables import mean_of_seeds
 from rankbench.tasks import Task, build_task
 from rankbench.training.compiling import is_compiled
 from rankbench.training.journal import Journal
@@ -195,7 +196,7 @@ def progress_bar(num_steps: int, step: int) -> Iterator[Callable[[int, list[dict
         numbers = f"test accuracy {accuracy:.3f}, loss {loss:.3f} nats"
         if math.isnan(accuracy):  # a regression
             numbers = f"test loss {loss:.3g}"
-        numbers += f" (mean of {len(test)} seeds)"
+        numbers += f" ({mean_of_seeds(len(test))})"
         progress.set_description(numbers, refresh=False)
         progress.update(step - progress.n)
         if progress.disable and (time.monotonic() - last_line > SECONDS_BETWEEN_LINES or step == num_steps):
