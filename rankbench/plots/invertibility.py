@@ -52,8 +52,8 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
                 summary = mean_and_spread(worst, ["iteration"], "error", geometric=True)
                 below = below_in(summary.iteration, worst, "below_floor")
                 is_over = below[::-1].cummin()[::-1]  # from here on, rounding is all that is left
-                shown = ~is_over.shift(fill_value=False)
-                summary, below = summary[shown], below[shown]
+                is_drawn = ~is_over.shift(fill_value=False)
+                summary, below = summary[is_drawn], below[is_drawn]
                 name = f"c={coefficient:g}" + (f", N={tokens}, D={width}" if len(sizes) > 1 else "")
                 colour = colour_of(number)
                 look = {"linestyle": DASHES[style % len(DASHES)], "marker": marker_of(number)}

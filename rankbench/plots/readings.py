@@ -54,8 +54,8 @@ def _readings(
     axes.get_xlim(), axes.get_ylim()  # brings the limits up to date, if nothing has been drawn yet
     with np.errstate(all="ignore"):  # a logarithmic axis has no place for 0
         pixels = axes.transData.transform(positions)
-    shown = [number for number, pixel in enumerate(pixels) if axes.bbox.contains(*pixel)]
-    for number in in_steps(shown, MOST_OF_LINE) if values is None else shown:
+    inside = [number for number, pixel in enumerate(pixels) if axes.bbox.contains(*pixel)]
+    for number in in_steps(inside, MOST_OF_LINE) if values is None else inside:
         x, y = pixels[number]
         coordinates = zip(names, "xy", positions[number], strict=True)
         numbers = [f"{name} = {_tick(axes, which, value)}" for name, which, value in coordinates]

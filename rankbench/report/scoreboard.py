@@ -81,10 +81,10 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
 def _all_pages(pages: Path, boards: list[dict[str, str]], best: dict[str, PresetRun]) -> Path:
     """Write the pages from the runs and, for presets without a complete run here, from what the pages already say."""
     complete = {name for name, run in best.items() if run.complete}
-    told = known_before(pages, {board["preset"] for board in boards} - complete)
-    runs = {name: run for name, run in best.items() if name not in told}
-    boards = [told[board["preset"]].board if board["preset"] in told else board for board in boards]
-    verdicts_of = {name: known.verdicts for name, known in (told | runs).items()}
+    known = known_before(pages, {board["preset"] for board in boards} - complete)
+    runs = {name: run for name, run in best.items() if name not in known}
+    boards = [known[board["preset"]].board if board["preset"] in known else board for board in boards]
+    verdicts_of = {name: source.verdicts for name, source in (known | runs).items()}
     verdicts = [row for board in boards for row in verdicts_of.get(board["preset"], ())]
     return write_pages(pages, across_presets(verdicts), boards, runs)
 
