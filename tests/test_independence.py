@@ -265,7 +265,11 @@ def hessian_of_all(model, batch):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"norm": "pre", "tied_qk": True, "mlp": False, "mlp_skip": False}, {"padded": True, "bias": False}],
+    [
+        {"positions": "sinusoidal"},
+        {"norm": "pre", "tied_qk": True, "mlp": False, "mlp_skip": False},
+        {"padded": True, "bias": False},
+    ],
     ids=str,
 )
 def test_cross_gradients_against_the_whole_hessian(make_subject, changes):

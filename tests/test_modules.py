@@ -291,6 +291,19 @@ def test_attention_has_the_floors_of_the_residual_of_its_weights(gain):
     assert ((ratio > 1 / 3) & (ratio < 3)).all()  # what 8 random passes can differ by
 
 
+@pytest.mark.parametrize("name", ["cosine", "contractive_l2"])
+def test_attention_shows_the_same_matrix_where_the_network_would_fuse_it(name):
+    """What multiplies the values includes their gains. Heads of width 1 are fused in a plain forward pass."""
+    words = [f"model={name}", "model.layers=1", "model.width=4", "model.heads=4", "task.length=5", "task.test_size=9"]
+    cfg = compose("analyze", *words, "precision=fp64")
+    (subject,) = fresh_subjects(cfg, Machine.prepare(cfg))
+    table = ANALYSES["attention"].table(subject, ANALYSES["attention"].options(sequences=9)).set_index("head")
+    (step, *_) = run(subject.model, subject.test.inputs)
+    row_sums_H = step.mixing_BHNM.detach().sum(-1).mean((0, 2))
+    assert table.row_sum.to_numpy() == pytest.approx(row_sums_H.numpy())
+    assert (table.row_sum - 1).abs().min() > 0.1
+
+
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_attention_of_torchs_own_layers(norm_first):
     torch.manual_seed(0)

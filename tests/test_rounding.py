@@ -75,11 +75,19 @@ def test_a_sum_that_cancels_is_off_by_eps_of_its_terms():
         *(lambda x: torch.cat([x, x]), lambda x: F.pad(x, (0, 1)), lambda x: x.contiguous().view(-1)),
         *(lambda x: x.masked_fill(x > 0, 1.0), lambda x: torch.where(x > 0, x, 0), lambda x: x.argmax(0)),
         lambda x: F.embedding(torch.tensor([1, 0]), x),
+        *(lambda x: x // 1, lambda x: x % 1, torch.floor, torch.round, torch.sign, lambda x: x.topk(1, 0).values),
+        lambda x: torch.div(x, 1, rounding_mode="floor"),
     ],
 )
 def test_what_involves_no_rounding_stays(operation):
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert torch.equal(noisy(operation, x), operation(x))
+
+
+def test_whole_numbers_stay_whole():
+    x = torch.arange(10.0, dtype=torch.float64)
+    for operation in (lambda x: x // 2, lambda x: x.div(2, rounding_mode="trunc"), lambda x: x % 2):
+        assert (draws(operation, x) == operation(x)).all()
 
 
 def test_hidden_keys_stay_hidden():

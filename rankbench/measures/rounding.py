@@ -13,8 +13,8 @@ where eps is that of z's dtype and s the size of the terms that the operation ad
     |z|             for everything else. Operations that are not elementwise (sums, means, softmax, LayerNorm) also see
                     their inputs with a relative error of eps u, because they add up several numbers.
 
-Results that involve no rounding (copies, views, lookups, maxima, ReLU) stay as they are. A perturbed pass ends in
-states X + D, where D is a random error like that of X itself, carried through the layers. With the residual
+Results that involve no rounding (copies, views, lookups, maxima, ReLU, whole parts) stay as they are. A perturbed pass
+ends in states X + D, where D is a random error like that of X itself, carried through the layers. With the residual
 res(X) = X - 1 x^T, which is linear in X, the floor of a state is
 
     floor = max(MARGIN max over passes of ||res(D)||_{1,inf},  eps ||X||_{1,inf},  smallest normal number),
@@ -56,8 +56,11 @@ COPIES = {aten.clone, aten.copy_, aten._unsafe_view, aten.cat, aten.stack, aten.
 COPIES |= {aten.index_select, aten.constant_pad_nd, aten.where, aten.masked_fill, aten.repeat, aten.new_ones}
 COPIES |= {aten.ones_like, aten.full_like, aten.new_full, aten.sort, aten.triu, aten.tril, aten.flip, aten.roll}
 CHOICES = {aten.amax, aten.amin, aten.max, aten.min, aten.maximum, aten.minimum, aten.clamp, aten.clamp_min}
-CHOICES |= {aten.relu, aten.abs, aten.neg}
-WITHOUT_ROUNDING = COPIES | CHOICES
+CHOICES |= {aten.relu, aten.abs, aten.neg, aten.argmax, aten.argmin, aten.topk, aten.searchsorted, aten.bucketize}
+# an error of one rounding in a whole number would change its whole part by 1
+WHOLE_PARTS = {aten.floor, aten.ceil, aten.round, aten.trunc, aten.floor_divide, aten.remainder, aten.fmod}
+WHOLE_PARTS |= {aten.sign, aten.sgn}
+WITHOUT_ROUNDING = COPIES | CHOICES | WHOLE_PARTS
 
 
 class RandomRounding(TorchDispatchMode):
@@ -84,7 +87,7 @@ class RandomRounding(TorchDispatchMode):
             with self:
                 result = family(*args, **{name: value for name, value in kwargs.items() if name != "out"})
             return kwargs["out"].copy_(result)
-        if operation.is_view or family in WITHOUT_ROUNDING:
+        if operation.is_view or family in WITHOUT_ROUNDING or kwargs.get("rounding_mode") is not None:
             return operation(*args, **kwargs)
         inputs = [x for x in args if _is_float(x) or (isinstance(x, (list, tuple)) and any(map(_is_float, x)))]
         if not inputs:
