@@ -76,7 +76,7 @@ def test_a_sum_that_cancels_is_off_by_eps_of_its_terms():
         *(lambda x: x.masked_fill(x > 0, 1.0), lambda x: torch.where(x > 0, x, 0), lambda x: x.argmax(0)),
         lambda x: F.embedding(torch.tensor([1, 0]), x),
         *(lambda x: x // 1, lambda x: x % 1, torch.floor, torch.round, torch.sign, lambda x: x.topk(1, 0).values),
-        lambda x: torch.div(x, 1, rounding_mode="floor"),
+        *(lambda x: torch.div(x, 1, rounding_mode="floor"), lambda x: x.long()),
     ],
 )
 def test_what_involves_no_rounding_stays(operation):
@@ -86,8 +86,15 @@ def test_what_involves_no_rounding_stays(operation):
 
 def test_whole_numbers_stay_whole():
     x = torch.arange(10.0, dtype=torch.float64)
-    for operation in (lambda x: x // 2, lambda x: x.div(2, rounding_mode="trunc"), lambda x: x % 2):
+    for operation in (lambda x: x // 2, lambda x: x.div(2, rounding_mode="trunc"), lambda x: x % 2, lambda x: x.long()):
         assert (draws(operation, x) == operation(x)).all()
+
+
+def test_a_conversion_rounds_to_coarser_numbers_alone():
+    x = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(noisy(lambda x: x.double(), x), x.double())
+    error = noisy(lambda x: x.bfloat16(), x).double() - x.bfloat16().double()
+    assert 0.25 < (error.abs() / x.abs()).max() / torch.finfo(torch.bfloat16).eps < 1.7
 
 
 def test_hidden_keys_stay_hidden():

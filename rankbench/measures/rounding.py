@@ -92,6 +92,9 @@ class RandomRounding(TorchDispatchMode):
         inputs = [x for x in args if _is_float(x) or (isinstance(x, (list, tuple)) and any(map(_is_float, x)))]
         if not inputs:
             return operation(*args, **kwargs)
+        if family is aten._to_copy:
+            result = operation(*args, **kwargs)
+            return self._rounded(result) if _is_float(result) and _is_coarser(result, args[0]) else result
         if family in PRODUCTS:
             result, size = operation(*args, **kwargs), operation(*map(_size, args), **kwargs)
             return torch.addcmul(result, size, self._noise(result))
@@ -131,6 +134,10 @@ class RandomRounding(TorchDispatchMode):
 
 def _is_float(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point() and x.layout == torch.strided
+
+
+def _is_coarser(x: Tensor, y: Tensor) -> bool:
+    return torch.finfo(x.dtype).eps > torch.finfo(y.dtype).eps
 
 
 def _size(x: Any) -> Any:
