@@ -278,7 +278,7 @@ def test_a_run_is_not_continued_on_another_device(tmp_path, monkeypatch):
 
 # --- analyses --------------------------------------------------------------------------------------------------------
 
-FAST = ("path_mass", "curves")
+FAST = ("path_mass", "curves", "attention")
 
 
 def tables(task: str, model: str, names: tuple[str, ...], run: Run, where: str) -> dict[str, pd.DataFrame]:
@@ -321,7 +321,7 @@ def compare_analyses(task: str, model: str, only: tuple[str, ...] | None, device
 
 @pytest.mark.filterwarnings("ignore:An input array is constant")
 def test_an_analysis_there_gives_the_table_of_the_cpu(device, tmp_path):
-    compare_analyses("sorting", "transformer", FAST, device, tmp_path)
+    compare_analyses("sorting", "causal_contractive_l2", FAST, device, tmp_path)
 
 
 @pytest.mark.slow
