@@ -56,10 +56,10 @@ COPIES = {aten.clone, aten.copy_, aten._unsafe_view, aten.cat, aten.stack, aten.
 COPIES |= {aten.index_select, aten.constant_pad_nd, aten.where, aten.masked_fill, aten.repeat, aten.new_ones}
 COPIES |= {aten.ones_like, aten.full_like, aten.new_full, aten.sort, aten.triu, aten.tril, aten.flip, aten.roll}
 CHOICES = {aten.amax, aten.amin, aten.max, aten.min, aten.maximum, aten.minimum, aten.clamp, aten.clamp_min}
-CHOICES |= {aten.relu, aten.abs, aten.neg, aten.argmax, aten.argmin, aten.topk, aten.searchsorted, aten.bucketize}
+CHOICES |= {aten.relu, aten.abs, aten.neg, aten.sign, aten.sgn, aten.argmax, aten.argmin, aten.topk}
+CHOICES |= {aten.searchsorted, aten.bucketize}
 # an error of one rounding in a whole number would change its whole part by 1
 WHOLE_PARTS = {aten.floor, aten.ceil, aten.round, aten.trunc, aten.floor_divide, aten.remainder, aten.fmod}
-WHOLE_PARTS |= {aten.sign, aten.sgn}
 WITHOUT_ROUNDING = COPIES | CHOICES | WHOLE_PARTS
 
 
