@@ -229,7 +229,11 @@ class BaseConfig:
     replicas: int = key("Number of seeds, which train side by side in one run.", between=(1, 4096))
     device: str = key("Device to compute on.", choices=("auto", "cpu", "cuda"))
     precision: str = key("Number type.", choices=("fp32", "bf16", "fp64"))
-    threads: int = key("Threads of each process. More than one rarely pays for models of this size.", between=(1, 1024))
+    threads: int = key(
+        "Threads of each process, at most one for each processor of the machine. More than one rarely pays for models "
+        "of this size.",
+        between=(1, 1024),
+    )
     budget: str | None = key(
         "Size of a preset. null: paper, as large as in its paper. A time, as in 2h or 30min: as many seeds and steps "
         "as fit.",

@@ -1,7 +1,9 @@
 """rankbench.runs.machine: device, number type, and a record that names what made a run."""
 
 import json
+import logging
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from rankbench.commands.compose import compose, register, resolve
 from rankbench.compatibility import check
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
-from rankbench.runs.machine import PACKAGES, Machine, git_state
+from rankbench.runs.machine import PACKAGES, Machine, git_state, processors
 from rankbench.runs.run import Run
 from rankbench.training.loop import train
 
@@ -61,8 +63,39 @@ def test_auto_takes_cuda_where_there_is_some(monkeypatch, wanted, available, exp
 
 
 def test_threads_are_torchs(monkeypatch):
+    monkeypatch.setattr("rankbench.runs.machine.processors", lambda: 4)
     Machine.prepare(config("threads=3"))
     assert torch.get_num_threads() == 3
+
+
+def test_no_more_threads_compute_than_there_are_processors(monkeypatch, tmp_path, caplog):
+    """A config from a larger machine runs here, and 1,024 threads on two processors do not stall it."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("rankbench.runs.machine.processors", lambda: 2)
+    train(config("threads=1024", "trainer.steps=1"), run := Run(tmp_path / "run"))
+    assert torch.get_num_threads() == 2
+    assert json.loads((run.folder / "environment.json").read_text())["threads"] == 2
+    assert "threads=1024: one for each processor computes, 2" in caplog.text
+
+
+def test_the_processors_are_those_that_the_process_may_use():
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("this system binds no process to processors")
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert processors() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert processors() == len(allowed)
+
+
+def test_a_run_continued_with_other_threads_records_them(monkeypatch, tmp_path):
+    for number in (1, 2):
+        monkeypatch.setattr("rankbench.runs.machine.processors", lambda number=number: number)
+        train(config("threads=2", f"trainer.steps={number}"), run := Run(tmp_path / "run"))
+    [part] = json.loads((run.folder / "continued.json").read_text())
+    assert (part["step"], part["threads"]) == (1, 2)
 
 
 @pytest.mark.parametrize(

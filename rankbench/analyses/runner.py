@@ -115,6 +115,7 @@ def analyze_into(cfg: AnalyzeConfig, command: list[str] | None = None) -> list[s
     """Write everything that `rankbench analyze` leaves in the folder `cfg.out`: a record of config and machine, tables,
     figures, verdicts and a summary. command: see `Machine.record`. Returns lines for the reader."""
     machine, folder = Machine.prepare(cfg), Path(cfg.out)
+    machine.log_threads(cfg.threads)
     with Run(folder).locked(), explaining_memory(machine):
         subjects = subjects_of(cfg, machine)
         write_text(folder / "config.yaml", config_text(cfg))

@@ -35,6 +35,7 @@ def run(config: DictConfig) -> None:
 
     cfg = prepared(config, check)
     machine, folder = Machine.prepare(cfg), Path(cfg.out)
+    machine.log_threads(cfg.threads)
     write_text(folder / "config.yaml", config_text(cfg))
     write_json(folder / "environment.json", machine.record())
     bench(cfg, machine, folder)

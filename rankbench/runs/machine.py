@@ -1,6 +1,7 @@
 """The machine that a command runs on: device, number type, threads, and the record of them all."""
 
 import hashlib
+import logging
 import os
 import platform
 import subprocess
@@ -18,6 +19,8 @@ import torch
 from rankbench.config import BaseConfig
 from rankbench.keys import ConfigError
 
+log = logging.getLogger(__name__)
+
 PACKAGES = ("rankbench", "torch", "numpy", "pandas", "scipy", "hydra-core", "omegaconf", "safetensors", "matplotlib")
 
 # Found in the messages of torch's allocation errors
@@ -26,7 +29,8 @@ OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", 
 
 @dataclass(frozen=True)
 class Machine:
-    """Device and number type of the tensors; bf16 keeps weights in float32 and computes in bfloat16."""
+    """Device and number type of the tensors; bf16 keeps weights in float32 and computes in bfloat16. threads: those
+    that compute, at most one for each processor."""
 
     device: torch.device
     dtype: torch.dtype
@@ -39,11 +43,17 @@ class Machine:
         available = torch.cuda.is_available()
         if cfg.device == "cuda" and not available:
             raise ConfigError("device=cuda: torch sees no CUDA device here; use device=cpu or device=auto")
-        torch.set_num_threads(cfg.threads)
+        threads = min(cfg.threads, processors())
+        torch.set_num_threads(threads)
         torch.backends.cudnn.allow_tf32 = False  # so that an LSTM's fp32 is fp32, as in torch's own matrix products
         device = torch.device("cuda" if available and cfg.device != "cpu" else "cpu")
         dtype = torch.float64 if cfg.precision == "fp64" else torch.float32
-        return cls(device, dtype, cfg.precision, cfg.threads)
+        return cls(device, dtype, cfg.precision, threads)
+
+    def log_threads(self, requested: int) -> None:
+        """Log that fewer threads compute than the config requests, if so."""
+        if self.threads < requested:
+            log.info("threads=%d: one for each processor computes, %d", requested, self.threads)
 
     def memory(self) -> int:
         """Bytes of the device's memory."""
@@ -81,6 +91,12 @@ class Machine:
             "precision": self.precision,
             "threads": self.threads,
         }
+
+
+def processors() -> int:
+    """Number of processors that this process may use. More threads than that only wait for each other, and where the
+    system grants no more threads, torch's library ends the process without a message of ours."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

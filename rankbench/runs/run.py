@@ -37,7 +37,7 @@ FREE_KEYS += ("trainer.keep_state", "trainer.writers")
 LENGTHS = ("trainer.steps", "trainer.epochs")  # a run can be given more of them
 TO_THE_END = ("linear", "cosine")  # schedules whose rates depend on the number of steps
 # parts of environment.json on which rounding can depend; source distinguishes uncommitted changes of one commit
-COMPUTED_BY = ("git", "source", "packages", "python", "platform", "gpu")
+COMPUTED_BY = ("git", "source", "packages", "python", "platform", "gpu", "threads")
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,9 @@ class Run:
             write_json(self.folder / "environment.json", environment)
 
     def record_continuation(self, environment: dict, step: int) -> list[str]:
-        """Record in continued.json that training continues after this step with other code, packages or machine than
-        before; nothing if they are the same. Entries of this or later steps are dropped: their numbers are not kept.
+        """Record in continued.json that training continues after this step with other code, packages, threads or
+        machine than before; nothing if they are the same. Entries of this or later steps are dropped: their numbers
+        are not kept.
 
         environment: as in environment.json, which keeps what the run began with. Returns the parts of it that changed.
         """

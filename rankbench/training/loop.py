@@ -40,6 +40,7 @@ def train(cfg: TrainConfig, run: Run, command: list[str] | None = None) -> dict:
     rates do not depend on the number of steps. Raises ConfigError if the folder holds a run of another config.
     """
     machine = Machine.prepare(cfg)
+    machine.log_threads(cfg.threads)
     with run.locked(), explaining_memory(machine):
         return _train(cfg, run, machine, command)
 
