@@ -61,7 +61,7 @@ REFUTING = {
     "kim_l2_loses_little": curves(losses(causal=1.0, causal_l2=1.05)),
     "kim_tying_loses": curves(losses(causal_l2=1.0, causal_l2_tied=0.9)),
     "kim_contraction_loses": curves(losses(causal_l2_tied=1.0, causal_contractive_l2=1.001)),
-    "kim_contraction_gains_from_depth": curves({("causal_contractive_l2", n): 1.0 + 0.1 * n for n in (1, 2, 4)}),
+    "kim_contraction_gains_from_depth": curves({("causal_contractive_l2", n): 1.0 - 0.001 * n for n in (1, 2, 4)}),
     "kim_lstm": curves(losses(lstm=1.2)),
     "kim_transformer_beats_lstm": curves(losses(3, causal=1.1, lstm=1.0)),
     **{name: curves(losses(2, **{"causal": 1.0, variant: 1.0}), {variant: 23.0}) for name, variant in SPEED.items()},
