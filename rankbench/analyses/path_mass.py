@@ -6,6 +6,7 @@ Shapes: B batch, N token, D width, L layer, H head, K path length, T part of the
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pandas as pd
 import torch
@@ -190,17 +191,10 @@ def _ranks(model: Transformer, inputs: Tensor) -> dict[str, Tensor]:
     """Metrics of each head's attention weights, summed over sequences; (L, H) each."""
     attention = model.attentions[0]
     visible_NM = visible_keys(attention.mask, attention.window, inputs.shape[1], inputs.device)
-    by_layer = [
-        attention_metrics(
-            step.weights_BHNM,
-            visible_NM,
-            model.lengths(inputs),
-            model.counted(inputs),
-            stochastic=step.sublayer.part.weighting.stochastic,
-        )
-        for step in run(model, inputs)
-        if step.sublayer.kind == "attention"
-    ]
+    measured = partial(attention_metrics, stochastic=attention.weighting.stochastic)
+    tokens = (visible_NM, model.lengths(inputs), model.counted(inputs))
+    steps = (step for step in run(model, inputs) if step.sublayer.kind == "attention")
+    by_layer = [measured(step.weights_BHNM, *tokens) for step in steps]
     return {name: torch.stack([metrics[name].sum(0) for metrics in by_layer]) for name in RANKS}
 
 

@@ -173,23 +173,18 @@ def _fingerprint(subjects: list[Subject] | list[ModuleSubject]) -> str:
     digest = hashlib.sha256()
     for subject in subjects:
         if isinstance(subject, ModuleSubject):
-            digest.update(repr((subject.who, subject.modules)).encode())
-            example = subject.example
+            facts, example = [subject.who, subject.modules], subject.example
             tensors = [x for module in subject.modules.values() for x in module.state_dict().values()]
             tensors += [*example.tensors, example.targets, example.lengths_B, example.special_BN]
-            for x in filter(lambda x: x is not None, tensors):
-                digest.update(repr((x.dtype, x.shape)).encode() + x.cpu().contiguous().numpy().tobytes())
-            continue
-        digest.update(repr((subject.who, subject.task)).encode())
-        for weights, model in subject.models.items():
-            digest.update(repr((weights, getattr(model, "cfg", type(model)), model.read_out.weight.dtype)).encode())
-            for parameter in model.parameters():
-                digest.update(parameter.detach().cpu().numpy().tobytes())
-        for recorded in (subject.history, subject.curve):
-            digest.update(b"" if recorded is None else recorded.to_csv().encode())
-        if subject.example is not None:
-            for tensor in subject.test.inputs, subject.test.targets:
-                digest.update(tensor.cpu().numpy().tobytes())
+        else:
+            records = [None if rows is None else rows.to_csv() for rows in (subject.history, subject.curve)]
+            facts = [subject.who, subject.task, *records]
+            facts += [(weights, getattr(model, "cfg", type(model))) for weights, model in subject.models.items()]
+            tensors = [parameter.detach() for model in subject.models.values() for parameter in model.parameters()]
+            tensors += [] if subject.example is None else [subject.test.inputs, subject.test.targets]
+        digest.update(repr(facts).encode())
+        for x in filter(lambda x: x is not None, tensors):
+            digest.update(repr((x.dtype, x.shape)).encode() + x.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -168,14 +168,9 @@ def _side_by_side(cfg: BenchConfig, task: Task, machine: Machine, num_seeds: int
         in_turn=lambda: [train_steps(training, steps) for training in trainings],
     )
     speed = steps * cfg.trainer.batch_size * num_seeds / np.median(seconds["side_by_side"])
-    return {
-        **medians(seconds),
-        "sequences_per_second": float(speed),
-        **spread(
-            "ratio_side_by_side" if num_seeds == cfg.replicas else "ratio_many_side_by_side",
-            seconds["in_turn"] / seconds["side_by_side"],
-        ),
-    }
+    column = "ratio_side_by_side" if num_seeds == cfg.replicas else "ratio_many_side_by_side"
+    ratios = spread(column, seconds["in_turn"] / seconds["side_by_side"])
+    return medians(seconds) | {"sequences_per_second": float(speed)} | ratios
 
 
 def _outside_the_step(cfg: BenchConfig, task: Task, machine: Machine) -> dict[str, float]:

@@ -256,8 +256,8 @@ KIM_CHARLM: dict[str, Claim] = {
         line=LITTLE,
     ),
     "kim_contraction_gains_from_depth": _curves(
-        statement="Contractive L2 makes up for its loss with more layers (nats per symbol, most layers less fewest; our "
-        "line; the paper's networks: width 512).",
+        statement="Contractive L2 makes up for its loss with more layers (nats per symbol, most layers less fewest; "
+        "our line; the paper's networks: width 512).",
         source=FIG4,
         measure=_gain_from_depth,
         claimed=below(-LITTLE),

@@ -192,6 +192,12 @@ def facets_of(table: pd.DataFrame, facet: str | None) -> list[tuple[str, pd.Data
     return [(f"{facet}={value}", rows) for value, rows in table.groupby(facet, sort=False)]
 
 
+def by_kind(table: pd.DataFrame, facet: str | None) -> pd.Series:
+    """In words, each row's kind of attention and of weights, and its value of the facet if there is one."""
+    kind = table.attention.map(choice_in_words) + " attention, " + table.weights + " weights"
+    return kind if facet is None else kind + f", {facet}=" + table[facet].astype(str)
+
+
 def grid_of(
     table: pd.DataFrame, facet: str | None, columns: int, share_y: bool | str = True, share_x: bool | str = True
 ) -> tuple[Figure, np.ndarray, list[tuple[str, pd.DataFrame]]]:

@@ -5,8 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from rankbench.plots.figure import FEW_SEEDS, empty_figure, legend, styled, title
-from rankbench.plots.names import choice_in_words
+from rankbench.plots.figure import FEW_SEEDS, by_kind, empty_figure, legend, styled, title
 from rankbench.plots.style import DASHES, colour_of, panel_size
 
 
@@ -19,10 +18,8 @@ def draw_histograms(table: pd.DataFrame, published: pd.DataFrame | None = None, 
     """
     if (table.weights == "trained").any():
         table = table[table.weights == "trained"]
-    kind = table.attention.map(choice_in_words) + " attention, " + table.weights + " weights"
-    rows_of = kind if facet is None else kind + f", {facet}=" + table[facet].astype(str)
     ranges = list(dict.fromkeys(table.inputs))
-    facets = list(table.groupby(rows_of, sort=False))
+    facets = list(table.groupby(by_kind(table, facet), sort=False))
     figure = empty_figure(panel_size()[0] * len(ranges), panel_size()[1] * len(facets) + 0.5)
     grid = figure.subplots(len(facets), len(ranges), squeeze=False)  # panels do not share axes
     for row, (label, rows) in zip(grid, facets, strict=True):

@@ -1,7 +1,5 @@
 """The figure of the analysis `invertibility`."""
 
-import itertools
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -9,6 +7,7 @@ from matplotlib.figure import Figure
 from rankbench.plots.figure import (
     below_in,
     below_rounding,
+    by_kind,
     grid_of,
     legend,
     published_marks,
@@ -17,7 +16,6 @@ from rankbench.plots.figure import (
     title,
     whole_numbers,
 )
-from rankbench.plots.names import choice_in_words
 from rankbench.plots.style import DASHES, colour_of, marker_of
 from rankbench.runs.tables import mean_and_spread
 
@@ -33,19 +31,13 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
     continues after such a mark if the error grows again.
     """
     table = table[table.part == "attention"]
-    kind = table.attention.map(choice_in_words) + " attention, " + table.weights + " weights"
-    rows_of = kind if facet is None else kind + f", {facet}=" + table[facet].astype(str)
     ranges, coefficients = list(dict.fromkeys(table.inputs)), sorted(table.coefficient.unique())
     sizes = list(dict.fromkeys(zip(table.tokens, table.width, strict=True)))
-    figure, grid, facets = grid_of(table.assign(row=rows_of), "row", len(ranges))
+    figure, grid, facets = grid_of(table.assign(row=by_kind(table, facet)), "row", len(ranges))
     for row, (label, rows) in zip(grid, facets, strict=True):
         for axes, inputs in zip(row, ranges, strict=True):
-            pairs = itertools.product(enumerate(coefficients), enumerate(sizes))
-            for (number, coefficient), (style, (tokens, width)) in pairs:
-                rows_of_line = rows[(rows.inputs == inputs) & (rows.coefficient == coefficient)]
-                rows_of_line = rows_of_line[(rows_of_line.tokens == tokens) & (rows_of_line.width == width)]
-                if rows_of_line.empty:
-                    continue
+            of_range = rows[rows.inputs == inputs]
+            for (coefficient, *size), rows_of_line in of_range.groupby(["coefficient", "tokens", "width"]):
                 ordered = rows_of_line.sort_values("error", kind="stable", na_position="first")
                 worst = ordered.groupby(["seed", "iteration"]).tail(1)
                 worst = worst.assign(error=worst.error.clip(lower=SMALLEST))
@@ -54,9 +46,10 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
                 is_over = below[::-1].cummin()[::-1]  # from here on, rounding is all that is left
                 is_drawn = ~is_over.shift(fill_value=False)
                 summary, below = summary[is_drawn], below[is_drawn]
-                name = f"c={coefficient:g}" + (f", N={tokens}, D={width}" if len(sizes) > 1 else "")
-                colour = colour_of(number)
-                look = {"linestyle": DASHES[style % len(DASHES)], "marker": marker_of(number)}
+                name = f"c={coefficient:g}" + (", N={}, D={}".format(*size) if len(sizes) > 1 else "")
+                number = coefficients.index(coefficient)
+                colour, dashes = colour_of(number), DASHES[sizes.index(tuple(size)) % len(DASHES)]
+                look = {"linestyle": dashes, "marker": marker_of(number)}
                 look |= {"markevery": max(1, len(summary) // 8), "color": colour, "markersize": 3}
                 axes.plot(summary.iteration, summary["mean"], label=name, **look)
                 spread(axes, summary.iteration, summary, colour)

@@ -3,8 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import empty_figure, legend, spans_orders, styled, title
-from rankbench.plots.style import colour_of, colours, dashes_of, marker_of, panel_size
+from rankbench.plots.figure import grid_of, legend, spans_orders, styled, ticks, title
+from rankbench.plots.style import colour_of, colours, dashes_of, marker_of
 
 RAREST = 1e-3  # lengths with a smaller share are not drawn
 
@@ -15,9 +15,7 @@ def draw_path_counts(table: pd.DataFrame, published: pd.DataFrame | None = None,
 
     A row for each facet. All seeds have the same paths, so there is no spread. The paper's figure prints no numbers.
     """
-    facets = [("", table)] if facet is None else list(table.groupby(facet, sort=False))
-    figure = empty_figure(2 * panel_size()[0], panel_size()[1] * len(facets) + 1)
-    grid = figure.subplots(len(facets), 2, squeeze=False, sharex="col", sharey=True)
+    figure, grid, facets = grid_of(table, facet, 2, share_x="col")
     for (absolute, relative), (label, rows) in zip(grid, facets, strict=True):
         counts = rows[(rows.seed == rows.seed.min()) & (rows.share >= RAREST)]
         for number, (name, paths) in enumerate(counts.groupby("architecture", sort=False)):
@@ -28,13 +26,10 @@ def draw_path_counts(table: pd.DataFrame, published: pd.DataFrame | None = None,
             absolute.plot(paths.path_length, paths.share, label=f"{name} (L={layers}, H={heads})", **style)
             relative.plot(paths.path_length / paths.layers, paths.share, **style)
         if spans_orders(counts.path_length):
-            absolute.set_xscale("log")
-            layers = sorted(counts.layers.unique())
-            absolute.set_xticks(layers, list(map(str, layers)))
-            absolute.set_xticks([], minor=True)
+            ticks(absolute, counts.layers, is_log=True)
         absolute.set_ylabel("share of all paths")
-        absolute.set_title(title("by length", label and f"{facet}={label}"))
-        relative.set_title(title("by length over layers", label and f"{facet}={label}"))
+        absolute.set_title(title("by length", label))
+        relative.set_title(title("by length over layers", label))
     grid[-1][0].set_xlabel("path length (heads passed)")
     grid[-1][1].set_xlabel("path length / layers")
     legend(figure, grid)

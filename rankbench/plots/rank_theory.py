@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rankbench.plots.figure import grid_of, legend, styled, title
+from rankbench.plots.figure import grid_of, legend, styled, ticks, title
 from rankbench.plots.style import GREY, INK, colour_of, marker_of
 
 FORMULAS = {"equal_weights": "equal weights", "optimal_weights": "best weights", "majority_vote": "majority vote"}
@@ -47,11 +47,8 @@ def draw_rank_theory(table: pd.DataFrame, published: pd.DataFrame | None = None,
             heads_by_rank = rows_of_line.groupby("rank").heads.mean()
             style = {"color": colour_of(number), "marker": marker_of(number)}
             right.plot(heads_by_rank.index, heads_by_rank, label=f"fewest heads for an error of {error:g}", **style)
-        right.set_xscale("log")
         right.set_yscale("log")
-        ranks = sorted(fewest["rank"].unique())
-        right.set_xticks(ranks, list(map(str, ranks)))
-        right.set_xticks([], minor=True)
+        ticks(right, fewest["rank"], is_log=True)
         right.set_xlabel("rank r of each head")
         right.set_ylabel("heads H (sharp lower bound)")
         for axes in (left, right):

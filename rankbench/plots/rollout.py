@@ -54,22 +54,16 @@ def _trajectories(axes: Axes, rows: pd.DataFrame, radius: float) -> None:
 
 
 def _distance(axes: Axes, rows: pd.DataFrame, radius: float, number: int, label: str) -> None:
-    colour, dashes = colour_of(2 + number), DASHES[number]
-    share = rows.assign(share=(rows.distance / (2 * radius)).clip(LOWEST, HIGHEST))
-    for _, steps in share[share.token == 1].groupby(["run", "seed"]):
+    colour = colour_of(2 + number)
+    share = rows[rows.token == 1].assign(share=(rows.distance / (2 * radius)).clip(LOWEST, HIGHEST))
+    for _, steps in share.groupby(["run", "seed"]):
         axes.plot(steps.step, steps.share, color=colour, alpha=0.35, linewidth=0.6)
     # a run that has ended keeps its last distance, so that the mean is always over the same seeds
-    by_seed = share[share.token == 1].pivot_table("share", "step", ["run", "seed"]).sort_index().ffill()
+    by_seed = share.pivot_table("share", "step", ["run", "seed"]).sort_index().ffill()
     whole = by_seed.melt(ignore_index=False, value_name="share").reset_index()
     summary = mean_and_spread(whole, ["step"], "share", geometric=True)
-    axes.plot(
-        summary.step,
-        summary["mean"],
-        color=colour,
-        linestyle=dashes,
-        linewidth=1.6 * matplotlib.rcParams["lines.linewidth"],
-        label=label,
-    )
+    style = {"color": colour, "linestyle": DASHES[number], "linewidth": 1.6 * matplotlib.rcParams["lines.linewidth"]}
+    axes.plot(summary.step, summary["mean"], label=label, **style)
     if summary.num_seeds.max() > FEW_SEEDS:
         axes.fill_between(summary.step, summary.low, summary.high, color=colour, alpha=0.2, linewidth=0)
     axes.set_yscale("log")
