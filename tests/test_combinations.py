@@ -10,7 +10,7 @@ from rankbench.analyses import ANALYSES
 from rankbench.analyses.runner import check_analyses, options_of
 from rankbench.analyses.subjects import subjects_of_run
 from rankbench.commands.compose import compose
-from rankbench.config import conf_dir
+from rankbench.config import KEYS, conf_dir
 from rankbench.keys import ConfigError
 from rankbench.model import initial_model, skeleton
 from rankbench.runs.machine import Machine
@@ -84,7 +84,7 @@ def small_options():
 
 
 @functools.cache
-def config(task, model):
+def config(task, model, *keys):
     words = [f"task={task}", f"model={model}", *TASK_WORDS[task], *TINY, *(WIDTHS if model != "lstm" else WIDTHS[:1])]
     if model.startswith("amsel"):
         words.remove("model.heads=2")
@@ -92,11 +92,31 @@ def config(task, model):
         words.append("model.head_width=4")  # an even one
     if model != "lstm":
         words.append("trainer.dynamics_every=1")
-    return dataclasses.replace(compose("train", *words), analysis=small_options())
+    return dataclasses.replace(compose("train", *words, *keys), analysis=small_options())
 
 
 def test_here_is_every_task():
     assert set(TASK_WORDS) == set(TASKS)
+
+
+def refused_before(cfg, folder):
+    """The analyses that are refused before anything is written. All others measure the trained network."""
+    refused = {}
+    for name, options in cfg.analysis.items():
+        try:
+            alone = dataclasses.replace(cfg, analysis={name: options})
+            check_analyses(alone, alone)
+        except ConfigError as error:
+            refused[name] = str(error)
+    assert list(folder.iterdir()) == []
+    assert all("\n" not in line for line in refused.values())
+    run = Run(folder / "run")
+    train(dataclasses.replace(cfg, analysis={}), run)
+    (subject,) = subjects_of_run(run, Machine.prepare(composed_once("analyze")))
+    for name, options in options_of(cfg).items():
+        if name not in refused:
+            assert len(ANALYSES[name].table(subject, options)), name
+    return set(refused)
 
 
 @pytest.mark.parametrize(
@@ -109,24 +129,52 @@ def test_here_is_every_task():
 @pytest.mark.filterwarnings("ignore:An input array is constant")  # of networks that hardly differ
 def test_an_analysis_is_refused_before_or_measured(task, model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    cfg, refused = config(task, model), {}
-    for name, options in cfg.analysis.items():
-        try:
-            alone = dataclasses.replace(cfg, analysis={name: options})
-            check_analyses(alone, alone)
-        except ConfigError as error:
-            refused[name] = str(error)
-    assert list(tmp_path.iterdir()) == []
-    assert all("\n" not in line for line in refused.values())
+    refused = refused_before(config(task, model), tmp_path)
     of_task = {"rollout"} - ({"rollout"} if task == "circle_arcs" else set())
     of_task |= {"samples"} - ({"samples"} if task == "char_lm" else set())
-    assert set(refused) == of_task | REFUSED.get(model, set())
-    run = Run(tmp_path / "run")
-    train(dataclasses.replace(cfg, analysis={}), run)
-    (subject,) = subjects_of_run(run, Machine.prepare(composed_once("analyze")))
-    for name, options in options_of(cfg).items():
-        if name not in refused:
-            assert len(ANALYSES[name].table(subject, options)), name
+    assert refused == of_task | REFUSED.get(model, set())
+
+
+# Choices of the model's keys that need another key's; then values of the keys that have no choices
+TOGETHER = {
+    "attention=contractive_l2": "contraction=1 tied_qk=true",
+    "attention=differential": "head_width=4",
+    "positions=concatenated": "read_in=identity",
+    "read_in=identity": "positions=concatenated",
+    "mask=window": "window=1",
+    "hyper_connections=free": "norm=pre",
+    "hyper_connections=doubly_stochastic": "norm=pre",
+}
+CHOICES = {
+    f"{key.removeprefix('model.')}={choice}"
+    for key, about in KEYS.items()
+    if key.startswith("model.") and key != "model.kind"
+    for choice in about.choices or ()
+}
+VALUES = {"head_width=1", "value_width=2", "kv_groups=1", "latent_width=2", "temperature=0.5", "exclusive=true"}
+VALUES |= {"mix_attention=0.5 mix_identity=0.3 mix_uniform=0.2", "skip=false", "skip_scale=0.7 branch_scale=2"}
+VALUES |= {"mlp=false", "mlp_ratio=2", "mlp_skip=false", "norm_affine=false", "bias=false", "value_residual=0.5"}
+VALUES |= {
+    "embedding_skip=0.3",
+    "dropout=0.1",
+    "embedding_norm=true",
+    "attention_init=0.1",
+    "attention=l2 tied_qk=true",
+}
+QUICK = {"mask=window", "hyper_connections=free", "norm=ngpt", "norm_kind=l2norm", "positions=sinusoidal"}
+QUICK |= {"kv_groups=1", "latent_width=2", "exclusive=true", "value_residual=0.5", "embedding_skip=0.3"}
+
+
+@pytest.mark.parametrize(
+    "words", [pytest.param(x, marks=() if x in QUICK else pytest.mark.slow) for x in sorted(CHOICES | VALUES)]
+)
+@pytest.mark.filterwarnings("ignore:An input array is constant")
+def test_an_analysis_is_refused_before_or_measured_whatever_the_models_keys(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keys = [f"model.{word}" for word in (*words.split(), *TOGETHER.get(words, "").split())]
+    task = "convex_hull" if "read_in=" in " ".join(keys) else "sorting"  # tokens have no coordinates
+    refused = refused_before(config(task, "transformer", *keys), tmp_path)
+    assert {"rollout", "samples"} <= refused and "residual" not in refused
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -313,6 +313,16 @@ def test_two_uncommitted_changes_of_one_commit_are_told_apart(run):
     assert run.record_continuation({"git": git, "source": "other"}, 5) == ["source"]
 
 
+@pytest.mark.parametrize("name", ["metrics", "layers"])
+@pytest.mark.parametrize("header, lost", [("step,split,loss", "seed"), ("seed,split,loss", "step"), ("0,0,1", "seed")])
+def test_a_table_of_training_without_its_steps_or_seeds_is_refused(run, name, header, lost):
+    path = run.folder / f"{name}.csv"
+    path.write_text(f"{header}\n1,2,3\n")
+    with pytest.raises(ConfigError) as error:
+        run.table(name)
+    one_line(error, path, f"has no column {lost}; put back the file")
+
+
 @pytest.mark.parametrize("content", ["{", "{}", "[1]", '[{"git": {}}]', '[{"step": "5"}]'])
 def test_a_broken_record_of_continuations_is_named(run, content):
     path = run.folder / "continued.json"

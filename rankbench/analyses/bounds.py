@@ -325,11 +325,12 @@ def check_plan(plan: Plan, _: Options) -> None:
             "use model.norm=pre, post or none"
         )
     if any(attention.score_name != "dot" or attention.mixes for attention in plan.model.attentions):
+        scores = plan.model.attentions[0].score_name
+        has = "mixes the softmax with other weights" if scores == "dot" else f"has {scores} scores"
         raise ConfigError(
-            f"analysis=bounds: needs the softmax of dot products alone; the scores of {plan.model.name} are "
-            f"{plan.model.attentions[0].score_name}; for a network of ours use model.attention=dot, mix_attention=1, "
-            "mix_identity=0, mix_uniform=0, exclusive=false and, with more than one copy of the heads, "
-            "head_reduction=sum"
+            f"analysis=bounds: needs the softmax of dot products alone; {plan.model.name} {has}; for a network of ours "
+            "use model.attention=dot, mix_attention=1, mix_identity=0, mix_uniform=0, exclusive=false and, with more "
+            "than one copy of the heads, head_reduction=sum"
         )
 
 

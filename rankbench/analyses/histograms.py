@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.analyses.invertibility import check_ranges, inputs_of
-from rankbench.keys import key
+from rankbench.keys import ConfigError, key
 from rankbench.plots.histograms import draw_histograms
 from rankbench.runs.tables import mean_of_seeds
 from rankbench.seeds import generator_for
@@ -71,7 +71,12 @@ def digest(table: pd.DataFrame) -> str:
 
 
 def check_plan(plan: Plan, options: Options) -> None:
-    """Raise ConfigError if the model is contractive for fewer keys than there are tokens."""
+    """Raise ConfigError if attention is no function of the tokens alone, or contractive for fewer keys than these."""
+    if any(sublayer.streams is not None and sublayer.streams.beside for sublayer in plan.model.sublayers):
+        raise ConfigError(
+            "analysis=histograms: an attention's inputs are tokens; with model.value_residual they are also those of "
+            "the first attention; measure this network with analysis=[residual], [paths] or [path_mass]"
+        )
     plan.model.attentions[0].num_keys(options.tokens)
 
 

@@ -87,9 +87,12 @@ def _pruned(order: str, statement: str) -> Claim:
 
 
 BLOG: dict[str, Claim] = {
-    "blog_paths_orthogonal": _pairs("cosine", "1: outputs of two paths are orthogonal (mean size of their cosine)."),
+    "blog_paths_orthogonal": _pairs(
+        column="cosine", statement="1: outputs of two paths are orthogonal (mean size of their cosine)."
+    ),
     "blog_paths_uncorrelated": _pairs(
-        "correlation", "2: outputs of two paths hardly covary over inputs (mean size of their correlation)."
+        column="correlation",
+        statement="2: outputs of two paths hardly covary over inputs (mean size of their correlation).",
     ),
     "blog_frozen_paths_add_up": exact_check(
         statement="3, of frozen paths: the output is the sum of all paths (relative rest; Theorem 2.1 of Dong et al. "
@@ -112,8 +115,8 @@ BLOG: dict[str, Claim] = {
         control=_control("network", "interaction", 1.1 * SMALL),
     ),
     "blog_pairs_additive": _pairs(
-        "interaction",
-        "3, of recomputed paths: two paths hardly interact in one network (mean relative interaction).",
+        column="interaction",
+        statement="3, of recomputed paths: two paths hardly interact in one network (mean relative interaction).",
     ),
     "blog_cross_gradients_below_own": _condition(
         statement="4: second derivatives of the loss by two heads' parameters are small beside the heads' own (mean "
@@ -133,13 +136,13 @@ BLOG: dict[str, Claim] = {
         control=_control("paths", "information_ksg", 1.1 * NATS),
     ),
     "blog_few_paths_suffice": _pruned(
-        "greedy",
-        "A few paths carry the prediction: the share of paths, each taken for the loss that it saves, that comes "
-        "within 5 points of the whole network's accuracy.",
+        order="greedy",
+        statement="A few paths carry the prediction: the share of paths, each taken for the loss that it saves, that "
+        "comes within 5 points of the whole network's accuracy.",
     ),
     "blog_largest_paths_suffice": _pruned(
-        "norm",
-        "The few paths with the largest outputs carry the prediction: the share of paths that comes within 5 points of "
-        "the whole network's accuracy.",
+        order="norm",
+        statement="The few paths with the largest outputs carry the prediction: the share of paths that comes within 5 "
+        "points of the whole network's accuracy.",
     ),
 }

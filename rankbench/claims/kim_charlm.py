@@ -8,6 +8,7 @@ does there, but differences barely depend on it.
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -177,7 +178,7 @@ _curves = partial(Claim, table="curves", across=True)
 
 
 def _compared(
-    variant: str, base: str, claimed: Line, statement: str, source: str, printed: bool, control: Control
+    variant: str, base: str, claimed: Line, control: Control, *, statement: str, source: str, printed: bool = True
 ) -> Claim:
     """Claim on the variant's test loss less the base's. printed: whether the paper has it in Table 2."""
     gap = partial(_gap, variant=variant, base=base)
@@ -192,18 +193,18 @@ def _compared(
     )
 
 
-def _loses(variant: str, base: str, statement: str, source: str, line: float = 0.0, printed: bool = True) -> Claim:
+def _loses(variant: str, base: str, line: float = 0.0, **claim: Any) -> Claim:
     """Claim that the variant loses more than the line against the base."""
-    return _compared(variant, base, above(line), statement, source, printed, _exchange(variant, base))
+    return _compared(variant, base, above(line), _exchange(variant, base), **claim)
 
 
-def _loses_little(variant: str, base: str, statement: str, source: str, printed: bool = True) -> Claim:
+def _loses_little(variant: str, base: str, **claim: Any) -> Claim:
     """Claim that the variant loses less than LITTLE against the base."""
     control = Control(
         f"{variant} with a test loss .03 above that of {base}",
         lambda rows: _set_from_base(rows, variant, base, "test_loss", "loss", add=1.5 * LITTLE),
     )
-    return _compared(variant, base, below(LITTLE), statement, source, printed, control)
+    return _compared(variant, base, below(LITTLE), control, **claim)
 
 
 def _timed(variant: str, name: str) -> Claim:
@@ -235,24 +236,25 @@ FIG9 = "Kim et al. 2021, app. M and Fig. 9"
 
 KIM_CHARLM: dict[str, Claim] = {
     "kim_l2_loses_little": _loses_little(
-        L2,
-        DOT,
-        "L2 attention in place of dot products incurs hardly any loss (nats per symbol more; our line; the paper's "
-        "networks: width 512).",
-        FIG4,
+        variant=L2,
+        base=DOT,
+        statement="L2 attention in place of dot products incurs hardly any loss (nats per symbol more; our line; the "
+        "paper's networks: width 512).",
+        source=FIG4,
     ),
     "kim_tying_loses": _loses(
-        TIED,
-        L2,
-        "Tying queries and keys incurs a loss (nats per symbol more than free L2; the paper's networks: width 512).",
-        FIG4,
+        variant=TIED,
+        base=L2,
+        statement="Tying queries and keys incurs a loss (nats per symbol more than free L2; the paper's networks: "
+        "width 512).",
+        source=FIG4,
     ),
     "kim_contraction_loses": _loses(
-        CONTRACTIVE,
-        TIED,
-        "Dividing by the Lipschitz bound incurs a noticeable loss (nats per symbol more than tied L2; our line; the "
-        "paper's networks: width 512).",
-        FIG4,
+        variant=CONTRACTIVE,
+        base=TIED,
+        statement="Dividing by the Lipschitz bound incurs a noticeable loss (nats per symbol more than tied L2; our "
+        "line; the paper's networks: width 512).",
+        source=FIG4,
         line=LITTLE,
     ),
     "kim_contraction_gains_from_depth": _curves(
@@ -293,8 +295,8 @@ KIM_CHARLM: dict[str, Claim] = {
     "kim_tied_as_fast": _timed(TIED, "Tied L2"),
     "kim_contractive_as_fast": _timed(CONTRACTIVE, "Contractive L2"),
     "kim_dot_fails_deep": _curves(
-        statement="At a fixed rate dot products fail to train beyond 10 layers, where tied L2 trains (nats per "
-        "symbol more; our line).",
+        statement="At a fixed rate dot products fail to train beyond 10 layers, where tied L2 trains (nats per symbol "
+        "more; our line).",
         source="Kim et al. 2021, app. N, Table 3 and Fig. 11",
         measure=_gap_when_deep,
         claimed=above(FAILS),
@@ -303,17 +305,17 @@ KIM_CHARLM: dict[str, Claim] = {
         control=_exchange(DOT, TIED),
     ),
     "kim_tying_not_parameters": _loses(
-        MATCHED,
-        L2,
-        "Equally many parameters do not make up for tying (nats per symbol more than free L2).",
-        FIG9,
+        variant=MATCHED,
+        base=L2,
+        statement="Equally many parameters do not make up for tying (nats per symbol more than free L2).",
+        source=FIG9,
         printed=False,
     ),
     "kim_matched_as_tied": _loses_little(
-        TIED,
-        MATCHED,
-        "With as many parameters as free L2, tied L2 does not get better (nats per symbol less; our line).",
-        FIG9,
+        variant=TIED,
+        base=MATCHED,
+        statement="With as many parameters as free L2, tied L2 does not get better (nats per symbol less; our line).",
+        source=FIG9,
         printed=False,
     ),
 }

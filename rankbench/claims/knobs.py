@@ -162,7 +162,10 @@ WANG = "Wang et al. 2022, Anti-oversmoothing in deep vision transformers"
 
 KNOBS: dict[str, Claim] = {
     "knob_residual_scale": _trend(
-        "model.branch_scale", -1, "The smaller the scale of the branches beside the skips, the more is left", NOCI
+        key="model.branch_scale",
+        side=-1,
+        statement="The smaller the scale of the branches beside the skips, the more is left",
+        source=NOCI,
     ),
     "knob_residual_scale_root": _keeps(
         statement="With branches scaled by 1/sqrt(layers) more than a tenth of the embedding's relative residual is "
@@ -174,36 +177,54 @@ KNOBS: dict[str, Claim] = {
         along="model.branch_scale",
         control=from_other_end("model.branch_scale", 0),
     ),
-    "knob_lambda_skip": _trend("model.skip_scale", +1, "The stronger the skip, the more is left", JOSEPH),
-    "knob_lambda_skip_enough": _left_at("model.skip_scale", -1, "With a skip that is strong enough", JOSEPH),
-    "knob_temperature": _trend("model.temperature", -1, "The lower the temperature, the more is left", GIORLANDINO),
-    "knob_temperature_enough": _left_at("model.temperature", 0, "At a temperature that is low enough", GIORLANDINO),
+    "knob_lambda_skip": _trend(
+        key="model.skip_scale", side=+1, statement="The stronger the skip, the more is left", source=JOSEPH
+    ),
+    "knob_lambda_skip_enough": _left_at(
+        key="model.skip_scale", end=-1, statement="With a skip that is strong enough", source=JOSEPH
+    ),
+    "knob_temperature": _trend(
+        key="model.temperature", side=-1, statement="The lower the temperature, the more is left", source=GIORLANDINO
+    ),
+    "knob_temperature_enough": _left_at(
+        key="model.temperature", end=0, statement="At a temperature that is low enough", source=GIORLANDINO
+    ),
     "knob_mean_removal": _left_at(
-        "model.mix_uniform", 0, "With the mean removed from attention", ALI, table="residual", exists=False
+        key="model.mix_uniform",
+        end=0,
+        statement="With the mean removed from attention",
+        source=ALI,
+        table="residual",
+        exists=False,
     ),
     "knob_mean_removal_rank": _keeps(
-        statement="With the mean removed from attention more than half of the tokens' effective rank is left after "
-        "the last layer (rank over that of the embedding).",
+        statement="With the mean removed from attention more than half of the tokens' effective rank is left after the "
+        "last layer (rank over that of the embedding).",
         source=ALI,
         table="residual",
         claimed=above(HALF),
         **at_one_end("model.mix_uniform", 0, _rank_kept),
     ),
     "knob_identity_mix": _trend(
-        "model.mix_attention",
-        -1,
-        "Without skips, the less of attention there is beside the identity, the more is left",
-        HE,
+        key="model.mix_attention",
+        side=-1,
+        statement="Without skips, the less of attention there is beside the identity, the more is left",
+        source=HE,
         table="residual",
     ),
     "knob_identity_mix_enough": _left_at(
-        "model.mix_attention", 0, "Without skips, with little enough attention beside the identity", HE, "residual"
+        key="model.mix_attention",
+        end=0,
+        statement="Without skips, with little enough attention beside the identity",
+        source=HE,
+        table="residual",
     ),
     "knob_uniform_mix": _trend(
-        "model.mix_uniform",
-        -1,
-        "Attention's uniform part, a low-pass filter, makes tokens alike: the less of it there is, the more is left",
-        WANG,
+        key="model.mix_uniform",
+        side=-1,
+        statement="Attention's uniform part, a low-pass filter, makes tokens alike: the less of it there is, the more "
+        "is left",
+        source=WANG,
         table="residual",
     ),
     "knob_orthogonal_values": _keeps(
@@ -218,20 +239,32 @@ KNOBS: dict[str, Claim] = {
         control=with_exchanged("model.values", "orthogonal", "free"),
     ),
     "knob_value_residual": _trend(
-        "model.value_residual",
-        +1,
-        "The more of the first layer's values in later layers, the more is left",
-        ZHOU,
-        "residual",
+        key="model.value_residual",
+        side=+1,
+        statement="The more of the first layer's values in later layers, the more is left",
+        source=ZHOU,
+        table="residual",
     ),
     "knob_value_residual_enough": _left_at(
-        "model.value_residual", -1, "With enough of the first layer's values in later layers", ZHOU, "residual"
+        key="model.value_residual",
+        end=-1,
+        statement="With enough of the first layer's values in later layers",
+        source=ZHOU,
+        table="residual",
     ),
     "knob_embedding_skip": _trend(
-        "model.embedding_skip", +1, "The more of the embedding enters each layer, the more is left", CHEN, "residual"
+        key="model.embedding_skip",
+        side=+1,
+        statement="The more of the embedding enters each layer, the more is left",
+        source=CHEN,
+        table="residual",
     ),
     "knob_embedding_skip_enough": _left_at(
-        "model.embedding_skip", -1, "With enough of the embedding in the input of each layer", CHEN, "residual"
+        key="model.embedding_skip",
+        end=-1,
+        statement="With enough of the embedding in the input of each layer",
+        source=CHEN,
+        table="residual",
     ),
     "knob_norm_place": _keeps(
         statement="With peri-norm more than a tenth of the embedding's relative residual is left after the last layer, "
@@ -254,14 +287,18 @@ KNOBS: dict[str, Claim] = {
         control=with_exchanged("model.hyper_connections", "doubly_stochastic", "free"),
     ),
     "paths_value_residual": _shorter(
-        "model.value_residual", "The more of the first layer's values in later layers, the shorter are the paths", ZHOU
+        key="model.value_residual",
+        statement="The more of the first layer's values in later layers, the shorter are the paths",
+        source=ZHOU,
     ),
     "paths_embedding_skip": _shorter(
-        "model.embedding_skip", "The more of the embedding enters each layer, the shorter are the paths", CHEN
+        key="model.embedding_skip",
+        statement="The more of the embedding enters each layer, the shorter are the paths",
+        source=CHEN,
     ),
     "paths_norm_place": _keeps(
-        statement="With peri-norm, whose branches have the size of their norm, paths are more than twice as long "
-        "as with pre-norm (mean length, each length weighted with the size of its sum, over that with pre-norm).",
+        statement="With peri-norm, whose branches have the size of their norm, paths are more than twice as long as "
+        "with pre-norm (mean length, each length weighted with the size of its sum, over that with pre-norm).",
         source=KARAGODIN,
         table="path_mass",
         floor="below_floor",
@@ -295,10 +332,10 @@ KNOBS: dict[str, Claim] = {
         control=with_exchanged("model.weight_norm", "sigma", "none"),
     ),
     "knob_exclusive_keeps": _left_at(
-        "model.exclusive",
-        -1,
-        "With exclusive heads",
-        "rankbench, knob_exclusive: not a claim of Zhai 2026",
+        key="model.exclusive",
+        end=-1,
+        statement="With exclusive heads",
+        source="rankbench, knob_exclusive: not a claim of Zhai 2026",
         table="residual",
         exists=False,
     ),

@@ -104,6 +104,8 @@ class Run:
                 'rankbench.analyze(run, "paths") measures what the run did not'
             )
         table = read_table(path, grows=name in GROWING)
+        if name in GROWING and (lost := {"step", "seed"} - set(table)):
+            raise ConfigError(f"{path}: has no column {min(lost)}; put back the file that was there")
         table.attrs["analysis"] = name
         return table
 
