@@ -291,6 +291,24 @@ def test_attention_has_the_floors_of_the_residual_of_its_weights(gain):
     assert ((ratio > 1 / 3) & (ratio < 3)).all()  # what 8 random passes can differ by
 
 
+def test_sequences_to_which_a_head_gives_no_weights_have_no_relative_floor():
+    """ReLU gives none where all scores are negative, and the floor over such a P, which is zero, was infinite."""
+    words = ["model=relu", "model.layers=1", "model.width=4", "model.heads=2", "model.positions=none", "task.length=5"]
+    cfg = compose("analyze", *words)
+    (subject,) = fresh_subjects(cfg, Machine.prepare(cfg))
+    qkv = subject.model.attentions[0].qkv
+    qkv.bias.data.zero_()
+    qkv.weight.data[4:8] = qkv.weight.data[:4]  # so scores of equal letters are squares
+    qkv.weight.data[4:6] *= -1.0  # but for head 1
+    subject.test.inputs[:9] = subject.test.inputs[:9, :1]
+    subject.test.inputs[:2] = torch.arange(5)
+    with torch.no_grad():
+        weights_BHNM = next(run(subject.model, subject.test.inputs[:9])).weights_BHNM
+    assert (weights_BHNM == 0).all((2, 3)).sum(0).tolist() == [7, 0]
+    table = ANALYSES["attention"].table(subject, ANALYSES["attention"].options(sequences=9))
+    assert table.attention_relative_noise_floor.between(1e-17, 1e-12).all()
+
+
 @pytest.mark.parametrize("name", ["cosine", "contractive_l2"])
 def test_attention_shows_the_same_matrix_where_the_network_would_fuse_it(name):
     """What multiplies the values includes their gains. Heads of width 1 are fused in a plain forward pass."""

@@ -98,9 +98,9 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     over all tokens (rankbench.measures.laws.entropy_bound.of_heads). Metrics that no head has are left out.
 
     Over the first sequences (16, fewer where P is large): attention_relative_noise_floor, the rounding error of
-    attention_relative_residual (rankbench.measures.rounding); attention_below_floor, the share of sequences whose
-    residual is no larger; distance_noise_floor, the rounding error of both distances; uniform_below_floor and
-    identity_below_floor, 1 where the distance is no larger, else 0.
+    attention_relative_residual (rankbench.measures.rounding), over sequences whose P is not zero;
+    attention_below_floor, the share of sequences whose residual is no larger; distance_noise_floor, the rounding error
+    of both distances; uniform_below_floor and identity_below_floor, 1 where the distance is no larger, else 0.
     """
     example, rows = subject.example[: options.sequences], []
     for weights, module in subject.modules.items():
@@ -162,11 +162,11 @@ def _floors(
         size_BH = of_queries(composite_norm, p_BHNM, lengths_B, counted_BN)
         residual_BH = of_queries(lambda p: composite_norm(residual_matrix(p)), p_BHNM, lengths_B, counted_BN)
         values = {
-            "attention_relative_noise_floor": floor_BH / size_BH,
+            "attention_relative_noise_floor": torch.where(size_BH > 0, floor_BH / size_BH, torch.nan),
             "attention_below_floor": (residual_BH <= floor_BH).double(),
             "distance_noise_floor": floor_of_distances(p_BHNM, others, lengths_B, counted_BN),
         }
-        for of_head in zip(*(value_BH.mean(0).tolist() for value_BH in values.values()), strict=True):
+        for of_head in zip(*(value_BH.nanmean(0).tolist() for value_BH in values.values()), strict=True):
             num_heads[depth] += 1
             columns[depth, num_heads[depth]] = dict(zip(values, of_head, strict=True))
     return columns
