@@ -154,26 +154,28 @@ print("rankbench.runs.run" in sys.modules, "torch" in sys.modules, file=sys.stde
 
 
 def test_training_loads_no_compiler_and_collects_garbage_once_it_works(tmp_path):
-    """Each of the two takes a fifth of the time until the first step."""
+    """Each of the two takes a fifth of the time until the first step. Garbage of a command is not kept by the next."""
     program = """
 import gc, sys
 from rankbench.analyses import runner
 from rankbench.commands import cli
 from rankbench.training.seeds_side_by_side import Training
 
-collects, update = [], Training.update
+collects, frozen, update = [], [], Training.update
 Training.update = lambda self: collects.append(gc.isenabled()) or update(self)
 for rule, steps in (("adam", 2), ("adam", 3), ("muon", 1), ("sgd", 1)):  # the second lengthens the first
     words = f"model.layers=1 trainer.steps={steps} replicas=2 optimizer={rule} analysis=[] out={rule}"
     sys.argv = ["rankbench", "train", *words.split()]
     cli.main()
+    frozen.append(gc.get_freeze_count())
     runner.draw_curves = lambda run: []  # drawn once
-print(collects, gc.isenabled(), [name for name in ("torch._dynamo", "sympy") if name in sys.modules], file=sys.stderr)
+loaded = [name for name in ("torch._dynamo", "sympy") if name in sys.modules]
+print(collects, gc.isenabled(), max(frozen) == frozen[0] > 0, loaded, file=sys.stderr)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     arguments = {"env": environment, "cwd": tmp_path, "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, "-c", program], **arguments)
-    assert done.stderr.splitlines()[-1] == f"{[True] * 5} True []", done.stderr
+    assert done.stderr.splitlines()[-1] == f"{[True] * 5} True True []", done.stderr
 
 
 @pytest.mark.parametrize("words", [[], ["-h"], ["--help"], ["help"]])

@@ -76,6 +76,7 @@ def prepared(config: DictConfig, check: Callable[[Any], None]) -> Any:
         announce(hydra.job.num, len(Sweep(Path(hydra.sweep.dir)).jobs()), hydra.job.override_dirname)
     cfg.out = os.path.relpath(hydra.runtime.output_dir)
     if not gc.isenabled():  # the first job of a process: the work begins, and garbage is collected from here on
-        gc.freeze()  # what is imported stays, so no collection needs to look through it
+        if not gc.get_freeze_count():
+            gc.freeze()  # what is imported stays, so no collection needs to look through it; later, garbage would, too
         gc.enable()
     return cfg
