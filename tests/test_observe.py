@@ -221,7 +221,7 @@ def test_a_training_can_continue_from_an_earlier_step(tmp_path, inputs, caplog):
 
 def test_a_half_line_is_no_row(tmp_path):
     path = tmp_path / "metrics.csv"
-    path.write_text("step,loss\n1,0.5\n2,0.2")
+    path.write_text("step,seed,loss\n1,0,0.5\n2,0,0.2")
     assert read_table(path, grows=True).step.tolist() == [1]
     with pytest.raises(rb.ConfigError, match="ends in the middle of a row"):
         read_table(path)

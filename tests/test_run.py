@@ -323,6 +323,17 @@ def test_a_table_of_training_without_its_steps_or_seeds_is_refused(run, name, he
     one_line(error, path, f"has no column {lost}; put back the file")
 
 
+@pytest.mark.parametrize("entry", ["=1+cmd()", "{}", "true", "'"])
+def test_a_word_among_the_numbers_of_a_training_is_refused(run, entry):
+    path = run.folder / "metrics.csv"
+    path.write_text(f"step,seed,split,loss\n0,3,train,1.5\n0,3,test,{entry}\n")
+    with pytest.raises(ConfigError) as error:
+        run.table("metrics")
+    one_line(error, path, "loss has an entry that is no number; put back the file")
+    path.write_text("step,seed,split,loss\n0,3,train,1.5\n0,3,test,\n")
+    assert run.table("metrics").loss.isna().tolist() == [False, True]
+
+
 @pytest.mark.parametrize("content", ["{", "{}", "[1]", '[{"git": {}}]', '[{"step": "5"}]'])
 def test_a_broken_record_of_continuations_is_named(run, content):
     path = run.folder / "continued.json"

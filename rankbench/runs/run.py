@@ -30,6 +30,7 @@ OBSERVED = ("observed_states", "observed_attention", "observed_weights", "observ
 FORMAT = 1  # of a run's folder; a later rankbench that changes the format raises this number
 STATUSES = ("finished", "diverged", "running", "failed")
 GROWING = ("metrics", "layers", *OBSERVED)  # tables that are written line by line during a training
+WORDS = (*WHO[:-1], "split", "sublayer", "view", "submodule", "parameter", "dtype")  # columns of these without numbers
 # Keys, and groups of them, that may differ between the command that began a run and the one that continues it: they
 # change none of its numbers
 FREE_KEYS = ("out", "plugins", "beyond_memory", "analysis", "claims", "published", "objective")
@@ -104,8 +105,8 @@ class Run:
                 'rankbench.analyze(run, "paths") measures what the run did not'
             )
         table = read_table(path, grows=name in GROWING)
-        if name in GROWING and (lost := {"step", "seed"} - set(table)):
-            raise ConfigError(f"{path}: has no column {min(lost)}; put back the file that was there")
+        if name in GROWING:
+            _check_growing(table, path)
         table.attrs["analysis"] = name
         return table
 
@@ -336,6 +337,15 @@ def find_run(text: str) -> Run:
 def config_text(cfg: BaseConfig) -> str:
     """A config as YAML that can be read back."""
     return yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False)
+
+
+def _check_growing(table: pd.DataFrame, path: Path) -> None:
+    """Raise ConfigError for a table of training without its steps or seeds, or with words among its numbers."""
+    if lost := {"step", "seed"} - set(table):
+        raise ConfigError(f"{path}: has no column {min(lost)}; put back the file that was there")
+    numbers = table.columns.difference(WORDS, sort=False) if len(table) else ()
+    if wrong := [name for name in numbers if not pd.api.types.is_numeric_dtype(table[name])]:
+        raise ConfigError(f"{path}: {wrong[0]} has an entry that is no number; put back the file that was there")
 
 
 def _with_later_keys(plain: dict[str, Any]) -> dict[str, Any]:
