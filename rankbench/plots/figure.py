@@ -198,6 +198,11 @@ def by_kind(table: pd.DataFrame, facet: str | None) -> pd.Series:
     return kind if facet is None else kind + f", {facet}=" + table[facet].astype(str)
 
 
+def inputs_in_words(inputs: str) -> str:
+    """The range of inputs, which a table has as 0..1, for a title, which is not broken within it."""
+    return "inputs in [{},\N{NO-BREAK SPACE}{}]".format(*inputs.split(".."))
+
+
 def grid_of(
     table: pd.DataFrame, facet: str | None, columns: int, share_y: bool | str = True, share_x: bool | str = True
 ) -> tuple[Figure, np.ndarray, list[tuple[str, pd.DataFrame]]]:

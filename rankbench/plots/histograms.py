@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from rankbench.plots.figure import FEW_SEEDS, by_kind, empty_figure, legend, styled, title
+from rankbench.plots.figure import FEW_SEEDS, by_kind, empty_figure, inputs_in_words, legend, styled, title
 from rankbench.plots.style import DASHES, colour_of, panel_size
 
 
@@ -36,7 +36,7 @@ def draw_histograms(table: pd.DataFrame, published: pd.DataFrame | None = None, 
                         axes.stairs(density, edges, color=colour_of(number), linestyle=dashes, linewidth=0.7)
             axes.set_yscale("log")
             axes.yaxis.set_minor_formatter(NullFormatter())
-            axes.set_title(title(label, "inputs in [{}, {}]".format(*inputs.split(".."))))
+            axes.set_title(title(label, inputs_in_words(inputs)))
             axes.set_xlabel("entry")
         row[0].set_ylabel("density")
     legend(figure, grid)

@@ -9,6 +9,7 @@ from rankbench.plots.figure import (
     below_rounding,
     by_kind,
     grid_of,
+    inputs_in_words,
     legend,
     published_marks,
     spread,
@@ -56,9 +57,7 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
                 below_rounding(axes, summary.iteration, summary["mean"], below, colour)
             published_marks(axes, published, label)
             axes.set_yscale("log")
-            axes.set_title(
-                title(label.removeprefix("row="), "inputs in [{},\N{NO-BREAK SPACE}{}]".format(*inputs.split("..")))
-            )
+            axes.set_title(title(label.removeprefix("row="), inputs_in_words(inputs)))
             whole_numbers(axes, "iteration")
         row[0].set_ylabel("largest error, units of the input")
     legend(figure, grid)
