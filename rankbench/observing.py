@@ -18,6 +18,7 @@ The folder grows with the training:
 import hashlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -194,7 +195,7 @@ class Observer:
                 self.measure()
             self._underway = True
             if optimizer is not None:
-                hook = optimizer.register_step_post_hook(lambda *_: self.step())
+                hook = optimizer.register_step_post_hook(self._after_step)
                 self._open.callback(hook.remove)
         except BaseException:
             self._open.close()
@@ -215,6 +216,11 @@ class Observer:
         self.num_steps += 1
         if self.num_steps % self.every == 0:
             self.measure()
+
+    def _after_step(self, *_: object) -> None:
+        # a user may compile a function that calls the optimiser: we are not to be a part of it
+        step = torch.compiler.disable(self.step) if "torch._dynamo" in sys.modules else self.step
+        step()
 
     def measure(self) -> None:
         """Measure the model now, after `num_steps` steps of its training, unless that has been done."""

@@ -360,19 +360,25 @@ def test_a_hook_that_changes_the_states_counts_where_asked(tmp_path, inputs):
     assert residuals[0] > 0.1 and residuals[1] == 0
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's compiler
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of what it meets in torch
 def test_a_compiled_training_is_compiled_once(tmp_path, inputs):
-    numbers = []
+    """The whole step, with the optimiser in it."""
+    numbers, ends = [], []
     for watched in (False, True):
         torch.compiler.reset()
         graphs = []
         model, optimizer = model_and_optimizer()
-        compiled = torch.compile(model, backend=lambda graph, _, graphs=graphs: graphs.append(graph) or graph.forward)
-        context = rb.observe(compiled, inputs, optimizer, every=1, out=tmp_path / "a") if watched else nullcontext()
-        with context:
-            train(compiled, optimizer, 3)
+        backend = lambda graph, _, graphs=graphs: graphs.append(graph) or graph.forward  # noqa: E731
+        compiled = torch.compile(partial(train, model, optimizer, 1), backend=backend)
+        context = rb.observe(model, inputs, optimizer, every=1, out=tmp_path / "a") if watched else nullcontext()
+        with context as watch:
+            for _ in range(3):
+                compiled()
         numbers.append(len(graphs))
+        ends.append(state(model))
     assert numbers[0] == numbers[1] > 0
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
+    assert watch.table("steps").step.tolist() == [0, 1, 2, 3]
 
 
 def test_an_optimizer_that_a_library_wraps_is_counted(tmp_path, inputs):
