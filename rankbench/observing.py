@@ -44,7 +44,7 @@ from rankbench.keys import ConfigError, check_known, refuse_null_byte
 from rankbench.measures.module_paths import heads_of
 from rankbench.measures.module_states import layers_of
 from rankbench.measures.norms import at_least_float32, spectral_norm
-from rankbench.measures.token_views import VIEWS, View
+from rankbench.measures.token_views import DEFAULT_VIEWS, View
 from rankbench.model.modules import Example, as_example
 from rankbench.model.undisturbed import changed_by, hooked, undisturbed
 from rankbench.plots.observed import FIGURES
@@ -382,7 +382,7 @@ def _parts(
     parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {}
     if "states" in measures:
         with _left_out(STATES):
-            layers, views = layers_of(model, example[:1]), [View(name) for name in VIEWS]
+            layers, views = layers_of(model, example[:1]), [View(name) for name in DEFAULT_VIEWS]
             rows_of = partial(residual.rows_by_layer, model, layers, example, views=views)
             parts[STATES] = lambda: rows_of(generator=generator_for(seed, "rounding"))
     if "attention" in measures:

@@ -162,7 +162,7 @@ def run_with_floors(
     """Every sub-layer's step with its floors. The plain and the perturbed passes run side by side, so that only one
     sub-layer of them is in memory. generator: on the CPU. view: the tokens over which floors of states are taken."""
     passes = num_passes(network.num_tokens(inputs), network.width)
-    lengths_B, counted_BN = network.lengths(inputs), network.counted(inputs)
+    lengths_B, counted_BN = network.lengths(inputs), network.counted(inputs, view.without)
     perturbed_steps = run(network, side_by_side(inputs, passes))
     rounding, input_B = RandomRounding(generator), None
 

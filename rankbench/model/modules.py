@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from rankbench.keys import ConfigError, closest
+from rankbench.model.kinds import NO_KINDS, Kinds
 
 TARGETS = "targets"  # name of the tensor, in a file of inputs, against which the output is scored
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -47,6 +48,7 @@ class Example:
     targets: Tensor | None = None
     lengths_B: Tensor | None = None
     special_BN: Tensor | None = None
+    kinds: Kinds = NO_KINDS  # of tokens; those that are left out count no more than special ones
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -63,12 +65,13 @@ class Example:
             return None
         return torch.arange(num_tokens, device=self.lengths_B.device) < self.lengths_B[:, None]
 
-    def counted(self, num_tokens: int) -> Tensor | None:
-        """Mask of the tokens that count in measurements, out of this many, (B, N) bool; None if all do."""
-        present_BN = self.present(num_tokens)
-        if self.special_BN is None:
-            return present_BN
-        return ~self.special_BN if present_BN is None else present_BN & ~self.special_BN
+    def counted(self, num_tokens: int, without: str | None = None) -> Tensor | None:
+        """Mask of the tokens that count in measurements, out of this many, (B, N) bool; None if all do. without: one
+        more kind of tokens that does not."""
+        counted_BN = self.present(num_tokens)
+        if self.special_BN is not None:
+            counted_BN = ~self.special_BN if counted_BN is None else counted_BN & ~self.special_BN
+        return self.kinds.counted(counted_BN, self.tensors[0], num_tokens, without)
 
     def split(self, size: int) -> Iterator["Example"]:
         """Yield the sequences in batches of `size`."""
@@ -91,7 +94,7 @@ class Example:
                     "sequence; give another number of sequences"
                 )
         rest = (None if x is None else x[index] for x in (self.targets, self.lengths_B, self.special_BN))
-        return Example(*tree_map(part, (self.args, dict(self.kwargs))), *rest)
+        return Example(*tree_map(part, (self.args, dict(self.kwargs))), *rest, self.kinds)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Example":
         """Move to `device`, and floating-point tensors to `dtype`; tokens, classes and masks keep their dtype."""
@@ -100,7 +103,7 @@ class Example:
             return x.to(device, dtype if x.is_floating_point() else None) if isinstance(x, Tensor) else x
 
         rest = (moved(self.targets), moved(self.lengths_B), moved(self.special_BN))
-        return Example(*tree_map(moved, (self.args, dict(self.kwargs))), *rest)
+        return Example(*tree_map(moved, (self.args, dict(self.kwargs))), *rest, self.kinds)
 
 
 def build(spec: str) -> tuple[nn.Module, Example | None]:
