@@ -291,7 +291,7 @@ class Observer:
     def draw(self, kinds: tuple[str, ...] = (".png",)) -> list[Path]:
         """Draw the tables so far, in files of these kinds (.png, .pdf, .svg); returns the files."""
         files: list[Path] = []
-        for name, figure in FIGURES.items():
+        for name, figure in FIGURES.items() if os.getpid() == self._process else ():
             if (self.folder / f"{name}.csv").exists() and len(table := Run(self.folder).table(name)):
                 (written,) = plots.save_pages([(figure(table), "")], self.folder / name, kinds).values()
                 files += written

@@ -453,6 +453,7 @@ def test_a_forked_process_writes_nothing(tmp_path, inputs):
             with watch:
                 optimizer.step()  # a backward pass may wait for threads that a fork has not copied
                 watch.measure()
+                watch.draw()
             status = 0
         finally:
             os._exit(status)
