@@ -166,7 +166,7 @@ class Observer:
         config = _config(subject, self.model, every)
         _check_folder(self.folder, config)
         with changed_by(self.model) as changed, undisturbed(self.model, hooks):
-            check_runs(replace(subject, name=subject.model))
+            check_runs(replace(subject, name=subject.model), is_read=False)
         self._undisturbed = partial(undisturbed, self.model, hooks, changed)
         with self._undisturbed():
             self._parts = _parts(self.model, subject.example, measures, subject.seed)

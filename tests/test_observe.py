@@ -281,7 +281,8 @@ class Touchy(nn.Module):
         drawn = random.random() + np.random.rand() + own.numpy.random() + own.python.random()
         drawn = drawn + torch.rand((), generator=own.torch)
         x_BND += self.position  # as the caller sees it
-        return self.layer(x_BND + 0.1 * self.embedding(ids_BN) + 1e-3 * drawn) + 1e-3 * (self.calls + len(self.seen))
+        # a result that differed from call to call would be refused
+        return self.layer(x_BND + 0.1 * self.embedding(ids_BN) + 0 * drawn) + 0 * (self.calls + len(self.seen))
 
 
 def touchy():
@@ -578,7 +579,8 @@ def test_without_layers_attention_and_weights_are_measured(tmp_path, caplog):
         watch.step()
     assert [record.message for record in caplog.records if "left out" in record.message] == [
         "observed_states is left out: OneModule: the attention calls of depth 1 have no submodule of their own that "
-        "returns states of the same shape (B, N, D) as its input; put each layer into a submodule"
+        "returns states of the same shape (B, N, D) as its input; put each layer into a submodule; name its layers: "
+        "layers=[<submodule>,...]"
     ]
     assert not (tmp_path / "a" / "observed_states.csv").exists()
     assert watch.table("attention").groupby("step").size().tolist() == [2, 2, 2]

@@ -309,9 +309,14 @@ def _example(inputs: Tensor, targets: Tensor | None, config: Any, special: tuple
 
 
 @torch.no_grad()
-def check_runs(subject: ModuleSubject) -> None:
-    """ConfigError if a module cannot be read, does not run on all of its inputs, or if the targets do not fit what it
-    returns."""
+def check_runs(subject: ModuleSubject, is_read: bool = True) -> None:
+    """ConfigError if a module does not run on its inputs; and, if it is read, has no attention, fails on some of the
+    sequences, or returns what the targets do not fit."""
+    if not is_read:
+        for module in subject.modules.values():
+            with _told(subject, f"does not run on inputs={subject.inputs}"):
+                subject.example.run(module)
+        return
     with _told(subject, f"does not run on inputs={subject.inputs}"):
         reads = subject.reads
     for read in reads.values():

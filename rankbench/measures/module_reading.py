@@ -443,8 +443,10 @@ def _warn_of_padding(module: nn.Module, example: Example) -> None:
     if ids_BN.is_floating_point() or ids_BN.dim() != 2 or example.axis(0) != 0 or ids_BN.dtype == torch.bool:
         return
     runs_B, last_B = _run_at_the_end(ids_BN), ids_BN[:, -1]
-    for token in last_B[runs_B > 1].unique():
-        if len(runs_B[last_B == token]) < len(runs_B) or runs_B[last_B == token].unique().numel() > 1:
+    for token in last_B.unique():
+        runs = runs_B[last_B == token]
+        at_ends_alone = int(runs.sum()) == int((ids_BN == token).sum())
+        if at_ends_alone and runs.sum() > 2 and (len(runs) < len(runs_B) or runs.unique().numel() > 1):
             log.warning(
                 "%s: some sequences end in several tokens %d, which count like all others; if they are padding, give a "
                 "mask with the inputs, and mask=present:<its name> or mask=absent:<its name>",

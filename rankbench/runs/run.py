@@ -31,7 +31,16 @@ OBSERVED = ("observed_states", "observed_attention", "observed_weights", "observ
 FORMAT = 1  # of a run's folder; a later rankbench that changes the format raises this number
 STATUSES = ("finished", "diverged", "running", "failed")
 GROWING = ("metrics", "layers", *OBSERVED)  # tables that are written line by line during a training
-WORDS = (*WHO[:-1], "split", "sublayer", "view", "submodule", "parameter", "dtype")  # columns of these without numbers
+WORDS = (
+    *WHO[:-1],
+    "split",
+    "sublayer",
+    "view",
+    "submodule",
+    "kind",
+    "parameter",
+    "dtype",
+)  # columns of these without numbers
 # Keys, and groups of them, that may differ between the command that began a run and the one that continues it: they
 # change none of its numbers
 FREE_KEYS = ("out", "plugins", "beyond_memory", "analysis", "claims", "published", "objective")

@@ -543,9 +543,14 @@ def read(
     kwargs = dict(kwargs)
     plain, again = _Plain(module, submodule), _Plain(module, submodule)
     output = plain.passed(args, kwargs)
-    again.passed(args, kwargs)
-    _check_repeats(module, plain.sizes, again.sizes)
-    del again
+    repeated = again.passed(args, kwargs)
+    if (
+        _differ(output, repeated)
+        or [*plain.states] != [*again.states]
+        or any(_differ(state.left, again.states[run].left) for run, state in plain.states.items())
+    ):
+        _refuse_change(module, plain.sizes, again.sizes)
+    del again, repeated
     ways = [(TOUCH, frozenset()), (TOUCH / 100, frozenset()), (0.0, frozenset())]  # 0: what the tags say
     while ways:
         touched = _Touched(module, submodule, plain, *ways.pop(0))
@@ -573,20 +578,30 @@ def read(
     )  # fmt: skip
 
 
-def _check_repeats(module: Callable, sizes: list[tuple[Call, Tensor]], again: list[tuple[Call, Tensor]]) -> None:
-    """ConfigError, naming the first call that differs, unless two passes gave the same numbers."""
+def _differ(x: Any, y: Any) -> bool:
+    """Whether what two passes returned differs by more than rounding."""
+    pairs = [(first, second) for (_, first), (_, second) in zip(named_tensors(x), named_tensors(y), strict=False)]
+    return any(
+        a.shape != b.shape
+        or bool(((a - b).abs() > REPEATED * torch.finfo(a.dtype).eps * a.abs().nan_to_num().max()).any())
+        for a, b in pairs
+        if a.numel()
+    )
+
+
+def _refuse_change(module: Callable, sizes: list[tuple[Call, Tensor]], again: list[tuple[Call, Tensor]]) -> None:
+    """ConfigError that names the first call that differs between two passes."""
     first = next(
         (one for (one, x), (other, y) in zip(sizes, again, strict=False)
          if one.function != other.function or one.module != other.module
          or bool(((x - y)[:2].abs() > REPEATED * x[2] * x[1]).any())),
         None if len(sizes) == len(again) else (sizes + again)[min(len(sizes), len(again))][0],
     )  # fmt: skip
-    if first is not None:
-        name = type(module).__name__ if isinstance(module, nn.Module) else getattr(module, "__name__", str(module))
-        raise ConfigError(
-            f"{name}: {first} gives other numbers when the module runs again on the same inputs, so no two passes "
-            "measure one network; take out what differs from call to call (random numbers, a counter, a cache)"
-        )
+    name = type(module).__name__ if isinstance(module, nn.Module) else getattr(module, "__name__", str(module))
+    raise ConfigError(
+        f"{name}: {first or 'it'} gives other numbers when the module runs again on the same inputs, so no two passes "
+        "measure one network; take out what differs from call to call (random numbers, a counter, a cache)"
+    )
 
 
 def _name(path: Sequence[Any]) -> str:
