@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
+from rankbench import plugins
 from rankbench.keys import ConfigError, closest
 
 TARGETS = "targets"  # name of the tensor, in a file of inputs, against which the output is scored
@@ -167,6 +169,8 @@ def _import(source: str, spec: str) -> ModuleType:
             raise ConfigError(f"model={spec}: not a module; give <file>.py:<function> or <package.module>:<function>")
         sys.path.insert(0, os.getcwd())
         try:
+            if (found := PathFinder.find_spec(source.partition(".")[0])) is not None and found.origin is not None:
+                plugins.name(Path(found.origin))
             return importlib.import_module(source)
         except ModuleNotFoundError as error:
             if error.name is not None and source.startswith(error.name):
@@ -181,11 +185,12 @@ def _import(source: str, spec: str) -> ModuleType:
         raise ConfigError(f"model={spec}: no file {path}; give <file>.py:<function> or <package.module>:<function>")
     code = ModuleType(path.stem)
     code.__file__ = str(path.resolve())
+    plugins.name(path)
     sys.path.insert(0, str(path.resolve().parent))  # as `python mine.py` finds the modules next to it
     sys.modules[path.stem] = code
     try:
         # not by an import, whose cache misses a change made within one second of the last
-        exec(compile(path.read_text(encoding="utf-8"), path, "exec"), code.__dict__)
+        exec(compile(path.read_bytes(), path, "exec"), code.__dict__)
     finally:
         sys.path.remove(str(path.resolve().parent))
     return code
