@@ -7,15 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
+import pandas as pd
 import pytest
+import torch
 from command_line import rankbench, refused, succeeds
 from forked import begin, fork
 
-from rankbench.analyses import runner
+from rankbench.analyses import ANALYSES, Analysis, runner
 from rankbench.commands import cli
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, printable
+from rankbench.tasks import Batch, check_sample
 from rankbench.training import loop
 
 pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
@@ -183,6 +188,94 @@ ANALYSES = {"residual_twice": replace(OURS["residual"], table=table)}
     assert "plug_that_exits.py, line 7: your own code raised SystemExit; " in printed
     assert "Traceback" not in printed and "hydra" not in printed
     assert len(list(tmp_path.glob("sweep/*/residual_twice.csv"))) == 1
+
+
+def wrong(value):
+    return Analysis(dict, lambda *_: value, None, str, columns=())
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "its table gave a NoneType"),
+        ([1], "its table gave a list"),
+        (pd.Series([1]), "its table gave a Series"),
+        (pd.DataFrame(), "its table gave no rows"),
+        (pd.DataFrame({"a": []}), "its table gave no rows"),
+        (pd.DataFrame({"a": [1], "seed": [1]}), "its table gave seed"),
+    ],
+    ids=str,
+)
+def test_what_is_no_table_of_an_analysis_is_one_line(value, said, monkeypatch):
+    @dataclass
+    class Subject:
+        seed: int = 0
+        who: ClassVar[dict] = {"run": "a", "task": "b", "model": "c", "seed": 0}
+
+    monkeypatch.setitem(ANALYSES, "mine", wrong(value))
+    with pytest.raises(
+        ConfigError, match=f"^analysis=mine: {said}; a table returns a DataFrame with rows, without run"
+    ):
+        runner.measure("mine", {}, [Subject()])
+
+
+@pytest.mark.parametrize("part", ["digest", "figure"])
+def test_what_is_no_digest_or_figure_is_one_line(part, tmp_path, monkeypatch):
+    monkeypatch.setitem(ANALYSES, "residual", replace(ANALYSES["residual"], **{part: lambda *_: None}))
+    result = rankbench("analyze", *SIZES, *MEASURED, "out=out", at=tmp_path)
+    kind = {"digest": "str", "figure": "Figure"}[part]
+    line = f"rankbench analyze: analysis=residual: its {part} gave a NoneType; return a {kind}"
+    assert result.code == 1 and result.err.splitlines()[-1] == line
+
+
+# --- a plug-in's task ------------------------------------------------------------------------------------------------
+
+TOKENS = torch.tensor([[0, 1, 4], [2, 3, -1]])
+
+
+@dataclass(frozen=True)
+class Mine:
+    """A task with the batch that it is given."""
+
+    batch: object
+    target_kind: str = "classes"
+    input_kind: ClassVar[str] = "tokens"
+    name: ClassVar[str] = "mine"
+    num_inputs: ClassVar[int] = 5
+    num_outputs: ClassVar[int] = 5
+    length: ClassVar[int] = 4
+
+    def sample(self, num_sequences, generator):
+        assert num_sequences == 2 and isinstance(generator, torch.Generator)
+        return self.batch
+
+
+@pytest.mark.parametrize(
+    ("batch", "kind", "said"),
+    [
+        (None, "classes", "gave a NoneType; return a Batch of two tensors"),
+        ((TOKENS, TOKENS), "classes", "gave a tuple; "),
+        (Batch(TOKENS, None), "classes", "gave a Batch; return a Batch of two tensors"),
+        (Batch(TOKENS, TOKENS[:, :2]), "classes", "gave targets of shape (2, 2); allowed are (2, 3), with up to "),
+        (Batch(TOKENS[1:], TOKENS[1:]), "classes", "gave inputs of shape (1, 3); allowed are (2, 3)"),
+        (Batch(TOKENS[:, 0], TOKENS[:, 0]), "classes", "gave inputs of shape (2,); allowed are (2, 4)"),
+        (Batch(TOKENS.repeat(1, 2), TOKENS.repeat(1, 2)), "classes", "gave inputs of shape (2, 6); "),
+        (Batch(TOKENS.float(), TOKENS), "classes", "gave inputs of torch.float32; allowed is torch.int64"),
+        (Batch(TOKENS + 1, TOKENS), "classes", "gave inputs from 0 to 5; allowed are values from 0 to 4"),
+        (Batch(TOKENS, TOKENS - 1), "classes", "gave targets from -2 to 3; "),
+        (Batch(TOKENS, TOKENS), "numbers", "gave targets of shape (2, 3); allowed are (2, 3, 5)"),
+        (Batch(TOKENS, torch.zeros(2, 3, 5).long()), "numbers", "gave targets of torch.int64; allowed is a floating"),
+    ],
+)
+def test_sequences_that_do_not_fit_their_task_are_one_line(batch, kind, said):
+    with pytest.raises(ConfigError) as error:
+        check_sample(Mine(batch, kind))
+    assert said in str(error.value).partition("task=mine: sample")[2] and "\n" not in str(error.value)
+
+
+def test_sequences_that_fit_their_task_pass():
+    check_sample(Mine(Batch(TOKENS, TOKENS)))
+    check_sample(Mine(Batch(TOKENS, torch.zeros(2, 3, 5)), "numbers"))
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
