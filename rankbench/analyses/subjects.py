@@ -40,6 +40,7 @@ def subjects_of_run(run: Run, machine: Machine, seeds: list[int] | None = None) 
 
     ConfigError if all of them have diverged, or if the checkpoint does not fit the config.
     """
+    run.check_seeds()
     cfg, stacked = run.config, run.weights()
     task = build_task(cfg.task)
     diverged = {row["seed"] for row in run.summary().get("seeds", ()) if row["status"] == "diverged"}

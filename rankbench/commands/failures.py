@@ -3,6 +3,7 @@
 Everything that a command does runs within `refusing`, or within `one_line` of a job.
 """
 
+import errno
 import io
 import os
 import sys
@@ -90,6 +91,8 @@ def _line_of_disk(error: OSError) -> str:
     """A disk error with the file concerned, which Hydra's own writes do not name."""
     if error.errno is None:
         return str(error)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{error.filename or 'a file'}: cannot be opened ({error.strerror}); `ulimit -n` raises their number"
     if error.filename is not None:
         named = f"{error.filename}: cannot be made, read or written ({error.strerror})"
         for word in sys.argv[1:]:

@@ -209,8 +209,13 @@ def read_inputs(path: str, tokenize: Callable[[list[str]], Mapping[str, Tensor]]
         raise ConfigError(f"inputs={path}: no such file; allowed are files .npy, .safetensors and .txt")
     if file.suffix == ".npy":
         try:
-            return as_example(torch.from_numpy(np.load(file, allow_pickle=False)), f"inputs={path}")
-        except (ValueError, TypeError, EOFError) as error:
+            with file.open("rb") as opened:
+                return as_example(torch.from_numpy(np.load(opened, allow_pickle=False)), f"inputs={path}")
+        except (MemoryError, OSError):
+            raise
+        except ConfigError:
+            raise
+        except Exception as error:  # a foreign file can make the library fail in any way
             raise ConfigError(f"inputs={path}: not an array of numbers ({error}); write it with numpy.save") from None
     if file.suffix == ".safetensors":
         try:
@@ -226,7 +231,10 @@ def read_inputs(path: str, tokenize: Callable[[list[str]], Mapping[str, Tensor]]
             raise ConfigError(
                 f"inputs={path}: a text needs a tokenizer; give tokenizer=<hub id or folder>, or token ids in a .npy"
             )
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        try:
+            lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"inputs={path}: not a text in UTF-8 ({error}); give one sequence per line") from None
         if not lines:
             raise ConfigError(f"inputs={path}: has no text; give one sequence per line")
         return as_example(tokenize(lines), f"inputs={path}")
