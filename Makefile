@@ -6,7 +6,7 @@ TWO := -n 2 --dist worksteal
 STAMP := .venv/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo laptop paper test test-slow test-gpu test-extras campaigns lint format smoke docs wheel clean
+.PHONY: help setup demo laptop paper test test-slow test-gpu test-extras test-lowest campaigns lint format smoke docs wheel clean
 
 # One thread a process: two pytest workers with spinning thread pools slow each other down many times over.
 test test-slow test-extras campaigns smoke wheel: export OMP_NUM_THREADS = 1
@@ -64,6 +64,9 @@ $(EXTRAS)/.stamp: $(STAMP)
 test-extras: $(EXTRAS)/.stamp ## install the extras, and test launchers, search, writers and a real checkpoint with them
 	PYTHONPATH=$(CURDIR)/$(EXTRAS) $(BIN)/pytest -m '' tests/test_launchers.py tests/test_writers.py \
 		tests/test_pretrained.py::test_a_real_albert tests/test_pretrained.py::test_the_spectrum_of_a_real_albert
+
+test-lowest: setup ## run commands with the lowest version of every dependency but torch
+	.ci/lowest
 
 campaigns: export PYTHONPATH = $(CURDIR)/tests:$(CURDIR)
 campaigns: setup ## test kills, power cuts, full disks and nonsense input; writes docs/RELIABILITY.md, in an hour or so

@@ -31,6 +31,8 @@ LIMITS = {  # attribute of Key: its word, and the comparison that every allowed 
 class ConfigError(ValueError):
     """A user's mistake in one line: what is wrong, what was given, what is allowed, what to do next."""
 
+    frames = ""  # lines of a traceback, of a user's own code that led here
+
     def __init__(self, message: str) -> None:
         super().__init__(shortened(message))
 
@@ -229,8 +231,13 @@ def shortened(message: str) -> str:
     def cut(text: str) -> str:
         return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[5 - LONGEST // 2 :]}"
 
-    given, colon, rest = re.sub(r"\s*[\n\r]\s*", " ", message).partition(": ")
+    given, colon, rest = printable(re.sub(r"\s*[\n\r]\s*", " ", message)).partition(": ")
     return cut(given) + colon + re.sub(rf"\S{{{LONGEST},}}", lambda match: cut(match[0]), rest)
+
+
+def printable(text: str) -> str:
+    """The text with its control characters, and the bytes of file names that are no UTF-8, as escapes."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", lambda match: ascii(match[0])[1:-1], text)
 
 
 def unknown(name: str, got: Any, allowed: Iterable[str]) -> str:

@@ -31,6 +31,9 @@ class Plugin(NamedTuple):
 
 FOUND: dict[str, Plugin] = {}  # by the module's name, in this process
 LOADED: set[str] = set()
+MODULES: set[Path] = set()  # files of code that the user named in other ways, as model=mine.py:build
+OURS = (Path(__file__).parent, Path(os.__file__).parent)  # and Python's
+LIBRARIES = {"site-packages", ".venv"}  # folders
 
 
 def find(names: Iterable[str] = ()) -> None:
@@ -118,6 +121,23 @@ def _brought(module: ModuleType, plugin: Plugin, kind: str, ours: dict[str, Any]
     if known := next((name for name in theirs if name in ours), None):
         raise ConfigError(f"{plugin.asked}: {kind} has {known}, which exists already; give it another name")
     return theirs
+
+
+def name(file: Path) -> None:
+    """Note a file of the user's own code that is no plug-in."""
+    if not LIBRARIES & set(file.resolve().parts):
+        MODULES.add(file.resolve())
+
+
+def is_of_user(file: str) -> bool:
+    """Whether this is a file of code that the user named, or is next to one and no library."""
+    if file.startswith("<"):  # of no file
+        return False
+    path = Path(file).resolve()
+    is_library = bool(LIBRARIES & set(path.parts)) or any(map(path.is_relative_to, OURS))
+    named = {plugin.file.resolve() for plugin in FOUND.values()} | MODULES
+    packages = [file.parent for file in named if not is_library or file.stem == "__init__"]
+    return path in named or any(map(path.is_relative_to, packages))
 
 
 def waiting() -> bool:

@@ -82,7 +82,7 @@ def logging_to(path: Path | None, to_terminal: bool = True) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():  # opening a pipe would wait for its reader
             raise ConfigError(f"{path}: not a regular file; remove it")
-        handlers.append(LogFile(path, encoding="utf-8"))
+        handlers.append(LogFile(path, encoding="utf-8", errors="backslashreplace"))
         handlers[0].setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     if to_terminal:
         from tqdm.contrib.logging import _TqdmLoggingHandler as TerminalHandler

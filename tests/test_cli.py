@@ -628,11 +628,11 @@ def test_a_sweep_is_gathered_whatever_one_of_its_jobs_raises(tmp_path, monkeypat
 
     def failing(cfg, run, *words):
         if cfg.model.heads == 2:
-            raise RuntimeError("out of memory")
+            raise RuntimeError("a bug")
         return trained(cfg, run, *words)
 
     monkeypatch.setattr(loop, "train", failing)
-    with pytest.raises(RuntimeError, match="out of memory"):  # a fault of ours keeps its traceback
+    with pytest.raises(RuntimeError, match="a bug"):  # a fault of ours keeps its traceback
         rankbench("train", "-m", *TINY, "model.heads=1,2", "out=sweep", at=tmp_path)
     assert list(pd.read_csv(tmp_path / "sweep" / "sweep.csv").job_status) == ["finished", "absent"]
     assert (tmp_path / "sweep" / "report.html").exists()

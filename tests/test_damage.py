@@ -3,9 +3,11 @@
 import json
 import os
 import shutil
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
+import torch
 import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -20,9 +22,10 @@ from rankbench.report.jobs import find_runs
 from rankbench.report.report import gather
 from rankbench.runs.machine import Machine
 from rankbench.runs.records import read_json, read_yaml
-from rankbench.runs.run import Run
+from rankbench.runs.run import WEIGHTS, Run
 from rankbench.runs.sweep import JOBS, Sweep
 from rankbench.runs.tables import read_table
+from rankbench.training import loop
 from rankbench.training.loop import train
 from rankbench.training.seeds_side_by_side import Training
 
@@ -116,6 +119,17 @@ def test_a_state_that_changed_since_it_was_written_is_one_line(stopped, tmp_path
     one_line(error, f"{path}: changed since it was written; ")
 
 
+@pytest.mark.parametrize("facts", [None, "nonsense", "[" * 10**5, "9" * 5000], ids=lambda facts: str(facts)[:4])
+def test_a_state_whose_facts_are_none_is_one_line(stopped, tmp_path, facts):
+    path = copy_of(stopped, tmp_path).folder / "training_state.safetensors"
+    save_file(load_file(path), path, {} if facts is None else {"facts": facts})
+    with pytest.raises(ConfigError) as error:
+        Run(path.parent).state()
+    assert one_line(error, f"{path}: not a training state (").endswith(
+        "; remove it to train the run from the beginning"
+    )
+
+
 @pytest.mark.parametrize(
     "rows",
     ["=1+cmd(),0", "9" * 5000 + ",0", "\0,0", "1" * 200_000 + ",0", "0,0,0,0,0,0,0,0,0,0"],
@@ -127,6 +141,79 @@ def test_odd_rows_of_an_interrupted_run_are_one_line(cfg, stopped, tmp_path, row
     with pytest.raises(ConfigError) as error:
         train(cfg, Run(path.parent))
     one_line(error, f"{path}: not readable as a table of steps (")
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
+def test_weights_that_are_no_floating_point_numbers_are_one_line(stopped, tmp_path, dtype):
+    run = copy_of(stopped, tmp_path)
+    run.save_weights({name: weight.to(dtype) for name, weight in run.weights().items()})
+    with pytest.raises(ConfigError) as error:
+        run.weights()
+    assert f" is of {dtype}, and weights are of floating point; " in one_line(error, run.folder / WEIGHTS)
+
+
+def flipped(path):
+    """Flip one bit in the last byte of a file, which is one of the last weight's mantissa."""
+    content = bytearray(path.read_bytes())
+    content[-4] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES_OF_WEIGHTS = {
+    "flipped": flipped,
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "gone": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES_OF_WEIGHTS)
+def test_damaged_weights_of_a_finished_run_are_written_again_from_its_state(cfg, trained, tmp_path, damage):
+    path = copy_of(trained, tmp_path).folder / WEIGHTS
+    whole = path.read_bytes()
+    DAMAGES_OF_WEIGHTS[damage](path)
+    with pytest.raises(ConfigError) as error:
+        subjects_of_run(Run(path.parent), Machine.prepare(compose("analyze")))
+    one_line(error, f"{path}: {'missing' if damage == 'gone' else 'changed since the training ended; '}")
+    train(cfg, Run(path.parent))
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("damage", DAMAGES_OF_WEIGHTS)
+def test_damaged_weights_of_a_run_without_a_state_are_one_line(cfg, trained, tmp_path, damage):
+    run = copy_of(trained, tmp_path)
+    run.drop_state()
+    DAMAGES_OF_WEIGHTS[damage](run.folder / WEIGHTS)
+    with pytest.raises(ConfigError) as error:
+        train(cfg, run)
+    one_line(error, f"{run.folder / WEIGHTS}: missing, or changed since the training ended; put back the file ")
+
+
+def test_a_config_of_other_seeds_is_one_line(trained, tmp_path):
+    run = copy_of(trained, tmp_path)
+    config = yaml.safe_load((run.folder / "config.yaml").read_text())
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(config | {"seed": 5}))
+    with pytest.raises(ConfigError) as error:
+        subjects_of_run(run, Machine.prepare(compose("analyze")))
+    one_line(error, f"run={run.folder}: config.yaml has the seeds [5, 6], summary.json has [0, 1]; put back the file")
+
+
+# --- a run that died before it began ---------------------------------------------------------------------------------
+
+
+def test_a_folder_whose_run_died_before_training_may_begin_with_other_keys(cfg, tmp_path, monkeypatch):
+    run, other = Run(tmp_path / "run"), compose("train", *TINY, "seed=7")
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match=r"^out of memory: "):
+        patch.setattr(loop, "Training", Mock(side_effect=MemoryError))
+        train(cfg, run)
+    assert run.status == "failed" and not run.has_begun
+    train(other, run)
+    assert run.config.seed == 7 and [row["seed"] for row in run.summary()["seeds"]] == [7, 8]
+    with pytest.raises(ConfigError) as error:
+        train(cfg, run)
+    one_line(error, f"seed=0: the run in {run.folder} was begun with seed=7; ")
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
@@ -290,6 +377,14 @@ def test_a_changed_table_is_computed_again(cfg, trained, tmp_path, caplog, unpai
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_names_a_run_whose_folder_is_no_utf8(trained, tmp_path, unpainted_here):
+    name = os.fsdecode(b"a\xffb")
+    (tmp_path / "report").mkdir()
+    gather([copy_of(trained, tmp_path, name).folder], tmp_path / "report")
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert "../a%FFb/" in page and "a\\udcffb" in page
 
 
 @pytest.mark.parametrize("name", ["a$\\frac{$b", "a$b$c", "$"])

@@ -1,14 +1,17 @@
 """rankbench.commands.callback: a wrong config is refused before its folder is made."""
 
+import io
 import os
+import sys
 
 import hydra
 import pytest
 from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
-from rankbench.commands.callback import Gate, check_everything, refusing
+from rankbench.commands.callback import Gate, check_everything
 from rankbench.commands.compose import register, resolve
+from rankbench.commands.failures import refusing
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
 
@@ -152,7 +155,11 @@ def test_what_hydra_holds_of_a_sweeps_jobs_has_no_configs():
     assert returned.cfg is None and returned.hydra_cfg is None
 
 
-def test_a_reader_of_our_output_that_has_exited_is_no_refusal():
+def test_a_reader_of_our_output_that_has_exited_is_no_refusal(monkeypatch):
     """As in `rankbench explain model.norm | head -1`, which ends without a line."""
-    with pytest.raises(BrokenPipeError), refusing(""):
+    errors = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "stderr", errors)
+    with pytest.raises(SystemExit) as stop, refusing(""):
         raise BrokenPipeError(32, "Broken pipe")
+    assert (stop.value.code, errors.getvalue()) == (141, "")

@@ -504,6 +504,42 @@ def test_inputs_from_files(tmp_path, ids):
     assert example.kwargs["ids"].tolist() == [[3], [3]]
 
 
+def npy(header):
+    """An .npy of this header, and 100 bytes of numbers."""
+    text = header.ljust(117) + b"\n"
+    return np.lib.format.magic(1, 0) + len(text).to_bytes(2, "little") + text + bytes(100)
+
+
+SHAPED = b"{'descr': '<f4', 'fortran_order': False, 'shape': %s, }"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"PK\x03\x04 and no zip", npy(b"{'descr': '<f4', 'fortran_ord"), npy(b"(" * 110)),
+        *(npy(SHAPED % shape) for shape in (b"(9, 3)", b"(2, -3)", b"(-1,)")),
+    ],
+    ids=lambda content: repr(content[10:70]),
+)
+def test_a_damaged_npy_is_one_line(content, tmp_path):
+    (tmp_path / "x.npy").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"x.npy: not an array of numbers \(.*\); write it with numpy.save$"):
+        read_inputs(str(tmp_path / "x.npy"))
+
+
+def test_an_npy_larger_than_the_memory_is_one_line_with_its_size(tmp_path):
+    (tmp_path / "x.npy").write_bytes(npy(SHAPED % b"(400000, 500000)"))
+    (tmp_path / "mine.py").write_text("import torch\ndef build(): return torch.nn.Linear(2, 2)")
+    line = refused("analyze", "model=mine.py:build", "inputs=x.npy", "analysis=[residual]", at=tmp_path)
+    assert line.startswith("rankbench analyze: out of memory (Unable to allocate 745. GiB for an array with shape ")
+
+
+def test_a_text_that_is_no_utf8_is_one_line(tmp_path):
+    (tmp_path / "x.txt").write_bytes(b"caf\xe9\n")
+    with pytest.raises(ConfigError, match=r"x\.txt: not a text in UTF-8"):
+        read_inputs(str(tmp_path / "x.txt"), dict)
+
+
 def test_a_pickle_in_an_npy_is_not_opened(tmp_path):
     np.save(tmp_path / "x.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(ConfigError, match="not an array of numbers"):

@@ -19,7 +19,7 @@ import numpy as np
 import pooch
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import rankbench
@@ -622,6 +622,59 @@ def test_missing_weights_are_named(tmp_path):
     assert "lacks 1 weights of BertModel: encoder.layer.1.output.dense.weight" in message(load_checkpoint, path, 0)
 
 
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+def test_tensors_that_are_not_in_the_model_are_said(tmp_path, suffix, caplog):
+    """Of more layers than config.json says, and a mask of integers, which is no weight."""
+    model = built("Bert")
+    path = saved(model, tmp_path, suffix)
+    rewrite(tmp_path, {"num_hidden_layers": 2}, lambda weights: weights | {"embeddings.mask": torch.ones(3).long()})
+    assert len(load_checkpoint(path, 0).trained.encoder.layer) == 2
+    (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("rankbench")]
+    of_layer = [name for name in model.state_dict() if name.startswith("encoder.layer.2.")]
+    assert line.startswith(f"{path}: {len(of_layer) + 1} tensors of the file are not in the model: embeddings.mask, ")
+
+
+def test_tensors_under_another_name_are_said_next_to_the_missing_ones(tmp_path):
+    path = saved(built("Bert"), tmp_path)
+    rewrite(tmp_path, {}, lambda weights: {name.replace("layer.1.", "layer_1."): x for name, x in weights.items()})
+    text = message(load_checkpoint, path, 0)
+    assert "lacks 16 weights of BertModel: encoder.layer.1." in text
+    assert "; 16 tensors of the file are not in the model: encoder.layer_1." in text
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool], ids=str)
+def test_weights_of_integers_are_one_line(tmp_path, suffix, dtype):
+    path = saved(built("Bert"), tmp_path, suffix)
+    name = "encoder.layer.1.output.dense.weight"
+    rewrite(tmp_path, {}, lambda weights: weights | {name: weights[name].to(dtype)})
+    wanted = f"{path}: {name} is of {dtype}, and weights are floating-point numbers; fetch the files again"
+    assert message(load_checkpoint, path, 0) == wanted
+
+
+@pytest.mark.parametrize("layers", [0, -1])
+def test_a_config_without_layers_is_one_line(tmp_path, layers):
+    path = saved(built("GPT2"), tmp_path)
+    rewrite(tmp_path, {"n_layer": layers}, lambda weights: weights)
+    assert message(load_checkpoint, path, 0) == f"{path}: config.json says {layers} layers; fetch it again"
+
+
+def test_quantised_weights_are_one_line(tmp_path):
+    path = saved(built("GPT2"), tmp_path)
+    rewrite(tmp_path, {"quantization_config": {"quant_method": "unheard"}}, lambda weights: weights)
+    assert message(load_checkpoint, path, 0).startswith(f"{path}: its weights are quantised (unheard), and ")
+
+
+def rewrite(folder, changes, weights):
+    """Change a saved model's config and weights."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    if (file := folder / "model.safetensors").exists():
+        save_file(weights(load_file(file)), file, {"format": "pt"})
+    else:
+        torch.save(weights(torch.load(folder / "pytorch_model.bin")), folder / "pytorch_model.bin")
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"not json"])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_broken_files_are_one_line(tmp_path, name, content):
@@ -664,8 +717,12 @@ def test_weights_of_another_shape_are_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["google/no-such-model", "no-such-model"])
-def test_a_name_on_the_hub_without_a_network_is_one_line(path):
+def test_a_name_on_the_hub_without_a_network_is_one_line_within_seconds(path, monkeypatch):
+    slept = []
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://192.0.2.1")  # an address that nobody has
+    monkeypatch.setattr("time.sleep", slept.append)  # between the library's tries
     text = message(load_checkpoint, path, 0)
+    assert slept == []
     assert text.startswith(f"{path}: no folder of this name, and none from the hub: ")
     assert "fetch config.json, model.safetensors or pytorch_model.bin" in text
 

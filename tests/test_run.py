@@ -420,6 +420,7 @@ def test_a_run_of_before_a_key_was_there_has_what_was_there_before(tmp_path):
     path.write_text(yaml.safe_dump(plain))
     assert run.config == cfg
     run.check_same(cfg)
+    (run.folder / "metrics.csv").write_text("step,seed\n0,0\n")  # training has begun
     with pytest.raises(ConfigError, match=r"model.temperature=2.0: the run in .* was begun with model.temperature=1.0"):
         run.check_same(compose("train", "model.layers=3", "model.temperature=2.0"))
 

@@ -28,7 +28,7 @@ from rankbench.runs.files import write_json, write_text
 from rankbench.runs.machine import Machine, explaining_memory, git_state, source_digest
 from rankbench.runs.records import read_json
 from rankbench.runs.run import FORMAT, Run, config_text, find_run
-from rankbench.runs.tables import read_table, with_who, write_table
+from rankbench.runs.tables import WHO, read_table, with_who, write_table
 from rankbench.tasks import Task, build_task
 
 # Everything that determines a table: its name in analyses.json, and in words
@@ -168,7 +168,7 @@ def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], fold
             done[name] = key | {"git": git_state(), "seconds": round(time.perf_counter() - began, 2)}
             write_json(done_file, done)
         tables[name] = read_table(csv)
-        lines += [ANALYSES[name].digest(tables[name]), f"-> {csv}"]
+        lines += [_returned(name, "digest", ANALYSES[name].digest(tables[name]), str), f"-> {csv}"]
     pages = {name: [plots.Page(table, None, "")] for name, table in tables.items()}
     lines += [drawn_line(files) for files in draw(pages, folder, cfg.published).values()]
     return lines + judge_all(cfg.claims, tables, folder, None)
@@ -232,12 +232,31 @@ def measure(
         if kept is None or (rows := kept.rows(number)) is None:
             how = "is measured"
             rows = (analysis.of_module if isinstance(subject, ModuleSubject) else analysis.table)(subject, options)
+            _check_rows(name, rows)
             if kept is not None and len(subjects) > 1 and time.perf_counter() - began > SECONDS_KEPT:
                 kept.keep(number, rows)
         parts.append(with_who(rows, **subject.who))
         if progress.disable:
             log.info("%s: seed %d %s (%d of %d)", name, subject.seed, how, number, len(subjects))
     return pd.concat(parts, ignore_index=True)
+
+
+def _check_rows(name: str, rows: Any) -> None:
+    """Raise ConfigError for what an analysis returned that is not the rows of one subject."""
+    if not isinstance(rows, pd.DataFrame) or rows.empty or (own := set(WHO) & set(rows)):
+        what = (
+            f"a {type(rows).__name__}" if not isinstance(rows, pd.DataFrame) else "no rows" if rows.empty else min(own)
+        )
+        raise ConfigError(
+            f"analysis={name}: its table gave {what}; a table returns a DataFrame with rows, without {', '.join(WHO)}"
+        )
+
+
+def _returned(name: str, part: str, value: Any, kind: type) -> Any:
+    """What a part of an analysis returned; ConfigError unless it is of this kind."""
+    if not isinstance(value, kind):
+        raise ConfigError(f"analysis={name}: its {part} gave a {type(value).__name__}; return a {kind.__name__}")
+    return value
 
 
 def draw(
@@ -253,7 +272,8 @@ def draw(
     for name, pages_of_name in pages.items():
         if (figure := ANALYSES[name].figure) is not None:
             drawn = ((figure(page.rows, published_numbers, page.facet), page.note) for page in pages_of_name)
-            figures = ((plots.fit(drawn_page, column), note) for drawn_page, note in drawn)
+            checked = ((_returned(name, "figure", drawn_page, plots.Figure), note) for drawn_page, note in drawn)
+            figures = ((plots.fit(drawn_page, column), note) for drawn_page, note in checked)
             files |= plots.save_pages(figures, folder / name, kinds)
     return files
 

@@ -46,6 +46,7 @@ def subjects_of_run(
     uncounted: kinds of tokens that are left out.
     ConfigError if all of them have diverged, or if the checkpoint does not fit the config.
     """
+    run.check_seeds()
     cfg, stacked = run.config, run.weights()
     task = build_task(cfg.task)
     diverged = {row["seed"] for row in run.summary().get("seeds", ()) if row["status"] == "diverged"}

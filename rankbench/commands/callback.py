@@ -19,8 +19,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from rankbench.commands.checks import check_corpus, check_records
-from rankbench.commands.cli import refuse
 from rankbench.commands.compose import load_plugins, register, resolve
+from rankbench.commands.failures import quit_silently, refuse, refusing
 from rankbench.commands.finished_jobs import finished_job, recipe, surroundings
 from rankbench.commands.messages import explaining
 from rankbench.commands.resolvers import job_folder
@@ -42,7 +42,7 @@ class Gate(Callback):
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         """Check the config of a single run."""
-        with refusing(config.hydra.job.name):
+        with _ending(config.hydra.job.name):
             check_job(_job_config(config), _typed_words(config))
 
     def __reduce__(self) -> tuple:
@@ -57,7 +57,7 @@ class Gate(Callback):
     def on_multirun_start(self, config: DictConfig, config_name: str, **_: Any) -> None:
         """Check the config of every job of a sweep, if the sweeper knows them beforehand, and list them in its
         folder."""
-        with refusing(config.hydra.job.name):
+        with _ending(config.hydra.job.name):
             if config.hydra.launcher._target_.endswith("SlurmLauncher") and shutil.which("srun") is None:
                 raise ConfigError(
                     "cluster=slurm: no srun here; start it on a machine of the cluster, or try cluster=submitit_local"
@@ -89,6 +89,8 @@ class Gate(Callback):
             varied = [override.get_key_element() for override in overrides if override.is_sweep_override()]
             for line in [*gather_sweep(folder, varied), *_best_trial(folder, config)]:
                 print(line)
+        except BrokenPipeError:
+            quit_silently()
         except Exception as error:
             reason = " ".join(str(error).split())
             reason = reason if isinstance(error, ConfigError | WriteError) else f"{type(error).__name__}: {reason}"
@@ -175,16 +177,11 @@ def _resolved(word: str, composed: DictConfig) -> str:
 
 
 @contextmanager
-def refusing(command: str) -> Iterator[None]:
-    """Turn a ConfigError, an error of composition or a disk error into one line and exit code 1; a bug of ours shows
-    its traceback."""
+def _ending(command: str) -> Iterator[None]:
+    """End the process if what is inside fails: with one line, or with the traceback of a bug of ours."""
     try:
-        with explaining(command, []):
+        with refusing(command), explaining(command, []):
             yield
-    except BrokenPipeError:  # the reader of our output has exited
-        raise
-    except (ConfigError, OSError) as error:
-        refuse(command, str(error))
     except Exception:
         traceback.print_exc()
         raise SystemExit(1) from None

@@ -54,14 +54,17 @@ def measured(cfg: BaseConfig) -> BaseConfig:
 
 
 def check_corpus(cfg: Config) -> None:
-    """Refuse a text that is missing or does not fit. A check of its own, as a preset is valid without its corpus."""
+    """Refuse a text that is missing or does not fit, and sequences of a plug-in's task that do not. A check of its own,
+    as a preset is valid without its corpus."""
     from rankbench.analyses.modules import is_foreign
 
     if isinstance(cfg, BaseConfig) and not is_foreign(cfg):
         from rankbench.model import build_model
-        from rankbench.tasks import Corpus, build_task
+        from rankbench.tasks import Corpus, build_task, check_sample
 
         of_networks = measured(cfg)
         if isinstance(task := build_task(of_networks.task), Corpus):
             task.splits()
             build_model(of_networks.model, task)
+        elif not type(task).__module__.startswith("rankbench."):
+            check_sample(task)

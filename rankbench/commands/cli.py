@@ -1,15 +1,17 @@
 """The `rankbench` command: its words, its help and its refusals. torch is loaded only when the work begins."""
 
 import gc
-import io
 import os
+import signal
 import sys
-import traceback
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
-from pathlib import Path
-from typing import NoReturn
+
+from rankbench.commands import failures
+from rankbench.commands.failures import refuse, refusing
 
 COMMANDS = {
     "train": "train one run, all its seeds; with an experiment that names analyses, analyse it too",
@@ -45,16 +47,49 @@ Examples:
 def main() -> None:
     """The `rankbench` command."""
     gc.disable()  # until the work begins: imports leave no garbage, and collecting takes a fifth of the start-up
+    failures.wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    _complete_streams()
     try:
-        _dispatch(sys.argv[1:])
-        sys.stdout.flush()
-    except OSError as error:  # the output is a file on a full disk
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # the reader of our output has exited: `rankbench train --help | head`
-            raise SystemExit(141) from None
-        refuse("", one_line_of(error))
+        with refusing(""), _interrupted_by_signals():
+            _dispatch(sys.argv[1:])
+            sys.stdout.flush()
     finally:
         gc.enable()
+
+
+def _complete_streams() -> None:
+    """Put /dev/null in place of the standard streams that the caller closed, as daemons do: the next file opened would
+    take their place. Have a character that the terminal does not know printed by its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode))  # noqa: SIM115
+    if getattr(sys.stdout, "errors", None) == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+@contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP interrupt as Ctrl-C does; a training stops at the end of its step instead. SIGHUP stays
+    ignored under nohup."""
+    last = -1.0
+
+    def interrupt(*_: object) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last > 1:  # a closed terminal and its shell both send SIGHUP
+            last = now
+            raise KeyboardInterrupt
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    kinds = (signal.SIGTERM, signal.SIGHUP) if in_main_thread else ()
+    before = {kind: handler for kind in kinds if (handler := signal.getsignal(kind)) is not signal.SIG_IGN}
+    for kind in before:
+        signal.signal(kind, interrupt)
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 def _dispatch(words: list[str]) -> None:
@@ -65,12 +100,13 @@ def _dispatch(words: list[str]) -> None:
 
         print(f"rankbench {__version__}")
     elif words[0] in ("list", "explain", "completion"):
-        from rankbench.commands.callback import refusing
         from rankbench.commands.completion import script
+        from rankbench.commands.messages import explaining
         from rankbench.commands.usage import explained, list_of_presets
 
         texts = {"list": list_of_presets, "explain": explained, "completion": script}
-        with refusing("completion" if words[0] == "completion" else ""):
+        command = "completion" if words[0] == "completion" else ""
+        with refusing(command), explaining(command, []):
             print(texts[words[0]](words[1:]))
     elif words[0] == "__complete":
         from rankbench.commands.completion import candidates
@@ -88,21 +124,19 @@ def _dispatch(words: list[str]) -> None:
 
 
 def _run(command: str, words: list[str]) -> None:
-    """Hand over to Hydra, and turn a user's mistake into one line."""
+    """Hand over to Hydra."""
     import hydra
     from hydra._internal.utils import get_args_parser
 
     from rankbench.commands.compose import as_keys, register
     from rankbench.commands.messages import explaining, not_an_option
     from rankbench.config import conf_dir
-    from rankbench.keys import ConfigError
 
     register()
-    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra hand us its exceptions instead of printing them
     parser = get_args_parser()
     parser.error = lambda message: refuse(command, f"{message}; options are -m, --cfg job, --info defaults, --help")
-    try:
+    with refusing(command):
         # argparse accepts positional words only in one consecutive block
         words = sorted(as_keys(command, words), key=lambda word: word not in ("-m", "--multirun"))
         parsed, unknown = parser.parse_known_args(words)
@@ -115,7 +149,7 @@ def _run(command: str, words: list[str]) -> None:
             first = words.index(parsed.overrides[0])
             words = [*words[:first], *_named_after_what_varies(parsed.overrides), *words[first:]]
         sys.argv = [f"rankbench {command}", *words]
-        with nullcontext() if wants_traceback else explaining(command, words):
+        with nullcontext() if failures.wants_traceback else explaining(command, words):
             if parsed.help:
                 from rankbench.commands.usage import usage
 
@@ -124,18 +158,6 @@ def _run(command: str, words: list[str]) -> None:
             with _gathering_after_a_failure(), _mode_unset() if is_plain else nullcontext():
                 run = import_module(f"rankbench.commands.{command}").run
                 hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(run)()
-    except BrokenPipeError:
-        raise
-    except (ConfigError, OSError) as error:  # OSError: a disk that is full or that cannot be written
-        if wants_traceback:
-            raise
-        refuse(command, one_line_of(error))
-    except KeyboardInterrupt:
-        from rankbench.commands.callback import Gate
-
-        sweep = Gate.open_sweep
-        again = "" if sweep is None else f"; the same command with out={sweep.hydra.sweep.dir} continues"
-        refuse(command, f"interrupted{again}", 130)
 
 
 def _named_after_what_varies(words: list[str]) -> list[str]:
@@ -183,33 +205,3 @@ def _gathering_after_a_failure() -> Iterator[None]:
             with suppress(SystemExit):  # a failed report has printed its line, and the command fails anyway
                 Gate().on_multirun_end()
         raise
-
-
-def refuse(command: str, message: str, code: int = 1) -> NoReturn:
-    """Print the line of a refusal, and exit."""
-    from rankbench.keys import shortened
-
-    message = shortened(message)
-    print(f"rankbench {command}: {message}" if command else f"rankbench: {message}", file=sys.stderr)
-    raise SystemExit(code) from None
-
-
-def one_line_of(error: Exception) -> str:
-    """The text of a refusal, or of a disk error with the file concerned, which Hydra's own writes do not name."""
-    if not isinstance(error, OSError) or error.errno is None:
-        return str(error)
-    if error.filename is not None:
-        named = f"{error.filename}: cannot be made, read or written ({error.strerror})"
-        for word in sys.argv[1:]:
-            if word.startswith("out=") and _holds(str(error.filename), word[4:]):
-                return f"{word}: {named}; give another folder"
-        return named
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    written = [value for frame in frames for value in frame.f_locals.values() if isinstance(value, io.TextIOWrapper)]
-    name = os.path.relpath(written[-1].name) if written else "standard output"
-    return f"{name}: could not be written ({error.strerror})"
-
-
-def _holds(path: str, folder: str) -> bool:
-    """Whether the path is the folder or one of its parents."""
-    return Path(folder).absolute().is_relative_to(Path(path).absolute())

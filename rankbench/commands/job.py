@@ -12,28 +12,32 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from rankbench.commands.cli import one_line_of, refuse
+from rankbench.commands import failures
 from rankbench.commands.compose import resolve
+from rankbench.commands.failures import INTERRUPTED, quit_silently, refusal_of, refuse
 from rankbench.commands.finished_jobs import announce
-from rankbench.keys import ConfigError
 from rankbench.progress import logging_to
 from rankbench.runs.files import WriteError
 from rankbench.runs.sweep import Sweep
 
 
 def one_line(job: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
-    """End a single run with one line if its job raises a ConfigError or a disk error. In a sweep Hydra gets the error,
-    and the other jobs continue."""
+    """Turn an error of a job into its refusal, if it has one. A single run ends with its line. In a sweep Hydra gets
+    it, and the other jobs continue."""
 
     @functools.wraps(job)
     def job_of_one_line(config: DictConfig) -> Any:
         try:
             return job(config)
-        except (ConfigError, OSError) as error:
-            hydra, in_sweep = hydra_of_job()
-            if in_sweep or isinstance(error, BrokenPipeError):
+        except BrokenPipeError:  # Hydra would print a line of its own
+            quit_silently()
+        except BaseException as error:
+            if (refusal := refusal_of(error)) is None or failures.wants_traceback:
                 raise
-            refuse(hydra.job.name, one_line_of(error))
+            hydra, in_sweep = hydra_of_job()
+            if in_sweep:
+                raise refusal from None
+            refuse(hydra.job.name, refusal)
 
     return job_of_one_line
 
@@ -55,7 +59,7 @@ def working(command: str, out: str) -> Iterator[None]:
         try:
             yield
         except (Interrupted, KeyboardInterrupt) as stop:
-            refuse(command, f"{str(stop) or 'interrupted'}; {continues}", code=130)
+            refuse(command, f"{str(stop) or 'interrupted'}; {continues}", INTERRUPTED)
         except WriteError as error:
             raise WriteError(f"{error}; {continues}") from None
 

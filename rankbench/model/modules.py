@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
+from rankbench import plugins
 from rankbench.keys import ConfigError, closest
 from rankbench.model.kinds import NO_KINDS, Kinds
 from rankbench.model.tape.recording import without_fast_path
@@ -221,6 +223,8 @@ def _import(source: str, spec: str) -> ModuleType:
             raise ConfigError(f"model={spec}: not a module; give <file>.py:<function> or <package.module>:<function>")
         sys.path.insert(0, os.getcwd())
         try:
+            if (found := PathFinder.find_spec(source.partition(".")[0])) is not None and found.origin is not None:
+                plugins.name(Path(found.origin))
             return importlib.import_module(source)
         except ModuleNotFoundError as error:
             if error.name is not None and source.startswith(error.name):
@@ -235,11 +239,12 @@ def _import(source: str, spec: str) -> ModuleType:
         raise ConfigError(f"model={spec}: no file {path}; give <file>.py:<function> or <package.module>:<function>")
     code = ModuleType(path.stem)
     code.__file__ = str(path.resolve())
+    plugins.name(path)
     sys.path.insert(0, str(path.resolve().parent))  # as `python mine.py` finds the modules next to it
     sys.modules[path.stem] = code
     try:
         # not by an import, whose cache misses a change made within one second of the last
-        exec(compile(path.read_text(encoding="utf-8"), path, "exec"), code.__dict__)
+        exec(compile(path.read_bytes(), path, "exec"), code.__dict__)
     finally:
         sys.path.remove(str(path.resolve().parent))
     return code
@@ -258,8 +263,13 @@ def read_inputs(path: str, tokenize: Callable[[list[str]], Mapping[str, Tensor]]
         raise ConfigError(f"inputs={path}: no such file; allowed are files .npy, .safetensors and .txt")
     if file.suffix == ".npy":
         try:
-            return as_example(torch.from_numpy(np.load(file, allow_pickle=False)), f"inputs={path}")
-        except (ValueError, TypeError, EOFError) as error:
+            with file.open("rb") as opened:
+                return as_example(torch.from_numpy(np.load(opened, allow_pickle=False)), f"inputs={path}")
+        except (MemoryError, OSError):
+            raise
+        except ConfigError:
+            raise
+        except Exception as error:  # a foreign file can make the library fail in any way
             raise ConfigError(f"inputs={path}: not an array of numbers ({error}); write it with numpy.save") from None
     if file.suffix == ".safetensors":
         try:
@@ -275,7 +285,10 @@ def read_inputs(path: str, tokenize: Callable[[list[str]], Mapping[str, Tensor]]
             raise ConfigError(
                 f"inputs={path}: a text needs a tokenizer; give tokenizer=<hub id or folder>, or token ids in a .npy"
             )
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        try:
+            lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"inputs={path}: not a text in UTF-8 ({error}); give one sequence per line") from None
         if not lines:
             raise ConfigError(f"inputs={path}: has no text; give one sequence per line")
         return as_example(tokenize(lines), f"inputs={path}")

@@ -125,7 +125,7 @@ def _run(name: str, run_folder: Path, status: str, values: dict[str, str], seeds
 
 def link_to(target: Path, folder: Path) -> str:
     """Relative address of a folder for a page in another folder; quoted, so that no name is read as a URL scheme."""
-    return quote(os.path.relpath(target.resolve(), folder.resolve()).replace(os.sep, "/")) + "/"
+    return quote(os.fsencode(os.path.relpath(target.resolve(), folder.resolve()).replace(os.sep, "/"))) + "/"
 
 
 def command_of(run_folder: Path) -> str:

@@ -1,6 +1,7 @@
 """The scoreboard: the claims of all presets that have been run, paper by paper, next to the published numbers."""
 
 import base64
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -155,7 +156,7 @@ def _drawn(run: PresetRun, folder: Path) -> dict[str, Any]:
         {
             "name": path.stem,
             "caption": _caption(path.stem, run),
-            "link": link + quote(path.name),
+            "link": link + quote(os.fsencode(path.name)),
             "source": f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}",
             "spots": Markup(spots_over_png(path)),
         }

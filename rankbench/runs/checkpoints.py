@@ -20,8 +20,12 @@ def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
 
 
 def weights(path: Path) -> dict[str, Tensor]:
-    """Load what `save_weights` saved; ConfigError if there is nothing."""
-    return _load(path)[0]
+    """Load what `save_weights` saved; ConfigError if there is nothing, or anything but floating-point numbers."""
+    loaded = _load(path)[0]
+    for name, weight in loaded.items():
+        if not weight.is_floating_point():
+            raise ConfigError(f"{path}: {name} is of {weight.dtype}, and weights are of floating point; train it again")
+    return loaded
 
 
 def save_state(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -37,11 +41,13 @@ def state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     if not path.exists():
         return None
     tensors, header = _load(path)
-    if "facts" not in header:
-        raise ConfigError(f"{path}: not a training state; remove it to train the run from the beginning")
-    if "sha256" in header and header["sha256"] != _digest(tensors, header["facts"]):
-        raise ConfigError(f"{path}: changed since it was written; remove it to train the run from the beginning")
-    return tensors, json.loads(header["facts"])
+    again = "remove it to train the run from the beginning"
+    if "sha256" in header and header["sha256"] != _digest(tensors, header.get("facts", "")):
+        raise ConfigError(f"{path}: changed since it was written; {again}")
+    try:
+        return tensors, json.loads(header["facts"])
+    except (KeyError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not a training state ({type(error).__name__}: {error}); {again}") from None
 
 
 def _digest(tensors: dict[str, Tensor], facts: str) -> str:
@@ -67,5 +73,9 @@ def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
     except FileNotFoundError:
         raise ConfigError(f"{path}: missing; the run there has not reached its first checkpoint") from None
+    except RuntimeError as error:
+        if "unable to" not in str(error):
+            raise
+        raise ConfigError(f"{path}: cannot be opened ({' '.join(str(error).split())})") from None
     except SafetensorError as error:
         raise ConfigError(f"{path}: not a whole safetensors file ({error}); train the run again") from None

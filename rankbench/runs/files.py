@@ -110,9 +110,9 @@ def append(path: Path, text: str) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file by this text, atomically."""
+    """Replace the file by this text, atomically. Bytes of a file's name that are no UTF-8 are written as escapes."""
     with replacing(path) as part:
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_json(path: Path, content: Any) -> None:

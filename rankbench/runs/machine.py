@@ -59,7 +59,7 @@ class Machine:
         """Bytes of the device's memory."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_properties(self.device).total_memory
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return physical_memory()
 
     def autocast(self) -> AbstractContextManager:
         """bfloat16 arithmetic under precision=bf16, nothing otherwise."""
@@ -105,13 +105,24 @@ def explaining_memory(machine: Machine) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(x in reason for x in OUT_OF_MEMORY):
+        if (reason := refused_allocation(error)) is None:
             raise
         raise ConfigError(
-            f"out of memory: {machine.device} has {gib(machine.memory())} ({reason[:200]}); give smaller sizes, such "
+            f"out of memory: {machine.device} has {gib(machine.memory())} ({reason}); give smaller sizes, such "
             "as trainer.batch_size, replicas or the task's, or take a batch in parts with trainer.accumulate"
         ) from None
+
+
+def refused_allocation(error: MemoryError | RuntimeError) -> str | None:
+    """What the error says of the memory that was not granted; None if it is about something else."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    is_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(x in reason for x in OUT_OF_MEMORY)
+    return reason[:200] if is_of_memory else None
+
+
+def physical_memory() -> int:
+    """Bytes of this machine's memory, without its devices'."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def gib(num_bytes: int) -> str:

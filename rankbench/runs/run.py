@@ -2,6 +2,7 @@
 
 import dataclasses
 import fcntl
+import logging
 import math
 import os
 import shutil
@@ -27,7 +28,12 @@ from rankbench.runs.tables import WHO, read_table
 if TYPE_CHECKING:
     from torch import Tensor
 
+log = logging.getLogger(__name__)
+
 OBSERVED = ("observed_states", "observed_attention", "observed_weights", "observed_steps")
+WEIGHTS = "checkpoint.safetensors"
+PUT_BACK = "put back the file that was there, or train the run again in another folder"
+LONGEST_HEADER = 1 << 16  # bytes of a table's first line
 FORMAT = 1  # of a run's folder; a later rankbench that changes the format raises this number
 STATUSES = ("finished", "diverged", "running", "failed")
 GROWING = ("metrics", "layers", *OBSERVED)  # tables that are written line by line during a training
@@ -99,8 +105,21 @@ class Run:
 
     def changed_files(self) -> list[str]:
         """The tables and weights that are missing or whose checksums are not those in summary.json."""
-        recorded = self.summary().get("files", {})
-        return [name for name, digest in recorded.items() if checksum(self.folder / name) != digest]
+        return [name for name in self.summary().get("files", {}) if self.is_changed(name)]
+
+    def is_changed(self, name: str) -> bool:
+        """Whether this file is missing, or its checksum is not that in summary.json."""
+        path, recorded = self.folder / name, self.summary().get("files", {})
+        return checksum(path) != recorded[name] if name in recorded else not path.exists()
+
+    def check_seeds(self) -> None:
+        """Raise ConfigError if config.yaml and summary.json have other seeds."""
+        first, recorded = self.config.seed, [row["seed"] for row in self.summary().get("seeds", ())]
+        if recorded not in ([], seeds := list(range(first, first + self.config.replicas))):
+            raise ConfigError(
+                f"run={self.folder}: config.yaml has the seeds {seeds}, summary.json has {recorded}; put back the file "
+                "that was there"
+            )
 
     def table(self, name: str) -> pd.DataFrame:
         """Read a table from the run's folder: that of an analysis, as in table("paths"), or `verdicts`, or `layers`.
@@ -145,9 +164,19 @@ class Run:
                 if os.getpid() == process:  # explicitly, because forked processes hold it for as long as they live
                     fcntl.flock(lock, fcntl.LOCK_UN)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether training has written a row or a checkpoint. A run that died before that may begin with other keys."""
+        metrics = self.folder / "metrics.csv"
+        if metrics.is_file():
+            with metrics.open("rb") as rows:
+                if rows.readline(LONGEST_HEADER) and rows.read(1):
+                    return True
+        return any((self.folder / name).exists() for name in (WEIGHTS, "training_state.safetensors"))
+
     def _changes(self, cfg: TrainConfig) -> dict[str, tuple[Any, Any]]:
         """By key, the values in the run's folder and in `cfg`, where they differ in a way that changes the numbers."""
-        if not (self.folder / "config.yaml").exists():
+        if not (self.folder / "config.yaml").exists() or not self.has_begun:
             return {}
         changed = sorted(differences(self._plain_config(), dataclasses.asdict(cfg)).items())
         return {key: values for key, values in changed if not {key, key.partition(".")[0]} & set(FREE_KEYS)}
@@ -178,7 +207,8 @@ class Run:
         """Raise ConfigError if the run would be continued on another kind of device than it was begun on, which rounds
         differently. device: as in environment.json."""
         path = self.folder / "environment.json"
-        if not path.exists() or (self.status in ("finished", "diverged") and not self.is_lengthened(cfg)):
+        has_ended = self.status in ("finished", "diverged") and not self.is_lengthened(cfg)
+        if has_ended or not self.has_begun or not path.exists():
             return
         began = read_json(path).get("device", device)
         began, device = (name.partition(":")[0] for name in (began, device))  # another GPU is the same kind
@@ -230,7 +260,7 @@ class Run:
         for part in (*self.folder.glob(".*.part"), *self.folder.glob(".tmp??????")):
             part.unlink(missing_ok=True)
         write_text(self.folder / "config.yaml", config_text(cfg))
-        if not (self.folder / "environment.json").exists():
+        if not (self.folder / "environment.json").exists() or not self.has_begun:
             write_json(self.folder / "environment.json", environment)
 
     def record_continuation(self, environment: dict, step: int) -> list[str]:
@@ -293,19 +323,34 @@ class Run:
         """Save the weights of all seeds, each tensor with a leading axis of seeds."""
         from rankbench.runs import checkpoints
 
-        checkpoints.save_weights(self.folder / "checkpoint.safetensors", weights)
+        checkpoints.save_weights(self.folder / WEIGHTS, weights)
 
     def weights(self) -> dict[str, "Tensor"]:
-        """Load what `save_weights` saved; ConfigError if there is nothing."""
+        """Load what `save_weights` saved; ConfigError if there is nothing, or if it changed since training ended."""
         from rankbench.runs import checkpoints
 
-        return checkpoints.weights(self.folder / "checkpoint.safetensors")
+        path = self.folder / WEIGHTS
+        if path.is_file() and self.is_changed(WEIGHTS):
+            raise ConfigError(f"{path}: changed since the training ended; {PUT_BACK}")
+        return checkpoints.weights(path)
 
     def save_state(self, tensors: dict[str, "Tensor"], facts: dict[str, Any]) -> None:
         """Save all that training needs to resume: tensors, and plain facts."""
         from rankbench.runs import checkpoints
 
         checkpoints.save_state(self.folder / "training_state.safetensors", tensors, facts)
+
+    def restore_weights(self) -> None:
+        """Write the weights of a run that has ended anew from its training state, where their file is missing or has
+        changed; ConfigError if that does not give the same file."""
+        if not self.is_changed(WEIGHTS):
+            return
+        if (state := self.state()) is not None:
+            weights = {name.removeprefix("weights/"): x for name, x in state[0].items() if name.startswith("weights/")}
+            self.save_weights(weights)
+        if state is None or self.is_changed(WEIGHTS):
+            raise ConfigError(f"{self.folder / WEIGHTS}: missing, or changed since the training ended; {PUT_BACK}")
+        log.info("%s was missing or had changed; it is written again from the training state", self.folder / WEIGHTS)
 
     def state(self) -> tuple[dict[str, "Tensor"], dict[str, Any]] | None:
         """Load what `save_state` saved last, or None."""

@@ -10,9 +10,9 @@ from rankbench.tasks.linear_regression import LinearRegression
 from rankbench.tasks.memorization import Memorization
 from rankbench.tasks.nearest_neighbor import NearestNeighbor
 from rankbench.tasks.sorting import Sorting
-from rankbench.tasks.task import Batch, Corpus, Finite, Task
+from rankbench.tasks.task import Batch, Corpus, Finite, Task, check_sample
 
-__all__ = ["TASKS", "Batch", "Corpus", "Finite", "Task", "build_task"]
+__all__ = ["TASKS", "Batch", "Corpus", "Finite", "Task", "build_task", "check_sample"]
 
 TASKS: dict[str, type[Task]] = {
     "sorting": Sorting,

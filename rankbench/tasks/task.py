@@ -85,6 +85,33 @@ class Task(Protocol):
         """Draw fresh sequences with their targets from `generator` only."""
 
 
+def check_sample(task: Task) -> None:
+    """Raise ConfigError if two sequences of a task are not as Batch and the task's own members say."""
+    batch = task.sample(2, generator_for(0, "check"))
+    begins = f"task={task.name}: sample"
+    if not isinstance(batch, Batch) or not all(isinstance(x, Tensor) for x in (batch.inputs, batch.targets)):
+        raise ConfigError(f"{begins} gave a {type(batch).__name__}; return a Batch of two tensors, inputs and targets")
+    parts = {
+        "inputs": (batch.inputs, task.input_kind == "tokens", task.num_inputs),
+        "targets": (batch.targets, task.target_kind == "classes", task.num_outputs),
+    }
+    for name, (x, is_integer, most) in parts.items():
+        wanted = (2, batch.inputs.shape[1] if batch.inputs.ndim > 1 else task.length, *([] if is_integer else [most]))
+        if tuple(x.shape) != wanted or x.shape[1] > task.length:
+            raise ConfigError(
+                f"{begins}(2, ...) gave {name} of shape {tuple(x.shape)}; allowed are {wanted}, with up to "
+                f"task.length={task.length} tokens"
+            )
+        if (x.dtype != torch.int64) if is_integer else (not x.is_floating_point()):
+            kind = "torch.int64" if is_integer else "a floating-point type"
+            raise ConfigError(f"{begins} gave {name} of {x.dtype}; allowed is {kind}")
+        if is_integer and not ((x >= ABSENT) & (x < most)).all():
+            raise ConfigError(
+                f"{begins} gave {name} from {x.min()} to {x.max()}; allowed are values from 0 to {most - 1}, and "
+                f"{ABSENT} for absent ones"
+            )
+
+
 class Corpus(ABC):
     """A task on a text, whose sequences are fixed and the same for every seed. Each target is the next input, so no
     model may look ahead. train_size, test_size: None for all sequences of the text."""

@@ -5,19 +5,28 @@ Weights come from safetensors, or from a pickle that may hold nothing but tensor
 
 import contextlib
 import copy
+import logging
 import pickle
 import re
 import textwrap
+import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from rankbench.keys import ConfigError
 
+log = logging.getLogger(__name__)
+
+SECONDS_TO_ANSWER = 2
+OFFLINE = {"local_files_only": True}
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 TOKENIZER = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
 FETCH = (
@@ -49,14 +58,15 @@ def load_checkpoint(path: str, initialised_seed: int) -> Checkpoint:
     than tensors, or if the model needs code of its own.
     """
     transformers, source = _transformers(), _source(path)
-    folder, is_local = Path(path).expanduser(), source["local_files_only"]
-    if is_local:
+    folder = Path(path).expanduser()
+    if is_local := folder.is_dir():
         _check_files(folder)
     elif not HUB_ID.fullmatch(path):
         raise ConfigError(f"{path}: no such folder; {FETCH}")
     with _quiet(transformers), torch.random.fork_rng(devices=[]):
         try:
             config = transformers.AutoConfig.from_pretrained(**source)
+            _check_config(path, config)
             auto = _auto_class(transformers, config)
             with torch.device("meta"):
                 model_class = type(auto.from_config(copy.deepcopy(config), attn_implementation="eager"))
@@ -66,9 +76,13 @@ def load_checkpoint(path: str, initialised_seed: int) -> Checkpoint:
             torch.default_generator.manual_seed(initialised_seed)
             initialised = auto.from_config(copy.deepcopy(config), **kind)
             trained, report = auto.from_pretrained(**source, **kind, **checks, config=config)
+        except ConfigError:
+            raise
         except Exception as error:  # foreign files can make the library fail in any way
             raise ConfigError(_refused(path, is_local, error)) from error
-        _check_weights(path, model_class.__name__, report)
+        _check_weights(path, trained, report)
+        in_folder = transformers.utils.cached_file(source["pretrained_model_name_or_path"], "config.json", **OFFLINE)
+        _check_types(path, Path(in_folder).parent, trained)
         read = _tokenizer if hasattr(config, "vocab_size") else _image_processor
         reader, no_reader = read(transformers, source, config)
     for model in (trained, initialised):
@@ -86,10 +100,27 @@ def _transformers() -> ModuleType:
 
 
 def _source(path: str) -> dict[str, Any]:
-    """Where the library reads a checkpoint: from a folder, which needs no network, or from the hub; no code is run."""
+    """Where the library reads a checkpoint: from a folder, which needs no network, or from the hub; no code is run.
+    Where the hub does not answer, only what is in its cache is read: the library would retry for most of a minute."""
     folder = Path(path).expanduser()
-    name = str(folder) if folder.is_dir() else path
-    return {"pretrained_model_name_or_path": name, "local_files_only": folder.is_dir(), "trust_remote_code": False}
+    name, is_offline = (str(folder), True) if folder.is_dir() else (path, not _hub_answers())
+    return {"pretrained_model_name_or_path": name, "local_files_only": is_offline, "trust_remote_code": False}
+
+
+def _hub_answers() -> bool:
+    from huggingface_hub.constants import ENDPOINT
+
+    answered = threading.Event()
+
+    def ask() -> None:
+        request = urllib.request.Request(ENDPOINT, method="HEAD")
+        with contextlib.suppress(OSError):
+            with contextlib.suppress(urllib.error.HTTPError):  # an answer, too
+                urllib.request.urlopen(request, timeout=SECONDS_TO_ANSWER)
+            answered.set()
+
+    threading.Thread(target=ask, daemon=True).start()  # because looking up the name has no time limit of its own
+    return answered.wait(SECONDS_TO_ANSWER)
 
 
 def _check_files(folder: Path) -> None:
@@ -99,16 +130,56 @@ def _check_files(folder: Path) -> None:
         raise ConfigError(f"{folder}: has no {' or '.join(WEIGHTS)}; {FETCH}")
 
 
-def _check_weights(path: str, model: str, report: dict[str, Any]) -> None:
+def _check_config(path: str, config: Any) -> None:
+    """ConfigError for a model without layers, and for quantised weights, whose numbers the library may not know."""
+    if (layers := getattr(config, "num_hidden_layers", 1)) < 1:
+        raise ConfigError(f"{path}: config.json says {layers} layers; fetch it again")
+    if (quantised := getattr(config, "quantization_config", None)) is not None:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        raise ConfigError(
+            f"{path}: its weights are quantised ({method or 'quantization_config'}), and the measurements need them in "
+            "floating point; fetch the checkpoint that it was made from"
+        )
+
+
+def _check_weights(path: str, model: nn.Module, report: dict[str, Any]) -> None:
     """ConfigError if a weight is missing: the library would draw it at random. The pooler may be missing: nothing here
-    measures it."""
+    measures it. Warns of tensors that the model does not have, such as those of more layers, or of another head."""
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    surplus = sorted(report["unexpected_keys"])
+    unused = f"{len(surplus)} tensors of the file are not in the model: {_some(surplus)}" if surplus else ""
     if missing:
-        raise ConfigError(f"{path}: lacks {len(missing)} weights of {model}: {', '.join(missing[:3])}, ...; {FETCH}")
+        lacks = f"lacks {len(missing)} weights of {type(model).__name__}: {_some(missing)}"
+        raise ConfigError(f"{path}: {lacks}; {unused + '; ' if unused else ''}{FETCH}")
+    if unused:
+        log.warning("%s: %s; they are not measured", path, unused)
     for key, got, wanted in sorted(report["mismatched_keys"]):
         raise ConfigError(
             f"{path}: {key} has the shape {tuple(got)}, config.json says {tuple(wanted)}; fetch both from one place"
         )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def _check_types(path: str, folder: Path, model: nn.Module) -> None:
+    """ConfigError if a file has integers for a weight, which the library converts."""
+    types: dict[str, torch.dtype] = {}
+    if files := sorted(folder.glob("model*.safetensors")):
+        for file in files:
+            with safe_open(file, "pt") as opened:
+                empty = {name: opened.get_slice(name)[..., :0] for name in opened.keys()}  # noqa: SIM118
+            types |= {name: tensor.dtype for name, tensor in empty.items()}
+    for file in [] if files else folder.glob("pytorch_model*.bin"):
+        tensors = torch.load(file, map_location="meta", weights_only=True)
+        types |= {name: tensor.dtype for name, tensor in tensors.items()}
+    for name in (name for name, dtype in types.items() if not dtype.is_floating_point):
+        # one of the two may lack the name of the whole; other tensors, such as masks, may be of integers
+        if any(f".{own}".endswith(f".{name}") or f".{name}".endswith(f".{own}") for own in model.state_dict()):
+            raise ConfigError(
+                f"{path}: {name} is of {types[name]}, and weights are floating-point numbers; fetch the files again"
+            )
 
 
 def _auto_class(transformers: ModuleType, config: Any) -> Any:

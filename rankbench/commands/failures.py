@@ -1,0 +1,117 @@
+"""How a command ends that cannot go on: one line, an exit code and, for a user's own code, the frames of that code.
+
+Everything that a command does runs within `refusing`, or within `one_line` of a job.
+"""
+
+import errno
+import io
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+from rankbench.keys import ConfigError, shortened
+
+INTERRUPTED, READER_GONE = 130, 141  # exit codes, as the shell has them for SIGINT and SIGPIPE
+wants_traceback = False  # whether the user has set HYDRA_FULL_ERROR=1
+
+
+@contextmanager
+def refusing(command: str) -> Iterator[None]:
+    """End the process with one line if what is inside cannot go on. A bug of ours passes, with its traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        refuse(command, f"interrupted{_how_to_continue()}", INTERRUPTED)
+    except BaseException as error:
+        if isinstance(error, BrokenPipeError):
+            quit_silently()
+        refusal = refusal_of(error)
+        if refusal is None or (wants_traceback and not isinstance(error, SystemExit)):
+            raise
+        refuse(command, refusal)
+
+
+def refuse(command: str, refusal: str | ConfigError, code: int = 1) -> NoReturn:
+    """Print the line of a refusal, and the frames of a user's code if it has any, and exit."""
+    line = shortened(str(refusal))
+    print(f"rankbench {command}: {line}" if command else f"rankbench: {line}", file=sys.stderr)
+    print(getattr(refusal, "frames", ""), end="", file=sys.stderr)
+    raise SystemExit(code) from None
+
+
+def quit_silently() -> NoReturn:
+    """Exit because the reader of our output has exited: `rankbench train --help | head`."""
+    for stream in (sys.stdout, sys.stderr):  # what is left in their buffers goes nowhere
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    raise SystemExit(READER_GONE) from None
+
+
+def refusal_of(error: BaseException) -> ConfigError | None:
+    """The error as a refusal: a mistake of the user, a disk or the memory that is full, or an error or an exit in the
+    user's own code. None for a bug of ours, for an interruption and for our own exit."""
+    if isinstance(error, ConfigError):
+        return error
+    if isinstance(error, KeyboardInterrupt | BrokenPipeError):
+        return None
+    if isinstance(error, MemoryError | RuntimeError) and (reason := _out_of_memory(error)) is not None:
+        return ConfigError(reason)
+    if frames := _frames_of_user(error):
+        what = ": ".join(filter(None, [type(error).__name__, " ".join(str(error).split())]))
+        place = f"{frames[-1].filename}, line {frames[-1].lineno}"
+        refusal = ConfigError(f"{place}: your own code raised {what}; HYDRA_FULL_ERROR=1 shows all that led there")
+        refusal.frames = "".join(traceback.format_list(frames))
+        return refusal
+    return ConfigError(_line_of_disk(error)) if isinstance(error, OSError) else None
+
+
+def _frames_of_user(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of code that the user named, outermost first."""
+    from rankbench import plugins
+
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        frames.append(traceback.FrameSummary(error.filename, error.lineno, "<module>", line=error.text))
+    return [frame for frame in frames if plugins.is_of_user(frame.filename)]
+
+
+def _out_of_memory(error: MemoryError | RuntimeError) -> str | None:
+    """The refusal of an allocation, of which torch says the bytes; None for another error."""
+    from rankbench.runs.machine import gib, physical_memory, refused_allocation
+
+    reason = refused_allocation(error)
+    return None if reason is None else f"out of memory ({reason}); this machine has {gib(physical_memory())}"
+
+
+def _line_of_disk(error: OSError) -> str:
+    """A disk error with the file concerned, which Hydra's own writes do not name."""
+    if error.errno is None:
+        return str(error)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{error.filename or 'a file'}: cannot be opened ({error.strerror}); `ulimit -n` raises their number"
+    if error.filename is not None:
+        named = f"{error.filename}: cannot be made, read or written ({error.strerror})"
+        for word in sys.argv[1:]:
+            if word.startswith("out=") and _holds(str(error.filename), word[4:]):
+                return f"{word}: {named}; give another folder"
+        return named
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    written = [value for frame in frames for value in frame.f_locals.values() if isinstance(value, io.TextIOWrapper)]
+    name = os.path.relpath(written[-1].name) if written else "standard output"
+    return f"{name}: could not be written ({error.strerror})"
+
+
+def _holds(path: str, folder: str) -> bool:
+    """Whether the path is the folder or one of its parents."""
+    return Path(folder).absolute().is_relative_to(Path(path).absolute())
+
+
+def _how_to_continue() -> str:
+    """How the command continues whose sweep was interrupted; nothing for others."""
+    callback = sys.modules.get("rankbench.commands.callback")
+    sweep = None if callback is None else callback.Gate.open_sweep
+    return "" if sweep is None else f"; the same command with out={sweep.hydra.sweep.dir} continues"
