@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from rankbench.claims import CLAIMS, PAPERS, judge, statements_of, with_holm
+from rankbench.claims import CLAIMS, PAPERS, is_outdated, judge, of_today, statements_of, with_holm
 from rankbench.config import BUDGETS
 from rankbench.presets import presets
 from rankbench.report.jobs import runs_in, status_of, varying_keys
@@ -51,13 +51,13 @@ class PresetRun:
 
     @cached_property
     def verdicts(self) -> list[dict[str, Any]]:
-        """Rows of verdicts.csv, each with the preset and its scale. Rows without p-values come from an earlier version
-        and are judged again."""
+        """Rows of verdicts.csv, each with the preset and its scale. If any row comes from an earlier version or from an
+        earlier test of its claim, the tables are judged again; without tables such a row is undecided."""
         path = self.folder / "verdicts.csv"
         rows = records(read_table(path)) if path.exists() else []
-        if rows and "p_value" not in rows[0]:
-            rows = self._judged_again()
-        return [{"preset": self.preset, "scale": self.budget, **row} for row in rows]
+        if any("p_value" not in row or is_outdated(row) for row in rows):
+            rows = self._judged_again() or [row for row in rows if "p_value" in row]
+        return [{"preset": self.preset, "scale": self.budget, **row} for row in of_today(rows)]
 
     def _judged_again(self) -> list[dict[str, Any]]:
         """Verdicts of today's claims on the tables in the folder."""

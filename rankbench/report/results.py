@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from rankbench.claims import OUTCOMES, PAPERS, by_paper, grouped, measured_text, over_text, table_of
+from rankbench.claims import OUTCOMES, PAPERS, by_paper, grouped, measured_text, of_today, over_text, table_of
 from rankbench.keys import ConfigError
 from rankbench.plots.pictures import png_within
 from rankbench.report.page import records
@@ -32,6 +32,12 @@ READING = (
 )
 
 
+THRESHOLDS = (
+    "threshold: where it is neither the sign of a difference nor a number of the source, it is ours. distance: of the "
+    "number that speaks most against the claim from the threshold, negative beyond it."
+)
+
+
 def check_pages(folder: Path) -> None:
     """Raise ConfigError if a page would overwrite a file that this command did not write."""
     for name in (INDEX, *(_page_of(paper) for paper in PAPERS)):
@@ -47,12 +53,14 @@ class KnownResult(NamedTuple):
 
 
 def known_before(folder: Path, names: Collection[str]) -> dict[str, KnownResult]:
-    """The results of these presets on the folder's pages, by preset; presets without one are left out."""
+    """The results of these presets on the folder's pages, by preset; presets without one are left out. A verdict whose
+    claim is tested differently today is undecided."""
     if not (folder / "presets.csv").exists():
         return {}
     boards = [row for row in records(read_table(folder / "presets.csv")) if row["note"] != NOT_RUN]
+    tables = {board["preset"]: folder / "presets" / board["preset"] / "verdicts.csv" for board in boards}
     return {
-        board["preset"]: KnownResult(board, records(read_table(folder / "presets" / board["preset"] / "verdicts.csv")))
+        board["preset"]: KnownResult(board, of_today(records(read_table(tables[board["preset"]]))))
         for board in boards
         if board["preset"] in names
     }
@@ -128,6 +136,11 @@ def _about(board: dict[str, Any]) -> dict[str, Any]:
     return {"preset": page, **{key: board[key] for key in ("scale", "finished", "commit", "note")}}
 
 
+def threshold_text(row: dict[str, Any]) -> str:
+    """What a statement claims of its number, and whether the threshold is ours or the source's."""
+    return row["claimed"] + {"ours": " (ours)", "source": " (the source's)"}.get(row["threshold"], "")
+
+
 def slug(paper: str) -> str:
     """A paper's name as part of an address."""
     return re.sub(r"\W+", "_", paper.lower())
@@ -169,8 +182,10 @@ def _paper_page(
     claims, checks = ([row for row in statements if row["kind"] == kind] for kind in ("claim", "check"))
     yield f"{MARK}\n# {paper}: {PAPERS[paper]}\n\n[All results]({INDEX})\n"
     if claims:
-        columns = ("claim", "outcome", "num_held", "num_settings", "held_after_holm", "scale")
-        yield markdown(pd.DataFrame([{name.replace("_", " "): row[name] for name in columns} for row in claims]))
+        columns = ("claim", "outcome", "num_held", "num_settings", "held_after_holm", "threshold", "distance", "scale")
+        rows = [row | {"threshold": threshold_text(row)} for row in claims]
+        yield markdown(pd.DataFrame([{name.replace("_", " "): row[name] for name in columns} for row in rows]))
+        yield f"{THRESHOLDS}\n"
     for row in claims:
         yield from _claim(row, home)
     if checks:
@@ -194,7 +209,7 @@ def _claim(row: dict[str, Any], home: dict[str, str]) -> Iterator[str]:
         "Source": row["source"],
         "Refuted by": row["refuted_by"],
         "Control, in which it must fail": row["control"],
-        "Measured": f"{_number_of(row)}{where}, claimed {row['claimed']}",
+        "Measured": f"{_number_of(row)}{where}, claimed {threshold_text(row)}",
         "Settings": several if row["num_settings"] > 1 else "",
         "Published": short(row["published"]),
         "p": _p_text(row),
