@@ -15,6 +15,7 @@ import yaml
 from browser import PROGRAM, Browser
 from PIL import Image
 
+from rankbench.claims import CLAIMS, of_today
 from rankbench.keys import ConfigError
 from rankbench.plots.pictures import png_within
 from rankbench.presets import presets
@@ -207,9 +208,21 @@ def test_a_bound_is_no_measurement(outputs, tmp_path):
         assert "≤ -12.5" in (tmp_path / name).read_text()
 
 
+@pytest.mark.parametrize("earlier", [{"since": ""}, {"claimed": "< -0.4"}, {"since": None, "measured": None}])
+def test_a_verdict_of_a_test_that_the_claim_no_longer_has_is_not_shown(outputs, tmp_path, earlier):
+    run_of(outputs, "knob", preset="knob_temperature", **(OTHER | {"outcome": "held", "measured": -0.9} | earlier))
+    ((row,), _, lines) = scoreboard_of(outputs, tmp_path, "knob_temperature")
+    assert (row["outcome"], row["measured"], row["claimed"]) == ("undecided", None, "< -0.5")
+    assert any("not judged since the claim changed (held before: " in line for line in lines)
+    run_of(outputs, "again", preset="knob_temperature", written=2000, **(OTHER | {"outcome": "held", "measured": -0.9}))
+    ((row,), *_) = scoreboard_of(outputs, tmp_path, "knob_temperature")
+    assert (row["outcome"], row["measured"], row["threshold"]) == ("held", -0.9, "ours")
+    assert row["distance"] == pytest.approx(0.4) and row["statement"] == CLAIMS["knob_temperature"].statement
+
+
 def test_checks_of_the_tool_stand_apart_from_claims(outputs, tmp_path):
     folder = run_of(outputs, "one")
-    check = CLAIM | {"kind": "check", "claim": "paths_sum_to_output", "outcome": "passed"}
+    check = CLAIM | {"kind": "check", "claim": "paths_sum_to_output", "outcome": "passed", "claimed": "< -10"}
     pd.DataFrame([check, CLAIM]).to_csv(folder / "verdicts.csv", index=False)
     _, _, lines = scoreboard_of(outputs, tmp_path, "demo")
     assert lines[0].endswith("1 held, 1 passed")
@@ -279,6 +292,7 @@ ENVIRONMENT = {
 }
 OTHER = {"claim": "knob_temperature", "source": "Giorlandino and Goldt 2025", "where": "", "outcome": "undecided"}
 OTHER |= {"claimed": "< -0.5", "side": -1, "line": -0.5, "measured": -0.4, "p_value": 0.6, "published": None}
+OTHER |= {"since": CLAIMS["knob_temperature"].since}
 
 
 @pytest.fixture(scope="module")
@@ -325,7 +339,7 @@ def disagreements(folder):
         one["paper"] for one in statements if one["kind"] == "claim" and f"[{one['paper']}]" not in "".join(lines)
     ]
     tables = [folder / "presets" / board["preset"] / "verdicts.csv" for board in boards if board["note"] != "not run"]
-    verdicts = [row for path in tables for row in records(read_table(path))]
+    verdicts = [row for path in tables for row in of_today(records(read_table(path)))]
     rebuilt = {one["claim"]: one for one in across_presets(verdicts)}
     keys = ("outcome", "num_held", "num_settings", "measured", "reading", "held_after_holm")
     wrong += [f"{one['claim']}: {key}" for one in statements for key in keys if rebuilt[one["claim"]][key] != one[key]]

@@ -247,13 +247,14 @@ def is_of_another_test(claim: Claim, verdict: dict) -> bool:
 
 def brought_up_to_date(claim: Claim, verdict: dict) -> dict:
     """A stored verdict in the words of today's claim; undecided if it comes from another test."""
+    words = _words(claim)
     if verdict["reason"] == NOTHING or not is_of_another_test(claim, verdict):
-        return verdict | _words(claim)
+        return verdict | {name: words[name] for name in ("statement", "threshold", "since")}
     before = f"{measured_text(verdict)}, claimed {verdict['claimed']}"
     reason = f"not judged since the claim changed ({verdict['outcome']} before: {before})"
     not_measured = dict.fromkeys(("measured", "low95", "high95", "p_value", "more_repeats"), math.nan)
     unjudged = {"outcome": UNDECIDED, "interval": "none", "is_bound": False, "published": None, "num_repeats": 0}
-    return verdict | unjudged | not_measured | _words(claim) | {"since": verdict.get("since"), "reason": reason}
+    return verdict | unjudged | not_measured | words | {"since": verdict.get("since"), "reason": reason}
 
 
 def _published(claim: Claim, rows: pd.DataFrame) -> float | None:
