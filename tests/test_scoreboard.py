@@ -189,9 +189,12 @@ def test_a_run_with_a_damaged_summary_still_has_a_place(outputs, tmp_path):
 
 @pytest.mark.parametrize("experiment", ["demo", "all"])
 def test_a_run_without_verdicts_says_so(outputs, tmp_path, experiment):
-    (run_of(outputs, "one") / "verdicts.csv").unlink()
+    folder = run_of(outputs, "one")
+    (folder / "verdicts.csv").unlink()
     claims, _, lines = scoreboard_of(outputs, tmp_path, experiment)
-    assert claims == [] and "demo: not judged" in lines
+    assert claims == [] and "demo: no claims" in lines
+    (folder / "config.yaml").write_text(yaml.safe_dump({"claims": ["dong_fig4_whole_sorting"]}))
+    assert "demo: not judged" in scoreboard_of(outputs, tmp_path, experiment)[2]
 
 
 def test_what_could_not_be_measured_is_told_without_a_number(outputs, tmp_path):
@@ -238,7 +241,7 @@ def test_verdicts_of_an_earlier_version_are_judged_again(outputs, tmp_path):
     sweep = sweep_of(outputs, "dong_fig4_sorting", [{}])
     pd.read_csv(sweep / "verdicts.csv").drop(columns="p_value").to_csv(sweep / "verdicts.csv", index=False)
     claims, boards, _ = scoreboard_of(outputs, tmp_path, "dong_fig4_sorting")
-    assert claims == [] and boards["dong_fig4_sorting"]["note"] == "not judged"  # there are no tables
+    assert claims == [] and boards["dong_fig4_sorting"]["note"] == "no claims"  # no tables, and none in its config
     for skip, job in zip((True, False), sorted(sweep.glob("*_task.label=*")), strict=True):
         config = {"claims": ["dong_fig4_whole_sorting", "no longer there"], "model": {"skip": skip}}
         (job / "config.yaml").write_text(yaml.safe_dump(config))

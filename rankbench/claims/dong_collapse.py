@@ -96,9 +96,11 @@ def _from_cubic(rows: pd.DataFrame, variant: str) -> float:
 
 
 def _most_that_a_layer_leaves(rows: pd.DataFrame) -> float:
-    left = _of_variant(rows, "attention_only_no_norm").log10_relative_residual
+    """Share that a layer leaves, geometric mean over the earlier or the later half of the layers; the larger."""
+    left = _of_variant(rows, "attention_only_no_norm").set_index("layer").log10_relative_residual
     _check_no_overflow(*left)
-    return share(left.diff().max())
+    half, last = left.index.max() // 2, left.index.max()
+    return share(max((left[half] - left[0]) / half, (left[last] - left[half]) / (last - half)))
 
 
 def _above_bound(rows: pd.DataFrame) -> float:
@@ -442,8 +444,9 @@ DONG_COLLAPSE: dict[str, Claim] = {
         control=Control("with LayerNorm 1.1 decades less is left than without", _a_tenth_of_it),
     ),
     "wu_masked_attention_collapses": _collapse(
-        statement="Without LayerNorm attention alone collapses exponentially under any of these masks: each layer "
-        "leaves less than all of the relative residual (share that a layer leaves, the largest over layers).",
+        statement="Without LayerNorm attention alone collapses exponentially under any of these masks: in both halves "
+        "of its depth layers leave less than all of the relative residual (share that a layer leaves, geometric mean "
+        "over the half that leaves more).",
         source=WU,
         measure=_most_that_a_layer_leaves,
         claimed=below(1.0),

@@ -17,7 +17,7 @@ from rankbench.claims import OUTCOMES, PAPERS, by_paper, grouped, measured_text,
 from rankbench.keys import ConfigError
 from rankbench.plots.pictures import png_within
 from rankbench.report.page import records
-from rankbench.report.preset_runs import NOT_RUN, PresetRun
+from rankbench.report.preset_runs import NO_CLAIMS, NOT_RUN, PresetRun
 from rankbench.runs.files import read_text, replacing, write_text
 from rankbench.runs.tables import markdown, read_table, short, write_table
 
@@ -109,7 +109,7 @@ def index_of(folder: Path) -> str:
     parts = [
         MARK,
         "# Results\n",
-        f"{len(table)} of {len(boards)} presets have been run. {READING}\n",
+        f"{len(table)} of {len(boards)} presets have been run{_without_claims(boards)}. {READING}\n",
         markdown(pd.DataFrame(rows)),
         *([f"Checks of the tool: {checks.count('passed')} of {len(checks)} passed.\n"] if checks else []),
         *_note(folder, "index"),
@@ -120,6 +120,11 @@ def index_of(folder: Path) -> str:
         "[presets.csv](presets.csv); in presets/ the settings and final numbers of each preset.\n",
     ]
     return "\n".join(parts)
+
+
+def _without_claims(boards: list[dict[str, Any]]) -> str:
+    names = [board["preset"] for board in boards if NO_CLAIMS in (board["note"] or "")]
+    return f"; {' and '.join(names)} measure and have no claims" if names else ""
 
 
 def counted(name: str, claims: list[dict[str, Any]]) -> dict[str, Any]:
