@@ -145,9 +145,9 @@ def fig5(**changes):
 ACCURACY = {0: 0.15, 1: 0.9, 2: 0.5, 3: 0.3, 4: 0.15}  # by path length
 
 
-def by_length(accuracy=ACCURACY, remainder=1e-15, whole=0.99, majority=0.125, seeds=3, whole_sums=0.901):
+def by_length(accuracy=ACCURACY, remainder=1e-15, whole=0.99, majority=0.125, seeds=3, whole_sums=0.901, spread=None):
     """A table of the analysis paths: sampled subsets (two a length for 5 and for 20 paths, around the accuracy), and
-    rows of all paths."""
+    rows of all paths. spread: by length, how far the subsets lie from the accuracy."""
     rows = []
     for seed in range(seeds):
         for scheme in ("frozen", "recomputed"):
@@ -156,7 +156,8 @@ def by_length(accuracy=ACCURACY, remainder=1e-15, whole=0.99, majority=0.125, se
                 common |= {"whole_accuracy": whole, "majority_accuracy": majority}
                 kept = remainder if scheme == "frozen" else math.nan
                 rows.append({**common, "selection": "all", "accuracy": whole_sums, "remainder": kept})
-                for size, offset in ((5.0, -0.01), (5.0, 0.01), (20.0, -0.01), (20.0, 0.01)):
+                away = (spread or {}).get(length, 0.01 if length else 0.0)
+                for size, offset in ((5.0, -away), (5.0, away), (20.0, -away), (20.0, away)):
                     sampled = {"selection": "sampled", "accuracy": value + offset + 0.001 * seed}
                     rows.append({**common, **sampled, "subset_size": size, "remainder": math.nan})
     return pd.DataFrame(rows)
@@ -290,6 +291,8 @@ TABLES = {
         [by_length(ACCURACY | {4: 0.3}), by_length(majority=0.29)],  # 14 points below the commonest class
     ),
     "dong_fig4_length_0_no_information": (by_length(), 0.026, [by_length(ACCURACY | {0: 0.2})]),
+    "dong_fig4_long_paths_vary": (by_length(spread={4: 0.03}), math.log10(3), [by_length(spread={4: 0.002})]),
+    "dong_fig4_length_0_is_one_path": (by_length(), 0.0, [by_length(spread={0: 0.001})]),
     "dong_fig5_gpt3_longest": (fig5(), 96 * 96 / 97 - 32 * 16 / 17, [fig5(GPT_3=(24, 96))]),
     "dong_fig5_gpt3_most_long_paths": (fig5(GPT_3=(96, 200)), 200 / 201 - 128 / 129, [fig5()]),
     "dong_fig5_small_berts_diverse": (fig5(), 3.0, [fig5(MobileBERT=(12, 40))]),

@@ -48,6 +48,22 @@ def _rank_correlation_with_length(rows: pd.DataFrame) -> float:
     return float(np.mean(signs)) if signs else 0.0
 
 
+def _spread(rows: pd.DataFrame, length: int) -> float:
+    """Standard deviation of the accuracy over repeated samples of paths of a length, mean over the subsets' sizes."""
+    of_length = rows[(rows.selection == "sampled") & (rows.path_length == length)]
+    spread = of_length.groupby("subset_size").accuracy.std().mean()
+    if not np.isfinite(spread):
+        raise NotMeasurable(f"there are no repeated samples of paths of length {length}")
+    return spread
+
+
+def _longest_vary_more(rows: pd.DataFrame) -> float:
+    longest, single = (_spread(rows, length) for length in (rows.path_length.max(), 1))
+    if not longest * single > 0:
+        raise NotMeasurable("repeated samples are equally good")
+    return math.log10(longest / single)
+
+
 def whole_accuracy(rows: pd.DataFrame) -> float:
     """Accuracy of the whole network: the share of the scored tokens that are right."""
     return rows.whole_accuracy.mean()
@@ -258,6 +274,26 @@ DONG_PATHS: dict[str, Claim] = {
         measure=lambda rows: _sampled(rows, 0) - rows.majority_accuracy.mean(),
         claimed=below(AT_CHANCE),
         control=SIX_POINTS_ABOVE,
+    ),
+    "dong_fig4_long_paths_vary": _protocol(
+        statement="On convex hulls long paths vary more: between repeated samples the accuracy of the longest has a "
+        "larger standard deviation than that of length 1 (log10 of their ratio).",
+        measure=_longest_vary_more,
+        claimed=above(0.0),
+        control=Control("the lengths from 1 on in reverse order", _lengths_reversed),
+    ),
+    "dong_fig4_length_0_is_one_path": _protocol(
+        statement="Length-zero paths attain very small variance: there is one such path, so repeated samples are "
+        "equally good (standard deviation of the accuracy).",
+        measure=partial(_spread, length=0),
+        claimed=below(1e-9),
+        is_check=True,
+        exact=True,
+        learned=None,
+        control=Control(
+            "repeated samples that differ by a thousandth",
+            lambda rows: rows.assign(accuracy=rows.accuracy + 0.001 * rows.groupby("seed").cumcount()),
+        ),
     ),
     "dong_fig5_gpt3_longest": _counted(
         statement="GPT-3 has the longest paths of the nine (its mean length less the longest of the others, in heads).",
