@@ -211,6 +211,11 @@ TABLES = {
         0.05,
         [collapse(exponents=(2.8, 3)), collapse(exponents=(3.2, 3)), collapse(exponents=((1, math.nan, 3), 3))],
     ),
+    "dong_thm_rate_few_layers": (
+        collapse({"attention_only_no_norm": -9.0}),  # -.05, -2.7, -5.4
+        2.0,
+        [collapse({"attention_only_no_norm": -2.0})],
+    ),
     "dong_thm_rate_bound": (collapse(), -2.0, [collapse(slack=-0.5)]),
     "dong_thm_rate_mlp_cubic": (collapse(), 0.0, [collapse(exponents=(3, 3.3)), collapse(exponents=(3, 1.0))]),
     "dong_thm_rate_mlp_slows": (

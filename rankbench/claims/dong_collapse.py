@@ -95,6 +95,12 @@ def _from_cubic(rows: pd.DataFrame, variant: str) -> float:
     return max(later.fillna(1.0) - 3, key=abs)  # a relative residual that is not below 1 has not begun to collapse
 
 
+def _layers_for_three_decades(rows: pd.DataFrame) -> float:
+    """Number of layers after which a thousandth of the residual is left; one more than there are where none is."""
+    residual = _of_variant(rows, "attention_only_no_norm").log10_residual
+    return float((residual > residual.iloc[0] - 3).cummin().sum())
+
+
 def _most_that_a_layer_leaves(rows: pd.DataFrame) -> float:
     """Share that a layer leaves, geometric mean over the earlier or the later half of the layers; the larger."""
     left = _of_variant(rows, "attention_only_no_norm").set_index("layer").log10_relative_residual
@@ -342,6 +348,18 @@ DONG_COLLAPSE: dict[str, Claim] = {
         claimed=within(0.1),
         since="2026-11-26",
         control=_as(attention_only_no_norm="no_mlp"),
+    ),
+    "dong_thm_rate_few_layers": _collapse(
+        statement="For a decline of three orders of magnitude the residual of attention alone takes just two or three "
+        "layers, not a dozen (number of layers).",
+        source="Dong et al. 2021, sec. 2.2",
+        measure=_layers_for_three_decades,
+        claimed=below(3.5),
+        sourced=True,
+        control=Control(
+            "a residual that each layer halves",
+            lambda rows: rows.assign(log10_residual=1.0 - math.log10(2) * rows.layer),
+        ),
     ),
     "dong_thm_rate_bound": _collapse(
         statement="The residual of attention alone stays below the theorem's bound, in every layer from the first on "
