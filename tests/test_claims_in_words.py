@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 from test_claims_dong import ACCURACY, LAST, by_length, collapse, mlp_gains, windows
-from test_claims_kim import of_ascent, of_entries
+from test_claims_kim import of_ascent, of_entries, of_training
 from test_claims_kim_charlm import curves, losses
 from test_claims_knobs import BRANCH, EMBEDDING, HEAT, MIX, SKIP, UNIFORM, VALUE, followed, measured
 from test_claims_knobs import by_length as by_mean_length
@@ -95,6 +95,7 @@ HOSTILE = [
         of_ascent(lambda step: step**2 if step <= 80 else max(80**2, (step - 70) ** 2)),
     ),
     ("kim_fig8_diverges", "L2 attention, which has a bound, grows as well", of_ascent(l2=lambda step: 2 * step**2)),
+    ("kim_bound_grows", "a hundredth more after all steps is no growth", of_training(1.01)),
     ("dong_thm_rate_cubic", "one cube, behind layers that hardly collapse", collapse(exponents=((1.05, 1.05, 3), 3))),
     ("dong_thm_rate_mlp_cubic", "the same with MLPs", collapse(exponents=(3, (1.05, 1.05, 3)))),
     (
