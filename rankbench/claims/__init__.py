@@ -7,6 +7,7 @@ import pandas as pd
 from rankbench.claims.amsel import AMSEL
 from rankbench.claims.blog import BLOG
 from rankbench.claims.claim import (
+    NOT_JUDGED,
     Claim,
     Facet,
     brought_up_to_date,
@@ -29,7 +30,18 @@ from rankbench.claims.papers import PAPERS
 from rankbench.claims.published import figures_published, published
 from rankbench.claims.statement import OUTCOMES, by_paper, grouped, statement_line, statements_of, table_of, with_holm
 
-__all__ = ["CLAIMS", "OUTCOMES", "PAPERS", "Claim", "by_paper", "figures_published", "grouped", "is_outdated", "judge"]
+__all__ = [
+    "CLAIMS",
+    "NOT_JUDGED",
+    "OUTCOMES",
+    "PAPERS",
+    "Claim",
+    "by_paper",
+    "figures_published",
+    "grouped",
+    "is_outdated",
+    "judge",
+]
 __all__ += ["measured_text", "of_today", "over_text", "published", "published_text", "statement_line"]
 __all__ += ["statements_of", "table_of", "verdict_line", "with_holm"]
 

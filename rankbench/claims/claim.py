@@ -21,6 +21,7 @@ from rankbench.runs.intervals import interval95, num_to_decide, p_value
 HELD, FAILED, UNDECIDED = "held", "failed", "undecided"
 PASSED, BROKEN = "passed", "broken"  # outcomes of a check
 NOTHING = "nothing in this table that the claim speaks of"
+NOT_JUDGED = "not judged since the claim changed"
 FEWEST = 3  # seeds, or steps, that an interval needs
 STILL_FALLS = 0.02  # nats: a language model whose test loss falls by more over its last quarter is still in training
 LEARNED = 0.9  # share of the reachable accuracy below which a network's paths say nothing about a claim
@@ -251,10 +252,10 @@ def brought_up_to_date(claim: Claim, verdict: dict) -> dict:
     if verdict["reason"] == NOTHING or not is_of_another_test(claim, verdict):
         return verdict | {name: words[name] for name in ("statement", "threshold", "since")}
     before = f"{measured_text(verdict)}, claimed {verdict['claimed']}"
-    reason = f"not judged since the claim changed ({verdict['outcome']} before: {before})"
-    not_measured = dict.fromkeys(("measured", "low95", "high95", "p_value", "more_repeats"), math.nan)
-    unjudged = {"outcome": UNDECIDED, "interval": "none", "is_bound": False, "published": None, "num_repeats": 0}
-    return verdict | unjudged | not_measured | words | {"since": verdict.get("since"), "reason": reason}
+    reason = f"{NOT_JUDGED} ({verdict['outcome']} before: {before})"
+    unjudged = {"outcome": UNDECIDED, "interval": "none", "is_bound": False, "num_repeats": 0, "reason": reason}
+    unjudged |= dict.fromkeys(("measured", "low95", "high95", "p_value", "more_repeats", "published"))
+    return verdict | words | unjudged | {"since": verdict.get("since")}
 
 
 def _published(claim: Claim, rows: pd.DataFrame) -> float | None:

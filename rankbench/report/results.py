@@ -13,7 +13,17 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from rankbench.claims import OUTCOMES, PAPERS, by_paper, grouped, measured_text, of_today, over_text, table_of
+from rankbench.claims import (
+    NOT_JUDGED,
+    OUTCOMES,
+    PAPERS,
+    by_paper,
+    grouped,
+    measured_text,
+    of_today,
+    over_text,
+    table_of,
+)
 from rankbench.keys import ConfigError
 from rankbench.plots.pictures import png_within
 from rankbench.report.page import records
@@ -104,6 +114,7 @@ def index_of(folder: Path) -> str:
     rows = [counted(f"[{paper}]({_page_of(paper)})", of_paper) for paper, of_paper in claims.items()]
     rows.append(counted("all", [row for of_paper in claims.values() for row in of_paper]))
     checks = [row["outcome"] for row in statements if row["kind"] == "check"]
+    not_judged = [row["claim"] for row in statements if NOT_JUDGED in row["reading"]]
     table = pd.DataFrame([_about(board) for board in boards if board["note"] != NOT_RUN])
     unrun = [board["preset"] for board in boards if board["note"] == NOT_RUN]
     parts = [
@@ -112,6 +123,7 @@ def index_of(folder: Path) -> str:
         f"{len(table)} of {len(boards)} presets have been run{_without_claims(boards)}. {READING}\n",
         markdown(pd.DataFrame(rows)),
         *([f"Checks of the tool: {checks.count('passed')} of {len(checks)} passed.\n"] if checks else []),
+        *([f"In some setting {NOT_JUDGED}: {', '.join(not_judged)}.\n"] if not_judged else []),
         *_note(folder, "index"),
         "## Presets\n",
         markdown(table),
@@ -206,9 +218,9 @@ def _paper_page(
 def _claim(row: dict[str, Any], home: dict[str, str]) -> Iterator[str]:
     """A claim with all that its verdict rests on; its settings on demand."""
     where = f" at {row['where']}" if row["where"] else ""
-    several = (
-        f"{row['num_held']} of {row['num_settings']} hold; from {short(row['smallest'])} to {short(row['largest'])}"
-    )
+    several = f"{row['num_held']} of {row['num_settings']} hold"
+    if short(row["smallest"]):
+        several += f"; from {short(row['smallest'])} to {short(row['largest'])}"
     facts = {
         "Verdict": row["reading"],
         "Source": row["source"],
