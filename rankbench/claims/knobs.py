@@ -203,6 +203,13 @@ KNOBS: dict[str, Claim] = {
     "knob_temperature_enough": _left_at(
         key="model.temperature", end=0, statement="At a temperature that is low enough", source=GIORLANDINO
     ),
+    # the opposite of knob_temperature: one of the two fails
+    "blog_saturation_collapses": _trend(
+        key="model.temperature",
+        side=+1,
+        statement="Saturated softmax makes tokens alike: the lower the temperature, the less is left",
+        source="Attention-paths blog, rank collapse, cause 1",
+    ),
     "knob_mean_removal": _left_at(
         key="model.mix_uniform",
         end=0,
