@@ -199,6 +199,38 @@ def test_settings_that_the_paper_does_not_speak_of_get_no_verdict(changed):
     assert verdict["reason"] == "nothing in this table that the claim speaks of"
 
 
+def test_a_setting_without_a_value_is_judged_and_whole_numbers_have_no_point(changed):
+    table = pd.concat([valued([2.0, 2.1, 2.2]).assign(size=size, c=0.5) for size in (5.0, 20.0, math.nan)])
+    changed(by=("size", "c"))
+    assert [verdict["where"] for verdict in judge("above", table)] == ["size=5, c=0.5", "size=20, c=0.5", "c=0.5"]
+
+
+def test_a_threshold_is_the_sign_of_a_difference_or_the_sources_or_ours(changed):
+    for line, sourced, wanted in (
+        (0.0, False, "sign"),
+        (0.0, True, "sign"),
+        (0.6, True, "source"),
+        (0.6, False, "ours"),
+    ):
+        changed(line=line, sourced=sourced)
+        assert judge("above", valued([2.0, 2.1, 2.2]))[0]["threshold"] == wanted
+
+
+def test_a_stored_verdict_speaks_for_the_test_that_it_comes_from(changed):
+    (stored,) = judge("above", valued([1.9, 2.0, 2.1]))
+    changed(statement="In other words.")
+    (kept,) = claims.of_today([stored])
+    assert kept == stored | {"statement": "In other words."} and not claims.is_outdated(stored)
+    for fields in ({"since": "2026-11-26"}, {"line": 1.5}):
+        changed(**fields)
+        (unjudged,) = claims.of_today([stored])
+        assert claims.is_outdated(stored) and (unjudged["outcome"], unjudged["measured"]) == ("undecided", None)
+        assert unjudged["claimed"] == str(CLAIMS["above"].claimed)
+        assert "(held before: measured 2 [1.75, 2.25] (95 %, 3 seeds), claimed > 1)" in unjudged["reason"]
+        changed(since="")
+    assert claims.of_today([stored | {"claim": "no longer there"}]) == []
+
+
 # --- controls ---------------------------------------------------------------------------------------------------------
 
 

@@ -93,11 +93,12 @@ def printed(figure, layers):
 
 TABLE_2 = {
     # what the paper's Table 2 (and its LSTM of about one nat) comes to at some numbers of layers
-    "kim_l2_loses_little": {(1,): -0.030, (1, 2, 4): -0.011, (1, 2, 3, 4, 5): -0.0046},
-    "kim_tying_loses": {(1,): 0.103, (1, 2, 4): 0.223 / 3, (1, 2, 3, 4, 5): 0.0686},
-    "kim_contraction_loses": {(1,): 0.321, (1, 2, 4): 0.916 / 3, (1, 2, 3, 4, 5): 0.288},
-    "kim_contraction_gains_from_depth": {(1, 2): -0.105, (1, 2, 4): -0.367, (1, 5, 14): -0.553},
-    "kim_lstm": {(1,): 1.0, (1, 2, 3, 4, 5): 1.0},
+    "kim_l2_loses_little": {(1,): -0.030, (1, 2, 4): -0.001, (1, 2, 3, 4, 5): 0.006},
+    "kim_tying_loses": {(1,): 0.103, (1, 2, 4): 0.052, (1, 2, 3, 4, 5): 0.043},
+    "kim_contraction_loses": {(1,): 0.321, (1, 2, 4): 0.197, (1, 2, 3, 4, 5): 0.182},
+    # of ten pairs of layers, only 4 and 5 differ by less than .02
+    "kim_contraction_gains_from_depth": {(1, 2): -1, (1, 2, 4): -1, (1, 2, 3, 4, 5): -0.9, (1, 5, 14): -1},
+    "kim_lstm": {(1,): 0.0, (1, 2, 3, 4, 5): 0.0},
     "kim_transformer_beats_lstm": {(1, 2, 4): -0.057, (1, 2, 3, 4, 5): -0.06},
 }
 
@@ -175,19 +176,21 @@ COMPARED = {  # the network whose loss is above, and the other one
 @pytest.mark.parametrize("tables", [SUPPORTING, REFUTING], ids=["supporting", "refuting"])
 @pytest.mark.parametrize("name", COMPARED)
 def test_only_the_network_whose_further_fall_could_turn_a_verdict_must_have_stopped(name, tables):
-    """A gap above its line is not closed by the network below, and one below it not opened by the network above."""
+    """A gap above its line is not closed by the network below, and one below it not opened by the network above. Of a
+    gap between two lines both could be the one."""
     table, decided = tables[name], verdict(name, tables[name])
     variant, base = COMPARED[name]
     turning, other = (variant, base) if decided["measured"] > decided["line"] else (base, variant)
     began = table.split.eq("test") & table.step.eq(30)
-    for network, outcome in ((turning, "undecided"), (other, decided["outcome"])):
+    between = decided["side"] == 0 and decided["outcome"] == "held"
+    for network, outcome in ((turning, "undecided"), (other, "undecided" if between else decided["outcome"])):
         falls = table.assign(loss=table.loss + 0.5 * (began & table.variant.eq(network)))
         assert verdict(name, falls)["outcome"] == outcome, network
 
 
 @pytest.mark.parametrize("name", [name for name, claim in KIM_CHARLM.items() if claim.repeats == "seed"])
 def test_networks_that_know_little_more_than_frequencies_are_not_judged(name):
-    """But for the claim that dot products fail: that they know so little is what it says."""
+    """But for dot products that are said to fail: that they know so little is what the claim says."""
     for tables in (SUPPORTING, REFUTING):
         table, outcome = tables[name], verdict(name, tables[name])["outcome"]
         largest = table.test_loss.max()

@@ -150,6 +150,11 @@ TABLES = {
         [followed(SKIP, {0: 0.2, 1: 0.1, 2: 0.05})],
     ),
     "knob_lambda_skip_enough": (followed(SKIP, {0: 1e-200, 1: 1e-3, 2: 0.2}), 0.2 * MEAN, []),
+    "blog_saturation_collapses": (
+        followed(HEAT, {0.03: 0.001, 0.1: 0.01, 1: 0.2, 3: 0.5}),
+        1.0,
+        [followed(HEAT, {0.03: 0.5, 0.1: 0.2, 1: 0.01}), followed(HEAT, {0.03: 0.2, 0.1: 0.21, 1: 0.2})],
+    ),
     "knob_temperature": (
         followed(HEAT, {0.03: 0.02, 0.1: 0.01, 1: 1e-3}),
         -1.0,

@@ -19,7 +19,7 @@ KEY = "model.knob"
 
 
 def swept(numbers, seeds=3):
-    """A table of a sweep over KEY, its values as texts, as in a report: numbers maps each to what is measured."""
+    """A table of a sweep over KEY, its values as texts, as in a report: numbers maps each to the log10 of a measure."""
     rows = [
         {"run": f"run {text}", "seed": seed, KEY: text, "value": number + 0.001 * seed, "hidden": False}
         for text, number in numbers.items()
@@ -47,12 +47,20 @@ def test_values_are_ordered_as_numbers_or_as_words():
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.floats(-5, 5), min_size=3, max_size=6, unique=True))
+@given(st.lists(st.integers(-50, 50), min_size=3, max_size=6, unique=True))
 def test_the_trend_is_scipys_rank_correlation(numbers):
-    rows = of_seed(swept({f"{2.0**exponent}": number for exponent, number in enumerate(numbers)}))
+    rows = of_seed(swept({f"{2.0**exponent}": number / 10 for exponent, number in enumerate(numbers)}))
     wanted = scipy.stats.kendalltau(range(len(numbers)), numbers).statistic
     assert trend(rows, KEY, value) == pytest.approx(wanted, abs=1e-12)
     assert trend(in_reverse(KEY).doctor(rows), KEY, value) == pytest.approx(-wanted, abs=1e-12)
+
+
+def test_changes_of_less_than_a_tenth_are_no_trend():
+    less, more = math.log10(1.09), math.log10(1.11)
+    assert trend(of_seed(swept({"1": 0.0, "2": less, "3": less / 2})), KEY, value) == 0
+    # of three pairs, one grows by more than a tenth
+    assert trend(of_seed(swept({"1": 0.0, "2": less, "3": more})), KEY, value) == pytest.approx(1 / 3)
+    assert trend(of_seed(swept({"1": -math.inf, "2": -math.inf, "3": 0.0})), KEY, value) == pytest.approx(2 / 3)
 
 
 def test_of_what_rounding_hides_one_number_can_be_ranked():

@@ -645,15 +645,17 @@ def test_rows_of_the_table_by_hand(make_subject):
         rows = rows_of_all[(rows_of_all.weights == kind) & (rows_of_all.variant == "attention_only_no_norm")].set_index(
             "layer"
         )
-        before, entered_B, bound_B, started = math.nan, None, None, False
+        before, entered_B, bound_B, started, first_B = math.nan, None, None, False, None
         for layer, state in enumerate(propagate(reduced, inputs)):
             row, log_B = rows.loc[layer], log_residual(state).numpy() / LN10
             assert row.log10_residual == pytest.approx(log_B.mean(), rel=1e-12)
             assert row.log10_residual_sd == pytest.approx(log_B.std(ddof=1), rel=1e-9)
             x_BND, floor = floored_states[layer]
             sizes = [math.sqrt(np.abs(x).sum(0).max() * np.abs(x).sum(1).max()) for x in x_BND.numpy()]
-            relative = (log_B - np.log10(sizes)).mean()
+            relative_B = log_B - np.log10(sizes)
+            relative, first_B = relative_B.mean(), relative_B if first_B is None else first_B
             assert row.log10_relative_residual == pytest.approx(relative, rel=1e-9)
+            assert row.share_collapsed == pytest.approx((10**relative_B < 0.1 * 10**first_B).mean())
             assert row.growth_exponent == pytest.approx(relative / before if before < 0 else math.nan, nan_ok=True)
             before = relative
             residual_B = composite_norm(residual_matrix(x_BND))
@@ -679,6 +681,18 @@ def test_rows_of_the_table_by_hand(make_subject):
     assert rows_of_all[rows_of_all.variant == "full"][["log10_contraction", "log10_bound"]].isna().all(axis=None)
     # measured residuals are 1e4 floors and more
     assert rows_of_all.disagreement.max() < 4e-5 and rows_of_all.disagreement.notna().any()
+
+
+def test_sequences_that_collapse_are_counted_one_by_one(make_subject):
+    """Hard attention keeps the tokens of some sequences apart and makes those of others alike."""
+    subject = make_subject(kinds=("trained",), norm="none", layers=2, deviation=1.0, temperature=0.05)
+    rows = table(subject, options("attention_only_no_norm", sequences=6)).set_index("layer")
+    network = without(subject.model.requires_grad_(False), skip=True, mlp=True, norm=True)
+    states = [x_BND for x_BND, _ in states_with_floors(network, subject.test.inputs, generator_for(0, "rounding"))]
+    left_LB = torch.stack([composite_norm(residual_matrix(x_BND)) / composite_norm(x_BND) for x_BND in states])
+    shares = (left_LB < 0.1 * left_LB[0]).double().mean(1)
+    assert rows.share_collapsed.to_list() == pytest.approx(shares.tolist())
+    assert 0 < rows.share_collapsed.iloc[-1] < 1
 
 
 def test_two_opposite_tokens_have_a_relative_residual_of_one_at_every_depth():

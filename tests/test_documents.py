@@ -56,6 +56,37 @@ def test_the_preset_on_the_page_of_extensions_runs_from_a_folder_of_the_user(tmp
     assert all((tmp_path / "sweep" / f"{name}.csv").exists() for name in ("residual", "collapse", "verdicts"))
 
 
+def listed(text):
+    """Rows of the tutorial's listing: relative residuals by layer, by model.skip and kind of weights."""
+    rows, skip = {}, None
+    for line in text.splitlines():
+        if match := re.search(r"model\.skip=(true|false)", line, re.IGNORECASE):
+            skip = match[1].lower()
+        if match := re.match(r"\s*(trained|initialised)\s+full((?:\s+\d\.\de[-+]\d\d){7})$", line):
+            rows[skip, match[1]] = [float(number) for number in match[2].split()]
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("steps", "kinds"),
+    [(1, ["initialised"]), pytest.param(500, ["initialised", "trained"], marks=pytest.mark.slow)],
+)
+def test_the_tutorials_listing_is_what_its_command_prints(tmp_path, steps, kinds):
+    """The weights before training do not depend on the number of steps."""
+    text = (ROOT / "docs" / "TUTORIAL.md").read_text()
+    (command,) = re.findall(r"^    rankbench (train -m .*)$", text, re.MULTILINE)
+    assert "trainer.steps=500" in command and "model.layers=2,6" in command
+    command = command.replace("=500", f"={steps}").replace("layers=2,6", "layers=6")
+    result = succeeds(*command.split(), at=tmp_path)
+    printed, written = listed(result.out + result.err), listed(text)
+    assert len(written) == 4
+    for skip in ("true", "false"):
+        for kind in kinds:
+            for number, wanted in zip(printed[skip, kind], written[skip, kind], strict=True):
+                # what is next to rounding differs between machines
+                assert number == pytest.approx(wanted, rel=0.1) or max(number, wanted) < 1e-15, (skip, kind)
+
+
 def substituted(notebook, words):
     """A copy of the notebook with other words in its code."""
     text = json.dumps([cell["source"] for cell in code_cells(notebook)])

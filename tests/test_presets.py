@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
+from rankbench.claims import published
 from rankbench.commands.compose import compose, register, resolve
 from rankbench.config import BUDGETS, conf_dir
 from rankbench.presets import presets
@@ -121,6 +122,16 @@ def test_runs_at_budget_smoke(name, tmp_path):
             assert [column for column in table if table[column].isna().all()] == []
             for suffix in ("png", "pdf"):
                 assert (run_folder / f"{analysis}.{suffix}").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", ["kim_table1_speed", "kim_table2", "kim_table3_fixed_lr"])
+def test_a_sweep_at_paper_scale_has_every_cell_of_the_published_table(name):
+    with_hydra = composed(name, return_hydra_config=True)
+    jobs = {frozenset(words) for words in words_of_jobs(with_hydra, "paper")}
+    cells = published(name).dropna(subset="x")
+    assert len(cells)
+    for cell in cells.itertuples():
+        assert {f"model={cell.series}", f"model.layers={cell.x:g}"} in jobs, cell
 
 
 def test_of_the_role_of_n_the_fewest_points_train_longest():

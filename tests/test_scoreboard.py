@@ -15,6 +15,7 @@ import yaml
 from browser import PROGRAM, Browser
 from PIL import Image
 
+from rankbench.claims import CLAIMS, of_today
 from rankbench.keys import ConfigError
 from rankbench.plots.pictures import png_within
 from rankbench.presets import presets
@@ -188,9 +189,12 @@ def test_a_run_with_a_damaged_summary_still_has_a_place(outputs, tmp_path):
 
 @pytest.mark.parametrize("experiment", ["demo", "all"])
 def test_a_run_without_verdicts_says_so(outputs, tmp_path, experiment):
-    (run_of(outputs, "one") / "verdicts.csv").unlink()
+    folder = run_of(outputs, "one")
+    (folder / "verdicts.csv").unlink()
     claims, _, lines = scoreboard_of(outputs, tmp_path, experiment)
-    assert claims == [] and "demo: not judged" in lines
+    assert claims == [] and "demo: no claims" in lines
+    (folder / "config.yaml").write_text(yaml.safe_dump({"claims": ["dong_fig4_whole_sorting"]}))
+    assert "demo: not judged" in scoreboard_of(outputs, tmp_path, experiment)[2]
 
 
 def test_what_could_not_be_measured_is_told_without_a_number(outputs, tmp_path):
@@ -207,9 +211,21 @@ def test_a_bound_is_no_measurement(outputs, tmp_path):
         assert "≤ -12.5" in (tmp_path / name).read_text()
 
 
+@pytest.mark.parametrize("earlier", [{"since": ""}, {"claimed": "< -0.4"}, {"since": None, "measured": None}])
+def test_a_verdict_of_a_test_that_the_claim_no_longer_has_is_not_shown(outputs, tmp_path, earlier):
+    run_of(outputs, "knob", preset="knob_temperature", **(OTHER | {"outcome": "held", "measured": -0.9} | earlier))
+    ((row,), _, lines) = scoreboard_of(outputs, tmp_path, "knob_temperature")
+    assert (row["outcome"], row["measured"], row["claimed"]) == ("undecided", None, "< -0.5")
+    assert any("not judged since the claim changed (held before: " in line for line in lines)
+    run_of(outputs, "again", preset="knob_temperature", written=2000, **(OTHER | {"outcome": "held", "measured": -0.9}))
+    ((row,), *_) = scoreboard_of(outputs, tmp_path, "knob_temperature")
+    assert (row["outcome"], row["measured"], row["threshold"]) == ("held", -0.9, "ours")
+    assert row["distance"] == pytest.approx(0.4) and row["statement"] == CLAIMS["knob_temperature"].statement
+
+
 def test_checks_of_the_tool_stand_apart_from_claims(outputs, tmp_path):
     folder = run_of(outputs, "one")
-    check = CLAIM | {"kind": "check", "claim": "paths_sum_to_output", "outcome": "passed"}
+    check = CLAIM | {"kind": "check", "claim": "paths_sum_to_output", "outcome": "passed", "claimed": "< -10"}
     pd.DataFrame([check, CLAIM]).to_csv(folder / "verdicts.csv", index=False)
     _, _, lines = scoreboard_of(outputs, tmp_path, "demo")
     assert lines[0].endswith("1 held, 1 passed")
@@ -225,7 +241,7 @@ def test_verdicts_of_an_earlier_version_are_judged_again(outputs, tmp_path):
     sweep = sweep_of(outputs, "dong_fig4_sorting", [{}])
     pd.read_csv(sweep / "verdicts.csv").drop(columns="p_value").to_csv(sweep / "verdicts.csv", index=False)
     claims, boards, _ = scoreboard_of(outputs, tmp_path, "dong_fig4_sorting")
-    assert claims == [] and boards["dong_fig4_sorting"]["note"] == "not judged"  # there are no tables
+    assert claims == [] and boards["dong_fig4_sorting"]["note"] == "no claims"  # no tables, and none in its config
     for skip, job in zip((True, False), sorted(sweep.glob("*_task.label=*")), strict=True):
         config = {"claims": ["dong_fig4_whole_sorting", "no longer there"], "model": {"skip": skip}}
         (job / "config.yaml").write_text(yaml.safe_dump(config))
@@ -279,6 +295,7 @@ ENVIRONMENT = {
 }
 OTHER = {"claim": "knob_temperature", "source": "Giorlandino and Goldt 2025", "where": "", "outcome": "undecided"}
 OTHER |= {"claimed": "< -0.5", "side": -1, "line": -0.5, "measured": -0.4, "p_value": 0.6, "published": None}
+OTHER |= {"since": CLAIMS["knob_temperature"].since}
 
 
 @pytest.fixture(scope="module")
@@ -325,7 +342,7 @@ def disagreements(folder):
         one["paper"] for one in statements if one["kind"] == "claim" and f"[{one['paper']}]" not in "".join(lines)
     ]
     tables = [folder / "presets" / board["preset"] / "verdicts.csv" for board in boards if board["note"] != "not run"]
-    verdicts = [row for path in tables for row in records(read_table(path))]
+    verdicts = [row for path in tables for row in of_today(records(read_table(path)))]
     rebuilt = {one["claim"]: one for one in across_presets(verdicts)}
     keys = ("outcome", "num_held", "num_settings", "measured", "reading", "held_after_holm")
     wrong += [f"{one['claim']}: {key}" for one in statements for key in keys if rebuilt[one["claim"]][key] != one[key]]

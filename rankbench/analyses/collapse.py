@@ -35,6 +35,7 @@ BOUNDS = ("log10_contraction", "log10_bound")
 # How far above its floor a measured residual must be to be compared with the propagated one, and how close they then
 # are: a residual of 1e4 floors is known to 1e-4 of itself, which is 4e-5 of its log10.
 ABOVE_FLOOR, AGREEMENT = 1e4, 1e-4
+LOG10_TENTH = -1.0
 ROUNDING = 1e-9  # of log10_relative_residual: above -ROUNDING the tokens' mean is negligible next to their residual
 
 
@@ -54,6 +55,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
     growth_exponent: log10_relative_residual over that of the layer before: 3 where the residual is cubed, 1 where it
     stays the same; from means over sequences, empty where the relative residual of the layer before is not below 1.
+    share_collapsed: share of the sequences of which less than a tenth of the embedding's relative residual is left.
     log10_contraction: of Lemma A.2's bound on ||R|| over the ||R|| that entered the layer. log10_bound: of Theorem
     2.3's bound on ||R||, with each layer's own constant, from the first layer on that contracts in all sequences
     according to the lemma. Both are for unmasked attention alone and over all tokens, special ones too; columns without
@@ -96,7 +98,7 @@ def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Itera
     errors, counted_BN = propagation.mean_errors(network, inputs, states, generator), network.counted(inputs)
     logs_B = [coordinates.log_residual(state, counted_BN) / LN10 for state in states]
     bounds = _bounds(network, [coordinates.log_residual(state) / LN10 for state in states])
-    before = float("nan")
+    before, first_B = float("nan"), None
     for layer, (state, log_B, error_B) in enumerate(zip(states, logs_B, errors, strict=True)):
         residual_B, floor_B = measured[layer]
         differ_B = log_B > -math.inf
@@ -108,6 +110,8 @@ def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Itera
         relative_B = log_B - coordinates.log_size(state, counted_BN, is_zero_B) / LN10
         relative = _moments("log10_relative_residual", relative_B[differ_B])
         now = relative["log10_relative_residual"]
+        first_B = relative_B if first_B is None else first_B
+        left_B = (relative_B - first_B)[first_B > -math.inf]
         yield {
             "layer": layer,
             **_moments("log10_residual", log_B[differ_B]),
@@ -118,6 +122,7 @@ def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Itera
             "below_floor": below_B.double().mean().item(),
             "disagreement": (log_measured_B - log_B)[clear_B].abs().max().item() if clear_B.any() else float("nan"),
             "growth_exponent": now / before if before < -ROUNDING else float("nan"),
+            "share_collapsed": (left_B < LOG10_TENTH).double().mean().item(),
             **bounds[layer],
             "num_sequences": int(differ_B.sum()),
         }

@@ -21,6 +21,7 @@ from rankbench.runs.intervals import interval95, num_to_decide, p_value
 HELD, FAILED, UNDECIDED = "held", "failed", "undecided"
 PASSED, BROKEN = "passed", "broken"  # outcomes of a check
 NOTHING = "nothing in this table that the claim speaks of"
+NOT_JUDGED = "not judged since the claim changed"
 FEWEST = 3  # seeds, or steps, that an interval needs
 STILL_FALLS = 0.02  # nats: a language model whose test loss falls by more over its last quarter is still in training
 LEARNED = 0.9  # share of the reachable accuracy below which a network's paths say nothing about a claim
@@ -98,7 +99,8 @@ class Claim:
     learned: says why a network is not trained well enough to be judged; None where training does not matter.
     either_way: the smallest and the largest number that a repeat can give. A repeat that has not learned then counts as
         the one and as the other, and the claim is decided if it makes no difference.
-    is_check: an identity or a theorem, so it checks the tool rather than the networks.
+    is_check: an identity, a theorem or a precondition of other claims, so it checks the tool or the preset rather than
+        the networks.
     exact: the number does not depend on chance, so the worst seed decides.
     scale: `real`; `share` (in [0, 1]); `positive` (above 0, without an upper end); `rate` (each seed gives 0 or 1).
     published: the paper's number, or a function that gives the paper's rows for the configurations in ours, which are
@@ -108,6 +110,9 @@ class Claim:
     exists: says that there is such a network; an example makes it held, and the lack of one leaves it undecided.
     repeats: `seed` or `step`, the column of repeated measurements; steps without a measurement are left out.
     floor: the column that is above 0 where rounding makes a row's numbers; a verdict says how many rows these are.
+    sourced: whether the source states the threshold, or it is the 1 at which a ratio turns round. A threshold of 0 is
+    the sign of a difference; all others are ours.
+    since: the day on which the claim's test last changed. Verdicts of an earlier test are not shown as this claim's.
     """
 
     statement: str
@@ -129,6 +134,13 @@ class Claim:
     exists: bool = False
     repeats: str = "seed"
     floor: str = ""
+    sourced: bool = False
+    since: str = ""
+
+    @property
+    def threshold(self) -> str:
+        """Where the threshold comes from: sign, source or ours."""
+        return "sign" if self.claimed.at == 0 else "source" if self.sourced else "ours"
 
 
 # A check on numbers that depend neither on chance nor on training
@@ -178,8 +190,14 @@ def _settings(claim: Claim, table: pd.DataFrame, facet: Facet) -> Iterator[tuple
     if not axes:
         yield "", table
         return
-    for values, rows in table.groupby(axes, sort=False):
-        yield ", ".join(f"{axis}={value}" for axis, value in zip(axes, values, strict=True)), rows
+    for values, rows in table.groupby(axes, sort=False, dropna=False):
+        known = [(axis, value) for axis, value in zip(axes, values, strict=True) if not pd.isna(value)]
+        yield ", ".join(f"{axis}={_setting_text(value)}" for axis, value in known), rows
+
+
+def _setting_text(value: object) -> str:
+    """A setting's value in words: whole numbers, which a column with gaps holds as floats, without a point."""
+    return f"{value:.0f}" if isinstance(value, float) and value > 1 and value.is_integer() else str(value)
 
 
 def _verdict(name: str, claim: Claim, rows: pd.DataFrame, where: str, judged: Judgement) -> dict:
@@ -188,7 +206,6 @@ def _verdict(name: str, claim: Claim, rows: pd.DataFrame, where: str, judged: Ju
         outcome = {HELD: PASSED, FAILED: BROKEN}.get(outcome, outcome)
     return {
         "claim": name,
-        "kind": "check" if claim.is_check else "claim",
         "where": where,
         "outcome": outcome,
         "measured": judged.measured,
@@ -197,21 +214,48 @@ def _verdict(name: str, claim: Claim, rows: pd.DataFrame, where: str, judged: Ju
         "interval": judged.interval,
         "is_bound": judged.is_bound,
         "published": _published(claim, rows),
-        "claimed": str(claim.claimed),
-        "side": claim.claimed.side,
-        "line": claim.claimed.at,
-        "exists": claim.exists,
         "p_value": judged.p_value,
         "num_seeds": rows.seed.nunique(),
         "num_repeats": judged.num_repeats,
         "repeats": claim.repeats,
         "more_repeats": judged.more_repeats,
         "reason": judged.reason,
+        **_words(claim),
+    }
+
+
+def _words(claim: Claim) -> dict:
+    """The fields of a verdict that do not depend on the table."""
+    return {
+        "kind": "check" if claim.is_check else "claim",
+        "claimed": str(claim.claimed),
+        "side": claim.claimed.side,
+        "line": claim.claimed.at,
+        "threshold": claim.threshold,
+        "exists": claim.exists,
         "refuted_by": _refuted_by(claim),
         "control": claim.control.statement,
         "statement": claim.statement,
         "source": claim.source,
+        "since": claim.since,
     }
+
+
+def is_of_another_test(claim: Claim, verdict: dict) -> bool:
+    """Whether a stored verdict comes from a test that the claim no longer has."""
+    return verdict["claimed"] != str(claim.claimed) or (verdict.get("since") or "") != claim.since
+
+
+def brought_up_to_date(claim: Claim, verdict: dict) -> dict:
+    """A stored verdict in the words of today's claim; undecided if it comes from another test."""
+    words = _words(claim)
+    if verdict["reason"] == NOTHING or not is_of_another_test(claim, verdict):
+        return verdict | {name: words[name] for name in ("statement", "threshold", "since")}
+    before = f"{measured_text(verdict)}, claimed {verdict['claimed']}"
+    reason = f"{NOT_JUDGED} ({verdict['outcome']} before: {before})"
+    unjudged = {"outcome": UNDECIDED, "interval": "none", "is_bound": False, "num_repeats": 0, "reason": reason}
+    unjudged |= dict.fromkeys(("measured", "low95", "high95", "p_value", "more_repeats", "published"))
+    return verdict | words | unjudged | {"since": verdict.get("since")}
 
 
 def _published(claim: Claim, rows: pd.DataFrame) -> float | None:

@@ -13,10 +13,15 @@ import pandas as pd
 import scipy
 
 from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, above, below, has_row, learned_by_loss, within
+from rankbench.claims.sweeps import TENTH_MORE
 
 INVERTED = -3.0  # log10 of the share of the initial error that is left: a thousandth counts as inverted
 ROUNDING = 64 * np.finfo(float).eps  # relative to the largest entry: the most that rounding leaves of a vanished error
-WIDER = 2.0  # "remains similar" and "much wider" (app. N) are read as below and above twice the range
+WIDER = 2.0  # "much wider" (app. N) is read as above twice the range, "remains similar" as within a factor of 2 of it
+# Exponent of the number of steps above which an ascent counts as growing without bound: the norm of dot products is of
+# second degree in their inputs, which steps of equal size move at a constant speed. At a bound the exponent is 0.
+GROWS = 0.5
+PARTS = 5  # of an ascent's steps, in each of which it must grow
 MAP = ["seed", "weights", "part", "layer", "tokens", "p"]
 LAYER = ["seed", "weights", "attention", "layer", "tokens", "width", "inputs", "coefficient"]
 
@@ -101,29 +106,26 @@ def _theorem_for_ascent(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(value=rows.value.where(rows.quantity != "ascent", bound))
 
 
-ASCENT = ["seed", "weights", "layer", "tokens"]
+def _least_growth(rows: pd.DataFrame, attention: str) -> float:
+    """Exponent of the number of steps in the best start's norm for p = inf, over each later part of an ascent; of the
+    part and the layer in which it grows least."""
+    best = (rows.quantity == "ascent") & (rows.p == np.inf) & (rows.start == 1) & (rows.attention == attention)
+    if not best.any():
+        raise NotMeasurable(f"no ascent of attention={attention}")
+    exponents = []
+    for _, path in rows[best & (rows.step > 0)].groupby(["layer", "tokens"]):
+        by_step = path.groupby("step").value.max()
+        ends = [by_step[by_step.index <= by_step.index.max() * part / PARTS] for part in range(1, PARTS + 1)]
+        if min(map(len, ends)) == 0:
+            raise NotMeasurable(f"an ascent needs a row in each {PARTS}th of its steps")
+        norms, steps = ([end.iloc[-1] for end in ends], [end.index[-1] for end in ends])
+        exponents += list(np.diff(np.log(norms)) / np.diff(np.log(steps)))
+    return min(exponents)
 
 
-def _path_of_best(rows: pd.DataFrame) -> pd.DataFrame:
-    """Steps of the best start for p = inf."""
-    return _of_trained(rows[(rows.quantity == "ascent") & (rows.p == np.inf) & (rows.start == 1)])
-
-
-def _half_way(path: pd.DataFrame) -> pd.Series:
-    """Largest norm in the first half of the steps, by layer."""
-    return path[path.step <= path.step.max() / 2].groupby(ASCENT).value.max()
-
-
-def _second_half(rows: pd.DataFrame) -> float:
-    """Largest norm of the best start over its largest norm in the first half; in the layer where it grows least."""
-    path = _path_of_best(rows)
-    return (path.groupby(ASCENT).value.max() / _half_way(path)).min()
-
-
-def _stopped_half_way(rows: pd.DataFrame) -> pd.DataFrame:
-    path = _path_of_best(rows)
-    half_way = path.join(_half_way(path).rename("half_way"), on=ASCENT).half_way
-    return path.assign(value=path.value.clip(upper=half_way))
+def _has_ascents_of_both(rows: pd.DataFrame) -> bool:
+    """Whether there are ascents of dot products and of L2 attention, its control."""
+    return all(has_row(rows, attention=kind, part="attention", quantity="ascent") for kind in ("dot", "l2"))
 
 
 def _bound_grown(rows: pd.DataFrame) -> float:
@@ -197,6 +199,12 @@ def _range_ratio(rows: pd.DataFrame) -> float:
     return ranges["output"] / ranges["input"]
 
 
+def _range_differs(rows: pd.DataFrame) -> float:
+    """Factor between the range of the trained layer's outputs and that of its inputs, whichever is wider."""
+    ratio = _range_ratio(rows)
+    return max(ratio, 1 / ratio)
+
+
 def _range_of_inputs(rows: pd.DataFrame, times: float) -> pd.DataFrame:
     """Set the range of the outputs to this multiple of the inputs' range."""
     axes = ["seed", "weights", "layer", "inputs"]
@@ -221,7 +229,7 @@ _inverted = partial(
     by=("coefficient", "inputs", "tokens", "width"),
     floor="below_floor",
 )
-_entries = partial(Claim, table="histograms", measure=_range_ratio, learned=learned_by_loss, by=("layer", "inputs"))
+_entries = partial(Claim, table="histograms", learned=learned_by_loss, by=("layer", "inputs"))
 
 KIM: dict[str, Claim] = {
     "kim_bound_holds": _bound_check(
@@ -268,25 +276,34 @@ KIM: dict[str, Claim] = {
         source="Kim et al. 2021, app. K and Fig. 7",
         measure=_exponent_2,
         claimed=below(0.5),
+        sourced=True,
         applies=partial(has_row, quantity="ascent", kind="lower_bound", p=2),
         is_check=True,
         control=Control("the bound of Theorem 3.2 in place of the lower bound", _theorem_for_ascent),
     ),
     "kim_fig8_diverges": _lipschitz(
-        statement="Under ascent ||J||_inf of dot-product attention keeps growing (last over half-way; our line: 1.5).",
+        statement="Under ascent ||J||_inf of dot-product attention grows without bound: in every fifth of the steps "
+        "after the first, at least with their square root, and L2 attention, which has a bound, does not (exponent of "
+        "the number of steps, in the fifth in which it grows least; our line: .5).",
         source="Kim et al. 2021, app. L and Fig. 8",
-        measure=_second_half,
-        claimed=above(1.5),
-        applies=partial(has_row, attention="dot", part="attention"),
-        control=Control("an ascent that gains nothing in the second half of its steps", _stopped_half_way),
+        measure=partial(_least_growth, attention="dot"),
+        claimed=above(GROWS),
+        across=True,
+        by=("weights",),
+        applies=_has_ascents_of_both,
+        since="2026-11-26",
+        control=Control(
+            "L2 attention under the same ascent in its place",
+            lambda rows: pd.concat([rows[rows.attention == "l2"], _l2_for_dot(rows)]),
+        ),
     ),
     "kim_bound_grows": Claim(
-        statement="The steps of training make the bound on Lip_inf of every attention layer grow (log10 of the last "
-        "over the first, of the layer where it grows least).",
+        statement="The steps of training make the bound on Lip_inf of every attention layer grow by more than a tenth "
+        "(log10 of the last over the first, of the layer where it grows least; our line: log10 of 1.1).",
         source="rankbench, with the bound of Kim et al. 2021, Theorem 3.2",
         table="dynamics",
         measure=_bound_grown,
-        claimed=above(0.0),
+        claimed=above(TENTH_MORE),
         applies=_bound_is_free,
         learned=None,  # it speaks of the steps that were taken, however many
         control=Control("the same steps in reverse order", lambda rows: rows.assign(step=rows.step.max() - rows.step)),
@@ -344,14 +361,16 @@ KIM: dict[str, Claim] = {
         statement="Trained dot-product attention gives outputs of a much wider range than its inputs (from the "
         "smallest to the largest entry, ratio; our line).",
         source=FIG10,
+        measure=_range_ratio,
         claimed=above(WIDER),
         applies=partial(has_row, attention="dot", weights="trained"),
         control=Control("outputs 1.9 times as wide as the inputs", partial(_range_of_inputs, times=1.9)),
     ),
     "kim_fig10_l2_keeps_range": _entries(
         statement="Trained L2 attention (the paper: with tied keys) gives outputs of about the range of its inputs "
-        "(from the smallest to the largest entry, ratio; our line).",
+        "(from the smallest to the largest entry; factor between the two, whichever is wider; our line).",
         source=FIG10,
+        measure=_range_differs,
         claimed=below(WIDER),
         applies=partial(has_row, attention="l2", weights="trained"),
         control=Control("outputs 2.1 times as wide as the inputs", partial(_range_of_inputs, times=2.1)),

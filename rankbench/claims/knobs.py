@@ -11,7 +11,15 @@ import pandas as pd
 
 from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, above, below, exact_check
 from rankbench.claims.dong_collapse import TENTH, log10_kept, share
-from rankbench.claims.sweeps import at_one_end, from_other_end, in_order, rows_at, rows_by_value, with_exchanged
+from rankbench.claims.sweeps import (
+    at_one_end,
+    from_other_end,
+    in_order,
+    log10_of,
+    rows_at,
+    rows_by_value,
+    with_exchanged,
+)
 from rankbench.runs.tables import last_of_layer
 
 HALF = 0.5  # share of a rank or an entropy above which it counts as kept
@@ -39,6 +47,10 @@ def kept_measured(rows: pd.DataFrame) -> float:
     if not last.residual > 0:
         raise NotMeasurable("rounding has left nothing of the residual")
     return AtMost(kept * max(1.0, last.noise_floor / last.residual))
+
+
+def _log10_kept_measured(rows: pd.DataFrame) -> float:
+    return log10_of(kept_measured(rows))
 
 
 def _ends(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
@@ -113,11 +125,12 @@ _keeps = partial(Claim, scale="positive", learned=None)
 
 def _trend(key: str, side: int, statement: str, source: str, table: str = "collapse") -> Claim:
     """Claim that what is left grows (side=+1) or falls (-1) with the key."""
-    measure = partial(log10_kept, variant="full") if table == "collapse" else kept_measured
+    measure = partial(log10_kept, variant="full") if table == "collapse" else _log10_kept_measured
     line = "above .5" if side > 0 else "below -.5"
     return Claim(
         statement=f"{statement} (Kendall's rank correlation of {key} and the share of the embedding's relative "
-        f"residual that is left; {line}, three pairs in four in this order, which is our line).",
+        f"residual that is left; {line}, three pairs in four in this order, which is our line; changes of less than a "
+        "tenth count as none).",
         source=source,
         table=table,
         learned=None,
@@ -140,12 +153,13 @@ def _left_at(key: str, end: int, statement: str, source: str, table: str = "coll
 def _shorter(key: str, statement: str, source: str) -> Claim:
     return Claim(
         statement=f"{statement} (Kendall's rank correlation of {key} and their mean length, each length weighted with "
-        "the size of its sum; below -.5, three pairs in four in this order, which is our line).",
+        "the size of its sum; below -.5, three pairs in four in this order, which is our line; changes of less than a "
+        "tenth count as none).",
         source=source,
         table="path_mass",
         floor="below_floor",
         learned=None,
-        **in_order(key, -1, mean_path_length),
+        **in_order(key, -1, lambda rows: math.log10(mean_path_length(rows))),
     )
 
 
@@ -188,6 +202,13 @@ KNOBS: dict[str, Claim] = {
     ),
     "knob_temperature_enough": _left_at(
         key="model.temperature", end=0, statement="At a temperature that is low enough", source=GIORLANDINO
+    ),
+    # the opposite of knob_temperature: one of the two fails
+    "blog_saturation_collapses": _trend(
+        key="model.temperature",
+        side=+1,
+        statement="Saturated softmax makes tokens alike: the lower the temperature, the less is left",
+        source="Attention-paths blog, rank collapse, cause 1",
     ),
     "knob_mean_removal": _left_at(
         key="model.mix_uniform",

@@ -21,15 +21,15 @@ PARTLY = "partly held"
 OUTCOMES = (HELD, PARTLY, FAILED, UNDECIDED)  # of a statement; a check is passed, broken or undecided
 MOST_NAMED = 2  # settings of one outcome that a sentence names
 OF_SETTING = ["where", "measured", "low95", "high95", "interval", "is_bound", "num_repeats", "repeats", "published"]
-OF_CLAIM = ["kind", "statement", "source", "claimed", "refuted_by", "control"]
+OF_CLAIM = ["kind", "statement", "source", "claimed", "threshold", "refuted_by", "control"]
 
 
 def statements_of(verdicts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """One entry for each claim among the verdicts, in their order.
 
     `outcome`: held | partly held | failed | undecided, or passed | broken | undecided. `where`, `measured` and the
-    like: of the setting that speaks most against the claim. smallest and largest: of all settings. `reading`: one
-    sentence. `settings`: the verdicts themselves.
+    like: of the setting that speaks most against the claim. smallest and largest: of all settings. distance: of
+    `measured` from the threshold, negative beyond it. `reading`: one sentence. `settings`: the verdicts themselves.
     """
     return [_statement(name, rows) for name, rows in grouped(verdicts, itemgetter("claim")).items()]
 
@@ -64,6 +64,7 @@ def _statement(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         **{key: speaks_most[key] for key in OF_SETTING},
         "smallest": min(measured, default=math.nan),
         "largest": max(measured, default=math.nan),
+        "distance": _margin(speaks_most) if _number(speaks_most["measured"]) else math.nan,
         "p_value": _p_value(rows, good),
         "reading": _reading(rows, by_outcome, outcome, good),
         **{key: speaks_most[key] for key in OF_CLAIM},

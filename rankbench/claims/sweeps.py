@@ -1,16 +1,19 @@
 """Measures and controls of claims that compare the values of one key of a sweep (Claim.along)."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import pandas as pd
-import scipy
 
 from rankbench.claims.claim import AtMost, Control, Line, NotMeasurable
 
 # Kendall's correlation from which a sweep counts as a trend: at least three pairs in four are in the claimed order.
 MOSTLY = 0.5
+# The measures of trends are logarithms to base 10. A change of less than a tenth of the number counts as none.
+TENTH_MORE = math.log10(1.1)
 
 
 def rows_by_value(rows: pd.DataFrame, key: str) -> dict[str | float, pd.DataFrame]:
@@ -32,8 +35,21 @@ def rows_at(rows: pd.DataFrame, key: str, value: str) -> pd.DataFrame:
     return by_value[value]
 
 
+def log10_of(number: float) -> float:
+    """log10 of a positive number, or a bound of it."""
+    log = math.log10(number)
+    return AtMost(log) if isinstance(number, AtMost) else log
+
+
+def rank_correlation(numbers: Sequence[float], smallest_change: float = 0.0) -> float:
+    """Kendall's rank correlation of the numbers with their order: 1 if they always grow, -1 if they always fall. Pairs
+    that differ by no more than the smallest change count as neither."""
+    changes = [later - earlier for earlier, later in combinations(numbers, 2)]
+    return sum(math.copysign(1.0, change) for change in changes if abs(change) > smallest_change) / len(changes)
+
+
 def trend(rows: pd.DataFrame, key: str, measure: Callable[[pd.DataFrame], float]) -> float:
-    """Kendall's rank correlation between a swept key and the measured numbers: 1 if they always grow, -1 if they fall.
+    """Rank correlation of a swept key and the measured logarithms, in which changes below TENTH_MORE count as none.
 
     One number may be hidden by rounding: it can be ranked if its bound is below all others.
     """
@@ -44,7 +60,7 @@ def trend(rows: pd.DataFrame, key: str, measure: Callable[[pd.DataFrame], float]
     seen = [number for number in numbers.values() if not isinstance(number, AtMost)]
     if len(hidden) > 1 or (hidden and hidden[0] >= min(seen)):
         raise NotMeasurable(f"rounding hides what is left at {len(hidden)} of {len(numbers)} values of {key}")
-    return float(scipy.stats.kendalltau(list(numbers), list(numbers.values())).statistic)
+    return rank_correlation(list(numbers.values()), TENTH_MORE)
 
 
 def at_end(rows: pd.DataFrame, key: str, measure: Callable[[pd.DataFrame], float], end: int) -> float:
@@ -77,9 +93,10 @@ def from_other_end(key: str, end: int) -> Control:
 
 
 def in_order(key: str, side: int, measure: Callable[[pd.DataFrame], float]) -> dict[str, Any]:
-    """Fields of a claim that the measured number grows (side=+1) or falls (-1) with a swept key."""
+    """Fields of a claim that a number grows (side=+1) or falls (-1) with a swept key. measure: its log10."""
     of_trend = partial(trend, key=key, measure=measure)
-    return {"measure": of_trend, "claimed": Line(side, side * MOSTLY), "along": key, "control": in_reverse(key)}
+    line = Line(side, side * MOSTLY)
+    return {"measure": of_trend, "claimed": line, "along": key, "control": in_reverse(key), "since": "2026-11-26"}
 
 
 def at_one_end(key: str, end: int, measure: Callable[[pd.DataFrame], float]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from rankbench.claims import CLAIMS, PAPERS, judge, statements_of, with_holm
+from rankbench.claims import CLAIMS, PAPERS, is_outdated, judge, of_today, statements_of, with_holm
 from rankbench.config import BUDGETS
 from rankbench.presets import presets
 from rankbench.report.jobs import runs_in, status_of, varying_keys
@@ -21,6 +21,7 @@ from rankbench.runs.run import Run
 from rankbench.runs.tables import booleans_as_words, read_table
 
 NOT_RUN = "not run"  # note of a preset without a run
+NO_CLAIMS = "no claims"  # note of a preset that measures and judges nothing
 
 
 @dataclass(frozen=True)
@@ -51,30 +52,33 @@ class PresetRun:
 
     @cached_property
     def verdicts(self) -> list[dict[str, Any]]:
-        """Rows of verdicts.csv, each with the preset and its scale. Rows without p-values come from an earlier version
-        and are judged again."""
+        """Rows of verdicts.csv, each with the preset and its scale. If any row comes from an earlier version or from an
+        earlier test of its claim, the tables are judged again; without tables such a row is undecided."""
         path = self.folder / "verdicts.csv"
         rows = records(read_table(path)) if path.exists() else []
-        if rows and "p_value" not in rows[0]:
-            rows = self._judged_again()
-        return [{"preset": self.preset, "scale": self.budget, **row} for row in rows]
+        if any("p_value" not in row or is_outdated(row) for row in rows):
+            rows = self._judged_again() or [row for row in rows if "p_value" in row]
+        return [{"preset": self.preset, "scale": self.budget, **row} for row in of_today(rows)]
 
     def _judged_again(self) -> list[dict[str, Any]]:
         """Verdicts of today's claims on the tables in the folder."""
         facets = [key for key in varying_keys(self.jobs)[0] if key not in ("run", "seed")] if len(self.jobs) > 1 else []
         rows = []
-        requested = or_empty(read_yaml, self.jobs[0] / "config.yaml").get("claims") or ()
-        for name in (name for name in requested if name in CLAIMS):
+        for name in (name for name in self._claims() if name in CLAIMS):
             if (path := self.folder / f"{CLAIMS[name].table}.csv").exists():
                 table = read_table(path)
                 keys = [key for key in facets if key in table]
                 rows += judge(name, table.assign(**booleans_as_words(table[keys])), keys)
         return records(pd.DataFrame(rows))
 
+    def _claims(self) -> list[str]:
+        """Names of the claims that the preset judges."""
+        return or_empty(read_yaml, self.jobs[0] / "config.yaml").get("claims") or []
+
     def about(self) -> dict[str, str]:
         """The run in words: command, commit, scale, and what is missing from it."""
         notes = [] if self.complete else ["not all jobs finished"]
-        notes += [] if self.verdicts else ["not judged"]
+        notes += [] if self.verdicts else ["not judged" if self._claims() else NO_CLAIMS]
         budget = "" if self.budget == "paper" else f" budget={self.budget}"
         return {
             "command": as_typed_command(recorded_command(self.jobs[0])) or presets()[self.preset] + budget,

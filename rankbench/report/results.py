@@ -13,11 +13,21 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from rankbench.claims import OUTCOMES, PAPERS, by_paper, grouped, measured_text, over_text, table_of
+from rankbench.claims import (
+    NOT_JUDGED,
+    OUTCOMES,
+    PAPERS,
+    by_paper,
+    grouped,
+    measured_text,
+    of_today,
+    over_text,
+    table_of,
+)
 from rankbench.keys import ConfigError
 from rankbench.plots.pictures import png_within
 from rankbench.report.page import records
-from rankbench.report.preset_runs import NOT_RUN, PresetRun
+from rankbench.report.preset_runs import NO_CLAIMS, NOT_RUN, PresetRun
 from rankbench.runs.files import read_text, replacing, write_text
 from rankbench.runs.tables import markdown, read_table, short, write_table
 
@@ -29,6 +39,12 @@ READING = (
     "A claim is *held* where the 95 % interval over seeds lies on the claimed side of its line in every setting that "
     "the paper speaks of, and where its control fails, a set-up in which the claim is false. It is *partly held* where "
     "some settings hold, and *held after Holm* where it still holds when all claims of its paper are tested together."
+)
+
+
+THRESHOLDS = (
+    "threshold: where it is neither the sign of a difference nor a number of the source, it is ours. distance: of the "
+    "number that speaks most against the claim from the threshold, negative beyond it."
 )
 
 
@@ -47,12 +63,14 @@ class KnownResult(NamedTuple):
 
 
 def known_before(folder: Path, names: Collection[str]) -> dict[str, KnownResult]:
-    """The results of these presets on the folder's pages, by preset; presets without one are left out."""
+    """The results of these presets on the folder's pages, by preset; presets without one are left out. A verdict whose
+    claim is tested differently today is undecided."""
     if not (folder / "presets.csv").exists():
         return {}
     boards = [row for row in records(read_table(folder / "presets.csv")) if row["note"] != NOT_RUN]
+    tables = {board["preset"]: folder / "presets" / board["preset"] / "verdicts.csv" for board in boards}
     return {
-        board["preset"]: KnownResult(board, records(read_table(folder / "presets" / board["preset"] / "verdicts.csv")))
+        board["preset"]: KnownResult(board, of_today(records(read_table(tables[board["preset"]]))))
         for board in boards
         if board["preset"] in names
     }
@@ -96,14 +114,16 @@ def index_of(folder: Path) -> str:
     rows = [counted(f"[{paper}]({_page_of(paper)})", of_paper) for paper, of_paper in claims.items()]
     rows.append(counted("all", [row for of_paper in claims.values() for row in of_paper]))
     checks = [row["outcome"] for row in statements if row["kind"] == "check"]
+    not_judged = [row["claim"] for row in statements if NOT_JUDGED in row["reading"]]
     table = pd.DataFrame([_about(board) for board in boards if board["note"] != NOT_RUN])
     unrun = [board["preset"] for board in boards if board["note"] == NOT_RUN]
     parts = [
         MARK,
         "# Results\n",
-        f"{len(table)} of {len(boards)} presets have been run. {READING}\n",
+        f"{len(table)} of {len(boards)} presets have been run{_without_claims(boards)}. {READING}\n",
         markdown(pd.DataFrame(rows)),
         *([f"Checks of the tool: {checks.count('passed')} of {len(checks)} passed.\n"] if checks else []),
+        *([f"In some setting {NOT_JUDGED}: {', '.join(not_judged)}.\n"] if not_judged else []),
         *_note(folder, "index"),
         "## Presets\n",
         markdown(table),
@@ -112,6 +132,11 @@ def index_of(folder: Path) -> str:
         "[presets.csv](presets.csv); in presets/ the settings and final numbers of each preset.\n",
     ]
     return "\n".join(parts)
+
+
+def _without_claims(boards: list[dict[str, Any]]) -> str:
+    names = [board["preset"] for board in boards if NO_CLAIMS in (board["note"] or "")]
+    return f"; {' and '.join(names)} measure and have no claims" if names else ""
 
 
 def counted(name: str, claims: list[dict[str, Any]]) -> dict[str, Any]:
@@ -126,6 +151,11 @@ def counted(name: str, claims: list[dict[str, Any]]) -> dict[str, Any]:
 def _about(board: dict[str, Any]) -> dict[str, Any]:
     page = f"[{board['preset']}]({_page_of(board['paper'])}#{board['preset']})" if board["paper"] else board["preset"]
     return {"preset": page, **{key: board[key] for key in ("scale", "finished", "commit", "note")}}
+
+
+def threshold_text(row: dict[str, Any]) -> str:
+    """What a statement claims of its number, and whether the threshold is ours or the source's."""
+    return row["claimed"] + {"ours": " (ours)", "source": " (the source's)"}.get(row["threshold"], "")
 
 
 def slug(paper: str) -> str:
@@ -169,8 +199,10 @@ def _paper_page(
     claims, checks = ([row for row in statements if row["kind"] == kind] for kind in ("claim", "check"))
     yield f"{MARK}\n# {paper}: {PAPERS[paper]}\n\n[All results]({INDEX})\n"
     if claims:
-        columns = ("claim", "outcome", "num_held", "num_settings", "held_after_holm", "scale")
-        yield markdown(pd.DataFrame([{name.replace("_", " "): row[name] for name in columns} for row in claims]))
+        columns = ("claim", "outcome", "num_held", "num_settings", "held_after_holm", "threshold", "distance", "scale")
+        rows = [row | {"threshold": threshold_text(row)} for row in claims]
+        yield markdown(pd.DataFrame([{name.replace("_", " "): row[name] for name in columns} for row in rows]))
+        yield f"{THRESHOLDS}\n"
     for row in claims:
         yield from _claim(row, home)
     if checks:
@@ -186,15 +218,15 @@ def _paper_page(
 def _claim(row: dict[str, Any], home: dict[str, str]) -> Iterator[str]:
     """A claim with all that its verdict rests on; its settings on demand."""
     where = f" at {row['where']}" if row["where"] else ""
-    several = (
-        f"{row['num_held']} of {row['num_settings']} hold; from {short(row['smallest'])} to {short(row['largest'])}"
-    )
+    several = f"{row['num_held']} of {row['num_settings']} hold"
+    if short(row["smallest"]):
+        several += f"; from {short(row['smallest'])} to {short(row['largest'])}"
     facts = {
         "Verdict": row["reading"],
         "Source": row["source"],
         "Refuted by": row["refuted_by"],
         "Control, in which it must fail": row["control"],
-        "Measured": f"{_number_of(row)}{where}, claimed {row['claimed']}",
+        "Measured": f"{_number_of(row)}{where}, claimed {threshold_text(row)}",
         "Settings": several if row["num_settings"] > 1 else "",
         "Published": short(row["published"]),
         "p": _p_text(row),
