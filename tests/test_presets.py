@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
+from rankbench.claims import published
 from rankbench.commands.compose import compose, register, resolve
 from rankbench.config import BUDGETS, conf_dir
 from rankbench.presets import presets
@@ -123,10 +125,37 @@ def test_runs_at_budget_smoke(name, tmp_path):
                 assert (run_folder / f"{analysis}.{suffix}").stat().st_size > 1000
 
 
-def test_of_the_role_of_n_the_fewest_points_train_longest():
-    settings = {}
-    for points in (4, 16, 256):
-        words = ("experiment=amsel_role_of_n", "budget=laptop", f"task.points={points}", "model.head_width=4")
-        cfg = compose("train", *words)
-        settings[points] = (cfg.optimizer.lr, cfg.trainer.steps)
-    assert settings == {4: (0.005, 40_000), 16: (0.01, 6_000), 256: (0.01, 6_000)}
+@pytest.mark.parametrize("name", ["amsel_rank_vs_heads", "amsel_learned_m", "amsel_role_of_n"])
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_the_farthest_point_is_learned_without_weight_decay(name, budget):
+    assert resolve(composed(name, f"budget={budget}")).optimizer.weight_decay == 0
+
+
+@pytest.mark.parametrize("rank", [1, 64])
+def test_the_role_of_n_is_that_of_the_slides_networks(rank):
+    """Two layers, 64 copies of the 64 / r heads, averaged; 200,000 steps of 256 at a rate of .005."""
+    cfg = resolve(composed("amsel_role_of_n", f"model.head_width={rank}"))
+    assert cfg.model.heads * rank == 64 * cfg.model.width == 64 * cfg.task["dimension"] == 64 * 64
+    assert (cfg.model.layers, cfg.model.head_reduction, cfg.replicas) == (2, "mean", 5)
+    assert (cfg.optimizer.lr, cfg.trainer.steps, cfg.trainer.batch_size) == (0.005, 200_000, 256)
+    laptop = resolve(composed("amsel_role_of_n", "budget=laptop", "model.head_width=4"))
+    assert laptop.model.heads * 4 == 16 * laptop.model.width == 16 * 16 and laptop.optimizer.lr == 0.005
+
+
+CELLS = {  # of a published number: the words of the job that has it
+    "amsel_learned_m": lambda row: {f"model.heads={row.x:g}"},
+    "amsel_rank_vs_heads": lambda row: {
+        {"copies=1": "model=amsel", "copies=d^0.5": "model=amsel_d15", "copies=d": "model=amsel_d20"}[row.series],
+        f"model.head_width={64 * row.x:g}",
+        f"model.{row.where}",
+    },
+    "amsel_role_of_n": lambda row: {f"model.head_width={64 * row.x:g}", f"task.points={row.series.removeprefix('N=')}"},
+    "kim_table2": lambda row: {f"model={row.series}", f"model.layers={1 if math.isnan(row.x) else row.x:g}"},
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_sweep_at_paper_scale_has_every_published_cell(name):
+    jobs = list(map(set, words_of_jobs(composed(name, return_hydra_config=True), "paper")))
+    cells = list(map(CELLS[name], published(name).itertuples()))
+    assert cells and [cell for cell in cells if cell not in jobs] == []
