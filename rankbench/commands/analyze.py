@@ -47,6 +47,14 @@ def _check_words(cfg: AnalyzeConfig, words: Sequence[str]) -> None:
         raise ConfigError(
             f"experiment={preset}: trains what it measures; use `rankbench train experiment={preset}`, or give run="
         )
+    if not _is_given(cfg) and (preset := preset_for("analyze", words)) is not None:
+        from rankbench.presets import described
+
+        if (asked := described()[preset]).of_given_network:
+            raise ConfigError(
+                f"experiment={preset}: measures a network that you give; use `{asked.command}`, or give "
+                "run=<folder> or model=<file.py>:<function>"
+            )
     for word in words:
         key = word.lstrip("+~").partition("=")[0]
         group = key.partition(".")[0]

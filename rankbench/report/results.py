@@ -16,6 +16,7 @@ import pandas as pd
 from rankbench.claims import OUTCOMES, PAPERS, by_paper, grouped, measured_text, over_text, table_of
 from rankbench.keys import ConfigError
 from rankbench.plots.pictures import png_within
+from rankbench.presets import claims_of, described
 from rankbench.report.page import records
 from rankbench.report.preset_runs import NOT_RUN, PresetRun
 from rankbench.runs.files import read_text, replacing, write_text
@@ -47,15 +48,21 @@ class KnownResult(NamedTuple):
 
 
 def known_before(folder: Path, names: Collection[str]) -> dict[str, KnownResult]:
-    """The results of these presets on the folder's pages, by preset; presets without one are left out."""
+    """The results of these presets on the folder's pages, by preset; presets without one are left out, and so are
+    claims that a preset no longer has, and results of a fresh network where a preset asks for a given one."""
     if not (folder / "presets.csv").exists():
         return {}
-    boards = [row for row in records(read_table(folder / "presets.csv")) if row["note"] != NOT_RUN]
-    return {
-        board["preset"]: KnownResult(board, records(read_table(folder / "presets" / board["preset"] / "verdicts.csv")))
-        for board in boards
-        if board["preset"] in names
-    }
+    known, by_name = {}, described()
+    for board in records(read_table(folder / "presets.csv")):
+        name = board["preset"]
+        if name not in names or board["note"] == NOT_RUN:
+            continue
+        if by_name[name].of_given_network and not re.search(r" (run=|model\.path=|model=\S+:)", board["command"]):
+            continue
+        verdicts = records(read_table(folder / "presets" / name / "verdicts.csv"))
+        claims = claims_of(name)
+        known[name] = KnownResult(board, [row for row in verdicts if claims is None or row["claim"] in claims])
+    return known
 
 
 def write_pages(
