@@ -4,6 +4,8 @@ import itertools
 import re
 from typing import NamedTuple
 
+import yaml
+
 from rankbench import plugins
 
 
@@ -20,6 +22,11 @@ class Preset(NamedTuple):
         """train or analyze; empty if the file does not say."""
         return self.command.split()[1] if self.command else ""
 
+    @property
+    def of_given_network(self) -> bool:
+        """Whether the preset measures a network that the user gives, as a checkpoint, a module or a run."""
+        return "model.path=" in self.command
+
 
 def described() -> dict[str, Preset]:
     """The presets by name."""
@@ -32,6 +39,12 @@ def described() -> dict[str, Preset]:
         about = " ".join(itertools.takewhile(lambda line: not line.startswith("rankbench "), comments))
         by_name[name] = Preset(command, cost.strip(), re.split(r"(?<!al)\. (?=[A-Z])", about)[0].rstrip("."))
     return by_name
+
+
+def claims_of(name: str) -> list[str] | None:
+    """The claims that a preset's file names; None if it names none, or refers to another preset's."""
+    claims = yaml.safe_load(plugins.choices("experiment")[name].read_text(encoding="utf-8")).get("claims")
+    return claims if isinstance(claims, list) else None
 
 
 def presets() -> dict[str, str]:

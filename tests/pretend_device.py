@@ -11,6 +11,7 @@ the device. It does not show speed, rounding, autocast, torch.compile or what a 
 A tensor of the device wraps a tensor of the CPU, with device PrivateUse1 for torch's C++ and `cuda` for Python.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -183,6 +184,19 @@ def registered() -> None:
     _setup_privateuseone_for_python_backend("pretend")
 
 
+class Event:
+    """A point in the device's time."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.milliseconds = 1000 * time.perf_counter()
+
+    def elapsed_time(self, later: "Event") -> float:
+        return later.milliseconds - self.milliseconds
+
+
 @contextmanager
 def pretending() -> Iterator[Counts]:
     """torch sees one CUDA device; yields what its use costs."""
@@ -200,7 +214,7 @@ def pretending() -> Iterator[Counts]:
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") is then a copy that we see
     try:
         with (
-            mock.patch.multiple(torch.cuda, synchronize=synchronize, **functions),
+            mock.patch.multiple(torch.cuda, synchronize=synchronize, Event=Event, **functions),
             mock.patch.object(torch.backends.cudnn, "is_acceptable", lambda _: False),
             mock.patch.object(torch.__future__, "_overwrite_module_params_on_conversion", True),
             torch.autograd.set_multithreading_enabled(False),

@@ -37,7 +37,7 @@ needs_gpu = (
 )
 TINY = ["model.layers=2", "model.width=6", "model.heads=2", "task.length=4", "task.train_size=32", "task.test_size=16"]
 TINY += ["trainer.batch_size=8", "trainer.steps=6", "trainer.eval_every=3", "trainer.checkpoint_every=2", "replicas=2"]
-CLOCKS = ["seconds", "tokens_per_second", "microseconds_per_token"]
+CLOCKS = ["seconds", "seconds_dot", "tokens_per_second", "microseconds_per_token"]
 # Of the analyses: differences of numbers that agree up to rounding, and what depends on the order of near ties.
 NOISE = ["disagreement", "log10_measured", "remainder", "information_ksg", "below_floor", "noise_floor"]
 EXACT = {"rtol": 1e-9, "atol": 1e-9}  # float64: some thousand roundings of 1e-16, enlarged by cancellation

@@ -173,6 +173,41 @@ def test_a_claim_of_two_presets_is_one_entry_with_the_settings_of_both(outputs, 
     assert row["where"] == "dong_fig4_sorting_san, s=a"
 
 
+def test_a_preset_on_checkpoints_is_not_run_without_one(outputs, tmp_path):
+    """Neither a run nor a page of an earlier version, which measured a fresh network, stands for it."""
+    run_of(outputs, "demo")
+    fresh = run_of(outputs, "fresh", preset="dong_fig2_checkpoints")
+    scoreboard("all", tmp_path, pages=tmp_path / "pages", outputs=outputs)
+    index = (tmp_path / "pages" / "README.md").read_text()
+    assert "Not run: " in index and "dong_fig2_checkpoints" in index.split("Not run: ")[1]
+    (fresh / "config.yaml").write_text(yaml.safe_dump({"checkpoint": "albert"}))
+    environment = {"command": ["rankbench analyze", "experiment=dong_fig2_checkpoints", "model.path=albert"]}
+    (fresh / "environment.json").write_text(json.dumps(environment))
+    scoreboard("all", tmp_path, pages=tmp_path / "pages", outputs=outputs)
+    assert "dong_fig2_checkpoints" not in (tmp_path / "pages" / "README.md").read_text().split("Not run: ")[1]
+    shutil.rmtree(fresh)
+    boards = tmp_path / "pages" / "presets.csv"
+    for replaced, run in (("", True), (" model.path=albert", False)):
+        boards.write_text(boards.read_text().replace(replaced, "") if replaced else boards.read_text())
+        scoreboard("all", tmp_path, pages=tmp_path / "pages", outputs=outputs)
+        not_run = (tmp_path / "pages" / "README.md").read_text().split("Not run: ")[1]
+        assert ("dong_fig2_checkpoints" not in not_run) == run
+
+
+def test_claims_that_a_preset_no_longer_has_leave_its_page(outputs, tmp_path):
+    run_of(outputs, "demo")
+    old = run_of(outputs, "old", preset="dong_fig4_sorting")
+    rows = [CLAIM, CLAIM | {"claim": "amsel_bound_is_tight", "source": "Amsel, Yehudai and Bruna, slide"}]
+    pd.DataFrame(rows).to_csv(old / "verdicts.csv", index=False)
+    pages = tmp_path / "pages"
+    scoreboard("all", tmp_path, pages=pages, outputs=outputs)
+    assert "amsel_bound_is_tight" in (pages / "statements.csv").read_text()
+    shutil.rmtree(old)
+    scoreboard("all", tmp_path, pages=pages, outputs=outputs)
+    kept = (pages / "statements.csv").read_text()
+    assert "amsel_bound_is_tight" not in kept and CLAIM["claim"] in kept
+
+
 def test_what_no_preset_made_is_left_out(outputs, tmp_path):
     run_of(outputs, "one")
     run_of(outputs, "two", preset=None, written=5000, measured=0.3)

@@ -9,6 +9,6 @@ __all__ = ["ANALYSES", "Analysis", "ModuleSubject", "Plan", "Subject"]
 NAMES = (
     *("residual", "paths", "spectrum", "attention", "collapse", "bounds", "path_counts", "independence", "path_mass"),
     *("pruning", "rollout", "dynamics", "curves", "samples", "lipschitz", "invertibility", "histograms", "head_rank"),
-    *("rank_theory", "laws"),
+    *("rank_theory", "laws", "speed"),
 )
 ANALYSES: dict[str, Analysis] = {name: import_module(f"{__name__}.{name}").ANALYSIS for name in NAMES}

@@ -24,9 +24,10 @@ from rankbench.model.transformer import Transformer
 from rankbench.plots.rank_theory import draw_rank_theory
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
-from rankbench.tasks.nearest_neighbor import NearestNeighbor, on_sphere
+from rankbench.tasks.nearest_neighbor import NearestNeighbor, on_sphere, orthonormal
 
 AT_A_TIME = 2000  # sequences in one forward pass
+FINER = 10  # times as many pairs for generalised heads, whose error is compared with a bound that it should equal
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Options:
     errors: list[float] = key(
         "Errors for which the fewest heads are counted.", above=0, below=0.5, why="heads of rank 0 reach 0.5"
     )
-    votes: list[int] = key("Numbers of random rank-1 heads.", at_least=1)
+    votes: list[int] = key("Numbers of random heads.", at_least=1)
     samples: int = key("Number of pairs of points on which random heads are tried.", at_least=2)
     tokens: list[int] = key("Sizes N of random N x N attention matrices.", at_least=3)
     matrices: int = key("Number of random attention matrices of each size.", at_least=2)
@@ -49,15 +50,18 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: quantity, form, kind (formula | measured), dimension, rank, heads; columns value, standard_error (of a
     measured value; 0 for a formula; never nan).
 
-    error: squared error summed over coordinates. Forms: bound_sharp, bound_slide, bound_any (lower bounds); for random
-    rank-1 heads equal_weights, optimal_weights (this seed's heads, solved exactly) and majority_vote; construction (the
-    vote as a network of two layers); full_rank (one head, hardmax). fewest_heads: `heads` is the number of heads that
-    the bound requires for the error `value`. right: how often one random rank-1 head is right. attention_matrix:
+    error: squared error summed over coordinates. Forms: bound_sharp, bound_slide, bound_any (lower bounds); generalised
+    (random maps of rank r, each with the best function of y and of what it sees of the points, as the bounds allow);
+    for random rank-1 hardmax heads equal_weights, optimal_weights (this seed's heads, solved exactly) and
+    majority_vote; construction (the vote as a network of two layers); full_rank (one head, hardmax). fewest_heads:
+    `heads` is the number of heads that the bound requires for the error `value`. right: how often one random rank-1
+    head is right. attention_matrix:
     relative Frobenius error at rank r of random row-stochastic matrices of `dimension` tokens. sparse_margin: by how
     much the score of one of `dimension` random keys of width r can exceed those of the others.
     """
     rows = [*_bounds(options), *_random_heads(subject.model.cfg, subject.seed, options)]
-    return pd.DataFrame([*rows, *_matrices(subject.seed, options)]).astype({"heads": float})
+    rows += [*_generalised_heads(subject.seed, options), *_matrices(subject.seed, options)]
+    return pd.DataFrame(rows).astype({"heads": float})
 
 
 def _row(quantity: str, form: str, kind: str, dimension: int, rank: int, heads: float, value: float, error=0.0) -> dict:
@@ -113,6 +117,21 @@ def _random_heads(cfg: ModelConfig, seed: int, options: Options) -> Iterator[dic
             if heads % 2:  # an even number of heads can tie, which gives no vote
                 network = construction(cfg, queries_HD)
                 yield _row("error", "construction", "measured", *size, *_error(network, batch))
+
+
+def _generalised_heads(seed: int, options: Options) -> Iterator[dict]:
+    """Errors of the theorem's own heads, by Monte Carlo, for each rank and as many heads as can be solved for."""
+    for dimension in options.dimensions:
+        batch = pairs(dimension).sample(FINER * options.samples, generator_for(seed, "best heads"))
+        u_BD = (batch.inputs[:, 0] - batch.inputs[:, 1]) / math.sqrt(2)
+        y_BD = batch.inputs[:, 2]
+        for number, (rank, heads) in enumerate(product(options.ranks, options.votes), 1):
+            if rank < dimension and heads * theory.num_ridges(rank, 5) <= theory.MOST_RIDGES:
+                generator = generator_for(seed, "best heads", number)
+                best = theory.best_heads(orthonormal(heads, rank, dimension, generator), generator)
+                chunks = zip(u_BD.split(AT_A_TIME), y_BD.split(AT_A_TIME), strict=True)
+                squares_B = torch.cat([((u * y).sum(1).sign() - best(u, y)).square() for u, y in chunks])
+                yield _row("error", "generalised", "measured", dimension, rank, heads, *_moments(squares_B / 2))
 
 
 def _matrices(seed: int, options: Options) -> Iterator[dict]:

@@ -51,6 +51,14 @@ def _check_words(cfg: AnalyzeConfig, words: Sequence[str]) -> None:
     named = [f"{name}={value}" for name, value in asked.items() if value is not None]
     if named and not (cfg.module or cfg.checkpoint):
         raise ConfigError(f"{named[0]}: says how to read a network that is not ours; leave it out")
+    if not _is_given(cfg) and (preset := preset_for("analyze", words)) is not None:
+        from rankbench.presets import described
+
+        if (described_preset := described()[preset]).of_given_network:
+            raise ConfigError(
+                f"experiment={preset}: measures a network that you give; use `{described_preset.command}`, or give "
+                "run=<folder> or model=<file.py>:<function>"
+            )
     for word in words:
         key = word.lstrip("+~").partition("=")[0]
         group = key.partition(".")[0]

@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 
 DEGREES = 2001  # default degree up to which sums are taken; the remainder is bounded
+HIGHEST = 21  # degree of the functions of generalised heads
+NEGLIGIBLE = 3e-4  # part of sgn for which heads need no function of a degree
+MOST_RIDGES = 700  # ridge functions of one degree, whose least squares take a second
 FORMS = ("sharp", "slide", "any")
 
 
@@ -114,6 +117,56 @@ def optimal_weights(queries_HD: Tensor) -> float:
     gram_HH = (2 / math.pi * cosine_HH.asin()).square().fill_diagonal_(1).cpu()  # asin loses half of the digits near 1
     b_H = torch.full((len(queries_HD),), agreement(queries_HD.shape[1]), dtype=queries_HD.dtype)
     return (1 - (b_H @ torch.linalg.lstsq(gram_HH, b_H[:, None], driver="gelsd").solution).item()) / 2
+
+
+def num_ridges(rank: int, degree: int) -> int:
+    """Number of random ridge functions that span what a head of rank r sees of a degree; twice their dimension, because
+    as many as the dimension would be nearly dependent."""
+    return 1 if rank == 1 else 2 * num_seen(rank, degree, "sharp")
+
+
+def best_heads(bases_HRD: Tensor, generator: torch.Generator) -> Callable[[Tensor, Tensor], Tensor]:
+    """Sum of the best generalised heads with these orthonormal bases: a function of u and y, both (B, D), with values
+    (B,). Their error is half of its mean squared distance to sgn(u.y).
+
+    A generalised head (Theorem 2) is any function of y and of the tokens seen through a map of rank r. If its value map
+    is a multiple of the identity, it gives any function of y and of the r coordinates K u. The best sum is, for each y,
+    the projection of sgn(u.y) onto sums of such functions. It is taken degree by degree: the functions of degree l that
+    a head sees are spanned by zonal functions P_l(k.u) with k in the span of K; by Funk and Hecke,
+    E P_l(k.u) P_l(k'.u) = P_l(k.k') / N and E P_l(k.u) sgn(u.y) = eta_l P_l(k.y). Degrees that hold a negligible part
+    of sgn for these heads, or need too many functions, are left out. What is left is still a sum of such heads.
+    """
+    heads, rank, dimension = bases_HRD.shape
+    parts = []
+    for degree, number, share in zip(*_spectrum(dimension, HIGHEST), strict=True):
+        part_seen = share * min(1.0, heads * num_seen(rank, degree, "sharp") / number)
+        ridges = min(num_ridges(rank, degree), math.ceil(2 * number / heads))  # twice all harmonics are enough, too
+        if part_seen < NEGLIGIBLE or heads * ridges > MOST_RIDGES:
+            continue
+        directions_KD = bases_HRD[:, 0]
+        if rank > 1:
+            mix_HKR = torch.randn(heads, ridges, rank, generator=generator, dtype=bases_HRD.dtype)
+            directions_KD = ((mix_HKR / mix_HKR.norm(dim=2, keepdim=True)) @ bases_HRD).flatten(0, 1)
+        gram_KK = zonal(directions_KD @ directions_KD.T, degree, dimension)
+        signed = (-1) ** (degree // 2) * math.sqrt(share * number)  # eta_l N
+        parts.append((degree, directions_KD, signed * torch.linalg.pinv(gram_KK, rtol=1e-9, hermitian=True)))
+
+    def total(u_BD: Tensor, y_BD: Tensor) -> Tensor:
+        sum_B = u_BD.new_zeros(len(u_BD))
+        for degree, k_KD, weights_KK in parts:
+            seen_BK, wanted_BK = (zonal(x_BD @ k_KD.T, degree, dimension) for x_BD in (u_BD, y_BD))
+            sum_B += (seen_BK * (wanted_BK @ weights_KK)).sum(1)
+        return sum_B
+
+    return total
+
+
+def zonal(cosine: Tensor, degree: int, dimension: int) -> Tensor:
+    """Gegenbauer polynomial P_l of S^(d-1) with P_l(1) = 1, at these cosines."""
+    before, value = torch.ones_like(cosine), cosine
+    for k in range(1, degree):
+        before, value = value, ((2 * k + dimension - 2) * cosine * value - k * before) / (k + dimension - 2)
+    return value
 
 
 def majority_vote(dimension: int, heads: int) -> float:

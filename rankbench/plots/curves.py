@@ -51,8 +51,8 @@ def draw_curves(table: pd.DataFrame, published: pd.DataFrame | None = None, face
         for number, depth in enumerate(layers):
             grid[0, 0].plot([], [], color=GREY, linestyle=DASHES[number % len(DASHES)], label=f"layers={depth}")
     if several:
-        _against_layers(grid[0, 1], table.drop_duplicates(["variant", "layers", "seed"]), "test_loss", variants, nats)
-        _against_layers(grid[0, 2], _times(test), "microseconds_per_token", variants, ratios)
+        against_layers(grid[0, 1], table.drop_duplicates(["variant", "layers", "seed"]), "test_loss", variants, nats)
+        against_layers(grid[0, 2], _times(test), "microseconds_per_token", variants, ratios)
         grid[0, 1].set_ylabel(f"test {loss}, best step")
         grid[0, 2].set_ylabel(f"time per token / that of {BASE}" if BASE in variants else "microseconds per token")
     legend(figure, grid)
@@ -83,7 +83,7 @@ def _printed_levels(axes: Axes, printed: pd.DataFrame, variant: str, colour: str
         axes.axhline(row.value, color=colour, linestyle=":", label=f"{choice_in_words(variant)} ({row.source})")
 
 
-def _against_layers(
+def against_layers(
     axes: Axes, seeds: pd.DataFrame, value: str, variants: list[str], published: pd.DataFrame | None
 ) -> None:
     for number, variant in enumerate(variants):

@@ -13,8 +13,9 @@ FORMULAS = {"equal_weights": "equal weights", "optimal_weights": "best weights",
 def draw_rank_theory(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
     """Left: error against the number of heads. Right: fewest heads against the rank. A row for each dimension.
 
-    The left panel has lower bounds by rank (sharp: dashed; any value map: dotted), random rank-1 heads by formula
-    (lines) and by simulation (marks, with two standard errors), and the two-layer construction.
+    The left panel has lower bounds by rank (sharp: dashed; any value map: dotted), the best functions of random maps of
+    that rank (crosses), random rank-1 hardmax heads by formula (lines) and by simulation (marks, with two standard
+    errors), and the two-layer construction.
     """
     selected = table[table.quantity.isin(["error", "fewest_heads"])]
     figure, grid, facets = grid_of(selected, "dimension", 2, share_y=False, share_x="col")
@@ -25,12 +26,17 @@ def draw_rank_theory(table: pd.DataFrame, published: pd.DataFrame | None = None,
                 mean = rows_of_line[rows_of_line.form == f"bound_{form}"].groupby("heads").value.mean()
                 name = f"lower bound ({form}), r={rank}"
                 left.plot(mean.index, mean, color=colour_of(number), linestyle=dashes, label=name)
+            best = errors[(errors.form == "generalised") & (errors["rank"] == rank)]
+            if len(best):
+                style = {"marker": "+", "color": colour_of(number), "label": f"best functions of random maps, r={rank}"}
+                mean = best.groupby("heads").value.mean()
+                left.errorbar(mean.index, mean, _spread(best), ls="none", **style)
         for number, (form, name) in enumerate(FORMULAS.items()):
             style = {"color": (INK, GREY, colour_of(-1))[number], "marker": marker_of(number)}
             for kind, rows_of_line in errors[errors.form == form].groupby("kind"):
                 mean, spread = rows_of_line.groupby("heads").value.mean(), _spread(rows_of_line)
                 if kind == "formula":
-                    left.plot(mean.index, mean, color=style["color"], label=f"random r=1, {name}")
+                    left.plot(mean.index, mean, color=style["color"], label=f"hardmax r=1, {name}")
                 else:
                     left.errorbar(mean.index, mean, spread, ls="none", mfc="none", label=f"{name}, tried out", **style)
         built = errors[errors.form == "construction"]

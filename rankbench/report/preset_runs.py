@@ -13,7 +13,7 @@ import pandas as pd
 
 from rankbench.claims import CLAIMS, PAPERS, is_outdated, judge, of_today, statements_of, with_holm
 from rankbench.config import BUDGETS
-from rankbench.presets import presets
+from rankbench.presets import Preset, described, presets
 from rankbench.report.jobs import runs_in, status_of, varying_keys
 from rankbench.report.page import as_typed_command, commits_of, recorded_command, records
 from rankbench.runs.records import or_empty, read_yaml
@@ -129,9 +129,10 @@ def across_presets(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _preset_runs(outputs: Path) -> Iterator[PresetRun]:
+    by_name = described()
     for folder in sorted([*outputs.glob("train/*"), *outputs.glob("analyze/*")]):
         jobs = runs_in(folder) if folder.is_dir() else []
-        if jobs and (preset := _preset_of(folder, jobs[0])):
+        if jobs and (preset := _preset_of(folder, jobs[0])) and _has_network(jobs[0], by_name.get(preset)):
             files = [path for path in (folder / "verdicts.csv", jobs[0] / "summary.json") if path.exists()]
             yield PresetRun(
                 preset,
@@ -141,6 +142,12 @@ def _preset_runs(outputs: Path) -> Iterator[PresetRun]:
                 {status_of(job) for job in jobs} == {"finished"},
                 max((path.stat().st_mtime for path in files), default=0.0),
             )
+
+
+def _has_network(job: Path, preset: Preset | None) -> bool:
+    """Whether the job measured the network that its preset asks for; earlier versions measured a fresh one."""
+    config = or_empty(read_yaml, job / "config.yaml")
+    return preset is None or not preset.of_given_network or any(map(config.get, ("checkpoint", "module", "run")))
 
 
 def _preset_of(folder: Path, job: Path) -> str | None:

@@ -26,6 +26,7 @@ from rankbench.claims import (
 )
 from rankbench.keys import ConfigError
 from rankbench.plots.pictures import png_within
+from rankbench.presets import claims_of, described
 from rankbench.report.page import records
 from rankbench.report.preset_runs import NO_CLAIMS, NOT_RUN, PresetRun
 from rankbench.runs.files import read_text, replacing, write_text
@@ -63,17 +64,22 @@ class KnownResult(NamedTuple):
 
 
 def known_before(folder: Path, names: Collection[str]) -> dict[str, KnownResult]:
-    """The results of these presets on the folder's pages, by preset; presets without one are left out. A verdict whose
-    claim is tested differently today is undecided."""
+    """The results of these presets on the folder's pages, by preset; presets without one are left out, and so are
+    claims that a preset no longer has, and results of a fresh network where a preset asks for a given one. A verdict
+    whose claim is tested differently today is undecided."""
     if not (folder / "presets.csv").exists():
         return {}
-    boards = [row for row in records(read_table(folder / "presets.csv")) if row["note"] != NOT_RUN]
-    tables = {board["preset"]: folder / "presets" / board["preset"] / "verdicts.csv" for board in boards}
-    return {
-        board["preset"]: KnownResult(board, of_today(records(read_table(tables[board["preset"]]))))
-        for board in boards
-        if board["preset"] in names
-    }
+    known, by_name = {}, described()
+    for board in records(read_table(folder / "presets.csv")):
+        name = board["preset"]
+        if name not in names or board["note"] == NOT_RUN:
+            continue
+        if by_name[name].of_given_network and not re.search(r" (run=|model\.path=|model=\S+:)", board["command"]):
+            continue
+        verdicts = of_today(records(read_table(folder / "presets" / name / "verdicts.csv")))
+        claims = claims_of(name)
+        known[name] = KnownResult(board, [row for row in verdicts if claims is None or row["claim"] in claims])
+    return known
 
 
 def write_pages(

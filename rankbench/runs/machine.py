@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -91,6 +91,21 @@ class Machine:
             "precision": self.precision,
             "threads": self.threads,
         }
+
+
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds that the work computes: CPU time of this process, which does not count while another process has the
+    processor, or on a GPU the time between two events of the device."""
+    if device.type == "cuda":
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        work()
+        ended.record()
+        torch.cuda.synchronize(device)
+        return began.elapsed_time(ended) / 1000
+    before = time.process_time()
+    work()
+    return time.process_time() - before
 
 
 def processors() -> int:
