@@ -269,6 +269,8 @@ LONG = ["trainer.steps=600"]
         ([*LONG, "precision=bf16"], "plain", "does not cover precision=bf16"),
         ([*LONG, "task=memorization"], "plain", "task.name=memorization, whose sequences differ in length"),
         ([*LONG, "task.length=65"], "plain", "does not cover 65 tokens, more than 64"),
+        ([*LONG, "model.mlp_ratio=400"], "plain", "does not cover a map to 2400 numbers, more than 2048"),
+        ([*LONG, "model.head_width=400"], "plain", "does not cover a map to 2400 numbers, more than 2048"),
     ],
     ids=str,
 )

@@ -8,13 +8,11 @@ import numpy as np
 import pandas as pd
 
 from rankbench.bench.timing import medians, paired, spread
-from rankbench.bench.training import torch_loops, train_steps
+from rankbench.bench.training import SMALL, torch_loops, train_steps
 from rankbench.config import BenchConfig
 from rankbench.runs.machine import Machine
 from rankbench.tasks import build_task
 from rankbench.training.seeds_side_by_side import Training
-
-SMALL = 30  # batch size that is timed in addition to the config's
 
 
 def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:

@@ -529,11 +529,15 @@ class Seed {
 
 // first, second: the moments; those that the rule does not have are not read.
 static void update(const Rule& rule, long number, real* w, const real* d, real* first, real* second) {
-    double square = 0;
+    real factor = 1;
+    if (!std::isinf(rule.clip)) {
+        double square = 0;
 #pragma omp simd reduction(+ : square)
-    for (long i = 0; i < number; i++) square += double(d[i]) * d[i];
-    const double over = rule.clip / std::sqrt(square);
-    const real factor = over > 1 ? 1 : over, decay = rule.weight_decay, rate = rule.rate;  // nan stays nan
+        for (long i = 0; i < number; i++) square += double(d[i]) * d[i];
+        const double over = rule.clip / std::sqrt(square);
+        factor = over > 1 ? 1 : over;  // nan stays nan
+    }
+    const real decay = rule.weight_decay, rate = rule.rate;
     if (rule.kind == SGD) {
         const real momentum = rule.momentum;
         for (long i = 0; i < number; i++) {

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from rankbench.config import TrainConfig
+from rankbench.config import ModelConfig, TrainConfig
 from rankbench.model.attention import visible_keys
 from rankbench.model.dropout import largest_kept_bits
 from rankbench.model.network import Sublayer
@@ -27,7 +27,9 @@ from rankbench.tasks.task import Score
 from rankbench.training.library import NoLibraryError, library
 
 SOURCE = Path(__file__).with_name("fused_step.cpp")
-LONGEST = 64  # tokens; a longer row of attention does not stay in the registers, and products serve it better
+# Tokens of a sequence, and numbers of a state, a hidden state, queries, keys and values, or an output. Beyond
+# them most of the time is spent in large products, which need no fused step.
+LONGEST, WIDEST = 64, 2048
 TOKENS_AT_A_TIME = 256  # of a chunk of sequences
 ALIGNED = 16  # every parameter begins at a multiple of this many numbers, 64 bytes or more
 EPSILON = 1e-8  # torch's, of Adam
@@ -48,16 +50,18 @@ def uncovered(cfg: TrainConfig, task: Task, machine: Machine) -> str | None:
     for key, values in COVERED.items():
         if (value := getattr(cfg.model, key)) not in values:
             return f"model.{key}={value}"
+    hidden, inner = round(cfg.model.mlp_ratio * cfg.model.width), 3 * cfg.model.heads * head_width(cfg.model)
     for is_other, name in (
         (machine.device.type != "cpu", f"device={machine.device.type}"),
         (machine.precision == "bf16", "precision=bf16"),
         (cfg.optimizer.name not in RULES, f"optimizer.name={cfg.optimizer.name}"),
         (isinstance(task, Corpus) or task.padded, f"task.name={task.name}, whose sequences differ in length"),
         (task.length > LONGEST, f"{task.length} tokens, more than {LONGEST}"),
+        ((width := max(cfg.model.width, hidden, inner)) > WIDEST, f"a map to {width} numbers, more than {WIDEST}"),
     ):
         if is_other:
             return name
-    return None
+    return f"{task.num_outputs} outputs, more than {WIDEST}" if task.num_outputs > WIDEST else None
 
 
 def library_for(cfg: TrainConfig, task: Task, machine: Machine) -> ctypes.CDLL:
@@ -66,11 +70,16 @@ def library_for(cfg: TrainConfig, task: Task, machine: Machine) -> ctypes.CDLL:
         raise NoLibraryError(f"it does not cover {reason}")
     model = cfg.model
     sizes = {"REAL": _real(machine), "TOKENS": task.length, "WIDTH": model.width, "HEADS": model.heads}
-    sizes |= {"HEAD_WIDTH": model.head_width or model.width // model.heads, "OUTPUTS": task.num_outputs}
+    sizes |= {"HEAD_WIDTH": head_width(model), "OUTPUTS": task.num_outputs}
     sizes |= {"HIDDEN": max(1, round(model.mlp_ratio * model.width))}
     if _product(machine) is None:
         raise NoLibraryError("torch's own library of matrix products is not open to it")
     return library(SOURCE, sizes)
+
+
+def head_width(model: ModelConfig) -> int:
+    """Width of a head's queries and keys."""
+    return model.head_width or model.width // model.heads
 
 
 def _real(machine: Machine) -> str:

@@ -197,12 +197,8 @@ class Training:
 
     def update(self) -> None:
         """Take one step with every seed that is training."""
-        cfg, batch = self.cfg, self.batch()
-        rate = learning_rate(cfg.optimizer, self.progress.step, self.num_steps)
-        if self.fused is not None:
-            scores = self.fused.update(batch, self._dropout_states(), rate)
-        else:
-            scores = self._step_of_torch(batch, rate)
+        cfg = self.cfg
+        scores = self.step(self.batch(), learning_rate(cfg.optimizer, self.progress.step, self.num_steps))
         if cfg.optimizer.cap is not None:
             for name, rows in self.matrices.items():
                 cap_singular_values(self.parameters[name], rows, cfg.optimizer.cap)
@@ -214,7 +210,10 @@ class Training:
         self.sums["finite"] = self.sums["finite"] + (self.sums["loss"] < math.inf)
         self.sums["steps"] += 1
 
-    def _step_of_torch(self, batch: Batch, rate: float) -> Score:
+    def step(self, batch: Batch, rate: float) -> Score:
+        """Move the weights of every seed down the gradient of its loss on a batch; returns the scores before that."""
+        if self.fused is not None:
+            return self.fused.update(batch, self._dropout_states(), rate)
         scores, gradients = self.gradients(batch)
         if self.cfg.trainer.clip is not None:
             gradients = clipped(gradients, self.cfg.trainer.clip)
