@@ -41,6 +41,7 @@ SIZES = ["model.layers=2", "model.width=6", "model.heads=2", "model.head_width=4
 SORTING = ["task.length=5", "task.alphabet=7", "task.train_size=40", "task.test_size=20"]
 NEAREST = ["task=nearest_neighbor", "task.queries=separate", "task.points=4", "task.dimension=5", "task.train_size=40"]
 NEAREST += ["task.test_size=20"]  # coordinates and numbers; only the last token's target is scored
+MEMORIZATION = ["task=memorization", "task.length=5", "task.classes=5", "task.vocabulary=7", "task.train_size=40"]
 LENGTHS = ["trainer.batch_size=30", "trainer.steps=12", "trainer.eval_every=4", "trainer.checkpoint_every=5"]
 TOGGLES = {
     "post-norm": [],
@@ -66,6 +67,8 @@ TOGGLES = {
     "dropout": ["model.dropout=0.3"],
     "dropout, pre-norm and causal": ["model.dropout=0.3", "model.norm=pre", "model.mask=causal"],
     "numbers": NEAREST,
+    "absent tokens": MEMORIZATION,
+    "absent tokens and a window": [*MEMORIZATION, "model.mask=window", "model.window=1", "model.positions=none"],
     "fresh sequences": ["task.train_size=null"],
 }
 # Of float32: the gradients of a few hundred tokens are sums of numbers rounded to 6e-8.
@@ -267,7 +270,8 @@ LONG = ["trainer.steps=600"]
         ([*LONG, "model=lstm"], "plain", "does not cover model.kind=lstm"),
         ([*LONG, "optimizer=muon"], "plain", "does not cover optimizer.name=muon"),
         ([*LONG, "precision=bf16"], "plain", "does not cover precision=bf16"),
-        ([*LONG, "task=memorization"], "plain", "task.name=memorization, whose sequences differ in length"),
+        ([*LONG, *MEMORIZATION, "model.mask=others"], "plain", "model.mask=others with task.name=memorization"),
+        ([*LONG, "task=char_lm", "model.mask=causal"], "plain", "task.name=char_lm, whose batches differ in length"),
         ([*LONG, "task.length=65"], "plain", "does not cover 65 tokens, more than 64"),
         ([*LONG, "model.mlp_ratio=400"], "plain", "does not cover a map to 2400 numbers, more than 2048"),
         ([*LONG, "model.head_width=400"], "plain", "does not cover a map to 2400 numbers, more than 2048"),

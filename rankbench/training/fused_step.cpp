@@ -54,6 +54,7 @@ struct Network {
     long num_sublayers;
     const Sublayer* sublayers;
     long reads_tokens, num_inputs, scores_classes;
+    long is_padded;  // whether a sequence can end in absent tokens, which are negative
     Affine read_in, read_out;
     long position;         // learned; -1: none
     const real* sines_ND;  // fixed positions; null: none
@@ -77,6 +78,8 @@ enum { GRADIENTS, SGD, ADAM, ADAMW };  // GRADIENTS: the weights stay
 
 // --- functions of one number, without branches, so that loops over them are vectorised --------------------------------
 
+static constexpr double factorial(int n) { return n ? n * factorial(n - 1) : 1; }
+
 // e^x for x <= 0 or nan; 0 below the normal numbers.
 static inline real exponential(real x) {
     constexpr bool is_float = sizeof(real) == 4;
@@ -87,8 +90,8 @@ static inline real exponential(real x) {
     const real shifted = std::max(lowest, x) * real(0x1.71547652b82fep0) + to_integer;  // its last bits: x / ln 2
     const real power = shifted - to_integer;
     const real rest = (x - power * ln2_upper) - power * ln2_lower;  // at most ln 2 / 2 in size
-    real series = 1;
-    for (int i = is_float ? 7 : 13; i > 0; i--) series = series * rest * (real(1) / i) + 1;
+    real series = 0;
+    for (int i = is_float ? 7 : 13; i >= 0; i--) series = series * rest + real(1 / factorial(i));
     Bits bits;
     std::memcpy(&bits, &shifted, sizeof bits);
     bits = (bits + (is_float ? 127 : 1023)) << (is_float ? 23 : 52);
@@ -240,9 +243,9 @@ static inline void transpose(const real* x_NK, real x_KN[K][N]) {
         for (long k = 0; k < K; k++) x_KN[k][n] = x_NK[n * 3 * I + k];
 }
 
-// place: of the masks of the chunk's attention weights
-static void attend(const Network& net, const real* qkv_TE, real* p_BHNM, real* mixed_TI, long B, Dropout dropout,
-                   long place) {
+// tokens: of the chunk; null if none can be absent. place: of the masks of the chunk's attention weights.
+static void attend(const Network& net, const int64_t* tokens, const real* qkv_TE, real* p_BHNM, real* mixed_TI, long B,
+                   Dropout dropout, long place) {
     for (long b = 0; b < B; b++)
         for (long h = 0; h < H; h++) {
             const real *q_NK = qkv_TE + b * N * 3 * I + h * K, *k_NK = q_NK + I, *v_NK = k_NK + I;
@@ -252,6 +255,9 @@ static void attend(const Network& net, const real* qkv_TE, real* p_BHNM, real* m
             for (long n = 0; n < N; n++) row_times<K, N>(q_NK + n * 3 * I, 1, k_KN[0], N, p_NM + n * N);
             for (long i = 0; i < N * N; i++) p_NM[i] *= real(net.score_scale);
             for (long i = 0; i < N * N && net.hidden_NM; i++) p_NM[i] += net.hidden_NM[i];
+            for (long m = 0; m < N && tokens; m++)  // no token sees an absent one, except that one itself
+                for (long n = 0; n < N && tokens[b * N + m] < 0; n++)
+                    if (n != m) p_NM[n * N + m] = -INFINITY;
             for (long n = 0; n < N; n++) {
                 real *row = p_NM + n * N, largest = -INFINITY;
 #pragma omp simd reduction(max : largest)
@@ -388,7 +394,7 @@ class Seed {
             B = std::min(batch.chunk, batch.num_sequences - start), T = B * N;
             const long token = first + start * N;  // the chunk's first, among those of all seeds
             embed(token);
-            for (long s = 0; s < net.num_sublayers; s++) forward(s);
+            for (long s = 0; s < net.num_sublayers; s++) forward(s, net.is_padded ? token_inputs(token) : nullptr);
             if (net.last.kind != NO_NORM) norm(w, net.last, x_TD, x_TD, last, T);
             map<C>(w, net.read_out, D, x_TD, outputs_TC, T);
             net.scores_classes ? cross_entropy(token, score) : squared_error(token, score);
@@ -414,6 +420,7 @@ class Seed {
 
     const int64_t* token_inputs(long token) const { return static_cast<const int64_t*>(batch.inputs) + token; }
     const real* coordinates(long token) const { return static_cast<const real*>(batch.inputs) + token * net.num_inputs; }
+    long embedding_of(long token) const { return net.read_in.weight + std::max(*token_inputs(token), int64_t(0)) * D; }
     int64_t target_class(long token) const { return static_cast<const int64_t*>(batch.targets)[token]; }
     const real* target_numbers(long token) const { return static_cast<const real*>(batch.targets) + token * C; }
     bool is_scored(long token) const {
@@ -426,7 +433,7 @@ class Seed {
     void embed(long token) {
         real* x = state_after(-1);
         if (net.reads_tokens)
-            for (long t = 0; t < T; t++) std::copy_n(w + net.read_in.weight + *token_inputs(token + t) * D, D, x + t * D);
+            for (long t = 0; t < T; t++) std::copy_n(w + embedding_of(token + t), D, x + t * D);
         else
             map<D>(w, net.read_in, net.num_inputs, coordinates(token), x, T);
         const real* positions_ND = net.position >= 0 ? w + net.position : net.sines_ND;
@@ -442,12 +449,12 @@ class Seed {
             for (long i = 0; i < D; i++) d[net.position + t % N * D + i] += dx_TD[t * D + i];
         if (!net.reads_tokens) return map_weights_backward<D>(d, net.read_in, net.num_inputs, coordinates(token), dx_TD, T);
         for (long t = 0; t < T; t++) {
-            real* row = d + net.read_in.weight + *token_inputs(token + t) * D;
+            real* row = d + embedding_of(token + t);
             for (long i = 0; i < D; i++) row[i] += dx_TD[t * D + i];
         }
     }
 
-    void forward(long s) {
+    void forward(long s, const int64_t* tokens) {
         const Sublayer& sub = net.sublayers[s];
         const KeptSublayer& k = kept[s];
         if (sub.before.kind != NO_NORM) norm(w, sub.before, k.x_TD, k.read_TD, k.before, T);
@@ -457,7 +464,7 @@ class Seed {
             map<D>(w, sub.out, F, k.mixed, y_TD, T);
         } else {
             map<3 * I>(w, sub.in, D, k.read_TD, k.in_TE, T);
-            attend(net, k.in_TE, k.p_BHNM, k.mixed, B, dropout, k.place_of_weights + start * H * N * N);
+            attend(net, tokens, k.in_TE, k.p_BHNM, k.mixed, B, dropout, k.place_of_weights + start * H * N * N);
             map<D>(w, sub.out, I, k.mixed, y_TD, T);
         }
         dropout.apply(y_TD, T * D, k.place_of_output + start * N * D);
