@@ -4,7 +4,7 @@
 // batch pass through the whole network a chunk at a time, so that the states of a chunk do. Matrix products are BLAS's;
 // everything else is a loop whose bounds the compiler knows, from
 //
-//     REAL float or double    TOKENS    WIDTH    HEADS    HEAD_WIDTH    HIDDEN (1 without MLPs)    OUTPUTS
+//     REAL float or double    TOKENS    WIDTH    HEADS    HEAD_WIDTH    HIDDEN    OUTPUTS
 //
 // The sub-layers, norms, biases and factors of the network stand in the structures below, which fused_step.py fills. A
 // sub-layer is, as in rankbench/model/network.py,

@@ -24,6 +24,7 @@ from rankbench.training.writers import writing
 
 log = logging.getLogger(__name__)
 
+ASKED = {"true": "torch.compile", "false": "plain"}  # the kind of step by trainer.compile; auto asks for none
 SECONDS_BETWEEN_LINES = 5  # between lines of the log where there is no progress bar
 
 
@@ -54,6 +55,8 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
     environment = machine.record(command)
     run.check_begun(cfg, environment)
     environment["step"] = run.step or choose_step(cfg, task, machine)
+    if (asked := ASKED.get(cfg.trainer.compile, environment["step"])) != environment["step"]:
+        log.info("%s keeps the kind of step that it began with, %s, not %s", run.folder, environment["step"], asked)
     if run.status in ("finished", "diverged"):
         log.info("%s is given more steps; a copy of the finished run is in %s", run.folder, run.set_aside())
     run.begin(cfg, environment)
