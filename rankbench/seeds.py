@@ -26,6 +26,11 @@ def generator_for(seed: int, purpose: str, step: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(state_of(seed, purpose, step))
 
 
+def stream_of(state: int) -> tuple[int, int]:
+    """Factor and shift of the stream of a state, each of 32 bits; the factor is odd."""
+    return (state | 1) & 0xFFFFFFFF, state >> 32
+
+
 def random_bits(states: list[int], number: int, device: torch.device | str = "cpu") -> Tensor:
     """Random int32, uniform over all of int32, (S, number): one stream for each of the states (of `state_of`).
 
@@ -33,8 +38,8 @@ def random_bits(states: list[int], number: int, device: torch.device | str = "cp
     around identically on every device. A generator would draw other numbers on a GPU, and one seed after the other. The
     upper bits are the better ones.
     """
-    halves = [[(state | 1) & 0xFFFFFFFF, state >> 32] for state in states]
-    factor_S1, shift_S1 = torch.tensor(halves).to(torch.int32).to(device, non_blocking=True)[..., None].unbind(1)
+    streams_S2 = torch.tensor([stream_of(state) for state in states]).to(torch.int32)
+    factor_S1, shift_S1 = streams_S2.to(device, non_blocking=True)[..., None].unbind(1)
     bits = torch.arange(number, dtype=torch.int32, device=device) * factor_S1
     bits += shift_S1
     for shift, factor in ROUNDS:

@@ -68,8 +68,11 @@ def test_command_writes_a_table_for_each_benchmark(tmp_path):
     assert (recomputed.largest_difference < limit * recomputed.largest_sum).all()
 
     steps = read_table(out / "bench_training.csv")
-    check_ratios(steps, ["ratio_speed_to_torch_encoder", "ratio_side_by_side", "ratio_many_side_by_side"])
-    assert list(steps.seeds) == [1, 2, 8]
+    ratios_of_steps = ["ratio_roofline", "ratio_speed_to_torch_encoder", "ratio_speed_to_plain"]
+    check_ratios(steps, [*ratios_of_steps, "ratio_side_by_side", "ratio_many_side_by_side"])
+    assert list(zip(steps.seeds, steps.batch_size, strict=True)) == [
+        (seeds, size) for size in (10, 30) for seeds in (1, 2, 8)
+    ]
     assert (steps.sequences_per_second > 0).all()
     for name in (*ratios, "ratio_speed_to_torch_encoder", "ratio_side_by_side"):
         assert name in done.out

@@ -44,8 +44,7 @@ from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
 from rankbench.seeds import generator_for, state_of
 from rankbench.tasks import TASKS, Batch, build_task
-from rankbench.training import compiling
-from rankbench.training.compiling import compiled, is_compiled
+from rankbench.training.compiling import choose_step, compiled
 from rankbench.training.forward import STATES_AT_A_TIME, seeds_at_a_time
 from rankbench.training.journal import StepsFile
 from rankbench.training.loop import Interrupted, train
@@ -335,56 +334,29 @@ def test_what_cannot_be_traced_is_an_error_and_not_run_as_it_is(graphs):
     assert graphs == []
 
 
-@pytest.mark.parametrize(
-    ("words", "compiles"),
-    [
-        (["trainer.compile=true"], True),
-        (["trainer.compile=false", "trainer.steps=10000000"], False),
-        (["trainer.compile=auto"], False),
-        (["trainer.compile=auto", "trainer.steps=10000000"], True),
-        (["trainer.compile=auto", "trainer.steps=null", "trainer.epochs=10000000"], True),
-        (["trainer.compile=auto", "trainer.steps=10000000", "model=lstm"], False),
-    ],
-    ids=str,
-)
-def test_what_a_training_is_compiled_for_follows_from_its_config(words, compiles):
-    cfg = config(*words)
-    assert is_compiled(cfg, build_task(cfg.task), Machine.prepare(cfg)) == compiles
-
-
-def test_without_a_compiler_of_cpp_auto_compiles_nothing(monkeypatch):
+def test_without_a_compiler_of_cpp_auto_compiles_nothing(monkeypatch, caplog):
     monkeypatch.setenv("PATH", "")
-    cfg = config("trainer.compile=auto", "trainer.steps=10000000")
-    assert not is_compiled(cfg, build_task(cfg.task), Machine.prepare(cfg))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_auto_came_to_is_recorded_and_stays_when_a_run_is_lengthened(tmp_path, monkeypatch, graphs):
-    words = ["trainer.compile=auto", "task.train_size=8"]  # all batches alike: one graph of them is traced
-    monkeypatch.setattr(compiling, "LONG", plain_seconds_of("trainer.steps=10"))
-    run = trained(tmp_path / "run", *words, "trainer.steps=4")
-    run = trained(tmp_path / "run", *words, "trainer.steps=40")
-    assert run.is_compiled is False and graphs == []
-    assert trained(tmp_path / "long", *words, "trainer.steps=40").is_compiled is True and len(graphs)
-
-
-def plain_seconds_of(*words):
-    cfg = config(*words)
-    task = build_task(cfg.task)
-    return compiling.plain_seconds(cfg, task, sum(p.numel() for p in skeleton(cfg.model, task).parameters()))
+    monkeypatch.delenv("CXX", raising=False)
+    caplog.set_level(logging.INFO)
+    cfg = config("trainer.steps=600", "task.length=6")  # sizes of no other test, whose library would be at hand
+    assert choose_step(cfg, build_task(cfg.task), Machine.prepare(cfg)) == "plain"
+    assert "not the fused step: there is no C++ compiler" in caplog.text
 
 
 def test_a_run_from_before_auto_is_read_and_continued(tmp_path):
-    run = trained(tmp_path / "run", "trainer.steps=4")
+    run = trained(tmp_path / "run", "trainer.steps=4", "trainer.compile=false")
     path = run.folder / "config.yaml"
     text = path.read_text()
     assert "compile: 'false'" in text
     path.write_text(text.replace("compile: 'false'", "compile: false"))
     environment = json.loads((run.folder / "environment.json").read_text())
-    del environment["compiled"]
+    del environment["step"]
+    for compiles, step in ((True, "torch.compile"), (False, "plain")):
+        (run.folder / "environment.json").write_text(json.dumps(environment | {"compiled": compiles}))
+        assert run.step == step
     (run.folder / "environment.json").write_text(json.dumps(environment))
     assert run.config.trainer.compile == "false"
-    assert run.is_compiled is None
+    assert run.step == "plain"
     assert json.loads((trained(run.folder, "trainer.steps=6").folder / "summary.json").read_text())["step"] == 6
 
 

@@ -8,13 +8,11 @@ import numpy as np
 import pandas as pd
 
 from rankbench.bench.timing import medians, paired, spread
-from rankbench.bench.training import torch_loops, train_steps
+from rankbench.bench.training import SMALL, torch_loops, train_steps
 from rankbench.config import BenchConfig
 from rankbench.runs.machine import Machine
 from rankbench.tasks import build_task
 from rankbench.training.seeds_side_by_side import Training
-
-SMALL = 30  # batch size that is timed in addition to the config's
 
 
 def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
@@ -37,7 +35,7 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
 def _against(cfg: BenchConfig, machine: Machine, num_seeds: int) -> dict[str, float]:
     task, steps = build_task(cfg.task), math.ceil(cfg.trainer.steps / num_seeds)
     seeds = list(range(cfg.seed, cfg.seed + num_seeds))
-    plain, compiled = (Training(cfg, task, machine, seeds, compiles=compiles) for compiles in (False, True))
+    plain, compiled = (Training(cfg, task, machine, seeds, step) for step in ("plain", "torch.compile"))
     began = time.perf_counter()
     train_steps(compiled, 1)
     seconds_compiling = time.perf_counter() - began
@@ -46,7 +44,7 @@ def _against(cfg: BenchConfig, machine: Machine, num_seeds: int) -> dict[str, fl
         loops = torch_loops(plain)
         works |= loops
     else:
-        alone = Training(cfg, task, machine, seeds[:1], compiles=True)
+        alone = Training(cfg, task, machine, seeds[:1], "torch.compile")
         works["in_turn"] = lambda: [train_steps(alone, steps) for _ in seeds]
     seconds = paired(machine, cfg.repeats, **works)
     ratios = {"ratio_compiled_to_plain": seconds["plain"] / seconds["compiled"]}

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tempfile
+import time
 
 import pandas as pd
 
@@ -23,7 +24,8 @@ COMMANDS = {
 def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
     """Wall-clock seconds of each command, which runs as a process of its own."""
     alternatives = {name: lambda words=words: run_python(*words) for name, words in COMMANDS.items()}
-    seconds = paired(machine, cfg.repeats, **alternatives, import_torch=lambda: run_python("-c", "import torch"))
+    alternatives["import_torch"] = lambda: run_python("-c", "import torch")
+    seconds = paired(machine, cfg.repeats, clock=time.perf_counter, **alternatives)
     import_torch = seconds["import_torch"]
     rows = [
         {"command": name}

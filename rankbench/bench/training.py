@@ -1,4 +1,5 @@
-"""Speed of training: against a plain loop over torch.nn.TransformerEncoder, and seeds side by side against in turn.
+"""Speed of training: against the rate of the processor, a plain loop over torch.nn.TransformerEncoder, the uncompiled
+step, and seeds side by side against in turn.
 
 Shapes: B batch, N token, C output.
 """
@@ -7,6 +8,7 @@ import copy
 import dataclasses
 import math
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,15 +23,18 @@ from rankbench.config import BenchConfig, ModelConfig, OptimizerConfig
 from rankbench.keys import ConfigError
 from rankbench.model.norm import NORM_EPSILON
 from rankbench.model.transformer import ACTIVATIONS
+from rankbench.runs.files import write_json
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
 from rankbench.seeds import generator_for
 from rankbench.tasks import Task, build_task
-from rankbench.training.forward import per_seed
+from rankbench.training.compiling import fastest_step
 from rankbench.training.loop import train
 from rankbench.training.optimizers import Adam, AdamW, Sgd
 from rankbench.training.seeds_side_by_side import Training
 
+SMALL = 30  # batch size that is timed in addition to the config's
+LARGE = 1024  # rows and columns of matrices whose product runs at the processor's highest rate
 LOOP_BLOCKS = 5  # the whole training loop is timed over this many blocks of trainer.steps, enough to evaluate and save
 
 # Values that the keys of the model must have for torch.nn.TransformerEncoder to build the same network.
@@ -58,20 +63,24 @@ def check_twin(model: ModelConfig, optimizer: OptimizerConfig) -> None:
 
 
 def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
-    """Seconds of blocks of trainer.steps steps.
+    """Seconds of blocks of trainer.steps steps, with batches of SMALL and of trainer.batch_size sequences.
 
-    `replicas` seeds train side by side, and four times as many for a quarter of the steps. For one seed the table also
-    has the share of train()'s time that is not spent on forward pass, backward pass and optimiser, but on drawing
-    batches, counting, evaluating and writing.
+    `replicas` seeds train side by side, and four times as many for a quarter of the steps. ratio_roofline compares the
+    step with its own matrix products at the rate of a large one, which is measured in the same repetition. For one seed
+    the table also has the share of train()'s time that is not spent on the step, but on drawing batches, counting,
+    evaluating and writing.
     """
-    task, steps = build_task(cfg.task), cfg.trainer.steps
-    one_seed = _against_torch_encoder(cfg, task, machine) | _outside_the_step(cfg, task, machine)
-    rows = [{"seeds": 1, "steps": steps} | one_seed]
-    for seeds, block in ((cfg.replicas, steps), (4 * cfg.replicas, math.ceil(steps / 4))):
-        rows.append({"seeds": seeds, "steps": block} | _side_by_side(cfg, task, machine, seeds, block))
-    columns = {"batch_size": cfg.trainer.batch_size, "num_tokens": task.length, "device": machine.device.type}
-    columns |= {"precision": machine.precision, "repeats": cfg.repeats}
-    return pd.DataFrame(rows).assign(**columns).set_index("seeds")
+    task, rows = build_task(cfg.task), []
+    for size in sorted({SMALL, cfg.trainer.batch_size}):
+        sized = dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, batch_size=size))
+        step = "plain" if cfg.trainer.compile == "false" else fastest_step(sized, task, machine)
+        one_seed = _against_torch_encoder(sized, task, machine, step) | _outside_the_step(sized, task, machine, step)
+        rows.append({"seeds": 1, "batch_size": size, "steps": cfg.trainer.steps, "step": step} | one_seed)
+        for seeds, block in ((cfg.replicas, cfg.trainer.steps), (4 * cfg.replicas, math.ceil(cfg.trainer.steps / 4))):
+            case = {"seeds": seeds, "batch_size": size, "steps": block, "step": step}
+            rows.append(case | _side_by_side(sized, task, machine, step, seeds, block))
+    columns = {"num_tokens": task.length, "device": machine.device.type, "precision": machine.precision}
+    return pd.DataFrame(rows).assign(**columns, repeats=cfg.repeats).set_index(["seeds", "batch_size"])
 
 
 def train_steps(training: Training, steps: int) -> None:
@@ -81,17 +90,42 @@ def train_steps(training: Training, steps: int) -> None:
         training.update()
 
 
-def _against_torch_encoder(cfg: BenchConfig, task: Task, machine: Machine) -> dict[str, float]:
-    ours = Training(cfg, task, machine, [cfg.seed])
-    loops = torch_loops(ours)
-    seconds = paired(machine, cfg.repeats, ours=lambda: train_steps(ours, cfg.trainer.steps), **loops)
+def large_product(machine: Machine) -> Callable[[], Tensor]:
+    """A function that multiplies two large matrices, at the processor's highest rate."""
+    a = torch.ones(LARGE, LARGE, device=machine.device, dtype=machine.dtype)
+    return lambda: a @ a
+
+
+def operations_of_products(training: Training) -> int:
+    """Floating-point operations in the matrix products of one seed's step: those of the linear maps and of attention,
+    forward and, twice as many, backward."""
+    model, task = training.model, training.task
+    weights = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    attention = sum(2 * task.length * part.heads * part.head_width for part in model.attentions)
+    return 6 * training.cfg.trainer.batch_size * task.length * (weights + attention)
+
+
+def _ratios_to_rate(training: Training, steps: int, seconds: dict[str, np.ndarray], name: str) -> dict[str, float]:
+    """ratio_roofline of `steps` steps, which took seconds[name], beside a `large_product`."""
+    num_seeds = len(training.seeds)
+    at_rate = steps * num_seeds * operations_of_products(training) / (2 * LARGE**3) * seconds["large_product"]
+    return spread("ratio_roofline", at_rate / seconds[name])
+
+
+def _against_torch_encoder(cfg: BenchConfig, task: Task, machine: Machine, step: str) -> dict[str, float]:
+    ours, plain = (Training(cfg, task, machine, [cfg.seed], kind) for kind in (step, "plain"))
+    loops, steps = torch_loops(ours), cfg.trainer.steps
+    works = {"ours": lambda: train_steps(ours, steps), **loops, "plain": lambda: train_steps(plain, steps)}
+    seconds = paired(machine, cfg.repeats, **works, large_product=large_product(machine))
     fastest = min((seconds[name] for name in loops), key=np.median)
-    sequences = cfg.trainer.steps * cfg.trainer.batch_size
+    sequences = steps * cfg.trainer.batch_size
     return {
         **medians(seconds),
         "sequences_per_second": float(sequences / np.median(seconds["ours"])),
         "sequences_per_second_of_torch_encoder": float(sequences / np.median(fastest)),
+        **_ratios_to_rate(ours, steps, seconds, "ours"),
         **spread("ratio_speed_to_torch_encoder", fastest / seconds["ours"]),
+        **spread("ratio_speed_to_plain", seconds["plain"] / seconds["ours"]),
     }
 
 
@@ -157,44 +191,49 @@ def torch_loop(ours: Training, torch_fused: bool) -> Callable[[], None]:
     return block
 
 
-def _side_by_side(cfg: BenchConfig, task: Task, machine: Machine, num_seeds: int, steps: int) -> dict[str, float]:
+def _side_by_side(
+    cfg: BenchConfig, task: Task, machine: Machine, step: str, num_seeds: int, steps: int
+) -> dict[str, float]:
     seeds = list(range(cfg.seed, cfg.seed + num_seeds))
-    together = Training(cfg, task, machine, seeds)
-    trainings = [Training(cfg, task, machine, [seed]) for seed in seeds]
+    together, plain = (Training(cfg, task, machine, seeds, kind) for kind in (step, "plain"))
+    trainings = [Training(cfg, task, machine, [seed], step) for seed in seeds]
     seconds = paired(
         machine,
         cfg.repeats,
         side_by_side=lambda: train_steps(together, steps),
         in_turn=lambda: [train_steps(training, steps) for training in trainings],
+        plain=lambda: train_steps(plain, steps),
+        large_product=large_product(machine),
     )
     speed = steps * cfg.trainer.batch_size * num_seeds / np.median(seconds["side_by_side"])
     column = "ratio_side_by_side" if num_seeds == cfg.replicas else "ratio_many_side_by_side"
-    ratios = spread(column, seconds["in_turn"] / seconds["side_by_side"])
-    return medians(seconds) | {"sequences_per_second": float(speed)} | ratios
+    return {
+        **medians(seconds),
+        "sequences_per_second": float(speed),
+        **_ratios_to_rate(together, steps, seconds, "side_by_side"),
+        **spread("ratio_speed_to_plain", seconds["plain"] / seconds["side_by_side"]),
+        **spread(column, seconds["in_turn"] / seconds["side_by_side"]),
+    }
 
 
-def _outside_the_step(cfg: BenchConfig, task: Task, machine: Machine) -> dict[str, float]:
-    """Share of train()'s time that is not spent on forward, backward and optimiser, when these run on a ready batch.
-    Noise can make it negative."""
-    training = Training(cfg, task, machine, [cfg.seed])
-    forward, batch, steps = per_seed(training.model), training.batch(), LOOP_BLOCKS * cfg.trainer.steps
+def _outside_the_step(cfg: BenchConfig, task: Task, machine: Machine, step: str) -> dict[str, float]:
+    """Share of train()'s time that is not spent on the step, when that runs on a ready batch. Noise can make it
+    negative."""
+    training = Training(cfg, task, machine, [cfg.seed], step)
+    batch, steps = training.batch(), LOOP_BLOCKS * cfg.trainer.steps
     longer_cfg = dataclasses.replace(cfg, replicas=1, trainer=dataclasses.replace(cfg.trainer, steps=steps))
     loop_seconds = []
 
     def bare() -> None:
-        (piece,), parameters = training.pieces, training.parameters.values()
         for _ in range(steps):
-            with machine.autocast():
-                loss_S = forward(piece.weights, batch.inputs, batch.targets, None).mean_loss
-            gradients = torch.autograd.grad(loss_S.sum(), list(piece.weights.values()))
-            for parameter, gradient in zip(parameters, piece.stacked(gradients), strict=True):
-                parameter.grad = gradient.contiguous()
-            training.optimizer.step()
+            training.step(batch, cfg.optimizer.lr)
 
     def whole() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            # train()'s own seconds leave out building the model and opening the folder
-            loop_seconds.append(train(copy.deepcopy(longer_cfg), Run(Path(folder)))["seconds"])
+            run = Run(Path(folder))
+            write_json(run.folder / "environment.json", {"step": step})  # else auto would find so few steps too short
+            # train()'s own seconds leave out building the model and opening the folder; they are of the wall clock
+            loop_seconds.append(train(copy.deepcopy(longer_cfg), run)["seconds"])
 
-    bare_seconds = paired(machine, cfg.repeats, bare=bare, whole=whole)["bare"]
+    bare_seconds = paired(machine, cfg.repeats, clock=time.perf_counter, bare=bare, whole=whole)["bare"]
     return spread("share_outside_step", 1 - bare_seconds / np.array(loop_seconds[1:]))

@@ -13,6 +13,11 @@ from rankbench.model.transformer import Transformer
 from rankbench.seeds import random_bits
 
 
+def largest_kept_bits(keep: float) -> int:
+    """The largest of `random_bits` with which an entry is kept; keep: the share of entries that are."""
+    return round(keep * 2**32) - 2**31 - 1
+
+
 def dropout_masks(
     model: Transformer | Lstm,
     num_sequences: int,
@@ -29,6 +34,6 @@ def dropout_masks(
         return None
     shapes, keep = model.dropout_shapes(num_sequences, num_tokens), 1 - model.cfg.dropout
     sizes = [math.prod(shape) for shape in shapes.values()]
-    kept = random_bits(states, sum(sizes), device) < round(keep * 2**32) - 2**31
+    kept = random_bits(states, sum(sizes), device) <= largest_kept_bits(keep)
     parts = kept.to(dtype).div_(keep).split(sizes, 1)
     return {name: part.unflatten(1, shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}

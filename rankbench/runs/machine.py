@@ -156,9 +156,9 @@ def share_gpus(job: int) -> None:
 
 @cache
 def source_digest() -> str:
-    """Digest of the package's Python files, including files that git does not track."""
+    """Digest of the package's Python and C++ files, including files that git does not track."""
     package, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.cpp")]):
         text = path.read_bytes()
         digest.update(f"{path.relative_to(package).as_posix()} {len(text)}\n".encode() + text)
     return digest.hexdigest()

@@ -35,6 +35,9 @@ WEIGHTS = "checkpoint.safetensors"
 PUT_BACK = "put back the file that was there, or train the run again in another folder"
 LONGEST_HEADER = 1 << 16  # bytes of a table's first line
 FORMAT = 1  # of a run's folder; a later rankbench that changes the format raises this number
+# Kinds of training step. plain: torch's operations one by one; torch.compile: a compiled forward pass; fused: one call
+# of compiled C++ for the whole step
+STEPS = ("plain", "torch.compile", "fused")
 STATUSES = ("finished", "diverged", "running", "failed")
 GROWING = ("metrics", "layers", *OBSERVED)  # tables that are written line by line during a training
 WORDS = (
@@ -50,7 +53,7 @@ WORDS = (
 # Keys, and groups of them, that may differ between the command that began a run and the one that continues it: they
 # change none of its numbers
 FREE_KEYS = ("out", "plugins", "beyond_memory", "analysis", "claims", "published", "objective")
-FREE_KEYS += ("trainer.keep_state", "trainer.writers")
+FREE_KEYS += ("trainer.keep_state", "trainer.writers", "trainer.compile")  # compile: a run keeps its recorded step
 LENGTHS = ("trainer.steps", "trainer.epochs")  # a run can be given more of them
 TO_THE_END = ("linear", "cosine")  # schedules whose rates depend on the number of steps
 # parts of environment.json on which rounding can depend; source distinguishes uncommitted changes of one commit
@@ -219,9 +222,18 @@ class Run:
             )
 
     @property
-    def is_compiled(self) -> bool | None:
-        """What trainer.compile resolved to when the run began; it holds for the whole run. None if not recorded."""
-        return read_json(self.folder / "environment.json").get("compiled")
+    def step(self) -> str | None:
+        """The kind of training step, from STEPS, that trainer.compile came to when the run began. It holds for the
+        whole run. None if the run has not begun."""
+        path = self.folder / "environment.json"
+        if not path.exists():
+            return None
+        environment = read_json(path)
+        if "step" not in environment:  # older than the fused step
+            return "torch.compile" if environment.get("compiled", self.config.trainer.compile == "true") else "plain"
+        if environment["step"] not in STEPS:
+            raise ConfigError(f"{path}: step={environment['step']}: allowed are {', '.join(STEPS)}")
+        return environment["step"]
 
     def check_begun(self, cfg: TrainConfig, environment: dict) -> None:
         """Raise ConfigError if the folder holds a run of another config or device."""

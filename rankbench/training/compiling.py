@@ -1,53 +1,58 @@
-"""torch's compiler for training: when it pays, and its graphs of the forward and the backward pass."""
+"""The kind of training step that a training takes, and torch's compiler for one of them."""
 
+import logging
 import math
-import os
-import shutil
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from rankbench.config import TrainConfig
-from rankbench.model import skeleton
 from rankbench.model.contraction import inverse_phi
-from rankbench.model.transformer import Transformer
 from rankbench.runs.machine import Machine
-from rankbench.tasks import Corpus, Task
+from rankbench.tasks import Task
+from rankbench.training.fused_step import library_for
+from rankbench.training.library import NoLibraryError
 
-# Measured on one CPU core with the sorting network (6 layers of width 48, batches of 30 and 100, one and five seeds):
-PACE = 2.5e10  # floating-point operations per second of an uncompiled step
-LAYER = 1e-3  # seconds that each layer adds to a step, however small the layer is
-LONG = 300.0  # seconds of training from which the third that graphs save is twice the 30 to 50 s of compiling
+log = logging.getLogger(__name__)
+
+# Steps that repay the 3 to 6 s that g++ takes for the fused step: on one core, a step of the sorting network (6 layers
+# of width 48, batches of 30) is 6 to 9 ms shorter with it.
+REPAID_AFTER = 600
 
 
-def is_compiled(cfg: TrainConfig, task: Task, machine: Machine) -> bool:
-    """Whether trainer.compile compiles: under auto, if the training is long enough to repay the compiler's minute.
+def choose_step(cfg: TrainConfig, task: Task, machine: Machine) -> str:
+    """The kind of step that trainer.compile asks for, from runs.run.STEPS.
 
-    auto decides from the config, not from a clock, so that the same command always gets the same decision. It does not
-    compile for a corpus, whose batches have many lengths, or on a CPU without a C++ compiler.
+    auto decides from the config, not from a clock: the same command on the same machine always gets the same step. It
+    logs why it does not take the fused one.
     """
     if cfg.trainer.compile != "auto":
-        return cfg.trainer.compile == "true"
-    network = skeleton(cfg.model, task)
-    if isinstance(task, Corpus) or not isinstance(network, Transformer) or not _has_backend(machine):
-        return False
-    return plain_seconds(cfg, task, sum(weight.numel() for weight in network.parameters())) >= LONG
+        return "torch.compile" if cfg.trainer.compile == "true" else "plain"
+    if (steps := num_steps(cfg, task)) >= REPAID_AFTER:
+        return fastest_step(cfg, task, machine)
+    log.info(
+        "trainer.compile=auto: not the fused step: %d steps do not repay its compiling, %d do", steps, REPAID_AFTER
+    )
+    return "plain"
 
 
-def plain_seconds(cfg: TrainConfig, task: Task, num_weights: int) -> float:
-    """Estimate the seconds of an uncompiled training on one CPU core."""
-    trainer = cfg.trainer
-    batches = 1 if task.train_size is None else math.ceil(task.train_size / trainer.batch_size)
-    steps = trainer.steps if trainer.steps is not None else trainer.epochs * batches
-    operations = 6 * num_weights * cfg.replicas * trainer.batch_size * task.length
-    return steps * (cfg.model.layers * LAYER + operations / PACE)
+def fastest_step(cfg: TrainConfig, task: Task, machine: Machine) -> str:
+    """fused where it is to be had, however short the training; plain elsewhere, and the log says why."""
+    try:
+        library_for(cfg, task, machine)
+        return "fused"
+    except NoLibraryError as error:
+        log.info("trainer.compile=auto: not the fused step: %s", error)
+        return "plain"
 
 
-def _has_backend(machine: Machine) -> bool:
-    default = "clang++" if sys.platform == "darwin" else "g++"  # torch's
-    return machine.device.type == "cuda" or shutil.which(os.environ.get("CXX", default)) is not None
+def num_steps(cfg: TrainConfig, task: Task) -> int:
+    """Estimate the number of steps of a training; a corpus, whose size is not known here, counts as one batch."""
+    if cfg.trainer.steps is not None:
+        return cfg.trainer.steps
+    batches = 1 if task.train_size is None else math.ceil(task.train_size / cfg.trainer.batch_size)
+    return round(cfg.trainer.epochs * batches)
 
 
 def compiled(forward: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:

@@ -16,13 +16,15 @@ from rankbench.runs.machine import Machine, explaining_memory
 from rankbench.runs.run import FORMAT, Run
 from rankbench.runs.tables import mean_of_seeds
 from rankbench.tasks import Task, build_task
-from rankbench.training.compiling import is_compiled
+from rankbench.training.compiling import choose_step
 from rankbench.training.journal import Journal
+from rankbench.training.library import NoLibraryError
 from rankbench.training.seeds_side_by_side import NOT_A_STATE, Training
 from rankbench.training.writers import writing
 
 log = logging.getLogger(__name__)
 
+ASKED = {"true": "torch.compile", "false": "plain"}  # the kind of step by trainer.compile; auto asks for none
 SECONDS_BETWEEN_LINES = 5  # between lines of the log where there is no progress bar
 
 
@@ -50,8 +52,11 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
     if run.status in ("finished", "diverged") and not run.is_lengthened(cfg):
         return _trained_already(cfg, run, seeds)
     task = build_task(cfg.task)
-    environment = machine.record(command) | {"compiled": is_compiled(cfg, task, machine)}
+    environment = machine.record(command)
     run.check_begun(cfg, environment)
+    environment["step"] = run.step or choose_step(cfg, task, machine)
+    if (asked := ASKED.get(cfg.trainer.compile, environment["step"])) != environment["step"]:
+        log.info("%s keeps the kind of step that it began with, %s, not %s", run.folder, environment["step"], asked)
     if run.status in ("finished", "diverged"):
         log.info("%s is given more steps; a copy of the finished run is in %s", run.folder, run.set_aside())
     run.begin(cfg, environment)
@@ -119,7 +124,12 @@ def _trained_already(cfg: TrainConfig, run: Run, seeds: list[int]) -> dict:
 def _opened(cfg: TrainConfig, task: Task, run: Run, machine: Machine, seeds: list[int]) -> Training:
     """The training of the run's seeds, at the run's checkpoint if it has one."""
     try:
-        training = Training(cfg, task, machine, seeds, run.is_compiled)
+        training = Training(cfg, task, machine, seeds, run.step)
+    except NoLibraryError as error:
+        raise ConfigError(
+            f"{run.folder}: was begun with the fused step, which is not to be had here: {error}; continue it where it "
+            "is, or train it again with trainer.compile=false and another folder, out=<folder>"
+        ) from None
     except (MemoryError, RuntimeError):  # sizes too large for the memory
         rows = [{"seed": seed, "status": "training", "steps": 0} for seed in seeds]
         write_json(run.folder / "summary.json", {"format": FORMAT, "status": "failed", "seeds": rows})

@@ -30,9 +30,10 @@ from rankbench.runs.run import FORMAT, Run
 from rankbench.seeds import generator_for, state_of
 from rankbench.tasks import Batch, Corpus, Task
 from rankbench.tasks.task import Score, is_scored
-from rankbench.training.compiling import compiled, is_compiled
+from rankbench.training.compiling import choose_step, compiled
 from rankbench.training.data import data_of
 from rankbench.training.forward import per_seed, seeds_at_a_time
+from rankbench.training.fused_step import FusedStep
 from rankbench.training.optimizers import build_optimizer, cap_singular_values, learning_rate
 
 log = logging.getLogger(__name__)
@@ -125,13 +126,13 @@ class Piece(NamedTuple):
 class Training:
     """The stacked weights of the seeds that are still training, with their optimiser.
 
-    compiles: whether torch.compile compiles the forward pass; None to let trainer.compile decide.
+    step: one of runs.run.STEPS; None to let trainer.compile decide. NoLibraryError if `fused` is not to be had.
 
     A seed that has reached its target or diverged leaves the stack; its weights are kept for the checkpoint.
     """
 
     def __init__(
-        self, cfg: TrainConfig, task: Task, machine: Machine, seeds: list[int], compiles: bool | None = None
+        self, cfg: TrainConfig, task: Task, machine: Machine, seeds: list[int], step: str | None = None
     ) -> None:
         self.cfg, self.task, self.machine, self.seeds = cfg, task, machine, seeds
         self.model = build_model(cfg.model, task)
@@ -142,7 +143,9 @@ class Training:
         steps, epochs = cfg.trainer.steps, cfg.trainer.epochs
         self.num_steps = steps if steps is not None else round(epochs * self.data.batches_per_epoch)
         vectorised = self.model.vectorised
-        compiles = is_compiled(cfg, task, machine) if compiles is None else compiles
+        step = choose_step(cfg, task, machine) if step is None else step
+        self.fused = FusedStep(cfg, task, machine, self.model) if step == "fused" else None
+        compiles = step == "torch.compile"
         self.at_a_time = seeds_at_a_time(cfg, task, vectorised, machine.device.type, compiles)
         if compiles:
             # torch's compiler ignores our vmap rule and would run the fused kernel seed by seed
@@ -155,15 +158,20 @@ class Training:
         self.retired: dict[int, dict[str, Tensor]] = {}
 
     def _stack(self, weights: dict[str, Tensor]) -> None:
-        self.parameters = {
-            name: weight.to(self.machine.device, self.machine.dtype).clone().requires_grad_()
-            for name, weight in weights.items()
-        }
+        if self.fused is not None:
+            self.parameters = self.fused.stack(weights)
+        else:
+            self.parameters = {
+                name: weight.to(self.machine.device, self.machine.dtype).clone().requires_grad_()
+                for name, weight in weights.items()
+            }
         self.pieces = [Piece.of(self.parameters, seeds) for seeds in self._groups()]
         # by name of a parameter, for those that are matrices of a layer: number of rows of each map stacked in it
         self.matrices = maps_of_layers(self.model) if isinstance(self.model, Transformer) else {}
         rows = [self.matrices.get(name) for name in self.parameters]
         self.optimizer = build_optimizer(self.cfg.optimizer, list(self.parameters.values()), rows)
+        if self.fused is not None:
+            self.fused.adopt_state(self.optimizer)
         self.data.keep(self.progress.training)
         self._forget()
 
@@ -178,22 +186,19 @@ class Training:
 
     def dropout(self, batch: Batch) -> dict[str, Tensor] | None:
         """Dropout masks of this step, stacked over seeds."""
+        if (states := self._dropout_states()) is None:
+            return None
+        return dropout_masks(self.model, *batch.targets.shape[1:3], states, self.machine.device, self.machine.dtype)
+
+    def _dropout_states(self) -> list[int] | None:
         if self.cfg.model.dropout == 0:
             return None
-        states = [state_of(self.seeds[index], "dropout", self.progress.step) for index in self.progress.training]
-        return dropout_masks(self.model, *batch.targets.shape[1:3], states, self.machine.device, self.machine.dtype)
+        return [state_of(self.seeds[index], "dropout", self.progress.step) for index in self.progress.training]
 
     def update(self) -> None:
         """Take one step with every seed that is training."""
-        cfg, step = self.cfg, self.progress.step
-        scores, gradients = self.gradients(self.batch())
-        if cfg.trainer.clip is not None:
-            gradients = clipped(gradients, cfg.trainer.clip)
-        for parameter, gradient in zip(self.parameters.values(), gradients, strict=True):
-            parameter.grad = gradient.contiguous()
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(cfg.optimizer, step, self.num_steps)
-        self.optimizer.step()
+        cfg = self.cfg
+        scores = self.step(self.batch(), learning_rate(cfg.optimizer, self.progress.step, self.num_steps))
         if cfg.optimizer.cap is not None:
             for name, rows in self.matrices.items():
                 cap_singular_values(self.parameters[name], rows, cfg.optimizer.cap)
@@ -205,8 +210,24 @@ class Training:
         self.sums["finite"] = self.sums["finite"] + (self.sums["loss"] < math.inf)
         self.sums["steps"] += 1
 
+    def step(self, batch: Batch, rate: float) -> Score:
+        """Move the weights of every seed down the gradient of its loss on a batch; returns the scores before that."""
+        if self.fused is not None:
+            return self.fused.update(batch, self._dropout_states(), rate)
+        scores, gradients = self.gradients(batch)
+        if self.cfg.trainer.clip is not None:
+            gradients = clipped(gradients, self.cfg.trainer.clip)
+        for parameter, gradient in zip(self.parameters.values(), gradients, strict=True):
+            parameter.grad = gradient.contiguous()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        return scores
+
     def gradients(self, batch: Batch) -> tuple[Score, tuple[Tensor, ...]]:
         """Scores of every seed on a batch, and the gradients of its mean loss, each (S, ...)."""
+        if self.fused is not None:
+            return self.fused.gradients(batch, self._dropout_states())
         dropout, parts = self.dropout(batch), []
         for piece in self.pieces:
             masks = None if dropout is None else {name: mask[piece.seeds] for name, mask in dropout.items()}
@@ -365,6 +386,8 @@ class Training:
 
     def _set_optimizer_state(self, state: dict[int, dict[str, Tensor]]) -> None:
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        if self.fused is not None:
+            self.fused.adopt_state(self.optimizer)
 
     def weights(self) -> dict[str, Tensor]:
         """Weights of all seeds, in the order of the seeds, whether they are still training or retired."""

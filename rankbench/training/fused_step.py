@@ -1,0 +1,270 @@
+"""One fused training step on a CPU: forward pass, backward pass, clipping and optimiser in one call of compiled code.
+
+The arithmetic is in fused_step.cpp. This module decides which networks it covers, describes one to it, and keeps the
+weights and moments of all seeds in the arrays that it works on.
+
+Shapes: S seed, B batch, N token, D width, P all weights of a seed.
+"""
+
+import ctypes
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from rankbench.config import ModelConfig, TrainConfig
+from rankbench.model.attention import visible_keys
+from rankbench.model.dropout import largest_kept_bits
+from rankbench.model.network import Sublayer
+from rankbench.model.norm import Norm
+from rankbench.model.transformer import Transformer, sinusoidal_positions
+from rankbench.runs.machine import Machine
+from rankbench.seeds import stream_of
+from rankbench.tasks import Batch, Corpus, Task
+from rankbench.tasks.task import Score
+from rankbench.training.library import NoLibraryError, library
+
+SOURCE = Path(__file__).with_name("fused_step.cpp")
+# Tokens of a sequence, and numbers of a state, a hidden state, queries, keys and values, or an output. Beyond
+# them most of the time is spent in large products, which need no fused step.
+LONGEST, WIDEST = 64, 2048
+TOKENS_AT_A_TIME = 96  # of a chunk of sequences; 64 to 128 were fastest with 0.5 MiB of second-level cache
+ALIGNED = 16  # every parameter begins at a multiple of this many numbers, 64 bytes or more
+EPSILON = 1e-8  # torch's, of Adam
+
+# The values of the keys with which a network is covered.
+COVERED = {"kind": ["transformer"], "attention": ["dot"], "tied_qk": [False], "exclusive": [False]}
+COVERED |= {"value_width": [None], "kv_groups": [None], "latent_width": [None], "head_reduction": ["sum"]}
+COVERED |= {"mix_attention": [1.0], "mix_identity": [0.0], "mix_uniform": [0.0], "weight_norm": ["none"]}
+COVERED |= {"value_residual": [0.0], "embedding_skip": [0.0], "hyper_connections": ["none"]}
+COVERED |= {"norm_kind": ["layernorm", "rmsnorm"], "read_in": ["linear"], "read_out": ["linear"]}
+COVERED |= {"positions": ["none", "learned", "sinusoidal"]}
+RULES = {"sgd": 1, "adam": 2, "adamw": 3}
+NORMS = {"layernorm": 1, "rmsnorm": 2}
+
+
+def uncovered(cfg: TrainConfig, task: Task, machine: Machine) -> str | None:
+    """The key and value because of which the fused step does not cover a training; None if it covers it."""
+    for key, values in COVERED.items():
+        if (value := getattr(cfg.model, key)) not in values:
+            return f"model.{key}={value}"
+    hidden, inner = round(cfg.model.mlp_ratio * cfg.model.width), 3 * cfg.model.heads * head_width(cfg.model)
+    for is_other, name in (
+        (machine.device.type != "cpu", f"device={machine.device.type}"),
+        (machine.precision == "bf16", "precision=bf16"),
+        (cfg.optimizer.name not in RULES, f"optimizer.name={cfg.optimizer.name}"),
+        (isinstance(task, Corpus), f"task.name={task.name}, whose batches differ in length"),
+        (task.padded and cfg.model.mask == "others", f"model.mask=others with task.name={task.name}"),
+        (task.length > LONGEST, f"{task.length} tokens, more than {LONGEST}"),
+        ((width := max(cfg.model.width, hidden, inner)) > WIDEST, f"a map to {width} numbers, more than {WIDEST}"),
+    ):
+        if is_other:
+            return name
+    return f"{task.num_outputs} outputs, more than {WIDEST}" if task.num_outputs > WIDEST else None
+
+
+def library_for(cfg: TrainConfig, task: Task, machine: Machine) -> ctypes.CDLL:
+    """The compiled step of this training; NoLibraryError, saying why, if there is none."""
+    if (reason := uncovered(cfg, task, machine)) is not None:
+        raise NoLibraryError(f"it does not cover {reason}")
+    model = cfg.model
+    sizes = {"REAL": _real(machine), "TOKENS": task.length, "WIDTH": model.width, "HEADS": model.heads}
+    sizes |= {"HEAD_WIDTH": head_width(model), "OUTPUTS": task.num_outputs}
+    sizes |= {"HIDDEN": max(1, round(model.mlp_ratio * model.width))}
+    if _product(machine) is None:
+        raise NoLibraryError("torch's own library of matrix products is not open to it")
+    return library(SOURCE, sizes)
+
+
+def head_width(model: ModelConfig) -> int:
+    """Width of a head's queries and keys."""
+    return model.head_width or model.width // model.heads
+
+
+def _real(machine: Machine) -> str:
+    return "double" if machine.dtype == torch.float64 else "float"
+
+
+def _product(machine: Machine) -> int | None:
+    """Address of BLAS's matrix product, in the library that torch itself uses; None if it has none."""
+    name = "dgemm_" if machine.dtype == torch.float64 else "sgemm_"
+    function = getattr(ctypes.CDLL(torch._C.__file__), name, None)
+    return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
+
+
+class _Affine(ctypes.Structure):
+    _fields_ = [("weight", ctypes.c_int64), ("bias", ctypes.c_int64)]
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("kind", "weight", "shift")] + [("factor", ctypes.c_double)]
+
+
+class _Sublayer(ctypes.Structure):
+    _fields_ = [("is_mlp", ctypes.c_int64), ("inwards", _Affine), ("outwards", _Affine)]
+    _fields_ += [("before", _Norm), ("behind", _Norm), ("after", _Norm)]
+    _fields_ += [("skip", ctypes.c_double), ("branch", ctypes.c_double)]
+
+
+class _Network(ctypes.Structure):
+    _fields_ = [("product", ctypes.c_void_p), ("num_weights", ctypes.c_int64), ("num_sublayers", ctypes.c_int64)]
+    _fields_ += [("sublayers", ctypes.POINTER(_Sublayer))]
+    _fields_ += [(name, ctypes.c_int64) for name in ("reads_tokens", "num_inputs", "scores_classes", "is_padded")]
+    _fields_ += [("read_in", _Affine), ("read_out", _Affine), ("position", ctypes.c_int64)]
+    _fields_ += [("sines_ND", ctypes.c_void_p), ("embedding", _Norm), ("last", _Norm)]
+    _fields_ += [("score_scale", ctypes.c_double), ("hidden_NM", ctypes.c_void_p), ("is_relu", ctypes.c_int64)]
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("num_seeds", "num_sequences", "chunk")]
+    _fields_ += [(name, ctypes.c_void_p) for name in ("inputs", "targets", "streams")]
+    _fields_ += [("last_kept", ctypes.c_int64), ("kept_scale", ctypes.c_double)]
+
+
+class _Rule(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int64), ("count", ctypes.c_int64)]
+    _fields_ += [(name, ctypes.c_double) for name in ("rate", "weight_decay", "momentum", "beta1", "beta2")]
+    _fields_ += [("epsilon", ctypes.c_double), ("clip", ctypes.c_double)]
+
+
+class FusedStep:
+    """The step of stacked seeds. Their weights and moments lie in arrays (S, P), of which `parameters` and the
+    optimiser's state are views."""
+
+    def __init__(self, cfg: TrainConfig, task: Task, machine: Machine, model: Transformer) -> None:
+        self.cfg, self.machine, self.compiled = cfg, machine, library_for(cfg, task, machine)
+        self.compiled.memory_of_step.restype = ctypes.c_int64
+        self.places, self.num_weights = {}, 0  # by name of a parameter: where it begins in a seed's weights, and shape
+        for name, parameter in model.named_parameters():
+            self.places[name] = self.num_weights, parameter.shape
+            self.num_weights += -(-parameter.numel() // ALIGNED) * ALIGNED
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.network = self._described(model, task)
+
+    def _described(self, model: Transformer, task: Task) -> _Network:
+        attention, cfg = model.attentions[0], self.cfg.model
+        seen_NM = visible_keys(cfg.mask, cfg.window, task.length)
+        hidden_NM = None if seen_NM is None else torch.where(seen_NM, 0.0, -math.inf).to(self.machine.dtype)
+        sines_ND = None
+        if cfg.positions == "sinusoidal":
+            sines_ND = sinusoidal_positions(task.length, cfg.width).to(self.machine.dtype)
+        sublayers = (_Sublayer * len(model.sublayers))(*map(self._sublayer, model.sublayers))
+        self._kept_alive = hidden_NM, sines_ND, sublayers
+        return _Network(
+            product=_product(self.machine),
+            num_weights=self.num_weights,
+            num_sublayers=len(sublayers),
+            sublayers=sublayers,
+            reads_tokens=task.input_kind == "tokens",
+            num_inputs=task.num_inputs,
+            scores_classes=task.target_kind == "classes",
+            is_padded=task.padded,
+            read_in=self._affine(model.read_in),
+            read_out=self._affine(model.read_out),
+            position=self._place(None if model.position is None else model.position.weight),
+            sines_ND=_address(sines_ND),
+            embedding=self._norm(model.embedding_norm),
+            last=self._norm(model.last_norm),
+            score_scale=attention.head_width**-0.5 / attention.temperature,
+            hidden_NM=_address(hidden_NM),
+            is_relu=cfg.activation == "relu",
+        )
+
+    def _place(self, parameter: Tensor | None) -> int:
+        return -1 if parameter is None else self.places[self._names[id(parameter)]][0]
+
+    def _affine(self, part: nn.Linear | nn.Embedding) -> _Affine:
+        return _Affine(self._place(part.weight), self._place(getattr(part, "bias", None)))
+
+    def _norm(self, norm: Norm | None) -> _Norm:
+        if norm is None:
+            return _Norm()
+        return _Norm(NORMS[norm.kind], self._place(norm.weight), self._place(norm.shift), norm.factor)
+
+    def _sublayer(self, sublayer: Sublayer) -> _Sublayer:
+        part, place, is_mlp = sublayer.part, sublayer.place, sublayer.kind == "mlp"
+        maps = (part.up, part.down) if is_mlp else (part.qkv, part.out)
+        norms = (
+            self._norm(sublayer.norm if place in ("pre", "peri") else None),
+            self._norm(sublayer.branch_norm),
+            self._norm(sublayer.norm if place in ("post", "ngpt") else None),
+        )
+        return _Sublayer(is_mlp, *map(self._affine, maps), *norms, sublayer.skip, sublayer.branch)
+
+    def stack(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copy stacked weights, each (S, ...), into the array of all weights; returns the views of it by name."""
+        num_seeds = len(next(iter(weights.values())))
+        self.weights_SP = torch.zeros(num_seeds, self.num_weights, dtype=self.machine.dtype)
+        self.moments = {key: torch.zeros_like(self.weights_SP) for key in self._moment_names()}
+        self.count = torch.zeros(())  # of steps, as torch keeps it
+        views = self.views(self.weights_SP)
+        for name, view in views.items():
+            view.copy_(weights[name])
+        return views
+
+    def views(self, numbers_SP: Tensor) -> dict[str, Tensor]:
+        """The part of each parameter in an array of all weights, gradients or moments; each (S, ...)."""
+        return {
+            name: numbers_SP[:, place : place + shape.numel()].unflatten(1, shape)
+            for name, (place, shape) in self.places.items()
+        }
+
+    def _moment_names(self) -> tuple[str, ...]:
+        if self.cfg.optimizer.name == "sgd":
+            return ("momentum_buffer",) if self.cfg.optimizer.momentum else ()
+        return "exp_avg", "exp_avg_sq"
+
+    def adopt_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take over the moments of an optimiser of the parameters, if it has any, and make its state views of ours, so
+        that it is saved, restored and divided among seeds like any other."""
+        parameters = optimizer.param_groups[0]["params"]
+        for key, moments_SP in self.moments.items():
+            for parameter, view in zip(parameters, self.views(moments_SP).values(), strict=True):
+                state = optimizer.state[parameter]
+                if state.get(key) is not None:
+                    view.copy_(state[key])
+                state[key] = view
+        if "exp_avg" in self.moments:
+            states = [optimizer.state[parameter] for parameter in parameters]
+            self.count = states[0].get("step", self.count)
+            for state in states:
+                state["step"] = self.count
+
+    def update(self, batch: Batch, states: Iterable[int] | None, rate: float) -> Score:
+        """Take a step with every seed, each on its own sequences. states: of dropout's bits; None for no dropout."""
+        self.count += 1
+        optimizer, clip = self.cfg.optimizer, self.cfg.trainer.clip
+        numbers = {name: getattr(optimizer, name) for name in ("weight_decay", "momentum", "beta1", "beta2")}
+        numbers |= {"rate": rate, "epsilon": EPSILON, "clip": math.inf if clip is None else clip}
+        rule = _Rule(kind=RULES[optimizer.name], count=int(self.count), **numbers)
+        return self._run(batch, states, rule, self.weights_SP.new_empty(1, self.num_weights))
+
+    def gradients(self, batch: Batch, states: Iterable[int] | None) -> tuple[Score, tuple[Tensor, ...]]:
+        """Scores of every seed on a batch, and the gradients of its mean loss, each (S, ...)."""
+        gradients_SP = torch.empty_like(self.weights_SP)
+        return self._run(batch, states, _Rule(), gradients_SP), tuple(self.views(gradients_SP).values())
+
+    def _run(self, batch: Batch, states: Iterable[int] | None, rule: _Rule, gradients: Tensor) -> Score:
+        inputs, targets = batch.inputs.contiguous(), batch.targets.contiguous()
+        num_seeds, num_sequences, num_tokens = inputs.shape[:3]
+        streams = None if states is None else torch.tensor([stream_of(state) for state in states])
+        keep = 1 - self.cfg.model.dropout
+        described = _Batch(
+            *(num_seeds, num_sequences, max(1, min(num_sequences, TOKENS_AT_A_TIME // num_tokens))),
+            *(_address(inputs), _address(targets), _address(streams), largest_kept_bits(keep), 1 / keep),
+        )
+        needed = self.compiled.memory_of_step(ctypes.byref(self.network), ctypes.byref(described))
+        memory = self.weights_SP.new_empty(needed)
+        scores_S3 = torch.empty(num_seeds, 3, dtype=torch.float64)
+        arrays = [self.weights_SP, gradients, *self.moments.values(), None, None][:4]
+        pointers = [ctypes.c_void_p(_address(array)) for array in (*arrays, scores_S3, memory)]
+        shares_gradients = ctypes.c_int64(len(gradients) < num_seeds)
+        structures = (ctypes.byref(part) for part in (self.network, described, rule))
+        self.compiled.step(*structures, *pointers[:2], shares_gradients, *pointers[2:])
+        return Score(*scores_S3.T)
+
+
+def _address(numbers: Tensor | None) -> int | None:
+    return None if numbers is None else numbers.data_ptr()
