@@ -186,10 +186,9 @@ def of_products(product: Product, einsum: bool = True) -> dict[str, Callable]:
     def multiplied(a: Tensor, b: Tensor) -> Any:
         return product(a, b) if min(a.dim(), b.dim()) > 2 else NotImplemented
 
-    def added(table: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
-        if (new := multiplied(a, b)) is NotImplemented:
-            return NotImplemented
-        return beta * table + alpha * new
+    def added(table: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+        new = multiplied(batch1, batch2)
+        return NotImplemented if new is NotImplemented else beta * table + alpha * new
 
     def attend(*given: Any) -> Any:
         try:
@@ -256,10 +255,29 @@ def _(network: Network) -> Written | None:
     return with_calls_replaced(network, of_products(by_einsum, einsum=False))
 
 
+def product_and_sum(a: Tensor, b: Tensor) -> Tensor:
+    return (a[..., None] * b[..., None, :, :]).sum(-2)
+
+
 @rewrite("product and sum")
 def _(network: Network) -> Written | None:
     """Every product of batches of matrices as an elementwise product and a sum."""
-    return with_calls_replaced(network, of_products(lambda a, b: (a[..., None] * b[..., None, :, :]).sum(-2)))
+    return with_calls_replaced(network, of_products(product_and_sum))
+
+
+@rewrite("product and sum, not of tokens")
+def _(network: Network) -> Written | None:
+    """The same of products that neither sum over tokens nor have the shape of scores: of streams, experts, channels."""
+    first = next(iter(network.inputs().values()))
+    tokens = {N, first.shape[1], first.shape[1] + 1}
+
+    def product(a: Tensor, b: Tensor) -> Any:
+        if first.dim() == 4 or a.shape[-1] in tokens or {a.shape[-2], b.shape[-1]} <= tokens:
+            return NotImplemented
+        return product_and_sum(a, b)
+
+    replacements = of_products(product)
+    return with_calls_replaced(network, {name: replacements[name] for name in ("matmul", "bmm", "einsum")})
 
 
 def by_bmm(a: Tensor, b: Tensor) -> Any:
