@@ -428,39 +428,41 @@ def _(network: Network) -> Written | None:
 
 
 class InPlace(TorchFunctionMode):
-    """Makes some additions of two states in place, by their number in the pass.
+    """Makes some additions to states in place, by their number in the pass, which batches of any size share.
 
-    chosen: for each such addition, which of the two terms takes the sum. older: of every addition, which was made
-    first.
+    chosen: for each such addition, which of the two terms takes the sum. older: of each addition of two states, which
+    of them was made first.
     """
 
     def __init__(self):
         super().__init__()
         self.chosen: dict[int, int] = {}
-        self.older: list[int] = []
-        self.made = WeakTensorKeyDictionary()
+        self.older: dict[int, int] = {}
+        self.made, self.number = WeakTensorKeyDictionary(), 0
 
     def __enter__(self):
-        self.older, self.made = [], WeakTensorKeyDictionary()
+        self.older, self.made, self.number = {}, WeakTensorKeyDictionary(), 0
         return super().__enter__()
 
     def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
         taken = None
-        if getattr(func, "__name__", "") in ("add", "__add__", "__radd__") and not kwargs and self._are_states(*args):
-            # what no call of the pass made, an argument or a parameter, is older than everything
-            times = [self.made.get(x, 0) for x in args]
-            taken = self.chosen.get(len(self.older))
-            self.older.append(int(times[1] < times[0]))
+        if getattr(func, "__name__", "") in ("add", "__add__", "__radd__") and not kwargs and self._adds_states(*args):
+            self.number += 1
+            taken = self.chosen.get(self.number)
+            if args[0].shape == args[1].shape:
+                # what no call of the pass made, an argument or a parameter, is older than everything
+                times = [self.made.get(x, 0) for x in args]
+                self.older[self.number] = int(times[1] < times[0])
         result = func(*args, **(kwargs or {})) if taken is None else args[taken].add_(args[1 - taken])
         if isinstance(result, Tensor) and (taken is not None or result not in self.made):
             self.made[result] = len(self.made) + 1
         return result
 
     @staticmethod
-    def _are_states(a: Any, b: Any) -> bool:
+    def _adds_states(a: Any, b: Any) -> bool:
         with torch._C.DisableTorchFunction():
             both = isinstance(a, Tensor) and isinstance(b, Tensor)
-            return both and a.shape == b.shape and a.dim() == 3 and a.dtype == b.dtype == torch.float64
+            return both and max(a.dim(), b.dim()) == 3 and a.dtype == b.dtype == torch.float64
 
 
 @rewrite("additions in place")
@@ -477,7 +479,7 @@ def _(network: Network) -> Written | None:
         return [out if isinstance(out, Tensor) else out[0], *inputs.values(), *held]
 
     wanted = [x.clone() for x in run()]
-    for number, older in enumerate(mode.older):
+    for number, older in mode.older.items():
         for taken in (older, 1 - older):
             before = mode.chosen
             mode.chosen = {**before, number: taken}
