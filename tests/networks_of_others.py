@@ -519,6 +519,22 @@ class TalkingHeads(nn.Module):
         return self.out(joined(torch.einsum("gh,bhnm->bgnm", self.between, p) @ v))
 
 
+class DifferentialAttention(nn.Module):
+    """The difference of two heads' attention to the same values. halves: each half of the values in its own call."""
+
+    def __init__(self, halves: bool):
+        super().__init__()
+        self.halves = halves
+        self.qk, self.v, self.out = nn.Linear(D, 2 * D), nn.Linear(D, D // 2), nn.Linear(D // 2, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (heads_of(part) for part in self.qk(x).chunk(2, dim=-1))
+        v = self.v(x)[:, None].expand(-1, H, -1, -1)
+        parts = v.chunk(2, dim=-1) if self.halves else [v]
+        positive, negative = torch.cat([by_kernel(q, k, part, None) for part in parts], dim=-1).unbind(1)
+        return self.out(positive - 0.5 * negative)
+
+
 class WithSlopes(nn.Module):
     """Attention by baddbmm with position biases, heads flattened into the batch, as ALiBi is often written."""
 
@@ -687,6 +703,10 @@ OWN = {
     "image with a class token": Network(
         lambda: drawn(Image(*(Block(Attention(by_kernel)) for _ in range(2)))),
         lambda: {"pixels": random("pixels", B, 3, 8, 12)},
+    ),
+    "differential attention": _of_states(
+        _stack(lambda: Block(DifferentialAttention(halves=True))),
+        other_implementation=_stack(lambda: Block(DifferentialAttention(halves=False))),
     ),
     "slopes by baddbmm": _of_states(_stack(lambda: Block(WithSlopes()))),
     "residual streams": _of_states(lambda: drawn(Streams())),

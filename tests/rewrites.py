@@ -633,9 +633,9 @@ REWRITES["a dead tower"] = partial(with_tower, returned=False)
 REWRITES["a tower as second output"] = partial(with_tower, returned=True)
 
 
-@rewrite("the library's other attention")
+@rewrite("the source's other attention")
 def _(network: Network) -> Written | None:
-    """The other one of the library's two implementations, fused and eager."""
+    """The other one of two implementations in the network's own source, as fused and eager in the library."""
     if (form := network.forms.get("other implementation")) is None:
         return None
     return Written(form(), network.inputs())
