@@ -123,6 +123,10 @@ def analyze(
     precision: str | None = None,
     threads: int | None = None,
     plugins: str | Sequence[str] = (),
+    mask: str | None = None,
+    output: str | int | None = None,
+    layers: Sequence[str] | None = None,
+    token_axis: int | None = None,
     **options: Any,
 ) -> dict[str, pd.DataFrame]:
     """Run analyses as `rankbench analyze` does, and return their tables by name.
@@ -135,7 +139,8 @@ def analyze(
     module, which is copied. After a module come its inputs: a tensor, a tuple of arguments, or a dict of arguments by
     name, in which `targets` are the targets for scoring the output. names: the analyses; without any, those of the
     command or of the words' preset. out: a folder for the tables, figures and verdicts; without one, nothing is written
-    and no claim is judged. device, precision, threads, plugins: as the command's keys; precision is fp64 by default.
+    and no claim is judged. device, precision, threads, plugins, and for modules mask, output, layers, token_axis: as
+    the command's keys; precision is fp64 by default.
 
     options: each is set in every one of these analyses that has it. To set options of one analysis alone, give its
     name and a dict: paths={"sequences": 64}.
@@ -143,6 +148,8 @@ def analyze(
     Raises ConfigError for a subject that cannot be measured, and for an option that none of the analyses has.
     """
     given = {"device": device, "precision": precision, "threads": threads}
+    given |= {"mask": mask, "output": output, "token_axis": token_axis}
+    given["layers"] = None if layers is None else f"[{','.join(layers)}]"
     own = [plugins] if isinstance(plugins, str) else list(plugins)
     given["plugins"] = f"[{','.join(own)}]" if own else None
     load_plugins([*own, *(named_plugins(subject) if isinstance(subject, list | tuple) else ())])
@@ -151,7 +158,7 @@ def analyze(
             raise ConfigError(f"{type(subject).__name__}: needs inputs; as in analyze(module, inputs, 'spectrum')")
         with building_once(), offering(subject, names[0]) as spec:
             named = names[1:] or ("residual", "spectrum", "attention")
-            return analyze([f"module={spec}"], *named, out=out, **given | {"plugins": own}, **options)
+            return analyze([f"module={spec}"], *named, out=out, **given | {"plugins": own, "layers": layers}, **options)
     check_known("analysis", map(str, names), ANALYSES)
     words = [f"analysis=[{','.join(names)}]"] if names else []
     words += [f"{key}={value}" for key, value in given.items() if value is not None]

@@ -288,6 +288,21 @@ class AnalyzeConfig(BaseConfig):
     masked: float = key(
         "Share of tokens that a masked language model has to fill in, and is scored on.", between=(0, 1)
     )
+    mask: str | None = key(
+        "Input of a module that says which tokens are present, as present:<name> or absent:<name>, where true means "
+        "present, or absent. null: read from the weights of attention, or from a known name."
+    )
+    output: str | None = key(
+        "Tensor of a module or checkpoint that is measured, by its name in network.csv or that of a submodule; of a "
+        "checkpoint with two halves, encoder or decoder. null: the first that is returned, or the encoder."
+    )
+    layers: list[str] | None = key(
+        "Submodules of a module or checkpoint whose results are its states, as [encoder.layers.*]. null: read.",
+        nonempty=True,
+    )
+    token_axis: int | None = key(
+        "Axis of a module's tokens, in the tensor that is measured and in the layers' states. null: read.", at_least=0
+    )
     optimizer: dict[str, Any] = key("Ignored; a preset may set it for train.")
     trainer: dict[str, Any] = key("Ignored; a preset may set it for train.")
 

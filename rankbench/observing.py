@@ -40,7 +40,7 @@ from rankbench import plots
 from rankbench.analyses import ModuleSubject, attention, residual
 from rankbench.analyses.modules import check_runs
 from rankbench.keys import ConfigError, check_known, refuse_null_byte
-from rankbench.measures.module_paths import heads_of
+from rankbench.measures.module_reading import read_module
 from rankbench.measures.module_states import layers_of
 from rankbench.measures.norms import at_least_float32, spectral_norm
 from rankbench.measures.token_views import VIEWS, View
@@ -286,13 +286,14 @@ def _parts(
     parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {}
     if "states" in measures:
         with _left_out(STATES):
-            layers, views = layers_of(model, example[:1]), [View(name) for name in VIEWS]
-            rows_of = partial(residual.rows_by_layer, model, layers, example, views=views)
+            read = read_module(model, example)
+            layers, views = layers_of(read), [View(name) for name in VIEWS]
+            rows_of = partial(residual.rows_by_layer, read, layers, read.example, views=views)
             parts[STATES] = lambda: rows_of(generator=generator_for(seed, "rounding"))
     if "attention" in measures:
         with _left_out(ATTENTION):
-            flattened = heads_of(model, example).in_batch_axis
-            parts[ATTENTION] = lambda: attention.rows_by_head(model, example, flattened)
+            of_heads = read_module(model, example)
+            parts[ATTENTION] = lambda: attention.rows_by_head(of_heads, of_heads.example)
     if "weights" in measures:
         parts[WEIGHTS] = lambda: rows_by_parameter(model)
     return parts

@@ -208,7 +208,7 @@ def test_sums_that_miss_the_output_are_told_of_ours_and_refused_of_others(cfg, s
     options = options_of(cfg)["spectrum"]
     assert (ANALYSES["spectrum"].table(subject, options).remainder > 0).all()
     with pytest.raises(ConfigError, match="the sums by length miss"):
-        ANALYSES["spectrum"].of_module(subject.as_modules(), options)
+        ANALYSES["spectrum"].of_module(subject.as_modules, options)
 
 
 def test_a_jacobian_that_overflows_has_no_norm():

@@ -19,7 +19,8 @@ from rankbench.analyses.subjects import fresh_subjects
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
 from rankbench.measures.frozen_network import sums_by_length
-from rankbench.measures.module_paths import heads_of, parts_with_floors
+from rankbench.measures.module_paths import parts_with_floors, paths_of
+from rankbench.measures.module_reading import read_module
 from rankbench.measures.module_states import Run, layers_of, states_of
 from rankbench.measures.norms import composite_norm
 from rankbench.measures.rounding import floors_of_sums, num_passes, side_by_side
@@ -92,18 +93,18 @@ def next_token(ids):
 
 
 def test_layers_and_states_of_heads_side_by_side(language, ids):
-    example = Example((ids,))
-    layers = layers_of(language, example)
+    read = read_module(language, Example((ids,)))
+    layers = layers_of(read)
     assert layers == [Run(f"blocks.{index}", 0) for index in range(3)]
     x = language.embedding(ids)
     expected = [x]
     for block in language.blocks:
         expected.append(block(expected[-1]))
-    for state, wanted in zip(states_of(language, layers, example), expected, strict=True):
+    for state, wanted in zip(states_of(read, layers, read.example), expected, strict=True):
         assert torch.equal(state, wanted)
-    heads = heads_of(language, example)
-    assert heads.by_depth == [3, 3, 3]
-    assert heads.num_paths == [1, 9, 27, 27] and heads.num_paths_through(2) == 16
+    assert sorted(read.first.values()) == [(depth, head) for depth in (1, 2, 3) for head in (1, 2, 3)]
+    paths = paths_of(read)
+    assert paths.by_length == [1, 9, 27, 27] and set(paths.through.values()) == {16}
 
 
 class Shared(nn.Module):
@@ -121,7 +122,7 @@ class Shared(nn.Module):
 
 def test_a_shared_layer_counts_each_time_it_runs():
     module = Shared().double().eval().requires_grad_(False)
-    layers = layers_of(module, Example((torch.randn(2, 5, 8, dtype=torch.float64),)))
+    layers = layers_of(read_module(module, Example((torch.randn(2, 5, 8, dtype=torch.float64),))))
     assert layers == [Run("layer", time) for time in range(4)]
 
 
@@ -129,8 +130,13 @@ def test_cross_attention_lies_behind_the_encoder():
     torch.manual_seed(0)
     module = nn.Transformer(8, 2, 2, 1, 16, batch_first=True).double().eval().requires_grad_(False)
     x, y = torch.randn(2, 2, 5, 8, dtype=torch.float64)
+    read = read_module(module, Example((x, y)))
     # two layers of the encoder, the decoder's own attention beside the first, its cross-attention behind the second
-    assert heads_of(module, Example((x, y))).by_depth == [4, 2, 2]
+    assert [(call.depth, call.lead.heads, call.is_cross) for call in read.heads] == [
+        (1, 2, False), (2, 2, False), (1, 2, False), (3, 2, True),
+    ]  # fmt: skip
+    # the decoder's own heads or none, (1, 2); or paths of the encoder, (1, 4, 4), and then the cross-attention's heads
+    assert paths_of(read).by_length == [1, 2 + 2, 8, 8]
 
 
 def test_layers_without_a_submodule_of_their_own_are_refused():
@@ -141,14 +147,18 @@ def test_layers_without_a_submodule_of_their_own_are_refused():
             return x
 
     with pytest.raises(ConfigError, match="put each layer into a submodule"):
-        layers_of(Bare(), Example((torch.randn(2, 5, 8),)))
+        layers_of(read_module(Bare(), Example((torch.randn(2, 5, 8),))))
 
 
 # --- the tables ------------------------------------------------------------------------------------------------------
 
 
 def test_spectrum_against_single_forward_passes(language, ids):
-    table = rankbench.analyze(language, {"ids": ids, "targets": next_token(ids)}, "spectrum")["spectrum"]
+    every = rankbench.analyze(language, {"ids": ids, "targets": next_token(ids)}, "spectrum")["spectrum"]
+    assert every.of.unique().tolist() == ["states", "logits", "output"]
+    table, logits = (every[(every.of == of) & (every.part == "length")] for of in ("output", "logits"))
+    for column in ("loss_upto", "accuracy_upto", "num_paths"):  # a softmax does not see the logits' mean
+        assert logits[column].to_numpy() == pytest.approx(table[column].to_numpy(), rel=1e-12)
     assert table.path_length.tolist() == [0, 1, 2, 3] and table.num_paths.tolist() == [1, 9, 27, 27]
     assert table.remainder.max() < 1e-14
     assert set(table.frozen) == {"attention weights; scale of the norm; act(z)/z"}
@@ -187,9 +197,10 @@ def test_spectrum_of_a_network_of_ours_is_its_paths():
     words = ["model=san_skip", "model.layers=3", "model.width=8", "model.heads=2", "model.bias=false"]
     words += ["task.length=4", "task.test_size=6", "task.train_size=20", "replicas=2"]
     tables = rankbench.analyze(words, "spectrum", "paths", paths={"schemes": ["frozen"], "subset_sizes": []})
-    assert set(tables["spectrum"].seed) == {0, 1}
+    spectrum = tables["spectrum"][(tables["spectrum"].of == "output") & (tables["spectrum"].part == "length")]
+    assert set(spectrum.seed) == {0, 1}
     everything = tables["paths"][tables["paths"].selection == "all"]
-    assert tables["spectrum"].num_paths.tolist() == everything.num_paths.tolist()
+    assert spectrum.num_paths.tolist() == everything.num_paths.tolist()
     # the read-out's bias is a path of length 0 here, and none at all there
     cfg = compose("analyze", *words)
     for subject in fresh_subjects(cfg, Machine.prepare(cfg)):
@@ -198,7 +209,7 @@ def test_spectrum_of_a_network_of_ours_is_its_paths():
         parts[0] += F.linear(sums.bias_BND, model.read_out.weight, getattr(model.read_out, "bias", None))
         whole = parts.sum(0)
         mass = parts.flatten(2).norm(dim=2) / whole.flatten(1).norm(dim=1)
-        rows = tables["spectrum"][tables["spectrum"].seed == subject.seed]
+        rows = spectrum[spectrum.seed == subject.seed]
         assert rows.mass.to_numpy() == pytest.approx(mass.mean(1).detach().numpy(), rel=1e-9)
 
 
@@ -404,7 +415,7 @@ def test_padding_is_in_no_metric(name):
     for column in checked[name]:
         expected = (long[column] + short[column]) / 2
         # error_upto of all lengths is rounding
-        assert both[column].to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-9, abs=1e-14)
+        assert both[column].to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-9, abs=1e-14, nan_ok=True)
 
 
 class State(nn.Module):
@@ -431,9 +442,9 @@ def test_sums_of_a_module_have_the_floors_of_the_same_network_of_ours(random_net
         return sums_by_length(model, side_by_side(batch.inputs, copies)).by_length_KBND
 
     wanted = floors_of_sums(sums_of, sums_of(1), None, torch.Generator().manual_seed(0))
-    paths = tables["paths"]
-    assert paths.sum_below_floor.tolist() == tables["spectrum"].below_floor.tolist() == [0, 0, 0, 1]
-    assert 0 < tables["spectrum"].mass.iloc[3] < 1e-15 and paths.below_floor.iloc[3] == 1
+    paths, spectrum = tables["paths"], tables["spectrum"][tables["spectrum"].part == "length"]
+    assert paths.sum_below_floor.tolist() == spectrum.below_floor.tolist() == [0, 0, 0, 1]
+    assert 0 < spectrum.mass.iloc[3] < 1e-15 and paths.below_floor.iloc[3] == 1
     sizes = torch.stack([torch.stack([composite_norm(x) for x in sum_BND]) for sum_BND in sums_of(1)])
     ratio = paths.relative_noise_floor.to_numpy()[:3] / (wanted.residual_GB / sizes).mean(1).numpy()[:3]
     assert ((ratio > 1 / 3) & (ratio < 3)).all()  # random passes: what 8 of them can differ by
@@ -456,8 +467,8 @@ def test_floors_of_many_parts_hold_a_few_of_them_at_a_time(random_network):
             most = max(most, len(alive))
             yield part
 
-    heads, generator = heads_of(module, example), torch.Generator().manual_seed(0)
-    floors = [floors.norm_GB for *_, floors in parts_with_floors(module, example, heads, parts_of, generator)]
+    read, generator = read_module(module, example), torch.Generator().manual_seed(0)
+    floors = [floors.norm_GB for *_, floors in parts_with_floors(read, example, parts_of, generator)]
     passes = 1 + num_passes(*batch.inputs.shape[1:], model.width)
     assert len(floors) == 24 and passes <= most <= 2 * passes
 

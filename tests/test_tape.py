@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rankbench.keys import ConfigError
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length, sums_through_heads
 from rankbench.model.tape import record, tap
+from rankbench.model.tape.probe import read
 from rankbench.model.tape.rules import RULES
 from rankbench.model.transformer import Transformer
 
@@ -417,6 +418,12 @@ def divided_last(q, k, v):
     return (powers @ v / powers.sum(-1, keepdim=True)).transpose(1, 2)
 
 
+def product_and_sum(q, k, v):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    p = (q[..., :, None, :] * k[..., None, :, :]).sum(-1).div(2).softmax(-1)
+    return (p[..., None] * v[..., None, :, :]).sum(dim=-2).transpose(1, 2)
+
+
 def head_by_head(q, k, v):
     out = torch.empty_like(v)
     for head in range(H):
@@ -438,7 +445,8 @@ def with_changes_in_place(q, k, v):
 @pytest.mark.parametrize(
     "mix",
     [
-        by_einsum, by_einsum_with_dots, by_bmm, transposed, by_exponentials, divided_last, head_by_head,
+        by_einsum, by_einsum_with_dots, by_bmm, transposed, by_exponentials, divided_last, product_and_sum,
+        head_by_head,
         with_changes_in_place,
     ],
 )  # fmt: skip
@@ -470,7 +478,7 @@ def test_heads_are_told_apart(mix):
 
 def test_heads_that_stand_beside_sequences_are_told_apart_by_their_number():
     module = drawn(Attention(by_bmm))
-    merged = [part.sums for part in record(module, states()).through_heads(heads=H)]
+    merged = [part.sums for part in record(module, states()).through_heads()]
     module.mix = written_out()
     for got, wanted in zip(merged, record(module, states()).through_heads(), strict=True):
         close(got, wanted.sums)
@@ -700,9 +708,10 @@ def test_a_tape_keeps_no_activations_in_between():
             kept.append(weakref.ref(x))
         return x
 
-    tape = record(module, states())
+    tape = record(module, states(), reading=read(module, (states(),)))
     gc.collect()
-    assert [each() is not None for each in kept] == [False, True]  # the last is the output
+    # the last is the output; those before are of the passes that read the module
+    assert [each() is not None for each in kept] == [False] * (len(kept) - 1) + [True]
     assert tape.sums().remainder < ROUNDING
 
 
@@ -839,15 +848,6 @@ def test_what_is_not_covered_is_refused_by_name(name):
     module = drawn(Between(REFUSED[name]), scale=0.2)
     with pytest.raises(ConfigError, match=name):
         record(module, states()).sums()
-
-
-def test_weights_that_multiply_elementwise_are_refused():
-    def mix(q, k, v):
-        p = torch.einsum("bihd,bjhd->bijh", q, k).softmax(2)
-        return (p[..., None] * v[:, None]).sum(2)
-
-    with pytest.raises(ConfigError, match="not covered"):
-        record(nn.Sequential(drawn(Attention(fused())), drawn(Attention(mix))), states()).sums()
 
 
 def test_a_refused_call_leaves_the_part_in_front_of_it():

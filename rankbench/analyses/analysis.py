@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from rankbench.config import TrainConfig
+from rankbench.measures.module_reading import NOTHING_ASKED, Asked, ReadModule, read_module
 from rankbench.model.lstm import Lstm
 from rankbench.model.modules import Example
 from rankbench.model.transformer import Transformer
@@ -70,13 +72,14 @@ class Subject:
     @property
     def what_counts(self) -> dict[str, str]:
         """The column of `ModuleSubject.what_counts`; none for networks of ours, in which all tokens count."""
-        return {} if self.example is None else self.as_modules().what_counts
+        return {} if self.example is None else self.as_modules.what_counts
 
     @property
     def who(self) -> dict[str, str | int]:
         """The columns that every table begins with."""
         return {"run": self.run, "task": self.task.name, "model": self.model.name, "seed": self.seed}
 
+    @cached_property
     def as_modules(self) -> "ModuleSubject":
         """The subject's networks as plain modules with the test set, for measurements that work on any module.
 
@@ -100,6 +103,13 @@ class ModuleSubject:
     seed: int
     modules: dict[str, nn.Module]  # by weights: given, trained, initialised
     example: Example
+    asked: Asked = NOTHING_ASKED
+    half: str = ""  # which part of a checkpoint these modules are, in words; empty for all of it
+
+    @cached_property
+    def reads(self) -> dict[str, ReadModule]:
+        """What was read of each module, by weights."""
+        return {weights: read_module(module, self.example, self.asked) for weights, module in self.modules.items()}
 
     @property
     def what_counts(self) -> dict[str, str]:
@@ -148,7 +158,7 @@ class Analysis:
     Networks other than our Transformer: any_model, whether our other models can be measured, too; any_network, whether
     the sub-layers of public checkpoints can; needs, what is needed instead of these, in words; trained_alone, whether
     only one network is measured, the trained one if there is one; of_module, the function for any torch module, None
-    if there is none; check_module raises ConfigError for a module that cannot be measured.
+    if there is none; check_module raises ConfigError for a module, as it was read, that cannot be measured.
 
     cost: the work on one subject, for an analysis that can take hours; cheaper: option values that reduce it, tried in
     this order, each on top of those before it.
@@ -171,6 +181,6 @@ class Analysis:
     drawn_apart: tuple[str, ...] = ()
     check: Callable[[Plan, Any], None] | None = None
     of_module: Callable[[ModuleSubject, Any], pd.DataFrame] | None = None
-    check_module: Callable[[nn.Module, Example], Any] | None = None
+    check_module: Callable[[ReadModule], Any] | None = None
     cost: Callable[[Subject, Any], Cost] | None = None
     cheaper: tuple[dict[str, Any], ...] = ()

@@ -5,14 +5,13 @@ One attention call is in memory at a time (rankbench.model.tape.tap).
 Shapes: B sequence, H head, N query token, M key token, K width of the values.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
 from rankbench.keys import key
@@ -20,13 +19,12 @@ from rankbench.measures.attention_matrices import (
     ATTENTION_METRICS,
     Rows,
     attention_metrics,
-    per_queries,
     spectral_gap,
 )
 from rankbench.measures.by_layer import moments
 from rankbench.measures.laws.entropy_bound import of_heads
 from rankbench.measures.laws.spectral_gap import beside_independent
-from rankbench.measures.module_paths import heads_of
+from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.norms import at_least_float32, composite_norm, cosine, residual_matrix
 from rankbench.measures.rounding import (
     FLOOR_SEQUENCES,
@@ -36,8 +34,9 @@ from rankbench.measures.rounding import (
     num_passes,
     of_queries,
 )
+from rankbench.measures.states import per_kind
 from rankbench.model.modules import Example
-from rankbench.model.tape import AttentionCall, tap
+from rankbench.model.tape import AttentionCall
 from rankbench.plots.attention import draw_attention
 from rankbench.seeds import generator_for
 
@@ -58,7 +57,7 @@ class Options:
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """The table of `of_module`, for a network of ours or a checkpoint."""
-    whole = of_module(subject.as_modules(), options).drop(columns=[] if subject.what_counts else "special_tokens")
+    whole = of_module(subject.as_modules, options).drop(columns=[] if subject.what_counts else "special_tokens")
     bounded = pd.DataFrame(_entropies(subject, options), columns=[*HEAD, *ENTROPIES])
     if bounded.empty:
         return whole
@@ -84,11 +83,15 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     """Rows: weights, layer (depth of the attention, from 1), head (from 1). A metric is the mean over the sequences for
     which it is defined, <metric>_sd their standard deviation; num_undefined: how many lack some metric of the head.
 
+    submodule: where the call was made; kind: softmax, or what else made P of scores; with "cross" where queries and
+    keys are other tokens. Calls that do not lead to the measured output have no rows; network.csv lists them.
+
     P is the matrix that multiplies the values. Its rows are those of the queries that count: special tokens are only
     keys. row_sum: the mean sum of a row, 1 for a softmax. The metrics of rankbench.measures.attention_matrices take
     rows divided by their sums, and are nan if an entry is negative; attention_gap_eigenvalue takes all queries, because
     it needs a square P. sink_weight: the mean weight on the key that gets most; first_weight, own_weight: on the first
-    key, and on the query's own token. distance_to_identity: ||P - I||_F / sqrt(N); distance_to_uniform: the same to the
+    key, and on the query's own token. Metrics that compare a query with its own token are not given for
+    cross-attention. distance_to_identity: ||P - I||_F / sqrt(N); distance_to_uniform: the same to the
     average over the keys that a query sees. largest_logit: the largest |logit| of a key that is seen, nan if no softmax
     made P. value_cosine: mean cosine between a head's output at a token and the token's own value.
 
@@ -102,11 +105,11 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     attention_below_floor, the share of sequences whose residual is no larger; distance_noise_floor, the rounding error
     of both distances; uniform_below_floor and identity_below_floor, 1 where the distance is no larger, else 0.
     """
-    example, rows = subject.example[: options.sequences], []
-    for weights, module in subject.modules.items():
-        flattened = heads_of(module, example).in_batch_axis
-        floors = _floors(module, example, flattened, generator_for(subject.seed, "rounding"))
-        for row in rows_by_head(module, example, flattened):
+    rows = []
+    for weights, read in subject.reads.items():
+        example = read.example[: options.sequences]
+        floors = _floors(read, example, generator_for(subject.seed, "rounding"))
+        for row in rows_by_head(read, example):
             row |= floors[row["layer"], row["head"]]
             for name in DISTANCES:
                 if (distance := f"distance_to_{name}") in row:
@@ -116,106 +119,103 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
 
 
 @torch.no_grad()
-def rows_by_head(module: nn.Module, example: Example, flattened: int | None) -> Iterator[dict[str, Any]]:
-    """A row for each head of a module: layer, head and the moments of the metrics, as in `of_module`. flattened: how
-    many heads share the first axis of the weights with the sequences; None where they have an axis of their own."""
+def rows_by_head(read: ReadModule, example: Example) -> Iterator[dict[str, Any]]:
+    """A row for each head of a module: layer, head, submodule, kind and the moments of the metrics, as in
+    `of_module`."""
     values: dict[tuple[int, int], list[dict[str, Tensor]]] = {}
+    about: dict[tuple[int, int], dict[str, str]] = {}
     generator = generator_for(0, "shuffled rows")
     for chunk in example.split(SEQUENCES_AT_A_TIME):
-        num_heads: Counter[int] = Counter()  # by depth: heads of parallel calls are numbered consecutively
 
-        def watch(call: AttentionCall, chunk: Example = chunk, num_heads: Counter[int] = num_heads) -> None:
-            call = _by_head(call, chunk.num_sequences, flattened)
-            is_self = call.weights.shape[-1] == call.weights.shape[-2]
-            counted_BN = chunk.counted(call.weights.shape[-1]) if is_self else None
-            metrics = _of_call(call, counted_BN, chunk.lengths_B, generator)
-            for of_head in zip(*(value_BH.unbind(1) for value_BH in metrics.values()), strict=True):
-                num_heads[call.depth] += 1
+        def watch(call: AttentionCall, chunk: Example = chunk) -> None:
+            of, (depth, first) = read.reading.by_key[call.key], read.first[call.key]
+            metrics = _of_call(call, read.tokens_of(call, chunk), of.is_self, generator)
+            for number, of_head in enumerate(zip(*(value_RH.unbind(1) for value_RH in metrics.values()), strict=True)):
                 named = dict(zip(metrics, of_head, strict=True))
-                values.setdefault((call.depth, num_heads[call.depth]), []).append(named)
+                values.setdefault((depth, first + number), []).append(named)
+                about[depth, first + number] = {"submodule": call.call.module, "kind": of.words}
 
-        tap(module, watch, *chunk.args, **chunk.kwargs)
+        read.tap(chunk, watch)
     for (depth, head), parts in sorted(values.items()):
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         defined = {name: value_B for name, value_B in joined.items() if not value_B.isnan().all()}
-        yield {"layer": depth, "head": head, **moments(defined)}
+        yield {"layer": depth, "head": head, **about[depth, head], **moments(defined)}
 
 
-def _floors(
-    module: nn.Module, example: Example, flattened: int | None, generator: torch.Generator
-) -> dict[tuple[int, int], dict[str, float]]:
+def _floors(read: ReadModule, example: Example, generator: torch.Generator) -> dict[tuple[int, int], dict[str, float]]:
     """Columns of the rounding error of each head's P, by the head's depth and its number there."""
-    weights = _all_weights(module, example[:1], flattened)
-    num_bytes = sum(p_BHNM.nbytes for _, p_BHNM in weights)
+    num_bytes = sum(call.weights.nbytes for call in _all_weights(read, example[:1]))
     first = example[: max(1, min(FLOOR_SEQUENCES, WEIGHTS_BYTES // num_bytes))]
-    weights, rounding = _all_weights(module, first, flattened), RandomRounding(generator)
+    calls, rounding = _all_weights(read, first), RandomRounding(generator)
     with rounding:
-        passes = num_passes(*weights[0][1].shape[-2:])
-        perturbed = [_all_weights(module, first, flattened) for _ in range(passes)]
-    num_heads: Counter[int] = Counter()
+        passes = num_passes(*calls[0].weights.shape[-2:])
+        perturbed = [_all_weights(read, first) for _ in range(passes)]
     columns = {}
-    for number, (depth, p_BHNM) in enumerate(weights):
-        counted_BN = first.counted(p_BHNM.shape[-1]) if p_BHNM.shape[-1] == p_BHNM.shape[-2] else None
-        lengths_B = None if counted_BN is None else first.lengths_B
-        others = [of_pass[number][1] for of_pass in perturbed]
-        floor_BH = floor_of_weights(p_BHNM, others, lengths_B, counted_BN)
-        size_BH = of_queries(composite_norm, p_BHNM, lengths_B, counted_BN)
-        residual_BH = of_queries(lambda p: composite_norm(residual_matrix(p)), p_BHNM, lengths_B, counted_BN)
+    for number, call in enumerate(calls):
+        p_RHNM, others = call.weights, [of_pass[number].weights for of_pass in perturbed]
+        counted_BN, lengths_B = read.tokens_of(call, first)
+        if not read.reading.by_key[call.key].is_self:
+            lengths_B = None  # absent keys have no weight
+        floor_BH = floor_of_weights(p_RHNM, others, lengths_B, counted_BN)
+        size_BH = of_queries(composite_norm, p_RHNM, lengths_B, counted_BN)
+        residual_BH = of_queries(lambda p: composite_norm(residual_matrix(p)), p_RHNM, lengths_B, counted_BN)
         values = {
             "attention_relative_noise_floor": torch.where(size_BH > 0, floor_BH / size_BH, torch.nan),
             "attention_below_floor": (residual_BH <= floor_BH).double(),
-            "distance_noise_floor": floor_of_distances(p_BHNM, others, lengths_B, counted_BN),
+            "distance_noise_floor": floor_of_distances(p_RHNM, others, lengths_B, counted_BN),
         }
+        depth, head = read.first[call.key]
         for of_head in zip(*(value_BH.nanmean(0).tolist() for value_BH in values.values()), strict=True):
-            num_heads[depth] += 1
-            columns[depth, num_heads[depth]] = dict(zip(values, of_head, strict=True))
+            columns[depth, head] = dict(zip(values, of_head, strict=True))
+            head += 1
     return columns
 
 
-def _all_weights(module: nn.Module, example: Example, flattened: int | None) -> list[tuple[int, Tensor]]:
-    """Depth and weights (B, H, N, M) of each attention call in turn."""
-    weights: list[tuple[int, Tensor]] = []
-
-    def watch(call: AttentionCall) -> None:
-        weights.append((call.depth, _by_head(call, example.num_sequences, flattened).weights))
-
-    tap(module, watch, *example.args, **example.kwargs)
-    return weights
+def _all_weights(read: ReadModule, example: Example) -> list[AttentionCall]:
+    """Each attention call in turn, with weights (R, H, N, M)."""
+    calls: list[AttentionCall] = []
+    read.tap(
+        example, lambda call: calls.append(_in_float(call)._replace(values=None, queries=None, keys=None, logits=None))
+    )
+    return calls
 
 
-def _by_head(call: AttentionCall, num_sequences: int, flattened: int | None) -> AttentionCall:
-    """The call with weights and logits of shape (B, H, N, M), and values of shape (B, H, M, K)."""
-
-    def by_head(x: Tensor) -> Tensor:
-        if x.dim() < 4:
-            x = x[None, None] if x.dim() == 2 else x.unflatten(0, (num_sequences, -1)) if flattened else x[:, None]
-        return at_least_float32(x)
-
-    weights_BHNM, values = by_head(call.weights), by_head(call.values)
-    num_heads = weights_BHNM.shape[1]
-    if values.shape[1] != num_heads:  # query heads may share values
-        values = values.repeat_interleave(num_heads // values.shape[1], 1)
-    logits = None if call.logits is None else lambda: by_head(call.logits())
-    return call._replace(weights=weights_BHNM, values=values, logits=logits)
+def _in_float(call: AttentionCall) -> AttentionCall:
+    """The call in float32 or float64, with one head of values for each head of weights."""
+    weights_RHNM, values_RHMK = at_least_float32(call.weights), at_least_float32(call.values)
+    num_heads = weights_RHNM.shape[1]
+    if values_RHMK.shape[1] != num_heads:  # query heads may share values
+        values_RHMK = values_RHMK.repeat_interleave(num_heads // values_RHMK.shape[1], 1)
+    logits = None if call.logits is None else lambda: at_least_float32(call.logits())
+    return call._replace(weights=weights_RHNM, values=values_RHMK, logits=logits)
 
 
 def _of_call(
-    call: AttentionCall, counted_BN: Tensor | None, lengths_B: Tensor | None, generator: torch.Generator
+    call: AttentionCall, tokens: tuple[Tensor | None, Tensor | None], is_self: bool, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Metrics of the heads of one call, (B, H). counted_BN: which queries count; None: all. generator: for shuffles."""
+    """Metrics of the heads of one call, (R, H). tokens: which queries count, and how many keys are present; None: all.
+    generator: for shuffles."""
+    call, (counted_BN, lengths_B) = _in_float(call), tokens
+    if counted_BN is None and lengths_B is None:
+        return _of_queries(call, slice(None), is_self, generator)
+    num_queries, num_keys = call.weights.shape[-2:]
     if counted_BN is None:
-        return _of_queries(call, slice(None), generator)
+        counted_BN = torch.ones(len(call.weights), num_queries, dtype=torch.bool, device=call.weights.device)
+    if lengths_B is None:
+        lengths_B = torch.full((len(call.weights),), num_keys, device=call.weights.device)
 
-    def of_length(rows: Rows, length: int, queries: Rows) -> dict[str, Tensor]:
-        cut = {"weights": call.weights[rows][..., :length, :length], "values": call.values[rows][..., :length, :]}
+    def of_kind(rows: Tensor, length: int, *is_counted: int) -> dict[str, Tensor]:
+        last = length if is_self else num_queries
+        queries = torch.tensor([query for query, counts in enumerate(is_counted) if counts], device=rows.device)
+        cut = {"weights": call.weights[rows][..., :last, :length], "values": call.values[rows][..., :length, :]}
         if call.logits is not None:
-            cut["logits"] = lambda: call.logits()[rows][..., :length, :length]
-        return _of_queries(call._replace(**cut), queries, generator)
+            cut["logits"] = lambda: call.logits()[rows][..., :last, :length]
+        return _of_queries(call._replace(**cut), slice(None) if len(queries) == last else queries, is_self, generator)
 
-    return per_queries(of_length, call.weights.shape[-1], lengths_B, counted_BN)
+    return per_kind(of_kind, torch.cat([lengths_B[:, None], counted_BN.long()], dim=1))
 
 
-def _of_queries(call: AttentionCall, queries: Rows, generator: torch.Generator) -> dict[str, Tensor]:
+def _of_queries(call: AttentionCall, queries: Rows, is_self: bool, generator: torch.Generator) -> dict[str, Tensor]:
     """Metrics of these rows of P."""
     all_BHNM, v_BHMK = call.weights, call.values
     p_BHNM = all_BHNM[..., queries, :]
@@ -223,6 +223,8 @@ def _of_queries(call: AttentionCall, queries: Rows, generator: torch.Generator) 
     visible_NM = (all_BHNM != 0).flatten(0, 1).any(0)[queries]
     uniform_NM = visible_NM / visible_NM.sum(-1, keepdim=True).clamp(min=1)
     metrics = _of_probabilities(p_BHNM, visible_NM, generator)
+    if not is_self:
+        metrics["attention_gap_eigenvalue"] = torch.full_like(metrics["attention_entropy"], float("nan"))
     metrics["row_sum"] = p_BHNM.sum(-1).mean(-1)
     metrics["sink_weight"] = p_BHNM.mean(-2).amax(-1)
     metrics["first_weight"] = p_BHNM[..., 0].mean(-1)
@@ -232,7 +234,7 @@ def _of_queries(call: AttentionCall, queries: Rows, generator: torch.Generator) 
     if call.logits is not None:
         logits_BHNM = call.logits()[..., queries, :]
         metrics["largest_logit"] = logits_BHNM.abs().masked_fill(~visible_NM, 0).amax((-2, -1))
-    if all_BHNM.shape[-2] == all_BHNM.shape[-1]:
+    if is_self:
         eye_NM = torch.eye(all_BHNM.shape[-1], dtype=p_BHNM.dtype, device=p_BHNM.device)[queries]
         metrics["own_weight"] = (p_BHNM * eye_NM).sum(-1).mean(-1)
         metrics["distance_to_identity"] = (p_BHNM - eye_NM).square().sum((-2, -1)).div(num_queries).sqrt()
@@ -271,6 +273,6 @@ ANALYSIS = Analysis(
     ("sink_weight",),
     lines="weights",
     of_module=of_module,
-    check_module=heads_of,
+    check_module=lambda read: None,  # a module without heads is refused when it is read
     any_network=True,
 )

@@ -8,18 +8,22 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from rankbench.analyses.analysis import ModuleSubject, Subject
 from rankbench.config import AnalyzeConfig
 from rankbench.keys import ConfigError
+from rankbench.measures.module_reading import SEQUENCES_AT_A_TIME, Asked
+from rankbench.measures.network_table import in_words, table_of_reading
 from rankbench.model.modules import PRESENT, Example, as_example, build, read_images, read_inputs, unpacked
 from rankbench.model.pretrained import FAMILIES, Checkpoint, as_network, load_checkpoint, load_tokenizer
 from rankbench.runs.machine import Machine
+from rankbench.runs.tables import with_who
 from rankbench.seeds import generator_for
 from rankbench.tasks import Batch
-from rankbench.tasks.task import ABSENT
+from rankbench.tasks.task import ABSENT, score
 
 # By spec: checked before anything is written, and measured later, so that the user's code runs once.
 BUILT: dict[str, tuple[nn.Module, Example | None]] = {}
@@ -66,11 +70,13 @@ def checked_subjects(cfg: AnalyzeConfig) -> list[ModuleSubject] | list[Subject]:
         raise ConfigError(f"special_tokens={cfg.special_tokens}: is for texts of a checkpoint; use special_tokens=null")
     if cfg.checkpoint is not None and cfg.tokenizer is not None:
         raise ConfigError(f"tokenizer={cfg.tokenizer}: {cfg.checkpoint} brings its own; use tokenizer=null")
+    if cfg.mask is not None and cfg.checkpoint is not None:
+        raise ConfigError(f"mask={cfg.mask}: {cfg.checkpoint} brings its own; use mask=null")
     if cfg.module is not None and cfg.masked:
         raise ConfigError(f"masked={cfg.masked}: is for texts of a checkpoint; use masked=0, and targets of your own")
     subjects = foreign_subjects(cfg, Machine.prepare(cfg))
     for subject in subjects:
-        check_runs(subject if isinstance(subject, ModuleSubject) else subject.as_modules())
+        check_runs(subject if isinstance(subject, ModuleSubject) else subject.as_modules)
     return subjects
 
 
@@ -99,7 +105,12 @@ def _of_user(cfg: AnalyzeConfig, machine: Machine) -> ModuleSubject:
     inputs = "own" if cfg.inputs is None else Path(cfg.inputs).name
     module = module.to(machine.device, machine.dtype)
     modules, example = {"given": module}, example.to(machine.device, machine.dtype)
-    return ModuleSubject(cfg.module, inputs, type(module).__name__, cfg.seed, modules, example)
+    return ModuleSubject(cfg.module, inputs, type(module).__name__, cfg.seed, modules, example, asked_of(cfg))
+
+
+def asked_of(cfg: AnalyzeConfig) -> Asked:
+    """What the config says of a network that is not ours."""
+    return Asked(cfg.mask, cfg.output, None if cfg.layers is None else tuple(cfg.layers), cfg.token_axis)
 
 
 def _texts(cfg: AnalyzeConfig) -> Example:
@@ -157,15 +168,23 @@ def _of_checkpoint(cfg: AnalyzeConfig, seed: int, machine: Machine) -> ModuleSub
     example = _example(inputs, targets, config, special).to(machine.device, machine.dtype)
     name = Path(cfg.inputs).name
     modules = {name: model.get_encoder() if config.is_encoder_decoder else model for name, model in models.items()}
+    asked, half = asked_of(cfg), ""
+    if config.is_encoder_decoder:
+        half = "the encoder"
+        if asked.output in ("encoder", "decoder"):
+            half, asked = f"the {asked.output}", replace(asked, output=None)
+        if half == "the decoder":
+            modules, example = _decoders(models, example, config)
     if config.model_type not in FAMILIES:
-        return ModuleSubject(cfg.checkpoint, name, checkpoint.name, seed, modules, example)
+        return ModuleSubject(cfg.checkpoint, name, checkpoint.name, seed, modules, example, asked, half)
     networks = {name: as_network(model, special) for name, model in models.items()}
     num_tokens = next(iter(networks.values())).num_tokens(inputs)
     if targets is None:
         targets = torch.full((len(inputs), num_tokens), ABSENT)
     batch = Batch(inputs, targets).to(machine.device, machine.dtype)
     task = Texts(name, getattr(config, "vocab_size", None) or config.hidden_size, num_tokens, len(inputs), special)
-    return Subject(cfg.checkpoint, seed, task, batch, batch, networks, modules=modules, example=example)
+    of = {"modules": modules, "example": example, "asked": asked, "half": half}
+    return Subject(cfg.checkpoint, seed, task, batch, batch, networks, **of)
 
 
 def _inputs(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor | None]:
@@ -239,6 +258,17 @@ def _special(cfg: AnalyzeConfig, checkpoint: Checkpoint, inputs: Tensor) -> tupl
     return tuple(special)
 
 
+def _decoders(models: dict[str, nn.Module], example: Example, config: Any) -> tuple[dict[str, nn.Module], Example]:
+    """Whole models in place of their encoders, whose decoder reads the same text, shifted by one token."""
+    ids_BN = example.kwargs.get("input_ids")
+    if ids_BN is None:
+        raise ConfigError("output=decoder: this checkpoint's encoder reads no token ids; use output=encoder")
+    start = config.decoder_start_token_id
+    first_B1 = torch.full_like(ids_BN[:, :1], config.pad_token_id if start is None else start)
+    kwargs = {**example.kwargs, "decoder_input_ids": torch.cat([first_B1, ids_BN[:, :-1]], 1)}
+    return models, replace(example, kwargs=kwargs)
+
+
 def _example(inputs: Tensor, targets: Tensor | None, config: Any, special: tuple[int, ...]) -> Example:
     """The inputs as the library's own arguments, with the targets."""
     if inputs.is_floating_point():
@@ -255,14 +285,51 @@ def _example(inputs: Tensor, targets: Tensor | None, config: Any, special: tuple
 
 @torch.no_grad()
 def check_runs(subject: ModuleSubject) -> None:
-    """ConfigError if a module does not run on its inputs, or if the targets do not fit what it returns."""
-    first = subject.example[:1]
-    for module in subject.modules.values():
-        try:
-            module(*first.args, **first.kwargs)
-        except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ConfigError(
-                f"model={subject.name}: does not run on inputs={subject.inputs} ({reason[:300]}); "
-                "HYDRA_FULL_ERROR=1 shows where"
-            ) from error
+    """ConfigError if a module cannot be read, does not run on all of its inputs, or if the targets do not fit what it
+    returns."""
+    with _told(subject, f"does not run on inputs={subject.inputs}"):
+        reads = subject.reads
+    for read in reads.values():
+        begin = 0
+        for chunk in read.example.split(SEQUENCES_AT_A_TIME):
+            end = begin + chunk.num_sequences
+            with _told(subject, f"does not run on sequences {begin + 1} to {end} of inputs={subject.inputs}"):
+                result = chunk.run(read.module)
+            begin = end
+            if chunk.targets is None or read.upto is not None:
+                continue
+            output = read.arranged(read.choose(result))
+            with _told(
+                subject,
+                f"its targets of shape {tuple(chunk.targets.shape)} do not fit its output of shape "
+                f"{tuple(output.shape)}, which {read.target.name} is",
+            ):
+                score(output, chunk.targets)
+
+
+@contextmanager
+def _told(subject: ModuleSubject, what: str) -> Iterator[None]:
+    """Turn whatever a module raises into one line."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        hint = "HYDRA_FULL_ERROR=1 shows where"
+        if "_grouped_mm" in reason or "grouped_gemm" in reason or "mat_a" in reason:
+            hint = "experts of this kind need precision=fp32, or the library's eager experts"
+        raise ConfigError(f"model={subject.name}: {what} ({reason[:300]}); {hint}") from error
+
+
+def described(subject: ModuleSubject | Subject) -> list[str]:
+    """What was read of a network that is not ours, in a line for each kind of weights that differs from the first."""
+    of = subject if isinstance(subject, ModuleSubject) else subject.as_modules
+    return list(dict.fromkeys(in_words(read, of.half) for read in of.reads.values()))
+
+
+def network_table(subjects: list[ModuleSubject] | list[Subject]) -> pd.DataFrame:
+    """network.csv: what was read of the first subject's network."""
+    of = subjects[0] if isinstance(subjects[0], ModuleSubject) else subjects[0].as_modules
+    read = next(iter(of.reads.values()))
+    return with_who(table_of_reading(read, of.half), **of.who)

@@ -10,7 +10,7 @@ from functools import partial
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Subject, chunks
 from rankbench.analyses.cost import Operations
@@ -18,7 +18,16 @@ from rankbench.keys import key
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_through_heads
-from rankbench.measures.module_paths import Heads, check_sums, heads_of, norms, of_counted, parts_with_floors, recorded
+from rankbench.measures.module_paths import (
+    check_sums,
+    norms,
+    of_counted,
+    parts_with_floors,
+    paths_of,
+    recorded,
+    sums_of,
+)
+from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.norms import frobenius_norm, without_absent
 from rankbench.measures.paths import NUMBERS_AT_A_TIME
 from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, RandomRounding, num_passes, side_by_side
@@ -208,23 +217,28 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     """
     if options.mlp != "gate":
         log.info("%s: analysis.path_mass.mlp=%s is for networks of ours; gates are frozen", subject.name, options.mlp)
-    example, rows = subject.example[: options.sequences], []
-    for weights, module in subject.modules.items():
-        heads = heads_of(module, example)
+    rows = []
+    for weights, read in subject.reads.items():
+        example, counts = read.example[: options.sequences], paths_of(read)
+        through = {
+            (read.first[key][0], read.first[key][1] + number): count
+            for key, count in counts.through.items()
+            for number in range(read.reading.by_key[key].lead.heads)
+        }
         sums: dict[tuple, dict[str, Tensor]] = {}
         remainder = 0.0
-        for chunk, tape in recorded(module, example, heads):
-            lengths = tape.sums()
+        for chunk, tape in recorded(read, example):
+            lengths = sums_of(read, tape)
             state, remainder = lengths.state_BND, max(remainder, lengths.remainder)
             slope = None if chunk.targets is None else _slope(state, chunk.targets, _as_it_is)
-            parts = [*_parts(tape, lengths, heads), (WHOLE, torch.zeros_like(state))]
+            parts = [*_parts(read, tape, lengths), (WHOLE, torch.zeros_like(state))]
             for row_key, part in parts:
-                numbers = _of_part(part, state, slope, chunk)
+                numbers = _of_part(part, state, slope, chunk, read.counted(chunk))
                 before = sums.get(row_key, dict.fromkeys(numbers, 0))
                 sums[row_key] = {name: before[name] + number for name, number in numbers.items()}
-        whole, below = sums.pop(WHOLE), _below_floor_of(module, example, heads, subject.seed)
+        whole, below = sums.pop(WHOLE), _below_floor_of(read, example, subject.seed)
         for ((kind, length, layer, head), numbers), of_part in zip(sums.items(), below, strict=True):
-            count = heads.num_paths[length] if kind == "length" else heads.num_paths_through(layer)
+            count = counts.by_length[length] if kind == "length" else through[layer, head]
             row = dict.fromkeys(COLUMNS) | {"part": kind, "path_length": length, "layer": layer, "head": head}
             row |= {"num_paths": count, **of_part, "num_undefined": int(numbers["undefined"])}
             row["mass"] = (numbers["mass"] / (example.num_sequences - numbers["undefined"])).item()
@@ -236,19 +250,19 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(**subject.what_counts)
 
 
-def _below_floor_of(module: nn.Module, example: Example, heads: Heads, seed: int) -> list[dict[str, float]]:
+def _below_floor_of(read: ReadModule, example: Example, seed: int) -> list[dict[str, float]]:
     """The columns BELOW of each part, measured on the first sequences; without targets only below_floor."""
 
     def parts_of(tape: Tape) -> Iterator[Tensor]:
-        lengths = tape.sums(refuse=False)
+        lengths = sums_of(read, tape, refuse=False)
         if example.targets is not None:
             effects = Effects.on(lengths.state_BND, example.targets[: len(lengths.state_BND)], _as_it_is)
-        for _, part in _parts(tape, lengths, heads):
+        for _, part in _parts(read, tape, lengths):
             yield part[None]
             if example.targets is not None:
                 yield effects.of(part).sum(1).view(2, 1, 1, 1)
 
-    each = parts_with_floors(module, example, heads, parts_of, generator_for(seed, "rounding"))
+    each = parts_with_floors(read, example, parts_of, generator_for(seed, "rounding"))
     shares = torch.cat([floors.share_below(part_TBNC, counted_BN) for part_TBNC, counted_BN, floors in each])
     of_part = 1 if example.targets is None else len(BELOW)
     return [dict(zip(BELOW, below, strict=False)) for below in shares.view(-1, of_part).tolist()]
@@ -258,20 +272,21 @@ def _as_it_is(outputs: Tensor) -> Tensor:
     return outputs
 
 
-def _parts(tape: Tape, lengths: Sums, heads: Heads) -> Iterator[tuple[tuple, Tensor]]:
+def _parts(read: ReadModule, tape: Tape, lengths: Sums) -> Iterator[tuple[tuple, Tensor]]:
     """Kind, length, layer and head of each part of the output, and the part."""
     for length, sum_BND in enumerate(lengths.by_length_KBND):
         yield ("length", length, None, None), sum_BND
-    first_of = dict(zip(tape.calls, heads.first, strict=True))
-    for through in tape.through_heads(heads=heads.in_batch_axis):
-        depth, first = first_of[through.call]
-        for number, sum_BND in enumerate(through.sums):
+    for through in tape.through_heads(read.upto, read.choose):
+        depth, first = read.first[through.key]
+        for number, sum_BND in enumerate(read.arranged(through.sums)):
             yield ("head", None, depth, first + number), sum_BND
 
 
-def _of_part(part: Tensor, state: Tensor, slope: Tensor | None, example: Example) -> dict[str, Tensor]:
+def _of_part(
+    part: Tensor, state: Tensor, slope: Tensor | None, example: Example, counted_BN: Tensor | None
+) -> dict[str, Tensor]:
     """Sums over sequences, or over their scored tokens, of what the table's rows are means of."""
-    size_B, part_B = norms(of_counted(state, example), 0), norms(of_counted(part, example), 0)
+    size_B, part_B = norms(of_counted(state, counted_BN), 0), norms(of_counted(part, counted_BN), 0)
     numbers = {"mass": torch.where(size_B > 0, part_B / size_B, 0).sum(), "undefined": (size_B == 0).sum()}
     if slope is None:
         scored = ("gradient_mass", "loss_without", "accuracy_without", "tokens")

@@ -20,14 +20,16 @@ from rankbench.analyses.cost import Operations
 from rankbench.keys import key
 from rankbench.measures.dong_theory import length_share, num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
-from rankbench.measures.module_paths import check_sums, heads_of, parts_with_floors
+from rankbench.measures.module_paths import check_sums, parts_with_floors, paths_of, sums_of
 from rankbench.measures.module_paths import sums_by_length as module_sums
+from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.norms import composite_norm, frobenius_norm, residual_matrix, without_absent
 from rankbench.measures.paths import PathTree, all_paths, read_out, sample_paths, sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork, check_recomputed
 from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, floors_of_sums, side_by_side
 from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import counted_first
+from rankbench.model.tape import Tape
 from rankbench.model.transformer import Transformer
 from rankbench.plots.paths import draw_paths
 from rankbench.runs.tables import mean_of_seeds
@@ -287,21 +289,19 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     except the whole network are always nan.
     """
     log.info("%s: sums of all frozen paths alone; single paths are taken from networks of ours", subject.name)
-    example, rows = subject.example[: options.sequences], []
-    for weights, module in subject.modules.items():
-        heads, parts, remainder = heads_of(module, example), [], 0.0
-        for chunk, sums in module_sums(module, example, heads):
+    rows = []
+    for weights, read in subject.reads.items():
+        example, parts, remainder = read.example[: options.sequences], [], 0.0
+        for chunk, sums in module_sums(read, example):
             sums_KBNC = torch.cat([sums.by_length_KBND, sums.state_BND[None]])
-            counted_BN = chunk.counted(sums_KBNC.shape[-2])
+            counted_BN = read.counted(chunk)
             parts.append(Reading.of(sums_KBNC, chunk.targets, counted_BN, read=lambda outputs: outputs))
             remainder = max(remainder, sums.remainder)
         log.info("%s, %s weights: path sums and output differ by %.1e (relative)", subject.name, weights, remainder)
-        reading, counts = Reading.joined(parts), heads.num_paths
+        reading, counts = Reading.joined(parts), paths_of(read).by_length
         whole, total_B = Score(*reading.score_G3[-1]), reading.norm_GB[:-1].sum(0)
         generator = generator_for(subject.seed, "rounding")
-        ((sums_KBNC, counted_BN, floors_of),) = parts_with_floors(
-            module, example, heads, lambda tape: [tape.sums(refuse=False).by_length_KBND], generator
-        )
+        ((sums_KBNC, counted_BN, floors_of),) = parts_with_floors(read, example, partial(_by_length, read), generator)
         floors = _floor_columns(sums_KBNC, counted_BN, floors_of)
         for length in range(len(reading.norm_GB) - 1):
             row = dict.fromkeys(COLUMNS) | {"scheme": "frozen", "selection": "all", "path_length": length}
@@ -312,6 +312,10 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
             rows.append(row | {"weights": weights, "readout": "raw"})
     nothing = {"majority_accuracy": float("nan"), "position_majority_accuracy": float("nan")}
     return pd.DataFrame(rows).astype({"subset_size": float}).assign(**nothing, **subject.what_counts)
+
+
+def _by_length(read: ReadModule, tape: Tape) -> list[Tensor]:
+    return [sums_of(read, tape, refuse=False).by_length_KBND]
 
 
 def _order_blind(model: Transformer) -> bool:

@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Subject
 from rankbench.analyses.cost import Operations
 from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.keys import key
 from rankbench.measures.by_layer import metrics_by_layer, metrics_in_view, moments
-from rankbench.measures.module_states import Run, layers_of, states_with_floors
+from rankbench.measures.module_reading import ReadModule
+from rankbench.measures.module_states import layers_of, states_with_floors
 from rankbench.measures.norms import at_least_float32
 from rankbench.measures.token_views import VIEWS, View
 from rankbench.model.modules import Example
 from rankbench.model.network import without
+from rankbench.model.tape.recording import Run
 from rankbench.plots.figure import in_words
 from rankbench.plots.residual import draw_residual
 from rankbench.progress import counted
@@ -95,26 +97,27 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
 
     sublayer: input (what enters the first layer) or layer (what a layer returns; rankbench.measures.module_states).
     submodule: the layer's name in the module; for a network of one layer, check that this submodule contains its skip.
+    Layers without attention count if they stand in one list with the others.
     """
     if options.variants != ["full"]:
         log.info("%s: no parts can be taken out of it; variant full alone is measured", subject.name)
-    example, views, rows = subject.example[: options.sequences], _views(options, is_ours=False), []
-    for weights, module in subject.modules.items():
-        generator = generator_for(subject.seed, "rounding")
-        rows_of_states = rows_by_layer(module, layers_of(module, example[:1]), example, generator, views)
+    views, rows = _views(options, is_ours=False), []
+    for weights, read in subject.reads.items():
+        generator, example = generator_for(subject.seed, "rounding"), read.example[: options.sequences]
+        rows_of_states = rows_by_layer(read, layers_of(read), example, generator, views)
         rows += [{"weights": weights, "variant": "full", **row} for row in rows_of_states]
     return pd.DataFrame(rows).assign(**subject.what_counts)
 
 
 @torch.no_grad()
 def rows_by_layer(
-    module: nn.Module, layers: list[Run], example: Example, generator: torch.Generator, views: Sequence[View]
+    read: ReadModule, layers: list[Run], example: Example, generator: torch.Generator, views: Sequence[View]
 ) -> Iterator[dict[str, Any]]:
     """A row for each view of each state of a module: view, layer, sublayer, head (none), submodule and dtype as in
     `of_module`, and the moments of the metrics. generator: on the CPU, for the perturbed passes."""
     parts: dict[tuple[int, int], list[dict[str, Tensor]]] = {}  # by view and layer
     for batch in example.split(SEQUENCES_AT_A_TIME):
-        for layer, (state_BND, floors) in enumerate(states_with_floors(module, layers, batch, generator, views)):
+        for layer, (state_BND, floors) in enumerate(states_with_floors(read, layers, batch, generator, views)):
             for number, (view, floor_B) in enumerate(zip(views, floors, strict=True)):
                 state, floor = at_least_float32(state_BND), at_least_float32(floor_B)
                 metrics = metrics_in_view(state, batch.counted(state.shape[1]), floor, view)

@@ -13,7 +13,7 @@ from rankbench import __version__, plots, plugins
 from rankbench.analyses import ANALYSES, ModuleSubject, Plan, Subject
 from rankbench.analyses.cost import announcement
 from rankbench.analyses.kept_seeds import SECONDS_KEPT, KeptSeeds
-from rankbench.analyses.modules import checked_subjects, is_foreign
+from rankbench.analyses.modules import checked_subjects, described, is_foreign, network_table
 from rankbench.analyses.subjects import check_finite, subjects_of, subjects_of_run
 from rankbench.claims import CLAIMS, Facet, figures_published, judge, published, statement_line, statements_of, table_of
 from rankbench.config import AnalyzeConfig, BaseConfig, TrainConfig
@@ -75,8 +75,8 @@ def _check_foreign(cfg: AnalyzeConfig, options: dict[str, Any]) -> None:
                 needs = ANALYSES[name].needs or f"the sub-layers of a network of ours or of {', '.join(FAMILIES)}"
                 raise ConfigError(f"analysis={name}: needs {needs}; {measured} does not fit; use {', '.join(fit)}")
             if is_module and ANALYSES[name].check_module is not None:
-                for module in subject.modules.values():
-                    ANALYSES[name].check_module(module, subject.example[:1])
+                for read in subject.reads.values():
+                    ANALYSES[name].check_module(read)
             if not is_module and ANALYSES[name].check is not None:
                 ANALYSES[name].check(Plan(subject.task, subject.model, None, subject.test), chosen)
 
@@ -149,6 +149,9 @@ def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], fold
         "corpus": None if isinstance(subjects[0], ModuleSubject) else _corpus_digest(subjects[0].task),
     }
     lines, tables = [], {}
+    if is_foreign(cfg):
+        write_table(network_table(subjects), folder / "network.csv")
+        lines += [*described(subjects[0]), f"-> {folder / 'network.csv'}"]
     for name, chosen in options.items():
         csv, key = folder / f"{name}.csv", {"options": dataclasses.asdict(chosen)} | same
         reason = _why_computed(csv, done.get(name), key, changed)

@@ -3,34 +3,31 @@
 All paths of a length are summed exactly, with attention weights, norm scales and gates frozen at the full forward pass
 (Dong et al. 2021, Theorem 2.1; rankbench.model.tape). Embeddings and biases that pass no head are of length 0.
 
+What is summed is named: the last states are a property of the network; logits have an offset that no softmax sees, and
+often a large part that depends on no input.
+
 Shapes: B sequence, K path length, N token, C classes or output dimensions.
 """
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import scipy
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Subject
 from rankbench.analyses.cost import Operations
-from rankbench.keys import key
-from rankbench.measures.module_paths import (
-    Heads,
-    check_sums,
-    heads_of,
-    norms,
-    of_counted,
-    parts_with_floors,
-    scores,
-    sums_by_length,
-)
+from rankbench.keys import ConfigError, key
+from rankbench.measures.module_paths import check_sums, norms, of_counted, parts_with_floors, recorded, scores
+from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.rounding import FLOOR_SEQUENCES
 from rankbench.model.modules import Example
-from rankbench.model.tape import Tape
+from rankbench.model.tape import Sums, Tape
 from rankbench.plots.spectrum import draw_spectrum
 from rankbench.progress import counted
 from rankbench.seeds import generator_for
@@ -39,6 +36,7 @@ log = logging.getLogger(__name__)
 
 RELATIVE = ("mass", "share", "error_upto")  # to the output
 MEASURED = (*RELATIVE, "loss_upto", "accuracy_upto")
+KINDS = ("states", "logits", "output")  # of what is summed; the first that a network has is the headline
 WHOLE = ("whole_loss", "whole_accuracy")
 ROUNDING = 10  # an error within this many remainders of the exact sums is rounding
 
@@ -57,88 +55,149 @@ class Options:
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """The table of `of_module`, for a network of ours: sums that miss its output are not refused. All of its calls are
     known to be followed, so such sums magnify rounding, and their remainder says so."""
-    return _rows(subject.as_modules(), options, refuse=False).assign(**subject.what_counts)
+    return _rows(subject.as_modules, options, refuse=False).assign(**subject.what_counts)
 
 
 def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
-    """Rows: weights, path_length k. S_k sums all paths of k heads, X is the output (its logits, if it has any).
+    """Rows: weights, of, part, path_length k. S_k sums all paths of k heads to X.
+
+    of: what X is. states: the last states, which the output is read out of (of a public checkpoint, what its body
+    returns; else what the last map of weights reads); logits: the output less its mean over the classes, as a softmax
+    sees it, if targets are classes or the output is called logits; output: the output as it is. The first of these that
+    there is, is the headline. part: length; or constant, the part of X that depends on no input (biases, shifts,
+    positions), which the lengths contain: paths that begin at a bias count from there.
 
     Columns, each a mean over the sequences with <column>_low and <column>_high, a 95 % bootstrap interval over them
     (nan for one sequence): mass, ||S_k||_F / ||X||_F; share, <S_k, X> / ||X||_F^2, which sums to 1; error_upto,
     ||X - (S_0 + ... + S_k)||_F / ||X||_F; these three over the sequences whose X is not zero (num_undefined of
-    num_sequences are left out); loss_upto (nats per scored token) and accuracy_upto of S_0 + ... + S_k, nan without
-    targets.
+    num_sequences are left out); loss_upto (nats per scored token) and accuracy_upto of S_0 + ... + S_k, nan for states
+    and without targets.
 
-    num_paths: choices of k heads, at most one of each depth. below_floor: the share of the first 16 sequences, fewer
+    num_paths: sequences of k heads on the network's own graph. below_floor: the share of the first 16 sequences, fewer
     for large modules, whose S_k is no more than rounding (rankbench.measures.rounding). remainder: the largest
     ||X - sum_k S_k|| / ||X|| of a batch; error_below_floor: 1 where error_upto is at most ten remainders, as at the
     largest length, else 0. Then whole_loss and whole_accuracy of X. frozen: all parts that were held fixed; for a
-    product of two activations, which factor, and the call that made it.
+    product of two activations, which factor, and the call that made it. measured: the tensor, by its name in the
+    module.
     """
     return _rows(subject, options, refuse=True).assign(**subject.what_counts)
 
 
 @torch.no_grad()
 def _rows(subject: ModuleSubject, options: Options, refuse: bool) -> pd.DataFrame:
-    example, rows = subject.example[: options.sequences], []
-    for weights, module in subject.modules.items():
-        heads = heads_of(module, example)
-        values, remainder, frozen = _values(module, example, heads, options.value_biases, refuse)
-        below_K = _below_floor(module, example, heads, options.value_biases, subject.seed)
-        defined_B = values["mass"][0].isfinite()
-        log.info("%s, %s weights: path sums and output differ by %.1e (relative)", subject.name, weights, remainder)
-        for length, count in enumerate(heads.num_paths):
-            row = {"weights": weights, "path_length": length, "num_paths": float(count), "remainder": remainder}
-            row |= {"below_floor": below_K[length], "frozen": "; ".join(frozen)}
-            for name in MEASURED:
-                among = defined_B if name in RELATIVE else ...
-                row |= _interval(name, values[name][length][among], options.resamples)
-            row["error_below_floor"] = float(row["error_upto"] <= ROUNDING * remainder)
-            whole = {name: values[name].mean().item() for name in WHOLE}
+    rows = []
+    for weights, read in subject.reads.items():
+        example = read.example[: options.sequences]
+        by_kind, num_paths = _values(read, example, options.value_biases, refuse)
+        floors = _shares_below(read, example, options.value_biases, subject.seed)
+        below = {
+            kind: [*shares, *[1.0] * (len(num_paths) - len(shares))]  # no path has a length behind the last
+            for kind, shares in zip(by_kind, floors, strict=True)
+        }
+        for kind, values in by_kind.items():
+            defined_B = values.numbers["size"][0] > 0
+            log.info(
+                "%s, %s weights: path sums and %s differ by %.1e (relative)",
+                *(subject.name, weights, kind, values.remainder),
+            )
+            whole = {name: values.numbers[name].mean().item() for name in WHOLE}
             counts = {"num_sequences": example.num_sequences, "num_undefined": int((~defined_B).sum())}
-            rows.append(row | whole | counts)
+            same = {"remainder": values.remainder, **whole, **counts, "frozen": "; ".join(values.frozen)}
+            same |= {"measured": read.name_of(kind)}
+            axes = {"weights": weights, "of": kind}
+            for length, count in enumerate(num_paths):
+                row = axes | {"part": "length", "path_length": length, "num_paths": float(count)}
+                row |= {"below_floor": below[kind][length]}
+                for name in MEASURED:
+                    among = defined_B if name in RELATIVE else ...
+                    row |= _interval(name, values.numbers[name][length][among], options.resamples)
+                row["error_below_floor"] = float(row["error_upto"] <= ROUNDING * values.remainder)
+                rows.append(row | same)
+            if "constant_mass" in values.numbers:
+                row = axes | {"part": "constant"}
+                for name in ("mass", "share"):
+                    numbers_B = values.numbers[f"constant_{name}"][0][defined_B]
+                    row |= _interval(name, numbers_B, options.resamples)
+                rows.append(row | same)
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
+class _Values(NamedTuple):
+    """Of one kind of X: numbers of each length and sequence, (K, B), or of each sequence, (1, B); the largest
+    remainder; the kinds of frozen parts in their order."""
+
+    numbers: dict[str, Tensor]
+    remainder: float
+    frozen: dict[str, None]
+
+
 def _values(
-    module: nn.Module, example: Example, heads: Heads, value_biases: str, refuse: bool
-) -> tuple[dict[str, Tensor], float, dict[str, None]]:
-    """The numbers of each length and sequence, (K, B), those of the whole output, (B,), the largest remainder, and the
-    kinds of frozen parts in their order."""
-    parts: dict[str, list[Tensor]] = {name: [] for name in (*MEASURED, *WHOLE)}
-    remainder, num_lengths, frozen = 0.0, len(heads.by_depth) + 1, {}
-    chunks = sums_by_length(module, example, heads, value_biases, refuse)
-    for chunk, sums in counted(
-        chunks, example.num_sequences, "spectrum: sequences", lambda pair: pair[0].num_sequences
+    read: ReadModule, example: Example, value_biases: str, refuse: bool
+) -> tuple[dict[str, _Values], list[int]]:
+    """The values of each kind of X that the module has, and the number of paths of each length."""
+    parts: dict[str, dict[str, list[Tensor]]] = {}
+    remainders: dict[str, float] = {}
+    frozen: dict[str, dict[str, None]] = {}
+    num_paths: list[int] = []
+    has_constant = read.asked.output is None
+    for chunk, tape in counted(
+        recorded(read, example), example.num_sequences, "spectrum: sequences", lambda pair: pair[0].num_sequences
     ):
-        read_K = sums.by_length_KBND
-        read_K = torch.cat([read_K, read_K.new_zeros(num_lengths - len(read_K), *read_K.shape[1:])])
-        S_K, X = of_counted(read_K, chunk), of_counted(sums.state_BND, chunk)
-        size_B = norms(X, 0)
-        parts["mass"].append(norms(S_K, 1) / size_B)
-        directions = X / size_B.view(-1, *[1] * (X.dim() - 1))  # first, because the square of a size can overflow
-        parts["share"].append((S_K * directions).flatten(2).sum(-1) / size_B)
-        parts["error_upto"].append(norms(X - S_K.cumsum(0), 1) / size_B)
-        remainder = max(remainder, sums.remainder)
-        frozen |= dict.fromkeys(part.kind for part in sums.frozen)
-        scored = torch.stack([_scored(x, chunk) for x in (*read_K.cumsum(0), sums.state_BND)], dim=1)
-        for column, name, score_KB in zip(("loss_upto", "accuracy_upto"), WHOLE, scored, strict=True):
-            parts[column].append(score_KB[:-1])
-            parts[name].append(score_KB[-1])
-    return {name: torch.cat(part, dim=-1).double().cpu() for name, part in parts.items()}, remainder, frozen
+        num_paths = num_paths or tape.paths(read.upto, read.choose).by_length
+        constants: dict[str, Tensor] = {}
+        if has_constant:
+            try:
+                constants = read.constants(chunk)
+            except ConfigError as error:
+                has_constant = False
+                log.info("the part that depends on no input is left out: %s", error)
+        for kind, sums in read.kinds(tape, value_biases, refuse):
+            numbers = parts.setdefault(kind, {})
+            for name, values in _numbers(read, kind, sums, chunk, len(num_paths), constants.get(kind)).items():
+                numbers.setdefault(name, []).append(values)
+            remainders[kind] = max(remainders.get(kind, 0.0), sums.remainder)
+            frozen.setdefault(kind, {}).update(dict.fromkeys(part.kind for part in sums.frozen))
+    joined = {}
+    for kind, numbers in parts.items():
+        whole = {name: torch.cat(part, -1).double().cpu() for name, part in numbers.items()}
+        joined[kind] = _Values(whole, remainders[kind], frozen[kind])
+    return joined, num_paths
 
 
-def _below_floor(module: nn.Module, example: Example, heads: Heads, value_biases: str, seed: int) -> list[float]:
-    """Share of the first sequences for which the sum of each length is no more than rounding; all of them for a length
-    that no path has."""
+def _numbers(
+    read: ReadModule, kind: str, sums: Sums, chunk: Example, num_lengths: int, constant: Tensor | None
+) -> dict[str, Tensor]:
+    """What `_Values.numbers` has of these sequences."""
+    read_K, counted_BN = sums.by_length_KBND, read.counted(chunk)
+    read_K = torch.cat([read_K, read_K.new_zeros(num_lengths - len(read_K), *read_K.shape[1:])])
+    S_K, X = of_counted(read_K, counted_BN), of_counted(sums.state_BND, counted_BN)
+    size_B = norms(X, 0)
+    directions = X / size_B.view(-1, *[1] * (X.dim() - 1))  # first, because the square of a size can overflow
+    numbers = {"size": size_B[None], "mass": norms(S_K, 1) / size_B}
+    numbers["share"] = (S_K * directions).flatten(2).sum(-1) / size_B
+    numbers["error_upto"] = norms(X - S_K.cumsum(0), 1) / size_B
+    scored = [torch.full((2, chunk.num_sequences), float("nan"))] * (num_lengths + 1)
+    if kind != "states":
+        scored = [_scored(x, chunk) for x in (*read_K.cumsum(0), sums.state_BND)]
+    for column, name, score_KB in zip(("loss_upto", "accuracy_upto"), WHOLE, torch.stack(scored, 1), strict=True):
+        numbers[column], numbers[name] = score_KB[:-1], score_KB[-1:]
+    if constant is not None:
+        c = of_counted(constant, counted_BN)
+        numbers["constant_mass"] = norms(c, 0)[None] / size_B
+        numbers["constant_share"] = (c * directions).flatten(1).sum(-1)[None] / size_B
+    return numbers
 
-    def sums_of(tape: Tape) -> list[Tensor]:
-        return [tape.sums(value_biases=value_biases, refuse=False).by_length_KBND]
 
-    generator, num_lengths = generator_for(seed, "rounding"), len(heads.by_depth) + 1
-    ((sums_KBNC, counted_BN, floors),) = parts_with_floors(module, example, heads, sums_of, generator)
-    below_K = floors.share_below(sums_KBNC, counted_BN).tolist()
-    return below_K + [1.0] * (num_lengths - len(below_K))
+def _shares_below(read: ReadModule, example: Example, value_biases: str, seed: int) -> Iterator[list[float]]:
+    """For each kind of X in turn, the share of the first sequences for which the sum of each length is no more than
+    rounding."""
+
+    def sums_of(tape: Tape) -> Iterator[Tensor]:
+        for _, sums in read.kinds(tape, value_biases, refuse=False):
+            yield sums.by_length_KBND
+
+    for sums_KBNC, counted_BN, floors in parts_with_floors(read, example, sums_of, generator_for(seed, "rounding")):
+        yield floors.share_below(sums_KBNC, counted_BN).tolist()
 
 
 def _scored(outputs: Tensor, example: Example) -> Tensor:
@@ -172,17 +231,35 @@ def cost(subject: Subject, options: Options) -> Cost:
 
 def digest(table: pd.DataFrame) -> str:
     """Mass, error and loss by length, mean over seeds, for a terminal."""
-    mean = table.groupby(["weights", "path_length"], sort=False)[["num_paths", *MEASURED]].mean()
-    printed = mean.dropna(axis=1, how="all").map("{:.3g}".format)
+    lengths, constant = table[table.part == "length"], table[table.part == "constant"]
+    mean = lengths.astype({"path_length": int}).groupby(["weights", "of", "path_length"], sort=False)
+    printed = mean[["num_paths", *MEASURED]].mean().dropna(axis=1, how="all").map("{:.3g}".format)
+    alone = constant.groupby(["weights", "of"], sort=False)[["mass", "share"]].mean().map("{:.3g}".format)
+    of_constant = "" if alone.empty else f"the part that depends on no input\n{alone.to_string()}\n"
     return (
         f"sums of all paths by length (mean of {table.num_sequences.iloc[0]} sequences)\n{printed.to_string()}\n"
-        f"largest remainder of the exact sums: {table.remainder.max():.1e}"
+        f"{of_constant}largest remainder of the exact sums: {table.remainder.max():.1e}"
     )
 
 
-COLUMNS = ["weights", "path_length", "num_paths"]
+def headline(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows by length of the first kind of X that a network has."""
+    first = next(kind for kind in KINDS if kind in set(table.of))
+    return table[(table.of == first) & (table.part == "length")]
+
+
+COLUMNS = ["weights", "of", "part", "path_length", "num_paths"]
 COLUMNS += [f"{name}{end}" for name in MEASURED for end in ("", "_low", "_high")]
-COLUMNS += ["below_floor", "error_below_floor", "remainder", *WHOLE, "num_sequences", "num_undefined", "frozen"]
+COLUMNS += [
+    "below_floor",
+    "error_below_floor",
+    "remainder",
+    *WHOLE,
+    "num_sequences",
+    "num_undefined",
+    "frozen",
+    "measured",
+]
 ANALYSIS = Analysis(
     Options,
     table,

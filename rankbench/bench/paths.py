@@ -16,6 +16,7 @@ from rankbench.bench.timing import medians, paired, spread
 from rankbench.config import BenchConfig
 from rankbench.measures import module_paths
 from rankbench.measures.frozen_network import sums_by_length
+from rankbench.measures.module_reading import read_module
 from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork
 from rankbench.model import initial_model
@@ -66,13 +67,13 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
 
 def _frozen_sums(model: Transformer, inputs: Tensor, machine: Machine, repeats: int, column: str) -> dict[str, float]:
     example = Example((inputs,))
-    heads = module_paths.heads_of(model, example)
+    read = read_module(model, example)
     seconds = paired(
         machine,
         repeats,
         forward=lambda: model(inputs),
         all_sums=lambda: sums_by_length(model, inputs),
-        tape=lambda: list(module_paths.sums_by_length(model, example, heads)),
+        tape=lambda: list(module_paths.sums_by_length(read, example)),
     )
     ratios = spread(column, seconds["all_sums"] / seconds["forward"])
     return medians(seconds) | ratios | spread("ratio_tape_to_sums", seconds["tape"] / seconds["all_sums"])

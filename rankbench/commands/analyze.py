@@ -47,6 +47,10 @@ def _check_words(cfg: AnalyzeConfig, words: Sequence[str]) -> None:
         raise ConfigError(
             f"experiment={preset}: trains what it measures; use `rankbench train experiment={preset}`, or give run="
         )
+    asked = {"mask": cfg.mask, "output": cfg.output, "layers": cfg.layers, "token_axis": cfg.token_axis}
+    named = [f"{name}={value}" for name, value in asked.items() if value is not None]
+    if named and not (cfg.module or cfg.checkpoint):
+        raise ConfigError(f"{named[0]}: says how to read a network that is not ours; leave it out")
     for word in words:
         key = word.lstrip("+~").partition("=")[0]
         group = key.partition(".")[0]

@@ -1,133 +1,197 @@
 """The states of a torch module from outside rankbench, layer by layer, as its own submodules return them.
 
-Calls of attention have a depth: 1 for the first, one more after each. The layer of a depth is the outermost submodule
-that holds all calls of this depth and no others, and returns a tensor of the same shape as its input. Each layer's
-output must be the next layer's input: otherwise the submodules are branches, and their results are not states of the
-network. A submodule that runs several times (shared layers) counts each time.
+Calls of attention have a depth: 1 for the first, one more after each. A layer is the outermost submodule that holds all
+calls of its depths and no others, and returns a tensor of the same shape as its input; of a decoder's layer these are
+the depths of its self-attention and its cross-attention. Each layer's output must be the next layer's input: otherwise
+the submodules are branches, and their results are not states of the network. Between them, and before and after them,
+layers without attention count too if they stand in the same list. A submodule that runs several times (shared layers)
+counts each time.
 
 Shapes: B sequence, N token, D width.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from itertools import pairwise
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from rankbench.keys import ConfigError
+from rankbench.keys import ConfigError, closest
+from rankbench.measures.module_reading import ReadModule, axes_or_default
 from rankbench.measures.rounding import ALL, RandomRounding, floor_of, num_passes
 from rankbench.measures.token_views import View
 from rankbench.model.modules import Example
-from rankbench.model.tape import COVERED, AttentionCall, tap
-from rankbench.model.tape.recording import tensors_in
+from rankbench.model.tape.probe import first_state, following
+from rankbench.model.tape.reading import Axes, ReadCall, State
+from rankbench.model.tape.recording import Run
+
+MOST_DEPTHS = 3  # of attention calls in a row in one layer
 
 
-class Run(NamedTuple):
-    """One run of a submodule in a forward pass; `time` numbers its runs from 0."""
+def layers_of(read: ReadModule) -> list[Run]:
+    """The runs of the submodules that are the layers; ConfigError if there are none."""
+    if read.asked.layers is not None:
+        return _asked_for(read, read.asked.layers)
+    states, name = read.reading.states, type(read.module).__name__
+    calls = [call for call in read.reading.calls if read.target.passed >> call.number & 1]
+    by_depth = [[call for call in calls if call.depth == depth] for depth in sorted({call.depth for call in calls})]
+    layers = _chain(read, by_depth, None)
+    if layers is None:
+        alone = [_holder(states, group, calls) for group in by_depth]
+        named = f"; name its layers: layers=[{', '.join(_lists(read.module)) or '<submodule>,...'}]"
+        if None in alone:
+            depth = by_depth[alone.index(None)][0].depth
+            raise ConfigError(
+                f"{name}: the attention calls of depth {depth} have no submodule of their own that returns states of "
+                f"the same shape (B, N, D) as its input; put each layer into a submodule{named}"
+            )
+        earlier, later = next(pair for pair in pairwise(alone) if _bridge(read, *pair) is None)
+        raise ConfigError(
+            f"{name}: the input of {later.name} is not the output of {earlier.name}, so these are branches, not "
+            f"layers; put each layer, with its skips, into a submodule{named}"
+        )
+    return [*_ends(read, layers[0], -1)[::-1], *layers, *_ends(read, layers[-1], 1)]
 
-    name: str
-    time: int
+
+def _holder(states: dict[Run, State], group: Sequence[ReadCall], calls: Sequence[ReadCall]) -> Run | None:
+    """The outermost submodule that keeps the shape and holds these calls and no others."""
+    for run in group[0].runs:
+        if (
+            run in states
+            and len(states[run].shape) > 2
+            and {x.key for x in group} == {call.key for call in calls if run in call.runs}
+        ):
+            return run
+    return None
 
 
-@contextmanager
-def _following(module: nn.Module, seen: Callable[[Run, Tensor, Tensor], None]) -> Iterator[list[Run]]:
-    """Follow all submodules in a forward pass; yield the list of runs in progress. seen(run, input, output): called at
-    the end of each run whose input and output hold a tensor of floats."""
-    running: list[Run] = []
-    counts: Counter[str] = Counter()
+def _chain(read: ReadModule, by_depth: Sequence[Sequence[ReadCall]], before: Run | None) -> list[Run] | None:
+    """The layers of these depths, of which the first follows on `before`; None if they are no chain."""
+    if not by_depth:
+        return []
+    calls = [call for call in read.reading.calls if read.target.passed >> call.number & 1]
+    for number in range(1, min(MOST_DEPTHS, len(by_depth)) + 1):
+        layer = _holder(read.reading.states, [call for group in by_depth[:number] for call in group], calls)
+        between = [] if before is None or layer is None else _bridge(read, before, layer)
+        if layer is None or between is None:
+            continue
+        rest = _chain(read, by_depth[number:], layer)
+        if rest is not None:
+            return [*between, layer, *rest]
+    return None
 
-    def enter(name: str, *_: Any) -> None:
-        running.append(Run(name, counts[name]))
-        counts[name] += 1
 
-    def leave(_: nn.Module, *given_and_result: Any) -> None:
-        *given, result = given_and_result
-        run, ends = running.pop(), [[x for x in tensors_in(part) if x.is_floating_point()] for part in (given, result)]
-        if all(ends):
-            seen(run, ends[0][0], ends[1][0])
+def _bridge(read: ReadModule, earlier: Run, later: Run) -> list[Run] | None:
+    """The layers without attention between two; None if the one does not lead to the other."""
+    states, between, at = read.reading.states, [], earlier
+    while states[at].left != states[later].entered:
+        following_on = _beside(read, at, 1)
+        if following_on is None:
+            return None
+        between.append(at := following_on)
+    return between
 
-    with ExitStack() as hooks:
-        for name, submodule in module.named_modules():
-            if name:
-                hooks.callback(submodule.register_forward_pre_hook(partial(enter, name)).remove)
-                hooks.callback(submodule.register_forward_hook(leave, with_kwargs=True).remove)
-        yield running
+
+def _beside(read: ReadModule, run: Run, direction: int) -> Run | None:
+    """The layer without attention behind (1) or in front of (-1) this one, in the same list."""
+    states, calls = read.reading.states, read.reading.calls
+    parent = run.name.rpartition(".")[0]
+    for other, state in states.items():
+        first, second = (states[run], state) if direction > 0 else (state, states[run])
+        is_listed = other.name.rpartition(".")[0] == parent and _is_layer(read.module, run.name, other.name)
+        if (
+            other != run
+            and is_listed
+            and first.left == second.entered
+            and not any(other in call.runs for call in calls)
+        ):
+            return other
+    return None
+
+
+def _is_layer(module: nn.Module, layer: str, other: str) -> bool:
+    """Whether a submodule beside a layer is one, too: of a list, or of a sequence if it is of the same class."""
+    parent = module.get_submodule(layer.rpartition(".")[0])
+    same = type(module.get_submodule(layer)) is type(module.get_submodule(other))
+    return isinstance(parent, nn.ModuleList) or (isinstance(parent, nn.Sequential) and same)
+
+
+def _ends(read: ReadModule, run: Run, direction: int) -> list[Run]:
+    """The layers without attention in front of the first, or behind the last."""
+    ends: list[Run] = []
+    while (run := _beside(read, run, direction)) is not None and run not in ends:
+        ends.append(run)
+    return ends
+
+
+def _lists(module: nn.Module) -> list[str]:
+    """Patterns for the lists of submodules that may be layers."""
+    return [f"{name}.*" for name, part in module.named_modules() if isinstance(part, nn.ModuleList) and len(part) > 1]
+
+
+def _asked_for(read: ReadModule, patterns: Sequence[str]) -> list[Run]:
+    runs = [run for run, state in read.reading.states.items() if len(state.shape) > 2]
+    names = list(dict.fromkeys(run.name for run in runs))
+    for pattern in patterns:
+        if not any(fnmatch(name, pattern) for name in names):
+            raise ConfigError(
+                f"layers={pattern}: no such submodule that returns a tensor of the shape of its input"
+                f"{closest(pattern, names)}; there are {', '.join(names[:20]) or 'none'}"
+            )
+    chosen = [run for run in runs if any(fnmatch(run.name, pattern) for pattern in patterns)]
+    # a pattern such as layers.* also fits what is inside the layers
+    return [run for run in chosen if not any(run.name.startswith(f"{other.name}.") for other in chosen)]
+
+
+def axes_of_layers(read: ReadModule, layers: Sequence[Run]) -> list[Axes]:
+    """The axes of each layer's states; where the touch did not tell, those of a layer beside it."""
+    known = [axes for run in layers if (axes := read.reading.states[run].axes) is not None and axes.tokens]
+    axes = []
+    for run in layers:
+        state = read.reading.states[run]
+        fallback = next((other for other in known if max((other.batch or 0), *other.tokens) < len(state.shape)), None)
+        own = state.axes if state.axes is not None and state.axes.tokens else fallback
+        axes.append(axes_or_default(own, len(state.shape), read.asked.token_axis))
+    return axes
 
 
 @torch.no_grad()
-def layers_of(module: nn.Module, example: Example) -> list[Run]:
-    """The run of a submodule that is the layer of each depth; ConfigError if no submodule is one."""
-    depths: dict[Run, set[int]] = {}
-    holders: dict[int, list[list[Run]]] = {}  # by depth, for each attention call the runs around it
-    ends: dict[Run, tuple[Tensor, Tensor]] = {}  # input and output of a submodule that keeps the shape
-
-    def seen(run: Run, x: Tensor, y: Tensor) -> None:
-        if x.shape == y.shape and x.dim() == 3:
-            ends[run] = x, y
-
-    def watch(call: AttentionCall) -> None:
-        holders.setdefault(call.depth, []).append(list(running))
-        for run in running:
-            depths.setdefault(run, set()).add(call.depth)
-
-    with _following(module, seen) as running:
-        tap(module, watch, *example.args, **example.kwargs)
-    if not holders:
-        raise ConfigError(f"{type(module).__name__}: made no attention call that the tape knows; covered: {COVERED}")
-    layers = []
-    for depth, around in sorted(holders.items()):
-        shared = [run for run in around[0] if all(run in others for others in around)]
-        fitting = [run for run in shared if depths[run] == {depth} and run in ends]
-        if not fitting:
-            raise ConfigError(
-                f"{type(module).__name__}: the attention calls of depth {depth} have no submodule of their own that "
-                "returns states of the same shape (B, N, D) as its input; put each layer into a submodule"
-            )
-        layers.append(fitting[0])
-    for earlier, later in pairwise(layers):
-        if not torch.equal(ends[earlier][1], ends[later][0]):
-            raise ConfigError(
-                f"{type(module).__name__}: the input of {later.name} is not the output of {earlier.name}, so these are "
-                "branches, not layers; put each layer, with its skips, into a submodule"
-            )
-    return layers
-
-
-@torch.no_grad()
-def states_of(module: nn.Module, layers: list[Run], example: Example) -> list[Tensor]:
-    """The first layer's input and each layer's output, L + 1 states (B, N, D)."""
+def states_of(read: ReadModule, layers: Sequence[Run], example: Example) -> list[Tensor]:
+    """Copies of the first layer's input and of each layer's output, L + 1 states (B, N, D)."""
     states: dict[Run | None, Tensor] = {}
 
-    def seen(run: Run, x: Tensor, y: Tensor) -> None:
+    def begun(run: Run, _: nn.Module, given: object) -> None:
         if run == layers[0]:
-            states[None] = x
-        if run in layers:
-            states[run] = y
+            states[None] = first_state(given).clone()
 
-    with _following(module, seen):
-        module(*example.args, **example.kwargs)
-    return [states[None], *(states[run] for run in layers)]
+    def ended(run: Run, _: nn.Module, result: object) -> None:
+        if run in layers:
+            states[run] = first_state(result).clone()
+
+    with following(read.module, begun, ended):
+        example.run(read.module)
+    axes = axes_of_layers(read, layers)
+    arranged = [axes[0].arranged(states[None])]
+    arranged += [of.arranged(states[run]) for of, run in zip(axes, layers, strict=True)]
+    return [x.flatten(2) for x in arranged]  # several streams of a token are one state
 
 
 @torch.no_grad()
 def states_with_floors(
-    module: nn.Module, layers: list[Run], example: Example, generator: torch.Generator, views: Sequence[View] = (ALL,)
+    read: ReadModule, layers: list[Run], example: Example, generator: torch.Generator, views: Sequence[View] = (ALL,)
 ) -> Iterator[tuple[Tensor, list[Tensor]]]:
     """Yield each state with the floors of its residual, (B,) for each view, as in rankbench.measures.rounding.
 
     generator: on the CPU, of the perturbed passes.
     """
-    states = states_of(module, layers, example)
-    counted_BN = example.counted(states[0].shape[1])
+    states = states_of(read, layers, example)
     perturbed_passes = []
     for _ in range(num_passes(*states[0].shape[1:])):
         with RandomRounding(generator):
-            perturbed_passes.append(states_of(module, layers, example))
+            perturbed_passes.append(states_of(read, layers, example))
     for state_BND, *perturbed in zip(states, *perturbed_passes, strict=True):
+        counted_BN = example.counted(state_BND.shape[1])
         floors = []
         for view in views:
             seen, kept_B = view.of(state_BND, counted_BN)

@@ -234,12 +234,15 @@ def _size_of_rows(p_BHNM: Tensor) -> Tensor:
 def of_queries(
     measure: Callable[[Tensor], Tensor], p_BHNM: Tensor, lengths_B: Tensor | None, counted_BN: Tensor | None
 ) -> Tensor:
-    """The measure of P, (B, H), over the rows of the queries that count. lengths_B, counted_BN: as in per_queries."""
+    """The measure of P, (B, H), over the rows of the queries that count. lengths_B, counted_BN: as in per_queries; of
+    cross-attention, counted_BN alone."""
+    num_queries, num_keys = p_BHNM.shape[-2:]
 
     def of(rows: Rows, length: int, queries: Rows) -> dict[str, Tensor]:
-        return {"": measure(p_BHNM[rows][..., :length, :length][..., queries, :])}
+        keys = num_keys if lengths_B is None else length
+        return {"": measure(p_BHNM[rows][..., :length, :keys][..., queries, :])}
 
-    return per_queries(of, p_BHNM.shape[-1], lengths_B, counted_BN)[""]
+    return per_queries(of, num_queries, lengths_B, counted_BN)[""]
 
 
 class FloorsOfSums(NamedTuple):

@@ -10,7 +10,7 @@ Nothing else here executes code: inputs are read as data.
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -22,24 +22,26 @@ from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from rankbench.keys import ConfigError, closest
+from rankbench.model.tape.recording import without_fast_path
 
 TARGETS = "targets"  # name of the tensor, in a file of inputs, against which the output is scored
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 PRESENT = "attention_mask"  # keyword argument: 1 or True for the present tokens of a padded batch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Example:
     """Arguments of a module. The first axis of the first tensor counts sequences, and so does the first axis of every
-    other tensor if it has the same length.
+    other tensor if it has the same length; unless batch_axes gives the axis of each tensor, None if it has none.
 
     targets: what the output is scored against, as in tasks.Batch: classes (B, N), with -1 for unscored tokens, or
     numbers of the output's shape. lengths_B: number of tokens of each sequence in a padded batch, where absent tokens
     come last; None if all are present. special_BN: tokens that count in no measurement, such as those that mark a
-    text's beginning and end.
+    text's beginning and end. padding: the same lengths by number of the input, with the number of tokens out of which
+    they count; main_input: the input whose tokens are measured.
     """
 
     args: tuple[Any, ...] = ()
@@ -47,21 +49,51 @@ class Example:
     targets: Tensor | None = None
     lengths_B: Tensor | None = None
     special_BN: Tensor | None = None
+    batch_axes: tuple[int | None, ...] | None = None
+    padding: Mapping[int | None, tuple[Tensor, int]] = field(default_factory=dict)
+    main_input: int | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments."""
         return [leaf for leaf in tree_flatten((self.args, dict(self.kwargs)))[0] if isinstance(leaf, Tensor)]
 
+    def axis(self, number: int) -> int | None:
+        """The axis of a tensor that counts sequences; None if it has none."""
+        if self.batch_axes is not None:
+            return self.batch_axes[number]
+        tensors = self.tensors
+        return 0 if tensors[number].dim() and len(tensors[number]) == len(tensors[0]) else None
+
     @property
     def num_sequences(self) -> int:
-        return len(self.tensors[0])
+        return next(x.shape[axis] for x, axis in self._with_axes() if axis is not None)
 
-    def present(self, num_tokens: int) -> Tensor | None:
-        """Mask of the tokens that are present, out of this many, (B, N) bool; None if all are."""
-        if self.lengths_B is None:
+    def _with_axes(self) -> list[tuple[Tensor, int | None]]:
+        return [(x, self.axis(number)) for number, x in enumerate(self.tensors)]
+
+    def along(self, axes: Sequence[int | None]) -> "Example":
+        """The example whose tensors have their sequences along these axes; None: wherever an axis is as long."""
+        known = [(x, axis) for x, axis in zip(self.tensors, axes, strict=True) if axis is not None]
+        if all(axis == 0 for _, axis in known):
+            return self
+        count = known[0][0].shape[known[0][1]]
+        chosen = [
+            next((other for other in range(min(2, x.dim())) if x.shape[other] == count), None) if axis is None else axis
+            for x, axis in zip(self.tensors, axes, strict=True)
+        ]
+        return replace(self, batch_axes=tuple(chosen))
+
+    def present(self, num_tokens: int, number: int | None = None) -> Tensor | None:
+        """Mask of the tokens that are present, out of this many, (B, N) bool; None if all are. number: of the input
+        whose tokens these are; None: the one that is measured."""
+        lengths_B, width = self.lengths_B, num_tokens
+        if lengths_B is None or (number is not None and number != self.main_input):
+            lengths_B, width = self.padding.get(self.main_input if number is None else number, (None, 0))
+        if lengths_B is None:
             return None
-        return torch.arange(num_tokens, device=self.lengths_B.device) < self.lengths_B[:, None]
+        # tokens that a network adds, such as one for the class, come first
+        return torch.arange(num_tokens, device=lengths_B.device) < lengths_B[:, None] + (num_tokens - width)
 
     def counted(self, num_tokens: int) -> Tensor | None:
         """Mask of the tokens that count in measurements, out of this many, (B, N) bool; None if all do."""
@@ -77,21 +109,47 @@ class Example:
 
     def __getitem__(self, index: slice) -> "Example":
         """The example with these sequences only."""
+        numbers = range(*index.indices(self.num_sequences))
+        return self if len(numbers) == self.num_sequences else self.at(list(numbers))
+
+    def at(self, numbers: Sequence[int]) -> "Example":
+        """The example with the sequences of these numbers."""
         count = self.num_sequences
-
-        def part(x: Any) -> Any:
-            return x[index] if isinstance(x, Tensor) and x.dim() and len(x) == count else x
-
-        if len(range(*index.indices(count))) == count:
-            return self
-        for x in self.tensors[1:]:
-            if x.dim() == 2 and x.shape == (count, count):
+        for x, axis in self._with_axes()[1:]:
+            if axis is not None and x.dim() == 2 and x.shape == (count, count):
                 raise ConfigError(
                     f"inputs: a tensor of shape {tuple(x.shape)} with {count} sequences may be a mask or one row per "
                     "sequence; give another number of sequences"
                 )
-        rest = (None if x is None else x[index] for x in (self.targets, self.lengths_B, self.special_BN))
-        return Example(*tree_map(part, (self.args, dict(self.kwargs))), *rest)
+        return self._chosen(torch.as_tensor(numbers, device=self.tensors[0].device))
+
+    def repeated(self) -> "Example":
+        """The example with each sequence twice."""
+        return self._chosen(torch.arange(self.num_sequences, device=self.tensors[0].device).repeat(2))
+
+    def _chosen(self, numbers: Tensor) -> "Example":
+        axes = iter([axis for _, axis in self._with_axes()])
+
+        def part(x: Any) -> Any:
+            if not isinstance(x, Tensor):
+                return x
+            axis = next(axes)
+            return x if axis is None else x.index_select(axis, numbers)
+
+        args, kwargs = tree_map(part, (self.args, dict(self.kwargs)))
+        rest = {
+            name: x[numbers]
+            for name in ("targets", "lengths_B", "special_BN")
+            if (x := getattr(self, name)) is not None
+        }
+        padding = {number: (lengths_B[numbers], width) for number, (lengths_B, width) in self.padding.items()}
+        return replace(self, args=args, kwargs=kwargs, padding=padding, **rest)
+
+    def run(self, module: Callable) -> Any:
+        """What a module returns for copies of the arguments, which it may change."""
+        args, kwargs = tree_map_only(Tensor, Tensor.clone, (self.args, dict(self.kwargs)))
+        with without_fast_path():
+            return module(*args, **kwargs)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Example":
         """Move to `device`, and floating-point tensors to `dtype`; tokens, classes and masks keep their dtype."""
@@ -99,8 +157,10 @@ class Example:
         def moved(x: Any) -> Any:
             return x.to(device, dtype if x.is_floating_point() else None) if isinstance(x, Tensor) else x
 
-        rest = (moved(self.targets), moved(self.lengths_B), moved(self.special_BN))
-        return Example(*tree_map(moved, (self.args, dict(self.kwargs))), *rest)
+        args, kwargs = tree_map(moved, (self.args, dict(self.kwargs)))
+        rest = {name: moved(getattr(self, name)) for name in ("targets", "lengths_B", "special_BN")}
+        padding = {number: (moved(lengths_B), width) for number, (lengths_B, width) in self.padding.items()}
+        return replace(self, args=args, kwargs=kwargs, padding=padding, **rest)
 
 
 def build(spec: str) -> tuple[nn.Module, Example | None]:
@@ -148,17 +208,7 @@ def as_example(inputs: Any, name: str) -> Example:
         raise ConfigError(
             f"{name}: inputs hold no tensor; give a tensor, a tuple of arguments, or a dict of them by name"
         )
-    return replace(example, lengths_B=_lengths(example.kwargs.get(PRESENT)))
-
-
-def _lengths(mask: Any) -> Tensor | None:
-    """Number of tokens that a mask (B, N) keeps of each sequence; None if it keeps all, or if this is not a mask."""
-    if not isinstance(mask, Tensor) or mask.dim() != 2 or bool(mask.bool().all()):
-        return None
-    present_BN = mask.bool()
-    if (present_BN[:, 1:] & ~present_BN[:, :-1]).any():
-        raise ConfigError(f"{PRESENT}: padding comes before a token; pad sequences at their end")
-    return present_BN.sum(-1)
+    return example
 
 
 def _import(source: str, spec: str) -> ModuleType:
@@ -215,7 +265,7 @@ def read_inputs(path: str, tokenize: Callable[[list[str]], Mapping[str, Tensor]]
         targets = tensors.pop(TARGETS, None)
         positional = (tensors.pop("inputs"),) if "inputs" in tensors else ()
         example = as_example(positional or tensors, f"inputs={path}")
-        return replace(example, kwargs=tensors, targets=targets, lengths_B=_lengths(tensors.get(PRESENT)))
+        return replace(example, kwargs=tensors, targets=targets)
     if file.suffix == ".txt":
         if tokenize is None:
             raise ConfigError(

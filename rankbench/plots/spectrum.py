@@ -23,20 +23,27 @@ PANELS = {
 }
 
 
+KINDS = {"states": "X: last states", "logits": "X: logits less their mean", "output": "X: output"}
+
+
 @styled
 def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, facet: str | None = None) -> Figure:
-    """Mass by path length; error and loss of the sum of all paths up to a length; a line for each kind of weights.
+    """Mass and error by path length of the first kind of X in the table, and the loss of the output; a line for each
+    kind of weights. A dotted level is the part of X that depends on no input.
 
     Of one seed, the band is the 95 % bootstrap interval over sequences.
     """
-    drawn = [name for name in PANELS if not table[name].isna().all()]
+    first = next(kind for kind in KINDS if kind in set(table.of))
+    kinds = {"mass": first, "error_upto": first, "loss_upto": "output"}
+    drawn = [name for name in PANELS if not table[name][table.of == kinds[name]].isna().all()]
     figure, grid, facets = grid_of(table, facet, len(drawn), share_y=False)
     for row, (label, of_facet) in zip(grid, facets, strict=True):
         for axes, name in zip(row, drawn, strict=True):
             heading, ylabel = PANELS[name]
-            rows = of_facet
-            if name == "error_upto" and "error_below_floor" in rows:  # the other errors are rounding alone
-                rows = of_facet[of_facet.error_below_floor == 0]
+            of_kind = of_facet[of_facet.of == kinds[name]]
+            rows = of_kind[of_kind.part == "length"]
+            if name == "error_upto":  # the other errors are rounding alone
+                rows = rows[rows.error_below_floor == 0]
             for number, (weights, of_weights) in enumerate(rows.groupby("weights", sort=False)):
                 kind, floor = of_weights_in_words(weights), "below_floor" if name == "mass" else ""
                 line(axes, of_weights, "path_length", name, kind, number, floor=floor)
@@ -46,12 +53,15 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                     axes.fill_between(ordered.path_length, *ends, color=colour_of(number), **style)
                 if name == "loss_upto":
                     level(axes, of_weights, "whole_loss", f"whole network, {kind}", colour_of(number), ":")
+                constant = of_kind[(of_kind.part == "constant") & (of_kind.weights == weights) & (of_kind.mass > 0)]
+                if name == "mass" and len(constant):
+                    level(axes, constant, "mass", f"depends on no input, {kind}", colour_of(number), ":")
             if is_wide(rows[name][rows[name] > 0]):
                 axes.set_yscale("log")
             if name == "error_upto":
-                axes.axhline(0.05, color=GREY, linewidth=1, linestyle="--", label="5 % of the output")
+                axes.axhline(0.05, color=GREY, linewidth=1, linestyle="--", label="5 % of X")
             axes.set_title(title(heading, label))
             whole_numbers(axes, "path length k (heads)")
-            axes.set_ylabel(ylabel)
+            axes.set_ylabel(ylabel if name == "loss_upto" else f"{ylabel}\n{KINDS[first]}")
     legend(figure, grid)
     return figure

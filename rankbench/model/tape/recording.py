@@ -6,7 +6,8 @@ made it. Such a value may be a frozen factor of another activation, and may be a
 because its effect on single paths is not known.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from rankbench.keys import ConfigError
@@ -34,6 +36,34 @@ class Level(IntEnum):
     activations that sums over an axis, as scores are; by a function that is not covered; by a softmax."""
 
     LINEAR, GATED, PRODUCT, OTHER, SOFTMAX = range(5)
+
+
+class Role(IntEnum):
+    """What a product of two activations is: P v; a product of queries and keys; or one of which one side is frozen."""
+
+    ATTENTION, SCORES, FACTOR = range(3)
+
+
+class Verdict(NamedTuple):
+    """The role of a product, and the side that is P or frozen: 0 the left, 1 the right."""
+
+    role: Role
+    side: int = 0
+
+
+class Run(NamedTuple):
+    """One run of a submodule in a forward pass; `time` numbers its runs from 0."""
+
+    name: str
+    time: int
+
+
+class Key(NamedTuple):
+    """A product of two activations, found again in every pass: `time` counts the function's products in the module."""
+
+    module: str
+    function: str
+    time: int
 
 
 Parents, Reads = tuple[Node | Tensor, ...], Sequence[Tensor | None]  # of a node
@@ -74,8 +104,10 @@ class Tag:
 
     opaque: the first call on the way to it whose result is known only by its value. mixes: whether it contains a
     product of activations that sums over an axis, as scores do. maker: the call that made the tensor. scores: the
-    queries and keys whose product it came from, (*batch, N or M, K). logits: the softmax's input, masks included.
-    depth: the largest number of attention calls in a row on the way to it.
+    product of queries and keys from which it came. logits: the softmax's input, masks included. form: the last
+    function, softmax or elementwise, that made weights of scores. factors: the two activations whose elementwise
+    product it is. unshifted: what it was before the largest of each row was taken off. depth: the largest number of
+    attention calls in a row on the way to it. passed: the attention calls on the way to it, a bit for each.
     """
 
     kind: Kind
@@ -85,9 +117,13 @@ class Tag:
     mixes: bool = False
     origin: Origin | None = None
     maker: Call | None = None
-    scores: tuple[Tensor, Tensor] | None = None
+    scores: "Scores | None" = None
     logits: Tensor | None = None
+    form: str = ""
+    factors: tuple[Tensor, Tensor] | None = None
+    unshifted: Tensor | None = None
     depth: int = 0
+    passed: int = 0
     version: int = 0
 
     @property
@@ -129,6 +165,40 @@ class Seen:
         return self.recorder.node(self.call, parents, step, shape, frozen, reads)
 
 
+class Scores(NamedTuple):
+    """A product of queries and keys, (*batch, N or M, K)."""
+
+    queries: Tensor
+    keys: Tensor
+    key: Key | None
+
+
+class Weighted(NamedTuple):
+    """A product read as P v: how its tensors make P (*batch, N, M) and v (*batch, M, K), and how (*batch, N, K) becomes
+    the result."""
+
+    weights: Callable[..., Tensor]
+    values: Callable[..., Tensor]
+    back: Callable[[Tensor], Tensor]
+
+
+@dataclass
+class Product:
+    """A call that multiplies activations and sums over an axis, and how it may be read.
+
+    tensors: what it multiplies. sides: as P v, with P on the left and on the right. weights: the tensor that is P on
+    each side. is_kernel: one of torch's attention functions, whose tensors begin with queries, keys and values.
+    to_scores: the tensors as queries and keys. by_tags: what the tags say.
+    """
+
+    seen: Seen
+    tensors: tuple[Tensor, ...]
+    sides: tuple[Weighted | None, ...]
+    by_tags: Verdict
+    to_scores: Callable[..., tuple[Tensor, Tensor]] | None = None
+    is_kernel: bool = False
+
+
 class AttentionCall(NamedTuple):
     """One attention call: its weights P (*batch, N, M); its values, queries and keys, (*batch, N or M, K).
 
@@ -146,14 +216,17 @@ class AttentionCall(NamedTuple):
     keys: Tensor | None
     logits: Callable[[], Tensor] | None
     depth: int
+    key: Key
 
 
 class Recorder(TorchFunctionMode):
     """Tags every tensor of a forward pass, and makes the tape's nodes.
 
-    rules: the rule of each function, by name. begin: name of the submodule at whose result paths begin, or "inputs";
-    None: everything that has passed no attention call is slot 0. watch: called with each attention call. wanted:
-    indices of the nodes whose values to keep, for a second pass; None keeps all. With watch or wanted there is no tape.
+    rules: the rule of each function, by name. begin: name of the submodule at whose result paths begin, or "inputs",
+    which are tensors of floats and embeddings of tokens; None: everything that has passed no attention call is slot 0.
+    watch: called with each attention call. wanted: indices of the nodes whose values to keep, for a second pass; None
+    keeps all. With watch or wanted there is no tape. verdicts: the role of each product of two activations, from an
+    earlier reading of the module; None: what the tags say.
     """
 
     def __init__(
@@ -163,28 +236,42 @@ class Recorder(TorchFunctionMode):
         begin: str | None = None,
         watch: Callable[[AttentionCall], None] | None = None,
         wanted: set[int] | None = frozenset(),
+        verdicts: Mapping[Key, Verdict] | None = None,
     ) -> None:
         super().__init__()
         self.module, self.rules, self.begin, self.watch, self.wanted = module, rules, begin, watch, wanted
+        self.verdicts = verdicts
         self.keeps_tape = watch is None and wanted == frozenset()
         self.tags = WeakTensorKeyDictionary()
         self.num_calls = self.num_nodes = self.num_attention = 0
         self.depth = 0  # of the call that is being recorded
         self.has_paths = False  # whether any tensor so far has paths
         self.attention: list[Node] = []  # the result of each attention call
+        self.mixed: dict[Node, Key] = {}  # the calls of the nodes that pass heads
         self.results: dict[str, list[tuple[Tag, Tensor | None]]] = {}  # by submodule, one for each time it ran
         self.values: dict[int, Tensor] = {}
         self.epsilon = 0.0  # the coarsest rounding in the pass
-        self._modules: list[str] = []
+        self.running: list[Run] = []  # the submodules around the call that is being recorded
+        self._times: Counter[str] = Counter()
+        self._products: Counter[tuple[str, str]] = Counter()
+        self._key: tuple[int, Key] | None = None  # of the product that is being recorded, with the number of its call
+        self.uncovered: list[Call] = []  # calls of torch's attention functions that no rule covers
+        self.call = Call(0, "", "")  # that is being recorded
+        self._tokens: set[int] = set()  # where the inputs that are whole numbers lie in memory
 
     # --- the pass ----------------------------------------------------------------------------------------------------
 
     def run(self, args: tuple, kwargs: dict) -> Any:
-        """The module's own result."""
+        """The module's own result. It runs on copies of its arguments, because it may change them in place."""
         with torch.inference_mode(False), torch.no_grad():
+            args, kwargs = self.prepared(*tree_map_only(Tensor, Tensor.clone, (args, kwargs)))
             self._tag_inputs(args, kwargs)
-            with self._named_modules(), self:
+            with self._named_modules(), without_fast_path(), self:
                 return self.module(*args, **kwargs)
+
+    def prepared(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """The arguments with which the module runs."""
+        return args, kwargs
 
     def _tag_inputs(self, args: tuple, kwargs: dict) -> None:
         for submodule in self.module.modules() if isinstance(self.module, nn.Module) else ():
@@ -196,8 +283,15 @@ class Recorder(TorchFunctionMode):
                 self.set_tag(tensor, Tag(Kind.WEIGHT))
         for tensor in tensors_in([args, kwargs]):
             self.set_tag(tensor, Tag(Kind.ACTIVATION if tensor.is_floating_point() else Kind.CONSTANT))
-            if self.begin == "inputs" and tensor.is_floating_point():
-                self._begin(tensor)
+            if tensor.is_floating_point():
+                if self.begin == "inputs":
+                    self._begin(tensor)
+            elif tensor.numel():
+                self._tokens.add(tensor.untyped_storage().data_ptr())
+
+    def reads_tokens(self, x: Any) -> bool:
+        """Whether a tensor is one of the inputs that are whole numbers, or shares its memory."""
+        return isinstance(x, Tensor) and x.numel() > 0 and x.untyped_storage().data_ptr() in self._tokens
 
     @contextmanager
     def _named_modules(self) -> Iterator[None]:
@@ -208,10 +302,12 @@ class Recorder(TorchFunctionMode):
             raise ConfigError(f"begin={self.begin}: no such submodule; allowed: inputs, {', '.join(names.values())}")
 
         def enter(module: nn.Module, _) -> None:
-            self._modules.append(names.get(id(module), type(module).__name__))
+            name = names.get(id(module), type(module).__name__)
+            self.running.append(Run(name, self._times[name]))
+            self._times[name] += 1
 
         def leave(module: nn.Module, _, result: Any) -> None:
-            name = self._modules.pop()
+            name = self.running.pop().name
             tensor = next((x for x in tensors_in(result) if x.is_floating_point()), None)
             if tensor is not None and self.begin is not None and name == self.begin:
                 self._begin(tensor)
@@ -230,6 +326,45 @@ class Recorder(TorchFunctionMode):
         self.set_tag(tensor, Tag(Kind.ACTIVATION, node=self.node(call, (), Source(tensor.clone()), tensor.shape)))
         self.has_paths = True
 
+    @property
+    def where(self) -> str:
+        """Name of the submodule that is running; empty for the recorded module itself."""
+        return self.running[-1].name if self.running else ""
+
+    # --- products of activations -------------------------------------------------------------------------------------
+
+    def key_of(self, seen: Seen) -> Key:
+        """The key of the product that is being recorded."""
+        if self._key is None or self._key[0] != seen.call.index:
+            function = seen.call.function
+            self._key = seen.call.index, Key(seen.call.module, function, self._products[seen.call.module, function])
+            self._products[seen.call.module, function] += 1
+        return self._key[1]
+
+    def verdict(self, product: Product) -> Verdict:
+        """The role of a product of two activations; ConfigError if it was not made when the module was read."""
+        key = self.key_of(product.seen)
+        if self.verdicts is None:
+            return product.by_tags
+        if key not in self.verdicts:
+            raise ConfigError(
+                f"{product.seen.call}: was not made when the network was read, so its calls depend on the numbers of "
+                "its inputs; give other inputs, or fewer at a time"
+            )
+        return self.verdicts[key]
+
+    def embedded(self, seen: Seen) -> Tag:
+        """The tag of rows that an embedding looked up; with begin="inputs", paths begin at those of the inputs."""
+        if self.begin != "inputs" or not self.reads_tokens(seen.get(0, "input")):
+            return Tag(Kind.ACTIVATION)
+        self.has_paths = True
+        return Tag(Kind.ACTIVATION, node=seen.node((), Source(seen.result.clone())))
+
+    def attended(self, mixed: Node, result: Node, seen: Seen) -> None:
+        """Keep the node that passes the heads of an attention call, and that of its result."""
+        self.mixed[mixed] = self.key_of(seen)
+        self.attention.append(result)
+
     # --- tags and nodes ----------------------------------------------------------------------------------------------
 
     def set_tag(self, tensor: Tensor, tag: Tag) -> None:
@@ -245,7 +380,7 @@ class Recorder(TorchFunctionMode):
         if tag is None:
             tag = Tag(Kind.WEIGHT if isinstance(x, nn.Parameter) else Kind.CONSTANT)
             if self.has_paths and tag.kind == Kind.CONSTANT and x.is_floating_point():
-                call = Call(self.num_calls, OUTSIDE, self._modules[-1] if self._modules else "")
+                call = Call(self.num_calls, OUTSIDE, self.where)
                 tag = Tag(Kind.ACTIVATION, Level.OTHER, opaque=call, maker=call)
             self.set_tag(x, tag)
         return tag
@@ -282,7 +417,8 @@ class Recorder(TorchFunctionMode):
         levels = [tag.level for tag in with_paths or tags if tag.kind == Kind.ACTIVATION]
         scores = next((tag.scores for tag in tags if tag.scores is not None), None)
         logits = next((tag.logits for tag in tags if tag.logits is not None), None)
-        return Tag(kind, max(levels, default=Level.LINEAR), scores=scores, logits=logits)
+        form = next((tag.form for tag in tags if tag.form), "")
+        return Tag(kind, max(levels, default=Level.LINEAR), scores=scores, logits=logits, form=form)
 
     # --- every call --------------------------------------------------------------------------------------------------
 
@@ -298,7 +434,7 @@ class Recorder(TorchFunctionMode):
         given = tensors_in(args) + tensors_in(kwargs)
         in_place = changes or bool(kwargs.get("inplace"))
         self.num_calls += 1
-        call = Call(self.num_calls, full_name, self._modules[-1] if self._modules else "")
+        call = self.call = Call(self.num_calls, full_name, self.where)
         self._check_views(call, name, args, given)
         tags = [self.tag(x) for x in given]
         read = args
@@ -318,11 +454,18 @@ class Recorder(TorchFunctionMode):
             seen = Seen(self, call, name, _out_of_place(func, name, in_place), read, kwargs, output)
             seen.kwargs.pop("inplace", None)
             new = rule(seen)
-        new = self.value_only(call, tags) if new is None else new
-        self._tag_results(call, output, new, self.depth + (self.num_attention > num_before))
+        if new is None:
+            new = self.value_only(call, tags)
+            if name == "multi_head_attention_forward":
+                self.uncovered.append(call)
+        is_attention = self.num_attention > num_before
+        passed = 1 << self.num_attention if is_attention else 0
+        for tag in tags:
+            passed |= tag.passed
+        self._tag_results(call, output, new, self.depth + is_attention, passed)
         return result
 
-    def _tag_results(self, call: Call, output: Any, new: Tag | Sequence[Tag], depth: int) -> None:
+    def _tag_results(self, call: Call, output: Any, new: Tag | Sequence[Tag], depth: int, passed: int) -> None:
         tensors = [output] if isinstance(output, Tensor) else list(output)
         new = [replace(new) for _ in tensors] if isinstance(new, Tag) else new
         for tensor, tag in zip(tensors, new, strict=True):
@@ -330,7 +473,7 @@ class Recorder(TorchFunctionMode):
                 continue
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 tag = Tag(Kind.CONSTANT)
-            tag.maker, tag.depth = call, depth
+            tag.maker, tag.depth, tag.passed = call, depth, passed
             if tag.has_paths:
                 self.has_paths = True
                 self.epsilon = max(self.epsilon, torch.finfo(tensor.dtype).eps)
@@ -351,6 +494,17 @@ class Recorder(TorchFunctionMode):
                 f"{call}: reads a tensor that was changed in place through a view of it; "
                 "change the module to make a new tensor there"
             )
+
+
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    """torch's encoder layers run their Python code inside, not a kernel that skips hooks and packs padded sequences."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def tensors_in(x: Any) -> list[Tensor]:
@@ -378,7 +532,7 @@ ALIASES = {
     **dict.fromkeys(("__matmul__", "bmm", "mm", "mv"), "matmul"),
     **dict.fromkeys(("concat", "concatenate"), "cat"),
     **{"__rsub__": "rsub", "__rmatmul__": "rmatmul", "__neg__": "neg", "negative": "neg", "__pow__": "pow"},
-    **{"__getitem__": "getitem", "__setitem__": "setitem", "clip": "clamp", "baddbmm": "addmm"},
+    **{"__getitem__": "getitem", "__setitem__": "setitem", "clip": "clamp"},
 }
 CHANGES_IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__"}
 

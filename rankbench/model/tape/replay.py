@@ -333,16 +333,21 @@ class Normed(Step):
 
 @dataclass(eq=False)
 class Through(Step):
-    """Any function that is linear in all of its tensors jointly, or affine: constant + linear."""
+    """Any function that is linear in all of its tensors jointly, or affine: constant + linear. one_by_one: torch cannot
+    run it on several rows at the same time."""
 
     function: Callable[..., Tensor]
     affine: bool = False
+    one_by_one: bool = False
     new: ClassVar[bool] = False
 
     def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
         low, high = min(x.low for x in inputs), max(x.high for x in inputs)
         rows = [x.dense(low, high) for x in inputs]
-        result = torch.func.vmap(self.function)(*rows)
+        if self.one_by_one:
+            result = torch.stack([self.function(*values) for values in zip(*rows, strict=True)])
+        else:
+            result = torch.func.vmap(self.function)(*rows)
         if not self.affine:
             return Slots(low, result)
         constant = self.function(*(torch.zeros_like(x[0]) for x in rows))
@@ -390,11 +395,12 @@ class Mixed(Step):
         return mixed.unflatten(-1, (len(rows), -1)).movedim(-2, 0)
 
 
-def by_head(rows: Tensor, heads: int) -> Tensor:
-    """Outputs of attention, (T, *batch, H, N, K), with all heads but one set to zero: (T H, *batch, H, N, K)."""
-    only_HH11 = torch.eye(heads, dtype=rows.dtype, device=rows.device)[..., None, None]
-    shape = [1, heads, *[1] * (rows.ndim - 4), heads, 1, 1]
-    return (rows[:, None] * only_HH11.view(shape)).flatten(0, 1)
+def by_head(rows: Tensor, numbers: Tensor, heads: int) -> Tensor:
+    """Outputs of attention, (T, *lead, N, K), with all heads but one set to zero: (T H, *lead, N, K). numbers: the head
+    that each index of the leading axes belongs to."""
+    every = torch.arange(heads).view(-1, *[1] * numbers.dim())
+    only = (numbers == every).to(rows)[..., None, None]
+    return (rows[:, None] * only).flatten(0, 1)
 
 
 def _with_constant(sweep: Sweep, x: Slots, constant: Tensor | None) -> Slots:

@@ -19,14 +19,17 @@ begins in slot 0 where it is added, and moves on with every head that it passes.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rankbench.keys import ConfigError
-from rankbench.model.tape.recording import AttentionCall, Recorder, Tag, tensors_in
-from rankbench.model.tape.replay import Call, Frozen, Mixed, Node, Slots, Sweep, by_head, nodes_of
+from rankbench.model.tape.probe import read
+from rankbench.model.tape.reading import Reading
+from rankbench.model.tape.recording import AttentionCall, Key, Recorder, Tag, tensors_in
+from rankbench.model.tape.replay import Affine, Frozen, Mixed, Node, Normed, Slots, Sweep, by_head, nodes_of
 from rankbench.model.tape.rules import COVERED, RULES
 
 Upto = str | int | tuple[str, int] | None
@@ -50,35 +53,83 @@ class Sums(NamedTuple):
 
 
 class ThroughHeads(NamedTuple):
-    """For one attention call, the sum of all paths through each head.
+    """For one attention call, by its key, the sum of all paths through each head.
 
     sums: (H, *shape of the output), or by length (K, H, *shape of the output).
     """
 
-    call: Call
+    key: Key
     sums: Tensor
 
 
-def record(module: Callable, *args: Any, begin: str | None = None, **kwargs: Any) -> "Tape":
+class Paths(NamedTuple):
+    """Numbers of paths to a tensor. by_length: of k heads. through: those that pass one given head of each call."""
+
+    by_length: list[int]
+    through: dict[Key, int]
+
+    @classmethod
+    def of(cls, before: dict[Key, set[Key | None]], last: set[Key | None], reading: Reading) -> "Paths":
+        """From the calls that lead to each call, and to the tensor; None: paths may begin there."""
+        heads = {key: reading.by_key[key].lead.heads for key in before}
+        order = sorted(before, key=lambda key: reading.by_key[key].number)
+        upto: dict[Key | None, list[int]] = {None: [1]}  # by length, the paths that end with a call
+        for key in order:
+            upto[key] = [0, *(heads[key] * count for count in _sum_of([upto[x] for x in before[key]]))]
+        after: dict[Key, int] = dict.fromkeys(order, 0)  # the ways to go on behind a call
+        for key in reversed(order):
+            after[key] += key in last
+            for earlier in before[key] - {None}:
+                after[earlier] += heads[key] * after[key]
+        through = {key: sum(upto[key]) // heads[key] * after[key] for key in order}
+        return cls(_sum_of([upto[x] for x in last]), through)
+
+
+def _sum_of(counts: list[list[int]]) -> list[int]:
+    return [sum(each) for each in zip_longest(*counts, fillvalue=0)]
+
+
+def record(
+    module: Callable, *args: Any, begin: str | None = None, reading: Reading | None = None, **kwargs: Any
+) -> "Tape":
     """Record module(*args, **kwargs), one ordinary forward pass of an unmodified module.
 
     begin=None: everything that has passed no head is slot 0, including the embedding and every bias. begin=<name of a
     submodule>, or "inputs" for the arguments: paths begin at its result, and everything else (biases, norm shifts,
-    positions added later) is a term of its own that no head moves, as in rankbench.measures.frozen_network.
+    positions added later) is a term of its own that no head moves, as in rankbench.measures.frozen_network. With
+    "inputs", paths begin at the arguments of floats and at the embeddings of those of whole numbers.
+
+    reading: which products are attention (rankbench.model.tape.probe); None reads the module on these arguments first.
     """
-    recorder = Recorder(module, RULES, begin)
+    reading = read(module, args, kwargs) if reading is None else reading
+    recorder = Recorder(module, RULES, begin, verdicts=reading.verdicts)
     output = recorder.run(args, kwargs)
-    if not recorder.attention:
-        raise ConfigError(f"{_name(module)}: made no attention call that the tape knows; covered: {COVERED}")
-    return Tape(module, args, kwargs, recorder, output)
+    if not recorder.num_attention:
+        raise ConfigError(f"{_name(module)}: {nothing_read(reading)}")
+    return Tape(module, args, kwargs, recorder, output, reading)
 
 
-def tap(module: Callable, watch: Callable[[AttentionCall], None], *args: Any, **kwargs: Any) -> Any:
+def nothing_read(reading: Reading) -> str:
+    """Why a module has no heads, as the end of a sentence."""
+    if reading.uncovered:
+        return f"{reading.uncovered[0]}: bias_k, bias_v, add_zero_attn and static keys are not covered; leave them out"
+    seen = f" ({reading.factors[0].call}: {reading.factors[0].why})" if reading.factors else ""
+    return f"made no attention call that the tape knows{seen}; covered: {COVERED}"
+
+
+def tap(
+    module: Callable,
+    watch: Callable[[AttentionCall], None],
+    *args: Any,
+    reading: Reading | None = None,
+    **kwargs: Any,
+) -> Any:
     """Run the module and return its output; watch(call) gets each attention call, with weights and q, k, v.
 
-    Nothing is kept: the weights of one call at a time are in memory.
+    Nothing is kept: the weights of one call at a time are in memory. reading: as in `record`.
     """
-    return Recorder(module, RULES, watch=watch).run(args, kwargs)
+    reading = read(module, args, kwargs) if reading is None else reading
+    return Recorder(module, RULES, watch=watch, verdicts=reading.verdicts).run(args, kwargs)
 
 
 class Tape:
@@ -87,11 +138,14 @@ class Tape:
     output: what the module returned. calls: its attention calls, numbered from 1 in `upto`.
     """
 
-    def __init__(self, module: Callable, args: tuple, kwargs: dict, recorder: Recorder, output: Any) -> None:
-        self.module, self.args, self.kwargs, self.output = module, args, kwargs, output
+    def __init__(
+        self, module: Callable, args: tuple, kwargs: dict, recorder: Recorder, output: Any, reading: Reading
+    ) -> None:
+        self.module, self.args, self.kwargs, self.output, self.reading = module, args, kwargs, output, reading
         self.begin, self.epsilon = recorder.begin, recorder.epsilon
         self.calls = [node.call for node in recorder.attention]
         self._attention, self._results, self._tags = recorder.attention, recorder.results, recorder.tags
+        self._key_of = recorder.mixed
 
     def sums(
         self, upto: Upto = None, output: Callable | None = None, value_biases: str = "head", refuse: bool = True
@@ -111,7 +165,11 @@ class Tape:
         if not isinstance(target, Node) and self.begin is None:
             return Sums(target[None], None, state, [], 0.0)
         nodes = nodes_of(target) if isinstance(target, Node) else []
-        parts = [sweep.run(nodes) for sweep in sweeps]
+        return self._sums(sweeps, [sweep.run(nodes) for sweep in sweeps], nodes, state, refuse)
+
+    def _sums(
+        self, sweeps: list[Sweep], parts: list[Slots | None], nodes: list[Node], state: Tensor, refuse: bool
+    ) -> Sums:
         if parts[0] is None:
             raise ConfigError(f"begin={self.begin}: no path leads from there to this tensor; use an earlier begin")
         by_length_KBND = parts[0].dense(0, parts[0].high)
@@ -124,27 +182,104 @@ class Tape:
         frozen = [Frozen(node.call, node.frozen) for node in nodes if node.frozen is not None]
         return Sums(by_length_KBND, bias_BND, state, frozen, remainder)
 
-    def through_heads(self, by_length: bool = False, heads: int | None = None) -> Iterator[ThroughHeads]:
-        """For each attention call on the way to the output, the paths through its heads: one replay of H rows per call.
+    def sums_behind(
+        self, states: str | None, output: Callable | None = None, value_biases: str = "head", refuse: bool = True
+    ) -> tuple[Sums | None, Sums]:
+        """The sums of the last states, and of the output, which is read out of them; in little more than one replay.
 
-        heads: number of heads side by side in the first axis of weights with three axes, (B H, N, M); None: that axis
-        is a batch.
+        states: the submodule whose result they are; None: what the last map of weights reads. The first is None where
+        there are no such states.
         """
-        target, _ = self._target(None, None)
+        whole, state = self._target(None, output)
+        before = self._read_out(whole) if states is None else self._results.get(states, [(None, None)])[-1][0]
+        node = before.node if isinstance(before, Tag) else before
+        if not isinstance(whole, Node) or node is None or node is whole:
+            return None, self.sums(None, output, value_biases, refuse)
+        nodes, sweep = nodes_of(node), self._sweeps(value_biases)[0]
+        slots = sweep.run(nodes)
+        value = self._values({node.index})[node.index]
+        first = self._sums([sweep], [slots], nodes, value, refuse)
+        behind = nodes_of(whole)
+        if node not in behind:
+            return first, self.sums(None, output, value_biases, refuse)
+        return first, self._sums([sweep], [sweep.run(behind, (node, slots))], behind, state, refuse)
+
+    def constant(self, states: str | None, output: Callable | None = None) -> tuple[Tensor | None, Tensor | None]:
+        """The parts of the last states and of the output that depend on no input: biases, shifts, positions, carried on
+        by the frozen network. For a tape with begin="inputs"."""
+        whole, _ = self._target(None, output)
+        before = self._read_out(whole) if states is None else self._results.get(states, [(None, None)])[-1][0]
+        node = before.node if isinstance(before, Tag) else before
+        parts = []
+        for target in (node, whole):
+            slots = Sweep(shift=0, source=False).run(nodes_of(target)) if isinstance(target, Node) else None
+            parts.append(None if slots is None else slots.rows[0])
+        return tuple(parts)
+
+    @staticmethod
+    def _read_out(target: Node | Tensor) -> Node | None:
+        """What the last map of weights reads; None if anything but moves, factors and constants lies behind it."""
+        while isinstance(target, Node):
+            parents = [x for x in target.parents if isinstance(x, Node)]
+            if len(parents) != 1 or isinstance(target.step, (Mixed, Normed)):
+                return None
+            if isinstance(target.step, Affine):
+                return parents[0]
+            (target,) = parents
+        return None
+
+    def paths(self, upto: Upto = None, output: Callable | None = None) -> "Paths":
+        """The number of paths to a tensor, counted on the graph of the calls.
+
+        A path is the sequence of heads that it passes: routes that differ in a skip or an MLP are one path.
+        """
+        target, _ = self._target(upto, output)
+        nodes = nodes_of(target) if isinstance(target, Node) else []
+        before: dict[Key, set[Key | None]] = {}  # the calls that lead to a call without another in between; None: none
+        last: dict[Node, set[Key | None]] = {}
+        for node in nodes:
+            known = set().union(*(last[x] if isinstance(x, Node) else {None} for x in node.parents or (None,)))
+            last[node] = known
+            if isinstance(node.step, Mixed):
+                call = self.reading.by_key[self._key_of[node]]
+                key = call.twin or call.key
+                before.setdefault(key, set()).update(known)
+                last[node] = {key}
+        return Paths.of(before, last[nodes[-1]] if nodes else {None}, self.reading)
+
+    def through_heads(
+        self, upto: Upto = None, output: Callable | None = None, by_length: bool = False
+    ) -> Iterator[ThroughHeads]:
+        """For each attention call on the way to the output, the paths through its heads: one replay of H rows per
+        call. Calls that have one P are one."""
+        target, _ = self._target(upto, output)
         nodes = nodes_of(target) if isinstance(target, Node) else []
         whole = self._sweeps("head")[0]
         whole.shift = int(by_length)
+        parts: dict[Key, list[Key]] = {}
+        for node in nodes:
+            if isinstance(node.step, Mixed):
+                call = self.reading.by_key[self._key_of[node]]
+                parts.setdefault(call.twin or call.key, []).append(call.key)
+        waiting: dict[Key, Tensor] = {}
         for node, inputs, _ in whole.steps(nodes):
             if not isinstance(node.step, Mixed) or inputs[0] is None:
                 continue
+            call = self.reading.by_key[self._key_of[node]]
+            key, lead = call.twin or call.key, self.reading.by_key[call.twin or call.key].lead
             values, _ = node.step.values(whole, inputs[0])
             rows = node.step.mix(node.step.weights(), values.rows)
-            rows, num_heads = _one_head_each(rows, heads)
-            begin = Slots((values.low + whole.shift) * num_heads * whole.shift, rows)
-            continued = Sweep(shift=num_heads * whole.shift, constants=False)
+            rows = by_head(rows, lead.numbers(rows.shape[1:-2]), lead.heads)
+            begin = Slots((values.low + whole.shift) * lead.heads * whole.shift, rows)
+            continued = Sweep(shift=lead.heads * whole.shift, constants=False)
             sums = continued.run(nodes, (node, begin))
-            sums = sums.dense(0, sums.high).unflatten(0, (-1, num_heads))
-            yield ThroughHeads(node.call, sums if by_length else sums[0])
+            sums = sums.dense(0, sums.high).unflatten(0, (-1, lead.heads))
+            if key in waiting:
+                sums = _added(sums, waiting.pop(key))
+            if call.key == parts[key][-1]:
+                yield ThroughHeads(key, sums if by_length else sums[0])
+            else:
+                waiting[key] = sums
 
     def _sweeps(self, value_biases: str) -> list[Sweep]:
         """One sweep for everything; with `begin`, one for the paths and one for everything else."""
@@ -190,7 +325,7 @@ class Tape:
 
     def _values(self, wanted: set[int] | None) -> dict[int, Tensor]:
         """The recorded values of the nodes with these indices (None: all), from a second pass."""
-        recorder = Recorder(self.module, RULES, self.begin, wanted=wanted)
+        recorder = Recorder(self.module, RULES, self.begin, wanted=wanted, verdicts=self.reading.verdicts)
         recorder.run(self.args, self.kwargs)
         return recorder.values
 
@@ -237,13 +372,10 @@ def _main_tensor(output: Any) -> Tensor:
     return tensor
 
 
-def _one_head_each(rows: Tensor, heads: int | None) -> tuple[Tensor, int]:
-    """Split each row (*batch, H, N, K) into one row per head, with the others zero; (T H, ...), and H."""
-    if rows.ndim > 4:
-        return by_head(rows, rows.shape[-3]), rows.shape[-3]
-    if heads is None or rows.ndim < 4:
-        return rows, 1
-    return by_head(rows.unflatten(-3, (-1, heads)), heads).flatten(-4, -3), heads
+def _added(x: Tensor, y: Tensor) -> Tensor:
+    """The sum of two lists of slots, of which one may be longer."""
+    longer, shorter = (x, y) if len(x) >= len(y) else (y, x)
+    return longer + torch.cat([shorter, longer.new_zeros(len(longer) - len(shorter), *longer.shape[1:])])
 
 
 def _name(module: Callable) -> str:

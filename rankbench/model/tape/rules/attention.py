@@ -12,8 +12,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankbench.model.tape.recording import AttentionCall, Kind, Level, Origin, Reads, Seen, Tag
+from rankbench.model.tape.recording import (
+    AttentionCall,
+    Kind,
+    Level,
+    Origin,
+    Product,
+    Reads,
+    Role,
+    Seen,
+    Tag,
+    Verdict,
+    Weighted,
+)
 from rankbench.model.tape.replay import Affine, Mixed, Node, Through
+from rankbench.model.tape.rules.linear import through
 from rankbench.model.tape.rules.registry import refuse_dropout, rule, unchanged
 
 Move, Lazy, Pair = Callable[[Tensor], Tensor], Callable[[], Tensor], tuple[Tensor, Tensor]
@@ -38,10 +51,10 @@ def weighted_values(
         return seen.value_only([tag], Level.LINEAR)
     parent = values if tag.node is None else _values(seen, tag.node, origin, to_values, values.shape)
     bias = origin.bias if origin is not None and origin.constant is not None else None
-    node = seen.node((parent,), Mixed(weights, bias, grouped), "attention weights", reads)
+    node = mixed = seen.node((parent,), Mixed(weights, bias, grouped), "attention weights", reads)
     if back is not unchanged:
         node = seen.node((node,), Through(back))
-    seen.recorder.attention.append(node)
+    seen.recorder.attended(mixed, node, seen)
     return Tag(Kind.ACTIVATION, node=node)
 
 
@@ -51,7 +64,8 @@ def _show(seen: Seen, weights: Lazy, values: Lazy, scores: Callable[[], Pair], l
     recorder.num_attention += 1
     if recorder.watch is not None:
         tensors = (weights(), values(), *scores(), logits)
-        recorder.watch(AttentionCall(recorder.num_attention, seen.call, *tensors, recorder.depth + 1))
+        key = recorder.key_of(seen)
+        recorder.watch(AttentionCall(recorder.num_attention, seen.call, *tensors, recorder.depth + 1, key))
 
 
 def _values(seen: Seen, v: Node, origin: Origin | None, to_values: Callable, shape: torch.Size) -> Node:
@@ -99,7 +113,28 @@ def _fused(seen: Seen) -> Tag | None:
     grouped = bool(grouped) and v.shape[-3] != q.shape[-3]
     reads = [q, k, mask]
     weights, logits = (partial(function, q, k, mask, scale) for function in (weights_of, logits_of))
+    side = Weighted(lambda q, k, v, mask=None: weights_of(q, k, mask, scale), lambda *given: given[2], unchanged)
+    if _is_factor(seen, (q, k, v, *([] if mask is None else [mask])), side):
+        return frozen_weights(seen, weights, v, unchanged, unchanged)
     return weighted_values(seen, weights, v, unchanged, unchanged, (q, k), logits, reads, grouped)
+
+
+def _is_factor(seen: Seen, tensors: tuple[Tensor, ...], side: Weighted) -> bool:
+    """Whether a call of one of torch's attention functions mixes something other than tokens."""
+    product = Product(seen, tensors, (side,), Verdict(Role.ATTENTION), lambda q, k, *_: (q, k), is_kernel=True)
+    return seen.recorder.verdict(product).role == Role.FACTOR
+
+
+def frozen_weights(seen: Seen, weights: Lazy, v: Tensor, to_values: Move, back: Move) -> Tag:
+    """The tag of P v where P is a frozen factor like any other, and no head."""
+    p = weights()
+
+    def mixed(x: Tensor) -> Tensor:
+        values = to_values(x)
+        groups = 1 if values.ndim < 3 else p.shape[-3] // values.shape[-3]
+        return back(p @ (values if groups == 1 else values.repeat_interleave(groups, -3)))
+
+    return through(seen, [v], mixed, reads=[p])
 
 
 @rule("multi_head_attention_forward")
@@ -128,32 +163,43 @@ def _multi_head(seen: Seen) -> list[Tag] | None:
 
     mask = _additive_mask(at["attn_mask"], at["key_padding_mask"], heads, query)
 
-    def queries_and_keys() -> tuple[Tensor, Tensor]:
+    def queries_and_keys(query: Tensor, key: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
         return tuple(by_head(F.linear(x, w, b)) for x, w, b in zip((query, key), maps, biases, strict=False))
 
-    def of_scores(function: Callable) -> Tensor:
-        q_BHNK, k_BHMK = queries_and_keys()
+    def of_scores(function: Callable, *given: Tensor) -> Tensor:
+        q_BHNK, k_BHMK = queries_and_keys(*given)
         return function(q_BHNK, k_BHMK, mask, q_BHNK.shape[-1] ** -0.5)
 
-    weights, logits = partial(of_scores, weights_of), partial(of_scores, logits_of)
+    def values(*given: Tensor) -> Tensor:
+        return by_head(F.linear(given[2], maps[2], biases[2]))
+
+    weights, logits = (partial(of_scores, function, query, key) for function in (weights_of, logits_of))
+    side = Weighted(partial(of_scores, weights_of), values, back)
+    product = Product(seen, (query, key, value), (side,), Verdict(Role.ATTENTION), queries_and_keys, is_kernel=True)
+    is_head = seen.recorder.verdict(product).role == Role.ATTENTION
     tag, shape_NBD = seen.tag(at["value"]), torch.Size((*value.shape[:-1], width))
-    _show(seen, weights, lambda: by_head(F.linear(value, maps[2], biases[2])), queries_and_keys, logits)
+    if is_head:
+        _show(seen, weights, lambda: values(query, key, value), lambda: queries_and_keys(query, key), logits)
     average = seen.value_only([seen.tag(at["query"])], Level.SOFTMAX)
     if tag.opaque is not None:
         return [seen.value_only([tag], Level.LINEAR), average]
     unbatched = at["query"].ndim == 2
     bias = None if biases[2] is None else lambda: by_head(biases[2].expand(shape_NBD))
+    p = None if is_head else weights()
     steps = [
         *([Through(lambda x: x[:, None])] if unbatched and tag.node is not None else []),
-        *(Affine(maps[2], biases[2]), Through(by_head), Mixed(weights, bias), Through(back)),
-        Affine(at["out_proj_weight"], at["out_proj_bias"]),
+        *(Affine(maps[2], biases[2]), Through(by_head)),
+        *([Mixed(weights, bias)] if is_head else [Through(lambda x: p @ x)]),
+        *(Through(back), Affine(at["out_proj_weight"], at["out_proj_bias"])),
         *([Through(lambda x: x[:, 0])] if unbatched else []),
     ]
-    node = tag.node or value
+    node, mixed = tag.node or value, None
     for step in steps:
         frozen, reads = ("attention weights", [query, key, mask]) if isinstance(step, Mixed) else (None, ())
         node = seen.node((node,), step, frozen, reads, shape=seen.result[0].shape)
-    seen.recorder.attention.append(node)
+        mixed = node if isinstance(step, Mixed) else mixed
+    if mixed is not None:
+        seen.recorder.attended(mixed, node, seen)
     return [Tag(Kind.ACTIVATION, node=node), average]
 
 

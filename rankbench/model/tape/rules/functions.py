@@ -1,5 +1,7 @@
 """Rules of functions of one activation, and of norms."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -22,7 +24,7 @@ def _activation(seen: Seen) -> Tag | None:
         return None
     tag = seen.tag(z)
     if tag.opaque is not None:
-        return seen.value_only([tag], Level.GATED)
+        return replace(seen.value_only([tag], Level.GATED), form=seen.name)
     result_tag = Recorder.combined([tag])
     result_tag.level = max(Level.GATED, result_tag.level)
     if tag.node is not None:
@@ -47,14 +49,26 @@ def _glu(seen: Seen) -> Tag | None:
 
 @rule("softmax", "softmax_of_rows")
 def _softmax(seen: Seen) -> Tag:
-    result_tag = seen.value_only([seen.tag(seen.args[0])], Level.SOFTMAX)
-    result_tag.logits = seen.args[0] if seen.recorder.watch else None
-    return result_tag
+    return replace(seen.value_only([seen.tag(seen.args[0])], Level.SOFTMAX), form="softmax", logits=_logits(seen))
+
+
+def _logits(seen: Seen) -> Tensor | None:
+    """The argument of a softmax or exponential, before its largest was taken off."""
+    if seen.recorder.keeps_tape:
+        return None
+    unshifted = seen.tag(seen.args[0]).unshifted
+    return seen.args[0] if unshifted is None else unshifted
+
+
+@rule("exp")
+def _exp(seen: Seen) -> Tag:
+    tag = seen.value_only([seen.tag(seen.args[0])])
+    return replace(tag, form="exp", logits=_logits(seen) if tag.mixes else None)
 
 
 @rule("as_weights")
 def _as_weights(seen: Seen) -> Tag:
-    return seen.value_only([seen.tag(seen.args[0])], Level.SOFTMAX)
+    return replace(seen.value_only([seen.tag(seen.args[0])], Level.SOFTMAX), form="weights")
 
 
 @rule("var_mean", "std_mean")

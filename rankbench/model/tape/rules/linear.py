@@ -15,8 +15,7 @@ from rankbench.model.tape.rules.registry import refuse_dropout, rule, unchanged
 
 @rule("contiguous", "clone", "detach", "data", "requires_grad_", "positive", "alias")
 def _same(seen: Seen) -> Tag:
-    tag = seen.tag(seen.args[0])
-    return Tag(tag.kind, tag.level, tag.node, tag.opaque, tag.mixes, tag.origin, scores=tag.scores)
+    return replace(seen.tag(seen.args[0]))
 
 
 @rule("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
@@ -45,6 +44,8 @@ def _expand(seen: Seen) -> Tag:
 @rule("repeat", "tile", "repeat_interleave")
 def _move(seen: Seen) -> Tag:
     function, others, kwargs = seen.function, seen.args[1:], seen.kwargs
+    if seen.tag(seen.args[0]).kind == Kind.WEIGHT and any(map(seen.recorder.reads_tokens, tensors_in([others]))):
+        return seen.recorder.embedded(seen)  # rows of a table, as weight[tokens]
     return _moved(seen, lambda x: function(x, *others, **kwargs))
 
 
@@ -61,10 +62,21 @@ def _split(seen: Seen) -> list[Tag]:
 def _moved(seen: Seen, function: Callable[[Tensor], Tensor], result: Tensor | None = None) -> Tag:
     """The tag of the result of a call that moves the numbers of its first argument."""
     indices = tensors_in([seen.args[1:], seen.kwargs])
-    tag = through(seen, [seen.args[0]], function, result=result, reads=indices)
-    origin = seen.tag(seen.args[0]).origin
-    tag.origin = None if origin is None else origin.moved(function)
+    tag, before = through(seen, [seen.args[0]], function, result=result, reads=indices), seen.tag(seen.args[0])
+    tag.origin = None if before.origin is None else before.origin.moved(function)
+    tag.logits = _alike(function, [seen.args[0]])(seen)
     return tag
+
+
+def _alike(function: Callable, data: Sequence[Tensor]) -> Callable[[Seen], Tensor | None]:
+    """The logits of what a function makes of weights that came from logits of their own shape: it moves both alike."""
+
+    def logits(seen: Seen) -> Tensor | None:
+        each = [seen.tag(x).logits for x in data]
+        fits = all(x is not None and x.shape == y.shape for x, y in zip(each, data, strict=True))
+        return function(*each) if fits else None
+
+    return logits
 
 
 @rule("to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "cuda")
@@ -100,7 +112,11 @@ def _jointly(seen: Seen, positions: tuple[int, ...], constant: bool | None = Non
     if any(seen.tag(x).has_paths for x in others):
         return None
     if any(tag.opaque is not None for tag in tags):
-        return seen.value_only(tags, Level.LINEAR)
+        tag = seen.value_only(tags, Level.LINEAR)
+        if seen.name in ("cat", "stack"):
+            joined = _with_holes(seen.args, data)
+            tag.logits = _alike(lambda *values: seen.function(*_filled(joined, values), **seen.kwargs), data)(seen)
+        return tag
     # constants enter slot 0; single numbers and empty tensors stay where they are
     parents = [x for x, tag in zip(data, tags, strict=True) if tag.node is not None or (x.ndim and x.numel())]
     if constant is None:
@@ -128,7 +144,23 @@ rule("pad")(lambda seen: _jointly(seen, (0,), constant=bool(seen.get(3, "value")
 rule("batch_norm")(lambda seen: None if seen.get(5, "training", False) else _jointly(seen, (0,), constant=True))
 LIKE = ("zero", "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full")
 rule(*LIKE)(lambda seen: Tag(Kind.CONSTANT))
-rule("embedding")(lambda seen: None if seen.tag(seen.get(1, "weight")).has_paths else Tag(Kind.ACTIVATION))
+
+
+@rule("embedding")
+def _embedding(seen: Seen) -> Tag | None:
+    if seen.tag(seen.get(1, "weight")).has_paths:
+        return None
+    return seen.recorder.embedded(seen)
+
+
+@rule("_grouped_mm")
+def _grouped(seen: Seen) -> Tag | None:
+    """A map of weights for each expert, applied to its own tokens."""
+    function, others, kwargs = seen.function, seen.args[1:], seen.kwargs
+    if any(seen.tag(x).has_paths for x in tensors_in([others, kwargs])):
+        return None
+    tag = through(seen, [seen.args[0]], lambda x: function(x.contiguous(), *others, **kwargs), one_by_one=True)
+    return tag if tag.opaque is not None else as_map(tag)
 
 
 def through(
@@ -138,8 +170,9 @@ def through(
     affine: bool = False,
     result: Tensor | None = None,
     reads: Reads = (),
+    one_by_one: bool = False,
 ) -> Tag:
-    """The tag of a function that is linear, or affine, in these tensors jointly."""
+    """The tag of a function that is linear, or affine, in these tensors jointly. one_by_one: as in `Through`."""
     tags = [seen.tag(x) for x in data]
     if any(tag.opaque is not None for tag in tags):
         return seen.value_only(tags, Level.LINEAR)
@@ -147,7 +180,7 @@ def through(
     if any(tag.node is not None for tag in tags):
         parents = tuple(tag.node or x for x, tag in zip(data, tags, strict=True))
         shape = (seen.result if result is None else result).shape
-        tag.node = seen.node(parents, Through(function, affine), reads=reads, shape=shape)
+        tag.node = seen.node(parents, Through(function, affine, one_by_one), reads=reads, shape=shape)
     return tag
 
 
@@ -169,13 +202,19 @@ def _filled(x: Any, values: Sequence[Tensor]) -> Any:
     return type(x)(_filled(part, values) for part in x) if type(x) in (tuple, list) else x
 
 
+LARGEST = ("amax", "max", "logsumexp")  # calls whose result is taken off each row before an exponential
+
+
 @rule("add", "sub", "rsub")
 def _add(seen: Seen) -> Tag | None:
     terms, alpha = seen.args[:2], seen.kwargs.get("alpha", 1)
     factors = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[seen.name]
     tags = [seen.tag(x) for x in terms]
     if any(tag.opaque is not None for tag in tags):
-        return seen.value_only(tags, Level.LINEAR)
+        tag = seen.value_only(tags, Level.LINEAR)
+        if seen.name == "sub" and (of := tags[1].maker) is not None and of.function.rpartition(".")[2] in LARGEST:
+            tag.unshifted = terms[0] if tags[0].unshifted is None else tags[0].unshifted
+        return tag
     tag = Recorder.combined(tags)
     if any(tag.node is not None for tag in tags):
         parents = tuple(seen.recorder.parent(x, seen.result) for x in terms)

@@ -3,21 +3,48 @@
 Shapes: D and F widths.
 """
 
-from collections.abc import Callable, Sequence
+import string
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rankbench.model.tape.recording import Kind, Level, Origin, Recorder, Seen, Tag
+from rankbench.model.tape.recording import (
+    Kind,
+    Level,
+    Origin,
+    Product,
+    Recorder,
+    Role,
+    Scores,
+    Seen,
+    Tag,
+    Verdict,
+    Weighted,
+)
 from rankbench.model.tape.replay import Affine, Scaled
-from rankbench.model.tape.rules.attention import Move, Pair, weighted_values
+from rankbench.model.tape.rules.attention import Move, weighted_values
 from rankbench.model.tape.rules.linear import as_map, through
-from rankbench.model.tape.rules.registry import rule, unchanged
+from rankbench.model.tape.rules.registry import RULES, rule, unchanged
 
-Layout = tuple[Move, Move, Move]
+
+class Layout(NamedTuple):
+    """How to bring weights to (*batch, N, M), values to (*batch, M, K), and (*batch, N, K) to the result."""
+
+    to_weights: Move
+    to_values: Move
+    back: Move
+
+
+class Ways(NamedTuple):
+    """How a product may be read: with its left factor as weights, with its right one, and as queries times keys."""
+
+    left: Layout | None = None
+    right: Layout | None = None
+    scores: Layout | None = None
 
 
 @rule("mul")
@@ -26,8 +53,48 @@ def _mul(seen: Seen) -> Tag | None:
     left, right = seen.tag(a), seen.tag(b)
     # the less linear side is frozen; if both are alike, the left
     if left.has_paths and not (right.has_paths and left.level >= right.level):
-        return _scaled(seen, a, b, "right factor")
-    return _scaled(seen, b, a, "left factor")
+        tag = _scaled(seen, a, b, "right factor")
+    else:
+        tag = _scaled(seen, b, a, "left factor")
+    if left.kind == right.kind == Kind.ACTIVATION:
+        tag.factors = a, b
+    return tag
+
+
+LINEAR_SUM = RULES["sum"]
+
+
+@rule("sum")
+def _sum(seen: Seen) -> Tag | None:
+    """A sum over an axis of a product of two activations, each with an axis that the other lacks, is a product of
+    matrices, as (a[..., None] * b[..., None, :, :]).sum(-2) is a @ b."""
+    axis, tag = seen.get(1, "dim"), seen.tag(seen.args[0])
+    axis = axis[0] if isinstance(axis, (tuple, list)) and len(axis) == 1 else axis
+    if tag.factors is None or not isinstance(axis, int) or seen.kwargs.get("dtype") is not None:
+        return LINEAR_SUM(seen)
+    whole, result = seen.args[0].shape, seen.result.shape
+    letters = string.ascii_letters[: len(whole)]
+    terms, squeezed = [], []
+    for factor in tag.factors:
+        sizes = (*[1] * (len(whole) - factor.dim()), *factor.shape)
+        kept = [number for number, size in enumerate(sizes) if size == whole[number]]
+        terms.append("".join(letters[number] for number in kept))
+        squeezed.append(lambda x, shape=tuple(whole[number] for number in kept): x.reshape(shape))
+    out, sizes = letters.replace(letters[axis], ""), dict(zip(letters, whole, strict=True))
+    ways = _ways(*terms, out, sizes)
+    if ways == Ways():
+        return LINEAR_SUM(seen)
+    ways = Ways(*(_after(way, *pair) for way, pair in zip(ways, (squeezed, squeezed[::-1], squeezed), strict=True)))
+    ways = Ways(*(way and way._replace(back=lambda x, back=way.back: back(x).reshape(result)) for way in ways))
+    return _activations(seen, *tag.factors, ways, lambda: LINEAR_SUM(seen))
+
+
+def _after(way: Layout | None, of_weights: Move, of_values: Move) -> Layout | None:
+    """The layout, after a move of each factor."""
+    if way is None:
+        return None
+    to_weights, to_values, back = way
+    return Layout(lambda x: to_weights(of_weights(x)), lambda x: to_values(of_values(x)), back)
 
 
 @rule("div")
@@ -81,17 +148,26 @@ def _matmul(seen: Seen) -> Tag | None:
     a, b = seen.args[:2] if seen.name == "matmul" else reversed(seen.args[:2])
     if b.ndim == 2 and a.ndim > 1 and seen.tag(b).kind == Kind.WEIGHT and seen.tag(a).kind != Kind.WEIGHT:
         return _affine(seen, a, b.mT, None)
-    if a.ndim == 1 or b.ndim == 1:
-        return _product(seen, a, b, torch.matmul)
-    return _product(seen, a, b, torch.matmul, ((unchanged,) * 3, (attrgetter("mT"),) * 3), (a, b.mT))
+    return _product(seen, a, b, torch.matmul, Ways() if a.ndim == 1 or b.ndim == 1 else MATRICES)
 
 
-@rule("addmm")
+AS_IT_IS, TRANSPOSED = Layout(*(unchanged,) * 3), Layout(*(attrgetter("mT"),) * 3)
+MATRICES = Ways(AS_IT_IS, TRANSPOSED, AS_IT_IS)
+
+
+@rule("addmm", "baddbmm")
 def _addmm(seen: Seen) -> Tag | None:
-    c, a, b = seen.args[0], seen.get(1, "mat1"), seen.get(2, "mat2")
-    if a is None or b is None or b.ndim != 2 or seen.tag(b).kind != Kind.WEIGHT or seen.tag(c).has_paths:
+    c = seen.args[0]
+    a, b = (seen.get(i, name, seen.kwargs.get(f"batch{i}")) for i, name in ((1, "mat1"), (2, "mat2")))
+    if a is None or b is None:
         return None
     alpha, beta = seen.kwargs.get("alpha", 1), seen.kwargs.get("beta", 1)
+    if all(seen.tag(x).kind == Kind.ACTIVATION for x in (a, b)):
+        # scores that are added to a table of positions; a sum with P v would need both of its terms
+        tag = _activations(seen, a, b, Ways(scores=AS_IT_IS), lambda: seen.value_only([seen.tag(x) for x in (a, b)]))
+        return seen.value_only([tag, seen.tag(c)], Level.PRODUCT)
+    if b.ndim != 2 or seen.tag(b).kind != Kind.WEIGHT or seen.tag(c).has_paths:
+        return None
     return _affine(seen, a, b.mT if alpha == 1 else alpha * b.mT, c if beta == 1 else beta * c)
 
 
@@ -109,12 +185,12 @@ def _einsum(seen: Seen) -> Tag | None:
     multiply, terms = partial(torch.einsum, equation), _letters(equation, operands[0].ndim, operands[1].ndim)
     if terms is None:
         return _product(seen, *operands, multiply)
-    a, b, out = terms
-    layouts, scores = (_layout(a, b, out, a), _layout(b, a, out, b)), None
-    if (as_scores := _layout(a, b, out, out)) is not None:
-        to_queries, to_keys, _ = as_scores
-        scores = to_queries(operands[0]), to_keys(operands[1]).mT
-    return _product(seen, *operands, multiply, None if None in layouts else layouts, scores)
+    sizes = {
+        letter: size
+        for term, x in zip(terms[:2], operands, strict=True)
+        for letter, size in zip(term, x.shape, strict=True)
+    }
+    return _product(seen, *operands, multiply, _ways(*terms, sizes))
 
 
 def _letters(equation: str, *ndims: int) -> tuple[str, str, str] | None:
@@ -122,7 +198,7 @@ def _letters(equation: str, *ndims: int) -> tuple[str, str, str] | None:
     equation = equation.replace(" ", "")
     given, arrow, out = equation.partition("->")
     terms = given.split(",")
-    free = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation]
+    free = [letter for letter in string.ascii_uppercase if letter not in equation]
     if not arrow:
         letters = sorted(letter for letter in set(given) - {",", "."} if given.count(letter) == 1)
         out = ("..." if "..." in given else "") + "".join(letters)
@@ -133,23 +209,38 @@ def _letters(equation: str, *ndims: int) -> tuple[str, str, str] | None:
     return None if any(len(set(term)) < len(term) for term in terms) else tuple(terms)
 
 
-def _layout(weights: str, values: str, out: str, order: str) -> Layout | None:
-    """How to bring weights to (*batch, N, M) and values to (*batch, M, K), and (*batch, N, K) to the result.
+def _ways(a: str, b: str, out: str, sizes: Mapping[str, int]) -> Ways:
+    """How to read the product of terms with these letters. sizes: of each letter's axis."""
+    return Ways(_layout(a, b, out, a, sizes), _layout(b, a, out, b, sizes), _layout(a, b, out, out, sizes))
 
-    order: the term whose order of letters the batch has.
+
+def _layout(weights: str, values: str, out: str, order: str, sizes: Mapping[str, int]) -> Layout | None:
+    """The layout of a product of weights and values; None if the letters do not fit.
+
+    order: the term whose order of letters the batch has. Weights may have several letters that the values lack: that of
+    the queries, and groups of heads that share their values.
     """
     batch = [x for x in order if x in weights and x in values and x in out]
     queries = [x for x in weights if x not in values and x in out]
     keys = [x for x in weights if x in values and x not in out]
     features = [x for x in values if x not in weights and x in out]
-    if not len(queries) == len(keys) == len(features) == 1 or len(batch) + 2 != len(weights):
+    if not queries or not len(keys) == len(features) == 1:
         return None
-    if len(batch) + 2 != len(values) or len(batch) + 2 != len(out):
+    alike = [x for x in queries if sizes[x] == sizes[keys[0]]]
+    query = alike[0] if len(alike) == 1 else queries[-1]
+    groups = [x for x in queries if x != query]
+    if not (len(batch) + len(groups) + 2 == len(weights) == len(out) and len(batch) + 2 == len(values)):
         return None
-    return (
-        _permuted(weights, [*batch, *queries, *keys]),
-        _permuted(values, [*batch, *keys, *features]),
-        _permuted([*batch, *queries, *features], out),
+    to_values = _permuted(values, [*batch, *keys, *features])
+    shape = [sizes[x] for x in (*batch, *groups, *keys, *features)]
+
+    def shared(x: Tensor) -> Tensor:
+        return to_values(x)[(..., *[None] * len(groups), slice(None), slice(None))].expand(shape)
+
+    return Layout(
+        _permuted(weights, [*batch, *groups, query, *keys]),
+        shared if groups else to_values,
+        _permuted([*batch, *groups, query, *features], out),
     )
 
 
@@ -158,35 +249,69 @@ def _permuted(given: Sequence[str], wanted: Sequence[str]) -> Callable[[Tensor],
     return lambda x: x.permute(order)
 
 
-def _product(
-    seen: Seen,
-    a: Tensor,
-    b: Tensor,
-    multiply: Callable,
-    layouts: Sequence[Layout] | None = None,
-    scores: Pair | None = None,
-) -> Tag | None:
-    """A product of two tensors that sums over an axis: a linear map, attention, or scores.
-
-    layouts: how to read it as P v with P on the left, and with P on the right. scores: its factors as queries and keys.
-    """
+def _product(seen: Seen, a: Tensor, b: Tensor, multiply: Callable, ways: Ways = Ways()) -> Tag | None:  # noqa: B008
+    """A product of two tensors that sums over an axis: a linear map, or a product of two activations."""
     tags = [seen.tag(a), seen.tag(b)]
     if all(tag.kind == Kind.ACTIVATION for tag in tags):
-        side = _weights_side(*tags)
-        if layouts is None or side is None:
-            tag = seen.value_only(tags, Level.PRODUCT)
-            tag.opaque, tag.mixes, tag.scores = tag.opaque or seen.call, True, scores if seen.recorder.watch else None
-            return tag
-        (to_weights, *moves), logits = layouts[side], tags[side].logits
-        p, v = (a, b) if side == 0 else (b, a)
-        logits = None if logits is None or logits.shape != p.shape else partial(to_weights, logits)
-        p = to_weights(p)
-        return weighted_values(seen, lambda: p, v, *moves, tags[side].scores, logits, reads=[p])
+        return _activations(seen, a, b, ways, lambda: _with_frozen_side(seen, a, b, multiply))
     if tags[0].has_paths:
         tag = through(seen, [a], lambda x: multiply(x, b), reads=[b])
     else:
         tag = through(seen, [b], lambda x: multiply(a, x), reads=[a])
     return tag if tag.opaque is not None else as_map(tag)
+
+
+def _activations(seen: Seen, a: Tensor, b: Tensor, ways: Ways, as_factor: Callable[[], Tag | None]) -> Tag | None:
+    """A product of two activations: attention, scores, or a product of which one side is frozen (as_factor)."""
+    tags, recorder = [seen.tag(a), seen.tag(b)], seen.recorder
+    side = _weights_side(*tags)
+    is_attention = side is not None and ways[side] is not None
+    by_tags = Verdict(Role.ATTENTION, side) if is_attention else Verdict(Role.SCORES)
+    sides = tuple(None if way is None else _as_weighted(way, number) for number, way in enumerate(ways[:2]))
+    to_scores = None
+    if ways.scores is not None:
+        to_queries, to_keys, _ = ways.scores
+        to_scores = lambda a, b: (to_queries(a), to_keys(b).mT)  # noqa: E731
+    role, side = recorder.verdict(Product(seen, (a, b), sides, by_tags, to_scores))
+    if role == Role.FACTOR:
+        return as_factor()
+    if role == Role.SCORES:
+        tag = seen.value_only(tags, Level.PRODUCT)
+        scores = Scores(*to_scores(a, b), recorder.key_of(seen)) if to_scores and not recorder.keeps_tape else None
+        tag.opaque, tag.mixes, tag.scores = tag.opaque or seen.call, True, scores
+        tag.form, tag.logits, tag.unshifted = "", None, None
+        return tag
+    (to_weights, *moves), logits, scores = ways[side], tags[side].logits, tags[side].scores
+    p, v = (a, b) if side == 0 else (b, a)
+    is_softmax = tags[side].form != "exp" or bool(((p.sum(-1) - 1).abs() < 0.01).all())  # exponentials over their sum
+    logits = partial(to_weights, logits) if is_softmax and logits is not None and logits.shape == p.shape else None
+    p = to_weights(p)
+    return weighted_values(seen, lambda: p, v, *moves, scores and scores[:2], logits, reads=[p])
+
+
+def _as_weighted(way: Layout, side: int) -> Weighted:
+    return Weighted(lambda *given: way.to_weights(given[side]), lambda *given: way.to_values(given[1 - side]), way.back)
+
+
+def _with_frozen_side(seen: Seen, a: Tensor, b: Tensor, multiply: Callable) -> Tag | None:
+    """A product that mixes something other than tokens; the less linear side is frozen, if both are alike the left."""
+    left, right = seen.tag(a), seen.tag(b)
+    carried = [
+        tag.opaque is None and (tag.has_paths or not other.has_paths) for tag, other in ((left, right), (right, left))
+    ]
+    if not any(carried):
+        return seen.value_only([left, right])
+    if carried[0] and not (carried[1] and left.level >= right.level):
+        tag = through(seen, [a], lambda x: multiply(x, b), reads=[b])
+        tag.level = max(Level.GATED, left.level)
+    else:
+        tag = through(seen, [b], lambda x: multiply(a, x), reads=[a])
+        tag.level = max(Level.GATED, right.level)
+    tag.mixes, tag.scores, tag.logits, tag.form = False, None, None, ""
+    if tag.node is not None:
+        frozen = left if tag.node.parents == (right.node,) else right
+        tag.node.frozen = f"factor{'' if frozen.maker is None else f', of {frozen.maker}'}"
+    return tag
 
 
 def _weights_side(left: Tag, right: Tag) -> int | None:

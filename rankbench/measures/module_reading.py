@@ -1,0 +1,451 @@
+"""A module from outside rankbench as it is measured: what was read of it, which tensor, and which tokens count.
+
+Shapes: B sequence, H head, N query token, M key token, K width of the values, R sequence or window of one.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from rankbench.keys import ConfigError, closest
+from rankbench.model.modules import Example
+from rankbench.model.tape import AttentionCall, Sums, Tape, record, tap
+from rankbench.model.tape.probe import hidden_keys, named_tensors, read
+from rankbench.model.tape.reading import Axes, Output, ReadCall, Reading
+from rankbench.model.tape.recording import Key
+from rankbench.model.tape.sums import nothing_read
+
+log = logging.getLogger(__name__)
+
+FEW = 3  # sequences on which a module is read
+SEQUENCES_AT_A_TIME = 8
+# Names in wide use, and whether true means present; weights of attention, where they hide tokens, decide first.
+KNOWN_MASKS = {"attention_mask": True, "src_key_padding_mask": False, "key_padding_mask": False, "padding_mask": False}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user says of a module; None: it is read.
+
+    mask: the input that says which tokens are present, as present:<name> or absent:<name>. output: the tensor that is
+    measured, by its name or that of a submodule. layers: the submodules whose results are the states. token_axis: of
+    the measured tensor and of the states.
+    """
+
+    mask: str | None = None
+    output: str | None = None
+    layers: tuple[str, ...] | None = None
+    token_axis: int | None = None
+
+
+NOTHING_ASKED = Asked()
+
+
+@dataclass(frozen=True, eq=False)
+class ReadModule:
+    """A module with its inputs, and what was read of them.
+
+    example: the inputs, with the axis of sequences of each and the lengths that were found. target: the tensor that is
+    measured. heads: the attention calls on the way to it, one for those that have one P. mask: what says which tokens
+    are present, in words.
+    """
+
+    module: nn.Module
+    example: Example
+    reading: Reading
+    asked: Asked
+    target: Output
+    heads: tuple[ReadCall, ...]
+    mask: str
+
+    @cached_property
+    def first(self) -> dict[Key, tuple[int, int]]:
+        """The depth of each of `heads`, and the number of its first head there, both from 1."""
+        counts: dict[int, int] = {}
+        first = {}
+        for call in self.heads:
+            first[call.key] = call.depth, counts.get(call.depth, 0) + 1
+            counts[call.depth] = counts.get(call.depth, 0) + call.lead.heads
+        return first
+
+    @cached_property
+    def axes(self) -> Axes:
+        """The axes of the target."""
+        return axes_or_default(self.target.axes, len(self.target.shape), self.asked.token_axis)
+
+    @property
+    def upto(self) -> str | None:
+        """The submodule whose result is the target; None for one of the tensors that the module returns."""
+        return self.target.name if self.target.is_submodule else None
+
+    def choose(self, output: object) -> Tensor:
+        """The target, out of what the module returned."""
+        named = dict(named_tensors(output))
+        return named[self.target.name]
+
+    @property
+    def shape_of_sequence(self) -> tuple[int, int]:
+        """Tokens and width of the target; one token if it has none."""
+        tokens = math.prod(self.target.shape[axis] for axis in self.axes.tokens)
+        batch = self.target.shape[self.axes.batch]
+        return tokens, math.prod(self.target.shape) // (batch * tokens)
+
+    @property
+    def bytes_of_sequence(self) -> int:
+        weight = next((x for x in self.module.parameters() if x.is_floating_point()), self.example.tensors[0])
+        return math.prod(self.shape_of_sequence) * max(4, weight.element_size())
+
+    def arranged(self, x: Tensor) -> Tensor:
+        """The target with its sequences first and its tokens next, (B, N, C), or (B, C) without tokens; also of several
+        such tensors, (K, ...)."""
+        if x.dim() == len(self.target.shape):
+            return self.axes.arranged(x)
+        return torch.stack([self.axes.arranged(part) for part in x])
+
+    def counted(self, chunk: Example) -> Tensor | None:
+        """Which of the arranged target's tokens count, (B, N) bool; None if all do."""
+        tokens = [self.target.shape[axis] for axis in self.axes.tokens]
+        return chunk.counted(tokens[0]) if len(tokens) == 1 else None
+
+    def record(self, chunk: Example, begin: str | None = None) -> Tape:
+        """The tape of these sequences."""
+        return record(self.module, *chunk.args, reading=self.reading, begin=begin, **chunk.kwargs)
+
+    @cached_property
+    def body(self) -> str | None:
+        """The submodule of a public checkpoint that returns its last states; None if there is none."""
+        prefix = getattr(self.module, "base_model_prefix", "")
+        return prefix if prefix and isinstance(getattr(self.module, prefix, None), nn.Module) else None
+
+    def kinds(self, tape: Tape, value_biases: str = "head", refuse: bool = True) -> Iterator[tuple[str, Sums]]:
+        """The sums of each kind of tensor that the module has, arranged: the last states, logits less their mean over
+        the classes, and the output."""
+        if self.upto is not None:
+            yield "output", self._arranged(tape.sums(self.upto, None, value_biases, refuse))
+            return
+        states, output = tape.sums_behind(self.body, self.choose, value_biases, refuse)
+        if states is not None and (arranged := self._arranged_like_output(states)) is not None:
+            yield "states", arranged
+        output = self._arranged(output)
+        if self.has_logits:
+            yield "logits", _centred(output)
+        yield "output", output
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the target is scored as classes, or called logits."""
+        targets = self.example.targets
+        return self.target.name == "logits" if targets is None else not targets.is_floating_point()
+
+    def constants(self, chunk: Example) -> dict[str, Tensor]:
+        """For each of `kinds`, the part that depends on no input; ConfigError if it cannot be followed."""
+        states, output = self.record(chunk, begin="inputs").constant(self.body, self.choose)
+        parts: dict[str, Tensor] = {}
+        if states is not None and states.dim() == len(self.target.shape):
+            parts["states"] = self.arranged(states)
+        if output is not None:
+            parts["output"] = self.arranged(output)
+            parts["logits"] = parts["output"] - parts["output"].mean(-1, keepdim=True)
+        return parts
+
+    def name_of(self, kind: str) -> str:
+        """The tensor of a kind, in words."""
+        if kind == "states":
+            return f"result of {self.body}" if self.body else "what the last map of weights reads"
+        return f"{self.target.name}{', less its mean over classes' if kind == 'logits' else ''}"
+
+    def _arranged(self, sums: Sums) -> Sums:
+        return sums._replace(by_length_KBND=self.arranged(sums.by_length_KBND), state_BND=self.arranged(sums.state_BND))
+
+    def _arranged_like_output(self, states: Sums) -> Sums | None:
+        """The states, if they have the axes of the target."""
+        at = [self.axes.batch, *self.axes.tokens]
+        shape, alike = states.state_BND.shape, states.state_BND.dim() == len(self.target.shape)
+        return self._arranged(states) if alike and all(axis < len(shape) - 1 for axis in at) else None
+
+    def tap(self, chunk: Example, watch: Callable[[AttentionCall], None]) -> None:
+        """Run the module; watch(call) gets each of `heads` in turn, with weights and logits (R, H, N, M) and values
+        (R, H, M, K). Calls that have one P are one, with their values side by side."""
+        tap_calls(self.module, self.reading, self.heads, chunk, watch)
+
+    def tokens_of(self, call: AttentionCall, chunk: Example) -> tuple[Tensor | None, Tensor | None]:
+        """Which queries of a call count, (B, N) bool, and how many of its keys are present, (B,); None: all.
+
+        A call within windows has other rows than sequences: all of its tokens count.
+        """
+        of, (rows, _, num_queries, num_keys) = self.reading.by_key[call.key], call.weights.shape
+        if rows != chunk.num_sequences:
+            return None, None
+        is_main = of.queries_of in (None, chunk.main_input)
+        counted_BN = chunk.counted(num_queries) if is_main else chunk.present(num_queries, of.queries_of)
+        present_BM = chunk.present(num_keys, of.keys_of)
+        return counted_BN, None if present_BM is None else present_BM.sum(1)
+
+
+def _centred(output: Sums) -> Sums:
+    by_length, state = (x - x.mean(-1, keepdim=True) for x in (output.by_length_KBND, output.state_BND))
+    missing = (state - by_length.sum(0)).norm()
+    return output._replace(by_length_KBND=by_length, state_BND=state, remainder=(missing / state.norm()).item())
+
+
+def main_input(heads: tuple[ReadCall, ...]) -> int | None:
+    """Number of the input whose tokens the last of these calls asks for."""
+    return heads[-1].queries_of if heads else None
+
+
+def tap_calls(
+    module: nn.Module,
+    reading: Reading,
+    heads: tuple[ReadCall, ...],
+    chunk: Example,
+    watch: Callable[[AttentionCall], None],
+) -> None:
+    """`ReadModule.tap`."""
+    wanted = {call.key: call for call in heads}
+    parts = {key: [key] for key in wanted}
+    for call in reading.calls:
+        if call.twin in parts:
+            parts[call.twin].append(call.key)
+    waiting: dict[Key, AttentionCall] = {}
+
+    def see(call: AttentionCall) -> None:
+        read_call = reading.by_key[call.key]
+        key = read_call.twin or call.key
+        if key not in wanted:
+            return
+        split, weights, first = wanted[key].lead.split, wanted[key].lead.split(call.weights), waiting.pop(key, None)
+        values = split(call.values, len(weights))
+        if first is None:
+            logits = None if call.logits is None else lambda: split(call.logits())
+            whole = call._replace(key=key, weights=weights, values=values, logits=logits)
+        else:
+            whole = first._replace(values=torch.cat([first.values, values], -1))
+        if call.key == parts[key][-1]:
+            watch(whole)
+        else:
+            waiting[key] = whole
+
+    tap(module, see, *chunk.args, reading=reading, **chunk.kwargs)
+
+
+@torch.no_grad()
+def read_module(module: nn.Module, example: Example, asked: Asked = NOTHING_ASKED) -> ReadModule:
+    """Read a module on a few sequences of its inputs.
+
+    ConfigError if it differs from call to call, or has no attention on the way to the tensor that is measured.
+    """
+    name = type(module).__name__
+    example, few, reading = _read(module, example, asked)
+    target = _target(reading, asked, name)
+    live = [call for call in reading.calls if target.passed >> call.number & 1]
+    if not live:
+        raise ConfigError(f"{name}: {nothing_read(reading)}")
+    keys = {call.key for call in live}
+    heads = tuple(call for call in live if call.twin not in keys)
+    example, mask = _with_lengths(module, example, few, reading, heads, asked)
+    return ReadModule(module, example, reading, asked, target, heads, mask)
+
+
+def _read(module: nn.Module, example: Example, asked: Asked) -> tuple[Example, Example, Reading]:
+    """The example with the axis of sequences of each of its tensors, the few on which it was read, and the reading."""
+
+    def read_on(few: Example) -> tuple[Example, Reading]:
+        # two sequences are needed to tell their axis
+        few = few.repeated() if few.num_sequences == 1 else few
+        return few, read(module, few.args, dict(few.kwargs), asked.output)
+
+    try:
+        few, reading = read_on(_few(example))
+    except ConfigError:
+        raise
+    except Exception:
+        # the first axis does not count sequences, or the module takes no other number of them
+        few, reading = example, read(module, example.args, dict(example.kwargs), asked.output)
+    for x in reading.inputs:
+        if x.is_touched and x.axes.tokens and x.axes.batch is None:
+            raise ConfigError(
+                f"{x.name}: tokens are axis {x.axes.tokens[0]} of its shape {x.shape}, and no axis counts sequences; "
+                "give it one, as x[None]"
+            )
+    along = example.along([x.axes.batch if x.is_touched else None for x in reading.inputs])
+    return (example, few, reading) if along == example else (along, *read_on(_few(along)))
+
+
+def _few(example: Example) -> Example:
+    """A few sequences, among them those that differ most in padding, as their masks or last tokens tell."""
+    count = example.num_sequences
+    if count <= FEW:
+        return example
+    chosen = [0, 1, count - 1]
+    for number, x in enumerate(example.tensors):
+        if x.dim() == 2 and example.axis(number) == 0 and not x.is_floating_point():
+            padding_B = _run_at_the_end(x)
+            chosen = [int(padding_B.argmax()), int(padding_B.argmin()), *chosen]
+    return example.at(sorted(list(dict.fromkeys(chosen))[:FEW]))
+
+
+def _run_at_the_end(ids_BN: Tensor) -> Tensor:
+    """How many tokens at the end of each sequence are alike, (B,)."""
+    return (ids_BN == ids_BN[:, -1:]).flip(1).long().cumprod(1).sum(1)
+
+
+def _target(reading: Reading, asked: Asked, name: str) -> Output:
+    """The tensor that is measured: the one asked for, else last_hidden_state, else the first that is returned."""
+    names = [output.name for output in reading.outputs]
+    if asked.output is not None:
+        if asked.output not in names:
+            raise ConfigError(
+                f"output={asked.output}: {name} returns no such tensor{closest(asked.output, names)}; it returns "
+                f"{', '.join(names)}, or give the name of a submodule that returns a tensor of floats"
+            )
+        return reading.outputs[names.index(asked.output)]
+    if not names:
+        raise ConfigError(f"{name}: returns no tensor of floats; give output=<name of a submodule>")
+    return reading.outputs[names.index("last_hidden_state") if "last_hidden_state" in names else 0]
+
+
+def axes_or_default(axes: Axes | None, ndim: int, token_axis: int | None) -> Axes:
+    """These axes, or what they usually are where the touch did not tell."""
+    if token_axis is not None:
+        if not 0 <= token_axis < ndim:
+            raise ConfigError(f"token_axis={token_axis}: the tensor has {ndim} axes, numbered from 0")
+        return Axes(0 if token_axis else 1, (token_axis,))
+    if axes is not None and axes.batch is not None:
+        return axes
+    return Axes(0, (1,) if ndim > 2 else ())
+
+
+# --- padding ----------------------------------------------------------------------------------------------------------
+
+
+def _with_lengths(
+    module: nn.Module, example: Example, few: Example, reading: Reading, heads: tuple[ReadCall, ...], asked: Asked
+) -> tuple[Example, str]:
+    """The example with the lengths of its padded sequences, and in words what says so.
+
+    A key is absent if no query of any head gives it weight. All self-attention over the tokens of an input must agree,
+    and absent keys must be the last: top-k attention and underflow can hide others.
+    """
+    if example.lengths_B is not None:
+        return example, "lengths given with the inputs"
+    example, main = replace(example, main_input=main_input(heads)), main_input(heads)
+    if asked.mask is not None:
+        kind, _, name = asked.mask.partition(":")
+        names = [x.name for x in reading.inputs if len(x.shape) == 2 and not x.is_touched]
+        if kind not in ("present", "absent") or name not in names:
+            raise ConfigError(
+                f"mask={asked.mask}: give present:<name> or absent:<name>, which says what true means; inputs of shape "
+                f"(sequences, tokens) are {', '.join(names) or 'none'}"
+            )
+        return _by_mask(example, reading, name, kind == "present", main), asked.mask
+    hidden = {number: _hidden(heads, number) for number in {call.keys_of for call in heads}}
+    hidden = {number: hidden_BM for number, hidden_BM in hidden.items() if hidden_BM is not None}
+    said = []
+    for number, hidden_BM in hidden.items():
+        mask = _explaining(hidden_BM, few, reading)
+        if mask is not None:
+            example = _by_mask(example, reading, *mask, number, hidden_BM.shape[1])
+            said.append(f"{'present' if mask[1] else 'absent'}:{mask[0]}")
+    unexplained = {number for number in hidden if number not in example.padding}
+    if unexplained:
+        example = _by_weights(module, example, reading, heads, unexplained)
+        said.append("keys to which no query gives weight")
+    if main not in hidden:
+        known = [x.name for x in reading.inputs if x.name in KNOWN_MASKS and not x.is_touched and len(x.shape) == 2]
+        only = len([x for x in reading.inputs if x.is_touched]) <= 1
+        if known and only and len(known) == 1:
+            example = _by_mask(example, reading, known[0], KNOWN_MASKS[known[0]], main)
+            said.append(f"{'present' if KNOWN_MASKS[known[0]] else 'absent'}:{known[0]}")
+        elif main not in example.padding:
+            _warn_of_padding(module, example)
+    return example, ", ".join(dict.fromkeys(said))
+
+
+def _hidden(heads: tuple[ReadCall, ...], number: int | None) -> Tensor | None:
+    """The keys of an input's tokens that are absent, (B, M) bool; None if all are present, or the calls disagree."""
+    calls = [call for call in heads if call.keys_of == number and call.kind in ("softmax", "signed")]
+    calls = [call for call in calls if not call.is_cross] or calls
+    each = [call.hidden_RM for call in calls]
+    if not each or any(x.shape != each[0].shape or not torch.equal(x, each[0]) for x in each) or not each[0].any():
+        return None
+    hidden_BM = each[0]
+    if (hidden_BM[:, :-1] & ~hidden_BM[:, 1:]).any():
+        if not (hidden_BM[:, 1:] & ~hidden_BM[:, :-1]).any():
+            raise ConfigError(f"{calls[0].call}: padding comes before a token; pad sequences at their end")
+        return None
+    return hidden_BM
+
+
+def _explaining(hidden_BM: Tensor, few: Example, reading: Reading) -> tuple[str, bool] | None:
+    """The input that says of each key whether it is hidden: its name, and whether true means present."""
+    for read_input, x in zip(reading.inputs, few.tensors, strict=True):
+        if read_input.is_touched or x.dim() != 2 or len(x) != len(hidden_BM) or x.shape[1] > hidden_BM.shape[1]:
+            continue
+        tail_BM = hidden_BM[:, hidden_BM.shape[1] - x.shape[1] :]
+        for is_present in (True, False):
+            if torch.equal(tail_BM, (x == 0) if is_present else (x != 0)):
+                return read_input.name, is_present
+    return None
+
+
+def _by_mask(
+    example: Example, reading: Reading, name: str, is_present: bool, number: int | None, width: int | None = None
+) -> Example:
+    """The example with lengths of an input's tokens from a mask; out of `width`, if tokens come before them."""
+    x = example.tensors[[x.name for x in reading.inputs].index(name)]
+    present_BN = (x != 0) if is_present else (x == 0)
+    more = 0 if width is None else width - x.shape[1]
+    return _padded(example, number, torch.nn.functional.pad(present_BN, (more, 0), value=True), name)
+
+
+def _padded(example: Example, number: int | None, present_BN: Tensor, name: str) -> Example:
+    if (present_BN[:, 1:] & ~present_BN[:, :-1]).any():
+        raise ConfigError(f"{name}: padding comes before a token; pad sequences at their end")
+    if present_BN.all():
+        return example
+    padding = dict(example.padding) | {number: (present_BN.sum(-1), present_BN.shape[1])}
+    return replace(example, padding=padding)
+
+
+def _by_weights(
+    module: nn.Module, example: Example, reading: Reading, heads: tuple[ReadCall, ...], numbers: set[int | None]
+) -> Example:
+    """The example with lengths of these inputs' tokens from the weights of attention on every sequence."""
+    seen: dict[int | None, list[Tensor]] = {number: [] for number in numbers}
+    wanted = tuple(
+        next(call for call in heads if call.keys_of == number and (not call.is_cross or cross))
+        for number in numbers
+        for cross in [all(call.is_cross for call in heads if call.keys_of == number)]
+    )
+    for chunk in example.split(SEQUENCES_AT_A_TIME):
+
+        def watch(call: AttentionCall) -> None:
+            logits = None if call.logits is None else call.logits()
+            seen[reading.by_key[call.key].keys_of].append(~hidden_keys(call.weights, logits))
+
+        tap_calls(module, reading, wanted, chunk, watch)
+    for number, present in seen.items():
+        example = _padded(example, number, torch.cat(present), "attention")
+    return example
+
+
+def _warn_of_padding(module: nn.Module, example: Example) -> None:
+    """Warn if sequences of tokens end in different numbers of one token, which nothing says to be padding."""
+    ids_BN = example.tensors[0]
+    if ids_BN.is_floating_point() or ids_BN.dim() != 2 or example.axis(0) != 0 or ids_BN.dtype == torch.bool:
+        return
+    runs_B, last_B = _run_at_the_end(ids_BN), ids_BN[:, -1]
+    for token in last_B[runs_B > 1].unique():
+        if len(runs_B[last_B == token]) < len(runs_B) or runs_B[last_B == token].unique().numel() > 1:
+            log.warning(
+                "%s: some sequences end in several tokens %d, which count like all others; if they are padding, give a "
+                "mask with the inputs, and mask=present:<its name> or mask=absent:<its name>",
+                type(module).__name__,
+                token.item(),
+            )
+            return

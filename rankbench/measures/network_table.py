@@ -1,0 +1,138 @@
+"""What was read of a network, in words and as a table: network.csv."""
+
+from itertools import groupby
+
+import pandas as pd
+
+from rankbench.measures.module_reading import ReadModule
+from rankbench.model.tape.reading import Axes, ReadCall
+
+COLUMNS = ["part", "name", "number", "shape", "token_axis", "sequence_axis", "heads", "kind", "counts", "note"]
+
+
+def table_of_reading(read: ReadModule, half: str) -> pd.DataFrame:
+    """Rows: part, what the row is about.
+
+    input: an argument; counts says whether it is a mask. attention: a call, by its submodule and its number in the
+    pass, with the shape of P (its last two axes are queries and keys), the heads of one sequence, and kind: softmax, or
+    what else made P of scores; `cross` if queries and keys are other tokens; a question mark where the network's own
+    numbers did not show that it mixes tokens. factor: a product that looks like attention and is none. output: a tensor
+    that the network returns; counts says which is measured. tokens: how many tokens of how many sequences are measured.
+    """
+    rows = [*_inputs(read), *_attention(read), *_factors(read), *_outputs(read, half), _tokens(read)]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def in_words(read: ReadModule, half: str) -> str:
+    """One line: layers and heads, what does not count, and which tensor is measured."""
+    calls = read.heads
+    groups = [
+        f"{_times(len(list(group)), 'attention call')} of {_times(heads, 'head')} ({kind}) in {place}"
+        for (heads, kind, place), group in groupby(calls, lambda call: (call.lead.heads, _kind(call), _place(call)))
+    ]
+    dead = len(read.reading.calls) - len([call for call in read.reading.calls if _counts(read, call)])
+    parts = [", ".join(groups)]
+    if dead:
+        parts.append(f"{_times(dead, 'attention call')} not on the way to what is measured")
+    if factors := len(read.reading.factors):
+        parts.append(
+            f"{_times(factors, 'product')} that {'are' if factors > 1 else 'is'} no attention and counts as a factor"
+        )
+    axes = f", tokens are axis {' and '.join(map(str, read.axes.tokens))}" if read.axes.tokens else ""
+    of = f" of {half}" if half else ""
+    others = [output.name for output in read.reading.outputs if output.name != read.target.name]
+    left = f" ({', '.join(others[:4])}{' ...' if len(others) > 4 else ''} left out)" if others else ""
+    parts.append(f"measured: {read.target.name}{of} {read.target.shape}{axes}{left}")
+    parts.append(_tokens(read)["note"])
+    return f"{type(read.module).__name__} was read as: {'; '.join(parts)}"
+
+
+def _times(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _kind(call: ReadCall) -> str:
+    return f"{call.kind}{'' if call.is_sure else '?'}, {'cross' if call.is_cross else 'self'}"
+
+
+def _place(call: ReadCall) -> str:
+    """The submodule, with N for the numbers of layers."""
+    return ".".join("N" if part.isdigit() else part for part in call.call.module.split(".")) or "the module itself"
+
+
+def _counts(read: ReadModule, call: ReadCall) -> bool:
+    return bool(read.target.passed >> call.number & 1)
+
+
+def _row(part: str, name: str, shape: tuple[int, ...], axes: Axes | None = None, **columns: object) -> dict:
+    row = dict.fromkeys(COLUMNS) | {"part": part, "name": name, "shape": " ".join(map(str, shape))}
+    if axes is not None:
+        row |= {"token_axis": " ".join(map(str, axes.tokens)) or None, "sequence_axis": axes.batch}
+    return row | columns
+
+
+def _inputs(read: ReadModule) -> list[dict]:
+    rows, masks = [], {part.partition(":")[2]: part for part in read.mask.split(", ")}
+    for number, x in enumerate(read.reading.inputs):
+        axes = Axes(read.example.axis(number), x.axes.tokens)
+        mask = masks.get(x.name)
+        counts = f"mask: true means {mask.partition(':')[0]}" if mask else "data" if x.is_touched else "not read"
+        note = "" if x.is_touched or mask else "neither tokens nor numbers that reach attention, nor a mask of padding"
+        rows.append(_row("input", x.name, x.shape, axes, counts=counts, note=note))
+    return rows
+
+
+def _attention(read: ReadModule) -> list[dict]:
+    rows = []
+    for call in read.reading.calls:
+        counts, note = "head", f"{call.call.function}; {_evidence(call)}"
+        if not _counts(read, call):
+            counts = "left out: not on the way to what is measured"
+        elif call.twin is not None:
+            counts = f"one with call {read.reading.by_key[call.twin].call.index}, which has the same P"
+        columns = {"number": call.call.index, "heads": call.lead.heads, "kind": _kind(call), "counts": counts}
+        rows.append(_row("attention", call.call.module or "the module itself", call.shape, note=note, **columns))
+    return rows
+
+
+def _evidence(call: ReadCall) -> str:
+    size = f"rows sum to {call.row_sum:.3g}"
+    if call.is_sure:
+        return f"a change of one token was seen at {len(call.touched)} of {call.num_keys} keys; {size}"
+    return f"no change of a token showed which axis it mixes; taken for attention by its softmax; {size}"
+
+
+def _factors(read: ReadModule) -> list[dict]:
+    rows = []
+    keyed = groupby(read.reading.factors, lambda factor: (factor.call.module, factor.call.function, factor.why))
+    for (module, function, why), group in keyed:
+        factors = list(group)
+        columns = {"number": factors[0].call.index, "counts": f"frozen factor ({_times(len(factors), 'product')})"}
+        rows.append(
+            _row("factor", module or "the module itself", factors[0].shape, note=f"{function}; {why}", **columns)
+        )
+    return rows
+
+
+def _outputs(read: ReadModule, half: str) -> list[dict]:
+    rows = []
+    for output in read.reading.outputs:
+        is_target = output == read.target
+        counts = f"measured{f' ({half})' if half else ''}" if is_target else "not measured"
+        rows.append(_row("output", output.name, output.shape, read.axes if is_target else output.axes, counts=counts))
+    return rows
+
+
+def _tokens(read: ReadModule) -> dict:
+    example = read.example
+    num_tokens = [read.target.shape[axis] for axis in read.axes.tokens]
+    whole = example.num_sequences * (num_tokens[0] if len(num_tokens) == 1 else 1)
+    counted_BN = read.counted(example)
+    note = "one vector for each sequence" if not num_tokens else f"all {whole} tokens count"
+    if counted_BN is not None:
+        by = f", by {read.mask}" if read.mask else ""
+        note = f"{int(counted_BN.sum())} of {whole} tokens count{by}"
+    shape = (example.num_sequences, *num_tokens)
+    return _row(
+        "tokens", read.target.name, shape, counts=None if counted_BN is None else int(counted_BN.sum()), note=note
+    )
