@@ -1,7 +1,8 @@
 """Ways to write a network again, so that it computes the same and its tables must be the same.
 
-    python -m rewrites                 try all of them on all networks, and write the table in docs/NETWORKS.md
-    python -m rewrites BertModel ...   print what became of these networks alone
+    python -m rewrites                 try all of them on all networks, print the differences, and write the table in
+                                       docs/NETWORKS.md
+    python -m rewrites BertModel ...   the same for these networks alone
 
 Most rewrites leave the network's source alone: a TorchFunctionMode replaces one call by others of equal result. The
 outputs must agree to 1e-12, so that a wrong rewrite is not taken for a wrong table.
@@ -43,7 +44,7 @@ SAME_OUTPUT_IN_FLOAT32, SAME_VALUE_IN_FLOAT32 = 1e-5, 1e-4
 
 # Left out of the comparison: names, which a rewrite may change; and what is decided by random rounding or by random
 # shuffles, whose draws depend on the number and the order of the calls.
-NAMES = ["run", "model", "submodule", "frozen"]
+NAMES = ["run", "model", "submodule", "frozen", "measured"]
 RANDOM = ["noise_floor", "relative_noise_floor", "below_floor", "attention_relative_noise_floor"]
 RANDOM += ["attention_below_floor", "distance_noise_floor", "uniform_below_floor", "identity_below_floor"]
 RANDOM += ["error_below_floor", "remainder", "shuffled_over_law"]
@@ -387,8 +388,9 @@ def _(network: Network) -> Written | None:
     """Scores by torch.baddbmm onto the mask, heads flattened into the batch."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Any:
-        if q.dim() != 4 or q.shape[1] != k.shape[1] or mask is None:
+        if q.dim() != 4 or q.shape[1] != k.shape[1]:
             return NotImplemented
+        mask = torch.zeros(1, dtype=q.dtype) if mask is None else mask
         if mask.dtype == torch.bool:
             mask = torch.zeros(mask.shape, dtype=q.dtype).masked_fill(~mask, torch.finfo(q.dtype).min)
         mask = mask.clamp(min=torch.finfo(q.dtype).min).expand(*q.shape[:-1], k.shape[-2]).flatten(0, 1)
@@ -837,7 +839,7 @@ def table_of(cells: Mapping[str, list[str]]) -> str:
     """The table of all networks, with the rewrites by number."""
     lines = [f"{number}. {name}" for number, name in enumerate(REWRITES, 1)]
     header = ["network", *map(str, range(1, len(REWRITES) + 1))]
-    rows = [header, ["---"] * len(header), *([name, *row] for name, row in cells.items())]
+    rows = [header, ["---"] * len(header), *([name, *cells[name]] for name in NETWORKS if name in cells)]
     return "\n".join([*lines, "", *(f"| {' | '.join(row)} |" for row in rows), ""])
 
 
@@ -855,9 +857,5 @@ def write(cells: Mapping[str, list[str]]) -> None:
 
 
 if __name__ == "__main__":
-    chosen = sys.argv[1:] or list(NETWORKS)
-    found = {name: cells_of(name) for name in chosen}
-    if sys.argv[1:]:
-        print("\n".join(f"{name}: {' '.join(cell or '.' for cell in row)}" for name, row in found.items()))
-    else:
-        write(found)
+    for name in sys.argv[1:] or list(NETWORKS):
+        write(recorded() | {name: cells_of(name)})
