@@ -259,6 +259,9 @@ class TrainConfig(BaseConfig):
     objective: str | None = key("Number that a search optimises and that train returns.", choices=OBJECTIVES)
 
 
+KINDS_OF_TOKENS = ("class", "registers", "first", "separators", "unscored")
+
+
 @dataclass
 class AnalyzeConfig(BaseConfig):
     """rankbench analyze."""
@@ -284,6 +287,11 @@ class AnalyzeConfig(BaseConfig):
         "Ids of tokens left out of residuals, Jacobians and the sizes of sums of paths, and out of the queries of "
         "attention matrices. null: the tokenizer's ids for the beginning and the end of a text. []: none.",
         between=(0, 10**9),
+    )
+    uncounted: list[str] | None = key(
+        "Kinds of tokens that are left out just as special_tokens are: the class token, registers, the first token, "
+        "separators, tokens without a target. null: none.",
+        choices=KINDS_OF_TOKENS,
     )
     masked: float = key(
         "Share of tokens that a masked language model has to fill in, and is scored on.", between=(0, 1)

@@ -17,13 +17,14 @@ The folder grows with the training:
 
 import hashlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from math import inf
 from os import PathLike
 from pathlib import Path
@@ -42,9 +43,11 @@ from rankbench.analyses.modules import check_runs
 from rankbench.keys import ConfigError, check_known, refuse_null_byte
 from rankbench.measures.module_reading import read_module
 from rankbench.measures.module_states import layers_of
+from rankbench.measures.network_table import in_words
 from rankbench.measures.norms import at_least_float32, spectral_norm
-from rankbench.measures.token_views import VIEWS, View
+from rankbench.measures.token_views import DEFAULT_VIEWS, View
 from rankbench.model.modules import Example, as_example
+from rankbench.model.undisturbed import changed_by, hooked, undisturbed
 from rankbench.plots.observed import FIGURES
 from rankbench.runs.files import OUTPUTS, write_json, write_text
 from rankbench.runs.machine import Machine
@@ -74,6 +77,7 @@ def observe(
     seed: int = 0,
     name: str | None = None,
     task: str = "probe",
+    hooks: bool = False,
 ) -> "Observer":
     """Watch a model while you train it: after each `every`-th step it is measured on the same inputs.
 
@@ -89,34 +93,55 @@ def observe(
     dropped. measures: any of states, attention and weights. seed, name, task: columns of the tables, to tell trainings
     apart; the default name is the model's class. Where several processes train one model, let one of them watch it.
 
-    Watching does not change the training: the model is measured in eval mode without gradients, and its modes, buffers,
-    gradients and torch's random numbers are afterwards what they were before. It is measured in the dtype of its
-    weights, outside of autocast.
+    Watching does not change the training: the model is measured in eval mode without gradients, and all that a pass can
+    change is afterwards as before (rankbench.model.undisturbed). It is measured in the dtype of its weights, outside of
+    autocast. hooks: whether measured passes call the model's forward hooks. By default they do not, so that a hook
+    which counts or records sees the training alone.
+
+    Nor does watching end the training. If a measurement or a write fails, as on a full disk, the log says so once, and
+    the next look tries again. If the folder is removed, nothing more is written. A forked process writes nothing.
 
     Raises ConfigError, before anything is written, for a model that cannot be watched. If its layers cannot be
     identified (rankbench.measures.module_states), no states are measured, and the log says so; likewise for attention.
-    If a measurement fails at a later step, the log says so, and the training continues.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"observe: model is a {type(model).__name__}; give a torch.nn.Module")
-    for key, value, least in (("every", every, 1), ("sequences", sequences, 1), ("step", step or 0, 0)):
+    numbers = {"every": (every, 1), "sequences": (sequences, 1), "step": (step or 0, 0), "seed": (seed, 0)}
+    for key, (value, least) in numbers.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigError(f"observe: {key}={value}: out of range; allowed are whole numbers from {least}")
+    texts = {"out": (out, str | PathLike | None), "name": (name, str | None), "task": (task, str)}
+    texts["measures"] = measures, list | tuple
+    for key, (value, allowed) in texts.items():
+        if not isinstance(value, allowed):
+            kinds = {"out": "a folder's name or path", "measures": "a list of names"}.get(key, "a text")
+            raise ConfigError(f"observe: {key}={value}: is a {type(value).__name__}; give {kinds}")
+        refuse_null_byte(key, value)
     check_known("measures", measures, MEASURES)
-    if optimizer is not None and not isinstance(optimizer, Optimizer):
-        raise ConfigError(
-            f"observe: optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer; "
-            "leave it out and call watch.step() after each step"
-        )
-    refuse_null_byte("out", out)
-    folder = Path(out) if out is not None else OUTPUTS / "observe" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
+    folder = OUTPUTS / "observe" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}" if out is None else Path(out)
     # measure the model itself, not the wrapper of torch.compile or DataParallel
     model = getattr(model, "_orig_mod", model)
     model = model.module if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel) else model
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise ConfigError(f"observe: {type(model).__name__} is TorchScript, which cannot be followed; give the module")
     subject = _subject(model, inputs, sequences, folder.resolve().name, seed, name or type(model).__name__, task)
-    return Observer(folder, subject, optimizer, every, tuple(measures), step)
+    optimizer = None if optimizer is None else _counted(optimizer)
+    return Observer(folder.absolute(), subject, optimizer, every, tuple(measures), step, hooks)
+
+
+def _counted(optimizer: Any) -> Optimizer:
+    """The optimiser whose steps are counted: the inner one, where a library wraps it without hooks (accelerate)."""
+    wrapped = optimizer
+    while isinstance(wrapped, Optimizer) and not hasattr(wrapped, "_optimizer_step_post_hooks"):
+        wrapped = vars(wrapped).get("optimizer")
+    if isinstance(wrapped, Optimizer):
+        return wrapped
+    lacks = "without hooks" if isinstance(optimizer, Optimizer) else "not a torch.optim.Optimizer"
+    inside = [name for name, value in getattr(optimizer, "__dict__", {}).items() if isinstance(value, Optimizer)]
+    raise ConfigError(
+        f"observe: optimizer is a {type(optimizer).__name__}, {lacks}; "
+        f"{f'give its .{inside[0]}, or ' if inside else ''}leave it out and call watch.step() after each step"
+    )
 
 
 class Observer:
@@ -133,32 +158,45 @@ class Observer:
         every: int,
         measures: tuple,
         step: int | None,
+        hooks: bool,
     ) -> None:
+        self._began = time.perf_counter()
         (self.model,) = subject.modules.values()
         self.folder, self.subject, self.every = folder, subject, every
         config = _config(subject, self.model, every)
         _check_folder(self.folder, config)
-        with _undisturbed(self.model):
+        with changed_by(self.model) as changed, undisturbed(self.model, hooks):
             check_runs(replace(subject, name=subject.model))
+        self._undisturbed = partial(undisturbed, self.model, hooks, changed)
+        with self._undisturbed():
             self._parts = _parts(self.model, subject.example, measures, subject.seed)
+        if not hooks and (names := hooked(self.model)):
+            log.warning(
+                "observe: measured passes leave out the forward hooks of %s; if these change what the model returns, "
+                "give hooks=True",
+                ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else ""),
+            )
         self._open = ExitStack()
         try:
             self._open.enter_context(Run(self.folder).locked())
-            observed = _observed_steps(self.folder)
-            self.num_steps = step if step is not None else max(observed, default=0)
+            self._process, self._lock = os.getpid(), _identity(self.folder / ".lock")
+            observed, made = _observed_steps(self.folder)
+            self.num_steps = made if step is None else step
             self._kept = max((past for past in observed if past <= self.num_steps), default=-1)
             self._files: dict[str, _Table] = {}
             if max(observed, default=-1) > self.num_steps:
                 log.warning("%s: rows after step %d are dropped", self.folder, self.num_steps)
             _begin(self.folder, config, subject.example.tensors[0].device)
             self._write_summary("running")
-            self._began, self._seconds_measuring, self._underway = time.perf_counter(), 0.0, False
+            self._seconds_measuring, self._num_looks, self._underway = 0.0, 0, False
+            self._failing: set[str] = set()  # what failed at the last look, which the log has said
             self._measured = self._kept  # the last step that was measured
+            self._seconds_once = time.perf_counter() - self._began
             if not observed or self.num_steps % every == 0:
                 self.measure()
             self._underway = True
             if optimizer is not None:
-                hook = optimizer.register_step_post_hook(lambda *_: self.step())
+                hook = optimizer.register_step_post_hook(self._after_step)
                 self._open.callback(hook.remove)
         except BaseException:
             self._open.close()
@@ -170,8 +208,8 @@ class Observer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
-        else:  # the folder says that the training was interrupted
-            self._open.close()
+        else:  # a report shows it as interrupted: still running, but without a process
+            self._end("running")
 
     def step(self) -> None:
         """Count a step of the training, and measure the model after each `every`-th. A watched optimiser calls this
@@ -180,32 +218,71 @@ class Observer:
         if self.num_steps % self.every == 0:
             self.measure()
 
+    def _after_step(self, *_: object) -> None:
+        # a user may compile a function that calls the optimiser: we are not to be a part of it
+        step = torch.compiler.disable(self.step) if "torch._dynamo" in sys.modules else self.step
+        step()
+
     def measure(self) -> None:
         """Measure the model now, after `num_steps` steps of its training, unless that has been done."""
-        if self._measured == self.num_steps:
+        if self._measured == self.num_steps or not self._may_write():
             return
+        try:
+            self._measure()
+        except Exception as error:
+            if not self._underway:
+                raise
+            self._warn("write", f"step {self.num_steps} is not written, and the next look tries again", error)
+            # tables that have rows of this step drop them when they are opened again
+            self._files, self._kept = {}, self._measured
+        else:
+            self._failing.discard("write")
+
+    def _measure(self) -> None:
         devices = {x.device for x in (*self.model.parameters(), *self.subject.example.tensors) if x.is_cuda}
         for device in devices:  # do not count work of the training that is still queued as our time
             torch.cuda.synchronize(device)
         began = time.perf_counter()
-        with _undisturbed(self.model):
+        measured: dict[str, list[dict[str, Any]]] = {}
+        with self._undisturbed():
             for name, rows_of in self._parts.items():
                 try:
-                    rows = list(rows_of())
+                    measured[name] = list(rows_of())
                 except Exception as error:
                     if not self._underway:
                         raise
                     # nan in a training that diverged, a full GPU: the training itself may continue all the same
-                    reason = " ".join(f"{type(error).__name__}: {error}".split())
-                    log.warning("%s: step %d has no rows in %s: %s", self.folder, self.num_steps, name, reason)
+                    self._warn(name, f"step {self.num_steps} has no rows in {name}", error)
                 else:
-                    self._add(name, rows)
+                    self._failing.discard(name)
+        for name, rows in measured.items():
+            self._add(name, rows)
         now = time.perf_counter()
         self._seconds_measuring += now - began
+        self._num_looks += 1
         # last, because this row says that the step is complete
         seconds = {"seconds": now - self._began, "seconds_measuring": now - began}
         self._add(STEPS, [{"every": self.every, **seconds}])
         self._measured = self.num_steps
+
+    def _warn(self, what: str, message: str, error: Exception | None = None) -> None:
+        """Log a failure, unless the same failed at the last look."""
+        if what not in self._failing:
+            reason = "" if error is None else f": {' '.join(f'{type(error).__name__}: {error}'.split())}"
+            log.warning("%s: %s%s", self.folder, message, reason)
+        self._failing.add(what)
+
+    def _may_write(self) -> bool:
+        """Whether the folder is still that of this watch: not in a forked process, and not after its end."""
+        if os.getpid() != self._process:
+            self._warn("process", "a forked process writes nothing")
+        elif self._lock is None:
+            self._warn("closed", "the watch has ended, and writes nothing")
+        elif _identity(self.folder / ".lock") != self._lock:
+            self._warn("folder", "the folder was removed, so nothing more is written; the training goes on")
+        else:
+            return True
+        return False
 
     def table(self, name: str) -> pd.DataFrame:
         """The table so far: states, attention, weights or steps."""
@@ -215,7 +292,7 @@ class Observer:
     def draw(self, kinds: tuple[str, ...] = (".png",)) -> list[Path]:
         """Draw the tables so far, in files of these kinds (.png, .pdf, .svg); returns the files."""
         files: list[Path] = []
-        for name, figure in FIGURES.items():
+        for name, figure in FIGURES.items() if os.getpid() == self._process else ():
             if (self.folder / f"{name}.csv").exists() and len(table := Run(self.folder).table(name)):
                 (written,) = plots.save_pages([(figure(table), "")], self.folder / name, kinds).values()
                 files += written
@@ -223,18 +300,38 @@ class Observer:
 
     def close(self) -> None:
         """End the watch: unhook from the optimiser, draw the figures, and log the cost."""
-        seconds = time.perf_counter() - self._began
-        self._open.close()
-        self._write_summary("finished")
-        share = self._seconds_measuring / max(seconds, 1e-9)
+        if not self._end("finished"):
+            return
+        began = time.perf_counter()
+        try:
+            self.draw()
+        except Exception as error:
+            self._warn("figures", "the figures are not drawn", error)
+        now = time.perf_counter()
+        self._seconds_once += now - began
+        share = self._seconds_measuring / max(began - self._began, 1e-9)
         enough = self.num_steps >= 2 * self.every  # the first measurement comes before any step
         log.log(
             logging.WARNING if share > COSTLY and enough else logging.INFO,
-            "%s: measuring took %.1f of %.1f seconds (%.1f %%) with every=%d, sequences=%d",
-            *(self.folder, self._seconds_measuring, seconds, 100 * share, self.every),
-            self.subject.example.num_sequences,
+            "%s: measuring took %.1f of %.1f seconds (%.1f %%) with every=%d, sequences=%d: %.3f at each of %d looks; "
+            "and %.1f once, to begin and to draw",
+            *(self.folder, self._seconds_measuring, began - self._began, 100 * share, self.every),
+            *(self.subject.example.num_sequences, self._seconds_measuring / max(self._num_looks, 1), self._num_looks),
+            self._seconds_once,
         )
-        self.draw()
+
+    def _end(self, status: str) -> bool:
+        """Write how many steps were made, and let go of the optimiser and the folder; whether it can be written to."""
+        if os.getpid() != self._process or self._lock is None:
+            return False
+        try:
+            if may_write := self._may_write():
+                self._write_summary(status)
+        except OSError as error:
+            self._warn("summary", "the number of steps is not written", error)
+        self._open.close()
+        self._lock = None
+        return may_write
 
     def _add(self, name: str, rows: list[dict[str, Any]]) -> None:
         table = self._files.setdefault(name, _Table(self.folder / f"{name}.csv", self._kept))
@@ -284,15 +381,16 @@ def _parts(
 ) -> dict[str, Callable[[], Iterator[dict[str, Any]]]]:
     """For each table, the function that makes its rows. A table that cannot be measured is left out, and logged."""
     parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {}
+    read_once = cache(partial(read_module, model, example))
     if "states" in measures:
         with _left_out(STATES):
-            read = read_module(model, example)
-            layers, views = layers_of(read), [View(name) for name in VIEWS]
+            layers, views = layers_of(read := read_once()), [View(name) for name in DEFAULT_VIEWS]
             rows_of = partial(residual.rows_by_layer, read, layers, read.example, views=views)
             parts[STATES] = lambda: rows_of(generator=generator_for(seed, "rounding"))
     if "attention" in measures:
         with _left_out(ATTENTION):
-            of_heads = read_module(model, example)
+            of_heads = read_once()
+            log.info(in_words(of_heads, ""))
             parts[ATTENTION] = lambda: attention.rows_by_head(of_heads, of_heads.example)
     if "weights" in measures:
         parts[WEIGHTS] = lambda: rows_by_parameter(model)
@@ -314,37 +412,6 @@ def rows_by_parameter(model: nn.Module) -> Iterator[dict[str, Any]]:
             rows, columns = weight.shape
             norm = spectral_norm(at_least_float32(weight.detach())).item() if weight.isfinite().all() else float("nan")
             yield {"parameter": name, "rows": rows, "columns": columns, "spectral_norm": norm}
-
-
-@contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode, no gradients, no autocast, no compiled code; copies of the buffers in their place. Afterwards modes,
-    buffers and torch's random numbers are what they were before."""
-    # set one by one, because train() and eval() may be overridden to do more than that
-    modes = [(module, module.training, dict(module._buffers)) for module in model.modules()]
-    tensors = [*model.parameters(), *model.buffers()]
-    copies = {id(buffer): buffer.clone() for buffer in model.buffers()}
-    devices = {x.device.index for x in tensors if x.is_cuda}
-    compiler = nullcontext()
-    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
-        compiler = torch.compiler.set_stance("force_eager")
-    with (
-        torch.random.fork_rng(sorted(devices)),
-        torch.no_grad(),
-        torch.autocast(tensors[0].device.type, enabled=False),
-        compiler,
-    ):
-        try:
-            for module, _, buffers in modes:
-                module.training = False
-                for name, buffer in buffers.items():
-                    module._buffers[name] = buffer if buffer is None else copies[id(buffer)]
-            yield
-        finally:
-            for module, training, buffers in modes:
-                module.training = training
-                module._buffers.clear()
-                module._buffers.update(buffers)
 
 
 # --- the folder ------------------------------------------------------------------------------------------------------
@@ -393,7 +460,25 @@ def _begin(folder: Path, config: dict[str, Any], device: torch.device) -> None:
         write_json(folder / "environment.json", machine.record())
 
 
-def _observed_steps(folder: Path) -> list[int]:
-    """The steps at which everything was measured."""
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What distinguishes a file from another one that later has its name; None if it is gone."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _observed_steps(folder: Path) -> tuple[list[int], int]:
+    """The steps at which everything was measured, and the number of steps that the training made.
+
+    The summary has that number, unless the process was killed: then a look before it is missing or cut off, and the
+    training is taken up at the last whole one.
+    """
     path = folder / f"{STEPS}.csv"
-    return read_table(path, grows=True).step.tolist() if path.exists() else []
+    table = read_table(path, grows=True) if path.exists() else pd.DataFrame(columns=["step", "every"])
+    if table.empty:
+        return [], 0
+    last, every = table.step.max(), table.every.iloc[-1]
+    made = max((row.get("steps") or 0 for row in Run(folder).summary().get("seeds", ())), default=0)
+    return table.step.tolist(), int(made if last < made < (last // every + 1) * every else last)

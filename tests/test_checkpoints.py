@@ -390,6 +390,48 @@ def test_dependence_of_paths_needs_no_weights_of_ours(folder, tmp_path):
     assert whole.interaction.max() < 1e-12 and whole.whole_accuracy.notna().all()
 
 
+def test_kinds_of_texts_are_those_of_the_tokenizers_ids(folder):
+    choices = [
+        [],
+        ["special_tokens=[1]"],
+        ["uncounted=[class]"],
+        ["special_tokens=[1,2]"],
+        ["uncounted=[class,separators]"],
+    ]
+    plain, *residuals = (
+        analyze(folder, "bert", "residual", words=["special_tokens=[]", "analysis.residual.variants=[full]", *words])
+        for words in choices
+    )
+    columns = plain["residual"].select_dtypes("number").columns
+    a, b, c, d = (tables["residual"][columns] for tables in residuals)
+    pd.testing.assert_frame_equal(a, b)
+    pd.testing.assert_frame_equal(c, d)
+    assert not a.equals(c) and not a.equals(plain["residual"][columns])
+
+
+def test_class_tokens_and_registers_of_images_can_be_left_out(tmp_path):
+    """Of the library's states: the class token, then two registers, then the four patches."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "mlp_ratio": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = transformers.Dinov2WithRegistersConfig(**sizes, image_size=8, patch_size=4, num_register_tokens=2)
+        model = transformers.Dinov2WithRegistersModel(config).eval()
+        pixels = torch.randn(3, 3, 8, 8)
+    model.save_pretrained(tmp_path / "dino")
+    np.save(tmp_path / "pixels.npy", pixels.numpy())
+    words = ["model=pretrained", f"model.path={tmp_path / 'dino'}", f"inputs={tmp_path / 'pixels.npy'}", "replicas=1"]
+    with torch.no_grad():
+        states = model.double()(pixels.double(), output_hidden_states=True).hidden_states
+    views = "analysis.residual.views=[all,without_registers]"
+    table = rankbench.analyze([*words, "uncounted=[class]", views], "residual")["residual"]
+    assert set(table.special_tokens) == {"in+class"}
+    for view, begin in (("all", 1), ("without_registers", 3)):
+        rows = table[(table["view"] == view) & (table.weights == "trained")].relative_residual.tolist()
+        for value, state_BND in zip(rows, states, strict=True):
+            expected = [composite(x_ND - x_ND.mean(0)) / composite(x_ND) for x_ND in state_BND[:, begin:].numpy()]
+            assert value == pytest.approx(np.mean(expected), rel=1e-5)
+
+
 def test_a_folder_of_images_is_read_by_the_checkpoints_processor(tmp_path):
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
     with torch.random.fork_rng():

@@ -33,6 +33,7 @@ HOLDERS = {
     "tokens": "analyze",
     "seeds": "analyze",
     "special_tokens": "analyze",
+    "uncounted": "analyze",
     "masked": "analyze",
 }
 

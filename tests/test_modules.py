@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import scipy
 import torch
 import torch.nn.functional as F
 from command_line import refused, succeeds
@@ -18,6 +19,7 @@ from rankbench.analyses.modules import BUILT
 from rankbench.analyses.subjects import fresh_subjects
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
+from rankbench.measures.attention_matrices import ATTENTION_METRICS
 from rankbench.measures.frozen_network import sums_by_length
 from rankbench.measures.module_paths import parts_with_floors, paths_of
 from rankbench.measures.module_reading import read_module
@@ -667,6 +669,85 @@ class Linear(nn.Module):
 
     def forward(self, x):
         return x + self.function(self.q(x) @ self.k(x).mT) @ x
+
+
+def shares_by_numpy(p_NM):
+    """Metrics of the rows that read something, each over its sum; none of shares if an entry is negative."""
+    sums = p_NM.sum(1)
+    s_NM = p_NM / np.where(sums == 0, 1, sums)[:, None]
+    if (p_NM < 0).any():
+        s_NM = p_NM
+    singular = np.linalg.svd(s_NM)[1]
+    residual = s_NM - s_NM.mean(0)
+    norm = lambda x: np.sqrt(np.linalg.norm(x, 1) * np.linalg.norm(x, np.inf))  # noqa: E731
+    expected = {
+        "attention_stable_rank": (singular**2).sum() / singular[0] ** 2,
+        "attention_relative_residual": norm(residual) / norm(s_NM),
+    }
+    if (p_NM < 0).any():
+        return expected
+    rows_NM = s_NM[sums > 0]
+    expected["attention_entropy"] = scipy.stats.entropy(rows_NM, axis=1).mean() / np.log(p_NM.shape[1])
+    expected["attention_gap_singular"] = singular[0] - singular[1]
+    if (sums > 0).all():
+        expected["attention_gap_eigenvalue"] = 1 - np.sort(np.abs(np.linalg.eigvals(s_NM)))[-2]
+    expected["sink_weight"], expected["first_weight"] = rows_NM.mean(0).max(), rows_NM[:, 0].mean()
+    expected["own_weight"] = s_NM.diagonal()[sums > 0].mean()
+    return expected | {"sink_mass": p_NM.mean(0).max(), "first_mass": p_NM[:, 0].mean(), "own_mass": np.trace(p_NM) / 5}
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "relu", "differential"])
+def test_a_column_has_one_definition_in_all_tables(name):
+    """Of rows that are no probabilities: their shares, in `attention` as in `residual`."""
+    words = [f"model={name}", "model.layers=1", "model.heads=2", "task.length=5", "task.test_size=3", "precision=fp64"]
+    (subject,) = fresh_subjects(cfg := compose("analyze", *words), Machine.prepare(cfg))
+    with torch.no_grad():
+        first = subject.model.blocks[0].attention
+        first.qkv.weight.mul_(4)  # scores that differ
+        step = next(run(subject.model, subject.test.inputs))
+        if name == "relu":  # a query that reads nothing
+            assert (step.weights_BHNM.sum(-1) == 0).any()
+    by_head = [
+        pd.DataFrame([shares_by_numpy(p_NM) for p_NM in p_BNM]).mean()
+        for p_BNM in step.weights_BHNM.transpose(0, 1).numpy()
+    ]
+    of_attention = ANALYSES["attention"].table(subject, ANALYSES["attention"].options(sequences=3))
+    of_residual = ANALYSES["residual"].table(subject, ANALYSES["residual"].options(["full"], 3, None, 10.0))
+    of_residual = of_residual[of_residual.sublayer == "weights"].reset_index(drop=True)
+    for head, expected in enumerate(by_head):
+        for column, value in expected.items():
+            assert of_attention[column][head] == pytest.approx(value, rel=1e-10), column
+            if column in ATTENTION_METRICS:
+                assert of_residual[column][head] == pytest.approx(value, rel=1e-10), column
+    empty = set(ATTENTION_METRICS) - {"attention_effective_rank"}.union(*(expected.index for expected in by_head))
+    assert all(of_residual[column].isna().all() and column not in of_attention for column in empty)
+    # both are about the same rows, so both find the same rounding
+    assert not of_residual.attention_below_floor.any() and not of_attention.attention_below_floor.any()
+
+
+class Gated(nn.Module):
+    """Softmax attention whose queries read through a gate of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.gate = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def weights(self, x):
+        return (self.q(x) @ self.k(x).mT).softmax(-1)
+
+    def forward(self, x):
+        return x + (self.gate(x).sigmoid() * self.weights(x)) @ x
+
+
+def test_a_gate_hides_no_sink():
+    torch.manual_seed(0)
+    x, module = torch.randn(3, 5, 4, dtype=torch.float64), Gated().double()
+    (row,) = rankbench.analyze(module, x, "attention")["attention"].itertuples()
+    p_BNM = module.weights(x).detach()
+    gated_BNM = p_BNM * module.gate(x).sigmoid().detach()
+    assert row.sink_weight == pytest.approx(p_BNM.mean(1).amax(-1).mean().item())
+    assert row.sink_mass == pytest.approx(gated_BNM.mean(1).amax(-1).mean().item()) and row.sink_mass < row.sink_weight
+    assert row.row_sum == pytest.approx(gated_BNM.sum(-1).mean().item())
 
 
 @pytest.mark.parametrize("function, is_mean", [(torch.exp, True), (torch.tanh, False)])

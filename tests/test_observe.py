@@ -1,14 +1,21 @@
 """Watching a training that is not ours: rankbench.observe."""
 
+import errno
 import gc
 import logging
 import math
 import os
+import random
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import weakref
+from collections import Counter
+from contextlib import nullcontext
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +28,9 @@ import rankbench as rb
 from rankbench.observing import FIGURES
 from rankbench.report.jobs import find_runs
 from rankbench.report.report import gather
+from rankbench.runs import files
 from rankbench.runs.tables import read_table
+from rankbench.training.journal import StepsFile
 
 pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
 ROOT = Path(__file__).resolve().parent.parent
@@ -228,6 +237,252 @@ def test_a_half_line_is_no_row(tmp_path):
     assert rb.Run(tmp_path).table("metrics").step.tolist() == [1]
 
 
+# --- what watching does to a training ---------------------------------------------------------------------------------
+
+
+class Wrapped(torch.optim.Optimizer):
+    """As accelerate's: an optimiser around another one, which it calls, without the hooks of its class."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self, closure=None):
+        self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+
+
+class Holder:
+    """As Lightning's: no optimiser, but with one inside."""
+
+    def __init__(self):
+        self.inner = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+
+
+class Touchy(nn.Module):
+    """A layer of attention whose passes change all that a module can hold, its input, and all global generators."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(LETTERS, WIDTH, max_norm=0.5)
+        self.position = nn.Parameter(torch.randn(TOKENS, WIDTH))
+        self.layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 16, 0.2, batch_first=True)
+        self.calls, self.seen, self.moving = 0, [], torch.zeros(())
+        self.generators = nn.Identity()
+        self.generators.torch, self.generators.numpy = torch.Generator().manual_seed(1), np.random.default_rng(1)
+        self.generators.python = random.Random(1)
+
+    def forward(self, x_BND, ids_BN):
+        self.calls += 1
+        self.seen.append(len(ids_BN))
+        self.moving += x_BND.detach().mean()
+        own = self.generators
+        drawn = random.random() + np.random.rand() + own.numpy.random() + own.python.random()
+        drawn = drawn + torch.rand((), generator=own.torch)
+        x_BND += self.position  # as the caller sees it
+        return self.layer(x_BND + 0.1 * self.embedding(ids_BN) + 1e-3 * drawn) + 1e-3 * (self.calls + len(self.seen))
+
+
+def touchy():
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    model = Touchy()
+    return model, torch.optim.SGD(model.parameters(), 0.1)
+
+
+def train_touchy(model, optimizer, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(2, TOKENS, WIDTH), torch.randint(LETTERS, (2, TOKENS))).square().mean().backward()
+        optimizer.step()
+
+
+def state_of_touchy(model):
+    own = model.generators
+    generators = [np.random.get_state(), random.getstate(), own.numpy.bit_generator.state, own.python.getstate()]
+    tensors = model.state_dict(), model.moving, torch.get_rng_state(), own.torch.get_state()
+    return tensors, (model.calls, model.seen, str(generators))
+
+
+def test_all_that_a_pass_changes_is_put_back(tmp_path):
+    model, optimizer = touchy()
+    train_touchy(model, optimizer, 6)
+    alone, numbers = state_of_touchy(model)
+    model, optimizer = touchy()
+    x_BND, ids_BN = torch.ones(3, TOKENS, WIDTH), torch.zeros(3, TOKENS, dtype=torch.long)
+    with rb.observe(model, (x_BND, ids_BN), optimizer, every=2, out=tmp_path / "a") as watch:
+        train_touchy(model, optimizer, 6)
+    torch.testing.assert_close(state_of_touchy(model)[0], alone, rtol=0, atol=0)
+    assert state_of_touchy(model)[1] == numbers
+    assert (x_BND == 1).all() and (watch.subject.example.args[0] == 1).all()
+    assert watch.table("states").step.unique().tolist() == [0, 2, 4, 6]
+
+
+def test_users_hooks_see_the_training_alone(tmp_path, inputs, caplog):
+    """torch's own hooks, which make a weight, are called all the same: without them it would be out of date."""
+    counts = Counter()
+
+    def count(where):
+        return lambda *_: counts.update([where])
+
+    model, optimizer = model_and_optimizer()
+    nn.utils.spectral_norm(model.head)
+    model.encoder.register_forward_hook(count("after"))
+    model.encoder.layers[0].register_forward_pre_hook(partial(count("before")))
+    everywhere = nn.modules.module.register_module_forward_hook(count("all"))
+    try:
+        train(model, optimizer, 2)
+        alone = Counter(counts)
+        with rb.observe(model, inputs, optimizer, every=1, out=tmp_path / "a") as watch:
+            assert counts == alone
+            train(model, optimizer, 2)
+        assert {where: 2 * number for where, number in alone.items()} == counts
+        message = "leave out the forward hooks of every module, encoder, encoder.layers.0; if these change what"
+        assert message in caplog.text
+    finally:
+        everywhere.remove()
+    norms = watch.table("weights").query("step == 2 and parameter == 'head.weight_orig'").spectral_norm
+    torch.testing.assert_close(
+        norms.item(), torch.linalg.matrix_norm(model.head.weight_orig, 2).item(), rtol=1e-5, atol=0
+    )
+    assert len(model.head._forward_pre_hooks) == 1
+
+
+def test_a_hook_that_changes_the_states_counts_where_asked(tmp_path, inputs):
+    model, _ = model_and_optimizer()
+    model.encoder.layers[1].register_forward_hook(lambda module, args, output: torch.ones_like(output))
+    residuals = []
+    for hooks in (False, True):
+        with rb.observe(model, inputs, out=tmp_path / str(hooks), hooks=hooks) as watch:
+            residuals.append(watch.table("states").query("view == 'all' and layer == 2").relative_residual.item())
+    assert residuals[0] > 0.1 and residuals[1] == 0
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of what it meets in torch
+def test_a_compiled_training_is_compiled_once(tmp_path, inputs):
+    """The whole step, with the optimiser in it."""
+    numbers, ends = [], []
+    for watched in (False, True):
+        torch.compiler.reset()
+        graphs = []
+        model, optimizer = model_and_optimizer()
+        backend = lambda graph, _, graphs=graphs: graphs.append(graph) or graph.forward  # noqa: E731
+        compiled = torch.compile(partial(train, model, optimizer, 1), backend=backend)
+        context = rb.observe(model, inputs, optimizer, every=1, out=tmp_path / "a") if watched else nullcontext()
+        with context as watch:
+            for _ in range(3):
+                compiled()
+        numbers.append(len(graphs))
+        ends.append(state(model))
+    assert numbers[0] == numbers[1] > 0
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
+    assert watch.table("steps").step.tolist() == [0, 1, 2, 3]
+
+
+def test_an_optimizer_that_a_library_wraps_is_counted(tmp_path, inputs):
+    model, optimizer = model_and_optimizer()
+    wrapped = Wrapped(Wrapped(optimizer))
+    with rb.observe(model, inputs, wrapped, every=2, out=tmp_path / "a") as watch:
+        train(model, wrapped, 4)
+    assert watch.table("steps").step.tolist() == [0, 2, 4]
+    train(model, wrapped, 2)
+    assert watch.num_steps == 4
+
+
+def test_a_full_disk_is_logged_once_and_the_watch_recovers(tmp_path, inputs, caplog, monkeypatch):
+    model, optimizer = model_and_optimizer()
+    write = files.os.fsync
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with rb.observe(model, inputs, optimizer, every=1, out=tmp_path / "a") as watch:
+        train(model, optimizer, 1)
+        add, calls = StepsFile.add, []
+        # the second table of step 2 is cut off; from then on nothing can be written at all
+        monkeypatch.setattr(StepsFile, "add", lambda *args: refuse() if calls else (calls.append(1), add(*args)))
+        train(model, optimizer, 1)
+        monkeypatch.setattr(files.os, "fsync", refuse)
+        train(model, optimizer, 1)
+        monkeypatch.setattr(StepsFile, "add", add)
+        monkeypatch.setattr(files.os, "fsync", write)
+        train(model, optimizer, 1)
+        assert watch.table("steps").step.tolist() == watch.table("weights").step.unique().tolist() == [0, 1, 4]
+        assert watch.table("states").step.unique().tolist() == [0, 1, 4]
+        monkeypatch.setattr(files.os, "fsync", refuse)  # and at the end
+    warnings = [record.message for record in caplog.records if "No space left" in record.message]
+    assert ["step 2 is not written" in warnings[0], "the number of steps" in warnings[1]] == [True, True]
+    assert len([text for text in warnings if "is not written, and" in text]) == 1
+
+
+def test_a_removed_folder_ends_the_watch_alone(tmp_path, inputs, caplog):
+    model, optimizer = model_and_optimizer()
+    with rb.observe(model, inputs, optimizer, every=1, out=tmp_path / "a"):
+        shutil.rmtree(tmp_path / "a")
+        train(model, optimizer, 2)
+        (tmp_path / "a").mkdir()  # by another training, say
+        train(model, optimizer, 2)
+    assert list((tmp_path / "a").iterdir()) == []
+    assert [record.message.partition(": ")[2] for record in caplog.records] == [
+        "the folder was removed, so nothing more is written; the training goes on"
+    ]
+
+
+def test_another_working_folder_changes_nothing(tmp_path, inputs, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model, optimizer = model_and_optimizer()
+    (tmp_path / "other").mkdir()
+    with rb.observe(model, inputs, optimizer, every=1, out="a"):
+        os.chdir("other")
+        train(model, optimizer, 2)
+    assert rb.Run(tmp_path / "a").table("observed_steps").step.tolist() == [0, 1, 2]
+    assert list((tmp_path / "other").iterdir()) == [] and (tmp_path / "a" / "observed_states.png").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_writes_nothing(tmp_path, inputs):
+    model, optimizer = model_and_optimizer()
+    watch = rb.observe(model, inputs, optimizer, every=1, out=tmp_path / "a")
+    train(model, optimizer, 1)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+    if (child := os.fork()) == 0:
+        status = 1
+        try:
+            with watch:
+                optimizer.step()  # a backward pass may wait for threads that a fork has not copied
+                watch.measure()
+                watch.draw()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
+    if (sleeper := os.fork()) == 0:  # as a worker of a loader that outlives the watch
+        signal.pause()
+    try:
+        train(model, optimizer, 1)
+        watch.close()
+        with rb.observe(model, inputs, optimizer, every=1, out=tmp_path / "a") as again:
+            assert again.num_steps == 2
+    finally:
+        os.kill(sleeper, signal.SIGKILL)
+        os.waitpid(sleeper, 0)
+
+
+def test_after_an_exception_the_steps_are_those_that_were_made(tmp_path, inputs):
+    model, optimizer = interrupted(tmp_path / "a", inputs, 5)
+    (row,) = rb.Run(tmp_path / "a").summary()["seeds"]
+    assert row["steps"] == 5
+    with rb.observe(model, inputs, optimizer, every=2, out=tmp_path / "a") as watch:
+        assert watch.num_steps == 5
+        train(model, optimizer, 1)
+    assert watch.table("steps").step.tolist() == [0, 2, 4, 6]
+    watch.step()  # after the end
+    assert rb.Run(tmp_path / "a").table("observed_steps").step.tolist() == [0, 2, 4, 6]
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -241,6 +496,15 @@ def test_a_half_line_is_no_row(tmp_path):
         ({"step": -1}, "observe: step=-1"),
         ({"measures": ["weight"]}, "measures=weight.*did you mean weights"),
         ({"optimizer": "adam"}, "observe: optimizer is a str, not a torch.optim.Optimizer; .* call watch.step"),
+        (
+            {"optimizer": Wrapped("adam")},
+            "observe: optimizer is a Wrapped, without hooks; leave it out and call watch.step",
+        ),
+        ({"optimizer": Holder()}, r"optimizer is a Holder, not a torch.optim.Optimizer; give its \.inner, or leave it"),
+        ({"out": 3}, "observe: out=3: is a int; give a folder's name or path"),
+        ({"seed": "x"}, "observe: seed=x: out of range; allowed are whole numbers from 0"),
+        ({"name": 3}, "observe: name=3: is a int; give a text"),
+        ({"measures": "states"}, "observe: measures=states: is a str; give a list of names"),
         ({"model": torch.ones(2)}, "observe: model is a Tensor; give a torch.nn.Module"),
         ({"model": nn.ReLU()}, "observe: ReLU has no parameters"),
         ({"inputs": torch.full((2, 3), LETTERS)}, "model=LanguageModel: does not run on inputs=probe .*index"),
@@ -342,7 +606,7 @@ def test_a_measurement_that_fails_does_not_end_the_training(tmp_path, inputs, ca
             raise RuntimeError("no memory")
 
     model, optimizer = model_and_optimizer()
-    with rb.observe(model, inputs, optimizer, every=1, out=tmp_path / "a") as watch:
+    with rb.observe(model, inputs, optimizer, every=1, out=tmp_path / "a", hooks=True) as watch:
         hook = model.encoder.register_forward_pre_hook(fail)
         train(model, optimizer, 1)
         hook.remove()
@@ -352,7 +616,7 @@ def test_a_measurement_that_fails_does_not_end_the_training(tmp_path, inputs, ca
     assert model.training and not model.encoder.layers[0].norm1.training
     model.encoder.register_forward_pre_hook(fail)
     with pytest.raises(rb.ConfigError, match="does not run on inputs=probe"):  # before it begins, it is refused
-        rb.observe(model, inputs, out=tmp_path / "b")
+        rb.observe(model, inputs, out=tmp_path / "b", hooks=True)
 
 
 def test_no_activation_is_held(tmp_path, inputs):
@@ -362,7 +626,7 @@ def test_no_activation_is_held(tmp_path, inputs):
     def hold(module, args, output):
         alive.extend(weakref.ref(x) for x in (output if isinstance(output, tuple) else (output,)) if x is not None)
 
-    with rb.observe(model, inputs, optimizer, every=1, out=tmp_path / "a") as watch:
+    with rb.observe(model, inputs, optimizer, every=1, out=tmp_path / "a", hooks=True) as watch:
         for module in model.modules():
             module.register_forward_hook(hold)
         watch.step()

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -71,8 +71,8 @@ class Subject:
 
     @property
     def what_counts(self) -> dict[str, str]:
-        """The column of `ModuleSubject.what_counts`; none for networks of ours, in which all tokens count."""
-        return {} if self.example is None else self.as_modules.what_counts
+        """The column of `ModuleSubject.what_counts`; none for networks of ours in which all tokens count."""
+        return {} if self.example is None and not self.model.kinds.left_out else self.as_modules.what_counts
 
     @property
     def who(self) -> dict[str, str | int]:
@@ -90,6 +90,7 @@ class Subject:
         if modules is None or example is None:
             inputs, targets, how = self.test.inputs, self.test.targets, {"kernel": "table"}
             modules, example = self.models, Example((inputs,), how, targets, self.model.lengths(inputs))
+            example = replace(example, kinds=self.model.kinds)
         return ModuleSubject(self.run, self.task.name, self.model.name, self.seed, modules, example)
 
 
@@ -113,8 +114,10 @@ class ModuleSubject:
 
     @property
     def what_counts(self) -> dict[str, str]:
-        """Column that says whether special tokens count in residuals and sizes of sums: special_tokens, in or out."""
-        return {"special_tokens": "in" if self.example.special_BN is None else "out"}
+        """Column that says whether special tokens count in residuals and sizes of sums: special_tokens, in or out; with
+        the names of other kinds that are left out, as in out+first."""
+        parts = ["in" if self.example.special_BN is None else "out", *self.example.kinds.left_out]
+        return {"special_tokens": "+".join(parts)}
 
     @property
     def who(self) -> dict[str, str | int]:

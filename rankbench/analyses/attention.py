@@ -5,8 +5,9 @@ One attention call is in memory at a time (rankbench.model.tape.tap).
 Shapes: B sequence, H head, N query token, M key token, K width of the values.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -17,9 +18,14 @@ from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
 from rankbench.keys import key
 from rankbench.measures.attention_matrices import (
     ATTENTION_METRICS,
+    SUM_ERROR,
     Rows,
     attention_metrics,
-    spectral_gap,
+    gap_eigenvalue,
+    is_chain,
+    is_signed,
+    mean_of_rows,
+    shares,
 )
 from rankbench.measures.by_layer import moments
 from rankbench.measures.laws.entropy_bound import of_heads
@@ -87,13 +93,15 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     keys are other tokens. Calls that do not lead to the measured output have no rows; network.csv lists them.
 
     P is the matrix that multiplies the values. Its rows are those of the queries that count: special tokens are only
-    keys. row_sum: the mean sum of a row, 1 for a softmax. The metrics of rankbench.measures.attention_matrices take
-    rows divided by their sums, and are nan if an entry is negative; attention_gap_eigenvalue takes all queries, because
-    it needs a square P. sink_weight: the mean weight on the key that gets most; first_weight, own_weight: on the first
-    key, and on the query's own token. Metrics that compare a query with its own token are not given for
-    cross-attention. distance_to_identity: ||P - I||_F / sqrt(N); distance_to_uniform: the same to the
-    average over the keys that a query sees. largest_logit: the largest |logit| of a key that is seen, nan if no softmax
-    made P. value_cosine: mean cosine between a head's output at a token and the token's own value.
+    keys. row_sum: the mean sum of a row, 1 for a softmax. Shares are P with rows divided by their sums; there are none
+    if an entry is negative. sink_weight: the mean share of the key that gets most; first_weight, own_weight: of the
+    first key, and of the query's own token. Metrics that compare a query with its own token are not given for
+    cross-attention. Where a row of P does not sum to 1, also the same of P as it is: sink_mass,
+    first_mass, own_mass. The metrics of rankbench.measures.attention_matrices are those of the shares, as in residual;
+    attention_gap_eigenvalue takes all queries, because it needs a square P. distance_to_identity: ||P - I||_F /
+    sqrt(N), of P as it is; distance_to_uniform: the same to the average over the keys that a query sees. largest_logit:
+    the largest |logit| of a key that is seen, nan if no softmax made P. value_cosine: mean cosine between a head's
+    output at a token and the token's own value.
 
     Where every query sees every key, also singular_over_law, shuffled_over_law and eigenvalue_over_law
     (rankbench.measures.laws.spectral_gap), which are 1 for independent weights. For our networks and checkpoints also
@@ -153,6 +161,8 @@ def _floors(read: ReadModule, example: Example, generator: torch.Generator) -> d
     columns = {}
     for number, call in enumerate(calls):
         p_RHNM, others = call.weights, [of_pass[number].weights for of_pass in perturbed]
+        if not ((p_RHNM.sum(-1) - 1).abs() <= SUM_ERROR).all():
+            p_RHNM, *others = map(shares, (p_RHNM, *others))
         counted_BN, lengths_B = read.tokens_of(call, first)
         if not read.reading.by_key[call.key].is_self:
             lengths_B = None  # absent keys have no weight
@@ -222,40 +232,52 @@ def _of_queries(call: AttentionCall, queries: Rows, is_self: bool, generator: to
     # the mask hides a key if no query of any sequence and head gives it weight
     visible_NM = (all_BHNM != 0).flatten(0, 1).any(0)[queries]
     uniform_NM = visible_NM / visible_NM.sum(-1, keepdim=True).clamp(min=1)
-    metrics = _of_probabilities(p_BHNM, visible_NM, generator)
-    if not is_self:
-        metrics["attention_gap_eigenvalue"] = torch.full_like(metrics["attention_entropy"], float("nan"))
-    metrics["row_sum"] = p_BHNM.sum(-1).mean(-1)
-    metrics["sink_weight"] = p_BHNM.mean(-2).amax(-1)
-    metrics["first_weight"] = p_BHNM[..., 0].mean(-1)
+    metrics = _of_shares(p_BHNM, visible_NM, generator)
+    sums_BHN = p_BHNM.sum(-1)
+    metrics["row_sum"] = sums_BHN.mean(-1)
     num_queries = p_BHNM.shape[-2]
+    if not is_self:
+        metrics["attention_gap_eigenvalue"] = torch.full_like(metrics["attention_entropy"], torch.nan)
+    own_N = torch.arange(all_BHNM.shape[-2], device=p_BHNM.device)[queries] if is_self else None
+    read = partial(mean_of_rows, p_BHNM=p_BHNM)
+    for name, share_BH in _read_from(shares(p_BHNM), own_N, read).items():
+        metrics[f"{name}_weight"] = share_BH.masked_fill(is_signed(p_BHNM), torch.nan)
+    differs_BH = ((sums_BHN - 1).abs() > SUM_ERROR).any(-1)
+    for name, mass_BH in _read_from(p_BHNM, own_N, lambda x: x.mean(-1)).items():
+        metrics[f"{name}_mass"] = mass_BH.where(differs_BH, torch.nan)
     metrics["distance_to_uniform"] = (p_BHNM - uniform_NM).square().sum((-2, -1)).div(num_queries).sqrt()
-    metrics["largest_logit"] = torch.full_like(metrics["sink_weight"], float("nan"))
+    metrics["largest_logit"] = torch.full_like(metrics["row_sum"], float("nan"))
     if call.logits is not None:
         logits_BHNM = call.logits()[..., queries, :]
         metrics["largest_logit"] = logits_BHNM.abs().masked_fill(~visible_NM, 0).amax((-2, -1))
     if is_self:
         eye_NM = torch.eye(all_BHNM.shape[-1], dtype=p_BHNM.dtype, device=p_BHNM.device)[queries]
-        metrics["own_weight"] = (p_BHNM * eye_NM).sum(-1).mean(-1)
         metrics["distance_to_identity"] = (p_BHNM - eye_NM).square().sum((-2, -1)).div(num_queries).sqrt()
         metrics["value_cosine"] = cosine(p_BHNM @ v_BHMK, v_BHMK[..., queries, :]).mean(-1)
         if num_queries < all_BHNM.shape[-2]:
-            metrics["attention_gap_eigenvalue"] = spectral_gap(all_BHNM)
+            metrics["attention_gap_eigenvalue"] = gap_eigenvalue(all_BHNM, stochastic=False)
     return metrics
 
 
-def _of_probabilities(p_BHNM: Tensor, visible_NM: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """The metrics of P with rows divided by their sums; nan where these are not probabilities."""
-    sums_BHN1 = p_BHNM.sum(-1, keepdim=True)
-    is_mean = bool((p_BHNM >= 0).all() and (sums_BHN1 > 0).all())
-    metrics = dict.fromkeys((*ATTENTION_METRICS, *BESIDE_LAW), torch.full_like(p_BHNM[..., 0, 0], float("nan")))
-    if not is_mean:
-        return metrics
-    of_rows = attention_metrics(p_BHNM / sums_BHN1, visible_NM)
-    metrics |= {name: value for name, value in of_rows.items() if name in ATTENTION_METRICS}
-    if min(p_BHNM.shape[-2:]) > 1 and visible_NM.all():
-        metrics |= beside_independent(p_BHNM / sums_BHN1, generator)
-    return metrics
+def _read_from(p_BHNM: Tensor, own_N: Tensor | None, mean: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """How much is read from the key that gets most, from the first, and from each query's own (own_N; None if there is
+    none), (B, H). mean: over the queries, on the last axis."""
+    of_key_BHM = mean(p_BHNM.mT)
+    parts = {"sink": of_key_BHM.amax(-1), "first": of_key_BHM[..., 0]}
+    if own_N is not None:
+        parts["own"] = mean(p_BHNM.gather(-1, own_N.expand(p_BHNM.shape[:-1])[..., None])[..., 0])
+    return parts
+
+
+def _of_shares(p_BHNM: Tensor, visible_NM: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """The metrics of the shares of P, those beside the law nan where the shares are not probabilities."""
+    of_rows = attention_metrics(p_BHNM, visible_NM, stochastic=False)
+    metrics = {name: of_rows[name] for name in ATTENTION_METRICS}
+    is_chain_BH = is_chain(p_BHNM)
+    if min(p_BHNM.shape[-2:]) > 1 and visible_NM.all() and is_chain_BH.any():
+        beside = beside_independent(shares(p_BHNM), generator)
+        return metrics | {name: value_BH.where(is_chain_BH, torch.nan) for name, value_BH in beside.items()}
+    return metrics | dict.fromkeys(BESIDE_LAW, torch.full_like(p_BHNM[..., 0, 0], torch.nan))
 
 
 def digest(table: pd.DataFrame) -> str:

@@ -1,6 +1,6 @@
 """The subjects of `rankbench analyze` that are not networks of ours: a user's module, and a public checkpoint."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -17,6 +17,7 @@ from rankbench.config import AnalyzeConfig
 from rankbench.keys import ConfigError
 from rankbench.measures.module_reading import SEQUENCES_AT_A_TIME, Asked
 from rankbench.measures.network_table import in_words, table_of_reading
+from rankbench.model.kinds import Kinds
 from rankbench.model.modules import PRESENT, Example, as_example, build, read_images, read_inputs, unpacked
 from rankbench.model.pretrained import FAMILIES, Checkpoint, as_network, load_checkpoint, load_tokenizer
 from rankbench.runs.machine import Machine
@@ -105,6 +106,7 @@ def _of_user(cfg: AnalyzeConfig, machine: Machine) -> ModuleSubject:
     inputs = "own" if cfg.inputs is None else Path(cfg.inputs).name
     module = module.to(machine.device, machine.dtype)
     modules, example = {"given": module}, example.to(machine.device, machine.dtype)
+    example = replace(example, kinds=_kinds({}, {}, cfg))
     return ModuleSubject(cfg.module, inputs, type(module).__name__, cfg.seed, modules, example, asked_of(cfg))
 
 
@@ -165,7 +167,9 @@ def _of_checkpoint(cfg: AnalyzeConfig, seed: int, machine: Machine) -> ModuleSub
     config = checkpoint.trained.config
     inputs, targets = _inputs(cfg, checkpoint)
     special = _special(cfg, checkpoint, inputs)
+    kinds = _kinds_of_checkpoint(cfg, checkpoint, inputs)
     example = _example(inputs, targets, config, special).to(machine.device, machine.dtype)
+    example = replace(example, kinds=kinds)
     name = Path(cfg.inputs).name
     modules = {name: model.get_encoder() if config.is_encoder_decoder else model for name, model in models.items()}
     asked, half = asked_of(cfg), ""
@@ -177,7 +181,8 @@ def _of_checkpoint(cfg: AnalyzeConfig, seed: int, machine: Machine) -> ModuleSub
             modules, example = _decoders(models, example, config)
     if config.model_type not in FAMILIES:
         return ModuleSubject(cfg.checkpoint, name, checkpoint.name, seed, modules, example, asked, half)
-    networks = {name: as_network(model, special) for name, model in models.items()}
+    with_special = replace(kinds, ids={**kinds.ids, "special": special}, left_out=("special", *kinds.left_out))
+    networks = {name: as_network(model, with_special if special else kinds) for name, model in models.items()}
     num_tokens = next(iter(networks.values())).num_tokens(inputs)
     if targets is None:
         targets = torch.full((len(inputs), num_tokens), ABSENT)
@@ -267,6 +272,26 @@ def _decoders(models: dict[str, nn.Module], example: Example, config: Any) -> tu
     first_B1 = torch.full_like(ids_BN[:, :1], config.pad_token_id if start is None else start)
     kwargs = {**example.kwargs, "decoder_input_ids": torch.cat([first_B1, ids_BN[:, :-1]], 1)}
     return models, replace(example, kwargs=kwargs)
+
+
+def _kinds_of_checkpoint(cfg: AnalyzeConfig, checkpoint: Checkpoint, inputs: Tensor) -> Kinds:
+    """The kinds of tokens: of images the class tokens (in DeiT two) and the registers after them, of texts those with
+    the tokenizer's ids for beginning and end."""
+    if not inputs.is_floating_point():
+        names = {"class": ("cls", "bos"), "separators": ("sep", "eos")}
+        ids = {kind: [getattr(checkpoint.reader, f"{name}_token_id", None) for name in names[kind]] for kind in names}
+        return _kinds({}, {kind: [token for token in ids[kind] if token is not None] for kind in ids}, cfg)
+    embeddings = getattr(checkpoint.trained.base_model, "embeddings", None)
+    num_class = sum(getattr(embeddings, f"{name}_token", None) is not None for name in ("cls", "distillation"))
+    num_registers = getattr(checkpoint.trained.config, "num_register_tokens", None) or 0
+    registers = range(num_class, num_class + num_registers)
+    return _kinds({"class": range(num_class), "registers": registers}, {}, cfg)
+
+
+def _kinds(positions: dict[str, Sequence[int]], ids: dict[str, Sequence[int]], cfg: AnalyzeConfig) -> Kinds:
+    kinds = Kinds(positions, ids, tuple(cfg.uncounted or ()))
+    kinds.check(kinds.left_out, "uncounted")
+    return kinds
 
 
 def _example(inputs: Tensor, targets: Tensor | None, config: Any, special: tuple[int, ...]) -> Example:

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Subject
+from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Plan, Subject
 from rankbench.analyses.cost import Operations
 from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.keys import key
@@ -19,7 +19,8 @@ from rankbench.measures.by_layer import metrics_by_layer, metrics_in_view, momen
 from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.module_states import layers_of, states_with_floors
 from rankbench.measures.norms import at_least_float32
-from rankbench.measures.token_views import VIEWS, View
+from rankbench.measures.token_views import DEFAULT_VIEWS, VIEWS, View
+from rankbench.model.kinds import kinds_of_task
 from rankbench.model.modules import Example
 from rankbench.model.network import without
 from rankbench.model.tape.recording import Run
@@ -40,7 +41,7 @@ class Options(VariantOptions):
     """Which variants of a network are measured, on how many sequences, and which of their tokens."""
 
     views: list[str] | None = key(
-        "Views of a state's tokens. null: the view all; for networks that are not ours, every view.",
+        "Views of a state's tokens. null: all; for networks that are not ours also without_sinks and unit_length.",
         choices=VIEWS,
         nonempty=True,
     )
@@ -52,9 +53,9 @@ class Options(VariantOptions):
 def table(subject: Subject, options: Options) -> pd.DataFrame:
     """Rows: weights (trained | initialised), variant, view, layer, sublayer, head; columns: metric, metric_sd.
 
-    view: all, without_sinks or unit_length (rankbench.measures.token_views). sublayer: input (the embedding, layer
-    0), attention or mlp (the state after it, layers 1..L), weights (metrics of P, from its rows for the queries that
-    count; a row of the table for each head; view all).
+    view: all, without_sinks, unit_length, or without the tokens of a kind (rankbench.measures.token_views). sublayer:
+    input (the embedding, layer 0), attention or mlp (the state after it, layers 1..L), weights (metrics of P, from its
+    rows for the queries that count, over their sums if these are not 1; a row of the table for each head; view all).
 
     A metric is the mean over the sequences for which it is defined, metric_sd their sample standard deviation;
     num_undefined sequences lack one metric or more (by_layer.moments). noise_floor is the rounding error of the
@@ -76,6 +77,13 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(**learned(subject), **subject.what_counts)
 
 
+def check(plan: Plan, options: Options) -> None:
+    """ConfigError for a view without a kind of tokens that the network does not have."""
+    without = [view.without for view in _views(options, is_ours=plan.texts is None) if view.without is not None]
+    if without:
+        (kinds_of_task(plan.task) if plan.texts is None else plan.model.kinds).check(without, "analysis.residual.views")
+
+
 def cost(subject: Subject, options: Options) -> Cost:
     """The work on metrics, passes, and passes with random rounding, of each variant of each network."""
     operations, num_sequences = Operations.of(subject), len(subject.test.inputs[: options.sequences])
@@ -87,7 +95,7 @@ def cost(subject: Subject, options: Options) -> Cost:
 
 
 def _views(options: Options, is_ours: bool) -> list[View]:
-    default = VIEWS[:1] if is_ours else VIEWS
+    default = DEFAULT_VIEWS[:1] if is_ours else DEFAULT_VIEWS
     return [View(name, options.sink_ratio) for name in (default if options.views is None else options.views)]
 
 
@@ -102,6 +110,7 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     if options.variants != ["full"]:
         log.info("%s: no parts can be taken out of it; variant full alone is measured", subject.name)
     views, rows = _views(options, is_ours=False), []
+    subject.example.kinds.check([view.without for view in views if view.without is not None], "analysis.residual.views")
     for weights, read in subject.reads.items():
         generator, example = generator_for(subject.seed, "rounding"), read.example[: options.sequences]
         rows_of_states = rows_by_layer(read, layers_of(read), example, generator, views)
@@ -120,7 +129,7 @@ def rows_by_layer(
         for layer, (state_BND, floors) in enumerate(states_with_floors(read, layers, batch, generator, views)):
             for number, (view, floor_B) in enumerate(zip(views, floors, strict=True)):
                 state, floor = at_least_float32(state_BND), at_least_float32(floor_B)
-                metrics = metrics_in_view(state, batch.counted(state.shape[1]), floor, view)
+                metrics = metrics_in_view(state, batch.counted(state.shape[1], view.without), floor, view)
                 parts.setdefault((number, layer), []).append(metrics)
     dtype = str(state_BND.dtype).removeprefix("torch.")
     for number, layer in sorted(parts):
@@ -181,6 +190,7 @@ ANALYSIS = Analysis(
     digest,
     ("variant", "sublayer"),
     lines="variant",
+    check=check,
     of_module=of_module,
     cost=cost,
     cheaper=({"sequences": 8}, {"variants": ["full"]}, {"sequences": 1}),

@@ -19,6 +19,7 @@ from rankbench.claims import CLAIMS, Facet, figures_published, judge, published,
 from rankbench.config import AnalyzeConfig, BaseConfig, TrainConfig
 from rankbench.keys import ConfigError, check_known, typed
 from rankbench.model import skeleton
+from rankbench.model.kinds import kinds_of_task
 from rankbench.model.pretrained import FAMILIES
 from rankbench.model.transformer import Transformer
 from rankbench.plots.training import draw_metrics
@@ -52,6 +53,8 @@ def check_analyses(cfg: BaseConfig, measured: BaseConfig) -> None:
         _check_foreign(cfg, options)
         return
     task = build_task(measured.task)
+    if isinstance(cfg, AnalyzeConfig) and cfg.uncounted:
+        kinds_of_task(task).check(cfg.uncounted, "uncounted")
     training = measured if isinstance(measured, TrainConfig) else None
     plan = Plan(task, skeleton(measured.model, task), training)
     for name, chosen in options.items():
@@ -176,12 +179,12 @@ def _fingerprint(subjects: list[Subject] | list[ModuleSubject]) -> str:
     digest = hashlib.sha256()
     for subject in subjects:
         if isinstance(subject, ModuleSubject):
-            facts, example = [subject.who, subject.modules], subject.example
+            facts, example = [subject.who, subject.modules, subject.example.kinds.left_out], subject.example
             tensors = [x for module in subject.modules.values() for x in module.state_dict().values()]
             tensors += [*example.tensors, example.targets, example.lengths_B, example.special_BN]
         else:
             records = [None if rows is None else rows.to_csv() for rows in (subject.history, subject.curve)]
-            facts = [subject.who, subject.task, *records]
+            facts = [subject.who, subject.task, subject.model.kinds.left_out, *records]
             facts += [(weights, getattr(model, "cfg", type(model))) for weights, model in subject.models.items()]
             tensors = [parameter.detach() for model in subject.models.values() for parameter in model.parameters()]
             tensors += [] if subject.example is None else [subject.test.inputs, subject.test.targets]

@@ -1,6 +1,8 @@
 """The subjects that a command measures: the seeds of a run, a network that is not ours, or fresh networks."""
 
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,6 +14,7 @@ from rankbench.analyses.modules import foreign_subjects, is_foreign
 from rankbench.config import AnalyzeConfig
 from rankbench.keys import ConfigError
 from rankbench.model import build_model, initial_model
+from rankbench.model.kinds import kinds_of_task
 from rankbench.model.lstm import Lstm
 from rankbench.model.transformer import Transformer
 from rankbench.runs.machine import Machine
@@ -31,13 +34,16 @@ log = logging.getLogger(__name__)
 def subjects_of(cfg: AnalyzeConfig, machine: Machine) -> list[Subject] | list[ModuleSubject]:
     """The subjects that the config names: those of a run, a network that is not ours, or fresh models."""
     if cfg.run is not None:
-        return subjects_of_run(find_run(cfg.run), machine, cfg.seeds)
+        return subjects_of_run(find_run(cfg.run), machine, cfg.seeds, cfg.uncounted)
     return foreign_subjects(cfg, machine) if is_foreign(cfg) else fresh_subjects(cfg, machine)
 
 
-def subjects_of_run(run: Run, machine: Machine, seeds: list[int] | None = None) -> list[Subject]:
+def subjects_of_run(
+    run: Run, machine: Machine, seeds: list[int] | None = None, uncounted: Sequence[str] | None = None
+) -> list[Subject]:
     """Subjects for these seeds of a trained run (None: all), with trained and initial weights, less diverged seeds.
 
+    uncounted: kinds of tokens that are left out.
     ConfigError if all of them have diverged, or if the checkpoint does not fit the config.
     """
     cfg, stacked = run.config, run.weights()
@@ -62,7 +68,7 @@ def subjects_of_run(run: Run, machine: Machine, seeds: list[int] | None = None) 
         trained.load_state_dict({name: weight[index] for name, weight in stacked.items()}, assign=True)
         models = {"trained": trained, "initialised": initial_model(cfg.model, task, seed)}
         recorded = {field: rows[rows.seed == seed].reset_index(drop=True) for field, rows in histories.items()}
-        subjects.append(_subject(run.name, task, seed, models, machine, **recorded))
+        subjects.append(_subject(run.name, task, seed, models, machine, uncounted, **recorded))
     if not subjects:
         every = "every seed" if seeds is None else f"seeds={seeds}: each of them"
         raise ConfigError(
@@ -86,11 +92,19 @@ def fresh_subjects(cfg: AnalyzeConfig, machine: Machine) -> list[Subject]:
     """Untrained models of the config, one for each seed."""
     task = build_task(cfg.task)
     models = {seed: initial_model(cfg.model, task, seed) for seed in range(cfg.seed, cfg.seed + cfg.replicas)}
-    return [_subject("fresh", task, seed, {"initialised": model}, machine) for seed, model in models.items()]
+    return [
+        _subject("fresh", task, seed, {"initialised": model}, machine, cfg.uncounted) for seed, model in models.items()
+    ]
 
 
 def _subject(
-    run: str, task: Task, seed: int, models: dict[str, Transformer | Lstm], machine: Machine, **recorded: pd.DataFrame
+    run: str,
+    task: Task,
+    seed: int,
+    models: dict[str, Transformer | Lstm],
+    machine: Machine,
+    uncounted: Sequence[str] | None,
+    **recorded: pd.DataFrame,
 ) -> Subject:
     if isinstance(task, Corpus):
         splits = task.splits()
@@ -102,6 +116,10 @@ def _subject(
         test = train if task.test_size is None else task.sample(task.test_size, generator_for(seed, "test"))
     train, test = (batch.to(machine.device, machine.dtype) for batch in (train, test))
     placed = {name: model.to(machine.device, machine.dtype).eval() for name, model in models.items()}
+    kinds = kinds_of_task(task, test)
+    kinds.check(uncounted or (), "uncounted")
+    for model in placed.values():
+        model.kinds = replace(kinds, left_out=tuple(uncounted or ()))
     return Subject(run, seed, task, train, test, placed, **recorded)
 
 

@@ -1,6 +1,7 @@
 """Rank and collapse metrics of attention matrices P: one formula for each CSV column.
 
-As in rankbench.measures.states, a metric is nan where it is undefined, and keeps the dtype of P.
+As in rankbench.measures.states, a metric is nan where it is undefined, and keeps the dtype of P. Where the rows of P
+are not probabilities, metrics are those of its `shares`.
 
 Shapes: B batch, H head, N query token, M key token.
 """
@@ -15,6 +16,8 @@ from torch import Tensor
 from rankbench.measures.norms import Spectrum, composite_norm, own_rounding, residual_matrix
 from rankbench.measures.states import STATE_FLOORS, check_floats, per_kind, with_floor
 
+# Error of a row's sum up to which it counts as 1: a softmax computed in bfloat16 has 8 bits.
+SUM_ERROR = 0.01
 ATTENTION_FLOORS = [f"attention_{name}" for name in STATE_FLOORS]
 
 
@@ -26,6 +29,29 @@ class AttentionMatrices:
     visible_NM: Tensor | None  # which keys each query sees; None: all
     residual_BH: Tensor  # ||P - 1 q^T|| in the composite norm, q the mean row
     spectrum: Spectrum
+
+
+def shares(p_BHNM: Tensor) -> Tensor:
+    """P with each row divided by its sum, which says where a query reads, not how much. A row of zeros stays as it is,
+    and so does a P with a negative entry."""
+    sums_BHN1 = p_BHNM.sum(-1, keepdim=True)
+    return torch.where(is_signed(p_BHNM)[..., None, None] | (sums_BHN1 == 0), p_BHNM, p_BHNM / sums_BHN1)
+
+
+def is_signed(p_BHNM: Tensor) -> Tensor:
+    """Whether P has a negative entry, (B, H) bool."""
+    return (p_BHNM < 0).flatten(-2).any(-1)
+
+
+def is_chain(p_BHNM: Tensor) -> Tensor:
+    """Whether the shares of P are probabilities in every row, (B, H) bool."""
+    return p_BHNM.any(-1).all(-1) & ~is_signed(p_BHNM)
+
+
+def mean_of_rows(x: Tensor, p_BHNM: Tensor) -> Tensor:
+    """Mean of x, (B, H, ..., N), over the rows of P that are not zero: the queries that read; nan if there is none."""
+    reads = p_BHNM.any(-1).view(*p_BHNM.shape[:2], *[1] * (x.dim() - 3), p_BHNM.shape[-2])
+    return x.mean(-1) if reads.all() else x.where(reads, math.nan).nanmean(-1)
 
 
 def _entropy(matrices: AttentionMatrices) -> Tensor:
@@ -41,7 +67,7 @@ def _entropy(matrices: AttentionMatrices) -> Tensor:
     num_visible_N = visible_NM.sum(-1)
     has_choice_N = num_visible_N > 1
     maximum_N = num_visible_N[has_choice_N].to(p_BHNM.dtype).log()
-    return (entropy_BHN[..., has_choice_N] / maximum_N).mean(-1)
+    return mean_of_rows(entropy_BHN[..., has_choice_N] / maximum_N, p_BHNM[..., has_choice_N, :])
 
 
 def spectral_gap(p_BHNM: Tensor) -> Tensor:
@@ -57,6 +83,11 @@ def spectral_gap(p_BHNM: Tensor) -> Tensor:
     if modulus_BHN.shape[-1] == 1:
         return torch.ones_like(modulus_BHN[..., 0])
     return 1 - modulus_BHN.sort(-1, descending=True).values[..., 1]
+
+
+def gap_eigenvalue(p_BHNM: Tensor, stochastic: bool) -> Tensor:
+    """`spectral_gap` of P if its rows are probabilities, else of its shares; nan if these are none. Shape (B, H)."""
+    return spectral_gap(p_BHNM) if stochastic else spectral_gap(shares(p_BHNM)).where(is_chain(p_BHNM), math.nan)
 
 
 def _eigenvalue_moduli(p_BHNM: Tensor) -> Tensor:
@@ -86,7 +117,8 @@ ATTENTION_METRICS: dict[str, Callable[[AttentionMatrices], Tensor]] = {
     "attention_gap_singular": _gap_singular,
 }
 Rows = Tensor | slice
-OF_PROBABILITIES = ("attention_entropy", "attention_gap_eigenvalue")  # the others are defined for any matrix
+# The others are defined for any matrix. Without shares, s_1 - s_2 would measure how much is read.
+OF_SHARES = ("attention_entropy", "attention_gap_eigenvalue", "attention_gap_singular")
 
 
 def attention_metrics(
@@ -103,15 +135,15 @@ def attention_metrics(
     counted_BN: queries over whose rows metrics are taken; None: all. attention_gap_eigenvalue needs a square P and
     takes all rows. floor_BH: the error of each P's residual (rankbench.measures.rounding.floor_of_weights); with it
     there are the columns ATTENTION_FLOORS, without it attention_own_rounding. stochastic: whether rows are
-    probabilities; if not, the metrics OF_PROBABILITIES are nan.
+    probabilities; if not, all this is about the shares of P, and the metrics OF_SHARES are nan where it has none.
     """
 
     def of_queries(rows: Rows, length: int, queries: Rows) -> dict[str, Tensor]:
         square_BHNM = p_BHNM[rows][..., :length, :length]
         seen_NM = None if visible_NM is None else visible_NM[:length, :length][queries]
         values = _values(square_BHNM[..., queries, :], seen_NM, stochastic)
-        if stochastic and isinstance(queries, Tensor):
-            values["attention_gap_eigenvalue"] = spectral_gap(square_BHNM)
+        if isinstance(queries, Tensor):
+            values["attention_gap_eigenvalue"] = gap_eigenvalue(square_BHNM, stochastic)
         return values
 
     values = per_queries(of_queries, p_BHNM.shape[-1], lengths_B, counted_BN)
@@ -147,21 +179,20 @@ def per_queries(
 
 def _values(p_BHNM: Tensor, visible_NM: Tensor | None, stochastic: bool) -> dict[str, Tensor]:
     _check(p_BHNM, visible_NM, stochastic)
-    residual_BH = composite_norm(residual_matrix(p_BHNM))
-    matrices = AttentionMatrices(p_BHNM, visible_NM, residual_BH, Spectrum.of(p_BHNM))
-    defined = {name for name in ATTENTION_METRICS if stochastic or name not in OF_PROBABILITIES}
-    undefined_BH = torch.full_like(residual_BH, math.nan)
-    values = {
-        name: formula(matrices) if name in defined else undefined_BH for name, formula in ATTENTION_METRICS.items()
-    }
-    return values | {"attention_own_rounding": own_rounding(p_BHNM), "attention_residual": residual_BH}
+    shares_BHNM = p_BHNM if stochastic else shares(p_BHNM)
+    residual_BH = composite_norm(residual_matrix(shares_BHNM))
+    matrices = AttentionMatrices(shares_BHNM, visible_NM, residual_BH, Spectrum.of(shares_BHNM))
+    values = {name: formula(matrices) for name, formula in ATTENTION_METRICS.items()}
+    if not stochastic:
+        values |= {name: values[name].masked_fill(is_signed(p_BHNM), math.nan) for name in OF_SHARES}
+        values["attention_gap_eigenvalue"].masked_fill_(~is_chain(p_BHNM), math.nan)
+    return values | {"attention_own_rounding": own_rounding(shares_BHNM), "attention_residual": residual_BH}
 
 
 def _check(p_BHNM: Tensor, visible_NM: Tensor | None, stochastic: bool) -> None:
     check_floats("p_BHNM", p_BHNM, ("B", "H", "N", "M"))
-    # Catches scores passed as weights. 1 %, because a softmax computed in bfloat16 (8 bits) must pass.
-    error = (p_BHNM.sum(-1) - 1).abs()
-    if stochastic and ((p_BHNM < 0).any() or (error > 0.01).any()):
+    error = (p_BHNM.sum(-1) - 1).abs()  # catches scores passed as weights
+    if stochastic and ((p_BHNM < 0).any() or (error > SUM_ERROR).any()):
         raise ValueError("p_BHNM: got rows that are not probabilities, wanted entries >= 0 with row sums 1 (within 1%)")
     if visible_NM is None:
         return

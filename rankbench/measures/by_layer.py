@@ -29,7 +29,8 @@ def metrics_by_layer(
     the perturbed passes that give the noise floors. view: the tokens over which metrics of states are taken;
     metrics of P take the rows of all queries that count.
     """
-    lengths_B, counted_BN, attention = network.lengths(inputs), network.counted(inputs), network.attentions[0]
+    lengths_B, counted_BN = network.lengths(inputs), network.counted(inputs, view.without)
+    attention = network.attentions[0]
     visible_NM = visible_keys(attention.mask, attention.window, network.num_tokens(inputs), inputs.device)
     for number, (step, floors) in enumerate(run_with_floors(network, inputs, generator, view)):
         if number == 0:

@@ -286,7 +286,10 @@ def _few(example: Example) -> Example:
         if x.dim() == 2 and example.axis(number) == 0 and not x.is_floating_point():
             padding_B = _run_at_the_end(x)
             chosen = [int(padding_B.argmax()), int(padding_B.argmin()), *chosen]
-    return example.at(sorted(list(dict.fromkeys(chosen))[:FEW]))
+    try:
+        return example.at(sorted(list(dict.fromkeys(chosen))[:FEW]))
+    except ConfigError:  # as many sequences as tokens
+        return example
 
 
 def _run_at_the_end(ids_BN: Tensor) -> Tensor:

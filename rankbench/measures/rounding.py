@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rankbench.measures.attention_matrices import Rows, per_queries
+from rankbench.measures.attention_matrices import Rows, per_queries, shares
 from rankbench.measures.norms import composite_norm, frobenius_norm, own_rounding, residual_matrix
 from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import View, counted_first
@@ -145,7 +145,10 @@ def _size(x: Any) -> Any:
 
 
 class Floors(NamedTuple):
-    """Floors of a sub-layer's input, output and P, in the units of the residual: states (B,), P (B, H)."""
+    """Floors of a sub-layer's input, output and P, in the units of the residual: states (B,), P (B, H).
+
+    If the rows of P are not probabilities, the floor is that of its shares.
+    """
 
     input_B: Tensor
     output_B: Tensor
@@ -159,7 +162,7 @@ def run_with_floors(
     """Every sub-layer's step with its floors. The plain and the perturbed passes run side by side, so that only one
     sub-layer of them is in memory. generator: on the CPU. view: the tokens over which floors of states are taken."""
     passes = num_passes(network.num_tokens(inputs), network.width)
-    lengths_B, counted_BN = network.lengths(inputs), network.counted(inputs)
+    lengths_B, counted_BN = network.lengths(inputs), network.counted(inputs, view.without)
     perturbed_steps = run(network, side_by_side(inputs, passes))
     rounding, input_B = RandomRounding(generator), None
 
@@ -176,7 +179,10 @@ def run_with_floors(
         if input_B is None:
             input_B = floor(step.input_BND, perturbed.input_BND)
         output_B = floor(step.output_BND, perturbed.output_BND)
-        weights_BH = None if step.weights_BHNM is None else floor(step.weights_BHNM, perturbed.weights_BHNM)
+        weights_BH = None
+        if step.weights_BHNM is not None:
+            whole = (step.weights_BHNM, perturbed.weights_BHNM)
+            weights_BH = floor(*(whole if step.sublayer.part.weighting.stochastic else map(shares, whole)))
         yield step, Floors(input_B, output_B, weights_BH)
         input_B = output_B
 

@@ -1,4 +1,5 @@
-"""Views of a state in which single tokens count less: without sink tokens, and with every token of length 1.
+"""Views of a state in which single tokens count less: without sink tokens, with every token of length 1, or without
+the tokens of a kind.
 
 A single token that is much longer than the others decides a raw residual or stable rank. Each view is a map of the
 states, together with the lengths of the sequences that the map leaves, so that every metric and every noise floor can
@@ -13,7 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-VIEWS = ("all", "without_sinks", "unit_length")
+from rankbench.config import KINDS_OF_TOKENS
+
+DEFAULT_VIEWS = ("all", "without_sinks", "unit_length")
+WITHOUT = {f"without_{kind}": kind for kind in KINDS_OF_TOKENS}
+VIEWS = (*DEFAULT_VIEWS, *WITHOUT)
 
 
 class View(NamedTuple):
@@ -22,10 +27,15 @@ class View(NamedTuple):
     name: str = "all"
     sink_ratio: float = 10.0
 
+    @property
+    def without(self) -> str | None:
+        """The kind of tokens that the view leaves out of those that count; None for the others."""
+        return WITHOUT.get(self.name)
+
     def of(self, x_BND: Tensor, counted_BN: Tensor | None) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
         """The map of states like x_BND, in which the same tokens are sinks, and how many tokens each sequence keeps.
 
-        counted_BN: mask of the tokens that count at all, (B, N) bool; None: all.
+        counted_BN: mask of the tokens that count at all, (B, N) bool, less those of the kind `without`; None: all.
         """
         if self.name == "without_sinks":
             is_sink_BN = sinks(x_BND, counted_BN, self.sink_ratio)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rankbench.config import ModelConfig
 from rankbench.keys import ConfigError
+from rankbench.model.kinds import NO_KINDS, Kinds
 from rankbench.model.padding import Padded
 
 
@@ -22,6 +23,7 @@ class Lstm(Padded, nn.Module):
     """
 
     vectorised: ClassVar[bool] = False
+    kinds: Kinds = NO_KINDS
 
     def __init__(
         self, cfg: ModelConfig, *, input_kind: str, num_inputs: int, num_outputs: int, length: int, padded: bool = False

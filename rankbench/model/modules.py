@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from rankbench.keys import ConfigError, closest
+from rankbench.model.kinds import NO_KINDS, Kinds
 from rankbench.model.tape.recording import without_fast_path
 
 TARGETS = "targets"  # name of the tensor, in a file of inputs, against which the output is scored
@@ -52,6 +53,7 @@ class Example:
     batch_axes: tuple[int | None, ...] | None = None
     padding: Mapping[int | None, tuple[Tensor, int]] = field(default_factory=dict)
     main_input: int | None = None
+    kinds: Kinds = NO_KINDS  # of tokens; those that are left out count no more than special ones
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -95,12 +97,14 @@ class Example:
         # tokens that a network adds, such as one for the class, come first
         return torch.arange(num_tokens, device=lengths_B.device) < lengths_B[:, None] + (num_tokens - width)
 
-    def counted(self, num_tokens: int) -> Tensor | None:
-        """Mask of the tokens that count in measurements, out of this many, (B, N) bool; None if all do."""
-        present_BN = self.present(num_tokens)
-        if self.special_BN is None:
-            return present_BN
-        return ~self.special_BN if present_BN is None else present_BN & ~self.special_BN
+    def counted(self, num_tokens: int, without: str | None = None) -> Tensor | None:
+        """Mask of the tokens that count in measurements, out of this many, (B, N) bool; None if all do. without: one
+        more kind of tokens that does not."""
+        counted_BN = self.present(num_tokens)
+        if self.special_BN is not None and self.special_BN.shape[1] == num_tokens:
+            counted_BN = ~self.special_BN if counted_BN is None else counted_BN & ~self.special_BN
+        inputs = self.tensors[0].movedim(self.axis(0) or 0, 0)
+        return self.kinds.counted(counted_BN, inputs, num_tokens, without)
 
     def split(self, size: int) -> Iterator["Example"]:
         """Yield the sequences in batches of `size`."""

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from rankbench.keys import ConfigError
+from rankbench.model.kinds import NO_KINDS, Kinds
 
 Tokens = TypeVar("Tokens")
 
@@ -231,6 +232,7 @@ class Network:
     read_out: nn.Module
     shares: tuple[float, ...] = (1.0,)  # of the streams in the state that is read out
     norm_kind: str  # of its norms; in a network without norms, of the norm put before the read-out of path sums
+    kinds: Kinds = NO_KINDS
 
     def embed(self, inputs: Tensor) -> Tensor:
         """The states that enter the first sub-layer, (B, N, D)."""
@@ -240,9 +242,10 @@ class Network:
         """Mask of the tokens that are present in a padded batch, (B, N) bool; None if all are."""
         raise NotImplementedError
 
-    def counted(self, inputs: Tensor) -> Tensor | None:
-        """Mask of the tokens that count in measurements, (B, N) bool; None if all do. Absent tokens never count."""
-        return self.present(inputs)
+    def counted(self, inputs: Tensor, without: str | None = None) -> Tensor | None:
+        """Mask of the tokens that count in measurements, (B, N) bool; None if all do. Absent tokens never count.
+        without: one more kind of tokens that does not (rankbench.model.kinds)."""
+        return self.kinds.counted(self.present(inputs), inputs, self.num_tokens(inputs), without)
 
     def num_tokens(self, inputs: Tensor) -> int:
         """Number of tokens in the states of these inputs, absent ones included."""
@@ -333,7 +336,7 @@ class Reduced(Network):
     name, width = property(attrgetter("whole.name")), property(attrgetter("whole.width"))
     norm_kind, read_out = property(attrgetter("whole.norm_kind")), property(attrgetter("whole.read_out"))
     embed, present = property(attrgetter("whole.embed")), property(attrgetter("whole.present"))
-    counted, num_tokens = property(attrgetter("whole.counted")), property(attrgetter("whole.num_tokens"))
+    kinds, num_tokens = property(attrgetter("whole.kinds")), property(attrgetter("whole.num_tokens"))
 
     @property
     def shares(self) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 import dataclasses
 import fcntl
 import math
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -128,7 +129,12 @@ class Run:
                 raise ConfigError(
                     f"out={self.folder}: another process is writing there; wait for it, or give another folder"
                 ) from None
-            yield
+            process = os.getpid()
+            try:
+                yield
+            finally:
+                if os.getpid() == process:  # explicitly, because forked processes hold it for as long as they live
+                    fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _changes(self, cfg: TrainConfig) -> dict[str, tuple[Any, Any]]:
         """By key, the values in the run's folder and in `cfg`, where they differ in a way that changes the numbers."""

@@ -58,7 +58,9 @@ class Score(NamedTuple):
 
 class Task(Protocol):
     """A frozen dataclass of the task's keys with these members. The range of each key is checked first; then
-    `__post_init__` raises ConfigError for incompatible keys. A task that reads texts also has their paths, `files`."""
+    `__post_init__` raises ConfigError for incompatible keys. A task that reads texts also has their paths, `files`. One
+    whose sequences hold class tokens, registers or separators has their positions, `token_kinds`, as {"class": (0,)}.
+    """
 
     name: str
     train_size: int | None  # sequences of the training set; None: fresh ones at every step

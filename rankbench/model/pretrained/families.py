@@ -9,7 +9,7 @@ for scores that are products of two tokens' maps (bounds, Lipschitz constants, r
 Shapes: B batch, N token, D width.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rankbench.keys import ConfigError
+from rankbench.model.kinds import NO_KINDS, Kinds
 from rankbench.model.network import Network, NormPart, Sublayer
 from rankbench.model.pretrained.parts import (
     BiasedAttention,
@@ -211,10 +212,10 @@ IMAGES = {"vit": _vit, "deit": _vit}
 FAMILIES = TEXT | IMAGES
 
 
-def as_network(module: nn.Module, special: Iterable[int] = ()) -> "PretrainedNetwork":
+def as_network(module: nn.Module, kinds: Kinds = NO_KINDS) -> "PretrainedNetwork":
     """A Hugging Face module as a network, which shares its weights. Inputs are token ids (B, N), or pixels.
 
-    special: token ids that count in no measurement, such as those that mark a text's beginning and end.
+    kinds: of tokens, some of which count in no measurement, such as those that mark a text's beginning and end.
     ConfigError for a family that is not covered, and for a module in training mode.
     """
     family = getattr(getattr(module, "config", None), "model_type", type(module).__name__)
@@ -226,15 +227,15 @@ def as_network(module: nn.Module, special: Iterable[int] = ()) -> "PretrainedNet
     if module.training:
         raise ConfigError(f"{type(module).__name__}: in training mode, where dropout is on; call eval() first")
     parts = FAMILIES[family](module, module.base_model)
-    return PretrainedText(module, parts, special) if family in TEXT else PretrainedVision(module, parts)
+    return (PretrainedText if family in TEXT else PretrainedVision)(module, parts, kinds)
 
 
 class PretrainedNetwork(Network, nn.Module):
     """A module of the library as a network, sub-layer by sub-layer."""
 
-    def __init__(self, module: nn.Module, parts: Parts) -> None:
+    def __init__(self, module: nn.Module, parts: Parts, kinds: Kinds) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.kinds = module, kinds
         self.sublayers, self.last_norm = tuple(parts.sublayers), parts.last_norm
         self.width, self.norm_kind = module.config.hidden_size, self.sublayers[0].norm.kind
         self.read_out = States(self) if parts.read_out is None else parts.read_out
@@ -259,10 +260,6 @@ class PretrainedText(PretrainedNetwork):
     Sequences of one batch may end in absent tokens: -1 as in all of this package, or the model's own padding. A padding
     token that also marks a text's beginning or end is absent only after the last other token.
     """
-
-    def __init__(self, module: nn.Module, parts: Parts, special: Iterable[int] = ()) -> None:
-        super().__init__(module, parts)
-        self.special = tuple(special)
 
     def embed(self, inputs: Tensor) -> Tensor:
         longest, letters = self._num_tokens, self.module.config.vocab_size
@@ -293,13 +290,6 @@ class PretrainedText(PretrainedNetwork):
                 "be the last ones of their text: let the tokenizer pad on the right"
             )
         return None if present_BN.all() else present_BN
-
-    def counted(self, inputs: Tensor) -> Tensor | None:
-        """Mask of the present tokens that are not special, (B, N) bool; None if that is all of them."""
-        present_BN, special_BN = self.present(inputs), torch.isin(inputs, inputs.new_tensor(self.special))
-        if not special_BN.any():
-            return present_BN
-        return ~special_BN if present_BN is None else present_BN & ~special_BN
 
 
 class PretrainedVision(PretrainedNetwork):

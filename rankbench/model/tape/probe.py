@@ -258,8 +258,8 @@ class _Touched(_Plain):
         touched = [_touched(x, y, -2) for x, y in zip(new, before, strict=True)]
         features = [_touched(x, y, -1) for x, y in zip(new, before, strict=True)]
         self.queries[key] = touched[0]
-        are_tokens = [0 < len(at) < x.shape[-2] for at, x in zip(touched, new, strict=True)]
-        are_spread = [len(at) == x.shape[-1] for at, x in zip(features, new, strict=True)]
+        are_tokens = [_is_partly(at, x.shape[-2]) for at, x in zip(touched, new, strict=True)]
+        are_spread = [not _is_partly(at, x.shape[-1]) for at, x in zip(features, new, strict=True)]
         nothing = not any(touched)
         one_token = all(x.shape[-2] == 1 for x in new)
         # one of the two may be tokens that no input reaches
@@ -278,7 +278,8 @@ class _Touched(_Plain):
         tag = None if product.is_kernel else self.tag(product.tensors[side])
         sums = p0.sum(-1)
         is_mean = bool((p0 >= 0).all()) and bool((sums < 1.01).all())
-        is_softmax = product.is_kernel or (is_mean and tag.level == Level.SOFTMAX)
+        is_written_out = not product.is_kernel and tag.form == "exp" and bool(((sums - 1).abs() < 0.01).all())
+        is_softmax = product.is_kernel or (is_mean and (tag.level == Level.SOFTMAX or is_written_out))
         has_softmax = is_softmax or tag.level == Level.SOFTMAX or tag.form == "softmax"
         has_scores = product.is_kernel or tag.mixes
         changed = _changes(v, v0)
@@ -292,7 +293,7 @@ class _Touched(_Plain):
             is_sure = False
             if not (product.is_kernel or (has_softmax and has_scores)):
                 why = "no input reaches it, and no softmax of scores made its weights"
-        elif len(at) == v.shape[-2]:
+        elif not _is_partly(at, v.shape[-2]):
             others = sum(
                 0 < len(_touched(v, v0, axis)) < v.shape[axis] for axis in range(v.dim()) if axis != v.dim() - 2
             )
@@ -464,6 +465,12 @@ def _touched(new: Tensor, old: Tensor, axis: int) -> list[int]:
     return (change > LEAK * change.max()).nonzero()[:, 0].tolist() if change.max() > 0 else []
 
 
+def _is_partly(at: Sequence[int], size: int) -> bool:
+    """Whether the touch stands at few indices, as along an axis of tokens or sequences. Of features it may miss some by
+    chance; a scan carries it from the last token but one to the last."""
+    return 0 < len(at) < size and len(at) <= max(2, size // 2)
+
+
 def _leads(changed: Tensor, p: Tensor) -> Tensor:
     """The leading indices of P whose values are touched."""
     leads, wanted = changed.flatten(-2).any(-1), p.shape[:-2]
@@ -596,7 +603,7 @@ def _axes(new: Tensor, old: Tensor, calls: Sequence[ReadCall], sequence: tuple[i
     """Axes of a state: that of tokens is as long as, and touched at the same index as, the keys of an attention call.
     None where the touch does not tell. sequence: which of how many sequences is touched."""
     touched = [_touched(new, old, axis) for axis in range(new.dim())]
-    partly = [axis for axis, at in enumerate(touched) if 0 < len(at) < new.shape[axis]]
+    partly = [axis for axis, at in enumerate(touched) if _is_partly(at, new.shape[axis])]
     ends = [axis for axis in partly if (touched[axis], new.shape[axis]) == ([sequence[0]], sequence[1])]
     tokens = [
         axis

@@ -148,6 +148,8 @@ def _multi_head(seen: Seen) -> list[Tag] | None:
     if any(at[name] is not None for name in refused) or at["add_zero_attn"]:
         return None
     query, key, value = at["query"], at["key"], at["value"]
+    if seen.recorder.keeps_tape:  # states, which a layer may change in place afterwards
+        query, key, value = (x if seen.tag(x).kind == Kind.WEIGHT else x.clone() for x in (query, key, value))
     if query.ndim == 2:
         query, key, value = (x[:, None] for x in (query, key, value))
     heads, width = at["num_heads"], query.shape[-1]
