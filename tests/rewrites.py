@@ -749,14 +749,14 @@ def difference(one: pd.DataFrame | Refusal, other: pd.DataFrame | Refusal, value
         left_out |= {name for name in one.columns if name.endswith(("_low", "_high"))}
     columns, others = ([name for name in table.columns if name not in left_out] for table in (one, other))
     lines = {}
-    if unlike := {*columns} ^ {*others}:
-        lines["columns"] = f"{', '.join(sorted(unlike)[:4])} in one table alone"
-    shared = [name for name in columns if name not in unlike]
+    if alone_there := {*columns} ^ {*others}:
+        lines["columns"] = f"{', '.join(sorted(alone_there)[:4])} in one table alone"
+    shared = [name for name in columns if name not in alone_there]
     for name in shared:
         a, b = one[name], other[name]
         if not (pd.api.types.is_numeric_dtype(a) and pd.api.types.is_numeric_dtype(b)):
-            if list(a.map(str)) != list(b.map(str)):
-                lines[name] = f"{name} {a.iloc[0]} and {b.iloc[0]}"
+            if unlike := [pair for pair in zip(a.map(str), b.map(str), strict=True) if pair[0] != pair[1]]:
+                lines[name] = f"{name} {' and '.join(unlike[0])}"
             continue
         a, b = a.to_numpy(float), b.to_numpy(float)
         with np.errstate(invalid="ignore"):
