@@ -388,8 +388,7 @@ def _(network: Network) -> Written | None:
     """Scores by torch.baddbmm onto the mask, heads flattened into the batch."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Any:
-        if q.dim() != 4 or q.shape[1] != k.shape[1]:
-            return NotImplemented
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         mask = torch.zeros(1, dtype=q.dtype) if mask is None else mask
         if mask.dtype == torch.bool:
             mask = torch.zeros(mask.shape, dtype=q.dtype).masked_fill(~mask, torch.finfo(q.dtype).min)
