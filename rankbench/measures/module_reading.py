@@ -144,7 +144,10 @@ class ReadModule:
 
     def constants(self, chunk: Example) -> dict[str, Tensor]:
         """For each of `kinds`, the part that depends on no input; ConfigError if it cannot be followed."""
-        states, output = self.record(chunk, begin="inputs").constant(self.body, self.choose)
+        tape = self.record(chunk, begin="inputs")
+        if tape.num_begun < sum(x.is_touched for x in self.reading.inputs):
+            raise ConfigError("the embedding of some input was not seen, because the module copies it first")
+        states, output = tape.constant(self.body, self.choose)
         parts: dict[str, Tensor] = {}
         if states is not None and states.dim() == len(self.target.shape):
             parts["states"] = self.arranged(states)

@@ -71,7 +71,8 @@ def _chain(read: ReadModule, by_depth: Sequence[Sequence[ReadCall]], before: Run
     if not by_depth:
         return []
     calls = [call for call in read.reading.calls if read.target.passed >> call.number & 1]
-    for number in range(1, min(MOST_DEPTHS, len(by_depth)) + 1):
+    most = len(by_depth) if before is not None else max(1, len(by_depth) - 1)  # not the whole network as one layer
+    for number in range(1, min(MOST_DEPTHS, most) + 1):
         layer = _holder(read.reading.states, [call for group in by_depth[:number] for call in group], calls)
         between = [] if before is None or layer is None else _bridge(read, before, layer)
         if layer is None or between is None:

@@ -182,7 +182,7 @@ class _Touched(_Plain):
         self.places: dict[int, int] = {}  # of token inputs: number by place in memory
         self.is_embedded: set[int] = set()
         self.roles: dict[Key, Verdict] = {}
-        self.queries: dict[Key, list[int]] = {}  # of products of queries and keys: the touched queries
+        self.scores: dict[Key, list[list[int]]] = {}  # of products of queries and keys: the touched ones of each
         self.calls: list[ReadCall] = []
         self.factors: list[Factor] = []
         self.given: list = []
@@ -228,11 +228,14 @@ class _Touched(_Plain):
         tag, result = super().embedded(seen), seen.result
         for x in tensors_in([seen.args, seen.kwargs]):
             index = self.places.get(x.untyped_storage().data_ptr()) if x.numel() and not x.is_floating_point() else None
-            if index is not None and result.dim() > 1 and result.shape[:-1] == x.shape:
-                number = sum(mark is not None for mark in self.marks[:index])
-                at = _place(x.shape, number)
-                self._touch(result, at)
-                self.marks[index] = _Mark(tuple(x.shape), at, False)
+            if index is None or result.dim() < 2 or result.shape[:-1] != x.shape:
+                continue
+            given = tensors_in(self.given)[index]
+            is_turned = x.dim() == 2 and (x.shape, x.stride()) == (given.shape[::-1], given.stride()[::-1])
+            if is_turned or (x.shape, x.stride()) == (given.shape, given.stride()):
+                at = _place(given.shape, sum(mark is not None for mark in self.marks[:index]))
+                self._touch(result, at[::-1] if is_turned else at)
+                self.marks[index] = _Mark(tuple(given.shape), at, False)
         return tag
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -245,8 +248,13 @@ class _Touched(_Plain):
         verdict = None
         if product.by_tags.role == Role.ATTENTION:
             verdict = self._attention(product, old, key, product.by_tags.side)
+        elif not product.is_kernel:  # weights on the right that no softmax made
+            for side, tensor in enumerate(product.tensors[:2]):
+                if verdict is None and product.sides[side] is not None and self.tag(tensor).mixes:
+                    verdict = self._attention(product, old, key, side, only_sure=True)
         if verdict is None:
-            verdict = self._scores(product, old, key)
+            is_softmax = self._is_softmax(product)  # a router's weights, say
+            verdict = Verdict(Role.FACTOR) if is_softmax else self._scores(product, old, key)
         self.roles[key] = verdict
         return verdict
 
@@ -256,22 +264,22 @@ class _Touched(_Plain):
             return Verdict(Role.FACTOR)
         new, before = product.to_scores(*product.tensors), product.to_scores(*old.tensors)
         touched = [_touched(x, y, -2) for x, y in zip(new, before, strict=True)]
-        features = [_touched(x, y, -1) for x, y in zip(new, before, strict=True)]
-        self.queries[key] = touched[0]
-        are_tokens = [_is_partly(at, x.shape[-2]) for at, x in zip(touched, new, strict=True)]
-        are_spread = [not _is_partly(at, x.shape[-1]) for at, x in zip(features, new, strict=True)]
-        nothing = not any(touched)
+        self.scores[key] = touched
         one_token = all(x.shape[-2] == 1 for x in new)
         # one of the two may be tokens that no input reaches
-        is_scores = (
-            nothing
-            or one_token
-            or (any(are_tokens) and all(is_spread or not at for is_spread, at in zip(are_spread, touched, strict=True)))
-        )
-        return Verdict(Role.SCORES if is_scores else Role.FACTOR)
+        are_tokens = all(not at or _is_partly(at, x.shape[-2]) for at, x in zip(touched, new, strict=True))
+        return Verdict(Role.SCORES if one_token or are_tokens else Role.FACTOR)
 
-    def _attention(self, product: Product, old: _Kept, key: Key, side: int) -> Verdict | None:
-        """Attention, if the summed axis holds tokens; None if not."""
+    def _is_softmax(self, product: Product) -> bool:
+        """Whether a softmax made what tags take for weights."""
+        return product.by_tags.role == Role.ATTENTION and (
+            product.is_kernel or self.tag(product.tensors[product.by_tags.side]).level == Level.SOFTMAX
+        )
+
+    def _attention(
+        self, product: Product, old: _Kept, key: Key, side: int, only_sure: bool = False
+    ) -> Verdict | None:
+        """Attention, if the summed axis holds tokens; None if not. only_sure: if the touch shows it."""
         weighted, seen = product.sides[side], product.seen
         p, p0 = weighted.weights(*product.tensors), weighted.weights(*old.tensors)
         v, v0 = weighted.values(*product.tensors), weighted.values(*old.tensors)
@@ -304,11 +312,13 @@ class _Touched(_Plain):
             why = "both factors are tokens, as keys and values are in k^T v"
         elif is_softmax and not has_scores and not _moves(p, p0, leads):
             why = "weights of each token by itself, as in a dynamic convolution"
+        if only_sure and (why or not is_sure):
+            return None
         if why:
             self.factors.append(Factor(seen.call, tuple(p.shape), why))
             return None
         result = _first(seen.result)
-        queries = self._queries(product, old, tag, p)
+        queries = self._queries(product, old, tag, p, side)
         row = queries[-1] if 0 < len(queries) < p.shape[-2] else p.shape[-2] - 1
         self._put_back(result, old.result, weighted, p, v, leads, row)
         lead = _lead(changed, v, p, leads, at)
@@ -327,15 +337,15 @@ class _Touched(_Plain):
         self.calls.append(self._with_twin(call, p0, self._makers(product, side)))
         return Verdict(Role.ATTENTION, side)
 
-    def _queries(self, product: Product, old: _Kept, tag: Tag | None, p: Tensor) -> list[int]:
-        """The touched queries."""
+    def _queries(self, product: Product, old: _Kept, tag: Tag | None, p: Tensor, side: int) -> list[int]:
+        """The touched queries; of weights on the right, which are transposed, the second factor of the scores."""
         if product.is_kernel:
             q, q0 = product.to_scores(*product.tensors)[0], product.to_scores(*old.tensors)[0]
             return _touched(q, q0, -2)
         if tag.scores is None:
             return []
-        queries = self.queries.get(tag.scores.key, [])
-        return queries if tag.scores.queries.shape[-2] == p.shape[-2] else []
+        touched = self.scores.get(tag.scores.key)
+        return touched[side] if touched and tag.scores[side].shape[-2] == p.shape[-2] else []
 
     def _put_back(
         self, result: Tensor, old: Tensor, weighted: Weighted, p: Tensor, v: Tensor, leads: Tensor, row: int

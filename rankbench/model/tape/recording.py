@@ -257,6 +257,7 @@ class Recorder(TorchFunctionMode):
         self._key: tuple[int, Key] | None = None  # of the product that is being recorded, with the number of its call
         self.uncovered: list[Call] = []  # calls of torch's attention functions that no rule covers
         self.call = Call(0, "", "")  # that is being recorded
+        self.begun: set[int] = set()  # where the inputs lie in memory at which paths begin
         self._tokens: set[int] = set()  # where the inputs that are whole numbers lie in memory
 
     # --- the pass ----------------------------------------------------------------------------------------------------
@@ -286,6 +287,7 @@ class Recorder(TorchFunctionMode):
             if tensor.is_floating_point():
                 if self.begin == "inputs":
                     self._begin(tensor)
+                    self.begun.add(tensor.untyped_storage().data_ptr())
             elif tensor.numel():
                 self._tokens.add(tensor.untyped_storage().data_ptr())
 
@@ -355,9 +357,11 @@ class Recorder(TorchFunctionMode):
 
     def embedded(self, seen: Seen) -> Tag:
         """The tag of rows that an embedding looked up; with begin="inputs", paths begin at those of the inputs."""
-        if self.begin != "inputs" or not self.reads_tokens(seen.get(0, "input")):
+        tokens = [x for x in tensors_in([seen.args, seen.kwargs]) if not x.is_floating_point() and self.reads_tokens(x)]
+        if self.begin != "inputs" or not tokens:
             return Tag(Kind.ACTIVATION)
         self.has_paths = True
+        self.begun |= {x.untyped_storage().data_ptr() for x in tokens}
         return Tag(Kind.ACTIVATION, node=seen.node((), Source(seen.result.clone())))
 
     def attended(self, mixed: Node, result: Node, seen: Seen) -> None:

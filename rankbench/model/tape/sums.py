@@ -146,6 +146,7 @@ class Tape:
         self.calls = [node.call for node in recorder.attention]
         self._attention, self._results, self._tags = recorder.attention, recorder.results, recorder.tags
         self._key_of = recorder.mixed
+        self.num_begun = len(recorder.begun)  # inputs at which paths begin, if begin="inputs"
 
     def sums(
         self, upto: Upto = None, output: Callable | None = None, value_biases: str = "head", refuse: bool = True
