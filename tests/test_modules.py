@@ -491,6 +491,28 @@ def test_inputs_from_files(tmp_path, ids):
     assert example.kwargs["ids"].tolist() == [[3], [3]]
 
 
+@pytest.mark.parametrize("change", ["y > 0", "y.long()", "y[:0]"])
+def test_an_output_without_floating_point_numbers_is_one_line(change, tmp_path):
+    code = f"""
+import torch
+
+class Mine(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x):
+        y = self.attention(x, x, x)[0]
+        return {change}
+
+def build():
+    return Mine(), torch.ones(2, 3, 4)
+"""
+    (tmp_path / "mine.py").write_text(code)
+    line = refused("analyze", "model=mine.py:build", "analysis=[attention]", at=tmp_path)
+    assert line.endswith("Mine: its output has no floating-point numbers; return its last states")
+
+
 def npy(header):
     """An .npy of this header, and 100 bytes of numbers."""
     text = header.ljust(117) + b"\n"

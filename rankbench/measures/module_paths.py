@@ -71,7 +71,10 @@ def heads_of(module: nn.Module, example: Example) -> Heads:
     output = tap(module, watch, *sequence.args, **sequence.kwargs)
     if not by_depth:
         raise ConfigError(f"{type(module).__name__}: made no attention call that the tape knows; covered: {COVERED}")
-    largest = max((x for x in tensors_in(output) if x.is_floating_point()), key=Tensor.numel)
+    floating = [x for x in tensors_in(output) if x.is_floating_point() and x.numel()]
+    if not floating:
+        raise ConfigError(f"{type(module).__name__}: its output has no floating-point numbers; return its last states")
+    largest = max(floating, key=Tensor.numel)
     return Heads([by_depth[depth] for depth in sorted(by_depth)], min(flattened, default=None), first, largest)
 
 
