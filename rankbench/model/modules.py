@@ -150,6 +150,8 @@ def as_example(inputs: Any, name: str) -> Example:
         raise ConfigError(
             f"{name}: inputs hold no tensor; give a tensor, a tuple of arguments, or a dict of them by name"
         )
+    if not example.tensors[0].numel():
+        raise ConfigError(f"{name}: inputs of shape {tuple(example.tensors[0].shape)}; give a sequence or more")
     return replace(example, lengths_B=_lengths(example.kwargs.get(PRESENT)))
 
 

@@ -75,7 +75,7 @@ BODIES = {  # of forward; those of UNFIT cannot be measured
     "grad": "return torch.autograd.grad(y.sum(), x)[0]",
     "interrupts itself": "raise RuntimeError('\\n' * 100 + 'x' * 10 ** 5)",
 }
-UNFIT = {"raises", "exits", "none", "word", "deep", "vast", "surrogate", "interrupts itself"}
+UNFIT = {"raises", "exits", "deep", "vast", "surrogate", "interrupts itself"}
 STARTS = [*["pass"] * 12, "raise ValueError('x' * 10 ** 5)", "exit(0)", "return None", "return 3, 4, 5, 6"]
 TABLES = {  # of a plug-in's analysis
     "none": "return None",
