@@ -1,5 +1,6 @@
 """rankbench.analyses on torch modules that are not ours: what is found in them, and what is refused."""
 
+import re
 import weakref
 from dataclasses import replace
 
@@ -504,6 +505,28 @@ def test_inputs_from_files(tmp_path, ids):
     assert example.kwargs["ids"].tolist() == [[3], [3]]
 
 
+@pytest.mark.parametrize("change", ["y > 0", "y.long()", "y[:0]"])
+def test_an_output_without_floating_point_numbers_is_one_line(change, tmp_path):
+    code = f"""
+import torch
+
+class Mine(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x):
+        y = self.attention(x, x, x)[0]
+        return {change}
+
+def build():
+    return Mine(), torch.ones(2, 3, 4)
+"""
+    (tmp_path / "mine.py").write_text(code)
+    line = refused("analyze", "model=mine.py:build", "analysis=[attention]", at=tmp_path)
+    assert line.endswith("Mine: its output has no floating-point numbers; return its last states")
+
+
 def npy(header):
     """An .npy of this header, and 100 bytes of numbers."""
     text = header.ljust(117) + b"\n"
@@ -532,6 +555,15 @@ def test_an_npy_larger_than_the_memory_is_one_line_with_its_size(tmp_path):
     (tmp_path / "mine.py").write_text("import torch\ndef build(): return torch.nn.Linear(2, 2)")
     line = refused("analyze", "model=mine.py:build", "inputs=x.npy", "analysis=[residual]", at=tmp_path)
     assert line.startswith("rankbench analyze: out of memory (Unable to allocate 745. GiB for an array with shape ")
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 8), (3, 0, 8)])
+def test_inputs_without_a_sequence_are_one_line(shape, tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros(shape))
+    with pytest.raises(
+        ConfigError, match=rf"x\.npy: inputs of shape {re.escape(str(shape))}; give a sequence or more$"
+    ):
+        read_inputs(str(tmp_path / "x.npy"))
 
 
 def test_a_text_that_is_no_utf8_is_one_line(tmp_path):

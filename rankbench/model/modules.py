@@ -214,6 +214,11 @@ def as_example(inputs: Any, name: str) -> Example:
         raise ConfigError(
             f"{name}: inputs hold no tensor; give a tensor, a tuple of arguments, or a dict of them by name"
         )
+    if not example.tensors[0].numel():
+        raise ConfigError(f"{name}: inputs of shape {tuple(example.tensors[0].shape)}; give a sequence or more")
+    for x in example.tensors:
+        if x.is_floating_point() and (x.isnan().any() or (x == torch.inf).any()):
+            raise ConfigError(f"{name}: inputs of shape {tuple(x.shape)} hold nan or infinity; give finite numbers")
     return example
 
 

@@ -1,6 +1,6 @@
 """Long programs that try what users, machines and disks do to rankbench. `make campaigns` runs them all."""
 
-from campaigns import concurrency, cut, divergence, full_disk, fuzz, hostile, kill, soak
+from campaigns import concurrency, cut, divergence, foreign, full_disk, fuzz, hostile, kill, soak
 from campaigns.campaign import Campaign
 
 CAMPAIGNS: dict[str, Campaign] = {
@@ -9,6 +9,7 @@ CAMPAIGNS: dict[str, Campaign] = {
     "full_disk": full_disk.CAMPAIGN,
     "fuzz": fuzz.CAMPAIGN,
     "hostile": hostile.CAMPAIGN,
+    "foreign": foreign.CAMPAIGN,
     "concurrency": concurrency.CAMPAIGN,
     "divergence": divergence.CAMPAIGN,
     "soak": soak.CAMPAIGN,

@@ -690,4 +690,4 @@ def named_tensors(output: Any) -> list[tuple[str, Tensor]]:
             if hasattr(output, "__dict__")
             else []
         )
-    return [(name, x) for name, x in named if x.is_floating_point()]
+    return [(name, x) for name, x in named if x.is_floating_point() and x.numel()]
