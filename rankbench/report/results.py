@@ -74,12 +74,21 @@ def known_before(folder: Path, names: Collection[str]) -> dict[str, KnownResult]
         name = board["preset"]
         if name not in names or board["note"] == NOT_RUN:
             continue
-        if by_name[name].of_given_network and not re.search(r" (run=|model\.path=|model=\S+:)", board["command"]):
+        if by_name[name].of_given_network and not re.search(r" (run|checkpoint|module|model\.path)=", board["command"]):
             continue
         verdicts = of_today(records(read_table(folder / "presets" / name / "verdicts.csv")))
         claims = claims_of(name)
         known[name] = KnownResult(board, [row for row in verdicts if claims is None or row["claim"] in claims])
     return known
+
+
+def drop_old_claims(folder: Path, known: dict[str, KnownResult]) -> None:
+    """Take the claims that a preset no longer has out of its verdicts.csv on the folder's pages."""
+    for name, result in known.items():
+        path, kept = folder / "presets" / name / "verdicts.csv", {row["claim"] for row in result.verdicts}
+        table = read_table(path)
+        if not set(table.claim) <= kept:
+            write_table(table[table.claim.isin(kept)], path)
 
 
 def write_pages(

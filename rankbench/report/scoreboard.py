@@ -21,7 +21,7 @@ from rankbench.presets import presets
 from rankbench.report.news import News, news_since_last
 from rankbench.report.page import link_to, render
 from rankbench.report.preset_runs import NOT_RUN, PresetRun, across_presets, any_run, best_runs
-from rankbench.report.results import check_pages, counted, known_before, slug, write_pages
+from rankbench.report.results import check_pages, counted, drop_old_claims, known_before, slug, write_pages
 from rankbench.runs.files import OUTPUTS, write_text
 from rankbench.runs.tables import latex, markdown, short, write_table
 
@@ -83,6 +83,7 @@ def _all_pages(pages: Path, boards: list[dict[str, str]], best: dict[str, Preset
     """Write the pages from the runs and, for presets without a complete run here, from what the pages already say."""
     complete = {name for name, run in best.items() if run.complete}
     known = known_before(pages, {board["preset"] for board in boards} - complete)
+    drop_old_claims(pages, known)
     runs = {name: run for name, run in best.items() if name not in known}
     boards = [known[board["preset"]].board if board["preset"] in known else board for board in boards]
     verdicts_of = {name: source.verdicts for name, source in (known | runs).items()}
