@@ -45,12 +45,13 @@ HIDDEN = "hidden keys are seen by their own queries, so that the weights do not 
 EXPONENTIALS = "logits, or attention by learned queries, are lost if the softmax is written out"
 # Pairs that were seen to differ still, with the reason; those of networks without a row on the page were tried in part.
 KNOWN = {
-    **{(name, "sequence first"): MASK_BESIDE for name in ("BertModel", "LlamaModel", "BartModel")},
+    **{(name, "sequence first"): MASK_BESIDE for name in ("BertModel", "LlamaModel", "BartModel", "GPT2Model")},
     ("encoder and decoder, padded", "sequence first"): MASK_BESIDE,
     **{
         (name, "transposed"): CROSS
         for name in ("BartModel", "nn.Transformer", "encoder and decoder, padded", "latents")
     },
+    ("additions in place", "sequence first"): "the number of sequences is read from another axis",
     ("nn.Transformer", "sequence first"): "the number of sequences is read from another axis",
     ("sequence first inside", "sequence first"): "the number of sequences is read from another axis",
     ("latents", "sequence first"): CROSS,
