@@ -110,7 +110,8 @@ class Replaced(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: tuple, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        replacement = self.replacements.get(getattr(func, "__name__", "").strip("_"))
+        name = getattr(func, "__name__", "")
+        replacement = self.replacements.get(name.strip("_") if name.startswith("__") else name)
         if replacement is not None and (new := replacement(*args, **kwargs)) is not NotImplemented:
             self.count += 1
             return new
@@ -498,7 +499,7 @@ def _(network: Network) -> Written | None:
 @rewrite("additions out of place")
 def _(network: Network) -> Written | None:
     """x = x + f(x) in place of x += f(x)."""
-    return with_calls_replaced(network, {"iadd": lambda x, y: torch.add(x, y)})
+    return with_calls_replaced(network, {"iadd": torch.add, "add_": torch.add})
 
 
 # --- axes, masks, batches, outputs -----------------------------------------------------------------------------------
