@@ -276,9 +276,7 @@ class _Touched(_Plain):
             product.is_kernel or self.tag(product.tensors[product.by_tags.side]).level == Level.SOFTMAX
         )
 
-    def _attention(
-        self, product: Product, old: _Kept, key: Key, side: int, only_sure: bool = False
-    ) -> Verdict | None:
+    def _attention(self, product: Product, old: _Kept, key: Key, side: int, only_sure: bool = False) -> Verdict | None:
         """Attention, if the summed axis holds tokens; None if not. only_sure: if the touch shows it."""
         weighted, seen = product.sides[side], product.seen
         p, p0 = weighted.weights(*product.tensors), weighted.weights(*old.tensors)
