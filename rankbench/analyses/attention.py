@@ -236,8 +236,9 @@ def _of_queries(call: AttentionCall, queries: Rows, is_self: bool, generator: to
     sums_BHN = p_BHNM.sum(-1)
     metrics["row_sum"] = sums_BHN.mean(-1)
     num_queries = p_BHNM.shape[-2]
-    if not is_self:
-        metrics["attention_gap_eigenvalue"] = torch.full_like(metrics["attention_entropy"], torch.nan)
+    if not is_self:  # the eigenvalues of P say nothing where its rows and columns are other tokens
+        nothing_BH = torch.full_like(metrics["attention_entropy"], torch.nan)
+        metrics |= dict.fromkeys(("attention_gap_eigenvalue", "eigenvalue_over_law"), nothing_BH)
     own_N = torch.arange(all_BHNM.shape[-2], device=p_BHNM.device)[queries] if is_self else None
     read = partial(mean_of_rows, p_BHNM=p_BHNM)
     for name, share_BH in _read_from(shares(p_BHNM), own_N, read).items():

@@ -432,7 +432,8 @@ def _by_weights(
 
         def watch(call: AttentionCall) -> None:
             logits = None if call.logits is None else call.logits()
-            seen[reading.by_key[call.key].keys_of].append(~hidden_keys(call.weights, logits))
+            of = reading.by_key[call.key]
+            seen[of.keys_of].append(~hidden_keys(call.weights, logits, of.is_cross))
 
         tap_calls(module, reading, wanted, chunk, watch)
     for number, present in seen.items():

@@ -179,6 +179,7 @@ class _Touched(_Plain):
         self.base, self.scale = base, scale
         self.exchanged = exchanged  # inputs of tokens of which one is exchanged for another
         self.marks: list[_Mark | None] = []  # of each input
+        self.token_axes: dict[int, int] = {}  # of inputs, as attention calls show them
         self.places: dict[int, int] = {}  # of token inputs: number by place in memory
         self.is_embedded: set[int] = set()
         self.roles: dict[Key, Verdict] = {}
@@ -306,6 +307,8 @@ class _Touched(_Plain):
             is_sure = False
             if not (has_softmax and has_scores and others < 2):
                 why = "sums over an axis that does not count tokens"
+        elif not (has_softmax or has_scores or is_written_out):
+            why = "neither a softmax nor scores made its weights"
         elif not has_softmax and _touched(p, p0, -1) == at:
             why = "both factors are tokens, as keys and values are in k^T v"
         elif is_softmax and not has_scores and not _moves(p, p0, leads):
@@ -317,33 +320,29 @@ class _Touched(_Plain):
             return None
         result = _first(seen.result)
         queries = self._queries(product, old, tag, p, side)
-        row = queries[-1] if 0 < len(queries) < p.shape[-2] else p.shape[-2] - 1
+        # queries that no input reaches are tokens of their own, from here on touched where no input is
+        row = 0 if queries == [] else p.shape[-2] - 1 if queries is None else queries[-1]
         self._put_back(result, old.result, weighted, p, v, leads, row)
         lead = _lead(changed, v, p, leads, at)
-        more = p.shape[-1] - p.shape[-2]
-        is_cross = (
-            None
-            if not at or not queries
-            else not any(set(at) & {index + offset for index in queries} for offset in {0, more})
-        )
+        inputs = self._input_of(at, p.shape[-1]), self._input_of(queries or (), p.shape[-2])
+        is_cross = _is_cross(at, queries, p, inputs)
+        logits = self._logits(product, old, tag, lead)
         call = ReadCall(
-            key, seen.call, kind, is_sure, lead, tuple(p.shape), is_cross,
-            self._input_of(at, p.shape[-1]), self._input_of(queries, p.shape[-2]),
-            hidden_keys(lead.split(p0), self._logits(product, old, tag, lead)), self.depth + 1, tuple(self.stack),
+            key, seen.call, kind, is_sure, lead, tuple(p.shape), is_cross, *inputs,
+            hidden_keys(lead.split(p0), logits, is_cross), self.depth + 1, tuple(self.stack),
             sums.mean().item(), tuple(at), self.num_attention + 1,
         )  # fmt: skip
         self.calls.append(self._with_twin(call, p0, self._makers(product, side)))
         return Verdict(Role.ATTENTION, side)
 
-    def _queries(self, product: Product, old: _Kept, tag: Tag | None, p: Tensor, side: int) -> list[int]:
-        """The touched queries; of weights on the right, which are transposed, the second factor of the scores."""
+    def _queries(self, product: Product, old: _Kept, tag: Tag | None, p: Tensor, side: int) -> list[int] | None:
+        """The touched queries; of weights on the right, which are transposed, the second factor of the scores. None if
+        the queries are not known."""
         if product.is_kernel:
             q, q0 = product.to_scores(*product.tensors)[0], product.to_scores(*old.tensors)[0]
             return _touched(q, q0, -2)
-        if tag.scores is None:
-            return []
-        touched = self.scores.get(tag.scores.key)
-        return touched[side] if touched and tag.scores[side].shape[-2] == p.shape[-2] else []
+        touched = None if tag.scores is None else self.scores.get(tag.scores.key)
+        return touched[side] if touched and tag.scores[side].shape[-2] == p.shape[-2] else None
 
     def _put_back(
         self, result: Tensor, old: Tensor, weighted: Weighted, p: Tensor, v: Tensor, leads: Tensor, row: int
@@ -367,8 +366,18 @@ class _Touched(_Plain):
         """Number of the only input that is touched at the same token; None if there is none, or several."""
         if not 0 < len(at) < size:
             return None
-        fits = [number for number, mark in enumerate(self.marks) if mark is not None and mark.axes_of(at, size)]
-        return fits[0] if len(fits) == 1 else None
+        fits: dict[int, tuple[int, ...]] = {}
+        for number, mark in enumerate(self.marks):
+            if mark is not None and (axes := mark.axes_of(at, size)):
+                known = self.token_axes.get(number)
+                if known is None or known in axes:
+                    fits[number] = axes
+        exact = {number: axes for number in fits if (axes := self.marks[number].exact_axes_of(at, size))}
+        for number, axes in exact.items():
+            if len(axes) == 1:
+                self.token_axes.setdefault(number, axes[0])
+        chosen = list(exact or fits)
+        return chosen[0] if len(chosen) == 1 else None
 
     @property
     def sequence(self) -> tuple[int, int]:
@@ -418,11 +427,24 @@ class _Mark(NamedTuple):
     def axes_of(self, at: Sequence[int], size: int) -> tuple[int, ...]:
         """The axes, of the first two, along which the touched token may be that at these indices among so many. A scan
         before has spread the touch to the end, and a convolution to both sides."""
-        index = at[0] if at[-1] == size - 1 else at[len(at) // 2]
-        axes = range(min(2, len(self.shape))) if len(self.shape) < 4 else ()
-        exact = [axis for axis in axes if (self.shape[axis], self.at[axis]) == (size, index)]
-        shifted = [axis for axis in axes if index == self.at[axis] or size - index == self.shape[axis] - self.at[axis]]
-        return tuple(exact or shifted)
+        index = _middle(at, size)
+        shifted = [
+            axis for axis in self._axes if index == self.at[axis] or size - index == self.shape[axis] - self.at[axis]
+        ]
+        return self.exact_axes_of(at, size) or tuple(shifted)
+
+    def exact_axes_of(self, at: Sequence[int], size: int) -> tuple[int, ...]:
+        """Those that are as long, too."""
+        index = _middle(at, size)
+        return tuple(axis for axis in self._axes if (self.shape[axis], self.at[axis]) == (size, index))
+
+    @property
+    def _axes(self) -> range:
+        return range(min(2, len(self.shape))) if len(self.shape) < 4 else range(0)
+
+
+def _middle(at: Sequence[int], size: int) -> int:
+    return at[0] if at[-1] == size - 1 else at[len(at) // 2]
 
 
 def _place(shape: Sequence[int], number: int) -> tuple[int, ...]:
@@ -528,13 +550,35 @@ def _is_flat(p: Tensor) -> bool:
     return bool(((p == 0) | (p == p.amax(-1, keepdim=True))).all())
 
 
-def hidden_keys(p_RHNM: Tensor, logits_RHNM: Tensor | None) -> Tensor:
-    """Keys to which no query of any head gives weight, (R, M); rows of queries that see no key do not count."""
+def _is_cross(
+    at: Sequence[int], queries: list[int] | None, p: Tensor, inputs: tuple[int | None, int | None]
+) -> bool | None:
+    """Whether queries and keys are other tokens; None if the touch does not tell."""
+    if not at or queries is None:
+        return None if p.shape[-1] == p.shape[-2] or not at else True
+    if None not in inputs:
+        return inputs[0] != inputs[1]
+    # queries that are not touched are no tokens of an input
+    return not any(set(at) & {index + offset for index in queries} for offset in {0, p.shape[-1] - p.shape[-2]})
+
+
+def hidden_keys(p_RHNM: Tensor, logits_RHNM: Tensor | None, is_cross: bool | None) -> Tensor:
+    """Keys to which no other query of any head gives weight, (R, M); rows of queries that see no key do not count.
+
+    A padded token may see itself. In causal attention no later query may see the last token either, so there its own
+    query counts.
+    """
     seen = p_RHNM != 0
     if logits_RHNM is not None and logits_RHNM.shape == p_RHNM.shape:
         nothing = logits_RHNM.amax(-1, keepdim=True) <= torch.finfo(logits_RHNM.dtype).min / 2
         seen &= ~nothing
-    return ~seen.any(1).any(1)
+    seen_RNM = seen.any(1)
+    num_queries, num_keys = seen_RNM.shape[1:]
+    if not is_cross and num_queries == num_keys and seen_RNM.triu(1).any():
+        own_NM = torch.eye(num_keys, dtype=torch.bool, device=seen.device)
+        others_RM = (seen_RNM & ~own_NM).any(1)
+        return ~torch.where(others_RM.any(1, keepdim=True), others_RM, seen_RNM.any(1))
+    return ~seen_RNM.any(1)
 
 
 # --- a reading --------------------------------------------------------------------------------------------------------

@@ -71,6 +71,8 @@ Parents, Reads = tuple[Node | Tensor, ...], Sequence[Tensor | None]  # of a node
 OUTSIDE = "a tensor that no recorded call made (TorchScript, numpy, or held outside of the module: make it a buffer)"
 # Calls that take numbers out of torch, or put them where the tape cannot follow them.
 EXITS = {"numpy", "tolist", "item", "__float__", "__int__", "__array__", "__set__"}
+# Calls that copy whole numbers, or some of them.
+COPIES = {"contiguous", "clone", "to", "long", "int", "reshape", "flatten", "index_select", "getitem", "type", "detach"}
 # Calls that describe a tensor, without reading or making numbers.
 DESCRIBES = {"shape", "dtype", "device", "ndim", "size", "dim", "stride", "numel", "is_contiguous", "is_nested"}
 
@@ -258,7 +260,8 @@ class Recorder(TorchFunctionMode):
         self.uncovered: list[Call] = []  # calls of torch's attention functions that no rule covers
         self.call = Call(0, "", "")  # that is being recorded
         self.begun: set[int] = set()  # where the inputs lie in memory at which paths begin
-        self._tokens: set[int] = set()  # where the inputs that are whole numbers lie in memory
+        # by place in memory: inputs of whole numbers, and copies of them, with the place of the input
+        self._tokens: dict[int, tuple[Tensor, int]] = {}
 
     # --- the pass ----------------------------------------------------------------------------------------------------
 
@@ -289,11 +292,19 @@ class Recorder(TorchFunctionMode):
                     self._begin(tensor)
                     self.begun.add(tensor.untyped_storage().data_ptr())
             elif tensor.numel():
-                self._tokens.add(tensor.untyped_storage().data_ptr())
+                place = tensor.untyped_storage().data_ptr()
+                self._tokens[place] = tensor, place
 
     def reads_tokens(self, x: Any) -> bool:
-        """Whether a tensor is one of the inputs that are whole numbers, or shares its memory."""
+        """Whether a tensor is one of the inputs that are whole numbers, or a copy of it, or shares its memory."""
         return isinstance(x, Tensor) and x.numel() > 0 and x.untyped_storage().data_ptr() in self._tokens
+
+    def _follow_tokens(self, name: str, given: list[Tensor], result: Any) -> None:
+        """Remember a copy of an input of whole numbers."""
+        read = [x for x in given if not x.is_floating_point() and self.reads_tokens(x)] if name in COPIES else []
+        if len(read) == 1 and isinstance(result, Tensor) and not result.is_floating_point():
+            origin = self._tokens[read[0].untyped_storage().data_ptr()][1]
+            self._tokens.setdefault(result.untyped_storage().data_ptr(), (result, origin))
 
     @contextmanager
     def _named_modules(self) -> Iterator[None]:
@@ -361,7 +372,7 @@ class Recorder(TorchFunctionMode):
         if self.begin != "inputs" or not tokens:
             return Tag(Kind.ACTIVATION)
         self.has_paths = True
-        self.begun |= {x.untyped_storage().data_ptr() for x in tokens}
+        self.begun |= {self._tokens[x.untyped_storage().data_ptr()][1] for x in tokens}
         return Tag(Kind.ACTIVATION, node=seen.node((), Source(seen.result.clone())))
 
     def attended(self, mixed: Node, result: Node, seen: Seen) -> None:
@@ -448,6 +459,7 @@ class Recorder(TorchFunctionMode):
             read = (old, *args[1:])
         result = func(*args, **kwargs)
         output = args[0] if in_place else result
+        self._follow_tokens(name, given, output)
         if not tensors_in(output):
             if name in EXITS and any(tag.has_paths for tag in tags):
                 raise ConfigError(f"{call}: passes an activation on where no tape can follow; use torch functions")

@@ -62,8 +62,7 @@ def _logits(seen: Seen) -> Tensor | None:
 
 @rule("exp")
 def _exp(seen: Seen) -> Tag:
-    tag = seen.value_only([seen.tag(seen.args[0])])
-    return replace(tag, form="exp", logits=_logits(seen) if tag.mixes else None)
+    return replace(seen.value_only([seen.tag(seen.args[0])]), form="exp", logits=_logits(seen))
 
 
 @rule("as_weights")

@@ -210,12 +210,12 @@ def _add(seen: Seen) -> Tag | None:
     terms, alpha = seen.args[:2], seen.kwargs.get("alpha", 1)
     factors = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[seen.name]
     tags = [seen.tag(x) for x in terms]
+    unshifted, of = None, tags[1].maker
+    if seen.name == "sub" and of is not None and of.function.rpartition(".")[2] in LARGEST:
+        unshifted = terms[0] if tags[0].unshifted is None else tags[0].unshifted
     if any(tag.opaque is not None for tag in tags):
-        tag = seen.value_only(tags, Level.LINEAR)
-        if seen.name == "sub" and (of := tags[1].maker) is not None and of.function.rpartition(".")[2] in LARGEST:
-            tag.unshifted = terms[0] if tags[0].unshifted is None else tags[0].unshifted
-        return tag
-    tag = Recorder.combined(tags)
+        return replace(seen.value_only(tags, Level.LINEAR), unshifted=unshifted)
+    tag = replace(Recorder.combined(tags), unshifted=unshifted)
     if any(tag.node is not None for tag in tags):
         parents = tuple(seen.recorder.parent(x, seen.result) for x in terms)
         tag.node = seen.node(parents, Sum(seen.result.dtype, factors))

@@ -5,6 +5,7 @@ Shapes: D and F widths.
 
 import string
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -108,6 +109,9 @@ def _scaled(seen: Seen, x: Any, factor: Any, side: str) -> Tag:
     """The tag of x times (or divided by) a frozen factor. side: of the factor, as the tape names what is frozen."""
     carried, other = seen.tag(x), seen.tag(factor)
     tag = Recorder.combined([carried, other])
+    if side == "divisor" and carried.form == other.form == "exp" and carried.opaque is not None:
+        # exponentials over their sum
+        return replace(seen.value_only([carried, other], Level.SOFTMAX), form="softmax", logits=carried.logits)
     mixed = other.mixes and side != "divisor"  # P v, written as a product and a sum: its heads are not known
     if mixed or carried.opaque is not None or (carried.node is None and other.has_paths):
         return seen.value_only([carried, other], Level.GATED)
@@ -320,7 +324,7 @@ def _weights_side(left: Tag, right: Tag) -> int | None:
     Scores used without a softmax count as weights only on the left, as in (q k^T) v. On the right, the product of keys
     and values in q (k^T v) would be taken for weights.
     """
-    is_weights = [tag.mixes or tag.level == Level.SOFTMAX for tag in (left, right)]
+    is_weights = [tag.mixes or tag.level == Level.SOFTMAX or tag.form == "exp" for tag in (left, right)]
     if is_weights[0] and (not is_weights[1] or left.level >= right.level):
         return 0
     return 1 if is_weights[1] and right.level > Level.PRODUCT else None
