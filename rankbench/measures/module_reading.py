@@ -167,9 +167,11 @@ class ReadModule:
 
     def _arranged_like_output(self, states: Sums) -> Sums | None:
         """The states, if they have the axes of the target."""
-        at = [self.axes.batch, *self.axes.tokens]
-        shape, alike = states.state_BND.shape, states.state_BND.dim() == len(self.target.shape)
-        return self._arranged(states) if alike and all(axis < len(shape) - 1 for axis in at) else None
+        axes, shape = self.axes, states.state_BND.shape
+        alike = len(shape) == len(self.target.shape) and max([axes.batch, *axes.tokens]) < len(shape) - 1
+        if not alike or any(shape[axis] != self.target.shape[axis] for axis in axes.tokens):
+            return None
+        return self._arranged(states)
 
     def tap(self, chunk: Example, watch: Callable[[AttentionCall], None]) -> None:
         """Run the module; watch(call) gets each of `heads` in turn, with weights and logits (R, H, N, M) and values

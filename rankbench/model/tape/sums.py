@@ -29,12 +29,26 @@ from rankbench.keys import ConfigError
 from rankbench.model.tape.probe import read
 from rankbench.model.tape.reading import Reading
 from rankbench.model.tape.recording import AttentionCall, Key, Recorder, Tag, tensors_in
-from rankbench.model.tape.replay import Affine, Frozen, Mixed, Node, Normed, Slots, Sweep, by_head, nodes_of
+from rankbench.model.tape.replay import (
+    Affine,
+    Frozen,
+    Gate,
+    Mixed,
+    Node,
+    Normed,
+    Scaled,
+    Slots,
+    Sweep,
+    Through,
+    by_head,
+    nodes_of,
+)
 from rankbench.model.tape.rules import COVERED, RULES
 
 Upto = str | int | tuple[str, int] | None
 # Rounding of n calls adds up like a random walk, to about sqrt(n) eps of what is summed.
 ROUNDING = 8
+CASTS = ("to", "type", "float", "double", "contiguous", "clone")
 
 
 class Sums(NamedTuple):
@@ -219,14 +233,16 @@ class Tape:
 
     @staticmethod
     def _read_out(target: Node | Tensor) -> Node | None:
-        """What the last map of weights reads; None if anything but moves, factors and constants lies behind it."""
+        """What the last map of weights reads; None if anything but casts, factors and constants lies behind it."""
         while isinstance(target, Node):
             parents = [x for x in target.parents if isinstance(x, Node)]
-            if len(parents) != 1 or isinstance(target.step, (Mixed, Normed)):
+            is_moved = isinstance(target.step, Through) and target.call.function.rpartition(".")[2] not in CASTS
+            if len(parents) != 1 or is_moved or isinstance(target.step, (Mixed, Normed)):
                 return None
+            (before,) = parents
             if isinstance(target.step, Affine):
-                return parents[0]
-            (target,) = parents
+                return before if _is_state(before) else None
+            target = before
         return None
 
     def paths(self, upto: Upto = None, output: Callable | None = None) -> "Paths":
@@ -371,6 +387,14 @@ def _main_tensor(output: Any) -> Tensor:
     if tensor is None:
         raise ConfigError(f"the module returned {type(output).__name__} without a tensor of floats; give output=")
     return tensor
+
+
+def _is_state(node: Node) -> bool:
+    """Whether a node is a state, and not the inside of attention or of an MLP, whose last map is no read-out."""
+    while isinstance(node.step, Through) and len(node.parents) == 1 and isinstance(node.parents[0], Node):
+        (node,) = node.parents
+    is_gated = isinstance(node.step, Scaled) and isinstance(node.step.factor, Gate)
+    return not (is_gated or isinstance(node.step, Mixed))
 
 
 def _added(x: Tensor, y: Tensor) -> Tensor:
