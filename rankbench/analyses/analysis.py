@@ -39,6 +39,8 @@ class Subject:
     curve: pd.DataFrame | None = None  # this seed's rows of metrics.csv, if it was trained
     modules: dict[str, nn.Module] | None = None  # of a checkpoint, by weights: the library's own modules
     example: Example | None = None  # and their arguments
+    asked: Asked = NOTHING_ASKED  # how they are to be read
+    half: str = ""  # as in ModuleSubject
 
     @property
     def model(self) -> Transformer:
@@ -91,7 +93,8 @@ class Subject:
             inputs, targets, how = self.test.inputs, self.test.targets, {"kernel": "table"}
             modules, example = self.models, Example((inputs,), how, targets, self.model.lengths(inputs))
             example = replace(example, kinds=self.model.kinds)
-        return ModuleSubject(self.run, self.task.name, self.model.name, self.seed, modules, example)
+        who = (self.run, self.task.name, self.model.name, self.seed)
+        return ModuleSubject(*who, modules, example, self.asked, self.half)
 
 
 @dataclass(frozen=True)

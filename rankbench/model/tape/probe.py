@@ -179,6 +179,7 @@ class _Touched(_Plain):
         self.base, self.scale = base, scale
         self.exchanged = exchanged  # inputs of tokens of which one is exchanged for another
         self.marks: list[_Mark | None] = []  # of each input
+        self.copied: set[int] = set()  # inputs of tokens of which an embedding looked up a copy, or a part
         self.token_axes: dict[int, int] = {}  # of inputs, as attention calls show them
         self.places: dict[int, int] = {}  # of token inputs: number by place in memory
         self.is_embedded: set[int] = set()
@@ -217,7 +218,7 @@ class _Touched(_Plain):
         return frozenset(
             number
             for number, (x, mark) in enumerate(zip(leaves, self.marks, strict=True))
-            if mark is None and _is_tokens(x)
+            if (mark is None or number in self.copied) and _is_tokens(x)
         )
 
     def _touch(self, x: Tensor, at: tuple) -> None:
@@ -228,12 +229,17 @@ class _Touched(_Plain):
     def embedded(self, seen: Seen) -> Tag:
         tag, result = super().embedded(seen), seen.result
         for x in tensors_in([seen.args, seen.kwargs]):
-            index = self.places.get(x.untyped_storage().data_ptr()) if x.numel() and not x.is_floating_point() else None
-            if index is None or result.dim() < 2 or result.shape[:-1] != x.shape:
+            if x.is_floating_point() or not self.reads_tokens(x):
+                continue
+            index = self.places.get(self.origin_of(x))
+            if index is None or result.dim() < 2:
                 continue
             given = tensors_in(self.given)[index]
             is_turned = x.dim() == 2 and (x.shape, x.stride()) == (given.shape[::-1], given.stride()[::-1])
-            if is_turned or (x.shape, x.stride()) == (given.shape, given.stride()):
+            is_given = (x.shape, x.stride()) == (given.shape, given.stride())
+            if x.data_ptr() != given.data_ptr() or result.shape[:-1] != x.shape or not (is_turned or is_given):
+                self.copied.add(index)
+            else:
                 at = _place(given.shape, sum(mark is not None for mark in self.marks[:index]))
                 self._touch(result, at[::-1] if is_turned else at)
                 self.marks[index] = _Mark(tuple(given.shape), at, False)

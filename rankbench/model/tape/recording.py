@@ -299,12 +299,15 @@ class Recorder(TorchFunctionMode):
         """Whether a tensor is one of the inputs that are whole numbers, or a copy of it, or shares its memory."""
         return isinstance(x, Tensor) and x.numel() > 0 and x.untyped_storage().data_ptr() in self._tokens
 
+    def origin_of(self, x: Tensor) -> int:
+        """Place in memory of the input that a tensor of `reads_tokens` is, or is a copy of."""
+        return self._tokens[x.untyped_storage().data_ptr()][1]
+
     def _follow_tokens(self, name: str, given: list[Tensor], result: Any) -> None:
         """Remember a copy of an input of whole numbers."""
         read = [x for x in given if not x.is_floating_point() and self.reads_tokens(x)] if name in COPIES else []
         if len(read) == 1 and isinstance(result, Tensor) and not result.is_floating_point():
-            origin = self._tokens[read[0].untyped_storage().data_ptr()][1]
-            self._tokens.setdefault(result.untyped_storage().data_ptr(), (result, origin))
+            self._tokens.setdefault(result.untyped_storage().data_ptr(), (result, self.origin_of(read[0])))
 
     @contextmanager
     def _named_modules(self) -> Iterator[None]:
@@ -372,7 +375,7 @@ class Recorder(TorchFunctionMode):
         if self.begin != "inputs" or not tokens:
             return Tag(Kind.ACTIVATION)
         self.has_paths = True
-        self.begun |= {self._tokens[x.untyped_storage().data_ptr()][1] for x in tokens}
+        self.begun |= set(map(self.origin_of, tokens))
         return Tag(Kind.ACTIVATION, node=seen.node((), Source(seen.result.clone())))
 
     def attended(self, mixed: Node, result: Node, seen: Seen) -> None:
