@@ -538,6 +538,7 @@ FUNCTIONS = {
     "swiglu": lambda m, x: F.silu(m.narrow(x)) * m.narrow(x),
     "geglu": lambda m, x: F.gelu(m.wide(x)[..., :D]) * m.wide(x)[..., D:],
     "glu": lambda m, x: F.glu(m.wide(x)),
+    "keys and values first": lambda m, x: x @ (x.mT @ x),  # a product whose factors are frozen, not a head
     "bilinear": lambda m, x: m.narrow(x) * x,
     "layer_norm": lambda m, x: F.layer_norm(x, (D,), m.narrow.bias, m.narrow.weight[0]),
     "layer_norm without weights": lambda m, x: F.layer_norm(x, (N, D)),
@@ -820,16 +821,11 @@ def set_data(x):
     return y
 
 
-def linear_attention_from_the_right(m, x):
-    return x @ (x.mT @ x)
-
-
 REFUSED = {
     "softmax": lambda m, x: m.narrow(x).softmax(-1),
     "cumprod": lambda m, x: x.cumprod(-1),
     "sort": lambda m, x: x.sort(-1).values,
     "max": lambda m, x: x + x.max(1, keepdim=True).values,
-    "matmul": linear_attention_from_the_right,
     "exp": lambda m, x: m.narrow(torch.exp(x)),
     "logsumexp": lambda m, x: x - x.logsumexp(-1, keepdim=True),
     "cosine_similarity": lambda m, x: F.cosine_similarity(x, m.narrow(x), dim=-1)[..., None],

@@ -35,7 +35,8 @@ from rankbench.seeds import generator_for
 log = logging.getLogger(__name__)
 
 RELATIVE = ("mass", "share", "error_upto")  # to the output
-MEASURED = (*RELATIVE, "loss_upto", "accuracy_upto")
+SCORED = ("loss_upto", "accuracy_upto")
+MEASURED = (*RELATIVE, *SCORED)
 KINDS = ("states", "logits", "output")  # of what is summed; the first that a network has is the headline
 WHOLE = ("whole_loss", "whole_accuracy")
 ROUNDING = 10  # an error within this many remainders of the exact sums is rounding
@@ -70,8 +71,8 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
     Columns, each a mean over the sequences with <column>_low and <column>_high, a 95 % bootstrap interval over them
     (nan for one sequence): mass, ||S_k||_F / ||X||_F; share, <S_k, X> / ||X||_F^2, which sums to 1; error_upto,
     ||X - (S_0 + ... + S_k)||_F / ||X||_F; these three over the sequences whose X is not zero (num_undefined of
-    num_sequences are left out); loss_upto (nats per scored token) and accuracy_upto of S_0 + ... + S_k, nan for states
-    and without targets.
+    num_sequences are left out); loss_upto (nats per scored token) and accuracy_upto of the output's S_0 + ... + S_k,
+    whatever X is; nan without targets.
 
     num_paths: sequences of k heads on the network's own graph. below_floor: the share of the first 16 sequences, fewer
     for large modules, whose S_k is no more than rounding (rankbench.measures.rounding). remainder: the largest
@@ -161,6 +162,8 @@ def _values(
     for kind, numbers in parts.items():
         whole = {name: torch.cat(part, -1).double().cpu() for name, part in numbers.items()}
         joined[kind] = _Values(whole, remainders[kind], frozen[kind])
+    for values in joined.values():  # whatever X is, the loss is that of the output
+        values.numbers.update({name: joined["output"].numbers[name] for name in (*SCORED, *WHOLE)})
     return joined, num_paths
 
 
@@ -176,11 +179,10 @@ def _numbers(
     numbers = {"size": size_B[None], "mass": norms(S_K, 1) / size_B}
     numbers["share"] = (S_K * directions).flatten(2).sum(-1) / size_B
     numbers["error_upto"] = norms(X - S_K.cumsum(0), 1) / size_B
-    scored = [torch.full((2, chunk.num_sequences), float("nan"))] * (num_lengths + 1)
-    if kind != "states":
-        scored = [_scored(x, chunk) for x in (*read_K.cumsum(0), sums.state_BND)]
-    for column, name, score_KB in zip(("loss_upto", "accuracy_upto"), WHOLE, torch.stack(scored, 1), strict=True):
-        numbers[column], numbers[name] = score_KB[:-1], score_KB[-1:]
+    if kind == "output":
+        scored = torch.stack([_scored(x, chunk) for x in (*read_K.cumsum(0), sums.state_BND)], dim=1)
+        for column, name, score_KB in zip(SCORED, WHOLE, scored, strict=True):
+            numbers[column], numbers[name] = score_KB[:-1], score_KB[-1:]
     if constant is not None:
         c = of_counted(constant, counted_BN)
         numbers["constant_mass"] = norms(c, 0)[None] / size_B

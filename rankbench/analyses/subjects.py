@@ -91,11 +91,9 @@ def _history(path: Path) -> pd.DataFrame:
 
 def fresh_subjects(cfg: AnalyzeConfig, machine: Machine) -> list[Subject]:
     """Untrained models of the config, one for each seed."""
-    task = build_task(cfg.task)
+    task, uncounted = build_task(cfg.task), getattr(cfg, "uncounted", None)
     models = {seed: initial_model(cfg.model, task, seed) for seed in range(cfg.seed, cfg.seed + cfg.replicas)}
-    return [
-        _subject("fresh", task, seed, {"initialised": model}, machine, cfg.uncounted) for seed, model in models.items()
-    ]
+    return [_subject("fresh", task, seed, {"initialised": model}, machine, uncounted) for seed, model in models.items()]
 
 
 def _subject(

@@ -313,7 +313,9 @@ def _target(reading: Reading, asked: Asked, name: str) -> Output:
             )
         return reading.outputs[names.index(asked.output)]
     if not names:
-        raise ConfigError(f"{name}: returns no tensor of floats; give output=<name of a submodule>")
+        raise ConfigError(
+            f"{name}: its output has no floating-point numbers; return its last states, or give output=<a submodule>"
+        )
     return reading.outputs[names.index("last_hidden_state") if "last_hidden_state" in names else 0]
 
 

@@ -34,14 +34,13 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
     Of one seed, the band is the 95 % bootstrap interval over sequences.
     """
     first = next(kind for kind in KINDS if kind in set(table.of))
-    kinds = {"mass": first, "error_upto": first, "loss_upto": "output"}
-    drawn = [name for name in PANELS if not table[name][table.of == kinds[name]].isna().all()]
+    table = table[table.of == first]
+    drawn = [name for name in PANELS if not table[name].isna().all()]
     figure, grid, facets = grid_of(table, facet, len(drawn), share_y=False)
     for row, (label, of_facet) in zip(grid, facets, strict=True):
         for axes, name in zip(row, drawn, strict=True):
             heading, ylabel = PANELS[name]
-            of_kind = of_facet[of_facet.of == kinds[name]]
-            rows = of_kind[of_kind.part == "length"]
+            rows = of_facet[of_facet.part == "length"]
             if name == "error_upto":  # the other errors are rounding alone
                 rows = rows[rows.error_below_floor == 0]
             for number, (weights, of_weights) in enumerate(rows.groupby("weights", sort=False)):
@@ -53,9 +52,9 @@ def draw_spectrum(table: pd.DataFrame, published: pd.DataFrame | None = None, fa
                     axes.fill_between(ordered.path_length, *ends, color=colour_of(number), **style)
                 if name == "loss_upto":
                     level(axes, of_weights, "whole_loss", f"whole network, {kind}", colour_of(number), ":")
-                constant = of_kind[(of_kind.part == "constant") & (of_kind.weights == weights) & (of_kind.mass > 0)]
-                if name == "mass" and len(constant):
-                    level(axes, constant, "mass", f"depends on no input, {kind}", colour_of(number), ":")
+                constant = of_facet[(of_facet.part == "constant") & (of_facet.weights == weights)]
+                if name == "mass" and (constant.mass > 0).any():
+                    level(axes, constant, "mass", f"depends on no input, {kind}", colour_of(number), "-.")
             if is_wide(rows[name][rows[name] > 0]):
                 axes.set_yscale("log")
             if name == "error_upto":

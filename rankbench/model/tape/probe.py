@@ -329,6 +329,10 @@ class _Touched(_Plain):
         # queries that no input reaches are tokens of their own, from here on touched where no input is
         row = 0 if queries == [] else p.shape[-2] - 1 if queries is None else queries[-1]
         self._put_back(result, old.result, weighted, p, v, leads, row)
+        made_p = product.tensors[side]
+        if not product.is_kernel and 0 not in made_p.stride():  # what is divided by its sums only afterwards
+            made_p.copy_(old.tensors[side])
+            self.set_tag(made_p, self.tag(made_p) if made_p not in self.tags else self.tags[made_p])
         lead = _lead(changed, v, p, leads, at)
         inputs = self._input_of(at, p.shape[-1]), self._input_of(queries or (), p.shape[-2])
         is_cross = _is_cross(at, queries, p, inputs)
