@@ -310,7 +310,8 @@ class AnalyzeConfig(BaseConfig):
         nonempty=True,
     )
     token_axis: int | None = key(
-        "Axis of a module's tokens, in the tensor that is measured and in the layers' states. null: read.", at_least=0
+        "Axis of a module's tokens, in the tensor that is measured and in the layers' states. null: read.",
+        between=(0, 7),
     )
     optimizer: dict[str, Any] = key("Ignored; a preset may set it for train.")
     trainer: dict[str, Any] = key("Ignored; a preset may set it for train.")

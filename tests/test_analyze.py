@@ -601,6 +601,7 @@ def test_weights_that_do_not_fit_the_config_are_refused(run, change):
     else:
         weights["another"] = weights["read_out.bias"].clone()
     run.save_weights(weights)
+    run.record_files(["checkpoint.safetensors"])
     with pytest.raises(ConfigError) as error:
         subjects_of_run(run, machine())
     one_line(error, str(run.folder), "checkpoint.safetensors", "config.yaml")
@@ -608,9 +609,10 @@ def test_weights_that_do_not_fit_the_config_are_refused(run, change):
 
 def test_a_checkpoint_of_fewer_seeds_than_the_config_says_is_refused(run):
     run.save_weights({name: weight[:1].clone() for name, weight in run.weights().items()})
+    run.record_files(["checkpoint.safetensors"])
     with pytest.raises(ConfigError) as error:
         subjects_of_run(run, machine())
-    one_line(error, str(run.folder))
+    one_line(error, str(run.folder), "checkpoint.safetensors", "config.yaml")
 
 
 def test_a_run_without_a_checkpoint_is_refused(run):

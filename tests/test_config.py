@@ -35,6 +35,7 @@ HOLDERS = {
     "special_tokens": "analyze",
     "uncounted": "analyze",
     "masked": "analyze",
+    "token_axis": "analyze",
 }
 
 
@@ -166,7 +167,7 @@ def test_what_a_key_names_is_what_the_code_has():
 def test_every_number_of_the_config_has_a_range(cfg):
     # lists and null defaults included: a new number without a range shows here
     of_analyze = dataclasses.fields(resolve(composed(command="analyze")))
-    numbers = {field.name for field in of_analyze if field.type in (int, float, list[int] | None)}
+    numbers = {field.name for field in of_analyze if field.type in (int, float, int | None, list[int] | None)}
     for prefix, part in {"": cfg, "model.": cfg.model, "optimizer.": cfg.optimizer, "trainer.": cfg.trainer}.items():
         for field in dataclasses.fields(part):
             if field.type in (int, float, int | None, float | None):

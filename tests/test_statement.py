@@ -11,8 +11,9 @@ from rankbench.claims import CLAIMS, PAPERS, statement_line, statements_of, tabl
 from rankbench.claims.claim import NOTHING
 from rankbench.claims.papers import paper_of
 
-VERDICT = {"claim": "grows", "kind": "claim", "side": +1, "line": 0.6, "claimed": "> 0.6", "exists": False}
-VERDICT |= {"interval": "t", "is_bound": False, "num_repeats": 5, "repeats": "seed", "published": None, "reason": ""}
+VERDICT = {"claim": "grows", "kind": "claim", "side": +1, "line": 0.6, "claimed": "> 0.6", "threshold": "ours"}
+VERDICT |= {"exists": False, "interval": "t", "is_bound": False, "num_repeats": 5, "repeats": "seed"}
+VERDICT |= {"published": None, "reason": ""}
 VERDICT |= {"refuted_by": "less", "control": "not so", "statement": "It grows.", "source": "Dong et al. 2021, sec. 4"}
 
 

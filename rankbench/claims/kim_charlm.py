@@ -186,7 +186,7 @@ def _depths_reversed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _dot_as_tied(rows: pd.DataFrame) -> pd.DataFrame:
-    alike = _set_from_base(rows, DOT, TIED, "test_loss")
+    alike = _set_from_base(rows, DOT, TIED, "test_loss", add=0.0)
     return alike.assign(loss=alike.test_loss)
 
 
