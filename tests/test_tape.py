@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rankbench.keys import ConfigError
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length, sums_through_heads
 from rankbench.model.tape import record, tap
-from rankbench.model.tape.probe import read
+from rankbench.model.tape.read import read
 from rankbench.model.tape.rules import RULES
 from rankbench.model.transformer import Transformer
 

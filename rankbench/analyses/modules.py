@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from rankbench.analyses.analysis import ModuleSubject, Subject
 from rankbench.config import AnalyzeConfig
 from rankbench.keys import ConfigError
-from rankbench.measures.module_reading import SEQUENCES_AT_A_TIME, Asked
+from rankbench.measures.module_padding import SEQUENCES_AT_A_TIME
+from rankbench.measures.module_reading import Asked
 from rankbench.measures.network_table import in_words, table_of_reading
 from rankbench.model.kinds import Kinds
 from rankbench.model.modules import PRESENT, Example, as_example, build, read_images, read_inputs, unpacked

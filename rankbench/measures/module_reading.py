@@ -6,16 +6,17 @@ Shapes: B sequence, H head, N query token, M key token, K width of the values, R
 import logging
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from rankbench.keys import ConfigError, closest
+from rankbench.measures.module_padding import run_at_the_end, tap_calls, with_lengths
 from rankbench.model.modules import Example
-from rankbench.model.tape import AttentionCall, Sums, Tape, record, tap
-from rankbench.model.tape.probe import hidden_keys, named_tensors, read
+from rankbench.model.tape import AttentionCall, Sums, Tape, record
+from rankbench.model.tape.read import named_tensors, read
 from rankbench.model.tape.reading import Axes, Output, ReadCall, Reading
 from rankbench.model.tape.recording import Key
 from rankbench.model.tape.sums import nothing_read
@@ -23,9 +24,6 @@ from rankbench.model.tape.sums import nothing_read
 log = logging.getLogger(__name__)
 
 FEW = 3  # sequences on which a module is read
-SEQUENCES_AT_A_TIME = 8
-# Names in wide use, and whether true means present; weights of attention, where they hide tokens, decide first.
-KNOWN_MASKS = {"attention_mask": True, "src_key_padding_mask": False, "key_padding_mask": False, "padding_mask": False}
 
 
 @dataclass(frozen=True)
@@ -198,46 +196,6 @@ def _centred(output: Sums) -> Sums:
     return output._replace(by_length_KBND=by_length, state_BND=state, remainder=(missing / state.norm()).item())
 
 
-def main_input(heads: tuple[ReadCall, ...]) -> int | None:
-    """Number of the input whose tokens the last of these calls asks for."""
-    return heads[-1].queries_of if heads else None
-
-
-def tap_calls(
-    module: nn.Module,
-    reading: Reading,
-    heads: tuple[ReadCall, ...],
-    chunk: Example,
-    watch: Callable[[AttentionCall], None],
-) -> None:
-    """`ReadModule.tap`."""
-    wanted = {call.key: call for call in heads}
-    parts = {key: [key] for key in wanted}
-    for call in reading.calls:
-        if call.twin in parts:
-            parts[call.twin].append(call.key)
-    waiting: dict[Key, AttentionCall] = {}
-
-    def see(call: AttentionCall) -> None:
-        read_call = reading.by_key[call.key]
-        key = read_call.twin or call.key
-        if key not in wanted:
-            return
-        split, weights, first = wanted[key].lead.split, wanted[key].lead.split(call.weights), waiting.pop(key, None)
-        values = split(call.values, len(weights))
-        if first is None:
-            logits = None if call.logits is None else lambda: split(call.logits())
-            whole = call._replace(key=key, weights=weights, values=values, logits=logits)
-        else:
-            whole = first._replace(values=torch.cat([first.values, values], -1))
-        if call.key == parts[key][-1]:
-            watch(whole)
-        else:
-            waiting[key] = whole
-
-    tap(module, see, *chunk.args, reading=reading, **chunk.kwargs)
-
-
 @torch.no_grad()
 def read_module(module: nn.Module, example: Example, asked: Asked = NOTHING_ASKED) -> ReadModule:
     """Read a module on a few sequences of its inputs.
@@ -252,7 +210,7 @@ def read_module(module: nn.Module, example: Example, asked: Asked = NOTHING_ASKE
         raise ConfigError(f"{name}: {nothing_read(reading)}")
     keys = {call.key for call in live}
     heads = tuple(call for call in live if call.twin not in keys)
-    example, mask = _with_lengths(module, example, few, reading, heads, asked)
+    example, mask = with_lengths(module, example, few, reading, heads, asked.mask)
     return ReadModule(module, example, reading, asked, target, heads, mask)
 
 
@@ -289,17 +247,12 @@ def _few(example: Example) -> Example:
     chosen = [0, 1, count - 1]
     for number, x in enumerate(example.tensors):
         if x.dim() == 2 and example.axis(number) == 0 and not x.is_floating_point():
-            padding_B = _run_at_the_end(x)
+            padding_B = run_at_the_end(x)
             chosen = [int(padding_B.argmax()), int(padding_B.argmin()), *chosen]
     try:
         return example.at(sorted(list(dict.fromkeys(chosen))[:FEW]))
     except ConfigError:  # as many sequences as tokens
         return example
-
-
-def _run_at_the_end(ids_BN: Tensor) -> Tensor:
-    """How many tokens at the end of each sequence are alike, (B,)."""
-    return (ids_BN == ids_BN[:, -1:]).flip(1).long().cumprod(1).sum(1)
 
 
 def _target(reading: Reading, asked: Asked, name: str) -> Output:
@@ -328,137 +281,3 @@ def axes_or_default(axes: Axes | None, ndim: int, token_axis: int | None) -> Axe
     if axes is not None and axes.batch is not None:
         return axes
     return Axes(0, (1,) if ndim > 2 else ())
-
-
-# --- padding ----------------------------------------------------------------------------------------------------------
-
-
-def _with_lengths(
-    module: nn.Module, example: Example, few: Example, reading: Reading, heads: tuple[ReadCall, ...], asked: Asked
-) -> tuple[Example, str]:
-    """The example with the lengths of its padded sequences, and in words what says so.
-
-    A key is absent if no query of any head gives it weight. All self-attention over the tokens of an input must agree,
-    and absent keys must be the last: top-k attention and underflow can hide others.
-    """
-    if example.lengths_B is not None:
-        return example, "lengths given with the inputs"
-    example, main = replace(example, main_input=main_input(heads)), main_input(heads)
-    if asked.mask is not None:
-        kind, _, name = asked.mask.partition(":")
-        names = [x.name for x in reading.inputs if len(x.shape) == 2 and not x.is_touched]
-        if kind not in ("present", "absent") or name not in names:
-            raise ConfigError(
-                f"mask={asked.mask}: give present:<name> or absent:<name>, which says what true means; inputs of shape "
-                f"(sequences, tokens) are {', '.join(names) or 'none'}"
-            )
-        return _by_mask(example, reading, name, kind == "present", main), asked.mask
-    hidden = {number: _hidden(heads, number) for number in {call.keys_of for call in heads}}
-    hidden = {number: hidden_BM for number, hidden_BM in hidden.items() if hidden_BM is not None}
-    said = []
-    for number, hidden_BM in hidden.items():
-        mask = _explaining(hidden_BM, few, reading)
-        if mask is not None:
-            example = _by_mask(example, reading, *mask, number, hidden_BM.shape[1])
-            said.append(f"{'present' if mask[1] else 'absent'}:{mask[0]}")
-    unexplained = {number for number in hidden if number not in example.padding}
-    if unexplained:
-        example = _by_weights(module, example, reading, heads, unexplained)
-        said.append("keys to which no query gives weight")
-    if main not in hidden:
-        known = [x.name for x in reading.inputs if x.name in KNOWN_MASKS and not x.is_touched and len(x.shape) == 2]
-        only = len([x for x in reading.inputs if x.is_touched]) <= 1
-        if known and only and len(known) == 1:
-            example = _by_mask(example, reading, known[0], KNOWN_MASKS[known[0]], main)
-            said.append(f"{'present' if KNOWN_MASKS[known[0]] else 'absent'}:{known[0]}")
-        elif main not in example.padding:
-            _warn_of_padding(module, example)
-    return example, ", ".join(dict.fromkeys(said))
-
-
-def _hidden(heads: tuple[ReadCall, ...], number: int | None) -> Tensor | None:
-    """The keys of an input's tokens that are absent, (B, M) bool; None if all are present, or the calls disagree."""
-    calls = [call for call in heads if call.keys_of == number and call.kind in ("softmax", "signed")]
-    calls = [call for call in calls if not call.is_cross] or calls
-    each = [call.hidden_RM for call in calls]
-    if not each or any(x.shape != each[0].shape or not torch.equal(x, each[0]) for x in each) or not each[0].any():
-        return None
-    hidden_BM = each[0]
-    if (hidden_BM[:, :-1] & ~hidden_BM[:, 1:]).any():
-        if not (hidden_BM[:, 1:] & ~hidden_BM[:, :-1]).any():
-            raise ConfigError(f"{calls[0].call}: padding comes before a token; pad sequences at their end")
-        return None
-    return hidden_BM
-
-
-def _explaining(hidden_BM: Tensor, few: Example, reading: Reading) -> tuple[str, bool] | None:
-    """The input that says of each key whether it is hidden: its name, and whether true means present."""
-    for read_input, x in zip(reading.inputs, few.tensors, strict=True):
-        if read_input.is_touched or x.dim() != 2 or len(x) != len(hidden_BM) or x.shape[1] > hidden_BM.shape[1]:
-            continue
-        tail_BM = hidden_BM[:, hidden_BM.shape[1] - x.shape[1] :]
-        for is_present in (True, False):
-            if torch.equal(tail_BM, (x == 0) if is_present else (x != 0)):
-                return read_input.name, is_present
-    return None
-
-
-def _by_mask(
-    example: Example, reading: Reading, name: str, is_present: bool, number: int | None, width: int | None = None
-) -> Example:
-    """The example with lengths of an input's tokens from a mask; out of `width`, if tokens come before them."""
-    x = example.tensors[[x.name for x in reading.inputs].index(name)]
-    present_BN = (x != 0) if is_present else (x == 0)
-    more = 0 if width is None else width - x.shape[1]
-    return _padded(example, number, torch.nn.functional.pad(present_BN, (more, 0), value=True), name)
-
-
-def _padded(example: Example, number: int | None, present_BN: Tensor, name: str) -> Example:
-    if (present_BN[:, 1:] & ~present_BN[:, :-1]).any():
-        raise ConfigError(f"{name}: padding comes before a token; pad sequences at their end")
-    if present_BN.all():
-        return example
-    padding = dict(example.padding) | {number: (present_BN.sum(-1), present_BN.shape[1])}
-    return replace(example, padding=padding)
-
-
-def _by_weights(
-    module: nn.Module, example: Example, reading: Reading, heads: tuple[ReadCall, ...], numbers: set[int | None]
-) -> Example:
-    """The example with lengths of these inputs' tokens from the weights of attention on every sequence."""
-    seen: dict[int | None, list[Tensor]] = {number: [] for number in numbers}
-    wanted = tuple(
-        next(call for call in heads if call.keys_of == number and (not call.is_cross or cross))
-        for number in numbers
-        for cross in [all(call.is_cross for call in heads if call.keys_of == number)]
-    )
-    for chunk in example.split(SEQUENCES_AT_A_TIME):
-
-        def watch(call: AttentionCall) -> None:
-            logits = None if call.logits is None else call.logits()
-            of = reading.by_key[call.key]
-            seen[of.keys_of].append(~hidden_keys(call.weights, logits, of.is_cross))
-
-        tap_calls(module, reading, wanted, chunk, watch)
-    for number, present in seen.items():
-        example = _padded(example, number, torch.cat(present), "attention")
-    return example
-
-
-def _warn_of_padding(module: nn.Module, example: Example) -> None:
-    """Warn if sequences of tokens end in different numbers of one token, which nothing says to be padding."""
-    ids_BN = example.tensors[0]
-    if ids_BN.is_floating_point() or ids_BN.dim() != 2 or example.axis(0) != 0 or ids_BN.dtype == torch.bool:
-        return
-    runs_B, last_B = _run_at_the_end(ids_BN), ids_BN[:, -1]
-    for token in last_B.unique():
-        runs = runs_B[last_B == token]
-        at_ends_alone = int(runs.sum()) == int((ids_BN == token).sum())
-        if at_ends_alone and runs.sum() > 2 and (len(runs) < len(runs_B) or runs.unique().numel() > 1):
-            log.warning(
-                "%s: some sequences end in several tokens %d, which count like all others; if they are padding, give a "
-                "mask with the inputs, and mask=present:<its name> or mask=absent:<its name>",
-                type(module).__name__,
-                token.item(),
-            )
-            return

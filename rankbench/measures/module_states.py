@@ -22,7 +22,7 @@ from rankbench.measures.module_reading import ReadModule, axes_or_default
 from rankbench.measures.rounding import ALL, RandomRounding, floor_of, num_passes
 from rankbench.measures.token_views import View
 from rankbench.model.modules import Example
-from rankbench.model.tape.probe import first_state, following
+from rankbench.model.tape.following import first_state, following
 from rankbench.model.tape.reading import Axes, ReadCall, State
 from rankbench.model.tape.recording import Run
 

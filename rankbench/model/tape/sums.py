@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from rankbench.keys import ConfigError
-from rankbench.model.tape.probe import read
+from rankbench.model.tape.read import read
 from rankbench.model.tape.reading import Reading
 from rankbench.model.tape.recording import AttentionCall, Key, Recorder, Tag, tensors_in
 from rankbench.model.tape.replay import (
@@ -113,7 +113,7 @@ def record(
     positions added later) is a term of its own that no head moves, as in rankbench.measures.frozen_network. With
     "inputs", paths begin at the arguments of floats and at the embeddings of those of whole numbers.
 
-    reading: which products are attention (rankbench.model.tape.probe); None reads the module on these arguments first.
+    reading: which products are attention (rankbench.model.tape.read); None reads the module on these arguments first.
     """
     reading = read(module, args, kwargs) if reading is None else reading
     recorder = Recorder(module, RULES, begin, verdicts=reading.verdicts)
