@@ -831,3 +831,56 @@ def test_weights_that_are_no_probabilities(function, is_mean):
     else:
         assert not hasattr(row, "attention_entropy")
     assert not hasattr(row, "largest_logit")
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32"])
+def test_tokens_of_any_whole_numbers_are_read(dtype, tmp_path):
+    np.save(tmp_path / "ids.npy", np.arange(6, dtype=dtype).reshape(2, 3))
+    (ids_BN,) = read_inputs(str(tmp_path / "ids.npy")).args
+    assert ids_BN.dtype == torch.int64 and ids_BN.flatten().tolist() == list(range(6))
+
+
+class Counting(nn.Module):
+    """A layer whose result depends on how often it ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x * (1 + 0.1 * self.calls))
+
+
+class InPlace(nn.Module):
+    """Adds its positions to its input, and its layers to the state, in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(5, 8))
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True) for _ in range(2))
+
+    def forward(self, x):
+        x += self.positions
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_a_module_that_differs_from_call_to_call_is_refused_by_the_name_of_the_call():
+    with pytest.raises(
+        ConfigError, match=r"Counting: call 1, torch\.Tensor\.mul in the module itself gives other numbers"
+    ):
+        rankbench.analyze(Counting(), torch.randn(3, 5, 8), "residual")
+
+
+def test_an_input_that_the_module_changes_is_measured_as_it_was_given():
+    torch.manual_seed(0)
+    module, x = InPlace().double().eval(), torch.randn(3, 5, 8, dtype=torch.float64)
+    table = rankbench.analyze(module, x, "residual", views=["all"])["residual"]
+    expected = []
+    state = (x + module.positions).detach()
+    for block in [None, *module.blocks]:
+        state = state if block is None else block(state).detach()
+        expected.append((composite_norm(state - state.mean(1, keepdim=True)) / composite_norm(state)).mean().item())
+    assert table.relative_residual.to_numpy() == pytest.approx(expected, rel=1e-12)

@@ -269,7 +269,10 @@ def read_inputs(path: str, tokenize: Callable[[list[str]], Mapping[str, Tensor]]
     if file.suffix == ".npy":
         try:
             with file.open("rb") as opened:
-                return as_example(torch.from_numpy(np.load(opened, allow_pickle=False)), f"inputs={path}")
+                array = np.load(opened, allow_pickle=False)
+            if array.dtype.kind in "iu" and array.ndim < 3:  # tokens, which embeddings take as int64; pixels stay
+                array = array.astype(np.int64)
+            return as_example(torch.from_numpy(array), f"inputs={path}")
         except (MemoryError, OSError):
             raise
         except ConfigError:
