@@ -805,6 +805,8 @@ def test_the_spectrum_of_a_real_albert(real_albert, tmp_path):
     save_file({"inputs": inputs, "targets": targets}, tmp_path / "reactions.safetensors")
     words = ["experiment=spectrum", "budget=smoke", "model=pretrained", f"model.path={real_albert}"]
     table = rankbench.analyze([*words, f"inputs={tmp_path / 'reactions.safetensors'}"])["spectrum"]
+    assert set(table.of) == {"states", "logits", "output"}
+    table = table[(table.of == "output") & (table.part == "length")]
     assert len(table) == 2 * 13 and (table.groupby("weights").num_paths.sum() == 9**12).all()
     assert table.remainder.max() < 1e-12
     assert table.groupby("weights").share.sum().to_numpy() == pytest.approx(1, rel=1e-12)
