@@ -145,7 +145,6 @@ class Touched(Plain):
         self.copied: set[int] = set()  # inputs of tokens of which an embedding looked up a copy, or a part
         self.token_axes: dict[int, int] = {}  # of inputs, as attention calls show them
         self.places: dict[int, int] = {}  # of token inputs: number by place in memory
-        self.is_embedded: set[int] = set()
         self.roles: dict[Key, Verdict] = {}
         self.scores: dict[Key, list[list[int]]] = {}  # of products of queries and keys: the touched ones of each
         self.calls: list[ReadCall] = []

@@ -42,6 +42,7 @@ class Mark(NamedTuple):
 
 
 def middle(at: Sequence[int], size: int) -> int:
+    """The index of the touched token, from all indices to which the touch was carried."""
     return at[0] if at[-1] == size - 1 else at[len(at) // 2]
 
 
@@ -136,10 +137,12 @@ def lead_of(changed: Tensor, v: Tensor, p: Tensor, leads: Tensor, at: Sequence[i
 
 
 def of_groups(leads: Tensor, p: Tensor) -> Tensor:
+    """Leading indices of values, as those of P, whose groups of heads share them."""
     return leads.repeat_interleave(p.shape[-3] // leads.shape[-1], -1)
 
 
 def along(leads: Tensor, axis: int) -> Tensor:
+    """Which indices of one axis are touched anywhere."""
     return leads.movedim(axis, 0).reshape(leads.shape[axis], -1).any(1)
 
 
