@@ -3,7 +3,6 @@
 Shapes: B sequence, H head, N query token, M key token, K width of the values, R sequence or window of one.
 """
 
-import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from rankbench.model.tape.read import named_tensors, read
 from rankbench.model.tape.reading import Axes, Output, ReadCall, Reading
 from rankbench.model.tape.recording import Key
 from rankbench.model.tape.sums import nothing_read
-
-log = logging.getLogger(__name__)
 
 FEW = 3  # sequences on which a module is read
 

@@ -268,7 +268,7 @@ class Touched(Plain):
         made_p = product.tensors[side]
         if not product.is_kernel and 0 not in made_p.stride():  # what is divided by its sums only afterwards
             made_p.copy_(old.tensors[side])
-            self.set_tag(made_p, self.tag(made_p) if made_p not in self.tags else self.tags[made_p])
+            self.set_tag(made_p, self.tag(made_p))
         lead = lead_of(changed, v, p, leads, at)
         inputs = self._input_of(at, p.shape[-1]), self._input_of(queries or (), p.shape[-2])
         is_cross = reads_other_tokens(at, queries, p, inputs)

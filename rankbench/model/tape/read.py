@@ -23,10 +23,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from rankbench.keys import ConfigError
 from rankbench.model.tape.probe import Changed, Plain, Touched
 from rankbench.model.tape.reading import Axes, Input, Output, ReadCall, Reading, State
-from rankbench.model.tape.recording import (
-    Run,
-    tensors_in,
-)
+from rankbench.model.tape.recording import Run, tensors_in
 from rankbench.model.tape.replay import Call
 from rankbench.model.tape.touch import is_partly, touched_at
 
