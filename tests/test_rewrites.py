@@ -25,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the library and of torch
 QUICK = [
     ("shared keys and values", "one key head in einsum"),
     ("shared keys and values", "additions in place"),
+    ("linear attention", "head by head"),
     ("router of experts", "product and sum, not of tokens"),
     ("nn.TransformerEncoder, pre-norm, padded", "mask named valid"),
     ("nn.TransformerEncoder, pre-norm, padded", "sequence first inside"),

@@ -267,8 +267,7 @@ class Touched(Plain):
         self._put_back(result, old.result, weighted, p, v, leads, row)
         made_p = product.tensors[side]
         if not product.is_kernel and 0 not in made_p.stride():  # what is divided by its sums only afterwards
-            made_p.copy_(old.tensors[side])
-            self.set_tag(made_p, self.tag(made_p))
+            made_p.data.copy_(old.tensors[side])  # not a new version: P may be a part of all heads' P
         lead = lead_of(changed, v, p, leads, at)
         inputs = self._input_of(at, p.shape[-1]), self._input_of(queries or (), p.shape[-2])
         is_cross = reads_other_tokens(at, queries, p, inputs)
