@@ -884,3 +884,55 @@ def test_an_input_that_the_module_changes_is_measured_as_it_was_given():
         state = state if block is None else block(state).detach()
         expected.append((composite_norm(state - state.mean(1, keepdim=True)) / composite_norm(state)).mean().item())
     assert table.relative_residual.to_numpy() == pytest.approx(expected, rel=1e-12)
+
+
+class Erasing(nn.Module):
+    """Erases padded tokens, which are 0; its P multiplies the tokens as often as `calls` says."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.out, self.calls = nn.Embedding(9, 8), nn.Linear(8, 8), 1
+
+    def forward(self, ids_BN):
+        present_BN1 = (ids_BN > 0)[..., None]
+        x = self.embedding(ids_BN) * present_BN1
+        p = (x @ x.mT).masked_fill(~present_BN1.mT, -1e9).softmax(-1)
+        for _ in range(self.calls):
+            x = self.out(p @ x)
+        return x
+
+
+def test_a_token_that_the_module_erases_is_not_the_one_that_is_touched():
+    ids_BN = torch.tensor([[1, 2, 3, 0, 0, 0], [4, 5, 6, 0, 0, 0]])
+    torch.manual_seed(0)
+    (call,) = read_module(Erasing().double(), as_example(ids_BN, "Erasing")).heads
+    assert call.is_sure and call.keys_of == call.queries_of == 0 and len(call.touched) == 1
+
+
+def test_fewer_calls_of_attention_than_were_read_are_refused():
+    module = Erasing().double()
+    module.calls = 2
+    found = read_module(module, example := as_example(torch.tensor([[1, 2, 3], [4, 5, 6]]), "Erasing"))
+    module.calls = 1
+    message = r"torch.Tensor.matmul multiplied 3 times when the network was read, and 2 times now, so its calls depend"
+    for attempt in (lambda: found.tap(example, lambda call: None), lambda: found.record(example)):
+        with pytest.raises(ConfigError, match=message):
+            attempt()
+
+
+class Answer(nn.Module):
+    """The input itself, and what a map of weights makes of it beside a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        p = (self.q(x) @ x.mT).softmax(-1)
+        return x + self.out(x + p @ x)
+
+
+def test_an_output_that_holds_the_input_is_no_read_out_of_last_states():
+    torch.manual_seed(0)
+    table = rankbench.analyze(Answer().double(), torch.randn(3, 5, 8).double(), "spectrum")["spectrum"]
+    assert set(table["of"]) == {"output"}
