@@ -42,7 +42,7 @@ def lengths(table, of="output"):
 
 
 def same(one, other, rtol=1e-9):
-    columns = [name for name in one.columns if "floor" not in name and name not in ("remainder", "run", "model")]
+    columns = [name for name in one.columns if "floor" not in name and name not in ("remainder", "run", "model", "frozen")]
     for name in columns:
         if one[name].dtype == float:
             np.testing.assert_allclose(one[name], other[name], rtol=rtol, atol=rtol, err_msg=name)
@@ -99,7 +99,7 @@ class TestFamilies:
     def test_one_network_with_two_kernels(self, case):
         one, other = (case(f"differential:{name}", "spectrum") for name in ("build", "eager"))
         assert lengths(one)[0] == lengths(other)[0] == [1, 8, 16]
-        same(one, other)
+        same(one, other, 1e-6)  # the library's softmax is in float32
         assert list(case("differential:build", "attention").groupby("layer").size()) == [4, 4]
 
     def test_a_scan_has_no_head(self, case):

@@ -406,6 +406,9 @@ def test_padding_is_in_no_metric(name):
     mask = torch.ones(2, 6, dtype=torch.int64)
     mask[1, 4:] = 0
     both = rankbench.analyze(module, {"ids": ids, "attention_mask": mask}, name)[name]
+    negative = rankbench.analyze(module, ids.masked_fill(mask == 0, -1), name)[name]
+    measured = [column for column in both.select_dtypes("number") if "floor" not in column and column != "remainder"]
+    pd.testing.assert_frame_equal(negative[measured], both[measured], rtol=1e-9, atol=1e-14)
     long = rankbench.analyze(module, {"ids": ids[:1]}, name)[name]
     short = rankbench.analyze(module, {"ids": ids[1:, :4]}, name)[name]
     checked = {
@@ -838,6 +841,11 @@ def test_tokens_of_any_whole_numbers_are_read(dtype, tmp_path):
     np.save(tmp_path / "ids.npy", np.arange(6, dtype=dtype).reshape(2, 3))
     (ids_BN,) = read_inputs(str(tmp_path / "ids.npy")).args
     assert ids_BN.dtype == torch.int64 and ids_BN.flatten().tolist() == list(range(6))
+
+
+def test_an_absent_token_before_others_is_one_line():
+    with pytest.raises(ConfigError, match=r"^inputs: an absent token, which is negative, comes before others; pad"):
+        rankbench.analyze(Padded(), torch.tensor([[1, -1, 2]]), "residual")
 
 
 class Counting(nn.Module):
