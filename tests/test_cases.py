@@ -42,8 +42,8 @@ def lengths(table, of="output"):
 
 
 def same(one, other, rtol=1e-9):
-    columns = [name for name in one.columns if "floor" not in name and name not in ("remainder", "run", "model", "frozen")]
-    for name in columns:
+    left_out = ("remainder", "run", "model", "frozen")
+    for name in [name for name in one.columns if "floor" not in name and name not in left_out]:
         if one[name].dtype == float:
             np.testing.assert_allclose(one[name], other[name], rtol=rtol, atol=rtol, err_msg=name)
         else:

@@ -944,3 +944,30 @@ def test_an_output_that_holds_the_input_is_no_read_out_of_last_states():
     torch.manual_seed(0)
     table = rankbench.analyze(Answer().double(), torch.randn(3, 5, 8).double(), "spectrum")["spectrum"]
     assert set(table["of"]) == {"output"}
+
+
+class Two(nn.Module):
+    """Returns the states after one layer and after two."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True) for _ in range(2))
+
+    def forward(self, x):
+        x = self.first(x)
+        return x, self.second(x)
+
+
+@pytest.mark.parametrize(
+    ("output", "num_paths"), [(None, [1, 2]), (0, [1, 2]), (1, [1, 4, 4]), ("1", [1, 4, 4]), ("second", [1, 4, 4])]
+)
+def test_an_output_is_chosen_by_its_number_or_by_a_submodule(output, num_paths):
+    given = {} if output is None else {"output": output}
+    table = rankbench.analyze(Two().double(), torch.randn(3, 5, 8).double(), "spectrum", **given)["spectrum"]
+    assert list(table.num_paths.dropna()) == num_paths
+    assert ("constant" in set(table.part)) == (output != "second")
+
+
+def test_an_output_that_there_is_not_is_one_line():
+    with pytest.raises(ConfigError, match=r"^output=7: Two returns no such tensor; it returns 0, 1, or give the name"):
+        rankbench.analyze(Two(), torch.randn(3, 5, 8), "spectrum", output=7)

@@ -140,7 +140,7 @@ def _values(
     remainders: dict[str, float] = {}
     frozen: dict[str, dict[str, None]] = {}
     num_paths: list[int] = []
-    has_constant = read.asked.output is None
+    has_constant = read.upto is None
     for chunk, tape in counted(
         recorded(read, example), example.num_sequences, "spectrum: sequences", lambda pair: pair[0].num_sequences
     ):
