@@ -15,8 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Plan, Subject, chunks
-from rankbench.analyses.cost import Operations
+from rankbench.analyses.analysis import Analysis, ModuleSubject, Plan, Subject, chunks
 from rankbench.keys import key
 from rankbench.measures.dong_theory import length_share, num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
@@ -24,7 +23,7 @@ from rankbench.measures.module_paths import check_sums, parts_with_floors, paths
 from rankbench.measures.module_paths import sums_by_length as module_sums
 from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.norms import composite_norm, frobenius_norm, residual_matrix, without_absent
-from rankbench.measures.paths import PathTree, all_paths, read_out, sample_paths, sums_of_groups
+from rankbench.measures.paths import all_paths, read_out, sample_paths, sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork, check_recomputed
 from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, floors_of_sums, side_by_side
 from rankbench.measures.states import value_per_length
@@ -250,32 +249,6 @@ def _sampled(subject: Subject, options: Options) -> tuple[list[tuple[int, int, i
     return draws, groups
 
 
-def cost(subject: Subject, options: Options) -> Cost:
-    """The work on all trees of paths, and again with random rounding on the sequences whose floors are measured."""
-    operations, model, test = Operations.of(subject), subject.model, subject.test[: options.sequences]
-    layers, heads, skip = model.path_choices
-    counts = [num_paths(layers, heads, length, skip) for length in model.path_lengths]
-    (_, sampled), total, number = _sampled(subject, options), len(test.inputs) * operations.forward, 0
-    for scheme, (groups, length) in product(options.schemes, ((sampled, len(sampled)), (None, len(counts)))):
-        recomputed = scheme == "recomputed"
-        floors = min(len(test.inputs), FLOOR_SEQUENCES, _at_a_time(test, model, max(1, length)))
-        times = len(test.inputs) + operations.rounded_passes * floors
-        total += times * length * operations.read_out
-        if groups is None and not recomputed:
-            total += times * operations.sums_by_length
-            continue
-        if groups is None:
-            if sum(counts) > options.max_paths:
-                continue
-            groups = [all_paths(layers, heads, length, skip) for length in model.path_lengths]
-        if groups:
-            steps = PathTree.of(np.concatenate(groups)).num_steps
-            mlp = options.recomputed_mlp if recomputed else options.mlp == "gate"
-            total += times * operations.paths(*steps, recomputed=recomputed, mlp=mlp)
-            number += sum(map(len, groups))
-    return Cost(total, f"{number:,} paths x {len(test.inputs)} sequences")
-
-
 def _row(subject: Subject, scheme: str, selection: str, length: int) -> dict:
     layers, heads, skip = subject.model.path_choices
     axes = {"scheme": scheme, "selection": selection, "path_length": length}
@@ -368,6 +341,4 @@ ANALYSIS = Analysis(
     check=check_plan,
     any_network=True,
     trained_alone=True,
-    cost=cost,
-    cheaper=({"sequences": 32}, {"repeats": 1}, {"sequences": 8}, {"subset_sizes": [5]}, {"sequences": 2}),
 )

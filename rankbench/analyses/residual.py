@@ -11,8 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Plan, Subject
-from rankbench.analyses.cost import Operations
+from rankbench.analyses.analysis import Analysis, ModuleSubject, Plan, Subject
 from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.keys import key
 from rankbench.measures.by_layer import metrics_by_layer, metrics_in_view, moments
@@ -82,16 +81,6 @@ def check(plan: Plan, options: Options) -> None:
     without = [view.without for view in _views(options, is_ours=plan.texts is None) if view.without is not None]
     if without:
         (kinds_of_task(plan.task) if plan.texts is None else plan.model.kinds).check(without, "analysis.residual.views")
-
-
-def cost(subject: Subject, options: Options) -> Cost:
-    """The work on metrics, passes, and passes with random rounding, of each variant of each network."""
-    operations, num_sequences = Operations.of(subject), len(subject.test.inputs[: options.sequences])
-    views = len(_views(options, is_ours=subject.modules is None))
-    passes = 1 + operations.rounded_passes
-    number = num_sequences * len(subject.models) * len(options.variants) * views
-    of_sequence = passes * operations.forward + operations.metrics_of_states + operations.metrics_of_heads
-    return Cost(number * of_sequence, f"{len(options.variants)} variants x {num_sequences} sequences")
 
 
 def _views(options: Options, is_ours: bool) -> list[View]:
@@ -192,8 +181,6 @@ ANALYSIS = Analysis(
     lines="variant",
     check=check,
     of_module=of_module,
-    cost=cost,
-    cheaper=({"sequences": 8}, {"variants": ["full"]}, {"sequences": 1}),
     check_module=layers_of,
     any_network=True,
 )

@@ -11,7 +11,6 @@ import pandas as pd
 
 from rankbench import __version__, plots, plugins
 from rankbench.analyses import ANALYSES, ModuleSubject, Plan, Subject
-from rankbench.analyses.cost import announcement
 from rankbench.analyses.kept_seeds import SECONDS_KEPT, KeptSeeds
 from rankbench.analyses.modules import checked_subjects, described, is_foreign, network_table
 from rankbench.analyses.subjects import check_finite, subjects_of, subjects_of_run
@@ -223,8 +222,6 @@ def measure(
     if analysis.trained_alone and isinstance(subjects[0], Subject):
         # a checkpoint's later seeds have fresh weights only
         subjects = [subject for subject in subjects if "trained" in subject.models] or subjects
-    if isinstance(subjects[0], Subject) and (line := announcement(name, analysis, options, subjects)):
-        log.warning(line)
     progress = bar(subjects, desc=name, unit="seed")
     parts = []
     for number, subject in enumerate(progress, 1):
