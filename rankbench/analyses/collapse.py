@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Plan, Subject
-from rankbench.analyses.residual import learned
+from rankbench.analyses.residual import whole_accuracy
 from rankbench.analyses.variants import VARIANTS
 from rankbench.analyses.variants import VariantOptions as Options
 from rankbench.keys import ConfigError
@@ -77,7 +77,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     if worst > AGREEMENT:
         log.warning("that is more than rounding explains (%.0e)", AGREEMENT)
     without_number = [name for name in BOUNDS if whole[name].isna().all()]
-    return whole.drop(columns=without_number).assign(**learned(subject), **subject.what_counts)
+    return whole.drop(columns=without_number).assign(**whole_accuracy(subject), **subject.what_counts)
 
 
 def _followed(model: Network, variants: list[str]) -> tuple[dict[str, Network], dict[str, ConfigError]]:

@@ -73,7 +73,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         dtype = str(removed.read_out.weight.dtype).removeprefix("torch.")
         for axes, values in metrics_by_layer(removed, inputs, generator, view):
             rows.append({**row, **axes, "dtype": dtype, **moments(values)})
-    return pd.DataFrame(rows).assign(**learned(subject), **subject.what_counts)
+    return pd.DataFrame(rows).assign(**whole_accuracy(subject), **subject.what_counts)
 
 
 def check(plan: Plan, options: Options) -> None:
@@ -130,7 +130,7 @@ def rows_by_layer(
 
 
 @torch.no_grad()
-def learned(subject: Subject) -> dict[str, float]:
+def whole_accuracy(subject: Subject) -> dict[str, float]:
     """whole_accuracy, of a trained classifier on the whole test set (share of tokens); else nothing."""
     if "trained" not in subject.models or subject.test.targets.is_floating_point():
         return {}

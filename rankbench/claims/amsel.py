@@ -311,8 +311,8 @@ UNTRAINED_HEADS = Control(
     "the heads' initial weights in place of the trained ones", partial(_initial_for_trained, of="head")
 )
 
-_trained = partial(Claim, table="head_rank", across=True, applies=_has_full, learned=_full_rank_in_training)
-_formula = partial(Claim, table="rank_theory", across=True, learned=None)
+_trained = partial(Claim, table="head_rank", across=True, applies=_has_full, why_untrained=_full_rank_in_training)
+_formula = partial(Claim, table="rank_theory", across=True, why_untrained=None)
 
 AMSEL: dict[str, Claim] = {
     "amsel_full_rank_soft": _trained(
@@ -367,7 +367,7 @@ AMSEL: dict[str, Claim] = {
         source=LEARNS,
         measure=_angle_of_most,
         claimed=above(150.0),
-        learned=_most_heads_in_training,
+        why_untrained=_most_heads_in_training,
         published=partial(_printed, figure="amsel_learned_m"),
         control=UNTRAINED_HEADS,
     ),
@@ -378,7 +378,7 @@ AMSEL: dict[str, Claim] = {
         measure=_growth_with_points,
         claimed=above(1.0),
         applies=_has_low,
-        learned=_growth_may_turn,
+        why_untrained=_growth_may_turn,
         published=partial(_printed, figure="amsel_role_of_n"),
         control=Control("the numbers of points in reverse order", partial(_reversed, column="examples")),
     ),
@@ -388,7 +388,7 @@ AMSEL: dict[str, Claim] = {
         measure=_over_bound,
         claimed=above(1.0),
         applies=lambda rows: "bound_any" in rows,
-        learned=None,  # it is a bound for all weights
+        why_untrained=None,  # it is a bound for all weights
         is_check=True,
         control=Control("every error a hundredth below the bound", _below_bound),
     ),
@@ -450,7 +450,7 @@ AMSEL: dict[str, Claim] = {
         measure=_many_over_few_heads,
         claimed=above(2.0),
         across=True,
-        learned=_few_heads_in_training,
+        why_untrained=_few_heads_in_training,
         control=Control("the most heads err 1.9 times as much as the fewest", _many_heads_nearly_as_good),
     ),
     "garg_learns_regression": Claim(
@@ -460,7 +460,7 @@ AMSEL: dict[str, Claim] = {
         measure=lambda rows: _in_context(rows).min() / _averaging(rows),
         claimed=below(1.0),
         across=True,
-        learned=None,  # that it learns is what is claimed
+        why_untrained=None,  # that it learns is what is claimed
         control=Control("the networks with their initial weights", partial(_initial_for_trained, of="network")),
     ),
 }

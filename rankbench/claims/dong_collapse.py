@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, above, below, learned_by_accuracy, within
+from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, above, below, untrained_by_accuracy, within
 from rankbench.claims.dong_paths import whole_accuracy
 from rankbench.claims.sweeps import in_order, rows_at
 
@@ -169,10 +169,10 @@ def _has_skips(rows: pd.DataFrame) -> bool:
     return len(full) == len(no_skip) > 0 and (full != no_skip).any()
 
 
-def _learned(rows: pd.DataFrame) -> str:
+def _why_untrained(rows: pd.DataFrame) -> str:
     if "whole_accuracy" not in rows:
         return "the table does not say whether the network has learned its task; analyse the run again"
-    return learned_by_accuracy(rows)
+    return untrained_by_accuracy(rows)
 
 
 # Controls: set-ups in which a claim must fail
@@ -181,32 +181,32 @@ def _learned(rows: pd.DataFrame) -> str:
 def _as(**variants: str) -> Control:
     """Control that replaces the claim's variants by others of the same network: `replaced=replacement`."""
 
-    def doctor(rows: pd.DataFrame) -> pd.DataFrame:
+    def falsify(rows: pd.DataFrame) -> pd.DataFrame:
         return pd.concat([rows[rows.variant == new].assign(variant=old) for old, new in variants.items()])
 
-    return Control(", ".join(f"{new} in place of {old}" for old, new in variants.items()), doctor)
+    return Control(", ".join(f"{new} in place of {old}" for old, new in variants.items()), falsify)
 
 
 def _keeping(part: float) -> Control:
     """Control in which the embedding's relative residual is 1, and this share of it is left after every layer."""
 
-    def doctor(rows: pd.DataFrame) -> pd.DataFrame:
+    def falsify(rows: pd.DataFrame) -> pd.DataFrame:
         return rows.assign(log10_relative_residual=np.where(rows.layer == 0, 0.0, math.log10(part)))
 
-    return Control(f"a relative residual of {part:.2g} after every layer", doctor)
+    return Control(f"a relative residual of {part:.2g} after every layer", falsify)
 
 
 def _ahead(column: str, value: str, of: str) -> Control:
     """Control in which a collapse is log3 3.3 = 1.09 layers ahead of the measured one, and otherwise the same."""
 
-    def doctor(rows: pd.DataFrame) -> pd.DataFrame:
+    def falsify(rows: pd.DataFrame) -> pd.DataFrame:
         base = rows[rows[column] == of]
         by_layer = base.groupby(["seed", "weights", "variant"]).log10_relative_residual
         logs = base.log10_relative_residual - by_layer.transform("first")
         slower, faster = (base.assign(log10_relative_residual=times * logs) for times in (1, 3.3))
         return pd.concat([slower, faster.assign(**{column: value})])
 
-    return Control(f"for {column}={value} the logarithms of {column}={of} times 3.3, 1.09 layers ahead", doctor)
+    return Control(f"for {column}={value} the logarithms of {column}={of} times 3.3, 1.09 layers ahead", falsify)
 
 
 WITH_SKIPS = _as(no_skip="full", attention_only="no_mlp")
@@ -214,7 +214,7 @@ WITHOUT_SKIPS = _as(full="no_skip", no_mlp="attention_only")
 
 
 def _with_skips(rows: pd.DataFrame) -> pd.DataFrame:
-    return WITH_SKIPS.doctor(rows) if _differ(rows) else rows.assign(share_collapsed=ALL_BUT_FEW - 0.01)
+    return WITH_SKIPS.falsify(rows) if _differ(rows) else rows.assign(share_collapsed=ALL_BUT_FEW - 0.01)
 
 
 def _a_tenth_of_it(rows: pd.DataFrame) -> pd.DataFrame:
@@ -239,7 +239,7 @@ def _last_state_off(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 # A claim on the table `collapse`, judged separately for trained and initialised weights, whether learned or not
-_collapse = partial(Claim, table="collapse", by=("weights",), learned=None)
+_collapse = partial(Claim, table="collapse", by=("weights",), why_untrained=None)
 # The same on what LayerNorm changes where attention alone collapses without it
 _layernorm = partial(_collapse, source=LAYERNORM, applies=_collapses_without_norms)
 
@@ -256,7 +256,7 @@ def _bound_holds(bound: str, statement: str, source: str) -> Claim:
         measure=partial(_smallest_slack, bound=bound),
         claimed=above(0.0),
         by=("weights",),
-        learned=None,
+        why_untrained=None,
         exact=True,
         applies=lambda rows: len(_bounded(rows, bound)) > 0,
         control=Control(
@@ -275,7 +275,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         measure=whole_accuracy,
         claimed=above(0.95),
         scale="share",
-        learned=None,
+        why_untrained=None,
         is_check=True,
         applies=_has_skips,
         since="2026-11-26",
@@ -321,7 +321,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         claimed=above(0.0),
         along="model",
         applies=lambda rows: {"transformer", "san_mlp"} <= set(rows.model) and set(rows.weights) == {"trained"},
-        learned=lambda rows: _learned(rows[rows.model == "san_mlp"]),
+        why_untrained=lambda rows: _why_untrained(rows[rows.model == "san_mlp"]),
         control=Control(
             "the two networks exchanged",
             lambda rows: rows.replace({"model": {"transformer": "san_mlp", "san_mlp": "transformer"}}),
@@ -337,7 +337,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         claimed=within(1.0),
         by=("variant",),
         applies=lambda rows: rows.variant.isin(["no_skip", "attention_only"]).all(),
-        learned=_learned,
+        why_untrained=_why_untrained,
         control=_ahead("weights", "trained", of="initialised"),
     ),
     "dong_thm_rate_cubic": _collapse(
@@ -422,7 +422,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         claimed=below(VANISHED),
         scale="positive",
         by=("weights",),
-        learned=None,
+        why_untrained=None,
         applies=_nowhere_contractive,
         control=Control(".0011 of the residual left in every layer", _not_vanished),
     ),
@@ -432,7 +432,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         table="residual",
         measure=_largest_change_of_residual,
         claimed=below(1e-12),
-        learned=None,
+        why_untrained=None,
         is_check=True,
         exact=True,
         control=Control("the residual of the last layer off by 1e-11 of itself", _last_state_off),

@@ -139,9 +139,9 @@ def _lengths_reversed(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(path_length=reverse.where(later, rows.path_length))
 
 
-_rollout = partial(Claim, source=FIG3, table="rollout", learned=_every_seed_goes_round)
+_rollout = partial(Claim, source=FIG3, table="rollout", why_untrained=_every_seed_goes_round)
 # A claim on path lengths, which are computed without chance or training
-_counted = partial(Claim, source=FIG5, table="path_counts", learned=None, exact=True)
+_counted = partial(Claim, source=FIG5, table="path_counts", why_untrained=None, exact=True)
 # A claim of Fig. 4 on sampled paths, under both schemes (the paper: `recomputed`)
 _protocol = partial(Claim, source=FIG4, table="paths", by=("scheme",), floor="sum_below_floor")
 TURNED_ROUND = Control(
@@ -168,7 +168,7 @@ def _whole(statement: str, line: float, published: float) -> Claim:
         measure=whole_accuracy,
         claimed=above(line),
         scale="share",
-        learned=None,
+        why_untrained=None,
         published=published,
         control=Control(
             f"an accuracy of {line - 0.01:g} in every seed", lambda rows: rows.assign(whole_accuracy=line - 0.01)
@@ -202,7 +202,7 @@ DONG_PATHS: dict[str, Claim] = {
         table="paths",
         measure=lambda rows: np.log10(max(rows.remainder.max(), np.finfo(float).tiny)),
         claimed=below(-10.0),
-        learned=None,
+        why_untrained=None,
         is_check=True,
         exact=True,
         control=Control("a remainder of 1.1e-10", lambda rows: rows.assign(remainder=1.1e-10)),
@@ -289,7 +289,7 @@ DONG_PATHS: dict[str, Claim] = {
         claimed=below(1e-9),
         is_check=True,
         exact=True,
-        learned=None,
+        why_untrained=None,
         control=Control(
             "repeated samples that differ by a thousandth",
             lambda rows: rows.assign(accuracy=rows.accuracy + 0.001 * rows.groupby("seed").cumcount()),

@@ -43,7 +43,7 @@ HEADS: dict[str, Claim] = {
         measure=_log10_scores_lowered,
         claimed=above(0.0),
         along="model.weight_norm",
-        learned=None,
+        why_untrained=None,
         control=with_exchanged("model.weight_norm", "sigma", "none"),
     ),
     "law_gap_of_heads": Claim(
@@ -53,7 +53,7 @@ HEADS: dict[str, Claim] = {
         table="attention",
         measure=lambda rows: _trained_mean(rows, "singular_over_law"),
         claimed=above(1.5),
-        learned=None,
+        why_untrained=None,
         scale="positive",
         control=Control(
             "the same weights, those of each row in a random order",

@@ -12,7 +12,17 @@ import numpy as np
 import pandas as pd
 import scipy
 
-from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, above, below, has_row, learned_by_loss, within
+from rankbench.claims.claim import (
+    AtMost,
+    Claim,
+    Control,
+    NotMeasurable,
+    above,
+    below,
+    has_row,
+    untrained_by_loss,
+    within,
+)
 from rankbench.claims.sweeps import TENTH_MORE
 
 INVERTED = -3.0  # log10 of the share of the initial error that is left: a thousandth counts as inverted
@@ -32,7 +42,7 @@ def _of_trained(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[trained] if trained.any() else rows
 
 
-# Lipschitz constants: a measure takes one seed's rows, a control's doctor the rows of all seeds
+# Lipschitz constants: a measure takes one seed's rows, a control's falsify the rows of all seeds
 
 
 def _upper(rows: pd.DataFrame, quantity: str) -> pd.Series:
@@ -220,16 +230,16 @@ FIG5 = "Kim et al. 2021, app. J and Fig. 5"
 FIG10 = "Kim et al. 2021, app. N and Fig. 10"
 
 # These claims are about fresh layers or about all weights, so no network needs to have learned anything.
-_lipschitz = partial(Claim, table="lipschitz", learned=None)
+_lipschitz = partial(Claim, table="lipschitz", why_untrained=None)
 _bound_check = partial(_lipschitz, claimed=above(1.0 - 1e-9), is_check=True, exact=True)
 _inverted = partial(
     Claim,
     table="invertibility",
-    learned=None,
+    why_untrained=None,
     by=("coefficient", "inputs", "tokens", "width"),
     floor="below_floor",
 )
-_entries = partial(Claim, table="histograms", learned=learned_by_loss, by=("layer", "inputs"))
+_entries = partial(Claim, table="histograms", why_untrained=untrained_by_loss, by=("layer", "inputs"))
 
 KIM: dict[str, Claim] = {
     "kim_bound_holds": _bound_check(
@@ -305,7 +315,7 @@ KIM: dict[str, Claim] = {
         measure=_bound_grown,
         claimed=above(TENTH_MORE),
         applies=_bound_is_free,
-        learned=None,  # it speaks of the steps that were taken, however many
+        why_untrained=None,  # it speaks of the steps that were taken, however many
         control=Control("the same steps in reverse order", lambda rows: rows.assign(step=rows.step.max() - rows.step)),
     ),
     "kim_fig3_dot_not_inverted": _inverted(
@@ -345,7 +355,7 @@ KIM: dict[str, Claim] = {
         measure=partial(_left, attention="dot"),
         claimed=above(INVERTED),
         applies=partial(has_row, attention="dot", weights="trained"),
-        learned=learned_by_loss,
+        why_untrained=untrained_by_loss,
         control=Control("half a thousandth of the error left", partial(_leaving, share=0.0005)),
     ),
     "kim_fig5_contractive_inverted": _inverted(

@@ -118,7 +118,7 @@ def _growth_in_size(rows: pd.DataFrame) -> float:
 
 
 # A claim that more than a share of something is kept, whether or not a network has learned
-_keeps = partial(Claim, scale="positive", learned=None)
+_keeps = partial(Claim, scale="positive", why_untrained=None)
 
 # Claims on fresh networks: the direction, and the share left at one end of the sweep (0: the smallest value)
 
@@ -133,7 +133,7 @@ def _trend(key: str, side: int, statement: str, source: str, table: str = "colla
         "tenth count as none).",
         source=source,
         table=table,
-        learned=None,
+        why_untrained=None,
         **in_order(key, side, measure),
     )
 
@@ -158,7 +158,7 @@ def _shorter(key: str, statement: str, source: str) -> Claim:
         source=source,
         table="path_mass",
         floor="below_floor",
-        learned=None,
+        why_untrained=None,
         **in_order(key, -1, lambda rows: math.log10(mean_path_length(rows))),
     )
 
