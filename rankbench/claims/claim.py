@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -53,6 +53,21 @@ class Control(NamedTuple):
 
     statement: str
     falsify: Callable[[pd.DataFrame], pd.DataFrame]
+
+    @classmethod
+    def beyond(
+        cls, statement: str, of: Callable[[pd.DataFrame], pd.DataFrame] = lambda rows: rows, **columns: Any
+    ) -> "Control":
+        """Control whose numbers lie beyond the threshold: these columns set to a number, or to a function of the rows.
+
+        of: chooses the rows in which they are set; all others stay as they were measured.
+        """
+
+        def falsify(rows: pd.DataFrame) -> pd.DataFrame:
+            chosen, changed = rows.index.isin(of(rows).index), rows.assign(**columns)
+            return rows.assign(**{name: changed[name].where(chosen, rows[name]) for name in columns})
+
+        return cls(statement, falsify)
 
 
 def untrained_by_accuracy(rows: pd.DataFrame) -> str:

@@ -253,9 +253,10 @@ def _timed(variant: str, name: str) -> Claim:
         claimed=within(CLOSE),
         why_untrained=_too_noisy,
         published=lambda rows: _printed(rows, "kim_table1_speed", "seconds").assign(seconds_dot=1.0),
-        control=Control(
+        control=Control.beyond(
             "times 1.15 times those of dot products",
-            lambda rows: rows.assign(seconds=rows.seconds.where(rows.variant != variant, 1.15 * rows.seconds_dot)),
+            of=lambda rows: rows[rows.variant == variant],
+            seconds=lambda rows: 1.15 * rows.seconds_dot,
         ),
     )
 
@@ -312,9 +313,8 @@ KIM_CHARLM: dict[str, Claim] = {
         applies=lambda rows: "width" in rows and bool(((rows.variant == LSTM) & (rows.width >= WIDTH)).any()),
         why_untrained=partial(_untrained, variants=(LSTM,)),
         published=_printed,
-        control=Control(
-            "an LSTM with a test loss of 1.1",
-            lambda rows: rows.assign(test_loss=rows.test_loss.where(rows.variant != LSTM, 1.1)),
+        control=Control.beyond(
+            "an LSTM with a test loss of 1.1", of=lambda rows: rows[rows.variant == LSTM], test_loss=1.1
         ),
     ),
     "kim_transformer_beats_lstm": _curves(

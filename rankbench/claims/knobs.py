@@ -336,9 +336,9 @@ KNOBS: dict[str, Claim] = {
         measure=lambda rows: abs(_length_over(rows, "model.hyper_connections", "free", "none") - 1),
         claimed=below(1e-9),
         along="model.hyper_connections",
-        control=Control(
+        control=Control.beyond(
             "paths of plain skips that are longer by one",
-            lambda rows: rows.assign(path_length=rows.path_length + (rows["model.hyper_connections"] == "none")),
+            path_length=lambda rows: rows.path_length + (rows["model.hyper_connections"] == "none"),
         ),
     ),
     "knob_sigma_reparam": _keeps(
