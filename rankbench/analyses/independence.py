@@ -162,7 +162,7 @@ def _path_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) 
         yield row
 
 
-class Seen(NamedTuple):
+class OutputForms(NamedTuple):
     """One unit's outputs at one token, in the forms that the estimators read."""
 
     values: np.ndarray
@@ -192,13 +192,13 @@ def _pairs(
         yield pair, {"cosine": cosines[pair], **means.to_dict()}
 
 
-def _seen(x_ND: np.ndarray, components: int) -> Seen:
+def _seen(x_ND: np.ndarray, components: int) -> OutputForms:
     scores_NR, wide_ND = dependence.whitened(x_ND, components), x_ND.astype(np.float64)
     near_one_ND = dependence.near_one(wide_ND)
-    return Seen(wide_ND, scores_NR, dependence.linear_gram(near_one_ND), dependence.gaussian_gram(near_one_ND))
+    return OutputForms(wide_ND, scores_NR, dependence.linear_gram(near_one_ND), dependence.gaussian_gram(near_one_ND))
 
 
-def _dependence(x: Seen, y: Seen, neighbours: int, itself: bool) -> dict[str, float]:
+def _dependence(x: OutputForms, y: OutputForms, neighbours: int, itself: bool) -> dict[str, float]:
     if min(x.components.shape[1], y.components.shape[1]) == 0:
         return {}  # one of them does not vary by more than rounding
     measured = {

@@ -110,13 +110,13 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 def _parts_of(network: FrozenNetwork) -> Tensor:
     """The sums of all lengths, the bias term, and the sums through all heads, (T, B, N, D)."""
-    by_length_KBND, bias_BND, _ = network.sums_by_length()
+    by_length_KBND, bias_BND, _ = network.by_length()
     return torch.cat([by_length_KBND, bias_BND[None], sums_through_heads(network).flatten(0, 1)])
 
 
 @dataclass(frozen=True)
 class Effects:
-    """What parts of a state do to the loss, from the loss of each sequence and its slope."""
+    """Effect on the loss of removing a part: exact, and to first order."""
 
     read_out: Callable[[Tensor], Tensor]
     state: Tensor
@@ -175,7 +175,7 @@ def _effects_below(effects: Tensor, perturbed: Sequence[Tensor]) -> Tensor:
 def _sums(model: Transformer, batch: Batch, mlp: str) -> dict[str, Tensor]:
     """Sums over these sequences, or their scored tokens, of what the table's rows are means of; and the remainder."""
     network = FrozenNetwork(model, batch.inputs, mlp)
-    lengths, state_BND, parts_TBND = network.sums_by_length(), network.state_BND, _parts_of(network)
+    lengths, state_BND, parts_TBND = network.by_length(), network.state_BND, _parts_of(network)
     slope_BND = _slope(state_BND, batch.targets, model.read_out)
     whole = score(model.read_out(state_BND), batch.targets)
     left = [score(model.read_out(state_BND - part_BND), batch.targets) for part_BND in parts_TBND]

@@ -180,7 +180,7 @@ def _orders(
                 yield order, repeat, torch.randperm(number, generator=generator).numpy()
 
 
-class Parts(NamedTuple):
+class PathParts(NamedTuple):
     """The parts of some sequences, as logits or as states, the bias term in the same form, and ||Y_p||^2 of each part's
     states."""
 
@@ -189,14 +189,14 @@ class Parts(NamedTuple):
     squares_P: Tensor
 
 
-def _parts(model: Network, batch: Batch, options: Options, what: str) -> Iterator[tuple[Batch, Parts]]:
+def _parts(model: Network, batch: Batch, options: Options, what: str) -> Iterator[tuple[Batch, PathParts]]:
     """A few sequences at a time, with their parts. what: as in `chunks`."""
     paths_PL = _all_paths(model) if options.parts == "path" else None
     numbers = _check_number(model, options) * model.num_tokens(batch.inputs) * model.width
     at_a_time = max(1, NUMBERS_AT_A_TIME // numbers)
     for chunk in chunks(batch, at_a_time, what):
         network = FrozenNetwork(model, chunk.inputs, options.mlp)
-        by_length_KBND, bias_BND, _ = network.sums_by_length()
+        by_length_KBND, bias_BND, _ = network.by_length()
         if paths_PL is not None:
             sums_PBND = sums_of_groups(network, list(paths_PL[:, None]))
         elif options.parts == "length":
@@ -207,9 +207,9 @@ def _parts(model: Network, batch: Batch, options: Options, what: str) -> Iterato
                 sums_PBND = sums_PBND[-model.num_heads :]
         squares_P = without_absent(sums_PBND, model.counted(chunk.inputs)).flatten(1).square().sum(1)
         if _has_logits(model):
-            yield chunk, Parts(sums_PBND @ model.read_out.weight.T, model.read_out(bias_BND), squares_P)
+            yield chunk, PathParts(sums_PBND @ model.read_out.weight.T, model.read_out(bias_BND), squares_P)
         else:
-            yield chunk, Parts(sums_PBND, bias_BND, squares_P)
+            yield chunk, PathParts(sums_PBND, bias_BND, squares_P)
 
 
 def _has_logits(model: Network) -> bool:

@@ -27,7 +27,7 @@ from rankbench.runs.files import write_json, write_text
 from rankbench.runs.machine import Machine, explaining_memory, git_state, source_digest
 from rankbench.runs.records import read_json
 from rankbench.runs.run import FORMAT, Run, config_text, find_run
-from rankbench.runs.tables import WHO, read_table, with_who, write_table
+from rankbench.runs.tables import RUN_COLUMNS, read_table, with_who, write_table
 from rankbench.tasks import Task, build_task
 
 # Everything that determines a table: its name in analyses.json, and in words
@@ -158,7 +158,7 @@ def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], fold
         csv, key = folder / f"{name}.csv", {"options": dataclasses.asdict(chosen)} | same
         reason = _why_computed(csv, done.get(name), key, changed)
         if reason is None:
-            log.info("%s is there already: %s are the same", csv, ", ".join(KEY.values()))
+            log.info("%s is up to date (same %s)", csv, ", ".join(KEY.values()))
         else:
             log.info("%s is computed%s", csv, reason)
             began, kept = time.perf_counter(), KeptSeeds(folder / f"{name}.unfinished", key)
@@ -240,12 +240,13 @@ def measure(
 
 def _check_rows(name: str, rows: Any) -> None:
     """Raise ConfigError for what an analysis returned that is not the rows of one subject."""
-    if not isinstance(rows, pd.DataFrame) or rows.empty or (own := set(WHO) & set(rows)):
+    if not isinstance(rows, pd.DataFrame) or rows.empty or (own := set(RUN_COLUMNS) & set(rows)):
         what = (
             f"a {type(rows).__name__}" if not isinstance(rows, pd.DataFrame) else "no rows" if rows.empty else min(own)
         )
         raise ConfigError(
-            f"analysis={name}: its table gave {what}; a table returns a DataFrame with rows, without {', '.join(WHO)}"
+            f"analysis={name}: its table gave {what}; a table returns a DataFrame with rows, without "
+            f"{', '.join(RUN_COLUMNS)}"
         )
 
 

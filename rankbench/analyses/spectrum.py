@@ -37,7 +37,7 @@ SCORED = ("loss_upto", "accuracy_upto")
 MEASURED = (*RELATIVE, *SCORED)
 KINDS = ("states", "logits", "output")  # of what is summed; the first that a network has is the headline
 WHOLE = ("whole_loss", "whole_accuracy")
-ROUNDING = 10  # an error within this many remainders of the exact sums is rounding
+REMAINDERS_OF_ROUNDING = 10  # an error within this many remainders of the exact sums is rounding
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _rows(subject: ModuleSubject, options: Options, refuse: bool) -> pd.DataFram
                 for name in MEASURED:
                     among = defined_B if name in RELATIVE else ...
                     row |= _interval(name, values.numbers[name][length][among], options.resamples)
-                row["error_below_floor"] = float(row["error_upto"] <= ROUNDING * values.remainder)
+                row["error_below_floor"] = float(row["error_upto"] <= REMAINDERS_OF_ROUNDING * values.remainder)
                 rows.append(row | same)
             if "constant_mass" in values.numbers:
                 row = axes | {"part": "constant"}

@@ -13,12 +13,12 @@ from rankbench.keys import ConfigError
 from rankbench.runs.files import LARGEST_TABLE, bounded, write_text
 from rankbench.runs.intervals import half_width, interval95
 
-WHO = ["run", "task", "model", "seed"]
+RUN_COLUMNS = ["run", "task", "model", "seed"]
 
 
 def with_who(table: pd.DataFrame, **who: str | int) -> pd.DataFrame:
-    """Put the columns of WHO in front of the table, each filled with one value."""
-    front = pd.DataFrame({name: [who[name]] * len(table) for name in WHO}, index=table.index)
+    """Put the columns of RUN_COLUMNS in front of the table, each filled with one value."""
+    front = pd.DataFrame({name: [who[name]] * len(table) for name in RUN_COLUMNS}, index=table.index)
     return pd.concat([front, table], axis=1)
 
 
