@@ -680,7 +680,7 @@ def test_the_command_on_a_file(tmp_path):
         table = pd.read_csv(tmp_path / "out" / f"{name}.csv")
         assert len(table) and set(table.run) == {"mine.py:build"} and set(table.model) == {"TransformerEncoder"}
         assert (tmp_path / "out" / f"{name}.png").exists()
-    assert "spectrum.csv is there already" in succeeds(*words, at=tmp_path).err
+    assert "spectrum.csv is up to date" in succeeds(*words, at=tmp_path).err
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from rankbench.measures.attention_matrices import Rows, per_queries, shares
 from rankbench.measures.norms import composite_norm, frobenius_norm, own_rounding, residual_matrix
 from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import View, counted_first
-from rankbench.model.network import Network, Step, run
+from rankbench.model.network import Network, SublayerStep, run
 
 NUMBERS = 256  # errors that the passes draw together for a state or a P: enough for a stable norm
 MOST_PASSES = 8
@@ -169,7 +169,7 @@ class Floors(NamedTuple):
 @torch.no_grad()
 def run_with_floors(
     network: Network, inputs: Tensor, generator: torch.Generator, view: View = ALL
-) -> Iterator[tuple[Step, Floors]]:
+) -> Iterator[tuple[SublayerStep, Floors]]:
     """Every sub-layer's step with its floors. The plain and the perturbed passes run side by side, so that only one
     sub-layer of them is in memory. generator: on the CPU. view: the tokens over which floors of states are taken."""
     passes = num_passes(network.num_tokens(inputs), network.width)
