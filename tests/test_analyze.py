@@ -7,7 +7,6 @@ import json
 import shutil
 from pathlib import Path
 
-import hydra
 import pandas as pd
 import pytest
 import torch
@@ -20,8 +19,8 @@ from rankbench.analyses import runner as module
 from rankbench.analyses.runner import analyze, draw, judge_all, options_of
 from rankbench.analyses.subjects import fresh_subjects, subjects_of_run
 from rankbench.claims import CLAIMS
-from rankbench.commands.compose import register, resolve
-from rankbench.config import conf_dir
+from rankbench.commands.compose import resolve
+from rankbench.commands.composition import composed as compose_words
 from rankbench.keys import ConfigError
 from rankbench.model import initial_model
 from rankbench.runs.files import write_json
@@ -54,9 +53,7 @@ TRAINING = ["trainer.steps=5", "trainer.batch_size=10", "trainer.eval_every=5", 
 
 @functools.cache
 def composed(command, overrides):
-    register()
-    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return resolve(hydra.compose(command, [*TINY, *(TRAINING if command == "train" else []), *overrides]))
+    return resolve(compose_words(command, *TINY, *(TRAINING if command == "train" else []), *overrides))
 
 
 def config(*overrides, command="analyze"):
@@ -369,10 +366,8 @@ def test_another_text_under_the_same_path_is_analysed_again(tmp_path, calls, tas
 
     def analysed():
         calls.clear(), caplog.clear()
-        register()
-        with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            own = [word for word in TINY if word.split(".")[0] in ("replicas=2", "seed=5", "model")]
-            cfg = resolve(hydra.compose("analyze", [*own, f"task={task}", *words, "analysis.residual.sequences=2"]))
+        own = [word for word in TINY if word.split(".")[0] in ("replicas=2", "seed=5", "model")]
+        cfg = resolve(compose_words("analyze", *own, f"task={task}", *words, "analysis.residual.sequences=2"))
         analyze(cfg, fresh_subjects(cfg, Machine.prepare(cfg)), tmp_path)
         return len(calls)
 

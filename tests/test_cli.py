@@ -14,20 +14,19 @@ import time
 import webbrowser
 from pathlib import Path
 
-import hydra
 import pandas as pd
 import pytest
 import yaml
 from command_line import rankbench, refused, succeeds
 from forked import begin
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from rankbench import __version__
-from rankbench.commands import cli
-from rankbench.commands.compose import as_keys, register, resolve
+from rankbench.commands import cli, composition
+from rankbench.commands.compose import as_keys, resolve
+from rankbench.commands.composition import composed
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
 from rankbench.runs.sweep import Job, Sweep
@@ -90,22 +89,22 @@ def copied(trained, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "num_compositions", "num_jobs"),
-    [([], 1, 1), (["-m", "model.heads=1,2"], 1, 2), (["hydra.mode=MULTIRUN", "model.heads=1,2"], 2, 2)],
+    [([], 1, 1), (["-m", "model.heads=1,2"], 2, 2), (["-m", "model=san,san_skip"], 3, 2)],
 )
-def test_a_command_that_cannot_set_hydras_mode_is_composed_once(
+def test_files_are_merged_once_for_all_jobs_that_choose_the_same(
     words, num_compositions, num_jobs, tmp_path, monkeypatch
 ):
-    """A sweep composes each of its jobs, too: once to check it, once to run it."""
-    calls, load = [], ConfigLoaderImpl.load_configuration
+    """Those of a sweep once for the sweep and once for its jobs, whose mode its command sets."""
+    calls, compose = [], composition.hydra.compose
 
     def counted(*arguments, **options):
-        calls.append(options.get("run_mode"))
-        return load(*arguments, **options)
+        calls.append(arguments)
+        return compose(*arguments, **options)
 
-    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    composition._composition.cache_clear()
+    monkeypatch.setattr(composition.hydra, "compose", counted)
     succeeds("train", *TINY, *words, "analysis=[]", "out=o", at=tmp_path)
-    jobs = 0 if num_jobs == 1 else 2 * num_jobs
-    assert len(calls) - jobs == num_compositions
+    assert len(calls) == num_compositions
     assert num_jobs == 1 or sum((folder / "metrics.csv").exists() for folder in (tmp_path / "o").iterdir()) == num_jobs
 
 
@@ -158,7 +157,7 @@ def test_training_loads_no_compiler_and_collects_garbage_once_it_works(tmp_path)
     program = """
 import gc, sys
 from rankbench.analyses import runner
-from rankbench.commands import cli
+from rankbench.commands import cli, composition
 from rankbench.training.seeds_side_by_side import Training
 
 collects, frozen, update = [], [], Training.update
@@ -274,10 +273,8 @@ def test_every_documented_command_composes(line):
     else:
         assert "-m" in words, "a sweep needs -m"
         (jobs,) = BasicSweeper.split_arguments(parsed, None)
-    register()
-    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        for job in jobs:
-            resolve(hydra.compose(command, list(job)))
+    for job in jobs:
+        resolve(composed(command, *job))
 
 
 def test_the_usage_has_examples():
@@ -638,20 +635,20 @@ def test_a_sweep_is_gathered_whatever_one_of_its_jobs_raises(tmp_path, monkeypat
     assert (tmp_path / "sweep" / "report.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("error", "line"), [(OSError("disk full"), "rankbench train: disk full"), (KeyError("x"), "Key")]
-)
-def test_a_check_that_fails_by_a_fault_of_ours_ends_the_command(error, line, tmp_path, monkeypatch):
-    from rankbench.commands import callback
+@pytest.mark.parametrize("words", [[], ["-m", "seed=0,1"]])
+def test_a_check_that_fails_by_a_fault_of_ours_ends_the_command(words, tmp_path, monkeypatch):
+    from rankbench.commands import checks
 
     def broken(*_):
         raise error
 
-    monkeypatch.setattr(callback, "check_everything", broken)
-    for words in (["train", *TINY], ["train", "-m", *TINY, "seed=0,1"]):
-        result = rankbench(*words, at=tmp_path)
-        assert result.code == 1 and result.err.splitlines()[-1].startswith(line)
-        assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(checks, "check_everything", broken)
+    error = OSError("disk full")
+    assert refused("train", *TINY, *words, at=tmp_path) == "rankbench train: disk full"
+    error = KeyError("x")  # keeps its traceback
+    with pytest.raises(KeyError, match="x"):
+        rankbench("train", *TINY, *words, at=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_analyses_of_unlike_runs_are_told_apart_by_what_the_runs_differ_in(tmp_path):
