@@ -156,18 +156,16 @@ def test_training_loads_no_compiler_and_collects_garbage_once_it_works(tmp_path)
     """Each of the two takes a fifth of the time until the first step. Garbage of a command is not kept by the next."""
     program = """
 import gc, sys
-from rankbench.analyses import runner
-from rankbench.commands import cli, composition
+from rankbench.commands import cli
 from rankbench.training.seeds_side_by_side import Training
 
 collects, frozen, update = [], [], Training.update
 Training.update = lambda self: collects.append(gc.isenabled()) or update(self)
 for rule, steps in (("adam", 2), ("adam", 3), ("muon", 1), ("sgd", 1)):  # the second lengthens the first
-    words = f"model.layers=1 trainer.steps={steps} replicas=2 optimizer={rule} analysis=[] out={rule}"
+    words = f"model.layers=1 trainer.steps={steps} replicas=2 optimizer={rule} analysis=[] figures=[] out={rule}"
     sys.argv = ["rankbench", "train", *words.split()]
     cli.main()
     frozen.append(gc.get_freeze_count())
-    runner.draw_curves = lambda run: []  # drawn once
 loaded = [name for name in ("torch._dynamo", "sympy") if name in sys.modules]
 print(collects, gc.isenabled(), max(frozen) == frozen[0] > 0, loaded, file=sys.stderr)
 """
@@ -288,12 +286,11 @@ def test_train_leaves_the_folder_that_the_contract_promises(trained):
     names = {path.name for path in trained.iterdir()}
     promised = {"config.yaml", "environment.json", "metrics.csv", "checkpoint.safetensors", "summary.json", "train.log"}
     promised.add("training_state.safetensors")  # more steps begin there
-    promised |= {f"{name}.{kind}" for name in ("metrics", "residual", "paths") for kind in ("csv", "png", "pdf")}
+    promised |= {f"{name}.{kind}" for name in ("metrics", "residual", "paths") for kind in ("csv", "png")}
     assert promised | {".hydra", "verdicts.csv"} <= names
     assert not [name for name in names if name.endswith((".part", ".pkl", ".pt"))]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-\d{6}", trained.name)
     assert (trained / "residual.png").read_bytes()[:4] == b"\x89PNG"
-    assert (trained / "paths.pdf").read_bytes()[:5] == b"%PDF-"
 
 
 def test_train_records_config_machine_and_summary(trained):
@@ -320,7 +317,7 @@ def test_train_says_accuracy_folder_figures_and_verdicts(home, trained):
     said = (home / "said.txt").read_text()
     final = [row["test_accuracy"] for row in json.loads((trained / "summary.json").read_text())["seeds"]]
     assert f"test accuracy {sum(final) / 2:.3f} (mean of 2 seeds: {final[0]:.3f} {final[1]:.3f})" in said
-    for path in ("residual.csv", "paths.png", "paths.pdf", "verdicts.csv"):
+    for path in ("residual.csv", "paths.png", "verdicts.csv"):
         assert f"outputs/train/{trained.name}/{path}" in said
     assert re.search(r"^passed +check paths_sum_to_output: measured .* \(the worst of 2 seeds\)", said, re.MULTILINE)
 
@@ -377,7 +374,7 @@ def test_analyze_latest_and_by_folder_give_what_train_gave(home, trained):
     folder = newest(home)
     assert f"-> outputs/analyze/{folder.name}/residual.csv" in result.out
     files = {path.name for path in folder.iterdir()}
-    promised = {f"{name}.{kind}" for name in ("residual", "paths") for kind in ("csv", "png", "pdf")}
+    promised = {f"{name}.{kind}" for name in ("residual", "paths") for kind in ("csv", "png")}
     assert promised | {"config.yaml", "environment.json", "summary.json", "analyze.log"} <= files
     summary = json.loads((folder / "summary.json").read_text())
     seeds = [{"seed": seed, "status": "finished"} for seed in (0, 1)]

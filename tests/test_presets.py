@@ -130,8 +130,7 @@ def test_runs_at_budget_smoke(name, tmp_path):
             table = pd.read_csv(run_folder / f"{analysis}.csv")
             assert len(table)
             assert [column for column in table if table[column].isna().all()] == []
-            for suffix in ("png", "pdf"):
-                assert (run_folder / f"{analysis}.{suffix}").stat().st_size > 1000
+            assert (run_folder / f"{analysis}.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("name", ["kim_table1_speed", "kim_table3_fixed_lr"])

@@ -44,7 +44,7 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
         if command in ("report", "plot"):
             word = re.sub(r"^report\.value=([^\[].*)", r"report.value=[\1]", word)
         word = "plugins=[]" if word == "plugins=null" else word
-        word = re.sub(r"^(bench|plugins|trainer\.writers)=([\w.]+)$", r"\1=[\2]", word)
+        word = re.sub(r"^(bench|plugins|figures|trainer\.writers)=([\w.]+)$", r"\1=[\2]", word)
         if command == "analyze" and re.match(r"model=[^\[{]*[^\s:]:[^\s:]+$", word):
             word = word.replace("model=", "module=", 1)
         spelled.append(word)
