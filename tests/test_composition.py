@@ -18,6 +18,7 @@ LINES = [
     f"train seed=3 model.heads=1 task=sorting {EXCLUDED}",
     "train model.mlp_skip=${model.skip} optimizer.lr='1e-3' plugins=[] hydra.mode=MULTIRUN",
     "train model={layers:3,heads:2} device=cpu",
+    "train model.layers=4 model={layers:3} model.heads=2",
     "train +model.extra=1 model.extra=2",
     "train ++model.layers=3 model.layers=2",
     "train analysis=[paths] analysis.paths.repeats=2 ~analysis.paths.repeats",
@@ -74,6 +75,7 @@ def test_files_are_merged_once_until_one_changes(tmp_path, monkeypatch):
     preset.write_text("# @package _global_\nseed: 1\n")
     folders = [*plugins.folders(), tmp_path]
     monkeypatch.setattr(plugins, "folders", lambda: folders)
+    (tmp_path / "experiment" / ".#mine.yaml").symlink_to("an editor's lock")
     assert composed("train", "experiment=mine").seed == 1
     merged = _composition.cache_info().misses
     assert [composed("train", "experiment=mine", f"replicas={n}").replicas for n in (1, 2)] == [1, 2]

@@ -86,7 +86,7 @@ def composed_here(command: str, words: Sequence[str]) -> DictConfig:
     overrides = OverridesParser.create().parse_overrides(list(words))
     values = [override for override in overrides if _sets_a_value(command, override)]
     others = [override for override in overrides if override not in values]
-    # a key that is added or removed depends on the order of the words; a folder of the user's may hold many files
+    # words that add or remove keys, or set several at once, depend on their order; a user's folder may hold many files
     if any(not _is_plain(override) or override.key_or_group == "hydra.searchpath" for override in others):
         return hydra.compose(command, list(words), return_hydra_config=True)
     chosen = tuple(override.input_line for override in others)
@@ -95,9 +95,7 @@ def composed_here(command: str, words: Sequence[str]) -> DictConfig:
         for override in values:
             OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
     except OmegaConfBaseException:
-        return hydra.compose(
-            command, list(words), return_hydra_config=True
-        )  # fails with the message that names the word
+        return hydra.compose(command, list(words), return_hydra_config=True)  # raises Hydra's error
     record_words(config, overrides)
     return config
 
@@ -122,7 +120,7 @@ def _sets_a_value(command: str, override: Override) -> bool:
 def _is_plain(override: Override) -> bool:
     """Whether the word is key=value, with one value, no sign before it and no package."""
     signs = override.is_add() or override.is_force_add() or override.is_delete()
-    return not signs and not override.is_sweep_override() and override.package is None
+    return not (signs or override.is_sweep_override() or override.package or isinstance(override.value(), dict))
 
 
 @functools.cache
@@ -140,4 +138,4 @@ def _composition(command: str, words: tuple[str, ...], yaml_files: tuple) -> byt
 def _yaml_files(folders: Iterable[Path]) -> tuple:
     """The YAML files in these folders, with the times at which they were written."""
     paths = (os.path.join(parent, name) for folder in folders for parent, _, names in os.walk(folder) for name in names)
-    return tuple((path, os.stat(path).st_mtime_ns) for path in paths if path.endswith(".yaml"))
+    return tuple((path, os.stat(path).st_mtime_ns) for path in paths if path.endswith(".yaml") and os.path.exists(path))
