@@ -88,7 +88,7 @@ def train(*overrides: str, out: Folder | None = None) -> Run:
             train_run(cfg, run, _command("train", overrides, out))
         except Interrupted as stop:
             raise KeyboardInterrupt(f"{stop}; the same call with out={cfg.out!r} continues") from None
-        draw_curves(run)
+        draw_curves(cfg, run)
         if cfg.analysis:
             analyze_trained(cfg, run)
     return run

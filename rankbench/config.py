@@ -249,6 +249,10 @@ class BaseConfig:
     analysis: dict[str, Any] = key("Options of each analysis. Choose analyses with analysis=[<name>,...].")
     claims: list[str] = key("Claims to judge on the analyses' tables.")
     published: str | None = key("Figure whose published numbers are drawn next to ours. null: none.")
+    figures: list[str] = key(
+        "File types in which each figure is saved. `rankbench plot` draws a table in all of them.",
+        choices=("png", "pdf", "svg"),
+    )
 
 
 @dataclass

@@ -1,30 +1,21 @@
 """What several test files build: a model's config and a task, from the values of the shipped YAML files."""
 
 import contextlib
-import copy
 import functools
 import gc
 import html
 import io
 import os
-import pickle
 import re
 from collections.abc import Callable, Iterator
 
-import omegaconf.base
 import pandas as pd
 import pytest
 import torch
-from hydra._internal import config_loader_impl
-from hydra._internal.config_loader_impl import ConfigLoaderImpl as Loader
-from hydra._internal.config_repository import ConfigRepository, IConfigRepository
-from hydra._internal.defaults_list import DefaultsList, Overrides
-from hydra.core.default_element import ResultDefault
-from hydra.plugins.config_source import ConfigResult
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from rankbench.claims import CLAIMS, judge
 from rankbench.config import ModelConfig, conf_dir
@@ -43,51 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if "gpu" not in words or "not" in words:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.fsync = lambda _: None  # no folder of a test has to outlive a power cut; tests/power_cuts.py watches the calls
-    _read_configurations_once()
 
 
 def pytest_collection_finish() -> None:
     """Look for garbage seldom, and never in what has been imported: a tenth of the suite's time."""
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
-
-
-def _read_configurations_once() -> None:
-    """Have Hydra read each YAML file, choose and merge the files of each choice of groups, and OmegaConf read each
-    interpolation, once in this process: that is most of a composition, and the suite composes a thousand times. What
-    the other words of a command line do is done each time. Compositions share the list of the files' folders, which
-    none of them changes."""
-    read_file, choose = ConfigRepository.load_config, config_loader_impl.create_defaults_list
-    merge = Loader._compose_config_from_defaults_list
-    kept: dict[tuple, bytes] = {}
-
-    def once(compute: Callable[[], object], *place: object) -> object:
-        if place not in kept:
-            kept[place] = pickle.dumps(compute())
-        return pickle.loads(kept[place])  # a copy, because compositions change what they are given
-
-    def sources(repository: IConfigRepository) -> str:
-        return " ".join(f"{source.provider} {source.path}" for source in repository.get_sources())
-
-    def load_config(self: ConfigRepository, config_path: str) -> ConfigResult | None:
-        return once(lambda: read_file(self, config_path), sources(self), config_path)
-
-    def create_defaults_list(repo: IConfigRepository, *, overrides_list: list, **how: object) -> DefaultsList:
-        words = Overrides(repo, overrides_list)
-        groups = [word for word in overrides_list if not any(word is other for other in words.config_overrides)]
-        place = sources(repo), *(word.input_line for word in groups), *how.items()
-        chosen = once(lambda: choose(repo, overrides_list=groups, **how), *place)
-        chosen.config_overrides = words.config_overrides
-        return chosen
-
-    def merged(self: Loader, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
-        return once(lambda: merge(self, defaults, repo), sources(repo), *map(repr, defaults))
-
-    ConfigRepository.load_config = load_config
-    config_loader_impl.create_defaults_list = create_defaults_list
-    Loader._compose_config_from_defaults_list = merged
-    ConfigRepository.__deepcopy__ = lambda self, _: copy.copy(self)
-    omegaconf.base.parse = functools.cache(omegaconf.base.parse)
 
 
 # The factories keep no state, so one for the whole session is safe, and hypothesis accepts them.

@@ -7,7 +7,6 @@ import json
 import shutil
 from pathlib import Path
 
-import hydra
 import pandas as pd
 import pytest
 import torch
@@ -20,8 +19,8 @@ from rankbench.analyses import runner as module
 from rankbench.analyses.runner import analyze, draw, judge_all, options_of
 from rankbench.analyses.subjects import fresh_subjects, subjects_of_run
 from rankbench.claims import CLAIMS
-from rankbench.commands.compose import register, resolve
-from rankbench.config import conf_dir
+from rankbench.commands.compose import resolve
+from rankbench.commands.composition import composed as compose_words
 from rankbench.keys import ConfigError
 from rankbench.model import initial_model
 from rankbench.runs.files import write_json
@@ -54,9 +53,7 @@ TRAINING = ["trainer.steps=5", "trainer.batch_size=10", "trainer.eval_every=5", 
 
 @functools.cache
 def composed(command, overrides):
-    register()
-    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return resolve(hydra.compose(command, [*TINY, *(TRAINING if command == "train" else []), *overrides]))
+    return resolve(compose_words(command, *TINY, *(TRAINING if command == "train" else []), *overrides))
 
 
 def config(*overrides, command="analyze"):
@@ -75,9 +72,7 @@ def machine():
 @pytest.fixture(autouse=True)
 def without_figures(monkeypatch):
     """Nearly all the time of a small analysis goes into its figures: tests that look at them ask for `figures`."""
-    monkeypatch.setattr(
-        plots.figure, "save", lambda figure, path, kinds=(): [path.with_suffix(".png"), path.with_suffix(".pdf")]
-    )
+    monkeypatch.setattr(plots.figure, "save", lambda figure, path, kinds: [path.with_suffix(kind) for kind in kinds])
 
 
 @pytest.fixture
@@ -140,20 +135,29 @@ def test_analyze_leaves_tables_figures_and_a_record(tmp_path, fresh, calls, figu
     assert calls == BOTH
     wanted = {
         "analyses.json",
-        *(f"{name}.{suffix}" for name in ("residual", "paths") for suffix in ("csv", "png", "pdf")),
+        *(f"{name}.{suffix}" for name in ("residual", "paths") for suffix in ("csv", "png")),
     }
     assert {path.name for path in tmp_path.iterdir()} == wanted
     assert (tmp_path / "paths.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "paths.pdf").read_bytes().startswith(b"%PDF")
     record = json.loads((tmp_path / "analyses.json").read_text())
     assert list(record) == ["residual", "paths"]
     for name, options in options_of(config()).items():
         assert record[name]["options"] == dataclasses.asdict(options)
         assert record[name]["seconds"] >= 0
     for name in ("residual", "paths"):
-        for suffix in ("csv", "png", "pdf"):
+        for suffix in ("csv", "png"):
             assert str(tmp_path / f"{name}.{suffix}") in "\n".join(lines)
         assert ANALYSES[name].digest(read_table(tmp_path / f"{name}.csv")) in lines
+
+
+@pytest.mark.parametrize("begins", [{"pdf": b"%PDF", "svg": b"<?xml"}, {}])
+def test_figures_are_saved_in_the_types_asked_for(begins, tmp_path, fresh, figures):
+    cfg = paths_alone(f"figures=[{','.join(begins)}]")
+    lines = analyze(cfg, fresh, tmp_path)
+    files = {path.suffix[1:]: path for path in tmp_path.glob("paths.*") if path.suffix != ".csv"}
+    assert set(files) == set(begins) and all(files[kind].read_bytes().startswith(begins[kind]) for kind in begins)
+    line = f"-> {tmp_path / 'paths.pdf'} and {tmp_path / 'paths.svg'}"
+    assert (line in lines) == bool(begins) and "-> " not in lines
 
 
 def test_a_table_holds_every_subject_in_full_precision(tmp_path, fresh):
@@ -369,10 +373,8 @@ def test_another_text_under_the_same_path_is_analysed_again(tmp_path, calls, tas
 
     def analysed():
         calls.clear(), caplog.clear()
-        register()
-        with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            own = [word for word in TINY if word.split(".")[0] in ("replicas=2", "seed=5", "model")]
-            cfg = resolve(hydra.compose("analyze", [*own, f"task={task}", *words, "analysis.residual.sequences=2"]))
+        own = [word for word in TINY if word.split(".")[0] in ("replicas=2", "seed=5", "model")]
+        cfg = resolve(compose_words("analyze", *own, f"task={task}", *words, "analysis.residual.sequences=2"))
         analyze(cfg, fresh_subjects(cfg, Machine.prepare(cfg)), tmp_path)
         return len(calls)
 

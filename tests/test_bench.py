@@ -3,7 +3,6 @@
 import subprocess
 from pathlib import Path
 
-import hydra
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,9 +10,9 @@ import torch
 from command_line import succeeds
 
 from rankbench.bench import compiling, depth, lipschitz, metrics, paths, record, startup, timing, training
-from rankbench.commands.callback import check_everything
-from rankbench.commands.compose import register, resolve
-from rankbench.config import conf_dir
+from rankbench.commands.checks import check_everything
+from rankbench.commands.compose import resolve
+from rankbench.commands.composition import composed
 from rankbench.keys import ConfigError
 from rankbench.measures.paths import all_paths, sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork
@@ -28,9 +27,7 @@ TINY = ("budget=smoke", "device=cpu", "sequences=8", "trainer.batch_size=10")
 
 
 def config(*overrides):
-    register()
-    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return resolve(hydra.compose("bench", [*TINY, *overrides]))
+    return resolve(composed("bench", *TINY, *overrides))
 
 
 def check_ratios(table, columns):

@@ -1,25 +1,19 @@
-"""rankbench.commands.callback: a wrong config is refused before its folder is made."""
+"""rankbench.commands.checks and start: a wrong config is refused before its folder is made."""
 
 import io
 import os
 import sys
 
-import hydra
 import pytest
 from hydra.core.utils import JobReturn
 from omegaconf import OmegaConf
 
-from rankbench.commands.callback import Gate, check_everything
-from rankbench.commands.compose import register, resolve
+from rankbench.commands.checks import check_everything, check_job
+from rankbench.commands.compose import resolve
+from rankbench.commands.composition import composed
 from rankbench.commands.failures import refusing
-from rankbench.config import conf_dir
+from rankbench.commands.start import JobCallbacks
 from rankbench.keys import ConfigError
-
-
-def composed(command, *words, with_hydra=False):
-    register()
-    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return hydra.compose(command, list(words), return_hydra_config=with_hydra)
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +101,7 @@ def test_analyze_does_not_write_over_a_training_run(run, words):
 @pytest.mark.parametrize("command", ["train", "analyze"])
 def test_the_defaults_pass(command, capsys):
     check_everything(resolve(composed(command)))
-    Gate().on_run_start(composed(command, with_hydra=True))
+    check_job(resolve(composed(command)))
     assert capsys.readouterr() == ("", "")
 
 
@@ -120,38 +114,38 @@ def test_the_defaults_pass(command, capsys):
     ],
 )
 def test_a_refusal_is_one_line_and_ends_the_process(command, words, line, capsys):
-    config = composed(command, *words, with_hydra=True)
-    with pytest.raises(SystemExit) as stop:
-        Gate().on_run_start(config)
+    config = composed(command, *words)
+    with pytest.raises(SystemExit) as stop, refusing(command):
+        check_job(resolve(config, words), words)
     assert stop.value.code == 1
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(line) and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("word", ["model.layers=3", "++model.layers=3", "task=sorting", "seed=1", "replicas=2"])
-def test_what_a_run_brings_cannot_be_changed(run, word, capsys):
+def test_what_a_run_brings_cannot_be_changed(run, word):
     (run.folder / "checkpoint.safetensors").write_bytes(b"")
-    config = composed("analyze", "run=run", word, with_hydra=True)
-    with pytest.raises(SystemExit):
-        Gate().on_run_start(config)
-    assert capsys.readouterr().err.startswith(f"rankbench analyze: {word}: the run in run=run has its own ")
+    words = ["run=run", word]
+    with pytest.raises(ConfigError) as error:
+        check_job(resolve(composed("analyze", *words), words), words)
+    assert str(error.value).startswith(f"{word}: the run in run=run has its own ")
 
 
 @pytest.mark.parametrize("word", ["precision=fp32", "threads=2", "analysis=[paths]", "analysis.paths.repeats=2"])
-def test_the_rest_can_be_changed(run, word, capsys):
+def test_the_rest_can_be_changed(run, word):
     (run.folder / "checkpoint.safetensors").write_bytes(b"")
-    Gate().on_run_start(composed("analyze", "run=run", word, with_hydra=True))
-    assert capsys.readouterr().err == ""
+    words = ["run=run", word]
+    check_job(resolve(composed("analyze", *words), words), words)
 
 
-def test_without_a_run_everything_can_be_changed(capsys):
-    Gate().on_run_start(composed("analyze", "model.layers=3", "seed=1", with_hydra=True))
-    assert capsys.readouterr().err == ""
+def test_without_a_run_everything_can_be_changed():
+    words = ["model.layers=3", "seed=1"]
+    check_job(resolve(composed("analyze", *words), words), words)
 
 
 def test_what_hydra_holds_of_a_sweeps_jobs_has_no_configs():
     returned = JobReturn(cfg=OmegaConf.create({"a": 1}), hydra_cfg=OmegaConf.create({"b": 1}))
-    Gate().on_job_end(job_return=returned, config=returned.cfg)
+    JobCallbacks().on_job_end(job_return=returned, config=returned.cfg)
     assert returned.cfg is None and returned.hydra_cfg is None
 
 

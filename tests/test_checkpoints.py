@@ -260,12 +260,9 @@ def test_a_family_without_an_adapter_is_measured_as_a_module(folder):
 
 def test_sizes_of_sums_leave_special_tokens_out(folder):
     """Of the output's squared norm the tokens that count and those that do not add up to all."""
-    tables = [
-        analyze(folder, "gpt2", name, words=[f"special_tokens={ids}"])[name]
-        for name in ("spectrum", "paths", "path_mass")
-        for ids in ("[]", "null", "[0]")
-    ]
-    for all_count, without_ends, none_there in zip(tables[::3], tables[1::3], tables[2::3], strict=True):
+    names = ("spectrum", "paths", "path_mass")
+    tables = [analyze(folder, "gpt2", *names, words=[f"special_tokens={ids}"]) for ids in ("[]", "null", "[0]")]
+    for all_count, without_ends, none_there in ([table[name] for table in tables] for name in names):
         pd.testing.assert_frame_equal(all_count, none_there)  # token 0 is in no text
         size, loss = (name for name in ("mass", "norm_share", "whole_loss") if name in all_count)
         assert (all_count[size] != without_ends[size]).any()

@@ -14,20 +14,19 @@ import time
 import webbrowser
 from pathlib import Path
 
-import hydra
 import pandas as pd
 import pytest
 import yaml
 from command_line import rankbench, refused, succeeds
 from forked import begin
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from rankbench import __version__
-from rankbench.commands import cli
-from rankbench.commands.compose import as_keys, register, resolve
+from rankbench.commands import cli, composition
+from rankbench.commands.compose import as_keys, resolve
+from rankbench.commands.composition import composed
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
 from rankbench.runs.sweep import Job, Sweep
@@ -90,22 +89,22 @@ def copied(trained, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "num_compositions", "num_jobs"),
-    [([], 1, 1), (["-m", "model.heads=1,2"], 1, 2), (["hydra.mode=MULTIRUN", "model.heads=1,2"], 2, 2)],
+    [([], 1, 1), (["-m", "model.heads=1,2"], 2, 2), (["-m", "model=san,san_skip"], 3, 2)],
 )
-def test_a_command_that_cannot_set_hydras_mode_is_composed_once(
+def test_files_are_merged_once_for_all_jobs_that_choose_the_same(
     words, num_compositions, num_jobs, tmp_path, monkeypatch
 ):
-    """A sweep composes each of its jobs, too: once to check it, once to run it."""
-    calls, load = [], ConfigLoaderImpl.load_configuration
+    """Those of a sweep once for the sweep and once for its jobs, whose mode its command sets."""
+    calls, compose = [], composition.hydra.compose
 
     def counted(*arguments, **options):
-        calls.append(options.get("run_mode"))
-        return load(*arguments, **options)
+        calls.append(arguments)
+        return compose(*arguments, **options)
 
-    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    composition._composition.cache_clear()
+    monkeypatch.setattr(composition.hydra, "compose", counted)
     succeeds("train", *TINY, *words, "analysis=[]", "out=o", at=tmp_path)
-    jobs = 0 if num_jobs == 1 else 2 * num_jobs
-    assert len(calls) - jobs == num_compositions
+    assert len(calls) == num_compositions
     assert num_jobs == 1 or sum((folder / "metrics.csv").exists() for folder in (tmp_path / "o").iterdir()) == num_jobs
 
 
@@ -157,18 +156,16 @@ def test_training_loads_no_compiler_and_collects_garbage_once_it_works(tmp_path)
     """Each of the two takes a fifth of the time until the first step. Garbage of a command is not kept by the next."""
     program = """
 import gc, sys
-from rankbench.analyses import runner
 from rankbench.commands import cli
 from rankbench.training.seeds_side_by_side import Training
 
 collects, frozen, update = [], [], Training.update
 Training.update = lambda self: collects.append(gc.isenabled()) or update(self)
 for rule, steps in (("adam", 2), ("adam", 3), ("muon", 1), ("sgd", 1)):  # the second lengthens the first
-    words = f"model.layers=1 trainer.steps={steps} replicas=2 optimizer={rule} analysis=[] out={rule}"
+    words = f"model.layers=1 trainer.steps={steps} replicas=2 optimizer={rule} analysis=[] figures=[] out={rule}"
     sys.argv = ["rankbench", "train", *words.split()]
     cli.main()
     frozen.append(gc.get_freeze_count())
-    runner.draw_curves = lambda run: []  # drawn once
 loaded = [name for name in ("torch._dynamo", "sympy") if name in sys.modules]
 print(collects, gc.isenabled(), max(frozen) == frozen[0] > 0, loaded, file=sys.stderr)
 """
@@ -274,10 +271,8 @@ def test_every_documented_command_composes(line):
     else:
         assert "-m" in words, "a sweep needs -m"
         (jobs,) = BasicSweeper.split_arguments(parsed, None)
-    register()
-    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        for job in jobs:
-            resolve(hydra.compose(command, list(job)))
+    for job in jobs:
+        resolve(composed(command, *job))
 
 
 def test_the_usage_has_examples():
@@ -291,12 +286,11 @@ def test_train_leaves_the_folder_that_the_contract_promises(trained):
     names = {path.name for path in trained.iterdir()}
     promised = {"config.yaml", "environment.json", "metrics.csv", "checkpoint.safetensors", "summary.json", "train.log"}
     promised.add("training_state.safetensors")  # more steps begin there
-    promised |= {f"{name}.{kind}" for name in ("metrics", "residual", "paths") for kind in ("csv", "png", "pdf")}
+    promised |= {f"{name}.{kind}" for name in ("metrics", "residual", "paths") for kind in ("csv", "png")}
     assert promised | {".hydra", "verdicts.csv"} <= names
     assert not [name for name in names if name.endswith((".part", ".pkl", ".pt"))]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-\d{6}", trained.name)
     assert (trained / "residual.png").read_bytes()[:4] == b"\x89PNG"
-    assert (trained / "paths.pdf").read_bytes()[:5] == b"%PDF-"
 
 
 def test_train_records_config_machine_and_summary(trained):
@@ -323,7 +317,7 @@ def test_train_says_accuracy_folder_figures_and_verdicts(home, trained):
     said = (home / "said.txt").read_text()
     final = [row["test_accuracy"] for row in json.loads((trained / "summary.json").read_text())["seeds"]]
     assert f"test accuracy {sum(final) / 2:.3f} (mean of 2 seeds: {final[0]:.3f} {final[1]:.3f})" in said
-    for path in ("residual.csv", "paths.png", "paths.pdf", "verdicts.csv"):
+    for path in ("residual.csv", "paths.png", "verdicts.csv"):
         assert f"outputs/train/{trained.name}/{path}" in said
     assert re.search(r"^passed +check paths_sum_to_output: measured .* \(the worst of 2 seeds\)", said, re.MULTILINE)
 
@@ -380,7 +374,7 @@ def test_analyze_latest_and_by_folder_give_what_train_gave(home, trained):
     folder = newest(home)
     assert f"-> outputs/analyze/{folder.name}/residual.csv" in result.out
     files = {path.name for path in folder.iterdir()}
-    promised = {f"{name}.{kind}" for name in ("residual", "paths") for kind in ("csv", "png", "pdf")}
+    promised = {f"{name}.{kind}" for name in ("residual", "paths") for kind in ("csv", "png")}
     assert promised | {"config.yaml", "environment.json", "summary.json", "analyze.log"} <= files
     summary = json.loads((folder / "summary.json").read_text())
     seeds = [{"seed": seed, "status": "finished"} for seed in (0, 1)]
@@ -638,20 +632,20 @@ def test_a_sweep_is_gathered_whatever_one_of_its_jobs_raises(tmp_path, monkeypat
     assert (tmp_path / "sweep" / "report.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("error", "line"), [(OSError("disk full"), "rankbench train: disk full"), (KeyError("x"), "Key")]
-)
-def test_a_check_that_fails_by_a_fault_of_ours_ends_the_command(error, line, tmp_path, monkeypatch):
-    from rankbench.commands import callback
+@pytest.mark.parametrize("words", [[], ["-m", "seed=0,1"]])
+def test_a_check_that_fails_by_a_fault_of_ours_ends_the_command(words, tmp_path, monkeypatch):
+    from rankbench.commands import checks
 
     def broken(*_):
         raise error
 
-    monkeypatch.setattr(callback, "check_everything", broken)
-    for words in (["train", *TINY], ["train", "-m", *TINY, "seed=0,1"]):
-        result = rankbench(*words, at=tmp_path)
-        assert result.code == 1 and result.err.splitlines()[-1].startswith(line)
-        assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(checks, "check_everything", broken)
+    error = OSError("disk full")
+    assert refused("train", *TINY, *words, at=tmp_path) == "rankbench train: disk full"
+    error = KeyError("x")  # keeps its traceback
+    with pytest.raises(KeyError, match="x"):
+        rankbench("train", *TINY, *words, at=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_analyses_of_unlike_runs_are_told_apart_by_what_the_runs_differ_in(tmp_path):

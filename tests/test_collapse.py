@@ -282,14 +282,14 @@ def test_the_relative_residual_is_exact_whatever_the_mean(network, name, tokens_
 
 
 def test_a_mean_may_be_smaller_than_float64_can_hold(network):
-    """W_V W_O = 1e-4: the mean is as much smaller behind each layer, and 1e-400 behind a hundred."""
-    model = identity_network(network, 2, layers=100, positions="none")
+    """W_V W_O = 1e-16: the mean is as much smaller behind each layer, and 1e-400 behind 25."""
+    model = identity_network(network, 2, layers=25, positions="none")
     for block in model.blocks:
-        block.attention.out.weight.mul_(1e-4)
+        block.attention.out.weight.mul_(1e-16)
     states, got = propagate(model, INPUTS), list(relative_residual_and_doubt(model, INPUTS))
     means = torch.stack([state.log_mean_B for state in states])
-    # the residual behind the first layer is 1e-4, and what it adds to the mean 1e-8 of it and less
-    torch.testing.assert_close(means[2:] - means[2], -4 * LN10 * torch.arange(99.0).double()[:, None].expand(-1, 2))
+    # the residual behind the first layer is 1e-16, and what it adds to the mean 1e-32 of it and less
+    torch.testing.assert_close(means[2:] - means[2], -16 * LN10 * torch.arange(24.0).double()[:, None].expand(-1, 2))
     assert (states[-1].mean_BD == 0).all() and (means[-1] < -390 * LN10).all()
     for state, (log_B, is_zero_B, _) in zip(states[2:], got[2:], strict=True):
         assert not is_zero_B.any()

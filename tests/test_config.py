@@ -15,7 +15,8 @@ from rankbench import keys
 from rankbench.analyses import ANALYSES
 from rankbench.bench import BENCHMARKS
 from rankbench.commands import compose
-from rankbench.commands.compose import register, resolve
+from rankbench.commands.compose import resolve
+from rankbench.commands.composition import register
 from rankbench.compatibility import check
 from rankbench.config import KEYS, SCHEMAS, ModelConfig, OptimizerConfig, TrainConfig, conf_dir
 from rankbench.keys import ConfigError, as_typed, closest, entries, typed

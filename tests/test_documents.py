@@ -46,11 +46,13 @@ def test_the_page_of_tables_is_that_of_the_code():
     assert TABLES.read_text(encoding="utf-8") == tables_page(), "run `make docs`"
 
 
+@pytest.mark.usefixtures("unpainted_here", "rounded_once_here")
 def test_the_preset_on_the_page_of_extensions_runs_from_a_folder_of_the_user(tmp_path):
     preset = re.search(r"```yaml\n(.*?)```", (ROOT / "docs" / "EXTENDING.md").read_text(), re.DOTALL)[1]
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     (tmp_path / "conf" / "experiment" / "mine.yaml").write_text(preset)
-    done = succeeds("train", "--config-dir", "conf", "experiment=mine", "budget=smoke", "out=sweep", at=tmp_path)
+    few = [f"analysis.{name}.sequences=4" for name in ("residual", "collapse")]
+    done = succeeds("train", "--config-dir", "conf", "experiment=mine", "budget=smoke", *few, "out=sweep", at=tmp_path)
     assert "dong_fig2_skips" in done.out
     sweep = read_table(tmp_path / "sweep" / "sweep.csv")
     assert sweep.groupby("model").seed.nunique().to_dict() == {"san_skip": 2, "transformer": 2}
@@ -72,6 +74,7 @@ def listed(text):
     ("steps", "kinds"),
     [(1, ["initialised"]), pytest.param(500, ["initialised", "trained"], marks=pytest.mark.slow)],
 )
+@pytest.mark.usefixtures("unpainted_here", "rounded_once_here")
 def test_the_tutorials_listing_is_what_its_command_prints(tmp_path, steps, kinds):
     """The weights before training do not depend on the number of steps."""
     text = (ROOT / "docs" / "TUTORIAL.md").read_text()

@@ -118,7 +118,7 @@ def _waiting(*_, **__):
 def test_a_signal_ends_a_command_as_an_interrupt_does(kind, module, name, words, line, tmp_path, monkeypatch):
     monkeypatch.setattr(module, name, _waiting)
     if name == "check_sample":
-        monkeypatch.setattr("rankbench.commands.callback.check_corpus", _waiting)
+        monkeypatch.setattr("rankbench.commands.checks.check_corpus", _waiting)
     with begin(*words, "out=out", at=tmp_path, errors=tmp_path / "errors.txt") as process:
         deadline = time.monotonic() + 120
         while not (tmp_path / "waits").exists():

@@ -8,9 +8,8 @@ import pytest
 import yaml
 from campaigns.in_process import without_painting
 from command_line import rankbench, refused, succeeds
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
-from rankbench.commands import finished_jobs
+from rankbench.commands import composition, finished_jobs, start, sweeps
 
 WORDS = [
     *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
@@ -47,15 +46,16 @@ def at(finished_sweep):
 
 @pytest.fixture
 def composed(monkeypatch):
-    """The words of the configs that Hydra composes, in a list that grows."""
-    words, compose = [], ConfigLoaderImpl._load_configuration_impl
+    """The words of the jobs that are composed, in a list that grows."""
+    composed_words = []
 
-    def counted(self, config_name, overrides, *args, **options):
-        words.append([word for word in overrides if not word.startswith("hydra.")])
-        return compose(self, config_name, overrides, *args, **options)
+    def counted(command, words):
+        composed_words.append([word for word in words if not word.startswith("hydra.")])
+        return composition.composed_here(command, words)
 
-    monkeypatch.setattr(ConfigLoaderImpl, "_load_configuration_impl", counted)
-    return words
+    for module in (sweeps, start):
+        monkeypatch.setattr(module, "composed_here", counted)
+    return composed_words
 
 
 def composed_jobs(words):

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-import hydra
 import pytest
 import torch
 
 import rankbench.runs.machine
-from rankbench.commands.compose import compose, register, resolve
+from rankbench.commands.compose import compose, resolve
+from rankbench.commands.composition import composed
 from rankbench.compatibility import check
-from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
 from rankbench.runs.machine import PACKAGES, Machine, git_state, processors
 from rankbench.runs.run import Run
@@ -34,9 +33,7 @@ TINY = [
 
 
 def config(*overrides):
-    register()
-    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return resolve(hydra.compose("train", [*TINY, "device=cpu", *overrides]))
+    return resolve(composed("train", *TINY, "device=cpu", *overrides))
 
 
 @pytest.fixture(autouse=True)

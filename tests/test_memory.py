@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 
-from rankbench.commands.callback import check_everything
+from rankbench.commands.checks import check_everything
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
 from rankbench.runs.machine import Machine

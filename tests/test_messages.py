@@ -1,12 +1,12 @@
 """rankbench.commands.messages: real complaints of Hydra and OmegaConf, each as one line with key, value and what is
 allowed."""
 
-import hydra
 import pytest
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from rankbench.commands.compose import compose, register
+from rankbench.commands.compose import compose
+from rankbench.commands.composition import composed
 from rankbench.commands.messages import explain, explaining, not_an_option
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, listed, unknown
@@ -16,12 +16,8 @@ PRESETS = len(list((conf_dir() / "experiment").glob("*.yaml")))
 
 def explained(command, *words):
     """What explain says of the exception that composing these words really raises."""
-    register()
-    with (
-        hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"),
-        pytest.raises((HydraException, OmegaConfBaseException)) as raised,
-    ):
-        hydra.compose(command, list(words))
+    with pytest.raises((HydraException, OmegaConfBaseException)) as raised:
+        composed(command, *words)
     line = explain(raised.value, command, list(words))
     assert "\n" not in line
     return line
@@ -137,10 +133,6 @@ def test_the_innermost_cause_is_told():
 
 @pytest.mark.parametrize("word", ["foo", "model.layers==3", "analysis=[paths", "a b=3"])
 def test_an_override_that_cannot_be_parsed_is_named(word):
-    register()
-    with (
-        hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"),
-        pytest.raises(OverrideParseException) as raised,
-    ):
-        hydra.compose("train", [word])
+    with pytest.raises(OverrideParseException) as raised:
+        composed("train", word)
     assert explain(raised.value, "train", [word]).startswith(f"{word}: not understood; give key=value")

@@ -6,7 +6,6 @@ Shapes: B batch, N token, D width, H head, K head width, F MLP width, L layer, P
 import itertools
 import math
 
-import hydra
 import numpy as np
 import pytest
 import scipy.special
@@ -17,8 +16,8 @@ from hypothesis import strategies as st
 
 import rankbench.measures.frozen_network
 import rankbench.measures.paths
-from rankbench.commands.compose import register, resolve
-from rankbench.config import conf_dir
+from rankbench.commands.compose import resolve
+from rankbench.commands.composition import composed
 from rankbench.measures.dong_theory import length_share, num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, PathSums, sums_by_length
 from rankbench.measures.paths import PathTree, all_paths, read_out, sample_paths, sums_of_groups
@@ -449,11 +448,9 @@ def test_sums_by_length_leave_no_gradient_and_no_trace(network):
 
 
 def test_a_trained_network_is_the_sum_of_its_paths(tmp_path):
-    register()
     words = "model.width=16 model.heads=2 task.length=6 task.test_size=50 trainer.steps=100 trainer.batch_size=50 "
     words += "trainer.eval_every=100 optimizer.lr=0.003"
-    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        cfg = resolve(hydra.compose("train", words.split()))
+    cfg = resolve(composed("train", *words.split()))
     assert (cfg.model.layers, cfg.model.norm, cfg.model.mlp, cfg.model.bias) == (6, "post", True, True)
     run, task = Run(tmp_path), build_task(cfg.task)
     summary = train(cfg, run)

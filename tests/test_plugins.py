@@ -15,7 +15,8 @@ from rankbench import config, plugins
 from rankbench.analyses import ANALYSES
 from rankbench.analyses.subjects import subjects_of_run
 from rankbench.commands.completion import candidates
-from rankbench.commands.compose import as_keys, compose, composed, load_plugins, resolve
+from rankbench.commands.compose import as_keys, compose, load_plugins, resolve
+from rankbench.commands.composition import composed
 from rankbench.commands.usage import explained, list_of_presets, usage
 from rankbench.keys import ConfigError
 from rankbench.model.weightings import ATTENTIONS

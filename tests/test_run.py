@@ -7,7 +7,6 @@ import os
 import pickle
 from pathlib import Path
 
-import hydra
 import pandas as pd
 import pytest
 import torch
@@ -16,17 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from rankbench.commands.compose import compose, register, resolve
-from rankbench.config import conf_dir
+from rankbench.commands.compose import compose, resolve
+from rankbench.commands.composition import composed
 from rankbench.keys import ConfigError
 from rankbench.runs.run import Run, config_text, find_run
 from rankbench.runs.tables import write_table
 
 
 def config(*overrides):
-    register()
-    with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return resolve(hydra.compose("train", list(overrides)))
+    return resolve(composed("train", *overrides))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 
 from rankbench import plots
 from rankbench.analyses import ANALYSES
-from rankbench.commands.callback import check_everything
+from rankbench.commands.checks import check_everything
 from rankbench.commands.compose import compose
 from rankbench.keys import ConfigError
 from rankbench.plots import style

@@ -304,7 +304,7 @@ def test_clipping_leaves_a_zero_gradient_at_zero():
         # where networks that are not compiled take the fused kernel: many tokens, heads of rank 1
         ["replicas=1", "task.length=100", "task.alphabet=100"],
         pytest.param(["replicas=2", "task.length=100", "task.alphabet=100"], marks=pytest.mark.slow),
-        ["replicas=2", "model=contractive_l2", "model.heads=8"],
+        pytest.param(["replicas=2", "model=contractive_l2", "model.heads=8"], marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )

@@ -107,10 +107,16 @@ def analyze_trained(cfg: TrainConfig, run: Run) -> list[str]:
     return lines
 
 
-def draw_curves(run: Run) -> list[Path]:
+def draw_curves(cfg: TrainConfig, run: Run) -> list[Path]:
     """Draw loss and accuracy of a run's training over its steps, in its folder; returns the files."""
-    pages = [(draw_metrics(run.metrics), "")]
-    return next(iter(plots.save_pages(pages, run.folder / "metrics", plots.KINDS).values()))
+    if not cfg.figures:
+        return []
+    return next(iter(plots.save_pages([(draw_metrics(run.metrics), "")], run.folder / "metrics", _kinds(cfg)).values()))
+
+
+def _kinds(cfg: BaseConfig) -> tuple[str, ...]:
+    """The suffixes of the files of a figure."""
+    return tuple(f".{kind}" for kind in cfg.figures)
 
 
 def analyze_into(cfg: AnalyzeConfig, command: list[str] | None = None) -> list[str]:
@@ -135,7 +141,7 @@ def _tables_of(cfg: BaseConfig) -> list[str]:
 
 
 def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], folder: Path) -> list[str]:
-    """Run each analysis of the config on every subject and write <name>.csv, .png and .pdf; then verdicts.csv.
+    """Run each analysis of the config on every subject and write <name>.csv and its figure; then verdicts.csv.
 
     A table in the folder is not computed again if everything in KEY is the same. Returns lines for the reader: digests,
     files, verdicts.
@@ -168,8 +174,8 @@ def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], fold
             write_json(done_file, done)
         tables[name] = read_table(csv)
         lines += [_returned(name, "digest", ANALYSES[name].digest(tables[name]), str), f"-> {csv}"]
-    pages = {name: [plots.Page(table, None, "")] for name, table in tables.items()}
-    lines += [drawn_line(files) for files in draw(pages, folder, cfg.published).values()]
+    pages = {name: [plots.Page(table, None, "")] for name, table in tables.items() if cfg.figures}
+    lines += [drawn_line(files) for files in draw(pages, folder, cfg.published, _kinds(cfg)).values()]
     return lines + judge_all(cfg.claims, tables, folder, None)
 
 
@@ -261,7 +267,7 @@ def draw(
     pages: dict[str, list[plots.Page]],
     folder: Path,
     figure_published: str | None,
-    kinds: tuple[str, ...] = plots.KINDS,
+    kinds: tuple[str, ...],
     column: str | None = None,
 ) -> dict[str, list[Path]]:
     """Draw each page of the analyses that have a figure, in files of these kinds; returns the files by figure."""

@@ -35,7 +35,7 @@ def fitted(command: str, words: list[str]) -> list[str]:
 
 def _chosen(command: str, budget: str, others: list[str]) -> tuple[list[str], float]:
     """The words that replace a budget, and the seconds that the command then takes."""
-    from rankbench.commands.compose import composed
+    from rankbench.commands.composition import composed
     from rankbench.presets import described
 
     presets = described()

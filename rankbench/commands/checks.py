@@ -1,13 +1,27 @@
-"""What the commands refuse alike: folders that cannot be written, and texts that are missing."""
+"""What the commands refuse before they write: what their own checks refuse, folders that cannot be written, and texts
+that are missing."""
 
 import os
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from rankbench import plugins
-from rankbench.config import AnalyzeConfig, BaseConfig, Config
+from rankbench.config import SCHEMAS, AnalyzeConfig, BaseConfig, Config
 from rankbench.keys import ConfigError, refuse_null_byte
 from rankbench.runs.files import regular
+
+
+def check_job(cfg: Config, words: Sequence[str] = ()) -> None:
+    """Raise ConfigError for a job that its command refuses, or whose text is missing or does not fit."""
+    check_everything(cfg, words)
+    check_corpus(cfg)
+
+
+def check_everything(cfg: Config, words: Sequence[str] = ()) -> None:
+    """Raise ConfigError for a config or for words that its command refuses. A text may be missing."""
+    command = next(name for name, schema in SCHEMAS.items() if type(cfg) is schema)
+    import_module(f"rankbench.commands.{command}").check(cfg, words)
 
 
 def check_folder(out: Path, key: str = "out") -> None:

@@ -7,11 +7,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from rankbench.commands import failures
 from rankbench.commands.failures import refuse, refusing
+from rankbench.keys import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
 
 COMMANDS = {
     "train": "train one run, all its seeds; with an experiment that names analyses, analyse it too",
@@ -124,15 +129,16 @@ def _dispatch(words: list[str]) -> None:
 
 
 def _run(command: str, words: list[str]) -> None:
-    """Hand over to Hydra."""
+    """Run a command with Hydra."""
     import hydra
     from hydra._internal.utils import get_args_parser
 
-    from rankbench.commands.compose import as_keys, register
+    from rankbench.commands.compose import as_keys
+    from rankbench.commands.composition import initialised, register
     from rankbench.commands.messages import explaining, not_an_option
+    from rankbench.commands.start import start
     from rankbench.config import conf_dir
 
-    register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra hand us its exceptions instead of printing them
     parser = get_args_parser()
     parser.error = lambda message: refuse(command, f"{message}; options are -m, --cfg job, --info defaults, --help")
@@ -145,19 +151,33 @@ def _run(command: str, words: list[str]) -> None:
         for option in ("config_name", "config_path", "experimental_rerun"):  # Hydra's, for programs with one command
             if getattr(parsed, option) is not None:
                 parser.error(f"--{option.replace('_', '-')}: not an option of rankbench")
-        if parsed.overrides:  # next to the others, because argparse accepts positional words only in one block
-            first = words.index(parsed.overrides[0])
-            words = [*words[:first], *_named_after_what_varies(parsed.overrides), *words[first:]]
-        sys.argv = [f"rankbench {command}", *words]
         with nullcontext() if failures.wants_traceback else explaining(command, words):
             if parsed.help:
                 from rankbench.commands.usage import usage
 
                 return print(usage(command, [*parsed.overrides, *unknown]))
-            is_plain = parsed.config_dir is None and not any(map(_may_set_the_mode, parsed.overrides))
-            with _gathering_after_a_failure(), _mode_unset() if is_plain else nullcontext():
-                run = import_module(f"rankbench.commands.{command}").run
-                hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(run)()
+            run = import_module(f"rankbench.commands.{command}").run
+            named = _named_after_what_varies(parsed.overrides)
+            first = words.index(parsed.overrides[0]) if parsed.overrides else 0
+            # the record of a run has it; argparse accepts positional words only in one block
+            sys.argv = [f"rankbench {command}", *words[:first], *named, *words[first:]]
+            if parsed.cfg or parsed.info or parsed.resolve or parsed.hydra_help or parsed.shell_completion:
+                register()
+                return hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=command)(run)()
+            with initialised():
+                start(command, [*_folder_of_user(parsed), *named, *parsed.overrides], run, parsed.multirun)
+
+
+def _folder_of_user(parsed: "argparse.Namespace") -> list[str]:
+    """The word for Hydra that stands for --config-dir."""
+    if parsed.config_dir is None:
+        return []
+    folder = os.path.abspath(parsed.config_dir)
+    if not os.path.isdir(folder):
+        raise ConfigError(f"--config-dir {parsed.config_dir}: no such folder; give one with YAML files")
+    if any(word.startswith("hydra.searchpath=") for word in parsed.overrides):
+        raise ConfigError("hydra.searchpath: holds the folder of --config-dir already; give one of the two")
+    return ["hydra.searchpath=['file://{}']".format(folder.replace("'", r"\'"))]
 
 
 def _named_after_what_varies(words: list[str]) -> list[str]:
@@ -173,35 +193,3 @@ def _named_after_what_varies(words: list[str]) -> list[str]:
     fixed = {override.key_or_group: None for override in overrides if not override.is_delete()}
     same = [key for key in fixed if key not in varied]
     return [f"hydra.job.config.override_dirname.exclude_keys=[{','.join(same)}]"] if same else []
-
-
-def _may_set_the_mode(word: str) -> bool:
-    """Whether the word can set `hydra.mode`. Presets do, so `rankbench train experiment=...` can be a sweep."""
-    return word.lstrip("+~").startswith(("experiment", "hydra", "cluster", "search"))
-
-
-@contextmanager
-def _mode_unset() -> Iterator[None]:
-    """Make Hydra take `hydra.mode` as not set: to find that out, it would compose the whole config."""
-    from hydra._internal.hydra import Hydra
-
-    look_up = Hydra.get_mode
-    Hydra.get_mode = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        Hydra.get_mode = look_up
-
-
-@contextmanager
-def _gathering_after_a_failure() -> Iterator[None]:
-    """Gather the tables of a sweep even if one of its jobs failed, then raise the job's error."""
-    try:
-        yield
-    except Exception:
-        from rankbench.commands.callback import Gate
-
-        if Gate.open_sweep is not None:
-            with suppress(SystemExit):  # a failed report has printed its line, and the command fails anyway
-                Gate().on_multirun_end()
-        raise

@@ -167,7 +167,7 @@ def _of_hydra(command: str, words: list[str]) -> list[str]:
     from hydra.plugins.completion_plugin import DefaultCompletionPlugin
     from omegaconf.errors import OmegaConfBaseException
 
-    from rankbench.commands.compose import initialised
+    from rankbench.commands.composition import initialised
 
     try:
         with initialised():

@@ -1,33 +1,22 @@
 """Compose the words of a command line into a checked config, with Hydra."""
 
 import dataclasses
-import functools
 import re
 import shlex
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.plugins import Plugins
-from hydra.core.utils import JobRuntime
-from hydra.plugins.search_path_plugin import SearchPathPlugin
-from hydra.version import VersionBase
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from rankbench import config, plugins
 from rankbench.commands.budgets import fitted
+from rankbench.commands.composition import composed
 from rankbench.commands.messages import explaining, groups
-from rankbench.commands.resolvers import RESOLVERS
-from rankbench.commands.sweeper import NAME, SkippingSweeper
 from rankbench.compatibility import check
-from rankbench.config import KEYS, SCHEMAS, Config, conf_dir
+from rankbench.config import KEYS, Config
 from rankbench.keys import ConfigError, escaped, of_schema, refuse_unknown, wanted
 from rankbench.runs.sweep import Sweep
 
@@ -55,7 +44,7 @@ def as_keys(command: str, words: Iterable[str]) -> list[str]:
         if command in ("report", "plot"):
             word = re.sub(r"^report\.value=([^\[].*)", r"report.value=[\1]", word)
         word = "plugins=[]" if word == "plugins=null" else word
-        word = re.sub(r"^(bench|plugins|trainer\.writers)=([\w.]+)$", r"\1=[\2]", word)
+        word = re.sub(r"^(bench|plugins|figures|trainer\.writers)=([\w.]+)$", r"\1=[\2]", word)
         if command == "analyze" and re.match(r"model=[^\[{]*[^\s:]:[^\s:]+$", word):
             word = word.replace("model=", "module=", 1)
         spelled.append(word)
@@ -105,38 +94,6 @@ def load_plugins(names: Iterable[str] = ()) -> None:
         config.ATTENTIONS[:] = ATTENTIONS
 
 
-class PluginFolders(SearchPathPlugin):
-    """Makes Hydra look for YAML files in the folders of plug-ins, after the shipped ones."""
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append the folders."""
-        for folder in plugins.folders()[1:]:
-            search_path.append("rankbench.plugins", f"file://{folder}")
-
-
-def register() -> None:
-    """Register the schemas, the sweeper and the plug-ins' folders with Hydra, and the resolvers with OmegaConf. Calling
-    it again does no harm."""
-    Plugins.instance().register(PluginFolders)
-    # in place of Hydra's own sweeper, because Hydra takes sweepers only from packages called hydra_plugins
-    Plugins.instance().class_name_to_class[NAME] = SkippingSweeper
-    _store_schemas()
-    for resolver in RESOLVERS:
-        OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
-
-
-@functools.cache
-def _store_schemas() -> None:
-    for name, schema in SCHEMAS.items():
-        ConfigStore.instance().store(group="schema", name=name, node=schema, package="_global_")
-
-
-def composed(command: str, *overrides: str, **options: bool) -> DictConfig:
-    """The config of a command line as Hydra composes it, unchecked; takes the options of hydra.compose."""
-    with initialised():
-        return hydra.compose(command, list(overrides), **options)
-
-
 def compose(command: str, *words: str) -> Config:
     """The checked config of a command line for one job: compose("train", "model.layers=12", "replicas=5").
 
@@ -169,21 +126,6 @@ def compose(command: str, *words: str) -> Config:
 def _sweep_refused(word: str, command: str, words: Iterable[str]) -> str:
     line = shlex.join(["rankbench", command, "-m", *(word for word in words if word not in ("-m", "--multirun"))])
     return f"{word}: a sweep; run `{line}` in a terminal and read its folder with rankbench.load_sweep"
-
-
-@contextmanager
-def initialised() -> Iterator[None]:
-    """Hydra with our configs; afterwards the global state of a running Hydra app is restored."""
-    register()
-    running, version, job = GlobalHydra.instance(), VersionBase.instance(), JobRuntime.instance()
-    before = running.hydra, version.version_base, job.conf.copy()
-    running.clear()
-    try:
-        with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            yield
-    finally:
-        GlobalHydra.set_instance(running)  # Hydra has replaced it by a copy
-        running.hydra, version.version_base, job.conf = before
 
 
 def resolve(cfg: DictConfig, words: Iterable[str] = ()) -> Config:

@@ -25,7 +25,7 @@ def refusing(command: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        refuse(command, f"interrupted{_how_to_continue()}", INTERRUPTED)
+        refuse(command, "interrupted", INTERRUPTED)
     except BaseException as error:
         if isinstance(error, BrokenPipeError):
             quit_silently()
@@ -108,10 +108,3 @@ def _line_of_disk(error: OSError) -> str:
 def _holds(path: str, folder: str) -> bool:
     """Whether the path is the folder or one of its parents."""
     return Path(folder).absolute().is_relative_to(Path(path).absolute())
-
-
-def _how_to_continue() -> str:
-    """How the command continues whose sweep was interrupted; nothing for others."""
-    callback = sys.modules.get("rankbench.commands.callback")
-    sweep = None if callback is None else callback.Gate.open_sweep
-    return "" if sweep is None else f"; the same command with out={sweep.hydra.sweep.dir} continues"

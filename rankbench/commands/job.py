@@ -10,12 +10,13 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from rankbench.commands import failures
 from rankbench.commands.compose import resolve
 from rankbench.commands.failures import INTERRUPTED, quit_silently, refusal_of, refuse
 from rankbench.commands.finished_jobs import announce
+from rankbench.config import Config
 from rankbench.progress import logging_to
 from rankbench.runs.files import WriteError
 from rankbench.runs.sweep import Sweep
@@ -46,6 +47,20 @@ def hydra_of_job() -> tuple[DictConfig, bool]:
     """Hydra's part of the running job's config, and whether the job is one of a sweep."""
     hydra = HydraConfig.get()
     return hydra, hydra.mode == RunMode.MULTIRUN
+
+
+def typed_words(config: DictConfig) -> list[str]:
+    """The overrides as they were typed. Reading them from the config one by one would resolve `${...}` in them, to
+    values that belong to none of the sweep's jobs."""
+    return OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+
+
+def config_of_job(config: DictConfig) -> Config:
+    """The checked config in a composed one that still has Hydra's part."""
+    own = config.copy()
+    with read_write(own), open_dict(own):
+        del own["hydra"]
+    return resolve(own, typed_words(config))
 
 
 @contextmanager

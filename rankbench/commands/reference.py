@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from rankbench import plugins
-from rankbench.commands.compose import composed
+from rankbench.commands.composition import composed
 from rankbench.config import SCHEMAS, conf_dir
 from rankbench.keys import Entry, as_typed, entries
 

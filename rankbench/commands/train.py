@@ -55,8 +55,8 @@ def run(config: DictConfig) -> float:
         mean = sum(scores) / len(scores) if scores else float("nan")
         printed = " ".join(f"{value:.3f}" for value in scores)
         lines = [f"{score.replace('_', ' ')} {mean:.3f} ({mean_of_seeds(len(trained))}: {printed})", f"-> {run.folder}"]
-        if not in_sweep:  # the report of a sweep has its curves
-            lines.append(drawn_line(draw_curves(run)))
+        if not in_sweep and (curves := draw_curves(cfg, run)):  # the report of a sweep has its curves
+            lines.append(drawn_line(curves))
         print("\n".join(lines))
         if cfg.analysis and (trained or cfg.objective is None):  # a search continues if every seed diverged
             lines += (analysed := analyze_trained(cfg, run))

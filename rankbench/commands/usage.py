@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from rankbench import plugins
-from rankbench.commands.compose import composed, load_plugins
+from rankbench.commands.compose import load_plugins
+from rankbench.commands.composition import composed
 from rankbench.commands.reference import Row, in_words, rows_of, stated, written
 from rankbench.config import SCHEMAS
 from rankbench.keys import ConfigError, closest

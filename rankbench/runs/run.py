@@ -52,7 +52,7 @@ WORDS = (
 )  # columns of these without numbers
 # Keys, and groups of them, that may differ between the command that began a run and the one that continues it: they
 # change none of its numbers
-FREE_KEYS = ("out", "plugins", "beyond_memory", "analysis", "claims", "published", "objective")
+FREE_KEYS = ("out", "plugins", "beyond_memory", "analysis", "claims", "published", "figures", "objective")
 FREE_KEYS += ("trainer.keep_state", "trainer.writers", "trainer.compile")  # compile: a run keeps its recorded step
 LENGTHS = ("trainer.steps", "trainer.epochs")  # a run can be given more of them
 TO_THE_END = ("linear", "cosine")  # schedules whose rates depend on the number of steps
@@ -434,7 +434,7 @@ def _with_later_keys(plain: dict[str, Any]) -> dict[str, Any]:
         plain = plain | {"trainer": {"writers": ["tensorboard"] if stored["tensorboard"] else []} | others}
     if isinstance(stored := plain.get("trainer"), dict) and isinstance(stored.get("compile"), bool):  # before auto
         plain = plain | {"trainer": stored | {"compile": str(stored["compile"]).lower()}}
-    later = {"objective": training["objective"]} | {key: base[key] for key in ("plugins", "beyond_memory")}
+    later = {"objective": training["objective"]} | {key: base[key] for key in ("plugins", "beyond_memory", "figures")}
     for section, values in shipped.items():
         if isinstance(stored := plain.get(section), dict):
             later[section] = {key: value for key, value in values.items() if "${" not in str(value)} | stored

@@ -1,0 +1,94 @@
+"""Start what a command line asks for: one job, or the jobs of a sweep or of a search."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import hydra
+from hydra._internal.callbacks import Callbacks
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn, configure_log, run_job
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from rankbench.commands.checks import check_job
+from rankbench.commands.composition import composed_here, record_words, register
+from rankbench.commands.job import config_of_job, typed_words
+from rankbench.commands.sweeps import sweep
+from rankbench.commands.workers import end_with
+from rankbench.keys import ConfigError
+
+
+def start(command: str, words: list[str], job: Callable[[DictConfig], Any], wants_sweep: bool) -> None:
+    """Run a command's job with these words, or all jobs of the sweep that -m or a preset makes of them.
+
+    Nothing is written before all configs are checked.
+    """
+    overrides = OverridesParser.create().parse_overrides(words)
+    varied = [override for override in overrides if override.is_sweep_override()]
+    config = composed_here(command, [override.input_line for override in overrides if override not in varied])
+    is_sweep = wants_sweep or config.hydra.mode == RunMode.MULTIRUN
+    if varied and not is_sweep:
+        hydra.compose(command, words)  # raises Hydra's error
+    for override in varied:
+        if override.is_hydra_override():
+            raise ConfigError(f"{override.input_line}: a sweep varies no key of Hydra; give one value")
+    record_words(config, overrides)
+    mode = RunMode.MULTIRUN if is_sweep else RunMode.RUN
+    if config.hydra.mode != mode:
+        config.hydra.mode = mode
+        config.hydra.overrides.hydra.append(f"hydra.mode={mode.name}")
+    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    # jobs of the other launchers are meant to outlive the command, or are ended by their cluster
+    by_joblib = config.hydra.launcher._target_.endswith("JoblibLauncher")
+    context = HydraContext(JobConfigs(os.getpid() if by_joblib else None), JobCallbacks(config))
+    if is_sweep:
+        sweep(config, context, job)
+    else:
+        _run(config, context, job)
+
+
+def _run(config: DictConfig, context: HydraContext, job: Callable[[DictConfig], Any]) -> None:
+    """Run a single job."""
+    check_job(config_of_job(config), typed_words(config))
+    told = {"config": config, "config_name": config.hydra.job.config_name}
+    context.callbacks.on_run_start(**told)
+    returned = run_job(job, config, "hydra.run.dir", None, context)
+    context.callbacks.on_run_end(**told, job_return=returned)
+    _ = returned.return_value  # raises the job's error
+
+
+class JobConfigs:
+    """Composes the config of each of a sweep's jobs for Hydra's launchers, also in the processes that they start.
+
+    ends_with: the process with which those processes end; None: they may outlive it.
+    """
+
+    def __init__(self, ends_with: int | None) -> None:
+        self.ends_with = ends_with
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """The config of the job with these words. `${now:...}` is the same in all jobs."""
+        words = [*master_config.hydra.overrides.hydra, *sweep_overrides]
+        config = composed_here(master_config.hydra.job.config_name, words)
+        OmegaConf.copy_cache(from_config=master_config, to_config=config)
+        return config
+
+    def __reduce__(self) -> tuple:
+        return _in_a_worker, (self.ends_with,)
+
+
+def _in_a_worker(ends_with: int | None) -> JobConfigs:
+    register()
+    if ends_with is not None:
+        end_with(ends_with)
+    return JobConfigs(ends_with)
+
+
+class JobCallbacks(Callbacks):
+    """The callbacks of the config, which the user may have added."""
+
+    def on_job_end(self, config: DictConfig, *, job_return: JobReturn, **_: Any) -> None:
+        """Drop a job's configs: Hydra keeps what each job returned until the sweep's end, a sixth of a MiB each."""
+        super().on_job_end(config, job_return=job_return)
+        job_return.cfg = job_return.hydra_cfg = None

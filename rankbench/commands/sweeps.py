@@ -1,0 +1,226 @@
+"""The jobs of a sweep: checked before the first begins, launched by Hydra's launchers, gathered after the last."""
+
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf
+
+from rankbench.commands.checks import check_job, check_records
+from rankbench.commands.compose import load_plugins, resolve
+from rankbench.commands.composition import composed, composed_here
+from rankbench.commands.failures import INTERRUPTED, quit_silently, refuse
+from rankbench.commands.finished_jobs import FinishedJob, finished_job, recipe, surroundings
+from rankbench.commands.job import config_of_job, typed_words
+from rankbench.commands.messages import explaining
+from rankbench.commands.resolvers import job_folder
+from rankbench.config import OBJECTIVES, TrainConfig
+from rankbench.keys import ConfigError
+from rankbench.progress import counted, duration, logging_to
+from rankbench.runs.files import WriteError
+from rankbench.runs.records import read_yaml
+from rankbench.runs.sweep import Job, Sweep
+
+JobFunction = Callable[[DictConfig], Any]
+
+
+def sweep(config: DictConfig, context: HydraContext, job: JobFunction) -> None:
+    """Run the jobs of a sweep or of a search (Optuna), then gather their results, also if one of them failed."""
+    command = config.hydra.job.config_name
+    if config.hydra.launcher._target_.endswith("SlurmLauncher") and shutil.which("srun") is None:
+        raise ConfigError(
+            "cluster=slurm: no srun here; start it on a machine of the cluster, or try cluster=submitit_local"
+        )
+    if _is_search(config):
+        _check_search(config)
+    else:
+        grid = Grid(config)
+        grid.check_and_list()
+    told = {"config": config, "config_name": command}
+    how = {"config": config, "hydra_context": context, "task_function": job}
+    context.callbacks.on_multirun_start(**told)
+    try:
+        if _is_search(config):
+            Plugins.instance().instantiate_sweeper(**how).sweep(arguments=typed_words(config))
+        else:
+            grid.launch(Plugins.instance().instantiate_launcher(**how))
+    except KeyboardInterrupt:
+        refuse(command, f"interrupted; the same command with out={config.hydra.sweep.dir} continues", INTERRUPTED)
+    except Exception:
+        with suppress(SystemExit):  # a failed report has printed its line, and the command fails anyway
+            _gather(config)
+        raise
+    context.callbacks.on_multirun_end(**told)
+    _gather(config)
+
+
+def _is_search(config: DictConfig) -> bool:
+    return not config.hydra.sweeper._target_.endswith("BasicSweeper")
+
+
+class Grid:
+    """All combinations of a sweep's values: the words of each job, and those jobs that have finished, by number."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self.config = config
+        self.folder = Path(config.hydra.sweep.dir)
+        self.jobs: list[list[str]] = BasicSweeper.split_arguments(_sweep_overrides(config), None)[0]
+        self.finished: dict[int, FinishedJob] = {}
+        self.num_run, self.seconds = 0, 0.0  # of the jobs that this command has run
+
+    def check_and_list(self) -> None:
+        """Check the config of every job, and list the jobs in the sweep's folder."""
+        sweep = Sweep(self.folder)
+        with logging_to(None):
+            jobs = list(counted(self._checked(sweep), len(self.jobs), "checking: jobs"))
+        sweep.check_same(jobs)
+        sweep.list_jobs(jobs)
+
+    def _checked(self, sweep: Sweep) -> Iterator[Job]:
+        """The jobs, checked. Those that have finished were checked when they ran."""
+        from rankbench.runs.run import Run
+
+        command = self.config.hydra.job.config_name
+        listed = sweep.jobs() if command == "train" else []
+        if listed:
+            load_plugins()  # their code belongs to the surroundings
+            around = surroundings(self.config.hydra)
+        for number, words in enumerate(self.jobs):
+            if number < len(listed):
+                folder = sweep.folder / listed[number].folder
+                if (finished := finished_job(folder, recipe(number, words, around))) is not None:
+                    self.finished[number] = finished
+                    yield listed[number]
+                    continue
+            with explaining(command, words):
+                job_config = composed_here(command, [*self.config.hydra.overrides.hydra, *words])
+            cfg = config_of_job(job_config)
+            check_job(cfg, words)
+            own_words = tuple(_resolved(word, job_config) for word in words)
+            job = Job(job_folder(number, job_config.hydra.job.override_dirname, _root_=job_config), own_words)
+            if type(cfg) is TrainConfig:
+                Run(sweep.folder / job.folder).check_same(cfg)
+                check_records(sweep.folder / job.folder)
+            yield job
+
+    def launch(self, launcher: Launcher) -> None:
+        """Run the jobs in batches, and print the lines of the finished ones; raises the error of the first job that
+        failed in a batch."""
+        OmegaConf.save(self.config, self.folder / "multirun.yaml")
+        size = self.config.hydra.sweeper.max_batch_size or len(self.jobs)
+        for first in range(0, len(self.jobs), size):
+            for returned in self._launch(range(first, min(first + size, len(self.jobs))), launcher):
+                _ = returned.return_value  # raises the job's error
+
+    def _launch(self, numbers: range, launcher: Launcher) -> list[JobReturn]:
+        """Launch those of these jobs that have not finished.
+
+        A launcher numbers the jobs that it gets consecutively. A parallel launcher therefore gets all jobs from the
+        first to the last unfinished one; finished jobs in between notice that and end by themselves.
+        """
+        todo = [number for number in numbers if number not in self.finished]
+        if todo and not self.config.hydra.launcher._target_.endswith("BasicLauncher"):
+            todo = list(range(todo[0], todo[-1] + 1))
+            pieces = {todo[0]: todo}
+        else:
+            pieces = {number: [number] for number in todo}
+        results = []
+        for number in numbers:
+            if number in pieces:
+                begins = time.monotonic()
+                results += launcher.launch([self.jobs[job] for job in pieces[number]], initial_job_idx=number)
+                self._print_time_left(pieces[number], time.monotonic() - begins)
+            elif number not in todo:
+                self.finished[number].show(number, len(self.jobs))
+        return results
+
+    def _print_time_left(self, jobs: list[int], seconds: float) -> None:
+        """Print how long the other jobs will take, if they take as long as those that have been run."""
+        self.num_run, self.seconds = self.num_run + len(jobs), self.seconds + seconds
+        left = sum(number not in self.finished for number in range(jobs[-1] + 1, len(self.jobs)))
+        if left:
+            time_left = duration(self.seconds / self.num_run * left)
+            print(f"{left} job{'s' * (left > 1)} left, about {time_left}", file=sys.stderr, flush=True)
+
+
+def _gather(config: DictConfig) -> None:
+    """Join the jobs' results into the report of the sweep."""
+    from rankbench.report.report import gather_sweep
+
+    folder = Path(config.hydra.sweep.dir)
+    before = _written_at(folder)
+    try:
+        overrides = _sweep_overrides(config)
+        varied = [override.get_key_element() for override in overrides if override.is_sweep_override()]
+        for line in [*gather_sweep(folder, varied), *_best_trial(folder, config)]:
+            print(line)
+    except BrokenPipeError:
+        quit_silently()
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        reason = reason if isinstance(error, ConfigError | WriteError) else f"{type(error).__name__}: {reason}"
+        written = [name for name, time in sorted(_written_at(folder).items()) if before.get(name) != time]
+        refuse(
+            config.hydra.job.name,
+            f"the sweep's report failed ({reason}); every job's results are in {folder}, and of the report "
+            f"{', '.join(written) or 'nothing'}; `rankbench report runs={folder}` makes the report again",
+        )
+
+
+def _best_trial(folder: Path, config: DictConfig) -> list[str]:
+    """Lines about the best trial of a search; none for a sweep."""
+    from rankbench.runs.tables import short
+
+    results = folder / "optimization_results.yaml"  # Optuna's sweeper writes it
+    if not _is_search(config) or not results.is_file():
+        return []
+    best = read_yaml(results)
+    words = " ".join(f"{key}={short(value)}" for key, value in best["best_params"].items())
+    return [f"best trial: {words}, {config.objective} {best['best_value']:.4g}", f"-> {results}"]
+
+
+def _written_at(folder: Path) -> dict[str, int]:
+    """The files directly in a folder, with the times when they were last written."""
+    if not folder.is_dir():
+        return {}
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file() and path.name[0] != "."}
+
+
+def _check_search(config: DictConfig) -> None:
+    """Check the keys that are the same in all trials of a search, whose jobs are not known beforehand."""
+    command, words = config.hydra.job.config_name, typed_words(config)
+    same = [word for word in words if not OverridesParser.create().parse_override(word).is_sweep_override()]
+    with explaining(command, words):
+        cfg = resolve(composed(command, *same), same)
+    check_job(cfg, same)
+    if not isinstance(cfg, TrainConfig):
+        raise ConfigError(f"hydra/sweeper: {command} returns no number to search by; only train does")
+    if cfg.objective is None:
+        raise ConfigError(f"objective=null: a search needs one; allowed are {', '.join(OBJECTIVES)}")
+    if len(same) == len(words) and not config.hydra.sweeper.params:
+        raise ConfigError("search=optuna: nothing to vary; add a range, as optimizer.lr='tag(log,interval(1e-5,1e-2))'")
+
+
+def _resolved(word: str, composed: DictConfig) -> str:
+    """The word with the job's own value where it refers to another key: Hydra writes `${model.skip}` as `$\\{...}`."""
+    key, _, text = word.partition("=")
+    return f"{key}={OmegaConf.select(composed, key.lstrip('+'))}" if re.search(r"\$\\?\{", text) else word
+
+
+def _sweep_overrides(config: DictConfig) -> list[Override]:
+    """The overrides of a preset's sweep and of the command line; the command line wins where both set a key."""
+    preset = [f"{key}={text}" for key, text in (config.hydra.sweeper.params or {}).items()]
+    overrides = OverridesParser.create().parse_overrides([*preset, *typed_words(config)])
+    return list({override.get_key_element(): override for override in overrides}.values())
