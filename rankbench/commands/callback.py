@@ -14,6 +14,7 @@ import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -58,10 +59,15 @@ class Gate(Callback):
         """Check the config of every job of a sweep, if the sweeper knows them beforehand, and list them in its
         folder."""
         with _ending(config.hydra.job.name):
-            if config.hydra.launcher._target_.endswith("SlurmLauncher") and shutil.which("srun") is None:
-                raise ConfigError(
-                    "cluster=slurm: no srun here; start it on a machine of the cluster, or try cluster=submitit_local"
-                )
+            if (launcher := config.hydra.launcher._target_).endswith("SlurmLauncher"):
+                if shutil.which("srun") is None:
+                    raise ConfigError(
+                        "cluster=slurm: no srun here; start it on a machine of the cluster, or try "
+                        "cluster=submitit_local"
+                    )
+                from rankbench.commands.slurm import PatientLauncher  # needs the extra
+
+                Plugins.instance().class_name_to_class[launcher] = PatientLauncher
             if config.hydra.sweeper._target_.endswith("BasicSweeper"):
                 sweep = Sweep(Path(config.hydra.sweep.dir))
                 SkippingSweeper.jobs = BasicSweeper.split_arguments(_sweep_overrides(config), None)[0]
