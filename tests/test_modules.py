@@ -566,6 +566,13 @@ def test_inputs_without_a_sequence_are_one_line(shape, tmp_path):
         read_inputs(str(tmp_path / "x.npy"))
 
 
+def test_numbers_that_the_precision_does_not_reach_are_refused():
+    example = as_example(torch.tensor([[1e300, -1.0, 0.0]], dtype=torch.float64), "x")
+    assert example.to(torch.device("cpu"), torch.float64).args[0].max() == 1e300
+    with pytest.raises(ConfigError, match=r"hold numbers as large as 1e\+300, infinite in float32; scale"):
+        example.to(torch.device("cpu"), torch.float32)
+
+
 def test_a_text_that_is_no_utf8_is_one_line(tmp_path):
     (tmp_path / "x.txt").write_bytes(b"caf\xe9\n")
     with pytest.raises(ConfigError, match=r"x\.txt: not a text in UTF-8"):
