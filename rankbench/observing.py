@@ -166,7 +166,8 @@ class Observer:
         config = _config(subject, self.model, every)
         _check_folder(self.folder, config)
         with changed_by(self.model) as changed, undisturbed(self.model, hooks):
-            check_runs(replace(subject, name=subject.model), is_read=False)
+            for _ in range(2):  # a model may run once and never again
+                check_runs(replace(subject, name=subject.model), is_read=False)
         self._undisturbed = partial(undisturbed, self.model, hooks, changed)
         with self._undisturbed():
             self._parts = _parts(self.model, subject.example, measures, subject.seed)

@@ -519,6 +519,18 @@ def test_what_cannot_be_watched_is_refused_in_a_line(tmp_path, inputs, arguments
     assert not (tmp_path / "new").exists()
 
 
+def test_a_model_that_runs_only_once_in_eval_mode_is_refused(tmp_path, inputs):
+    class Once(LanguageModel):
+        def forward(self, ids):
+            logits = super().forward(ids)
+            if not self.training:
+                self.embedding = None
+            return logits
+
+    with pytest.raises(rb.ConfigError, match="does not run on inputs=probe"):
+        rb.observe(Once(), inputs, out=tmp_path / "run")
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_torchscript_is_refused(tmp_path):
     with pytest.raises(rb.ConfigError, match="TorchScript, which cannot be followed"):
