@@ -404,6 +404,8 @@ def _left_out(name: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         log.warning("%s is left out: %s", name, error)
+    except Exception as error:  # what a model returns can make its reading fail in any way; its training goes on
+        log.warning("%s is left out: %s", name, " ".join(f"{type(error).__name__}: {error}".split())[:300])
 
 
 def rows_by_parameter(model: nn.Module) -> Iterator[dict[str, Any]]:
