@@ -6,14 +6,14 @@ TWO := -n 2 --dist worksteal
 STAMP := .venv/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo laptop paper test test-slow test-gpu test-extras test-lowest campaigns lint format smoke docs wheel clean
+.PHONY: help setup demo laptop paper test test-slow test-gpu test-extras test-slurm test-lowest campaigns lint format smoke docs wheel clean
 
 # One thread a process: two pytest workers with spinning thread pools slow each other down many times over.
-test test-slow test-extras campaigns smoke wheel: export OMP_NUM_THREADS = 1
-test test-slow test-extras campaigns smoke wheel: export MKL_NUM_THREADS = 1
-test test-slow test-extras campaigns smoke wheel: export OMP_WAIT_POLICY = PASSIVE
+test test-slow test-extras test-slurm campaigns smoke wheel: export OMP_NUM_THREADS = 1
+test test-slow test-extras test-slurm campaigns smoke wheel: export MKL_NUM_THREADS = 1
+test test-slow test-extras test-slurm campaigns smoke wheel: export OMP_WAIT_POLICY = PASSIVE
 # The tests start hundreds of commands. Each would compile the package again if the environment set this.
-test test-slow test-extras campaigns smoke wheel: export PYTHONDONTWRITEBYTECODE =
+test test-slow test-extras test-slurm campaigns smoke wheel: export PYTHONDONTWRITEBYTECODE =
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -64,6 +64,9 @@ $(EXTRAS)/.stamp: $(STAMP)
 test-extras: $(EXTRAS)/.stamp ## install the extras, and test launchers, search, writers and a real checkpoint with them
 	PYTHONPATH=$(CURDIR)/$(EXTRAS) $(BIN)/pytest -m '' tests/test_launchers.py tests/test_writers.py \
 		tests/test_pretrained.py::test_a_real_albert tests/test_pretrained.py::test_the_spectrum_of_a_real_albert
+
+test-slurm: $(EXTRAS)/.stamp ## as root, run sweeps on a Slurm of this machine (Debian: slurm-wlm, munge)
+	PYTHONPATH=$(CURDIR)/$(EXTRAS) $(BIN)/pytest -m slurm -rs tests/test_slurm.py
 
 test-lowest: setup ## run commands with the lowest version of every dependency but torch
 	.ci/lowest

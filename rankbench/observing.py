@@ -166,7 +166,8 @@ class Observer:
         config = _config(subject, self.model, every)
         _check_folder(self.folder, config)
         with changed_by(self.model) as changed, undisturbed(self.model, hooks):
-            check_runs(replace(subject, name=subject.model), is_read=False)
+            for _ in range(2):  # a model may run once and never again
+                check_runs(replace(subject, name=subject.model), is_read=False)
         self._undisturbed = partial(undisturbed, self.model, hooks, changed)
         with self._undisturbed():
             self._parts = _parts(self.model, subject.example, measures, subject.seed)
@@ -403,6 +404,8 @@ def _left_out(name: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         log.warning("%s is left out: %s", name, error)
+    except Exception as error:  # what a model returns can make its reading fail in any way; its training goes on
+        log.warning("%s is left out: %s", name, " ".join(f"{type(error).__name__}: {error}".split())[:300])
 
 
 def rows_by_parameter(model: nn.Module) -> Iterator[dict[str, Any]]:

@@ -569,6 +569,20 @@ def test_inputs_without_a_sequence_are_one_line(shape, tmp_path):
         read_inputs(str(tmp_path / "x.npy"))
 
 
+def test_a_module_that_returns_one_number_is_refused():
+    module = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Flatten(0))
+    module.register_forward_hook(lambda _, args, output: output.sum())
+    with pytest.raises(ConfigError, match="Sequential: output is one number for all sequences; return the last states"):
+        read_module(module.eval(), Example((torch.randn(2, 5, 8),)))
+
+
+def test_numbers_that_the_precision_does_not_reach_are_refused():
+    example = as_example(torch.tensor([[1e300, -1.0, 0.0]], dtype=torch.float64), "x")
+    assert example.to(torch.device("cpu"), torch.float64).args[0].max() == 1e300
+    with pytest.raises(ConfigError, match=r"hold numbers as large as 1e\+300, infinite in float32; scale"):
+        example.to(torch.device("cpu"), torch.float32)
+
+
 def test_a_text_that_is_no_utf8_is_one_line(tmp_path):
     (tmp_path / "x.txt").write_bytes(b"caf\xe9\n")
     with pytest.raises(ConfigError, match=r"x\.txt: not a text in UTF-8"):

@@ -519,6 +519,29 @@ def test_what_cannot_be_watched_is_refused_in_a_line(tmp_path, inputs, arguments
     assert not (tmp_path / "new").exists()
 
 
+def test_a_model_whose_output_cannot_be_read_is_watched_without_its_states(tmp_path, inputs, caplog):
+    class Sparse(LanguageModel):
+        def forward(self, ids):
+            logits = super().forward(ids)
+            return logits if self.training else logits.to_sparse()
+
+    with rb.observe(Sparse(), inputs, out=tmp_path / "run") as watch:
+        assert len(watch.table("weights"))
+    assert "observed_states is left out: " in caplog.text and "observed_attention is left out: " in caplog.text
+
+
+def test_a_model_that_runs_only_once_in_eval_mode_is_refused(tmp_path, inputs):
+    class Once(LanguageModel):
+        def forward(self, ids):
+            logits = super().forward(ids)
+            if not self.training:
+                self.embedding = None
+            return logits
+
+    with pytest.raises(rb.ConfigError, match="does not run on inputs=probe"):
+        rb.observe(Once(), inputs, out=tmp_path / "run")
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_torchscript_is_refused(tmp_path):
     with pytest.raises(rb.ConfigError, match="TorchScript, which cannot be followed"):

@@ -479,6 +479,28 @@ def test_a_signal_stops_a_run_and_the_same_call_continues_it(tmp_path, monkeypat
     assert_same_run(run, reference)
 
 
+def test_the_warning_of_a_cluster_reaches_the_launcher_after_the_checkpoint(tmp_path, monkeypatch, uninterrupted):
+    cfg, reference = uninterrupted
+    run, at_the_warning = Run(tmp_path / "run"), []
+
+    def queue_again_and_exit(*_):  # as submitit's handler does
+        at_the_warning.append((run.status, run.state()[1]["step"]))
+        raise SystemExit(-1)
+
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    before = signal.signal(signal.SIGUSR2, queue_again_and_exit)
+    try:
+        with monkeypatch.context() as patch:
+            stop_at(patch, 9, signal.SIGUSR2)
+            with pytest.raises(SystemExit):
+                train(cfg, run)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert at_the_warning == [("running", 9)] and run.status == "running"
+    train(cfg, run)
+    assert_same_run(run, reference)
+
+
 def test_a_run_interrupted_at_many_steps_is_the_same_run(tmp_path, monkeypatch, uninterrupted):
     cfg, reference = uninterrupted
     run = Run(tmp_path / "run")

@@ -39,10 +39,14 @@ JobFunction = Callable[[DictConfig], Any]
 def sweep(config: DictConfig, context: HydraContext, job: JobFunction) -> None:
     """Run the jobs of a sweep or of a search (Optuna), then gather their results, also if one of them failed."""
     command = config.hydra.job.config_name
-    if config.hydra.launcher._target_.endswith("SlurmLauncher") and shutil.which("srun") is None:
-        raise ConfigError(
-            "cluster=slurm: no srun here; start it on a machine of the cluster, or try cluster=submitit_local"
-        )
+    if (launcher := config.hydra.launcher._target_).endswith("SlurmLauncher"):
+        if shutil.which("srun") is None:
+            raise ConfigError(
+                "cluster=slurm: no srun here; start it on a machine of the cluster, or try cluster=submitit_local"
+            )
+        from rankbench.commands.slurm import PatientLauncher  # needs the extra
+
+        Plugins.instance().class_name_to_class[launcher] = PatientLauncher
     if _is_search(config):
         _check_search(config)
     else:

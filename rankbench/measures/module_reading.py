@@ -261,12 +261,22 @@ def _target(reading: Reading, asked: Asked, name: str) -> Output:
                 f"output={asked.output}: {name} returns no such tensor{closest(asked.output, names)}; it returns "
                 f"{', '.join(names)}, or give the name of a submodule that returns a tensor of floats"
             )
-        return reading.outputs[names.index(asked.output)]
+        return _with_sequences(reading.outputs[names.index(asked.output)], name)
     if not names:
         raise ConfigError(
             f"{name}: its output has no floating-point numbers; return its last states, or give output=<a submodule>"
         )
-    return reading.outputs[names.index("last_hidden_state") if "last_hidden_state" in names else 0]
+    chosen = names.index("last_hidden_state") if "last_hidden_state" in names else 0
+    return _with_sequences(reading.outputs[chosen], name)
+
+
+def _with_sequences(output: Output, name: str) -> Output:
+    if not output.shape:
+        raise ConfigError(
+            f"{name}: {output.name} is one number for all sequences; return the last states, or give output="
+            "<a submodule>"
+        )
+    return output
 
 
 def axes_or_default(axes: Axes | None, ndim: int, token_axis: int | None) -> Axes:

@@ -158,10 +158,18 @@ class Example:
             return module(*args, **kwargs)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Example":
-        """Move to `device`, and floating-point tensors to `dtype`; tokens, classes and masks keep their dtype."""
+        """Move to `device`, and floating-point tensors to `dtype`; tokens, classes and masks keep their dtype.
+        ConfigError for a number that `dtype` does not reach."""
 
         def moved(x: Any) -> Any:
-            return x.to(device, dtype if x.is_floating_point() else None) if isinstance(x, Tensor) else x
+            if not isinstance(x, Tensor):
+                return x
+            if x.is_floating_point() and (x.isfinite() & x.to(dtype).isinf()).any():
+                raise ConfigError(
+                    f"inputs of shape {tuple(x.shape)} hold numbers as large as {x[x.isfinite()].abs().max():.3g}, "
+                    f"infinite in {str(dtype).removeprefix('torch.')}; scale them, or try precision=fp64"
+                )
+            return x.to(device, dtype if x.is_floating_point() else None)
 
         args, kwargs = tree_map(moved, (self.args, dict(self.kwargs)))
         rest = {name: moved(getattr(self, name)) for name in ("targets", "lengths_B", "special_BN")}

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import os
 import signal
 import threading
 import time
@@ -68,9 +69,9 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
         )
     journal = Journal(training, run)
     with (
+        stopping_on_signals() as asked_to_stop,
         writing(cfg, run, journal.upto) as journal.write,
         recording_failure(run, training),
-        stopping_on_signals() as asked_to_stop,
         progress_bar(training.num_steps, training.progress.step) as journal.report,
     ):
         journal.start_clock()
@@ -171,9 +172,13 @@ def recording_failure(run: Run, training: "Training") -> Iterator[None]:
 @contextmanager
 def stopping_on_signals() -> Iterator[list[int]]:
     """Yield a list that is filled when SIGINT, SIGTERM or SIGHUP arrives, so that the loop can stop between two steps.
-    A SIGINT after that ends training at once. SIGHUP stays ignored under nohup."""
+    A SIGINT after that ends training at once. SIGHUP stays ignored under nohup.
+
+    In a job of submitit also SIGUSR2, with which Slurm warns before the job's time is up. Afterwards submitit's own
+    handler gets it, which queues the job again and exits.
+    """
     received: list[int] = []
-    kinds = [signal.SIGINT, signal.SIGTERM]
+    kinds = [signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR2] if "SUBMITIT_EXECUTOR" in os.environ else [])]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         kinds.append(signal.SIGHUP)
     before = {kind: signal.getsignal(kind) for kind in kinds}
@@ -193,6 +198,8 @@ def stopping_on_signals() -> Iterator[list[int]]:
     finally:
         for kind, handler in before.items():
             signal.signal(kind, handler)
+        if signal.SIGUSR2 in received:
+            signal.raise_signal(signal.SIGUSR2)
 
 
 @contextmanager

@@ -1,6 +1,18 @@
 """Long programs that try what users, machines and disks do to rankbench. `make campaigns` runs them all."""
 
-from campaigns import concurrency, cut, divergence, foreign, full_disk, fuzz, hostile, kill, soak
+from campaigns import (
+    concurrency,
+    cut,
+    divergence,
+    environments,
+    foreign,
+    full_disk,
+    fuzz,
+    hostile,
+    kill,
+    observer,
+    soak,
+)
 from campaigns.campaign import Campaign
 
 CAMPAIGNS: dict[str, Campaign] = {
@@ -10,6 +22,8 @@ CAMPAIGNS: dict[str, Campaign] = {
     "fuzz": fuzz.CAMPAIGN,
     "hostile": hostile.CAMPAIGN,
     "foreign": foreign.CAMPAIGN,
+    "environments": environments.CAMPAIGN,
+    "observer": observer.CAMPAIGN,
     "concurrency": concurrency.CAMPAIGN,
     "divergence": divergence.CAMPAIGN,
     "soak": soak.CAMPAIGN,

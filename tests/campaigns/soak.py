@@ -17,16 +17,20 @@ SIZES = [
     *("model.layers=1", "model.width=8", "task.length=4", "task.alphabet=5", "task.train_size=20", "task.test_size=30"),
     *("trainer.batch_size=8", "trainer.steps=4", "trainer.eval_every=2"),
 ]
-REPORT_SECONDS = 60  # of 300 runs
+REPORT_SECONDS, REPORT_MEMORY = 60, 1024  # of 500 runs; MiB
 TICK = os.sysconf("SC_CLK_TCK")
+
+
+def _memory(pid: int) -> float:
+    """A process's memory in MiB."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
 def _measured(pid: int) -> tuple[float, int, float]:
     """A process's memory in MiB, its open files, and its processor time in seconds."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     seconds = (int(fields[11]) + int(fields[12])) / TICK
-    return pages * resource.getpagesize() / 2**20, len(os.listdir(f"/proc/{pid}/fd")), seconds
+    return _memory(pid), len(os.listdir(f"/proc/{pid}/fd")), seconds
 
 
 def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | None, None, str]:
@@ -52,8 +56,11 @@ def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | No
     again = begin(*words, at=folder, errors=errors).wait(600)
     resumed = time.monotonic() - began
     began = time.monotonic()
-    reported = begin("report", "runs=sweep", "out=report", at=folder, errors=errors).wait(600)
-    report = time.monotonic() - began
+    process, peak = begin("report", "runs=sweep", "out=report", at=folder, errors=errors), 0.0
+    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        peak = max(peak, _memory(process.pid))
+        time.sleep(0.05)
+    reported, report = process.wait(), time.monotonic() - began
     yield (
         None
         if code == again == reported == 0
@@ -65,20 +72,21 @@ def cases(numbers: random.Random, size: int, folder: Path) -> Generator[str | No
     yield None if np.median(second) <= np.median(first) + 2 else f"open files grew: {files}"
     first, second = np.array_split(per_job, 2)
     yield None if np.median(second) < 1.3 * np.median(first) else f"jobs became slower: {per_job.round(3)} s"
-    yield None if report < REPORT_SECONDS * max(1, size / 300) else f"the report took {report:.0f} s"
+    yield None if report < REPORT_SECONDS * max(1, size / 500) else f"the report took {report:.0f} s"
+    yield None if peak < REPORT_MEMORY else f"the report took {peak:.0f} MiB"
     return (
         f"memory {memory[0]:.0f} to {memory[-1]:.0f} MiB, open files {files[0]:.0f} to {files[-1]:.0f}, processor time "
         f"a job {per_job[0]:.2f} to {per_job[-1]:.2f} s, the finished sweep again {resumed / size:.2f} s a job, report "
-        f"{report:.0f} s"
+        f"{report:.0f} s and {peak:.0f} MiB"
     )
 
 
 CAMPAIGN = Campaign(
     about="One sweep of as many tiny jobs, the same command again when it has finished, and a report of all runs.",
     wrong="a job that is not finished, memory or open files that grow from the first tenth to the last, jobs that "
-    "take 1.3 times longer in the second half (medians of tenths), or a report of 300 runs of more than a minute. The "
-    "last five cases are these.",
-    full_size=300,
+    "take 1.3 times longer in the second half (medians of tenths), or a report of 500 runs of more than a minute or "
+    "1 GiB. The last six cases are these.",
+    full_size=500,
     cases=cases,
     paints=True,
 )
