@@ -16,7 +16,7 @@ from rankbench.model import initial_model
 from rankbench.runs.tables import with_who
 from rankbench.tasks.nearest_neighbor import NearestNeighbor
 
-NOTHING = "nothing in this table that the claim speaks of"
+NOTHING = "the table has no rows for this claim"
 
 
 def of_networks(errors, width=8, angles=None, hard=0.001, bound=None, layers=1, seeds=3):
