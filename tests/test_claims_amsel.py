@@ -6,6 +6,7 @@ import math
 import pandas as pd
 import pytest
 from omegaconf import OmegaConf
+from rows import verdict
 
 from rankbench.analyses import ANALYSES, Subject, rank_theory
 from rankbench.claims import CLAIMS, judge, published
@@ -112,11 +113,6 @@ THEORY_REFUTING = {
     "amsel_hard_heads_near_bound": [("optimal_weights", 3.0, 0.0)],
     "amsel_full_rank_exact": [("full_rank", 1.0, 1e-3)],
 }
-
-
-def verdict(name, table, facet=None):
-    (row,) = judge(name, table, facet)
-    return row
 
 
 def right_and_wrong(name):

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from rows import verdict
 from scipy.special import lambertw
 
 from rankbench.analyses.invertibility import invert
@@ -132,11 +133,6 @@ SUPPORTING = {
     "kim_fig10_dot_widens": lambda: of_entries("dot", 5.0),
     "kim_fig10_l2_keeps_range": lambda: of_entries("l2", 1.2),
 }
-
-
-def verdict(name, table):
-    (row,) = judge(name, table)
-    return row
 
 
 @pytest.mark.parametrize("name", KIM)

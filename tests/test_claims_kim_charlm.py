@@ -5,8 +5,9 @@ import math
 
 import pandas as pd
 import pytest
+from rows import verdict
 
-from rankbench.claims import CLAIMS, judge, published
+from rankbench.claims import CLAIMS, published
 from rankbench.claims.kim_charlm import KIM_CHARLM
 from rankbench.runs.tables import fall_in_last_quarter
 
@@ -44,11 +45,6 @@ def speed(ratios, dot=1.0, seeds=3):
                 times = {"seconds": ratio * seconds * (1 + 1e-4 * seed), "seconds_dot": seconds}
                 rows.append({"variant": variant, "layers": layers, "seed": seed, "step": step, **times})
     return pd.DataFrame(rows)
-
-
-def verdict(name, table, facet=None):
-    (row,) = judge(name, table, facet)
-    return row
 
 
 def losses(layers=1, **by_variant):
