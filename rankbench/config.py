@@ -63,7 +63,7 @@ class ModelAttention:
         between=(1, 10**6),
     )
     tied_qk: bool = key("Whether W_Q = W_K.")
-    temperature: float = key("Divides the scores.", between=POSITIVE)
+    temperature: float = key("Attention scores are divided by it before the softmax.", between=POSITIVE)
     mix_attention: float = key(
         "a in a P + b I + c U, the matrix that multiplies the values: P is attention, U averages the tokens seen.",
         between=FACTOR,
@@ -81,12 +81,15 @@ class ModelAttention:
 
 @dataclass
 class ModelSublayers:
-    """Around a sub-layer f of the model: skips, norms and the MLP, as in norm(a x + b f(x)) and a x + b f(norm(x))."""
+    """Skips, norms, MLP.
 
-    skips: bool | None = key("Whether attention and MLPs have skips; overrides skip and mlp_skip. null: as they say.")
+    A sub-layer f of the input x gives norm(a x + b f(x)) or a x + b f(norm(x)).
+    """
+
+    skips: bool | None = key("Sets skip and mlp_skip together. null: leave them.")
     skip: bool = key("Whether attention has a skip. Without one, a = 0.")
-    skip_scale: float = key("a, which multiplies what a skip carries.", between=FACTOR)
-    branch_scale: float = key("b, which multiplies what a sub-layer adds. 1 / sqrt(layers) is common.", between=FACTOR)
+    skip_scale: float = key("Factor a of the skip in a x + b f(x).", between=FACTOR)
+    branch_scale: float = key("Factor b of the sub-layer in a x + b f(x). 1 / sqrt(layers) is common.", between=FACTOR)
     mlp: bool = key("Whether each layer has an MLP.")
     mlp_ratio: float = key("Hidden width of the MLP over the model's width.", between=(1e-3, 1e3))
     mlp_skip: bool = key("Whether the MLP has a skip.")
@@ -103,7 +106,7 @@ class ModelSublayers:
         choices=("none", "depth"),
     )
     bias: bool = key("Whether the linear maps of the layers have biases.")
-    value_residual: float = key("Share of the first layer's values in those of each later layer.", between=(0.0, 1.0))
+    value_residual: float = key("Weight of layer 1's values in every later layer's values.", between=(0.0, 1.0))
     embedding_skip: float = key("Factor of the embedding that is added to the input of each layer.", between=FACTOR)
     hyper_connections: str = key(
         "Kind of the learned matrices that mix the streams of hyper-connections. none: no such streams.",
@@ -196,7 +199,7 @@ class TrainerConfig:
     accumulate: int = key("Number of parts into which a batch is split to save memory.", between=(1, 10**9))
     eval_every: int = key("Interval between rows of metrics.csv.", unit="steps", between=STEPS)
     checkpoint_every: int = key(
-        "Interval between checkpoints, and the most that a killed run loses.", unit="steps", between=STEPS
+        "Interval between checkpoints. A killed run loses at most this many steps.", unit="steps", between=STEPS
     )
     keep_state: bool = key(
         "Whether a finished run keeps its training state, up to three times its weights, so that more steps can follow."
@@ -229,15 +232,14 @@ class BaseConfig:
     seed: int = key("First seed.", between=(0, 2**32 - 1))
     replicas: int = key("Number of seeds, which train side by side in one run.", between=(1, 4096))
     device: str = key("Device to compute on.", choices=("auto", "cpu", "cuda"))
-    precision: str = key("Number type.", choices=("fp32", "bf16", "fp64"))
+    precision: str = key("Floating-point format.", choices=("fp32", "bf16", "fp64"))
     threads: int = key(
         "Threads of each process, at most one for each processor of the machine. More than one rarely pays for models "
         "of this size.",
         between=(1, 1024),
     )
     budget: str | None = key(
-        "Size of a preset. null: paper, as large as in its paper. A time, as in 2h or 30min: as many seeds and steps "
-        "as fit.",
+        "Size of a preset. null: the paper's size. A time, as in 2h or 30min: as many seeds and steps as fit.",
         choices=BUDGETS,
         why="or, with a preset, a time such as 30min or 2h",
     )
@@ -261,7 +263,7 @@ class TrainConfig(BaseConfig):
 
     optimizer: OptimizerConfig
     trainer: TrainerConfig
-    objective: str | None = key("Number that a search optimises and that train returns.", choices=OBJECTIVES)
+    objective: str | None = key("Quantity that search= optimises (train returns it).", choices=OBJECTIVES)
 
 
 KINDS_OF_TOKENS = ("class", "registers", "first", "separators", "unscored")
@@ -317,8 +319,8 @@ class AnalyzeConfig(BaseConfig):
         "Axis of a module's tokens, in the tensor that is measured and in the layers' states. null: read.",
         between=(0, 7),
     )
-    optimizer: dict[str, Any] = key("Ignored; a preset may set it for train.")
-    trainer: dict[str, Any] = key("Ignored; a preset may set it for train.")
+    optimizer: dict[str, Any] = key("Accepted and ignored, so that presets written for train also run here.")
+    trainer: dict[str, Any] = key("Accepted and ignored, so that presets written for train also run here.")
 
 
 BENCHMARKS = ("paths", "training", "startup", "attention", "depth", "lipschitz", "metrics", "compiling")

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 import torch
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 from omegaconf import OmegaConf
 
@@ -22,6 +21,7 @@ from rankbench.config import ModelConfig, conf_dir
 from rankbench.measures import rounding
 from rankbench.model.network import run
 from rankbench.model.transformer import Transformer
+from rankbench.plots.figure import Layout
 from rankbench.tasks import Batch, Task, build_task
 
 
@@ -106,7 +106,7 @@ def _nothing_painted() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", save)
-        patch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
+        patch.setattr(Layout, "execute", lambda *_: None)
         yield
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
+from rows import pick
 
 from rankbench.analyses import ANALYSES, Subject, paths, residual
 from rankbench.config import conf_dir
@@ -113,12 +114,6 @@ def scores_by_hand(model, states, targets, readout="normalised"):
 def assert_scores(row, wanted):
     for column, value in zip(("accuracy", "loss", "relative_residual"), wanted, strict=True):
         assert row[column] == pytest.approx(value, **EXACT), column
-
-
-def pick(table, **wanted):
-    for column, value in wanted.items():
-        table = table[table[column] == value]
-    return table
 
 
 def test_the_columns_begin_with_who_and_where(make_subject):

@@ -222,12 +222,14 @@ def test_an_analysis_of_a_folder_in_which_another_is_at_work_is_refused(begun_by
     work[begun_by]()  # the lock goes with its holder
 
 
-def test_a_table_that_is_gone_is_computed_again(tmp_path, fresh, calls):
+@pytest.mark.parametrize(("gone", "computed"), [("residual.csv", BOTH[:2]), ("analyses.json", BOTH)])
+def test_a_table_that_is_gone_or_has_no_record_is_computed_again(tmp_path, fresh, calls, gone, computed):
+    """A kill between a table and its record leaves it without one."""
     analyze(config(), fresh, tmp_path)
-    (tmp_path / "residual.csv").unlink()
+    (tmp_path / gone).unlink()
     calls.clear()
     analyze(config(), fresh, tmp_path)
-    assert calls == BOTH[:2]
+    assert calls == computed
 
 
 class Killed(Exception):
@@ -302,15 +304,6 @@ def test_seeds_that_took_no_time_leave_no_files(tmp_path, fresh, monkeypatch):
     monkeypatch.setattr(module, "SECONDS_KEPT", -1)
     with pytest.raises(AssertionError):  # the control: it would have been called
         analyze(config(), fresh, tmp_path / "other")
-
-
-def test_a_table_without_a_record_is_computed_again(tmp_path, fresh, calls):
-    """A kill between the table and the record."""
-    analyze(config(), fresh, tmp_path)
-    (tmp_path / "analyses.json").unlink()
-    calls.clear()
-    analyze(config(), fresh, tmp_path)
-    assert calls == BOTH
 
 
 @pytest.mark.parametrize(("change", "words"), [("code", "rankbench's source"), ("version", "rankbench's version")])

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
+from rows import pick
 
 from rankbench.analyses import ANALYSES, Plan, Subject, bounds
 from rankbench.config import conf_dir
@@ -41,12 +42,6 @@ def make_subject(model_config, sorting_task):
 
 def table_of(subject, *variants, sequences=9):
     return bounds.table(subject, bounds.Options(list(variants), sequences))
-
-
-def pick(table, **wanted):
-    for column, value in wanted.items():
-        table = table[table[column] == value]
-    return table
 
 
 def composite(x):

@@ -196,7 +196,7 @@ def test_settings_that_the_paper_does_not_speak_of_get_no_verdict(changed):
     assert [verdict["where"] for verdict in judge("above", table)] == ["skip=True"]
     (verdict,) = judge("above", table[~table.skip])
     assert (verdict["outcome"], verdict["where"]) == ("undecided", "")
-    assert verdict["reason"] == "nothing in this table that the claim speaks of"
+    assert verdict["reason"] == "the table has no rows for this claim"
 
 
 def test_a_setting_without_a_value_is_judged_and_whole_numbers_have_no_point(changed):

@@ -6,6 +6,7 @@ import math
 import pandas as pd
 import pytest
 from omegaconf import OmegaConf
+from rows import verdict
 
 from rankbench.analyses import ANALYSES, Subject, rank_theory
 from rankbench.claims import CLAIMS, judge, published
@@ -16,7 +17,7 @@ from rankbench.model import initial_model
 from rankbench.runs.tables import with_who
 from rankbench.tasks.nearest_neighbor import NearestNeighbor
 
-NOTHING = "nothing in this table that the claim speaks of"
+NOTHING = "the table has no rows for this claim"
 
 
 def of_networks(errors, width=8, angles=None, hard=0.001, bound=None, layers=1, seeds=3):
@@ -112,11 +113,6 @@ THEORY_REFUTING = {
     "amsel_hard_heads_near_bound": [("optimal_weights", 3.0, 0.0)],
     "amsel_full_rank_exact": [("full_rank", 1.0, 1e-3)],
 }
-
-
-def verdict(name, table, facet=None):
-    (row,) = judge(name, table, facet)
-    return row
 
 
 def right_and_wrong(name):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from rows import verdict
 
 from rankbench.claims import CLAIMS, judge
 from rankbench.claims.blog import BLOG
@@ -69,11 +70,6 @@ REFUTING = {
     "blog_few_paths_suffice": [of_pruning(greedy=0.4)],
     "blog_largest_paths_suffice": [of_pruning(norm=0.4, random=0.5)],
 }
-
-
-def verdict(name, table):
-    (row,) = judge(name, table)
-    return row
 
 
 @pytest.mark.parametrize("name", BLOG)

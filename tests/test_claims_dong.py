@@ -424,7 +424,7 @@ def test_networks_that_have_not_learned_count_either_way(num_collapsed, num_untr
     assert (f"{num_untrained} of 20 seeds count as either extreme" in verdict["reason"]) == bool(num_untrained)
 
 
-SPOKEN_OF = "nothing in this table that the claim speaks of"
+SPOKEN_OF = "the table has no rows for this claim"
 
 
 @pytest.mark.parametrize(

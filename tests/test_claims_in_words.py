@@ -159,7 +159,7 @@ def test_a_table_that_refutes_a_claim_in_words_is_not_held(name, words, table):
 
 
 def test_the_number_of_paths_that_are_read_out_together_decides_by_itself():
-    """5 paths at .48, 20 at .599 and all of them at .671, of a line of .6."""
+    """5 paths at .48, 20 at .599 and all of them at .671, of a threshold of .6."""
     table = by_length(ACCURACY | {1: 0.598}, whole_sums=0.671)
     table.loc[(table.path_length == 1) & (table.subset_size == 5), "accuracy"] -= 0.12
     outcomes = {verdict["where"]: verdict["outcome"] for verdict in judge("dong_fig4_length_1_sorting", table)}

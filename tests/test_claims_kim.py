@@ -9,15 +9,16 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from rows import verdict
 from scipy.special import lambertw
 
 from rankbench.analyses.invertibility import invert
 from rankbench.claims import CLAIMS, judge
-from rankbench.claims.kim import KIM, ROUNDING
+from rankbench.claims.kim import KIM, LEFT_BY_ROUNDING
 from rankbench.measures.attention_layer import attend, fresh_layer
 
 TOKENS = (11, 101, 1001)
-NOTHING = "nothing in this table that the claim speaks of"
+NOTHING = "the table has no rows for this claim"
 
 
 def w0(x):
@@ -134,11 +135,6 @@ SUPPORTING = {
 }
 
 
-def verdict(name, table):
-    (row,) = judge(name, table)
-    return row
-
-
 @pytest.mark.parametrize("name", KIM)
 def test_a_claim_holds_on_a_table_that_supports_it_and_fails_on_its_control(name, outcomes_with_control):
     wanted = ({"passed"}, {"broken"}) if CLAIMS[name].is_check else ({"held"}, {"failed"})
@@ -222,14 +218,14 @@ def test_what_rounding_hides_of_an_error_is_an_upper_bound():
     for floor in (0.0, 1e-16):
         row = verdict("kim_fig3_l2_inverted", inverted("l2", rate=0.1, first=2.0, floor=floor))
         assert row["is_bound"] and row["outcome"] == "held"
-        assert row["measured"] == pytest.approx(math.log10(ROUNDING * 10 / 2.0), rel=1e-12)
+        assert row["measured"] == pytest.approx(math.log10(LEFT_BY_ROUNDING * 10 / 2.0), rel=1e-12)
     # rounding of a first error that is hardly above it leaves nothing to be said
     assert verdict("kim_fig3_l2_inverted", inverted("l2", first=1e-11))["reason"] == "rounding hides the number"
 
 
 @pytest.mark.parametrize("kind", ["l2", pytest.param("dot", marks=pytest.mark.slow)])
 def test_rounding_leaves_far_less_of_an_error_than_is_taken_for_rounding(kind):
-    """Where the iteration has converged what is left is rounding alone: at most a quarter of ROUNDING."""
+    """Where the iteration has converged what is left is rounding alone: at most a quarter of LEFT_BY_ROUNDING."""
     left = []
     for seed in range(6):
         generator = torch.Generator().manual_seed(seed)
@@ -245,7 +241,7 @@ def test_rounding_leaves_far_less_of_an_error_than_is_taken_for_rounding(kind):
             errors = [((x - x_BND).abs().max() / x_BND.abs().max()).item() for x in iterates]
             if errors[-1] < 1e-9:  # it has converged: the other inputs are not inverted
                 left.append(max(errors[-20:]))
-    assert len(left) > 6 and 0 < max(left) < ROUNDING / 4
+    assert len(left) > 6 and 0 < max(left) < LEFT_BY_ROUNDING / 4
 
 
 def test_an_iteration_that_overflows_has_no_number():

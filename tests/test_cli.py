@@ -798,10 +798,10 @@ BAD = [
 
 
 @pytest.mark.parametrize(("typed", "parts"), BAD, ids=[typed[:60] for typed, _ in BAD])
-def test_bad_input_is_one_line_and_makes_no_folder(typed, parts, tmp_path):
-    line = refused("train", *typed.split(), at=tmp_path)
+def test_bad_input_is_one_line_and_makes_no_folder(typed, parts, tmp_path, command="train"):
+    line = refused(command, *typed.split(), at=tmp_path)
     assert len(line) < 3000  # a long list of what is allowed stays whole
-    assert line.startswith(f"rankbench train: {parts[0]}")
+    assert line.startswith(f"rankbench {command}: {parts[0]}")
     for part in parts:
         assert part in line
     assert list(tmp_path.iterdir()) == []
@@ -830,11 +830,7 @@ def test_cuda_where_there_is_none(tmp_path, monkeypatch):
     ],
 )
 def test_bad_input_to_analyze(typed, parts, tmp_path):
-    line = refused("analyze", *typed.split(), at=tmp_path)
-    assert line.startswith(f"rankbench analyze: {parts[0]}")
-    for part in parts:
-        assert part in line
-    assert list(tmp_path.iterdir()) == []
+    test_bad_input_is_one_line_and_makes_no_folder(typed, parts, tmp_path, "analyze")
 
 
 @pytest.mark.parametrize("typed", ["model=null", "task=null", "=3"])

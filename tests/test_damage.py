@@ -252,48 +252,33 @@ DEEP = "[" * 10**5 + "]" * 10**5
 LAUGHS = "".join(f"a{number}: &a{number} [{f'*a{number - 1},' * 9}]\n" for number in range(1, 12))
 
 
-@pytest.mark.parametrize("text", [DEEP, "9" * 5000, "[]", "3", ""], ids=lambda text: text[:4])
-def test_odd_json_is_one_line(tmp_path, text):
-    path = tmp_path / "record.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError) as error:
-        read_json(path)
-    one_line(error, f"{path}: ")
+ODD_JSON = [DEEP, "9" * 5000, "[]", "3", ""]
+ODD_YAML = ["a: " + "[" * 400, "&a\nmodel: *a\n", f"a0: &a0 1\n{LAUGHS}", "a: " + "9" * 5000]
+ODD_YAML += ["[a]", "[a]: 1", "a: 2020-13-45"]
+HUGE = f"seed,value\n0,1\n0,{'9' * 400}\n"
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("read", "text", "reason"),
     [
-        "a: " + "[" * 400,
-        "&a\nmodel: *a\n",
-        f"a0: &a0 1\n{LAUGHS}",
-        "a: " + "9" * 5000,
-        "[a]",
-        "[a]: 1",
-        "a: 2020-13-45",
+        *((read_json, text, "") for text in ODD_JSON),
+        *((read_yaml, text, "not ") for text in ODD_YAML),
+        (read_table, HUGE, "value has an integer that is too large"),
     ],
-    ids=lambda text: text[:9],
+    ids=lambda value: value[:9] if isinstance(value, str) else value.__name__,
 )
-def test_odd_yaml_is_one_line(tmp_path, text):
-    path = tmp_path / "config.yaml"
+def test_an_odd_file_is_one_line(tmp_path, read, text, reason):
+    path = tmp_path / "file"
     path.write_text(text)
     with pytest.raises(ConfigError) as error:
-        read_yaml(path)
-    one_line(error, f"{path}: not ")
+        read(path)
+    one_line(error, f"{path}: {reason}")
 
 
 @pytest.mark.parametrize("jobs", [DEEP, '[{"folder": "../elsewhere", "overrides": []}]', '[{"folder": 3}]'])
 def test_an_odd_list_of_jobs_counts_as_none(tmp_path, jobs):
     (tmp_path / JOBS).write_text(jobs)
     assert Sweep(tmp_path).jobs() == Sweep(tmp_path).missing() == []
-
-
-def test_an_integer_larger_than_any_of_ours_is_one_line(tmp_path):
-    path = tmp_path / "paths.csv"
-    path.write_text(f"seed,value\n0,1\n0,{'9' * 400}\n")
-    with pytest.raises(ConfigError) as error:
-        read_table(path)
-    one_line(error, f"{path}: value has an integer that is too large")
 
 
 @pytest.mark.parametrize("change", [lambda rows: [*rows, rows[-1]], lambda rows: [*rows[:-1], "=1+1" + rows[-1][1:]]])

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
+from rows import pick
 
 from rankbench.analyses import Subject, independence
 from rankbench.config import conf_dir
@@ -52,12 +53,6 @@ STRUCTURES = [
     {"norm": "none", "skip_scale": 0.5, "mlp": False, "mlp_skip": False},
     {"mask": "causal", "padded": True},
 ]
-
-
-def pick(table, **wanted):
-    for column, value in wanted.items():
-        table = table[table[column] == value]
-    return table
 
 
 # --- joint networks and signs --------------------------------------------------------------------------------------

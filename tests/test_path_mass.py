@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
+from rows import pick
 
 from rankbench.analyses import Subject, path_mass, pruning
 from rankbench.config import conf_dir
@@ -54,12 +55,6 @@ STRUCTURES = [
     {"skip": False},
     {"padded": True},
 ]
-
-
-def pick(table, **wanted):
-    for column, value in wanted.items():
-        table = table[table[column] == value]
-    return table
 
 
 def each_path(model, inputs, mlp="gate"):

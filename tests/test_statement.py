@@ -30,7 +30,7 @@ def statement(*verdicts):
 def test_held_where_all_settings_are_and_the_closest_is_named():
     whole = statement(verdict("s=a", 0.9), verdict("s=b", 0.72, p_value=0.004), verdict("s=c", 0.8))
     assert (whole["outcome"], whole["num_settings"], whole["num_held"]) == ("held", 3, 3)
-    assert whole["reading"] == "held in all 3 settings; the closest is s=b, 0.72 against a line of 0.6"
+    assert whole["reading"] == "held in all 3 settings; the closest is s=b, 0.72 against a threshold of 0.6"
     assert (whole["where"], whole["measured"], whole["low95"]) == ("s=b", 0.72, 0.62)
     assert (whole["smallest"], whole["largest"], whole["p_value"]) == (0.72, 0.9, 0.004)
     assert whole["paper"] == "Dong et al. 2021"
@@ -44,7 +44,7 @@ def test_settings_that_do_not_hold_are_named_with_their_reasons():
     parts = statement(verdict("s=a", 0.9), failed, undecided)
     assert parts["outcome"] == "partly held" and parts["where"] == "s=b" and parts["p_value"] == 0.99
     wanted = f"failed: s=b (0.3); undecided: s=c (0.61; {reason})"
-    assert parts["reading"] == f"held in 1 of 3 settings, with a line of 0.6; {wanted}"
+    assert parts["reading"] == f"held in 1 of 3 settings, threshold 0.6; {wanted}"
     many = statement(*(verdict(f"s={number}", number / 10, "failed") for number in range(5)), verdict("s=9", 0.9))
     assert many["reading"].endswith("failed: s=0 (0), s=1 (0.1) and 3 more")
     assert statement(failed, undecided)["outcome"] == "failed"
@@ -59,13 +59,13 @@ def test_settings_that_do_not_hold_are_named_with_their_reasons():
 def test_the_closest_setting_on_each_side(side, line, numbers, closest):
     rows = [verdict(f"s={number}", number, side=side, line=line) for number in numbers]
     assert statement(*rows)["measured"] == closest
-    assert f"against a line of {'±' if side == 0 else ''}0.5" in statement(*rows)["reading"]
+    assert f"against a threshold of {'±' if side == 0 else ''}0.5" in statement(*rows)["reading"]
 
 
 def test_one_setting_reads_as_its_verdict():
     row = verdict("", 0.7, "undecided", 0.1, reason="fewer than 3 seeds")
     assert statement_line(statement(row)) == verdict_line(row)
-    assert statement(row)["reading"] == "undecided: 0.7 against a line of 0.6; fewer than 3 seeds"
+    assert statement(row)["reading"] == "undecided: 0.7 against a threshold of 0.6; fewer than 3 seeds"
     hidden = statement(
         verdict("s=a", 0.9, is_bound=True), verdict("s=b", math.nan, "undecided", math.nan, reason="why")
     )

@@ -253,10 +253,6 @@ def _initial_for_trained(rows: pd.DataFrame, of: str) -> pd.DataFrame:
     return pd.concat([rows[~chosen], initial])
 
 
-def _measured(rows: pd.DataFrame, form: str) -> pd.DataFrame:
-    return rows[(rows.form == form) & (rows.kind == "measured")]
-
-
 def _vote_of(rows: pd.DataFrame) -> pd.Series:
     """Formula of the majority vote for each row's dimension and number of heads."""
     return rows.join(_by_heads(rows, "majority_vote").rename("formula"), on=["dimension", "heads"]).formula
@@ -270,8 +266,8 @@ def _sharp_bound_of(rows: pd.DataFrame) -> pd.Series:
 
 
 def _vote_for_full_rank(rows: pd.DataFrame) -> pd.DataFrame:
-    votes = _measured(rows, "majority_vote")
-    return votes[votes.heads == rows.heads.min()].assign(form="full_rank")
+    votes = rows[(rows.form == "majority_vote") & (rows.kind == "measured") & (rows.heads == rows.heads.min())]
+    return votes.assign(form="full_rank")
 
 
 SLIDES = "Amsel, Yehudai and Bruna"
@@ -291,17 +287,19 @@ _formula = partial(Claim, table="rank_theory", across=True, why_untrained=None)
 
 AMSEL: dict[str, Claim] = {
     "amsel_full_rank_soft": _trained(
-        statement="One full-rank softmax head learns the farthest point (error; our line).",
+        statement="One full-rank softmax head learns the farthest point (error; threshold: ours).",
         source=EXPERIMENTS,
         by=("layers",),
         measure=partial(_full_rank, evaluation="soft"),
         claimed=below(SOFT),
         published=_printed,
-        control=Control.beyond("an error of .03", of=lambda rows: _full(_errors(rows, "soft")), error=0.03),
+        control=Control.beyond(
+            "an error of .03", of="evaluation == 'soft' and rank == width and heads == 1", error=0.03
+        ),
     ),
     "amsel_full_rank_hard": _trained(
-        statement="What one full-rank head misses is temperature: with hardmax its error is almost 0 (error; our "
-        "line).",
+        statement="What one full-rank head misses is temperature: with hardmax its error is almost 0 (error; "
+        "threshold: ours).",
         source=EXPERIMENTS,
         by=("layers",),
         measure=partial(_full_rank, evaluation="hard"),
@@ -310,7 +308,7 @@ AMSEL: dict[str, Claim] = {
     ),
     "amsel_low_rank_above": _trained(
         statement="However many there are, heads of a quarter of the rank or less err much more than one full-rank "
-        "head (smallest error of these over its error; our line: 10).",
+        "head (smallest error of these over its error; threshold: ours, 10).",
         source=EXPERIMENTS,
         by=("layers",),
         measure=_low_over_full,
@@ -329,12 +327,13 @@ AMSEL: dict[str, Claim] = {
         published=_printed,
         control=Control.beyond(
             "heads of lower rank that err a hundredth less than the full-rank head",
-            of=lambda rows: rows[rows["rank"] != rows.width],
+            of="rank != width",
             error=lambda rows: 0.99 * rows.seed.map(_full(_errors(rows)).groupby("seed").error.mean()),
         ),
     ),
     "amsel_m_is_minus_identity": _trained(
-        statement="One full-rank head learns W_QK = -I for the farthest point (angle to I in degrees; our line).",
+        statement="One full-rank head learns W_QK = -I for the farthest point (angle to I in degrees; threshold: "
+        "ours).",
         source=LEARNS,
         measure=_angle_alone,
         claimed=above(175.0),
@@ -342,7 +341,7 @@ AMSEL: dict[str, Claim] = {
         control=UNTRAINED_HEADS,
     ),
     "amsel_m_of_many_heads": _trained(
-        statement="Many full-rank heads learn nearly the same (median angle to I in degrees; our line).",
+        statement="Many full-rank heads learn nearly the same (median angle to I in degrees; threshold: ours).",
         source=LEARNS,
         measure=_angle_of_most,
         claimed=above(150.0),
@@ -369,7 +368,7 @@ AMSEL: dict[str, Claim] = {
         applies=lambda rows: "bound_any" in rows,
         why_untrained=None,  # it is a bound for all weights
         is_check=True,
-        control=Control.beyond("every error a hundredth below the bound", error=lambda rows: 0.99 * rows.bound_any),
+        control=Control.beyond("every error a hundredth below the bound", error="0.99 * bound_any"),
     ),
     "amsel_vote_formula": _formula(
         statement="A majority vote of random rank-1 heads errs as its formula says (largest deviation in standard "
@@ -380,7 +379,7 @@ AMSEL: dict[str, Claim] = {
         is_check=True,
         control=Control.beyond(
             "votes that err five standard errors more",
-            of=partial(_measured, form="majority_vote"),
+            of="form == 'majority_vote' and kind == 'measured'",
             value=lambda rows: _vote_of(rows) + 5 * rows.standard_error,
         ),
     ),
@@ -392,14 +391,14 @@ AMSEL: dict[str, Claim] = {
         is_check=True,
         control=Control.beyond(
             "a network that errs a fifth more than the vote",
-            of=partial(_measured, form="construction"),
+            of="form == 'construction'",
             value=lambda rows: 1.2 * _vote_of(rows),
         ),
     ),
     "amsel_bound_is_tight": _formula(
         statement="The lower bound for value maps that are multiples of the identity is tight: random maps of that "
         "rank, with the best functions of what they see, err as much as it says (relative difference, of the number of "
-        "heads where it is largest; our line: .05 to either side).",
+        "heads where it is largest; threshold: ours, .05 to either side).",
         source=OPEN,
         measure=lambda rows: _over_sharp_bound(rows, "generalised") - 1,
         claimed=within(0.05),
@@ -407,19 +406,19 @@ AMSEL: dict[str, Claim] = {
         applies=partial(has_row, form="generalised"),
         control=Control.beyond(
             "heads that err a tenth more than the bound",
-            of=lambda rows: rows[rows.form == "generalised"],
+            of="form == 'generalised'",
             value=lambda rows: 1.1 * _sharp_bound_of(rows),
         ),
     ),
     "amsel_hard_heads_near_bound": _formula(
         statement="Random rank-1 hardmax heads with their best constant weights, which are few of the theorem's heads, "
-        "err less than twice as much as the bound (the largest ratio over the numbers of heads; our line).",
+        "err less than twice as much as the bound (the largest ratio over the numbers of heads; threshold: ours).",
         source=OPEN,
         measure=lambda rows: _over_sharp_bound(rows[rows["rank"] == 1], "optimal_weights"),
         claimed=below(2.0),
         control=Control.beyond(
             "heads that err 2.1 times as much as the bound",
-            of=lambda rows: rows[rows.form == "optimal_weights"],
+            of="form == 'optimal_weights'",
             value=lambda rows: 2.1 * _sharp_bound_of(rows),
         ),
     ),
@@ -434,7 +433,7 @@ AMSEL: dict[str, Claim] = {
     ),
     "garg_many_heads_fail": Claim(
         statement="In-context regression is worse with many heads of low rank (error after the last example of the "
-        "most heads over that of the fewest; our line: 2).",
+        "most heads over that of the fewest; threshold: ours, 2).",
         source=GARG,
         table="head_rank",
         measure=_many_over_few_heads,
@@ -443,7 +442,7 @@ AMSEL: dict[str, Claim] = {
         why_untrained=_few_heads_in_training,
         control=Control.beyond(
             "the most heads err 1.9 times as much as the fewest",
-            of=lambda rows: rows[(rows.of == "network") & (rows.heads == rows.heads.max())],
+            of="of == 'network' and heads == heads.max()",
             error=lambda rows: 1.9 * _error_of_fewest_heads(rows),
         ),
     ),

@@ -1,6 +1,6 @@
 """Conditions of the attention-paths blog (on weakly interdependent paths), as tests on the tables.
 
-The blog calls paths weakly interdependent where these conditions hold. It prints no numbers; the lines are ours.
+The blog calls paths weakly interdependent where these conditions hold. It prints no numbers; the thresholds are ours.
 """
 
 from functools import partial
@@ -53,8 +53,8 @@ _condition = partial(Claim, source=SOURCE, table="independence")
 
 
 def _control(of: str, column: str, by: float) -> Control:
-    larger = {column: lambda rows: rows[column].abs() + by}
-    return Control.beyond(f"the same, where {column} is {by:g} larger", lambda rows: rows[rows.of == of], **larger)
+    larger = {column: f"{column}.abs() + {by}"}
+    return Control.beyond(f"the same, where {column} is {by:g} larger", f"of == '{of}'", **larger)
 
 
 def _pairs(column: str, statement: str) -> Claim:

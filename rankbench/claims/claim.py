@@ -1,10 +1,10 @@
 """What a claim is, and how it is judged: held, failed, or undecided at this budget.
 
 A claim is judged by one number per seed and the 95 % interval of their mean. It is held if the interval lies on the
-claimed side of the line, and failed if it lies on the other side. It is undecided if the line is inside the interval,
-if there are too few seeds, or if the network has not learned its task. A claim of equivalence has a line to either side
-of 0, and two one-sided tests. A verdict of "held" counts only if the claim's negative control fails: a table made from
-the same rows for which the claim is false.
+claimed side of the threshold, and failed if it lies on the other side. It is undecided if the threshold is inside the
+interval, if there are too few seeds, or if the network has not learned its task. A claim of equivalence has a threshold
+to either side of 0, and two one-sided tests. A verdict of "held" counts only if the claim's negative control fails: a
+table made from the same rows for which the claim is false.
 """
 
 import math
@@ -20,7 +20,7 @@ from rankbench.runs.intervals import interval95, num_to_decide, p_value
 
 HELD, FAILED, UNDECIDED = "held", "failed", "undecided"
 PASSED, BROKEN = "passed", "broken"  # outcomes of a check
-NOTHING = "nothing in this table that the claim speaks of"
+NOTHING = "the table has no rows for this claim"
 NOT_JUDGED = "not judged since the claim changed"
 FEWEST = 3  # seeds, or steps, that an interval needs
 STILL_FALLS = 0.02  # nats: a language model whose test loss falls by more over its last quarter is still in training
@@ -36,7 +36,7 @@ class AtMost(float):
 
 
 class Threshold(NamedTuple):
-    """Where a number should lie: above the line (side=+1), below it (-1), or within it to either side of 0 (0)."""
+    """Where a number should lie: above the threshold (side=+1), below it (-1), or within it to either side of 0 (0)."""
 
     side: int
     at: float
@@ -55,17 +55,13 @@ class Control(NamedTuple):
     falsify: Callable[[pd.DataFrame], pd.DataFrame]
 
     @classmethod
-    def beyond(
-        cls, statement: str, of: Callable[[pd.DataFrame], pd.DataFrame] = lambda rows: rows, **columns: Any
-    ) -> "Control":
-        """Control whose numbers lie beyond the threshold: these columns set to a number, or to a function of the rows.
-
-        of: chooses the rows in which they are set; all others stay as they were measured.
-        """
+    def beyond(cls, statement: str, of: str = "", **columns: Any) -> "Control":
+        """Control whose numbers lie beyond the threshold: these columns set to a number, or to a function of the rows,
+        which pandas' language can express (`0.99 * bound_any`). of: which rows, in the same language; empty: all."""
 
         def falsify(rows: pd.DataFrame) -> pd.DataFrame:
-            chosen, changed = rows.index.isin(of(rows).index), rows.assign(**columns)
-            return rows.assign(**{name: changed[name].where(chosen, rows[name]) for name in columns})
+            values = {name: rows.eval(x, engine="python") if isinstance(x, str) else x for name, x in columns.items()}
+            return rows.assign(**values).where(rows.eval(of, engine="python"), rows) if of else rows.assign(**values)
 
         return cls(statement, falsify)
 
@@ -352,7 +348,7 @@ def _judge_interval(claim: Claim, values: list[float], reason: str) -> Judgement
 def _judge_either_way(claim: Claim, rows: pd.DataFrame, values: list[float], untrained: str) -> Judgement:
     """Judge numbers some of which are of untrained networks, with these at either extreme. untrained: says which.
 
-    If both ways have the same outcome, the judgement is the one nearer to the line. Else it is undecided.
+    If both ways have the same outcome, the judgement is the one nearer to the threshold. Else it is undecided.
     """
     lost = [bool(claim.why_untrained(rows_of_repeat)) for _, rows_of_repeat in rows.groupby(claim.repeats)]
     both = [
@@ -376,7 +372,7 @@ def _more_text(claim: Claim, more: float) -> str:
 
 
 def _judge_bounds(claim: Claim, rows: pd.DataFrame, values: list[float]) -> Judgement:
-    """Judge numbers some of which rounding hides: decided only if all of them certainly lie below the line."""
+    """Judge numbers some of which rounding hides: decided only if all of them certainly lie below it."""
     highest = float(max(values))
     judged = Judgement(UNDECIDED, highest, is_bound=True, num_repeats=len(values))
     if reason := _why_not_decidable(claim, rows, len(values)):
@@ -393,7 +389,7 @@ def _why_not_decidable(claim: Claim, rows: pd.DataFrame, num_repeats: int) -> st
 
 
 def _side_of(claim: Claim, low: float, high: float) -> str:
-    """Outcome of an interval; a line that it touches counts as inside it, except for an exact number."""
+    """Outcome of an interval; a threshold that it touches counts as inside it, except for an exact number."""
     side, line = claim.claimed
     if side == 0:
         inside, outside = -line < low and high < line, low > line or high < -line

@@ -9,7 +9,6 @@ the logarithm in each layer (Theorem 2.3), so log3 of the ratio is the number of
 import math
 from functools import partial
 
-import numpy as np
 import pandas as pd
 
 from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, above, below, untrained_by_accuracy, within
@@ -19,7 +18,7 @@ from rankbench.claims.sweeps import in_order, rows_at
 TENTH = 0.1  # share of the relative residual above which a network has not collapsed
 ALL_BUT_FEW = 0.95  # share of the sequences that counts as all of them
 VANISHED = 0.001  # share of the relative residual below which a network has "converged to rank 1"
-JUST_ABOVE = 1.1  # factor by which controls move a number to the other side of its line
+JUST_ABOVE = 1.1  # factor by which controls move a number to the other side of its threshold
 SMALLEST = -150.0  # log10 of the smallest share whose square, and so whose spread, float64 can hold
 RATE = "Dong et al. 2021, Theorem 2.3"
 FIG2 = "Dong et al. 2021, sec. 4.1 and Fig. 2"
@@ -260,7 +259,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
     "dong_fig2_collapses": _collapse(
         statement="Without skips, with MLPs or without, less than a tenth of the embedding's relative residual is left "
         "after the last layer of all sequences but a few (share of the sequences, the smaller of the two; above .95, "
-        "which is our line).",
+        "threshold: ours).",
         source=FIG2,
         measure=lambda rows: min(_collapsed(rows, variant) for variant in ("no_skip", "attention_only")),
         claimed=above(ALL_BUT_FEW),
@@ -271,7 +270,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
     "dong_fig2_skips": _collapse(
         statement="With skips, with MLPs or without, more than a tenth of the embedding's relative residual is left "
         "after the last layer of all sequences but a few (share of the sequences, the smaller of the two; above .95, "
-        "which is our line).",
+        "threshold: ours).",
         source=FIG2,
         measure=lambda rows: 1 - max(_collapsed(rows, variant) for variant in ("full", "no_mlp")),
         claimed=above(ALL_BUT_FEW),
@@ -318,7 +317,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
     ),
     "dong_thm_rate_cubic": _collapse(
         statement="Attention alone cubes the residual: each of the later half of the layers triples its logarithm "
-        "(growth exponent less 3, of the layer that is farthest from it; the line of .1 to either side is ours).",
+        "(growth exponent less 3, of the layer that is farthest from it; threshold: ours, .1 to either side).",
         source=RATE,
         measure=partial(_from_cubic, variant="attention_only_no_norm"),
         claimed=within(0.1),
@@ -332,9 +331,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         measure=_layers_for_three_decades,
         claimed=below(3.5),
         sourced=True,
-        control=Control.beyond(
-            "a residual that each layer halves", log10_residual=lambda rows: 1.0 - math.log10(2) * rows.layer
-        ),
+        control=Control.beyond("a residual that each layer halves", log10_residual=f"1.0 - {math.log10(2)} * layer"),
     ),
     "dong_thm_rate_bound": _collapse(
         statement="The residual of attention alone stays below the theorem's bound, in every layer from the first on "
@@ -350,7 +347,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
     ),
     "dong_thm_rate_mlp_cubic": _collapse(
         statement="With MLPs and without skips the decay is still cubic in each of the later half of the layers "
-        "(growth exponent less 3, of the layer that is farthest from it; the line of .1 to either side is ours).",
+        "(growth exponent less 3, of the layer that is farthest from it; threshold: ours, .1 to either side).",
         source="Dong et al. 2021, Corollary 3.2",
         measure=partial(_from_cubic, variant="no_skip"),
         claimed=within(0.1),
@@ -360,7 +357,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
     "dong_thm_rate_mlp_slows": _collapse(
         statement="The larger the Lipschitz constant of the MLPs (here their weights are mlp_gain times as large), the "
         "more residual is left without skips (Kendall's rank correlation of mlp_gain and the residual of the last "
-        "layer; above .5, three pairs in four in this order, which is our line; changes of less than a tenth count as "
+        "layer; above .5, three pairs in four in this order, threshold: ours; changes of less than a tenth count as "
         "none).",
         source="Dong et al. 2021, sec. 3.2",
         **in_order("model.mlp_gain", +1, lambda rows: _of_variant(rows, "no_skip").log10_residual.iloc[-1]),
@@ -399,7 +396,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         applies=_nowhere_contractive,
         control=Control.beyond(
             ".0011 of the residual left in every layer",
-            of=lambda rows: rows[rows.layer > 0],
+            of="layer > 0",
             log10_measured=lambda rows: (
                 rows.groupby(["seed", "bound"]).log10_measured.transform("first") + math.log10(JUST_ABOVE * VANISHED)
             ),
@@ -416,8 +413,8 @@ DONG_COLLAPSE: dict[str, Claim] = {
         exact=True,
         control=Control.beyond(
             "the residual of the last layer off by 1e-11 of itself",
-            of=lambda rows: rows[rows.layer == rows.layer.max()],
-            residual=lambda rows: rows.residual * (1 + 1e-11),
+            of="layer == layer.max()",
+            residual="residual * (1 + 1e-11)",
         ),
     ),
     "dong_layernorm_collapses": _layernorm(
@@ -428,7 +425,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         scale="positive",
         control=Control.beyond(
             "a relative residual of 0.0011 after every layer",
-            log10_relative_residual=lambda rows: np.where(rows.layer == 0, 0.0, math.log10(JUST_ABOVE * VANISHED)),
+            log10_relative_residual=f"{math.log10(JUST_ABOVE * VANISHED)} * (layer > 0)",
         ),
     ),
     "dong_layernorm_plays_no_role": _layernorm(
@@ -441,8 +438,8 @@ DONG_COLLAPSE: dict[str, Claim] = {
     ),
     "dong_layernorm_leaves_as_much": _layernorm(
         statement="LayerNorm leaves as much: where attention alone collapses without it, the relative residual of the "
-        "last layer is the same with it but for a factor of ten to either side (difference in decades; the line is "
-        "ours).",
+        "last layer is the same with it but for a factor of ten to either side (difference in decades; "
+        "threshold: ours).",
         measure=lambda rows: log10_left(rows, "attention_only") - log10_left(rows, "attention_only_no_norm"),
         claimed=within(1.0),
         control=Control("with LayerNorm 1.1 decades less is left than without", _a_tenth_of_it),
@@ -468,7 +465,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
     "wu_windows_slow_the_collapse": _collapse(
         statement="Local masks slow the collapse down: without LayerNorm the narrower the window, the more is left "
         "(Kendall's rank correlation of window and relative residual of the last layer; below -.5, three pairs in four "
-        "in this order, which is our line; changes of less than a tenth count as none).",
+        "in this order, threshold: ours; changes of less than a tenth count as none).",
         source=WU,
         **in_order("model.window", -1, partial(log10_left, variant="attention_only_no_norm")),
     ),

@@ -145,10 +145,10 @@ _counted = partial(Claim, source=FIG5, table="path_counts", why_untrained=None, 
 # A claim of Fig. 4 on sampled paths, under both schemes (the paper: `recomputed`)
 _protocol = partial(Claim, source=FIG4, table="paths", by=("scheme",), floor="sum_below_floor")
 TURNED_ROUND = Control.beyond(
-    "every run that collapses does not, and the others do", collapsed=lambda rows: 1 - rows.collapsed, escaped=0
+    "every run that collapses does not, and the others do", collapsed="1 - collapsed", escaped=0
 )
 SIX_POINTS_ABOVE = Control.beyond(
-    "every accuracy 6 points above the commonest class", accuracy=lambda rows: rows.majority_accuracy + 0.06
+    "every accuracy 6 points above the commonest class", accuracy="majority_accuracy + 0.06"
 )
 
 
@@ -203,8 +203,8 @@ DONG_PATHS: dict[str, Claim] = {
         control=Control.beyond("a remainder of 1.1e-10", remainder=1.1e-10),
     ),
     "dong_fig3_collapse": _rollout(
-        statement="Run freely, attention alone collapses to one point (share of seeds; the line, half of them, is "
-        "ours; not at width 128, where the paper says that it is hardly observable).",
+        statement="Run freely, attention alone collapses to one point (share of seeds; threshold: ours, half of "
+        "them; not at width 128, where the paper says that it is hardly observable).",
         measure=_collapses,
         claimed=above(0.5),
         scale="rate",
@@ -214,7 +214,7 @@ DONG_PATHS: dict[str, Claim] = {
     ),
     "dong_fig3_prevented": _rollout(
         statement="Run freely, a layer with an MLP or a skip does not collapse to one point, and does not escape to "
-        "infinity, which would not count as prevention (share of seeds; the line, half of them, is ours).",
+        "infinity, which would not count as prevention (share of seeds; threshold: ours, half of them).",
         measure=_stays,
         claimed=above(0.5),
         scale="rate",
@@ -233,24 +233,24 @@ DONG_PATHS: dict[str, Claim] = {
         control=in_reverse("model.width"),
     ),
     "dong_fig4_whole_sorting": _whole(
-        statement="The whole network sorts (the line of .95 is ours).", line=0.95, published=0.98
+        statement="The whole network sorts (threshold: ours, .95).", line=0.95, published=0.98
     ),
     "dong_fig4_length_1_sorting": _length_one("sorting", 0.6),
     "dong_fig4_whole_convex_hull": _whole(
-        statement="The whole network finds the convex hull (in the paper's figure about .9; the line of .85 is ours).",
+        statement="The whole network finds the convex hull (in the paper's figure about .9; threshold: ours, .85).",
         line=0.85,
         published=0.9,
     ),
     "dong_fig4_length_1_convex_hull": _length_one("convex hulls", 0.65),
     "dong_fig4_whole_memorization": _whole(
-        statement="The whole network memorises (the line of .8 is ours).", line=0.8, published=0.85
+        statement="The whole network memorises (threshold: ours, .8).", line=0.8, published=0.85
     ),
     "dong_fig4_length_1_memorization": _length_one("memorization", 0.8),
     "dong_fig4_falls_with_length": _protocol(
         statement="Accuracy consistently deteriorates with path length, from 1 on (Kendall's rank correlation over the "
         "pairs of lengths that are not both at chance, that is, within 5 points of the commonest class; differences "
-        "within the spread of repeated samples count as none; our line, -.8, allows one swapped pair of neighbours "
-        "among six lengths).",
+        "within the spread of repeated samples count as none; threshold: ours, -.8, which allows one swapped pair of "
+        "neighbours among six lengths).",
         measure=_rank_correlation_with_length,
         claimed=below(CONSISTENTLY),
         since="2026-11-26",
@@ -258,14 +258,14 @@ DONG_PATHS: dict[str, Claim] = {
     ),
     "dong_fig4_longest_at_chance": _protocol(
         statement="The longest paths are as good as a random guess (their accuracy less that of the commonest class; "
-        "the line of 5 points to either side is ours).",
+        "threshold: ours, 5 points to either side).",
         measure=lambda rows: _sampled(rows, rows.path_length.max()) - rows.majority_accuracy.mean(),
         claimed=within(AT_CHANCE),
         control=SIX_POINTS_ABOVE,
     ),
     "dong_fig4_length_0_no_information": _protocol(
         statement="Length-0 paths hold no useful information (accuracy above that of the commonest class, which takes "
-        "none; the line of 5 points is ours).",
+        "none; threshold: ours, 5 points).",
         measure=lambda rows: _sampled(rows, 0) - rows.majority_accuracy.mean(),
         claimed=below(AT_CHANCE),
         control=SIX_POINTS_ABOVE,

@@ -26,12 +26,13 @@ from rankbench.claims.claim import (
 from rankbench.claims.sweeps import TENTH_MORE
 
 INVERTED = -3.0  # log10 of the share of the initial error that is left: a thousandth counts as inverted
-ROUNDING = 64 * np.finfo(float).eps  # relative to the largest entry: the most that rounding leaves of a vanished error
+LEFT_BY_ROUNDING = 64 * np.finfo(float).eps  # of the largest entry: the most that rounding leaves of a vanished error
 WIDER = 2.0  # "much wider" (app. N) is read as above twice the range, "remains similar" as within a factor of 2 of it
 # Exponent of the number of steps above which an ascent counts as growing without bound: the norm of dot products is of
 # second degree in their inputs, which steps of equal size move at a constant speed. At a bound the exponent is 0.
 GROWS = 0.5
 PARTS = 5  # of an ascent's steps, in each of which it must grow
+LOWER, ASCENTS = "kind == 'lower_bound'", "quantity == 'ascent'"  # rows that controls set
 MAP = ["seed", "weights", "part", "layer", "tokens", "p"]
 LAYER = ["seed", "weights", "attention", "layer", "tokens", "width", "inputs", "coefficient"]
 
@@ -67,14 +68,6 @@ def _smallest_slack(rows: pd.DataFrame, quantity: str) -> float:
 def _upper_of(rows: pd.DataFrame, quantity: str) -> pd.Series:
     """The bound of each row's map."""
     return rows.join(_upper(rows, quantity).rename("upper"), on=MAP).upper
-
-
-def _ascents(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows.quantity == "ascent"]
-
-
-def _lower_bounds(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows.kind == "lower_bound"]
 
 
 def _by_tokens(rows: pd.DataFrame, p: float, quantity: str) -> pd.Series:
@@ -153,7 +146,7 @@ def _left(rows: pd.DataFrame, attention: str) -> float:
     if rows.empty:
         raise NotMeasurable(f"no layer with attention={attention}")
     last, first = rows[rows.iteration == rows.iteration.max()], rows[rows.iteration == 0]
-    left, rounding = np.max(last.relative_error.to_numpy()), ROUNDING
+    left, rounding = np.max(last.relative_error.to_numpy()), LEFT_BY_ROUNDING
     if (rows.part == "attention").all():
         left = np.max(last.error.to_numpy()) / first.error.max()
         rounding *= (first.error / first.relative_error).max() / first.error.max()
@@ -179,7 +172,7 @@ def _beyond_contraction(rows: pd.DataFrame) -> float:
     does not hide the error."""
     rows = rows[(rows.attention == "contractive_l2") & (rows.part == "attention")]
     first = rows[rows.iteration == 0].groupby(LAYER).error.max().rename("first")
-    seen = rows[(rows.iteration > 0) & (rows.relative_error > ROUNDING)].join(first, on=LAYER)
+    seen = rows[(rows.iteration > 0) & (rows.relative_error > LEFT_BY_ROUNDING)].join(first, on=LAYER)
     if seen.empty:
         raise NotMeasurable("rounding hides the error from the first iteration on")
     return (np.log10(seen.error / seen["first"]) - seen.iteration * np.log10(seen.coefficient)).max()
@@ -245,7 +238,7 @@ def _bound_holds(quantity: str, bound: str, statement: str, source: str) -> Clai
         exact=True,
         control=Control.beyond(
             f"each measured norm a hundredth above {bound}",
-            of=_lower_bounds,
+            of=LOWER,
             value=lambda rows: 1.01 * _upper_of(rows, quantity),
         ),
     )
@@ -275,11 +268,11 @@ KIM: dict[str, Claim] = {
         claimed=below(1e-3),
         applies=partial(has_row, quantity="one_dimension", kind="exact", p=np.inf),
         is_check=True,
-        control=Control.beyond("each ascent ends .002 higher", of=_lower_bounds, value=lambda rows: rows.value + 0.002),
+        control=Control.beyond("each ascent ends .002 higher", of=LOWER, value="value + 0.002"),
     ),
     "kim_fig2_slope": _lipschitz(
         statement="The lower bound grows with log N like the bound of Theorem 3.2 (relative difference of the "
-        "slopes; our line: a tenth to either side).",
+        "slopes; threshold: ours, a tenth to either side).",
         source=FIG2,
         measure=_slope_off,
         claimed=within(0.1),
@@ -287,8 +280,8 @@ KIM: dict[str, Claim] = {
         is_check=True,
         control=Control.beyond(
             "a lower bound that grows by four fifths as much",
-            of=_ascents,
-            value=lambda rows: 0.8 * rows.value + 0.2 * rows.seed.map(_ascents(rows).groupby("seed").value.mean()),
+            of=ASCENTS,
+            value=lambda rows: 0.8 * rows.value + 0.2 * rows.groupby(["seed", "quantity"]).value.transform("mean"),
         ),
     ),
     "kim_fig7_log": _lipschitz(
@@ -301,14 +294,14 @@ KIM: dict[str, Claim] = {
         is_check=True,
         control=Control.beyond(
             "the bound of Theorem 3.2 in place of the lower bound",
-            of=_ascents,
+            of=ASCENTS,
             value=partial(_upper_of, quantity="theorem"),
         ),
     ),
     "kim_fig8_diverges": _lipschitz(
         statement="Under ascent ||J||_inf of dot-product attention grows without bound: in every fifth of the steps "
         "after the first, at least with their square root, and L2 attention, which has a bound, does not (exponent of "
-        "the number of steps, in the fifth in which it grows least; our line: .5).",
+        "the number of steps, in the fifth in which it grows least; threshold: ours, .5).",
         source="Kim et al. 2021, app. L and Fig. 8",
         measure=partial(_least_growth, attention="dot"),
         claimed=above(GROWS),
@@ -323,18 +316,18 @@ KIM: dict[str, Claim] = {
     ),
     "kim_bound_grows": Claim(
         statement="The steps of training make the bound on Lip_inf of every attention layer grow by more than a tenth "
-        "(log10 of the last over the first, of the layer where it grows least; our line: log10 of 1.1).",
+        "(log10 of the last over the first, of the layer where it grows least; threshold: ours, log10 of 1.1).",
         source="rankbench, with the bound of Kim et al. 2021, Theorem 3.2",
         table="dynamics",
         measure=_bound_grown,
         claimed=above(TENTH_MORE),
         applies=_bound_is_free,
         why_untrained=None,  # it speaks of the steps that were taken, however many
-        control=Control.beyond("the same steps in reverse order", step=lambda rows: rows.step.max() - rows.step),
+        control=Control.beyond("the same steps in reverse order", step="step.max() - step"),
     ),
     "kim_fig3_dot_not_inverted": _inverted(
-        statement="Dot-product attention is not inverted (log10 of the share of the error that is left; our line: a "
-        "thousandth).",
+        statement="Dot-product attention is not inverted (log10 of the share of the error that is left; threshold: "
+        "ours, a thousandth).",
         source=FIG3,
         measure=partial(_left, attention="dot"),
         claimed=above(INVERTED),
@@ -343,7 +336,7 @@ KIM: dict[str, Claim] = {
     ),
     "kim_fig3_l2_inverted": _inverted(
         statement="L2 attention is inverted for small enough c, taken as the smallest of the table (log10 of the "
-        "share of the error that is left; our line: a thousandth).",
+        "share of the error that is left; threshold: ours, a thousandth).",
         source=FIG3,
         measure=lambda rows: _left(rows[rows.coefficient == rows.coefficient.min()], "l2"),
         claimed=below(INVERTED),
@@ -364,7 +357,7 @@ KIM: dict[str, Claim] = {
     ),
     "kim_fig5_dot_not_inverted": _inverted(
         statement="Trained, dot-product attention is not inverted, neither the layer nor (inputs=test) the network "
-        "(log10 of the share of the error that is left; our line: a thousandth).",
+        "(log10 of the share of the error that is left; threshold: ours, a thousandth).",
         source=FIG5,
         measure=partial(_left, attention="dot"),
         claimed=above(INVERTED),
@@ -374,7 +367,7 @@ KIM: dict[str, Claim] = {
     ),
     "kim_fig5_contractive_inverted": _inverted(
         statement="With trained weights, as with any, contractive L2 attention is inverted, the layer and "
-        "(inputs=test) the network (log10 of the share of the error that is left; our line: a thousandth).",
+        "(inputs=test) the network (log10 of the share of the error that is left; threshold: ours, a thousandth).",
         source="Kim et al. 2021, sec. 4",
         measure=partial(_left, attention="contractive_l2"),
         claimed=below(INVERTED),
@@ -383,7 +376,7 @@ KIM: dict[str, Claim] = {
     ),
     "kim_fig10_dot_widens": _entries(
         statement="Trained dot-product attention gives outputs of a much wider range than its inputs (from the "
-        "smallest to the largest entry, ratio; our line).",
+        "smallest to the largest entry, ratio; threshold: ours).",
         source=FIG10,
         measure=_range_ratio,
         claimed=above(WIDER),
@@ -392,7 +385,7 @@ KIM: dict[str, Claim] = {
     ),
     "kim_fig10_l2_keeps_range": _entries(
         statement="Trained L2 attention (the paper: with tied keys) gives outputs of about the range of its inputs "
-        "(from the smallest to the largest entry; factor between the two, whichever is wider; our line).",
+        "(from the smallest to the largest entry; factor between the two, whichever is wider; threshold: ours).",
         source=FIG10,
         measure=_range_differs,
         claimed=below(WIDER),

@@ -244,8 +244,8 @@ def _loses_little(variant: str, base: str, claimed: Threshold, **claim: Any) -> 
 def _timed(variant: str, name: str) -> Claim:
     """Claim on the time of a training step."""
     return Claim(
-        statement=f"{name} attention trains about as fast as dot products (time of a step, relative difference; our "
-        "line: a tenth to either side).",
+        statement=f"{name} attention trains about as fast as dot products (time of a step, relative difference; "
+        "threshold: ours, a tenth to either side).",
         source="Kim et al. 2021, Table 1",
         table="speed",
         across=True,
@@ -254,9 +254,7 @@ def _timed(variant: str, name: str) -> Claim:
         why_untrained=_too_noisy,
         published=lambda rows: _printed(rows, "kim_table1_speed", "seconds").assign(seconds_dot=1.0),
         control=Control.beyond(
-            "times 1.15 times those of dot products",
-            of=lambda rows: rows[rows.variant == variant],
-            seconds=lambda rows: 1.15 * rows.seconds_dot,
+            "times 1.15 times those of dot products", of=f"variant == '{variant}'", seconds="1.15 * seconds_dot"
         ),
     )
 
@@ -275,7 +273,7 @@ KIM_CHARLM: dict[str, Claim] = {
         base=DOT,
         claimed=below(LITTLE),
         statement="L2 attention in place of dot products incurs hardly any loss (nats per symbol more, at the number "
-        "of layers where it loses most; our line; the paper's networks: width 512).",
+        "of layers where it loses most; threshold: ours; the paper's networks: width 512).",
         source=FIG4,
     ),
     "kim_tying_loses": _loses(
@@ -289,13 +287,13 @@ KIM_CHARLM: dict[str, Claim] = {
         variant=CONTRACTIVE,
         base=TIED,
         statement="Dividing by the Lipschitz bound incurs a noticeable loss (nats per symbol more than tied L2, at the "
-        "number of layers where it loses least; our line; the paper's networks: width 512).",
+        "number of layers where it loses least; threshold: ours; the paper's networks: width 512).",
         source=FIG4,
         line=LITTLE,
     ),
     "kim_contraction_gains_from_depth": _curves(
         statement="Contractive L2 makes up for its loss with more layers (Kendall's rank correlation of layers and "
-        "test loss; below -.5, three pairs in four in this order, which is our line; changes of less than .02 nats "
+        "test loss; below -.5, three pairs in four in this order, threshold: ours; changes of less than .02 nats "
         "count as none; the paper's networks: width 512).",
         source=FIG4,
         measure=_trend_with_depth,
@@ -305,17 +303,15 @@ KIM_CHARLM: dict[str, Claim] = {
         control=Control("its numbers of layers in reverse order", _depths_reversed),
     ),
     "kim_lstm": _curves(
-        statement="The best LSTM of the paper's width, 512, reaches about one nat (per symbol, less 1; our line: .05 "
-        "to either side).",
+        statement="The best LSTM of the paper's width, 512, reaches about one nat (per symbol, less 1; threshold: "
+        "ours, .05 to either side).",
         source="Kim et al. 2021, sec. 5.3 and Fig. 4",
         measure=lambda rows: _best_lstm(rows) - 1,
         claimed=within(ABOUT),
         applies=lambda rows: "width" in rows and bool(((rows.variant == LSTM) & (rows.width >= WIDTH)).any()),
         why_untrained=partial(_untrained, variants=(LSTM,)),
         published=_printed,
-        control=Control.beyond(
-            "an LSTM with a test loss of 1.1", of=lambda rows: rows[rows.variant == LSTM], test_loss=1.1
-        ),
+        control=Control.beyond("an LSTM with a test loss of 1.1", of=f"variant == '{LSTM}'", test_loss=1.1),
     ),
     "kim_transformer_beats_lstm": _curves(
         statement="The best Transformer of 3 to 5 layers does better than the best LSTM (nats per symbol more; the "
@@ -333,7 +329,7 @@ KIM_CHARLM: dict[str, Claim] = {
     "kim_contractive_as_fast": _timed(CONTRACTIVE, "Contractive L2"),
     "kim_dot_fails_deep": _curves(
         statement="At a fixed rate dot products fail to train beyond 10 layers, where tied L2 trains (nats per symbol "
-        "more, at the number of layers where they fail least; our line).",
+        "more, at the number of layers where they fail least; threshold: ours).",
         since="2026-11-26",
         source="Kim et al. 2021, app. N, Table 3 and Fig. 11",
         measure=_gap_when_deep,
@@ -355,7 +351,7 @@ KIM_CHARLM: dict[str, Claim] = {
         base=MATCHED,
         claimed=within(LITTLE),
         statement="With as many parameters as free L2, tied L2 performs alike (nats per symbol less, at the number of "
-        "layers where they differ most; our line: .02 to either side).",
+        "layers where they differ most; threshold: ours, .02 to either side).",
         source=FIG9,
         printed=False,
     ),

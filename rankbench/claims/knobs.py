@@ -24,7 +24,7 @@ from rankbench.runs.tables import last_of_layer
 
 HALF = 0.5  # share of a rank or an entropy above which it counts as kept
 # Share of the relative residual: dynamics.csv does not mark rounding, and a network may have trained in float32
-ROUNDING = 1e-4
+SMALLEST_SHARE = 1e-4
 
 # Measures: one seed's rows -> a number
 
@@ -97,7 +97,7 @@ def _least_kept_in_training(rows: pd.DataFrame) -> float:
     states = pd.concat([last_of_layer(rows_of_step) for _, rows_of_step in with_skips.groupby("step")])
     by_step = states.pivot(index="step", columns="layer", values="relative_residual")
     least = (by_step.iloc[:, -1] / by_step.iloc[:, 0]).min()
-    return least if not least < ROUNDING else AtMost(ROUNDING)
+    return least if not least < SMALLEST_SHARE else AtMost(SMALLEST_SHARE)
 
 
 def mean_path_length(rows: pd.DataFrame) -> float:
@@ -129,7 +129,7 @@ def _trend(key: str, side: int, statement: str, source: str, table: str = "colla
     line = "above .5" if side > 0 else "below -.5"
     return Claim(
         statement=f"{statement} (Kendall's rank correlation of {key} and the share of the embedding's relative "
-        f"residual that is left; {line}, three pairs in four in this order, which is our line; changes of less than a "
+        f"residual that is left; {line}, three pairs in four in this order, threshold: ours; changes of less than a "
         "tenth count as none).",
         source=source,
         table=table,
@@ -153,7 +153,7 @@ def _left_at(key: str, end: int, statement: str, source: str, table: str = "coll
 def _shorter(key: str, statement: str, source: str) -> Claim:
     return Claim(
         statement=f"{statement} (Kendall's rank correlation of {key} and their mean length, each length weighted with "
-        "the size of its sum; below -.5, three pairs in four in this order, which is our line; changes of less than a "
+        "the size of its sum; below -.5, three pairs in four in this order, threshold: ours; changes of less than a "
         "tenth count as none).",
         source=source,
         table="path_mass",
@@ -338,7 +338,7 @@ KNOBS: dict[str, Claim] = {
         along="model.hyper_connections",
         control=Control.beyond(
             "paths of plain skips that are longer by one",
-            path_length=lambda rows: rows.path_length + (rows["model.hyper_connections"] == "none"),
+            path_length="path_length + (`model.hyper_connections` == 'none')",
         ),
     ),
     "knob_sigma_reparam": _keeps(

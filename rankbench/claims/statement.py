@@ -77,7 +77,7 @@ def _number(value: Any) -> bool:
 
 
 def _margin(row: dict[str, Any]) -> float:
-    """How far a setting's number is on the claimed side of the line; negative beyond it."""
+    """How far a setting's number is on the claimed side of the threshold; negative beyond it."""
     if not _number(row["measured"]):
         return -math.inf
     return row["side"] * (row["measured"] - row["line"]) if row["side"] else row["line"] - abs(row["measured"])
@@ -94,10 +94,10 @@ def _p_value(rows: list[dict[str, Any]], good: str) -> float:
 
 
 def _reading(rows: list[dict[str, Any]], by_outcome: dict[str, list[dict[str, Any]]], outcome: str, good: str) -> str:
-    """One sentence: how many settings hold, and the numbers that are closest to the line or speak against the claim."""
+    """One sentence: how many settings hold, and the numbers closest to the threshold or against the claim."""
     line, exists = f"{'' if rows[0]['side'] else '±'}{rows[0]['line']:g}", rows[0]["exists"]
     closest = (min if by_outcome[good] and not exists else max)(rows, key=_margin)
-    comparison = f"{_measured(closest)} against a line of {line}"
+    comparison = f"{_measured(closest)} against a threshold of {line}"
     if len(rows) == 1:
         return "; ".join(filter(None, (f"{outcome}: {comparison}", closest["reason"])))
     num_held = len(by_outcome[good])
@@ -108,10 +108,10 @@ def _reading(rows: list[dict[str, Any]], by_outcome: dict[str, list[dict[str, An
     if len(by_outcome.get(outcome, ())) == len(rows):
         in_all = f"{outcome} in {every} settings"
         if outcome == UNDECIDED:
-            return f"{in_all}, with a line of {line}: {_named(rows)}"
+            return f"{in_all}, threshold {line}: {_named(rows)}"
         return f"{in_all}; the closest is {closest['where']}, {comparison}"
     others = [f"{word}: {_named(of_word)}" for word, of_word in by_outcome.items() if of_word and word != good]
-    return "; ".join([f"{good} in {num_held} of {len(rows)} settings, with a line of {line}", *others])
+    return "; ".join([f"{good} in {num_held} of {len(rows)} settings, threshold {line}", *others])
 
 
 def _measured(row: dict[str, Any]) -> str:

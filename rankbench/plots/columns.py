@@ -5,8 +5,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 
-from rankbench.plots.figure import LOWEST, PAGE, filled, height_of_panels, place_legend
-from rankbench.plots.style import LABEL_LETTER, STYLE, letters_within, panel_size
+from rankbench.plots.figure import LOWEST, PAGE, height_of_panels, place_legend
+from rankbench.plots.style import STYLE, panel_size
 
 WIDTHS = {"single": 3.25, "double": 6.75}  # inches: a column, and both with the gap between them
 
@@ -42,18 +42,10 @@ def _fit(figure: Figure, column: str | None) -> None:
     around = max(0.0, before[1] - grid.nrows * height_of_panels(grid.nrows))
     height = panel_size()[1] * min(1.0, max(0.75, width / per_row / panel_size()[0]))
     height = max(LOWEST, min(height, (PAGE - around) / lines))
-    for axes in panels:
-        axes.set_title(_filled(axes.get_title(), width / per_row))
-        axes.set_ylabel(_filled(axes.get_ylabel(), height))
     figure.set_size_inches(width, lines * height + around)
     if figure.legends:
         figure.legends[0].remove()
         place_legend(figure, panels)
-
-
-def _filled(text: str, inches: float) -> str:
-    """Break a text, but none of its formulas, into lines that fit into this many inches."""
-    return filled(text, letters_within(inches, LABEL_LETTER, "axes.titlesize"))
 
 
 def _labels(axes: Axes, panels: list[Axes]) -> tuple[str, str]:

@@ -20,6 +20,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from rankbench.plots.names import choice_in_words, in_a_paper
@@ -30,10 +31,8 @@ from rankbench.plots.style import (
     LEGEND_LETTER,
     MARKERS,
     STYLE,
-    TITLE_LETTER,
     colour_of,
     dashes_of,
-    letters_within,
     marker_of,
     panel_size,
     points_of,
@@ -87,8 +86,6 @@ def _laid_out(figure: Figure) -> Iterator[None]:
             if STYLE["savefig.dpi"] != "figure":
                 figure.dpi = STYLE["savefig.dpi"]
             engine.execute(figure)
-            if _break_labels(figure):
-                engine.execute(figure)
             figure.set_layout_engine(None)
         yield
     finally:
@@ -96,26 +93,36 @@ def _laid_out(figure: Figure) -> Iterator[None]:
         figure.set_layout_engine(engine)
 
 
+class Layout(ConstrainedLayoutEngine):
+    """matplotlib's own layout, with labels of y and titles that are longer than their panels broken into lines: they
+    would run into others, or out of the figure."""
+
+    def execute(self, figure: Figure) -> None:
+        """Arrange the figure; once more if texts had to be broken."""
+        super().execute(figure)
+        if _break_labels(figure):
+            super().execute(figure)
+
+
 def _break_labels(figure: Figure) -> bool:
-    """Break labels of y and titles that are longer than their panels into lines: they would run into others, or out of
-    the figure. Returns whether there were any."""
+    """Break the texts that are too long; returns whether there were any."""
     is_broken = False
     for axes in figure.axes:
         width, length = axes.get_window_extent().width, axes.title.get_window_extent().width
         if axes.get_title() and length > WIDE_TITLE * width:
             text = axes.get_title()
-            axes.title.set_text(filled(text, int(max(map(len, text.split("\n"))) * width / length)))
+            axes.title.set_text(_filled(text, int(max(map(len, text.split("\n"))) * width / length)))
             is_broken = True
         label, height = axes.yaxis.label, axes.get_window_extent().height
         length = label.get_window_extent().height if label.get_text() else 0.0
         if length > OVERHANG * height and "\n" not in label.get_text():
             text = label.get_text()
-            label.set_text(filled(text, int(len(text) * height / length)))
+            label.set_text(_filled(text, int(len(text) * height / length)))
             is_broken = True
     return is_broken
 
 
-def filled(text: str, letters: int) -> str:
+def _filled(text: str, letters: int) -> str:
     """Break a text, but none of its formulas, into lines of at most this many letters."""
     whole = re.sub(r"\$[^$]*\$", lambda formula: formula[0].replace(" ", "\0"), text)
     lines = (textwrap.fill(line, max(1, letters), break_long_words=False) for line in whole.split("\n"))
@@ -150,9 +157,7 @@ def save_pages(
     written = {}
     for name, (figure, note) in zip(names, figures, strict=True):
         if note:
-            note = note.replace("$", r"\$")
-            letters = letters_within(figure.get_figwidth(), LEGEND_LETTER, "font.size")
-            figure.suptitle(textwrap.fill(in_a_paper(note), letters), fontsize=STYLE["font.size"])
+            figure.suptitle(in_a_paper(note.replace("$", r"\$")), fontsize=STYLE["font.size"], wrap=True)
         written[name] = save(figure, path.with_name(name), kinds)
     return written
 
@@ -180,7 +185,7 @@ def _without_formulas(table: pd.DataFrame) -> pd.DataFrame:
 
 def empty_figure(width: float, height: float) -> Figure:
     """A figure of this size in inches, with a canvas on which texts can be measured."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout=Layout())
     FigureCanvasAgg(figure)
     return figure
 
@@ -227,9 +232,8 @@ def height_of_panels(rows: int) -> float:
 
 
 def title(*parts: str) -> str:
-    """Join the parts into one line with names as in a paper, or several lines if they are wider than a panel."""
-    letters = letters_within(panel_size()[0], TITLE_LETTER, "axes.titlesize")
-    return textwrap.fill(in_a_paper(" · ".join(part for part in parts if part)), letters, break_long_words=False)
+    """Join the parts into one line with names as in a paper; `Layout` breaks it if it is wider than its panel."""
+    return in_a_paper(" · ".join(part for part in parts if part))
 
 
 def line(axes: Axes, rows: pd.DataFrame, x: str, value: str, label: str, number: int, **means: Any) -> None:

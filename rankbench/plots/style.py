@@ -41,8 +41,7 @@ LEGEND = 7 / 8  # size of a legend's letters, relative to the others
 DASHES = ["-", "--", ":", "-."]
 MARKERS = ["o", "s", "^", "D", "v", "P"]
 INK, GREY = "#000000", "#777777"
-# Width of a letter in inches, per point of its size: in a legend, in a title with room beside it, in one without
-LEGEND_LETTER, TITLE_LETTER, LABEL_LETTER = 0.05 / 7, 3.25 / 48 / 8, 1 / 13 / 8
+LEGEND_LETTER = 0.05 / 7  # width of a letter in inches, per point of its size
 
 
 def settings_in(file: Path) -> dict[str, Any]:
@@ -141,8 +140,3 @@ def points_of(setting: str) -> float:
 def small(house_points: float) -> float:
     """Size in points of letters that are this size in our own style: smaller than the others, or equal to them."""
     return house_points / HOUSE["font.size"] * STYLE["font.size"]
-
-
-def letters_within(inches: float, letter: float, setting: str) -> int:
-    """Number of letters that fit into this many inches. letter: width of one in inches, per point of its size."""
-    return max(1, int(inches / (letter * points_of(setting))))

@@ -37,9 +37,10 @@ MARK = f"{BEGIN}; the hand-written texts are in notes/. -->"
 INDEX = "README.md"
 LARGEST = 200_000  # bytes of a figure
 READING = (
-    "A claim is *held* where the 95 % interval over seeds lies on the claimed side of its line in every setting that "
-    "the paper speaks of, and where its control fails, a set-up in which the claim is false. It is *partly held* where "
-    "some settings hold, and *held after Holm* where it still holds when all claims of its paper are tested together."
+    "A claim is *held* where the 95 % interval over seeds lies on the claimed side of its threshold in every setting "
+    "that the paper speaks of, and where its control fails, a set-up in which the claim is false. It is *partly held* "
+    "where some settings hold, and *held after Holm* where it still holds when all claims of its paper are tested "
+    "together."
 )
 
 
@@ -214,9 +215,7 @@ def _paper_page(
     claims, checks = ([row for row in statements if row["kind"] == kind] for kind in ("claim", "check"))
     yield f"{MARK}\n# {paper}: {PAPERS[paper]}\n\n[All results]({INDEX})\n"
     if claims:
-        columns = ("claim", "outcome", "num_held", "num_settings", "held_after_holm", "threshold", "distance", "scale")
-        rows = [row | {"threshold": threshold_text(row)} for row in claims]
-        yield markdown(pd.DataFrame([{name.replace("_", " "): row[name] for name in columns} for row in rows]))
+        yield markdown(pd.DataFrame([_row_of_claim(row) for row in claims]))
         yield f"{THRESHOLDS}\n"
     for row in claims:
         yield from _claim(row, home)
@@ -228,6 +227,19 @@ def _paper_page(
         yield "## Presets\n"
     for board in boards:
         yield from _preset(board, folder)
+
+
+def _row_of_claim(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "claim": row["claim"],
+        "outcome": row["outcome"],
+        "settings held": row["num_held"],
+        "settings": row["num_settings"],
+        "held after Holm": row["held_after_holm"],
+        "threshold": threshold_text(row),
+        "distance": row["distance"],
+        "scale": row["scale"],
+    }
 
 
 def _claim(row: dict[str, Any], home: dict[str, str]) -> Iterator[str]:

@@ -59,7 +59,7 @@ def _train(cfg: TrainConfig, run: Run, machine: Machine, command: list[str] | No
     if (asked := ASKED.get(cfg.trainer.compile, environment["step"])) != environment["step"]:
         log.info("%s keeps the kind of step that it began with, %s, not %s", run.folder, environment["step"], asked)
     if run.status in ("finished", "diverged"):
-        log.info("%s is given more steps; a copy of the finished run is in %s", run.folder, run.set_aside())
+        log.info("extending %s; the finished run is kept in %s", run.folder, run.set_aside())
     run.begin(cfg, environment)
     training = _opened(cfg, task, run, machine, seeds)
     if changed := run.record_continuation(environment, training.progress.step):

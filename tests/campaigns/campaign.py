@@ -116,5 +116,8 @@ def page(campaigns: dict[str, Campaign]) -> str:
         where = f"seed {row['seed']}, {row['date']}, {row['commit']}, {row['machine']}"
         lines.append([f"`{name}`", size, row["wrong"], row["remark"], f"{int(row['seconds']) / 60:.1f}", where])
     table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
-    paragraphs = [f"**{name}**: {campaign.about} Wrong: {campaign.wrong}\n" for name, campaign in campaigns.items()]
+    paragraphs = [
+        f"**{name}**: {campaign.about} A case counts as wrong if it shows {campaign.wrong}\n"
+        for name, campaign in campaigns.items()
+    ]
     return "\n".join([INTRODUCTION, table, *paragraphs])
