@@ -1,5 +1,6 @@
 """Sentences that the papers say in passing, as tests on tables that other claims use as well."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -7,7 +8,7 @@ import pandas as pd
 
 from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, above, below
 from rankbench.claims.dong_collapse import layers_ahead, log10_kept
-from rankbench.claims.dong_paths import FIG3, every_seed_goes_round
+from rankbench.claims.dong_paths import DONG_PATHS, FIG3, every_seed_goes_round
 from rankbench.claims.knobs import kept_measured
 from rankbench.claims.sweeps import log10_of, rows_at, rows_by_value, with_exchanged
 
@@ -93,6 +94,12 @@ REMARKS: dict[str, Claim] = {
     ),
     "dong_sparse_collapses_slower": _xformer(
         "sparse", -1, "Attention to random parts of the keys, here a quarter of them, collapses more slowly"
+    ),
+    "dong_fig4_consistent": replace(
+        DONG_PATHS["dong_fig4_falls_with_length"],
+        statement="Whatever the depth, the number of heads, the alphabet, the length and the width, accuracy falls "
+        "with path length (as in dong_fig4_falls_with_length).",
+        since="",
     ),
     "dong_fig3_skips_slow_points": Claim(
         statement="Skips slow the points down: run freely, the points of attention with a skip go a shorter way in a "
