@@ -63,15 +63,15 @@ def _way(rows: pd.DataFrame) -> float:
 # Controls
 
 
-def _equal_steps(rows: pd.DataFrame) -> pd.DataFrame:
+def _slowing_down(rows: pd.DataFrame) -> pd.DataFrame:
     """Let each layer remove a hundredth less than the one before."""
     return rows.assign(log10_relative_residual=-(1 - 0.99**rows.layer))
 
 
 def _same_everywhere(rows: pd.DataFrame, key: str) -> pd.DataFrame:
-    first = rows_by_value(rows, key)
-    one = next(iter(first.values()))
-    return pd.concat([one.assign(**{key: value}) for value in first])
+    by_value = rows_by_value(rows, key)
+    first = next(iter(by_value.values()))
+    return pd.concat([first.assign(**{key: value}) for value in by_value])
 
 
 def _xformer(attention: str, side: int, statement: str) -> Claim:
@@ -138,7 +138,7 @@ REMARKS: dict[str, Claim] = {
         sourced=True,
         by=("weights",),
         learned=None,
-        control=Control("each layer removes a hundredth less than the one before", _equal_steps),
+        control=Control("each layer removes a hundredth less than the one before", _slowing_down),
     ),
     "blog_scale_matters": Claim(
         statement="The scale of the scores changes what is left: by more than a factor of ten between two temperatures "

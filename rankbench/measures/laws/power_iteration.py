@@ -7,6 +7,8 @@ s^(2j) is the j-th Catalan number, and the norm is 2. C_(2k+1) / C_2k = 2 (4k + 
 1)/(4k + 4)) of the norm: .935 after the five iterations that the source quotes as enough.
 
 Control: matrices with one singular value far above the others, which the iteration finds.
+
+Shapes: D width.
 """
 
 import math
@@ -33,26 +35,27 @@ def predicted(**_: int) -> Predicted:
 def simulated(generator: torch.Generator, width: int, samples: int) -> Measured:
     """The same for random matrices, mean over `samples` of them."""
     draw = {"dtype": torch.float64, "generator": generator}
-    shares = {CLAIMED: torch.zeros(len(ITERATIONS)), CONTROL: torch.zeros(len(ITERATIONS))}
+    sums = {setup: torch.zeros(len(ITERATIONS), dtype=torch.float64) for setup in (CLAIMED, CONTROL)}
     for _ in range(samples):
         w_DD = torch.randn(width, width, **draw) / math.sqrt(width)
         left_D, right_D, start_D = torch.randn(3, width, **draw)
         spiked_DD = w_DD + SPIKE * torch.outer(left_D / left_D.norm(), right_D / right_D.norm())
         for setup, matrix_DD in ((CLAIMED, w_DD), (CONTROL, spiked_DD)):
-            shares[setup] += estimates(matrix_DD, start_D) / torch.linalg.matrix_norm(matrix_DD, 2)
-    for setup, sums in shares.items():
-        yield from ((setup, "square matrix", k, s / samples) for k, s in zip(ITERATIONS, sums.tolist(), strict=True))
+            sums[setup] += estimates(matrix_DD, start_D) / torch.linalg.matrix_norm(matrix_DD, 2)
+    for setup, sum_of_shares in sums.items():
+        shares = (sum_of_shares / samples).tolist()
+        yield from ((setup, "square matrix", k, share) for k, share in zip(ITERATIONS, shares, strict=True))
 
 
 def estimates(matrix_DD: Tensor, start_D: Tensor) -> Tensor:
     """The estimates of the norm after each of ITERATIONS."""
-    found = []
+    norms = []
     for iteration in range(max(ITERATIONS) + 1):
         start_D = start_D / start_D.norm()
         if iteration in ITERATIONS:
-            found.append((matrix_DD @ start_D).norm())
+            norms.append((matrix_DD @ start_D).norm())
         start_D = matrix_DD.T @ (matrix_DD @ start_D)
-    return torch.stack(found)
+    return torch.stack(norms)
 
 
 LAW = Law({"width": 400, "samples": 8}, predicted, "iteration", "estimate over the spectral norm", simulated=simulated)
