@@ -209,7 +209,7 @@ def outcomes_with_control() -> Callable[[str, pd.DataFrame], tuple[set[str], set
     """outcomes_with_control(name, table): how a claim comes out on a table, and on the table of its control."""
 
     def outcomes(name: str, table: pd.DataFrame) -> tuple[set[str], set[str]]:
-        tables = table, CLAIMS[name].control.doctor(table.copy())
+        tables = table, CLAIMS[name].control.falsify(table.copy())
         judged, control = ({verdict["outcome"] for verdict in judge(name, rows)} for rows in tables)
         return judged, control
 

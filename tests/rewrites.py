@@ -319,8 +319,9 @@ def _(network: Network) -> Written | None:
     """A call of the kernel for each head."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Any:
-        if q.dim() != 4 or q.shape[1] != k.shape[1]:
+        if q.dim() != 4:
             return NotImplemented
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         heads = range(q.shape[1])
         masks = [mask if mask is None or mask.dim() < 4 or mask.shape[1] == 1 else mask[:, [h]] for h in heads]
         return torch.cat([kernel(q[:, [h]], k[:, [h]], v[:, [h]], masks[h], scale) for h in heads], dim=1)
@@ -357,11 +358,11 @@ def _(network: Network) -> Written | None:
         if q.dim() == 4 and q.shape[1] != k.shape[1]:
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         scores = q @ k.mT * scale
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-        with torch._C.DisableTorchFunction():
-            if (scores.amax(-1) == -math.inf).any():  # 0 / 0
-                return NotImplemented
+        if mask is not None and mask.dtype == torch.bool:  # some padded queries see no key
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min / 2)
+            powers = torch.exp(scores - scores.amax(-1, keepdim=True)) * mask
+            return powers / powers.sum(-1, keepdim=True).clamp(min=1) @ v
+        scores = scores if mask is None else scores + mask
         return softmax(scores, -1) @ v
 
     return with_calls_replaced(network, {"softmax": softmax, **of_kernels(attend)})
@@ -745,8 +746,8 @@ def difference(one: pd.DataFrame | Refusal, other: pd.DataFrame | Refusal, value
         if row not in other or list(one[row].map(str)) != list(other[row].map(str)):
             return f"rows: {row} is {list(one[row])} and {list(other.get(row, []))}{counts}"
     left_out = {*NAMES, *RANDOM, *(f"{name}_sd" for name in RANDOM)}
-    if alone:  # one sequence has no interval
-        left_out |= {name for name in one.columns if name.endswith(("_low", "_high"))}
+    if alone:  # one sequence has no interval; MPT's positions are counted from the batch's width, which shifts logits
+        left_out |= {name for name in one.columns if name.endswith(("_low", "_high")) or "largest_logit" in name}
     columns, others = ([name for name in table.columns if name not in left_out] for table in (one, other))
     lines = {}
     if alone_there := {*columns} ^ {*others}:

@@ -318,7 +318,7 @@ def test_after_a_change_of_rankbench_itself_all_is_computed_again(
     assert f"{tmp_path / 'paths.csv'} is computed\n" in caplog.text
     calls.clear(), caplog.clear()
     analyze(config(), fresh, tmp_path)
-    assert calls == [] and f"{tmp_path / 'paths.csv'} is there already: options, networks" in caplog.text
+    assert calls == [] and f"{tmp_path / 'paths.csv'} is up to date (same options, networks" in caplog.text
     name, other = {"code": ("source_digest", lambda: "other"), "version": ("__version__", "9.8.7")}[change]
     monkeypatch.setattr(module, name, other)
     analyze(config(), fresh, tmp_path)

@@ -321,7 +321,7 @@ def test_pruning_by_the_librarys_head_and_every_path(folder, tmp_path, name, mas
     def states(batch):
         frozen = FrozenNetwork(network, batch.inputs)
         outputs_PBND = sums_of_groups(frozen, list(paths_PL[:, None]))
-        return torch.stack([outputs_PBND[chosen_P].sum(0) for chosen_P in of_part]), frozen.sums_by_length().bias_BND
+        return torch.stack([outputs_PBND[chosen_P].sum(0) for chosen_P in of_part]), frozen.by_length().bias_BND
 
     def loss(state_BND, batch):
         logits_BNC = library.lm_head(state_BND) if head is None else head(state_BND)

@@ -120,7 +120,7 @@ def test_what_a_measure_says_it_cannot_measure_is_the_reason(changed):
 def test_an_untrained_network_can_be_judged_where_the_claim_is_no_matter_of_training(changed):
     table = valued([2.0, 2.1, 2.2], whole_accuracy=0.1)
     assert judge("above", table)[0]["outcome"] == "undecided"
-    changed(learned=None)
+    changed(why_untrained=None)
     assert judge("above", table)[0]["outcome"] == "held"
 
 

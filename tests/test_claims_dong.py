@@ -336,7 +336,7 @@ def test_every_claim_fails_in_its_control(name, monkeypatch):
     before = table.copy()
     settings = [table] if not claim.by else [rows for _, rows in table.groupby(list(claim.by), dropna=False)]
     for rows in settings:
-        assert outcomes(name, claim.control.doctor(rows.copy())) == {word(name, "failed")}
+        assert outcomes(name, claim.control.falsify(rows.copy())) == {word(name, "failed")}
     pd.testing.assert_frame_equal(table, before)
 
 

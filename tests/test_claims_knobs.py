@@ -256,7 +256,7 @@ def test_every_claim_fails_in_its_control(name, monkeypatch):
     monkeypatch.setitem(CLAIMS, name, dataclasses.replace(KNOBS[name], exists=False))
     table = TABLES[name][0]
     before = table.copy()
-    (verdict,) = judge(name, KNOBS[name].control.doctor(table.copy()))
+    (verdict,) = judge(name, KNOBS[name].control.falsify(table.copy()))
     assert verdict["outcome"] == word(name, "failed")
     pd.testing.assert_frame_equal(table, before)
 

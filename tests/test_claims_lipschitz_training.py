@@ -26,7 +26,7 @@ def test_the_certificate_is_compared_with_that_at_the_cap(rows, outcome):
 
 
 def test_its_control_fails_unless_nothing_was_above_the_cap():
-    (verdict,) = judge(NAME, CLAIMS[NAME].control.doctor(table()))
+    (verdict,) = judge(NAME, CLAIMS[NAME].control.falsify(table()))
     assert verdict["outcome"] == "broken"
     (verdict,) = judge(NAME, table(uncapped=99.0), "optimizer.cap")
     assert "its control did not fail" in verdict["reason"]

@@ -89,7 +89,7 @@ def test_every_claim_fails_in_its_control(name, monkeypatch):
     monkeypatch.setitem(CLAIMS, name, dataclasses.replace(REMARKS[name], exists=False))  # an example is no way out
     table = TABLES[name][0]
     before = table.copy()
-    assert {verdict["outcome"] for verdict in judge(name, REMARKS[name].control.doctor(table.copy()))} == {"failed"}
+    assert {verdict["outcome"] for verdict in judge(name, REMARKS[name].control.falsify(table.copy()))} == {"failed"}
     pd.testing.assert_frame_equal(table, before)
 
 

@@ -52,7 +52,7 @@ def test_the_trend_is_scipys_rank_correlation(numbers):
     rows = of_seed(swept({f"{2.0**exponent}": number / 10 for exponent, number in enumerate(numbers)}))
     wanted = scipy.stats.kendalltau(range(len(numbers)), numbers).statistic
     assert trend(rows, KEY, value) == pytest.approx(wanted, abs=1e-12)
-    assert trend(in_reverse(KEY).doctor(rows), KEY, value) == pytest.approx(-wanted, abs=1e-12)
+    assert trend(in_reverse(KEY).falsify(rows), KEY, value) == pytest.approx(-wanted, abs=1e-12)
 
 
 def test_changes_of_less_than_a_tenth_are_no_trend():
@@ -82,7 +82,7 @@ def test_the_end_of_a_sweep_and_its_control(end, at_this_end, at_other_end):
     rows = of_seed(swept({"10": 1.0, "2": 2.0, "0.5": 3.0}))
     assert at_end(rows, KEY, value, end) == at_this_end
     control = from_other_end(KEY, end)
-    assert at_end(control.doctor(rows), KEY, value, end) == at_other_end
+    assert at_end(control.falsify(rows), KEY, value, end) == at_other_end
     assert ("largest" if end == 0 else "smallest") in control.statement
 
 
@@ -95,7 +95,7 @@ def along(monkeypatch):
 
     def make(**fields):
         defaults = {"measure": lambda rows: trend(rows, KEY, value), "claimed": above(0.5), "along": KEY}
-        defaults |= {"statement": "It grows.", "source": "a test", "table": "residual", "learned": None}
+        defaults |= {"statement": "It grows.", "source": "a test", "table": "residual", "why_untrained": None}
         claim = Claim(**{**defaults, "control": in_reverse(KEY), **fields})
         monkeypatch.setitem(CLAIMS, "grows", claim)
 

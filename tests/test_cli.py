@@ -31,7 +31,7 @@ from rankbench.commands.compose import as_keys, register, resolve
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError
 from rankbench.runs.sweep import Job, Sweep
-from rankbench.runs.tables import WHO
+from rankbench.runs.tables import RUN_COLUMNS
 
 pytestmark = pytest.mark.usefixtures("unpainted", "rounded_once")
 ROOT = Path(__file__).resolve().parent.parent
@@ -254,8 +254,8 @@ def test_python_m_rankbench_runs_from_another_folder(tmp_path):
 def documented():
     """The rankbench command lines of the usage text and of the documents, but for those that need an extra's plugin."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    records = ("RESULTS.md", "BENCHMARKS.md")  # of other commits
-    text = "\n".join(page.read_text(encoding="utf-8") for page in pages if page.name not in records)
+    pages.remove(ROOT / "docs" / "BENCHMARKS.md")  # a record of other commits
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     examples = cli.USAGE.partition("Examples:")[2].splitlines()
     lines = [
         line.partition(" #")[0].strip() for line in [*examples, *re.findall(r"^    (rankbench .*)", text, re.MULTILINE)]
@@ -314,7 +314,7 @@ def test_train_records_config_machine_and_summary(trained):
 @pytest.mark.parametrize("name", ["residual", "paths"])
 def test_tables_begin_with_who(trained, name):
     table = pd.read_csv(trained / f"{name}.csv")
-    assert list(table.columns[:4]) == WHO == ["run", "task", "model", "seed"]
+    assert list(table.columns[:4]) == RUN_COLUMNS == ["run", "task", "model", "seed"]
     assert set(table.run) == {trained.name} and set(table.task) == {"sorting"} and set(table.model) == {"transformer"}
     assert sorted(set(table.seed)) == [0, 1]
 
@@ -501,7 +501,7 @@ def test_a_sweep_makes_a_folder_a_job_and_gathers_them(tmp_path):
     assert list(table.seed) == [0, 0] and list(table["model.heads"]) == [1, 2]
     for name in ("residual", "paths"):
         gathered = pd.read_csv(sweep / f"{name}.csv")
-        assert list(gathered.columns[:4]) == WHO and "model.heads" in gathered
+        assert list(gathered.columns[:4]) == RUN_COLUMNS and "model.heads" in gathered
         parts = []
         for number in (0, 1):
             parts.append(pd.read_csv(sweep / jobs[number] / f"{name}.csv"))

@@ -30,7 +30,7 @@ def served(tmp_path, monkeypatch):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         sums = {split: hashlib.sha256(text.encode()).hexdigest() for split, text in TEXTS.items()}
         address = f"http://127.0.0.1:{server.server_address[1]}"
-        monkeypatch.setitem(corpora.CORPORA, "tiny", corpora.Source(address, sums, "a note"))
+        monkeypatch.setitem(corpora.CORPORA, "tiny", corpora.CorpusSource(address, sums, "a note"))
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         yield folder, asked
         server.shutdown()
@@ -62,7 +62,7 @@ def test_a_file_that_has_changed_at_its_address_is_refused(served, tmp_path):
 
 
 def test_without_a_network_it_says_so_in_one_line(monkeypatch, tmp_path):
-    source = corpora.Source("http://127.0.0.1:9", {"train": "0" * 64}, "")  # nobody listens there
+    source = corpora.CorpusSource("http://127.0.0.1:9", {"train": "0" * 64}, "")  # nobody listens there
     monkeypatch.setitem(corpora.CORPORA, "nowhere", source)
     with pytest.raises(ConfigError, match="could not be fetched") as error:
         corpora.fetch("nowhere", tmp_path / "corpus")

@@ -16,7 +16,8 @@ from rankbench.runs.tables import read_table
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "docs").glob("*.ipynb"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *NOTEBOOKS]
+HISTORY = ROOT / "docs" / "results" / "notes" / "history.md"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", HISTORY, *sorted((ROOT / "docs").glob("*.md")), *NOTEBOOKS]
 
 
 def first_cells(page, column):

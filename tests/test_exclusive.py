@@ -58,7 +58,7 @@ def test_paths_add_up_with_the_weights_and_the_own_shares_frozen(random_network)
     for (attention, *_), (of_plain, *_) in zip(frozen.layers, plain.layers, strict=True):
         share_BHN = 1 - of_plain.mixing_BHNM.sum(-1)  # rows of P sum to 1, so this is what exclusivity took away
         attention.mixing_BHNM.add_(torch.diag_embed(share_BHN))
-    assert frozen.sums_by_length().remainder().min() > 1e-3  # P in its place: the paths of a network that is not this
+    assert frozen.by_length().remainder().min() > 1e-3  # P in its place: the paths of a network that is not this
 
 
 def test_outputs_are_orthogonal_to_own_values_in_the_table(random_network):

@@ -123,7 +123,7 @@ def test_the_mean_square_over_all_signs_is_the_sum_of_the_paths_squares(make_sub
     squares = torch.zeros(3, dtype=torch.float64)
     for signs in itertools.product([-1.0, 1.0], repeat=4):
         signed = with_signs(network, torch.tensor(signs, dtype=torch.float64).view(2, 2))
-        squares += signed.sums_by_length().by_length_KBND.flatten(1).square().sum(1) / 16
+        squares += signed.by_length().by_length_KBND.flatten(1).square().sum(1) / 16
     for length in range(3):
         outputs = sums_of_groups(network, list(all_paths(2, 2, length)[:, None]))
         assert squares[length].item() == pytest.approx(outputs.square().sum().item(), **EXACT)

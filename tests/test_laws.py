@@ -337,7 +337,7 @@ def test_every_law_has_a_claim_and_sizes_here():
 @pytest.mark.parametrize("name", LAWS)
 def test_measured_is_the_closed_form_and_the_control_is_not(name, table_of):
     claim, table = CLAIMS[f"law_{name}"], table_of(name)
-    in_control = claim.control.doctor(table)
+    in_control = claim.control.falsify(table)
     for seed in range(2):
         assert (
             claim.measure(table[table.seed == seed])

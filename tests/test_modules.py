@@ -406,6 +406,9 @@ def test_padding_is_in_no_metric(name):
     mask = torch.ones(2, 6, dtype=torch.int64)
     mask[1, 4:] = 0
     both = rankbench.analyze(module, {"ids": ids, "attention_mask": mask}, name)[name]
+    negative = rankbench.analyze(module, ids.masked_fill(mask == 0, -1), name)[name]
+    measured = [column for column in both.select_dtypes("number") if "floor" not in column and column != "remainder"]
+    pd.testing.assert_frame_equal(negative[measured], both[measured], rtol=1e-9, atol=1e-14)
     long = rankbench.analyze(module, {"ids": ids[:1]}, name)[name]
     short = rankbench.analyze(module, {"ids": ids[1:, :4]}, name)[name]
     checked = {
@@ -677,7 +680,7 @@ def test_the_command_on_a_file(tmp_path):
         table = pd.read_csv(tmp_path / "out" / f"{name}.csv")
         assert len(table) and set(table.run) == {"mine.py:build"} and set(table.model) == {"TransformerEncoder"}
         assert (tmp_path / "out" / f"{name}.png").exists()
-    assert "spectrum.csv is there already" in succeeds(*words, at=tmp_path).err
+    assert "spectrum.csv is up to date" in succeeds(*words, at=tmp_path).err
 
 
 @pytest.mark.parametrize(
@@ -840,6 +843,11 @@ def test_tokens_of_any_whole_numbers_are_read(dtype, tmp_path):
     assert ids_BN.dtype == torch.int64 and ids_BN.flatten().tolist() == list(range(6))
 
 
+def test_an_absent_token_before_others_is_one_line():
+    with pytest.raises(ConfigError, match=r"^inputs: an absent token, which is negative, comes before others; pad"):
+        rankbench.analyze(Padded(), torch.tensor([[1, -1, 2]]), "residual")
+
+
 class Counting(nn.Module):
     """A layer whose result depends on how often it ran."""
 
@@ -884,3 +892,82 @@ def test_an_input_that_the_module_changes_is_measured_as_it_was_given():
         state = state if block is None else block(state).detach()
         expected.append((composite_norm(state - state.mean(1, keepdim=True)) / composite_norm(state)).mean().item())
     assert table.relative_residual.to_numpy() == pytest.approx(expected, rel=1e-12)
+
+
+class Erasing(nn.Module):
+    """Erases padded tokens, which are 0; its P multiplies the tokens as often as `calls` says."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.out, self.calls = nn.Embedding(9, 8), nn.Linear(8, 8), 1
+
+    def forward(self, ids_BN):
+        present_BN1 = (ids_BN > 0)[..., None]
+        x = self.embedding(ids_BN) * present_BN1
+        p = (x @ x.mT).masked_fill(~present_BN1.mT, -1e9).softmax(-1)
+        for _ in range(self.calls):
+            x = self.out(p @ x)
+        return x
+
+
+def test_a_token_that_the_module_erases_is_not_the_one_that_is_touched():
+    ids_BN = torch.tensor([[1, 2, 3, 0, 0, 0], [4, 5, 6, 0, 0, 0]])
+    torch.manual_seed(0)
+    (call,) = read_module(Erasing().double(), as_example(ids_BN, "Erasing")).heads
+    assert call.is_sure and call.keys_of == call.queries_of == 0 and len(call.touched) == 1
+
+
+def test_fewer_calls_of_attention_than_were_read_are_refused():
+    module = Erasing().double()
+    module.calls = 2
+    found = read_module(module, example := as_example(torch.tensor([[1, 2, 3], [4, 5, 6]]), "Erasing"))
+    module.calls = 1
+    message = r"torch.Tensor.matmul multiplied 3 times when the network was read, and 2 times now, so its calls depend"
+    for attempt in (lambda: found.tap(example, lambda call: None), lambda: found.record(example)):
+        with pytest.raises(ConfigError, match=message):
+            attempt()
+
+
+class Answer(nn.Module):
+    """The input itself, and what a map of weights makes of it beside a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        p = (self.q(x) @ x.mT).softmax(-1)
+        return x + self.out(x + p @ x)
+
+
+def test_an_output_that_holds_the_input_is_no_read_out_of_last_states():
+    torch.manual_seed(0)
+    table = rankbench.analyze(Answer().double(), torch.randn(3, 5, 8).double(), "spectrum")["spectrum"]
+    assert set(table["of"]) == {"output"}
+
+
+class Two(nn.Module):
+    """Returns the states after one layer and after two."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True) for _ in range(2))
+
+    def forward(self, x):
+        x = self.first(x)
+        return x, self.second(x)
+
+
+@pytest.mark.parametrize(
+    ("output", "num_paths"), [(None, [1, 2]), (0, [1, 2]), (1, [1, 4, 4]), ("1", [1, 4, 4]), ("second", [1, 4, 4])]
+)
+def test_an_output_is_chosen_by_its_number_or_by_a_submodule(output, num_paths):
+    given = {} if output is None else {"output": output}
+    table = rankbench.analyze(Two().double(), torch.randn(3, 5, 8).double(), "spectrum", **given)["spectrum"]
+    assert list(table.num_paths.dropna()) == num_paths
+    assert ("constant" in set(table.part)) == (output != "second")
+
+
+def test_an_output_that_there_is_not_is_one_line():
+    with pytest.raises(ConfigError, match=r"^output=7: Two returns no such tensor; it returns 0, 1, or give the name"):
+        rankbench.analyze(Two(), torch.randn(3, 5, 8), "spectrum", output=7)

@@ -92,7 +92,7 @@ def test_sums_through_heads_by_enumeration(make_subject, changes, mlp):
     for layer, head in itertools.product(range(LAYERS), range(HEADS)):
         wanted = outputs[paths[:, layer] == head + 1].sum(0)
         torch.testing.assert_close(got[layer, head] * present_BN1, wanted, rtol=1e-10, atol=1e-11)
-    by_length = network.sums_by_length().by_length_KBND
+    by_length = network.by_length().by_length_KBND
     counted = (torch.arange(LAYERS + 1)[:, None, None, None] * by_length).sum(0)
     torch.testing.assert_close(got.sum((0, 1)), counted, rtol=1e-10, atol=1e-11)
 

@@ -117,9 +117,10 @@ def test_the_slope_is_that_of_a_geometric_decay(task, solvable):
 
 def test_the_slope_leaves_out_what_is_rounding(task, solvable):
     table = rollout.table(subject_of(task, trained=solvable(1e60, 10.0)), options(steps=30))
-    assert (table.below_floor == (table.distance <= 0.6 * rollout.ROUNDING)).all() and set(table.below_floor) == {0, 1}
+    assert (table.below_floor == (table.distance <= 0.6 * rollout.SMALLEST_DISTANCE)).all()
+    assert set(table.below_floor) == {0, 1}
     row = table.iloc[-1]
-    assert row.distance < 0.6 * rollout.ROUNDING and row.log10_distance_slope == pytest.approx(-1, rel=1e-9)
+    assert row.distance < 0.6 * rollout.SMALLEST_DISTANCE and row.log10_distance_slope == pytest.approx(-1, rel=1e-9)
 
 
 @pytest.mark.parametrize("changes", [{}, {"mlp": True, "mlp_skip": True}, {"skip": True, "norm": "post"}])

@@ -41,18 +41,22 @@ ONE = torch.ones(1, 1, dtype=torch.float64)
 @pytest.mark.parametrize(
     ("operation", "args", "size"),
     [
-        (torch.mm, (torch.tensor([[3.0, -3.0]]).double(), torch.ones(2, 1).double()), 6),  # 3 - 3, of size 6
-        (torch.bmm, (torch.tensor([[[3.0, -3.0]]]).double(), torch.ones(1, 2, 1).double()), 6),
-        (torch.addmm, (-6 * ONE[0], 2 * ONE, 3 * ONE), 12),  # -6 + 2 * 3
-        (F.linear, (2 * ONE, 3 * ONE, -6 * ONE[0]), 12),
-        (torch.mul, (2 * ONE, 3 * ONE), 6),
+        (
+            torch.mm,
+            (torch.tensor([[3.25, -3.25]]).double(), torch.ones(2, 1).double()),
+            6.5,
+        ),  # 3.25 - 3.25
+        (torch.bmm, (torch.tensor([[[3.25, -3.25]]]).double(), torch.ones(1, 2, 1).double()), 6.5),
+        (torch.addmm, (-6.25 * ONE[0], 2 * ONE, 3.25 * ONE), 12.75),  # -6.25 + 2 * 3.25
+        (F.linear, (2 * ONE, 3.25 * ONE, -6.25 * ONE[0]), 12.75),
+        (torch.mul, (2.5 * ONE, 3 * ONE), 7.5),
         (torch.exp, (ONE,), np.e),
         (F.gelu, (-8 * ONE,), 8),  # gelu(-8) is 5e-15: 1 + erf cancels
-        (lambda x: x.clone().mul_(3), (ONE,), 3),  # in place
+        (lambda x: x.clone().mul_(2.5), (ONE,), 2.5),  # in place
         (
             lambda x, y: torch.mm(x, y, out=0 * ONE),
-            (torch.tensor([[3.0, -3.0]]).double(), torch.ones(2, 1).double()),
-            6,
+            (torch.tensor([[3.25, -3.25]]).double(), torch.ones(2, 1).double()),
+            6.5,
         ),
     ],
 )
@@ -64,8 +68,8 @@ def test_an_operation_is_off_by_eps_times_what_it_adds_up(operation, args, size)
 
 
 def test_a_sum_that_cancels_is_off_by_eps_of_its_terms():
-    x = torch.tensor([3.0, -3.0]).double()
-    assert 2 * EPS < draws(torch.sum, x).abs().max() < 8.1 * EPS  # 3 eps of each, to the nearest float64: 4
+    x = torch.tensor([3.25, -3.25]).double()
+    assert 2 * EPS < draws(torch.sum, x).abs().max() < 8.1 * EPS  # 3.25 eps of each, to the nearest float64: 4
 
 
 @pytest.mark.parametrize(
@@ -88,6 +92,20 @@ def test_whole_numbers_stay_whole():
     x = torch.arange(10.0, dtype=torch.float64)
     for operation in (lambda x: x // 2, lambda x: x.div(2, rounding_mode="trunc"), lambda x: x % 2, lambda x: x.long()):
         assert (draws(operation, x) == operation(x)).all()
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda x: torch.histc(x, 4, 0, 3),
+        lambda x: F.one_hot(x.long(), 4).double().sum(0),
+        lambda x: x.new_ones(1, len(x)) @ F.one_hot(x.long(), 4).double(),
+        lambda x: torch.zeros_like(x[:4]).index_add_(0, x.long(), torch.ones_like(x)).cumsum(0),
+    ],
+)
+def test_counts_of_tokens_are_exact(count):
+    chosen = torch.tensor([0.0, 3, 1, 3, 3, 2, 0], dtype=torch.float64)  # the expert of each token
+    assert (draws(count, chosen) == count(chosen)).all()
 
 
 def test_a_conversion_rounds_to_coarser_numbers_alone():

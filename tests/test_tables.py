@@ -16,7 +16,7 @@ from scipy import stats
 
 from rankbench.runs.files import replacing, write_json, write_text
 from rankbench.runs.intervals import interval95
-from rankbench.runs.tables import WHO, mean_and_spread, read_table, thinned, with_who, write_table
+from rankbench.runs.tables import RUN_COLUMNS, mean_and_spread, read_table, thinned, with_who, write_table
 
 every = settings(max_examples=25, deadline=None)
 
@@ -165,7 +165,7 @@ def test_columns_keep_their_order_and_the_index_is_not_written(tmp_path):
 def test_who_stands_in_front_in_the_order_of_WHO():
     table = pd.DataFrame({"layer": [0, 1], "value": [0.5, 0.25]}, index=[4, 9])
     got = with_who(table, model="san", seed=3, run="r", task="sorting")
-    assert list(got.columns) == ["run", "task", "model", "seed", "layer", "value"] == [*WHO, "layer", "value"]
+    assert list(got.columns) == ["run", "task", "model", "seed", "layer", "value"] == [*RUN_COLUMNS, "layer", "value"]
     assert got.to_numpy().tolist() == [["r", "sorting", "san", 3, 0, 0.5], ["r", "sorting", "san", 3, 1, 0.25]]
     assert list(table.columns) == ["layer", "value"]  # the caller's table is as it was
 

@@ -191,7 +191,7 @@ def test_paths_add_up_to_the_output(network, kind, mask):
         frozen = FrozenNetwork(model, inputs)
         for attention, *_ in frozen.layers:
             attention.mixing_BHNM.copy_(attention.mixing_BHNM.softmax(-1))
-        assert frozen.sums_by_length().remainder().min() > 1e-3
+        assert frozen.by_length().remainder().min() > 1e-3
 
 
 @pytest.mark.parametrize("kind", [*NEW, *OF_ROWS])

@@ -144,13 +144,6 @@ class Plan(NamedTuple):
     texts: Batch | None = None  # inputs and targets of a checkpoint
 
 
-class Cost(NamedTuple):
-    """The work of an analysis on one subject."""
-
-    operations: float  # floating-point operations
-    what: str  # the counts that make the work large, in words
-
-
 @dataclass(frozen=True)
 class Analysis:
     """One analysis: its options, table, figure and digest, and the networks that it can measure.
@@ -165,9 +158,6 @@ class Analysis:
     the sub-layers of public checkpoints can; needs, what is needed instead of these, in words; trained_alone, whether
     only one network is measured, the trained one if there is one; of_module, the function for any torch module, None
     if there is none; check_module raises ConfigError for a module, as it was read, that cannot be measured.
-
-    cost: the work on one subject, for an analysis that can take hours; cheaper: option values that reduce it, tried in
-    this order, each on top of those before it.
 
     A sweep's figure: lines, the column whose values are its lines, which a varied key can join; most_panels, the limit
     of one file; drawn_apart, for a figure without facets, the columns that distinguish runs.
@@ -188,5 +178,3 @@ class Analysis:
     check: Callable[[Plan, Any], None] | None = None
     of_module: Callable[[ModuleSubject, Any], pd.DataFrame] | None = None
     check_module: Callable[[ReadModule], Any] | None = None
-    cost: Callable[[Subject, Any], Cost] | None = None
-    cheaper: tuple[dict[str, Any], ...] = ()

@@ -22,12 +22,12 @@ from rankbench.analyses.variants import VariantOptions
 from rankbench.keys import ConfigError, key
 from rankbench.measures import dong_theory
 from rankbench.measures.norms import composite_norm, inf_norm, one_norm, residual_from_median, residual_matrix
-from rankbench.measures.residual_coordinates import State
+from rankbench.measures.residual_coordinates import ResidualState
 from rankbench.measures.residual_propagation import check, propagate
 from rankbench.measures.rounding import states_with_floors
 from rankbench.measures.states import per_length
 from rankbench.measures.token_views import counted_first
-from rankbench.model.network import Network, Step, check_one_stream, run, without
+from rankbench.model.network import Network, SublayerStep, check_one_stream, run, without
 from rankbench.model.transformer import MLP
 from rankbench.plots.bounds import draw_bounds
 from rankbench.runs.tables import mean_of_seeds, thinned
@@ -186,7 +186,7 @@ def _bounds(
         yield "diameter", "rankbench, proved", True, proved
 
 
-def _constants(steps: list[Step], present_BN: Tensor | None) -> LayerConstants:
+def _constants(steps: list[SublayerStep], present_BN: Tensor | None) -> LayerConstants:
     """The constants of a layer, from the steps of its sub-layers.
 
     The temperature counts as a part of W_QK, the branch's factor as a part of W_h and of the MLP.
@@ -235,7 +235,7 @@ def mlp_stretch(mlp: MLP) -> Tensor:
     return torch.stack([one_norm(m_DD), inf_norm(m_DD)])
 
 
-def _norm_gains(step: Step, present_BN: Tensor | None) -> Tensor:
+def _norm_gains(step: SublayerStep, present_BN: Tensor | None) -> Tensor:
     """||C||_1 s and ||C||_inf s of a sub-layer's norm, (2, B); 1 where it has none.
 
     C is the norm's linear map without its scale, s the sequence's largest scale.
@@ -272,7 +272,7 @@ def _sizes(x_BND: Tensor) -> dict[str, Tensor]:
     return {"residual": composite_norm(residual_matrix(x_BND)), "least": least_B, "diameter": diameter_B}
 
 
-def _followed(state: State, seen: Callable[[Tensor], Tensor], kept_B: Tensor | None) -> dict[str, np.ndarray]:
+def _followed(state: ResidualState, seen: Callable[[Tensor], Tensor], kept_B: Tensor | None) -> dict[str, np.ndarray]:
     """log10 of the sizes, -inf for equal tokens. Rounding hides nothing: all others are clear, noise_floor is nan."""
     log10_scale_B = (state.log_scale_B / dong_theory.LN10).cpu().numpy()
     sizes = per_length(_sizes, seen(state.unit_BND), kept_B)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rankbench.analyses.analysis import Analysis, Plan, Subject
-from rankbench.analyses.residual import learned
+from rankbench.analyses.residual import whole_accuracy
 from rankbench.analyses.variants import VARIANTS
 from rankbench.analyses.variants import VariantOptions as Options
 from rankbench.keys import ConfigError
@@ -36,7 +36,7 @@ BOUNDS = ("log10_contraction", "log10_bound")
 # are: a residual of 1e4 floors is known to 1e-4 of itself, which is 4e-5 of its log10.
 ABOVE_FLOOR, AGREEMENT = 1e4, 1e-4
 LOG10_TENTH = -1.0
-ROUNDING = 1e-9  # of log10_relative_residual: above -ROUNDING the tokens' mean is negligible next to their residual
+NEGLIGIBLE_MEAN = 1e-9  # where log10_relative_residual is above its negative, tokens are residual alone
 
 
 def table(subject: Subject, options: Options) -> pd.DataFrame:
@@ -77,7 +77,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     if worst > AGREEMENT:
         log.warning("that is more than rounding explains (%.0e)", AGREEMENT)
     without_number = [name for name in BOUNDS if whole[name].isna().all()]
-    return whole.drop(columns=without_number).assign(**learned(subject), **subject.what_counts)
+    return whole.drop(columns=without_number).assign(**whole_accuracy(subject), **subject.what_counts)
 
 
 def _followed(model: Network, variants: list[str]) -> tuple[dict[str, Network], dict[str, ConfigError]]:
@@ -121,7 +121,7 @@ def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Itera
             "noise_floor": floor_B[differ_B].mean().item(),
             "below_floor": below_B.double().mean().item(),
             "disagreement": (log_measured_B - log_B)[clear_B].abs().max().item() if clear_B.any() else float("nan"),
-            "growth_exponent": now / before if before < -ROUNDING else float("nan"),
+            "growth_exponent": now / before if before < -NEGLIGIBLE_MEAN else float("nan"),
             "share_collapsed": (left_B < LOG10_TENTH).double().mean().item(),
             **bounds[layer],
             "num_sequences": int(differ_B.sum()),

@@ -71,7 +71,7 @@ def digest(table: pd.DataFrame) -> str:
 
 
 def check_plan(plan: Plan, options: Options) -> None:
-    """Raise ConfigError if attention is no function of the tokens alone, or contractive for fewer keys than these."""
+    """Raise ConfigError if attention also reads another layer, or contraction_keys is too small."""
     if any(sublayer.streams is not None and sublayer.streams.beside for sublayer in plan.model.sublayers):
         raise ConfigError(
             "analysis=histograms: an attention's inputs are tokens; with model.value_residual they are also those of "

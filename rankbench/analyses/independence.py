@@ -20,8 +20,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Cost, Plan, Subject
-from rankbench.analyses.cost import ROUNDED, Operations
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.measures import dependence, paths
 from rankbench.measures.cross_gradients import cross_gradients, head_parameters
@@ -31,7 +30,6 @@ from rankbench.measures.interaction import interaction, interactions_of_pairs, s
 from rankbench.measures.interference import interference, squares_by_signs, squares_of_paths
 from rankbench.measures.norms import cosine, without_absent
 from rankbench.measures.recomputed_network import RecomputedNetwork, check_recomputed
-from rankbench.measures.rounding import FLOOR_SEQUENCES
 from rankbench.model.transformer import Transformer
 from rankbench.plots.independence import draw_independence
 from rankbench.seeds import generator_for
@@ -39,8 +37,6 @@ from rankbench.tasks import Batch, Corpus, Finite
 
 log = logging.getLogger(__name__)
 
-PASSES_OF_A_PRODUCT = 8  # forward passes in the time of a product with the Hessian
-OPERATIONS_OF_A_PAIR = 100  # for each pair of sequences, in the estimates of two units' dependence
 FEWEST = 30  # sequences that an estimate over inputs needs
 
 
@@ -166,7 +162,7 @@ def _path_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options) 
         yield row
 
 
-class Seen(NamedTuple):
+class OutputForms(NamedTuple):
     """One unit's outputs at one token, in the forms that the estimators read."""
 
     values: np.ndarray
@@ -196,13 +192,13 @@ def _pairs(
         yield pair, {"cosine": cosines[pair], **means.to_dict()}
 
 
-def _seen(x_ND: np.ndarray, components: int) -> Seen:
+def _seen(x_ND: np.ndarray, components: int) -> OutputForms:
     scores_NR, wide_ND = dependence.whitened(x_ND, components), x_ND.astype(np.float64)
     near_one_ND = dependence.near_one(wide_ND)
-    return Seen(wide_ND, scores_NR, dependence.linear_gram(near_one_ND), dependence.gaussian_gram(near_one_ND))
+    return OutputForms(wide_ND, scores_NR, dependence.linear_gram(near_one_ND), dependence.gaussian_gram(near_one_ND))
 
 
-def _dependence(x: Seen, y: Seen, neighbours: int, itself: bool) -> dict[str, float]:
+def _dependence(x: OutputForms, y: OutputForms, neighbours: int, itself: bool) -> dict[str, float]:
     if min(x.components.shape[1], y.components.shape[1]) == 0:
         return {}  # one of them does not vary by more than rounding
     measured = {
@@ -234,41 +230,6 @@ def _head_pairs(model: Transformer, batch: Batch, probes: int, *generators: torc
         row["cross_gradient_below_floor"] = float(is_rounding_AA[a, b])
         undefined = own == 0 or is_rounding_AA[a, a] or is_rounding_AA[b, b]
         yield row | {"cross_gradient_relative": float("nan") if undefined else size / own}
-
-
-def cost(subject: Subject, options: Options) -> Cost:
-    """The work on paths, also with random rounding, on sums with signs, on the estimates of pairs, and on products
-    with the Hessian."""
-    operations, model = Operations.of(subject), subject.model
-    layers, heads, skip = model.path_choices
-    num_sequences = len(subject.test.inputs[: options.sequences])
-    lengths, number = model.path_lengths, options.paths_per_length
-    counts = [num_paths(layers, heads, length, skip) for length in lengths]
-    few = sum(counts) <= options.max_paths
-    steps = paths.PathTree.of(
-        np.concatenate([paths.all_paths(layers, heads, length, skip) for length in lengths])
-        if few
-        else np.ones((number * len(lengths), layers), dtype=np.int64)
-    ).num_steps
-    units = sum(min(number, count) for count in counts)
-    perturbed = operations.rounded_passes * min(num_sequences, FLOOR_SEQUENCES)
-    total = 0.0
-    for scheme in options.schemes:
-        recomputed = scheme == "recomputed"
-        of_paths = operations.paths(units * layers // 2, units * layers, recomputed=recomputed, mlp=not recomputed)
-        if few:
-            all_paths = operations.paths(*steps, recomputed=recomputed, mlp=not recomputed)
-            of_paths += 2 * all_paths
-            total += perturbed * (all_paths if recomputed else operations.sums_by_length)
-        elif not recomputed:
-            of_paths += (1 + options.sign_draws) * operations.sums_by_length
-        pairs = (units**2 + len(lengths) ** 2) / 2 * min(options.tokens, operations.num_tokens)
-        total += num_sequences * of_paths + OPERATIONS_OF_A_PAIR * pairs * num_sequences**2
-    if subject.modules is None:
-        products = (options.probes + ROUNDED) * layers * heads * min(num_sequences, options.hessian_sequences)
-        total += PASSES_OF_A_PRODUCT * products * operations.forward
-    what = f"{units} paths, {options.sign_draws} signs and {options.probes} probes of {layers * heads} heads"
-    return Cost(total, f"{what} x {num_sequences} sequences")
 
 
 def digest(table: pd.DataFrame) -> str:
@@ -320,14 +281,4 @@ ANALYSIS = Analysis(
     check=check_plan,
     any_network=True,
     trained_alone=True,
-    cost=cost,
-    cheaper=(
-        {"sign_draws": 20},
-        {"probes": 2},
-        {"hessian_sequences": 8},
-        {"sequences": 64},
-        {"hessian_sequences": 1},
-        {"schemes": ["frozen"]},
-        {"sign_draws": 2},
-    ),
 )

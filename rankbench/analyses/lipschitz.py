@@ -15,13 +15,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Cost, Plan, Subject
-from rankbench.analyses.cost import Operations
+from rankbench.analyses.analysis import Analysis, Plan, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.measures import lipschitz_bounds
 from rankbench.measures import lipschitz_of_networks as of_networks
 from rankbench.measures.attention_layer import AttentionLayer, fresh_layer
-from rankbench.measures.jacobian_ascent import FULL_SVD_UP_TO, ascend, jacobian_norm, random_starts
+from rankbench.measures.jacobian_ascent import ascend, jacobian_norm, random_starts
 from rankbench.model.attention import visible_keys
 from rankbench.model.network import Network, Sublayer, check_one_stream, run
 from rankbench.plots.lipschitz import draw_lipschitz
@@ -305,23 +304,6 @@ def _of_tokens(
     return lambda y_TD: function(x_ND.index_copy(0, counted_T, y_TD)[None])[0, counted_T], x_ND[counted_T]
 
 
-def cost(subject: Subject, options: Options) -> Cost:
-    """The work on the Jacobians of each network, its layers and their attentions, at the sequences and in ascents."""
-    operations, number = Operations.of(subject), len(subject.test.inputs[: options.sequences]) * len(subject.models)
-    if options.layer is not None:
-        return Cost(0.0, "a fresh layer")  # of a size that takes minutes
-    size = operations.num_tokens * operations.width
-    maps = operations.forward + operations.layers * (2 * operations.attention + operations.mlp)
-    # one norm needs every row of a Jacobian; the other, where it is large, products with it until they converge
-    rows = {"inf": size, "2": size if size <= FULL_SVD_UP_TO else PRODUCTS}
-    of_sequence = sum(rows[norm] for norm in options.norms) * BACKWARD * maps
-    if "2" in options.norms and size <= FULL_SVD_UP_TO:
-        of_sequence += OF_A_NORM * (2 * operations.layers + 1) * size**3
-    steps = options.starts * options.steps * len(options.norms) * len(subject.models)
-    total = number * of_sequence + steps * BACKWARD**2 * operations.layers * operations.attention
-    return Cost(total, f"{2 * operations.layers + 1} Jacobians of {size:,} numbers x {number} sequences")
-
-
 def digest(table: pd.DataFrame) -> str:
     """Each quantity, mean over seeds, for a terminal; of an ascent the best start at the end."""
     last = table[(table.start <= 1) & (table.quantity != "spectral_norm")]
@@ -356,9 +338,6 @@ def check_plan(plan: Plan, options: Options) -> None:
         )
 
 
-BACKWARD = 1.5  # forward passes in the time of one backward pass, to the inputs alone
-OF_A_NORM = 8  # operations, for each n^3, of the largest singular value of an (n, n) matrix
-PRODUCTS = 200  # of a large Jacobian and a vector, until its largest singular value has converged
 ANALYSIS = Analysis(
     Options,
     table,
@@ -368,6 +347,4 @@ ANALYSIS = Analysis(
     most_panels=12,
     check=check_plan,
     any_network=True,
-    cost=cost,
-    cheaper=({"sequences": 1}, {"norms": ["2"]}, {"starts": 0}),
 )

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from rankbench.analyses.analysis import ModuleSubject, Subject
 from rankbench.config import AnalyzeConfig
@@ -104,6 +105,7 @@ def _of_user(cfg: AnalyzeConfig, machine: Machine) -> ModuleSubject:
         raise ConfigError(
             f"inputs=null: model={cfg.module} brings none; give inputs=<file>, or return (module, inputs)"
         )
+    example = _padded(example)
     inputs = "own" if cfg.inputs is None else Path(cfg.inputs).name
     module = module.to(machine.device, machine.dtype)
     modules, example = {"given": module}, example.to(machine.device, machine.dtype)
@@ -123,11 +125,20 @@ def _texts(cfg: AnalyzeConfig) -> Example:
         raise ConfigError(f"tokenizer={cfg.tokenizer}: reads texts, inputs={cfg.inputs} has none; give a .txt")
     tokenizer = load_tokenizer(cfg.tokenizer)
     ids_BN = read_inputs(cfg.inputs, partial(_tokenized, tokenizer, cfg.tokens)).tensors[0]
-    present_BN = ids_BN != ABSENT
-    if present_BN.all():
-        return Example((ids_BN,))
-    padded_BN = ids_BN.masked_fill(~present_BN, tokenizer.pad_token_id or 0)
-    return Example((padded_BN,), {PRESENT: present_BN.long()}, lengths_B=present_BN.sum(1))
+    return _padded(Example((ids_BN,)), tokenizer.pad_token_id or 0)
+
+
+def _padded(example: Example, token: int = 0) -> Example:
+    """The example with `token` in place of negative ones, which are absent, and the keyword attention_mask; unchanged
+    if it has none, or more arguments than tokens."""
+    ids_BN = example.tensors[0]
+    if len(example.tensors) > 1 or ids_BN.is_floating_point() or ids_BN.dim() != 2 or not (ids_BN < 0).any():
+        return example
+    present_BN = ids_BN >= 0
+    if (present_BN[:, 1:] & ~present_BN[:, :-1]).any():
+        raise ConfigError("inputs: an absent token, which is negative, comes before others; pad sequences at their end")
+    args, kwargs = tree_map_only(Tensor, lambda x: x.masked_fill(x < 0, token), (example.args, dict(example.kwargs)))
+    return replace(example, args=args, kwargs=kwargs | {PRESENT: present_BN.long()}, lengths_B=present_BN.sum(1))
 
 
 def _tokenized(tokenizer: Any, tokens: int, lines: list[str]) -> dict[str, Tensor]:

@@ -12,8 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Subject, chunks
-from rankbench.analyses.cost import Operations
+from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject, chunks
 from rankbench.keys import key
 from rankbench.measures.attention_matrices import attention_metrics
 from rankbench.measures.dong_theory import num_paths
@@ -111,13 +110,13 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 def _parts_of(network: FrozenNetwork) -> Tensor:
     """The sums of all lengths, the bias term, and the sums through all heads, (T, B, N, D)."""
-    by_length_KBND, bias_BND, _ = network.sums_by_length()
+    by_length_KBND, bias_BND, _ = network.by_length()
     return torch.cat([by_length_KBND, bias_BND[None], sums_through_heads(network).flatten(0, 1)])
 
 
 @dataclass(frozen=True)
 class Effects:
-    """What parts of a state do to the loss, from the loss of each sequence and its slope."""
+    """Effect on the loss of removing a part: exact, and to first order."""
 
     read_out: Callable[[Tensor], Tensor]
     state: Tensor
@@ -176,7 +175,7 @@ def _effects_below(effects: Tensor, perturbed: Sequence[Tensor]) -> Tensor:
 def _sums(model: Transformer, batch: Batch, mlp: str) -> dict[str, Tensor]:
     """Sums over these sequences, or their scored tokens, of what the table's rows are means of; and the remainder."""
     network = FrozenNetwork(model, batch.inputs, mlp)
-    lengths, state_BND, parts_TBND = network.sums_by_length(), network.state_BND, _parts_of(network)
+    lengths, state_BND, parts_TBND = network.by_length(), network.state_BND, _parts_of(network)
     slope_BND = _slope(state_BND, batch.targets, model.read_out)
     whole = score(model.read_out(state_BND), batch.targets)
     left = [score(model.read_out(state_BND - part_BND), batch.targets) for part_BND in parts_TBND]
@@ -296,21 +295,6 @@ def _of_part(
     return numbers | {"tokens": left.tokens}
 
 
-def cost(subject: Subject, options: Options) -> Cost:
-    """The work on sums by length, and through each head, and again with random rounding for the floors."""
-    operations, num_sequences = Operations.of(subject), len(subject.test.inputs[: options.sequences])
-    layers, heads, mlp = operations.layers, operations.heads, operations.mlp * (options.mlp == "gate")
-    through = sum((1 + layer * heads) * (operations.attention / 2 + mlp) + heads * mlp for layer in range(layers))
-    parts = operations.sums_by_length + through
-    num_parts = layers + 2 + layers * heads
-    numbers = num_parts * operations.num_tokens * operations.width
-    floors = min(num_sequences, FLOOR_SEQUENCES, max(1, NUMBERS_AT_A_TIME // numbers))
-    passes = 1 + operations.rounded_passes
-    of_sequence = parts + operations.sums_by_length + num_parts * operations.read_out
-    total = num_sequences * (of_sequence + operations.metrics_of_heads) + floors * passes * parts
-    return Cost(total, f"{num_parts} sums of paths x {num_sequences} sequences")
-
-
 def digest(table: pd.DataFrame) -> str:
     """Mass and gradient mass by length and by head, mean over seeds, for a terminal."""
     of_heads = table[table.part == "head"].astype({"layer": int, "head": int})
@@ -338,6 +322,4 @@ ANALYSIS = Analysis(
     check_module=check_sums,
     any_network=True,
     trained_alone=True,
-    cost=cost,
-    cheaper=({"sequences": 64}, {"sequences": 16}, {"sequences": 4}, {"sequences": 1}),
 )

@@ -15,16 +15,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Plan, Subject, chunks
-from rankbench.analyses.cost import Operations
+from rankbench.analyses.analysis import Analysis, ModuleSubject, Plan, Subject, chunks
 from rankbench.keys import key
 from rankbench.measures.dong_theory import length_share, num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_length
-from rankbench.measures.module_paths import check_sums, parts_with_floors, paths_of, sums_of
-from rankbench.measures.module_paths import sums_by_length as module_sums
+from rankbench.measures.module_paths import check_sums, module_sums, parts_with_floors, paths_of, sums_of
 from rankbench.measures.module_reading import ReadModule
 from rankbench.measures.norms import composite_norm, frobenius_norm, residual_matrix, without_absent
-from rankbench.measures.paths import PathTree, all_paths, read_out, sample_paths, sums_of_groups
+from rankbench.measures.paths import all_paths, read_out, sample_paths, sums_of_groups
 from rankbench.measures.recomputed_network import RecomputedNetwork, check_recomputed
 from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, floors_of_sums, side_by_side
 from rankbench.measures.states import value_per_length
@@ -119,7 +117,7 @@ def _floor_columns(sums_GBND: Tensor, counted_BN: Tensor | None, floors: FloorsO
     ]
 
 
-class Reading(NamedTuple):
+class ReadOuts(NamedTuple):
     """For each group's sum of paths, the score of its read-out over all sequences, and the Frobenius norm and relative
     residual in each sequence (nan for 0 / 0: a sum without signal, for example where all W_V = 0).
     """
@@ -131,7 +129,7 @@ class Reading(NamedTuple):
     @classmethod
     def of(
         cls, sums_GBND: Tensor, targets: Tensor | None, counted_BN: Tensor | None, read: Callable[[Tensor], Tensor]
-    ) -> "Reading":
+    ) -> "ReadOuts":
         """The reading of one batch, of the tokens that count. read: the read-out. Without targets the score is nan."""
         score_G3 = torch.full((len(sums_GBND), 3), float("nan"), dtype=torch.float64)
         if targets is not None:
@@ -141,7 +139,7 @@ class Reading(NamedTuple):
         return cls(score_G3, norm_GB, _relative_residuals(sums_GBND, counted_BN))
 
     @classmethod
-    def joined(cls, parts: list["Reading"]) -> "Reading":
+    def joined(cls, parts: list["ReadOuts"]) -> "ReadOuts":
         """The reading of several batches together."""
         scores, *rest = zip(*parts, strict=True)
         return cls(torch.stack(scores).sum(0), *(torch.cat(batches, dim=1) for batches in rest))
@@ -197,12 +195,12 @@ def _exact_rows(subject: Subject, test: Batch, scheme: str, options: Options) ->
             remainders.append(sums.remainder())
         else:
             sums_KBND = sums_of(batch.inputs)
-        parts.append(Reading.of(sums_KBND, batch.targets, model.counted(batch.inputs), read))
-    reading, remainder = Reading.joined(parts), None
+        parts.append(ReadOuts.of(sums_KBND, batch.targets, model.counted(batch.inputs), read))
+    reading, remainder = ReadOuts.joined(parts), None
     if scheme == "frozen":
         remainder = torch.cat(remainders).max().item()
         log.info("%s seed %d: path sums and output differ by %.1e (relative)", subject.run, subject.seed, remainder)
-        if not remainder <= (most := ROUNDING[model.read_out.weight.dtype]):  # nan, too, is not rounding
+        if not remainder <= (most := LARGEST_REMAINDER[model.read_out.weight.dtype]):  # nan, too, is not rounding
             log.warning("that is more than rounding explains (%.0e)", most)
     bias_B = torch.cat(biases) if biases else torch.zeros_like(reading.norm_GB[0])
     total_B = reading.norm_GB.sum(0) + bias_B
@@ -229,8 +227,8 @@ def _sampled_rows(subject: Subject, test: Batch, scheme: str, options: Options) 
 
     at_a_time = _at_a_time(test, model, len(groups))
     for batch in chunks(test, at_a_time, f"{scheme} paths, sampled: sequences"):
-        parts.append(Reading.of(sums_of(batch.inputs), batch.targets, model.counted(batch.inputs), read))
-    reading = Reading.joined(parts)
+        parts.append(ReadOuts.of(sums_of(batch.inputs), batch.targets, model.counted(batch.inputs), read))
+    reading = ReadOuts.joined(parts)
     rows, floors = [], _floors(subject, test, len(groups), sums_of)
     for group, ((length, size, repeat), paths) in enumerate(zip(draws, groups, strict=True)):
         row = _row(subject, scheme, "sampled", length) | reading.row(group) | floors[group]
@@ -248,32 +246,6 @@ def _sampled(subject: Subject, options: Options) -> tuple[list[tuple[int, int, i
         for number, (length, size, _) in enumerate(draws)
     ]
     return draws, groups
-
-
-def cost(subject: Subject, options: Options) -> Cost:
-    """The work on all trees of paths, and again with random rounding on the sequences whose floors are measured."""
-    operations, model, test = Operations.of(subject), subject.model, subject.test[: options.sequences]
-    layers, heads, skip = model.path_choices
-    counts = [num_paths(layers, heads, length, skip) for length in model.path_lengths]
-    (_, sampled), total, number = _sampled(subject, options), len(test.inputs) * operations.forward, 0
-    for scheme, (groups, length) in product(options.schemes, ((sampled, len(sampled)), (None, len(counts)))):
-        recomputed = scheme == "recomputed"
-        floors = min(len(test.inputs), FLOOR_SEQUENCES, _at_a_time(test, model, max(1, length)))
-        times = len(test.inputs) + operations.rounded_passes * floors
-        total += times * length * operations.read_out
-        if groups is None and not recomputed:
-            total += times * operations.sums_by_length
-            continue
-        if groups is None:
-            if sum(counts) > options.max_paths:
-                continue
-            groups = [all_paths(layers, heads, length, skip) for length in model.path_lengths]
-        if groups:
-            steps = PathTree.of(np.concatenate(groups)).num_steps
-            mlp = options.recomputed_mlp if recomputed else options.mlp == "gate"
-            total += times * operations.paths(*steps, recomputed=recomputed, mlp=mlp)
-            number += sum(map(len, groups))
-    return Cost(total, f"{number:,} paths x {len(test.inputs)} sequences")
 
 
 def _row(subject: Subject, scheme: str, selection: str, length: int) -> dict:
@@ -295,10 +267,10 @@ def of_module(subject: ModuleSubject, options: Options) -> pd.DataFrame:
         for chunk, sums in module_sums(read, example):
             sums_KBNC = torch.cat([sums.by_length_KBND, sums.state_BND[None]])
             counted_BN = read.counted(chunk)
-            parts.append(Reading.of(sums_KBNC, chunk.targets, counted_BN, read=lambda outputs: outputs))
+            parts.append(ReadOuts.of(sums_KBNC, chunk.targets, counted_BN, read=lambda outputs: outputs))
             remainder = max(remainder, sums.remainder)
         log.info("%s, %s weights: path sums and output differ by %.1e (relative)", subject.name, weights, remainder)
-        reading, counts = Reading.joined(parts), paths_of(read).by_length
+        reading, counts = ReadOuts.joined(parts), paths_of(read).by_length
         whole, total_B = Score(*reading.score_G3[-1]), reading.norm_GB[:-1].sum(0)
         generator = generator_for(subject.seed, "rounding")
         ((sums_KBNC, counted_BN, floors_of),) = parts_with_floors(read, example, partial(_by_length, read), generator)
@@ -356,7 +328,7 @@ COLUMNS = [
 ]
 NUMBERS_AT_A_TIME = 1 << 25  # in the sums of all groups: 256 MiB of float64
 # Largest remainder that rounding explains, with a margin of 10^4 on what a few hundred additions lose.
-ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-3}
+LARGEST_REMAINDER = {torch.float64: 1e-10, torch.float32: 1e-3}
 ANALYSIS = Analysis(
     Options,
     table,
@@ -368,6 +340,4 @@ ANALYSIS = Analysis(
     check=check_plan,
     any_network=True,
     trained_alone=True,
-    cost=cost,
-    cheaper=({"sequences": 32}, {"repeats": 1}, {"sequences": 8}, {"subset_sizes": [5]}, {"sequences": 2}),
 )

@@ -18,13 +18,12 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from rankbench.analyses.analysis import Analysis, Cost, Plan, Subject, chunks
-from rankbench.analyses.cost import Operations
+from rankbench.analyses.analysis import Analysis, Plan, Subject, chunks
 from rankbench.keys import ConfigError, key
 from rankbench.measures.dong_theory import num_paths
 from rankbench.measures.frozen_network import FrozenNetwork, sums_by_last_head
 from rankbench.measures.norms import without_absent
-from rankbench.measures.paths import NUMBERS_AT_A_TIME, PathTree, all_paths, sums_of_groups
+from rankbench.measures.paths import NUMBERS_AT_A_TIME, all_paths, sums_of_groups
 from rankbench.model.network import Network
 from rankbench.model.transformer import FirstCoordinates
 from rankbench.plots.pruning import draw_pruning, what_is_kept
@@ -181,7 +180,7 @@ def _orders(
                 yield order, repeat, torch.randperm(number, generator=generator).numpy()
 
 
-class Parts(NamedTuple):
+class PathParts(NamedTuple):
     """The parts of some sequences, as logits or as states, the bias term in the same form, and ||Y_p||^2 of each part's
     states."""
 
@@ -190,14 +189,14 @@ class Parts(NamedTuple):
     squares_P: Tensor
 
 
-def _parts(model: Network, batch: Batch, options: Options, what: str) -> Iterator[tuple[Batch, Parts]]:
+def _parts(model: Network, batch: Batch, options: Options, what: str) -> Iterator[tuple[Batch, PathParts]]:
     """A few sequences at a time, with their parts. what: as in `chunks`."""
     paths_PL = _all_paths(model) if options.parts == "path" else None
     numbers = _check_number(model, options) * model.num_tokens(batch.inputs) * model.width
     at_a_time = max(1, NUMBERS_AT_A_TIME // numbers)
     for chunk in chunks(batch, at_a_time, what):
         network = FrozenNetwork(model, chunk.inputs, options.mlp)
-        by_length_KBND, bias_BND, _ = network.sums_by_length()
+        by_length_KBND, bias_BND, _ = network.by_length()
         if paths_PL is not None:
             sums_PBND = sums_of_groups(network, list(paths_PL[:, None]))
         elif options.parts == "length":
@@ -208,9 +207,9 @@ def _parts(model: Network, batch: Batch, options: Options, what: str) -> Iterato
                 sums_PBND = sums_PBND[-model.num_heads :]
         squares_P = without_absent(sums_PBND, model.counted(chunk.inputs)).flatten(1).square().sum(1)
         if _has_logits(model):
-            yield chunk, Parts(sums_PBND @ model.read_out.weight.T, model.read_out(bias_BND), squares_P)
+            yield chunk, PathParts(sums_PBND @ model.read_out.weight.T, model.read_out(bias_BND), squares_P)
         else:
-            yield chunk, Parts(sums_PBND, bias_BND, squares_P)
+            yield chunk, PathParts(sums_PBND, bias_BND, squares_P)
 
 
 def _has_logits(model: Network) -> bool:
@@ -263,23 +262,6 @@ def _scores(
     return Score(torch.stack(loss), torch.stack(right), tokens[0])
 
 
-def cost(subject: Subject, options: Options) -> Cost:
-    """The work on all parts, and on the losses that greedy selection compares."""
-    operations, model = Operations.of(subject), subject.model
-    chosen, num_sequences = options.selection_sequences, len(subject.test.inputs[: options.sequences])
-    number, passes = _check_number(model, options), {"greedy", "norm"} & set(options.orders)
-    of_sequence = operations.sums_by_length + number * operations.read_out
-    if options.parts == "path":
-        steps = PathTree.of(_all_paths(model)).num_steps
-        of_sequence += operations.paths(*steps, recomputed=False, mlp=options.mlp == "gate")
-    num_orders = len(options.orders) + ("random" in options.orders) * (options.random_orders - 1)
-    outputs = operations.num_tokens * subject.task.num_outputs
-    total = (num_sequences + chosen * bool(passes)) * of_sequence + num_sequences * num_orders * number * outputs
-    if "greedy" in options.orders:
-        total += OPERATIONS_OF_A_LOSS * chosen * outputs * number**2 / 2
-    return Cost(total, f"{number:,} parts x {chosen} + {num_sequences} sequences")
-
-
 def digest(table: pd.DataFrame) -> str:
     """Accuracy at some numbers of paths kept, mean over seeds and repeats, for a terminal."""
     mean = table.pivot_table("accuracy", "order", "kept", "mean", sort=False)
@@ -292,7 +274,6 @@ def digest(table: pd.DataFrame) -> str:
     )
 
 
-OPERATIONS_OF_A_LOSS = 100  # for each output, which takes an exponential; at the pace of products
 ANALYSIS = Analysis(
     Options,
     table,
@@ -302,6 +283,4 @@ ANALYSIS = Analysis(
     check=check_plan,
     any_network=True,
     trained_alone=True,
-    cost=cost,
-    cheaper=({"sequences": 64}, {"selection_sequences": 16}, {"orders": ["norm", "random"]}, {"parts": "last_head"}),
 )

@@ -11,8 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Plan, Subject
-from rankbench.analyses.cost import Operations
+from rankbench.analyses.analysis import Analysis, ModuleSubject, Plan, Subject
 from rankbench.analyses.variants import VARIANTS, VariantOptions
 from rankbench.keys import key
 from rankbench.measures.by_layer import metrics_by_layer, metrics_in_view, moments
@@ -74,7 +73,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         dtype = str(removed.read_out.weight.dtype).removeprefix("torch.")
         for axes, values in metrics_by_layer(removed, inputs, generator, view):
             rows.append({**row, **axes, "dtype": dtype, **moments(values)})
-    return pd.DataFrame(rows).assign(**learned(subject), **subject.what_counts)
+    return pd.DataFrame(rows).assign(**whole_accuracy(subject), **subject.what_counts)
 
 
 def check(plan: Plan, options: Options) -> None:
@@ -82,16 +81,6 @@ def check(plan: Plan, options: Options) -> None:
     without = [view.without for view in _views(options, is_ours=plan.texts is None) if view.without is not None]
     if without:
         (kinds_of_task(plan.task) if plan.texts is None else plan.model.kinds).check(without, "analysis.residual.views")
-
-
-def cost(subject: Subject, options: Options) -> Cost:
-    """The work on metrics, passes, and passes with random rounding, of each variant of each network."""
-    operations, num_sequences = Operations.of(subject), len(subject.test.inputs[: options.sequences])
-    views = len(_views(options, is_ours=subject.modules is None))
-    passes = 1 + operations.rounded_passes
-    number = num_sequences * len(subject.models) * len(options.variants) * views
-    of_sequence = passes * operations.forward + operations.metrics_of_states + operations.metrics_of_heads
-    return Cost(number * of_sequence, f"{len(options.variants)} variants x {num_sequences} sequences")
 
 
 def _views(options: Options, is_ours: bool) -> list[View]:
@@ -141,7 +130,7 @@ def rows_by_layer(
 
 
 @torch.no_grad()
-def learned(subject: Subject) -> dict[str, float]:
+def whole_accuracy(subject: Subject) -> dict[str, float]:
     """whole_accuracy, of a trained classifier on the whole test set (share of tokens); else nothing."""
     if "trained" not in subject.models or subject.test.targets.is_floating_point():
         return {}
@@ -192,8 +181,6 @@ ANALYSIS = Analysis(
     lines="variant",
     check=check,
     of_module=of_module,
-    cost=cost,
-    cheaper=({"sequences": 8}, {"variants": ["full"]}, {"sequences": 1}),
     check_module=layers_of,
     any_network=True,
 )

@@ -17,7 +17,7 @@ from rankbench.tasks.circle_arcs import CircleArcs
 
 ESCAPED = 100  # radii of the arcs: a run that ends farther out has left the circle for good
 OVERFLOW = 1e6  # radii at which a run is stopped, long before its numbers overflow
-ROUNDING = 1e-12  # of the first distance; positions that are closer differ by rounding alone
+SMALLEST_DISTANCE = 1e-12  # of the first distance; positions that are closer differ by rounding alone
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _rows(path_TNC: np.ndarray, task: CircleArcs, options: Options) -> pd.DataFr
 def _at_rounding(path_TNC: np.ndarray) -> np.ndarray:
     """Whether only rounding is left of the tokens' distance, (T,)."""
     distance_T = _distances(path_TNC)
-    return distance_T <= ROUNDING * distance_T[0]
+    return distance_T <= SMALLEST_DISTANCE * distance_T[0]
 
 
 @torch.no_grad()

@@ -11,7 +11,6 @@ import pandas as pd
 
 from rankbench import __version__, plots, plugins
 from rankbench.analyses import ANALYSES, ModuleSubject, Plan, Subject
-from rankbench.analyses.cost import announcement
 from rankbench.analyses.kept_seeds import SECONDS_KEPT, KeptSeeds
 from rankbench.analyses.modules import checked_subjects, described, is_foreign, network_table
 from rankbench.analyses.subjects import check_finite, subjects_of, subjects_of_run
@@ -28,7 +27,7 @@ from rankbench.runs.files import write_json, write_text
 from rankbench.runs.machine import Machine, explaining_memory, git_state, source_digest
 from rankbench.runs.records import read_json
 from rankbench.runs.run import FORMAT, Run, config_text, find_run
-from rankbench.runs.tables import WHO, read_table, with_who, write_table
+from rankbench.runs.tables import RUN_COLUMNS, read_table, with_who, write_table
 from rankbench.tasks import Task, build_task
 
 # Everything that determines a table: its name in analyses.json, and in words
@@ -159,7 +158,7 @@ def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], fold
         csv, key = folder / f"{name}.csv", {"options": dataclasses.asdict(chosen)} | same
         reason = _why_computed(csv, done.get(name), key, changed)
         if reason is None:
-            log.info("%s is there already: %s are the same", csv, ", ".join(KEY.values()))
+            log.info("%s is up to date (same %s)", csv, ", ".join(KEY.values()))
         else:
             log.info("%s is computed%s", csv, reason)
             began, kept = time.perf_counter(), KeptSeeds(folder / f"{name}.unfinished", key)
@@ -223,8 +222,6 @@ def measure(
     if analysis.trained_alone and isinstance(subjects[0], Subject):
         # a checkpoint's later seeds have fresh weights only
         subjects = [subject for subject in subjects if "trained" in subject.models] or subjects
-    if isinstance(subjects[0], Subject) and (line := announcement(name, analysis, options, subjects)):
-        log.warning(line)
     progress = bar(subjects, desc=name, unit="seed")
     parts = []
     for number, subject in enumerate(progress, 1):
@@ -243,12 +240,13 @@ def measure(
 
 def _check_rows(name: str, rows: Any) -> None:
     """Raise ConfigError for what an analysis returned that is not the rows of one subject."""
-    if not isinstance(rows, pd.DataFrame) or rows.empty or (own := set(WHO) & set(rows)):
+    if not isinstance(rows, pd.DataFrame) or rows.empty or (own := set(RUN_COLUMNS) & set(rows)):
         what = (
             f"a {type(rows).__name__}" if not isinstance(rows, pd.DataFrame) else "no rows" if rows.empty else min(own)
         )
         raise ConfigError(
-            f"analysis={name}: its table gave {what}; a table returns a DataFrame with rows, without {', '.join(WHO)}"
+            f"analysis={name}: its table gave {what}; a table returns a DataFrame with rows, without "
+            f"{', '.join(RUN_COLUMNS)}"
         )
 
 

@@ -20,12 +20,10 @@ import scipy
 import torch
 from torch import Tensor
 
-from rankbench.analyses.analysis import Analysis, Cost, ModuleSubject, Subject
-from rankbench.analyses.cost import Operations
+from rankbench.analyses.analysis import Analysis, ModuleSubject, Subject
 from rankbench.keys import ConfigError, key
 from rankbench.measures.module_paths import check_sums, norms, of_counted, parts_with_floors, recorded, scores
 from rankbench.measures.module_reading import ReadModule
-from rankbench.measures.rounding import FLOOR_SEQUENCES
 from rankbench.model.modules import Example
 from rankbench.model.tape import Sums, Tape
 from rankbench.plots.spectrum import draw_spectrum
@@ -39,7 +37,7 @@ SCORED = ("loss_upto", "accuracy_upto")
 MEASURED = (*RELATIVE, *SCORED)
 KINDS = ("states", "logits", "output")  # of what is summed; the first that a network has is the headline
 WHOLE = ("whole_loss", "whole_accuracy")
-ROUNDING = 10  # an error within this many remainders of the exact sums is rounding
+REMAINDERS_OF_ROUNDING = 10  # an error within this many remainders of the exact sums is rounding
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def _rows(subject: ModuleSubject, options: Options, refuse: bool) -> pd.DataFram
                 for name in MEASURED:
                     among = defined_B if name in RELATIVE else ...
                     row |= _interval(name, values.numbers[name][length][among], options.resamples)
-                row["error_below_floor"] = float(row["error_upto"] <= ROUNDING * values.remainder)
+                row["error_below_floor"] = float(row["error_upto"] <= REMAINDERS_OF_ROUNDING * values.remainder)
                 rows.append(row | same)
             if "constant_mass" in values.numbers:
                 row = axes | {"part": "constant"}
@@ -140,7 +138,7 @@ def _values(
     remainders: dict[str, float] = {}
     frozen: dict[str, dict[str, None]] = {}
     num_paths: list[int] = []
-    has_constant = read.asked.output is None
+    has_constant = read.upto is None
     for chunk, tape in counted(
         recorded(read, example), example.num_sequences, "spectrum: sequences", lambda pair: pair[0].num_sequences
     ):
@@ -222,15 +220,6 @@ def _interval(name: str, values_B: Tensor, resamples: int) -> dict[str, float]:
     return {name: mean, f"{name}_low": low, f"{name}_high": high}
 
 
-def cost(subject: Subject, options: Options) -> Cost:
-    """The work on the sums by length of each network, and again with random rounding for the floors."""
-    operations, num_sequences = Operations.of(subject), len(subject.test.inputs[: options.sequences])
-    of_sequence = operations.sums_by_length + (operations.layers + 1) * operations.read_out
-    number = num_sequences * len(subject.models)
-    times = num_sequences + operations.rounded_passes * min(num_sequences, FLOOR_SEQUENCES)
-    return Cost(len(subject.models) * times * of_sequence, f"{operations.layers + 1} path lengths x {number} sequences")
-
-
 def digest(table: pd.DataFrame) -> str:
     """Mass, error and loss by length, mean over seeds, for a terminal."""
     lengths, constant = table[table.part == "length"], table[table.part == "constant"]
@@ -273,6 +262,4 @@ ANALYSIS = Analysis(
     of_module=of_module,
     check_module=check_sums,
     any_network=True,
-    cost=cost,
-    cheaper=({"sequences": 16}, {"sequences": 4}),
 )

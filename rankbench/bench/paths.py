@@ -73,7 +73,7 @@ def _frozen_sums(model: Transformer, inputs: Tensor, machine: Machine, repeats: 
         repeats,
         forward=lambda: model(inputs),
         all_sums=lambda: sums_by_length(model, inputs),
-        tape=lambda: list(module_paths.sums_by_length(read, example)),
+        tape=lambda: list(module_paths.module_sums(read, example)),
     )
     ratios = spread(column, seconds["all_sums"] / seconds["forward"])
     return medians(seconds) | ratios | spread("ratio_tape_to_sums", seconds["tape"] / seconds["all_sums"])

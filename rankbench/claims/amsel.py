@@ -225,12 +225,6 @@ def _few_heads_in_training(rows: pd.DataFrame) -> str:
 # Controls; they do not change the rows that show whether the networks were trained
 
 
-def _with_error(rows: pd.DataFrame, evaluation: str, error: float) -> pd.DataFrame:
-    """Set the error of one full-rank head."""
-    chosen = _full(_errors(rows, evaluation)).index
-    return rows.assign(error=rows.error.where(~rows.index.isin(chosen), error))
-
-
 def _soft_for_hard(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([_errors(rows), _errors(rows).assign(evaluation="hard")])
 
@@ -240,16 +234,10 @@ def _full_for_low(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([full, full.assign(rank=1, heads=full.width)])
 
 
-def _lower_ranks_better(rows: pd.DataFrame) -> pd.DataFrame:
-    errors = _errors(rows)
-    full_rank_error = errors.seed.map(_full(errors).groupby("seed").error.mean())
-    return errors.assign(error=errors.error.where(errors["rank"] == errors.width, 0.99 * full_rank_error))
-
-
-def _many_heads_nearly_as_good(rows: pd.DataFrame) -> pd.DataFrame:
+def _error_of_fewest_heads(rows: pd.DataFrame) -> pd.Series:
+    """Error of the fewest heads with each row's seed and number of examples."""
     few = _errors(rows[rows.heads == rows.heads.min()]).groupby(["seed", "examples"]).error.mean().rename("few")
-    most = (rows.of == "network") & (rows.heads == rows.heads.max())
-    return rows.assign(error=rows.error.where(~most, 1.9 * rows.join(few, on=["seed", "examples"]).few))
+    return rows.join(few, on=["seed", "examples"]).few
 
 
 def _reversed(rows: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -265,38 +253,25 @@ def _initial_for_trained(rows: pd.DataFrame, of: str) -> pd.DataFrame:
     return pd.concat([rows[~chosen], initial])
 
 
-def _below_bound(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows.assign(error=0.99 * rows.bound_any)
+def _measured(rows: pd.DataFrame, form: str) -> pd.DataFrame:
+    return rows[(rows.form == form) & (rows.kind == "measured")]
 
 
-def _with_value(rows: pd.DataFrame, form: str, value: pd.Series) -> pd.DataFrame:
-    """Replace the measured values of this form."""
-    return rows.assign(value=rows.value.where((rows.form != form) | (rows.kind != "measured"), value))
+def _vote_of(rows: pd.DataFrame) -> pd.Series:
+    """Formula of the majority vote for each row's dimension and number of heads."""
+    return rows.join(_by_heads(rows, "majority_vote").rename("formula"), on=["dimension", "heads"]).formula
 
 
-def _votes_off(rows: pd.DataFrame) -> pd.DataFrame:
-    return _with_value(rows, "majority_vote", _formula_of(rows, "majority_vote") + 5 * rows.standard_error)
-
-
-def _construction_off(rows: pd.DataFrame) -> pd.DataFrame:
-    return _with_value(rows, "construction", 1.2 * _formula_of(rows, "majority_vote"))
-
-
-def _formula_of(rows: pd.DataFrame, form: str) -> pd.Series:
-    """Value of the formula for each row's dimension and number of heads."""
-    return rows.join(_by_heads(rows, form).rename("formula"), on=["dimension", "heads"]).formula
-
-
-def _worse_random_heads(rows: pd.DataFrame, form: str, times: float) -> pd.DataFrame:
-    """Set the error of the heads of this form to a multiple of the sharp bound."""
+def _sharp_bound_of(rows: pd.DataFrame) -> pd.Series:
+    """The sharp bound for the sizes of each row."""
     sizes = ["dimension", "rank", "heads"]
     bound = rows[rows.form == "bound_sharp"].groupby(sizes).value.first().rename("bound")
-    return rows.assign(value=rows.value.where(rows.form != form, times * rows.join(bound, on=sizes).bound))
+    return rows.join(bound, on=sizes).bound
 
 
 def _vote_for_full_rank(rows: pd.DataFrame) -> pd.DataFrame:
-    votes = rows[(rows.form == "majority_vote") & (rows.kind == "measured") & (rows.heads == rows.heads.min())]
-    return votes.assign(form="full_rank")
+    votes = _measured(rows, "majority_vote")
+    return votes[votes.heads == rows.heads.min()].assign(form="full_rank")
 
 
 SLIDES = "Amsel, Yehudai and Bruna"
@@ -311,8 +286,8 @@ UNTRAINED_HEADS = Control(
     "the heads' initial weights in place of the trained ones", partial(_initial_for_trained, of="head")
 )
 
-_trained = partial(Claim, table="head_rank", across=True, applies=_has_full, learned=_full_rank_in_training)
-_formula = partial(Claim, table="rank_theory", across=True, learned=None)
+_trained = partial(Claim, table="head_rank", across=True, applies=_has_full, why_untrained=_full_rank_in_training)
+_formula = partial(Claim, table="rank_theory", across=True, why_untrained=None)
 
 AMSEL: dict[str, Claim] = {
     "amsel_full_rank_soft": _trained(
@@ -322,7 +297,7 @@ AMSEL: dict[str, Claim] = {
         measure=partial(_full_rank, evaluation="soft"),
         claimed=below(SOFT),
         published=_printed,
-        control=Control("an error of .03", partial(_with_error, evaluation="soft", error=0.03)),
+        control=Control.beyond("an error of .03", of=lambda rows: _full(_errors(rows, "soft")), error=0.03),
     ),
     "amsel_full_rank_hard": _trained(
         statement="What one full-rank head misses is temperature: with hardmax its error is almost 0 (error; our "
@@ -352,7 +327,11 @@ AMSEL: dict[str, Claim] = {
         measure=_least_fall_with_rank,
         claimed=below(1.0),
         published=_printed,
-        control=Control("heads of lower rank that err a hundredth less than the full-rank head", _lower_ranks_better),
+        control=Control.beyond(
+            "heads of lower rank that err a hundredth less than the full-rank head",
+            of=lambda rows: rows[rows["rank"] != rows.width],
+            error=lambda rows: 0.99 * rows.seed.map(_full(_errors(rows)).groupby("seed").error.mean()),
+        ),
     ),
     "amsel_m_is_minus_identity": _trained(
         statement="One full-rank head learns W_QK = -I for the farthest point (angle to I in degrees; our line).",
@@ -367,7 +346,7 @@ AMSEL: dict[str, Claim] = {
         source=LEARNS,
         measure=_angle_of_most,
         claimed=above(150.0),
-        learned=_most_heads_in_training,
+        why_untrained=_most_heads_in_training,
         published=partial(_printed, figure="amsel_learned_m"),
         control=UNTRAINED_HEADS,
     ),
@@ -378,7 +357,7 @@ AMSEL: dict[str, Claim] = {
         measure=_growth_with_points,
         claimed=above(1.0),
         applies=_has_low,
-        learned=_growth_may_turn,
+        why_untrained=_growth_may_turn,
         published=partial(_printed, figure="amsel_role_of_n"),
         control=Control("the numbers of points in reverse order", partial(_reversed, column="examples")),
     ),
@@ -388,9 +367,9 @@ AMSEL: dict[str, Claim] = {
         measure=_over_bound,
         claimed=above(1.0),
         applies=lambda rows: "bound_any" in rows,
-        learned=None,  # it is a bound for all weights
+        why_untrained=None,  # it is a bound for all weights
         is_check=True,
-        control=Control("every error a hundredth below the bound", _below_bound),
+        control=Control.beyond("every error a hundredth below the bound", error=lambda rows: 0.99 * rows.bound_any),
     ),
     "amsel_vote_formula": _formula(
         statement="A majority vote of random rank-1 heads errs as its formula says (largest deviation in standard "
@@ -399,7 +378,11 @@ AMSEL: dict[str, Claim] = {
         measure=_vote_deviation,
         claimed=below(4.0),
         is_check=True,
-        control=Control("votes that err five standard errors more", _votes_off),
+        control=Control.beyond(
+            "votes that err five standard errors more",
+            of=partial(_measured, form="majority_vote"),
+            value=lambda rows: _vote_of(rows) + 5 * rows.standard_error,
+        ),
     ),
     "amsel_construction": _formula(
         statement="Two layers of rank-1 heads take that vote (mean relative deviation from its formula).",
@@ -407,7 +390,11 @@ AMSEL: dict[str, Claim] = {
         measure=_construction_deviation,
         claimed=below(0.15),
         is_check=True,
-        control=Control("a network that errs a fifth more than the vote", _construction_off),
+        control=Control.beyond(
+            "a network that errs a fifth more than the vote",
+            of=partial(_measured, form="construction"),
+            value=lambda rows: 1.2 * _vote_of(rows),
+        ),
     ),
     "amsel_bound_is_tight": _formula(
         statement="The lower bound for value maps that are multiples of the identity is tight: random maps of that "
@@ -418,8 +405,10 @@ AMSEL: dict[str, Claim] = {
         claimed=within(0.05),
         by=("dimension", "rank"),
         applies=partial(has_row, form="generalised"),
-        control=Control(
-            "heads that err a tenth more than the bound", partial(_worse_random_heads, form="generalised", times=1.1)
+        control=Control.beyond(
+            "heads that err a tenth more than the bound",
+            of=lambda rows: rows[rows.form == "generalised"],
+            value=lambda rows: 1.1 * _sharp_bound_of(rows),
         ),
     ),
     "amsel_hard_heads_near_bound": _formula(
@@ -428,9 +417,10 @@ AMSEL: dict[str, Claim] = {
         source=OPEN,
         measure=lambda rows: _over_sharp_bound(rows[rows["rank"] == 1], "optimal_weights"),
         claimed=below(2.0),
-        control=Control(
+        control=Control.beyond(
             "heads that err 2.1 times as much as the bound",
-            partial(_worse_random_heads, form="optimal_weights", times=2.1),
+            of=lambda rows: rows[rows.form == "optimal_weights"],
+            value=lambda rows: 2.1 * _sharp_bound_of(rows),
         ),
     ),
     "amsel_full_rank_exact": _formula(
@@ -450,8 +440,12 @@ AMSEL: dict[str, Claim] = {
         measure=_many_over_few_heads,
         claimed=above(2.0),
         across=True,
-        learned=_few_heads_in_training,
-        control=Control("the most heads err 1.9 times as much as the fewest", _many_heads_nearly_as_good),
+        why_untrained=_few_heads_in_training,
+        control=Control.beyond(
+            "the most heads err 1.9 times as much as the fewest",
+            of=lambda rows: rows[(rows.of == "network") & (rows.heads == rows.heads.max())],
+            error=lambda rows: 1.9 * _error_of_fewest_heads(rows),
+        ),
     ),
     "garg_learns_regression": Claim(
         statement="The best network beats averaging after the last example (ratio of the errors).",
@@ -460,7 +454,7 @@ AMSEL: dict[str, Claim] = {
         measure=lambda rows: _in_context(rows).min() / _averaging(rows),
         claimed=below(1.0),
         across=True,
-        learned=None,  # that it learns is what is claimed
+        why_untrained=None,  # that it learns is what is claimed
         control=Control("the networks with their initial weights", partial(_initial_for_trained, of="network")),
     ),
 }

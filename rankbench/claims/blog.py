@@ -43,10 +43,6 @@ def _has_paths(rows: pd.DataFrame, column: str) -> bool:
     return rows[rows.of == "paths"][column].notna().any()
 
 
-def _larger(rows: pd.DataFrame, of: str, column: str, by: float) -> pd.DataFrame:
-    return rows.assign(**{column: rows[column].where(rows.of != of, rows[column].abs() + by)})
-
-
 def _own_for_cross(rows: pd.DataFrame) -> pd.DataFrame:
     same_head = rows[(rows.of == "heads") & (rows["first"] == rows["second"])]
     return same_head.assign(second="another head")
@@ -57,7 +53,8 @@ _condition = partial(Claim, source=SOURCE, table="independence")
 
 
 def _control(of: str, column: str, by: float) -> Control:
-    return Control(f"the same, where {column} is {by:g} larger", partial(_larger, of=of, column=column, by=by))
+    larger = {column: lambda rows: rows[column].abs() + by}
+    return Control.beyond(f"the same, where {column} is {by:g} larger", lambda rows: rows[rows.of == of], **larger)
 
 
 def _pairs(column: str, statement: str) -> Claim:

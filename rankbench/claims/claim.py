@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -35,7 +35,7 @@ class AtMost(float):
     """Upper bound of a number that rounding hides."""
 
 
-class Line(NamedTuple):
+class Threshold(NamedTuple):
     """Where a number should lie: above the line (side=+1), below it (-1), or within it to either side of 0 (0)."""
 
     side: int
@@ -45,17 +45,32 @@ class Line(NamedTuple):
         return {+1: "> ", -1: "< ", 0: "within ±"}[self.side] + f"{self.at:g}"
 
 
-above, below, within = partial(Line, +1), partial(Line, -1), partial(Line, 0)
+above, below, within = partial(Threshold, +1), partial(Threshold, -1), partial(Threshold, 0)
 
 
 class Control(NamedTuple):
     """A set-up in which the claim must fail: its description, and how its table is made from the judged rows."""
 
     statement: str
-    doctor: Callable[[pd.DataFrame], pd.DataFrame]
+    falsify: Callable[[pd.DataFrame], pd.DataFrame]
+
+    @classmethod
+    def beyond(
+        cls, statement: str, of: Callable[[pd.DataFrame], pd.DataFrame] = lambda rows: rows, **columns: Any
+    ) -> "Control":
+        """Control whose numbers lie beyond the threshold: these columns set to a number, or to a function of the rows.
+
+        of: chooses the rows in which they are set; all others stay as they were measured.
+        """
+
+        def falsify(rows: pd.DataFrame) -> pd.DataFrame:
+            chosen, changed = rows.index.isin(of(rows).index), rows.assign(**columns)
+            return rows.assign(**{name: changed[name].where(chosen, rows[name]) for name in columns})
+
+        return cls(statement, falsify)
 
 
-def learned_by_accuracy(rows: pd.DataFrame) -> str:
+def untrained_by_accuracy(rows: pd.DataFrame) -> str:
     """Say why the network counts as untrained; empty if it has learned its task.
 
     Where `ceiling_accuracy` is known, the accuracy is taken as a share of it.
@@ -67,7 +82,7 @@ def learned_by_accuracy(rows: pd.DataFrame) -> str:
     return "" if accuracy >= LEARNED else f"the network has not learned its task (accuracy {accuracy:.3f})"
 
 
-def learned_by_loss(rows: pd.DataFrame) -> str:
+def untrained_by_loss(rows: pd.DataFrame) -> str:
     """Say why the language model counts as untrained; empty unless its test loss still falls (`loss_fall`)."""
     if "loss_fall" not in rows:
         return "this table does not say whether the test loss still fell; run the analysis again"
@@ -96,9 +111,9 @@ class Claim:
     control: a set-up in which the claim must fail.
     by: columns of the table; each of their values is judged separately.
     applies: whether the claim is about these rows at all.
-    learned: says why a network is not trained well enough to be judged; None where training does not matter.
-    either_way: the smallest and the largest number that a repeat can give. A repeat that has not learned then counts as
-        the one and as the other, and the claim is decided if it makes no difference.
+    why_untrained: says why a network is not trained well enough to be judged; None where training does not matter.
+    either_way: the smallest and the largest number that a repeat can give. Untrained repeats are counted once at each
+        extreme; the claim is decided if both give the same outcome.
     is_check: an identity, a theorem or a precondition of other claims, so it checks the tool or the preset rather than
         the networks.
     exact: the number does not depend on chance, so the worst seed decides.
@@ -119,11 +134,11 @@ class Claim:
     source: str
     table: str
     measure: Callable[[pd.DataFrame], float]
-    claimed: Line
+    claimed: Threshold
     control: Control
     by: tuple[str, ...] = ()
     applies: Callable[[pd.DataFrame], bool] = everywhere
-    learned: Callable[[pd.DataFrame], str] | None = learned_by_accuracy
+    why_untrained: Callable[[pd.DataFrame], str] | None = untrained_by_accuracy
     either_way: tuple[float, float] | None = None
     is_check: bool = False
     exact: bool = False
@@ -144,7 +159,7 @@ class Claim:
 
 
 # A check on numbers that depend neither on chance nor on training
-exact_check = partial(Claim, learned=None, is_check=True, exact=True)
+exact_check = partial(Claim, why_untrained=None, is_check=True, exact=True)
 
 
 class Judgement(NamedTuple):
@@ -287,7 +302,7 @@ def _controlled(claim: Claim, rows: pd.DataFrame) -> Judgement:
         return judged._replace(outcome=UNDECIDED, reason="no example here, which does not refute that there is one")
     if judged.outcome != HELD:
         return judged
-    control = _judge(claim, claim.control.doctor(rows.copy()))
+    control = _judge(claim, claim.control.falsify(rows.copy()))
     if control.outcome == FAILED:
         return judged
     reason = f"its control did not fail ({control.outcome}): {claim.control.statement}"
@@ -339,7 +354,7 @@ def _judge_either_way(claim: Claim, rows: pd.DataFrame, values: list[float], unt
 
     If both ways have the same outcome, the judgement is the one nearer to the line. Else it is undecided.
     """
-    lost = [bool(claim.learned(rows_of_repeat)) for _, rows_of_repeat in rows.groupby(claim.repeats)]
+    lost = [bool(claim.why_untrained(rows_of_repeat)) for _, rows_of_repeat in rows.groupby(claim.repeats)]
     both = [
         _judge_interval(claim, [extreme if out else value for value, out in zip(values, lost, strict=True)], "")
         for extreme in claim.either_way
@@ -374,7 +389,7 @@ def _judge_bounds(claim: Claim, rows: pd.DataFrame, values: list[float]) -> Judg
 def _why_not_decidable(claim: Claim, rows: pd.DataFrame, num_repeats: int) -> str:
     if not claim.exact and num_repeats < FEWEST:
         return f"fewer than {FEWEST} {claim.repeats}s"
-    return claim.learned(rows) if claim.learned else ""
+    return claim.why_untrained(rows) if claim.why_untrained else ""
 
 
 def _side_of(claim: Claim, low: float, high: float) -> str:

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, above, below, learned_by_accuracy, within
+from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, above, below, untrained_by_accuracy, within
 from rankbench.claims.dong_paths import whole_accuracy
 from rankbench.claims.sweeps import in_order, rows_at
 
@@ -169,10 +169,10 @@ def _has_skips(rows: pd.DataFrame) -> bool:
     return len(full) == len(no_skip) > 0 and (full != no_skip).any()
 
 
-def _learned(rows: pd.DataFrame) -> str:
+def _why_untrained(rows: pd.DataFrame) -> str:
     if "whole_accuracy" not in rows:
         return "the table does not say whether the network has learned its task; analyse the run again"
-    return learned_by_accuracy(rows)
+    return untrained_by_accuracy(rows)
 
 
 # Controls: set-ups in which a claim must fail
@@ -181,32 +181,23 @@ def _learned(rows: pd.DataFrame) -> str:
 def _as(**variants: str) -> Control:
     """Control that replaces the claim's variants by others of the same network: `replaced=replacement`."""
 
-    def doctor(rows: pd.DataFrame) -> pd.DataFrame:
+    def falsify(rows: pd.DataFrame) -> pd.DataFrame:
         return pd.concat([rows[rows.variant == new].assign(variant=old) for old, new in variants.items()])
 
-    return Control(", ".join(f"{new} in place of {old}" for old, new in variants.items()), doctor)
-
-
-def _keeping(part: float) -> Control:
-    """Control in which the embedding's relative residual is 1, and this share of it is left after every layer."""
-
-    def doctor(rows: pd.DataFrame) -> pd.DataFrame:
-        return rows.assign(log10_relative_residual=np.where(rows.layer == 0, 0.0, math.log10(part)))
-
-    return Control(f"a relative residual of {part:.2g} after every layer", doctor)
+    return Control(", ".join(f"{new} in place of {old}" for old, new in variants.items()), falsify)
 
 
 def _ahead(column: str, value: str, of: str) -> Control:
     """Control in which a collapse is log3 3.3 = 1.09 layers ahead of the measured one, and otherwise the same."""
 
-    def doctor(rows: pd.DataFrame) -> pd.DataFrame:
+    def falsify(rows: pd.DataFrame) -> pd.DataFrame:
         base = rows[rows[column] == of]
         by_layer = base.groupby(["seed", "weights", "variant"]).log10_relative_residual
         logs = base.log10_relative_residual - by_layer.transform("first")
         slower, faster = (base.assign(log10_relative_residual=times * logs) for times in (1, 3.3))
         return pd.concat([slower, faster.assign(**{column: value})])
 
-    return Control(f"for {column}={value} the logarithms of {column}={of} times 3.3, 1.09 layers ahead", doctor)
+    return Control(f"for {column}={value} the logarithms of {column}={of} times 3.3, 1.09 layers ahead", falsify)
 
 
 WITH_SKIPS = _as(no_skip="full", attention_only="no_mlp")
@@ -214,7 +205,7 @@ WITHOUT_SKIPS = _as(full="no_skip", no_mlp="attention_only")
 
 
 def _with_skips(rows: pd.DataFrame) -> pd.DataFrame:
-    return WITH_SKIPS.doctor(rows) if _differ(rows) else rows.assign(share_collapsed=ALL_BUT_FEW - 0.01)
+    return WITH_SKIPS.falsify(rows) if _differ(rows) else rows.assign(share_collapsed=ALL_BUT_FEW - 0.01)
 
 
 def _a_tenth_of_it(rows: pd.DataFrame) -> pd.DataFrame:
@@ -223,23 +214,8 @@ def _a_tenth_of_it(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([without, with_norms.assign(variant="attention_only")])
 
 
-def _growing_again(rows: pd.DataFrame) -> pd.DataFrame:
-    first = rows.groupby(["seed", "weights", "variant"]).log10_relative_residual.transform("first")
-    return rows.assign(log10_relative_residual=first + 0.001 * rows.layer)
-
-
-def _not_vanished(rows: pd.DataFrame) -> pd.DataFrame:
-    first = rows.groupby(["seed", "bound"]).log10_measured.transform("first")
-    later = first + math.log10(JUST_ABOVE * VANISHED)
-    return rows.assign(log10_measured=first.where(rows.layer == 0, later))
-
-
-def _last_state_off(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows.assign(residual=rows.residual.where(rows.layer < rows.layer.max(), rows.residual * (1 + 1e-11)))
-
-
 # A claim on the table `collapse`, judged separately for trained and initialised weights, whether learned or not
-_collapse = partial(Claim, table="collapse", by=("weights",), learned=None)
+_collapse = partial(Claim, table="collapse", by=("weights",), why_untrained=None)
 # The same on what LayerNorm changes where attention alone collapses without it
 _layernorm = partial(_collapse, source=LAYERNORM, applies=_collapses_without_norms)
 
@@ -256,12 +232,12 @@ def _bound_holds(bound: str, statement: str, source: str) -> Claim:
         measure=partial(_smallest_slack, bound=bound),
         claimed=above(0.0),
         by=("weights",),
-        learned=None,
+        why_untrained=None,
         exact=True,
         applies=lambda rows: len(_bounded(rows, bound)) > 0,
-        control=Control(
+        control=Control.beyond(
             "bounds lowered until the tightest is .01 decades below the residual",
-            lambda rows: rows.assign(slack_min=rows.slack_min - _smallest_slack(rows, bound) - 0.01),
+            slack_min=lambda rows: rows.slack_min - _smallest_slack(rows, bound) - 0.01,
         ),
     )
 
@@ -275,11 +251,11 @@ DONG_COLLAPSE: dict[str, Claim] = {
         measure=whole_accuracy,
         claimed=above(0.95),
         scale="share",
-        learned=None,
+        why_untrained=None,
         is_check=True,
         applies=_has_skips,
         since="2026-11-26",
-        control=Control("an accuracy of .94 in every seed", lambda rows: rows.assign(whole_accuracy=0.94)),
+        control=Control.beyond("an accuracy of .94 in every seed", whole_accuracy=0.94),
     ),
     "dong_fig2_collapses": _collapse(
         statement="Without skips, with MLPs or without, less than a tenth of the embedding's relative residual is left "
@@ -321,7 +297,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         claimed=above(0.0),
         along="model",
         applies=lambda rows: {"transformer", "san_mlp"} <= set(rows.model) and set(rows.weights) == {"trained"},
-        learned=lambda rows: _learned(rows[rows.model == "san_mlp"]),
+        why_untrained=lambda rows: _why_untrained(rows[rows.model == "san_mlp"]),
         control=Control(
             "the two networks exchanged",
             lambda rows: rows.replace({"model": {"transformer": "san_mlp", "san_mlp": "transformer"}}),
@@ -337,7 +313,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         claimed=within(1.0),
         by=("variant",),
         applies=lambda rows: rows.variant.isin(["no_skip", "attention_only"]).all(),
-        learned=_learned,
+        why_untrained=_why_untrained,
         control=_ahead("weights", "trained", of="initialised"),
     ),
     "dong_thm_rate_cubic": _collapse(
@@ -356,9 +332,8 @@ DONG_COLLAPSE: dict[str, Claim] = {
         measure=_layers_for_three_decades,
         claimed=below(3.5),
         sourced=True,
-        control=Control(
-            "a residual that each layer halves",
-            lambda rows: rows.assign(log10_residual=1.0 - math.log10(2) * rows.layer),
+        control=Control.beyond(
+            "a residual that each layer halves", log10_residual=lambda rows: 1.0 - math.log10(2) * rows.layer
         ),
     ),
     "dong_thm_rate_bound": _collapse(
@@ -368,9 +343,9 @@ DONG_COLLAPSE: dict[str, Claim] = {
         measure=_above_bound,
         claimed=below(0.0),
         exact=True,
-        control=Control(
+        control=Control.beyond(
             "each residual raised until the closest is 1.02 times its bound",
-            lambda rows: rows.assign(log10_residual=rows.log10_residual - _above_bound(rows) + 0.01),
+            log10_residual=lambda rows: rows.log10_residual - _above_bound(rows) + 0.01,
         ),
     ),
     "dong_thm_rate_mlp_cubic": _collapse(
@@ -380,9 +355,7 @@ DONG_COLLAPSE: dict[str, Claim] = {
         measure=partial(_from_cubic, variant="no_skip"),
         claimed=within(0.1),
         since="2026-11-26",
-        control=Control(
-            "growth exponents of 2.89 in every layer", lambda rows: rows.assign(growth_exponent=3 - JUST_ABOVE * 0.1)
-        ),
+        control=Control.beyond("growth exponents of 2.89 in every layer", growth_exponent=3 - JUST_ABOVE * 0.1),
     ),
     "dong_thm_rate_mlp_slows": _collapse(
         statement="The larger the Lipschitz constant of the MLPs (here their weights are mlp_gain times as large), the "
@@ -422,9 +395,15 @@ DONG_COLLAPSE: dict[str, Claim] = {
         claimed=below(VANISHED),
         scale="positive",
         by=("weights",),
-        learned=None,
+        why_untrained=None,
         applies=_nowhere_contractive,
-        control=Control(".0011 of the residual left in every layer", _not_vanished),
+        control=Control.beyond(
+            ".0011 of the residual left in every layer",
+            of=lambda rows: rows[rows.layer > 0],
+            log10_measured=lambda rows: (
+                rows.groupby(["seed", "bound"]).log10_measured.transform("first") + math.log10(JUST_ABOVE * VANISHED)
+            ),
+        ),
     ),
     "dong_claim31": Claim(
         statement="With skips and W_V = 0 the residual is the same at every depth (largest relative change).",
@@ -432,10 +411,14 @@ DONG_COLLAPSE: dict[str, Claim] = {
         table="residual",
         measure=_largest_change_of_residual,
         claimed=below(1e-12),
-        learned=None,
+        why_untrained=None,
         is_check=True,
         exact=True,
-        control=Control("the residual of the last layer off by 1e-11 of itself", _last_state_off),
+        control=Control.beyond(
+            "the residual of the last layer off by 1e-11 of itself",
+            of=lambda rows: rows[rows.layer == rows.layer.max()],
+            residual=lambda rows: rows.residual * (1 + 1e-11),
+        ),
     ),
     "dong_layernorm_collapses": _layernorm(
         statement="LayerNorm does not mitigate the collapse: where attention alone collapses without it, less than a "
@@ -443,7 +426,10 @@ DONG_COLLAPSE: dict[str, Claim] = {
         measure=lambda rows: share(log10_left(rows, "attention_only")),
         claimed=below(VANISHED),
         scale="positive",
-        control=_keeping(JUST_ABOVE * VANISHED),
+        control=Control.beyond(
+            "a relative residual of 0.0011 after every layer",
+            log10_relative_residual=lambda rows: np.where(rows.layer == 0, 0.0, math.log10(JUST_ABOVE * VANISHED)),
+        ),
     ),
     "dong_layernorm_plays_no_role": _layernorm(
         statement="LayerNorm plays no role: where attention alone collapses without it, it shifts the collapse by less "
@@ -471,7 +457,13 @@ DONG_COLLAPSE: dict[str, Claim] = {
         scale="positive",
         sourced=True,
         since="2026-11-26",
-        control=Control("a relative residual that grows by .001 decades in every layer", _growing_again),
+        control=Control.beyond(
+            "a relative residual that grows by .001 decades in every layer",
+            log10_relative_residual=lambda rows: (
+                rows.groupby(["seed", "weights", "variant"]).log10_relative_residual.transform("first")
+                + 0.001 * rows.layer
+            ),
+        ),
     ),
     "wu_windows_slow_the_collapse": _collapse(
         statement="Local masks slow the collapse down: without LayerNorm the narrower the window, the more is left "

@@ -139,18 +139,16 @@ def _lengths_reversed(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(path_length=reverse.where(later, rows.path_length))
 
 
-_rollout = partial(Claim, source=FIG3, table="rollout", learned=every_seed_goes_round)
+_rollout = partial(Claim, source=FIG3, table="rollout", why_untrained=every_seed_goes_round)
 # A claim on path lengths, which are computed without chance or training
-_counted = partial(Claim, source=FIG5, table="path_counts", learned=None, exact=True)
+_counted = partial(Claim, source=FIG5, table="path_counts", why_untrained=None, exact=True)
 # A claim of Fig. 4 on sampled paths, under both schemes (the paper: `recomputed`)
 _protocol = partial(Claim, source=FIG4, table="paths", by=("scheme",), floor="sum_below_floor")
-TURNED_ROUND = Control(
-    "every run that collapses does not, and the others do",
-    lambda rows: rows.assign(collapsed=1 - rows.collapsed, escaped=0),
+TURNED_ROUND = Control.beyond(
+    "every run that collapses does not, and the others do", collapsed=lambda rows: 1 - rows.collapsed, escaped=0
 )
-SIX_POINTS_ABOVE = Control(
-    "every accuracy 6 points above the commonest class",
-    lambda rows: rows.assign(accuracy=rows.majority_accuracy + 0.06),
+SIX_POINTS_ABOVE = Control.beyond(
+    "every accuracy 6 points above the commonest class", accuracy=lambda rows: rows.majority_accuracy + 0.06
 )
 
 
@@ -168,11 +166,9 @@ def _whole(statement: str, line: float, published: float) -> Claim:
         measure=whole_accuracy,
         claimed=above(line),
         scale="share",
-        learned=None,
+        why_untrained=None,
         published=published,
-        control=Control(
-            f"an accuracy of {line - 0.01:g} in every seed", lambda rows: rows.assign(whole_accuracy=line - 0.01)
-        ),
+        control=Control.beyond(f"an accuracy of {line - 0.01:g} in every seed", whole_accuracy=line - 0.01),
     )
 
 
@@ -188,9 +184,8 @@ def _length_one(task: str, line: float) -> Claim:
         scale="share",
         sourced=True,
         since="2026-11-26",
-        control=Control(
-            f"length-1 paths with an accuracy of {line - 0.01:g} in every seed",
-            lambda rows: rows.assign(accuracy=line - 0.01),
+        control=Control.beyond(
+            f"length-1 paths with an accuracy of {line - 0.01:g} in every seed", accuracy=line - 0.01
         ),
     )
 
@@ -202,10 +197,10 @@ DONG_PATHS: dict[str, Claim] = {
         table="paths",
         measure=lambda rows: np.log10(max(rows.remainder.max(), np.finfo(float).tiny)),
         claimed=below(-10.0),
-        learned=None,
+        why_untrained=None,
         is_check=True,
         exact=True,
-        control=Control("a remainder of 1.1e-10", lambda rows: rows.assign(remainder=1.1e-10)),
+        control=Control.beyond("a remainder of 1.1e-10", remainder=1.1e-10),
     ),
     "dong_fig3_collapse": _rollout(
         statement="Run freely, attention alone collapses to one point (share of seeds; the line, half of them, is "
@@ -289,10 +284,10 @@ DONG_PATHS: dict[str, Claim] = {
         claimed=below(1e-9),
         is_check=True,
         exact=True,
-        learned=None,
-        control=Control(
+        why_untrained=None,
+        control=Control.beyond(
             "repeated samples that differ by a thousandth",
-            lambda rows: rows.assign(accuracy=rows.accuracy + 0.001 * rows.groupby("seed").cumcount()),
+            accuracy=lambda rows: rows.accuracy + 0.001 * rows.groupby("seed").cumcount(),
         ),
     ),
     "dong_fig5_gpt3_longest": _counted(

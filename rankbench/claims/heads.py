@@ -30,9 +30,8 @@ HEADS: dict[str, Claim] = {
         table="attention",
         measure=lambda rows: (rows.least_entropy_nats - rows.entropy_bound_nats).min(),
         claimed=above(0.0),
-        control=Control(
-            "the mean entropy of the head as its bound",
-            lambda rows: rows.assign(entropy_bound_nats=rows.entropy_nats),
+        control=Control.beyond(
+            "the mean entropy of the head as its bound", entropy_bound_nats=lambda rows: rows.entropy_nats
         ),
     ),
     "zhai_reparam_lowers_scores": Claim(
@@ -43,7 +42,7 @@ HEADS: dict[str, Claim] = {
         measure=_log10_scores_lowered,
         claimed=above(0.0),
         along="model.weight_norm",
-        learned=None,
+        why_untrained=None,
         control=with_exchanged("model.weight_norm", "sigma", "none"),
     ),
     "law_gap_of_heads": Claim(
@@ -53,11 +52,11 @@ HEADS: dict[str, Claim] = {
         table="attention",
         measure=lambda rows: _trained_mean(rows, "singular_over_law"),
         claimed=above(1.5),
-        learned=None,
+        why_untrained=None,
         scale="positive",
-        control=Control(
+        control=Control.beyond(
             "the same weights, those of each row in a random order",
-            lambda rows: rows.assign(singular_over_law=rows.shuffled_over_law),
+            singular_over_law=lambda rows: rows.shuffled_over_law,
         ),
     ),
 }

@@ -12,7 +12,17 @@ import numpy as np
 import pandas as pd
 import scipy
 
-from rankbench.claims.claim import AtMost, Claim, Control, NotMeasurable, above, below, has_row, learned_by_loss, within
+from rankbench.claims.claim import (
+    AtMost,
+    Claim,
+    Control,
+    NotMeasurable,
+    above,
+    below,
+    has_row,
+    untrained_by_loss,
+    within,
+)
 from rankbench.claims.sweeps import TENTH_MORE
 
 INVERTED = -3.0  # log10 of the share of the initial error that is left: a thousandth counts as inverted
@@ -32,7 +42,7 @@ def _of_trained(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[trained] if trained.any() else rows
 
 
-# Lipschitz constants: a measure takes one seed's rows, a control's doctor the rows of all seeds
+# Lipschitz constants: a measure takes one seed's rows, a control's falsify the rows of all seeds
 
 
 def _upper(rows: pd.DataFrame, quantity: str) -> pd.Series:
@@ -54,9 +64,17 @@ def _smallest_slack(rows: pd.DataFrame, quantity: str) -> float:
     return slack.min()
 
 
-def _above_bound(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
-    bound = rows.join(_upper(rows, quantity).rename("upper"), on=MAP).upper
-    return rows.assign(value=rows.value.where(rows.kind != "lower_bound", 1.01 * bound))
+def _upper_of(rows: pd.DataFrame, quantity: str) -> pd.Series:
+    """The bound of each row's map."""
+    return rows.join(_upper(rows, quantity).rename("upper"), on=MAP).upper
+
+
+def _ascents(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows.quantity == "ascent"]
+
+
+def _lower_bounds(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows.kind == "lower_bound"]
 
 
 def _by_tokens(rows: pd.DataFrame, p: float, quantity: str) -> pd.Series:
@@ -75,12 +93,6 @@ def _slope_off(rows: pd.DataFrame) -> float:
     return lower / upper - 1
 
 
-def _flatter(rows: pd.DataFrame) -> pd.DataFrame:
-    ascent = rows.quantity == "ascent"
-    mean = rows[ascent].groupby("seed").value.transform("mean")
-    return rows.assign(value=rows.value.where(~ascent, mean + 0.8 * (rows.value - mean)))
-
-
 def _off_exact(rows: pd.DataFrame) -> float:
     """Largest distance, over odd N, between the best lower bound and the exact constant."""
     rows = rows[rows.p == np.inf]
@@ -91,19 +103,10 @@ def _off_exact(rows: pd.DataFrame) -> float:
     return (best - exact).abs().max()
 
 
-def _raised(rows: pd.DataFrame, by: float) -> pd.DataFrame:
-    return rows.assign(value=rows.value + by * (rows.kind == "lower_bound"))
-
-
 def _exponent_2(rows: pd.DataFrame) -> float:
     """Exponent of N in the best lower bound for p = 2."""
     lower = _by_tokens(rows, 2, "ascent")
     return scipy.stats.linregress(np.log(lower.index), np.log(lower)).slope
-
-
-def _theorem_for_ascent(rows: pd.DataFrame) -> pd.DataFrame:
-    bound = rows.join(_upper(rows, "theorem").rename("upper"), on=MAP).upper
-    return rows.assign(value=rows.value.where(rows.quantity != "ascent", bound))
 
 
 def _least_growth(rows: pd.DataFrame, attention: str) -> float:
@@ -220,36 +223,49 @@ FIG5 = "Kim et al. 2021, app. J and Fig. 5"
 FIG10 = "Kim et al. 2021, app. N and Fig. 10"
 
 # These claims are about fresh layers or about all weights, so no network needs to have learned anything.
-_lipschitz = partial(Claim, table="lipschitz", learned=None)
-_bound_check = partial(_lipschitz, claimed=above(1.0 - 1e-9), is_check=True, exact=True)
+_lipschitz = partial(Claim, table="lipschitz", why_untrained=None)
 _inverted = partial(
     Claim,
     table="invertibility",
-    learned=None,
+    why_untrained=None,
     by=("coefficient", "inputs", "tokens", "width"),
     floor="below_floor",
 )
-_entries = partial(Claim, table="histograms", learned=learned_by_loss, by=("layer", "inputs"))
+
+
+def _bound_holds(quantity: str, bound: str, statement: str, source: str) -> Claim:
+    """Claim that no measured Jacobian norm is above a bound; bound: what the control calls it."""
+    return _lipschitz(
+        statement=statement,
+        source=source,
+        measure=partial(_smallest_slack, quantity=quantity),
+        claimed=above(1.0 - 1e-9),
+        applies=partial(_has_bound, quantity=quantity),
+        is_check=True,
+        exact=True,
+        control=Control.beyond(
+            f"each measured norm a hundredth above {bound}",
+            of=_lower_bounds,
+            value=lambda rows: 1.01 * _upper_of(rows, quantity),
+        ),
+    )
+
+
+_entries = partial(Claim, table="histograms", why_untrained=untrained_by_loss, by=("layer", "inputs"))
 
 KIM: dict[str, Claim] = {
-    "kim_bound_holds": _bound_check(
+    "kim_bound_holds": _bound_holds(
+        "theorem",
+        "the theorem's bound",
         statement="No measured Jacobian norm is above the bound of Theorem 3.2 (smallest ratio of bound to norm).",
         source="Kim et al. 2021, Theorem 3.2",
-        measure=partial(_smallest_slack, quantity="theorem"),
-        applies=partial(_has_bound, quantity="theorem"),
-        control=Control(
-            "each measured norm a hundredth above the theorem's bound", partial(_above_bound, quantity="theorem")
-        ),
     ),
-    "kim_own_bound_holds": _bound_check(
+    "kim_own_bound_holds": _bound_holds(
+        "one_dimension",
+        "that constant",
         statement="No measured Jacobian norm is above rankbench's own constant of one head of width 1, exact for p = "
         "inf at odd N and else a bound (smallest ratio of constant to norm).",
         source="rankbench",
-        measure=partial(_smallest_slack, quantity="one_dimension"),
-        applies=partial(_has_bound, quantity="one_dimension"),
-        control=Control(
-            "each measured norm a hundredth above that constant", partial(_above_bound, quantity="one_dimension")
-        ),
     ),
     "kim_fig2_exact": _lipschitz(
         statement="At odd N the best lower bound is the exact constant 1 + 4 W0((N - 1) e^-3/2) of one head of width "
@@ -259,7 +275,7 @@ KIM: dict[str, Claim] = {
         claimed=below(1e-3),
         applies=partial(has_row, quantity="one_dimension", kind="exact", p=np.inf),
         is_check=True,
-        control=Control("each ascent ends .002 higher", partial(_raised, by=0.002)),
+        control=Control.beyond("each ascent ends .002 higher", of=_lower_bounds, value=lambda rows: rows.value + 0.002),
     ),
     "kim_fig2_slope": _lipschitz(
         statement="The lower bound grows with log N like the bound of Theorem 3.2 (relative difference of the "
@@ -269,7 +285,11 @@ KIM: dict[str, Claim] = {
         claimed=within(0.1),
         applies=partial(has_row, quantity="theorem", kind="bound", p=np.inf),
         is_check=True,
-        control=Control("a lower bound that grows by four fifths as much", _flatter),
+        control=Control.beyond(
+            "a lower bound that grows by four fifths as much",
+            of=_ascents,
+            value=lambda rows: 0.8 * rows.value + 0.2 * rows.seed.map(_ascents(rows).groupby("seed").value.mean()),
+        ),
     ),
     "kim_fig7_log": _lipschitz(
         statement="The lower bound for p = 2 grows slower than the square root of N in Theorem 3.2 (exponent of N).",
@@ -279,7 +299,11 @@ KIM: dict[str, Claim] = {
         sourced=True,
         applies=partial(has_row, quantity="ascent", kind="lower_bound", p=2),
         is_check=True,
-        control=Control("the bound of Theorem 3.2 in place of the lower bound", _theorem_for_ascent),
+        control=Control.beyond(
+            "the bound of Theorem 3.2 in place of the lower bound",
+            of=_ascents,
+            value=partial(_upper_of, quantity="theorem"),
+        ),
     ),
     "kim_fig8_diverges": _lipschitz(
         statement="Under ascent ||J||_inf of dot-product attention grows without bound: in every fifth of the steps "
@@ -305,8 +329,8 @@ KIM: dict[str, Claim] = {
         measure=_bound_grown,
         claimed=above(TENTH_MORE),
         applies=_bound_is_free,
-        learned=None,  # it speaks of the steps that were taken, however many
-        control=Control("the same steps in reverse order", lambda rows: rows.assign(step=rows.step.max() - rows.step)),
+        why_untrained=None,  # it speaks of the steps that were taken, however many
+        control=Control.beyond("the same steps in reverse order", step=lambda rows: rows.step.max() - rows.step),
     ),
     "kim_fig3_dot_not_inverted": _inverted(
         statement="Dot-product attention is not inverted (log10 of the share of the error that is left; our line: a "
@@ -345,7 +369,7 @@ KIM: dict[str, Claim] = {
         measure=partial(_left, attention="dot"),
         claimed=above(INVERTED),
         applies=partial(has_row, attention="dot", weights="trained"),
-        learned=learned_by_loss,
+        why_untrained=untrained_by_loss,
         control=Control("half a thousandth of the error left", partial(_leaving, share=0.0005)),
     ),
     "kim_fig5_contractive_inverted": _inverted(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rankbench.claims.claim import STILL_FALLS, Claim, Control, Line, NotMeasurable, above, below, within
+from rankbench.claims.claim import STILL_FALLS, Claim, Control, NotMeasurable, Threshold, above, below, within
 from rankbench.claims.published import published
 from rankbench.claims.sweeps import MOSTLY, rank_correlation
 from rankbench.runs.tables import fall_in_last_quarter
@@ -108,7 +108,9 @@ def _untrained(rows: pd.DataFrame, variants: tuple[str, ...], most: float = np.i
     return _knows_only_frequencies(rows, variants, most) or _still_falls(rows, variants, most=most)
 
 
-def _may_turn(rows: pd.DataFrame, gap: Callable[[pd.DataFrame], float], claimed: Line, variant: str, base: str) -> str:
+def _may_turn(
+    rows: pd.DataFrame, gap: Callable[[pd.DataFrame], float], claimed: Threshold, variant: str, base: str
+) -> str:
     """Say why a gap between two networks' losses cannot be judged yet; empty if it can.
 
     Both must know more than frequencies, and the one whose further fall would bring the gap to a line must not fall
@@ -209,7 +211,7 @@ _curves = partial(Claim, table="curves", across=True)
 
 
 def _compared(
-    variant: str, base: str, claimed: Line, control: Control, *, statement: str, source: str, printed: bool = True
+    variant: str, base: str, claimed: Threshold, control: Control, *, statement: str, source: str, printed: bool = True
 ) -> Claim:
     """Claim on the variant's test loss less the base's. printed: whether the paper has it in Table 2."""
     gap = partial(_gap, variant=variant, base=base, side=claimed.side)
@@ -218,7 +220,7 @@ def _compared(
         source=source,
         measure=gap,
         claimed=claimed,
-        learned=partial(_may_turn, gap=gap, claimed=claimed, variant=variant, base=base),
+        why_untrained=partial(_may_turn, gap=gap, claimed=claimed, variant=variant, base=base),
         published=_printed if printed else None,
         control=control,
         since="2026-11-26",
@@ -230,7 +232,7 @@ def _loses(variant: str, base: str, line: float = 0.0, **claim: Any) -> Claim:
     return _compared(variant, base, above(line), _exchange(variant, base), **claim)
 
 
-def _loses_little(variant: str, base: str, claimed: Line, **claim: Any) -> Claim:
+def _loses_little(variant: str, base: str, claimed: Threshold, **claim: Any) -> Claim:
     """Claim that the variant loses less than LITTLE against the base, or (within) neither loses nor gains as much."""
     control = Control(
         f"{variant} with a test loss .03 above that of {base}",
@@ -249,11 +251,12 @@ def _timed(variant: str, name: str) -> Claim:
         across=True,
         measure=partial(_slower, variant=variant),
         claimed=within(CLOSE),
-        learned=_too_noisy,
+        why_untrained=_too_noisy,
         published=lambda rows: _printed(rows, "kim_table1_speed", "seconds").assign(seconds_dot=1.0),
-        control=Control(
+        control=Control.beyond(
             "times 1.15 times those of dot products",
-            lambda rows: rows.assign(seconds=rows.seconds.where(rows.variant != variant, 1.15 * rows.seconds_dot)),
+            of=lambda rows: rows[rows.variant == variant],
+            seconds=lambda rows: 1.15 * rows.seconds_dot,
         ),
     )
 
@@ -297,7 +300,7 @@ KIM_CHARLM: dict[str, Claim] = {
         source=FIG4,
         measure=_trend_with_depth,
         claimed=below(-MOSTLY),
-        learned=partial(_untrained, variants=(CONTRACTIVE,)),
+        why_untrained=partial(_untrained, variants=(CONTRACTIVE,)),
         published=_printed,
         control=Control("its numbers of layers in reverse order", _depths_reversed),
     ),
@@ -308,11 +311,10 @@ KIM_CHARLM: dict[str, Claim] = {
         measure=lambda rows: _best_lstm(rows) - 1,
         claimed=within(ABOUT),
         applies=lambda rows: "width" in rows and bool(((rows.variant == LSTM) & (rows.width >= WIDTH)).any()),
-        learned=partial(_untrained, variants=(LSTM,)),
+        why_untrained=partial(_untrained, variants=(LSTM,)),
         published=_printed,
-        control=Control(
-            "an LSTM with a test loss of 1.1",
-            lambda rows: rows.assign(test_loss=rows.test_loss.where(rows.variant != LSTM, 1.1)),
+        control=Control.beyond(
+            "an LSTM with a test loss of 1.1", of=lambda rows: rows[rows.variant == LSTM], test_loss=1.1
         ),
     ),
     "kim_transformer_beats_lstm": _curves(
@@ -322,7 +324,7 @@ KIM_CHARLM: dict[str, Claim] = {
         measure=_best_over_lstm,
         claimed=below(0.0),
         applies=_has_lstm_and_depth,
-        learned=partial(_may_turn, gap=_best_over_lstm, claimed=below(0.0), variant=DOT, base=LSTM),
+        why_untrained=partial(_may_turn, gap=_best_over_lstm, claimed=below(0.0), variant=DOT, base=LSTM),
         published=_printed,
         control=Control("a Transformer with a test loss .01 above that of the best LSTM", _nearly_as_good_as_lstm),
     ),
@@ -337,7 +339,7 @@ KIM_CHARLM: dict[str, Claim] = {
         measure=_gap_when_deep,
         claimed=above(FAILS),
         applies=lambda rows: (rows.layers > DEEP).any(),
-        learned=_deep_may_turn,
+        why_untrained=_deep_may_turn,
         control=Control("dot products with the final loss of tied L2, at every step", _dot_as_tied),
     ),
     "kim_tying_not_parameters": _loses(

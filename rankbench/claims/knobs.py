@@ -118,7 +118,7 @@ def _growth_in_size(rows: pd.DataFrame) -> float:
 
 
 # A claim that more than a share of something is kept, whether or not a network has learned
-_keeps = partial(Claim, scale="positive", learned=None)
+_keeps = partial(Claim, scale="positive", why_untrained=None)
 
 # Claims on fresh networks: the direction, and the share left at one end of the sweep (0: the smallest value)
 
@@ -133,7 +133,7 @@ def _trend(key: str, side: int, statement: str, source: str, table: str = "colla
         "tenth count as none).",
         source=source,
         table=table,
-        learned=None,
+        why_untrained=None,
         **in_order(key, side, measure),
     )
 
@@ -158,7 +158,7 @@ def _shorter(key: str, statement: str, source: str) -> Claim:
         source=source,
         table="path_mass",
         floor="below_floor",
-        learned=None,
+        why_untrained=None,
         **in_order(key, -1, lambda rows: math.log10(mean_path_length(rows))),
     )
 
@@ -336,9 +336,9 @@ KNOBS: dict[str, Claim] = {
         measure=lambda rows: abs(_length_over(rows, "model.hyper_connections", "free", "none") - 1),
         claimed=below(1e-9),
         along="model.hyper_connections",
-        control=Control(
+        control=Control.beyond(
             "paths of plain skips that are longer by one",
-            lambda rows: rows.assign(path_length=rows.path_length + (rows["model.hyper_connections"] == "none")),
+            path_length=lambda rows: rows.path_length + (rows["model.hyper_connections"] == "none"),
         ),
     ),
     "knob_sigma_reparam": _keeps(

@@ -40,7 +40,7 @@ def _agrees(
         measure=partial(_deviation, law=law, relative=relative),
         claimed=below(line),
         scale="positive",
-        learned=None,
+        why_untrained=None,
         is_check=exact,
         exact=exact,
         applies=partial(has_row, law=law),

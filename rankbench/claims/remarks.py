@@ -63,11 +63,6 @@ def _way(rows: pd.DataFrame) -> float:
 # Controls
 
 
-def _slowing_down(rows: pd.DataFrame) -> pd.DataFrame:
-    """Let each layer remove a hundredth less than the one before."""
-    return rows.assign(log10_relative_residual=-(1 - 0.99**rows.layer))
-
-
 def _same_everywhere(rows: pd.DataFrame, key: str) -> pd.DataFrame:
     by_value = rows_by_value(rows, key)
     first = next(iter(by_value.values()))
@@ -83,7 +78,7 @@ def _xformer(attention: str, side: int, statement: str) -> Claim:
         measure=partial(_ahead_of_softmax, attention=attention),
         claimed=(above if side > 0 else below)(0.0),
         along="model.attention",
-        learned=None,
+        why_untrained=None,
         control=with_exchanged("model.attention", attention, "dot"),
     )
 
@@ -112,7 +107,7 @@ REMARKS: dict[str, Claim] = {
         either_way=(0.0, 1.0),
         along="model",
         applies=lambda rows: {SKIP, ALONE} <= set(rows.model),
-        learned=lambda rows: every_seed_goes_round(rows[rows.model.isin([SKIP, ALONE])]),
+        why_untrained=lambda rows: every_seed_goes_round(rows[rows.model.isin([SKIP, ALONE])]),
         control=with_exchanged("model", SKIP, ALONE),
     ),
     "blog_tied_collapses_sooner": Claim(
@@ -124,7 +119,7 @@ REMARKS: dict[str, Claim] = {
         measure=_ahead_if_tied,
         claimed=above(0.0),
         along="model.tied_qk",
-        learned=None,
+        why_untrained=None,
         control=with_exchanged("model.tied_qk", "true", "false"),
     ),
     "blog_layers_feed_back": Claim(
@@ -137,8 +132,11 @@ REMARKS: dict[str, Claim] = {
         claimed=above(1.0),
         sourced=True,
         by=("weights",),
-        learned=None,
-        control=Control("each layer removes a hundredth less than the one before", _slowing_down),
+        why_untrained=None,
+        control=Control.beyond(
+            "each layer removes a hundredth less than the one before",
+            log10_relative_residual=lambda rows: 0.99**rows.layer - 1,
+        ),
     ),
     "blog_scale_matters": Claim(
         statement="The scale of the scores changes what is left: by more than a factor of ten between two temperatures "
@@ -149,7 +147,7 @@ REMARKS: dict[str, Claim] = {
         claimed=above(1.0),
         along="model.temperature",
         exists=True,
-        learned=None,
+        why_untrained=None,
         control=Control("as much is left at each temperature", partial(_same_everywhere, key="model.temperature")),
     ),
 }

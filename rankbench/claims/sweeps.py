@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from rankbench.claims.claim import AtMost, Control, Line, NotMeasurable
+from rankbench.claims.claim import AtMost, Control, NotMeasurable, Threshold
 
 # Kendall's correlation from which a sweep counts as a trend: at least three pairs in four are in the claimed order.
 MOSTLY = 0.5
@@ -83,19 +83,19 @@ def in_reverse(key: str) -> Control:
 def from_other_end(key: str, end: int) -> Control:
     """Control for `at_end`: the network at the other end of the sweep, where the knob has no effect."""
 
-    def doctor(rows: pd.DataFrame) -> pd.DataFrame:
+    def falsify(rows: pd.DataFrame) -> pd.DataFrame:
         by_value = rows_by_value(rows, key)
         values = list(by_value)
         return by_value[values[-1 - end]].assign(**{key: values[end]})
 
     which = "largest" if end == 0 else "smallest"
-    return Control(f"the network with the {which} {key} of the sweep in its place", doctor)
+    return Control(f"the network with the {which} {key} of the sweep in its place", falsify)
 
 
 def in_order(key: str, side: int, measure: Callable[[pd.DataFrame], float]) -> dict[str, Any]:
     """Fields of a claim that a number grows (side=+1) or falls (-1) with a swept key. measure: its log10."""
     of_trend = partial(trend, key=key, measure=measure)
-    line = Line(side, side * MOSTLY)
+    line = Threshold(side, side * MOSTLY)
     return {"measure": of_trend, "claimed": line, "along": key, "control": in_reverse(key), "since": "2026-11-26"}
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankbench.measures.norms import frobenius_norm
-from rankbench.model.network import Network, Step, Sublayer, run, weighted_sum
+from rankbench.model.network import Network, Sublayer, SublayerStep, run, weighted_sum
 from rankbench.model.norm import Norm
 
 # The sweep's terms, in bytes: about what the second-level cache holds; the whole batch at once takes twice as long.
@@ -41,7 +41,7 @@ class PathSums(NamedTuple):
 
 
 def sums_by_length(network: Network, inputs: Tensor, mlp: str = "gate") -> PathSums:
-    """All paths of the frozen network, summed by length (FrozenNetwork.sums_by_length), a few sequences at a time."""
+    """All paths of the frozen network, summed by length (FrozenNetwork.by_length), a few sequences at a time."""
     numbers = network.num_tokens(inputs) * network.width * (network.num_layers + 2)
     most = SWEEP_BYTES
     if inputs.device.type == "cuda":
@@ -49,7 +49,7 @@ def sums_by_length(network: Network, inputs: Tensor, mlp: str = "gate") -> PathS
         numbers += network.num_layers * network.num_heads * network.num_tokens(inputs) ** 2 + 4 * numbers
         most = free_share(inputs.device)
     at_a_time = max(1, most // (numbers * network.read_out.weight.element_size()))
-    parts = [FrozenNetwork(network, chunk, mlp).sums_by_length() for chunk in inputs.split(at_a_time)]
+    parts = [FrozenNetwork(network, chunk, mlp).by_length() for chunk in inputs.split(at_a_time)]
     by_length, bias, state = zip(*parts, strict=True)
     return PathSums(torch.cat(by_length, dim=1), torch.cat(bias), torch.cat(state))
 
@@ -71,7 +71,7 @@ class FrozenSublayer(NamedTuple):
     source_BND: Tensor | None = None
 
     @classmethod
-    def of(cls, step: Step, mlp: str) -> "FrozenSublayer":
+    def of(cls, step: SublayerStep, mlp: str) -> "FrozenSublayer":
         """The sub-layer frozen at its step on a batch."""
         norms = step.sublayer, step.scale_BN1, step.branch_scale_BN1
         if step.sublayer.kind == "attention":
@@ -230,7 +230,7 @@ class FrozenNetwork:
         self.layers = [frozen[begin:end] for begin, end in pairwise([*starts, len(frozen)])]
 
     @torch.no_grad()
-    def sums_by_length(self) -> PathSums:
+    def by_length(self) -> PathSums:
         """Every path, summed by length in one sweep over the layers: S_k <- a S_k + sum_h P_h S_(k-1) W_V,h W_O,h.
 
         O(L^2) applications of a layer instead of (H+1)^L paths.

@@ -33,7 +33,7 @@ def squares_by_signs(model: Network, inputs: Tensor, draws: int, generator: torc
     for chunk_BN in counted(chunks, len(inputs), "independence: sequences with signs", len):
         network = FrozenNetwork(model, chunk_BN)
         for draw, signs_LH in enumerate(signs_SLH):
-            sums_KBND = with_signs(network, signs_LH).sums_by_length().by_length_KBND
+            sums_KBND = with_signs(network, signs_LH).by_length().by_length_KBND
             squares_SK[draw] += without_absent(sums_KBND, model.counted(chunk_BN)).flatten(1).double().square().sum(1)
     return squares_SK
 

@@ -93,7 +93,7 @@ def _maps_of_width_1(layer: AttentionLayer) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def one_dimension_inf(layer: AttentionLayer, num_tokens: int) -> float:
-    """Lip_inf of one tied L2 head of width 1: 1 + 4 W0((n - 1) e^-3/2), times |W^Q^T W^V| ||W^O||_inf ||W^Q||_1.
+    """Constant Lip_inf of a tied L2 head of width 1: 1 + 4 W0((n - 1) e^-3/2), times |W^Q^T W^V| ||W^O||_inf ||W^Q||_1.
 
     n is the largest number of keys a query sees. The constant itself for odd n, a bound for even n; rankbench's own.
 
@@ -215,5 +215,5 @@ def norm_bound(width: int, weight: Tensor | None, largest_scale: float, p: str, 
 
 
 def linear_norm(weight: Tensor, p: str) -> float:
-    """Lip_p of x -> W x, W of shape (out, in): its largest singular value (exact SVD), or its largest row sum."""
+    """Constant Lip_p of x -> W x, W (out, in): the largest singular value (exact SVD), or the largest row sum."""
     return (spectral_norm(weight) if p == "2" else inf_norm(weight)).item()

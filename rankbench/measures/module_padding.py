@@ -33,9 +33,9 @@ def with_lengths(
     and absent keys must be the last: top-k attention and underflow can hide others. asked: present:<name> or
     absent:<name>, a mask that the user names.
     """
+    example, main = replace(example, main_input=main_input(heads)), main_input(heads)
     if example.lengths_B is not None:
         return example, "lengths given with the inputs"
-    example, main = replace(example, main_input=main_input(heads)), main_input(heads)
     if asked is not None:
         kind, _, name = asked.partition(":")
         names = [x.name for x in reading.inputs if len(x.shape) == 2 and not x.is_touched]

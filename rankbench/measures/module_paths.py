@@ -25,7 +25,7 @@ BYTES_AT_A_TIME = 1 << 24
 
 def check_sums(read: ReadModule) -> None:
     """ConfigError if what is measured is not the sum of its paths, tried on one sequence."""
-    for _ in sums_by_length(read, read.example[:1]):
+    for _ in module_sums(read, read.example[:1]):
         pass
 
 
@@ -84,7 +84,7 @@ def sums_of(read: ReadModule, tape: Tape, value_biases: str = "head", refuse: bo
 
 
 @torch.no_grad()
-def sums_by_length(
+def module_sums(
     read: ReadModule, example: Example, value_biases: str = "head", refuse: bool = True
 ) -> Iterator[tuple[Example, Sums]]:
     """What is measured as the sum of its paths by length, a few sequences at a time. ConfigError if it is not that sum,

@@ -48,12 +48,6 @@ class PathTree(NamedTuple):
             num_nodes = len(keys)
         return cls(children, num_nodes, node_P)
 
-    @property
-    def num_steps(self) -> tuple[int, int]:
-        """Number of steps of prefixes that pass a head, and number of all steps, including those that skip."""
-        sizes = [(choice, len(parents)) for layer in self.children for choice, parents in layer]
-        return sum(size for choice, size in sizes if choice), sum(size for _, size in sizes)
-
 
 def paths_as(scheme: str, model: Network, inputs: Tensor) -> FrozenNetwork | RecomputedNetwork:
     """The network that runs the paths of a scheme, frozen or recomputed, on these inputs."""

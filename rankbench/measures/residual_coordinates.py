@@ -28,14 +28,14 @@ from torch import Tensor
 from rankbench.measures.norms import composite_norm
 
 
-class Scaled(NamedTuple):
+class ScaledMatrix(NamedTuple):
     """exp(log) times a matrix whose largest entry is 1, for each sequence; a matrix of zeros has log -inf."""
 
     log_B: Tensor  # natural
     matrix_BND: Tensor
 
 
-class State(NamedTuple):
+class ResidualState(NamedTuple):
     """Tokens mean + exp(log_scale) unit, the mean itself exp(log_mean) direction; natural logarithms.
 
     Equal tokens have log_scale -inf and unit 0, a mean of zero likewise; -inf also stands for a logarithm that float64
@@ -48,12 +48,12 @@ class State(NamedTuple):
     unit_BND: Tensor
 
     @classmethod
-    def of(cls, mean: Scaled, rows: Scaled) -> "State":
+    def of(cls, mean: ScaledMatrix, rows: ScaledMatrix) -> "ResidualState":
         return cls(mean.log_B, mean.matrix_BND[:, 0], *rows)
 
     @property
-    def mean(self) -> Scaled:
-        return Scaled(self.log_mean_B, self.direction_BD[:, None])
+    def mean(self) -> ScaledMatrix:
+        return ScaledMatrix(self.log_mean_B, self.direction_BD[:, None])
 
     @property
     def mean_BD(self) -> Tensor:
@@ -61,21 +61,21 @@ class State(NamedTuple):
         return self.log_mean_B.exp()[:, None] * self.direction_BD
 
 
-def residual_coordinates(x_BND: Tensor, present_BN: Tensor | None = None) -> State:
+def residual_coordinates(x_BND: Tensor, present_BN: Tensor | None = None) -> ResidualState:
     """The tokens in residual coordinates."""
     present_BN1 = None if present_BN is None else present_BN[..., None]
     mean = scaled(_mean(x_BND if present_BN1 is None else torch.where(present_BN1, x_BND, 0), present_BN1))
     # as differences from the first token, so that equal tokens have residual 0 and not the rounding of their mean
     rows = recentred(mean, x_BND.new_zeros(len(x_BND)), x_BND - x_BND[:, :1], present_BN)
-    return State.of(mean, Scaled(rows.log_scale_B, rows.unit_BND))
+    return ResidualState.of(mean, ScaledMatrix(rows.log_scale_B, rows.unit_BND))
 
 
-def tokens(state: State) -> Tensor:
+def tokens(state: ResidualState) -> Tensor:
     """The tokens X themselves, (B, N, D), as far as float64 holds them; absent ones are meaningless."""
     return state.mean_BD[:, None] + state.log_scale_B.exp()[:, None, None] * state.unit_BND
 
 
-def log_residual(state: State, counted_BN: Tensor | None = None) -> Tensor:
+def log_residual(state: ResidualState, counted_BN: Tensor | None = None) -> Tensor:
     """log ||R||_{1,inf}, natural, in the units of X; shape (B,). -inf for equal tokens.
 
     counted_BN: the tokens that R covers, about their own mean; None: all present tokens.
@@ -88,15 +88,15 @@ def log_residual(state: State, counted_BN: Tensor | None = None) -> Tensor:
     return state.log_scale_B + composite_norm(unit_BND).log()
 
 
-def log_size(state: State, counted_BN: Tensor | None = None, without_mean_B: Tensor | None = None) -> Tensor:
+def log_size(state: ResidualState, counted_BN: Tensor | None = None, without_mean_B: Tensor | None = None) -> Tensor:
     """log ||X||_{1,inf}, natural; shape (B,). counted_BN: the tokens in X; None: all. without_mean_B: where
     true, X is without its mean."""
     kept_BN1 = 1 if counted_BN is None else counted_BN[..., None]
 
-    def log_norm_B(x: Scaled) -> Tensor:
+    def log_norm_B(x: ScaledMatrix) -> Tensor:
         return x.log_B + composite_norm(x.matrix_BND * kept_BN1).log()
 
-    rows = Scaled(state.log_scale_B, state.unit_BND)
+    rows = ScaledMatrix(state.log_scale_B, state.unit_BND)
     size_B = log_norm_B(scaled_sum(state.mean, rows))
     return size_B if without_mean_B is None else torch.where(without_mean_B, log_norm_B(rows), size_B)
 
@@ -113,7 +113,7 @@ def _mean(x_BND: Tensor, present_BN1: Tensor | None) -> Tensor:
     return (total_BD + lost_BD)[:, None] / number
 
 
-def recentred(mean: Scaled, log_scale_B: Tensor, rows_BND: Tensor, present_BN: Tensor | None) -> State:
+def recentred(mean: ScaledMatrix, log_scale_B: Tensor, rows_BND: Tensor, present_BN: Tensor | None) -> ResidualState:
     """Tokens mean + exp(log_scale) rows, whatever the mean of the rows."""
     if present_BN is None:
         average_B1D = rows_BND.mean(1, keepdim=True)
@@ -122,16 +122,16 @@ def recentred(mean: Scaled, log_scale_B: Tensor, rows_BND: Tensor, present_BN: T
         present_BN1 = present_BN[..., None]
         average_B1D = torch.where(present_BN1, rows_BND, 0).sum(1, keepdim=True) / present_BN1.sum(1, keepdim=True)
         rows_BND = torch.where(present_BN1, rows_BND - average_B1D, 0)
-    return State.of(scaled_sum(mean, Scaled(log_scale_B, average_B1D)), scaled(rows_BND, log_scale_B))
+    return ResidualState.of(scaled_sum(mean, ScaledMatrix(log_scale_B, average_B1D)), scaled(rows_BND, log_scale_B))
 
 
-def scaled(x_BND: Tensor, log_B: Tensor | float = 0.0) -> Scaled:
+def scaled(x_BND: Tensor, log_B: Tensor | float = 0.0) -> ScaledMatrix:
     """exp(log) X with the size of X moved into the logarithm."""
     size_B = x_BND.abs().amax((1, 2))
-    return Scaled(log_B + size_B.log(), x_BND / torch.where(size_B > 0, size_B, 1)[:, None, None])
+    return ScaledMatrix(log_B + size_B.log(), x_BND / torch.where(size_B > 0, size_B, 1)[:, None, None])
 
 
-def scaled_sum(a: Scaled, b: Scaled) -> Scaled:
+def scaled_sum(a: ScaledMatrix, b: ScaledMatrix) -> ScaledMatrix:
     """A + B, in the scale of the sum."""
     (log_a_B, a_BND), (log_b_B, b_BND) = (scaled(x_BND, log_B) for log_B, x_BND in (a, b))
     log_B = torch.maximum(log_a_B, log_b_B)
@@ -140,7 +140,7 @@ def scaled_sum(a: Scaled, b: Scaled) -> Scaled:
     return scaled(share_a_B11 * a_BND + share_b_B11 * b_BND, log_B)
 
 
-def times(x: Scaled, w: Tensor, bias: Tensor | None = None) -> Scaled:
+def times(x: ScaledMatrix, w: Tensor, bias: Tensor | None = None) -> ScaledMatrix:
     """X W^T + bias, as in torch.nn.Linear."""
     product = scaled(x.matrix_BND @ w.T, x.log_B)
     return product if bias is None else scaled_sum(product, scaled(bias.expand_as(product.matrix_BND)))

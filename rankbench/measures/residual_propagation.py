@@ -14,8 +14,8 @@ from torch import Tensor
 from rankbench.keys import ConfigError
 from rankbench.measures.norms import composite_norm, one_norm
 from rankbench.measures.residual_coordinates import (
-    Scaled,
-    State,
+    ResidualState,
+    ScaledMatrix,
     log_size,
     recentred,
     residual_coordinates,
@@ -36,7 +36,7 @@ DOUBTFUL = 1e-8  # times the largest tokens of any layer: a mean above that is f
 MEAN_PASSES = 4
 
 
-def propagate(network: Network, inputs: Tensor) -> list[State]:
+def propagate(network: Network, inputs: Tensor) -> list[ResidualState]:
     """The state that enters the first layer and the state that leaves each layer, in float64; L + 1 in all.
 
     The last norm of a pre-norm network and the read-out are left out, and dropout is off. The network's weights must be
@@ -55,7 +55,7 @@ def propagate(network: Network, inputs: Tensor) -> list[State]:
     return states
 
 
-def _through_layers(network: Network, state: State, present_BN: Tensor | None) -> list[State]:
+def _through_layers(network: Network, state: ResidualState, present_BN: Tensor | None) -> list[ResidualState]:
     states = [state]
     for sublayers in network.layers:
         for sublayer in sublayers:
@@ -65,7 +65,9 @@ def _through_layers(network: Network, state: State, present_BN: Tensor | None) -
 
 
 @torch.no_grad()
-def mean_errors(network: Network, inputs: Tensor, states: list[State], generator: torch.Generator) -> list[Tensor]:
+def mean_errors(
+    network: Network, inputs: Tensor, states: list[ResidualState], generator: torch.Generator
+) -> list[Tensor]:
     """Natural log of the error that rounding can add to the largest entry of each state's mean; (B,) for each state.
 
     From random rounding (rankbench.measures.rounding) of the embedding and of all that `propagate` does after it;
@@ -88,7 +90,7 @@ def mean_errors(network: Network, inputs: Tensor, states: list[State], generator
     with rounded:
         perturbed = _through_layers(network, start, present_BN)
     for errors_B, state, perturbed_state in zip(errors_LB, states, perturbed, strict=True):
-        minus_mean = Scaled(state.log_mean_B[copies], -state.direction_BD[copies, None])
+        minus_mean = ScaledMatrix(state.log_mean_B[copies], -state.direction_BD[copies, None])
         change_B = scaled_sum(perturbed_state.mean, minus_mean).log_B
         errors_B[doubtful] = change_B.unflatten(0, (MEAN_PASSES, -1)).amax(0) + math.log(MARGIN)
     return list(errors_LB)
@@ -134,7 +136,7 @@ def log_lemma_constant(sublayer: Sublayer) -> float:
     return (4 * beta * module.heads / math.sqrt(module.head_width)).log().item()
 
 
-def through_sublayer(state: State, sublayer: Sublayer, present_BN: Tensor | None = None) -> State:
+def through_sublayer(state: ResidualState, sublayer: Sublayer, present_BN: Tensor | None = None) -> ResidualState:
     """One sub-layer of the network, run on residual coordinates."""
     part = attention if sublayer.kind == "attention" else mlp
     return sublayer.apply(
@@ -146,14 +148,14 @@ def through_sublayer(state: State, sublayer: Sublayer, present_BN: Tensor | None
     )
 
 
-def weighted_sum(a: float, x: State, b: float, y: State) -> State:
+def weighted_sum(a: float, x: ResidualState, b: float, y: ResidualState) -> ResidualState:
     """a X + b Y."""
-    rows = scaled_sum(Scaled(x.log_scale_B, a * x.unit_BND), Scaled(y.log_scale_B, b * y.unit_BND))
-    mean = scaled_sum(Scaled(x.mean.log_B, a * x.mean.matrix_BND), Scaled(y.mean.log_B, b * y.mean.matrix_BND))
-    return State.of(mean, rows)
+    rows = scaled_sum(ScaledMatrix(x.log_scale_B, a * x.unit_BND), ScaledMatrix(y.log_scale_B, b * y.unit_BND))
+    mean = scaled_sum(*(ScaledMatrix(z.mean.log_B, c * z.mean.matrix_BND) for c, z in ((a, x), (b, y))))
+    return ResidualState.of(mean, rows)
 
 
-def attention(state: State, module: Attention, present_BN: Tensor | None = None) -> State:
+def attention(state: ResidualState, module: Attention, present_BN: Tensor | None = None) -> ResidualState:
     """Multi-head attention, with biases, any mask of rankbench, and absent tokens.
 
     With x_i = x + R_i and t = sqrt(K) temperature the scores are, up to terms that are constant along a row and drop
@@ -200,25 +202,25 @@ def attention(state: State, module: Attention, present_BN: Tensor | None = None)
         return (x_BHNK @ w.w_o_HKD).sum(1)
 
     constant = scaled((joined(w.b_v_HK[None, :, None]) + w.b_o_D).expand_as(state.mean.matrix_BND))
-    mean = scaled_sum(Scaled(state.log_mean_B, joined(state.direction_BD[:, None, None] @ w.w_v_HDK)), constant)
-    shift = Scaled(log_B, joined(_excess_over_uniform(r_BHNM[:, :, :1]) @ value_BHMK))
+    mean = scaled_sum(ScaledMatrix(state.log_mean_B, joined(state.direction_BD[:, None, None] @ w.w_v_HDK)), constant)
+    shift = ScaledMatrix(log_B, joined(_excess_over_uniform(r_BHNM[:, :, :1]) @ value_BHMK))
     most_BH11 = q_BHNM.mean(-2, keepdim=True).argmax(-1, keepdim=True)
     reference_BH1K = value_BHMK.take_along_dim(most_BH11, -2)
     value_BHMK = value_BHMK - reference_BH1K
     first_order_BND, third_order_BND = joined(q_BHNM @ value_BHMK), joined(change_BHNM @ value_BHMK)
-    moved = recentred(scaled_sum(mean, Scaled(log_B, joined(reference_BH1K))), log_B, first_order_BND, present_BN)
+    moved = recentred(scaled_sum(mean, ScaledMatrix(log_B, joined(reference_BH1K))), log_B, first_order_BND, present_BN)
     same_B = _all_see_the_same(seen, present_BN, unit_BND) & ~far_B111[:, 0, 0, 0]
     mean = _either(same_B, scaled_sum(mean, shift), moved.mean)
     first_order_BND = torch.where(same_B[:, None, None], 0.0, moved.unit_BND)  # rounding, where it is exactly zero
-    third_order = Scaled(log_B + log_change_B, third_order_BND)
-    rows = scaled_sum(Scaled(moved.log_scale_B, first_order_BND), third_order)
+    third_order = ScaledMatrix(log_B + log_change_B, third_order_BND)
+    rows = scaled_sum(ScaledMatrix(moved.log_scale_B, first_order_BND), third_order)
     return recentred(mean, *rows, present_BN)
 
 
-def _either(choice_B: Tensor, a: Scaled, b: Scaled) -> Scaled:
+def _either(choice_B: Tensor, a: ScaledMatrix, b: ScaledMatrix) -> ScaledMatrix:
     """A where the choice is true, else B."""
     matrix_BND = torch.where(choice_B[:, None, None], a.matrix_BND, b.matrix_BND)
-    return Scaled(torch.where(choice_B, a.log_B, b.log_B), matrix_BND)
+    return ScaledMatrix(torch.where(choice_B, a.log_B, b.log_B), matrix_BND)
 
 
 def _excess_over_uniform(r_BH1M: Tensor) -> Tensor:
@@ -272,7 +274,7 @@ def _all_see_the_same(seen: Tensor | None, present_BN: Tensor | None, unit_BND: 
     return alike_BN.all(-1).expand(len(unit_BND))
 
 
-def norm(state: State, module: Norm, present_BN: Tensor | None = None) -> State:
+def norm(state: ResidualState, module: Norm, present_BN: Tensor | None = None) -> ResidualState:
     """LayerNorm or RMSNorm of each token, with the token's own scale.
 
     c: the mean token, for LayerNorm centred over the width; d: R_i likewise; s^2 and s'^2: epsilon plus the mean square
@@ -295,13 +297,13 @@ def norm(state: State, module: Norm, present_BN: Tensor | None = None) -> State:
     direction_B1D = direction_B1D / s_B11
     gain = module.factor if module.weight is None else module.factor * module.weight
     rows_BND, direction_B1D = rows_BND * gain, direction_B1D * gain
-    mean = Scaled(state.log_mean_B, direction_B1D)
+    mean = ScaledMatrix(state.log_mean_B, direction_B1D)
     if module.shift is not None:
         mean = scaled_sum(mean, scaled(module.factor * module.shift.expand_as(direction_B1D)))
     return recentred(mean, state.log_scale_B, rows_BND, present_BN)
 
 
-def mlp(state: State, module: MLP, present_BN: Tensor | None = None) -> State:
+def mlp(state: ResidualState, module: MLP, present_BN: Tensor | None = None) -> ResidualState:
     """The MLP of each token: how its hidden units differ from the mean token's, then the second linear map."""
     log_z_B, z_B1F = z = times(state.mean, module.up.weight, module.up.bias)
     d_BNF, log_z_B11 = state.unit_BND @ module.up.weight.T, log_z_B[:, None, None]

@@ -13,7 +13,8 @@ where eps is that of z's dtype and s the size of the terms that the operation ad
     |z|             for everything else. Operations that are not elementwise (sums, means, softmax, LayerNorm) also see
                     their inputs with a relative error of eps u, because they add up several numbers.
 
-Results that involve no rounding (copies, views, lookups, maxima, ReLU, whole parts) stay as they are. A perturbed pass
+Results that involve no rounding (copies, views, lookups, maxima, ReLU, whole parts, and tensors of nothing but whole
+numbers, as counts of tokens are) stay as they are. A perturbed pass
 ends in states X + D, where D is a random error like that of X itself, carried through the layers. With the residual
 res(X) = X - 1 x^T, which is linear in X, the floor of a state is
 
@@ -40,7 +41,7 @@ from rankbench.measures.attention_matrices import Rows, per_queries, shares
 from rankbench.measures.norms import composite_norm, frobenius_norm, own_rounding, residual_matrix
 from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import View, counted_first
-from rankbench.model.network import Network, Step, run
+from rankbench.model.network import Network, SublayerStep, run
 
 NUMBERS = 256  # errors that the passes draw together for a state or a P: enough for a stable norm
 MOST_PASSES = 8
@@ -97,6 +98,8 @@ class RandomRounding(TorchDispatchMode):
             return self._rounded(result) if _is_float(result) and _is_coarser(result, args[0]) else result
         if family in PRODUCTS:
             result, size = operation(*args, **kwargs), operation(*map(_size, args), **kwargs)
+            if _is_whole(size):
+                return result
             return torch.addcmul(result, size, self._noise(result))
         if family is aten.gelu:
             result = operation(*args, **kwargs)
@@ -116,7 +119,9 @@ class RandomRounding(TorchDispatchMode):
     def _rounded(self, x: Any) -> Any:
         if isinstance(x, (list, tuple)):
             return type(x)(map(self._rounded, x))
-        return x * (self._noise(x) + self.ones[x.dtype, x.device]) if _is_float(x) else x
+        if not _is_float(x) or _is_whole(x):
+            return x
+        return x * (self._noise(x) + self.ones[x.dtype, x.device])
 
     def _noise(self, x: Tensor) -> Tensor:
         """eps u for every entry of x."""
@@ -134,6 +139,12 @@ class RandomRounding(TorchDispatchMode):
 
 def _is_float(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point() and x.layout == torch.strided
+
+
+def _is_whole(x: Tensor) -> bool:
+    """Whether all numbers are whole. The first one nearly always tells, without a look at the others."""
+    first = x[(0,) * x.dim()] if x.numel() else x
+    return bool((first == first.round()).all()) and bool((x == x.round()).all())
 
 
 def _is_coarser(x: Tensor, y: Tensor) -> bool:
@@ -158,7 +169,7 @@ class Floors(NamedTuple):
 @torch.no_grad()
 def run_with_floors(
     network: Network, inputs: Tensor, generator: torch.Generator, view: View = ALL
-) -> Iterator[tuple[Step, Floors]]:
+) -> Iterator[tuple[SublayerStep, Floors]]:
     """Every sub-layer's step with its floors. The plain and the perturbed passes run side by side, so that only one
     sub-layer of them is in memory. generator: on the CPU. view: the tokens over which floors of states are taken."""
     passes = num_passes(network.num_tokens(inputs), network.width)

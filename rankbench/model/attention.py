@@ -197,7 +197,7 @@ class Heads(nn.Module):
     def tables(
         self, x_BND: Tensor, present_BN: Tensor | None = None, dropout_BHNM: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """By name weights_BHNM (P), mixing_BHNM and mixed_BHNK, as in network.Step."""
+        """By name weights_BHNM (P), mixing_BHNM and mixed_BHNK, as in network.SublayerStep."""
         q_BHNK, k_BHNK, v_BHNK = self.queries_keys_values(x_BND)
         present_B1N = _for_all_heads(present_BN)
         gains_BHM = self.gains(v_BHNK, present_B1N)

@@ -63,7 +63,7 @@ class AttentionPart(Protocol):
         """The layer's output, (B, N, D)."""
 
     def observe(self, x_BND: Tensor, present_BN: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """The output, and its intermediate values weights_BHNM, mixing_BHNM and mixed_BHNK, as in `Step`."""
+        """The output, and its intermediate values weights_BHNM, mixing_BHNM and mixed_BHNK, as in `SublayerStep`."""
 
     def maps_as_applied(self) -> HeadMaps:
         """Its heads as linear maps."""
@@ -380,7 +380,7 @@ def check_one_stream(network: Network, analysis: str) -> None:
         )
 
 
-class Step(NamedTuple):
+class SublayerStep(NamedTuple):
     """Input, output and intermediate values of one sub-layer on a batch; with streams, states as `leave` sums them.
 
     scale_BN1: the factor of each token in the norm; branch_scale_BN1: in the norm after the part. Attention has
@@ -399,13 +399,13 @@ class Step(NamedTuple):
     hidden_BNF: Tensor | None = None
 
 
-def run(network: Network, inputs: Tensor) -> Iterator[Step]:
+def run(network: Network, inputs: Tensor) -> Iterator[SublayerStep]:
     """Every sub-layer's step, in order. The caller decides what to keep; this function holds only the last state."""
     x_BND, present_BN = network.enter(network.embed(inputs)), network.present(inputs)
     input_BND = network.leave(x_BND)
     for sublayer in network.sublayers:
         x_BND, inside = _applied(sublayer, x_BND, present_BN)
-        step = Step(sublayer, input_BND, network.leave(x_BND), **inside)
+        step = SublayerStep(sublayer, input_BND, network.leave(x_BND), **inside)
         input_BND = step.output_BND
         yield step
 

@@ -216,7 +216,7 @@ class Differential(Weighting):
         return first_BHNM - self.factor(heads) * second_BHNM
 
     def factor(self, heads: HeadsOfLayer) -> Tensor:
-        """lambda."""
+        """Weight lambda of the second softmax."""
         own = heads.own
         learned = (own["first_q"] * own["first_k"]).sum().exp() - (own["second_q"] * own["second_k"]).sum().exp()
         return learned + 0.8 - 0.6 * math.exp(-0.3 * (heads.layer - 1))

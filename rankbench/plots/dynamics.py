@@ -9,10 +9,10 @@ from rankbench.measures.states import OF_RESIDUAL, STATE_FLOORS
 from rankbench.plots.figure import grid_of, legend, mean_line, styled, title
 from rankbench.plots.readings import in_steps
 from rankbench.plots.style import colour_of_depth
-from rankbench.runs.tables import WHO, last_of_layer
+from rankbench.runs.tables import RUN_COLUMNS, last_of_layer
 
 FLOORS = (*STATE_FLOORS, *ATTENTION_FLOORS)
-AXES = (*WHO, "step", "layer", "sublayer", "head")
+AXES = (*RUN_COLUMNS, "step", "layer", "sublayer", "head")
 LINES = 6  # the most layers shown
 FLAT = 1.01  # ratio of largest to smallest bound below which the bound is constant
 LABELS = {

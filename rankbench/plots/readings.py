@@ -24,7 +24,7 @@ RADIUS = 4  # points: of the spot round a mark
 HALF = 0.5  # of the distance between two words on an axis, which are at 0, 1, 2
 
 
-class Reading(NamedTuple):
+class MarkReading(NamedTuple):
     """A mark's position, as shares of the figure's width and height from its top left corner, and the mark's text."""
 
     x: float
@@ -32,13 +32,13 @@ class Reading(NamedTuple):
     text: str
 
 
-def readings_of(figure: Figure) -> list[Reading]:
+def readings_of(figure: Figure) -> list[MarkReading]:
     """The readings of a figure whose layout is done: points of lines, of scatter plots and bars, and cells of maps.
     Empty for a figure that is cropped when it is saved."""
     if rcParams["savefig.bbox"] == "tight":
         return []
-    named: list[Reading] = []
-    unnamed: list[Reading] = []  # such as the seeds behind a line; they come last
+    named: list[MarkReading] = []
+    unnamed: list[MarkReading] = []  # such as the seeds behind a line; they come last
     for axes in figure.axes:
         for label, positions, values in _marks(axes) if axes.get_visible() else ():
             (named if label else unnamed).extend(_readings(figure, axes, label, positions, values))
@@ -48,7 +48,7 @@ def readings_of(figure: Figure) -> list[Reading]:
 
 def _readings(
     figure: Figure, axes: Axes, label: str, positions: np.ndarray, values: np.ndarray | None
-) -> Iterator[Reading]:
+) -> Iterator[MarkReading]:
     width, height = figure.bbox.size
     names = _name_of(axes, "x"), _name_of(axes, "y")
     axes.get_xlim(), axes.get_ylim()  # brings the limits up to date, if nothing has been drawn yet
@@ -61,7 +61,7 @@ def _readings(
         numbers = [f"{name} = {_tick(axes, which, value)}" for name, which, value in coordinates]
         numbers += [] if values is None else [f"{values[number]:.4g}"]
         text = f"{label}: " * bool(label) + "; ".join(numbers)
-        yield Reading(round(x / width, 4), round(1 - y / height, 4), text)
+        yield MarkReading(round(x / width, 4), round(1 - y / height, 4), text)
 
 
 def _marks(axes: Axes) -> Iterator[tuple[str, np.ndarray, np.ndarray | None]]:
@@ -130,7 +130,7 @@ def _tick(axes: Axes, which: str, value: float) -> str:
     return f"{value:.4g}"
 
 
-def png_field(readings: list[Reading]) -> PngInfo:
+def png_field(readings: list[MarkReading]) -> PngInfo:
     """The readings as a compressed field of a PNG file."""
     info = PngInfo()
     if readings:
@@ -144,14 +144,14 @@ def spots_over_png(path: Path) -> str:
         with Image.open(path) as picture:
             text, (width, height) = getattr(picture, "text", {}).get(FIELD, "[]"), picture.size
             dots_per_inch = picture.info.get("dpi", (POINTS, POINTS))[0]
-        readings = [Reading(float(x), float(y), str(words)) for x, y, words in json.loads(text)]
+        readings = [MarkReading(float(x), float(y), str(words)) for x, y, words in json.loads(text)]
     except (OSError, ValueError, TypeError, RecursionError):  # damaged, or not written by us
         return ""
     spots = as_spots(readings, width, height, RADIUS / POINTS * dots_per_inch)
     return spots and f'<svg class="spots" viewBox="0 0 {width} {height}" aria-hidden="true">{spots}</svg>'
 
 
-def as_spots(readings: list[Reading], width: float, height: float, radius: float) -> str:
+def as_spots(readings: list[MarkReading], width: float, height: float, radius: float) -> str:
     """SVG: invisible spots on the marks of a figure of this size, each with its reading as its title."""
     if not readings:
         return ""
@@ -163,7 +163,7 @@ def as_spots(readings: list[Reading], width: float, height: float, radius: float
     return f'<g class="readings" fill="none" stroke="none" pointer-events="all">{"".join(spots)}</g>'
 
 
-def with_spots(svg: bytes, readings: list[Reading]) -> bytes:
+def with_spots(svg: bytes, readings: list[MarkReading]) -> bytes:
     """An SVG file with the spots on top."""
     size = re.search(rb'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     if size is None:

@@ -17,7 +17,7 @@ from rankbench.plots.pages import MOST_PANELS, joined, pages_of_analysis, pages_
 from rankbench.plots.sweep import column_in_words, draw_scatter, draw_sweep
 from rankbench.plots.training import draw_metrics
 from rankbench.report.study import axes_of, column_of, is_done, rank_correlation, studied_columns, with_columns
-from rankbench.runs.tables import WHO, booleans_as_words, read_table, write_table
+from rankbench.runs.tables import RUN_COLUMNS, booleans_as_words, read_table, write_table
 
 KINDS = (*plots.KINDS, ".svg")
 MOST_PANELS_OVER_STEPS = 6  # in a figure of a watched training, which has a row of panels for each value
@@ -100,7 +100,7 @@ def draw_study(
     keys, where = [key for key in keys if key not in ("run", "seed")], (chosen.where or "").replace(",", ", ")
     for value, rows in studied.items():
         column, axes, stem = column_of(rows, value), axes_of(chosen, keys, rows), value.replace(".", "_")
-        write_table(rows[list(dict.fromkeys([*WHO, *keys, *axes, column]))], folder / f"{stem}.csv")
+        write_table(rows[list(dict.fromkeys([*RUN_COLUMNS, *keys, *axes, column]))], folder / f"{stem}.csv")
         rows = booleans_as_words(read_table(folder / f"{stem}.csv")).rename(columns={column: value})
         if value != own and (keys or axes):
             pages = _pages_by_keys(rows, [*keys, *axes], chosen, statistic, value, column_in_words(value))
@@ -218,7 +218,7 @@ def drawable(path: Path, chosen: StudyKeys) -> Drawable:
     if not path.is_file():
         raise ConfigError(f"table={path}: no such file; give a table of a run or a report, such as residual.csv")
     table = booleans_as_words(read_table(path))
-    if missing := [name for name in WHO if name not in table]:
+    if missing := [name for name in RUN_COLUMNS if name not in table]:
         raise ConfigError(f"table={path}: not a table of runs, because it has no column {missing[0]}")
     own = [name for name in table if "." in name and name.partition(".")[0] not in (*ANALYSES, *FIGURES)]
     keys = [name for name in ("task", "model", *own) if table[name].nunique(dropna=False) > 1]
@@ -228,7 +228,9 @@ def drawable(path: Path, chosen: StudyKeys) -> Drawable:
     drawn = {"sweep", *FIGURES, *(name for name, analysis in ANALYSES.items() if analysis.figure is not None)}
     named = [path.stem] if path.stem in (*ANALYSES, *drawn) else _fitting(table)
     if not studied and (len(named) != 1 or named[0] not in drawn):
-        numbers = [str(name) for name in table if name not in WHO and pd.api.types.is_numeric_dtype(table[name])]
+        numbers = [
+            str(name) for name in table if name not in RUN_COLUMNS and pd.api.types.is_numeric_dtype(table[name])
+        ]
         raise ConfigError(f"table={path}: has no figure of its own; choose a column, as in report.value={numbers[-1]}")
     return Drawable(named[0] if named else "", table, keys, studied)
 
@@ -239,7 +241,7 @@ def redraw(
     """Draw a table's figure as a report does, or its chosen columns; return lines for the reader."""
     name, table, keys, studied = drawable(path, chosen)
     if studied:
-        runs = with_columns(table[list(dict.fromkeys([*WHO, *keys]))].drop_duplicates(), studied, chosen, keys)
+        runs = with_columns(table[list(dict.fromkeys([*RUN_COLUMNS, *keys]))].drop_duplicates(), studied, chosen, keys)
         captions = draw_study(studied, runs, keys, chosen, statistic, folder, column)
     elif name == "sweep":
         captions = draw_final(table, keys, chosen, statistic, folder, column)

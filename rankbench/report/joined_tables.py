@@ -24,7 +24,7 @@ from rankbench.report.jobs import (
 )
 from rankbench.report.study import is_done
 from rankbench.runs.run import OBSERVED, Run
-from rankbench.runs.tables import WHO, over_seeds, with_errors
+from rankbench.runs.tables import RUN_COLUMNS, over_seeds, with_errors
 
 
 @dataclass(frozen=True)
@@ -119,15 +119,15 @@ def read_all(jobs: list[Path], keys: list[str]) -> Joined:
 
 def _varied_values(jobs: list[Path], keys: list[str]) -> dict[Path, dict[str, str]]:
     """The values of each run's varied keys, without run, task, model and seed, which are columns already."""
-    return {job: values_of(job, [key for key in keys if key not in WHO]) for job in jobs}
+    return {job: values_of(job, [key for key in keys if key not in RUN_COLUMNS]) for job in jobs}
 
 
 def _tables_at(job: Path, names: Iterable[str]) -> dict[str, pd.DataFrame]:
     tables = {name: Run(job).table(name) for name in names if (job / f"{name}.csv").exists()}
-    if "metrics" in tables:  # add the columns of WHO, which the other tables have already
+    if "metrics" in tables:  # add the columns of RUN_COLUMNS, which the other tables have already
         flat, curves = flattened(config_of(job)), tables["metrics"]
         who = {"run": "", "task": flat.get("task.name", ""), "model": flat.get("model.name", "")}
-        tables["metrics"] = curves.assign(**who)[[*WHO, *curves.columns.drop("seed")]]
+        tables["metrics"] = curves.assign(**who)[[*RUN_COLUMNS, *curves.columns.drop("seed")]]
     return tables
 
 

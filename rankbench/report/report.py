@@ -17,7 +17,7 @@ from rankbench.report.page import write_page
 from rankbench.report.study import is_done, studied_columns, with_columns
 from rankbench.runs.files import write_text
 from rankbench.runs.run import OBSERVED, Run
-from rankbench.runs.tables import WHO, booleans_as_words, latex, markdown, read_table, write_table
+from rankbench.runs.tables import RUN_COLUMNS, booleans_as_words, latex, markdown, read_table, write_table
 
 
 def check_study(chosen: StudyKeys, jobs: list[Path]) -> None:
@@ -46,7 +46,7 @@ def _with_chosen(keys: list[str], chosen: StudyKeys, jobs: list[Path]) -> list[s
 def gather_sweep(folder: Path, varied: list[str]) -> list[str]:
     """Write the report of a finished sweep into its folder. varied: the keys that the sweep varied."""
     jobs = [job for job in runs_in(folder) if job != folder and not {"bench", "runs"} & config_of(job).keys()]
-    known = {key for job in jobs for key in flattened(config_of(job))} | set(WHO)
+    known = {key for job in jobs for key in flattened(config_of(job))} | set(RUN_COLUMNS)
     # a sweep over presets, groups or runs varies more keys than it names
     is_named = set(varied) <= (known | set(SILENT)) - {"run"}
     named = [key for key in varied if key not in SILENT] if is_named else None

@@ -13,7 +13,7 @@ from rankbench.config import StudyKeys
 from rankbench.keys import ConfigError, closest, unknown
 from rankbench.plots import tick
 from rankbench.runs.intervals import interval95
-from rankbench.runs.tables import WHO, booleans_as_words
+from rankbench.runs.tables import RUN_COLUMNS, booleans_as_words
 
 OF_RUN = ["run", "seed"]
 DIGITS = 9
@@ -36,7 +36,7 @@ def studied_columns(
             raise ConfigError(f"report.value={value}: {unknown('table', table, tables)}")
         sources[value] = tables[table] if table else final
         if (column := column_of(sources[value], value)) not in sources[value]:
-            columns = [f"{table}.{name}" if table else name for name in sources[value] if name not in WHO]
+            columns = [f"{table}.{name}" if table else name for name in sources[value] if name not in RUN_COLUMNS]
             raise ConfigError(unknown("report.value", value, columns))
         if not pd.api.types.is_numeric_dtype(sources[value][column]):
             raise ConfigError(f"report.value={value}: a column of words; give one of numbers")

@@ -23,7 +23,7 @@ from rankbench.config import BaseConfig, TrainConfig, conf_dir
 from rankbench.keys import ConfigError, closest, escaped, of_schema
 from rankbench.runs.files import OUTPUTS, naming, regular, sync, write_json, write_text
 from rankbench.runs.records import checksum, read_json, read_yaml
-from rankbench.runs.tables import WHO, read_table
+from rankbench.runs.tables import RUN_COLUMNS, read_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +41,7 @@ STEPS = ("plain", "torch.compile", "fused")
 STATUSES = ("finished", "diverged", "running", "failed")
 GROWING = ("metrics", "layers", *OBSERVED)  # tables that are written line by line during a training
 WORDS = (
-    *WHO[:-1],
+    *RUN_COLUMNS[:-1],
     "split",
     "sublayer",
     "view",
@@ -146,7 +146,7 @@ class Run:
     def metrics(self) -> pd.DataFrame:
         """Metrics of training: a row for each evaluated step, seed and split, after columns run, task, model, seed."""
         rows, cfg = self.table("metrics"), self.config
-        columns = [*WHO, *rows.columns.drop("seed")]
+        columns = [*RUN_COLUMNS, *rows.columns.drop("seed")]
         return rows.assign(run=self.name, task=cfg.task["name"], model=cfg.model.name)[columns]
 
     @contextmanager

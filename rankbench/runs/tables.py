@@ -13,12 +13,12 @@ from rankbench.keys import ConfigError
 from rankbench.runs.files import LARGEST_TABLE, bounded, write_text
 from rankbench.runs.intervals import half_width, interval95
 
-WHO = ["run", "task", "model", "seed"]
+RUN_COLUMNS = ["run", "task", "model", "seed"]
 
 
 def with_who(table: pd.DataFrame, **who: str | int) -> pd.DataFrame:
-    """Put the columns of WHO in front of the table, each filled with one value."""
-    front = pd.DataFrame({name: [who[name]] * len(table) for name in WHO}, index=table.index)
+    """Put the columns of RUN_COLUMNS in front of the table, each filled with one value."""
+    front = pd.DataFrame({name: [who[name]] * len(table) for name in RUN_COLUMNS}, index=table.index)
     return pd.concat([front, table], axis=1)
 
 
@@ -145,14 +145,11 @@ def latex(table: pd.DataFrame) -> str:
     marks |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     marks |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
     sides = "".join("r" if pd.api.types.is_numeric_dtype(table[name]) else "l" for name in table.columns)
-
-    def line(cells: list[str]) -> str:
-        texts = (cell if isinstance(cell, Formula) else cell.translate(str.maketrans(marks)) for cell in cells)
-        return " & ".join(texts) + r" \\"
-
-    rows = [line(cells) for cells in _cells(table)]
-    body = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule", line([str(name) for name in table.columns]), r"\midrule"]
-    return "\n".join([r"% \usepackage{booktabs}", *body, *rows, r"\bottomrule", r"\end{tabular}", ""])
+    names, *rows = (
+        [cell if isinstance(cell, Formula) else cell.translate(str.maketrans(marks)) for cell in cells]
+        for cells in ([str(name) for name in table.columns], *_cells(table))
+    )
+    return "% \\usepackage{booktabs}\n" + pd.DataFrame(rows, columns=names).to_latex(index=False, column_format=sides)
 
 
 class Formula(str):

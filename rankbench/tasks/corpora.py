@@ -13,7 +13,7 @@ PATIENCE = 30  # seconds without an answer until a download fails
 
 
 @dataclass(frozen=True)
-class Source:
+class CorpusSource:
     """address: the web folder that holds <split>.txt; sha256: the checksum of each split; note: a hint for users."""
 
     address: str
@@ -22,7 +22,7 @@ class Source:
 
 
 CORPORA = {
-    "ptb": Source(
+    "ptb": CorpusSource(
         # the address of one commit, whose files cannot change
         "https://raw.githubusercontent.com/harvardnlp/TextFlow/0eb8552ae5b370f69e440bca6c6c226b1734c1ba/data/ptb",
         {

@@ -38,7 +38,7 @@ def growth_rate(mode: int, beta: float) -> float:
 
 
 def fastest_mode(beta: float) -> int:
-    """k*."""
+    """Mode that grows fastest, k*."""
     return max(range(1, 2 + math.ceil(2 * beta)), key=lambda mode: growth_rate(mode, beta))
 
 
@@ -82,7 +82,7 @@ def _amplitude(theta_N: Tensor, mode: int) -> float:
 
 
 def predicted_plateau(**_: int) -> Predicted:
-    """k* by beta."""
+    """Number of clusters of the plateau, k*, by beta."""
     yield from (("clusters", beta, fastest_mode(beta)) for beta in BETAS)
 
 

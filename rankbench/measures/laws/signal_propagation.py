@@ -51,7 +51,7 @@ VARIANTS = {
 
 
 def critical_beta(q: float, p: float) -> float:
-    """beta_c."""
+    """Critical inverse temperature beta_c, at which attention's weights begin to concentrate."""
     return math.sqrt(2 / (q * (q - p)))
 
 

@@ -31,7 +31,7 @@ from rankbench.model.pretrained.parts import (
 )
 
 
-class Parts(NamedTuple):
+class CheckpointParts(NamedTuple):
     """The parts of a module, as a family's function finds them.
 
     embed: maps token ids or pixels to the states that enter the first layer. num_tokens: the most tokens of a text
@@ -60,7 +60,7 @@ def _layer(
     ]
 
 
-def _bert(model: nn.Module, base: nn.Module) -> Parts:
+def _bert(model: nn.Module, base: nn.Module) -> CheckpointParts:
     """BERT and RoBERTa."""
     config, sublayers = model.config, []
     for number, layer in enumerate(base.encoder.layer, 1):
@@ -74,10 +74,10 @@ def _bert(model: nn.Module, base: nn.Module) -> Parts:
     # RoBERTa counts positions from the one after the padding's
     first = getattr(base.embeddings, "padding_idx", -1) + 1
     num_tokens = config.max_position_embeddings - first
-    return Parts(sublayers, base.embeddings, num_tokens, read_out=head and Head(head, head.decoder))
+    return CheckpointParts(sublayers, base.embeddings, num_tokens, read_out=head and Head(head, head.decoder))
 
 
-def _distilbert(model: nn.Module, base: nn.Module) -> Parts:
+def _distilbert(model: nn.Module, base: nn.Module) -> CheckpointParts:
     config, sublayers = model.config, []
     for number, layer in enumerate(base.transformer.layer, 1):
         its = layer.attention
@@ -88,10 +88,10 @@ def _distilbert(model: nn.Module, base: nn.Module) -> Parts:
     if hasattr(model, "vocab_projector"):
         in_turn = (model.vocab_transform, model.activation, model.vocab_layer_norm, model.vocab_projector)
         head = Head(nn.Sequential(*in_turn), model.vocab_projector)
-    return Parts(sublayers, base.embeddings, config.max_position_embeddings, read_out=head)
+    return CheckpointParts(sublayers, base.embeddings, config.max_position_embeddings, read_out=head)
 
 
-def _albert(model: nn.Module, base: nn.Module) -> Parts:
+def _albert(model: nn.Module, base: nn.Module) -> CheckpointParts:
     """ALBERT: few layers, each used several times."""
     config, sublayers, groups = model.config, [], base.encoder.albert_layer_groups
     for index in range(config.num_hidden_layers):
@@ -102,7 +102,7 @@ def _albert(model: nn.Module, base: nn.Module) -> Parts:
             mlp = PretrainedMlp(layer.ffn, layer.ffn_output, config.hidden_act)
             sublayers += _layer(number, "post", attention, its.LayerNorm, mlp, layer.full_layer_layer_norm)
     head = getattr(model, "predictions", None)
-    return Parts(
+    return CheckpointParts(
         sublayers,
         nn.Sequential(base.embeddings, base.encoder.embedding_hidden_mapping_in),
         config.max_position_embeddings,
@@ -110,7 +110,7 @@ def _albert(model: nn.Module, base: nn.Module) -> Parts:
     )
 
 
-def _gpt2(model: nn.Module, base: nn.Module) -> Parts:
+def _gpt2(model: nn.Module, base: nn.Module) -> CheckpointParts:
     config, sublayers = model.config, []
     for number, layer in enumerate(base.h, 1):
         its, width = layer.attn, config.hidden_size
@@ -118,7 +118,7 @@ def _gpt2(model: nn.Module, base: nn.Module) -> Parts:
         attention = PretrainedAttention(its.num_heads, *thirds, Transposed(its.c_proj), its.scaling, "causal")
         mlp = PretrainedMlp(Transposed(layer.mlp.c_fc), Transposed(layer.mlp.c_proj), config.activation_function)
         sublayers += _layer(number, "pre", attention, layer.ln_1, mlp, layer.ln_2)
-    return Parts(
+    return CheckpointParts(
         sublayers,
         TokensAndPositions(base.wte, base.wpe),
         config.max_position_embeddings,
@@ -138,7 +138,7 @@ class TokensAndPositions(nn.Module):
         return self.tokens(ids_BN) + self.positions.weight[: ids_BN.shape[1]]
 
 
-def _vit(model: nn.Module, base: nn.Module) -> Parts:
+def _vit(model: nn.Module, base: nn.Module) -> CheckpointParts:
     """ViT and DeiT: a class token, in DeiT also a distillation token, then the patches."""
     config, sublayers = model.config, []
     for number, layer in enumerate(base.layers, 1):
@@ -148,10 +148,10 @@ def _vit(model: nn.Module, base: nn.Module) -> Parts:
         mlp = PretrainedMlp(layer.mlp.fc1, layer.mlp.fc2, config.hidden_act)
         sublayers += _layer(number, "pre", attention, layer.layernorm_before, mlp, layer.layernorm_after)
     num_tokens = base.embeddings.position_embeddings.shape[1]
-    return Parts(sublayers, base.embeddings, num_tokens, PretrainedNorm(base.layernorm))
+    return CheckpointParts(sublayers, base.embeddings, num_tokens, PretrainedNorm(base.layernorm))
 
 
-def _t5(model: nn.Module, base: nn.Module) -> Parts:
+def _t5(model: nn.Module, base: nn.Module) -> CheckpointParts:
     """The encoder of T5, on its own or as part of the whole model."""
     config, encoder, sublayers = model.config, base.encoder, []
     for number, block in enumerate(encoder.block, 1):
@@ -163,10 +163,10 @@ def _t5(model: nn.Module, base: nn.Module) -> Parts:
         else:
             mlp = PretrainedMlp(feed.wi, feed.wo, config.dense_act_fn)
         sublayers += _layer(number, "pre", attention, of_attention.layer_norm, mlp, of_mlp.layer_norm)
-    return Parts(sublayers, encoder.embed_tokens, None, PretrainedNorm(encoder.final_layer_norm))
+    return CheckpointParts(sublayers, encoder.embed_tokens, None, PretrainedNorm(encoder.final_layer_norm))
 
 
-def _llama(model: nn.Module, base: nn.Module) -> Parts:
+def _llama(model: nn.Module, base: nn.Module) -> CheckpointParts:
     """Llama and models built like it. Texts may not be longer than a sliding window, so that it hides nothing."""
     config, sublayers = model.config, []
     for number, layer in enumerate(base.layers, 1):
@@ -178,10 +178,10 @@ def _llama(model: nn.Module, base: nn.Module) -> Parts:
         sublayers += _layer(number, "pre", attention, layer.input_layernorm, mlp, layer.post_attention_layernorm)
     window = getattr(config, "sliding_window", None) or config.max_position_embeddings
     longest, head = min(config.max_position_embeddings, window), getattr(model, "lm_head", None)
-    return Parts(sublayers, base.embed_tokens, longest, PretrainedNorm(base.norm), head)
+    return CheckpointParts(sublayers, base.embed_tokens, longest, PretrainedNorm(base.norm), head)
 
 
-def _xlnet(model: nn.Module, base: nn.Module) -> Parts:
+def _xlnet(model: nn.Module, base: nn.Module) -> CheckpointParts:
     config, sublayers = model.config, []
     if config.bi_data:
         raise ConfigError(
@@ -192,11 +192,11 @@ def _xlnet(model: nn.Module, base: nn.Module) -> Parts:
         attention = RelativeAttention(its, base, "causal" if config.attn_type == "uni" else "none")
         mlp = PretrainedMlp(feed.layer_1, feed.layer_2, config.ff_activation)
         sublayers += _layer(number, "post", attention, its.layer_norm, mlp, feed.layer_norm)
-    return Parts(sublayers, base.word_embedding, None, read_out=getattr(model, "lm_loss", None))
+    return CheckpointParts(sublayers, base.word_embedding, None, read_out=getattr(model, "lm_loss", None))
 
 
 # By the library's model_type.
-TEXT: dict[str, Callable[[nn.Module, nn.Module], Parts]] = {
+TEXT: dict[str, Callable[[nn.Module, nn.Module], CheckpointParts]] = {
     "bert": _bert,
     "roberta": _bert,
     "distilbert": _distilbert,
@@ -233,12 +233,12 @@ def as_network(module: nn.Module, kinds: Kinds = NO_KINDS) -> "PretrainedNetwork
 class PretrainedNetwork(Network, nn.Module):
     """A module of the library as a network, sub-layer by sub-layer."""
 
-    def __init__(self, module: nn.Module, parts: Parts, kinds: Kinds) -> None:
+    def __init__(self, module: nn.Module, parts: CheckpointParts, kinds: Kinds) -> None:
         super().__init__()
         self.module, self.kinds = module, kinds
         self.sublayers, self.last_norm = tuple(parts.sublayers), parts.last_norm
         self.width, self.norm_kind = module.config.hidden_size, self.sublayers[0].norm.kind
-        self.read_out = States(self) if parts.read_out is None else parts.read_out
+        self.read_out = StatesAlone(self) if parts.read_out is None else parts.read_out
         self._embed, self._num_tokens = parts.embed, parts.num_tokens
 
     @property
@@ -320,7 +320,7 @@ class Head(nn.Module):
         return self.module(x_BND)
 
 
-class States(nn.Module):
+class StatesAlone(nn.Module):
     """The read-out of a module without one: the states themselves."""
 
     def __init__(self, network: PretrainedNetwork) -> None:

@@ -213,7 +213,7 @@ class GatedMlp(PretrainedMlp):
         self.gate_map, self.activation_name = gate, f"gated {self.activation_name}"
 
     def gate(self, z_BNF: Tensor) -> Tensor:
-        """act(z)."""
+        """Activation act(z) of the gate's half."""
         return self.activation(z_BNF.chunk(2, -1)[0])
 
     def hidden(self, x_BND: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from rankbench.model.tape.recording import (
 )
 from rankbench.model.tape.replay import Call
 from rankbench.model.tape.rules import RULES
+from rankbench.model.tape.rules.products import have_unit_sums
 from rankbench.model.tape.touch import (
     Mark,
     another,
@@ -132,15 +133,21 @@ def _listed(module: nn.Module) -> set[str]:
     return names
 
 
+class Way(NamedTuple):
+    """How inputs are touched: by how many standard deviations, 0 for not at all; in which inputs of tokens one is
+    exchanged for another; whether at one of the first tokens."""
+
+    scale: float
+    exchanged: frozenset[int] = frozenset()
+    early: bool = False
+
+
 class Touched(Plain):
     """The pass with changed numbers."""
 
-    def __init__(
-        self, module: Callable, submodule: str | None, base: Plain, scale: float, exchanged: frozenset[int]
-    ) -> None:
+    def __init__(self, module: Callable, submodule: str | None, base: Plain, way: Way) -> None:
         super().__init__(module, submodule)
-        self.base, self.scale = base, scale
-        self.exchanged = exchanged  # inputs of tokens of which one is exchanged for another
+        self.base, self.way = base, way
         self.marks: list[Mark | None] = []  # of each input
         self.copied: set[int] = set()  # inputs of tokens of which an embedding looked up a copy, or a part
         self.token_axes: dict[int, int] = {}  # of inputs, as attention calls show them
@@ -162,11 +169,11 @@ class Touched(Plain):
             if not x.numel() or not x.dim():
                 continue
             if x.is_floating_point() and not is_mask(x):
-                at = place_of(x.shape, number)
+                at = place_of(x.shape, number, self.way.early)
                 self._touch(x, at)
                 self.marks[-1] = Mark(tuple(x.shape), at, True)
-            elif len(self.marks) - 1 in self.exchanged:
-                at = place_of(x.shape, number)
+            elif len(self.marks) - 1 in self.way.exchanged:
+                at = place_of(x.shape, number, self.way.early)
                 x[at] = another(x, at)
                 self.marks[-1] = Mark(tuple(x.shape), at, False)
             elif not x.is_floating_point() and x.dtype != torch.bool:
@@ -186,7 +193,7 @@ class Touched(Plain):
     def _touch(self, x: Tensor, at: tuple) -> None:
         noise = torch.randn(x[at].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         deviation = x.double().std().nan_to_num(1.0).item() or 1.0
-        x[at] += (self.scale * deviation * (noise.sign() + noise)).to(x)
+        x[at] += (self.way.scale * deviation * (noise.sign() + noise)).to(x)
 
     def embedded(self, seen: Seen) -> Tag:
         tag, result = super().embedded(seen), seen.result
@@ -202,7 +209,8 @@ class Touched(Plain):
             if x.data_ptr() != given.data_ptr() or result.shape[:-1] != x.shape or not (is_turned or is_given):
                 self.copied.add(index)
             else:
-                at = place_of(given.shape, sum(mark is not None for mark in self.marks[:index]))
+                number = sum(mark is not None for mark in self.marks[:index])
+                at = place_of(given.shape, number, self.way.early)
                 self._touch(result, at[::-1] if is_turned else at)
                 self.marks[index] = Mark(tuple(given.shape), at, False)
         return tag
@@ -211,7 +219,7 @@ class Touched(Plain):
 
     def verdict(self, product: Product) -> Verdict:
         key = self.key_of(product.seen)
-        old = self.base.kept.get(key) if self.scale else _Kept(product.tensors, _first(product.seen.result))
+        old = self.base.kept.get(key) if self.way.scale else _Kept(product.tensors, _first(product.seen.result))
         if old is None or [x.shape for x in old.tensors] != [x.shape for x in product.tensors]:
             raise Changed(product.seen.call)
         verdict = None
@@ -292,9 +300,8 @@ class Touched(Plain):
         """The kind of attention, whether the touch shows it, and why it is none, if so. weights, values: of the touched
         pass and of the plain one. at: the touched keys. leads: the touched leading indices."""
         (p, p0), (v, v0) = weights, values
-        sums = p0.sum(-1)
-        is_mean = bool((p0 >= 0).all()) and bool((sums < 1.01).all())
-        is_written_out = not product.is_kernel and tag.form == "exp" and bool(((sums - 1).abs() < 0.01).all())
+        is_mean = bool((p0 >= 0).all()) and bool((p0.sum(-1) < 1.01).all())
+        is_written_out = not product.is_kernel and tag.form == "exp" and have_unit_sums(p0)
         is_softmax = product.is_kernel or (is_mean and (tag.level == Level.SOFTMAX or is_written_out))
         has_softmax = is_softmax or tag.level == Level.SOFTMAX or tag.form == "softmax"
         has_scores = product.is_kernel or tag.mixes
@@ -340,7 +347,7 @@ class Touched(Plain):
         noise = torch.rand(v.shape[-1], generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
         mark[..., row, :] = leads[..., None].to(mark) * noise.to(mark)
         deviation = old.std().nan_to_num(1.0).item() or 1.0
-        result.copy_(old + self.scale * deviation * weighted.back(mark).reshape(result.shape))
+        result.copy_(old + self.way.scale * deviation * weighted.back(mark).reshape(result.shape))
 
     def _logits(self, product: Product, old: _Kept, tag: Tag | None, lead: Lead) -> Tensor | None:
         if tag is None or tag.logits is None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from rankbench.keys import ConfigError
-from rankbench.model.tape.probe import Changed, Plain, Touched
+from rankbench.model.tape.probe import Changed, Plain, Touched, Way
 from rankbench.model.tape.reading import Axes, Input, Output, ReadCall, Reading, State
 from rankbench.model.tape.recording import Run, tensors_in
 from rankbench.model.tape.replay import Call
@@ -50,17 +50,7 @@ def read(
     ):
         _refuse_change(module, plain.sizes, again.sizes)
     del again, repeated
-    ways = [(TOUCH, frozenset()), (TOUCH / 100, frozenset()), (0.0, frozenset())]  # 0: what the tags say
-    while ways:
-        touched = Touched(module, submodule, plain, *ways.pop(0))
-        try:
-            touched_output = touched.passed(args, kwargs)
-        except Changed:
-            continue
-        if not touched.unseen or touched.exchanged:
-            break
-        ways.insert(0, (touched.scale, touched.unseen))
-        ways.insert(1, (touched.scale, frozenset({-1})))  # as before
+    touched, touched_output = _touch(module, submodule, plain, args, kwargs)
     names = [_name(path) for path, x in tree_flatten_with_path((args, kwargs))[0] if isinstance(x, Tensor)]
     inputs = tuple(
         Input(name, tuple(x.shape), touched.axes_of_input(number), touched.marks[number] is not None)
@@ -75,6 +65,35 @@ def read(
         touched.roles, tuple(touched.calls), tuple(touched.factors), inputs, tuple(outputs), _states(plain, touched),
         tuple(plain.uncovered),
     )  # fmt: skip
+
+
+def _touch(
+    module: Callable, submodule: str | None, plain: Plain, args: tuple, kwargs: Mapping[str, Any]
+) -> tuple[Touched, Any]:
+    """The touched pass and its output. Where it does not arrive at an attention call, the touched token may be padding
+    that the module leaves out: then one at the other end is touched."""
+    ways = [Way(TOUCH), Way(TOUCH / 100), Way(0.0)]  # 0: what the tags say
+    best, most = None, -1
+    while ways:
+        way = ways.pop(0)
+        touched = Touched(module, submodule, plain, way)
+        try:
+            output = touched.passed(args, kwargs)
+        except Changed:
+            if best is not None:
+                break
+            continue
+        if touched.unseen and not way.exchanged:
+            ways[:0] = [way._replace(exchanged=touched.unseen), way._replace(exchanged=frozenset({-1}))]  # as before
+            continue
+        arrived = sum(bool(call.touched) for call in touched.calls)
+        if arrived > most:
+            best, most = (touched, output), arrived
+        if arrived == len(touched.calls) or way.early or not way.scale:
+            break
+        ways.insert(0, Way(way.scale, early=True))
+    assert best is not None  # without a touch nothing changes
+    return best
 
 
 def _differ(x: Any, y: Any) -> bool:

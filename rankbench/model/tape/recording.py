@@ -73,6 +73,7 @@ OUTSIDE = "a tensor that no recorded call made (TorchScript, numpy, or held outs
 EXITS = {"numpy", "tolist", "item", "__float__", "__int__", "__array__", "__set__"}
 # Calls that copy whole numbers, or some of them.
 COPIES = {"contiguous", "clone", "to", "long", "int", "reshape", "flatten", "index_select", "getitem", "type", "detach"}
+DEPENDS = "so its calls depend on the numbers of its inputs; give other inputs, or fewer at a time"
 # Calls that describe a tensor, without reading or making numbers.
 DESCRIBES = {"shape", "dtype", "device", "ndim", "size", "dim", "stride", "numel", "is_contiguous", "is_nested"}
 
@@ -271,7 +272,16 @@ class Recorder(TorchFunctionMode):
             args, kwargs = self.prepared(*tree_map_only(Tensor, Tensor.clone, (args, kwargs)))
             self._tag_inputs(args, kwargs)
             with self._named_modules(), without_fast_path(), self:
-                return self.module(*args, **kwargs)
+                output = self.module(*args, **kwargs)
+        for key, verdict in (self.verdicts or {}).items():
+            place = key.module, key.function
+            if verdict.role == Role.ATTENTION and key.time >= (now := self._products[place]):
+                read = sum((other.module, other.function) == place for other in self.verdicts)
+                raise ConfigError(
+                    f"{key.module or 'the module'}: {key.function} multiplied {read} times when the network was read, "
+                    f"and {now} times now, {DEPENDS}"
+                )
+        return output
 
     def prepared(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """The arguments with which the module runs."""
@@ -363,10 +373,7 @@ class Recorder(TorchFunctionMode):
         if self.verdicts is None:
             return product.by_tags
         if key not in self.verdicts:
-            raise ConfigError(
-                f"{product.seen.call}: was not made when the network was read, so its calls depend on the numbers of "
-                "its inputs; give other inputs, or fewer at a time"
-            )
+            raise ConfigError(f"{product.seen.call}: was not made when the network was read, {DEPENDS}")
         return self.verdicts[key]
 
     def embedded(self, seen: Seen) -> Tag:

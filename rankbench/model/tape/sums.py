@@ -233,13 +233,15 @@ class Tape:
 
     @staticmethod
     def _read_out(target: Node | Tensor) -> Node | None:
-        """What the last map of weights reads; None if anything but casts, factors and constants lies behind it."""
+        """What the last map of weights reads; None if anything but casts, factors and biases lies behind it."""
         while isinstance(target, Node):
-            parents = [x for x in target.parents if isinstance(x, Node)]
+            parents = [x for x in target.parents if isinstance(x, Node) or x.shape == target.shape]  # no bias
             is_moved = isinstance(target.step, Through) and target.call.function.rpartition(".")[2] not in CASTS
             if len(parents) != 1 or is_moved or isinstance(target.step, (Mixed, Normed)):
                 return None
             (before,) = parents
+            if not isinstance(before, Node):
+                return None
             if isinstance(target.step, Affine):
                 return before if _is_state(before) else None
             target = before

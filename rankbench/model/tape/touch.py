@@ -46,9 +46,12 @@ def middle(at: Sequence[int], size: int) -> int:
     return at[0] if at[-1] == size - 1 else at[len(at) // 2]
 
 
-def place_of(shape: Sequence[int], number: int) -> tuple[int, ...]:
+def place_of(shape: Sequence[int], number: int, early: bool = False) -> tuple[int, ...]:
     """The number of an input that is touched: off the diagonal, so that sequences and tokens differ, and at another
-    token for each input."""
+    token for each input. early: at one of the first tokens, not one of the last, whichever axis is theirs."""
+    if early:
+        first = [1, number + (number > 0), *[0] * len(shape)] if len(shape) > 1 else [number]
+        return tuple(min(at, size - 1) for at, size in zip(first, shape, strict=False))
     last = [size - 1 for size in shape]
     if len(shape) == 2 or len(shape) == 3:
         last[1] = max(0, shape[1] - 2 - number) if shape[1] > 2 + number else max(0, shape[1] - 2)

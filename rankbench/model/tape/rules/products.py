@@ -287,10 +287,17 @@ def _activations(seen: Seen, a: Tensor, b: Tensor, ways: Ways, as_factor: Callab
         return tag
     (to_weights, *moves), logits, scores = ways[side], tags[side].logits, tags[side].scores
     p, v = (a, b) if side == 0 else (b, a)
-    is_softmax = tags[side].form != "exp" or bool(((p.sum(-1) - 1).abs() < 0.01).all())  # exponentials over their sum
-    logits = partial(to_weights, logits) if is_softmax and logits is not None and logits.shape == p.shape else None
+    logits = partial(to_weights, logits) if logits is not None and logits.shape == p.shape else None
     p = to_weights(p)
+    if tags[side].form == "exp" and not have_unit_sums(p):  # exponentials that are not divided by their sum
+        logits = None
     return weighted_values(seen, lambda: p, v, *moves, scores and scores[:2], logits, reads=[p])
+
+
+def have_unit_sums(p: Tensor) -> bool:
+    """Whether the rows of P sum to 1, or to 0 where a query sees no key."""
+    sums = p.sum(-1)
+    return bool((((sums - 1).abs() < 0.01) | (sums == 0)).all())
 
 
 def _as_weighted(way: Layout, side: int) -> Weighted:
