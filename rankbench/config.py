@@ -14,7 +14,7 @@ from rankbench.keys import Key, entries, key
 BUDGETS = ("smoke", "laptop", "paper")
 PLUGINS = "Your modules with tasks, analyses, attentions or presets. Installed plug-ins need not be named."
 # Kinds of attention. Importing a plug-in adds its own.
-ATTENTIONS = ["dot", "l2", "contractive_l2", "cosine", "sigmoid", "relu", "differential"]
+ATTENTIONS = ["dot", "l2", "contractive_l2", "cosine", "sigmoid", "relu", "differential", "kernel", "sparse"]
 SIZE, STEPS, POSITIVE, FACTOR = (1, 65536), (1, 10**12), (1e-6, 1e6), (-1e6, 1e6)  # ranges of several keys
 
 # Objectives of a search, with their direction
@@ -51,7 +51,8 @@ class ModelAttention:
     attention: str = key(
         "Kind of attention: the scores, or how weights are made from them. l2: -||q - k||^2, with values through A_h; "
         "contractive_l2: l2 scaled to a Lipschitz constant; cosine: queries, keys and values divided by their norms; "
-        "sigmoid, relu: no softmax; differential: the difference of two softmaxes.",
+        "sigmoid, relu: no softmax; differential: the difference of two softmaxes; kernel: of a rank of at most "
+        "head_width, without a softmax; sparse: softmax over a random quarter of the keys, the same in every sequence.",
         choices=ATTENTIONS,
     )
     contraction: float | None = key("Lipschitz constant (p = inf) to which contractive_l2 scales l2.", between=POSITIVE)

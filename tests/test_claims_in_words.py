@@ -12,6 +12,8 @@ from test_claims_kim import of_ascent, of_entries, of_training
 from test_claims_kim_charlm import curves, losses
 from test_claims_knobs import BRANCH, EMBEDDING, HEAT, MIX, SKIP, UNIFORM, VALUE, followed, measured
 from test_claims_knobs import by_length as by_mean_length
+from test_claims_remarks import by_layer as by_logs
+from test_claims_remarks import circle
 
 from rankbench.claims import judge
 
@@ -149,6 +151,14 @@ HOSTILE = [
     ("knob_embedding_skip", "the same", measured(EMBEDDING, flat())),
     ("paths_value_residual", "all paths are equally long, up to a fiftieth", by_mean_length(VALUE, flat(5.1, 5.0))),
     ("paths_embedding_skip", "the same", by_mean_length(EMBEDDING, flat(5.1, 5.0))),
+    (
+        "blog_layers_feed_back",
+        "the layers remove twice as much on average, and one of them no more than the one before",
+        by_logs(-0.1, -1.0, -1.9, -5.5),
+    ),
+    ("blog_layers_feed_back", "every layer removes as much", by_logs(-0.1, -1.1, -2.1, -3.1)),
+    ("blog_scale_matters", "five times as much at the lowest temperature", followed(HEAT, flat(0.5, 0.1))),
+    ("dong_fig3_skips_slow_points", "they slow the points down in half the seeds", circle(escaped=range(5))),
 ]
 
 

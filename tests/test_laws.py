@@ -24,7 +24,9 @@ from rankbench.measures.laws import (
     long_context,
     metastable,
     norm_placement,
+    power_iteration,
     residual_scale,
+    score_biases,
     signal_propagation,
     spectral_gap,
 )
@@ -52,6 +54,8 @@ SMALL = {
     "long_context_gradient": {"tokens": 40, "width": 1024, "samples": 2},
     "layernorm_rank": {"tokens": 4, "layers": 100},
     "position_bias": {"tokens": 6, "layers": 5, "width": 32, "samples": 16},
+    "power_iteration": {"width": 400, "samples": 1},
+    "score_biases": {"tokens": 5},
 }
 
 
@@ -80,6 +84,8 @@ def cosine_after(variant, layers):
         *((cosine_after("post", layers), c) for layers, c in ((1, 0.337), (5, 0.893), (20, 1.000), (100, 1.000))),
         *((cosine_after("pre", layers), c) for layers, c in ((1, 0.336), (5, 0.756), (20, 0.950), (100, 0.991))),
         *((cosine_after("post, centred", n), c) for n, c in ((1, 0.205), (5, 0.223), (20, 0.287), (100, 0.525))),
+        *((power_iteration.share_of_norm(k), share) for k, share in ((0, 0.5), (1, 0.790569), (5, 0.935414))),
+        *((score_biases.derivative(s, 3), value) for s, value in ((1, 1.055556), (100, 6667.055556))),
         *((metastable.fastest_mode(beta), mode) for beta, mode in ((2, 2), (5, 3), (9, 4), (20, 6), (50, 10))),
     ],
 )
@@ -128,6 +134,22 @@ def test_gradient_norms_tend_to_their_limits():
         norms = [long_context.gradient_norm(n, n, gamma) for n in (10**4, 10**6)]
         assert norms[-1] == pytest.approx(long_context.gradient_limit(gamma, 10**6), abs=0.002)
         assert abs(norms[1] - norms[0]) > abs(norms[1] - long_context.gradient_limit(gamma, 10**6))
+
+
+def test_power_iteration_is_at_most_the_norm_and_takes_the_mean_of_catalan_numbers():
+    """The estimates by singular values and parts of the start; the share by ratios of binomials."""
+    generator = torch.Generator().manual_seed(0)
+    matrix_DD = torch.randn(20, 20, dtype=torch.float64, generator=generator)
+    start_D = torch.randn(20, dtype=torch.float64, generator=generator)
+    _, s_D, right_DD = torch.linalg.svd(matrix_DD)
+    parts_D = (right_DD @ start_D).square()
+    estimates = power_iteration.estimates(matrix_DD, start_D)
+    for k, estimate in zip(power_iteration.ITERATIONS, estimates, strict=True):
+        powers_D = parts_D * (s_D / s_D[0]) ** (4 * k)
+        assert estimate.item() == pytest.approx(((powers_D * s_D**2).sum() / powers_D.sum()).sqrt().item(), rel=1e-12)
+        catalan = [math.comb(2 * j, j) / (j + 1) for j in (2 * k, 2 * k + 1)]
+        assert power_iteration.share_of_norm(k) == pytest.approx(math.sqrt(catalan[1] / catalan[0]) / 2, rel=1e-12)
+    assert (estimates < s_D[0]).all() and (estimates.diff() > 0).all()
 
 
 def test_cosines_are_a_half_at_the_times_computed_apart():

@@ -25,7 +25,8 @@ from rankbench.model.pretrained.parts import BiasedAttention, RotaryAttention
 from rankbench.model.transformer import Transformer
 from rankbench.model.weightings import ATTENTIONS, Softmax, Start
 
-NEW = ("sigmoid", "relu", "differential")
+NEW = ("sigmoid", "relu", "differential")  # whose rows are no probabilities
+OF_ROWS = ("kernel", "sparse")
 MASKS = [{"mask": "none"}, {"mask": "causal"}, {"mask": "window", "window": 1}, {"mask": "others"}]
 MIXED = {"mix_attention": 0.6, "mix_identity": -0.3, "mix_uniform": 0.2, "temperature": 0.7, "tied_qk": True}
 EXACT = {"rtol": 1e-12, "atol": 1e-12}  # float64 by another route: a few hundred terms of order 1
@@ -53,6 +54,10 @@ def network(model_config):
     return make
 
 
+def elu_plus_one(x):
+    return np.where(x > 0, x + 1, np.exp(x))
+
+
 def softmax(scores):
     powers = np.exp(scores - scores.max())
     return powers / powers.sum()
@@ -66,6 +71,11 @@ def row_by_hand(kind, query, keys, temperature, own, layer):
         return 1 / (1 + np.exp(-(scores - math.log(number))))
     if kind == "relu":
         return np.maximum(scores, 0) / number
+    if kind == "kernel":
+        products = elu_plus_one(keys / temperature) @ elu_plus_one(query / temperature)
+        return products / products.sum()
+    if kind == "sparse":
+        return softmax(scores)
     half = width // 2
     first, second = (
         keys[:, part] @ query[part] / math.sqrt(half) / temperature for part in (slice(half), slice(half, None))
@@ -84,7 +94,7 @@ def sees(mask, window, n, m, length):
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask["mask"])
-@pytest.mark.parametrize("kind", NEW)
+@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS])
 @torch.no_grad()
 def test_weights_and_output_are_those_of_a_loop(network, kind, mask):
     for changes in ({"bias": False}, MIXED):
@@ -98,10 +108,12 @@ def test_weights_and_output_are_those_of_a_loop(network, kind, mask):
                 output_BND, tables = attention.observe(x_BND, present)
                 for (b, length), h in ((pair, h) for pair in enumerate(lengths) for h in range(2)):
                     p, average = np.zeros((5, 5)), np.zeros((5, 5))
+                    part = ATTENTIONS["sparse"].part(layer, 5, 5).numpy() if kind == "sparse" else np.ones((5, 5))
                     for n in range(5):
                         seen = [m for m in range(5) if sees(cfg.mask, cfg.window, n, m, length)]
-                        keys = k_BHNK[b, h, seen]
-                        p[n, seen] = row_by_hand(kind, q_BHNK[b, h, n], keys, cfg.temperature, own, layer)
+                        read = [m for m in seen if part[n, m]] or seen
+                        keys = k_BHNK[b, h, read]
+                        p[n, read] = row_by_hand(kind, q_BHNK[b, h, n], keys, cfg.temperature, own, layer)
                         average[n, seen] = 1 / len(seen)
                     mixing = cfg.mix_attention * p + cfg.mix_identity * np.eye(5) + cfg.mix_uniform * average
                     for name, wanted in (
@@ -125,6 +137,36 @@ def test_rows_are_probabilities_where_it_says_so(network, kind):
 
 
 @torch.no_grad()
+def test_a_kernels_weights_have_at_most_the_rank_of_its_heads(network):
+    """Of 12 tokens and heads of width 2; softmaxes of the same scores have more."""
+    ranks = {}
+    for kind in ("kernel", "dot"):
+        weights_BHNM = (
+            network(2, attention=kind, heads=4).attentions[0].observe(3 * normal(1, 3, 12, 8))[1]["weights_BHNM"]
+        )
+        ranks[kind] = torch.linalg.matrix_rank(weights_BHNM)
+    assert ranks["kernel"].max() == 2 and ranks["dot"].min() > 2
+
+
+def test_a_kernel_of_very_negative_numbers_is_no_division_by_zero():
+    """elu(x) + 1, computed as it is written, is 0 in float32 from -17 on, for all keys of a row."""
+    q_BHNK = torch.full((1, 1, 3, 2), -30.0)
+    weights = ATTENTIONS["kernel"].weights(q_BHNK, q_BHNK, None, SimpleNamespace(temperature=1.0))
+    torch.testing.assert_close(weights, torch.full((1, 1, 3, 3), 1 / 3))
+
+
+def test_the_part_of_the_keys_is_a_quarter_and_grows_with_the_sequence():
+    part = ATTENTIONS["sparse"].part
+    first, second = part(1, 200, 200), part(2, 200, 200)
+    off = ~torch.eye(200, dtype=torch.bool)
+    for part_NM in (first, second):  # .25 of 39,800 with a standard error of .002; a query always sees itself
+        assert part_NM[off].float().mean().item() == pytest.approx(0.25, abs=0.01) and part_NM.diagonal().all()
+    assert (first & second)[off].float().mean().item() == pytest.approx(1 / 16, abs=0.01)  # layers differ
+    torch.testing.assert_close(part(1, 7, 7), first[:7, :7])
+    torch.testing.assert_close(part(1, 3, 7), first[:3, :7])
+
+
+@torch.no_grad()
 def test_rows_of_differential_attention_sum_to_one_minus_lambda(network):
     for layer, attention in enumerate(network(3, attention="differential").attentions, 1):
         sums_BHN = attention.observe(normal(layer, 2, 6, 8))[1]["weights_BHNM"].sum(-1)
@@ -139,7 +181,7 @@ def test_rows_of_differential_attention_sum_to_one_minus_lambda(network):
 
 
 @pytest.mark.parametrize("mask", ["none", "causal"])
-@pytest.mark.parametrize("kind", NEW)
+@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS])
 def test_paths_add_up_to_the_output(network, kind, mask):
     model, inputs = network(4, attention=kind, mask=mask, norm="pre"), torch.arange(12).view(2, 6) % 7
     with torch.no_grad():
@@ -152,7 +194,7 @@ def test_paths_add_up_to_the_output(network, kind, mask):
         assert frozen.by_length().remainder().min() > 1e-3
 
 
-@pytest.mark.parametrize("kind", NEW)
+@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS])
 def test_a_path_as_a_network_of_its_own_is_that_network(network, kind):
     """One head a layer, no skips, no MLP, no norm: the only path is the network."""
     model, inputs = (
@@ -166,7 +208,7 @@ def test_a_path_as_a_network_of_its_own_is_that_network(network, kind):
     torch.testing.assert_close(states_PBND[0], model.state(inputs), **EXACT)
 
 
-@pytest.mark.parametrize("kind", NEW)
+@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS])
 def test_the_jacobian_is_autograds_and_there_is_no_bound(network, kind):
     attention, x_ND = network(6, attention=kind, mask="causal").requires_grad_(False).attentions[0], normal(7, 4, 8)
 
@@ -180,7 +222,7 @@ def test_the_jacobian_is_autograds_and_there_is_no_bound(network, kind):
     assert of_networks.layer_of(attention, 4) is None
 
 
-@pytest.mark.parametrize("kind", NEW)
+@pytest.mark.parametrize("kind", [*NEW, *OF_ROWS])
 def test_seeds_side_by_side_are_each_alone_for_long_rows_too(network, kind):
     models = [network(seed, attention=kind, mask="causal") for seed in range(3)]
     inputs_SBN = torch.arange(3 * (FUSED_FROM_TOKENS + 1)).view(3, 1, -1) % 7

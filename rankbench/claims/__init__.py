@@ -28,6 +28,7 @@ from rankbench.claims.laws import LAWS
 from rankbench.claims.lipschitz_training import LIPSCHITZ_TRAINING
 from rankbench.claims.papers import PAPERS
 from rankbench.claims.published import figures_published, published
+from rankbench.claims.remarks import REMARKS
 from rankbench.claims.statement import OUTCOMES, by_paper, grouped, statement_line, statements_of, table_of, with_holm
 
 __all__ = [
@@ -46,7 +47,7 @@ __all__ += ["measured_text", "of_today", "over_text", "published", "published_te
 __all__ += ["statements_of", "table_of", "verdict_line", "with_holm"]
 
 CLAIMS: dict[str, Claim] = {**DONG_PATHS, **DONG_COLLAPSE, **BLOG, **AMSEL, **KIM, **KIM_CHARLM, **KNOBS, **LAWS}
-CLAIMS |= LIPSCHITZ_TRAINING | HEADS
+CLAIMS |= LIPSCHITZ_TRAINING | HEADS | REMARKS
 
 
 def judge(name: str, table: pd.DataFrame, facet: Facet = None) -> list[dict]:

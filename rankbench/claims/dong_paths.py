@@ -123,7 +123,7 @@ def _should_collapse(rows: pd.DataFrame) -> bool:
     return _is_attention_alone(rows) and not wide
 
 
-def _every_seed_goes_round(rows: pd.DataFrame) -> str:
+def every_seed_goes_round(rows: pd.DataFrame) -> str:
     """Say which networks have not learned a step; empty if all have.
 
     The paper trains "until it could perfectly memorize the next step"; here better than standing still is enough.
@@ -139,7 +139,7 @@ def _lengths_reversed(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(path_length=reverse.where(later, rows.path_length))
 
 
-_rollout = partial(Claim, source=FIG3, table="rollout", why_untrained=_every_seed_goes_round)
+_rollout = partial(Claim, source=FIG3, table="rollout", why_untrained=every_seed_goes_round)
 # A claim on path lengths, which are computed without chance or training
 _counted = partial(Claim, source=FIG5, table="path_counts", why_untrained=None, exact=True)
 # A claim of Fig. 4 on sampled paths, under both schemes (the paper: `recomputed`)

@@ -206,4 +206,24 @@ LAWS: dict[str, Claim] = {
         relative=True,
         exact=True,
     ),
+    # the line: the norm of 400 x 400 random entries is below its limit by 400^(-2/3) of it, .02, and scatters as much
+    "law_power_iteration": _agrees(
+        law="power_iteration",
+        line=0.03,
+        statement="Power iteration underestimates a spectral norm: of a random square matrix it gives sqrt((4k + 1)/"
+        "(4k + 4)) after k iterations, .935 after five",
+        source="Kim et al. 2021, app. B; closed form derived here",
+        control="matrices with one singular value far above the others",
+    ),
+    # the line: rounding of a sum of squares of up to 1e6
+    "law_score_biases": _agrees(
+        law="score_biases",
+        line=1e-9,
+        statement="Biases of queries and keys do not help: the derivative of a token where x W_Q + b_Q = 0 has the "
+        "variance of the tokens, which nothing bounds",
+        source="Kim et al. 2021, app. D; closed form derived here",
+        control="the same inputs without biases",
+        relative=True,
+        exact=True,
+    ),
 }

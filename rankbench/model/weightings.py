@@ -17,6 +17,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from rankbench.keys import ConfigError
 from rankbench.model.network import HeadMaps
+from rankbench.seeds import random_bits, state_of
 
 SHORT_ROW = 32
 COSINE_EPSILON = 1e-6  # added to squared lengths: the cosine's Lipschitz constant grows as COSINE_EPSILON^(-1/2)
@@ -240,6 +241,51 @@ class Differential(Weighting):
         return {f"qk_{name}": (q * scale, k) for name, (q, k) in zip(("first", "second"), halves, strict=True)}
 
 
+@dataclass(frozen=True)
+class Kernel(Weighting):
+    """phi(q_i) phi(k_j)^T over its sum over the keys, phi(x) = elu(x) + 1, so that the rank of P is at most K.
+
+    Katharopoulos et al. 2020, Transformers are RNNs, eq. 7. Nothing is divided by sqrt(K); the temperature divides
+    queries and keys. The scores are not a bilinear form; `qk_maps` are those of dot products.
+    """
+
+    def weights(self, q_BHNK: Tensor, k_BHMK: Tensor, seen_NM: Tensor | None, heads: HeadsOfLayer) -> Tensor:
+        phi_BHNK, phi_BHMK = (_elu_plus_one(x / heads.temperature) for x in (q_BHNK, k_BHMK))
+        products_BHNM = hidden_as(0.0, phi_BHNK @ phi_BHMK.mT, seen_NM)
+        return products_BHNM / products_BHNM.sum(-1, keepdim=True)
+
+
+def _elu_plus_one(x: Tensor) -> Tensor:
+    return x.clamp(max=0).exp() + x.relu()  # elu(x) + 1 would round to 0 from -17 on
+
+
+@dataclass(frozen=True)
+class Sparse(Weighting):
+    """The softmax of dot products over a random part of the keys: a query's own, and each other one with `share`.
+
+    The parts are drawn once for each layer, for all heads, seeds and sequences alike. They depend on the two positions
+    alone, so that a longer sequence adds keys and changes none. A query that sees no key of its part reads all that it
+    sees. Random patterns as in Zaheer et al. 2020, Big Bird.
+    """
+
+    share: float = 0.25
+
+    def weights(self, q_BHNK: Tensor, k_BHMK: Tensor, seen_NM: Tensor | None, heads: HeadsOfLayer) -> Tensor:
+        read_NM = self.part(heads.layer, q_BHNK.shape[-2], k_BHMK.shape[-2], q_BHNK.device)
+        if seen_NM is not None:
+            read_NM = read_NM & seen_NM
+            read_NM = read_NM | (seen_NM & ~read_NM.any(-1, keepdim=True))
+        return softmax_of_rows(hidden_as(-math.inf, dot_products(q_BHNK, k_BHMK, heads.temperature), read_NM))
+
+    def part(self, layer: int, queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
+        """Whether a query sees a key, bool (N, M)."""
+        bits = random_bits([state_of(layer, "sparse")], max(queries, keys) ** 2, device)[0]
+        n_N1, m_M = torch.arange(queries, device=device)[:, None], torch.arange(keys, device=device)
+        # numbers pairs shell by shell: those of a shorter sequence are the first ones
+        pair_NM = torch.where(n_N1 < m_M, m_M * m_M + n_N1, n_N1 * n_N1 + n_N1 + m_M)
+        return (bits[pair_NM] < self.share * 2**32 - 2**31) | (n_N1 == m_M)
+
+
 ATTENTIONS: dict[str, Weighting] = {
     "dot": Softmax(factors=dot_scores),
     "l2": Softmax(factors=l2_scores),
@@ -248,4 +294,6 @@ ATTENTIONS: dict[str, Weighting] = {
     "sigmoid": Sigmoid(),
     "relu": Relu(),
     "differential": Differential(),
+    "kernel": Kernel(),
+    "sparse": Sparse(),
 }

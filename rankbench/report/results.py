@@ -152,7 +152,7 @@ def index_of(folder: Path) -> str:
 
 def _without_claims(boards: list[dict[str, Any]]) -> str:
     names = [board["preset"] for board in boards if NO_CLAIMS in (board["note"] or "")]
-    return f"; {' and '.join(names)} measure and have no claims" if names else ""
+    return f"; without claims: {', '.join(names)}" if names else ""
 
 
 def counted(name: str, claims: list[dict[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ __all__ = ["CLAIMED", "CONTROL", "LAWS", "Law"]
 NAMES = (
     *("residual_scale", "cesaro", "depth_curse", "long_context"),
     *("entropy_bound", "spectral_gap", "metastable", "norm_placement"),
-    *("signal_propagation", "antipodal", "layernorm_rank"),
+    *("signal_propagation", "antipodal", "layernorm_rank", "power_iteration", "score_biases"),
 )
 LAWS: dict[str, Law] = {name: import_module(f"{__name__}.{name}").LAW for name in NAMES}
 LAWS |= {"first_speed": FIRST_SPEED, "plateau": PLATEAU, "position_bias": POSITION_BIAS, "meeting": MEETING}
