@@ -811,7 +811,7 @@ CONSTANT = torch.ones(D, dtype=torch.float64)
 
 def through_a_view(x):
     x = x.clone()
-    x[:, 0].add_(1)
+    x.transpose(0, 1).add_(1)
     return x
 
 
@@ -970,3 +970,38 @@ def test_public_families(family, implementation, monkeypatch):
     torch.testing.assert_close(
         parts.sum((0, 1)), (lengths * whole.by_length_KBND).sum(0), rtol=0, atol=10 * rounding * scale
     )
+
+
+def test_parts_may_be_changed_where_they_are():
+    """Written into one by one, added to, and through a part of a part; the same as joined."""
+
+    class Joined(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.maps, self.out = nn.Linear(4, 12), nn.Linear(4, 4)
+
+        def joined(self, a, b, c):
+            return torch.cat([a + c, b], -1)
+
+        def forward(self, x):
+            q, k, v = self.maps(x).chunk(3, -1)
+            k = self.joined(k[..., :3], x[..., :1], v[..., :3])
+            y = (q @ k.mT).softmax(-1) @ self.joined(v[..., :3], x[..., 1:2], k[..., :3])
+            return x + self.out(y)
+
+    class InParts(Joined):
+        def joined(self, a, b, c):
+            whole = torch.empty(*a.shape[:-1], 4, dtype=a.dtype)
+            whole[..., :3].copy_(a)
+            whole[..., 3:].copy_(b)
+            whole[..., :3][..., :2] += c[..., :2]
+            whole[..., 2].add_(c[..., 2])
+            return whole
+
+    torch.manual_seed(0)
+    module, x = Joined().double(), torch.randn(2, 5, 4, dtype=torch.float64)
+    other = InParts().double()
+    other.load_state_dict(module.state_dict())
+    one, two = (record(of, x).sums() for of in (module, other))
+    torch.testing.assert_close(two.state_BND, one.state_BND, rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(two.by_length_KBND, one.by_length_KBND, rtol=1e-13, atol=1e-13)

@@ -262,7 +262,7 @@ class Touched(Plain):
         at = touched_at(v, v0, -2)
         changed = changed_numbers(v, v0)
         leads = leads_of(changed, p)
-        kind, is_sure, why = self._kind(product, tag, (p, p0), (v, v0), at, leads)
+        kind, is_sure, why = self._kind(product, old, side, (p, p0), (v, v0), at, leads)
         if only_sure and (why or not is_sure):
             return None
         if why:
@@ -291,7 +291,8 @@ class Touched(Plain):
     def _kind(
         self,
         product: Product,
-        tag: Tag | None,
+        old: _Kept,
+        side: int,
         weights: tuple[Tensor, Tensor],
         values: tuple[Tensor, Tensor],
         at: Sequence[int],
@@ -300,6 +301,7 @@ class Touched(Plain):
         """The kind of attention, whether the touch shows it, and why it is none, if so. weights, values: of the touched
         pass and of the plain one. at: the touched keys. leads: the touched leading indices."""
         (p, p0), (v, v0) = weights, values
+        tag = None if product.is_kernel else self.tag(product.tensors[side])
         is_mean = bool((p0 >= 0).all()) and bool((p0.sum(-1) < 1.01).all())
         is_written_out = not product.is_kernel and tag.form == "exp" and have_unit_sums(p0)
         is_softmax = product.is_kernel or (is_mean and (tag.level == Level.SOFTMAX or is_written_out))
@@ -326,6 +328,10 @@ class Touched(Plain):
             why = "both factors are tokens, as keys and values are in k^T v"
         elif is_softmax and not has_scores and not moves_with(p, p0, leads):
             why = "weights of each token by itself, as in a dynamic convolution"
+        elif kind == "exp" and bool((p0 < 0).any()):
+            why = "scores times exponentials, as the decays of a scan are"
+        elif not has_softmax and self._queries(product, old, tag, p, side) is None:
+            why = "its rows are no tokens"
         return kind, is_sure, why
 
     def _queries(self, product: Product, old: _Kept, tag: Tag | None, p: Tensor, side: int) -> list[int] | None:

@@ -3,6 +3,7 @@
 Shapes: B sequence, H head, N query token, M key token, R sequence or window, K head width.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,8 +20,8 @@ class Lead(NamedTuple):
     """Roles of the axes of P in front of its queries and keys: those of the heads; the others are of sequences, or of
     the windows of a sequence.
 
-    flattened: how one axis holds both, with the heads inside (R H) or outside (H R); empty if heads have axes of their
-    own.
+    flattened: how the first axis holds both, with the heads inside (R H) or outside (H R); empty if heads have axes of
+    their own.
     """
 
     heads: int
@@ -30,10 +31,11 @@ class Lead(NamedTuple):
     def split(self, x: Tensor, rows: int | None = None) -> Tensor:
         """x (*lead, N, M) as (R, H, N, M). rows: R, for values whose heads are shared."""
         lead, ends = x.shape[:-2], x.shape[-2:]
-        if self.flattened == "inside":
-            return x.unflatten(0, (-1, self.heads) if rows is None else (rows, -1))
-        if self.flattened == "outside":
-            return x.unflatten(0, (self.heads, -1) if rows is None else (-1, rows)).transpose(0, 1)
+        if self.flattened:
+            is_inside, first = self.flattened == "inside", -1 if rows is None else rows // math.prod(lead[1:])
+            sizes = (first, self.heads if rows is None else -1)
+            x = x.unflatten(0, sizes if is_inside else sizes[::-1]).movedim(1 if is_inside else 0, -3)
+            return x.flatten(0, -4)
         last = range(len(lead) - len(self.axes), len(lead))
         heads = 1
         for axis in self.axes:
@@ -44,7 +46,8 @@ class Lead(NamedTuple):
         """The head that each index of these axes belongs to, from 0."""
         if self.flattened:
             numbers = torch.arange(lead[0])
-            return numbers % self.heads if self.flattened == "inside" else numbers // (lead[0] // self.heads)
+            numbers = numbers % self.heads if self.flattened == "inside" else numbers // (lead[0] // self.heads)
+            return numbers.view(-1, *[1] * (len(lead) - 1)).expand(lead)
         numbers = torch.zeros(lead, dtype=torch.long)
         for axis in self.axes:
             along = torch.arange(lead[axis]).view([-1 if other == axis else 1 for other in range(len(lead))])

@@ -246,6 +246,7 @@ class Recorder(TorchFunctionMode):
         self.verdicts = verdicts
         self.keeps_tape = watch is None and wanted == frozenset()
         self.tags = WeakTensorKeyDictionary()
+        self._parts = WeakTensorKeyDictionary()  # parts that share memory with a whole: the whole, and the index
         self.num_calls = self.num_nodes = self.num_attention = 0
         self.depth = 0  # of the call that is being recorded
         self.has_paths = False  # whether any tensor so far has paths
@@ -460,7 +461,7 @@ class Recorder(TorchFunctionMode):
         in_place = changes or bool(kwargs.get("inplace"))
         self.num_calls += 1
         call = self.call = Call(self.num_calls, full_name, self.where)
-        self._check_views(call, name, args, given)
+        self._check_views(call, given)
         tags = [self.tag(x) for x in given]
         read = args
         if in_place and any(tag.kind == Kind.ACTIVATION for tag in tags):
@@ -489,7 +490,21 @@ class Recorder(TorchFunctionMode):
         for tag in tags:
             passed |= tag.passed
         self._tag_results(call, output, new, self.depth + is_attention, passed)
+        if name == "getitem" and isinstance(result, Tensor) and _share_memory(result, args[0]):
+            self._parts[result] = args[0], args[1]
+        elif in_place:
+            self._change_whole(call, args[0])
         return result
+
+    def _change_whole(self, call: Call, x: Tensor) -> None:
+        """If x, which was changed in place, is x = whole[index]: tag the whole as if x had been put there."""
+        while x in self._parts:
+            part, (x, index) = x, self._parts[x]
+            old = x.clone()  # what is now in the part's place does not matter
+            self.set_tag(old, replace(self.tag(x)))
+            seen = Seen(self, call, "setitem", _set_item, (old, index, part), {}, x)
+            new = self.rules["setitem"](seen) or self.value_only(call, [self.tag(old), self.tag(part)])
+            self._tag_results(call, x, new, self.tag(part).depth, self.tag(old).passed | self.tag(part).passed)
 
     def _tag_results(self, call: Call, output: Any, new: Tag | Sequence[Tag], depth: int, passed: int) -> None:
         tensors = [output] if isinstance(output, Tensor) else list(output)
@@ -507,14 +522,11 @@ class Recorder(TorchFunctionMode):
             if tag.node is not None and (self.wanted is None or tag.node.index in self.wanted):
                 self.values.setdefault(tag.node.index, tensor.clone())
 
-    def _check_views(self, call: Call, name: str, args: tuple, given: list[Tensor]) -> None:
+    def _check_views(self, call: Call, given: list[Tensor]) -> None:
         """ConfigError if an argument was changed in place through another tensor that shares its memory."""
         for x in given:
             tag = self.tags.get(x)
             if tag is None or tag.version == version(x) or not (self.has_paths or tag.kind == Kind.ACTIVATION):
-                continue
-            # x[i] += y: the view was changed, and is now put back where it already is
-            if name == "setitem" and x is args[0] and isinstance(args[2], Tensor) and _share_memory(x, args[2]):
                 continue
             raise ConfigError(
                 f"{call}: reads a tensor that was changed in place through a view of it; "

@@ -129,6 +129,8 @@ def lead_of(changed: Tensor, v: Tensor, p: Tensor, leads: Tensor, at: Sequence[i
     whole = [axis for axis, size in enumerate(shape) if size > 1 and along(leads, axis).all()]
     if len(shape) > 1:
         heads = math.prod(shape[axis] for axis in whole)
+        if not whole and (flat := _flattened(along(leads, 0))) is not None:  # beside an axis of windows
+            return flat
         if not whole:  # one head, in an axis of its own
             whole = [len(shape) - 1] if shape[-1] == 1 else []
         return Lead(heads, tuple(whole))
@@ -137,6 +139,17 @@ def lead_of(changed: Tensor, v: Tensor, p: Tensor, leads: Tensor, at: Sequence[i
         return Lead(of_key, (0,) if of_key > 1 else ())
     first, *_, last = of_groups(changed.any(-1)[..., at[0]], p).nonzero()[:, 0].tolist()
     return Lead(of_key, (), "inside" if last - first == of_key - 1 else "outside")
+
+
+def _flattened(touched: Tensor) -> Lead | None:
+    """The heads of one sequence, if these are the touched indices of an axis that holds both; None if they are not."""
+    at, size = touched.nonzero()[:, 0], len(touched)
+    heads = len(at)
+    if not 1 < heads < size or size % heads:
+        return None
+    if at[-1] - at[0] == heads - 1 and at[0] % heads == 0:
+        return Lead(heads, (), "inside")
+    return Lead(heads, (), "outside") if (at.diff() == size // heads).all() else None
 
 
 def of_groups(leads: Tensor, p: Tensor) -> Tensor:
