@@ -87,12 +87,12 @@ class Operations(NamedTuple):
 def announcement(name: str, analysis: Analysis, options: Any, subjects: list[Subject]) -> str | None:
     """A line about an analysis that is going to take longer than LONG: what is large, how long it takes, and options
     with which it takes minutes. None for a quicker analysis."""
-    if analysis.cost is None:
+    if (cost := analysis.cost) is None:
         return None
-    subject, what = subjects[0], analysis.cost(subjects[0], options).what
+    subject, what = subjects[0], cost(subjects[0], options).what
 
     def operations(chosen: Any) -> float:
-        return len(subjects) * analysis.cost(subject, chosen).operations
+        return len(subjects) * cost(subject, chosen).operations
 
     if operations(options) < LONG * SLOW or operations(options) < LONG * (pace := pace_of(subject)):
         return None
