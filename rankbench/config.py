@@ -222,7 +222,7 @@ class TrainerConfig:
         self.compile = self.compile.lower()  # true and false come from YAML as the text True and False
 
 
-@dataclass
+@dataclass(kw_only=True)
 class BaseConfig:
     """Commands with a model."""
 
@@ -251,7 +251,7 @@ class BaseConfig:
     published: str | None = key("Figure whose published numbers are drawn next to ours. null: none.")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TrainConfig(BaseConfig):
     """Commands that train."""
 
@@ -263,7 +263,7 @@ class TrainConfig(BaseConfig):
 KINDS_OF_TOKENS = ("class", "registers", "first", "separators", "unscored")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class AnalyzeConfig(BaseConfig):
     """rankbench analyze."""
 
@@ -382,7 +382,7 @@ class PlotKeys:
     )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DrawingConfig:
     """Commands that draw what other commands have measured."""
 
@@ -392,7 +392,7 @@ class DrawingConfig:
     plot: PlotKeys
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ReportConfig(DrawingConfig):
     """rankbench report, which takes the models from the runs."""
 
@@ -406,7 +406,7 @@ class ReportConfig(DrawingConfig):
     report: PageKeys
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PlotConfig(DrawingConfig):
     """rankbench plot."""
 
@@ -415,7 +415,7 @@ class PlotConfig(DrawingConfig):
     report: StudyKeys
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DataConfig:
     """rankbench data."""
 

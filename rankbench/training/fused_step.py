@@ -38,13 +38,8 @@ EPSILON = 1e-8  # torch's, of Adam
 
 # The values of the keys with which a network is covered.
 COVERED: dict[str, list] = {"kind": ["transformer"], "attention": ["dot"], "tied_qk": [False]}
-COVERED |= {
-    "exclusive": [False],
-    "value_width": [None],
-    "kv_groups": [None],
-    "latent_width": [None],
-    "head_reduction": ["sum"],
-}
+COVERED |= {"value_width": [None], "kv_groups": [None], "latent_width": [None], "head_reduction": ["sum"]}
+COVERED |= {"exclusive": [False]}
 COVERED |= {"mix_attention": [1.0], "mix_identity": [0.0], "mix_uniform": [0.0], "weight_norm": ["none"]}
 COVERED |= {"value_residual": [0.0], "embedding_skip": [0.0], "hyper_connections": ["none"]}
 COVERED |= {"norm_kind": ["layernorm", "rmsnorm"], "read_in": ["linear"], "read_out": ["linear"]}
