@@ -50,7 +50,11 @@ def read(
     ):
         _refuse_change(module, plain.sizes, again.sizes)
     del again, repeated
-    ways = [(TOUCH, frozenset()), (TOUCH / 100, frozenset()), (0.0, frozenset())]  # 0: what the tags say
+    ways: list[tuple[float, frozenset[int]]] = [
+        (TOUCH, frozenset()),
+        (TOUCH / 100, frozenset()),
+        (0.0, frozenset()),
+    ]  # 0: what the tags say
     while ways:
         touched = Touched(module, submodule, plain, *ways.pop(0))
         try:
@@ -67,10 +71,10 @@ def read(
         for number, (name, x) in enumerate(zip(names, tensors_in([args, kwargs]), strict=True))
     )
     old, new = named_tensors(output), named_tensors(touched_output)
-    outputs = [_output(*pair, touched, False) for pair in zip(old, new, strict=True)]
-    if plain.wanted_result is not None:
-        pair = [(submodule, of_pass.wanted_result) for of_pass in (plain, touched)]
-        outputs.append(_output(*pair, touched, True))
+    outputs = [_output(before, after, touched, False) for before, after in zip(old, new, strict=True)]
+    if submodule is not None and plain.wanted_result is not None and touched.wanted_result is not None:
+        before, after = ((submodule, of_pass) for of_pass in (plain.wanted_result, touched.wanted_result))
+        outputs.append(_output(before, after, touched, True))
     return Reading(
         touched.roles, tuple(touched.calls), tuple(touched.factors), inputs, tuple(outputs), _states(plain, touched),
         tuple(plain.uncovered),
@@ -143,8 +147,9 @@ def _states(plain: Plain, touched: Touched) -> dict[Run, State]:
     for run, (entered, left, _) in plain.states.items():
         inside = [call for call in touched.calls if run in call.runs]
         other = touched.states.get(run)
-        same = other is not None and other.left.shape == left.shape
-        axes = _axes(other.left, left, inside or touched.calls, sequence) if same else None
+        axes = None
+        if other is not None and other.left.shape == left.shape:
+            axes = _axes(other.left, left, inside or touched.calls, sequence)
         states[run] = State(tuple(left.shape), axes, _digest(entered), _digest(left), other.passed if other else 0)
     return states
 
