@@ -52,11 +52,12 @@ class Gate(Callback):
         by_joblib = sweep is not None and sweep.hydra.launcher._target_.endswith("JoblibLauncher")
         return _in_a_worker, (os.getpid() if by_joblib else None,)
 
-    open_sweep: DictConfig | None = None  # between a sweep's start and its gathering
+    open_sweep: Any = None  # its config, between a sweep's start and its gathering
 
-    def on_multirun_start(self, config: DictConfig, config_name: str, **_: Any) -> None:
+    def on_multirun_start(self, config: DictConfig, **others: Any) -> None:
         """Check the config of every job of a sweep, if the sweeper knows them beforehand, and list them in its
         folder."""
+        config_name = others["config_name"]
         with _ending(config.hydra.job.name):
             if config.hydra.launcher._target_.endswith("SlurmLauncher") and shutil.which("srun") is None:
                 raise ConfigError(
@@ -73,11 +74,11 @@ class Gate(Callback):
                 _check_search(config, config_name)
         Gate.open_sweep = config
 
-    def on_job_end(self, job_return: JobReturn, **_: Any) -> None:
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         """Drop a job's configs: Hydra keeps what each job returned until the sweep's end, a sixth of a MiB each."""
         job_return.cfg = job_return.hydra_cfg = None
 
-    def on_multirun_end(self, **_: Any) -> None:
+    def on_multirun_end(self, config: DictConfig | None = None, **_: Any) -> None:
         """Join the jobs' results. Hydra does not call this if a job failed; the command line then does."""
         from rankbench.report.report import gather_sweep
 
@@ -190,7 +191,8 @@ def _ending(command: str) -> Iterator[None]:
 def _typed_words(config: DictConfig) -> list[str]:
     """The overrides as they were typed. Reading them from the config one by one would resolve `${...}` in them, to
     values that belong to none of the sweep's jobs."""
-    return OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    words: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    return words
 
 
 def _sweep_overrides(config: DictConfig) -> list[Override]:

@@ -42,7 +42,7 @@ def one_line(job: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
     return job_of_one_line
 
 
-def hydra_of_job() -> tuple[DictConfig, bool]:
+def hydra_of_job() -> tuple[Any, bool]:
     """Hydra's part of the running job's config, and whether the job is one of a sweep."""
     hydra = HydraConfig.get()
     return hydra, hydra.mode == RunMode.MULTIRUN
@@ -70,7 +70,7 @@ def prepared(config: DictConfig, check: Callable[[Any], None]) -> Any:
     check: the command's own.
     """
     hydra, in_sweep = hydra_of_job()
-    cfg = resolve(config, hydra.overrides.task)
+    cfg: Any = resolve(config, hydra.overrides.task)
     if hydra.runtime.choices.get("hydra/launcher") in ("joblib", "submitit_local"):
         from rankbench.runs.machine import share_gpus
 

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,6 +29,8 @@ class SkippingSweeper(Sweeper):
         self.max_batch_size = max_batch_size  # params is a part of jobs
         self.num_run, self.seconds = 0, 0.0  # of the jobs that this command has run
 
+    config: Any  # of Hydra, once it is set up
+
     def setup(self, *, config: DictConfig, **context: Any) -> None:
         """Make the launcher."""
         from hydra.core.plugins import Plugins
@@ -42,14 +43,15 @@ class SkippingSweeper(Sweeper):
         folder = Path(self.config.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self.config, folder / "multirun.yaml")
-        size, results = self.max_batch_size or len(self.jobs), []
+        size = self.max_batch_size or len(self.jobs)
+        results: list[list[JobReturn]] = []
         for first in range(0, len(self.jobs), size):
             results.append(self._launch(range(first, min(first + size, len(self.jobs)))))
             for result in results[-1]:
                 _ = result.return_value  # raises the job's error
         return results
 
-    def _launch(self, numbers: range) -> Sequence[JobReturn]:
+    def _launch(self, numbers: range) -> list[JobReturn]:
         """Launch those of these jobs that have not finished.
 
         A launcher numbers the jobs that it gets consecutively. A parallel launcher therefore gets all jobs from the
@@ -61,7 +63,7 @@ class SkippingSweeper(Sweeper):
             pieces = {todo[0]: todo}
         else:
             pieces = {number: [number] for number in todo}
-        results = []
+        results: list[JobReturn] = []
         for number in numbers:
             if number in pieces:
                 begins = time.monotonic()
