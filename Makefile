@@ -6,7 +6,7 @@ TWO := -n 2 --dist worksteal
 STAMP := .venv/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo laptop paper test test-slow test-gpu test-extras test-slurm test-lowest campaigns lint format smoke docs wheel clean
+.PHONY: help setup demo laptop paper test test-slow test-gpu test-extras test-slurm test-lowest campaigns lint types format smoke docs wheel clean
 
 # One thread a process: two pytest workers with spinning thread pools slow each other down many times over.
 test test-slow test-extras test-slurm campaigns smoke wheel: export OMP_NUM_THREADS = 1
@@ -79,6 +79,9 @@ lint: setup ## check style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+types: setup ## check the types of the package
+	$(BIN)/mypy rankbench
+
 format: setup ## fix what lint can fix by itself
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -95,5 +98,5 @@ wheel: setup ## build sdist and wheel, then run the wheel from an empty folder
 	.ci/wheel_test
 
 clean: ## remove caches and built files; keeps .venv and outputs/
-	rm -rf dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find rankbench tests -type d -name __pycache__ -prune -exec rm -rf {} +

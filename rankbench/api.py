@@ -147,7 +147,7 @@ def analyze(
 
     Raises ConfigError for a subject that cannot be measured, and for an option that none of the analyses has.
     """
-    given = {"device": device, "precision": precision, "threads": threads}
+    given: dict[str, Any] = {"device": device, "precision": precision, "threads": threads}
     given |= {"mask": mask, "output": output, "token_axis": token_axis}
     given["layers"] = None if layers is None else f"[{','.join(layers)}]"
     own = [plugins] if isinstance(plugins, str) else list(plugins)

@@ -1,7 +1,7 @@
 """Which values of a config go together. Like rankbench.config, this module does not import torch."""
 
 from operator import attrgetter
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rankbench.config import AnalyzeConfig, BaseConfig, BenchConfig, Config, ModelConfig, TrainConfig, conf_dir
 from rankbench.keys import ConfigError, as_typed, entries
@@ -122,7 +122,8 @@ def _check_lstm(cfg: BaseConfig) -> None:
 
     folder = conf_dir() / "model"
     shipped = OmegaConf.merge(OmegaConf.load(folder / "transformer.yaml"), OmegaConf.load(folder / "lstm.yaml"))
-    plain = OmegaConf.to_container(OmegaConf.create({"model": shipped}), resolve=True)["model"]
+    group: Any = OmegaConf.to_container(OmegaConf.create({"model": shipped}), resolve=True)
+    plain = group["model"]
     for name, value in vars(cfg.model).items():
         if name not in LSTM_KEYS and value != plain[name]:
             _refuse(cfg.model, name, f"an LSTM has no such part; model=lstm leaves it at {as_typed(plain[name])}")

@@ -226,7 +226,7 @@ class TrainerConfig:
         self.compile = self.compile.lower()  # true and false come from YAML as the text True and False
 
 
-@dataclass
+@dataclass(kw_only=True)
 class BaseConfig:
     """Commands with a model."""
 
@@ -258,7 +258,7 @@ class BaseConfig:
     )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TrainConfig(BaseConfig):
     """Commands that train."""
 
@@ -270,7 +270,7 @@ class TrainConfig(BaseConfig):
 KINDS_OF_TOKENS = ("class", "registers", "first", "separators", "unscored")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class AnalyzeConfig(BaseConfig):
     """rankbench analyze."""
 
@@ -389,7 +389,7 @@ class PlotKeys:
     )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DrawingConfig:
     """Commands that draw what other commands have measured."""
 
@@ -399,7 +399,7 @@ class DrawingConfig:
     plot: PlotKeys
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ReportConfig(DrawingConfig):
     """rankbench report, which takes the models from the runs."""
 
@@ -413,7 +413,7 @@ class ReportConfig(DrawingConfig):
     report: PageKeys
 
 
-@dataclass
+@dataclass(kw_only=True)
 class PlotConfig(DrawingConfig):
     """rankbench plot."""
 
@@ -422,7 +422,7 @@ class PlotConfig(DrawingConfig):
     report: StudyKeys
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DataConfig:
     """rankbench data."""
 

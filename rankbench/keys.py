@@ -116,7 +116,7 @@ class Entry(NamedTuple):
     type: Any
 
 
-def entries(cls: type, prefix: str = "") -> list[Entry]:
+def entries(cls: Any, prefix: str = "") -> list[Entry]:
     """All keys of a dataclass and of the dataclasses in its fields, which come last."""
     own, nested = [], []
     for field in dataclasses.fields(cls):
@@ -125,12 +125,12 @@ def entries(cls: type, prefix: str = "") -> list[Entry]:
             nested += entries(field.type, f"{name}.")
         else:
             stating = next(base for base in cls.__mro__ if field.name in inspect.get_annotations(base))
-            heading = inspect.getdoc(stating).partition("\n")[0].rstrip(".")
+            heading = (inspect.getdoc(stating) or "").partition("\n")[0].rstrip(".")
             own.append(Entry(heading, name, field.metadata["key"], field.type))
     return own + nested
 
 
-def typed(cls: type[Keys], values: dict[str, Any], prefix: str) -> Keys:
+def typed(cls: Any, values: dict[str, Any], prefix: str) -> Any:
     """An instance of dataclass `cls` from plain values; ConfigError for a key or a value that does not fit."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -150,13 +150,14 @@ def typed(cls: type[Keys], values: dict[str, Any], prefix: str) -> Keys:
             null = ", or null" if types.NoneType in typing.get_args(fields[name].type) else ""
             raise ConfigError(f"{prefix}.{name}={as_typed(values[name])}: {wanted(str(error))}{null}") from None
     # before the dataclass is built, because its own checks may rely on the ranges
-    for name, value in OmegaConf.to_container(schema).items():
+    plain: Any = OmegaConf.to_container(schema)
+    for name, value in plain.items():
         if "key" in fields[name].metadata:
             fields[name].metadata["key"].check(f"{prefix}.{name}", value)
     return OmegaConf.to_object(schema)
 
 
-def of_schema(schema: type, plain: dict[str, Any]) -> Any:
+def of_schema(schema: Any, plain: dict[str, Any]) -> Any:
     """An instance of a config's dataclass from plain values, each as its field's type; raises the errors of OmegaConf.
 
     OmegaConf takes some 15 ms for a whole config, and the configs of a sweep's jobs differ in few groups. So each group

@@ -110,12 +110,12 @@ def observe(
     for key, (value, least) in numbers.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigError(f"observe: {key}={value}: out of range; allowed are whole numbers from {least}")
-    texts = {"out": (out, str | PathLike | None), "name": (name, str | None), "task": (task, str)}
-    texts["measures"] = measures, list | tuple
-    for key, (value, allowed) in texts.items():
-        if not isinstance(value, allowed):
+    texts: dict[str, tuple[object, Any]] = {"out": (out, str | PathLike | None), "name": (name, str | None)}
+    texts |= {"task": (task, str), "measures": (measures, list | tuple)}
+    for key, (text, allowed) in texts.items():
+        if not isinstance(text, allowed):
             kinds = {"out": "a folder's name or path", "measures": "a list of names"}.get(key, "a text")
-            raise ConfigError(f"observe: {key}={value}: is a {type(value).__name__}; give {kinds}")
+            raise ConfigError(f"observe: {key}={text}: is a {type(text).__name__}; give {kinds}")
         refuse_null_byte(key, value)
     check_known("measures", measures, MEASURES)
     folder = OUTPUTS / "observe" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}" if out is None else Path(out)

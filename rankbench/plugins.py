@@ -68,7 +68,7 @@ def _installed(*path: str) -> list[tuple[str, str]]:
         return []
     from importlib.metadata import entry_points
 
-    return [(point.module, point.dist.name) for point in entry_points(group=GROUP)]
+    return [(point.module, point.dist.name) for point in entry_points(group=GROUP) if point.dist is not None]
 
 
 def _find_one(name: str, asked: str) -> Plugin:

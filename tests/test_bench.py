@@ -174,7 +174,7 @@ def test_the_peak_counts_what_lives_at_a_time():
 
 def test_alternatives_take_turns_after_a_warm_up():
     cfg, called = config(), []
-    seconds = timing.paired(Machine.prepare(cfg), 3, a=lambda: called.append("a"), b=lambda: called.append("b"))
+    seconds = timing.paired(Machine.prepare(cfg), 3, {"a": lambda: called.append("a"), "b": lambda: called.append("b")})
     assert called == ["a", "b"] * 4
     assert {name: of_name.shape for name, of_name in seconds.items()} == {"a": (3,), "b": (3,)}
 

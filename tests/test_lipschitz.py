@@ -36,7 +36,7 @@ from rankbench.measures.lipschitz_bounds import (
 )
 from rankbench.model import initial_model
 from rankbench.model.attention import Attention
-from rankbench.model.network import HeadMaps
+from rankbench.model.head_maps import HeadMaps
 from rankbench.runs.tables import read_table, with_who, write_table
 
 # Float64, a few hundred operations in another order.

@@ -21,9 +21,10 @@ from rankbench.model import build_model, initial_model
 from rankbench.model.attention import FUSED_FROM_TOKENS, visible_keys
 from rankbench.model.dropout import dropout_masks
 from rankbench.model.initialise import initialise
-from rankbench.model.network import Sublayer, run, weighted_sum, without
+from rankbench.model.mlp import MLP
+from rankbench.model.network import MlpStep, MlpSublayer, run, weighted_sum, without
 from rankbench.model.norm import NORM_EPSILON, Norm, plain_norm
-from rankbench.model.transformer import MLP, Transformer, sinusoidal_positions
+from rankbench.model.transformer import Transformer, sinusoidal_positions
 
 # Float64 against another float64 route: a few hundred terms of order 1 in each of a few layers, eps = 2.2e-16.
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -546,14 +547,14 @@ def test_steps_are_the_networks_own_forward_pass(network, norm, mlp):
     torch.testing.assert_close(model.read_out(model.finish(steps[-1].output_BND)), model(x_BNC), **EXACT)
     for step in steps:
         assert (step.scale_BN1 is None) == (norm == "none")
-        assert (step.hidden_BNF is None) == (step.weights_BHNM is not None) == (step.sublayer.kind == "attention")
+        assert isinstance(step, MlpStep) == isinstance(step.sublayer, MlpSublayer) == (step.sublayer.kind == "mlp")
 
 
 @pytest.mark.parametrize("place", ["pre", "post", "none"])
 @pytest.mark.parametrize(("skip", "branch"), [(1.0, 1.0), (0.5, -2.0), (0.0, 1.0)])
 def test_a_sublayer_runs_on_formulas_as_on_tokens(place, skip, branch):
     """Its algebra on texts reads as the definition does."""
-    sublayer = Sublayer(1, "mlp", None, None, place, skip, branch)
+    sublayer = MlpSublayer(1, None, None, place, skip, branch)
     formula = sublayer.apply("x", "f({})".format, "norm({})".format, "{} {} + {} {}".format)
     assert (
         formula

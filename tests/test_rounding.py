@@ -17,7 +17,7 @@ from rankbench.measures.residual_coordinates import log_residual
 from rankbench.measures.residual_propagation import propagate
 from rankbench.measures.rounding import RandomRounding, run_with_floors, states_with_floors
 from rankbench.model import initial_model
-from rankbench.model.network import run, without
+from rankbench.model.network import AttentionStep, run, without
 from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
 
@@ -168,7 +168,7 @@ def test_no_error_of_single_precision_reaches_its_floor_and_floors_are_not_much_
         for (step, floors), true in zip(single, double, strict=True):
             pairs = {"input": (step.input_BND, true.input_BND, floors.input_B)}
             pairs |= {"output": (step.output_BND, true.output_BND, floors.output_B)}
-            if step.weights_BHNM is not None:
+            if isinstance(step, AttentionStep):
                 pairs["weights"] = step.weights_BHNM, true.weights_BHNM, floors.weights_BH
             for kind, (x, true_x, floor) in pairs.items():
                 error = composite_norm(residual_matrix(x.double() - true_x))

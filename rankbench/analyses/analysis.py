@@ -1,7 +1,7 @@
 """Analysis, and the subjects that it measures, a few sequences at a time."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,9 +12,7 @@ from torch import nn
 
 from rankbench.config import TrainConfig
 from rankbench.measures.module_reading import NOTHING_ASKED, Asked, ReadModule, read_module
-from rankbench.model.lstm import Lstm
 from rankbench.model.modules import Example
-from rankbench.model.transformer import Transformer
 from rankbench.plots.figure import Figure
 from rankbench.plots.pages import MOST_PANELS
 from rankbench.progress import counted
@@ -31,10 +29,10 @@ class Subject:
 
     run: str  # name of the run's folder, or `fresh`
     seed: int
-    task: Task
+    task: Any  # a Task, or the texts of a checkpoint
     train: Batch  # sequences that this seed was trained on; only some of an endless stream or a corpus
     test: Batch
-    models: dict[str, Transformer]  # by weights: trained, initialised, or one of the two
+    models: Mapping[str, Any]  # Transformers, Lstms or PretrainedNetworks by weights: trained, initialised, or both
     history: pd.DataFrame | None = None  # this seed's rows of layers.csv, if training wrote one
     curve: pd.DataFrame | None = None  # this seed's rows of metrics.csv, if it was trained
     modules: dict[str, nn.Module] | None = None  # of a checkpoint, by weights: the library's own modules
@@ -43,11 +41,11 @@ class Subject:
     half: str = ""  # as in ModuleSubject
 
     @property
-    def model(self) -> Transformer:
+    def model(self) -> Any:
         """The trained model if there is one, else the initialised one."""
         return self.models["trained" if "trained" in self.models else "initialised"]
 
-    def models_in_float64(self) -> Iterator[tuple[str, Transformer]]:
+    def models_in_float64(self) -> Iterator[tuple[str, Any]]:
         """Weights and a copy in float64 of each network, one at a time."""
         for weights, model in self.models.items():
             yield weights, copy.deepcopy(model).double()
@@ -91,7 +89,7 @@ class Subject:
         modules, example = self.modules, self.example
         if modules is None or example is None:
             inputs, targets, how = self.test.inputs, self.test.targets, {"kernel": "table"}
-            modules, example = self.models, Example((inputs,), how, targets, self.model.lengths(inputs))
+            modules, example = {**self.models}, Example((inputs,), how, targets, self.model.lengths(inputs))
             example = replace(example, kinds=self.model.kinds)
         who = (self.run, self.task.name, self.model.name, self.seed)
         return ModuleSubject(*who, modules, example, self.asked, self.half)
@@ -139,7 +137,7 @@ class Plan(NamedTuple):
     """What a command is going to measure, before any weights exist."""
 
     task: Task
-    model: Transformer | Lstm  # without values, on the meta device
+    model: Any  # a Transformer, or with any_model an Lstm; without values, on the meta device
     training: TrainConfig | None  # config that trains or has trained the model; None: it stays fresh
     texts: Batch | None = None  # inputs and targets of a checkpoint
 

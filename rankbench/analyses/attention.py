@@ -184,9 +184,12 @@ def _floors(read: ReadModule, example: Example, generator: torch.Generator) -> d
 def _all_weights(read: ReadModule, example: Example) -> list[AttentionCall]:
     """Each attention call in turn, with weights (R, H, N, M)."""
     calls: list[AttentionCall] = []
-    read.tap(
-        example, lambda call: calls.append(_in_float(call)._replace(values=None, queries=None, keys=None, logits=None))
-    )
+
+    def keep(call: AttentionCall) -> None:
+        of_call = _in_float(call)
+        calls.append(of_call._replace(values=of_call.weights, queries=None, keys=None, logits=None))  # no values stay
+
+    read.tap(example, keep)
     return calls
 
 
@@ -196,7 +199,7 @@ def _in_float(call: AttentionCall) -> AttentionCall:
     num_heads = weights_RHNM.shape[1]
     if values_RHMK.shape[1] != num_heads:  # query heads may share values
         values_RHMK = values_RHMK.repeat_interleave(num_heads // values_RHMK.shape[1], 1)
-    logits = None if call.logits is None else lambda: at_least_float32(call.logits())
+    logits = None if (of_call := call.logits) is None else lambda: at_least_float32(of_call())
     return call._replace(weights=weights_RHNM, values=values_RHMK, logits=logits)
 
 
@@ -217,10 +220,10 @@ def _of_call(
     def of_kind(rows: Tensor, length: int, *is_counted: int) -> dict[str, Tensor]:
         last = length if is_self else num_queries
         queries = torch.tensor([query for query, counts in enumerate(is_counted) if counts], device=rows.device)
-        cut = {"weights": call.weights[rows][..., :last, :length], "values": call.values[rows][..., :length, :]}
-        if call.logits is not None:
-            cut["logits"] = lambda: call.logits()[rows][..., :last, :length]
-        return _of_queries(call._replace(**cut), slice(None) if len(queries) == last else queries, is_self, generator)
+        weights, values = call.weights[rows][..., :last, :length], call.values[rows][..., :length, :]
+        logits = None if (whole := call.logits) is None else lambda: whole()[rows][..., :last, :length]
+        cut = call._replace(weights=weights, values=values, logits=logits)
+        return _of_queries(cut, slice(None) if len(queries) == last else queries, is_self, generator)
 
     return per_kind(of_kind, torch.cat([lengths_B[:, None], counted_BN.long()], dim=1))
 

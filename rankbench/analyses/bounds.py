@@ -8,6 +8,7 @@ Shapes: B batch, N token, D width, H head, K head width, F hidden width of the M
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
@@ -27,8 +28,8 @@ from rankbench.measures.residual_propagation import check, propagate
 from rankbench.measures.rounding import states_with_floors
 from rankbench.measures.states import per_length
 from rankbench.measures.token_views import counted_first
-from rankbench.model.network import Network, SublayerStep, check_one_stream, run, without
-from rankbench.model.transformer import MLP
+from rankbench.model.mlp import MLP
+from rankbench.model.network import AnyStep, AttentionStep, MlpStep, Network, check_one_stream, run, without
 from rankbench.plots.bounds import draw_bounds
 from rankbench.runs.tables import mean_of_seeds, thinned
 from rankbench.seeds import generator_for
@@ -112,9 +113,9 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
 
 def _rows(network: Network, inputs: Tensor, generator: torch.Generator) -> Iterator[dict]:
     present_BN = network.present(inputs)
-    steps_of_layers = [list(steps) for _, steps in groupby(run(network, inputs), key=lambda step: step.sublayer.layer)]
+    steps_of_layers = groupby(run(network, inputs), key=lambda step: step.sublayer.layer)
     of_all, measured, followed = _residuals(network, inputs, generator)
-    layers = [_constants(steps, present_BN) for steps in steps_of_layers]
+    layers = [_constants(list(steps), present_BN) for _, steps in steps_of_layers]
     residuals, diameters = ([state[size] for state in of_all] for size in ("residual", "diameter"))
     for bound, source, covered, values_L in _bounds(network, layers, residuals, diameters):
         for number, (values_B, state) in enumerate(zip(values_L, measured, strict=True)):
@@ -186,28 +187,29 @@ def _bounds(
         yield "diameter", "rankbench, proved", True, proved
 
 
-def _constants(steps: list[SublayerStep], present_BN: Tensor | None) -> LayerConstants:
+def _constants(steps: list[AnyStep], present_BN: Tensor | None) -> LayerConstants:
     """The constants of a layer, from the steps of its sub-layers.
 
     The temperature counts as a part of W_QK, the branch's factor as a part of W_h and of the MLP.
     """
-    first, attention = steps[0].sublayer, steps[0].sublayer.part
+    mlps = [step for step in steps if isinstance(step, MlpStep)]
+    ((first, attention),) = ((step.sublayer, step.sublayer.part) for step in steps if isinstance(step, AttentionStep))
     maps = attention.maps_as_applied()
     scores_HDD = maps.w_q_HDK @ maps.w_k_HDK.mT / attention.temperature
     values_HDD = abs(first.branch) * (maps.w_v_HDK @ maps.w_o_HKD)
     beta = _log10((one_norm(scores_HDD) * composite_norm(values_HDD)).max())
-    gains = [_norm_gains(step, present_BN) for step in steps]
-    before_2B = first.before(torch.ones_like(gains[0]), lambda x: x * gains[0])
+    gain_2B = _norm_gains(steps[0], present_BN)
+    before_2B = first.before(torch.ones_like(gain_2B), partial(torch.mul, gain_2B))
     # lambda in the 1-norm and in the inf-norm; lambda itself is their geometric mean
-    lam_2B = first.after(torch.ones_like(gains[0]), lambda x: x * gains[0])
+    lam_2B = first.after(torch.ones_like(gain_2B), partial(torch.mul, gain_2B))
     lam_inf = torch.ones((), dtype=torch.float64)
-    for step, gain_2B in zip(steps[1:], gains[1:], strict=True):
+    for step in mlps:
         sublayer, stretch_2 = step.sublayer, mlp_stretch(step.sublayer.part)
         lam_inf = abs(sublayer.skip) + abs(sublayer.branch) * stretch_2[1]
         lam_2B = sublayer.apply(
             lam_2B,
-            part=lambda x, by=stretch_2[:, None]: by * x,
-            norm=lambda x, by=gain_2B: by * x,
+            part=partial(torch.mul, stretch_2[:, None]),
+            norm=partial(torch.mul, _norm_gains(step, present_BN)),
             add=lambda a, x, b, y: abs(a) * x + abs(b) * y,
         )
     coefficient = dong_theory.attention_coefficient(beta, attention.heads, attention.head_width)
@@ -235,13 +237,13 @@ def mlp_stretch(mlp: MLP) -> Tensor:
     return torch.stack([one_norm(m_DD), inf_norm(m_DD)])
 
 
-def _norm_gains(step: SublayerStep, present_BN: Tensor | None) -> Tensor:
+def _norm_gains(step: AnyStep, present_BN: Tensor | None) -> Tensor:
     """||C||_1 s and ||C||_inf s of a sub-layer's norm, (2, B); 1 where it has none.
 
     C is the norm's linear map without its scale, s the sequence's largest scale.
     """
     norm, scale_BN1 = step.sublayer.norm, step.scale_BN1
-    if norm is None:
+    if norm is None or scale_BN1 is None:
         return step.input_BND.new_ones(2, len(step.input_BND))
     scale_BN = scale_BN1[..., 0] if present_BN is None else scale_BN1[..., 0].masked_fill(~present_BN, 0)
     c_DD = norm.linear(torch.eye(norm.width).to(scale_BN1), torch.ones_like(scale_BN1[0, :1]))
@@ -256,12 +258,13 @@ def _residuals(
     try:
         check(network)
     except ConfigError:
-        states, measure = states_with_floors(network, inputs, generator), _measured
+        floored = states_with_floors(network, inputs, generator)
+        measures: list[Callable] = [partial(_measured, *state) for state in floored]
     else:
-        states, measure = [(state,) for state in propagate(network, inputs)], _followed
+        floored, measures = [], [partial(_followed, state) for state in propagate(network, inputs)]
     views = counted_first(network.present(inputs)), counted_first(network.counted(inputs))
-    of_all, of_counted = ([measure(*state, *view) for state in states] for view in views)
-    return of_all, of_counted, measure is _followed
+    of_all, of_counted = ([measure(*view) for measure in measures] for view in views)
+    return of_all, of_counted, not floored
 
 
 def _sizes(x_BND: Tensor) -> dict[str, Tensor]:

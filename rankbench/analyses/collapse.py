@@ -155,7 +155,7 @@ def _bounds(network: Network, logs_B: list[Tensor]) -> list[dict[str, float]]:
         return [empty] * len(logs_B)
     differ_B = logs_B[0] > -math.inf
     rows, bound_B = [empty], None
-    for sublayer, log_B in zip(network.sublayers, logs_B, strict=False):  # log_B: of the state that enters it
+    for (sublayer, *_), log_B in zip(network.layers, logs_B, strict=False):  # log_B: of the state that enters it
         constant = propagation.log_lemma_constant(sublayer) / LN10
         contraction_B = (constant + 2 * log_B)[differ_B]
         if bound_B is None and (contraction_B < 0).all():

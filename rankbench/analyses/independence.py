@@ -112,6 +112,7 @@ def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options
         return
 
     def sums_and_sides(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        bias_BND: Tensor | float
         if scheme == "frozen":
             all_KBND, bias_BND, state_BND = sums_by_length(model, inputs)
             sums_KBND = all_KBND[lengths]
@@ -120,10 +121,11 @@ def _length_rows(subject: Subject, inputs: Tensor, scheme: str, options: Options
             state_BND = model.state(inputs)
         return sums_KBND, state_BND[None], (sums_KBND.sum(0) + bias_BND)[None]
 
-    sums_KBND, *sides = sums_and_sides(inputs)
-    mean = interaction(model, *sides, present_BN).mean().item()
+    sums_KBND, joint_1BND, sum_1BND = sums_and_sides(inputs)
+    mean = interaction(model, joint_1BND, sum_1BND, present_BN).mean().item()
     rounding = generator_for(subject.seed, "rounding")
-    (below,) = share_below_floor(model, inputs, *sides, lambda inputs: sums_and_sides(inputs)[1:], rounding)
+    sides = (joint_1BND, sum_1BND, lambda inputs: sums_and_sides(inputs)[1:])
+    (below,) = share_below_floor(model, inputs, *sides, rounding)
     yield {"of": "network", "interaction": mean, "interaction_below_floor": below}
     if few:
         terms_SK = squares_of_paths(model, scheme, inputs, groups)[None]

@@ -20,7 +20,7 @@ from rankbench.keys import ConfigError, key
 from rankbench.measures.attention_layer import attend, fresh_layer
 from rankbench.measures.lipschitz_of_networks import COVERED
 from rankbench.measures.rounding import FLOOR_SEQUENCES, MARGIN, RandomRounding
-from rankbench.model.network import Network, Sublayer, check_one_stream, run
+from rankbench.model.network import AnySublayer, AttentionSublayer, Network, check_one_stream, run
 from rankbench.plots.invertibility import draw_invertibility
 from rankbench.seeds import generator_for
 
@@ -86,15 +86,15 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     An error that does not vanish shows that the iteration does not invert g, so f is not a contraction. g may still
     have an inverse.
     """
-    rows = []
+    rows: list[dict] = []
     if options.attentions:
-        for attention, tokens, width in product(options.attentions, options.tokens, options.widths):
+        for name, tokens, width in product(options.attentions, options.tokens, options.widths):
             # the same inputs for every kind of attention
             generator = generator_for(subject.seed, "invertibility", 1)
-            kind = attention.removeprefix("contractive_")
+            kind = name.removeprefix("contractive_")
             layer = fresh_layer(kind, width, options.heads, options.gain, generator, tied=options.tied)
-            layer = contracted(layer.to(subject.device), attention, tokens)
-            axes = {"weights": "fresh", "part": "attention", "layer": 0, "attention": attention}
+            layer = contracted(layer.to(subject.device), name, tokens)
+            axes = {"weights": "fresh", "part": "attention", "layer": 0, "attention": name}
             rows += _of_layer(functools.partial(attend, layer), tokens, width, subject, options, axes)
     else:
         for weights, model in subject.models_in_float64():
@@ -171,7 +171,7 @@ def _rows_of_network(network: Network, subject: Subject, options: Options) -> It
     for step in reversed(steps):
         sublayer = step.sublayer
 
-        def branch_over_skip(x_BND: Tensor, sublayer: Sublayer = sublayer) -> Tensor:
+        def branch_over_skip(x_BND: Tensor, sublayer: AnySublayer = sublayer) -> Tensor:
             present = None if present_BN is None else present_BN[: len(x_BND)]
             return sublayer.branch / sublayer.skip * sublayer.f(x_BND, present)
 
@@ -179,7 +179,7 @@ def _rows_of_network(network: Network, subject: Subject, options: Options) -> It
         start_BND = step.input_BND[:FLOOR_SEQUENCES]
         with rounding:
             drifted_BND = invert(branch_over_skip, drifted_BND / sublayer.skip, DRIFT, start=start_BND)[-1]
-        if sublayer.kind != "attention":
+        if not isinstance(sublayer, AttentionSublayer):
             continue
         axes = {"part": "network", "layer": sublayer.layer, "attention": sublayer.part.score_name}
         axes |= {"tokens": x_BND.shape[1], "width": network.width, "inputs": "test", "coefficient": 1.0}

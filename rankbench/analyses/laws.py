@@ -59,11 +59,11 @@ def _rows(subject: Subject, options: Options) -> Iterator[tuple[str, str, str, f
     law, sizes = LAWS[options.law], options.sizes
     yield from ((CLAIMED, "closed form", *point) for point in law.predicted(**sizes))
     if law.simulated is not None:
-        points = law.simulated(generator_for(subject.seed, "simulated law"), **sizes)
-        yield from ((setup, "simulated", *point) for setup, *point in points)
+        measured = law.simulated(generator_for(subject.seed, "simulated law"), **sizes)
+        yield from ((setup, "simulated", parameter, x, value) for setup, parameter, x, value in measured)
     if law.network is not None:
-        points = law.network(subject.model.cfg, generator_for(subject.seed, "network of law"), **sizes)
-        yield from ((setup, "network", *point) for setup, *point in points)
+        measured = law.network(subject.model.cfg, generator_for(subject.seed, "network of law"), **sizes)
+        yield from ((setup, "network", parameter, x, value) for setup, parameter, x, value in measured)
 
 
 def digest(table: pd.DataFrame) -> str:

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,7 +23,7 @@ from rankbench.measures import lipschitz_of_networks as of_networks
 from rankbench.measures.attention_layer import AttentionLayer, fresh_layer
 from rankbench.measures.jacobian_ascent import ascend, jacobian_norm, random_starts
 from rankbench.model.attention import visible_keys
-from rankbench.model.network import Network, Sublayer, check_one_stream, run
+from rankbench.model.network import AnySublayer, Layer, MlpSublayer, Network, check_one_stream, run
 from rankbench.plots.lipschitz import draw_lipschitz
 from rankbench.progress import counted
 from rankbench.runs.tables import mean_of_seeds
@@ -141,8 +142,9 @@ def _constants(
                 yield _row(norm, "one_dimension", "exact" if most % 2 else "bound", value)
             elif layer.seen_NM is None:
                 yield _row(norm, "one_dimension", "bound", lipschitz_bounds.one_dimension_2(layer, num_tokens))
-    is_plain = layer is not None and layer.kind == "dot" and layer.seen_NM is None and not layer.has_biases
-    for quantity, castin in (("ball", False), ("ball_castin", True)) if is_plain and "2" in options.norms else ():
+    if layer is None or layer.kind != "dot" or layer.seen_NM is not None or layer.has_biases:
+        return
+    for quantity, castin in (("ball", False), ("ball_castin", True)) if "2" in options.norms else ():
         value = lipschitz_bounds.dot_ball_2(layer, num_tokens, options.radius, castin=castin)
         yield _row("2", quantity, "bound", value)
 
@@ -229,31 +231,34 @@ def _rows_on_ball(network: Network, inputs: Tensor, num_tokens: int) -> Iterator
     yield _at("network", 0) | _row("2", "certificate", "bound", bounds.network)
 
 
-def _layer_bound(sublayers: list[Sublayer], p: str, of_attention: float, scales: dict[str, float]) -> float:
+def _layer_bound(sublayers: Layer, p: str, of_attention: float, scales: dict[str, float]) -> float:
     """Bound on a layer's constant, from that of its attention. scales: the largest scale of the norms, by sub-layer,
     where it is known."""
     product = 1.0
     for sublayer in sublayers:
-        of_part = of_attention if sublayer.kind == "attention" else of_networks.mlp_bound(sublayer.part, p)
+        of_part = of_networks.mlp_bound(sublayer.part, p) if isinstance(sublayer, MlpSublayer) else of_attention
         product *= of_networks.sublayer_bound(sublayer, p, of_part, scales.get(sublayer.kind))
     return product
 
 
+Axes = tuple[str, int, str, str, str]  # part, layer, norm, quantity, kind
+
+
 def _rows_at_data(network: Network, inputs: Tensor, options: Options) -> Iterator[dict]:
     """Rows of the largest Jacobian norm and the largest local certificate over the sequences."""
-    largest: dict[tuple, float] = {}
+    largest: dict[Axes, float] = {}
     lengths_B = network.lengths(inputs)
     sequences = counted(inputs, len(inputs), "lipschitz: sequences")
     for number, sequence in enumerate(sequences):
         sequence = sequence if lengths_B is None else sequence[: lengths_B[number]]
-        for *axes, value in _at_sequence(network, sequence, options.norms):
-            largest[tuple(axes)] = max(largest.get(tuple(axes), 0.0), value)
-    for (part, layer, *of_value), value in largest.items():
-        yield _at(part, layer) | _row(*of_value, value)
+        for axes, value in _at_sequence(network, sequence, options.norms):
+            largest[axes] = max(largest.get(axes, 0.0), value)
+    for (part, layer, norm, quantity, kind), value in largest.items():
+        yield _at(part, layer) | _row(norm, quantity, kind, value)
 
 
-def _at_sequence(network: Network, sequence: Tensor, norms: list[str]) -> Iterator[tuple]:
-    """Part, layer, norm, quantity, kind and value of each Jacobian norm and each local certificate at one sequence."""
+def _at_sequence(network: Network, sequence: Tensor, norms: list[str]) -> Iterator[tuple[Axes, float]]:
+    """Each Jacobian norm and each local certificate at one sequence."""
     steps, counted_1N = list(run(network, sequence[None])), network.counted(sequence[None])
     counted_T = None if counted_1N is None else counted_1N[0].nonzero().squeeze(1)
     whole_bound: float | None = 1.0
@@ -261,31 +266,31 @@ def _at_sequence(network: Network, sequence: Tensor, norms: list[str]) -> Iterat
         of_layer = {step.sublayer.kind: step for step in steps if step.sublayer.layer == layer}
         x_1ND, first = of_layer["attention"].input_BND, sublayers[0]
         read_1ND = first.before(x_1ND, first.norm)
-        maps = (("attention", first.f, read_1ND), ("block", functools.partial(_through, sublayers), x_1ND))
+        maps: Any = (("attention", first.f, read_1ND), ("block", functools.partial(_through, sublayers), x_1ND))
         for norm, (part, function, at) in product(norms, maps):
             value = jacobian_norm(*_of_tokens(function, at, counted_T), norm)
-            yield part, layer, norm, "jacobian", "lower_bound", value
+            yield (part, layer, norm, "jacobian", "lower_bound"), value
         formulas = of_networks.layer_of(first.part, len(sequence))
         if formulas is None:
             whole_bound = None
         elif "2" in norms:
             local = lipschitz_bounds.local_2(formulas, read_1ND).item()
-            yield "attention", layer, "2", "local", "bound", local
+            yield ("attention", layer, "2", "local", "bound"), local
             scaled = {kind: step.scale_BN1 for kind, step in of_layer.items() if step.scale_BN1 is not None}
             local = _layer_bound(sublayers, "2", local, {kind: s.max().item() for kind, s in scaled.items()})
-            yield "block", layer, "2", "local", "bound", local
+            yield ("block", layer, "2", "local", "bound"), local
             whole_bound = None if whole_bound is None else whole_bound * local
     whole = _of_tokens(lambda x: network.finish(_through(network.sublayers, x)), steps[0].input_BND, counted_T)
     for norm in norms:
-        yield "network", 0, norm, "jacobian", "lower_bound", jacobian_norm(*whole, norm)
+        yield ("network", 0, norm, "jacobian", "lower_bound"), jacobian_norm(*whole, norm)
     if "2" in norms and whole_bound is not None:
         if network.last_norm is not None:
             scale_BN1 = network.last_norm.with_scale(steps[-1].output_BND)[1]
             whole_bound *= of_networks.norm_bound(network.last_norm, "2", scale_BN1.max().item())
-        yield "network", 0, "2", "local", "bound", whole_bound
+        yield ("network", 0, "2", "local", "bound"), whole_bound
 
 
-def _through(sublayers: Iterable[Sublayer], x_BND: Tensor) -> Tensor:
+def _through(sublayers: Iterable[AnySublayer], x_BND: Tensor) -> Tensor:
     for sublayer in sublayers:
         x_BND = sublayer(x_BND)
     return x_BND

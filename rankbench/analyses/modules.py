@@ -58,7 +58,7 @@ def is_foreign(cfg: Any) -> bool:
     return isinstance(cfg, AnalyzeConfig) and (cfg.module is not None or cfg.checkpoint is not None)
 
 
-def checked_subjects(cfg: AnalyzeConfig) -> list[ModuleSubject] | list[Subject]:
+def checked_subjects(cfg: AnalyzeConfig) -> Sequence[ModuleSubject | Subject]:
     """The subjects of the config, each module run on one sequence; ConfigError for keys or modules that do not fit."""
     named = {name: value for name in ("run", "module", "checkpoint") if (value := getattr(cfg, name)) is not None}
     if len(named) > 1:
@@ -83,34 +83,33 @@ def checked_subjects(cfg: AnalyzeConfig) -> list[ModuleSubject] | list[Subject]:
     return subjects
 
 
-def foreign_subjects(cfg: AnalyzeConfig, machine: Machine) -> list[ModuleSubject] | list[Subject]:
+def foreign_subjects(cfg: AnalyzeConfig, machine: Machine) -> Sequence[ModuleSubject | Subject]:
     """The user's module, or the checkpoint of the config along with fresh weights for each seed."""
     if cfg.module is not None:
-        return [_of_user(cfg, machine)]
-    return [_of_checkpoint(cfg, seed, machine) for seed in range(cfg.seed, cfg.seed + cfg.replicas)]
+        return [_of_user(cfg, cfg.module, machine)]
+    assert cfg.checkpoint is not None  # see is_foreign
+    return [_of_checkpoint(cfg, cfg.checkpoint, seed, machine) for seed in range(cfg.seed, cfg.seed + cfg.replicas)]
 
 
-def _of_user(cfg: AnalyzeConfig, machine: Machine) -> ModuleSubject:
+def _of_user(cfg: AnalyzeConfig, spec: str, machine: Machine) -> ModuleSubject:
     """The user's module with the inputs of the config, or else with its own; it is moved in place."""
     given = None
     if cfg.tokenizer is not None:
-        given = _texts(cfg)
+        given = _texts(cfg, cfg.tokenizer)
     elif cfg.inputs is not None:
         given = read_inputs(cfg.inputs)
-    if cfg.module not in BUILT:
-        BUILT[cfg.module] = build(cfg.module)
-    module, own = BUILT[cfg.module]
+    if spec not in BUILT:
+        BUILT[spec] = build(spec)
+    module, own = BUILT[spec]
     example = own if given is None else given
     if example is None:
-        raise ConfigError(
-            f"inputs=null: model={cfg.module} brings none; give inputs=<file>, or return (module, inputs)"
-        )
+        raise ConfigError(f"inputs=null: model={spec} brings none; give inputs=<file>, or return (module, inputs)")
     example = _padded(example)
     inputs = "own" if cfg.inputs is None else Path(cfg.inputs).name
     module = module.to(machine.device, machine.dtype)
     modules, example = {"given": module}, example.to(machine.device, machine.dtype)
     example = replace(example, kinds=_kinds({}, {}, cfg))
-    return ModuleSubject(cfg.module, inputs, type(module).__name__, cfg.seed, modules, example, asked_of(cfg))
+    return ModuleSubject(spec, inputs, type(module).__name__, cfg.seed, modules, example, asked_of(cfg))
 
 
 def asked_of(cfg: AnalyzeConfig) -> Asked:
@@ -118,12 +117,12 @@ def asked_of(cfg: AnalyzeConfig) -> Asked:
     return Asked(cfg.mask, cfg.output, None if cfg.layers is None else tuple(cfg.layers), cfg.token_axis)
 
 
-def _texts(cfg: AnalyzeConfig) -> Example:
+def _texts(cfg: AnalyzeConfig, name: str) -> Example:
     """Token ids of the texts in a .txt as the module's one argument; if the texts differ in length, also which tokens
     are present, as the keyword attention_mask."""
     if cfg.inputs is None or not cfg.inputs.endswith(".txt"):
-        raise ConfigError(f"tokenizer={cfg.tokenizer}: reads texts, inputs={cfg.inputs} has none; give a .txt")
-    tokenizer = load_tokenizer(cfg.tokenizer)
+        raise ConfigError(f"tokenizer={name}: reads texts, inputs={cfg.inputs} has none; give a .txt")
+    tokenizer = load_tokenizer(name)
     ids_BN = read_inputs(cfg.inputs, partial(_tokenized, tokenizer, cfg.tokens)).tensors[0]
     return _padded(Example((ids_BN,)), tokenizer.pad_token_id or 0)
 
@@ -166,12 +165,12 @@ class Texts:
     target_kind: str = "classes"
 
 
-def _of_checkpoint(cfg: AnalyzeConfig, seed: int, machine: Machine) -> ModuleSubject | Subject:
+def _of_checkpoint(cfg: AnalyzeConfig, path: str, seed: int, machine: Machine) -> ModuleSubject | Subject:
     """A checkpoint with its trained weights and fresh ones of this seed; for later seeds with the fresh ones alone.
 
     A family without an adapter is a ModuleSubject: it can be measured as any module can.
     """
-    checkpoint = load_once(cfg.checkpoint, seed)
+    checkpoint = load_once(path, seed)
     models = {"trained": checkpoint.trained, "initialised": checkpoint.initialised}
     models = {name: model.to(machine.device, machine.dtype) for name, model in models.items()}
     if seed != cfg.seed:
@@ -182,7 +181,7 @@ def _of_checkpoint(cfg: AnalyzeConfig, seed: int, machine: Machine) -> ModuleSub
     kinds = _kinds_of_checkpoint(cfg, checkpoint, inputs)
     example = _example(inputs, targets, config, special).to(machine.device, machine.dtype)
     example = replace(example, kinds=kinds)
-    name = Path(cfg.inputs).name
+    name = Path(cfg.inputs or "").name
     modules = {name: model.get_encoder() if config.is_encoder_decoder else model for name, model in models.items()}
     asked, half = asked_of(cfg), ""
     if config.is_encoder_decoder:
@@ -192,7 +191,7 @@ def _of_checkpoint(cfg: AnalyzeConfig, seed: int, machine: Machine) -> ModuleSub
         if half == "the decoder":
             modules, example = _decoders(models, example, config)
     if config.model_type not in FAMILIES:
-        return ModuleSubject(cfg.checkpoint, name, checkpoint.name, seed, modules, example, asked, half)
+        return ModuleSubject(path, name, checkpoint.name, seed, modules, example, asked, half)
     with_special = replace(kinds, ids={**kinds.ids, "special": special}, left_out=("special", *kinds.left_out))
     networks = {name: as_network(model, with_special if special else kinds) for name, model in models.items()}
     num_tokens = next(iter(networks.values())).num_tokens(inputs)
@@ -200,8 +199,8 @@ def _of_checkpoint(cfg: AnalyzeConfig, seed: int, machine: Machine) -> ModuleSub
         targets = torch.full((len(inputs), num_tokens), ABSENT)
     batch = Batch(inputs, targets).to(machine.device, machine.dtype)
     task = Texts(name, getattr(config, "vocab_size", None) or config.hidden_size, num_tokens, len(inputs), special)
-    of = {"modules": modules, "example": example, "asked": asked, "half": half}
-    return Subject(cfg.checkpoint, seed, task, batch, batch, networks, **of)
+    of_library: dict[str, Any] = {"modules": modules, "example": example, "asked": asked, "half": half}
+    return Subject(path, seed, task, batch, batch, networks, **of_library)
 
 
 def _inputs(cfg: AnalyzeConfig, checkpoint: Checkpoint) -> tuple[Tensor, Tensor | None]:
@@ -315,8 +314,8 @@ def _example(inputs: Tensor, targets: Tensor | None, config: Any, special: tuple
     arguments = {"input_ids": inputs.masked_fill(~present_BN, padding)}
     if not present_BN.all():
         arguments["attention_mask"] = present_BN.long()
-    special_BN = torch.isin(inputs, torch.tensor(special))
-    special_BN = special_BN if special_BN.any() else None
+    is_special_BN = torch.isin(inputs, torch.tensor(special))
+    special_BN = is_special_BN if is_special_BN.any() else None
     return replace(as_example(arguments, "inputs"), targets=targets, special_BN=special_BN)
 
 
@@ -370,7 +369,7 @@ def described(subject: ModuleSubject | Subject) -> list[str]:
     return list(dict.fromkeys(in_words(read, of.half) for read in of.reads.values()))
 
 
-def network_table(subjects: list[ModuleSubject] | list[Subject]) -> pd.DataFrame:
+def network_table(subjects: Sequence[ModuleSubject | Subject]) -> pd.DataFrame:
     """network.csv: what was read of the first subject's network."""
     of = subjects[0] if isinstance(subjects[0], ModuleSubject) else subjects[0].as_modules
     read = next(iter(of.reads.values()))

@@ -38,7 +38,10 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     without skips). share: of all paths; cumulative_share: of the paths up to this length. The weights play no part.
     """
     own_layers, own_heads, own_skip = subject.model.path_choices
-    networks = [(name, *options.known[name], True) for name in options.architectures]
+    networks: list[tuple[str, int, int, bool]] = []
+    for name in options.architectures:
+        layers, heads = options.known[name]
+        networks.append((name, layers, heads, True))
     if options.layers is not None or options.heads is not None:
         layers, heads = options.layers or own_layers, options.heads or own_heads
         networks.append((f"L={layers} H={heads}", layers, heads, True))

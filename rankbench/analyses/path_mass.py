@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pandas as pd
 import torch
@@ -32,7 +33,7 @@ from rankbench.measures.paths import NUMBERS_AT_A_TIME
 from rankbench.measures.rounding import FLOOR_SEQUENCES, FloorsOfSums, RandomRounding, num_passes, side_by_side
 from rankbench.model.attention import visible_keys
 from rankbench.model.modules import Example
-from rankbench.model.network import run
+from rankbench.model.network import attention_steps
 from rankbench.model.tape import Sums, Tape
 from rankbench.model.transformer import Transformer
 from rankbench.plots.path_mass import draw_path_mass
@@ -75,14 +76,15 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
     model = subject.model
     layers, heads, skip = model.path_choices
     test = subject.test[: options.sequences]
-    parts = [{"part": "length", "path_length": k} for k in range(layers + 1)] + [{"part": "bias"}]
+    parts: list[dict] = [{"part": "length", "path_length": k} for k in range(layers + 1)]
+    parts += [{"part": "bias"}]
     heads_of_layers = [(layer, head) for layer in range(1, layers + 1) for head in range(1, heads + 1)]
     parts += [{"part": "head", "layer": layer, "head": head} for layer, head in heads_of_layers]
     numbers = len(parts) * test.inputs.shape[1] * model.width
     at_a_time = max(1, NUMBERS_AT_A_TIME // numbers)
     sums = [_sums(model, batch, options.mlp) for batch in chunks(test, at_a_time, "path_mass: sequences")]
     remainder = max(of_chunk.pop("remainder").item() for of_chunk in sums)
-    total = {name: sum(of_chunk[name] for of_chunk in sums) for name in sums[0]}
+    total: dict[str, Any] = {name: sum(of_chunk[name] for of_chunk in sums) for name in sums[0]}
     tokens, num_sequences = total["tokens"], len(test.inputs)
     rows, below = [], _below_floor(subject, test[: min(FLOOR_SEQUENCES, at_a_time)], options.mlp)
     for number, part in enumerate(parts):
@@ -201,8 +203,7 @@ def _ranks(model: Transformer, inputs: Tensor) -> dict[str, Tensor]:
     visible_NM = visible_keys(attention.mask, attention.window, inputs.shape[1], inputs.device)
     measured = partial(attention_metrics, stochastic=attention.weighting.stochastic)
     tokens = (visible_NM, model.lengths(inputs), model.counted(inputs))
-    steps = (step for step in run(model, inputs) if step.sublayer.kind == "attention")
-    by_layer = [measured(step.weights_BHNM, *tokens) for step in steps]
+    by_layer = [measured(step.weights_BHNM, *tokens) for step in attention_steps(model, inputs)]
     return {name: torch.stack([metrics[name].sum(0) for metrics in by_layer]) for name in RANKS}
 
 
@@ -287,7 +288,7 @@ def _of_part(
     """Sums over sequences, or over their scored tokens, of what the table's rows are means of."""
     size_B, part_B = norms(of_counted(state, counted_BN), 0), norms(of_counted(part, counted_BN), 0)
     numbers = {"mass": torch.where(size_B > 0, part_B / size_B, 0).sum(), "undefined": (size_B == 0).sum()}
-    if slope is None:
+    if slope is None or example.targets is None:
         scored = ("gradient_mass", "loss_without", "accuracy_without", "tokens")
         return numbers | dict.fromkeys(scored, torch.full((), float("nan")))
     left = score(state - part, example.targets)

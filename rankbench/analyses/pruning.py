@@ -162,7 +162,7 @@ def _orders(
     """Each order of the options with the number of its repeat, as indices of parts."""
     if {"greedy", "norm"} & set(options.orders):
         scored = []
-        squares_P = 0
+        squares_P = torch.zeros((), device=subject.device)
         for batch, parts in _parts(subject.model, chosen, options, "pruning: sequences to choose on"):
             is_BN = is_scored(batch.targets)
             scored.append((parts.sums_PBNX[:, is_BN], parts.bias_BNX[is_BN], batch.targets[is_BN]))

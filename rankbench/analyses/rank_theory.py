@@ -191,6 +191,7 @@ def construction(cfg: ModelConfig, queries_HD: Tensor) -> Transformer:
     eye = torch.eye(dimension, dtype=torch.float64)
     network.read_in.weight[:dimension] = eye
     network.read_out.weight[:, answer] = eye
+    assert network.position is not None  # positions=learned
     network.position.weight[:2, index] = torch.tensor([1.0, -1.0], dtype=torch.float64)
     first, second = network.attentions
     for rows in first.qkv.weight.split(first.rows)[:2]:

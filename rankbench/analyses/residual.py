@@ -122,8 +122,8 @@ def rows_by_layer(
                 parts.setdefault((number, layer), []).append(metrics)
     dtype = str(state_BND.dtype).removeprefix("torch.")
     for number, layer in sorted(parts):
-        metrics = parts[number, layer]
-        values = {name: torch.cat([part[name] for part in metrics]) for name in metrics[0]}
+        of_state = parts[number, layer]
+        values = {name: torch.cat([part[name] for part in of_state]) for name in of_state[0]}
         row = {"view": views[number].name, "layer": layer, "sublayer": "layer" if layer else "input", "head": None}
         row["submodule"] = layers[layer - 1].name if layer else None
         yield {**row, "dtype": dtype, **moments(values)}

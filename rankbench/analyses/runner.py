@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def check_analyses(cfg: BaseConfig, measured: BaseConfig) -> None:
     measured: the config of the task and the model; if the command measures a run, the run's own.
     """
     options = options_of(cfg)
-    if is_foreign(cfg):
+    if isinstance(cfg, AnalyzeConfig) and is_foreign(cfg):
         _check_foreign(cfg, options)
         return
     task = build_task(measured.task)
@@ -76,11 +77,13 @@ def _check_foreign(cfg: AnalyzeConfig, options: dict[str, Any]) -> None:
                 measured = f"model={cfg.module}" if cfg.checkpoint is None else f"model.path={cfg.checkpoint}"
                 needs = ANALYSES[name].needs or f"the sub-layers of a network of ours or of {', '.join(FAMILIES)}"
                 raise ConfigError(f"analysis={name}: needs {needs}; {measured} does not fit; use {', '.join(fit)}")
-            if is_module and ANALYSES[name].check_module is not None:
-                for read in subject.reads.values():
-                    ANALYSES[name].check_module(read)
-            if not is_module and ANALYSES[name].check is not None:
-                ANALYSES[name].check(Plan(subject.task, subject.model, None, subject.test), chosen)
+            check_module, check = ANALYSES[name].check_module, ANALYSES[name].check
+            if isinstance(subject, ModuleSubject):
+                if check_module is not None:
+                    for read in subject.reads.values():
+                        check_module(read)
+            elif check is not None:
+                check(Plan(subject.task, subject.model, None, subject.test), chosen)
 
 
 def options_of(cfg: BaseConfig) -> dict[str, Any]:
@@ -140,7 +143,7 @@ def _tables_of(cfg: BaseConfig) -> list[str]:
     return [f"{name}.csv" for name in (*cfg.analysis, "verdicts")]
 
 
-def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], folder: Path) -> list[str]:
+def analyze(cfg: BaseConfig, subjects: Sequence[Subject | ModuleSubject], folder: Path) -> list[str]:
     """Run each analysis of the config on every subject and write <name>.csv and its figure; then verdicts.csv.
 
     A table in the folder is not computed again if everything in KEY is the same. Returns lines for the reader: digests,
@@ -179,7 +182,7 @@ def analyze(cfg: BaseConfig, subjects: list[Subject] | list[ModuleSubject], fold
     return lines + judge_all(cfg.claims, tables, folder, None)
 
 
-def _fingerprint(subjects: list[Subject] | list[ModuleSubject]) -> str:
+def _fingerprint(subjects: Sequence[Subject | ModuleSubject]) -> str:
     """Digest of everything that an analysis reads: seeds, task, model, dtype, weights, and the records of training."""
     digest = hashlib.sha256()
     for subject in subjects:
@@ -218,23 +221,25 @@ def _why_computed(csv: Path, record: Any, key: dict[str, Any], changed: list[str
 
 
 def measure(
-    name: str, options: Any, subjects: list[Subject] | list[ModuleSubject], kept: KeptSeeds | None = None
+    name: str, options: Any, subjects: Sequence[Subject | ModuleSubject], kept: KeptSeeds | None = None
 ) -> pd.DataFrame:
     """The table of one analysis: the rows of all subjects, concatenated.
 
     kept: keeps the rows of each subject that took long, and has those of an unfinished analysis.
     """
     analysis = ANALYSES[name]
-    if analysis.trained_alone and isinstance(subjects[0], Subject):
+    networks = [subject for subject in subjects if isinstance(subject, Subject)]
+    if analysis.trained_alone and networks:
         # a checkpoint's later seeds have fresh weights only
-        subjects = [subject for subject in subjects if "trained" in subject.models] or subjects
+        subjects = [subject for subject in networks if "trained" in subject.models] or networks
     progress = bar(subjects, desc=name, unit="seed")
     parts = []
     for number, subject in enumerate(progress, 1):
         began, how = time.perf_counter(), "was measured before"
         if kept is None or (rows := kept.rows(number)) is None:
             how = "is measured"
-            rows = (analysis.of_module if isinstance(subject, ModuleSubject) else analysis.table)(subject, options)
+            measure: Any = analysis.of_module if isinstance(subject, ModuleSubject) else analysis.table
+            rows = measure(subject, options)
             _check_rows(name, rows)
             if kept is not None and len(subjects) > 1 and time.perf_counter() - began > SECONDS_KEPT:
                 kept.keep(number, rows)
@@ -271,7 +276,7 @@ def draw(
     column: str | None = None,
 ) -> dict[str, list[Path]]:
     """Draw each page of the analyses that have a figure, in files of these kinds; returns the files by figure."""
-    files = {}
+    files: dict[str, list[Path]] = {}
     published_numbers = published(figure_published) if figure_published else None
     for name, pages_of_name in pages.items():
         if (figure := ANALYSES[name].figure) is not None:

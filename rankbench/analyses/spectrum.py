@@ -12,7 +12,7 @@ Shapes: B sequence, K path length, N token, C classes or output dimensions.
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -103,7 +103,7 @@ def _rows(subject: ModuleSubject, options: Options, refuse: bool) -> pd.DataFram
             counts = {"num_sequences": example.num_sequences, "num_undefined": int((~defined_B).sum())}
             same = {"remainder": values.remainder, **whole, **counts, "frozen": "; ".join(values.frozen)}
             same |= {"measured": read.name_of(kind)}
-            axes = {"weights": weights, "of": kind}
+            axes: dict[str, Any] = {"weights": weights, "of": kind}
             for length, count in enumerate(num_paths):
                 row = axes | {"part": "length", "path_length": length, "num_paths": float(count)}
                 row |= {"below_floor": below[kind][length]}
@@ -160,8 +160,8 @@ def _values(
     for kind, numbers in parts.items():
         whole = {name: torch.cat(part, -1).double().cpu() for name, part in numbers.items()}
         joined[kind] = _Values(whole, remainders[kind], frozen[kind])
-    for values in joined.values():  # whatever X is, the loss is that of the output
-        values.numbers.update({name: joined["output"].numbers[name] for name in (*SCORED, *WHOLE)})
+    for of_kind in joined.values():  # whatever X is, the loss is that of the output
+        of_kind.numbers.update({name: joined["output"].numbers[name] for name in (*SCORED, *WHOLE)})
     return joined, num_paths
 
 
@@ -204,7 +204,7 @@ def _scored(outputs: Tensor, example: Example) -> Tensor:
     """Loss per scored token and accuracy of each sequence, (2, B); nan without targets."""
     if example.targets is None:
         return torch.full((2, example.num_sequences), float("nan"))
-    each = scores(outputs, example)
+    each = scores(outputs, example.targets)
     return torch.stack([torch.stack([sum_score.mean_loss, sum_score.accuracy]).double() for sum_score in each], dim=1)
 
 

@@ -5,23 +5,24 @@ Shapes: B batch, N token.
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pandas as pd
 import torch
+from torch import nn
 
 from rankbench.analyses.analysis import Analysis, Subject
 from rankbench.keys import key
 from rankbench.model import initial_model
-from rankbench.model.transformer import Transformer
 from rankbench.plots.speed import draw_speed
 from rankbench.runs.machine import seconds_of
 from rankbench.runs.tables import mean_of_seeds, over_seeds
 from rankbench.tasks.task import Batch, is_scored, score
 
 # What makes a network the one with dot products and free keys
-DOT = {"attention": "dot", "tied_qk": False, "contraction": None, "contraction_keys": None}
+DOT: dict = {"attention": "dot", "tied_qk": False, "contraction": None, "contraction_keys": None}
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def table(subject: Subject, options: Options) -> pd.DataFrame:
         step(batches[-1])
     rows = []
     for number, batch in enumerate(batches, 1):
-        seconds = {name: seconds_of(lambda step=step: step(batch), subject.device) for name, step in steps.items()}  # noqa: B023
+        seconds = {name: seconds_of(functools.partial(step, batch), subject.device) for name, step in steps.items()}
         rows.append({"step": number, "tokens": int(is_scored(batch.targets).sum()), **seconds})
     return pd.DataFrame(rows).assign(variant=cfg.name, layers=cfg.layers, width=cfg.width)
 
@@ -66,7 +67,7 @@ def _batches(subject: Subject, options: Options) -> Iterator[Batch]:
         yield train[chosen_B, :longest]
 
 
-def _step(model: Transformer, subject: Subject) -> Callable[[Batch], None]:
+def _step(model: nn.Module, subject: Subject) -> Callable[[Batch], None]:
     """A training step on a batch, as a function of it."""
     model = model.to(subject.device, torch.float32).requires_grad_(True)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)

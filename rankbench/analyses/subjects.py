@@ -31,7 +31,7 @@ CHECKED_SEQUENCES = 64  # on which a network's outputs must be finite
 log = logging.getLogger(__name__)
 
 
-def subjects_of(cfg: AnalyzeConfig, machine: Machine) -> list[Subject] | list[ModuleSubject]:
+def subjects_of(cfg: AnalyzeConfig, machine: Machine) -> Sequence[Subject | ModuleSubject]:
     """The subjects that the config names: those of a run, a network that is not ours, or fresh models."""
     if cfg.run is not None:
         return subjects_of_run(find_run(cfg.run), machine, cfg.seeds, cfg.uncounted)
@@ -123,7 +123,7 @@ def _subject(
 
 
 @torch.no_grad()
-def check_finite(subjects: list[Subject] | list[ModuleSubject]) -> None:
+def check_finite(subjects: Sequence[Subject | ModuleSubject]) -> None:
     """Raise ConfigError if the output of a network of ours overflows: no measurement of it would be a number."""
     networks = [
         (subject, *item) for subject in subjects if isinstance(subject, Subject) for item in subject.models.items()

@@ -16,15 +16,16 @@ from torch import Tensor, nn
 from rankbench.bench.timing import medians, paired, spread
 from rankbench.config import BenchConfig
 from rankbench.model import initial_model
+from rankbench.model.transformer import Transformer
 from rankbench.runs.machine import Machine
 from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
 
 # One layer of the character models of Kim et al. 2021, whose longest sentence has 288 tokens.
-CHARACTER_MODEL = {"width": 512, "heads": 8, "mask": "causal"}
+CHARACTER_MODEL: dict = {"width": 512, "heads": 8, "mask": "causal"}
 NUM_TOKENS = (32, 128, 288, 1024)
 TOKENS_PER_STEP = 1024  # roughly, in all sequences of a step
-ATTENTIONS = {
+ATTENTIONS: dict[str, dict] = {
     "dot": {"attention": "dot"},
     "dot again": {"attention": "dot"},  # shows how far noise alone moves a ratio
     "l2": {"attention": "l2"},
@@ -53,10 +54,11 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
         steps = {}
         for kind, changes in ATTENTIONS.items():
             model = initial_model(dataclasses.replace(cfg.model, **CHARACTER_MODEL, **changes), task, cfg.seed).eval()
+            assert isinstance(model, Transformer)  # CHARACTER_MODEL
             module = model.attentions[0].to(machine.device, machine.dtype)
             for name, kernel in (("step", "fused"), ("explicit", "table")):
                 steps[f"{kind} {name}"] = partial(_step, module, x_BND.requires_grad_(), slope_BND, machine, kernel)
-        seconds = paired(machine, cfg.repeats, **steps)
+        seconds = paired(machine, cfg.repeats, steps)
         kept = {name: _kept_for_backward(step) for name, step in steps.items()}
         for kind in ATTENTIONS:
             step, explicit = seconds[f"{kind} step"], seconds[f"{kind} explicit"]

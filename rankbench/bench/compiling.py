@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import time
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -33,20 +34,20 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
 
 
 def _against(cfg: BenchConfig, machine: Machine, num_seeds: int) -> dict[str, float]:
-    task, steps = build_task(cfg.task), math.ceil(cfg.trainer.steps / num_seeds)
+    task, steps = build_task(cfg.task), math.ceil((cfg.trainer.steps or 0) / num_seeds)
     seeds = list(range(cfg.seed, cfg.seed + num_seeds))
     plain, compiled = (Training(cfg, task, machine, seeds, step) for step in ("plain", "torch.compile"))
     began = time.perf_counter()
     train_steps(compiled, 1)
     seconds_compiling = time.perf_counter() - began
-    works = {"plain": lambda: train_steps(plain, steps), "compiled": lambda: train_steps(compiled, steps)}
+    works: dict = {"plain": lambda: train_steps(plain, steps), "compiled": lambda: train_steps(compiled, steps)}
     if num_seeds == 1:
-        loops = torch_loops(plain)
+        loops = torch_loops(plain, cfg.trainer.steps or 0)
         works |= loops
     else:
         alone = Training(cfg, task, machine, seeds[:1], "torch.compile")
-        works["in_turn"] = lambda: [train_steps(alone, steps) for _ in seeds]
-    seconds = paired(machine, cfg.repeats, **works)
+        works["in_turn"] = lambda: list(map(partial(train_steps, steps=steps), [alone] * num_seeds))
+    seconds = paired(machine, cfg.repeats, works)
     ratios = {"ratio_compiled_to_plain": seconds["plain"] / seconds["compiled"]}
     if num_seeds == 1:
         fastest = min((seconds[name] for name in loops), key=np.median)

@@ -10,6 +10,7 @@ from rankbench.bench.timing import medians, paired, spread
 from rankbench.config import BenchConfig
 from rankbench.measures.frozen_network import sums_by_length
 from rankbench.model import initial_model
+from rankbench.model.transformer import Transformer
 from rankbench.runs.machine import Machine
 from rankbench.seeds import generator_for
 from rankbench.tasks import build_task
@@ -32,8 +33,10 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
     rows = []
     for case, change in changes[:2] if cfg.sequences < max(SEQUENCES.values()) else changes:
         model = initial_model(dataclasses.replace(cfg.model, **change), task, cfg.seed).eval().to(machine.device)
+        assert isinstance(model, Transformer)  # only these have paths
         few = inputs[: SEQUENCES[case]]
-        seconds = paired(machine, cfg.repeats, forward=partial(model, few), sums=partial(sums_by_length, model, few))
+        alternatives = {"forward": partial(model, few), "sums": partial(sums_by_length, model, few)}
+        seconds = paired(machine, cfg.repeats, alternatives)
         ratios = spread(f"ratio_sums_to_forward_{case}", seconds["sums"] / seconds["forward"])
         sizes = {"layers": model.cfg.layers, "heads": model.cfg.heads, "width": model.cfg.width}
         rows.append(sizes | {"num_sequences": len(few)} | medians(seconds) | ratios)

@@ -49,8 +49,8 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
         difference = max((whole_ND - entries_of[name]).abs().max().item() for name in GENERAL)
         difference = max(difference, *((whole_ND[0] - entries_of[name]).abs().max().item() for name in ONE_ROW))
         repeats = cfg.repeats if num_tokens * width < LARGE else 1
-        seconds = paired(machine, repeats, is_warm=True, **alternatives)  # peak_bytes has run each of them once
-        case = {"num_tokens": num_tokens, "width": width, "heads": heads, "repeats": repeats}
+        seconds = paired(machine, repeats, alternatives, is_warm=True)  # peak_bytes has run each of them once
+        case: dict[str, float] = {"num_tokens": num_tokens, "width": width, "heads": heads, "repeats": repeats}
         case |= medians({name: seconds[name] for name in (*ONE_ROW, "all_rows")})
         case |= {f"megabytes_{name}": peak_of[name] / 1e6 for name in (*ONE_ROW, "all_rows")}
         of_1000 = "_of_1000" if num_tokens == 1000 else ""  # these ratios have a goal

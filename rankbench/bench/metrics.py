@@ -3,6 +3,8 @@
 Shapes: B batch, N token, D width.
 """
 
+from functools import partial
+
 import pandas as pd
 import torch
 
@@ -23,12 +25,8 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
     x_BND = torch.randn(num_sequences, *SHAPE[1:], generator=generator_for(cfg.seed, "test"))
     for precision, dtype in (("fp32", torch.float32), ("fp64", torch.float64)):
         states_BND = x_BND.to(machine.device, dtype)
-        seconds = paired(
-            machine,
-            cfg.repeats,
-            metrics=lambda states_BND=states_BND: state_metrics(states_BND),
-            svd=lambda states_BND=states_BND: torch.linalg.svdvals(states_BND),
-        )
+        alternatives = {"metrics": partial(state_metrics, states_BND), "svd": partial(torch.linalg.svdvals, states_BND)}
+        seconds = paired(machine, cfg.repeats, alternatives)
         ratios = spread("ratio_metrics_to_svd", seconds["metrics"] / seconds["svd"])
         rows.append({"precision": precision, "num_sequences": num_sequences} | medians(seconds) | ratios)
     return pd.DataFrame(rows).assign(repeats=cfg.repeats, device=machine.device.type).set_index("precision")

@@ -6,6 +6,7 @@ Shapes: B batch, N token, D width, H head, K head width, G group of paths.
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -54,8 +55,9 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
     for precision, dtype in (("fp32", torch.float32), ("fp64", torch.float64)):
         inputs = test_inputs.to(machine.device, dtype if test_inputs.is_floating_point() else None)
         for mlp_ratio, column in MLP_RATIOS.items():
-            model = initial_model(dataclasses.replace(cfg.model, mlp_ratio=mlp_ratio), task, cfg.seed).eval()
-            model = model.to(machine.device, dtype)
+            fresh = initial_model(dataclasses.replace(cfg.model, mlp_ratio=mlp_ratio), task, cfg.seed).eval()
+            assert isinstance(fresh, Transformer)  # only these have paths
+            model = fresh.to(machine.device, dtype)
             case = {"paths": "frozen", "mlp_ratio": mlp_ratio, "precision": precision, "num_sequences": len(inputs)}
             frozen.append(case | _frozen_sums(model, inputs, machine, cfg.repeats, column))
         few = inputs[: math.ceil(len(inputs) / ONE_SEQUENCE_IN)]
@@ -68,13 +70,12 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
 def _frozen_sums(model: Transformer, inputs: Tensor, machine: Machine, repeats: int, column: str) -> dict[str, float]:
     example = Example((inputs,))
     read = read_module(model, example)
-    seconds = paired(
-        machine,
-        repeats,
-        forward=lambda: model(inputs),
-        all_sums=lambda: sums_by_length(model, inputs),
-        tape=lambda: list(module_paths.module_sums(read, example)),
-    )
+    alternatives = {
+        "forward": lambda: model(inputs),
+        "all_sums": lambda: sums_by_length(model, inputs),
+        "tape": lambda: list(module_paths.module_sums(read, example)),
+    }
+    seconds = paired(machine, repeats, alternatives)
     ratios = spread(column, seconds["all_sums"] / seconds["forward"])
     return medians(seconds) | ratios | spread("ratio_tape_to_sums", seconds["tape"] / seconds["all_sums"])
 
@@ -93,8 +94,9 @@ def _recomputed_sums(model: Transformer, inputs: Tensor, machine: Machine, cfg: 
         return sums_of_paths_alone(network.embedding_BND, timed_groups, step)
 
     steps = {"one_head": one_head(network), "all_heads": all_heads(model)}
-    alternatives = {name: lambda step=step: alone(step) for name, step in steps.items()}
-    seconds = paired(machine, cfg.repeats, shared=lambda: sums_of_groups(network, groups), **alternatives)
+    alternatives = {name: partial(alone, step) for name, step in steps.items()}
+    alternatives["shared"] = partial(sums_of_groups, network, groups)
+    seconds = paired(machine, cfg.repeats, alternatives)
     seconds |= {name: seconds[name] / timed_share for name in steps}
     shared_GBND = sums_of_groups(network, timed_groups)
     return {

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 
 import pandas as pd
 
@@ -23,14 +24,16 @@ COMMANDS = {
 
 def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
     """Wall-clock seconds of each command, which runs as a process of its own."""
-    alternatives = {name: lambda words=words: run_python(*words) for name, words in COMMANDS.items()}
-    alternatives["import_torch"] = lambda: run_python("-c", "import torch")
-    seconds = paired(machine, cfg.repeats, clock=time.perf_counter, **alternatives)
+    alternatives = {name: partial(run_python, *words) for name, words in COMMANDS.items()}
+    alternatives["import_torch"] = partial(run_python, "-c", "import torch")
+    seconds = paired(machine, cfg.repeats, alternatives, clock=time.perf_counter)
     import_torch = seconds["import_torch"]
     rows = [
-        {"command": name}
-        | medians({"command": seconds[name], "import_torch": import_torch})
-        | spread("ratio_to_import_torch", seconds[name] / import_torch)
+        {
+            "command": name,
+            **medians({"command": seconds[name], "import_torch": import_torch}),
+            **spread("ratio_to_import_torch", seconds[name] / import_torch),
+        }
         for name in COMMANDS
     ]
     return pd.DataFrame(rows).assign(repeats=cfg.repeats).set_index("command")

@@ -1,7 +1,7 @@
 """Seconds of alternatives that take turns, their ratios, and the lines that `rankbench bench` prints about them."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -84,10 +84,10 @@ class Ratio(NamedTuple):
 def paired(
     machine: Machine,
     repeats: int,
+    alternatives: Mapping[str, Callable[[], object]],
     *,
     is_warm: bool = False,
     clock: Callable[[], float] | None = None,
-    **alternatives: Callable[[], object],
 ) -> dict[str, np.ndarray]:
     """Seconds of each alternative in each repetition, shape (repeats,), after one warm-up of each unless `is_warm`.
 
@@ -139,6 +139,7 @@ def lines_of(table: pd.DataFrame) -> list[str]:
     """A line for each ratio in a benchmark's table: column, case, median [min, max], and the goal."""
     lines = []
     for column, case, median, smallest, largest in ratios_of(table):
-        goal = f"  (goal: {' '.join(map(str, RATIOS[column][1]))})" if RATIOS[column][1] else ""
+        wanted = RATIOS[column][1]
+        goal = f"  (goal: {wanted[0]} {wanted[1]})" if wanted else ""
         lines.append(f"  {column:<30} {case:<36} {median:7.2f} [{smallest:.2f}, {largest:.2f}]{goal}")
     return lines

@@ -10,6 +10,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankbench.bench.timing import medians, paired, spread
-from rankbench.config import BenchConfig, ModelConfig, OptimizerConfig
+from rankbench.config import BenchConfig, ModelConfig, OptimizerConfig, TrainConfig
 from rankbench.keys import ConfigError
+from rankbench.model.activations import ACTIVATIONS
 from rankbench.model.norm import NORM_EPSILON
-from rankbench.model.transformer import ACTIVATIONS
+from rankbench.model.transformer import Transformer
 from rankbench.runs.files import write_json
 from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
@@ -38,8 +40,14 @@ LARGE = 1024  # rows and columns of matrices whose product runs at the processor
 LOOP_BLOCKS = 5  # the whole training loop is timed over this many blocks of trainer.steps, enough to evaluate and save
 
 # Values that the keys of the model must have for torch.nn.TransformerEncoder to build the same network.
-TORCH_ENCODER_HAS = {"attention": ["dot"], "tied_qk": [False], "skip": [True], "skip_scale": [1.0], "mlp": [True]}
-TORCH_ENCODER_HAS |= {"mlp_skip": [True], "norm": ["pre", "post"], "norm_kind": ["layernorm"], "norm_affine": [True]}
+TORCH_ENCODER_HAS: dict[str, list] = {"attention": ["dot"], "tied_qk": [False], "skip": [True], "mlp": [True]}
+TORCH_ENCODER_HAS |= {
+    "skip_scale": [1.0],
+    "mlp_skip": [True],
+    "norm": ["pre", "post"],
+    "norm_kind": ["layernorm"],
+    "norm_affine": [True],
+}
 TORCH_ENCODER_HAS |= {"norm_scale": ["none"], "mask": ["none"], "positions": ["learned"], "embedding_norm": [False]}
 TORCH_ENCODER_HAS |= {"head_width": [None], "value_width": [None], "kv_groups": [None], "latent_width": [None]}
 TORCH_ENCODER_HAS |= {"head_reduction": ["sum"], "read_in": ["linear"], "read_out": ["linear"], "dropout": [0.0]}
@@ -75,10 +83,13 @@ def table(cfg: BenchConfig, machine: Machine) -> pd.DataFrame:
         sized = dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, batch_size=size))
         step = "plain" if cfg.trainer.compile == "false" else fastest_step(sized, task, machine)
         one_seed = _against_torch_encoder(sized, task, machine, step) | _outside_the_step(sized, task, machine, step)
-        rows.append({"seeds": 1, "batch_size": size, "steps": cfg.trainer.steps, "step": step} | one_seed)
-        for seeds, block in ((cfg.replicas, cfg.trainer.steps), (4 * cfg.replicas, math.ceil(cfg.trainer.steps / 4))):
-            case = {"seeds": seeds, "batch_size": size, "steps": block, "step": step}
-            rows.append(case | _side_by_side(sized, task, machine, step, seeds, block))
+        rows.append({"seeds": 1, "batch_size": size, "steps": cfg.trainer.steps, "step": step, **one_seed})
+        for seeds, block in (
+            (cfg.replicas, cfg.trainer.steps or 0),
+            (4 * cfg.replicas, math.ceil((cfg.trainer.steps or 0) / 4)),
+        ):
+            case: dict = {"seeds": seeds, "batch_size": size, "steps": block, "step": step}
+            rows.append({**case, **_side_by_side(sized, task, machine, step, seeds, block)})
     columns = {"num_tokens": task.length, "device": machine.device.type, "precision": machine.precision}
     return pd.DataFrame(rows).assign(**columns, repeats=cfg.repeats).set_index(["seeds", "batch_size"])
 
@@ -100,6 +111,7 @@ def operations_of_products(training: Training) -> int:
     """Floating-point operations in the matrix products of one seed's step: those of the linear maps and of attention,
     forward and, twice as many, backward."""
     model, task = training.model, training.task
+    assert isinstance(model, Transformer)  # see check_twin
     weights = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     attention = sum(2 * task.length * part.heads * part.head_width for part in model.attentions)
     return 6 * training.cfg.trainer.batch_size * task.length * (weights + attention)
@@ -114,9 +126,10 @@ def _ratios_to_rate(training: Training, steps: int, seconds: dict[str, np.ndarra
 
 def _against_torch_encoder(cfg: BenchConfig, task: Task, machine: Machine, step: str) -> dict[str, float]:
     ours, plain = (Training(cfg, task, machine, [cfg.seed], kind) for kind in (step, "plain"))
-    loops, steps = torch_loops(ours), cfg.trainer.steps
+    steps = cfg.trainer.steps or 0
+    loops = torch_loops(ours, steps)
     works = {"ours": lambda: train_steps(ours, steps), **loops, "plain": lambda: train_steps(plain, steps)}
-    seconds = paired(machine, cfg.repeats, **works, large_product=large_product(machine))
+    seconds = paired(machine, cfg.repeats, {**works, "large_product": large_product(machine)})
     fastest = min((seconds[name] for name in loops), key=np.median)
     sequences = steps * cfg.trainer.batch_size
     return {
@@ -132,7 +145,7 @@ def _against_torch_encoder(cfg: BenchConfig, task: Task, machine: Machine, step:
 class TorchEncoder(nn.Module):
     """Our Transformer of the same sizes, made of torch's own layers."""
 
-    def __init__(self, cfg: BenchConfig, task: Task) -> None:
+    def __init__(self, cfg: TrainConfig, task: Task) -> None:
         super().__init__()
         model = cfg.model
         self.read_in = nn.Embedding(task.num_inputs, model.width)
@@ -156,14 +169,14 @@ class TorchEncoder(nn.Module):
         return self.read_out(self.layers(self.read_in(inputs_BN) + self.position.weight))
 
 
-def torch_loops(ours: Training) -> dict[str, Callable[[], None]]:
+def torch_loops(ours: Training, steps: int) -> dict[str, Callable[[], None]]:
     """`torch_loop` by name, with and without torch's fused optimiser."""
     fused = {"torch_encoder": False, "torch_encoder_fused_optimizer": True}
-    return {name: torch_loop(ours, is_fused) for name, is_fused in fused.items()}
+    return {name: torch_loop(ours, steps, is_fused) for name, is_fused in fused.items()}
 
 
-def torch_loop(ours: Training, torch_fused: bool) -> Callable[[], None]:
-    """One block of steps of an ordinary PyTorch loop with the same data, sizes and update rule."""
+def torch_loop(ours: Training, steps: int, torch_fused: bool) -> Callable[[], None]:
+    """One block of this many steps of an ordinary PyTorch loop with the same data, sizes and update rule."""
     cfg, machine = ours.cfg, ours.machine
     with torch.random.fork_rng(devices=[]):  # torch's layers draw their weights from its global generator
         torch.manual_seed(cfg.seed)
@@ -176,7 +189,7 @@ def torch_loop(ours: Training, torch_fused: bool) -> Callable[[], None]:
     generator = generator_for(cfg.seed, "order")
 
     def block() -> None:
-        for step in range(cfg.trainer.steps):
+        for step in range(steps):
             batch_of_epoch = step % ours.data.batches_per_epoch
             if batch_of_epoch == 0:
                 order = torch.randperm(len(data.inputs), generator=generator).to(machine.device)
@@ -197,14 +210,12 @@ def _side_by_side(
     seeds = list(range(cfg.seed, cfg.seed + num_seeds))
     together, plain = (Training(cfg, task, machine, seeds, kind) for kind in (step, "plain"))
     trainings = [Training(cfg, task, machine, [seed], step) for seed in seeds]
-    seconds = paired(
-        machine,
-        cfg.repeats,
-        side_by_side=lambda: train_steps(together, steps),
-        in_turn=lambda: [train_steps(training, steps) for training in trainings],
-        plain=lambda: train_steps(plain, steps),
-        large_product=large_product(machine),
-    )
+    works = {
+        "side_by_side": lambda: train_steps(together, steps),
+        "in_turn": lambda: list(map(partial(train_steps, steps=steps), trainings)),
+        "plain": lambda: train_steps(plain, steps),
+    }
+    seconds = paired(machine, cfg.repeats, {**works, "large_product": large_product(machine)})
     speed = steps * cfg.trainer.batch_size * num_seeds / np.median(seconds["side_by_side"])
     column = "ratio_side_by_side" if num_seeds == cfg.replicas else "ratio_many_side_by_side"
     return {
@@ -220,7 +231,7 @@ def _outside_the_step(cfg: BenchConfig, task: Task, machine: Machine, step: str)
     """Share of train()'s time that is not spent on the step, when that runs on a ready batch. Noise can make it
     negative."""
     training = Training(cfg, task, machine, [cfg.seed], step)
-    batch, steps = training.batch(), LOOP_BLOCKS * cfg.trainer.steps
+    batch, steps = training.batch(), LOOP_BLOCKS * (cfg.trainer.steps or 0)
     longer_cfg = dataclasses.replace(cfg, replicas=1, trainer=dataclasses.replace(cfg.trainer, steps=steps))
     loop_seconds = []
 
@@ -235,5 +246,5 @@ def _outside_the_step(cfg: BenchConfig, task: Task, machine: Machine, step: str)
             # train()'s own seconds leave out building the model and opening the folder; they are of the wall clock
             loop_seconds.append(train(copy.deepcopy(longer_cfg), run)["seconds"])
 
-    bare_seconds = paired(machine, cfg.repeats, clock=time.perf_counter, bare=bare, whole=whole)["bare"]
+    bare_seconds = paired(machine, cfg.repeats, {"bare": bare, "whole": whole}, clock=time.perf_counter)["bare"]
     return spread("share_outside_step", 1 - bare_seconds / np.array(loop_seconds[1:]))

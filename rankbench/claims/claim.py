@@ -310,8 +310,8 @@ def _judge(claim: Claim, rows: pd.DataFrame) -> Judgement:
         return Judgement(UNDECIDED, reason="there are no such rows")
     try:
         values = [claim.measure(rows_of_repeat) for _, rows_of_repeat in rows.groupby(claim.repeats)]
-    except NotMeasurable as reason:
-        return Judgement(UNDECIDED, reason=str(reason))
+    except NotMeasurable as error:
+        return Judgement(UNDECIDED, reason=str(error))
     if claim.repeats == "step" and np.isfinite(values).any():
         values = [value for value in values if math.isfinite(value)]
     if not np.isfinite(values).all():
@@ -350,6 +350,7 @@ def _judge_either_way(claim: Claim, rows: pd.DataFrame, values: list[float], unt
 
     If both ways have the same outcome, the judgement is the one nearer to the threshold. Else it is undecided.
     """
+    assert claim.why_untrained is not None and claim.either_way is not None  # else all are trained, or none counts
     lost = [bool(claim.why_untrained(rows_of_repeat)) for _, rows_of_repeat in rows.groupby(claim.repeats)]
     both = [
         _judge_interval(claim, [extreme if out else value for value, out in zip(values, lost, strict=True)], "")

@@ -16,7 +16,7 @@ MOSTLY = 0.5
 TENTH_MORE = math.log10(1.1)
 
 
-def rows_by_value(rows: pd.DataFrame, key: str) -> dict[str | float, pd.DataFrame]:
+def rows_by_value(rows: pd.DataFrame, key: str) -> dict[Any, pd.DataFrame]:
     """Rows of each value of a swept key, in increasing order; words in alphabetical order."""
     if key not in rows:
         raise NotMeasurable(f"this needs a sweep over {key}")

@@ -49,7 +49,7 @@ def _chosen(command: str, budget: str, others: list[str]) -> tuple[list[str], fl
         if word in ("-m", "--multirun") or re.match(r"(replicas|trainer\.(steps|epochs))=", word):
             raise ConfigError(f"{word}: {budget} chooses seeds and steps of the preset; leave one of the two out")
     laptop, paper = costs(presets[name].cost)
-    length, unit = re.fullmatch(r"budget=([\d.]+)([a-z]+)", budget).groups()
+    ((length, unit),) = re.findall(r"^budget=([\d.]+)([a-z]+)$", budget)
     time = float(length) * SECONDS[unit]
     if time >= paper:
         return ["budget=paper"], paper

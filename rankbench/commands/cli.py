@@ -1,6 +1,7 @@
 """The `rankbench` command: its words, its help and its refusals. torch is loaded only when the work begins."""
 
 import gc
+import io
 import os
 import signal
 import sys
@@ -69,7 +70,7 @@ def _complete_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode))  # noqa: SIM115
-    if getattr(sys.stdout, "errors", None) == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
@@ -142,7 +143,8 @@ def _run(command: str, words: list[str]) -> None:
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra hand us its exceptions instead of printing them
     parser = get_args_parser()
-    parser.error = lambda message: refuse(command, f"{message}; options are -m, --cfg job, --info defaults, --help")
+    options = "options are -m, --cfg job, --info defaults, --help"
+    parser.error = lambda message: refuse(command, f"{message}; {options}")  # type: ignore[method-assign]  # of Hydra
     with refusing(command):
         # argparse accepts positional words only in one consecutive block
         words = sorted(as_keys(command, words), key=lambda word: word not in ("-m", "--multirun"))

@@ -87,7 +87,7 @@ def _candidates(words: list[str], word: str) -> Iterable[str]:
         return []
     if before in VALUES or word.startswith("-"):
         return VALUES.get(before, OPTIONS)
-    sign, key, equals, value = re.fullmatch(r"(\+*)([^=]*)(=?)(.*)", word, re.DOTALL).groups()
+    ((sign, key, equals, value),) = re.findall(r"\A(\+*)([^=]*)(=?)(.*)\Z", word, re.DOTALL)
     if equals:
         return [f"{sign}{key}={rest}" for rest in _values(command, key, value)] or _of_hydra(command, words)
     if key.startswith(("hydra", "~")):
@@ -105,13 +105,13 @@ def _values(command: str, key: str, value: str) -> Iterable[str]:
         return dict.fromkeys([*runs, *_below(value)])
     if command == "report" and key == "experiment":
         return ["all", *plugins.choices(key)]
+    choices: Iterable[str] = ()
     if key == "plugins":
         choices = plugins.FOUND
     elif key in plugins.groups_of(command):
         choices = plugins.choices(key)
-    else:
-        entry = next((entry for entry in entries(SCHEMAS[command]) if entry.name == key), None)
-        choices = () if entry is None else _choices(entry)
+    elif (entry := next((entry for entry in entries(SCHEMAS[command]) if entry.name == key), None)) is not None:
+        choices = _choices(entry)
     before = value[: max(value.rfind("["), value.rfind(",")) + 1]
     return [f"{before}{choice}" for choice in choices]
 
@@ -129,7 +129,7 @@ def _names(command: str, words: list[str], key: str) -> list[str]:
     chosen = plugins.groups_of(command)
     names += [*chosen, *(["experiment"] if command == "report" else [])]
     typed = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
-    chosen |= _chosen_by(typed.get("experiment")) | typed
+    chosen |= {**_chosen_by(typed.get("experiment")), **typed}
     for group in ("task", "analysis"):
         choices = chosen.get(group) or []
         choices = choices.strip("[]").split(",") if isinstance(choices, str) else choices
@@ -139,7 +139,8 @@ def _names(command: str, words: list[str], key: str) -> list[str]:
 
 def _chosen_by(preset: str | None) -> dict[str, str | list[str]]:
     """The choices, by group, of a preset and of the presets in its defaults list."""
-    file, chosen = plugins.choices("experiment").get(preset), {}
+    file = plugins.choices("experiment").get(preset or "")
+    chosen: dict[str, str | list[str]] = {}
     for entry in [] if file is None else plugins.defaults_of(file):
         if isinstance(entry, str):
             chosen |= _chosen_by(entry)

@@ -89,6 +89,7 @@ def load_plugins(names: Iterable[str] = ()) -> None:
         from rankbench.model.weightings import ATTENTIONS, Weighting
         from rankbench.tasks import TASKS
 
+        registries: dict[str, tuple[dict[str, Any], type]]
         registries = {"TASKS": (TASKS, type), "ANALYSES": (ANALYSES, Analysis), "ATTENTIONS": (ATTENTIONS, Weighting)}
         plugins.load(registries)
         config.ATTENTIONS[:] = ATTENTIONS
@@ -106,21 +107,21 @@ def compose(command: str, *words: str) -> Config:
             raise ConfigError(_sweep_refused(word, command, words))
         if word.startswith(("hydra.", "hydra/", "cluster=", "search=")):
             raise ConfigError(f"{word}: applies to jobs that Hydra starts, and here it starts none; leave it out")
-    words = as_keys(command, words)
-    with explaining(command, words):
-        overrides = OverridesParser.create().parse_overrides(words)
+    given = as_keys(command, words)
+    with explaining(command, given):
+        overrides = OverridesParser.create().parse_overrides(given)
         for override in overrides:
             if override.is_sweep_override():
-                raise ConfigError(_sweep_refused(override.input_line, command, words))
-        config = composed(command, *words, return_hydra_config=True)
+                raise ConfigError(_sweep_refused(override.input_line or "", command, given))
+        config = composed(command, *given, return_hydra_config=True)
     typed_keys = {override.get_key_element() for override in overrides}
     varied = [key for key in config.hydra.sweeper.params or () if key not in typed_keys]
     if config.hydra.mode is not None and config.hydra.mode.name == "MULTIRUN" and varied:
-        preset = next(word for word in words if word.startswith("experiment="))
-        raise ConfigError(f"{_sweep_refused(preset, command, words)}; or give one value for {', '.join(varied)}")
+        preset = next(word for word in given if word.startswith("experiment="))
+        raise ConfigError(f"{_sweep_refused(preset, command, given)}; or give one value for {', '.join(varied)}")
     with open_dict(config):
         del config["hydra"]
-    return resolve(config, words)
+    return resolve(config, given)
 
 
 def _sweep_refused(word: str, command: str, words: Iterable[str]) -> str:
@@ -138,7 +139,8 @@ def resolve(cfg: DictConfig, words: Iterable[str] = ()) -> Config:
         load_plugins(cfg.plugins if "plugins" in cfg else ())
         if "budget" in cfg:  # the resolvers use it
             KEYS["budget"].check("budget", cfg.budget)
-        _check_names(OmegaConf.to_container(cfg), OmegaConf.get_type(cfg))
+        names: Any = OmegaConf.to_container(cfg)
+        _check_names(names, OmegaConf.get_type(cfg))
         # Interpolations are resolved without a check of their types, so the values are merged into the schema again
         plain = escaped(OmegaConf.to_container(cfg, resolve=True))
         resolved = of_schema(OmegaConf.get_type(cfg), plain)
@@ -160,7 +162,7 @@ def _keep_named_analyses(cfg: DictConfig, words: Iterable[str]) -> None:
                 del cfg.analysis[name]
 
 
-def _check_names(plain: dict[str, Any], schema: type, prefix: str = "") -> None:
+def _check_names(plain: dict[str, Any], schema: Any, prefix: str = "") -> None:
     """Refuse unknown keys (with a leading +, Hydra adds any key) and missing keys."""
     fields = {field.name: field.type for field in dataclasses.fields(schema)}
     refuse_unknown(plain, fields, prefix)

@@ -104,7 +104,7 @@ def record_words(config: DictConfig, overrides: Iterable[Override]) -> None:
     """Write the words of a command line into Hydra's part of its config, as Hydra does."""
     own, name = config.hydra, config.hydra.job.config.override_dirname
     typed = [override for override in overrides if not override.is_hydra_override()]
-    lines = sorted(override.input_line for override in typed if override.key_or_group not in name.exclude_keys)
+    lines = sorted(str(override.input_line) for override in typed if override.key_or_group not in name.exclude_keys)
     own.overrides.task.clear()
     own.overrides.task.extend([override.input_line for override in typed])
     own.job.override_dirname = name.item_sep.join(lines).replace("=", name.kv_sep)

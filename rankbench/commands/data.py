@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from omegaconf import DictConfig
 
@@ -19,7 +20,7 @@ def run(config: DictConfig) -> None:
     from rankbench.commands.compose import resolve
     from rankbench.tasks.corpora import CORPORA, fetch, folder_of
 
-    cfg = resolve(config)
+    cfg = cast(DataConfig, resolve(config))
     folder = folder_of(cfg.corpus) if cfg.folder is None else Path(cfg.folder)
     fetch(cfg.corpus, folder)
     print(f"{CORPORA[cfg.corpus].note}\n-> {folder}; now task=char_lm task.path={cfg.folder or cfg.corpus}")

@@ -43,7 +43,7 @@ def one_line(job: Callable[[DictConfig], Any]) -> Callable[[DictConfig], Any]:
     return job_of_one_line
 
 
-def hydra_of_job() -> tuple[DictConfig, bool]:
+def hydra_of_job() -> tuple[Any, bool]:
     """Hydra's part of the running job's config, and whether the job is one of a sweep."""
     hydra = HydraConfig.get()
     return hydra, hydra.mode == RunMode.MULTIRUN
@@ -52,7 +52,8 @@ def hydra_of_job() -> tuple[DictConfig, bool]:
 def typed_words(config: DictConfig) -> list[str]:
     """The overrides as they were typed. Reading them from the config one by one would resolve `${...}` in them, to
     values that belong to none of the sweep's jobs."""
-    return OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    words: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    return words
 
 
 def config_of_job(config: DictConfig) -> Config:
@@ -85,7 +86,7 @@ def prepared(config: DictConfig, check: Callable[[Any], None]) -> Any:
     check: the command's own.
     """
     hydra, in_sweep = hydra_of_job()
-    cfg = resolve(config, hydra.overrides.task)
+    cfg: Any = resolve(config, hydra.overrides.task)
     if hydra.runtime.choices.get("hydra/launcher") in ("joblib", "submitit_local"):
         from rankbench.runs.machine import share_gpus
 

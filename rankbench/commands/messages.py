@@ -38,7 +38,7 @@ def _within_hydra(error: Exception) -> bool:
     return isinstance(error, TypeError | ValueError | AssertionError) and package in ("hydra", "omegaconf")
 
 
-def explain(error: Exception, command: str, words: list[str]) -> str:
+def explain(error: BaseException, command: str, words: list[str]) -> str:
     """Explain in one line an error in the words of a command line, or in a config file that they name."""
     if isinstance(error, OverrideParseException):
         return f"{error.override}: not understood; give key=value, in quotes where the value holds brackets or commas"
@@ -47,9 +47,9 @@ def explain(error: Exception, command: str, words: list[str]) -> str:
         error = error.__cause__
     text = str(error)
     if isinstance(error, MissingConfigException):
-        return _unknown_choice(error.missing_cfg_file, words)
+        return _unknown_choice(error.missing_cfg_file or "", words)
     if isinstance(error, ConfigAttributeError | ConfigKeyError):
-        return _unknown_key(error.full_key, command, words)
+        return _unknown_key(error.full_key or "", command, words)
     if isinstance(error, ValidationError):
         return _wrong_value(error)
     if DIGITS in text:
@@ -133,6 +133,6 @@ def _keys_under(prefix: str, command: str, words: list[str]) -> list[str]:
         return [field.name for field in dataclasses.fields(schemas[prefix])]
     group, _, name = prefix.partition(".")
     chosen = (word.partition("=")[2] for word in words if word.startswith(f"{group}="))
-    name = name or next(chosen, plugins.groups_of(command).get(group))
-    path = plugins.choices(group).get(name) if isinstance(name, str) else None  # analyses are a list
+    choice = name or next(chosen, plugins.groups_of(command).get(group))
+    path = plugins.choices(group).get(choice) if isinstance(choice, str) else None  # analyses are a list
     return plugins.keys_in(path) if path is not None else []

@@ -75,7 +75,7 @@ def stated() -> dict[str, tuple[str, list[Row]]]:
         group, _, name = path.partition(".")
         prefix = "task." if group == "task" else f"{path}."
         if (file := plugins.choices(group).get(name)) is not None:  # a plug-in may lack it
-            cfg = OmegaConf.load(file)
+            cfg: Any = OmegaConf.load(file)
             rows = [row(entry, cfg.get(entry.name.removeprefix(prefix))) for entry in entries(keys, prefix)]
             sections[choice] = f"{choice}: {_subject_of(inspect.getmodule(part))}", rows
     return sections
@@ -88,15 +88,15 @@ def tables_page() -> str:
     sections = [ABOUT_TABLES]
     for name, analysis in ANALYSES.items():
         module = inspect.getmodule(analysis.table)
-        about = [inspect.getdoc(analysis.table)]
+        about = [inspect.getdoc(analysis.table) or ""]
         if (of_module := getattr(module, "of_module", None)) is not None:
-            of_any = inspect.getdoc(of_module)
+            of_any = inspect.getdoc(of_module) or ""
             about = [of_any] if "`of_module`" in about[0] else [*about, "Of a module that is not ours:", of_any]
         sections.append("\n\n".join([f"## `{name}`: {_subject_of(module)}", *about]) + "\n")
     return "\n".join(sections)
 
 
-def _subject_of(module: ModuleType) -> str:
+def _subject_of(module: ModuleType | None) -> str:
     """The first sentence of a module's docstring."""
     return " ".join((inspect.getdoc(module) or "").split("\n\n")[0].split()).rstrip(".:")
 

@@ -44,7 +44,7 @@ def heads_of(width: int, head_width: int | None, power: float) -> int:
 
 def direction_of(objective: str | None) -> str:
     """Direction of a search for this objective. An unknown objective is refused later, when the config is checked."""
-    return OBJECTIVES.get(objective, "minimize")
+    return OBJECTIVES.get(objective or "", "minimize")
 
 
 def at_a_time(launcher: str) -> int | None:

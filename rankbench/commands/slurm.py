@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 30  # at most, into the queue
 # States in which squeue still lists a job for some minutes, although it is over. Some may be queued again (NODE_FAIL).
-OVER = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED")
-OVER += ("REVOKED", "TIMEOUT")
+OVER: tuple[str, ...] = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
+OVER += ("PREEMPTED", "REVOKED", "TIMEOUT")
 
 
 class Queue(SlurmInfoWatcher):

@@ -26,7 +26,7 @@ def start(command: str, words: list[str], job: Callable[[DictConfig], Any], want
     """
     overrides = OverridesParser.create().parse_overrides(words)
     varied = [override for override in overrides if override.is_sweep_override()]
-    config = composed_here(command, [override.input_line for override in overrides if override not in varied])
+    config = composed_here(command, [str(override.input_line) for override in overrides if override not in varied])
     is_sweep = wants_sweep or config.hydra.mode == RunMode.MULTIRUN
     if varied and not is_sweep:
         hydra.compose(command, words)  # raises Hydra's error
@@ -41,7 +41,8 @@ def start(command: str, words: list[str], job: Callable[[DictConfig], Any], want
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     # jobs of the other launchers are meant to outlive the command, or are ended by their cluster
     by_joblib = config.hydra.launcher._target_.endswith("JoblibLauncher")
-    context = HydraContext(JobConfigs(os.getpid() if by_joblib else None), JobCallbacks(config))
+    configs: Any = JobConfigs(os.getpid() if by_joblib else None)  # of Hydra's interface what launchers use
+    context = HydraContext(configs, JobCallbacks(config))
     if is_sweep:
         sweep(config, context, job)
     else:
@@ -88,7 +89,7 @@ def _in_a_worker(ends_with: int | None) -> JobConfigs:
 class JobCallbacks(Callbacks):
     """The callbacks of the config, which the user may have added."""
 
-    def on_job_end(self, config: DictConfig, *, job_return: JobReturn, **_: Any) -> None:
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         """Drop a job's configs: Hydra keeps what each job returned until the sweep's end, a sixth of a MiB each."""
-        super().on_job_end(config, job_return=job_return)
+        super().on_job_end(config, job_return)
         job_return.cfg = job_return.hydra_cfg = None

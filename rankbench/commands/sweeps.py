@@ -53,7 +53,7 @@ def sweep(config: DictConfig, context: HydraContext, job: JobFunction) -> None:
         grid = Grid(config)
         grid.check_and_list()
     told = {"config": config, "config_name": command}
-    how = {"config": config, "hydra_context": context, "task_function": job}
+    how: dict[str, Any] = {"config": config, "hydra_context": context, "task_function": job}
     context.callbacks.on_multirun_start(**told)
     try:
         if _is_search(config):
@@ -140,7 +140,7 @@ class Grid:
             pieces = {todo[0]: todo}
         else:
             pieces = {number: [number] for number in todo}
-        results = []
+        results: list[JobReturn] = []
         for number in numbers:
             if number in pieces:
                 begins = time.monotonic()

@@ -50,7 +50,8 @@ def explained(words: list[str]) -> str:
     words = [word for word in words if not word.startswith("plugins=")]
     if not words or any("=" in word or word.startswith("-") for word in words):
         raise ConfigError("explain: which key? as in `rankbench explain model.norm`")
-    rows, commands = {}, {}
+    rows: dict[str, tuple[str, Row]] = {}
+    commands: dict[str, list[str]] = {}
     for command in SCHEMAS:
         for heading, item in _rows(command, composed(command), every_analysis=True):
             rows.setdefault(item.name, (heading, item))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankbench.model.network import HeadMaps
+from rankbench.model.head_maps import HeadMaps
 
 
 class AttentionLayer(NamedTuple):

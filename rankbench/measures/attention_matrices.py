@@ -162,9 +162,9 @@ def per_queries(
     lengths_B: number of tokens of each sequence, before any absent ones; None: all have num_tokens. counted_BN: mask of
     the tokens that count; None: all present ones. queries: slice(None) if all tokens of the sequence count.
     """
-    if lengths_B is None and counted_BN is None:
-        return compute(slice(None), num_tokens, slice(None))
     if lengths_B is None:
+        if counted_BN is None:
+            return compute(slice(None), num_tokens, slice(None))
         lengths_B = counted_BN.new_full(counted_BN.shape[:1], num_tokens, dtype=torch.long)
     if counted_BN is None:
         counted_BN = lengths_B.new_empty(len(lengths_B), 0)

@@ -15,7 +15,7 @@ from rankbench.measures.rounding import ALL, run_with_floors
 from rankbench.measures.states import state_metrics
 from rankbench.measures.token_views import View, num_sinks
 from rankbench.model.attention import visible_keys
-from rankbench.model.network import Network
+from rankbench.model.network import AttentionStep, Network
 
 
 @torch.no_grad()
@@ -37,7 +37,7 @@ def metrics_by_layer(
             embedding = metrics_in_view(step.input_BND, counted_BN, floors.input_B, view)
             yield {"layer": 0, "sublayer": "input", "head": None}, embedding
         layer, kind = step.sublayer.layer, step.sublayer.kind
-        if kind == "attention" and view.name == "all":
+        if isinstance(step, AttentionStep) and view.name == "all":
             stochastic = step.sublayer.part.weighting.stochastic
             of_weights = attention_metrics(
                 step.weights_BHNM, visible_NM, lengths_B, counted_BN, floors.weights_BH, stochastic

@@ -4,7 +4,7 @@ Shapes: A head of the network.
 """
 
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,7 +65,8 @@ def cross_gradients(
 
 def _squares(products: dict[str, Tensor], parts: list[dict[str, tuple]]) -> Tensor:
     """||.||^2 of the numbers that belong to each head, (A,)."""
-    return torch.stack([sum(products[name][at].square().sum() for name, at in part.items()) for part in parts])
+    squares: list = [sum(products[name][at].square().sum() for name, at in part.items()) for part in parts]
+    return torch.stack(squares)
 
 
 def hessian_product(
@@ -74,7 +75,7 @@ def hessian_product(
     """The Hessian of the mean loss with respect to these parameters times a direction, in chunks of sequences."""
     parameters = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
     total = [torch.zeros_like(parameter) for parameter in parameters.values()]
-    weights, tokens = list(parameters.values()), 0
+    weights, tokens = list(parameters.values()), torch.zeros((), dtype=torch.long, device=batch.inputs.device)
     for begin in range(0, len(batch.inputs), SEQUENCES_AT_A_TIME):
         chunk = batch[begin : begin + SEQUENCES_AT_A_TIME]
         tokens = tokens + is_scored(chunk.targets).sum()
@@ -82,7 +83,7 @@ def hessian_product(
             # the fused kernel has no second derivative
             outputs = torch.func.functional_call(model, parameters, (chunk.inputs,), {"kernel": "table"})
             gradients = torch.autograd.grad(score(outputs, chunk.targets).loss, weights, create_graph=True)
-            slope = sum((part * direction[name]).sum() for name, part in zip(parameters, gradients, strict=True))
+            slope: Any = sum((part * direction[name]).sum() for name, part in zip(parameters, gradients, strict=True))
         products = torch.autograd.grad(slope, weights, materialize_grads=True)
         total = [so_far + product for so_far, product in zip(total, products, strict=True)]
     return {name: value / tokens for name, value in zip(parameters, total, strict=True)}

@@ -8,15 +8,15 @@ Shapes: B batch, N token, D width, H head, K head width or path length, F MLP wi
 
 import copy
 import functools
-from itertools import pairwise
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rankbench.measures.norms import frobenius_norm
-from rankbench.model.network import Network, Sublayer, SublayerStep, run, weighted_sum
+from rankbench.model.network import AnySublayer, AttentionSublayer, MlpStep, MlpSublayer, Network, run, weighted_sum
 from rankbench.model.norm import Norm
 
 # The sweep's terms, in bytes: about what the second-level cache holds; the whole batch at once takes twice as long.
@@ -59,30 +59,19 @@ def free_share(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] // 8
 
 
-class FrozenSublayer(NamedTuple):
-    """A sub-layer made linear at one batch: the scales of its norms, the matrices by which its attention mixes values,
-    and the gate of its MLP (with mlp="source" the MLP's whole output) are frozen."""
+@dataclass(frozen=True)
+class FrozenSublayer:
+    """A sub-layer made linear at one batch: the scales of its norms are frozen."""
 
-    sublayer: Sublayer
+    sublayer: AnySublayer
     scale_BN1: Tensor | None
     branch_scale_BN1: Tensor | None
-    mixing_BHNM: Tensor | None = None
-    gate_BNF: Tensor | None = None
-    source_BND: Tensor | None = None
 
-    @classmethod
-    def of(cls, step: SublayerStep, mlp: str) -> "FrozenSublayer":
-        """The sub-layer frozen at its step on a batch."""
-        norms = step.sublayer, step.scale_BN1, step.branch_scale_BN1
-        if step.sublayer.kind == "attention":
-            return cls(*norms, mixing_BHNM=step.mixing_BHNM)
-        if mlp == "gate":
-            return cls(*norms, gate_BNF=step.sublayer.part.gate(step.hidden_BNF))
-        return cls(*norms, source_BND=step.sublayer.part.from_hidden(step.hidden_BNF))
-
-    def at(self, sequences: slice) -> "FrozenSublayer":
+    def at(self, sequences: slice) -> Self:
         """The frozen sub-layer for some of the sequences."""
-        return FrozenSublayer(self.sublayer, *(None if frozen is None else frozen[sequences] for frozen in self[1:]))
+        frozen: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)[1:]}
+        frozen = {name: None if x is None else x[sequences] for name, x in frozen.items()}
+        return replace(self, **frozen)
 
     def norm(self, x: Tensor, has_bias: bool) -> Tensor:
         """The norm with frozen scale. x (T, B, N, D): terms; with has_bias the first one is the bias."""
@@ -96,6 +85,14 @@ class FrozenSublayer(NamedTuple):
     def is_plain(self) -> bool:
         """Whether the skip and the part's output are simply added, so that one product can compute both."""
         return self.sublayer.streams is None and self.sublayer.branch_norm is None
+
+
+@dataclass(frozen=True)
+class FrozenAttention(FrozenSublayer):
+    """An attention whose matrices that mix the values are frozen."""
+
+    sublayer: AttentionSublayer
+    mixing_BHNM: Tensor
 
     def all_heads(self, terms_TBND: Tensor) -> Tensor:
         """Terms (the bias, then paths by length) after attention with all its heads.
@@ -126,20 +123,6 @@ class FrozenSublayer(NamedTuple):
             return (p_BNM @ (read_PBND @ maps.w_v_HDK[choice - 1])) @ maps.w_o_HKD[choice - 1]
 
         return self.sublayer.apply(states_PBND, head, norm, lambda a, x, b, y: b * y, branch_norm)
-
-    def mlp(self, x: Tensor, has_bias: bool) -> Tensor:
-        """Terms or path prefixes after the MLP, computed in place if that saves a copy."""
-        norm, branch_norm = (functools.partial(of_kind, has_bias=has_bias) for of_kind in (self.norm, self.branch_norm))
-        if not self.is_plain:
-            part = functools.partial(self._frozen_mlp, has_bias=has_bias)
-            return self.sublayer.apply(x, part, norm, weighted_sum, branch_norm)
-        if self.source_BND is not None:
-            x = self.sublayer.skip * x
-            if has_bias:
-                x[0] += self.sublayer.branch * self.source_BND
-            return self.sublayer.after(x, norm)
-        part = functools.partial(self._gated, has_bias=has_bias)
-        return self.sublayer.apply(x, part, norm, functools.partial(self._add_gated, has_bias))
 
     def _mix_all_heads(self, x_TBND: Tensor) -> Tensor:
         """The mixed values of all heads side by side, before the map back to the width: (T, B, N, H K)."""
@@ -174,6 +157,37 @@ class FrozenSublayer(NamedTuple):
             y_TBND[0] += out.bias
         return torch.cat([y_TBND[:1], torch.zeros_like(y_TBND[:1]), y_TBND[1:]])
 
+
+@dataclass(frozen=True)
+class FrozenMlp(FrozenSublayer):
+    """An MLP whose gate is frozen, or with mlp="source" its whole output."""
+
+    sublayer: MlpSublayer
+    gate_BNF: Tensor | None = None
+    source_BND: Tensor | None = None
+
+    @classmethod
+    def of(cls, step: MlpStep, mlp: str) -> Self:
+        """The sub-layer frozen at its step on a batch."""
+        norms, part = (step.sublayer, step.scale_BN1, step.branch_scale_BN1), step.sublayer.part
+        if mlp == "gate":
+            return cls(*norms, gate_BNF=part.gate(step.hidden_BNF))
+        return cls(*norms, source_BND=part.from_hidden(step.hidden_BNF))
+
+    def mlp(self, x: Tensor, has_bias: bool) -> Tensor:
+        """Terms or path prefixes after the MLP, computed in place if that saves a copy."""
+        norm, branch_norm = (functools.partial(of_kind, has_bias=has_bias) for of_kind in (self.norm, self.branch_norm))
+        if not self.is_plain:
+            part = functools.partial(self._frozen_mlp, has_bias=has_bias)
+            return self.sublayer.apply(x, part, norm, weighted_sum, branch_norm)
+        if self.source_BND is not None:
+            x = self.sublayer.skip * x
+            if has_bias:
+                x[0] += self.sublayer.branch * self.source_BND
+            return self.sublayer.after(x, norm)
+        part = functools.partial(self._gated, has_bias=has_bias)
+        return self.sublayer.apply(x, part, norm, functools.partial(self._add_gated, has_bias))
+
     def _frozen_mlp(self, x: Tensor, has_bias: bool) -> Tensor:
         """Output of the MLP on terms or path prefixes, without its skip."""
         if self.source_BND is not None:
@@ -192,7 +206,7 @@ class FrozenSublayer(NamedTuple):
         z = F.linear(x, up.weight)
         if has_bias and up.bias is not None:
             z[0] += up.bias
-        return z.mul_(self.gate_BNF)
+        return z if self.gate_BNF is None else z.mul_(self.gate_BNF)
 
     def _add_gated(self, has_bias: bool, skip: float, x: Tensor, branch: float, z: Tensor) -> Tensor:
         down = self.sublayer.part.down
@@ -222,12 +236,17 @@ class FrozenNetwork:
         self.network, self.last_norm = network, network.last_norm
         with torch.no_grad():
             steps = list(run(network, inputs))
-            frozen = [FrozenSublayer.of(step, mlp) for step in steps]
-            starts = [number for number, step in enumerate(steps) if step.sublayer.kind == "attention"]
-            self.embedding_BND, last_BND = steps[0].input_BND, steps[-1].output_BND
-            norm = self.last_norm
-            self.state_BND, self.last_scale_BN1 = (last_BND, None) if norm is None else norm.with_scale(last_BND)
-        self.layers = [frozen[begin:end] for begin, end in pairwise([*starts, len(frozen)])]
+            self.layers: list[tuple[FrozenAttention, list[FrozenMlp]]] = []
+            for step in steps:
+                if isinstance(step, MlpStep):
+                    self.layers[-1][1].append(FrozenMlp.of(step, mlp))
+                else:
+                    scales = step.scale_BN1, step.branch_scale_BN1
+                    self.layers.append((FrozenAttention(step.sublayer, *scales, step.mixing_BHNM), []))
+            self.embedding_BND, self.state_BND = steps[0].input_BND, steps[-1].output_BND
+            self.last_scale_BN1: Tensor | None = None
+            if self.last_norm is not None:
+                self.state_BND, self.last_scale_BN1 = self.last_norm.with_scale(self.state_BND)
 
     @torch.no_grad()
     def by_length(self) -> PathSums:
@@ -238,29 +257,29 @@ class FrozenNetwork:
         # term 0 is the bias; term 1 + k holds the paths of length k
         terms_TBND = torch.stack([torch.zeros_like(self.embedding_BND), self.embedding_BND])
         terms_TBND = self.network.enter(terms_TBND, functools.partial(self.layers[0][0].norm, has_bias=True))
-        for attention, *mlps in self.layers:
+        for attention, mlps in self.layers:
             terms_TBND = attention.all_heads(terms_TBND)
             for mlp in mlps:
                 terms_TBND = mlp.mlp(terms_TBND, has_bias=True)
         terms_TBND = self.network.leave(terms_TBND)
-        if self.last_norm is not None:
-            terms_TBND = frozen_norm(terms_TBND, self.last_norm, self.last_scale_BN1, has_bias=True)
+        terms_TBND = frozen_norm(terms_TBND, self.last_norm, self.last_scale_BN1, has_bias=True)
         return PathSums(terms_TBND[1:], terms_TBND[0], self.state_BND)
 
     @torch.no_grad()
     def step(self, states_PBND: Tensor, layer: int, choice: int, sequences: slice) -> Tensor:
         """Path prefixes after layer `layer` (from 0), in which they take the skip (choice 0) or head `choice`."""
-        attention, *mlps = (frozen.at(sequences) for frozen in self.layers[layer])
-        states_PBND = attention.one_head(states_PBND, choice)
+        attention, mlps = self.layers[layer]
+        states_PBND = attention.at(sequences).one_head(states_PBND, choice)
         for mlp in mlps:
-            states_PBND = mlp.mlp(states_PBND, has_bias=False)
+            states_PBND = mlp.at(sequences).mlp(states_PBND, has_bias=False)
         return states_PBND
 
     @torch.no_grad()
     def all_choices(self, states_PBND: Tensor, layer: int) -> Tensor:
         """The sum of `step` over all choices. MLPs are linear here, so they run once instead of H + 1 times."""
-        attention, *mlps = self.layers[layer]
-        states_PBND = sum(attention.one_head(states_PBND, choice) for choice in range(self.network.num_heads + 1))
+        attention, mlps = self.layers[layer]
+        total: Any = sum(attention.one_head(states_PBND, choice) for choice in range(self.network.num_heads + 1))
+        states_PBND = total
         for mlp in mlps:
             states_PBND = mlp.mlp(states_PBND, has_bias=False)
         return states_PBND
@@ -273,13 +292,15 @@ class FrozenNetwork:
     def finish(self, states_GBND: Tensor, sequences: slice) -> Tensor:
         """Leave the streams, and apply the frozen last norm of a pre-norm or peri-norm network."""
         states_GBND = self.network.leave(states_GBND)
-        if self.last_norm is None:
-            return states_GBND
-        return frozen_norm(states_GBND, self.last_norm, self.last_scale_BN1[sequences], has_bias=False)
+        scale_BN1 = None if self.last_scale_BN1 is None else self.last_scale_BN1[sequences]
+        return frozen_norm(states_GBND, self.last_norm, scale_BN1, has_bias=False)
 
 
-def frozen_norm(x: Tensor, norm: Norm, scale_BN1: Tensor, has_bias: bool) -> Tensor:
-    """Apply a norm with frozen scale to path prefixes or (has_bias) to terms, the first of which is the bias."""
+def frozen_norm(x: Tensor, norm: Norm | None, scale_BN1: Tensor | None, has_bias: bool) -> Tensor:
+    """Apply a norm, if there is one, with frozen scale to path prefixes or (has_bias) to terms, the first of which is
+    the bias."""
+    if norm is None or scale_BN1 is None:
+        return x
     normed = norm.linear(x, scale_BN1)
     if has_bias and norm.shift is not None:
         normed[0] += norm.factor * norm.shift
@@ -299,7 +320,8 @@ def sums_through_heads(network: FrozenNetwork) -> Tensor:
         by_choice = [network.step(all_1BND, layer, choice, everything) for choice in range(heads + 1)]
         if layer:
             through_TBND = network.all_choices(through_TBND, layer)
-        through_TBND, all_1BND = torch.cat([through_TBND, *by_choice[1:]]), sum(by_choice)
+        total: Any = sum(by_choice)
+        through_TBND, all_1BND = torch.cat([through_TBND, *by_choice[1:]]), total
     return network.finish(through_TBND, everything).unflatten(0, (len(network.layers), heads))
 
 
@@ -324,7 +346,7 @@ def with_signs(network: FrozenNetwork, signs_LH: Tensor) -> FrozenNetwork:
     """
     signed = copy.copy(network)
     signed.layers = [
-        [attention._replace(mixing_BHNM=attention.mixing_BHNM * signs_H[:, None, None]), *mlps]
-        for (attention, *mlps), signs_H in zip(network.layers, signs_LH, strict=True)
+        (replace(attention, mixing_BHNM=attention.mixing_BHNM * signs_H[:, None, None]), mlps)
+        for (attention, mlps), signs_H in zip(network.layers, signs_LH, strict=True)
     ]
     return signed

@@ -33,7 +33,7 @@ def jacobian_norm(function: Callable[[Tensor], Tensor], x: Tensor, p: str, chunk
     or columns, else Lanczos on products with J and J^T (a lower bound of the norm to its tolerance of 1e-10). nan if
     the map or its derivatives overflow.
     """
-    y, pull = torch.func.vjp(function, x)
+    y, pull, *_ = torch.func.vjp(function, x)
     if not y.isfinite().all():
         return math.nan
     if p == "2" and min(x.numel(), y.numel()) > FULL_SVD_UP_TO:
@@ -51,7 +51,7 @@ def jacobian_norm(function: Callable[[Tensor], Tensor], x: Tensor, p: str, chunk
 
 def _largest_singular_value(x: Tensor, y: Tensor, pull: Callable) -> float:
     # J v is the derivative of u -> J^T u, pulled back: forward differentiation by two reverse ones
-    _, forward = torch.func.vjp(lambda u: pull(u)[0], torch.zeros_like(y))
+    _, forward, *_ = torch.func.vjp(lambda u: pull(u)[0], torch.zeros_like(y))
 
     def product(apply: Callable, like: Tensor) -> Callable[[np.ndarray], np.ndarray]:
         return lambda v: (

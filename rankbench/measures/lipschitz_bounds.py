@@ -21,7 +21,7 @@ from torch import Tensor
 from rankbench.measures.attention_layer import AttentionLayer, weights
 from rankbench.measures.norms import inf_norm, spectral_norm
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
-from rankbench.model.network import HeadMaps
+from rankbench.model.head_maps import HeadMaps
 
 
 def inverse_phi_of(num_keys: np.ndarray) -> np.ndarray:

@@ -7,21 +7,22 @@ Shapes: D width, H head, K head width.
 """
 
 import copy
+import functools
 import math
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankbench.measures import lipschitz_bounds
 from rankbench.measures.attention_layer import AttentionLayer
 from rankbench.measures.dong_theory import ACTIVATION_LIPSCHITZ
 from rankbench.measures.norms import frobenius_norm
-from rankbench.model.attention import Attention, visible_keys
-from rankbench.model.network import Network, Sublayer
+from rankbench.model.attention import Heads, visible_keys
+from rankbench.model.mlp import MLP
+from rankbench.model.network import AnySublayer, AttentionSublayer, MlpSublayer, Network
 from rankbench.model.norm import Norm
-from rankbench.model.transformer import MLP
 from rankbench.model.weightings import COSINE_EPSILON
 
 COVERED = ("dot", "l2", "contractive_l2")  # kinds of attention that can be an AttentionLayer
@@ -29,7 +30,7 @@ LIPSCHITZ_METRICS = {"lipschitz_inf": "inf", "lipschitz_2": "2"}  # column name 
 HEAD_METRICS = ("qk_norm", "vo_norm")  # spectral norms of a head's maps
 
 
-def layer_of(attention: Attention, num_tokens: int) -> AttentionLayer | None:
+def layer_of(attention: Heads, num_tokens: int) -> AttentionLayer | None:
     """A model's attention on this many tokens as an AttentionLayer; None if that class cannot represent it."""
     mix = attention.mix
     covered = attention.score_name in COVERED and not (mix["identity"] or mix["uniform"] or attention.exclusive)
@@ -56,7 +57,7 @@ def theorem(layer: AttentionLayer | None, num_tokens: int, p: str) -> float:
     return (lipschitz_bounds.theorem_inf if p == "inf" else lipschitz_bounds.theorem_2)(layer, num_tokens)
 
 
-def attention_bound(attention: Attention, num_tokens: int, p: str) -> float:
+def attention_bound(attention: Heads, num_tokens: int, p: str) -> float:
     """Bound on Lip_p of a model's attention on this many tokens; infinite if none exists or none is known."""
     mix = attention.mix
     if attention.score_name != "cosine" or mix["identity"] or mix["uniform"] or attention.exclusive:
@@ -71,7 +72,7 @@ def capped_bound(network: Network, num_tokens: int, cap: float) -> float:
     its attention is tied L2. Norms count with their own weights."""
     bound = 1.0
     for sublayer in network.sublayers:
-        if sublayer.kind == "mlp":
+        if isinstance(sublayer, MlpSublayer):
             of_part = cap**2 * ACTIVATION_LIPSCHITZ.get(sublayer.part.activation_name, np.inf)
         else:
             of_part = _capped_attention(sublayer.part, num_tokens, cap)
@@ -79,7 +80,7 @@ def capped_bound(network: Network, num_tokens: int, cap: float) -> float:
     return bound if network.last_norm is None else bound * norm_bound(network.last_norm, "2")
 
 
-def _capped_attention(attention: Attention, num_tokens: int, cap: float) -> float:
+def _capped_attention(attention: Heads, num_tokens: int, cap: float) -> float:
     """Theorem 3.2 with every spectral norm as large as the cap allows; the bound grows with these norms."""
     layer = layer_of(attention, num_tokens)
     if layer is None or attention.score_name != "l2" or not layer.tied:
@@ -116,27 +117,27 @@ def certificate(network: Network, num_tokens: int, radius: float) -> Certificate
     for sublayers in network.layers:
         constant = 1.0
         for sublayer in sublayers:
-            read = sublayer.before(radius, lambda x, norm=sublayer.norm: _longest_normed(norm, x))
+            normed = functools.partial(_longest_normed, sublayer.norm)
+            read = sublayer.before(radius, normed)
             bounds = _part_on_ball(sublayer, num_tokens, read)
             if bounds is None:
                 return None
             of_part, longest = bounds
-            if sublayer.branch_norm is not None:
-                longest = _longest_normed(sublayer.branch_norm, longest)
-            if sublayer.kind == "attention":
+            longest = _longest_normed(sublayer.branch_norm, longest)
+            if isinstance(sublayer, AttentionSublayer):
                 attentions.append(of_part)
             constant *= sublayer_bound(sublayer, "2", of_part)
             radius = abs(sublayer.skip) * radius + abs(sublayer.branch) * longest
-            radius = sublayer.after(radius, lambda x, norm=sublayer.norm: _longest_normed(norm, x))
+            radius = sublayer.after(radius, normed)
         layers.append(constant)
     last = 1.0 if network.last_norm is None else norm_bound(network.last_norm, "2")
     return Certificate(attentions, layers, math.prod(layers) * last)
 
 
-def _part_on_ball(sublayer: Sublayer, num_tokens: int, radius: float) -> tuple[float, float] | None:
+def _part_on_ball(sublayer: AnySublayer, num_tokens: int, radius: float) -> tuple[float, float] | None:
     """Bounds on Lip_2 of a sub-layer's part, and on the length of its output tokens; None if there are none."""
-    part = sublayer.part
-    if sublayer.kind == "mlp":
+    if isinstance(sublayer, MlpSublayer):
+        part = sublayer.part
         if part.activation_name not in ACTIVATION_LIPSCHITZ:
             return None
         up, down = part.up, part.down
@@ -144,7 +145,7 @@ def _part_on_ball(sublayer: Sublayer, num_tokens: int, radius: float) -> tuple[f
         # an activation that is 0 at 0 lengthens no vector by more than its Lipschitz constant
         longest = lipschitz_bounds.linear_norm(down.weight, "2") * ACTIVATION_LIPSCHITZ[part.activation_name] * hidden
         return mlp_bound(part, "2"), longest + _length(down.bias)
-    layer = layer_of(part, num_tokens)
+    layer = layer_of(sublayer.part, num_tokens)
     if layer is None:
         return None
     w = layer.maps
@@ -154,8 +155,10 @@ def _part_on_ball(sublayer: Sublayer, num_tokens: int, radius: float) -> tuple[f
     return min(on_ball, everywhere), lipschitz_bounds.longest_output(layer, radius, bias_D)
 
 
-def _longest_normed(norm: Norm, radius: float) -> float:
-    """Bound on the length of a normed token that was no longer than `radius`."""
+def _longest_normed(norm: Norm | None, radius: float) -> float:
+    """Bound on the length of a token that was no longer than `radius` before the norm, if there is one."""
+    if norm is None:
+        return radius
     most = 1.0 if norm.kind == "l2norm" else norm.width**0.5
     weight = 1.0 if norm.weight is None else norm.weight.abs().max().item()
     return norm.factor * (min(most, radius * norm.epsilon**-0.5) * weight + _length(norm.shift))
@@ -165,15 +168,14 @@ def _length(bias: Tensor | None) -> float:
     return 0.0 if bias is None else bias.norm().item()
 
 
-def matrices(sublayer: Sublayer) -> dict[str, Tensor]:
+def matrices(sublayer: AnySublayer) -> dict[str, Tensor]:
     """The weights of a sub-layer as matrices, the heads' side by side."""
-    part = sublayer.part
-    if sublayer.kind == "mlp":
-        return {"mlp_up": part.up.weight, "mlp_down": part.down.weight}
-    w = part.maps()
-    of_heads = {"w_q": w.w_q_HDK, "w_k": w.w_k_HDK, "w_v": w.w_v_HDK}
-    side_by_side = {name: w_HDK.transpose(0, 1).flatten(1) for name, w_HDK in of_heads.items() if w_HDK is not None}
-    return side_by_side | {"w_o": part.out.weight}
+    if isinstance(sublayer, MlpSublayer):
+        return {"mlp_up": sublayer.part.up.weight, "mlp_down": sublayer.part.down.weight}
+    w = sublayer.part.maps()
+    of_heads = {"w_q": w.w_q_HDK, "w_k": w.w_k_HDK} if sublayer.part.has_score_maps else {}
+    side_by_side = {name: w_HDK.transpose(0, 1).flatten(1) for name, w_HDK in (of_heads | {"w_v": w.w_v_HDK}).items()}
+    return side_by_side | {"w_o": sublayer.part.out.weight}
 
 
 def norm_bound(norm: Norm, p: str, largest_scale: float | None = None) -> float:
@@ -194,19 +196,20 @@ def mlp_bound(mlp: MLP, p: str) -> float:
     return weights * ACTIVATION_LIPSCHITZ[mlp.activation_name]
 
 
-def sublayer_bound(sublayer: Sublayer, p: str, part: float, largest_scale: float | None = None) -> float:
+def sublayer_bound(sublayer: AnySublayer, p: str, part: float, largest_scale: float | None = None) -> float:
     """Bound on Lip_p of a sub-layer from that of its part: the sub-layer run on Lipschitz constants (Lemma 2.1)."""
     of_norm = 1.0 if sublayer.norm is None else norm_bound(sublayer.norm, p, largest_scale)
+    of_branch_norm = 1.0 if sublayer.branch_norm is None else norm_bound(sublayer.branch_norm, p)
     return sublayer.apply(
         1.0,
         part=lambda constant: part * constant,
         norm=lambda constant: of_norm * constant,
         add=lambda a, x, b, y: abs(a) * x + abs(b) * y,
-        branch_norm=lambda constant: norm_bound(sublayer.branch_norm, p) * constant,
+        branch_norm=lambda constant: of_branch_norm * constant,
     )
 
 
-def head_maps(attention: Attention) -> dict[str, tuple[Tensor, Tensor]]:
+def head_maps(attention: Heads) -> dict[str, tuple[Tensor, Tensor]]:
     """W_QK and W_VO of each head, each as (left, right) with the matrix left right^T; both sides (H, D, K).
 
     W_QK is the bilinear form of the scores, in the scale in which they enter the softmax (Weighting.qk_maps of
@@ -242,8 +245,10 @@ def constants_by_layer(network: Network, num_tokens: int) -> dict[tuple[int, str
     Keys are (layer, sublayer, head) as in rankbench.measures.by_layer.metrics_by_layer; head metrics have the sublayer
     "weights".
     """
-    constants: dict[tuple, dict[str, float]] = {}
-    for number, attention in enumerate(copy.deepcopy(network).double().attentions, 1):
+    constants: dict[tuple[int, str, int | None], dict[str, float]] = {}
+    network = copy.deepcopy(network)
+    assert isinstance(network, nn.Module)  # a network without parts taken out
+    for number, attention in enumerate(network.double().attentions, 1):
         for matrix, maps in head_maps(attention).items():
             for head, norm in enumerate(spectra(*maps)[0][:, 0].tolist(), 1):
                 constants.setdefault((number, "weights", head), {})[f"{matrix}_norm"] = norm

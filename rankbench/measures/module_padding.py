@@ -45,8 +45,8 @@ def with_lengths(
                 f"(sequences, tokens) are {', '.join(names) or 'none'}"
             )
         return _by_mask(example, reading, name, kind == "present", main), asked
-    hidden = {number: _hidden(heads, number) for number in {call.keys_of for call in heads}}
-    hidden = {number: hidden_BM for number, hidden_BM in hidden.items() if hidden_BM is not None}
+    numbers = {call.keys_of for call in heads}
+    hidden = {number: hidden_BM for number in numbers if (hidden_BM := _hidden(heads, number)) is not None}
     said = []
     for number, hidden_BM in hidden.items():
         mask = _explaining(hidden_BM, few, reading)
@@ -72,7 +72,7 @@ def _hidden(heads: tuple[ReadCall, ...], number: int | None) -> Tensor | None:
     """The keys of an input's tokens that are absent, (B, M) bool; None if all are present, or the calls disagree."""
     calls = [call for call in heads if call.keys_of == number and call.kind in ("softmax", "signed")]
     calls = [call for call in calls if not call.is_cross] or calls
-    each = [call.hidden_RM for call in calls]
+    each = [hidden_RM for call in calls if (hidden_RM := call.hidden_RM) is not None]
     if not each or any(x.shape != each[0].shape or not torch.equal(x, each[0]) for x in each) or not each[0].any():
         return None
     hidden_BM = each[0]
@@ -184,7 +184,7 @@ def tap_calls(
         split, weights, first = wanted[key].lead.split, wanted[key].lead.split(call.weights), waiting.pop(key, None)
         values = split(call.values, len(weights))
         if first is None:
-            logits = None if call.logits is None else lambda: split(call.logits())
+            logits = None if (of_call := call.logits) is None else lambda: split(of_call())
             whole = call._replace(key=key, weights=weights, values=values, logits=logits)
         else:
             whole = first._replace(values=torch.cat([first.values, values], -1))

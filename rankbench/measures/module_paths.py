@@ -103,6 +103,6 @@ def norms(x: Tensor, batch_axis: int) -> Tensor:
     return euclidean_norm(x.flatten(batch_axis + 1))
 
 
-def scores(outputs: Tensor, example: Example) -> list[Score]:
-    """The score of each sequence against the example's targets."""
-    return [score(*pair) for pair in zip(outputs.split(1), example.targets.split(1), strict=True)]
+def scores(outputs: Tensor, targets: Tensor) -> list[Score]:
+    """The score of each sequence against its targets."""
+    return [score(*pair) for pair in zip(outputs.split(1), targets.split(1), strict=True)]

@@ -87,7 +87,7 @@ class ReadModule:
     def shape_of_sequence(self) -> tuple[int, int]:
         """Tokens and width of the target; one token if it has none."""
         tokens = math.prod(self.target.shape[axis] for axis in self.axes.tokens)
-        batch = self.target.shape[self.axes.batch]
+        batch = self.target.shape[self.axes.batch or 0]
         return tokens, math.prod(self.target.shape) // (batch * tokens)
 
     @property
@@ -163,7 +163,7 @@ class ReadModule:
     def _arranged_like_output(self, states: Sums) -> Sums | None:
         """The states, if they have the axes of the target."""
         axes, shape = self.axes, states.state_BND.shape
-        alike = len(shape) == len(self.target.shape) and max([axes.batch, *axes.tokens]) < len(shape) - 1
+        alike = len(shape) == len(self.target.shape) and max([axes.batch or 0, *axes.tokens]) < len(shape) - 1
         if not alike or any(shape[axis] != self.target.shape[axis] for axis in axes.tokens):
             return None
         return self._arranged(states)

@@ -10,7 +10,7 @@ counts each time.
 Shapes: B sequence, N token, D width.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from itertools import pairwise
 
@@ -38,14 +38,15 @@ def layers_of(read: ReadModule) -> list[Run]:
     by_depth = [[call for call in calls if call.depth == depth] for depth in sorted({call.depth for call in calls})]
     layers = _chain(read, by_depth, None)
     if layers is None:
-        alone = [_holder(states, group, calls) for group in by_depth]
+        alone: list[Run] = []
         named = f"; name its layers: layers=[{', '.join(_lists(read.module)) or '<submodule>,...'}]"
-        if None in alone:
-            depth = by_depth[alone.index(None)][0].depth
-            raise ConfigError(
-                f"{name}: the attention calls of depth {depth} have no submodule of their own that returns states of "
-                f"the same shape (B, N, D) as its input; put each layer into a submodule{named}"
-            )
+        for group in by_depth:
+            if (holder := _holder(states, group, calls)) is None:
+                raise ConfigError(
+                    f"{name}: the attention calls of depth {group[0].depth} have no submodule of their own that "
+                    f"returns states of the same shape (B, N, D) as its input; put each layer into a submodule{named}"
+                )
+            alone.append(holder)
         earlier, later = next(pair for pair in pairwise(alone) if _bridge(read, *pair) is None)
         raise ConfigError(
             f"{name}: the input of {later.name} is not the output of {earlier.name}, so these are branches, not "
@@ -54,7 +55,7 @@ def layers_of(read: ReadModule) -> list[Run]:
     return [*_ends(read, layers[0], -1)[::-1], *layers, *_ends(read, layers[-1], 1)]
 
 
-def _holder(states: dict[Run, State], group: Sequence[ReadCall], calls: Sequence[ReadCall]) -> Run | None:
+def _holder(states: Mapping[Run, State], group: Sequence[ReadCall], calls: Sequence[ReadCall]) -> Run | None:
     """The outermost submodule that keeps the shape and holds these calls and no others."""
     for run in group[0].runs:
         if (
@@ -121,8 +122,10 @@ def _is_layer(module: nn.Module, layer: str, other: str) -> bool:
 def _ends(read: ReadModule, run: Run, direction: int) -> list[Run]:
     """The layers without attention in front of the first, or behind the last."""
     ends: list[Run] = []
-    while (run := _beside(read, run, direction)) is not None and run not in ends:
-        ends.append(run)
+    beside = _beside(read, run, direction)
+    while beside is not None and beside not in ends:
+        ends.append(beside)
+        beside = _beside(read, beside, direction)
     return ends
 
 
@@ -147,7 +150,7 @@ def _asked_for(read: ReadModule, patterns: Sequence[str]) -> list[Run]:
 
 def axes_of_layers(read: ReadModule, layers: Sequence[Run]) -> list[Axes]:
     """The axes of each layer's states; where the touch did not tell, those of a layer beside it."""
-    known = [axes for run in layers if (axes := read.reading.states[run].axes) is not None and axes.tokens]
+    known = [own for run in layers if (own := read.reading.states[run].axes) is not None and own.tokens]
     axes = []
     for run in layers:
         state = read.reading.states[run]
@@ -163,12 +166,12 @@ def states_of(read: ReadModule, layers: Sequence[Run], example: Example) -> list
     states: dict[Run | None, Tensor] = {}
 
     def begun(run: Run, _: nn.Module, given: object) -> None:
-        if run == layers[0]:
-            states[None] = first_state(given).clone()
+        if run == layers[0] and (state := first_state(given)) is not None:
+            states[None] = state.clone()
 
     def ended(run: Run, _: nn.Module, result: object) -> None:
-        if run in layers:
-            states[run] = first_state(result).clone()
+        if run in layers and (state := first_state(result)) is not None:
+            states[run] = state.clone()
 
     with following(read.module, begun, ended):
         example.run(read.module)

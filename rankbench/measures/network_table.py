@@ -64,7 +64,7 @@ def _counts(read: ReadModule, call: ReadCall) -> bool:
     return bool(read.target.passed >> call.number & 1)
 
 
-def _row(part: str, name: str, shape: tuple[int, ...], axes: Axes | None = None, **columns: object) -> dict:
+def _row(part: str, name: str, shape: tuple[int, ...], axes: Axes | None = None, /, **columns: object) -> dict:
     row = dict.fromkeys(COLUMNS) | {"part": part, "name": name, "shape": " ".join(map(str, shape))}
     if axes is not None:
         row |= {"token_axis": " ".join(map(str, axes.tokens)) or None, "sequence_axis": axes.batch}

@@ -128,9 +128,10 @@ class Spectrum:
             return cls.of(x), cls.of(residual)
         t = torch.linalg.qr(torch.cat([residual, x.mean(-2, keepdim=True)], -2).mT, mode="r").R
         triangle = t[..., :num_rows]
-        spectra = [torch.linalg.svdvals(y) for y in (triangle + t[..., num_rows:], triangle)]
         tolerance = x.shape[-1] * torch.finfo(x.dtype).eps
-        return tuple(cls(s[..., 0], s / s[..., :1], tolerance) for s in spectra)
+        spectra = map(torch.linalg.svdvals, (triangle + t[..., num_rows:], triangle))
+        of_x, of_residual = (cls(s[..., 0], s / s[..., :1], tolerance) for s in spectra)
+        return of_x, of_residual
 
     @property
     def second(self) -> Tensor:

@@ -76,7 +76,7 @@ def _batches_of_paths(paths_PL: np.ndarray, most: int) -> list[slice | np.ndarra
     """Which paths run together: neighbours in lexicographic order, which share the most prefixes."""
     if len(paths_PL) <= most:
         return [slice(None)]
-    return np.array_split(np.lexsort(paths_PL.T[::-1]), -(-len(paths_PL) // most))
+    return [*np.array_split(np.lexsort(paths_PL.T[::-1]), -(-len(paths_PL) // most))]
 
 
 def _sums_of_tree(
@@ -172,5 +172,6 @@ def joint_network(network: FrozenNetwork | RecomputedNetwork, choices: list[list
     everything = slice(None)
     states_1BND = network.start(everything)[None]
     for layer, chosen in enumerate(choices):
-        states_1BND = sum(network.step(states_1BND, layer, choice, everything) for choice in chosen)
+        total: Any = sum(network.step(states_1BND, layer, choice, everything) for choice in chosen)
+        states_1BND = total
     return network.finish(states_1BND, everything)[0]

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankbench.keys import ConfigError
-from rankbench.model.attention import Attention
-from rankbench.model.network import Network
+from rankbench.model.attention import Heads
+from rankbench.model.network import AttentionSublayer, Network
 from rankbench.model.norm import plain_norm
 
 
@@ -44,7 +44,7 @@ class RecomputedNetwork:
         check_recomputed(network, "paths")
         with torch.no_grad():
             self.embedding_BND, self.present_BN = network.embed(inputs), network.present(inputs)
-            self.layers = network.layers if mlp else [[attention] for attention, *_ in network.layers]
+            self.layers = [sublayers if mlp else sublayers[:1] for sublayers in network.layers]
             # per layer and head: query, key and value of one head in one product, and the map back to the width
             heads = [attention.maps_as_applied() for attention in network.attentions]
             self.read = [
@@ -64,7 +64,7 @@ class RecomputedNetwork:
         if choice == 0:
             return states_PBND
         for sublayer in self.layers[layer]:
-            if sublayer.kind == "attention":
+            if isinstance(sublayer, AttentionSublayer):
                 states_PBND = self._one_head(sublayer.part, states_PBND, layer, choice, sequences)
             else:
                 states_PBND = sublayer.part(states_PBND)
@@ -73,7 +73,7 @@ class RecomputedNetwork:
                 states_PBND = plain_norm(sublayer.norm.kind, states_PBND)
         return states_PBND
 
-    def _one_head(self, attention: Attention, states_PBND: Tensor, layer: int, choice: int, sequences: slice) -> Tensor:
+    def _one_head(self, attention: Heads, states_PBND: Tensor, layer: int, choice: int, sequences: slice) -> Tensor:
         widths = [attention.head_width] * 2 + [attention.value_width]
         q_PBNK, k_PBNK, v_PBNK = F.linear(states_PBND, *self.read[layer][choice - 1]).split(widths, dim=-1)
         # `weights` expects axes (B, H, N, K) and here gets (P, B, N, K)

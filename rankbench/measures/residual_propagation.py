@@ -25,10 +25,10 @@ from rankbench.measures.residual_coordinates import (
 )
 from rankbench.measures.rounding import MARGIN, RandomRounding
 from rankbench.model.activations import ACTIVATIONS, GATES, TANH_CUBE, TANH_RATE
-from rankbench.model.attention import ATTENTION_ALONE, Attention
-from rankbench.model.network import Network, Sublayer, check_one_stream
+from rankbench.model.attention import ATTENTION_ALONE, Heads
+from rankbench.model.mlp import MLP
+from rankbench.model.network import AnySublayer, AttentionSublayer, MlpSublayer, Network, check_one_stream
 from rankbench.model.norm import Norm
-from rankbench.model.transformer import MLP
 
 NORMS = ("layernorm", "rmsnorm")  # the kinds that are followed; likewise for attention
 ATTENTIONS = ("dot", "l2")
@@ -108,21 +108,21 @@ def check(network: Network) -> None:
                 )
 
 
-def _followed(sublayer: Sublayer) -> Iterator[tuple[str, object, Collection[object]]]:
+def _followed(sublayer: AnySublayer) -> Iterator[tuple[str, object, Collection[object]]]:
     """Each key of the model with its value in this sub-layer and the values that a rule here follows."""
-    part = sublayer.part
     if sublayer.norm is not None:
         yield "norm_kind", sublayer.norm.kind, NORMS
-    if sublayer.kind == "mlp":
-        yield "activation", part.activation_name, CHANGES
+    if isinstance(sublayer, MlpSublayer):
+        yield "activation", sublayer.part.activation_name, CHANGES
         return
+    part = sublayer.part
     yield "attention", part.score_name, ATTENTIONS
     for share_of, share in ATTENTION_ALONE.items():
         yield f"mix_{share_of}", part.mix[share_of], [share]
     yield "exclusive", str(part.exclusive).lower(), ["false"]
 
 
-def log_lemma_constant(sublayer: Sublayer) -> float:
+def log_lemma_constant(sublayer: AttentionSublayer) -> float:
     """log(4 beta H / sqrt(K)), natural, of one layer; beta = max_h ||W_QK,h||_1 ||W_V,h W_O,h||_{1,inf}.
 
     Dong et al. 2021, Lemma A.2: ||R'|| is at most this constant times ||R||^3 in an unmasked layer of attention alone.
@@ -136,16 +136,18 @@ def log_lemma_constant(sublayer: Sublayer) -> float:
     return (4 * beta * module.heads / math.sqrt(module.head_width)).log().item()
 
 
-def through_sublayer(state: ResidualState, sublayer: Sublayer, present_BN: Tensor | None = None) -> ResidualState:
+def through_sublayer(state: ResidualState, sublayer: AnySublayer, present_BN: Tensor | None = None) -> ResidualState:
     """One sub-layer of the network, run on residual coordinates."""
-    part = attention if sublayer.kind == "attention" else mlp
-    return sublayer.apply(
-        state,
-        part=lambda read: part(read, sublayer.part, present_BN),
-        norm=lambda tokens: norm(tokens, sublayer.norm, present_BN),
-        add=weighted_sum,
-        branch_norm=lambda tokens: norm(tokens, sublayer.branch_norm, present_BN),
-    )
+
+    def part(read: ResidualState) -> ResidualState:
+        if isinstance(sublayer, MlpSublayer):
+            return mlp(read, sublayer.part, present_BN)
+        return attention(read, sublayer.part, present_BN)
+
+    def normed(module: Norm | None) -> Callable[[ResidualState], ResidualState] | None:
+        return None if module is None else functools.partial(norm, module=module, present_BN=present_BN)
+
+    return sublayer.apply(state, part, normed(sublayer.norm), weighted_sum, normed(sublayer.branch_norm))
 
 
 def weighted_sum(a: float, x: ResidualState, b: float, y: ResidualState) -> ResidualState:
@@ -155,7 +157,7 @@ def weighted_sum(a: float, x: ResidualState, b: float, y: ResidualState) -> Resi
     return ResidualState.of(mean, rows)
 
 
-def attention(state: ResidualState, module: Attention, present_BN: Tensor | None = None) -> ResidualState:
+def attention(state: ResidualState, module: Heads, present_BN: Tensor | None = None) -> ResidualState:
     """Multi-head attention, with biases, any mask of rankbench, and absent tokens.
 
     With x_i = x + R_i and t = sqrt(K) temperature the scores are, up to terms that are constant along a row and drop
@@ -252,7 +254,7 @@ def _change_of_softmax(q_BHNM: Tensor, log_B: Tensor, e_BHNM: Tensor) -> tuple[T
     return log_B, torch.where(small_BHNM.abs().amax(-1, keepdim=True) < 1e-17, limit_BHNM, exact_BHNM)
 
 
-def _seen(module: Attention, present_BN: Tensor | None, unit_BND: Tensor) -> Tensor | None:
+def _seen(module: Heads, present_BN: Tensor | None, unit_BND: Tensor) -> Tensor | None:
     """Mask of the keys that each query sees, (B or 1, 1, N or 1, M); None if it sees all of them."""
     seen = module.seen(present_BN, unit_BND.shape[1], unit_BND.device)
     if seen is None:

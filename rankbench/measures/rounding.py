@@ -41,7 +41,7 @@ from rankbench.measures.attention_matrices import Rows, per_queries, shares
 from rankbench.measures.norms import composite_norm, frobenius_norm, own_rounding, residual_matrix
 from rankbench.measures.states import value_per_length
 from rankbench.measures.token_views import View, counted_first
-from rankbench.model.network import Network, SublayerStep, run
+from rankbench.model.network import AnyStep, AttentionStep, Network, run
 
 NUMBERS = 256  # errors that the passes draw together for a state or a P: enough for a stable norm
 MOST_PASSES = 8
@@ -131,7 +131,7 @@ class RandomRounding(TorchDispatchMode):
             pool.uniform_(-1, 1, generator=self.generator).mul_(torch.finfo(x.dtype).eps)
             pool = self.pools[x.dtype, x.device] = pool.to(x.device)
             self.ones[x.dtype, x.device] = pool.new_ones(())
-        begin = self.begin.random_(pool.numel() - x.numel() + 1, generator=self.generator).item()
+        begin = int(self.begin.random_(pool.numel() - x.numel() + 1, generator=self.generator).item())
         if x.is_contiguous():  # the same as below in one call
             return pool.as_strided(x.shape, x.stride(), begin)
         return pool[begin : begin + x.numel()].view(x.shape)
@@ -169,7 +169,7 @@ class Floors(NamedTuple):
 @torch.no_grad()
 def run_with_floors(
     network: Network, inputs: Tensor, generator: torch.Generator, view: View = ALL
-) -> Iterator[tuple[SublayerStep, Floors]]:
+) -> Iterator[tuple[AnyStep, Floors]]:
     """Every sub-layer's step with its floors. The plain and the perturbed passes run side by side, so that only one
     sub-layer of them is in memory. generator: on the CPU. view: the tokens over which floors of states are taken."""
     passes = num_passes(network.num_tokens(inputs), network.width)
@@ -191,9 +191,9 @@ def run_with_floors(
             input_B = floor(step.input_BND, perturbed.input_BND)
         output_B = floor(step.output_BND, perturbed.output_BND)
         weights_BH = None
-        if step.weights_BHNM is not None:
-            whole = (step.weights_BHNM, perturbed.weights_BHNM)
-            weights_BH = floor(*(whole if step.sublayer.part.weighting.stochastic else map(shares, whole)))
+        if isinstance(step, AttentionStep) and isinstance(perturbed, AttentionStep):
+            seen = (lambda p: p) if step.sublayer.part.weighting.stochastic else shares
+            weights_BH = floor(seen(step.weights_BHNM), seen(perturbed.weights_BHNM))
         yield step, Floors(input_B, output_B, weights_BH)
         input_B = output_B
 

@@ -52,6 +52,9 @@ def initial_model(cfg: ModelConfig, task: Task, seed: int) -> Transformer | Lstm
     """The model with this seed's initial weights, float32, on the CPU."""
     model = build_model(cfg, task)
     allocate(model)
-    draw = initialise_lstm if isinstance(model, Lstm) else initialise
-    draw(model, generator_for(seed, "initialisation"))
+    generator = generator_for(seed, "initialisation")
+    if isinstance(model, Lstm):
+        initialise_lstm(model, generator)
+    else:
+        initialise(model, generator)
     return model

@@ -13,8 +13,8 @@ from rankbench.config import ModelConfig
 from rankbench.keys import ConfigError
 from rankbench.model.contraction import inverse_phi, l2_bound_inf
 from rankbench.model.fused import fused_mixing
-from rankbench.model.linear import linear
-from rankbench.model.network import HeadMaps
+from rankbench.model.head_maps import HeadMaps
+from rankbench.model.linear import LinearMap, linear
 from rankbench.model.short_rows import attention_of_short_rows
 from rankbench.model.weightings import ATTENTIONS, SHORT_ROW, Factors, Softmax, Weighting, as_weights, inverse_length
 
@@ -41,11 +41,9 @@ def visible_keys(mask: str, window: int | None, num_tokens: int, device: torch.d
     if mask == "none":
         return None
     distance_NM = torch.arange(num_tokens, device=device)[:, None] - torch.arange(num_tokens, device=device)[None, :]
-    if mask == "causal":
-        return distance_NM >= 0
     if mask == "others":
         return (distance_NM != 0) | (num_tokens == 1)
-    return distance_NM.abs() <= window
+    return distance_NM.abs() <= window if mask == "window" and window is not None else distance_NM >= 0
 
 
 class Heads(nn.Module):
@@ -56,19 +54,22 @@ class Heads(nn.Module):
     """
 
     score_name, is_l2 = "dot", False
+    has_score_maps = True  # whether scores are a product of two tokens' maps
     weighting: Weighting = ATTENTIONS["dot"]
     layer = 1  # number of the layer
-    mask, window, temperature, contraction_keys = "none", None, 1.0, None
+    mask, temperature = "none", 1.0
+    window: int | None = None
+    contraction_keys: int | None = None
     mix: Mapping[str, float] = ATTENTION_ALONE
     exclusive = False  # whether each head's output loses its part along the token's own value
 
     # The attention whose values are mixed into this layer's, and their share. Its input is a stream next to the tokens.
     first: "tuple[Heads, float] | None" = None
-    own: Mapping[str, Tensor]  # parameters of the weighting, if it has any
+    own: nn.ParameterDict  # parameters of the weighting, if it has any
     heads: int
     head_width: int
     value_width: int
-    out: nn.Module
+    out: LinearMap
 
     def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of every head, each (B, H, N, K); values of another width are (B, H, N, V)."""
@@ -142,8 +143,7 @@ class Heads(nn.Module):
 
     def qk_maps(self) -> dict[str, tuple[Tensor, Tensor]]:
         """W_QK of each head by name, as `Weighting.qk_maps`; empty if scores are not a product of two tokens' maps."""
-        w = self.maps_as_applied()
-        return {} if w.w_q_HDK is None else self.weighting.qk_maps(w, self)
+        return self.weighting.qk_maps(self.maps_as_applied(), self) if self.has_score_maps else {}
 
     def mixing(self, p_BHNM: Tensor, seen_NM: Tensor | None, gains_BHM: Tensor | None, v_BHMV: Tensor) -> Tensor:
         """Matrix M that multiplies the values v: P, or its mix with the identity and the average of the visible keys.
@@ -177,12 +177,6 @@ class Heads(nn.Module):
 
         dropout_BHNM: the mask of the attention weights. kernel: one of KERNELS.
         """
-        if kernel in ("step", "side_by_side") and present_BN is None and self._is_short(x_BND):
-            maps = [(part.weight, part.bias) for part in (self.qkv, self.out)]
-            seen_NM = self.seen(None, x_BND.shape[-2], x_BND.device)
-            scale = self.head_width**-0.5 / self.temperature
-            at_once = kernel == "side_by_side"
-            return attention_of_short_rows(x_BND, *maps, self.heads, scale, seen_NM, dropout_BHNM, at_once)
         if kernel != "table" and dropout_BHNM is None and self._fuses(x_BND):
             mixed_BHNK = self._fused(x_BND, present_BN, side_by_side=kernel == "side_by_side")
         else:
@@ -211,10 +205,6 @@ class Heads(nn.Module):
         plain = self.weighting.fusible and not (self.mix["identity"] or self.mix["uniform"])
         is_faster = x_BND.shape[-2] >= FUSED_FROM_TOKENS or self.head_width == 1 or x_BND.device.type == "cuda"
         return plain and is_faster
-
-    def _is_short(self, x_BND: Tensor) -> bool:
-        """Whether attention_of_short_rows can compute this layer; a subclass for which it can overrides this."""
-        return False
 
     def _fused(self, x_BND: Tensor, present_BN: Tensor | None, side_by_side: bool) -> Tensor:
         """The mixed values, without an N x M table. States of absent tokens may differ from those with the table."""
@@ -269,11 +259,22 @@ class Attention(Heads):
         self.qkv = linear(cfg, cfg.width, sum(self.rows), len(self.rows))
         self.rows_of_latent = keys_and_values
         self.from_latent = linear(cfg, cfg.latent_width, sum(keys_and_values)) if cfg.latent_width else None
-        self.out = linear(cfg, self.heads * self.value_width, cfg.width)
+        self.out: nn.Linear = linear(cfg, self.heads * self.value_width, cfg.width)
         starts = self.weighting.parameters(self)
         self.own = nn.ParameterDict({name: torch.empty(start.shape) for name, start in starts.items()})
 
+    def forward(
+        self, x_BND: Tensor, present_BN: Tensor | None = None, dropout_BHNM: Tensor | None = None, kernel: str = "table"
+    ) -> Tensor:
+        if kernel not in ("step", "side_by_side") or present_BN is not None or not self._is_short(x_BND):
+            return super().forward(x_BND, present_BN, dropout_BHNM, kernel)
+        qkv, out = ((part.weight, part.bias) for part in (self.qkv, self.out))
+        seen_NM = self.seen(None, x_BND.shape[-2], x_BND.device)
+        scale, at_once = self.head_width**-0.5 / self.temperature, kernel == "side_by_side"
+        return attention_of_short_rows(x_BND, qkv, out, self.heads, scale, seen_NM, dropout_BHNM, at_once)
+
     def _is_short(self, x_BND: Tensor) -> bool:
+        """Whether attention_of_short_rows can compute this layer."""
         plain = self.score_name == "dot" and not self.mixes and self.first is None
         plain = plain and self.rows == [self.rows[0]] * 3 and self.head_width > 1
         short = x_BND.shape[-2] <= SHORT_ROW and x_BND.device.type == "cpu"
@@ -314,7 +315,7 @@ class Attention(Heads):
         small_HKV = w.w_q_HDK.transpose(-2, -1) @ w.w_v_HDK * self.head_width**-0.5
         v_BHNV = q_BHNK @ small_HKV
         shift_H1V = w.b_v_HK[:, None] - w.b_q_HK[:, None] @ small_HKV  # the values do not contain the queries' bias
-        return q_BHNK, *(keys or [q_BHNK]), v_BHNV + shift_H1V.to(v_BHNV.dtype)
+        return q_BHNK, keys[0] if keys else q_BHNK, v_BHNV + shift_H1V.to(v_BHNV.dtype)
 
     def bound_inf(self, inverse: float | Tensor) -> Tensor:
         """Upper bound on the Lipschitz constant in the infinity norm of l2 with tied keys, before any contraction.
@@ -328,7 +329,7 @@ class Attention(Heads):
         """Factor of each value, (B, H, M) or broadcastable to it; None for 1. Raises ConfigError like `num_keys`."""
         if self.score_name == "cosine":
             return inverse_length(v_BHMK).squeeze(-1)
-        if self.score_name != "contractive_l2":
+        if self.score_name != "contractive_l2" or self.contraction is None:
             return None
         most = self.num_keys(v_BHMK.shape[-2])
         if self.contraction_keys is not None or present_BN is None:
@@ -377,8 +378,9 @@ class Attention(Heads):
         """Queries, keys and values; those that several heads share are repeated for each head."""
         if self.tied_qk:
             parts = [parts[0], *parts]
-        share = self.heads // self.groups
-        return parts[0], *(part if share == 1 else part.repeat_interleave(share, dim) for part in parts[1:])
+        share, (queries, *others) = self.heads // self.groups, parts
+        keys, values = (part if share == 1 else part.repeat_interleave(share, dim) for part in others)
+        return queries, keys, values
 
 
 def _squared_lengths(v_BHMV: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Transformers that have only plain softmax heads, for closed forms that cover nothing else."""
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -9,7 +10,7 @@ from rankbench.model.initialise import allocate, initialise
 from rankbench.model.transformer import Transformer
 
 # Config keys of a model with one plain softmax head of full rank and no skip; they replace the given model's keys.
-BARE = {"heads": 1, "head_width": None, "value_width": None, "kv_groups": None, "latent_width": None}
+BARE: dict = {"heads": 1, "head_width": None, "value_width": None, "kv_groups": None, "latent_width": None}
 BARE |= {"attention": "dot", "temperature": 1.0, "mix_attention": 1.0, "mix_identity": 0.0, "mix_uniform": 0.0}
 BARE |= {"exclusive": False, "skips": None}
 BARE |= {"head_reduction": "sum", "tied_qk": False, "mask": "none", "window": None, "skip": False, "skip_scale": 1.0}
@@ -23,20 +24,20 @@ BARE |= {"init_gain": 3**0.5}  # times U(+-1/sqrt(d)): every matrix has entries 
 UNIFORM = {"mix_attention": 0.0, "mix_uniform": 1.0}  # every query averages the tokens that it sees
 
 
-def bare_network(cfg: ModelConfig, num_inputs: int, num_outputs: int, tokens: int, **keys: object) -> Transformer:
+def bare_network(cfg: ModelConfig, num_inputs: int, num_outputs: int, tokens: int, /, **keys: Any) -> Transformer:
     """Build a float64 network of plain heads on coordinates, with these keys of the model changed and weights not yet
     set. cfg: the config of any Transformer of rankbench."""
     changed = dataclasses.replace(cfg, **(BARE | keys))
     with torch.device("meta"):
-        sizes = {"num_inputs": num_inputs, "num_outputs": num_outputs, "length": tokens}
+        sizes: Any = {"num_inputs": num_inputs, "num_outputs": num_outputs, "length": tokens}
         network = Transformer(changed, input_kind="coordinates", **sizes)
     allocate(network)
     return network.double().requires_grad_(False)
 
 
-def drawn_network(cfg: ModelConfig, generator: torch.Generator, tokens: int, width: int, **keys: object) -> Transformer:
-    """The same network on states of this width, with weights drawn from the generator."""
-    network = bare_network(cfg, width, width, tokens, width=width, **keys)
+def drawn_network(cfg: ModelConfig, generator: torch.Generator, tokens: int, /, **keys: Any) -> Transformer:
+    """The same network on states of the width in `keys`, with weights drawn from the generator."""
+    network = bare_network(cfg, keys["width"], keys["width"], tokens, **keys)
     initialise(network, generator)
     return network
 

@@ -39,7 +39,7 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, causal: bool, 
     if len(q) > MOST_SEQUENCES and q.device.type == "cuda":
         seen_of = repeat(seen) if seen is None or seen.ndim == 2 or len(seen) == 1 else seen.split(MOST_SEQUENCES)
         pieces = zip(*(x.split(MOST_SEQUENCES) for x in (q, k, v)), seen_of, strict=False)
-        return torch.cat([_kernel(*piece, causal, scale) for piece in pieces])
+        return torch.cat([_kernel(q, k, v, seen, causal, scale) for q, k, v, seen in pieces])
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=causal, scale=scale)
 
 
@@ -61,6 +61,7 @@ class _Folded(torch.autograd.Function):
 
         if seen is not None and seen.ndim - (in_dims[3] is not None) > 2:
             seen = folded(seen, in_dims[3])
-        mixed = _kernel(*map(folded, (q, k, v), in_dims[:3]), seen, causal, scale)
         batched = q.ndim - (in_dims[0] is not None) > 3
+        q, k, v = map(folded, (q, k, v), in_dims[:3])
+        mixed = _kernel(q, k, v, seen, causal, scale)
         return mixed.unflatten(0, (info.batch_size, -1)) if batched else mixed, 0

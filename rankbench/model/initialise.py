@@ -49,8 +49,8 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
             elif isinstance(module, SigmaReparam):
                 module.gamma.fill_(gain)
             elif isinstance(module, Attention):
-                for parameter, start in module.weighting.parameters(module).items():
-                    start.draw(module.own[parameter], generator)
+                for own, start in module.weighting.parameters(module).items():
+                    start.draw(module.own[own], generator)
             elif isinstance(module, nn.Linear):
                 _draw_linear(model, name, module, generator)
                 if name.startswith("blocks."):
@@ -62,7 +62,7 @@ def initialise(model: Transformer, generator: torch.Generator) -> None:
 
 def _draw_linear(model: Transformer, name: str, module: nn.Linear, generator: torch.Generator) -> None:
     """Draw the weight and the bias of the linear map of this name, before any gain."""
-    cfg, maps = model.cfg, _maps(model, name)
+    cfg, maps = model.cfg, _maps(model, name, module)
     for weight in free_weight(module).split(maps):  # the fused query-key-value matrix holds several maps
         fan_out, fan_in = weight.shape
         limit = {"pytorch": fan_in**-0.5, "glorot": math.sqrt(6 / (fan_in + fan_out))}.get(cfg.init)
@@ -88,15 +88,15 @@ def maps_of_layers(model: Transformer) -> dict[str, list[int]]:
         name: module for name, module in model.blocks.named_modules(prefix="blocks") if isinstance(module, nn.Linear)
     }
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {names[id(free_weight(module))]: _maps(model, name) for name, module in modules.items()}
+    return {names[id(free_weight(module))]: _maps(model, name, module) for name, module in modules.items()}
 
 
-def _maps(model: Transformer, name: str) -> list[int]:
+def _maps(model: Transformer, name: str, module: nn.Linear) -> list[int]:
     """Number of rows of each map that is stacked in the linear map of this name."""
-    if name.endswith(("qkv", "from_latent")):
-        attention = model.get_submodule(name.rpartition(".")[0])
-        return attention.rows if name.endswith("qkv") else attention.rows_of_latent
-    return [model.get_submodule(name).out_features]
+    holder = model.get_submodule(name.rpartition(".")[0])
+    if isinstance(holder, Attention) and name.endswith(("qkv", "from_latent")):
+        return holder.rows if name.endswith("qkv") else holder.rows_of_latent
+    return [module.out_features]
 
 
 def _set_values(module: nn.Linear, maps: list[int], values: str, generator: torch.Generator) -> None:

@@ -26,7 +26,7 @@ class Kinds:
 
     def check(self, kinds: Iterable[str], name: str) -> None:
         """Raise ConfigError for a kind of which no token is known. name: of the key that asks for it."""
-        known = ["first", *(kind for kind, which in (self.positions | self.ids).items() if len(which))]
+        known = ["first", *(kind for kind, which in {**self.positions, **self.ids}.items() if len(which))]
         for kind in kinds:
             if kind not in known:
                 raise ConfigError(f"{name}={kind}: no token of this kind is known here; known are {', '.join(known)}")

@@ -1,5 +1,7 @@
 """The linear maps of the blocks: plain, or with the spectral norm as a separate parameter."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -7,6 +9,22 @@ from torch.nn.utils import parametrize
 from rankbench.config import ModelConfig
 
 SQUARINGS = 30  # the norm's relative error is largest, 2e-10, where the two largest singular values nearly agree
+
+
+class ReadOut(Protocol):
+    """A map of each token. weight: of its last linear map, (O, I)."""
+
+    @property
+    def weight(self) -> Tensor: ...
+
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+
+class LinearMap(ReadOut, Protocol):
+    """x weight^T + bias, as in nn.Linear."""
+
+    @property
+    def bias(self) -> Tensor | None: ...
 
 
 class SigmaReparam(nn.Module):
@@ -68,4 +86,5 @@ def linear(cfg: ModelConfig, num_inputs: int, num_outputs: int, num_maps: int = 
 
 def free_weight(module: nn.Linear) -> Tensor:
     """The free parameter of a linear map's weight: the weight itself unless it is parametrised."""
-    return module.parametrizations.weight.original if parametrize.is_parametrized(module, "weight") else module.weight
+    is_parametrized = parametrize.is_parametrized(module, "weight")
+    return module.get_parameter("parametrizations.weight.original") if is_parametrized else module.weight

@@ -14,6 +14,8 @@ from rankbench.keys import ConfigError
 from rankbench.model.kinds import NO_KINDS, Kinds
 from rankbench.model.padding import Padded
 
+WEIGHTS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")  # of nn.LSTM, in the order of torch.lstm
+
 
 class Lstm(Padded, nn.Module):
     """Read-in, L layers of torch.nn.LSTM with D cells each, read-out; a token sees only earlier tokens.
@@ -47,7 +49,7 @@ class Lstm(Padded, nn.Module):
             x_BND = x_BND * dropout["embedding"]
         zeros_1BD = x_BND.new_zeros(1, len(x_BND), self.cfg.width)
         for index, layer in enumerate(self.layers):
-            weights = (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0)
+            weights = tuple(getattr(layer, name) for name in WEIGHTS)
             with warnings.catch_warnings():
                 # cuDNN copies weights that are not contiguous, such as those of one of several stacked seeds
                 warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")

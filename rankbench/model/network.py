@@ -17,97 +17,20 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
-from typing import NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rankbench.keys import ConfigError
+from rankbench.model.attention import Heads
 from rankbench.model.kinds import NO_KINDS, Kinds
+from rankbench.model.linear import ReadOut
+from rankbench.model.mlp import MLP
+from rankbench.model.norm import Norm
 
 Tokens = TypeVar("Tokens")
-
-
-class HeadMaps(NamedTuple):
-    """One layer's heads, each as its own linear maps: y_h = M_h (x W_V,h + b_V,h) W_O,h, and b_O once for the layer.
-
-    M_h is the matrix that multiplies the values: P_h, or its mix with the identity and the average, or P_h with
-    scaled columns. w_q_HDK, w_k_HDK, w_v_HDK, w_o_HKD; b_q_HK, b_k_HK, b_v_HK, b_o_D (zeros without biases). In w_v,
-    w_o and b_v, K is the width of the values. w_q and w_k are None if scores are not a product of two tokens' maps.
-    """
-
-    w_q_HDK: Tensor | None
-    w_k_HDK: Tensor | None
-    w_v_HDK: Tensor
-    w_o_HKD: Tensor
-    b_q_HK: Tensor
-    b_k_HK: Tensor
-    b_v_HK: Tensor
-    b_o_D: Tensor
-
-
-class AttentionPart(Protocol):
-    """The interface that the algebra needs of an attention; fields as in model.attention.Heads."""
-
-    heads: int
-    head_width: int
-    score_name: str
-    mask: str
-    window: int | None
-    mixes: bool
-
-    def __call__(self, x_BND: Tensor, present_BN: Tensor | None = None, *, kernel: str = "table") -> Tensor:
-        """The layer's output, (B, N, D)."""
-
-    def observe(self, x_BND: Tensor, present_BN: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """The output, and its intermediate values weights_BHNM, mixing_BHNM and mixed_BHNK, as in `SublayerStep`."""
-
-    def maps_as_applied(self) -> HeadMaps:
-        """Its heads as linear maps."""
-
-    def maps_of_input(self) -> HeadMaps:
-        """As maps_as_applied, but of the whole input: with a stream next to the tokens, of both."""
-
-
-class TokenwisePart(Protocol):
-    """The interface that the algebra needs of an MLP: a map of each token by itself, act(z) W + b of a hidden z.
-
-    A gated MLP is (act(z) u) W + b, with z and u from two maps. Its `hidden` is z and u side by side, its `gate` is
-    act(z), and `up` is the map to u.
-    """
-
-    activation_name: str
-
-    def __call__(self, x_BND: Tensor) -> Tensor:
-        """The layer's output, (B, N, D)."""
-
-    def hidden(self, x_BND: Tensor) -> Tensor:
-        """Input of the activation, z_BNF."""
-
-    def from_hidden(self, z_BNF: Tensor) -> Tensor:
-        """The rest of the part, from the input of the activation to the output."""
-
-    def gate(self, z_BNF: Tensor) -> Tensor:
-        """act(z)/z or a gated part's act(z): the factor that makes the part linear once it is frozen."""
-
-
-class NormPart(Protocol):
-    """A norm of each token: a linear map, times the token's own scale, and a shift."""
-
-    kind: str
-    width: int
-
-    def __call__(self, x_BND: Tensor) -> Tensor:
-        """The normed tokens."""
-
-    def with_scale(self, x_BND: Tensor) -> tuple[Tensor, Tensor]:
-        """The normed tokens, and the scale of each, (B, N, 1)."""
-
-    def linear(self, x_BND: Tensor, scale_BN1: Tensor) -> Tensor:
-        """The norm with this scale and without its shift: linear in x."""
 
 
 class Streams(NamedTuple):
@@ -144,26 +67,28 @@ def combined(weights: Sequence[float] | Tensor, x: Tensor) -> Tensor:
     """Weighted sum of the states that lie side by side in x; (..., D)."""
     states = x.chunk(len(weights), -1)
     if isinstance(weights, Tensor):
-        return sum(weight * state for weight, state in zip(weights.unbind(), states, strict=True))
+        total: Any = sum(weight * state for weight, state in zip(weights.unbind(), states, strict=True))
+        return total
     used = [state if weight == 1 else weight * state for weight, state in zip(weights, states, strict=True) if weight]
     return sum(used[1:], used[0]) if used else torch.zeros_like(states[0])
 
 
-class Sublayer(NamedTuple):
+@dataclass(frozen=True)
+class Sublayer:
     """One sub-layer of layer `layer` (from 1). place: post | pre | peri | ngpt | none, none if and only if there is no
     norm.
 
     branch_norm: with place peri and ngpt, the norm after the part.
     """
 
+    kind: ClassVar[str]  # attention | mlp
     layer: int
-    kind: str  # attention | mlp
-    part: AttentionPart | TokenwisePart
-    norm: NormPart | None
+    part: Heads | MLP
+    norm: Norm | None
     place: str
     skip: float
     branch: float
-    branch_norm: NormPart | None = None
+    branch_norm: Norm | None = None
     streams: Streams | None = None
 
     @property
@@ -183,23 +108,27 @@ class Sublayer(NamedTuple):
 
         With streams, the representation is tensors whose last axis holds the states.
         """
-        if (streams := self.streams) is not None:
-            part_of_both = part if not streams.beside else lambda read: part(torch.cat([read, streams.last(x)], -1))
-            within = self._replace(streams=None)
-            y = within.apply(streams.gathered(x), part_of_both, norm, add, branch_norm)
-            return add(1.0, streams.mixed(x), 1.0, streams.written(y))
+        if self.streams is not None:
+            return self._between(self.streams, x, part, norm, add, branch_norm)
         y = part(self.before(x, norm))
-        if self.place in ("peri", "ngpt"):
+        if branch_norm is not None and self.place in ("peri", "ngpt"):
             y = branch_norm(y)
         return self.after(add(self.skip, x, self.branch, y), norm)
 
+    def _between(
+        self, streams: Streams, x: Any, part: Callable[[Any], Any], norm: Any, add: Any, branch_norm: Any
+    ) -> Any:
+        part_of_both = part if not streams.beside else lambda read: part(torch.cat([read, streams.last(x)], -1))
+        y = replace(self, streams=None).apply(streams.gathered(x), part_of_both, norm, add, branch_norm)
+        return add(1.0, streams.mixed(x), 1.0, streams.written(y))
+
     def before(self, x: Tokens, norm: Callable[[Tokens], Tokens] | None) -> Tokens:
         """Input of the part."""
-        return norm(x) if self.place in ("pre", "peri") else x
+        return norm(x) if norm is not None and self.place in ("pre", "peri") else x
 
     def after(self, x: Tokens, norm: Callable[[Tokens], Tokens] | None) -> Tokens:
         """Output of the sub-layer, from the sum of skip and branch."""
-        return norm(x) if self.place in ("post", "ngpt") else x
+        return norm(x) if norm is not None and self.place in ("post", "ngpt") else x
 
     def __call__(self, x_BND: Tensor, present_BN: Tensor | None = None, kernel: str = "table") -> Tensor:
         """Output of the sub-layer on tokens; kernel as in Attention.forward."""
@@ -208,7 +137,42 @@ class Sublayer(NamedTuple):
 
     def f(self, read_BND: Tensor, present_BN: Tensor | None = None, kernel: str = "table") -> Tensor:
         """Output of the part, from its input tokens."""
-        return self.part(read_BND, present_BN, kernel=kernel) if self.kind == "attention" else self.part(read_BND)
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class AttentionSublayer(Sublayer):
+    """Attention with its surroundings."""
+
+    kind = "attention"
+    part: Heads
+
+    def f(self, read_BND: Tensor, present_BN: Tensor | None = None, kernel: str = "table") -> Tensor:
+        return self.part(read_BND, present_BN, kernel=kernel)
+
+    def observe(self, read_BND: Tensor, present_BN: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Output of the part, and its intermediate values as in `AttentionStep`."""
+        return self.part.observe(read_BND, present_BN)
+
+
+@dataclass(frozen=True)
+class MlpSublayer(Sublayer):
+    """An MLP with its surroundings."""
+
+    kind = "mlp"
+    part: MLP
+
+    def f(self, read_BND: Tensor, present_BN: Tensor | None = None, kernel: str = "table") -> Tensor:
+        return self.part(read_BND)
+
+    def observe(self, read_BND: Tensor, present_BN: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """The same, as in `MlpStep`."""
+        hidden_BNF = self.part.hidden(read_BND)
+        return self.part.from_hidden(hidden_BNF), {"hidden_BNF": hidden_BNF}
+
+
+AnySublayer = AttentionSublayer | MlpSublayer
+Layer = tuple[AttentionSublayer, *tuple[MlpSublayer, ...]]
 
 
 def weighted_sum(a: float, x: Tensor, b: float, y: Tensor) -> Tensor:
@@ -227,12 +191,20 @@ class Network:
 
     name: str
     width: int
-    sublayers: tuple[Sublayer, ...]
-    last_norm: NormPart | None  # after the last sub-layer of a pre-norm or peri-norm network
-    read_out: nn.Module
-    shares: tuple[float, ...] = (1.0,)  # of the streams in the state that is read out
+    last_norm: Norm | None  # after the last sub-layer of a pre-norm or peri-norm network
+    read_out: ReadOut
     norm_kind: str  # of its norms; in a network without norms, of the norm put before the read-out of path sums
     kinds: Kinds = NO_KINDS
+
+    @property
+    def sublayers(self) -> tuple[AnySublayer, ...]:
+        """All sub-layers, in order."""
+        raise NotImplementedError
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Shares of the streams in the state that is read out."""
+        return (1.0,)
 
     def embed(self, inputs: Tensor) -> Tensor:
         """The states that enter the first sub-layer, (B, N, D)."""
@@ -257,14 +229,20 @@ class Network:
         return None if present_BN is None else present_BN.sum(-1)
 
     @property
-    def attentions(self) -> list[AttentionPart]:
+    def attentions(self) -> Sequence[Heads]:
         """The attention of each layer, in order."""
-        return [sublayer.part for sublayer in self.sublayers if sublayer.kind == "attention"]
+        return [sublayer.part for sublayer in self.sublayers if isinstance(sublayer, AttentionSublayer)]
 
     @property
-    def layers(self) -> list[list[Sublayer]]:
+    def layers(self) -> list[Layer]:
         """The sub-layers of each layer, attention first."""
-        return [list(of_layer) for _, of_layer in groupby(self.sublayers, key=lambda sublayer: sublayer.layer)]
+        layers: list[Layer] = []
+        for sublayer in self.sublayers:
+            if isinstance(sublayer, AttentionSublayer):
+                layers.append((sublayer,))
+            else:
+                layers[-1] = (*layers[-1], sublayer)
+        return layers
 
     @property
     def num_layers(self) -> int:
@@ -277,12 +255,12 @@ class Network:
     @property
     def has_skips(self) -> bool:
         """Whether a path can skip the attention of a layer."""
-        attentions = (sublayer for sublayer in self.sublayers if sublayer.kind == "attention")
+        attentions = (sublayer for sublayer in self.sublayers if isinstance(sublayer, AttentionSublayer))
         return any(sublayer.skip != 0 or sublayer.streams is not None for sublayer in attentions)
 
     @property
     def has_mlps(self) -> bool:
-        return any(sublayer.kind == "mlp" for sublayer in self.sublayers)
+        return any(isinstance(sublayer, MlpSublayer) for sublayer in self.sublayers)
 
     @property
     def has_norms(self) -> bool:
@@ -312,7 +290,7 @@ class Network:
         if len(self.shares) == 1:
             return x
         first = self.sublayers[0]
-        is_beside = any(sublayer.streams.beside for sublayer in self.sublayers)
+        is_beside = any(streams.beside for sublayer in self.sublayers if (streams := sublayer.streams) is not None)
         last = first.before(x, norm or first.norm) if is_beside else x
         return torch.cat([x] * (len(self.shares) - 1) + [last], -1)
 
@@ -325,18 +303,26 @@ class Network:
         return x_BND if self.last_norm is None else self.last_norm(x_BND)
 
 
-@dataclass(frozen=True)
 class Reduced(Network):
     """A network with parts of its sub-layers removed. It shares the weights of the original."""
 
-    whole: Network
-    sublayers: tuple[Sublayer, ...]
-    last_norm: NormPart | None
+    def __init__(self, whole: Network, sublayers: list[AnySublayer], last_norm: Norm | None) -> None:
+        self.whole, self._sublayers, self.last_norm = whole, tuple(sublayers), last_norm
+        self.name, self.width, self.norm_kind = whole.name, whole.width, whole.norm_kind
+        self.read_out, self.kinds = whole.read_out, whole.kinds
 
-    name, width = property(attrgetter("whole.name")), property(attrgetter("whole.width"))
-    norm_kind, read_out = property(attrgetter("whole.norm_kind")), property(attrgetter("whole.read_out"))
-    embed, present = property(attrgetter("whole.embed")), property(attrgetter("whole.present"))
-    kinds, num_tokens = property(attrgetter("whole.kinds")), property(attrgetter("whole.num_tokens"))
+    def embed(self, inputs: Tensor) -> Tensor:
+        return self.whole.embed(inputs)
+
+    def present(self, inputs: Tensor) -> Tensor | None:
+        return self.whole.present(inputs)
+
+    def num_tokens(self, inputs: Tensor) -> int:
+        return self.whole.num_tokens(inputs)
+
+    @property
+    def sublayers(self) -> tuple[AnySublayer, ...]:
+        return self._sublayers
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -352,22 +338,21 @@ def without(network: Network, *, skip: bool = False, mlp: bool = False, norm: bo
 
     Streams count as skips. A norm of the embedding stays, because it comes before the layers.
     """
-    changes = {"skip": 0.0, "streams": None} if skip else {}
-    changes |= {"norm": None, "branch_norm": None, "place": "none"} if norm else {}
-    kept = [sublayer for sublayer in network.sublayers if not (mlp and sublayer.kind == "mlp")]
+    sublayers = [sublayer for sublayer in network.sublayers if not (mlp and isinstance(sublayer, MlpSublayer))]
     if skip:
-        kept = [sublayer._replace(part=_of_own_values(sublayer)) for sublayer in kept]
-    sublayers = tuple(sublayer._replace(**changes) for sublayer in kept)
+        sublayers = [replace(_of_own_values(sublayer), skip=0.0, streams=None) for sublayer in sublayers]
+    if norm:
+        sublayers = [replace(sublayer, norm=None, branch_norm=None, place="none") for sublayer in sublayers]
     return Reduced(network, sublayers, None if norm else network.last_norm)
 
 
-def _of_own_values(sublayer: Sublayer) -> AttentionPart | TokenwisePart:
-    """The part without the first layer's values, which it reads from a stream next to the tokens."""
-    if sublayer.streams is None or not sublayer.streams.beside:
-        return sublayer.part
+def _of_own_values(sublayer: AnySublayer) -> AnySublayer:
+    """The sub-layer without the first layer's values, which its part reads from a stream next to the tokens."""
+    if not isinstance(sublayer, AttentionSublayer) or sublayer.streams is None or not sublayer.streams.beside:
+        return sublayer
     part = copy.copy(sublayer.part)
     part.first = None
-    return part
+    return replace(sublayer, part=part)
 
 
 def check_one_stream(network: Network, analysis: str) -> None:
@@ -380,12 +365,11 @@ def check_one_stream(network: Network, analysis: str) -> None:
         )
 
 
-class SublayerStep(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class SublayerStep:
     """Input, output and intermediate values of one sub-layer on a batch; with streams, states as `leave` sums them.
 
-    scale_BN1: the factor of each token in the norm; branch_scale_BN1: in the norm after the part. Attention has
-    weights_BHNM, P; mixing_BHNM, the matrix that multiplies the values; mixed_BHNK, their product. An MLP
-    has hidden_BNF, the input of its activation.
+    scale_BN1: the factor of each token in the norm; branch_scale_BN1: in the norm after the part.
     """
 
     sublayer: Sublayer
@@ -393,41 +377,67 @@ class SublayerStep(NamedTuple):
     output_BND: Tensor
     scale_BN1: Tensor | None = None
     branch_scale_BN1: Tensor | None = None
-    weights_BHNM: Tensor | None = None
-    mixing_BHNM: Tensor | None = None
-    mixed_BHNK: Tensor | None = None
-    hidden_BNF: Tensor | None = None
 
 
-def run(network: Network, inputs: Tensor) -> Iterator[SublayerStep]:
+@dataclass(frozen=True, kw_only=True)
+class AttentionStep(SublayerStep):
+    """weights_BHNM: P. mixing_BHNM: the matrix that multiplies the values; mixed_BHNK: their product."""
+
+    sublayer: AttentionSublayer
+    weights_BHNM: Tensor
+    mixing_BHNM: Tensor
+    mixed_BHNK: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlpStep(SublayerStep):
+    """hidden_BNF: the input of the activation."""
+
+    sublayer: MlpSublayer
+    hidden_BNF: Tensor
+
+
+AnyStep = AttentionStep | MlpStep
+
+
+def run(network: Network, inputs: Tensor) -> Iterator[AnyStep]:
     """Every sub-layer's step, in order. The caller decides what to keep; this function holds only the last state."""
     x_BND, present_BN = network.enter(network.embed(inputs)), network.present(inputs)
     input_BND = network.leave(x_BND)
     for sublayer in network.sublayers:
         x_BND, inside = _applied(sublayer, x_BND, present_BN)
-        step = SublayerStep(sublayer, input_BND, network.leave(x_BND), **inside)
-        input_BND = step.output_BND
-        yield step
+        output_BND = network.leave(x_BND)
+        if isinstance(sublayer, AttentionSublayer):
+            yield AttentionStep(sublayer=sublayer, input_BND=input_BND, output_BND=output_BND, **inside)
+        else:
+            yield MlpStep(sublayer=sublayer, input_BND=input_BND, output_BND=output_BND, **inside)
+        input_BND = output_BND
 
 
-def _applied(sublayer: Sublayer, x_BND: Tensor, present_BN: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+def attention_steps(network: Network, inputs: Tensor) -> Iterator[AttentionStep]:
+    """The steps of the attentions alone."""
+    return (step for step in run(network, inputs) if isinstance(step, AttentionStep))
+
+
+def _applied(sublayer: AnySublayer, x_BND: Tensor, present_BN: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
     """Output of the sub-layer and its intermediate values."""
     inside: dict[str, Tensor] = {}
 
-    def norm(y_BND: Tensor) -> Tensor:
-        normed_BND, inside["scale_BN1"] = sublayer.norm.with_scale(y_BND)
-        return normed_BND
+    def keeping(norm: Norm | None, name: str) -> Callable[[Tensor], Tensor] | None:
+        """The norm, which keeps its scale under this name."""
+        if norm is None:
+            return None
 
-    def branch_norm(y_BND: Tensor) -> Tensor:
-        normed_BND, inside["branch_scale_BN1"] = sublayer.branch_norm.with_scale(y_BND)
-        return normed_BND
+        def normed(y_BND: Tensor) -> Tensor:
+            normed_BND, inside[name] = norm.with_scale(y_BND)
+            return normed_BND
+
+        return normed
 
     def part(read_BND: Tensor) -> Tensor:
-        if sublayer.kind == "mlp":
-            inside["hidden_BNF"] = sublayer.part.hidden(read_BND)
-            return sublayer.part.from_hidden(inside["hidden_BNF"])
-        output_BND, tables = sublayer.part.observe(read_BND, present_BN)
-        inside.update(tables)
+        output_BND, values = sublayer.observe(read_BND, present_BN)
+        inside.update(values)
         return output_BND
 
-    return sublayer.apply(x_BND, part, norm, weighted_sum, branch_norm), inside
+    norms = keeping(sublayer.norm, "scale_BN1"), keeping(sublayer.branch_norm, "branch_scale_BN1")
+    return sublayer.apply(x_BND, part, norms[0], weighted_sum, norms[1]), inside

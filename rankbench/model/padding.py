@@ -14,4 +14,5 @@ class Padded:
 
     def lengths(self, inputs: Tensor) -> Tensor | None:
         """Number of tokens of each sequence, (B,); None for a network without padding."""
-        return self.present(inputs).sum(-1) if self.padded else None
+        present_BN = self.present(inputs)
+        return None if present_BN is None else present_BN.sum(-1)

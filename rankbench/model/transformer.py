@@ -4,18 +4,18 @@ Shapes: B batch, N token, D width, H head, C classes or output dimensions, F hid
 """
 
 import functools
-from operator import attrgetter
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from rankbench.config import ModelConfig
 from rankbench.keys import ConfigError
-from rankbench.model.activations import ACTIVATIONS, GATES
 from rankbench.model.attention import Attention
-from rankbench.model.linear import Linear, linear
-from rankbench.model.network import Network, Streams, Sublayer, weighted_sum
+from rankbench.model.linear import Linear
+from rankbench.model.mlp import MLP
+from rankbench.model.network import AnySublayer, AttentionSublayer, MlpSublayer, Network, Streams, weighted_sum
 from rankbench.model.norm import Norm
 from rankbench.model.padding import Padded
 
@@ -23,32 +23,6 @@ ACTIVATION_LAYERS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GEL
 SINKHORN_STEPS = 20  # as in Xie et al. 2025
 # Next to the tokens, a second stream is carried along unchanged: the embedding, or the first attention's input.
 CARRIED = Streams(read=(1.0, 0.0), mix=((0.0, 0.0), (0.0, 1.0)), write=(1.0, 0.0))
-
-
-class MLP(nn.Module):
-    """Two linear maps and an activation, token by token."""
-
-    def __init__(self, cfg: ModelConfig) -> None:
-        super().__init__()
-        hidden = round(cfg.mlp_ratio * cfg.width)
-        self.activation_name, self.activation = cfg.activation, ACTIVATIONS[cfg.activation]
-        self.up = linear(cfg, cfg.width, hidden)
-        self.down = linear(cfg, hidden, cfg.width)
-
-    def gate(self, z_BNF: Tensor) -> Tensor:
-        """activation(z)/z elementwise, and the derivative at z = 0; with this factor frozen the MLP is linear."""
-        return GATES[self.activation_name](z_BNF)
-
-    def forward(self, x_BND: Tensor) -> Tensor:
-        return self.from_hidden(self.hidden(x_BND))
-
-    def hidden(self, x_BND: Tensor) -> Tensor:
-        """Input of the activation, (B, N, F)."""
-        return self.up(x_BND)
-
-    def from_hidden(self, z_BNF: Tensor) -> Tensor:
-        """Output of the MLP from the input of the activation."""
-        return self.down(self.activation(z_BNF))
 
 
 class HyperConnection(nn.Module):
@@ -70,9 +44,8 @@ class HyperConnection(nn.Module):
         self.mix.copy_(torch.eye(len(self.read)))
         self.write.fill_(1)
         for matrix in (self.read, self.mix, self.write) if deviation else ():
-            matrix += deviation * torch.randn(
-                matrix.shape, generator=generator, dtype=matrix.dtype, device=matrix.device
-            )
+            noise = torch.randn(matrix.shape, generator=generator, dtype=matrix.dtype, device=matrix.device)
+            matrix.add_(deviation * noise)
 
     def streams(self, skip: float) -> Streams:
         """The streams. skip: factor of the states that they carry."""
@@ -125,16 +98,18 @@ class Transformer(Padded, Network, nn.Module):
     """
 
     vectorised: ClassVar[bool] = True  # vmap can run many seeds side by side
+    blocks: Any  # of type Block, in a ModuleList
 
     def __init__(
         self, cfg: ModelConfig, *, input_kind: str, num_inputs: int, num_outputs: int, length: int, padded: bool = False
     ) -> None:
         super().__init__()
         self.cfg, self.input_kind, self.padded = cfg, input_kind, padded
+        self.name, self.width, self.norm_kind = cfg.name, cfg.width, cfg.norm_kind
         self.sizes = {"input_kind": input_kind, "num_inputs": num_inputs, "num_outputs": num_outputs}
         self.sizes |= {"length": length, "padded": padded}
-        self._check_ends()
-        self.read_in = self._read_in(cfg, num_inputs)
+        self._check_ends(num_inputs, num_outputs)
+        self.read_in: Any = self._read_in(cfg, num_inputs)
         position_width = {"learned": cfg.width, "concatenated": cfg.width - num_inputs}.get(cfg.positions)
         self.position = None if position_width is None else embedding(length, position_width)
         self.embedding_norm = Norm(cfg, cfg.norm_affine) if cfg.embedding_norm else None
@@ -142,8 +117,9 @@ class Transformer(Padded, Network, nn.Module):
         for block in self.blocks[1:] if cfg.value_residual else ():
             block.attention.first = self.blocks[0].attention, cfg.value_residual
         self.last_norm = Norm(cfg, cfg.norm_affine) if cfg.norm in ("pre", "peri") else None
-        linear_out = cfg.read_out == "linear"
-        self.read_out = Linear(cfg.width, num_outputs) if linear_out else FirstCoordinates(self, num_outputs)
+        self.read_out: Linear | FirstCoordinates = (
+            Linear(cfg.width, num_outputs) if cfg.read_out == "linear" else FirstCoordinates(self, num_outputs)
+        )
 
     def _read_in(self, cfg: ModelConfig, num_inputs: int) -> nn.Module:
         if cfg.read_in == "identity":
@@ -155,9 +131,9 @@ class Transformer(Padded, Network, nn.Module):
             return first
         return nn.Sequential(first, ACTIVATION_LAYERS[cfg.activation](), Linear(cfg.width, cfg.width))
 
-    def _check_ends(self) -> None:
+    def _check_ends(self, num_inputs: int, num_outputs: int) -> None:
         """Raise ConfigError if model.read_in or model.read_out do not fit the task's inputs or outputs."""
-        cfg, num_inputs, num_outputs = self.cfg, self.sizes["num_inputs"], self.sizes["num_outputs"]
+        cfg = self.cfg
         if cfg.read_in != "linear" and self.input_kind == "tokens":
             raise ConfigError(
                 f"model.read_in={cfg.read_in}: this task's inputs are tokens, not coordinates; use linear"
@@ -184,31 +160,39 @@ class Transformer(Padded, Network, nn.Module):
     def embed(self, inputs: Tensor) -> Tensor:
         """Map tokens (B, N) or coordinates (B, N, C) to states (B, N, D): read in, add positions, apply the norm."""
         x_BND = self.read_in(inputs.clamp(min=0) if self.padded else inputs)
-        if self.cfg.positions == "concatenated":
+        if self.position is not None:
             positions_ND = self.position.weight[: x_BND.shape[-2]]
-            x_BND = torch.cat([x_BND, positions_ND.expand(*x_BND.shape[:-1], -1)], dim=-1)
-        elif self.position is not None:
-            x_BND = x_BND + self.position.weight[: x_BND.shape[-2]]
+            if self.cfg.positions == "concatenated":
+                x_BND = torch.cat([x_BND, positions_ND.expand(*x_BND.shape[:-1], -1)], dim=-1)
+            else:
+                x_BND = x_BND + positions_ND
         elif self.cfg.positions == "sinusoidal":
             x_BND = x_BND + sinusoidal_positions(x_BND.shape[-2], self.cfg.width, x_BND.device).to(x_BND)
         return x_BND if self.embedding_norm is None else self.embedding_norm(x_BND)
 
     @property
-    def sublayers(self) -> tuple[Sublayer, ...]:
+    def sublayers(self) -> tuple[AnySublayer, ...]:
         """Attention and, if there is one, the MLP of each layer. A layer without an MLP has no norm for it either."""
         cfg = self.cfg
-        skips = {"attention": cfg.skip_scale if cfg.skip else 0.0, "mlp": cfg.skip_scale if cfg.mlp_skip else 0.0}
+        skips: dict[type[AttentionSublayer] | type[MlpSublayer], float] = {
+            AttentionSublayer: cfg.skip_scale if cfg.skip else 0.0,
+            MlpSublayer: cfg.skip_scale if cfg.mlp_skip else 0.0,
+        }
         sublayers = tuple(
-            Sublayer(
-                *(layer, kind, part, getattr(block, f"{kind}_norm"), cfg.norm, skip, cfg.branch_scale),
-                *(getattr(block, f"{kind}_branch_norm"), self._streams(block, kind, skip)),
+            made(
+                *(layer, part, getattr(block, f"{made.kind}_norm"), cfg.norm, skip, cfg.branch_scale),
+                *(getattr(block, f"{made.kind}_branch_norm"), self._streams(block, made.kind, skip)),
             )
             for layer, block in enumerate(self.blocks, 1)
-            for kind, skip in skips.items()
-            if (part := getattr(block, kind)) is not None
+            for made, skip in skips.items()
+            if (part := getattr(block, made.kind)) is not None
         )
         # the streams replace the skips of their sub-layers
-        return sublayers if cfg.hyper_connections == "none" else tuple(s._replace(skip=0.0) for s in sublayers)
+        return sublayers if cfg.hyper_connections == "none" else tuple(replace(s, skip=0.0) for s in sublayers)
+
+    @property
+    def attentions(self) -> list[Attention]:
+        return [block.attention for block in self.blocks]
 
     def _streams(self, block: Block, kind: str, skip: float) -> Streams | None:
         if (learned := getattr(block, f"{kind}_streams")) is not None:
@@ -227,13 +211,6 @@ class Transformer(Padded, Network, nn.Module):
             return (1 / cfg.streams,) * cfg.streams
         return (1.0, 0.0) if cfg.embedding_skip or (cfg.value_residual and cfg.layers > 1) else (1.0,)
 
-    @property
-    def name(self) -> str:
-        """Name of the model in tables and figures."""
-        return self.cfg.name
-
-    width, norm_kind = property(attrgetter("cfg.width")), property(attrgetter("cfg.norm_kind"))
-
     def forward(self, inputs: Tensor, dropout: dict[str, Tensor] | None = None, kernel: str = "fused") -> Tensor:
         """Outputs (B, N, C). dropout: masks by name, from model.dropout; None turns dropout off. kernel: as in
         Attention.forward."""
@@ -248,7 +225,7 @@ class Transformer(Padded, Network, nn.Module):
     def dropout_shapes(self, num_sequences: int, num_tokens: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the masks that `forward` takes, by name."""
         state = (num_sequences, num_tokens, self.cfg.width)
-        shapes = {"embedding": state}
+        shapes: dict[str, tuple[int, ...]] = {"embedding": state}
         for index in range(self.cfg.layers):
             shapes[f"layers.{index}.attention.weights"] = (num_sequences, self.cfg.heads, num_tokens, num_tokens)
             shapes[f"layers.{index}.attention.output"] = state
@@ -258,13 +235,13 @@ class Transformer(Padded, Network, nn.Module):
 
 
 def _dropped(
-    sublayer: Sublayer, dropout: dict[str, Tensor], present_BN: Tensor | None, kernel: str, read_BND: Tensor
+    sublayer: AnySublayer, dropout: dict[str, Tensor], present_BN: Tensor | None, kernel: str, read_BND: Tensor
 ) -> Tensor:
     """Output of a sub-layer's part, with dropout on its attention weights and on its output."""
-    if sublayer.kind == "attention":
+    if isinstance(sublayer, AttentionSublayer):
         y_BND = sublayer.part(read_BND, present_BN, dropout[f"{sublayer.name}.weights"], kernel)
     else:
-        y_BND = sublayer.part(read_BND)
+        y_BND = sublayer.f(read_BND)
     return y_BND * dropout[f"{sublayer.name}.output"]
 
 

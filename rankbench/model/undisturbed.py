@@ -97,7 +97,7 @@ def _is_users(hook: Callable) -> bool:
     return not any(str(name).partition(".")[0] == "torch" for name in makers)
 
 
-def _restoring(value: Any) -> Callable[[], None] | None:
+def _restoring(value: Any) -> Callable[[], object] | None:
     """A function that puts back the entries of a container, or the state of a generator; None for anything else."""
     if isinstance(value, torch.Generator):
         return partial(value.set_state, value.get_state())

@@ -6,17 +6,17 @@ Shapes: B batch, N query token, M key token, D width, H head, K head width, E wi
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from rankbench.keys import ConfigError
-from rankbench.model.network import HeadMaps
+from rankbench.model.head_maps import HeadMaps
 from rankbench.seeds import random_bits, state_of
 
 SHORT_ROW = 32
@@ -33,7 +33,7 @@ class HeadsOfLayer(Protocol):
     head_width: int
     temperature: float
     layer: int  # from 1
-    own: Mapping[str, Tensor]  # the parameters that the weighting asked for
+    own: nn.ParameterDict  # the parameters that the weighting asked for
 
     def factors(self, q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
         """The scores of a softmax as a product, before the temperature."""
@@ -67,6 +67,10 @@ class Weighting:
 
         seen_NM: bool, with absent tokens (B, 1, N or 1, M); None: all are seen. (P, B), P paths, can replace (B, H).
         """
+        raise NotImplementedError
+
+    def factors(self, q_BHNK: Tensor, k_BHMK: Tensor, /) -> Factors:
+        """Of a softmax: the scores as a product, before the temperature."""
         raise NotImplementedError
 
     def parameters(self, heads: HeadsOfLayer) -> dict[str, Start]:

@@ -1,5 +1,7 @@
 """Figures for print: the panels rearranged for one column of a page, or for two, with letters of the same size."""
 
+from typing import Any
+
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,7 +22,7 @@ def fit(figure: Figure, column: str | None) -> Figure:
 
 
 def _fit(figure: Figure, column: str | None) -> None:
-    panels = [axes for axes in figure.axes if axes.get_subplotspec() is not None and axes.get_visible()]
+    panels: list = [axes for axes in figure.axes if axes.get_subplotspec() is not None and axes.get_visible()]
     if column is None or not panels:
         return
     before = figure.get_size_inches()
@@ -48,9 +50,9 @@ def _fit(figure: Figure, column: str | None) -> None:
         place_legend(figure, panels)
 
 
-def _labels(axes: Axes, panels: list[Axes]) -> tuple[str, str]:
+def _labels(axes: Axes, panels: list) -> tuple[str, str]:
     """The panel's labels of x and y; where it has none, that of a panel in its column or row that shares the axis."""
-    cell = axes.get_subplotspec()
+    cell: Any = axes.get_subplotspec()
     same_column = [other for other in panels if other.get_subplotspec().colspan == cell.colspan]
     same_row = [other for other in panels if other.get_subplotspec().rowspan == cell.rowspan]
     x = [other.get_xlabel() for other in same_column if axes.get_shared_x_axes().joined(axes, other)]

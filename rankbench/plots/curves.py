@@ -102,7 +102,7 @@ def against_layers(
         of_variant = published[published.series == variant]
         printed, of_any_depth = of_variant.dropna(subset="x"), of_variant[of_variant.x.isna()]
         if len(printed):
-            style = {"color": colour, "marker": marker, "mfc": "none", "markersize": 6, "linestyle": "none"}
+            style: dict = {"color": colour, "marker": marker, "mfc": "none", "markersize": 6, "ls": "none"}
             axes.plot(printed.x, printed.value, label=f"{choice_in_words(variant)} ({printed.source.iloc[0]})", **style)
         _printed_levels(axes, of_any_depth, variant, colour)
     low, high = axes.get_xlim()

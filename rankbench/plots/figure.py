@@ -43,7 +43,7 @@ from rankbench.runs.tables import mean_and_spread
 
 KINDS = (".png", ".pdf")  # file types in which a figure is saved
 FLOOR, BELOW = "rounding error of a forward pass", "at or below its rounding error"
-TRIANGLE = {"marker": "v", "markerfacecolor": "white", "markeredgewidth": 0.8, "markersize": 5.5}
+TRIANGLE: dict[str, Any] = {"marker": "v", "markerfacecolor": "white", "markeredgewidth": 0.8, "markersize": 5.5}
 WIDEST, NARROWER = 1.6, 0.2  # widths of the first series, and how much less the next is, so that it hides none
 WIDTHS = 6  # this many series have a width of their own; the next one has that of the first
 PAGE, LOWEST = 9.0, 1.6  # inches: height of a page, and the least height of a panel, even if the page is then too short
@@ -63,7 +63,7 @@ def save(figure: Figure, path: Path, kinds: tuple[str, ...] = KINDS) -> list[Pat
         for suffix in kinds:
             target = path.with_suffix(suffix)
             # no date in the file: the same table gives the same bytes
-            kept = {
+            kept: Any = {
                 ".png": {"pil_kwargs": {"pnginfo": png_field(readings)}},
                 ".pdf": {"metadata": {"CreationDate": None}},
                 ".svg": {"metadata": {"Date": None}},
@@ -209,7 +209,7 @@ def inputs_in_words(inputs: str) -> str:
 
 
 def grid_of(
-    table: pd.DataFrame, facet: str | None, columns: int, share_y: bool | str = True, share_x: bool | str = True
+    table: pd.DataFrame, facet: str | None, columns: int, share_y: Any = True, share_x: Any = True
 ) -> tuple[Figure, np.ndarray, list[tuple[str, pd.DataFrame]]]:
     """An empty figure with a row of axes for each value of the facet, and (label, rows) of each value.
 
@@ -238,10 +238,11 @@ def title(*parts: str) -> str:
 
 def line(axes: Axes, rows: pd.DataFrame, x: str, value: str, label: str, number: int, **means: Any) -> None:
     """Draw `mean_line` in the style of a series. number: index of the series in the panel."""
-    style = {"marker": marker_of(number), "linestyle": dashes_of(number)}
+    style: dict[str, Any] = {"marker": marker_of(number), "linestyle": dashes_of(number)}
     # an equal line that is drawn later lies on top of a wider one
     width = WIDEST - NARROWER * (number % WIDTHS)
-    style |= {name: width * matplotlib.rcParams[f"lines.{name}"] for name in ("linewidth", "markersize")}
+    style["linewidth"] = width * matplotlib.rcParams["lines.linewidth"]
+    style["markersize"] = width * matplotlib.rcParams["lines.markersize"]
     mean_line(axes, rows, x, value, colour_of(number), label=label, **style, **means)
 
 
@@ -328,8 +329,9 @@ def level(axes: Axes, rows: pd.DataFrame, column: str, label: str, colour: str, 
         half = half_width(per_seed.std(), len(per_seed))
         axes.axhspan(per_seed.mean() - half, per_seed.mean() + half, color=colour, alpha=0.1, linewidth=0, zorder=0)
     elif len(per_seed) > 1:
-        across = {"xmin": 0, "xmax": 1, "transform": axes.get_yaxis_transform()}
-        axes.hlines(per_seed, **across, color=colour, linestyle=dashes, linewidth=0.5, alpha=0.35, zorder=0)
+        across = axes.get_yaxis_transform()
+        look: dict[str, Any] = {"color": colour, "linestyle": dashes, "linewidth": 0.5, "alpha": 0.35, "zorder": 0}
+        axes.hlines(per_seed, xmin=0, xmax=1, transform=across, **look)
 
 
 def published_marks(axes: Axes, published: pd.DataFrame | None, label: str, ours: dict[str, int] | None = None) -> None:
@@ -345,8 +347,8 @@ def published_marks(axes: Axes, published: pd.DataFrame | None, label: str, ours
         name = f"{series} ({source})"
         if len(points):
             marker, colour = MARKERS[-1 - number % len(MARKERS)], colour_of(-1 - number % 5)
-            style = {"marker": marker, "color": colour, "markersize": 6}
-            if series in (ours or {}):
+            style: dict[str, Any] = {"marker": marker, "color": colour, "markersize": 6}
+            if ours is not None and series in ours:
                 style = {"marker": "*", "color": colour_of(ours[series]), "markersize": 8}
             axes.plot(points.x, points.value, linestyle="none", label=name, mfc="none", **style)
         else:
@@ -362,10 +364,10 @@ def log_y(axes: Axes) -> None:
         return
     decade = 10.0 ** np.arange(np.floor(np.log10(low)) - 1, np.ceil(np.log10(high)) + 2)
     if high < 10 * low:
-        ends, numbers = np.outer(decade, (1, 2, 5)), (1, 1.5, 2, 3, 5, 7)
+        ends, numbers = np.outer(decade, (1, 2, 5)), [1, 1.5, 2, 3, 5, 7]
         low, high = ends[ends <= low].max(), ends[ends >= high].min()
     else:
-        numbers = (1, 2, 5)
+        numbers = [1, 2, 5]
     within = [value for value in np.outer(decade, numbers).ravel() if low <= value <= high]
     axes.set_yticks(within, [tick(value) for value in within])
     axes.set_yticks([], minor=True)
@@ -389,7 +391,7 @@ def legend(figure: Figure, grid: np.ndarray) -> None:
 
 def place_legend(figure: Figure, panels: Iterable[Axes]) -> None:
     """Add the legend of these panels, in as many columns as the figure has room for."""
-    handles = {}
+    handles: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)

@@ -1,5 +1,7 @@
 """The figure of the analysis `independence`."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -38,7 +40,7 @@ def draw_independence(table: pd.DataFrame, published: pd.DataFrame | None = None
     schemes = list(dict.fromkeys(table.scheme.dropna()))
     heights = [HEIGHT * len(schemes), LAST_HEIGHT] * len(facets)
     figure = empty_figure(WIDTH, sum(heights))
-    blocks = np.atleast_1d(figure.subfigures(len(heights), height_ratios=heights))
+    blocks: Any = figure.subfigures(len(heights), squeeze=False, height_ratios=heights)[:, 0]
     for (label, rows), upper, lower in zip(facets, blocks[::2], blocks[1::2], strict=True):
         upper.suptitle(in_a_paper(label), fontsize=small(8))
         grid = upper.subplots(len(schemes), len(MAPS), squeeze=False, sharex=True, sharey=True)
@@ -123,14 +125,14 @@ def _single_paths(axes: Axes, rows: pd.DataFrame, schemes: list[str]) -> None:
         of_scheme = pairs[pairs.scheme == scheme]
         per_seed = of_scheme.assign(**of_scheme[list(SIZES)].abs()).groupby("seed")[list(SIZES)].mean()
         x_values = np.arange(len(SIZES)) + 0.15 * (number - (len(schemes) - 1) / 2)
-        style = {"color": colour_of(number), "marker": marker_of(number), "linestyle": "none"}
+        style: dict = {"color": colour_of(number), "marker": marker_of(number), "linestyle": "none"}
         if len(per_seed) > FEW_SEEDS:
             bars = half_width(per_seed.std(), len(per_seed))
             axes.errorbar(x_values, per_seed.mean(), bars, label=scheme, capsize=2, **style)
             continue
         axes.plot(x_values, per_seed.mean(), label=scheme, **style)
         if len(per_seed) > 1:
-            look = {"s": 7, "color": colour_of(number), "alpha": 0.45, "linewidths": 0}
+            look: dict = {"s": 7, "color": colour_of(number), "alpha": 0.45, "linewidths": 0}
             axes.scatter(np.tile(x_values, len(per_seed)), per_seed.to_numpy().ravel(), **look)
     axes.axhline(0, color=GREY, linestyle="--", linewidth=1)
     axes.set_xticks(

@@ -50,7 +50,7 @@ def draw_invertibility(table: pd.DataFrame, published: pd.DataFrame | None = Non
                 name = f"c={coefficient:g}" + (", N={}, D={}".format(*size) if len(sizes) > 1 else "")
                 number = coefficients.index(coefficient)
                 colour, dashes = colour_of(number), DASHES[sizes.index(tuple(size)) % len(DASHES)]
-                look = {"linestyle": dashes, "marker": marker_of(number)}
+                look: dict = {"linestyle": dashes, "marker": marker_of(number)}
                 look |= {"markevery": max(1, len(summary) // 8), "color": colour, "markersize": 3}
                 axes.plot(summary.iteration, summary["mean"], label=name, **look)
                 spread(axes, summary.iteration, summary, colour)

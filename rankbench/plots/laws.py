@@ -45,7 +45,8 @@ def _formulas(text: str) -> str:
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, parameter: str, number: int) -> None:
-    colour, marker = colour_of(number), {"marker": marker_of(number), "mfc": "none"}
+    colour = colour_of(number)
+    marker: dict = {"marker": marker_of(number), "mfc": "none"}
     for (setup, curve), of_curve in rows.groupby(["setup", "curve"], sort=False):
         if setup == CLAIMED and curve == "closed form":
             summary = mean_and_spread(of_curve, ["x"], "value")

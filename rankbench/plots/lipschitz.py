@@ -85,7 +85,8 @@ def _draw(axes: Axes, rows: pd.DataFrame, axis: str) -> None:
     if rows.quantity.iloc[0] == "one_dimension" and rows.p.iloc[0] == 2:
         name = "bound for head width 1"
     for weights, of_weights in rows.groupby("weights", sort=False):
-        label, style = name, {"linestyle": dashes, "alpha": 1.0}
+        label = name
+        style: dict = {"linestyle": dashes, "alpha": 1.0}
         if weights == "initialised" and rows.weights.nunique() > 1:
             # the initial weights of a trained network are drawn pale, with dashes of their own
             label = f"{name}, before training"

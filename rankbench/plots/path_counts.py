@@ -20,7 +20,7 @@ def draw_path_counts(table: pd.DataFrame, published: pd.DataFrame | None = None,
         counts = rows[(rows.seed == rows.seed.min()) & (rows.share >= RAREST)]
         for number, (name, paths) in enumerate(counts.groupby("architecture", sort=False)):
             layers, heads = paths.layers.iloc[0], paths.heads.iloc[0]
-            style = {"color": colour_of(number), "marker": marker_of(number)}
+            style: dict = {"color": colour_of(number), "marker": marker_of(number)}
             style |= {"linestyle": dashes_of(number), "markersize": 3}
             style["mfc"] = colour_of(number) if number < len(colours()) else "white"  # the colours repeat
             absolute.plot(paths.path_length, paths.share, label=f"{name} (L={layers}, H={heads})", **style)

@@ -76,7 +76,7 @@ def _map(figure: Figure, axes: Axes, heads: pd.DataFrame, value: str, floor: str
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     if max(num_layers, num_heads) <= CELLS:
-        middle = image.norm(mean.to_numpy())
+        middle = np.asarray(image.norm(mean.to_numpy()))
         for j, k in np.argwhere(np.isfinite(mean.to_numpy())):
             ink = "black" if middle[j, k] > 0.5 else "white"
             sign = signs.get((mean.index[j], mean.columns[k]), "")

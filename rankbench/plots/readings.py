@@ -70,9 +70,9 @@ def _marks(axes: Axes) -> Iterator[tuple[str, np.ndarray, np.ndarray | None]]:
         return
     for line in axes.lines:
         if line.get_visible() and line.get_transform() == axes.transData:
-            yield _label(line.get_label()), np.ma.filled(line.get_xydata().astype(float), math.nan), None
+            yield _label(line.get_label()), np.ma.filled(np.ma.asarray(line.get_xydata(), dtype=float), math.nan), None
     for points in axes.collections:
-        offsets = np.ma.filled(np.ma.asarray(points.get_offsets(), dtype=float), math.nan)
+        offsets: np.ndarray = np.ma.filled(np.ma.asarray(points.get_offsets(), dtype=float), math.nan)
         if points.get_offset_transform() == axes.transData and offsets.size:
             yield _label(points.get_label()), offsets, None
     for bars in axes.containers:
@@ -80,7 +80,7 @@ def _marks(axes: Axes) -> Iterator[tuple[str, np.ndarray, np.ndarray | None]]:
             tops = [(bar.get_x() + bar.get_width() / 2, bar.get_y() + bar.get_height()) for bar in bars]
             yield _label(bars.get_label()), np.array(tops, dtype=float).reshape(-1, 2), None
     for image in axes.images:
-        values = np.ma.filled(np.ma.asarray(image.get_array(), dtype=float), math.nan)
+        values: np.ndarray = np.ma.filled(np.ma.asarray(image.get_array(), dtype=float), math.nan)
         if values.ndim == 2:
             rows, columns = np.nonzero(np.isfinite(values))
             yield "", np.stack([columns, rows], axis=1).astype(float), values[rows, columns]

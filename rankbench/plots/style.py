@@ -21,9 +21,9 @@ from matplotlib.font_manager import FontProperties
 from rankbench.keys import ConfigError
 
 # The groups of matplotlib's settings that say how a figure looks
-DRAWING = ("axes", "errorbar", "figure", "font", "grid", "legend", "lines", "mathtext", "patch")
+DRAWING: tuple[str, ...] = ("axes", "errorbar", "figure", "font", "grid", "legend", "lines", "mathtext", "patch")
 DRAWING += ("pdf", "savefig", "svg", "text", "xtick", "ytick")
-HOUSE = {
+HOUSE: dict[str, Any] = {
     "font.size": 8,  # printed as 8 pt, because a panel is as wide as a column
     "axes.titlesize": "medium",
     "axes.prop_cycle": cycler(color=["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]),
@@ -58,7 +58,7 @@ def _complete(settings: dict[str, Any]) -> dict[str, Any]:
     return {"legend.fontsize": LEGEND * settings["font.size"], **settings}
 
 
-STYLE = _complete({**HOUSE, **settings_in(Path(matplotlib.matplotlib_fname()))})
+STYLE: Any = _complete({**HOUSE, **settings_in(Path(matplotlib.matplotlib_fname()))})
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def colour_of(number: int) -> str:
     return colours()[number % len(colours())]
 
 
-def colour_of_depth(layer: int, deepest: int) -> tuple[float, ...]:
+def colour_of_depth(layer: int, deepest: int) -> tuple[float, float, float, float]:
     """Colour of a line for each layer: the deeper, the lighter."""
     return matplotlib.colormaps["viridis"](0.9 * layer / max(deepest, 1))
 

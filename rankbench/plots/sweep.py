@@ -58,7 +58,7 @@ def draw_sweep(
             x_values = _aside(
                 summary[x].map(words.index) if words else summary[x], everywhere, number, len(lines), is_log
             )
-            style = {"color": colour_of(number), "marker": marker_of(number)}
+            style: dict[str, Any] = {"color": colour_of(number), "marker": marker_of(number)}
             dashes = "none" if words else dashes_of(number)
             style |= {"linestyle": dashes, "capsize": 2, "elinewidth": 0.8}
             if statistic == "best":
@@ -143,7 +143,7 @@ def _baselines(
         differs = series is not None and np.ptp(rows.groupby(series)[name].mean()) > 0.01
         for number, line in enumerate(lines if differs else [None]):
             means = rows[rows[series] == line if differs else slice(None)].dropna(subset=[name]).groupby(x)[name].mean()
-            style = {"color": colour_of(number) if differs else GREY, "linewidth": 1, "zorder": 1}
+            style: dict[str, Any] = {"color": colour_of(number) if differs else GREY, "linewidth": 1, "zorder": 1}
             style |= {"linestyle": "--" if name == "majority_accuracy" else ":"}
             style |= {"label": BASELINES[name] if number == 0 else None}
             if words:
@@ -169,7 +169,9 @@ def _x_axis(axes: Axes, values: pd.Series, words: list | None, is_log: bool) -> 
         ticks(axes, values, is_log)
         return
     names = [in_a_paper(f"{values.name}={word}").removeprefix(f"{values.name}=") for word in words]
-    slanted = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if max(map(len, names)) > 8 else {}
+    slanted: dict[str, Any] = {}
+    if max(map(len, names)) > 8:
+        slanted = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(range(len(words)), names, **slanted)
     axes.set_xlim(-0.5, len(words) - 0.5)
 

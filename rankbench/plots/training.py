@@ -21,8 +21,8 @@ def draw_metrics(table: pd.DataFrame, facet: str | None = None) -> Figure:
             for number, split in enumerate(splits):
                 of_split = rows[rows.split == split].dropna(subset=[metric])
                 if len(of_split):
-                    style = {"linestyle": dashes_of(number), "label": in_words(split), "geometric": logarithmic}
-                    mean_line(axes, of_split, "step", metric, colour_of(number), **style)
+                    style = {"linestyle": dashes_of(number), "label": in_words(split)}
+                    mean_line(axes, of_split, "step", metric, colour_of(number), geometric=logarithmic, **style)
             if logarithmic:
                 axes.set_yscale("log")
             whole_numbers(axes, "training step")

@@ -96,7 +96,8 @@ def draw_study(
 ) -> dict[str, str]:
     """Draw and write each chosen column by the keys, then the last column against each of the others. runs: a row for
     each run and seed, with these columns. own: the column that a report draws anyway. Returns the captions."""
-    captions, correlations = {}, []
+    captions: dict[str, str] = {}
+    correlations = []
     keys, where = [key for key in keys if key not in ("run", "seed")], (chosen.where or "").replace(",", ", ")
     for value, rows in studied.items():
         column, axes, stem = column_of(rows, value), axes_of(chosen, keys, rows), value.replace(".", "_")
@@ -145,7 +146,7 @@ def draw_analyses(
     for name, table in tables.items():
         if name in ANALYSES and (analysis := ANALYSES[name]).figure is not None:
             how = (analysis.lines, analysis.drawn_apart, analysis.most_panels)
-            pages = pages_of_analysis(table, keys, *chosen.places.values(), *how)
+            pages = pages_of_analysis(table, keys, chosen.x, chosen.series, chosen.facet, *how)
             files = draw({name: pages}, folder, figure_published, KINDS, column)
             for figure, page in zip(files, pages, strict=True):
                 captions[figure] = _caption(name, analysis.figure, page)
@@ -174,7 +175,7 @@ def draw_observed(
         pages = pages_of_analysis(
             table,
             [*keys, "run"] if runs_alike > 1 else keys,
-            *chosen.places.values(),
+            *(chosen.x, chosen.series, chosen.facet),
             "split" if name == "metrics" else None,
             (),
             MOST_PANELS if name == "metrics" else MOST_PANELS_OVER_STEPS,

@@ -15,8 +15,8 @@ from rankbench.runs.run import Run
 from rankbench.runs.sweep import Sweep
 
 # Keys that are not variables of an experiment: where and on what it runs, how often it is evaluated, what is measured.
-SILENT = ("out", "beyond_memory", "seed", "seeds", "replicas", "device", "threads", "run", "analysis", "claims")
-SILENT += ("published", "trainer.eval_every", "trainer.checkpoint_every", "observe.every")
+SILENT: tuple[str, ...] = ("out", "beyond_memory", "seed", "seeds", "replicas", "device", "threads", "run", "analysis")
+SILENT += ("claims", "published", "trainer.eval_every", "trainer.checkpoint_every", "observe.every")
 SKIPS = "model.skips"  # decides model.skip and model.mlp_skip, unless it is null
 
 
@@ -106,7 +106,8 @@ def varying_keys(jobs: list[Path]) -> tuple[list[str], dict[str, list[str]]]:
     values = {key: [config.get(key, "") for config in configs] for key in every}
     differ = [key for key in every if not _is_silent(key) and _num_values(key, values[key]) > 1]
     leaders = [key for key in differ if key in ("budget", SKIPS) or (key.endswith(".name") and key.count(".") == 1)]
-    keys, follows = [], {}
+    keys: list[str] = []
+    follows: dict[str, Any] = {}
     for key in differ:
         leader = next((candidate for candidate in leaders if candidate != key and _leads(candidate, key, values)), None)
         if leader is None:
@@ -186,7 +187,7 @@ def _read_config(path: Path, written: tuple[int, int, int]) -> dict[str, Any]:
 
 def flattened(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Dotted keys and their values as a user would write them."""
-    flat = {}
+    flat: dict[str, str] = {}
     for key, value in config.items():
         if isinstance(value, dict):
             flat |= flattened(value, f"{prefix}{key}.")

@@ -86,7 +86,8 @@ def gather(
     done = seeds[is_done(seeds)]
     captions = draw_study(studied, done, keys, chosen, statistic, folder, column, final_value(done))
     # only the figures of the study can have a column of a table as x, series or facet
-    chosen = replace(chosen, **{place: None for place, key in chosen.places.items() if key not in keys})
+    elsewhere: dict[str, Any] = {place: None for place, key in chosen.places.items() if key not in keys}
+    chosen = replace(chosen, **elsewhere)
     captions |= draw_final(seeds, keys, chosen, statistic, folder, column)
     for name, table in tables.items():
         write_table(table, folder / f"{name}.csv")

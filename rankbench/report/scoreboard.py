@@ -148,7 +148,7 @@ def _page(
 def _by_preset(claims: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """A paper's claims by the preset that judges them; of several presets, by the one that judges most claims."""
     num_claims = Counter(preset for row in claims for preset in row["presets"].split(", "))
-    return grouped(claims, lambda row: max(row["presets"].split(", "), key=num_claims.get))
+    return grouped(claims, lambda row: max(row["presets"].split(", "), key=num_claims.__getitem__))
 
 
 def _drawn(run: PresetRun, folder: Path) -> dict[str, Any]:

@@ -58,7 +58,8 @@ def column_of(table: pd.DataFrame, value: str) -> str:
 
 def axes_of(chosen: StudyKeys, keys: list[str], *tables: pd.DataFrame) -> list[str]:
     """The figure's x, series and facet, as far as they are columns of these tables and not keys of the runs."""
-    return [key for key in chosen.places.values() if key not in keys and any(key in table for table in tables)]
+    named = [key for key in chosen.places.values() if key is not None and key not in keys]
+    return [key for key in named if any(key in table for table in tables)]
 
 
 def with_columns(
@@ -136,7 +137,7 @@ def _meets(rows: pd.DataFrame, name: str, wanted: str) -> pd.Series:
 
 def _differing(rows: pd.DataFrame, by: list[str], column: str) -> list[str]:
     """The columns that tell rows with the same values of `by` apart: a table's axes come before its measured values."""
-    differing = []
+    differing: list[str] = []
     for name in rows.columns[: rows.columns.get_loc(column)]:
         if not rows.duplicated([*by, *differing]).any():
             break

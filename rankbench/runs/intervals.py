@@ -7,7 +7,7 @@ import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,8 @@ POWER = 0.8
 MOST_REPEATS = 10_000  # repeats beyond which a number counts as lying on the line
 FAR = 30.0  # standard errors at which a test of any size has a power of .97 or more; SciPy loses digits farther out
 
-Values = Sequence[float] | np.ndarray | pd.Series
+Numbers: TypeAlias = float | np.ndarray | pd.Series
+Values: TypeAlias = Sequence[float] | np.ndarray | pd.Series
 
 
 class Interval(NamedTuple):
@@ -92,7 +93,7 @@ def interval95(values: Values, scale: str = "real") -> Interval:
     return Interval(mean.mean, min(low, mean.mean), max(high, mean.mean), mean.method)
 
 
-def half_width(sd: Values, num_values: Values) -> Values:
+def half_width(sd: Numbers, num_values: Numbers) -> Numbers:
     """Half-width of Student's 95 % interval for the mean of `num_values` values with standard deviation `sd`; nan for
     one value."""
     return scipy.special.stdtrit(num_values - 1, 1 - LEVEL) * sd / num_values**0.5

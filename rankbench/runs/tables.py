@@ -141,7 +141,8 @@ def markdown(table: pd.DataFrame) -> str:
 
 def latex(table: pd.DataFrame) -> str:
     """The table as a LaTeX tabular with booktabs' rules; numbers are right-aligned."""
-    marks = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {"\n": " ", "\r": " "}
+    marks: dict[str, str | int | None] = {letter: f"\\{letter}" for letter in "&%$#_{}"}
+    marks |= {"\n": " ", "\r": " "}
     marks |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     marks |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
     sides = "".join("r" if pd.api.types.is_numeric_dtype(table[name]) else "l" for name in table.columns)

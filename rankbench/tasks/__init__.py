@@ -14,7 +14,7 @@ from rankbench.tasks.task import Batch, Corpus, Finite, Task, check_sample
 
 __all__ = ["TASKS", "Batch", "Corpus", "Finite", "Task", "build_task", "check_sample"]
 
-TASKS: dict[str, type[Task]] = {
+TASKS: dict[str, Any] = {
     "sorting": Sorting,
     "memorization": Memorization,
     "convex_hull": ConvexHull,
@@ -29,4 +29,4 @@ def build_task(options: dict[str, Any]) -> Task:
     """Build the task of the config's `task` group; ConfigError for an unknown task or wrong options."""
     name = options.get("name")
     check_known("task.name", [name], TASKS)
-    return typed(TASKS[name], options, "task")
+    return typed(TASKS[str(name)], options, "task")

@@ -172,7 +172,7 @@ def encoded(task: CharLm, changed: tuple[int, ...]) -> tuple[str, dict[str, Batc
 def _texts(task: CharLm) -> dict[str, list[str]]:
     """All sentences of each split."""
     if task.path is None:
-        return {split: generated(task.size_of(split), generator_for(0, f"text {split}")) for split in SPLITS}
+        return {split: generated(task.size_of(split) or 0, generator_for(0, f"text {split}")) for split in SPLITS}
     if task.path in CORPORA:
         check_files(task.path, folder_of(task.path))
     texts = [_lines(file, task.unk) for file in _files(task.path)]

@@ -70,8 +70,8 @@ class Memorization:
     def sample(self, num_sequences: int, generator: torch.Generator) -> Batch:
         draw = self._generated if self.path is None else self._read
         inputs_BN = torch.full((num_sequences, self.length), ABSENT)
-        for row_N, tokens in zip(inputs_BN, draw(num_sequences, generator), strict=True):
-            row_N[: len(tokens)] = torch.as_tensor(tokens[: self.length])
+        for row_N, tokens_N in zip(inputs_BN, draw(num_sequences, generator), strict=True):
+            row_N[: len(tokens_N)] = tokens_N[: self.length]
         targets_BN = torch.randint(self.classes, inputs_BN.shape, generator=generator)
         return Batch(inputs_BN, targets_BN.masked_fill_(inputs_BN == ABSENT, ABSENT))
 
@@ -81,10 +81,11 @@ class Memorization:
         tokens = torch.multinomial(shares, sum(lengths), replacement=True, generator=generator)
         return list(tokens.split(lengths))
 
-    def _read(self, num_sequences: int, generator: torch.Generator) -> list[tuple[int, ...]]:
+    def _read(self, num_sequences: int, generator: torch.Generator) -> list[torch.Tensor]:
         self._check_size(num_sequences)
         sentences = self._text().sentences
-        return [sentences[number] for number in torch.randperm(len(sentences), generator=generator)[:num_sequences]]
+        chosen = torch.randperm(len(sentences), generator=generator)[:num_sequences]
+        return [torch.tensor(sentences[number]) for number in chosen]
 
     def _check_size(self, num_sequences: int) -> None:
         if num_sequences > (num_available := len(self._text().sentences)):
@@ -94,6 +95,7 @@ class Memorization:
             )
 
     def _text(self) -> "Text":
+        assert self.path is not None  # the sentences are those of a file
         try:
             return tokenised(self.path, Path(self.path).stat().st_mtime_ns, self.vocabulary)
         except OSError as error:

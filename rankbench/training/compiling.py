@@ -52,7 +52,7 @@ def num_steps(cfg: TrainConfig, task: Task) -> int:
     if cfg.trainer.steps is not None:
         return cfg.trainer.steps
     batches = 1 if task.train_size is None else math.ceil(task.train_size / cfg.trainer.batch_size)
-    return round(cfg.trainer.epochs * batches)
+    return round((cfg.trainer.epochs or 0) * batches)
 
 
 def compiled(forward: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
@@ -69,7 +69,7 @@ def compiled(forward: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
     limits = dict.fromkeys(("cache_size_limit", "accumulated_cache_size_limit"), 1 << 20)
 
     def within_limits(*arguments: Any) -> Any:
-        with torch._dynamo.config.patch(**limits):
+        with torch._dynamo.config.patch(limits):
             return run(*arguments)
 
     return within_limits

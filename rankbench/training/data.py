@@ -6,9 +6,9 @@ Shapes: S seed (those still training), B batch, N token.
 import math
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from rankbench.runs.machine import Machine
 from rankbench.seeds import generator_for
@@ -36,12 +36,13 @@ class Stream:
 
     def __init__(self, task: Task, machine: Machine, seeds: list[int], batch_size: int) -> None:
         self.task, self.machine, self.seeds, self.batch_size = task, machine, seeds, batch_size
-        self._order: tuple[int, Tensor | list[tuple[int, Tensor]]] | None = None  # an epoch and its batches
+        self._order: tuple[int, Any] | None = None  # an epoch and its batches
         self._read()
         self.baselines = self._baselines()
         self.keep(list(range(len(seeds))))
 
     def _read(self) -> None:
+        assert self.task.test_size is not None  # only a training set can be the test set, too
         self.test = self._drawn(self.seeds, self.task.test_size, "test")
 
     def keep(self, alive: list[int]) -> None:
@@ -80,23 +81,26 @@ class Stream:
 class Sets(Stream):
     """A training set for each seed, in a new order every epoch."""
 
+    train: Batch
+
     def _read(self) -> None:
         task, seeds = self.task, self.seeds
+        self._size = task.train_size or 0  # None is that of a stream
         if isinstance(task, Finite):
             self.train, self.test = (
                 self._side_by_side([task.split(name, seed) for seed in seeds]) for name in ("train", "test")
             )
         else:
-            self.train = self._drawn(seeds, task.train_size, "train")
+            self.train = self._drawn(seeds, self._size, "train")
             self.test = self.train if task.test_size is None else self._drawn(seeds, task.test_size, "test")
-        self.batches_per_epoch = math.ceil(task.train_size / self.batch_size)
+        self.batches_per_epoch = math.ceil(self._size / self.batch_size)
 
     def batch(self, step: int) -> Batch:
         """The step's piece of the epoch, for every seed that is kept, each in its own random order."""
         epoch, piece = divmod(step, self.batches_per_epoch)
         if self._order is None or self._order[0] != epoch:
             generators = [generator_for(seed, "order", epoch) for seed in self.seeds]
-            orders = [torch.randperm(self.task.train_size, generator=generator) for generator in generators]
+            orders = [torch.randperm(self._size, generator=generator) for generator in generators]
             self._order = epoch, torch.stack(orders).to(self.machine.device, non_blocking=True)
         rows_SB = self._order[1][self._alive_S, piece * self.batch_size : (piece + 1) * self.batch_size]
         return self.train[self._alive_S[:, None], rows_SB]
@@ -105,6 +109,7 @@ class Sets(Stream):
 class OneCorpus(Stream):
     """A corpus on the device, as one copy for all seeds; its batches have sequences of similar length."""
 
+    task: Any  # a Corpus
     splits = ("valid", "test")
 
     def _read(self) -> None:

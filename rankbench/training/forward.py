@@ -70,7 +70,9 @@ def with_weights(model: nn.Module) -> Callable[..., Tensor]:
     torch.func.functional_call does the same with more checks, which take a tenth of a small model's step.
     """
     owners = {name: name.rpartition(".")[::2] for name, _ in model.named_parameters()}
-    slots = [(name, model.get_submodule(owner)._parameters, key) for name, (owner, key) in owners.items()]
+    slots: list[tuple[str, dict[str, Any], str]] = [
+        (name, model.get_submodule(owner)._parameters, key) for name, (owner, key) in owners.items()
+    ]
 
     def call(weights: dict[str, Tensor], *arguments: Any, **how: Any) -> Tensor:
         if torch.compiler.is_compiling():

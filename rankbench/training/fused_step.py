@@ -10,6 +10,7 @@ import ctypes
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from rankbench.config import ModelConfig, TrainConfig
 from rankbench.model.attention import visible_keys
 from rankbench.model.dropout import largest_kept_bits
-from rankbench.model.network import Sublayer
+from rankbench.model.linear import LinearMap
+from rankbench.model.network import AnySublayer, MlpSublayer
 from rankbench.model.norm import Norm
 from rankbench.model.transformer import Transformer, sinusoidal_positions
 from rankbench.runs.machine import Machine
@@ -35,8 +37,9 @@ ALIGNED = 16  # every parameter begins at a multiple of this many numbers, 64 by
 EPSILON = 1e-8  # torch's, of Adam
 
 # The values of the keys with which a network is covered.
-COVERED = {"kind": ["transformer"], "attention": ["dot"], "tied_qk": [False], "exclusive": [False]}
+COVERED: dict[str, list] = {"kind": ["transformer"], "attention": ["dot"], "tied_qk": [False]}
 COVERED |= {"value_width": [None], "kv_groups": [None], "latent_width": [None], "head_reduction": ["sum"]}
+COVERED |= {"exclusive": [False]}
 COVERED |= {"mix_attention": [1.0], "mix_identity": [0.0], "mix_uniform": [0.0], "weight_norm": ["none"]}
 COVERED |= {"value_residual": [0.0], "embedding_skip": [0.0], "hyper_connections": ["none"]}
 COVERED |= {"norm_kind": ["layernorm", "rmsnorm"], "read_in": ["linear"], "read_out": ["linear"]}
@@ -175,7 +178,7 @@ class FusedStep:
     def _place(self, parameter: Tensor | None) -> int:
         return -1 if parameter is None else self.places[self._names[id(parameter)]][0]
 
-    def _affine(self, part: nn.Linear | nn.Embedding) -> _Affine:
+    def _affine(self, part: LinearMap | nn.Embedding) -> _Affine:
         return _Affine(self._place(part.weight), self._place(getattr(part, "bias", None)))
 
     def _norm(self, norm: Norm | None) -> _Norm:
@@ -183,8 +186,9 @@ class FusedStep:
             return _Norm()
         return _Norm(NORMS[norm.kind], self._place(norm.weight), self._place(norm.shift), norm.factor)
 
-    def _sublayer(self, sublayer: Sublayer) -> _Sublayer:
-        part, place, is_mlp = sublayer.part, sublayer.place, sublayer.kind == "mlp"
+    def _sublayer(self, sublayer: AnySublayer) -> _Sublayer:
+        part: Any = sublayer.part  # of a Transformer
+        place, is_mlp = sublayer.place, isinstance(sublayer, MlpSublayer)
         maps = (part.up, part.down) if is_mlp else (part.qkv, part.out)
         norms = (
             self._norm(sublayer.norm if place in ("pre", "peri") else None),

@@ -46,7 +46,8 @@ class Journal:
         progress = self.training.progress
         last = progress.step == self.training.num_steps
         evaluates = progress.step % self.trainer.eval_every == 0 or last
-        measures_layers = self.layers is not None and (progress.step % self.trainer.dynamics_every == 0 or last)
+        every = self.trainer.dynamics_every
+        measures_layers = self.layers is not None and every is not None and (progress.step % every == 0 or last)
         progress.measured = True
         if evaluates or measures_layers:
             self._read_clock()
@@ -94,7 +95,7 @@ class StepsFile:
     counted: number of rows that the checkpoint counts, by the file's name; ConfigError if the file has another number.
     """
 
-    def __init__(self, path: Path, columns: list[str], upto: int, counted: dict[str, int]) -> None:
+    def __init__(self, path: Path, columns: list[str], upto: float, counted: dict[str, int]) -> None:
         self.path, self.columns = path, columns
         kept, lines = [], ""
         if self.path.exists():

@@ -15,8 +15,8 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 # No -ffast-math: it assumes finite numbers, and it makes the whole process round the smallest numbers to zero.
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
-FLAGS += ("-ffp-contract=fast", "-shared", "-fPIC")
+FLAGS: tuple[str, ...] = ("-std=c++17", "-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno")
+FLAGS += ("-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC")
 
 
 class NoLibraryError(Exception):

@@ -30,12 +30,13 @@ def check_memory(cfg: BaseConfig, task: Task, machine: Machine) -> None:
 
 def estimate(cfg: BaseConfig, task: Task, machine: Machine) -> dict[str, int]:
     """Lower bound on the bytes that a training or an analysis of fresh models needs, by what they hold."""
-    training = isinstance(cfg, TrainConfig)
     is_corpus = isinstance(task, Corpus)
     number, tokens = machine.dtype.itemsize, min(task.length, SHORT_TEXT) if is_corpus else task.length
     network = skeleton(cfg.model, task)
     num_weights = sum(weight.numel() for weight in network.parameters())
-    batch = cfg.trainer.batch_size if training else 1
+    batch, copies = 1, 1
+    if isinstance(cfg, TrainConfig):
+        batch, copies = cfg.trainer.batch_size, COPIES[cfg.optimizer.name]
     num_test = task.num_test if isinstance(task, Finite) else task.test_size or 0
     sequences = (task.train_size or (0 if is_corpus else batch)) + num_test
     per_token = task.num_inputs * number if task.input_kind == "coordinates" else INTEGER
@@ -46,7 +47,7 @@ def estimate(cfg: BaseConfig, task: Task, machine: Machine) -> dict[str, int]:
         states *= cfg.model.layers * min(cfg.replicas, at_a_time)
         states //= cfg.trainer.accumulate
     return {
-        "weights": cfg.replicas * num_weights * number * (COPIES[cfg.optimizer.name] if training else 1),
+        "weights": cfg.replicas * num_weights * number * copies,
         "data": (1 if is_corpus else cfg.replicas) * sequences * tokens * per_token,
         "states": states,
     }

@@ -6,7 +6,7 @@ Shapes: S seed, O output, I input of a matrix.
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ class AdamW(_Uncompiled, torch.optim.AdamW):
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
-class _InOneCall:
+class _InOneCall(torch.optim.Optimizer):
     """Takes a step of Adam for all parameters in one call of `kernel`.
 
     torch's own step collects the parameters, their moments and their step counts each time, which takes longer than the
@@ -85,7 +85,7 @@ class _InOneCall:
         self._collected = None
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Take one step of all parameters, each of which must have a gradient."""
         (group,) = self.param_groups
         parameters = group["params"]
@@ -143,7 +143,7 @@ class Muon(AdamW):
         self.rows, self.momentum = list(rows), momentum
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Take one step. A parameter without a gradient stays unchanged."""
         (group,) = self.param_groups
         gradients = {}

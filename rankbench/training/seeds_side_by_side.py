@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -135,16 +135,18 @@ class Training:
         self, cfg: TrainConfig, task: Task, machine: Machine, seeds: list[int], step: str | None = None
     ) -> None:
         self.cfg, self.task, self.machine, self.seeds = cfg, task, machine, seeds
-        self.model = build_model(cfg.model, task)
+        self.model = model = build_model(cfg.model, task)
         self.progress = Progress(status=["training"] * len(seeds), last_step=[0] * len(seeds))
         self.saved_step: int | None = None  # of the last checkpoint
         self.finite_steps: dict[int, int] = {}  # per seed, at the last evaluation: steps until its loss is not finite
         self.data = data_of(task, machine, seeds, cfg.trainer.batch_size)
         steps, epochs = cfg.trainer.steps, cfg.trainer.epochs
-        self.num_steps = steps if steps is not None else round(epochs * self.data.batches_per_epoch)
+        self.num_steps = steps if steps is not None else round((epochs or 0) * self.data.batches_per_epoch)
         vectorised = self.model.vectorised
         step = choose_step(cfg, task, machine) if step is None else step
-        self.fused = FusedStep(cfg, task, machine, self.model) if step == "fused" else None
+        self.fused = (
+            FusedStep(cfg, task, machine, model) if step == "fused" and isinstance(model, Transformer) else None
+        )
         compiles = step == "torch.compile"
         self.at_a_time = seeds_at_a_time(cfg, task, vectorised, machine.device.type, compiles)
         if compiles:
@@ -177,7 +179,7 @@ class Training:
 
     def _forget(self) -> None:
         zeros = torch.zeros(len(self.progress.training), dtype=torch.float64, device=self.machine.device)
-        self.sums = {**{key: zeros.clone() for key in SUMS}, "steps": 0, "seconds": 0.0}
+        self.sums: dict[str, Any] = {**{key: zeros.clone() for key in SUMS}, "steps": 0, "seconds": 0.0}
         self._since = time.perf_counter()
 
     def batch(self) -> Batch:
@@ -188,7 +190,8 @@ class Training:
         """Dropout masks of this step, stacked over seeds."""
         if (states := self._dropout_states()) is None:
             return None
-        return dropout_masks(self.model, *batch.targets.shape[1:3], states, self.machine.device, self.machine.dtype)
+        num_sequences, num_tokens = batch.targets.shape[1:3]
+        return dropout_masks(self.model, num_sequences, num_tokens, states, self.machine.device, self.machine.dtype)
 
     def _dropout_states(self) -> list[int] | None:
         if self.cfg.model.dropout == 0:
@@ -252,7 +255,8 @@ class Training:
         weights, num_sequences = list(piece.weights.values()), batch.targets.shape[1]
         size = math.ceil(num_sequences / self.cfg.trainer.accumulate)
         tokens_S = is_scored(batch.targets).flatten(1).sum(1)
-        scores, gradients = None, None
+        scores: Score | None = None
+        gradients: tuple[Tensor, ...] = ()
         for start in range(0, num_sequences, size):
             part = (slice(None), slice(start, start + size))
             masks = dropout if dropout is None else {name: mask[part] for name, mask in dropout.items()}
@@ -266,6 +270,7 @@ class Training:
             else:
                 scores = Score(*(so_far + more for so_far, more in zip(scores, part_scores, strict=True)))
                 gradients = tuple(so_far + more for so_far, more in zip(gradients, part_gradients, strict=True))
+        assert scores is not None  # a batch has sequences
         return scores, piece.stacked(gradients)
 
     def _seconds(self) -> float:
@@ -287,7 +292,7 @@ class Training:
         also has rows of its validation set."""
         alive, seconds, steps = self.progress.training, max(self._seconds(), 1e-9), self.sums["steps"]
         splits = self.data.splits
-        on_device = {key: self.sums[key] for key in SUMS}
+        on_device: dict[Any, Tensor] = {key: self.sums[key] for key in SUMS}
         for split in splits:
             scores = self._score(split)
             on_device |= {(split, "loss"): scores.mean_loss, (split, "accuracy"): scores.accuracy}
@@ -339,6 +344,7 @@ class Training:
         """Rows of layers.csv: metrics of every layer of each seed in training, and the layer's constants. Metrics are
         means over the first test sequences; constants hold for inputs as long as the longest of these."""
         measured, model = [], build_model(self.cfg.model, self.task)
+        assert isinstance(model, Transformer)  # the config has no dynamics of an LSTM
         copies = {name: parameter.detach().cpu() for name, parameter in self.parameters.items()}
         for stack_index, index in enumerate(self.progress.training):
             weights = {name: copy_S[stack_index] for name, copy_S in copies.items()}
@@ -346,13 +352,14 @@ class Training:
                 continue
             step_and_seed = {"step": self.progress.step, "seed": self.seeds[index]}
             inputs = self.data.test.inputs[index, : self.cfg.trainer.dynamics_sequences]
-            longest = inputs.shape[1] if model.lengths(inputs) is None else int(model.lengths(inputs).max())
+            longest = inputs.shape[1] if (lengths_B := model.lengths(inputs)) is None else int(lengths_B.max())
             model.load_state_dict(weights, assign=True)
             constants = constants_by_layer(model, longest)
             model.load_state_dict({name: p.detach()[stack_index] for name, p in self.parameters.items()}, assign=True)
             generator = generator_for(self.seeds[index], "rounding", self.progress.step)
-            for layer, values in metrics_by_layer(model, inputs, generator):
-                measured.append((step_and_seed | layer, values, constants.get(tuple(layer.values()), {})))
+            for axes, values in metrics_by_layer(model, inputs, generator):
+                known = constants.get((axes["layer"], axes["sublayer"], axes["head"]), {})
+                measured.append((step_and_seed | axes, values, known))
         rows = []
         for (axes, _, known), values in zip(measured, on_cpu([values for _, values, _ in measured]), strict=True):
             means = moments(values) | known
@@ -433,8 +440,8 @@ class Training:
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             if name.startswith("optimizer/"):
-                _, number, key = name.split("/")
-                state.setdefault(int(number), {})[key] = tensor
+                _, at, key = name.split("/")
+                state.setdefault(int(at), {})[key] = tensor
         for number, parameter in enumerate(self.parameters.values()):
             moments = {key: tensor for key, tensor in state.get(number, {}).items() if tensor.ndim}
             if alive:  # the last seeds to leave do not shrink the stack, so the moments keep their shape
@@ -445,7 +452,7 @@ class Training:
         own_sums = {key: tensors[f"sums/{key}"].to(self.machine.device) for key in SUMS}
         if alive:
             check_shapes(own_sums, dict.fromkeys(own_sums, (len(alive),)))
-        self.sums = own_sums | sums
+        self.sums = {**own_sums, **sums}
 
     def summary(self, status: str) -> dict:
         """Contents of summary.json."""

@@ -18,6 +18,7 @@ Shapes: B sequence, H head, N query token, M key token, D width, L layer.
 
 from fractions import Fraction
 from math import comb
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from torch import Tensor
 from rankbench.config import ModelConfig
 from rankbench.measures.laws.law import CLAIMED, CONTROL, Law, Measured, Predicted
 from rankbench.model.bare import UNIFORM, drawn_network, with_identity_values
-from rankbench.model.network import run
+from rankbench.model.network import attention_steps, run
 from rankbench.model.transformer import Transformer
 
 HEADS = 4
@@ -50,7 +51,7 @@ def network(cfg: ModelConfig, generator: torch.Generator, tokens: int, layers: i
     x_NN = torch.randn(tokens, tokens, dtype=torch.float64, generator=generator)
     for setup, mask in MASKS.items():
         for name, share in SHARES.items():
-            drawn = _drawn(cfg, generator, tokens, width=tokens, layers=layers, mask=mask, share=share, **UNIFORM)
+            drawn = _drawn(cfg, generator, tokens, share, width=tokens, layers=layers, mask=mask, **UNIFORM)
             for layer, step in enumerate(run(with_identity_values(drawn), x_NN[None]), 1):
                 weights_NN = torch.linalg.solve(x_NN, step.output_BND[0], left=False)
                 yield setup, name, layer, weights_NN[-1, 0].item()
@@ -62,10 +63,10 @@ def with_scores(
     """The same for networks with random queries and keys, mean over `samples` networks."""
     for setup, mask in MASKS.items():
         for name, share in SHARES.items():
-            keys = {"width": width, "layers": layers, "mask": mask, "share": share, "heads": HEADS, "norm": "pre"}
+            keys = {"width": width, "layers": layers, "mask": mask, "heads": HEADS, "norm": "pre"}
             sums_L = torch.zeros(layers, dtype=torch.float64)
             for _ in range(samples):
-                drawn = _drawn(cfg, generator, tokens, **keys)
+                drawn = _drawn(cfg, generator, tokens, share, **keys)
                 x_1ND = torch.randn(1, tokens, width, dtype=torch.float64, generator=generator)
                 sums_L += accumulated(drawn, x_1ND, float(share))
             yield from ((setup, name, layer, value / samples) for layer, value in enumerate(sums_L.tolist(), 1))
@@ -75,13 +76,13 @@ def accumulated(drawn: Transformer, x_1ND: Tensor, share: float) -> Tensor:
     """Weight of the first token in the last by layer, (L,); a layer is (1 - share) 1 + share P, P the heads' mean."""
     weights_NN = torch.eye(x_1ND.shape[1], dtype=x_1ND.dtype)
     of_first = []
-    for step in run(drawn, x_1ND):
+    for step in attention_steps(drawn, x_1ND):
         weights_NN = (1 - share) * weights_NN + share * step.weights_BHNM[0].mean(0) @ weights_NN
         of_first.append(weights_NN[-1, 0])
     return torch.stack(of_first)
 
 
-def _drawn(cfg: ModelConfig, generator: torch.Generator, tokens: int, share: Fraction, **keys: object) -> Transformer:
+def _drawn(cfg: ModelConfig, generator: torch.Generator, tokens: int, share: Fraction, **keys: Any) -> Transformer:
     scales = {"skip": share < 1, "skip_scale": float(1 - share), "branch_scale": float(share)}
     return drawn_network(cfg, generator, tokens, **scales, **keys)
 

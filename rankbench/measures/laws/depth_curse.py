@@ -27,7 +27,7 @@ def variance(layers: int, power: float = 0.0) -> float:
 
 def predicted(layers: int, **_: int) -> Predicted:
     """The variance after each layer, by scale."""
-    for name, (_, power) in SCALES.items():
+    for name, (_name, power) in SCALES.items():
         yield from ((name, layer, variance(layer, power)) for layer in range(1, layers + 1))
 
 

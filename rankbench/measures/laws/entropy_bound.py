@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rankbench.measures.laws.law import CLAIMED, CONTROL, Law, Measured, Predicted
 from rankbench.measures.lipschitz_of_networks import layer_of
-from rankbench.model.network import Network, run
+from rankbench.model.network import Network, attention_steps
 
 SIGMAS = [0.5, 1.0, 2.0, 3.0, 4.0, 6.0]
 STEPS = 300
@@ -71,9 +71,9 @@ def of_heads(network: Network, sequence: Tensor) -> Iterator[tuple[int, dict[str
     norm of W_QK times the square of the tokens' spectral norm. A bias of the queries is one more row of W_Q, which a
     token reads by an entry of 1. entropy_bound_nats: no row has less entropy (Zhai et al. 2023, Theorem 3.1).
     """
-    for step in run(network, sequence[None]):
+    for step in attention_steps(network, sequence[None]):
         sublayer = step.sublayer
-        layer = layer_of(sublayer.part, len(sequence)) if sublayer.kind == "attention" else None
+        layer = layer_of(sublayer.part, len(sequence))
         if layer is None or layer.kind != "dot" or layer.seen_NM is not None:
             continue
         x_ND, w = sublayer.before(step.input_BND, sublayer.norm)[0], layer.maps

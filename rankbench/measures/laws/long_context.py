@@ -101,7 +101,7 @@ def simulated_gradient(generator: torch.Generator, tokens: int, width: int, samp
             u_ND = x_ND / x_ND.norm(dim=1, keepdim=True)
             return (beta * u_ND @ u_ND.T).softmax(1) @ u_ND
 
-        _, pulled_back = torch.func.vjp(attended, x_ND)
+        _, pulled_back, *_ = torch.func.vjp(attended, x_ND)
         squares = []
         for _ in range(samples):
             v_ND = torch.randn(tokens, width, dtype=torch.float64, generator=generator) / math.sqrt(tokens * width)

@@ -12,6 +12,7 @@ Shapes: D width.
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -34,11 +35,11 @@ def predicted(**_: int) -> Predicted:
 
 def simulated(generator: torch.Generator, width: int, samples: int) -> Measured:
     """The same for random matrices, mean over `samples` of them."""
-    draw = {"dtype": torch.float64, "generator": generator}
+    draw = partial(torch.randn, dtype=torch.float64, generator=generator)
     sums = {setup: torch.zeros(len(ITERATIONS), dtype=torch.float64) for setup in (CLAIMED, CONTROL)}
     for _ in range(samples):
-        w_DD = torch.randn(width, width, **draw) / math.sqrt(width)
-        left_D, right_D, start_D = torch.randn(3, width, **draw)
+        w_DD = draw(width, width) / math.sqrt(width)
+        left_D, right_D, start_D = draw(3, width)
         spiked_DD = w_DD + SPIKE * torch.outer(left_D / left_D.norm(), right_D / right_D.norm())
         for setup, matrix_DD in ((CLAIMED, w_DD), (CONTROL, spiked_DD)):
             sums[setup] += estimates(matrix_DD, start_D) / torch.linalg.matrix_norm(matrix_DD, 2)

@@ -39,7 +39,7 @@ def predicted(**_: int) -> Predicted:
 
 def simulated(generator: torch.Generator, tokens: int) -> Measured:
     """The same for the softmax of random scores."""
-    draw = {"dtype": torch.float64, "generator": generator}
+    draw: dict = {"dtype": torch.float64, "generator": generator}
     for deviation in DEVIATIONS:
         independent_NM = torch.randn(tokens, tokens, **draw)
         rank_one_NM = torch.randn(tokens, 1, **draw) * torch.randn(tokens, **draw)

@@ -44,9 +44,9 @@ class Checkpoint(NamedTuple):
     """
 
     name: str
-    trained: nn.Module
-    initialised: nn.Module
-    reader: Any | None
+    trained: Any  # of the library
+    initialised: Any
+    reader: Any  # None without one
     no_reader: str | None
 
 

@@ -11,14 +11,15 @@ Shapes: B batch, N token, D width.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rankbench.keys import ConfigError
 from rankbench.model.kinds import NO_KINDS, Kinds
-from rankbench.model.network import Network, NormPart, Sublayer
+from rankbench.model.linear import LinearMap, ReadOut
+from rankbench.model.network import AnySublayer, AttentionSublayer, MlpSublayer, Network
 from rankbench.model.pretrained.parts import (
     BiasedAttention,
     GatedMlp,
@@ -38,11 +39,11 @@ class CheckpointParts(NamedTuple):
     (None: any number), or the number of tokens of every image.
     """
 
-    sublayers: list[Sublayer]
+    sublayers: list[AnySublayer]
     embed: nn.Module
     num_tokens: int | None
-    last_norm: NormPart | None = None
-    read_out: nn.Module | None = None
+    last_norm: PretrainedNorm | None = None
+    read_out: ReadOut | None = None
 
 
 def _layer(
@@ -52,17 +53,17 @@ def _layer(
     attention_norm: nn.Module,
     mlp: PretrainedMlp,
     mlp_norm: nn.Module,
-) -> list[Sublayer]:
+) -> list[AnySublayer]:
     """Layer `number`, from 1, with the norms of its attention and of its MLP."""
     return [
-        Sublayer(number, "attention", attention, PretrainedNorm(attention_norm), place, skip=1.0, branch=1.0),
-        Sublayer(number, "mlp", mlp, PretrainedNorm(mlp_norm), place, skip=1.0, branch=1.0),
+        AttentionSublayer(number, attention, PretrainedNorm(attention_norm), place, skip=1.0, branch=1.0),
+        MlpSublayer(number, mlp, PretrainedNorm(mlp_norm), place, skip=1.0, branch=1.0),
     ]
 
 
-def _bert(model: nn.Module, base: nn.Module) -> CheckpointParts:
+def _bert(model: Any, base: Any) -> CheckpointParts:
     """BERT and RoBERTa."""
-    config, sublayers = model.config, []
+    config, sublayers = model.config, list[AnySublayer]()
     for number, layer in enumerate(base.encoder.layer, 1):
         its, out = layer.attention.self, layer.attention.output
         maps = (its.query, its.key, its.value, out.dense)
@@ -77,8 +78,8 @@ def _bert(model: nn.Module, base: nn.Module) -> CheckpointParts:
     return CheckpointParts(sublayers, base.embeddings, num_tokens, read_out=head and Head(head, head.decoder))
 
 
-def _distilbert(model: nn.Module, base: nn.Module) -> CheckpointParts:
-    config, sublayers = model.config, []
+def _distilbert(model: Any, base: Any) -> CheckpointParts:
+    config, sublayers = model.config, list[AnySublayer]()
     for number, layer in enumerate(base.transformer.layer, 1):
         its = layer.attention
         attention = PretrainedAttention(its.n_heads, its.q_lin, its.k_lin, its.v_lin, its.out_lin, its.scaling)
@@ -91,9 +92,9 @@ def _distilbert(model: nn.Module, base: nn.Module) -> CheckpointParts:
     return CheckpointParts(sublayers, base.embeddings, config.max_position_embeddings, read_out=head)
 
 
-def _albert(model: nn.Module, base: nn.Module) -> CheckpointParts:
+def _albert(model: Any, base: Any) -> CheckpointParts:
     """ALBERT: few layers, each used several times."""
-    config, sublayers, groups = model.config, [], base.encoder.albert_layer_groups
+    config, sublayers, groups = model.config, list[AnySublayer](), base.encoder.albert_layer_groups
     for index in range(config.num_hidden_layers):
         for layer in groups[int(index / (config.num_hidden_layers / config.num_hidden_groups))].albert_layers:
             its, number = layer.attention, len(sublayers) // 2 + 1
@@ -110,12 +111,12 @@ def _albert(model: nn.Module, base: nn.Module) -> CheckpointParts:
     )
 
 
-def _gpt2(model: nn.Module, base: nn.Module) -> CheckpointParts:
-    config, sublayers = model.config, []
+def _gpt2(model: Any, base: Any) -> CheckpointParts:
+    config, sublayers = model.config, list[AnySublayer]()
     for number, layer in enumerate(base.h, 1):
         its, width = layer.attn, config.hidden_size
-        thirds = (Transposed(its.c_attn, slice(begin, begin + width)) for begin in (0, width, 2 * width))
-        attention = PretrainedAttention(its.num_heads, *thirds, Transposed(its.c_proj), its.scaling, "causal")
+        query, key, value = (Transposed(its.c_attn, slice(begin, begin + width)) for begin in (0, width, 2 * width))
+        attention = PretrainedAttention(its.num_heads, query, key, value, Transposed(its.c_proj), its.scaling, "causal")
         mlp = PretrainedMlp(Transposed(layer.mlp.c_fc), Transposed(layer.mlp.c_proj), config.activation_function)
         sublayers += _layer(number, "pre", attention, layer.ln_1, mlp, layer.ln_2)
     return CheckpointParts(
@@ -138,9 +139,9 @@ class TokensAndPositions(nn.Module):
         return self.tokens(ids_BN) + self.positions.weight[: ids_BN.shape[1]]
 
 
-def _vit(model: nn.Module, base: nn.Module) -> CheckpointParts:
+def _vit(model: Any, base: Any) -> CheckpointParts:
     """ViT and DeiT: a class token, in DeiT also a distillation token, then the patches."""
-    config, sublayers = model.config, []
+    config, sublayers = model.config, list[AnySublayer]()
     for number, layer in enumerate(base.layers, 1):
         its = layer.attention
         maps = (its.q_proj, its.k_proj, its.v_proj, its.o_proj)
@@ -151,24 +152,24 @@ def _vit(model: nn.Module, base: nn.Module) -> CheckpointParts:
     return CheckpointParts(sublayers, base.embeddings, num_tokens, PretrainedNorm(base.layernorm))
 
 
-def _t5(model: nn.Module, base: nn.Module) -> CheckpointParts:
+def _t5(model: Any, base: Any) -> CheckpointParts:
     """The encoder of T5, on its own or as part of the whole model."""
-    config, encoder, sublayers = model.config, base.encoder, []
+    config, encoder, sublayers = model.config, base.encoder, list[AnySublayer]()
     for number, block in enumerate(encoder.block, 1):
         (of_attention, of_mlp), holder = block.layer, encoder.block[0].layer[0].SelfAttention
         its, feed = of_attention.SelfAttention, of_mlp.DenseReluDense
         attention = BiasedAttention(its.n_heads, its.q, its.k, its.v, its.o, its.scaling, holder=holder)
         if config.is_gated_act:
-            mlp = GatedMlp(feed.wi_0, feed.wi_1, feed.wo, config.dense_act_fn)
+            mlp: PretrainedMlp = GatedMlp(feed.wi_0, feed.wi_1, feed.wo, config.dense_act_fn)
         else:
             mlp = PretrainedMlp(feed.wi, feed.wo, config.dense_act_fn)
         sublayers += _layer(number, "pre", attention, of_attention.layer_norm, mlp, of_mlp.layer_norm)
     return CheckpointParts(sublayers, encoder.embed_tokens, None, PretrainedNorm(encoder.final_layer_norm))
 
 
-def _llama(model: nn.Module, base: nn.Module) -> CheckpointParts:
+def _llama(model: Any, base: Any) -> CheckpointParts:
     """Llama and models built like it. Texts may not be longer than a sliding window, so that it hides nothing."""
-    config, sublayers = model.config, []
+    config, sublayers = model.config, list[AnySublayer]()
     for number, layer in enumerate(base.layers, 1):
         its, feed = layer.self_attn, layer.mlp
         maps = (its.q_proj, its.k_proj, its.v_proj, its.o_proj)
@@ -181,8 +182,8 @@ def _llama(model: nn.Module, base: nn.Module) -> CheckpointParts:
     return CheckpointParts(sublayers, base.embed_tokens, longest, PretrainedNorm(base.norm), head)
 
 
-def _xlnet(model: nn.Module, base: nn.Module) -> CheckpointParts:
-    config, sublayers = model.config, []
+def _xlnet(model: Any, base: Any) -> CheckpointParts:
+    config, sublayers = model.config, list[AnySublayer]()
     if config.bi_data:
         raise ConfigError(
             "xlnet with bi_data=true: half of each batch runs backwards; set bi_data=false in config.json"
@@ -196,7 +197,7 @@ def _xlnet(model: nn.Module, base: nn.Module) -> CheckpointParts:
 
 
 # By the library's model_type.
-TEXT: dict[str, Callable[[nn.Module, nn.Module], CheckpointParts]] = {
+TEXT: dict[str, Callable[[Any, Any], CheckpointParts]] = {
     "bert": _bert,
     "roberta": _bert,
     "distilbert": _distilbert,
@@ -233,18 +234,22 @@ def as_network(module: nn.Module, kinds: Kinds = NO_KINDS) -> "PretrainedNetwork
 class PretrainedNetwork(Network, nn.Module):
     """A module of the library as a network, sub-layer by sub-layer."""
 
+    module: Any
+
     def __init__(self, module: nn.Module, parts: CheckpointParts, kinds: Kinds) -> None:
         super().__init__()
         self.module, self.kinds = module, kinds
-        self.sublayers, self.last_norm = tuple(parts.sublayers), parts.last_norm
-        self.width, self.norm_kind = module.config.hidden_size, self.sublayers[0].norm.kind
+        # in tables and figures: the last part of the path that it was loaded from, or its family
+        self.name = Path(self.module.config.name_or_path or self.module.config.model_type).name
+        self._sublayers, self.last_norm = tuple(parts.sublayers), parts.last_norm
+        self.width = self.module.config.hidden_size
+        self.norm_kind = next(norm.kind for sublayer in self._sublayers if (norm := sublayer.norm) is not None)
         self.read_out = StatesAlone(self) if parts.read_out is None else parts.read_out
         self._embed, self._num_tokens = parts.embed, parts.num_tokens
 
     @property
-    def name(self) -> str:
-        """Name in tables and figures: the last part of the path that it was loaded from, or its family."""
-        return Path(self.module.config.name_or_path or self.module.config.model_type).name
+    def sublayers(self) -> tuple[AnySublayer, ...]:
+        return self._sublayers
 
     def embed(self, inputs: Tensor) -> Tensor:
         return self._embed(inputs)
@@ -302,13 +307,14 @@ class PretrainedVision(PretrainedNetwork):
         """None: all tokens are present."""
 
     def num_tokens(self, inputs: Tensor) -> int:
+        assert self._num_tokens is not None  # of images it is known
         return self._num_tokens
 
 
 class Head(nn.Module):
     """A read-out of several steps. `weight` is that of the last linear map, used only for its dtype and device."""
 
-    def __init__(self, module: nn.Module, last: nn.Module) -> None:
+    def __init__(self, module: nn.Module, last: LinearMap) -> None:
         super().__init__()
         self.module, self.last = module, last
 

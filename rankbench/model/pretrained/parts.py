@@ -7,6 +7,8 @@ Shapes: B batch, N query token, M key token, D width, H head, K head width, F hi
 I input, O output; R distance of two tokens.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,9 +16,10 @@ from torch import Tensor, nn
 from rankbench.keys import ConfigError
 from rankbench.model.activations import ACTIVATIONS
 from rankbench.model.attention import Heads
-from rankbench.model.network import HeadMaps
+from rankbench.model.head_maps import HeadMaps
+from rankbench.model.linear import LinearMap
+from rankbench.model.mlp import MLP
 from rankbench.model.norm import Norm
-from rankbench.model.transformer import MLP
 from rankbench.model.weightings import Factors, Softmax, dot_scores
 
 # The library's name of each activation, and rankbench's. gelu_fast rounds a constant of gelu_new to ten digits.
@@ -37,6 +40,8 @@ ACTIVATION_NAMES = {
 
 class Transposed(nn.Module):
     """A linear map from `columns` of a module whose weight is stored as (I, O), as in GPT-2's Conv1D."""
+
+    module: Any  # the library's, as everywhere here
 
     def __init__(self, module: nn.Module, columns: slice = slice(None)) -> None:
         super().__init__()
@@ -80,13 +85,15 @@ class PretrainedAttention(Heads):
     scaling: factor of the products q_i k_j. groups: number of heads of keys and values, if query heads share them.
     """
 
+    inputs: Any  # three linear maps, in a ModuleList
+
     def __init__(
         self,
         heads: int,
-        query: nn.Module,
-        key: nn.Module,
-        value: nn.Module,
-        out: nn.Module,
+        query: Any,
+        key: Any,
+        value: Any,
+        out: LinearMap,
         scaling: float,
         mask: str = "none",
         groups: int | None = None,
@@ -98,13 +105,14 @@ class PretrainedAttention(Heads):
         self.temperature = self.head_width**-0.5 / scaling
 
     def queries_keys_values(self, x_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return tuple(self._by_head(linear(x_BND), -1).transpose(-3, -2) for linear in self.inputs)
+        q_BHNK, k_BHNK, v_BHNK = (self._by_head(linear(x_BND), -1).transpose(-3, -2) for linear in self.inputs)
+        return q_BHNK, k_BHNK, v_BHNK
 
     def maps(self) -> HeadMaps:
-        w_HDK = (self._by_head(linear.weight, 0).mT for linear in self.inputs)
-        b_HK = (self._by_head(bias_of(linear), 0) for linear in self.inputs)
+        w_q_HDK, w_k_HDK, w_v_HDK = (self._by_head(linear.weight, 0).mT for linear in self.inputs)
+        b_q_HK, b_k_HK, b_v_HK = (self._by_head(bias_of(linear), 0) for linear in self.inputs)
         w_o_HKD = self.out.weight.T.unflatten(0, (self.heads, -1))
-        return HeadMaps(*w_HDK, w_o_HKD, *b_HK, bias_of(self.out))
+        return HeadMaps(w_q_HDK, w_k_HDK, w_v_HDK, w_o_HKD, b_q_HK, b_k_HK, b_v_HK, bias_of(self.out))
 
     def _by_head(self, x: Tensor, dim: int) -> Tensor:
         """Split `dim` into the heads that lie side by side there; a head that several share is repeated for each."""
@@ -121,7 +129,9 @@ class BiasedAttention(PretrainedAttention):
 
     score_name, weighting = "dot with a bias of positions", Softmax(fusible=False, by_head=False)
 
-    def __init__(self, *args: object, holder: nn.Module) -> None:
+    holder: Any
+
+    def __init__(self, *args: Any, holder: nn.Module) -> None:
         super().__init__(*args)
         self.holder = holder
 
@@ -138,7 +148,10 @@ class RotaryAttention(PretrainedAttention):
 
     score_name, weighting = "rotary", Softmax(by_head=False)
 
-    def __init__(self, *args: object, rotary: nn.Module) -> None:
+    has_score_maps = False
+    rotary: Any
+
+    def __init__(self, *args: Any, rotary: nn.Module) -> None:
         super().__init__(*args)
         self.rotary = rotary
 
@@ -146,10 +159,6 @@ class RotaryAttention(PretrainedAttention):
         positions_1N = torch.arange(q_BHNK.shape[-2], device=q_BHNK.device)[None]
         cos_1NK, sin_1NK = self.rotary(q_BHNK, positions_1N)
         return dot_scores(*(x * cos_1NK + _turned(x) * sin_1NK for x in (q_BHNK, k_BHMK)))
-
-    def maps(self) -> HeadMaps:
-        """The maps without those to queries and keys, which depend on the tokens' positions."""
-        return super().maps()._replace(w_q_HDK=None, w_k_HDK=None)
 
 
 class RelativeAttention(PretrainedAttention):
@@ -160,9 +169,13 @@ class RelativeAttention(PretrainedAttention):
 
     score_name, weighting = "relative", Softmax(fusible=False, by_head=False)
 
-    def __init__(self, module: nn.Module, base: nn.Module, mask: str) -> None:
-        maps = (OfHeads(module, name) for name in "qkv")
-        super().__init__(module.n_head, *maps, OfHeads(module, "o", back=True), module.scale, mask)
+    has_score_maps = False
+    module: Any
+    base: Any
+
+    def __init__(self, module: Any, base: nn.Module, mask: str) -> None:
+        query, key, value = (OfHeads(module, name) for name in "qkv")
+        super().__init__(module.n_head, query, key, value, OfHeads(module, "o", back=True), module.scale, mask)
         self.module, self.base = module, base
 
     def factors(self, q_BHNK: Tensor, k_BHMK: Tensor) -> Factors:
@@ -175,10 +188,6 @@ class RelativeAttention(PretrainedAttention):
         scores_BHNR = torch.einsum("bhnk,rhk->bhnr", q_BHNK + self.module.r_r_bias[:, None], r_RHK)
         return self.module.scale * self.module.rel_shift_bnij(scores_BHNR, klen=num_tokens)
 
-    def maps(self) -> HeadMaps:
-        """The maps without those to queries and keys: scores also depend on the tokens' positions."""
-        return super().maps()._replace(w_q_HDK=None, w_k_HDK=None)
-
 
 def _turned(x: Tensor) -> Tensor:
     """Rotate by a quarter turn in the planes of coordinates k and K/2 + k."""
@@ -186,7 +195,7 @@ def _turned(x: Tensor) -> Tensor:
     return torch.cat([-second, first], -1)
 
 
-def bias_of(linear: nn.Module) -> Tensor:
+def bias_of(linear: LinearMap) -> Tensor:
     """The bias of a linear map, zeros for one without."""
     return linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias
 
@@ -194,7 +203,7 @@ def bias_of(linear: nn.Module) -> Tensor:
 class PretrainedMlp(MLP):
     """Two linear maps and an activation, given by the library's name for it."""
 
-    def __init__(self, up: nn.Module, down: nn.Module, activation: str) -> None:
+    def __init__(self, up: LinearMap, down: LinearMap, activation: str) -> None:
         nn.Module.__init__(self)
         if activation not in ACTIVATION_NAMES:
             raise ConfigError(
@@ -208,7 +217,7 @@ class PretrainedMlp(MLP):
 class GatedMlp(PretrainedMlp):
     """(act(z) u) W + b, with z = x W_gate + b_gate and u = x W_up + b_up. Its hidden is z and u side by side."""
 
-    def __init__(self, gate: nn.Module, up: nn.Module, down: nn.Module, activation: str) -> None:
+    def __init__(self, gate: LinearMap, up: LinearMap, down: LinearMap, activation: str) -> None:
         super().__init__(up, down, activation)
         self.gate_map, self.activation_name = gate, f"gated {self.activation_name}"
 
@@ -229,16 +238,18 @@ class PretrainedNorm(Norm):
     """A LayerNorm or RMSNorm of the library, with its own epsilon. It computes in the tokens' dtype, although some of
     the library's norms compute in float32."""
 
-    def __init__(self, module: nn.Module) -> None:
+    module: Any
+
+    def __init__(self, module: Any) -> None:
         nn.Module.__init__(self)
         self.module, self.width = module, len(module.weight)
         is_layernorm = isinstance(module, nn.LayerNorm)
         self.kind, self.epsilon = ("layernorm", module.eps) if is_layernorm else ("rmsnorm", module.variance_epsilon)
 
     @property
-    def weight(self) -> Tensor:
+    def weight(self) -> Tensor:  # type: ignore[override]  # a parameter, which nn.Module does not let be read-only
         return self.module.weight
 
     @property
-    def shift(self) -> Tensor | None:
+    def shift(self) -> Tensor | None:  # type: ignore[override]  # as above
         return self.module.bias if self.kind == "layernorm" else None

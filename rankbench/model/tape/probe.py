@@ -15,6 +15,7 @@ from rankbench.model.tape.following import first_state, following
 from rankbench.model.tape.reading import Axes, Factor, Lead, ReadCall
 from rankbench.model.tape.recording import (
     Key,
+    Kind,
     Level,
     Product,
     Recorder,
@@ -153,7 +154,7 @@ class Touched(Plain):
         self.token_axes: dict[int, int] = {}  # of inputs, as attention calls show them
         self.places: dict[int, int] = {}  # of token inputs: number by place in memory
         self.roles: dict[Key, Verdict] = {}
-        self.scores: dict[Key, list[list[int]]] = {}  # of products of queries and keys: the touched ones of each
+        self.scores: dict[Key | None, list[list[int]]] = {}  # of products of queries and keys: the touched ones of each
         self.calls: list[ReadCall] = []
         self.factors: list[Factor] = []
         self.given: list = []
@@ -256,13 +257,14 @@ class Touched(Plain):
     def _attention(self, product: Product, old: _Kept, key: Key, side: int, only_sure: bool = False) -> Verdict | None:
         """Attention, if the summed axis holds tokens; None if not. only_sure: if the touch shows it."""
         weighted, seen = product.sides[side], product.seen
+        assert weighted is not None  # nobody asks for another side
         p, p0 = weighted.weights(*product.tensors), weighted.weights(*old.tensors)
         v, v0 = weighted.values(*product.tensors), weighted.values(*old.tensors)
-        tag = None if product.is_kernel else self.tag(product.tensors[side])
+        tag = Tag(Kind.ACTIVATION) if product.is_kernel else self.tag(product.tensors[side])
         at = touched_at(v, v0, -2)
         changed = changed_numbers(v, v0)
         leads = leads_of(changed, p)
-        kind, is_sure, why = self._kind(product, old, side, (p, p0), (v, v0), at, leads)
+        kind, is_sure, why = self._kind(product, old, side, tag, (p, p0), (v, v0), at, leads)
         if only_sure and (why or not is_sure):
             return None
         if why:
@@ -293,6 +295,7 @@ class Touched(Plain):
         product: Product,
         old: _Kept,
         side: int,
+        tag: Tag,
         weights: tuple[Tensor, Tensor],
         values: tuple[Tensor, Tensor],
         at: Sequence[int],
@@ -301,14 +304,13 @@ class Touched(Plain):
         """The kind of attention, whether the touch shows it, and why it is none, if so. weights, values: of the touched
         pass and of the plain one. at: the touched keys. leads: the touched leading indices."""
         (p, p0), (v, v0) = weights, values
-        tag = None if product.is_kernel else self.tag(product.tensors[side])
         is_mean = bool((p0 >= 0).all()) and bool((p0.sum(-1) < 1.01).all())
         is_written_out = not product.is_kernel and tag.form == "exp" and have_unit_sums(p0)
         is_softmax = product.is_kernel or (is_mean and (tag.level == Level.SOFTMAX or is_written_out))
         has_softmax = is_softmax or tag.level == Level.SOFTMAX or tag.form == "softmax"
         has_scores = product.is_kernel or tag.mixes
         kind = "softmax" if is_softmax else "signed" if has_softmax else tag.form or "linear"
-        if tag is not None and tag.form == "weights" and not is_mean:
+        if tag.form == "weights" and not is_mean:
             kind = "signed"
         is_sure, why = True, ""
         if v.shape[-2] == 1 or not at:
@@ -334,14 +336,15 @@ class Touched(Plain):
             why = "its rows are no tokens"
         return kind, is_sure, why
 
-    def _queries(self, product: Product, old: _Kept, tag: Tag | None, p: Tensor, side: int) -> list[int] | None:
+    def _queries(self, product: Product, old: _Kept, tag: Tag, p: Tensor, side: int) -> list[int] | None:
         """The touched queries; of weights on the right, which are transposed, the second factor of the scores. None if
         the queries are not known."""
-        if product.is_kernel:
+        if product.is_kernel and product.to_scores is not None:
             q, q0 = product.to_scores(*product.tensors)[0], product.to_scores(*old.tensors)[0]
             return touched_at(q, q0, -2)
-        touched = None if tag.scores is None else self.scores.get(tag.scores.key)
-        return touched[side] if touched and tag.scores[side].shape[-2] == p.shape[-2] else None
+        if (scores := tag.scores) is None or not (touched := self.scores.get(scores.key)):
+            return None
+        return touched[side] if (scores.queries, scores.keys)[side].shape[-2] == p.shape[-2] else None
 
     def _put_back(
         self, result: Tensor, old: Tensor, weighted: Weighted, p: Tensor, v: Tensor, leads: Tensor, row: int
@@ -355,10 +358,9 @@ class Touched(Plain):
         deviation = old.std().nan_to_num(1.0).item() or 1.0
         result.copy_(old + self.way.scale * deviation * weighted.back(mark).reshape(result.shape))
 
-    def _logits(self, product: Product, old: _Kept, tag: Tag | None, lead: Lead) -> Tensor | None:
-        if tag is None or tag.logits is None:
+    def _logits(self, product: Product, old: _Kept, tag: Tag, lead: Lead) -> Tensor | None:
+        if (logits := tag.logits) is None:
             return None
-        logits = tag.logits
         return lead.split(logits) if logits.dim() == 4 or lead.flattened else None
 
     def _input_of(self, at: Sequence[int], size: int) -> int | None:
@@ -371,7 +373,11 @@ class Touched(Plain):
                 known = self.token_axes.get(number)
                 if known is None or known in axes:
                     fits[number] = axes
-        exact = {number: axes for number in fits if (axes := self.marks[number].exact_axes_of(at, size))}
+        exact = {
+            number: axes
+            for number, mark in enumerate(self.marks)
+            if number in fits and mark is not None and (axes := mark.exact_axes_of(at, size))
+        }
         for number, axes in exact.items():
             if len(axes) == 1:
                 self.token_axes.setdefault(number, axes[0])

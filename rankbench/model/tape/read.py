@@ -57,10 +57,10 @@ def read(
         for number, (name, x) in enumerate(zip(names, tensors_in([args, kwargs]), strict=True))
     )
     old, new = named_tensors(output), named_tensors(touched_output)
-    outputs = [_output(*pair, touched, False) for pair in zip(old, new, strict=True)]
-    if plain.wanted_result is not None:
-        pair = [(submodule, of_pass.wanted_result) for of_pass in (plain, touched)]
-        outputs.append(_output(*pair, touched, True))
+    outputs = [_output(before, after, touched, False) for before, after in zip(old, new, strict=True)]
+    if submodule is not None and plain.wanted_result is not None and touched.wanted_result is not None:
+        before, after = ((submodule, of_pass) for of_pass in (plain.wanted_result, touched.wanted_result))
+        outputs.append(_output(before, after, touched, True))
     return Reading(
         touched.roles, tuple(touched.calls), tuple(touched.factors), inputs, tuple(outputs), _states(plain, touched),
         tuple(plain.uncovered),
@@ -68,7 +68,7 @@ def read(
 
 
 def _touch(
-    module: Callable, submodule: str | None, plain: Plain, args: tuple, kwargs: Mapping[str, Any]
+    module: Callable, submodule: str | None, plain: Plain, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[Touched, Any]:
     """The touched pass and its output. Where it does not arrive at an attention call, the touched token may be padding
     that the module leaves out: then one at the other end is touched."""
@@ -162,8 +162,9 @@ def _states(plain: Plain, touched: Touched) -> dict[Run, State]:
     for run, (entered, left, _) in plain.states.items():
         inside = [call for call in touched.calls if run in call.runs]
         other = touched.states.get(run)
-        same = other is not None and other.left.shape == left.shape
-        axes = _axes(other.left, left, inside or touched.calls, sequence) if same else None
+        axes = None
+        if other is not None and other.left.shape == left.shape:
+            axes = _axes(other.left, left, inside or touched.calls, sequence)
         states[run] = State(tuple(left.shape), axes, _digest(entered), _digest(left), other.passed if other else 0)
     return states
 

@@ -8,6 +8,7 @@ because its effect on single paths is not known.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -66,7 +67,8 @@ class Key(NamedTuple):
     time: int
 
 
-Parents, Reads = tuple[Node | Tensor, ...], Sequence[Tensor | None]  # of a node
+Parents = tuple[Node | Tensor, ...]  # of a node
+Reads = Sequence[Tensor | None]
 
 OUTSIDE = "a tensor that no recorded call made (TorchScript, numpy, or held outside of the module: make it a buffer)"
 # Calls that take numbers out of torch, or put them where the tape cannot follow them.
@@ -98,6 +100,7 @@ class Origin:
 
     def bias(self) -> Tensor:
         """The part of the tensor that comes from the constant."""
+        assert self.constant is not None  # nobody asks otherwise
         return self.chain(self.constant().expand(self.shape))
 
 
@@ -158,7 +161,7 @@ class Seen:
         """`Recorder.tag`."""
         return self.recorder.tag(x)
 
-    def value_only(self, tags: Sequence[Tag], level: int = Level.OTHER) -> Tag:
+    def value_only(self, tags: Sequence[Tag], level: Level = Level.OTHER) -> Tag:
         """`Recorder.value_only` of the call."""
         return self.recorder.value_only(self.call, tags, level)
 
@@ -211,7 +214,7 @@ class AttentionCall(NamedTuple):
     this one, else one more than the deepest that does; heads side by side have the same depth.
     """
 
-    index: int  # from 1
+    index: int  # type: ignore[assignment]  # from 1; hides the method of tuples
     call: Call
     weights: Tensor
     values: Tensor
@@ -238,7 +241,7 @@ class Recorder(TorchFunctionMode):
         rules: dict[str, Callable],
         begin: str | None = None,
         watch: Callable[[AttentionCall], None] | None = None,
-        wanted: set[int] | None = frozenset(),
+        wanted: AbstractSet[int] | None = frozenset(),
         verdicts: Mapping[Key, Verdict] | None = None,
     ) -> None:
         super().__init__()
@@ -274,10 +277,11 @@ class Recorder(TorchFunctionMode):
             self._tag_inputs(args, kwargs)
             with self._named_modules(), without_fast_path(), self:
                 output = self.module(*args, **kwargs)
-        for key, verdict in (self.verdicts or {}).items():
+        verdicts = self.verdicts or {}
+        for key, verdict in verdicts.items():
             place = key.module, key.function
             if verdict.role == Role.ATTENTION and key.time >= (now := self._products[place]):
-                read = sum((other.module, other.function) == place for other in self.verdicts)
+                read = sum((other.module, other.function) == place for other in verdicts)
                 raise ConfigError(
                     f"{key.module or 'the module'}: {key.function} multiplied {read} times when the network was read, "
                     f"and {now} times now, {DEPENDS}"
@@ -348,7 +352,7 @@ class Recorder(TorchFunctionMode):
             yield
 
     def _begin(self, tensor: Tensor) -> None:
-        call = Call(self.num_calls, "the beginning of the paths", self.begin)
+        call = Call(self.num_calls, "the beginning of the paths", self.begin or "")
         # a copy, because the module may change the tensor in place
         self.set_tag(tensor, Tag(Kind.ACTIVATION, node=self.node(call, (), Source(tensor.clone()), tensor.shape)))
         self.has_paths = True
@@ -427,7 +431,7 @@ class Recorder(TorchFunctionMode):
             return torch.as_tensor(x, dtype=like.dtype, device=like.device)
         return self.tag(x).node or x
 
-    def value_only(self, call: Call, tags: Sequence[Tag], level: int = Level.OTHER) -> Tag:
+    def value_only(self, call: Call, tags: Sequence[Tag], level: Level = Level.OTHER) -> Tag:
         """The tag of a result that is known only by its value."""
         opaque = next((tag.opaque for tag in tags if tag.opaque is not None), None)
         if opaque is None and any(tag.node is not None for tag in tags):
@@ -576,7 +580,7 @@ CHANGES_IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__setit
 
 
 @cache
-def _name(func: Callable) -> tuple[str, bool, str]:
+def _name(func: Any) -> tuple[str, bool, str]:
     """The function's name shared by all its forms, whether it changes its first argument, and its full name."""
     name = getattr(func, "__name__", str(func))
     if name == "__get__":  # a property, as x.T
@@ -593,7 +597,7 @@ def _set_item(x: Tensor, index: Any, value: Tensor | float) -> Tensor:
     return changed
 
 
-def _out_of_place(func: Callable, name: str, in_place: bool) -> Callable:
+def _out_of_place(func: Callable, name: str, in_place: bool) -> Any:
     """The function, or its twin that makes a new tensor."""
     if not in_place or not func.__name__.endswith("_"):
         return func

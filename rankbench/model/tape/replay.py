@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from rankbench.keys import ConfigError
 class Call(NamedTuple):
     """A call of a torch function during the recorded pass."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides the method of tuples
     function: str
     module: str  # dotted name of the submodule that called it; empty for the recorded module itself
 
@@ -68,8 +68,8 @@ class Step:
 
     new: ClassVar[bool] = True
 
-    def __call__(self, sweep: "Sweep", inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
-        """inputs: None for a parent without slots (only for Sum). own: whether each input's rows may be overwritten."""
+    def __call__(self, sweep: "Sweep", inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
+        """inputs: Slots; None for a parent without (only of a Sum). own: whether an input's rows may be overwritten."""
         raise NotImplementedError
 
 
@@ -146,7 +146,7 @@ class Sweep:
 
         begin: a node with its slots, from which to continue; paths that do not pass it do not count.
         """
-        uses = Counter(parent for node in nodes for parent in node.parents if isinstance(parent, Node))
+        uses: Counter[Any] = Counter(parent for node in nodes for parent in node.parents if isinstance(parent, Node))
         viewed = {parent for node in nodes if not node.step.new for parent in node.parents if uses.get(parent, 0) > 1}
         slots: dict[Node, Slots | None] = {}
         fresh: set[Node] = set()  # nodes whose rows share memory with nothing else that is alive
@@ -208,7 +208,7 @@ class Source(Step):
     value: Tensor
     new: ClassVar[bool] = False
 
-    def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
+    def __call__(self, sweep: Sweep, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
         return Slots(0, self.value[None] if sweep.source else torch.zeros_like(self.value[None]))
 
 
@@ -220,7 +220,7 @@ class Affine(Step):
     bias: Tensor | None = None
     columns: slice | None = None
 
-    def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
+    def __call__(self, sweep: Sweep, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
         (x,) = inputs
         low, columns = sweep.low(x, self.bias), self.columns or slice(None)
         rows = x.rows.new_empty(x.high - low, *x.rows.shape[1:-1], len(self.weight_FD))
@@ -241,7 +241,7 @@ class Sum(Step):
     dtype: torch.dtype
     factors: tuple[float, float] = (1, 1)
 
-    def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
+    def __call__(self, sweep: Sweep, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
         terms = [term for term in zip(inputs, self.factors, own, strict=True) if term[0] is not None]
         low, high = min(x.low for x, *_ in terms), max(x.high for x, *_ in terms)
         shape = np.broadcast_shapes(*(x.rows.shape[1:] for x, *_ in terms))
@@ -266,7 +266,9 @@ class Gate:
     """(act(z) - act(0)) / z elementwise, act'(0) where z = 0: with it frozen, act(z) = act(0) + gate * z is affine."""
 
     def __init__(self, function: Callable[[Tensor], Tensor], z: Tensor) -> None:
-        self.function, self.z, self.gate = function, z, None
+        self.function = function
+        self.z: Any = z  # until the gate is made of it
+        self.gate: Any = None
 
     def __call__(self) -> Tensor:
         """The gate, computed when it is first needed."""
@@ -288,7 +290,7 @@ class Scaled(Step):
     constant: Tensor | None = None
     divides: bool = False
 
-    def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
+    def __call__(self, sweep: Sweep, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
         (x,) = inputs
         factor = self.factor() if callable(self.factor) else self.factor
         shape, rows = x.rows.shape[1:], x.rows
@@ -312,7 +314,7 @@ class Normed(Step):
     weight: Tensor | None
     shift: Tensor | None
 
-    def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
+    def __call__(self, sweep: Sweep, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
         (x,) = inputs
         low = sweep.low(x, self.shift)
         factor = self.scale if self.weight is None else self.scale * self.weight
@@ -341,7 +343,7 @@ class Through(Step):
     one_by_one: bool = False
     new: ClassVar[bool] = False
 
-    def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
+    def __call__(self, sweep: Sweep, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
         low, high = min(x.low for x in inputs), max(x.high for x in inputs)
         rows = [x.dense(low, high) for x in inputs]
         if self.one_by_one:
@@ -366,7 +368,7 @@ class Mixed(Step):
     bias: Callable[[], Tensor] | None = None
     grouped: bool = False
 
-    def __call__(self, sweep: Sweep, inputs: Sequence[Slots | None], own: Sequence[bool]) -> Slots:
+    def __call__(self, sweep: Sweep, inputs: Sequence[Any], own: Sequence[bool]) -> Slots:
         values, bias = self.values(sweep, inputs[0])
         p = self.weights()
         mixed = Slots(values.low + sweep.shift, self.mix(p, values.rows))

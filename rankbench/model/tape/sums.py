@@ -90,7 +90,7 @@ class Paths(NamedTuple):
         upto: dict[Key | None, list[int]] = {None: [1]}  # by length, the paths that end with a call
         for key in order:
             upto[key] = [0, *(heads[key] * count for count in _sum_of([upto[x] for x in before[key]]))]
-        after: dict[Key, int] = dict.fromkeys(order, 0)  # the ways to go on behind a call
+        after: dict[Key | None, int] = dict.fromkeys(order, 0)  # the ways to go on behind a call
         for key in reversed(order):
             after[key] += key in last
             for earlier in before[key] - {None}:
@@ -188,7 +188,7 @@ class Tape:
         if parts[0] is None:
             raise ConfigError(f"begin={self.begin}: no path leads from there to this tensor; use an earlier begin")
         by_length_KBND = parts[0].dense(0, parts[0].high)
-        bias_BND = parts[1].rows[0] if len(parts) > 1 else None
+        bias_BND = None if (others := parts[1:]) == [] or others[0] is None else others[0].rows[0]
         terms = [*by_length_KBND, *([] if bias_BND is None else [bias_BND])]
         missing = (state - sum(terms)).norm()
         remainder = (missing / state.norm()).item() if missing > 0 else missing.item()
@@ -215,7 +215,7 @@ class Tape:
         value = self._values({node.index})[node.index]
         first = self._sums([sweep], [slots], nodes, value, refuse)
         behind = nodes_of(whole)
-        if node not in behind:
+        if node not in behind or slots is None:
             return first, self.sums(None, output, value_biases, refuse)
         return first, self._sums([sweep], [sweep.run(behind, (node, slots))], behind, state, refuse)
 
@@ -225,11 +225,12 @@ class Tape:
         whole, _ = self._target(None, output)
         before = self._read_out(whole) if states is None else self._results.get(states, [(None, None)])[-1][0]
         node = before.node if isinstance(before, Tag) else before
-        parts = []
-        for target in (node, whole):
+
+        def part(target: Node | Tensor | None) -> Tensor | None:
             slots = Sweep(shift=0, source=False).run(nodes_of(target)) if isinstance(target, Node) else None
-            parts.append(None if slots is None else slots.rows[0])
-        return tuple(parts)
+            return None if slots is None else slots.rows[0]
+
+        return part(node), part(whole)
 
     @staticmethod
     def _read_out(target: Node | Tensor) -> Node | None:
@@ -291,8 +292,9 @@ class Tape:
             rows = by_head(rows, lead.numbers(rows.shape[1:-2]), lead.heads)
             begin = Slots((values.low + whole.shift) * lead.heads * whole.shift, rows)
             continued = Sweep(shift=lead.heads * whole.shift, constants=False)
-            sums = continued.run(nodes, (node, begin))
-            sums = sums.dense(0, sums.high).unflatten(0, (-1, lead.heads))
+            behind = continued.run(nodes, (node, begin))
+            assert behind is not None  # every node leads to the last
+            sums = behind.dense(0, behind.high).unflatten(0, (-1, lead.heads))
             if key in waiting:
                 sums = _added(sums, waiting.pop(key))
             if call.key == parts[key][-1]:
@@ -322,7 +324,7 @@ class Tape:
         if isinstance(upto, int):
             if not 1 <= upto <= len(self._attention):
                 raise ConfigError(f"upto={upto}: there are attention calls 1 to {len(self._attention)}")
-            target = self._attention[upto - 1]
+            target: Node | Tensor = self._attention[upto - 1]
         else:
             name, time = upto if isinstance(upto, tuple) else (upto, -1)
             times = self._results.get(name, [])
@@ -340,7 +342,10 @@ class Tape:
                 f"{tag.opaque}: not covered, so {name} has no sums by length. Covered: {COVERED}. Rewrite this call "
                 "with those or, from Python, use the tape's upto=<a submodule before it>"
             )
-        return value if tag.node is None else tag.node
+        if tag.node is not None:
+            return tag.node
+        assert value is not None  # it is kept unless paths lead to it
+        return value
 
     def _values(self, wanted: set[int] | None) -> dict[int, Tensor]:
         """The recorded values of the nodes with these indices (None: all), from a second pass."""
@@ -393,8 +398,8 @@ def _main_tensor(output: Any) -> Tensor:
 
 def _is_state(node: Node) -> bool:
     """Whether a node is a state, and not the inside of attention or of an MLP, whose last map is no read-out."""
-    while isinstance(node.step, Through) and len(node.parents) == 1 and isinstance(node.parents[0], Node):
-        (node,) = node.parents
+    while isinstance(node.step, Through) and len(node.parents) == 1 and isinstance(parent := node.parents[0], Node):
+        node = parent
     is_gated = isinstance(node.step, Scaled) and isinstance(node.step.factor, Gate)
     return not (is_gated or isinstance(node.step, Mixed))
 

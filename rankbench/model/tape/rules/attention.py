@@ -5,8 +5,9 @@ Shapes: B batch, H head, N query token, M key token, D width, K head width.
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,9 @@ from rankbench.model.tape.replay import Affine, Mixed, Node, Through
 from rankbench.model.tape.rules.linear import through
 from rankbench.model.tape.rules.registry import refuse_dropout, rule, unchanged
 
-Move, Lazy, Pair = Callable[[Tensor], Tensor], Callable[[], Tensor], tuple[Tensor, Tensor]
+Move = Callable[[Tensor], Tensor]
+Lazy = Callable[[], Tensor]
+Pair = tuple[Tensor | None, Tensor | None]
 
 
 def weighted_values(
@@ -63,9 +66,8 @@ def _show(seen: Seen, weights: Lazy, values: Lazy, scores: Callable[[], Pair], l
     recorder = seen.recorder
     recorder.num_attention += 1
     if recorder.watch is not None:
-        tensors = (weights(), values(), *scores(), logits)
-        key = recorder.key_of(seen)
-        recorder.watch(AttentionCall(recorder.num_attention, seen.call, *tensors, recorder.depth + 1, key))
+        tensors, depth = (weights(), values(), *scores()), recorder.depth + 1
+        recorder.watch(AttentionCall(recorder.num_attention, seen.call, *tensors, logits, depth, recorder.key_of(seen)))
 
 
 def _values(seen: Seen, v: Node, origin: Origin | None, to_values: Callable, shape: torch.Size) -> Node:
@@ -73,9 +75,8 @@ def _values(seen: Seen, v: Node, origin: Origin | None, to_values: Callable, sha
 
     A replay then does not compute the queries and keys that the same map makes.
     """
-    if origin is None or origin.read is None:
+    if origin is None or origin.read is None or (affine := origin.affine) is None:
         return v if to_values is unchanged else seen.node((v,), Through(to_values), shape=shape)
-    affine = origin.affine
     width = len(affine.weight_FD)
     # follow the number of each column to the values
     numbers = torch.arange(width, device=affine.weight_FD.device).expand(origin.shape)
@@ -155,7 +156,7 @@ def _multi_head(seen: Seen) -> list[Tag] | None:
     heads, width = at["num_heads"], query.shape[-1]
     separate = [at[f"{name}_proj_weight"] for name in "qkv"]
     maps = separate if at["use_separate_proj_weight"] else at["in_proj_weight"].chunk(3)
-    biases = [None] * 3 if at["in_proj_bias"] is None else at["in_proj_bias"].chunk(3)
+    biases: Sequence[Any] = [None] * 3 if at["in_proj_bias"] is None else at["in_proj_bias"].chunk(3)
 
     def by_head(x_NBD: Tensor) -> Tensor:  # (B, H, N, K)
         return x_NBD.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
@@ -166,7 +167,8 @@ def _multi_head(seen: Seen) -> list[Tag] | None:
     mask = _additive_mask(at["attn_mask"], at["key_padding_mask"], heads, query)
 
     def queries_and_keys(query: Tensor, key: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
-        return tuple(by_head(F.linear(x, w, b)) for x, w, b in zip((query, key), maps, biases, strict=False))
+        q_BHNK, k_BHMK = (by_head(F.linear(x, w, b)) for x, w, b in zip((query, key), maps, biases, strict=False))
+        return q_BHNK, k_BHMK
 
     def of_scores(function: Callable, *given: Tensor) -> Tensor:
         q_BHNK, k_BHMK = queries_and_keys(*given)
@@ -214,4 +216,5 @@ def _additive_mask(mask: Tensor | None, padding: Tensor | None, heads: int, quer
         parts.append((padding if padding.ndim == 2 else padding[None])[:, None, None])
     zero = query.new_zeros(())
     added = [torch.where(part, -math.inf, zero) if part.dtype == torch.bool else part for part in parts]
-    return sum(added) if added else None
+    total: Any = sum(added)
+    return total if added else None

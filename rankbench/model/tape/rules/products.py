@@ -62,7 +62,7 @@ def _mul(seen: Seen) -> Tag | None:
     return tag
 
 
-LINEAR_SUM = RULES["sum"]
+LINEAR_SUM: Callable[[Seen], Any] = RULES["sum"]
 
 
 @rule("sum")
@@ -81,28 +81,31 @@ def _sum(seen: Seen) -> Tag | None:
         kept = [number for number, size in enumerate(sizes) if size == whole[number]]
         terms.append("".join(letters[number] for number in kept))
         squeezed.append(lambda x, shape=tuple(whole[number] for number in kept): x.reshape(shape))
-    out, sizes = letters.replace(letters[axis], ""), dict(zip(letters, whole, strict=True))
-    ways = _ways(*terms, out, sizes)
+    (a, b), out = terms, letters.replace(letters[axis], "")
+    ways = _ways(a, b, out, dict(zip(letters, whole, strict=True)))
     if ways == Ways():
         return LINEAR_SUM(seen)
-    ways = Ways(*(_after(way, *pair) for way, pair in zip(ways, (squeezed, squeezed[::-1], squeezed), strict=True)))
-    ways = Ways(*(way and way._replace(back=lambda x, back=way.back: back(x).reshape(result)) for way in ways))
+    pairs = (squeezed, squeezed[::-1], squeezed)
+    ways = Ways(*(_after(way, first, second, result) for way, (first, second) in zip(ways, pairs, strict=True)))
     return _activations(seen, *tag.factors, ways, lambda: LINEAR_SUM(seen))
 
 
-def _after(way: Layout | None, of_weights: Move, of_values: Move) -> Layout | None:
-    """The layout, after a move of each factor."""
+def _after(way: Layout | None, of_weights: Move, of_values: Move, shape: torch.Size) -> Layout | None:
+    """The layout, after a move of each factor, and with the result in this shape."""
     if way is None:
         return None
     to_weights, to_values, back = way
-    return Layout(lambda x: to_weights(of_weights(x)), lambda x: to_values(of_values(x)), back)
+    return Layout(
+        lambda x: to_weights(of_weights(x)), lambda x: to_values(of_values(x)), lambda x: back(x).reshape(shape)
+    )
 
 
 @rule("div")
 def _div(seen: Seen) -> Tag | None:
     if seen.kwargs.get("rounding_mode") is not None:
         return None
-    return _scaled(seen, *seen.args[:2], "divisor")
+    x, divisor = seen.args[:2]
+    return _scaled(seen, x, divisor, "divisor")
 
 
 def _scaled(seen: Seen, x: Any, factor: Any, side: str) -> Tag:
@@ -169,7 +172,7 @@ def _addmm(seen: Seen) -> Tag | None:
     if all(seen.tag(x).kind == Kind.ACTIVATION for x in (a, b)):
         # scores that are added to a table of positions; a sum with P v would need both of its terms
         tag = _activations(seen, a, b, Ways(scores=AS_IT_IS), lambda: seen.value_only([seen.tag(x) for x in (a, b)]))
-        return seen.value_only([tag, seen.tag(c)], Level.PRODUCT)
+        return seen.value_only([*([] if tag is None else [tag]), seen.tag(c)], Level.PRODUCT)
     if b.ndim != 2 or seen.tag(b).kind != Kind.WEIGHT or seen.tag(c).has_paths:
         return None
     return _affine(seen, a, b.mT if alpha == 1 else alpha * b.mT, c if beta == 1 else beta * c)
@@ -187,14 +190,15 @@ def _einsum(seen: Seen) -> Tag | None:
     if len(operands) != 2:
         return None
     multiply, terms = partial(torch.einsum, equation), _letters(equation, operands[0].ndim, operands[1].ndim)
+    a, b = operands
     if terms is None:
-        return _product(seen, *operands, multiply)
+        return _product(seen, a, b, multiply)
     sizes = {
         letter: size
         for term, x in zip(terms[:2], operands, strict=True)
         for letter, size in zip(term, x.shape, strict=True)
     }
-    return _product(seen, *operands, multiply, _ways(*terms, sizes))
+    return _product(seen, a, b, multiply, _ways(*terms, sizes))
 
 
 def _letters(equation: str, *ndims: int) -> tuple[str, str, str] | None:
@@ -209,8 +213,9 @@ def _letters(equation: str, *ndims: int) -> tuple[str, str, str] | None:
     widths = [ndim - len(term.replace("...", "")) for term, ndim in zip(terms, ndims, strict=True)]
     most = max([width for width, term in zip(widths, terms, strict=True) if "..." in term], default=0)
     terms = [term.replace("...", "".join(free[most - width : most])) for term, width in zip(terms, widths, strict=True)]
-    terms.append(out.replace("...", "".join(free[:most])))
-    return None if any(len(set(term)) < len(term) for term in terms) else tuple(terms)
+    left, right = terms
+    out = out.replace("...", "".join(free[:most]))
+    return None if any(len(set(term)) < len(term) for term in (left, right, out)) else (left, right, out)
 
 
 def _ways(a: str, b: str, out: str, sizes: Mapping[str, int]) -> Ways:
@@ -269,8 +274,7 @@ def _activations(seen: Seen, a: Tensor, b: Tensor, ways: Ways, as_factor: Callab
     """A product of two activations: attention, scores, or a product of which one side is frozen (as_factor)."""
     tags, recorder = [seen.tag(a), seen.tag(b)], seen.recorder
     side = _weights_side(*tags)
-    is_attention = side is not None and ways[side] is not None
-    by_tags = Verdict(Role.ATTENTION, side) if is_attention else Verdict(Role.SCORES)
+    by_tags = Verdict(Role.SCORES) if side is None or ways[side] is None else Verdict(Role.ATTENTION, side)
     sides = tuple(None if way is None else _as_weighted(way, number) for number, way in enumerate(ways[:2]))
     to_scores = None
     if ways.scores is not None:
@@ -285,13 +289,16 @@ def _activations(seen: Seen, a: Tensor, b: Tensor, ways: Ways, as_factor: Callab
         tag.opaque, tag.mixes, tag.scores = tag.opaque or seen.call, True, scores
         tag.form, tag.logits, tag.unshifted = "", None, None
         return tag
-    (to_weights, *moves), logits, scores = ways[side], tags[side].logits, tags[side].scores
+    way, logits, scores = ways[side], tags[side].logits, tags[side].scores
+    assert way is not None  # else it is not read as attention
     p, v = (a, b) if side == 0 else (b, a)
-    logits = partial(to_weights, logits) if logits is not None and logits.shape == p.shape else None
-    p = to_weights(p)
+    of_p = None
+    if logits is not None and logits.shape == p.shape:
+        of_p = partial(way.to_weights, logits)
+    p = way.to_weights(p)
     if tags[side].form == "exp" and not have_unit_sums(p):  # exponentials that are not divided by their sum
-        logits = None
-    return weighted_values(seen, lambda: p, v, *moves, scores and scores[:2], logits, reads=[p])
+        of_p = None
+    return weighted_values(seen, lambda: p, v, way.to_values, way.back, scores and scores[:2], of_p, reads=[p])
 
 
 def have_unit_sums(p: Tensor) -> bool:

@@ -1,6 +1,7 @@
 """The registry of the rules, and what several of them share."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -8,13 +9,14 @@ from rankbench.keys import ConfigError
 from rankbench.model.tape.recording import Seen, Tag
 
 Rule = Callable[[Seen], Tag | Sequence[Tag] | None]
+AnyRule = TypeVar("AnyRule", bound=Rule)
 RULES: dict[str, Rule] = {}
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
+def rule(*names: str) -> Callable[[AnyRule], AnyRule]:
     """Register a function as the rule of the torch functions with these names."""
 
-    def register(function: Rule) -> Rule:
+    def register(function: AnyRule) -> AnyRule:
         RULES.update(dict.fromkeys(names, function))
         return function
 
