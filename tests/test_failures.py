@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import ClassVar
 
 import pandas as pd
@@ -18,6 +19,7 @@ from forked import begin, fork
 
 from rankbench.analyses import ANALYSES, Analysis, runner
 from rankbench.commands import cli
+from rankbench.commands.failures import refusal_of
 from rankbench.config import conf_dir
 from rankbench.keys import ConfigError, printable
 from rankbench.tasks import Batch, check_sample
@@ -89,6 +91,28 @@ def test_a_letter_that_the_terminal_does_not_know_is_printed_by_its_number(tmp_p
     monkeypatch.setattr(sys, "argv", ["rankbench", "train", "--help", "model"])
     cli.main()
     assert b"model.layers" in written.getvalue()
+
+
+def test_a_wrong_backend_of_matplotlib_is_not_ours_to_refuse(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "nonsense")
+
+    def call():
+        sys.argv = ["rankbench", "--version"]
+        cli.main()
+        assert "MPLBACKEND" not in os.environ
+
+    with fork(call, at=tmp_path, errors=tmp_path / "errors.txt") as process:
+        assert process.wait() == 0
+
+
+def test_memory_that_does_not_hold_torch_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rankbench.runs.machine", _Full("rankbench.runs.machine"))
+    assert str(refusal_of(MemoryError())).startswith("out of memory while starting; ")
+
+
+class _Full(ModuleType):
+    def __getattr__(self, _):
+        raise MemoryError
 
 
 def test_control_characters_and_lone_surrogates_are_escaped():

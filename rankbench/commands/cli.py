@@ -49,6 +49,7 @@ def main() -> None:
     gc.disable()  # until the work begins: imports leave no garbage, and collecting takes a fifth of the start-up
     failures.wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     _complete_streams()
+    os.environ.pop("MPLBACKEND", None)  # our figures need none, and matplotlib refuses to be imported with a wrong one
     try:
         with refusing(""), _interrupted_by_signals():
             _dispatch(sys.argv[1:])
