@@ -110,6 +110,11 @@ def test_memory_that_does_not_hold_torch_is_one_line(monkeypatch):
     assert str(refusal_of(MemoryError())).startswith("out of memory while starting; ")
 
 
+def test_a_killed_worker_of_joblib_is_one_line():
+    error = type("TerminatedWorkerError", (RuntimeError,), {})("A worker process was unexpectedly terminated")
+    assert str(refusal_of(error)).startswith("cluster=joblib: a worker was killed, ")
+
+
 class _Full(ModuleType):
     def __getattr__(self, _):
         raise MemoryError

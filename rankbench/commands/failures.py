@@ -58,6 +58,11 @@ def refusal_of(error: BaseException) -> ConfigError | None:
         return error
     if isinstance(error, KeyboardInterrupt | BrokenPipeError):
         return None
+    if type(error).__name__ == "TerminatedWorkerError":  # joblib's
+        return ConfigError(
+            "cluster=joblib: a worker was killed, perhaps for want of memory; the same command with the sweep's folder "
+            "as out= continues; hydra.launcher.n_jobs=1 needs less memory"
+        )
     if isinstance(error, MemoryError | RuntimeError) and (reason := _out_of_memory(error)) is not None:
         return ConfigError(reason)
     if frames := _frames_of_user(error):
@@ -81,8 +86,10 @@ def _frames_of_user(error: BaseException) -> list[traceback.FrameSummary]:
 
 def _out_of_memory(error: MemoryError | RuntimeError) -> str | None:
     """The refusal of an allocation, of which torch says the bytes; None for another error."""
-    from rankbench.runs.machine import gib, physical_memory, refused_allocation
-
+    try:
+        from rankbench.runs.machine import gib, physical_memory, refused_allocation
+    except MemoryError:  # torch does not fit
+        return "out of memory while starting; `ulimit -v` sets what a process may take"
     reason = refused_allocation(error)
     return None if reason is None else f"out of memory ({reason}); this machine has {gib(physical_memory())}"
 
