@@ -1005,3 +1005,51 @@ def test_parts_may_be_changed_where_they_are():
     one, two = (record(of, x).sums() for of in (module, other))
     torch.testing.assert_close(two.state_BND, one.state_BND, rtol=1e-14, atol=1e-14)
     torch.testing.assert_close(two.by_length_KBND, one.by_length_KBND, rtol=1e-13, atol=1e-13)
+
+
+class Decaying(nn.Module):
+    """A linear scan in chunks, as in Mamba-2: scores times exponentials, within each chunk of three tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps, self.decay = nn.Linear(4, 12), nn.Linear(4, 1)
+
+    def forward(self, x):
+        q, k, v = self.maps(x).unflatten(1, (-1, 3)).chunk(3, -1)
+        log_decay = -F.softplus(self.decay(x)).unflatten(1, (-1, 3))[..., 0].cumsum(-1)
+        p = (q @ k.mT) * (log_decay[..., None] - log_decay[..., None, :]).exp().tril()
+        return x + (p @ v).flatten(1, 2)
+
+
+def test_the_decays_of_a_scan_are_no_heads():
+    torch.manual_seed(0)
+    reading = read(Decaying().double(), (torch.randn(3, 6, 4, dtype=torch.float64),))
+    assert reading.calls == ()
+    assert [factor.why for factor in reading.factors] == ["scores times exponentials, as the decays of a scan are"]
+
+
+class Chunked(nn.Module):
+    """Heads flattened with the sequences, beside an axis of chunks of two tokens."""
+
+    def __init__(self, heads):
+        super().__init__()
+        self.maps, self.heads = nn.Linear(8, 24), heads
+
+    def forward(self, x):
+        parts = self.maps(x).chunk(3, -1)
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2).flatten(0, 1).unflatten(1, (-1, 2)) for y in parts)
+        y = torch.einsum("bcnm,bcmk->bcnk", torch.einsum("bcnk,bcmk->bcnm", q, k).softmax(-1), v)
+        return x + y.flatten(1, 2).unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2)
+
+
+def test_heads_that_stand_beside_sequences_and_windows():
+    torch.manual_seed(0)
+    module, x = Chunked(4).double(), torch.randn(3, 6, 8, dtype=torch.float64)
+    reading = read(module, (x,))
+    (call,) = reading.calls
+    assert call.lead.heads == 4
+    seen = []
+    tap(module, lambda attention: seen.append(call.lead.split(attention.weights)), x, reading=reading)
+    q, k, _ = module.maps(x).chunk(3, -1)
+    q_BCHNK, k_BCHMK = (y.unflatten(1, (3, 2)).unflatten(-1, (4, 2)).transpose(2, 3) for y in (q, k))
+    torch.testing.assert_close(seen[0], (q_BCHNK @ k_BCHMK.mT).softmax(-1).flatten(0, 1))
