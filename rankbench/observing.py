@@ -116,7 +116,7 @@ def observe(
         if not isinstance(text, allowed):
             kinds = {"out": "a folder's name or path", "measures": "a list of names"}.get(key, "a text")
             raise ConfigError(f"observe: {key}={text}: is a {type(text).__name__}; give {kinds}")
-        refuse_null_byte(key, value)
+        refuse_null_byte(key, text)
     check_known("measures", measures, MEASURES)
     folder = OUTPUTS / "observe" / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}" if out is None else Path(out)
     # measure the model itself, not the wrapper of torch.compile or DataParallel

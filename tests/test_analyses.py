@@ -216,7 +216,8 @@ def test_rows_of_sampled_paths_by_hand(make_subject, seen, replacement):
     table = pick(paths.table(subject, options), selection="sampled")
     assert len(seen) == 2
     for (network, groups, sums), scheme in zip(seen, ("frozen", "recomputed"), strict=True):
-        _, mlp = network.layers[0]  # of which both options keep the MLP
+        _, mlps = network.layers[0]  # of which both options keep the MLP
+        (mlp,) = mlps if scheme == "frozen" else [mlps]
         assert scheme == "recomputed" or mlp.gate_BNF is None is not mlp.source_BND
         rows = pick(table, scheme=scheme)
         assert len(rows) == len(groups) == len(sums) == 4 * 2 * 3

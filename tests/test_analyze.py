@@ -430,7 +430,7 @@ def test_each_value_of_a_facet_is_judged_and_drawn(tmp_path, fresh, monkeypatch)
     spied = dataclasses.replace(paths, figure=lambda *given: drawn.append(given) or paths.figure(*given))
     monkeypatch.setitem(ANALYSES, "paths", spied)
     pages = {"paths": [plots.Page(both, "task.label", "")]}
-    files = draw(pages, tmp_path, cfg.published)
+    files = draw(pages, tmp_path, cfg.published, (".png",))
     lines = judge_all(cfg.claims, {"paths": both}, tmp_path, "task.label")
     assert read_table(tmp_path / "verdicts.csv")["where"].tolist() == ["task.label=position", "task.label=value"]
     ((given, published, facet),) = drawn

@@ -227,7 +227,9 @@ def test_torch_encoder_has_our_shape(norm):
 def test_torch_loop_leaves_the_global_generator_alone(train_size):
     cfg = config(f"task.train_size={train_size}")
     before = torch.get_rng_state()
-    block = training.torch_loop(Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0]), torch_fused=True)
+    block = training.torch_loop(
+        Training(cfg, build_task(cfg.task), Machine.prepare(cfg), [0]), steps=2, torch_fused=True
+    )
     block()
     assert torch.equal(torch.get_rng_state(), before)
 

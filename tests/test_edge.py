@@ -62,7 +62,7 @@ def test_a_network_of_zeros_is_measured_and_drawn(cfg, zero, tmp_path, name):
         if column in table:
             assert table[column].isna().all(), column
     assert isinstance(ANALYSES[name].digest(table), str)
-    draw({name: [Page(table, None, "")]}, tmp_path, None)
+    draw({name: [Page(table, None, "")]}, tmp_path, None, (".png",))
 
 
 def test_the_sums_of_a_network_of_zeros_miss_nothing(cfg, zero):
@@ -157,7 +157,7 @@ def test_an_edge_is_measured_and_drawn_or_refused_in_a_line(name, edge, tmp_path
         assert edge == "1e30" and re.search("is not finite|overflow", str(error))
         return
     assert len(table) and isinstance(ANALYSES[name].digest(table), str)
-    draw({name: [Page(table, None, "")]}, tmp_path, None)
+    draw({name: [Page(table, None, "")]}, tmp_path, None, (".png",))
 
 
 # what is a floor or a check itself, a spread, or the difference of two logarithms

@@ -167,7 +167,7 @@ def test_choices_and_refusals_name_those_of_a_plugin(elsewhere):
     assert "sorting, " in (text := usage("train", as_keys("train", ["plugins=lettercount"]))) and "letter_count" in text
     assert f"plug-in lettercount: {EXAMPLE / 'lettercount' / 'conf'}" in text
     assert "inverse_square" in usage("train", [NAMED, "model.attention"])
-    with pytest.raises(ConfigError, match=r"^model.attention=inverse: unknown, .*differential, inverse_square$"):
+    with pytest.raises(ConfigError, match=r"^model.attention=inverse: unknown, .*sparse, inverse_square$"):
         compose("train", NAMED, "model.attention=inverse")
     assert "task.alphabet=3 " in (text := usage("train", [NAMED, "experiment=counting", "task"]))
     assert "Number of letters in the alphabet." in text and "task.label" not in text

@@ -143,6 +143,8 @@ def _is_float(x: Any) -> bool:
 
 def _is_whole(x: Tensor) -> bool:
     """Whether all numbers are whole. The first one nearly always tells, without a look at the others."""
+    if x.is_meta:
+        return False
     first = x[(0,) * x.dim()] if x.numel() else x
     return bool((first == first.round()).all()) and bool((x == x.round()).all())
 
