@@ -332,8 +332,10 @@ class Touched(Plain):
             why = "weights of each token by itself, as in a dynamic convolution"
         elif kind == "exp" and bool((p0 < 0).any()):
             why = "scores times exponentials, as the decays of a scan are"
-        elif not has_softmax and self._queries(product, old, tag, p, side) is None:
-            why = "its rows are no tokens"
+        if not why and not is_softmax and self._queries(product, old, tag, p, side) is None:
+            why = "no product of queries and keys made its weights"
+        if not why and not is_softmax and not is_sure and self.way.scale:
+            why = "neither a softmax nor the touch shows that it mixes tokens"
         return kind, is_sure, why
 
     def _queries(self, product: Product, old: _Kept, tag: Tag, p: Tensor, side: int) -> list[int] | None:
