@@ -213,8 +213,9 @@ def test_objectives():
         compose("train", "objective=loss")
 
 
-def test_slurm_is_composed_and_refused_where_it_is_not_installed(tmp_path):
+def test_slurm_is_composed_and_refused_where_it_is_not_installed(tmp_path, monkeypatch):
     needs("submitit")
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     code, out, err = train("-m", *SHORT, "seed=0,1", "cluster=slurm", "out=sweep", at=tmp_path)
     assert (code, out) == (1, "") and err.startswith("rankbench train: cluster=slurm: no srun here; ")
     assert list(tmp_path.iterdir()) == []
