@@ -206,7 +206,8 @@ class FrozenMlp(FrozenSublayer):
         z = F.linear(x, up.weight)
         if has_bias and up.bias is not None:
             z[0] += up.bias
-        return z if self.gate_BNF is None else z.mul_(self.gate_BNF)
+        assert self.gate_BNF is not None  # else the source is frozen, and nothing is gated
+        return z.mul_(self.gate_BNF)
 
     def _add_gated(self, has_bias: bool, skip: float, x: Tensor, branch: float, z: Tensor) -> Tensor:
         down = self.sublayer.part.down

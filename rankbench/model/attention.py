@@ -41,9 +41,12 @@ def visible_keys(mask: str, window: int | None, num_tokens: int, device: torch.d
     if mask == "none":
         return None
     distance_NM = torch.arange(num_tokens, device=device)[:, None] - torch.arange(num_tokens, device=device)[None, :]
+    if mask == "causal":
+        return distance_NM >= 0
     if mask == "others":
         return (distance_NM != 0) | (num_tokens == 1)
-    return distance_NM.abs() <= window if mask == "window" and window is not None else distance_NM >= 0
+    assert window is not None  # mask=window has one
+    return distance_NM.abs() <= window
 
 
 class Heads(nn.Module):
@@ -329,8 +332,9 @@ class Attention(Heads):
         """Factor of each value, (B, H, M) or broadcastable to it; None for 1. Raises ConfigError like `num_keys`."""
         if self.score_name == "cosine":
             return inverse_length(v_BHMK).squeeze(-1)
-        if self.score_name != "contractive_l2" or self.contraction is None:
+        if self.score_name != "contractive_l2":
             return None
+        assert self.contraction is not None  # contractive_l2 has one
         most = self.num_keys(v_BHMK.shape[-2])
         if self.contraction_keys is not None or present_BN is None:
             inverse_B1 = v_BHMK.new_full((1,), inverse_phi(self.contraction_keys or most))

@@ -111,7 +111,8 @@ class Sublayer:
         if self.streams is not None:
             return self._between(self.streams, x, part, norm, add, branch_norm)
         y = part(self.before(x, norm))
-        if branch_norm is not None and self.place in ("peri", "ngpt"):
+        if self.place in ("peri", "ngpt"):
+            assert branch_norm is not None  # as the place says
             y = branch_norm(y)
         return self.after(add(self.skip, x, self.branch, y), norm)
 
@@ -124,11 +125,17 @@ class Sublayer:
 
     def before(self, x: Tokens, norm: Callable[[Tokens], Tokens] | None) -> Tokens:
         """Input of the part."""
-        return norm(x) if norm is not None and self.place in ("pre", "peri") else x
+        if self.place not in ("pre", "peri"):
+            return x
+        assert norm is not None  # as the place says
+        return norm(x)
 
     def after(self, x: Tokens, norm: Callable[[Tokens], Tokens] | None) -> Tokens:
         """Output of the sub-layer, from the sum of skip and branch."""
-        return norm(x) if norm is not None and self.place in ("post", "ngpt") else x
+        if self.place not in ("post", "ngpt"):
+            return x
+        assert norm is not None  # as the place says
+        return norm(x)
 
     def __call__(self, x_BND: Tensor, present_BN: Tensor | None = None, kernel: str = "table") -> Tensor:
         """Output of the sub-layer on tokens; kernel as in Attention.forward."""

@@ -53,8 +53,8 @@ WORDS = (
 # Keys, and groups of them, that may differ between the command that began a run and the one that continues it: they
 # change none of its numbers
 FREE_KEYS: tuple[str, ...] = ("out", "plugins", "beyond_memory", "analysis", "claims", "published", "figures")
-FREE_KEYS += ("objective",)
-FREE_KEYS += ("trainer.keep_state", "trainer.writers", "trainer.compile")  # compile: a run keeps its recorded step
+FREE_KEYS += ("objective", "trainer.keep_state", "trainer.writers")
+FREE_KEYS += ("trainer.compile",)  # a run keeps its recorded step
 LENGTHS = ("trainer.steps", "trainer.epochs")  # a run can be given more of them
 TO_THE_END = ("linear", "cosine")  # schedules whose rates depend on the number of steps
 # parts of environment.json on which rounding can depend; source distinguishes uncommitted changes of one commit
