@@ -697,6 +697,45 @@ def test_the_command_on_a_file(tmp_path):
     assert "spectrum.csv is up to date" in succeeds(*words, at=tmp_path).err
 
 
+TOWERS = """
+import torch
+from torch import nn
+
+
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.image = nn.TransformerEncoderLayer(8, 4, 16, 0.0, batch_first=True)
+        self.embedding = nn.Embedding(9, 8, padding_idx=0)
+        self.text = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+
+    def forward(self, pixels, ids, hidden):
+        return self.image(pixels), self.text(self.embedding(ids), src_key_padding_mask=hidden)
+
+
+def build():
+    ids = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0], [7, 8, 1, 0]])
+    return Towers(), {"pixels": torch.randn(3, 5, 8), "ids": ids, "hidden": ids == 0}
+"""
+
+
+def test_network_csv_and_a_line_say_what_was_read(tmp_path):
+    (tmp_path / "mine.py").write_text(TOWERS)
+    said = succeeds("analyze", "model=mine.py:build", "output=1", "analysis=[attention]", "out=out", at=tmp_path)
+    line = next(line for line in (said.out + said.err).splitlines() if " was read as: " in line)
+    assert "1 attention call of 2 heads (softmax, self) in text.self_attn; 1 attention call not on the way" in line
+    assert "; measured: output 1 (3, 4, 8), tokens are axis 1 (output 0 left out); 9 of 12 tokens count" in line
+    rows = pd.read_csv(tmp_path / "out" / "network.csv", dtype=str, keep_default_na=False).set_index(["part", "name"])
+    assert rows.loc[("input", "hidden"), "counts"] == "mask: true means absent"
+    assert rows.loc[("input", "ids"), ["token_axis", "sequence_axis"]].tolist() == ["1", "0"]
+    image, text = (rows.loc[("attention", f"{name}.self_attn")] for name in ("image", "text"))
+    assert [image.heads, image["shape"], text.heads, text["shape"]] == ["4", "3 4 5 5", "2", "3 2 4 4"]
+    assert image.counts == "left out: not on the way to what is measured" and text.counts == "head"
+    assert rows.loc[("output", "1"), "counts"] == "measured" and rows.loc[("output", "0"), "counts"] == "not measured"
+    assert rows.loc[("tokens", "1"), "note"] == "9 of 12 tokens count, by absent:hidden"
+
+
 @pytest.mark.parametrize(
     "words, message",
     [

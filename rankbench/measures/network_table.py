@@ -20,7 +20,8 @@ def table_of_reading(read: ReadModule, half: str) -> pd.DataFrame:
     that the network returns; counts says which is measured. tokens: how many tokens of how many sequences are measured.
     """
     rows = [*_inputs(read), *_attention(read), *_factors(read), *_outputs(read, half), _tokens(read)]
-    return pd.DataFrame(rows, columns=COLUMNS)
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    return table.astype(dict.fromkeys(["number", "sequence_axis", "heads"], "Int64"))  # whole, and empty in some rows
 
 
 def in_words(read: ReadModule, half: str) -> str:
@@ -40,9 +41,12 @@ def in_words(read: ReadModule, half: str) -> str:
         )
     axes = f", tokens are axis {' and '.join(map(str, read.axes.tokens))}" if read.axes.tokens else ""
     of = f" of {half}" if half else ""
-    others = [output.name for output in read.reading.outputs if output.name != read.target.name]
+    measured, *others = (
+        f"output {name}" if name.isdigit() else name
+        for name in [read.target.name, *(x.name for x in read.reading.outputs if x.name != read.target.name)]
+    )
     left = f" ({', '.join(others[:4])}{' ...' if len(others) > 4 else ''} left out)" if others else ""
-    parts.append(f"measured: {read.target.name}{of} {read.target.shape}{axes}{left}")
+    parts.append(f"measured: {measured}{of} {read.target.shape}{axes}{left}")
     parts.append(_tokens(read)["note"])
     return f"{type(read.module).__name__} was read as: {'; '.join(parts)}"
 
