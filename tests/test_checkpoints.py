@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from command_line import refused
+from command_line import refused, succeeds
 from PIL import Image
 
 import rankbench
@@ -505,3 +505,30 @@ def test_token_ids_refused(folder, tmp_path, inputs, message):
         words = ["model=pretrained", f"model.path={folder / 'bert'}", f"inputs={tmp_path / 'ids.npy'}"]
         rankbench.analyze(words, "spectrum")
     assert message in str(refused.value)
+
+
+HALVES = {f"{half}_{key}": value for half in ("encoder", "decoder") for key, value in (("layers", 2), ("ffn_dim", 24))}
+HALVES |= {f"{half}_attention_heads": 2 for half in ("encoder", "decoder")} | {"d_model": 16, "pad_token_id": 0}
+HALVES |= {"vocab_size": 20, "decoder_start_token_id": 1, "bos_token_id": 1, "eos_token_id": 2}
+
+
+@pytest.mark.parametrize("family", ["marian", "whisper"])
+def test_a_checkpoint_of_two_halves_says_which_is_measured(family, tmp_path):
+    torch.manual_seed(0)
+    sounds = {"num_mel_bins": 4, "max_source_positions": 6, "max_target_positions": 6} if family == "whisper" else {}
+    config = transformers.AutoConfig.for_model(family, **HALVES | sounds)
+    model = transformers.AutoModel.from_config(config).double().eval()
+    model.save_pretrained(tmp_path / family)
+    inputs = torch.randn(3, 4, 12).double() if sounds else torch.randint(3, 20, (3, 6))
+    np.save(tmp_path / "inputs.npy", inputs.numpy())
+    words = ["analyze", "model=pretrained", f"model.path={family}", "inputs=inputs.npy", "precision=fp64"]
+    said = succeeds(*words, "analysis=[residual]", "out=out", at=tmp_path)
+    assert "measured: last_hidden_state of the encoder (3, 6, 16)" in said.out + said.err
+    rows = pd.read_csv(tmp_path / "out" / "residual.csv")
+    state_BND = model.get_encoder()(inputs, output_hidden_states=True).hidden_states[1].detach()
+    by_hand = (state_BND - state_BND.mean(1, keepdim=True)).norm(dim=(1, 2)) / state_BND.norm(dim=(1, 2))
+    row = rows[(rows.layer == 1) & (rows["view"] == "all") & (rows.weights == "trained")].iloc[0]
+    assert row.relative_residual_frobenius == pytest.approx(by_hand.mean().item(), rel=1e-12)
+    if family == "marian":
+        said = succeeds(*words, "output=decoder", "analysis=[spectrum]", "out=decoder", at=tmp_path)
+        assert "of the decoder" in said.out + said.err

@@ -179,7 +179,7 @@ def _of_checkpoint(cfg: AnalyzeConfig, path: str, seed: int, machine: Machine) -
     inputs, targets = _inputs(cfg, checkpoint)
     special = _special(cfg, checkpoint, inputs)
     kinds = _kinds_of_checkpoint(cfg, checkpoint, inputs)
-    example = _example(inputs, targets, config, special).to(machine.device, machine.dtype)
+    example = _example(inputs, targets, checkpoint.trained, special).to(machine.device, machine.dtype)
     example = replace(example, kinds=kinds)
     name = Path(cfg.inputs or "").name
     modules = {name: model.get_encoder() if config.is_encoder_decoder else model for name, model in models.items()}
@@ -305,12 +305,13 @@ def _kinds(positions: dict[str, Sequence[int]], ids: dict[str, Sequence[int]], c
     return kinds
 
 
-def _example(inputs: Tensor, targets: Tensor | None, config: Any, special: tuple[int, ...]) -> Example:
+def _example(inputs: Tensor, targets: Tensor | None, model: Any, special: tuple[int, ...]) -> Example:
     """The inputs as the library's own arguments, with the targets."""
     if inputs.is_floating_point():
-        return Example((), {"pixel_values": inputs})
+        reads_tokens = model.main_input_name == "input_ids"  # beside images, as CLIP does
+        return Example((), {"pixel_values" if reads_tokens else model.main_input_name: inputs})
     present_BN = inputs != ABSENT
-    padding = 0 if config.pad_token_id is None else config.pad_token_id
+    padding = 0 if model.config.pad_token_id is None else model.config.pad_token_id
     arguments = {"input_ids": inputs.masked_fill(~present_BN, padding)}
     if not present_BN.all():
         arguments["attention_mask"] = present_BN.long()
