@@ -47,7 +47,7 @@ TRIANGLE: dict[str, Any] = {"marker": "v", "markerfacecolor": "white", "markered
 WIDEST, NARROWER = 1.6, 0.2  # widths of the first series, and how much less the next is, so that it hides none
 WIDTHS = 6  # this many series have a width of their own; the next one has that of the first
 PAGE, LOWEST = 9.0, 1.6  # inches: height of a page, and the least height of a panel, even if the page is then too short
-OVERHANG, WIDE_TITLE = 1.1, 1.2  # in units of a panel's sides: a longer label of y, or title, is broken into lines
+OVERHANG = 1.1  # of a panel's height: a longer label of y is broken into lines, as titles are that are wider than it
 CLOSEST = 0.08  # of the axis: ticks that are closer would print over each other
 FEW_SEEDS = 10  # up to this number each seed is drawn, because they say more than an interval
 FEW_POINTS = 30  # along x; up to this number seeds are drawn as points, beyond it as thin lines
@@ -109,7 +109,7 @@ def _break_labels(figure: Figure) -> bool:
     is_broken = False
     for axes in figure.axes:
         width, length = axes.get_window_extent().width, axes.title.get_window_extent().width
-        if axes.get_title() and length > WIDE_TITLE * width:
+        if axes.get_title() and length > width:
             text = axes.get_title()
             axes.title.set_text(_filled(text, int(max(map(len, text.split("\n"))) * width / length)))
             is_broken = True
