@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from rankbench import plots
 from rankbench.analyses import ANALYSES
-from rankbench.plots.figure import BELOW, FLOOR, spread
+from rankbench.plots.figure import BELOW, FLOOR, empty_figure, spread
 from rankbench.plots.residual import AFTER_ALL
 from rankbench.runs.tables import mean_and_spread, read_table, write_table
 
@@ -392,3 +392,15 @@ def test_published_numbers_of_one_facet_are_drawn_there_alone():
     assert (list(series.get_xdata()), list(series.get_ydata())) == ([0.0, 1.0], [0.35, 0.46])
     styles = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines(figure.axes[3]).values()}
     assert len(styles) == len(lines(figure.axes[3]))  # each published series can be told apart too
+
+
+def test_a_title_is_no_wider_than_its_panel():
+    """A wider one would run into the next or out of the figure."""
+    for letters in range(20, 120, 4):
+        figure = empty_figure(6.5, 2.5)
+        panels = figure.subplots(1, 2)
+        for axes in panels:
+            axes.set_title(("letters " * 20)[:letters].strip())
+        figure.get_layout_engine().execute(figure)
+        for axes in panels:
+            assert axes.title.get_window_extent().width <= axes.get_window_extent().width + 1
