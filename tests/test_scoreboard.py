@@ -15,13 +15,13 @@ import yaml
 from browser import PROGRAM, Browser
 from PIL import Image
 
-from rankbench.claims import CLAIMS, of_today
+from rankbench.claims import CLAIMS, beside_second, of_today
 from rankbench.keys import ConfigError
 from rankbench.plots.pictures import png_within
 from rankbench.presets import presets
 from rankbench.report.page import records
 from rankbench.report.preset_runs import across_presets
-from rankbench.report.results import index_of
+from rankbench.report.results import index_of, known_second
 from rankbench.report.scoreboard import check_experiment, scoreboard
 from rankbench.runs.tables import read_table
 
@@ -47,17 +47,20 @@ def record(experiment):
     return yaml.safe_dump({"hydra": {"runtime": {"choices": {"experiment": experiment}}}})
 
 
-def run_of(outputs, name, preset="demo", budget=None, status="finished", written=1000, **verdict):
+def run_of(outputs, name, preset="demo", budget=None, status="finished", written=1000, seed=0, judged=True, **verdict):
     """A folder as `rankbench train experiment=<preset>` leaves it, as far as the scoreboard looks."""
     folder = outputs / "train" / name
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra" / "hydra.yaml").write_text(record(preset))
-    (folder / "config.yaml").write_text(yaml.safe_dump({"budget": budget}))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"budget": budget, "seed": seed}))
     (folder / "summary.json").write_text(json.dumps({"status": status, "seeds": []}))
     pd.DataFrame([CLAIM | verdict]).to_csv(folder / "verdicts.csv", index=False)
     (folder / "paths.png").write_bytes(PIXEL)
     for path in (folder / "summary.json", folder / "verdicts.csv"):
         os.utime(path, (written, written))
+    if not judged:
+        (folder / "config.yaml").write_text(yaml.safe_dump({"budget": budget, "claims": [CLAIM["claim"]]}))
+        (folder / "verdicts.csv").unlink()
     return folder
 
 
@@ -130,6 +133,7 @@ def test_our_number_stands_beside_the_published_one(outputs, tmp_path):
         ({"budget": "smoke", "written": 2000}, {"budget": "laptop"}),
         ({"budget": "laptop", "written": 2000}, {"budget": None}),
         ({"status": "running", "written": 2000}, {"budget": "smoke"}),
+        ({"judged": False, "written": 2000}, {"budget": "smoke"}),  # analyses go on after the training
     ],
 )
 def test_the_newest_complete_run_at_the_largest_scale_is_shown(outputs, tmp_path, worse, better):
@@ -207,6 +211,30 @@ def test_claims_that_a_preset_no_longer_has_leave_its_page(outputs, tmp_path):
     kept = (pages / "statements.csv").read_text()
     assert "amsel_bound_is_tight" not in kept and CLAIM["claim"] in kept
     assert disagreements(pages) == []
+
+
+@pytest.mark.parametrize(
+    ("second", "replicated", "outcome", "text"),
+    [
+        ({"measured": 0.97}, "yes", "held", "- With other seeds: the same, 0.97 [0.98, 0.995] (95 %, 5 seeds)"),
+        ({"outcome": "undecided"}, "no", "held", "- With other seeds: undecided (0.99 [0.98, 0.995] (95 %, 5 seeds))"),
+        ({"outcome": "failed"}, "no", "undecided", "held with the first seeds, failed with others (0.99 [0.98"),
+        ({"outcome": "failed", "budget": "laptop"}, None, "held", None),  # another scale is no repetition
+        ({"outcome": "failed", "status": "running"}, None, "held", None),
+    ],
+)
+def test_a_second_run_on_other_seeds_stands_beside_the_first(outputs, tmp_path, second, replicated, outcome, text):
+    """Newer than the first run, it does not represent the preset; its verdicts stay on the pages without its folder."""
+    run_of(outputs, "one")
+    again = run_of(outputs, "again", **({"written": 2000, "seed": 1000} | second))
+    for _ in range(2):
+        scoreboard("all", tmp_path, pages=tmp_path / "docs", outputs=outputs)
+        (row,) = records(read_table(tmp_path / "docs" / "statements.csv"))
+        assert (row["replicated"], row["outcome"], row["measured"]) == (replicated, outcome, 0.99)
+        page = (tmp_path / "docs" / "dong_et_al_2021.md").read_text()
+        assert text in page if text else "- With other seeds" not in page
+        assert disagreements(tmp_path / "docs") == []
+        shutil.rmtree(again, ignore_errors=True)
 
 
 def test_what_no_preset_made_is_left_out(outputs, tmp_path):
@@ -378,9 +406,13 @@ def disagreements(folder):
         one["paper"] for one in statements if one["kind"] == "claim" and f"[{one['paper']}]" not in "".join(lines)
     ]
     tables = [folder / "presets" / board["preset"] / "verdicts.csv" for board in boards if board["note"] != "not run"]
-    verdicts = [row for path in tables for row in of_today(records(read_table(path)))]
+    verdicts = [
+        row
+        for path in tables
+        for row in beside_second(of_today(records(read_table(path))), known_second(folder, path.parent.name))
+    ]
     rebuilt = {one["claim"]: one for one in across_presets(verdicts)}
-    keys = ("outcome", "num_held", "num_settings", "measured", "reading", "held_after_holm")
+    keys = ("outcome", "num_held", "num_settings", "measured", "reading", "held_after_holm", "replicated")
     wrong += [f"{one['claim']}: {key}" for one in statements for key in keys if rebuilt[one["claim"]][key] != one[key]]
     return wrong if index_of(folder) == (folder / "README.md").read_text() else [*wrong, "another index"]
 

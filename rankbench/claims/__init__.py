@@ -29,6 +29,7 @@ from rankbench.claims.lipschitz_training import LIPSCHITZ_TRAINING
 from rankbench.claims.papers import PAPERS
 from rankbench.claims.published import figures_published, published
 from rankbench.claims.remarks import REMARKS
+from rankbench.claims.replication import SECOND_SEED, beside_second
 from rankbench.claims.statement import OUTCOMES, by_paper, grouped, statement_line, statements_of, table_of, with_holm
 
 __all__ = [
@@ -36,7 +37,9 @@ __all__ = [
     "NOT_JUDGED",
     "OUTCOMES",
     "PAPERS",
+    "SECOND_SEED",
     "Claim",
+    "beside_second",
     "by_paper",
     "figures_published",
     "grouped",

@@ -29,7 +29,8 @@ def statements_of(verdicts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
     `outcome`: held | partly held | failed | undecided, or passed | broken | undecided. `where`, `measured` and the
     like: of the setting that speaks most against the claim. smallest and largest: of all settings. distance: of
-    `measured` from the threshold, negative beyond it. `reading`: one sentence. `settings`: the verdicts themselves.
+    `measured` from the threshold, negative beyond it. `reading`: one sentence. `replicated`: whether every setting of a
+    second run has the same outcome there: yes or no; None without such a run. `settings`: the verdicts themselves.
     """
     return [_statement(name, rows) for name, rows in grouped(verdicts, itemgetter("claim")).items()]
 
@@ -67,9 +68,15 @@ def _statement(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "distance": _margin(speaks_most) if _number(speaks_most["measured"]) else math.nan,
         "p_value": _p_value(rows, good),
         "reading": _reading(rows, by_outcome, outcome, good),
+        "replicated": _replicated(rows),
         **{key: speaks_most[key] for key in OF_CLAIM},
         "settings": rows,
     }
+
+
+def _replicated(rows: list[dict[str, Any]]) -> str | None:
+    words = {row.get("replicated") for row in rows} - {None}
+    return "no" if "no" in words else next(iter(words), None)
 
 
 def _number(value: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from rankbench.claims import CLAIMS, PAPERS, is_outdated, judge, of_today, statements_of, with_holm
+from rankbench.claims import CLAIMS, PAPERS, SECOND_SEED, is_outdated, judge, of_today, statements_of, with_holm
 from rankbench.config import BUDGETS
 from rankbench.presets import Preset, described, presets
 from rankbench.report.jobs import runs_in, status_of, varying_keys
@@ -32,8 +32,9 @@ class PresetRun:
     folder: Path
     jobs: list[Path]
     budget: str
-    complete: bool
+    complete: bool  # whether all jobs are finished and, where the preset has claims, judged
     written: float  # seconds since 1970
+    is_second: bool  # whether its seeds begin at SECOND_SEED or later
 
     @property
     def rank(self) -> tuple[bool, int, float]:
@@ -77,7 +78,7 @@ class PresetRun:
 
     def about(self) -> dict[str, str]:
         """The run in words: command, commit, scale, and what is missing from it."""
-        notes = [] if self.complete else ["not all jobs finished"]
+        notes = [] if {status_of(job) for job in self.jobs} == {"finished"} else ["not all jobs finished"]
         notes += [] if self.verdicts else ["not judged" if self._claims() else NO_CLAIMS]
         budget = "" if self.budget == "paper" else f" budget={self.budget}"
         return {
@@ -92,8 +93,17 @@ class PresetRun:
 
 def best_runs(names: Iterable[str], outputs: Path) -> dict[str, PresetRun]:
     """The run in `outputs` that represents each of these presets, where there is one."""
+    return _best((run for run in _preset_runs(outputs) if not run.is_second), names)
+
+
+def second_runs(names: Iterable[str], outputs: Path) -> dict[str, PresetRun]:
+    """The complete run in `outputs` that repeats each of these presets with seeds from SECOND_SEED on."""
+    return _best((run for run in _preset_runs(outputs) if run.is_second and run.complete), names)
+
+
+def _best(runs: Iterable[PresetRun], names: Iterable[str]) -> dict[str, PresetRun]:
     best: dict[str, PresetRun] = {}
-    for run in _preset_runs(outputs):
+    for run in runs:
         if run.preset not in best or run.rank > best[run.preset].rank:
             best[run.preset] = run
     return {name: best[name] for name in names if name in best}
@@ -134,13 +144,17 @@ def _preset_runs(outputs: Path) -> Iterator[PresetRun]:
         jobs = runs_in(folder) if folder.is_dir() else []
         if jobs and (preset := _preset_of(folder, jobs[0])) and _has_network(jobs[0], by_name.get(preset)):
             files = [path for path in (folder / "verdicts.csv", jobs[0] / "summary.json") if path.exists()]
+            config = or_empty(read_yaml, jobs[0] / "config.yaml")
+            seed = config.get("seed")
             yield PresetRun(
                 preset,
                 folder,
                 jobs,
-                or_empty(read_yaml, jobs[0] / "config.yaml").get("budget") or "paper",
-                {status_of(job) for job in jobs} == {"finished"},
+                config.get("budget") or "paper",
+                {status_of(job) for job in jobs} == {"finished"}
+                and (not config.get("claims") or (folder / "verdicts.csv").exists()),
                 max((path.stat().st_mtime for path in files), default=0.0),
+                isinstance(seed, int) and seed >= SECOND_SEED,
             )
 
 

@@ -17,6 +17,7 @@ from rankbench.claims import (
     NOT_JUDGED,
     OUTCOMES,
     PAPERS,
+    SECOND_SEED,
     by_paper,
     grouped,
     measured_text,
@@ -35,12 +36,14 @@ from rankbench.runs.tables import markdown, read_table, short, write_table
 BEGIN = "<!-- Written by `rankbench report experiment=all`"  # of every page, also of those by older versions
 MARK = f"{BEGIN}; the hand-written texts are in notes/. -->"
 INDEX = "README.md"
+SECOND = "second_seeds.csv"  # a preset's verdicts of its second run
 LARGEST = 200_000  # bytes of a figure
 READING = (
     "A claim is *held* where the 95 % interval over seeds lies on the claimed side of its threshold in every setting "
     "that the paper speaks of, and where its control fails, a set-up in which the claim is false. It is *partly held* "
     "where some settings hold, and *held after Holm* where it still holds when all claims of its paper are tested "
-    "together."
+    f"together. It is *replicated* where a second run, on seeds from {SECOND_SEED} on, gives the same outcome in every "
+    "setting; a verdict that turns round is undecided."
 )
 
 
@@ -83,6 +86,12 @@ def known_before(folder: Path, names: Collection[str]) -> dict[str, KnownResult]
     return known
 
 
+def known_second(folder: Path, preset: str) -> list[dict[str, Any]]:
+    """The verdicts of a preset's second run on the folder's pages."""
+    path = folder / "presets" / preset / SECOND
+    return of_today(records(read_table(path))) if path.exists() else []
+
+
 def drop_old_claims(folder: Path, known: dict[str, KnownResult]) -> None:
     """Take the claims that a preset no longer has out of its verdicts.csv on the folder's pages."""
     for name, result in known.items():
@@ -93,10 +102,14 @@ def drop_old_claims(folder: Path, known: dict[str, KnownResult]) -> None:
 
 
 def write_pages(
-    folder: Path, statements: list[dict[str, Any]], boards: list[dict[str, str]], runs: dict[str, PresetRun]
+    folder: Path,
+    statements: list[dict[str, Any]],
+    boards: list[dict[str, str]],
+    runs: dict[str, PresetRun],
+    second: dict[str, PresetRun],
 ) -> Path:
     """Write the pages; return the index. statements: of all presets. boards: what is known of each preset's run. runs:
-    those whose figures and tables replace the pages' own."""
+    those whose figures and tables replace the pages' own. second: second runs, whose verdicts replace the pages'."""
     folder.mkdir(parents=True, exist_ok=True)
     home = {
         row["preset"]: statement["paper"]
@@ -105,13 +118,18 @@ def write_pages(
     }
     write_table(table_of(statements), folder / "statements.csv")
     about = pd.DataFrame([{**board, "paper": home.get(board["preset"])} for board in boards])
-    write_table(about.drop(columns="folder"), folder / "presets.csv")  # the folder is of no use elsewhere
+    write_table(
+        about.drop(columns="folder", errors="ignore"), folder / "presets.csv"
+    )  # the folder is of no use elsewhere
     kept = {board["preset"] for board in boards if board["note"] != NOT_RUN} - runs.keys()
     for old in (folder / "presets").glob("*"):
         if old.name not in kept:
-            _remove_old(old)
+            _remove_old(old, spared=SECOND if old.name in runs else "")
     for preset, run in runs.items():
         _copy(run, folder / "presets" / preset)
+    for preset, run in second.items():
+        (folder / "presets" / preset).mkdir(parents=True, exist_ok=True)
+        write_table(pd.DataFrame(run.verdicts or {"claim": []}), folder / "presets" / preset / SECOND)
     papers = grouped(statements, lambda row: row["paper"])
     for paper in PAPERS:
         if paper in papers:
@@ -161,7 +179,15 @@ def counted(name: str, claims: list[dict[str, Any]]) -> dict[str, Any]:
     scales = dict.fromkeys(scale for row in claims for scale in row["scale"].split(", "))
     counts = {"claims": len(claims)} | {outcome: outcomes.count(outcome) for outcome in OUTCOMES}
     after_holm = [row["held_after_holm"] for row in claims].count("yes")
-    return {"paper": name, **counts, "held after Holm": after_holm, "scale": ", ".join(scales)}
+    replicated = [row["replicated"] for row in claims if row["replicated"]]
+    repeats = f"{replicated.count('yes')} of {len(replicated)}" if replicated else ""
+    return {
+        "paper": name,
+        **counts,
+        "held after Holm": after_holm,
+        "replicated": repeats,
+        "scale": ", ".join(scales),
+    }
 
 
 def _about(board: dict[str, Any]) -> dict[str, Any]:
@@ -184,10 +210,11 @@ def _page_of(paper: str) -> str:
     return f"{slug(paper)}.md"
 
 
-def _remove_old(folder: Path) -> None:
-    """Remove a preset's tables and figures of an earlier call."""
+def _remove_old(folder: Path, spared: str) -> None:
+    """Remove a preset's tables and figures of an earlier call, except for the file that is spared."""
     for old in [*folder.glob("*.png"), *folder.glob("*.csv")]:
-        old.unlink()
+        if old.name != spared:
+            old.unlink()
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
@@ -236,6 +263,7 @@ def _row_of_claim(row: dict[str, Any]) -> dict[str, Any]:
         "settings held": row["num_held"],
         "settings": row["num_settings"],
         "held after Holm": row["held_after_holm"],
+        "replicated": row["replicated"],
         "threshold": threshold_text(row),
         "distance": row["distance"],
         "scale": row["scale"],
@@ -257,6 +285,7 @@ def _claim(row: dict[str, Any], home: dict[str, str]) -> Iterator[str]:
         "Settings": several if row["num_settings"] > 1 else "",
         "Published": short(row["published"]),
         "p": _p_text(row),
+        "With other seeds": _replication_text(row),
         "Scale": f"{row['scale']}, {over_text(row)}",
         "Presets": ", ".join(f"[{name}]({_page_of(home[name])}#{name})" for name in row["presets"].split(", ")),
     }
@@ -279,6 +308,22 @@ def _p_text(row: dict[str, Any]) -> str:
     return f"{short(row['p_value'])}{adjusted}{'' if row['p_value'] else ' (every seed gives the same number)'}"
 
 
+def _replication_text(row: dict[str, Any]) -> str:
+    """How many settings have the same outcome in a second run, and what it says in those that do not."""
+    repeated = [setting for setting in row["settings"] if setting["replicated"]]
+    if not repeated:
+        return ""
+    others = [
+        f"{': '.join(filter(None, (setting['where'], setting['second_outcome'])))} ({setting['second_measured']})"
+        for setting in repeated
+        if setting["replicated"] == "no"
+    ]
+    if len(row["settings"]) == 1:
+        return f"the same, {repeated[0]['second_measured']}" if not others else others[0]
+    same = f"the same in {len(repeated) - len(others)} of {len(repeated)} settings"
+    return "; ".join([same, *others])
+
+
 def _number_of(row: dict[str, Any]) -> str:
     return measured_text(row).removeprefix("measured ")
 
@@ -294,7 +339,8 @@ def _preset(board: dict[str, str], folder: Path) -> Iterator[str]:
     links = ", ".join(f"[{file}](presets/{name}/{file})" for file in files)
     note = f"; {board['note']}" if board["note"] else ""
     yield f"### {name}\n\n    {board['command']}\n"
-    yield f"Commit {board['commit']}, scale {board['scale']}, {board['finished']}{note}. {links}\n"
+    second = f" With other seeds: {board['second']}." if board.get("second") else ""
+    yield f"Commit {board['commit']}, scale {board['scale']}, {board['finished']}{note}.{second} {links}\n"
     yield from _note(folder, name)
     for path in sorted((folder / "presets" / name).glob("*.png")):
         yield f"![{path.stem} of {name}](presets/{name}/{path.name})\n"

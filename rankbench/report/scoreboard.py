@@ -13,22 +13,41 @@ import pandas as pd
 from markupsafe import Markup
 
 from rankbench.analyses import ANALYSES
-from rankbench.claims import OUTCOMES, PAPERS, by_paper, grouped, over_text, statement_line, table_of
+from rankbench.claims import (
+    OUTCOMES,
+    PAPERS,
+    SECOND_SEED,
+    beside_second,
+    by_paper,
+    grouped,
+    over_text,
+    statement_line,
+    table_of,
+)
 from rankbench.keys import ConfigError, check_known
 from rankbench.plots import caption_of
 from rankbench.plots.readings import spots_over_png
 from rankbench.presets import presets
 from rankbench.report.news import News, news_since_last
 from rankbench.report.page import link_to, render
-from rankbench.report.preset_runs import NOT_RUN, PresetRun, across_presets, any_run, best_runs
-from rankbench.report.results import check_pages, counted, drop_old_claims, known_before, slug, write_pages
+from rankbench.report.preset_runs import NOT_RUN, PresetRun, across_presets, any_run, best_runs, second_runs
+from rankbench.report.results import (
+    check_pages,
+    counted,
+    drop_old_claims,
+    known_before,
+    known_second,
+    slug,
+    write_pages,
+)
 from rankbench.runs.files import OUTPUTS, write_text
 from rankbench.runs.tables import latex, markdown, short, write_table
 
 EVERY = "all"
 # Columns of a statement that readers see, and how they are headed
 READABLE = {"claim": "claim", "outcome": "verdict", "measured": "measured", "published": "published"}
-READABLE |= {"claimed": "claimed", "over": "over", "held_after_holm": "after Holm", "scale": "scale"}
+READABLE |= {"claimed": "claimed", "over": "over", "held_after_holm": "after Holm", "replicated": "replicated"}
+READABLE |= {"scale": "scale"}
 READABLE |= {"reading": "reading"}
 
 
@@ -49,10 +68,14 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
     """
     selected = {name: command for name, command in presets().items() if experiment in (EVERY, name)}
     check_experiment(experiment, outputs)
-    best = best_runs(selected, outputs)
+    best, second = best_runs(selected, outputs), second_runs(selected, outputs)
     pages = pages or folder / "results"
     check_pages(pages)
-    verdicts = [row for run in best.values() for row in run.verdicts]
+    verdicts = [
+        row
+        for name, run in best.items()
+        for row in beside_second(run.verdicts, second[name].verdicts if name in second else ())
+    ]
     statements = across_presets(verdicts)
     boards = [
         {"preset": name, **(best[name].about() if name in best else {"command": command, "note": NOT_RUN})}
@@ -65,7 +88,7 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
     write_text(folder / "scoreboard.md", "\n".join(_sections(statements)))
     write_text(folder / "scoreboard.tex", latex(readable(statements)))
     write_text(folder / "scoreboard.html", _page(folder, statements, boards, best, news))
-    written = [_all_pages(pages, boards, best)] if experiment == EVERY else []
+    written = [_all_pages(pages, boards, best, second)] if experiment == EVERY else []
     counts = _counts(statements)
     unrun = [board["preset"] for board in boards if board["note"] == NOT_RUN]
     return [
@@ -79,16 +102,31 @@ def scoreboard(experiment: str, folder: Path, pages: Path | None = None, outputs
     ]
 
 
-def _all_pages(pages: Path, boards: list[dict[str, str]], best: dict[str, PresetRun]) -> Path:
+def _all_pages(
+    pages: Path, boards: list[dict[str, str]], best: dict[str, PresetRun], second: dict[str, PresetRun]
+) -> Path:
     """Write the pages from the runs and, for presets without a complete run here, from what the pages already say."""
     complete = {name for name, run in best.items() if run.complete}
     known = known_before(pages, {board["preset"] for board in boards} - complete)
     drop_old_claims(pages, known)
     runs = {name: run for name, run in best.items() if name not in known}
     boards = [known[board["preset"]].board if board["preset"] in known else board for board in boards]
-    verdicts_of = {name: source.verdicts for name, source in (known | runs).items()}
-    verdicts = [row for board in boards for row in verdicts_of.get(board["preset"], ())]
-    return write_pages(pages, across_presets(verdicts), boards, runs)
+    verdicts = []
+    for board in boards:
+        name = board["preset"]
+        if source := (known | runs).get(name):
+            repeated = second[name].verdicts if name in second else known_second(pages, name)
+            verdicts += beside_second(source.verdicts, repeated)
+    boards = [board | _about_second(second.get(board["preset"])) for board in boards]
+    return write_pages(pages, across_presets(verdicts), boards, runs, second)
+
+
+def _about_second(run: PresetRun | None) -> dict[str, str]:
+    """What presets.csv says of a preset's second run."""
+    if run is None:
+        return {}
+    about = run.about()
+    return {"second": f"commit {about['commit']}, scale {about['scale']}, {about['finished']}"}
 
 
 def readable(statements: list[dict[str, Any]]) -> pd.DataFrame:
@@ -134,6 +172,7 @@ def _page(
         "scoreboard",
         title=f"claims of {len(papers)} papers" if len(papers) > 1 else next(iter(papers), "no claims"),
         counts=_counts(statements),
+        second_seed=SECOND_SEED,
         news=news,
         totals=[{"slug": slug(paper)} | counted(paper, rows) for paper, rows in papers.items()],
         papers={paper: PAPERS.get(paper, "") for paper in papers},
