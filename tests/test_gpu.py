@@ -17,7 +17,7 @@ from rankbench.runs.machine import Machine
 from rankbench.runs.run import Run
 from rankbench.seeds import generator_for, random_bits, state_of
 from rankbench.tasks import build_task
-from rankbench.training.forward import STATES_AT_A_TIME, per_seed
+from rankbench.training.forward import per_seed
 from rankbench.training.loop import train
 from rankbench.training.seeds_side_by_side import Training
 
@@ -120,20 +120,6 @@ def test_an_lstm_in_fp32_has_its_digits():
         outputs = model.to("cuda", machine.dtype)(inputs.to("cuda"))
     # TF32 has ten bits: its error is 1e-3
     torch.testing.assert_close(outputs.cpu().double(), wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_seeds_in_turn_hold_one_graph(monkeypatch):
-    monkeypatch.setitem(STATES_AT_A_TIME, "cuda", 1)
-
-    def peak(seeds: int) -> float:
-        training = training_of(*step_words("corpus"), "model.width=128", "model.layers=4", f"replicas={seeds}")
-        training.update()
-        weights = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        training.update()
-        return torch.cuda.max_memory_allocated() - weights - 2 * sum(p.nbytes for p in training.parameters.values())
-
-    assert peak(6) < 2 * peak(1)
 
 
 def test_the_clock_is_read_when_the_device_has_finished():

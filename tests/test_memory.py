@@ -56,6 +56,37 @@ def test_states_are_those_of_the_seeds_that_one_pass_takes(monkeypatch):
         assert estimate(cfg, task, machine)["states"] == taken * of_a_seed * machine.dtype.itemsize
 
 
+def test_only_the_seeds_of_one_pass_keep_their_graph(monkeypatch):
+    """Bytes that autograd keeps for the gradient, at their most within one step; weights belong to no graph."""
+    words = [*TINY, "task.length=4", "trainer.batch_size=6", "trainer.compile=false"]
+
+    def most(seeds: int, at_a_time: int) -> int:
+        cfg = compose("train", *words, f"replicas={seeds}")
+        of_a_seed = 6 * 4 * cfg.model.width * cfg.model.layers
+        monkeypatch.setitem(STATES_AT_A_TIME, "cpu", at_a_time * of_a_seed)
+        training = Training(cfg, build_task(cfg.task), Machine.prepare(cfg), list(range(seeds)))
+        weights = {parameter.untyped_storage().data_ptr() for parameter in training.parameters.values()}
+        kept = [0, 0]  # now, and at most
+
+        class Saved:
+            def __init__(self, tensor: torch.Tensor) -> None:
+                self.tensor = tensor
+                self.bytes = 0 if tensor.untyped_storage().data_ptr() in weights else tensor.nbytes
+                kept[0] += self.bytes
+                kept[1] = max(kept)
+
+            def __del__(self) -> None:
+                kept[0] -= self.bytes
+
+        with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
+            training.update()
+        return kept[1]
+
+    alone = most(1, at_a_time=1)
+    assert most(3, at_a_time=1) == pytest.approx(alone, rel=0.1)
+    assert most(3, at_a_time=3) > 2.5 * alone
+
+
 @pytest.mark.parametrize("command", ["train", "analyze"])
 @pytest.mark.parametrize(
     ("words", "what"),
