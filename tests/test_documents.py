@@ -5,9 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from command_line import succeeds
 from notebook import code_cells, execute
 
+import rankbench
 from rankbench.analyses import ANALYSES
 from rankbench.commands.reference import TABLES, tables_page
 from rankbench.measures.attention_matrices import ATTENTION_METRICS
@@ -30,6 +32,15 @@ def first_cells(page, column):
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
         assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_the_citation_is_of_this_release():
+    """The package's version is that of the newest release in the change log, and both citations name it."""
+    newest = re.search(r"^## \[([0-9.]+)\] - (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["date-released"]) == newest.groups()
+    assert newest[1] == rankbench.__version__
+    assert f"version = {{{newest[1]}}}" in (ROOT / "README.md").read_text()
 
 
 def test_the_guide_names_every_analysis():
