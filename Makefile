@@ -6,7 +6,7 @@ TWO := -n 2 --dist worksteal
 STAMP := .venv/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo laptop paper test test-slow test-gpu test-extras test-slurm test-lowest campaigns lint types format smoke docs wheel clean
+.PHONY: help setup demo laptop paper test test-slow test-gpu test-extras test-slurm test-lowest campaigns lint types format smoke docs site wheel clean
 
 # One thread a process: two pytest workers with spinning thread pools slow each other down many times over.
 test test-slow test-extras test-slurm campaigns smoke wheel: export OMP_NUM_THREADS = 1
@@ -64,6 +64,15 @@ $(EXTRAS)/.stamp: $(STAMP)
 test-extras: $(EXTRAS)/.stamp ## install the extras, and test launchers, search, writers and a real checkpoint with them
 	PYTHONPATH=$(CURDIR)/$(EXTRAS) $(BIN)/pytest -m '' tests/test_launchers.py tests/test_writers.py \
 		tests/test_pretrained.py::test_a_real_albert tests/test_pretrained.py::test_the_spectrum_of_a_real_albert
+
+SITE := outputs/site
+site: $(EXTRAS)/.stamp ## build the documentation as a site with search in outputs/site/html
+	@rm -rf $(SITE) && mkdir -p $(SITE) && cp -r docs $(SITE)/pages
+	@cp -r CONTRIBUTING.md CHANGELOG.md CITATION.cff $(SITE)/pages/ && cp README.md $(SITE)/pages/index.md
+	@mkdir $(SITE)/pages/tests && cp -r tests/example_plugin $(SITE)/pages/tests/
+	@sed -i -e 's|](docs/|](|g' -e 's|](\.\./|](|g' $(SITE)/pages/*.md
+	@PYTHONPATH=$(CURDIR)/$(EXTRAS) NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "-> $(SITE)/html/index.html"
 
 test-slurm: $(EXTRAS)/.stamp ## as root, run sweeps on a Slurm of this machine (Debian: slurm-wlm, munge)
 	PYTHONPATH=$(CURDIR)/$(EXTRAS) $(BIN)/pytest -m slurm -rs tests/test_slurm.py
